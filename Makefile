@@ -1,0 +1,40 @@
+# `make demo` and `make test` do their own set-up; a second run reuses it.
+PYTHON ?= python3
+VENV ?= .venv
+CONSTRAINTS ?= constraints/newest.txt
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+WORKERS ?= 2
+export TF_CPP_MIN_LOG_LEVEL ?= 2
+
+.PHONY: setup demo test test-oldest lint format clean
+
+setup: $(READY)
+
+$(READY): pyproject.toml $(CONSTRAINTS)
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 13) else "Python 3.11, 3.12 or 3.13 is needed; $(PYTHON) is %d.%d. Name another one: make PYTHON=python3.12 ..." % v)'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[dev]'
+	touch $@
+
+demo: $(READY)
+	$(BIN)/python examples/quickstart.py
+
+test: $(READY)
+	$(BIN)/python -m pytest -n $(WORKERS)
+
+# The oldest supported pair runs the same tests in an environment of its own.
+test-oldest:
+	$(MAKE) test VENV=.venv-oldest CONSTRAINTS=constraints/oldest.txt
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright --venvpath . 
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf .venv .venv-oldest .pytest_cache .ruff_cache

@@ -1,0 +1,1 @@
+"""Callbacks that watch training; they know no mode and no rule."""

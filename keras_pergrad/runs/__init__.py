@@ -1,0 +1,1 @@
+"""Run records on disk, and their comparison."""
