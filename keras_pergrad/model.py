@@ -2,7 +2,7 @@
 
 Private names in use: `keras.src.models.model.functional_init_arguments`,
 `keras.src.models.functional.Functional`, `Model._inputs_struct`,
-`Model._outputs_struct`.
+`Model._outputs_struct`, `Model._symbolic_build`.
 """
 
 import keras
@@ -133,10 +133,6 @@ class PerGradModel(keras.Model):
         if self.optimizer is not None and self.built:
             self.optimizer.build(self.trainable_variables)
 
-    def make_train_function(self, force=False):
-        self._gradient_mode.build(self)
-        return super().make_train_function(force)
-
     def reset_metrics(self):
         super().reset_metrics()
         if getattr(self, "_gradient_logs", None) is not None:
@@ -149,6 +145,10 @@ class PerGradModel(keras.Model):
             return super().train_step(data)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         _check_lengths(x, y, sample_weight)
+        # A model that is built by its first call has no variables before;
+        # loops and the optimizer need them all.
+        self._symbolic_build(data_batch=(x, y, sample_weight))
+        mode.build(self)
         if not self.trainable_variables:
             raise ValueError(_NO_VARIABLES.format(name=self.name))
         step = mode.step(self, x, y, sample_weight)
