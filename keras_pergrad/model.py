@@ -6,6 +6,7 @@ Private names in use: `keras.src.models.model.functional_init_arguments`,
 """
 
 import keras
+import numpy as np
 import tensorflow as tf
 from keras.src.models.functional import Functional
 from keras.src.models.model import functional_init_arguments
@@ -143,6 +144,12 @@ class PerGradModel(keras.Model):
         mode = self._gradient_mode
         if type(mode) is modes.Batch:
             return super().train_step(data)
+        data = tf.nest.map_structure(
+            lambda t: (
+                tf.convert_to_tensor(t) if isinstance(t, np.ndarray) else t
+            ),
+            data,
+        )
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         _check_lengths(x, y, sample_weight)
         # A model that is built by its first call has no variables before;
@@ -155,7 +162,9 @@ class PerGradModel(keras.Model):
         if step.loss is not None:
             track_loss(self, step.loss, tf.shape(first_tensor(x))[0])
         if step.gradients is not None:
-            self.optimizer.apply(step.gradients, self.trainable_variables)
+            # No weight changes before every check inside them has passed.
+            gradients = tf.tuple(step.gradients)
+            self.optimizer.apply(gradients, self.trainable_variables)
         if step.y_pred is None:
             logs = self.get_metrics_result()
         else:

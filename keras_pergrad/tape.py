@@ -35,7 +35,9 @@ class Call:
         watched: the tensors whose gradients are needed.
         inputs: what the rule needs besides them.
         recorded: the call as the fallback needs it.
-        accessed: ids of the trainable variables that were read in it.
+        accessed: ids of the trainable variables that were read in it, but
+            not in a call inside it.
+        parents: the calls that it was made in.
     """
 
     layer: keras.layers.Layer
@@ -45,6 +47,11 @@ class Call:
     inputs: object = None
     recorded: Recorded | None = None
     accessed: set = dataclasses.field(default_factory=set)
+    parents: tuple = ()
+
+    def covers(self, variable_id):
+        """Whether repeating this call differentiates that variable, too."""
+        return self.rule is None and variable_id in self.accessed
 
 
 class Tape:
@@ -77,6 +84,7 @@ class Tape:
                 self._by_tensor[id(part)] = variable
         self._gradients = tf.GradientTape(watch_accessed_variables=False)
         self._accounts = []
+        self._stack = []
         self._open = []
         self._muted = 0
         self._graph = None
@@ -128,7 +136,7 @@ class Tape:
     def _record(self, layer, rule, original, args, kwargs):
         if draws.current_graph() is not self._graph:
             raise ValueError(_nested_message(layer))
-        call = Call(layer, rule)
+        call = Call(layer, rule, parents=tuple(self._stack))
         if rule is not None and rule.unsupported is not None:
             call.reason = rule.unsupported(layer, *args, **kwargs)
             if call.reason:
@@ -193,10 +201,12 @@ class Tape:
                 stack.enter_context(self._accounts[-1].stop_recording())
             account = stack.enter_context(tf.GradientTape())
             self._accounts.append(account)
+            self._stack.append(call)
             try:
                 yield
             finally:
                 self._accounts.pop()
+                self._stack.pop()
         for part in account.watched_variables():
             variable = self._by_tensor.get(id(part))
             if variable is not None:
@@ -230,8 +240,10 @@ class Tape:
             if all(g is None for g in dz):
                 continue
             for variable, factor in self._apply_rule(call, dz, scale):
-                if id(variable) in self._known:
-                    parts.setdefault(id(variable), []).append(factor)
+                key = id(variable)
+                covered = any(p.covers(key) for p in call.parents)
+                if key in self._known and not covered:
+                    parts.setdefault(key, []).append(factor)
         return [_join(parts.get(id(v))) for v in self.variables]
 
     def _apply_rule(self, call, dz, scale):
