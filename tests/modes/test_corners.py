@@ -337,7 +337,7 @@ def test_one_functional_model_spoils_no_subclass():
 
     inputs = keras.Input((6,))
     mine = Mine(inputs, layers.Dense(3)(inputs))
-    x, y = _data()
+    x, _ = _data()
     for model in (Net(), mine):
         model.compile("sgd", "mse", gradient_mode="vectorized")
         assert model.predict(x, verbose=0).shape == (10, 3)
