@@ -86,7 +86,7 @@ def additional_loss_weights(replay, n, scale=None):
     """The factor of one sample's `add_loss` terms in those of the batch.
 
     A term is a sum over the batch (factor 1) or a mean (factor 1/n); a
-    sample that stands twice in a batch shows which.
+    batch in which every sample stands twice shows which.
 
     Args:
         replay: a `Replay` of the model's call.
@@ -99,8 +99,10 @@ def additional_loss_weights(replay, n, scale=None):
     if not replay.recorded.losses:
         return []
     weights = []
+    once = tf.range(n)
+    twice = tf.concat([once, once], 0)
     for single, double in zip(
-        replay.forward(0)[1], replay.forward(0, copies=2)[1]
+        replay.forward(once)[1], replay.forward(twice)[1]
     ):
         single, double = tf.reduce_sum(single), tf.reduce_sum(double)
         to_sum = tf.abs(double - 2 * single)

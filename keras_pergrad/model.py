@@ -89,7 +89,7 @@ class PerGradModel(keras.Model):
                 f"{model!r} of type {type(model).__name__}"
             )
         if isinstance(model, keras.Sequential) and model.built:
-            return cls(model.inputs, model.outputs[0], name=model.name)
+            return cls(model.inputs[0], model.outputs[0], name=model.name)
         if type(model) is Functional:
             return cls(
                 model._inputs_struct, model._outputs_struct, name=model.name
@@ -173,11 +173,8 @@ class PerGradModel(keras.Model):
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
-class FunctionalPerGradModel(PerGradModel, Functional):
+class FunctionalPerGradModel(Functional, PerGradModel):
     """What `PerGradModel(inputs, outputs)` gives."""
-
-    def __init__(self, inputs, outputs, name=None, **kwargs):
-        Functional.__init__(self, inputs, outputs, name=name, **kwargs)
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
