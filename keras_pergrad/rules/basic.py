@@ -9,7 +9,7 @@ from keras_pergrad.factors import Outer, Rows, Sum
 from keras_pergrad.rules.registry import register_rule
 
 
-def _plain_kernel(layer, *args, **kwargs):
+def plain_kernel(layer, *args, **kwargs):
     """The reason against a matmul rule, for kernels that are not just read."""
     if getattr(layer, "lora_enabled", False):
         return "LoRA is enabled"
@@ -18,7 +18,7 @@ def _plain_kernel(layer, *args, **kwargs):
     return None
 
 
-@register_rule(keras.layers.Dense, unsupported=_plain_kernel)
+@register_rule(keras.layers.Dense, unsupported=plain_kernel)
 def dense(layer, inputs, dz):
     """kernel: sum over positions of x ⊗ dz; bias: sum over positions."""
     yield layer.kernel, Outer(inputs, dz)
@@ -26,7 +26,7 @@ def dense(layer, inputs, dz):
         yield layer.bias, Sum(dz)
 
 
-@register_rule(keras.layers.Embedding, unsupported=_plain_kernel)
+@register_rule(keras.layers.Embedding, unsupported=plain_kernel)
 def embedding(layer, inputs, dz):
     """embeddings: each dz is added to the row of its id."""
     yield layer.embeddings, Rows(inputs, dz, layer.embeddings.shape)
