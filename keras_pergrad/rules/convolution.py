@@ -8,12 +8,14 @@ import keras
 import tensorflow as tf
 
 from keras_pergrad.factors import Outer, Patches, Sum, Windows
-from keras_pergrad.rules.basic import plain_kernel
+from keras_pergrad.rules.basic import quantized
 from keras_pergrad.rules.registry import register_rule
 
 
 def _unsupported(layer, inputs, *args, **kwargs):
-    reason = plain_kernel(layer)
+    reason = quantized(layer)
+    if getattr(layer, "lora_enabled", False):
+        reason = "LoRA is enabled"
     if reason is None and not inputs.shape[1:].is_fully_defined():
         reason = f"the input's shape {inputs.shape} is not known when tracing"
     return reason
