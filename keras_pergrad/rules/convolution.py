@@ -7,7 +7,7 @@ position; the factor `Patches` knows them by channels-last tensors.
 import keras
 import tensorflow as tf
 
-from keras_pergrad.factors import Outer, Patches, Sum, Windows
+from keras_pergrad.factors import Patches, Sum, Windows
 from keras_pergrad.rules.basic import quantized
 from keras_pergrad.rules.registry import register_rule
 
