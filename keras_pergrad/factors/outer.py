@@ -66,6 +66,15 @@ class Outer(SampleGradients):
         dz = tf.reshape(dz, [-1, dz.shape[-1]])
         return self._shaped(tf.matmul(x, dz, transpose_a=True))
 
+    def squared_norm_of_sum(self):
+        if self._gradients is not None:
+            return tf.reduce_sum(tf.square(tf.reduce_sum(self._gradients, 0)))
+        # The whole batch as the positions of one sample: for a wide kernel
+        # their Gram matrices are cheaper than the sum itself.
+        x = tf.reshape(self.x, [1, -1, self.x.shape[-1]])
+        dz = tf.reshape(self.dz, [1, -1, self.dz.shape[-1]])
+        return Outer(x, dz).squared_norms()[0]
+
     def materialize(self):
         matrices = self._matrices()
         if self.perm is None:

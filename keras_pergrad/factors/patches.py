@@ -127,6 +127,11 @@ class Patches(SampleGradients):
         found = convolution_methods.total(big, small, windows, groups)
         return tf.reshape(found, self.shape)
 
+    def squared_norm_of_sum(self):
+        if self._gradients is None:
+            return super().squared_norm_of_sum()
+        return tf.reduce_sum(tf.square(tf.reduce_sum(self._gradients, 0)))
+
     def materialize(self):
         return tf.reshape(self._matrices(), [-1, *self.shape])
 

@@ -55,6 +55,9 @@ class Rows(SampleGradients):
             tf.constant(self.shape),
         )
 
+    def squared_norm_of_sum(self):
+        return squared_norm(self.weighted_sum(None))
+
     def materialize(self):
         n = tf.shape(self.ids)[0]
         rows = tf.range(n)[:, None] * self.shape[0]
@@ -62,3 +65,16 @@ class Rows(SampleGradients):
         values = tf.reshape(self.dz, [-1, self.shape[-1]])
         table = tf.math.unsorted_segment_sum(values, ids, n * self.shape[0])
         return tf.reshape(table, [n, *self.shape])
+
+
+def squared_norm(gradient):
+    """‖gradient‖², a scalar, also of `tf.IndexedSlices` that repeat a row.
+
+    No array of the size of the whole table is made.
+    """
+    if not isinstance(gradient, tf.IndexedSlices):
+        return tf.reduce_sum(tf.square(gradient))
+    # All slices as those of one sample.
+    ids, values = gradient.indices[None], gradient.values[None]
+    shape = [None, *gradient.values.shape[1:]]
+    return Rows(ids, values, shape).squared_norms()[0]
