@@ -17,6 +17,7 @@ from keras_pergrad.aggregation import (
     Mean,
     register_aggregation,
 )
+from keras_pergrad.explain import explain
 from keras_pergrad.functional import (
     gradient_statistics,
     per_sample_gradients,
@@ -46,6 +47,7 @@ __all__ = [
     "PerSample",
     "Vectorized",
     "callbacks",
+    "explain",
     "factors",
     "gradient_statistics",
     "modes",

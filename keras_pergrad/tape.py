@@ -15,7 +15,7 @@ import functools
 import keras
 import tensorflow as tf
 
-from keras_pergrad import coupling, draws
+from keras_pergrad import coupling, draws, outside, refusals
 from keras_pergrad.carriers import carriers
 from keras_pergrad.factors import Joined
 from keras_pergrad.patching import attribute
@@ -38,6 +38,7 @@ class Call:
         accessed: ids of the trainable variables that were read in it, but
             not in a call inside it.
         parents: the calls that it was made in.
+        refused: whether it was, by a tape that goes on.
     """
 
     layer: keras.layers.Layer
@@ -48,6 +49,7 @@ class Call:
     recorded: Recorded | None = None
     accessed: set = dataclasses.field(default_factory=set)
     parents: tuple = ()
+    refused: bool = False
 
     def covers(self, variable_id):
         """Whether repeating this call differentiates that variable, too."""
@@ -88,12 +90,14 @@ class Tape:
         self._open = []
         self._muted = 0
         self._graph = None
+        self._loss = contextlib.ExitStack()
 
     def __enter__(self):
         self._gradients.__enter__()
         return self
 
     def __exit__(self, *error):
+        self._loss.close()
         return self._gradients.__exit__(*error)
 
     def forward(self, x):
@@ -108,9 +112,18 @@ class Tape:
             for layer in self.model._flatten_layers():
                 stack.enter_context(self._wrapped(layer))
             # Outermost, so that the layers' rules are still found.
-            stack.enter_context(coupling.refused(self.model))
+            stack.enter_context(coupling.refused(self.model, self.refuse))
             stack.enter_context(draws.recording(self._on_draw))
-            return self.model(x, **kwargs)
+            outputs = self.model(x, **kwargs)
+        # From here on only the loss can read a weight.
+        self._loss.enter_context(
+            outside.watched(self._gradients, self.variables)
+        )
+        return outputs
+
+    def refuse(self, layer, error):
+        """Stops at a layer that has no per-sample gradient."""
+        raise error
 
     def _on_draw(self, draw):
         for recorded in self._open:
@@ -136,7 +149,8 @@ class Tape:
 
     def _record(self, layer, rule, original, args, kwargs):
         if draws.current_graph() is not self._graph:
-            raise ValueError(_nested_message(layer))
+            self.refuse(layer, ValueError(refusals.nested(layer)))
+            return original(*args, **kwargs)
         call = Call(layer, rule, parents=tuple(self._stack))
         if rule is not None and rule.unsupported is not None:
             call.reason = rule.unsupported(layer, *args, **kwargs)
@@ -218,7 +232,8 @@ class Tape:
             if any(
                 g is not None for g in account.gradient(recorded.losses, own)
             ):
-                raise ValueError(_own_loss_message(call.layer))
+                error = ValueError(refusals.own_loss(call.layer))
+                self.refuse(call.layer, error)
 
     def sample_gradients(self, loss, scale=None):
         """What each sample contributes to the gradient of each variable.
@@ -232,20 +247,34 @@ class Tape:
             `SampleGradients`; None for a variable that the loss does not
             depend on.
         """
-        flat = [t for call in self.calls for t in call.watched]
-        gradients = self._gradients.gradient(loss, flat)
-        gradients = iter(self._checked(gradients))
         parts = {}
+        for _, variable, factor in self.parts(loss, scale):
+            parts.setdefault(id(variable), []).append(factor)
+        return [_join(parts.get(id(v))) for v in self.variables]
+
+    def parts(self, loss, scale=None):
+        """Yields (call, variable, factor) for each use of a variable."""
+        flat = [t for call in self.calls for t in call.watched]
+        values = [v.value for v in self.variables]
+        gradients = self._gradients.gradient(loss, flat + values)
+        error = outside.error(self.variables, gradients[len(flat) :])
+        if error is not None:
+            raise error
+        gradients = iter(self._checked(gradients[: len(flat)]))
         for call in self.calls:
             dz = [next(gradients) for _ in call.watched]
-            if all(g is None for g in dz):
+            if call.refused or all(g is None for g in dz):
                 continue
-            for variable, factor in self._apply_rule(call, dz, scale):
+            try:
+                found = list(self._apply_rule(call, dz, scale))
+            except ValueError as error:
+                self.refuse(call.layer, error)
+                continue
+            for variable, factor in found:
                 key = id(variable)
                 covered = any(p.covers(key) for p in call.parents)
                 if key in self._known and not covered:
-                    parts.setdefault(key, []).append(factor)
-        return [_join(parts.get(id(v))) for v in self.variables]
+                    yield call, variable, factor
 
     def _apply_rule(self, call, dz, scale):
         if call.rule is None:
@@ -283,12 +312,14 @@ class Tape:
                 if size is None or self._batch is None:
                     sizes.append(tf.shape(tensor)[0])
                 elif size != self._batch:
-                    raise ValueError(_layout_message(call.layer, size))
+                    error = ValueError(refusals.layout(call.layer, size))
+                    self.refuse(call.layer, error)
+                    call.refused = True
         if not sizes:
             return gradients
         check = tf.debugging.Assert(
             tf.reduce_all(tf.equal(tf.stack(sizes), tf.shape(self._x)[0])),
-            [_layout_message(None, "another number of"), tf.stack(sizes)],
+            [refusals.layout(None, "another number of"), tf.stack(sizes)],
         )
         with tf.control_dependencies([check] if check is not None else []):
             return [
@@ -353,35 +384,3 @@ def _join(parts):
     if not parts:
         return None
     return parts[0] if len(parts) == 1 else Joined(parts)
-
-
-def _layout_message(layer, size):
-    where = "a layer"
-    if layer is not None:
-        where = f"layer {layer.name!r} ({type(layer).__name__})"
-    return (
-        f"{where} was called on a tensor whose first axis has {size} entries, "
-        "not one for each sample: the samples are no longer on the first "
-        "axis. Keep (batch, ...) as the layout (Dense, for example, acts on "
-        "the last axis of any rank), or use gradient_mode='batch'."
-    )
-
-
-def _nested_message(layer):
-    return (
-        f"layer {layer.name!r} ({type(layer).__name__}) is called inside a "
-        "tf.function, loop or condition of an enclosing layer, where its part "
-        "in the gradient cannot be recorded. Remove the tf.function around "
-        "the call (the train step is compiled as a whole anyway), or use "
-        "gradient_mode='per_sample'."
-    )
-
-
-def _own_loss_message(layer):
-    return (
-        f"layer {layer.name!r} ({type(layer).__name__}) gives `add_loss` a "
-        "loss that depends on its own weights, so that no sample's part in it "
-        "is defined. Put a penalty on weights into a `kernel_regularizer` (or "
-        "`add_weight(regularizer=...)`), or compute the loss in a layer of "
-        "its own from this layer's output."
-    )

@@ -49,6 +49,13 @@ class SampleGradients(abc.ABC):
         """How the norms are computed, in a word."""
         return "full"
 
+    def sum_method(self):
+        """How the weighted sum is computed after the norms, in a word.
+
+        "held": from gradients that the norms have materialised.
+        """
+        return "held"
+
     def norm_bytes(self, n):
         """Bytes that the norms of n samples hold beside what is given.
 

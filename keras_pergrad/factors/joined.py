@@ -3,6 +3,7 @@
 import tensorflow as tf
 
 from keras_pergrad.factors.base import SampleGradients, sum_of_squares
+from keras_pergrad.factors.full import held_bytes
 
 
 class Joined(SampleGradients):
@@ -36,3 +37,13 @@ class Joined(SampleGradients):
         for part in self.parts:
             part.select(keep)
         return self
+
+    def chosen_method(self):
+        return "joined"
+
+    def sum_method(self):
+        """The uses are summed one by one, each in its own way."""
+        return "of each use"
+
+    def norm_bytes(self, n):
+        return held_bytes(self.parts[0].materialize(), n)

@@ -46,6 +46,16 @@ class Outer(SampleGradients):
             return "full"
         return "gram" if 2 * self.positions**2 < size else "full"
 
+    def sum_method(self):
+        return "held" if self.chosen_method() == "full" else "matmul"
+
+    def norm_bytes(self, n):
+        i, o = self.x.shape[-1], self.dz.shape[-1]
+        numbers = {"product": i + o, "full": i * o}.get(self.chosen_method())
+        if numbers is None:
+            numbers = 2 * self.positions**2
+        return n * numbers * self.x.dtype.size
+
     def squared_norms(self):
         method = self.chosen_method()
         if method == "product":

@@ -100,14 +100,22 @@ class Patches(SampleGradients):
         """How the norms are computed: one of `METHODS`."""
         return self.method or min(self._costs, key=self._costs.get)
 
+    def sum_method(self):
+        held = self.chosen_method() in _GRADIENTS
+        return "held" if held else "filter gradient"
+
     def norm_bytes(self, n):
-        return convolution_costs.norm_bytes(
-            self.chosen_method(),
-            self.windows,
-            self.groups,
-            self.big.shape[-1],
-            self.small.shape[-1],
-        ) * n * self.big.dtype.size
+        return (
+            convolution_costs.norm_bytes(
+                self.chosen_method(),
+                self.windows,
+                self.groups,
+                self.big.shape[-1],
+                self.small.shape[-1],
+            )
+            * n
+            * self.big.dtype.size
+        )
 
     def squared_norms(self):
         method = self.chosen_method()

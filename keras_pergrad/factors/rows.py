@@ -3,6 +3,7 @@
 import tensorflow as tf
 
 from keras_pergrad.factors.base import SampleGradients, expand, sum_of_squares
+from keras_pergrad.factors.full import held_bytes
 
 
 class Rows(SampleGradients):
@@ -24,6 +25,17 @@ class Rows(SampleGradients):
         self.dz = tf.reshape(dz, [batch, -1, shape[-1]])
         self.ids = tf.reshape(ids, [batch, -1])
         self.shape = list(shape)
+
+    def chosen_method(self):
+        return "sorted rows"
+
+    def sum_method(self):
+        return "slices"
+
+    def norm_bytes(self, n):
+        # dz in the order of the ids, and the sums of equal ones.
+        once = held_bytes(self.dz, n)
+        return None if once is None else 2 * once
 
     def squared_norms(self):
         n, positions = tf.unstack(tf.shape(self.ids))

@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from keras_pergrad import coupling, draws
+from keras_pergrad import coupling, draws, outside
 from keras_pergrad.aggregation import aggregations
 from keras_pergrad.carriers import carriers
 from keras_pergrad.losses import (
@@ -239,11 +239,17 @@ class Samples:
         floats = [t for t in outputs if t.dtype.is_floating]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(floats)
-            self.loss = total_loss(
-                model, x, y, self.y_pred, sample_weight, training
-            )
+            with outside.watched(tape, self.variables):
+                self.loss = total_loss(
+                    model, x, y, self.y_pred, sample_weight, training
+                )
             target = self.loss if scale is None else self.loss * scale
-        found = iter(tape.gradient(target, floats))
+        values = [v.value for v in self.variables]
+        found = tape.gradient(target, floats + values)
+        error = outside.error(self.variables, found[len(floats) :])
+        if error is not None:
+            raise error
+        found = iter(found)
         self._output_gradients = [
             next(found) if t.dtype.is_floating else None for t in outputs
         ]
