@@ -150,6 +150,13 @@ class PerGradModel(keras.Model):
             ),
             data,
         )
+        # Eager train_on_batch hands on NumPy arrays.
+        data = tf.nest.map_structure(
+            lambda t: (
+                tf.convert_to_tensor(t) if isinstance(t, np.ndarray) else t
+            ),
+            data,
+        )
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         _check_lengths(x, y, sample_weight)
         # A model that is built by its first call has no variables before;
