@@ -12,6 +12,7 @@ Private names in use: `CompileLoss._flat_losses`, `CompileLoss._metrics`,
 import dataclasses
 
 import keras
+import numpy as np
 import tensorflow as tf
 from keras.src import backend
 
@@ -27,6 +28,7 @@ class Fraction:
     """One compiled loss of a microbatch.
 
     Attributes:
+        name: the loss's name, for errors.
         kind: what the denominator is: "sum": 1; "rows": in proportion to the
             number of samples; "data": known only from the data.
         numerator: the sum of the weighted values, without the loss weight.
@@ -34,14 +36,19 @@ class Fraction:
         slack: what Keras adds once to the sum of the denominators.
         loss_weight: from `compile(loss_weights=...)`, or None.
         count: the number of values where it is known while tracing.
+        rank: how many axes they have.
+        by_weight: whether sample weights make part of the denominator.
     """
 
+    name: str
     kind: str
     numerator: tf.Tensor
     denominator: tf.Tensor | None
     slack: float
     loss_weight: float | None
     count: int | None
+    rank: int
+    by_weight: bool
 
 
 def evaluate(compile_loss, y, y_pred, sample_weight):
@@ -97,7 +104,8 @@ def mask_slack():
         y_pred = tf.zeros([2, 1], tf.float64)
         backend.set_keras_mask(y_pred, tf.constant([True, False]))
         loss = keras.losses.MeanAbsoluteError(dtype="float64")
-        return 1 / float(loss(tf.ones([2, 1], tf.float64), y_pred)) - 1
+        value = loss(tf.ones([2, 1], tf.float64), y_pred)
+        return 1 / float(np.asarray(value)) - 1
 
 
 class _Split:
@@ -126,12 +134,15 @@ class _Split:
         )
         self.found.append(
             Fraction(
+                loss.name,
                 kind,
                 numerator,
                 denominator,
                 slack,
                 self.loss_weight,
                 weighted.shape.num_elements(),
+                weighted.shape.rank,
+                loss.reduction == "mean_with_sample_weight",
             )
         )
         return numerator

@@ -34,9 +34,9 @@ class Added(layers.Layer):
     """Gives `add_loss` a sum and two means."""
 
     def call(self, x):
-        self.add_loss(0.1 * keras.ops.sum(x**2))
+        self.add_loss(0.01 * keras.ops.sum(x**2))
         self.add_loss(keras.ops.mean(keras.ops.abs(x)))
-        self.add_loss(keras.ops.mean(keras.ops.sum(x**4, -1)))
+        self.add_loss(0.1 * keras.ops.mean(keras.ops.sum(x**4, -1)))
         return x
 
 
@@ -155,9 +155,34 @@ CASES |= {
 }
 
 
-def train(name, cls, batch_size=10, epochs=2, optimizer=None, **arguments):
-    """Weights and history of a case, from the same start each time."""
-    make, compile_arguments, fit_arguments = CASES[name]
+class Batches(keras.utils.PyDataset):
+    """Batches of given sizes, in order, again and again."""
+
+    def __init__(self, data, sizes):
+        super().__init__()
+        self.data, self.sizes = data, list(sizes)
+        self.starts = [sum(self.sizes[:k]) for k in range(len(self.sizes))]
+
+    def __len__(self):
+        return len(self.sizes)
+
+    def __getitem__(self, k):
+        rows = slice(self.starts[k], self.starts[k] + self.sizes[k])
+        return keras.tree.map_structure(lambda a: a[rows], self.data)
+
+
+def batches(name, sizes):
+    """The data of a case in batches of these sizes."""
+    arguments = CASES[name][2]
+    parts = [arguments.get(k) for k in ("x", "y", "sample_weight")]
+    while parts[-1] is None:
+        parts.pop()
+    return Batches(tuple(parts), sizes)
+
+
+def compiled(name, cls, optimizer=None, **arguments):
+    """The model of a case, from the same start each time."""
+    make, compile_arguments, _ = CASES[name]
     keras.utils.set_random_seed(3)
     model = make(cls)
     model.compile(
@@ -165,13 +190,27 @@ def train(name, cls, batch_size=10, epochs=2, optimizer=None, **arguments):
         **compile_arguments(),
         **arguments,
     )
-    history = model.fit(
-        **fit_arguments,
-        batch_size=batch_size,
-        epochs=epochs,
-        verbose=0,
-        shuffle=False,
-    )
+    return model
+
+
+def train(
+    name, cls, batch_size=10, epochs=2, optimizer=None, sizes=None, **arguments
+):
+    """Weights and history of a case after `fit`.
+
+    Args:
+        sizes: the sizes of the batches, instead of `batch_size`.
+        **arguments: for `compile`.
+    """
+    model = compiled(name, cls, optimizer, **arguments)
+    fit_arguments = dict(CASES[name][2], batch_size=batch_size, shuffle=False)
+    if sizes is not None:
+        fit_arguments = {
+            "x": batches(name, sizes),
+            "shuffle": False,
+            "class_weight": fit_arguments.get("class_weight"),
+        }
+    history = model.fit(**fit_arguments, epochs=epochs, verbose=0)
     return model.get_weights(), history.history
 
 
