@@ -73,14 +73,14 @@ def _depthwise(layer, x, dz, kernel):
 
 
 for _layer in ("Conv1D", "Conv2D", "Conv3D"):
-    register_rule(
-        getattr(keras.layers, _layer), unsupported=_unsupported
-    )(convolution)
+    register_rule(getattr(keras.layers, _layer), unsupported=_unsupported)(
+        convolution
+    )
 for _layer in ("Conv1DTranspose", "Conv2DTranspose", "Conv3DTranspose"):
-    register_rule(
-        getattr(keras.layers, _layer), unsupported=_unsupported
-    )(transposed)
+    register_rule(getattr(keras.layers, _layer), unsupported=_unsupported)(
+        transposed
+    )
 for _layer in ("DepthwiseConv1D", "DepthwiseConv2D"):
-    register_rule(
-        getattr(keras.layers, _layer), unsupported=_unsupported
-    )(depthwise)
+    register_rule(getattr(keras.layers, _layer), unsupported=_unsupported)(
+        depthwise
+    )
