@@ -3,6 +3,7 @@
 import tensorflow as tf
 
 from keras_pergrad.aggregation import aggregations
+from keras_pergrad.factors.base import select
 from keras_pergrad.losses import total_loss
 from keras_pergrad.modes.base import (
     GradientMode,
@@ -77,7 +78,8 @@ def aggregate(aggregation, factors, n, scale=None):
     norms = sample_norms(factors, n)
     weights = aggregation.weights(norms)
     finite = tf.math.is_finite(norms)
-    gradients = [f and f.select(finite).weighted_sum(weights) for f in factors]
+    select([f for f in factors if f is not None], finite)
+    gradients = [f and f.weighted_sum(weights) for f in factors]
     gradients = aggregation.finish(gradients, n)
     if scale is not None:
         gradients = overflow_to_infinity(gradients, finite, scale)
