@@ -6,6 +6,7 @@ position; the factor `Patches` knows them by channels-last tensors.
 
 import keras
 import tensorflow as tf
+from keras import ops
 
 from keras_pergrad.factors import Outer, Patches, Sum, Windows
 from keras_pergrad.rules.basic import plain_kernel
@@ -70,15 +71,55 @@ def _depthwise(layer, x, dz, kernel):
     return Patches(x, dz, windows, kernel.shape, x.shape[-1])
 
 
-for _layer in ("Conv1D", "Conv2D", "Conv3D"):
-    register_rule(
-        getattr(keras.layers, _layer), unsupported=_unsupported
-    )(convolution)
-for _layer in ("Conv1DTranspose", "Conv2DTranspose", "Conv3DTranspose"):
-    register_rule(
-        getattr(keras.layers, _layer), unsupported=_unsupported
-    )(transposed)
-for _layer in ("DepthwiseConv1D", "DepthwiseConv2D"):
-    register_rule(
-        getattr(keras.layers, _layer), unsupported=_unsupported
-    )(depthwise)
+def _separated(layer, call, watch, inputs):
+    """Both convolutions one by one, so that what is between is seen."""
+    x = _channels_last(layer, inputs)
+    between = watch(
+        ops.depthwise_conv(
+            x,
+            layer.depthwise_kernel,
+            strides=layer.strides,
+            padding=layer.padding,
+            data_format="channels_last",
+            dilation_rate=layer.dilation_rate,
+        )
+    )
+    outputs = ops.conv(
+        between, layer.pointwise_kernel, data_format="channels_last"
+    )
+    if layer.use_bias:
+        outputs = ops.add(outputs, layer.bias)
+    outputs = watch(outputs)
+    if layer.data_format != "channels_last":
+        last = outputs.shape.rank - 1
+        outputs = tf.transpose(outputs, [0, last, *range(1, last)])
+    if layer.activation is not None:
+        outputs = layer.activation(outputs)
+    return outputs, (x, between)
+
+
+def separable(layer, inputs, dz):
+    """A depthwise kernel, then a Dense one at every position."""
+    (x, between), (dbetween, dz) = inputs, dz
+    yield (
+        layer.depthwise_kernel,
+        _depthwise(layer, x, dbetween, layer.depthwise_kernel),
+    )
+    shape = layer.pointwise_kernel.shape
+    yield layer.pointwise_kernel, Outer(between, dz, shape)
+    if layer.use_bias:
+        yield layer.bias, Sum(dz)
+
+
+def _register(rule, *names, **kwargs):
+    for name in names:
+        layer_class = getattr(keras.layers, name)
+        register_rule(layer_class, unsupported=_unsupported, **kwargs)(rule)
+
+
+_register(convolution, "Conv1D", "Conv2D", "Conv3D")
+_register(transposed, "Conv1DTranspose", "Conv2DTranspose", "Conv3DTranspose")
+_register(depthwise, "DepthwiseConv1D", "DepthwiseConv2D")
+_register(
+    separable, "SeparableConv1D", "SeparableConv2D", forward=_separated
+)
