@@ -35,7 +35,9 @@ class Call:
         watched: the tensors whose gradients are needed.
         inputs: what the rule needs besides them.
         recorded: the call as the fallback needs it.
-        accessed: ids of the trainable variables that were read in it.
+        accessed: ids of the trainable variables that were read in it, but
+            not in a call inside it.
+        parents: the calls that it was made in.
     """
 
     layer: keras.layers.Layer
@@ -45,6 +47,11 @@ class Call:
     inputs: object = None
     recorded: Recorded | None = None
     accessed: set = dataclasses.field(default_factory=set)
+    parents: tuple = ()
+
+    def covers(self, variable_id):
+        """Whether repeating this call differentiates that variable, too."""
+        return self.rule is None and variable_id in self.accessed
 
 
 class Tape:
@@ -77,6 +84,7 @@ class Tape:
                 self._by_tensor[id(part)] = variable
         self._gradients = tf.GradientTape(watch_accessed_variables=False)
         self._accounts = []
+        self._stack = []
         self._open = []
         self._muted = 0
         self._graph = None
@@ -97,9 +105,10 @@ class Tape:
         if self.model._call_has_training_arg:
             kwargs["training"] = self.training
         with contextlib.ExitStack() as stack:
-            stack.enter_context(coupling.refused(self.model))
             for layer in self.model._flatten_layers():
                 stack.enter_context(self._wrapped(layer))
+            # Outermost, so that the layers' rules are still found.
+            stack.enter_context(coupling.refused(self.model))
             stack.enter_context(draws.recording(self._on_draw))
             return self.model(x, **kwargs)
 
@@ -128,7 +137,7 @@ class Tape:
     def _record(self, layer, rule, original, args, kwargs):
         if draws.current_graph() is not self._graph:
             raise ValueError(_nested_message(layer))
-        call = Call(layer, rule)
+        call = Call(layer, rule, parents=tuple(self._stack))
         if rule is not None and rule.unsupported is not None:
             call.reason = rule.unsupported(layer, *args, **kwargs)
             if call.reason:
@@ -193,10 +202,12 @@ class Tape:
                 stack.enter_context(self._accounts[-1].stop_recording())
             account = stack.enter_context(tf.GradientTape())
             self._accounts.append(account)
+            self._stack.append(call)
             try:
                 yield
             finally:
                 self._accounts.pop()
+                self._stack.pop()
         for part in account.watched_variables():
             variable = self._by_tensor.get(id(part))
             if variable is not None:
@@ -230,8 +241,10 @@ class Tape:
             if all(g is None for g in dz):
                 continue
             for variable, factor in self._apply_rule(call, dz, scale):
-                if id(variable) in self._known:
-                    parts.setdefault(id(variable), []).append(factor)
+                key = id(variable)
+                covered = any(p.covers(key) for p in call.parents)
+                if key in self._known and not covered:
+                    parts.setdefault(key, []).append(factor)
         return [_join(parts.get(id(v))) for v in self.variables]
 
     def _apply_rule(self, call, dz, scale):

@@ -124,9 +124,7 @@ def patch_gram_norms(big, small, windows, groups):
     small = split(small, groups)
     grams = _gram(rows) * _gram(small)
     # Rounding can leave a tiny negative number.
-    return tf.maximum(
-        tf.reduce_sum(grams, list(range(1, grams.shape.rank))), 0
-    )
+    return tf.maximum(tf.reduce_sum(grams, list(range(1, grams.shape.rank))), 0)
 
 
 def pixel_gram_norms(big, small, windows, groups):

@@ -106,13 +106,17 @@ class Patches(SampleGradients):
         return self.method or min(self._costs, key=self._costs.get)
 
     def norm_bytes(self, n):
-        return convolution_costs.norm_bytes(
-            self.chosen_method(),
-            self.windows,
-            self.groups,
-            self.big.shape[-1],
-            self.small.shape[-1],
-        ) * n * self.big.dtype.size
+        return (
+            convolution_costs.norm_bytes(
+                self.chosen_method(),
+                self.windows,
+                self.groups,
+                self.big.shape[-1],
+                self.small.shape[-1],
+            )
+            * n
+            * self.big.dtype.size
+        )
 
     def squared_norms(self):
         method = self.chosen_method()

@@ -82,16 +82,15 @@ class Windows:
         """`tensor` with the zeros around it."""
         if not any(self.before + self.after):
             return tensor
-        return tf.pad(
-            tensor, [(0, 0), *zip(self.before, self.after), (0, 0)]
-        )
+        return tf.pad(tensor, [(0, 0), *zip(self.before, self.after), (0, 0)])
 
     def offsets(self):
         """The first pixel of each tap in the padded input, in order."""
         return itertools.product(
-            *([a * d for a in range(k)] for k, d in zip(
-                self.kernel, self.dilation
-            ))
+            *(
+                [a * d for a in range(k)]
+                for k, d in zip(self.kernel, self.dilation)
+            )
         )
 
     def reach(self, dimension, offset):

@@ -9,12 +9,15 @@ import tensorflow as tf
 from keras import ops
 
 from keras_pergrad.factors import Outer, Patches, Sum, Windows
-from keras_pergrad.rules.basic import plain_kernel
+from keras_pergrad.rules import lora
+from keras_pergrad.rules.basic import quantized
 from keras_pergrad.rules.registry import register_rule
 
 
 def _unsupported(layer, inputs, *args, **kwargs):
-    reason = plain_kernel(layer)
+    reason = quantized(layer)
+    if getattr(layer, "lora_enabled", False) and layer.groups > 1:
+        reason = "LoRA is enabled on groups"
     if reason is None and not inputs.shape[1:].is_fully_defined():
         reason = f"the input's shape {inputs.shape} is not known when tracing"
     return reason
@@ -39,10 +42,12 @@ def _windows(layer, big):
 def convolution(layer, inputs, dz):
     """kernel: sum over positions of window ⊗ dz; bias: sum of dz."""
     x, dz = _channels_last(layer, inputs), _channels_last(layer, dz)
-    yield (
-        layer.kernel,
-        Patches(x, dz, _windows(layer, x), layer.kernel.shape, layer.groups),
-    )
+    windows = _windows(layer, x)
+    if layer.lora_enabled:
+        yield from lora.convolution_kernel(layer, x, dz, windows)
+    else:
+        shape = layer.kernel.shape
+        yield layer.kernel, Patches(x, dz, windows, shape, layer.groups)
     if layer.use_bias:
         yield layer.bias, Sum(dz)
 
@@ -120,6 +125,4 @@ def _register(rule, *names, **kwargs):
 _register(convolution, "Conv1D", "Conv2D", "Conv3D")
 _register(transposed, "Conv1DTranspose", "Conv2DTranspose", "Conv3DTranspose")
 _register(depthwise, "DepthwiseConv1D", "DepthwiseConv2D")
-_register(
-    separable, "SeparableConv1D", "SeparableConv2D", forward=_separated
-)
+_register(separable, "SeparableConv1D", "SeparableConv2D", forward=_separated)
