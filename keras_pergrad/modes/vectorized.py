@@ -3,6 +3,7 @@
 import tensorflow as tf
 
 from keras_pergrad.aggregation import aggregations
+from keras_pergrad.factors.base import select
 from keras_pergrad.losses import noting_losses, total_loss
 from keras_pergrad.modes.base import (
     GradientMode,
@@ -110,7 +111,8 @@ def weighted_sum(aggregation, factors, n):
     norms = sample_norms(factors, n)
     weights = aggregation.weights(norms)
     finite = tf.math.is_finite(norms)
-    gradients = [f and f.select(finite).weighted_sum(weights) for f in factors]
+    select([f for f in factors if f is not None], finite)
+    gradients = [f and f.weighted_sum(weights) for f in factors]
     return gradients, norms
 
 
