@@ -100,24 +100,26 @@ def additional_loss_weights(replay, n, scale=None):
         A list of scalars, in the order of the calls of `add_loss`.
     """
     weights = []
-    for single, is_sum in additional_sums(replay):
+    for single, is_sum in additional_sums(replay, n):
         inverse = 1 / tf.cast(n, single.dtype)
         weight = tf.where(is_sum, tf.ones_like(inverse), inverse)
         weights.append(weight if scale is None else weight * scale)
     return weights
 
 
-def additional_sums(replay):
-    """Each `add_loss` term of one sample, and whether it is a sum.
+def additional_sums(replay, n):
+    """Each `add_loss` term of n samples, and whether it is a sum.
 
-    A sample that stands twice in a batch shows whether the term is a sum
-    over the batch or a mean.
+    A batch in which every sample stands twice shows whether the term is a
+    sum over the batch or a mean. (One sample would not do: its term may be 0.)
     """
     if not replay.recorded.losses:
         return []
     found = []
+    once = tf.range(n)
+    twice = tf.concat([once, once], 0)
     for single, double in zip(
-        replay.forward(0)[1], replay.forward(0, copies=2)[1]
+        replay.forward(once)[1], replay.forward(twice)[1]
     ):
         single, double = tf.reduce_sum(single), tf.reduce_sum(double)
         to_sum = tf.abs(double - 2 * single)

@@ -92,7 +92,7 @@ class PerGradModel(keras.Model):
                 f"{model!r} of type {type(model).__name__}"
             )
         if isinstance(model, keras.Sequential) and model.built:
-            return cls(model.inputs, model.outputs[0], name=model.name)
+            return cls(model.inputs[0], model.outputs[0], name=model.name)
         if type(model) is Functional:
             return cls(
                 model._inputs_struct, model._outputs_struct, name=model.name
@@ -157,12 +157,6 @@ class PerGradModel(keras.Model):
         mode = self._gradient_mode
         if type(mode) is modes.Batch:
             return super().train_step(data)
-        data = tf.nest.map_structure(
-            lambda t: (
-                tf.convert_to_tensor(t) if isinstance(t, np.ndarray) else t
-            ),
-            data,
-        )
         # Eager train_on_batch hands on NumPy arrays.
         data = tf.nest.map_structure(
             lambda t: (
@@ -193,11 +187,8 @@ class PerGradModel(keras.Model):
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
-class FunctionalPerGradModel(PerGradModel, Functional):
+class FunctionalPerGradModel(Functional, PerGradModel):
     """What `PerGradModel(inputs, outputs)` gives."""
-
-    def __init__(self, inputs, outputs, name=None, **kwargs):
-        Functional.__init__(self, inputs, outputs, name=name, **kwargs)
 
 
 @keras.saving.register_keras_serializable(PACKAGE)

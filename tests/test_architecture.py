@@ -10,6 +10,7 @@ ROOT = pathlib.Path(keras_pergrad.__file__).parent
 # The first level inside the package: what each may import from inside it.
 ALLOWED = {
     "patching": set(),
+    "epochs": set(),
     "registry": set(),
     "carriers": set(),
     "factors": {"factors"},
@@ -45,6 +46,7 @@ ALLOWED = {
     "functional": {"modes", "tape", "losses", "rules", "aggregation"},
     "callbacks": {"callbacks", "runs", "functional"},
     "model": {
+        "epochs",
         "modes",
         "losses",
         "registry",
