@@ -25,6 +25,7 @@ from keras_pergrad.functional import (
 )
 from keras_pergrad.model import PerGradModel
 from keras_pergrad.modes import (
+    Accumulated,
     Batch,
     GradientMode,
     PerSample,
@@ -37,6 +38,7 @@ from keras_pergrad.statistics import GradientStatistics
 __version__ = "0.1.0"
 
 __all__ = [
+    "Accumulated",
     "Aggregation",
     "Batch",
     "ClippedMean",

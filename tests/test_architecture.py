@@ -10,6 +10,7 @@ ROOT = pathlib.Path(keras_pergrad.__file__).parent
 # The first level inside the package: what each may import from inside it.
 ALLOWED = {
     "patching": set(),
+    "epochs": set(),
     "registry": set(),
     "carriers": set(),
     "factors": {"factors"},
@@ -64,6 +65,7 @@ ALLOWED = {
     "explain": {"explanation", "factors", "tape"},
     "callbacks": {"callbacks", "runs", "functional"},
     "model": {
+        "epochs",
         "modes",
         "losses",
         "registry",

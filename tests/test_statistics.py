@@ -195,6 +195,8 @@ def test_settings_are_kept_and_checked():
     assert not kpg.Vectorized().log_metrics
     with pytest.raises(ValueError, match="its variance is not defined"):
         kpg.PerSample(updates="sample", statistics=True)
+    with pytest.raises(ValueError, match="`inner` cannot log statistics"):
+        kpg.Accumulated(inner=kpg.Vectorized(statistics=True))
 
 
 def test_metrics_tell_nothing_from_zero():

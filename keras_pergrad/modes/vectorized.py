@@ -4,7 +4,8 @@ import tensorflow as tf
 
 from keras_pergrad.aggregation import aggregations
 from keras_pergrad.factors import squared_norm
-from keras_pergrad.losses import total_loss
+from keras_pergrad.factors.base import select
+from keras_pergrad.losses import noting_losses, total_loss
 from keras_pergrad.modes.base import (
     GradientMode,
     Step,
@@ -72,6 +73,29 @@ class Vectorized(GradientMode):
         gradients = add_regularizers(gradients, tape.variables)
         return Step(loss, y_pred, scaled(gradients, scale), statistics)
 
+    def weighted_sum(self, model, x, loss, n, scale):
+        """A microbatch's part in the aggregation over a larger batch.
+
+        Args:
+            model: the compiled model.
+            x: the inputs of the microbatch.
+            loss: gives its part of the loss of the whole batch, not scaled,
+                for the model's outputs and the list of `add_loss` terms.
+            n: the number of samples in the whole batch.
+            scale: the loss scale, or None.
+
+        Returns:
+            (outputs, the sums of weighted contributions, the samples' norms).
+        """
+        tape, added = Tape(model), []
+        with tape:
+            with noting_losses(model, added):
+                y_pred = tape.forward(x)
+            target = loss(y_pred, added)
+            target = target if scale is None else target * scale
+        factors = tape.sample_gradients(target, scale)
+        return y_pred, *weighted_sum(self.aggregation, factors, n)
+
     @property
     def log_metrics(self):
         return log_metrics(self)
@@ -106,18 +130,25 @@ def aggregate(aggregation, factors, n, scale=None, with_statistics=False):
             mean = [squared_norm(g) for g in gradients if g is not None]
             found = spread(norms, mean, n)
         return aggregation.finish(gradients, n), found
-    norms = sample_norms(factors, n)
-    weights = aggregation.weights(norms)
-    finite = tf.math.is_finite(norms)
-    factors = [f and f.select(finite) for f in factors]
-    gradients = [f and f.weighted_sum(weights) for f in factors]
+    gradients, norms = weighted_sum(aggregation, factors, n)
     if with_statistics:
         mean = [f.squared_norm_of_sum() for f in factors if f is not None]
         found = spread(norms, mean, n)
     gradients = aggregation.finish(gradients, n)
     if scale is not None:
+        finite = tf.math.is_finite(norms)
         gradients = overflow_to_infinity(gradients, finite, scale)
     return gradients, {**aggregation.statistics(norms), **found}
+
+
+def weighted_sum(aggregation, factors, n):
+    """The sum of the contributions by their weights, and all norms."""
+    norms = sample_norms(factors, n)
+    weights = aggregation.weights(norms)
+    finite = tf.math.is_finite(norms)
+    select([f for f in factors if f is not None], finite)
+    gradients = [f and f.weighted_sum(weights) for f in factors]
+    return gradients, norms
 
 
 def sample_norms(factors, n):
