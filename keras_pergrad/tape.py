@@ -162,6 +162,8 @@ class Tape:
                 outputs = self._follow_rule(call, original, args, kwargs)
             else:
                 outputs = self._follow_call(call, original, args, kwargs)
+        if _assigns_weights(layer):
+            call.accessed.clear()
         if call.accessed:
             self.calls.append(call)
         return outputs
@@ -356,6 +358,16 @@ def _noting(layer, added):
 def _takes_whole(layer):
     """Layers that call their sublayers inside a loop of their own."""
     return isinstance(layer, (keras.layers.RNN, keras.layers.TimeDistributed))
+
+
+def _assigns_weights(layer):
+    """Whether the layer reads weights only to assign them.
+
+    SpectralNormalization sets the inner layer's kernel before it calls it;
+    Keras differentiates with respect to the value that was set.
+    """
+    cls = keras.layers.SpectralNormalization
+    return isinstance(layer, cls) and type(layer).call is cls.call
 
 
 def _components(variable):
