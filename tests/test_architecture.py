@@ -21,6 +21,7 @@ ALLOWED = {
     "replay": {"draws", "carriers"},
     "rules": {"rules", "factors", "replay", "patching"},
     "tape": {
+        "losses",
         "rules",
         "factors",
         "replay",

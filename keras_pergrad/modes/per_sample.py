@@ -8,7 +8,7 @@ from keras_pergrad.carriers import carriers
 from keras_pergrad.losses import (
     additional_loss_weights,
     noting_losses,
-    total_loss,
+    sample_loss,
     track_loss,
 )
 from keras_pergrad.modes.base import (
@@ -220,7 +220,7 @@ class Samples:
             tape.watch(floats)
             if part is None:
                 self.whole = self.n
-                self.loss = total_loss(
+                self.loss = sample_loss(
                     model, x, y, self.y_pred, sample_weight, training
                 )
             else:

@@ -4,7 +4,7 @@ import tensorflow as tf
 
 from keras_pergrad.aggregation import aggregations
 from keras_pergrad.factors.base import select
-from keras_pergrad.losses import noting_losses, total_loss
+from keras_pergrad.losses import noting_losses, sample_loss
 from keras_pergrad.modes.base import (
     GradientMode,
     Step,
@@ -44,7 +44,7 @@ class Vectorized(GradientMode):
         tape = Tape(model)
         with tape:
             y_pred = tape.forward(x)
-            loss = total_loss(model, x, y, y_pred, sample_weight)
+            loss = sample_loss(model, x, y, y_pred, sample_weight)
             target = loss if scale is None else loss * scale
         factors = tape.sample_gradients(target, scale)
         n = tf.shape(first_tensor(x))[0]
