@@ -33,33 +33,6 @@ def total_loss(model, x, y, y_pred, sample_weight, training=True):
     return loss
 
 
-def sample_loss(model, x, y, y_pred, sample_weight, training=True):
-    """`total_loss`, where it depends on weights through the output alone.
-
-    Raises:
-        ValueError: `compute_loss` reads trainable variables itself, so that
-            their gradients would be missed.
-    """
-    with tf.GradientTape() as account:
-        loss = total_loss(model, x, y, y_pred, sample_weight, training)
-    read = {id(v) for v in account.watched_variables()}
-    own = [
-        variable.path
-        for variable in model.trainable_variables
-        if variable.regularizer is None
-        and any(id(part) in read for part in components(variable))
-    ]
-    if own:
-        raise ValueError(
-            f"the loss of model {model.name!r} reads the trainable variables "
-            f"{', '.join(map(repr, own))} itself, so that no sample's part in "
-            "it is defined. Let the loss depend on the model's output; put a "
-            "penalty on weights into a `kernel_regularizer` (or "
-            "`add_weight(regularizer=...)`), or use gradient_mode='batch'."
-        )
-    return loss
-
-
 def components(variable):
     """The `tf.Variable`s behind a Keras variable, one a local replica."""
     strategy = tf.distribute.get_strategy()

@@ -385,7 +385,7 @@ def test_a_loss_that_reads_weights_is_refused():
     for mode in ("vectorized", "per_sample"):
         model = Decayed()
         model.compile("sgd", "mse", gradient_mode=mode)
-        with pytest.raises(ValueError, match="reads the trainable variables"):
+        with pytest.raises(ValueError, match="outside the forward pass"):
             model.fit(*_data(), verbose=0)
 
 
