@@ -1,6 +1,7 @@
 """Per-sample gradients of one variable, kept factored; one class a file."""
 
 from keras_pergrad.factors.base import SampleGradients
+from keras_pergrad.factors.columns import Columns
 from keras_pergrad.factors.full import Full
 from keras_pergrad.factors.joined import Joined
 from keras_pergrad.factors.outer import Outer
@@ -8,6 +9,7 @@ from keras_pergrad.factors.rows import Rows
 from keras_pergrad.factors.sums import Product, Sum
 
 __all__ = [
+    "Columns",
     "Full",
     "Joined",
     "Outer",
