@@ -88,7 +88,7 @@ def test_batch_normalization_called_for_inference_while_training():
 def test_batch_normalization_in_training_is_refused():
     layer = layers.BatchNormalization(name="norm")
     model = stack((4,), layer, layers.Dense(2))
-    with pytest.raises(ValueError, match="'norm' .* whole batch"):
+    with pytest.raises(ValueError, match=r"'norm' .* whole batch"):
         assert_exact(model, normal(3, 4), training=True)
 
 
@@ -104,7 +104,7 @@ def test_normalising_over_the_samples_is_never_silent():
     outputs = layers.LayerNormalization(axis=[0, 1])(inputs)
     model = keras.Model(inputs, outputs)
     model.compile("sgd", "mse")
-    with pytest.raises(Exception, match="mixes the samples|Inconsistent shap"):
+    with pytest.raises(Exception, match=r"mixes the samples|Inconsistent shap"):
         kpg.per_sample_gradients(model, normal(3, 4), normal(3, 4))
 
 
