@@ -13,13 +13,24 @@ def layout(layer, size):
     )
 
 
-def nested(layer):
+def out_of_sight(layer):
     return (
         f"layer {layer.name!r} ({type(layer).__name__}) is called inside a "
-        "tf.function, loop or condition of an enclosing layer, where its part "
-        "in the gradient cannot be recorded. Remove the tf.function around "
-        "the call (the train step is compiled as a whole anyway), or use "
-        "gradient_mode='per_sample'."
+        "tf.function, loop, condition or custom gradient (rematerialisation) "
+        "of an enclosing layer, where its part in the gradient cannot be "
+        "recorded. Take that away around the call (the train step is compiled "
+        "as a whole anyway), or use gradient_mode='per_sample'."
+    )
+
+
+def missed(model, paths):
+    return (
+        f"no layer of model {model.name!r} was seen to read the trainable "
+        f"variables {', '.join(map(repr, paths))} in the forward pass, so "
+        "that their gradients are not known. If they are not used, set "
+        "`trainable = False` on their layers before compile(); if they are, "
+        "inside a custom gradient or rematerialisation, take that away or "
+        "use gradient_mode='batch'."
     )
 
 

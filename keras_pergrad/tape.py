@@ -5,55 +5,26 @@ Layers with a rule run with their activation set aside, so that the gradient
 of the *pre-activation* is known; the others are recorded whole, so that the
 generic fallback can repeat them. One backward pass then gives every gradient.
 
-Private names in use: `Layer._flatten_layers`, `Layer._trainable_variables`.
+Private names in use: `Layer._flatten_layers`, `Layer._trainable_variables`,
+`tensorflow.python.eager.record.could_possibly_record`.
 """
 
 import contextlib
-import dataclasses
 import functools
 
 import keras
 import tensorflow as tf
+from tensorflow.python.eager.record import could_possibly_record
 
 from keras_pergrad import coupling, draws, outside, refusals
+from keras_pergrad.calls import Call
 from keras_pergrad.carriers import carriers
 from keras_pergrad.factors import Joined
+from keras_pergrad.losses import components
 from keras_pergrad.patching import attribute
 from keras_pergrad.replay import Recorded
 from keras_pergrad.rules import fallback
 from keras_pergrad.rules.registry import find_rule
-
-
-@dataclasses.dataclass
-class Call:
-    """One recorded call of a layer.
-
-    Attributes:
-        layer: the layer.
-        rule: its rule, or None for the generic fallback.
-        reason: why the fallback serves it, where it does.
-        watched: the tensors whose gradients are needed.
-        inputs: what the rule needs besides them.
-        recorded: the call as the fallback needs it.
-        accessed: ids of the trainable variables that were read in it, but
-            not in a call inside it.
-        parents: the calls that it was made in.
-        refused: whether it was, by a tape that goes on.
-    """
-
-    layer: keras.layers.Layer
-    rule: object = None
-    reason: str | None = None
-    watched: list = dataclasses.field(default_factory=list)
-    inputs: object = None
-    recorded: Recorded | None = None
-    accessed: set = dataclasses.field(default_factory=set)
-    parents: tuple = ()
-    refused: bool = False
-
-    def covers(self, variable_id):
-        """Whether repeating this call differentiates that variable, too."""
-        return self.rule is None and variable_id in self.accessed
 
 
 class Tape:
@@ -82,7 +53,7 @@ class Tape:
         self._known = {id(v): v for v in self.variables}
         self._by_tensor = {}
         for variable in self.variables:
-            for part in _components(variable):
+            for part in components(variable):
                 self._by_tensor[id(part)] = variable
         self._gradients = tf.GradientTape(watch_accessed_variables=False)
         self._accounts = []
@@ -148,8 +119,8 @@ class Tape:
             yield
 
     def _record(self, layer, rule, original, args, kwargs):
-        if draws.current_graph() is not self._graph:
-            self.refuse(layer, ValueError(refusals.nested(layer)))
+        if self._is_out_of_sight(layer):
+            self.refuse(layer, ValueError(refusals.out_of_sight(layer)))
             return original(*args, **kwargs)
         call = Call(layer, rule, parents=tuple(self._stack))
         if rule is not None and rule.unsupported is not None:
@@ -158,14 +129,40 @@ class Tape:
                 call.rule = rule = None
         whole = _takes_whole(layer)
         with self._frame(call), self._mute(whole or rule is not None):
-            if rule is not None:
-                outputs = self._follow_rule(call, original, args, kwargs)
-            else:
+            if rule is None:
                 outputs = self._follow_call(call, original, args, kwargs)
+            elif rule.forward is None:
+                outputs = self._follow_linear(call, original, args, kwargs)
+            else:
+                outputs = self._follow_rule(call, original, args, kwargs)
         if _assigns_weights(layer):
             call.accessed.clear()
         if call.accessed:
             self.calls.append(call)
+        if rule is not None and rule.forward is None:
+            # Outside of the frame: an activation may be a layer with weights.
+            activation = getattr(layer, "activation", None)
+            return outputs if activation is None else activation(outputs)
+        return outputs
+
+    def _is_out_of_sight(self, layer):
+        """Whether what the layer does here does not reach the tape."""
+        if draws.current_graph() is not self._graph:
+            return True
+        # Inside a custom gradient (rematerialisation is one).
+        owns = layer._trainable_variables or _takes_whole(layer)
+        return bool(owns) and not could_possibly_record()
+
+    def _follow_linear(self, call, original, args, kwargs):
+        """The layer's own call, with its activation set aside."""
+        with contextlib.ExitStack() as stack:
+            if getattr(call.layer, "activation", None) is not None:
+                linear = keras.activations.linear
+                stack.enter_context(attribute(call.layer, "activation", linear))
+            outputs = original(*args, **kwargs)
+        self._gradients.watch(outputs)
+        call.watched.append(outputs)
+        call.inputs = args[0] if args else next(iter(kwargs.values()))
         return outputs
 
     def _follow_rule(self, call, original, args, kwargs):
@@ -174,8 +171,7 @@ class Tape:
             call.watched.append(tensor)
             return tensor
 
-        forward = call.rule.forward or _pre_activation
-        outputs, call.inputs = forward(
+        outputs, call.inputs = call.rule.forward(
             call.layer, original, watch, *args, **kwargs
         )
         return outputs
@@ -263,7 +259,9 @@ class Tape:
         if error is not None:
             raise error
         gradients = iter(self._checked(gradients[: len(flat)]))
+        reached = set()
         for call in self.calls:
+            reached |= call.accessed
             dz = [next(gradients) for _ in call.watched]
             if call.refused or all(g is None for g in dz):
                 continue
@@ -274,9 +272,14 @@ class Tape:
                 continue
             for variable, factor in found:
                 key = id(variable)
+                reached.add(key)
                 covered = any(p.covers(key) for p in call.parents)
                 if key in self._known and not covered:
                     yield call, variable, factor
+        missed = [v.path for v in self.variables if id(v) not in reached]
+        if missed:
+            error = ValueError(refusals.missed(self.model, missed))
+            self.refuse(self.model, error)
 
     def _apply_rule(self, call, dz, scale):
         if call.rule is None:
@@ -330,16 +333,6 @@ class Tape:
             ]
 
 
-def _pre_activation(layer, call, watch, inputs, *args, **kwargs):
-    """The layer's own call, with its activation set aside."""
-    activation = getattr(layer, "activation", None)
-    if activation is None:
-        return watch(call(inputs, *args, **kwargs)), inputs
-    with attribute(layer, "activation", keras.activations.linear):
-        outputs = watch(call(inputs, *args, **kwargs))
-    return activation(outputs), inputs
-
-
 def first_tensor(x):
     """The tensor whose first axis counts the samples."""
     return next(t for t in tf.nest.flatten(x) if t is not None)
@@ -368,11 +361,6 @@ def _assigns_weights(layer):
     """
     cls = keras.layers.SpectralNormalization
     return isinstance(layer, cls) and type(layer).call is cls.call
-
-
-def _components(variable):
-    strategy = tf.distribute.get_strategy()
-    return strategy.experimental_local_results(variable.value)
 
 
 def _is_input(tensor, args, kwargs):

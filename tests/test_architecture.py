@@ -24,7 +24,10 @@ ALLOWED = {
     "refusals": set(),
     "replay": {"draws", "carriers"},
     "rules": {"rules", "factors", "replay", "patching"},
+    "calls": {"replay"},
     "tape": {
+        "calls",
+        "losses",
         "rules",
         "factors",
         "replay",
