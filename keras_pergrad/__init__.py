@@ -20,6 +20,7 @@ from keras_pergrad.aggregation import (
 from keras_pergrad.functional import per_sample_gradients, per_sample_norms
 from keras_pergrad.model import PerGradModel
 from keras_pergrad.modes import (
+    Accumulated,
     Batch,
     GradientMode,
     PerSample,
@@ -31,6 +32,7 @@ from keras_pergrad.rules import register_rule
 __version__ = "0.1.0"
 
 __all__ = [
+    "Accumulated",
     "Aggregation",
     "Batch",
     "ClippedMean",

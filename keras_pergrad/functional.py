@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.losses import total_loss
+from keras_pergrad.losses import sample_loss
 from keras_pergrad.modes.per_sample import Samples
 from keras_pergrad.tape import Tape
 
@@ -154,7 +154,7 @@ def _vectorized(what, model, x, y, sample_weight, training):
     tape = Tape(model, training)
     with tape:
         y_pred = tape.forward(x)
-        loss = total_loss(model, x, y, y_pred, sample_weight, training)
+        loss = sample_loss(model, x, y, y_pred, sample_weight, training)
     factors = tape.sample_gradients(loss)
     n = tf.shape(tf.nest.flatten(x)[0])[0]
     if what == "norms":

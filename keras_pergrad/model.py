@@ -2,15 +2,19 @@
 
 Private names in use: `keras.src.models.model.functional_init_arguments`,
 `keras.src.models.functional.Functional`, `Model._inputs_struct`,
-`Model._outputs_struct`.
+`Model._outputs_struct`, `Model._symbolic_build`.
 """
 
+import inspect
+
 import keras
+import numpy as np
 import tensorflow as tf
 from keras.src.models.functional import Functional
 from keras.src.models.model import functional_init_arguments
 
 from keras_pergrad import modes
+from keras_pergrad.epochs import end_of_epochs
 from keras_pergrad.losses import track_loss
 from keras_pergrad.registry import PACKAGE, serialize
 from keras_pergrad.tape import first_tensor
@@ -88,7 +92,7 @@ class PerGradModel(keras.Model):
                 f"{model!r} of type {type(model).__name__}"
             )
         if isinstance(model, keras.Sequential) and model.built:
-            return cls(model.inputs, model.outputs[0], name=model.name)
+            return cls(model.inputs[0], model.outputs[0], name=model.name)
         if type(model) is Functional:
             return cls(
                 model._inputs_struct, model._outputs_struct, name=model.name
@@ -114,6 +118,7 @@ class PerGradModel(keras.Model):
         self._gradient_mode = mode
         # Not a list of metrics: Keras would report them in evaluate(), too.
         self._gradient_logs = _Logs(mode.log_metrics)
+        self.gradient_state = mode.make_state()
 
     @property
     def gradient_mode(self):
@@ -133,9 +138,14 @@ class PerGradModel(keras.Model):
         if self.optimizer is not None and self.built:
             self.optimizer.build(self.trainable_variables)
 
-    def make_train_function(self, force=False):
-        self._gradient_mode.build(self)
-        return super().make_train_function(force)
+    def fit(self, *args, **kwargs):
+        bound = inspect.signature(super().fit).bind(*args, **kwargs)
+        callbacks = bound.arguments.get("callbacks")
+        with end_of_epochs(self, callbacks) as callbacks:
+            bound.arguments["callbacks"] = callbacks
+            return super().fit(*bound.args, **bound.kwargs)
+
+    fit.__doc__ = keras.Model.fit.__doc__
 
     def reset_metrics(self):
         super().reset_metrics()
@@ -147,15 +157,28 @@ class PerGradModel(keras.Model):
         mode = self._gradient_mode
         if type(mode) is modes.Batch:
             return super().train_step(data)
+        # Eager train_on_batch hands on NumPy arrays.
+        data = tf.nest.map_structure(
+            lambda t: (
+                tf.convert_to_tensor(t) if isinstance(t, np.ndarray) else t
+            ),
+            data,
+        )
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         _check_lengths(x, y, sample_weight)
+        # A model that is built by its first call has no variables before;
+        # loops and the optimizer need them all.
+        self._symbolic_build(data_batch=(x, y, sample_weight))
+        mode.build(self)
         if not self.trainable_variables:
             raise ValueError(_NO_VARIABLES.format(name=self.name))
         step = mode.step(self, x, y, sample_weight)
         if step.loss is not None:
             track_loss(self, step.loss, tf.shape(first_tensor(x))[0])
         if step.gradients is not None:
-            self.optimizer.apply(step.gradients, self.trainable_variables)
+            # No weight changes before every check inside them has passed.
+            gradients = tf.tuple(step.gradients)
+            self.optimizer.apply(gradients, self.trainable_variables)
         if step.y_pred is None:
             logs = self.get_metrics_result()
         else:
@@ -164,11 +187,8 @@ class PerGradModel(keras.Model):
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
-class FunctionalPerGradModel(PerGradModel, Functional):
+class FunctionalPerGradModel(Functional, PerGradModel):
     """What `PerGradModel(inputs, outputs)` gives."""
-
-    def __init__(self, inputs, outputs, name=None, **kwargs):
-        Functional.__init__(self, inputs, outputs, name=name, **kwargs)
 
 
 @keras.saving.register_keras_serializable(PACKAGE)

@@ -5,7 +5,8 @@ Layers with a rule run with their activation set aside, so that the gradient
 of the *pre-activation* is known; the others are recorded whole, so that the
 generic fallback can repeat them. One backward pass then gives every gradient.
 
-Private names in use: `Layer._flatten_layers`, `Layer._trainable_variables`.
+Private names in use: `Layer._flatten_layers`, `Layer._trainable_variables`,
+`tensorflow.python.eager.record.could_possibly_record`.
 """
 
 import contextlib
@@ -14,10 +15,12 @@ import functools
 
 import keras
 import tensorflow as tf
+from tensorflow.python.eager.record import could_possibly_record
 
 from keras_pergrad import coupling, draws
 from keras_pergrad.carriers import carriers
 from keras_pergrad.factors import Joined
+from keras_pergrad.losses import components
 from keras_pergrad.patching import attribute
 from keras_pergrad.replay import Recorded
 from keras_pergrad.rules import fallback
@@ -35,7 +38,9 @@ class Call:
         watched: the tensors whose gradients are needed.
         inputs: what the rule needs besides them.
         recorded: the call as the fallback needs it.
-        accessed: ids of the trainable variables that were read in it.
+        accessed: ids of the trainable variables that were read in it, but
+            not in a call inside it.
+        parents: the calls that it was made in.
     """
 
     layer: keras.layers.Layer
@@ -45,6 +50,11 @@ class Call:
     inputs: object = None
     recorded: Recorded | None = None
     accessed: set = dataclasses.field(default_factory=set)
+    parents: tuple = ()
+
+    def covers(self, variable_id):
+        """Whether repeating this call differentiates that variable, too."""
+        return self.rule is None and variable_id in self.accessed
 
 
 class Tape:
@@ -73,10 +83,11 @@ class Tape:
         self._known = {id(v): v for v in self.variables}
         self._by_tensor = {}
         for variable in self.variables:
-            for part in _components(variable):
+            for part in components(variable):
                 self._by_tensor[id(part)] = variable
         self._gradients = tf.GradientTape(watch_accessed_variables=False)
         self._accounts = []
+        self._stack = []
         self._open = []
         self._muted = 0
         self._graph = None
@@ -127,21 +138,47 @@ class Tape:
             yield
 
     def _record(self, layer, rule, original, args, kwargs):
-        if draws.current_graph() is not self._graph:
+        if self._is_out_of_sight(layer):
             raise ValueError(_nested_message(layer))
-        call = Call(layer, rule)
+        call = Call(layer, rule, parents=tuple(self._stack))
         if rule is not None and rule.unsupported is not None:
             call.reason = rule.unsupported(layer, *args, **kwargs)
             if call.reason:
                 call.rule = rule = None
         whole = _takes_whole(layer)
         with self._frame(call), self._mute(whole or rule is not None):
-            if rule is not None:
-                outputs = self._follow_rule(call, original, args, kwargs)
-            else:
+            if rule is None:
                 outputs = self._follow_call(call, original, args, kwargs)
+            elif rule.forward is None:
+                outputs = self._follow_linear(call, original, args, kwargs)
+            else:
+                outputs = self._follow_rule(call, original, args, kwargs)
         if call.accessed:
             self.calls.append(call)
+        if rule is not None and rule.forward is None:
+            # Outside of the frame: an activation may be a layer with weights.
+            activation = getattr(layer, "activation", None)
+            return outputs if activation is None else activation(outputs)
+        return outputs
+
+    def _is_out_of_sight(self, layer):
+        """Whether what the layer does here does not reach the tape."""
+        if draws.current_graph() is not self._graph:
+            return True
+        # Inside a custom gradient (rematerialisation is one).
+        owns = layer._trainable_variables or _takes_whole(layer)
+        return bool(owns) and not could_possibly_record()
+
+    def _follow_linear(self, call, original, args, kwargs):
+        """The layer's own call, with its activation set aside."""
+        with contextlib.ExitStack() as stack:
+            if getattr(call.layer, "activation", None) is not None:
+                linear = keras.activations.linear
+                stack.enter_context(attribute(call.layer, "activation", linear))
+            outputs = original(*args, **kwargs)
+        self._gradients.watch(outputs)
+        call.watched.append(outputs)
+        call.inputs = args[0] if args else next(iter(kwargs.values()))
         return outputs
 
     def _follow_rule(self, call, original, args, kwargs):
@@ -150,8 +187,7 @@ class Tape:
             call.watched.append(tensor)
             return tensor
 
-        forward = call.rule.forward or _pre_activation
-        outputs, call.inputs = forward(
+        outputs, call.inputs = call.rule.forward(
             call.layer, original, watch, *args, **kwargs
         )
         return outputs
@@ -194,10 +230,12 @@ class Tape:
                 stack.enter_context(self._accounts[-1].stop_recording())
             account = stack.enter_context(tf.GradientTape())
             self._accounts.append(account)
+            self._stack.append(call)
             try:
                 yield
             finally:
                 self._accounts.pop()
+                self._stack.pop()
         for part in account.watched_variables():
             variable = self._by_tensor.get(id(part))
             if variable is not None:
@@ -225,14 +263,21 @@ class Tape:
         flat = [t for call in self.calls for t in call.watched]
         gradients = self._gradients.gradient(loss, flat)
         gradients = iter(self._checked(gradients))
-        parts = {}
+        parts, reached = {}, set()
         for call in self.calls:
+            reached |= call.accessed
             dz = [next(gradients) for _ in call.watched]
             if all(g is None for g in dz):
                 continue
             for variable, factor in self._apply_rule(call, dz, scale):
-                if id(variable) in self._known:
-                    parts.setdefault(id(variable), []).append(factor)
+                key = id(variable)
+                reached.add(key)
+                covered = any(p.covers(key) for p in call.parents)
+                if key in self._known and not covered:
+                    parts.setdefault(key, []).append(factor)
+        missed = [v.path for v in self.variables if id(v) not in reached]
+        if missed:
+            raise ValueError(_missed_message(self.model, missed))
         return [_join(parts.get(id(v))) for v in self.variables]
 
     def _apply_rule(self, call, dz, scale):
@@ -285,16 +330,6 @@ class Tape:
             ]
 
 
-def _pre_activation(layer, call, watch, inputs, *args, **kwargs):
-    """The layer's own call, with its activation set aside."""
-    activation = getattr(layer, "activation", None)
-    if activation is None:
-        return watch(call(inputs, *args, **kwargs)), inputs
-    with attribute(layer, "activation", keras.activations.linear):
-        outputs = watch(call(inputs, *args, **kwargs))
-    return activation(outputs), inputs
-
-
 def first_tensor(x):
     """The tensor whose first axis counts the samples."""
     return next(t for t in tf.nest.flatten(x) if t is not None)
@@ -313,11 +348,6 @@ def _noting(layer, added):
 def _takes_whole(layer):
     """Layers that call their sublayers inside a loop of their own."""
     return isinstance(layer, (keras.layers.RNN, keras.layers.TimeDistributed))
-
-
-def _components(variable):
-    strategy = tf.distribute.get_strategy()
-    return strategy.experimental_local_results(variable.value)
 
 
 def _is_input(tensor, args, kwargs):
@@ -358,10 +388,21 @@ def _layout_message(layer, size):
 def _nested_message(layer):
     return (
         f"layer {layer.name!r} ({type(layer).__name__}) is called inside a "
-        "tf.function, loop or condition of an enclosing layer, where its part "
-        "in the gradient cannot be recorded. Remove the tf.function around "
-        "the call (the train step is compiled as a whole anyway), or use "
-        "gradient_mode='per_sample'."
+        "tf.function, loop, condition or custom gradient (rematerialisation) "
+        "of an enclosing layer, where its part in the gradient cannot be "
+        "recorded. Take that away around the call (the train step is compiled "
+        "as a whole anyway), or use gradient_mode='per_sample'."
+    )
+
+
+def _missed_message(model, paths):
+    return (
+        f"no layer of model {model.name!r} was seen to read the trainable "
+        f"variables {', '.join(map(repr, paths))} in the forward pass, so "
+        "that their gradients are not known. If they are not used, set "
+        "`trainable = False` on their layers before compile(); if they are, "
+        "inside a custom gradient or rematerialisation, take that away or "
+        "use gradient_mode='batch'."
     )
 
 

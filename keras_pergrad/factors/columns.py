@@ -24,7 +24,5 @@ class Columns(SampleGradients):
     def materialize(self):
         return tf.concat([part.materialize() for part in self.parts], -1)
 
-    def select(self, keep):
-        for part in self.parts:
-            part.select(keep)
-        return self
+    def holders(self):
+        return [held for part in self.parts for held in part.holders()]

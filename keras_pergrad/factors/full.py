@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from keras_pergrad.factors.base import SampleGradients, sum_of_squares
+from keras_pergrad.factors.base import SampleGradients, sum_of_squares, weighted
 
 
 class Full(SampleGradients):
@@ -23,9 +23,7 @@ class Full(SampleGradients):
     def weighted_sum(self, weights):
         if weights is None:
             return tf.reduce_sum(self.gradients, 0)
-        return tf.tensordot(
-            tf.cast(weights, self.gradients.dtype), self.gradients, 1
-        )
+        return weighted(self.gradients, weights)
 
     def materialize(self):
         return self.gradients

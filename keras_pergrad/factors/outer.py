@@ -2,7 +2,12 @@
 
 import tensorflow as tf
 
-from keras_pergrad.factors.base import SampleGradients, expand, sum_of_squares
+from keras_pergrad.factors.base import (
+    SampleGradients,
+    expand,
+    sum_of_squares,
+    weighted,
+)
 
 
 class Outer(SampleGradients):
@@ -59,8 +64,7 @@ class Outer(SampleGradients):
 
     def weighted_sum(self, weights):
         if self._gradients is not None and weights is not None:
-            weights = tf.cast(weights, self._gradients.dtype)
-            return self._shaped(tf.tensordot(weights, self._gradients, 1))
+            return self._shaped(weighted(self._gradients, weights))
         x, dz = self.x, self.dz
         if weights is not None:
             # The narrower one costs less.

@@ -11,14 +11,14 @@ from keras_pergrad.rules import lora
 from keras_pergrad.rules.registry import register_rule
 
 
-def _quantized(layer, *args, **kwargs):
-    """The reason against a matmul rule, for kernels that are not just read."""
+def quantized(layer, *args, **kwargs):
+    """The reason against a rule for a kernel that is not just read."""
     if getattr(layer, "quantization_mode", None):
         return "the layer is quantized"
     return None
 
 
-@register_rule(keras.layers.Dense, unsupported=_quantized)
+@register_rule(keras.layers.Dense, unsupported=quantized)
 def dense(layer, inputs, dz):
     """kernel: sum over positions of x ⊗ dz; bias: sum over positions of dz."""
     if layer.lora_enabled:
@@ -29,7 +29,7 @@ def dense(layer, inputs, dz):
         yield layer.bias, Sum(dz)
 
 
-@register_rule(keras.layers.Embedding, unsupported=_quantized)
+@register_rule(keras.layers.Embedding, unsupported=quantized)
 def embedding(layer, inputs, dz):
     """embeddings: each dz is added to the row of its id."""
     ids = inputs
