@@ -26,3 +26,9 @@ class Columns(SampleGradients):
 
     def holders(self):
         return [held for part in self.parts for held in part.holders()]
+
+    def chosen_method(self):
+        return self.parts[0].chosen_method()
+
+    def norm_bytes(self, n):
+        return sum(part.norm_bytes(n) for part in self.parts)
