@@ -31,4 +31,5 @@ class Columns(SampleGradients):
         return self.parts[0].chosen_method()
 
     def norm_bytes(self, n):
-        return sum(part.norm_bytes(n) for part in self.parts)
+        needed = [part.norm_bytes(n) for part in self.parts]
+        return None if None in needed else sum(needed)
