@@ -1,6 +1,7 @@
 """Layers with LoRA enabled: the kernel is K + s·a·b, and K is frozen.
 
-Private names in use: `Dense._kernel`, `BaseConv._kernel`, `Embedding._embeddings`.
+Private names in use: `Dense._kernel`, `BaseConv._kernel`,
+`Embedding._embeddings`.
 """
 
 import tensorflow as tf
