@@ -78,6 +78,32 @@ def test_lora_on_groups_falls_back():
     assert_exact(model, normal(2, 4, 4, 4), fallback=["Conv2D"])
 
 
+class Standardized(layers.Conv2D):
+    """Changes the kernel in the method that Keras has for it."""
+
+    def convolution_op(self, inputs, kernel):
+        kernel -= keras.ops.mean(kernel, axis=(0, 1, 2), keepdims=True)
+        return super().convolution_op(inputs, kernel)
+
+
+class Doubled(layers.Conv2D):
+    @property
+    def kernel(self):
+        return 2.0 * self._kernel
+
+
+@pytest.mark.parametrize("cls", [Standardized, Doubled])
+def test_a_subclass_that_changes_the_kernel_falls_back(cls):
+    model = stack((5, 4, 2), cls(3, 2))
+    assert_exact(model, normal(3, 5, 4, 2), fallback=[cls.__name__])
+
+
+@pytest.mark.usefixtures("float64")
+def test_a_subclass_that_adds_nothing_has_the_rule():
+    named = type("Named", (layers.Conv2D,), {})
+    assert_exact(stack((5, 4, 2), named(3, 2)), normal(2, 5, 4, 2))
+
+
 def test_an_unknown_size_falls_back():
     model = stack((None, 2), layers.Conv1D(3, 3))
     x = tf.constant(normal(2, 6, 2))
