@@ -17,7 +17,12 @@ from keras_pergrad.aggregation import (
     Mean,
     register_aggregation,
 )
-from keras_pergrad.functional import per_sample_gradients, per_sample_norms
+from keras_pergrad.explain import explain
+from keras_pergrad.functional import (
+    gradient_statistics,
+    per_sample_gradients,
+    per_sample_norms,
+)
 from keras_pergrad.model import PerGradModel
 from keras_pergrad.modes import (
     Accumulated,
@@ -28,6 +33,7 @@ from keras_pergrad.modes import (
     register_gradient_mode,
 )
 from keras_pergrad.rules import register_rule
+from keras_pergrad.statistics import GradientStatistics
 
 __version__ = "0.1.0"
 
@@ -37,12 +43,15 @@ __all__ = [
     "Batch",
     "ClippedMean",
     "GradientMode",
+    "GradientStatistics",
     "Mean",
     "PerGradModel",
     "PerSample",
     "Vectorized",
     "callbacks",
+    "explain",
     "factors",
+    "gradient_statistics",
     "modes",
     "per_sample_gradients",
     "per_sample_norms",

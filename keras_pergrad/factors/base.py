@@ -37,9 +37,24 @@ class SampleGradients(abc.ABC):
     def materialize(self):
         """All contributions, (n, *shape of the variable)."""
 
+    def squared_norm_of_sum(self):
+        """The squared norm of the sum of all contributions, a scalar.
+
+        Asked after `squared_norms`, so that what that holds serves again.
+        """
+        total = tf.convert_to_tensor(self.weighted_sum(None))
+        return tf.reduce_sum(tf.square(total))
+
     def chosen_method(self):
         """How the norms are computed, in a word."""
         return "full"
+
+    def sum_method(self):
+        """How the weighted sum is computed after the norms, in a word.
+
+        "held": from gradients that the norms have materialised.
+        """
+        return "held"
 
     def norm_bytes(self, n):
         """Bytes that the norms of n samples hold beside what is given.

@@ -27,3 +27,12 @@ class Full(SampleGradients):
 
     def materialize(self):
         return self.gradients
+
+    def norm_bytes(self, n):
+        return held_bytes(self.gradients, n)
+
+
+def held_bytes(tensor, n):
+    """Bytes of `tensor` for n samples; None where its shape is unknown."""
+    size = tensor.shape[1:].num_elements()
+    return None if size is None else n * size * tensor.dtype.size

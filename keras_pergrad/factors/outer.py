@@ -51,6 +51,16 @@ class Outer(SampleGradients):
             return "full"
         return "gram" if 2 * self.positions**2 < size else "full"
 
+    def sum_method(self):
+        return "held" if self.chosen_method() == "full" else "matmul"
+
+    def norm_bytes(self, n):
+        i, o = self.x.shape[-1], self.dz.shape[-1]
+        numbers = {"product": i + o, "full": i * o}.get(self.chosen_method())
+        if numbers is None:
+            numbers = 2 * self.positions**2
+        return n * numbers * self.x.dtype.size
+
     def squared_norms(self):
         method = self.chosen_method()
         if method == "product":
@@ -69,6 +79,15 @@ class Outer(SampleGradients):
         x = tf.reshape(self.x, [-1, self.x.shape[-1]])
         dz = tf.reshape(dz, [-1, dz.shape[-1]])
         return self._shaped(tf.matmul(x, dz, transpose_a=True))
+
+    def squared_norm_of_sum(self):
+        if self._gradients is not None:
+            return tf.reduce_sum(tf.square(tf.reduce_sum(self._gradients, 0)))
+        # The whole batch as the positions of one sample: for a wide kernel
+        # their Gram matrices are cheaper than the sum itself.
+        x = tf.reshape(self.x, [1, -1, self.x.shape[-1]])
+        dz = tf.reshape(self.dz, [1, -1, self.dz.shape[-1]])
+        return Outer(x, dz).squared_norms()[0]
 
     def materialize(self):
         matrices = self._matrices()

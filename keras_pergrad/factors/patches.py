@@ -106,6 +106,10 @@ class Patches(SampleGradients):
         """How the norms are computed: one of `METHODS`."""
         return self.method or min(self._costs, key=self._cost)
 
+    def sum_method(self):
+        held = self.chosen_method() in _GRADIENTS
+        return "held" if held else "filter gradient"
+
     def norm_bytes(self, n):
         return (
             convolution_costs.norm_bytes(
@@ -133,6 +137,11 @@ class Patches(SampleGradients):
             small *= expand(weights, small)
         found = convolution_methods.total(big, small, windows, groups)
         return tf.reshape(found, self.shape)
+
+    def squared_norm_of_sum(self):
+        if self._gradients is None:
+            return super().squared_norm_of_sum()
+        return tf.reduce_sum(tf.square(tf.reduce_sum(self._gradients, 0)))
 
     def materialize(self):
         return self._shaped(self._matrices(), [-1])

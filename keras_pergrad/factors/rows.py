@@ -3,6 +3,7 @@
 import tensorflow as tf
 
 from keras_pergrad.factors.base import SampleGradients, expand, sum_of_squares
+from keras_pergrad.factors.full import held_bytes
 
 
 class Rows(SampleGradients):
@@ -24,6 +25,17 @@ class Rows(SampleGradients):
         self.dz = tf.reshape(dz, [batch, -1, shape[-1]])
         self.ids = tf.reshape(ids, [batch, -1])
         self.shape = list(shape)
+
+    def chosen_method(self):
+        return "sorted rows"
+
+    def sum_method(self):
+        return "slices"
+
+    def norm_bytes(self, n):
+        # dz in the order of the ids, and the sums of equal ones.
+        once = held_bytes(self.dz, n)
+        return None if once is None else 2 * once
 
     def squared_norms(self):
         n, positions = tf.unstack(tf.shape(self.ids))
@@ -55,6 +67,9 @@ class Rows(SampleGradients):
             tf.constant(self.shape),
         )
 
+    def squared_norm_of_sum(self):
+        return squared_norm(self.weighted_sum(None))
+
     def materialize(self):
         n = tf.shape(self.ids)[0]
         rows = tf.range(n)[:, None] * self.shape[0]
@@ -62,3 +77,16 @@ class Rows(SampleGradients):
         values = tf.reshape(self.dz, [-1, self.shape[-1]])
         table = tf.math.unsorted_segment_sum(values, ids, n * self.shape[0])
         return tf.reshape(table, [n, *self.shape])
+
+
+def squared_norm(gradient):
+    """‖gradient‖², a scalar, also of `tf.IndexedSlices` that repeat a row.
+
+    No array of the size of the whole table is made.
+    """
+    if not isinstance(gradient, tf.IndexedSlices):
+        return tf.reduce_sum(tf.square(gradient))
+    # All slices as those of one sample.
+    ids, values = gradient.indices[None], gradient.values[None]
+    shape = [None, *gradient.values.shape[1:]]
+    return Rows(ids, values, shape).squared_norms()[0]

@@ -14,7 +14,8 @@ def sum_over(function, batch, size):
 
     Args:
         function: takes the parts of `batch` for one microbatch and returns a
-            nested structure of tensors and None.
+            nested structure of tensors and None, of fixed shapes but for axes
+            as long as the whole batch.
         batch: a tuple of nested structures of tensors and None.
         size: the number of samples in a microbatch.
 
@@ -29,7 +30,7 @@ def sum_over(function, batch, size):
     flat = _Flat(function, batch)
     count = tf.shape(flat.tensors[0])[0] if rows is None else rows
     full, rest = count // size, count % size
-    totals = _sum_full(flat, full, size)
+    totals = _sum_full(flat, full, size, count)
     if rows is None:
         totals = tf.cond(
             rest > 0, lambda: flat.add_rest(totals, count, rest), lambda: totals
@@ -59,7 +60,7 @@ def _slice(batch, start, end):
     )
 
 
-def _sum_full(flat, full, size):
+def _sum_full(flat, full, size, count):
     """The sum over the microbatches of full size, in a loop."""
     specs = [tf.TensorSpec([size, *t.shape[1:]], t.dtype) for t in flat.tensors]
     # Traced before the loop, which must know what comes out.
@@ -72,7 +73,10 @@ def _sum_full(flat, full, size):
         found = traced(*(tf.gather(t, index) for t in flat.tensors))
         return i + 1, [a + b for a, b in zip(totals, found)]
 
-    zeros = [tf.zeros(t.shape, t.dtype) for t in traced.structured_outputs]
+    zeros = [
+        tf.zeros([count if d is None else d for d in t.shape], t.dtype)
+        for t in traced.structured_outputs
+    ]
     _, totals = tf.while_loop(
         lambda i, _: i < full,
         body,
