@@ -1,6 +1,7 @@
 """Per-sample gradients of one variable, kept factored; one class a file."""
 
 from keras_pergrad.factors.base import SampleGradients
+from keras_pergrad.factors.columns import Columns
 from keras_pergrad.factors.full import Full
 from keras_pergrad.factors.joined import Joined
 from keras_pergrad.factors.outer import Outer
@@ -10,6 +11,7 @@ from keras_pergrad.factors.sums import Product, Sum
 from keras_pergrad.factors.windows import Windows
 
 __all__ = [
+    "Columns",
     "Full",
     "Joined",
     "Outer",

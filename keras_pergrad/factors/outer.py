@@ -75,8 +75,14 @@ class Outer(SampleGradients):
     def weighted_sum(self, weights):
         if self._gradients is not None and weights is not None:
             return self._shaped(weighted(self._gradients, weights))
-        dz = self.dz if weights is None else self.dz * expand(weights, self.dz)
-        x = tf.reshape(self.x, [-1, self.x.shape[-1]])
+        x, dz = self.x, self.dz
+        if weights is not None:
+            # The narrower one costs less.
+            if x.shape[-1] < dz.shape[-1]:
+                x *= expand(weights, x)
+            else:
+                dz *= expand(weights, dz)
+        x = tf.reshape(x, [-1, x.shape[-1]])
         dz = tf.reshape(dz, [-1, dz.shape[-1]])
         return self._shaped(tf.matmul(x, dz, transpose_a=True))
 
