@@ -1,4 +1,8 @@
-"""Layers and losses that couple the samples of a batch, refused by name."""
+"""Layers and losses that couple the samples of a batch, refused by name.
+
+Private names in use: `CompileLoss._flat_losses`,
+`LossFunctionWrapper._fn_kwargs`.
+"""
 
 import contextlib
 import functools
@@ -12,6 +16,8 @@ _MIXERS = tuple(
     for name in ("MixUp", "CutMix")
     if hasattr(keras.layers, name)
 )
+_PAIRWISE_LOSSES = (keras.losses.circle,)
+_OVERLAP_LOSSES = (keras.losses.dice, keras.losses.tversky)
 _OVER_AN_AXIS = (
     keras.layers.Concatenate,
     keras.layers.Softmax,
@@ -28,6 +34,8 @@ def _raise(layer, error):
 def refused(model, refuse=_raise):
     """Makes calls of coupling layers raise while active.
 
+    A loss that couples the samples is refused at once.
+
     Args:
         model: a model; the layers inside its layers are looked at, too.
         refuse: what is called with the layer and the error, which names the
@@ -36,6 +44,11 @@ def refused(model, refuse=_raise):
     Raises:
         ValueError: (on such a call) by default.
     """
+    compiled = getattr(model, "_compile_loss", None)
+    for known in getattr(compiled, "_flat_losses", None) or ():
+        message = _loss_message(known.loss)
+        if message is not None:
+            refuse(model, ValueError(message))
     with contextlib.ExitStack() as stack:
         for layer in model._flatten_layers():
             reason = _reason(layer)
@@ -43,6 +56,30 @@ def refused(model, refuse=_raise):
                 call = _guarded(layer, layer.call, reason, refuse)
                 stack.enter_context(attribute(layer, "call", call))
         yield
+
+
+def _loss_message(loss):
+    """Why a Keras loss has no per-sample gradients, or None."""
+    function = getattr(loss, "fn", None)
+    name = getattr(loss, "name", None) or getattr(function, "__name__", "")
+    if function in _PAIRWISE_LOSSES:
+        way_out = "Use a loss of each sample by itself"
+    elif function in _OVERLAP_LOSSES:
+        axis = getattr(loss, "_fn_kwargs", {}).get("axis")
+        axes = axis if isinstance(axis, (list, tuple)) else [axis]
+        if not {None, 0} & set(axes):
+            return None
+        way_out = (
+            "Give it the axes of one sample, such as axis=(1, 2, 3) for "
+            f"images (it has axis={axis!r})"
+        )
+    else:
+        return None
+    return (
+        f"loss {name!r} compares the samples of a batch with each other, so "
+        f"that per-sample gradients are not defined. {way_out}, or compile "
+        "with gradient_mode='batch'."
+    )
 
 
 def _reason(layer):

@@ -383,7 +383,11 @@ def _around(layer):
 
 def _restore(state):
     """The same numbers at the start, and the same draws."""
-    random.seed(3)  # AugMix uses Python's own
+    # AugMix uses Python's own numbers; RandAugment of Keras 3.8 shuffles a
+    # list of its class in place with them.
+    random.seed(3)
+    if hasattr(L, "RandAugment"):
+        L.RandAugment._AUGMENT_LAYERS.sort()
     for variable, value in state:
         variable.assign(value)
 

@@ -1,0 +1,224 @@
+"""What couples samples is refused by name; what only looks so is exact."""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_pergrad as kpg
+from tests import oracle
+
+layers = keras.layers
+MODES = ["per_sample", "vectorized"]
+
+
+def _images(n=4):
+    rng = np.random.default_rng(2)
+    x = rng.uniform(size=(n, 4, 4, 3)).astype("float32")
+    return x, rng.uniform(size=(n, 3)).astype("float32")
+
+
+def _around(layer, cls=kpg.PerGradModel):
+    inputs = keras.Input((4, 4, 3))
+    x = layers.Flatten()(layer(layers.Dense(3)(inputs)))
+    return cls(inputs, layers.Dense(3)(x))
+
+
+def _assert_refused(model, x, y, match):
+    before = model.get_weights()
+    with pytest.raises(ValueError, match=match):
+        model.fit(x, y, verbose=0)
+    for a, b in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: layers.MixUp(), "mixes the samples of a batch while"),
+        (lambda: layers.Softmax(axis=0), "acts over axis 0"),
+        (lambda: layers.Softmax(axis=(1, -4)), "acts over axis 0"),
+        (lambda: layers.UnitNormalization(axis=0), "acts over axis 0"),
+        (
+            lambda: layers.Pipeline([layers.Rescaling(2.0), layers.MixUp()]),
+            r"\(MixUp\) mixes the samples",
+        ),
+    ],
+)
+def test_weightless_layers_that_mix_samples(mode, make, match):
+    model = _around(make())
+    model.compile("sgd", "mse", jit_compile=False, gradient_mode=mode)
+    _assert_refused(model, *_images(), match)
+
+
+@pytest.mark.parametrize("name", ["CutMix", "Equalization"])
+def test_image_layers_that_mix_samples(name):
+    if not hasattr(layers, name):
+        pytest.skip(f"this Keras has no {name}")
+
+    class Net(kpg.PerGradModel):
+        def __init__(self):
+            super().__init__()
+            self.mixer = getattr(layers, name)()
+            self.out = layers.Dense(3)
+
+        def call(self, x):
+            x = keras.ops.cast(self.mixer(x), "float32")
+            return self.out(keras.ops.reshape(x, (-1, 48)))
+
+    model = Net()
+    x, y = _images()
+    model.compile("sgd", "mse", run_eagerly=True, gradient_mode="vectorized")
+    with pytest.raises(ValueError, match=rf"\({name}\)"):
+        model.fit(x, y, verbose=0)
+
+
+def test_concatenating_batches_is_refused():
+    inputs = keras.Input((4,))
+    dense = layers.Dense(3)
+    both = layers.Concatenate(axis=0)([dense(inputs), dense(inputs)])
+    model = kpg.PerGradModel(inputs, layers.Dense(3)(both))
+    model.compile("sgd", "mse", gradient_mode="vectorized")
+    x, y = np.ones((4, 4)), np.ones((4, 3))
+    _assert_refused(model, x, y, "acts over axis 0")
+
+
+def test_mixers_rest_outside_training():
+    model = _around(layers.MixUp(), keras.Model)
+    model.compile("sgd", "mse")
+    x, y = _images()
+    found = kpg.per_sample_gradients(model, x, y, training=False)
+    oracle.check(found, model, x, y, training=False)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: "dice",
+        lambda: keras.losses.Dice(axis=(0, 1)),
+        lambda: keras.losses.Tversky(),
+        lambda: keras.losses.Circle(),
+    ],
+)
+def test_losses_that_compare_samples(mode, make):
+    inputs = keras.Input((4,))
+    outputs = layers.Dense(3, "sigmoid")(inputs)
+    model = kpg.PerGradModel(inputs, outputs)
+    model.compile("sgd", make(), gradient_mode=mode)
+    circle = isinstance(model.loss, keras.losses.Circle)
+    y = np.arange(4) % 2 if circle else np.ones((4, 3), "float32")
+    x = np.random.default_rng(0).normal(size=(4, 4)).astype("float32")
+    _assert_refused(model, x, y, "compares the samples of a batch")
+
+
+def test_an_overlap_of_each_sample_is_served():
+    if "axis" not in keras.losses.Dice().get_config():
+        pytest.skip("Dice has no axes in this Keras")
+    inputs = keras.Input((4,))
+    model = keras.Model(inputs, layers.Dense(3, "sigmoid")(inputs))
+    model.compile("sgd", keras.losses.Dice(axis=(1,)))
+    x = np.random.default_rng(0).normal(size=(4, 4)).astype("float32")
+    y = np.eye(4, 3, dtype="float32")
+    oracle.check(kpg.per_sample_gradients(model, x, y), model, x, y)
+
+
+class Noisy(layers.Layer):
+    """No rule; dropout and noise inside, between uses of its weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.dropout = layers.Dropout(0.5, seed=1)
+        self.noise = layers.GaussianNoise(0.3, seed=2)
+
+    def build(self, shape):
+        self.scale = self.add_weight((shape[-1],), "ones")
+
+    def call(self, x, training=None):
+        x = self.dropout(x * self.scale, training=training)
+        return self.noise(keras.ops.tanh(x), training=training) * self.scale
+
+
+@pytest.mark.usefixtures("float64")
+def test_random_parts_of_a_fallback_are_the_batchs_own():
+    inputs = keras.Input((4,))
+    model = keras.Model(inputs, layers.Dense(3)(Noisy()(inputs)))
+    model.compile("sgd", "mse")
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(5, 4)), rng.normal(size=(5, 3))
+    state = [(v, v.numpy()) for v in model.variables]
+    found = []
+    for method in ("vectorized", "per_sample", None):
+        for variable, value in state:
+            variable.assign(value)
+        if method:
+            found.append(kpg.per_sample_gradients(model, x, y, method=method))
+        else:
+            plain = oracle.batch_gradient(model, x, y, training=True)
+    oracle.assert_agree(*found)
+    oracle.assert_agree([np.mean(g, 0) for g in found[0]], plain)
+
+
+@pytest.mark.usefixtures("float64")
+def test_a_weight_of_the_model_itself_is_exact():
+    class Net(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = layers.Dense(3)
+
+        def build(self, shape):
+            self.scale = self.add_weight((shape[-1],), "ones", name="scale")
+            self.dense.build(shape)
+
+        def call(self, x):
+            return self.dense(keras.ops.tanh(x * self.scale)) + self.scale[:3]
+
+    model = Net()
+    model.compile("sgd", "mse")
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(5, 4)), rng.normal(size=(5, 3))
+    found = kpg.per_sample_gradients(model, x, y)
+    oracle.check(found, model, x, y)
+    table = kpg.explain(model, 5, x=x)
+    assert {r.type: r.served_by for r in table} == {
+        "Net": "fallback",
+        "Dense": "rule",
+    }
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_loss_that_reads_a_regularised_weight(mode):
+    """The regulariser's own reading is no reason to refuse, the loss's is."""
+
+    def make(extra):
+        inputs = keras.Input((4,))
+        dense = layers.Dense(3, kernel_regularizer="l2")
+        model = kpg.PerGradModel(inputs, dense(inputs))
+
+        def loss(y, y_pred):
+            value = keras.ops.mean((y - y_pred) ** 2, -1)
+            return value + extra * keras.ops.sum(dense.kernel**4)
+
+        model.compile("sgd", loss, gradient_mode=mode)
+        return model
+
+    x, y = np.ones((4, 4), "float32"), np.ones((4, 3), "float32")
+    _assert_refused(make(1.0), x, y, "outside the forward pass")
+
+    inputs = keras.Input((4,))
+    dense = layers.Dense(3, kernel_regularizer="l2")
+    model = kpg.PerGradModel(inputs, dense(inputs))
+    model.compile("sgd", "mse", gradient_mode=mode)
+    regularizer = dense.kernel.regularizer
+    model.fit(x, y, verbose=0)
+    assert dense.kernel.regularizer is regularizer
+
+
+def test_an_output_without_an_entry_for_each_sample():
+    inputs = keras.Input((4,))
+    outputs = keras.ops.reshape(layers.Dense(4)(inputs), (-1, 2))
+    model = kpg.PerGradModel(inputs, outputs)
+    model.compile("sgd", "mse", gradient_mode="vectorized")
+    x, y = np.ones((3, 4), "float32"), np.ones((6, 2), "float32")
+    with pytest.raises(ValueError, match="x with 3, y with 6"):
+        model.train_on_batch(x, y)
