@@ -1,0 +1,169 @@
+"""A private copy of a traced function, to run as often as one likes.
+
+The function's graph is imported into a session of its own with a copy of
+every variable, so that the model's weights, metrics and step number stay
+as they are. A session also says what a function call cannot: per node, the
+device, the executions, the time and the bytes.
+
+Private attributes in use, covered by `tests/placement/test_replica.py`:
+`FuncGraph.captures`, `FuncGraph.variables`, `FuncGraph.control_outputs`.
+"""
+
+import itertools
+
+import numpy as np
+import tensorflow as tf
+
+v1 = tf.compat.v1
+_numbers = itertools.count()
+
+
+class NotReplayable(ValueError):
+    """The function holds state that cannot be copied."""
+
+
+class Replica:
+    """Runs a copy of a traced function.
+
+    Use as a context manager; the copies are freed at the end.
+
+    Args:
+        concrete: the traced function (a `ConcreteFunction`).
+        device: a device for every op, or `None` to let TensorFlow place
+            them. Ops that cannot run there go where they can.
+        pins: op type → device, for single types; wins over `device`.
+        rewrites: options for grappler, a dict of `RewriterConfig` fields.
+
+    Raises:
+        NotReplayable: it captures a table, an iterator or another
+            resource that is not a variable.
+    """
+
+    def __init__(self, concrete, device=None, pins=None, rewrites=None):
+        self.graph = tf.Graph()
+        self._source = concrete.graph
+        self._device = device
+        definition = concrete.graph.as_graph_def()
+        _pin(definition, device, pins or {})
+        with self.graph.as_default():
+            self._build(definition)
+        options = v1.ConfigProto(allow_soft_placement=True)
+        for key, value in (rewrites or {}).items():
+            setattr(options.graph_options.rewrite_options, key, value)
+        self._session = v1.Session(graph=self.graph, config=options)
+
+    def __enter__(self):
+        self._session.run(self._assign, self._values)
+        self._values = {}
+        return self
+
+    def __exit__(self, *_):
+        self._session.close()
+
+    def _build(self, definition):
+        handles = {id(v.handle): v for v in self._source.variables}
+        mapping, self._assign, self._values = {}, [], {}
+        captured = set()
+        for external, internal in self._source.captures:
+            captured.add(id(internal))
+            if id(external) in handles:
+                variable = handles[id(external)]
+                mapping[internal.name] = self._copy(variable)
+            elif external.dtype in (tf.resource, tf.variant):
+                raise NotReplayable(
+                    f"Expected a step whose only state is variables. "
+                    f"Received one that also captures {external!r}: such "
+                    f"a step runs in fit() only."
+                )
+            else:
+                with tf.device(self._device):
+                    mapping[internal.name] = tf.constant(external.numpy())
+        inputs = [t for t in self._source.inputs if id(t) not in captured]
+        self.inputs = [v1.placeholder(t.dtype, t.shape) for t in inputs]
+        mapping |= {t.name: p for t, p in zip(inputs, self.inputs)}
+        self.outputs = tf.import_graph_def(
+            definition,
+            input_map=mapping,
+            return_elements=[t.name for t in self._source.outputs],
+            name="",
+        )
+        self.controls = [
+            self.graph.get_operation_by_name(op.name)
+            for op in self._source.control_outputs
+        ]
+
+    def _copy(self, variable):
+        """A variable of its own, with the value of another."""
+        shape, dtype = variable.shape, variable.dtype
+        with tf.device(self._device):
+            handle = tf.raw_ops.VarHandleOp(
+                dtype=dtype,
+                shape=shape,
+                shared_name=f"replica_{next(_numbers)}",
+            )
+            value = v1.placeholder(dtype, shape)
+            self._assign.append(
+                tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+            )
+        self._values[value] = variable.numpy()
+        return handle
+
+    def run(self, values, fetches=None, trace=None, feeds=None):
+        """Runs the function once.
+
+        Args:
+            values: the flat list of input arrays.
+            fetches: tensors of `self.graph` to return; by default the
+                function's outputs, with all its side effects.
+            trace: a `RunMetadata` to fill with a full trace.
+            feeds: tensor → array, put in place of computed tensors.
+
+        Returns:
+            What was fetched, as NumPy arrays.
+        """
+        feed = dict(zip(self.inputs, values)) | (feeds or {})
+        wanted = [self.outputs, self.controls] if fetches is None else fetches
+        if trace is None:
+            result = self._session.run(wanted, feed)
+        else:
+            options = v1.RunOptions(
+                trace_level=v1.RunOptions.FULL_TRACE,
+                output_partition_graphs=True,
+            )
+            result = self._session.run(
+                wanted, feed, options=options, run_metadata=trace
+            )
+        return result[0] if fetches is None else result
+
+
+def _pin(definition, device, pins):
+    bodies = [definition.node]
+    bodies += [function.node_def for function in definition.library.function]
+    for body in bodies:
+        for node in body:
+            if node.op in pins:
+                node.device = pins[node.op]
+            elif device:
+                node.device = device
+
+
+def trace_step(step, data):
+    """Traces a step function for one batch, without running it.
+
+    Args:
+        step: `model.train_step` or another function of `data`.
+        data: a structure of arrays.
+
+    Returns:
+        `(concrete function, flat list of arrays)`.
+    """
+    arrays = tf.nest.map_structure(np.asarray, data)
+    # As in fit: the batch axis is open, so the same graph is optimised.
+    specs = tf.nest.map_structure(
+        lambda a: tf.TensorSpec((None, *a.shape[1:]) if a.ndim else (),
+                                a.dtype),
+        arrays,
+    )
+    traced = tf.function(step, autograph=False)
+    concrete = traced.get_concrete_function(specs)
+    return concrete, tf.nest.flatten(arrays)
