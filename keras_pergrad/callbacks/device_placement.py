@@ -66,7 +66,7 @@ class DevicePlacement(keras.callbacks.Callback):
 
     def on_train_begin(self, logs=None):
         self.report = None
-        self._batches = []
+        self._batches, self._spec = [], None
         self._device = next(iter(devices.accelerators()), None)
         self._announce(self._setting_hazards())
         if self.model.train_function is None:
@@ -124,6 +124,7 @@ class DevicePlacement(keras.callbacks.Callback):
         notes = []
         if self.deep and isinstance(iterator, tf.data.Iterator):
             steps = self.model.steps_per_execution
+            self._spec = iterator.element_spec
             self._batches, iterator = set_aside(iterator, steps)
         with contextlib.ExitStack() as stack:
             if self.model.run_eagerly:
@@ -214,7 +215,7 @@ class DevicePlacement(keras.callbacks.Callback):
             return
         data = tf.nest.map_structure(lambda t: t.numpy(), self._batches[0])
         try:
-            report.deep = replay(self.model, data)
+            report.deep = replay(self.model, data, self._spec)
         except ValueError as error:
             report.notes.append(f"deep=True: not measured. {error}")
         self._batches = []

@@ -88,22 +88,27 @@ def find(nodes, runs, layer_of):
 
 
 def _logs(nodes):
-    """Keras wraps a step's logs in an Optional and unpacks it on the CPU.
+    """Keras wraps a step's logs in an Optional, and asks if it holds any.
 
     Where the Optional leaves the function on the accelerator, each log is
-    copied back, outside of the graph.
+    copied back, outside of the graph; where it was made there, the answer
+    (one bool) makes a round trip too.
     """
-    back = []
+    found = []
     for node in nodes:
         if node.op != "_Retval" or node.device.startswith("CPU"):
             continue
         if "variant" not in node.dtypes or not node.inputs:
             continue
         maker, _ = through_plumbing(*node.inputs[0])
-        inside = _tensors_inside(maker)
-        if maker.op.startswith("Optional") and inside:
-            back.append(Copy(TO_HOST, "the step's logs", "logs", inside))
-    return back
+        if maker.op != "OptionalFromValue":
+            continue
+        logs = _tensors_inside(maker)
+        found.append(Copy(TO_HOST, "the step's logs", "logs", logs))
+        if not maker.device.startswith("CPU"):
+            for way in (TO_DEVICE, TO_HOST):
+                found.append(Copy(way, "whether there are logs", "bool", 1))
+    return found
 
 
 def total(copies):

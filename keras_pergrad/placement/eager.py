@@ -2,7 +2,8 @@
 
 Private names in use, covered by `tests/placement/test_eager.py`:
 `tensorflow.python.framework.op_callbacks.add_op_callback` and
-`remove_op_callback`, `tensorflow.python.eager.context.context().scope_name`.
+`remove_op_callback`, `tensorflow.python.framework.op_def_registry.get`,
+`tensorflow.python.eager.context.context().scope_name`.
 """
 
 import contextlib
@@ -10,7 +11,7 @@ import contextlib
 import tensorflow as tf
 from tensorflow.core.framework import node_def_pb2
 from tensorflow.python.eager import context as eager_context
-from tensorflow.python.framework import op_callbacks
+from tensorflow.python.framework import op_callbacks, op_def_registry
 
 from keras_pergrad.placement import kernels
 from keras_pergrad.placement.devices import short_name
@@ -45,13 +46,13 @@ def _device(tensors):
 
 def _definition(op_type, attrs, scope):
     definition = node_def_pb2.NodeDef(op=op_type, name=f"{scope}{op_type}")
-    attrs = attrs or ()
-    for key, value in zip(attrs[::2], attrs[1::2]):
+    known = op_def_registry.get(op_type)
+    types = {a.name for a in known.attr if a.type == "type"} if known else ()
+    for key, value in zip((attrs or ())[::2], (attrs or ())[1::2]):
         key = key.decode() if isinstance(key, bytes) else key
-        if isinstance(value, tf.DType):
-            definition.attr[key].type = value.as_datatype_enum
-        elif isinstance(value, int) and key in ("T", "dtype", "SrcT", "DstT"):
-            definition.attr[key].type = value
+        if key in types:
+            dtype = tf.dtypes.as_dtype(value)
+            definition.attr[key].type = dtype.as_datatype_enum
     return definition
 
 

@@ -60,12 +60,12 @@ class Node:
 
     @property
     def op(self):
-        # On x86, oneDNN puts prefixes before the op it takes over.
-        return (
-            self.definition.op.removeprefix("_Mkl").removeprefix("Native")
-            if self.definition.op.startswith("_Mkl")
-            else self.definition.op
-        )
+        # On x86, oneDNN puts a prefix before the op it takes over.
+        name = self.definition.op
+        if not name.startswith("_Mkl"):
+            return name
+        name = name.removeprefix("_Mkl").removeprefix("Native")
+        return f"_{name}" if name.startswith("Fused") else name
 
     @property
     def attr(self):

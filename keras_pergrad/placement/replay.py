@@ -36,16 +36,22 @@ class DeepReport:
     step_ms: float
     cpu_step_ms: float
 
-    def lines(self):
+    def lines(self, accelerated):
         """The report's text, a list of lines."""
         slowest = ", ".join(f"{op} {ms:.2f}" for op, ms in self.slowest[:3])
+        in_ops = f"{self.fallback_ms:.2f} ms a step"
+        in_ops += f" ({slowest})" if slowest else ""
+        if not accelerated:
+            return [
+                f"measured on a copy of the step: {self.step_ms:.2f} ms a "
+                f"step; in ops {in_ops}"
+            ]
         ratio = self.cpu_step_ms / self.step_ms
         return [
             f"measured on a copy of the step: {self.copies} copies, "
             f"{_size(self.bytes_to_device)} to the device, "
             f"{_size(self.bytes_to_host)} back",
-            f"time in ops on the CPU: {self.fallback_ms:.2f} ms a step"
-            + (f" ({slowest})" if slowest else ""),
+            f"time in ops on the CPU: {in_ops}",
             f"step time: {self.step_ms:.2f} ms as placed, "
             f"{self.cpu_step_ms:.2f} ms on the CPU alone ({ratio:.2f}×)",
         ]
@@ -59,12 +65,13 @@ def _size(count):
     return f"{count:.3g} GB"
 
 
-def replay(model, data, steps=5):
+def replay(model, data, spec=None, steps=5):
     """Replays one training step of a model on one batch.
 
     Args:
         model: the compiled Keras model; it is left as it is.
         data: what `train_step` takes, as arrays.
+        spec: the input pipeline's `TensorSpec`s, if there is one.
         steps: how many steps are timed, on each device.
 
     Returns:
@@ -73,12 +80,13 @@ def replay(model, data, steps=5):
     Raises:
         NotReplayable: the step has state other than variables.
     """
-    concrete, values = trace_step(model.train_step, data)
+    concrete, values = trace_step(model.train_step, data, spec)
     metadata = tf.compat.v1.RunMetadata()
     with Replica(concrete) as placed:
         placed.run(values)  # places and optimises
         step_ms = median_ms(placed, values, steps)
         placed.run(values, trace=metadata)
+    # The graph as TensorFlow placed it, on the CPU from end to end.
     with Replica(concrete, device="/CPU:0") as on_cpu:
         on_cpu.run(values)
         cpu_ms = median_ms(on_cpu, values, steps)

@@ -45,8 +45,9 @@ class Replica:
         self._device = device
         definition = concrete.graph.as_graph_def()
         _pin(definition, device, pins or {})
+        state = list(_state(concrete.graph))  # while still eager
         with self.graph.as_default():
-            self._build(definition)
+            self._build(definition, state)
         options = v1.ConfigProto(allow_soft_placement=True)
         for key, value in (rewrites or {}).items():
             setattr(options.graph_options.rewrite_options, key, value)
@@ -60,26 +61,19 @@ class Replica:
     def __exit__(self, *_):
         self._session.close()
 
-    def _build(self, definition):
-        handles = {id(v.handle): v for v in self._source.variables}
+    def _build(self, definition, state):
         mapping, self._assign, self._values = {}, [], {}
         captured = set()
-        for external, internal in self._source.captures:
+        for internal, external, variable in state:
             captured.add(id(internal))
-            if id(external) in handles:
-                variable = handles[id(external)]
-                mapping[internal.name] = self._copy(variable)
-            elif external.dtype in (tf.resource, tf.variant):
-                raise NotReplayable(
-                    f"Expected a step whose only state is variables. "
-                    f"Received one that also captures {external!r}: such "
-                    f"a step runs in fit() only."
-                )
+            if variable is not None:
+                mapping[internal.name] = self._copy(variable, external)
             else:
-                with tf.device(self._device):
-                    mapping[internal.name] = tf.constant(external.numpy())
+                with tf.device(self._device), tf.name_scope("replica"):
+                    mapping[internal.name] = tf.constant(external)
         inputs = [t for t in self._source.inputs if id(t) not in captured]
-        self.inputs = [v1.placeholder(t.dtype, t.shape) for t in inputs]
+        with tf.name_scope("replica"):
+            self.inputs = [v1.placeholder(t.dtype, t.shape) for t in inputs]
         mapping |= {t.name: p for t, p in zip(inputs, self.inputs)}
         self.outputs = tf.import_graph_def(
             definition,
@@ -92,10 +86,11 @@ class Replica:
             for op in self._source.control_outputs
         ]
 
-    def _copy(self, variable):
+    def _copy(self, variable, numbers):
         """A variable of its own, with the value of another."""
         shape, dtype = variable.shape, variable.dtype
-        with tf.device(self._device):
+        # A scope of its own: the step's nodes keep their names.
+        with tf.device(self._device), tf.name_scope("replica"):
             handle = tf.raw_ops.VarHandleOp(
                 dtype=dtype,
                 shape=shape,
@@ -105,7 +100,7 @@ class Replica:
             self._assign.append(
                 tf.raw_ops.AssignVariableOp(resource=handle, value=value)
             )
-        self._values[value] = variable.numpy()
+        self._values[value] = numbers
         return handle
 
     def run(self, values, fetches=None, trace=None, feeds=None):
@@ -136,6 +131,23 @@ class Replica:
         return result[0] if fetches is None else result
 
 
+def _state(source):
+    """Yields `(placeholder, value, variable or None)` for each capture."""
+    handles = {id(v.handle): v for v in source.variables}
+    for external, internal in source.captures:
+        if id(external) in handles:
+            variable = handles[id(external)]
+            yield internal, variable.numpy(), variable
+        elif external.dtype in (tf.resource, tf.variant):
+            raise NotReplayable(
+                f"Expected a step whose only state is variables. Received "
+                f"one that also captures {external!r}: such a step runs in "
+                f"fit() only."
+            )
+        else:
+            yield internal, external.numpy(), None
+
+
 def _pin(definition, device, pins):
     bodies = [definition.node]
     bodies += [function.node_def for function in definition.library.function]
@@ -147,23 +159,23 @@ def _pin(definition, device, pins):
                 node.device = device
 
 
-def trace_step(step, data):
+def trace_step(step, data, spec=None):
     """Traces a step function for one batch, without running it.
 
     Args:
         step: `model.train_step` or another function of `data`.
         data: a structure of arrays.
+        spec: the batch's `TensorSpec`s; by default its exact shapes. The
+            shapes decide how much grappler can compute in advance, so
+            give those of the real input pipeline where there is one.
 
     Returns:
         `(concrete function, flat list of arrays)`.
     """
     arrays = tf.nest.map_structure(np.asarray, data)
-    # As in fit: the batch axis is open, so the same graph is optimised.
-    specs = tf.nest.map_structure(
-        lambda a: tf.TensorSpec((None, *a.shape[1:]) if a.ndim else (),
-                                a.dtype),
-        arrays,
-    )
-    traced = tf.function(step, autograph=False)
-    concrete = traced.get_concrete_function(specs)
+    if spec is None:
+        spec = tf.nest.map_structure(
+            lambda a: tf.TensorSpec(a.shape, a.dtype), arrays
+        )
+    concrete = tf.function(step, autograph=False).get_concrete_function(spec)
     return concrete, tf.nest.flatten(arrays)

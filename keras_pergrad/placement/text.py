@@ -40,7 +40,7 @@ def render(report):
         lines.append(_wrap(f"variables: {where}"))
     for name, device, why in report.opaque[:3]:
         lines.append(_wrap(_opaque(name, device, why)))
-    if report.operations:
+    if report.known:
         lines += _operations(report)
     lines += [_wrap(f"STOPS: {error}") for error in report.errors]
     for hazard in report.hazards:
@@ -48,7 +48,7 @@ def render(report):
         lines.append(_wrap(f"{hazard.severity}: {hazard.message}{where}"))
     lines += [_wrap(f"note: {note}") for note in report.notes]
     if report.deep is not None:
-        lines += [_wrap(line) for line in report.deep.lines()]
+        lines += [_wrap(line) for line in report.deep.lines(report.device)]
     return "\n".join(lines)
 
 
@@ -96,7 +96,7 @@ def _operations(report):
 
 
 def _copies(report):
-    if not report.known or report.copies is None:
+    if report.copies is None:
         return "copies a step: not known"
     total = report.device_copies
     if total is None:
