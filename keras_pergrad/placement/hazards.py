@@ -8,6 +8,7 @@ import dataclasses
 
 _ACTIVATIONS = {"Relu", "Relu6", "Elu", "LeakyRelu", "Tanh", "Sigmoid"}
 _CONTRACTIONS = {"MatMul", "Conv2D", "DepthwiseConv2dNative"}
+_WITH_BIAS = {"Conv2DWithBias"}
 _RANDOM = ("Random", "Stateless", "TruncatedNormal", "Multinomial", "Rng")
 
 
@@ -100,34 +101,44 @@ def of_operations(operations):
     return found
 
 
-def of_fusion(nodes, layer_of):
+def _only(users):
+    return users[0] if len(users) == 1 else None
+
+
+def of_fusion(nodes, layer_of, on_metal=None):
     """Fused contraction + bias + activation, there or about to be made.
 
     TensorFlow's own fusions carry the parts in `fused_ops`; tensorflow-metal
     fuses after the graphs are handed over, so the unfused chain counts too.
 
     Args:
-        nodes: the linked nodes that run on the Metal device.
+        nodes: the linked nodes of the step.
         layer_of: a function from node name to layer.
+        on_metal: the nodes that run on Metal; by default those that are
+            not on a CPU.
     """
+    if on_metal is None:
+        on_metal = {n for n in nodes if not n.device.startswith("CPU")}
     users = {}
     for node in nodes:
         for feeder, _ in node.inputs:
             users.setdefault(feeder, []).append(node)
     found = []
     for node in nodes:
-        if node.device.startswith("CPU"):
+        if node not in on_metal:
             continue
         if node.op.startswith("_Fused"):
             parts = {p.decode() for p in node.attr["fused_ops"].list.s}
             if "BiasAdd" in parts and parts & _ACTIVATIONS:
                 found.append(layer_of(node.name))
-        elif node.op in _CONTRACTIONS:
-            bias = users.get(node, [])
-            if len(bias) != 1 or bias[0].op != "BiasAdd":
-                continue
-            after = users.get(bias[0], [])
-            if len(after) == 1 and after[0].op in _ACTIVATIONS:
+        elif node.op in _CONTRACTIONS or node.op in _WITH_BIAS:
+            bias = node
+            if node.op in _CONTRACTIONS:
+                bias = _only(users.get(node, []))
+                if bias is None or bias.op != "BiasAdd":
+                    continue
+            after = users.get(bias, [])
+            if any(user.op in _ACTIVATIONS for user in after):
                 found.append(layer_of(node.name))
     if not found:
         return []

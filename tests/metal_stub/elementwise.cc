@@ -101,6 +101,22 @@ void Select(Call& call) {  // equal shapes, or a scalar, or broadcasting rows
   }
 }
 
+template <class T, class R>
+void CastPair(TF_DataType from, TF_DataType to) {
+  Register({"Cast", Unary<T, R>([](T v) { return R(v); }, to),
+            {{"SrcT", from}, {"DstT", to}}});
+}
+template <class T>
+void Cast(TF_DataType from) {
+  CastPair<T, float>(from, TF_FLOAT);
+  CastPair<T, int32_t>(from, TF_INT32);
+  CastPair<T, int64_t>(from, TF_INT64);
+  CastPair<T, bool>(from, TF_BOOL);
+}
+void Logical(const char* op, bool (*f)(bool, bool)) {
+  Register({op, Binary<bool, bool>(f, TF_BOOL)});
+}
+
 }  // namespace
 
 void RegisterElementwise() {
@@ -147,11 +163,14 @@ void RegisterElementwise() {
   one("Sigmoid", [](float a) { return 1 / (1 + std::exp(-a)); });
   one("ZerosLike", [](float) { return 0.f; });
   one("OnesLike", [](float) { return 1.f; });
-  Register({"Cast",
-            Unary<int64_t, float>([](int64_t v) { return float(v); }, F),
-            {{"SrcT", TF_INT64}, {"DstT", F}}});
-  Register({"Cast", Unary<bool, float>([](bool v) { return float(v); }, F),
-            {{"SrcT", B}, {"DstT", F}}});
+  Cast<float>(F);
+  Cast<int32_t>(TF_INT32);
+  Cast<int64_t>(TF_INT64);
+  Cast<bool>(B);
+  Logical("LogicalAnd", [](bool a, bool b) { return a && b; });
+  Logical("LogicalOr", [](bool a, bool b) { return a || b; });
+  Register({"LogicalNot", Unary<bool, bool>([](bool a) { return !a; }, B)});
+  Register({"Select", Select, {{"T", F}}});
   Register({"SelectV2", Select, {{"T", F}}});
 }
 

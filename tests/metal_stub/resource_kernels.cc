@@ -95,7 +95,77 @@ class Scatter : public OpKernel {
   }
 };
 
+class Assign : public OpKernel {
+ public:
+  explicit Assign(OpKernelConstruction* c) : OpKernel(c) {
+    OP_REQUIRES_OK(c, c->GetAttr("dtype", &dtype_));
+  }
+  void Compute(OpKernelContext* c) override {
+    metalstub_count("AssignVariableOp");
+    core::RefCountPtr<Var> variable;
+    OP_REQUIRES_OK(c, LookupOrCreateResource<Var>(
+                          c, HandleFromInput(c, 0), &variable,
+                          [this](Var** made) {
+                            *made = new Var(dtype_);
+                            return OkStatus();
+                          }));
+    mutex_lock lock(*variable->mu());
+    *variable->tensor() = c->input(1);
+    variable->is_initialized = true;
+  }
+
+ private:
+  static absl::Status OkStatus() { return absl::OkStatus(); }
+  DataType dtype_;
+};
+
+template <typename T, Update U>
+class AssignUpdate : public OpKernel {
+ public:
+  explicit AssignUpdate(OpKernelConstruction* c) : OpKernel(c) {}
+  void Compute(OpKernelContext* c) override {
+    metalstub_count(type_string().c_str());
+    core::RefCountPtr<Var> variable;
+    OP_REQUIRES_OK(c, LookupResource(c, HandleFromInput(c, 0), &variable));
+    mutex_lock lock(*variable->mu());
+    Tensor* held = variable->tensor();
+    const Tensor& by = c->input(1);
+    Tensor result;  // a reader may hold the old one
+    OP_REQUIRES_OK(c,
+                   c->allocate_temp(held->dtype(), held->shape(), &result));
+    const T* a = static_cast<const T*>(held->data());
+    const T* b = static_cast<const T*>(by.data());
+    T* out = static_cast<T*>(result.data());
+    for (int64_t i = 0; i < held->NumElements(); ++i)
+      out[i] = U == kAdd ? a[i] + b[i] : a[i] - b[i];
+    *held = result;
+  }
+};
+
+// METALSTUB_ONLY_OPS and METALSTUB_DISABLE_OPS cannot reach these: the macros
+// register while the library loads. A test that wants TensorFlow's generic
+// assignments instead does not set METALSTUB_ASSIGN.
+const char* AssignDevice() {
+  return getenv("METALSTUB_ASSIGN") ? StubDevice() : "METALSTUB_UNUSED";
+}
+
 }  // namespace
+
+#define ASSIGN(op, T)                \
+  Name(op)                           \
+      .Device(AssignDevice())        \
+      .HostMemory("resource")        \
+      .TypeConstraint<T>("dtype")
+REGISTER_KERNEL_BUILDER(ASSIGN("AssignVariableOp", float), Assign);
+REGISTER_KERNEL_BUILDER(ASSIGN("AssignVariableOp", int64_t), Assign);
+REGISTER_KERNEL_BUILDER(ASSIGN("AssignAddVariableOp", float),
+                        AssignUpdate<float, kAdd>);
+REGISTER_KERNEL_BUILDER(ASSIGN("AssignAddVariableOp", int64_t),
+                        AssignUpdate<int64_t, kAdd>);
+REGISTER_KERNEL_BUILDER(ASSIGN("AssignSubVariableOp", float),
+                        AssignUpdate<float, kSub>);
+REGISTER_KERNEL_BUILDER(ASSIGN("AssignSubVariableOp", int64_t),
+                        AssignUpdate<int64_t, kSub>);
 
 #define ON_DEVICE(op, Index) \
   Name(op)                   \

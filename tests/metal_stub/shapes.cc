@@ -111,6 +111,25 @@ void Split(Call& call) {
   }
 }
 
+void Tile(Call& call) {
+  Tensor a, times, o;
+  if (!call.In(0, &a) || !call.In(1, &times, /*host=*/true)) return;
+  Dims d = a.dims(), out = d;
+  int rank = d.size();
+  for (int i = 0; i < rank; ++i) out[i] *= times.index(i);
+  if (!call.Out(0, TF_FLOAT, out, &o)) return;
+  Dims at(rank, 0);
+  for (int64_t i = 0, n = o.n(); i < n; ++i) {
+    int64_t from = 0;
+    for (int k = 0; k < rank; ++k) from = from * d[k] + at[k] % d[k];
+    o.f()[i] = a.f()[from];
+    for (int k = rank - 1; k >= 0; --k) {
+      if (++at[k] < out[k]) break;
+      at[k] = 0;
+    }
+  }
+}
+
 void Fill(Call& call) {
   Tensor dims, value, o;
   if (!call.In(0, &dims, /*host=*/true) || !call.In(1, &value)) return;
@@ -127,6 +146,7 @@ void RegisterShapes() {
   for (TF_DataType index : {I, L}) {
     Register({"Transpose", Transpose, {{"T", F}, {"Tperm", index}}, {"perm"}});
     Register({"Fill", Fill, {{"T", F}, {"index_type", index}}, {"dims"}});
+    Register({"Tile", Tile, {{"T", F}, {"Tmultiples", index}}, {"multiples"}});
     Register({"ConcatV2", Concat, {{"T", F}, {"Tidx", index}}, {"axis"}});
     Compute sum = index == I ? SegmentSum<int32_t> : SegmentSum<int64_t>;
     Register({"UnsortedSegmentSum", sum, {{"T", F}, {"Tindices", index}},
