@@ -24,6 +24,7 @@ RUNTIME = {
     "Const",
     "NoOp",
     "Placeholder",
+    "VarHandleOp",
 }
 CONTROL = {
     "ControlTrigger",

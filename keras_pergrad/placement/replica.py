@@ -69,10 +69,10 @@ class Replica:
             if variable is not None:
                 mapping[internal.name] = self._copy(variable, external)
             else:
-                with tf.device(self._device), tf.name_scope("replica"):
+                with tf.device(self._device), tf.name_scope("replica/"):
                     mapping[internal.name] = tf.constant(external)
         inputs = [t for t in self._source.inputs if id(t) not in captured]
-        with tf.name_scope("replica"):
+        with tf.name_scope("replica/"):
             self.inputs = [v1.placeholder(t.dtype, t.shape) for t in inputs]
         mapping |= {t.name: p for t, p in zip(inputs, self.inputs)}
         self.outputs = tf.import_graph_def(
@@ -90,7 +90,7 @@ class Replica:
         """A variable of its own, with the value of another."""
         shape, dtype = variable.shape, variable.dtype
         # A scope of its own: the step's nodes keep their names.
-        with tf.device(self._device), tf.name_scope("replica"):
+        with tf.device(self._device), tf.name_scope("replica/"):
             handle = tf.raw_ops.VarHandleOp(
                 dtype=dtype,
                 shape=shape,
