@@ -30,6 +30,7 @@ class Runs:
         self._parent = {}  # frame → the frame around it
         self._frame = {}
         self._branches = {}  # node → {(test, outcome)} it depends on
+        self._bodies = {}  # node → the loops whose body it stands in
         self._conditions = {}
         self._trips = {}
         self._solving = set()
@@ -51,13 +52,13 @@ class Runs:
         if self._branches.get(node):
             return None
         frame, product = self._frame.get(node), 1
-        # A Merge at the head of a loop also runs for the last, failing test;
-        # such plumbing is not counted, so the body's number serves.
         while frame is not None:
             trips = self.trips(frame)
             if trips is None:
                 return None
-            product *= trips
+            # The test at the head of a loop runs once more, and fails.
+            in_body = frame in self._bodies[node] or frame in self._steps
+            product *= trips if in_body else trips + 1
             frame = self._parent.get(frame)
         return product
 
@@ -108,13 +109,25 @@ class Runs:
         self._frame[node] = frame
 
     def _settle_branches(self, node):
-        edges = [self._along(feeder, slot) for feeder, slot in node.inputs]
-        edges += [self._along(feeder, None) for feeder in node.controls]
-        if node.op == "Merge":
-            known = edges[: len(node.inputs)]
-            self._branches[node] = frozenset.intersection(*known)
+        sources = [*node.inputs, *((f, None) for f in node.controls)]
+        if node.op == "Merge":  # after an "if", or at the head of a loop
+            sources = [s for s in node.inputs if s[0] in self._branches]
+        edges = [self._along(*source) for source in sources]
+        bodies = [self._bodies_along(*source) for source in sources]
+        if node.op == "Merge" and edges:
+            self._branches[node] = frozenset.intersection(*edges)
+            self._bodies[node] = frozenset.intersection(*bodies)
         else:
             self._branches[node] = frozenset().union(*edges)
+            self._bodies[node] = frozenset().union(*bodies)
+
+    def _bodies_along(self, feeder, slot):
+        bodies = self._bodies.get(feeder, frozenset())
+        if feeder.op == "Switch" and slot == 1:
+            test, _ = through_plumbing(*feeder.inputs[1])
+            if test.op == "LoopCond":
+                return bodies | {self._frame[feeder]}
+        return bodies
 
     def _along(self, feeder, slot):
         """What a consumer of this output depends on."""

@@ -90,7 +90,7 @@ def replay(model, data, spec=None, steps=5):
     with Replica(concrete, device="/CPU:0") as on_cpu:
         on_cpu.run(values)
         cpu_ms = median_ms(on_cpu, values, steps)
-    return _analyse(metadata, step_ms, cpu_ms)
+    return analyse(metadata, step_ms, cpu_ms)
 
 
 def median_ms(replica, values, steps, fetches=None):
@@ -103,7 +103,8 @@ def median_ms(replica, values, steps, fetches=None):
     return sorted(times)[len(times) // 2] * 1e3
 
 
-def _analyse(metadata, step_ms, cpu_ms):
+def analyse(metadata, step_ms, cpu_ms):
+    """Reads a `DeepReport` from one traced run, and two times."""
     nodes = graph.read(metadata.partition_graphs)
     ops = {node.name: node.op for node in nodes}
     executions = collections.defaultdict(collections.Counter)
