@@ -1,32 +1,75 @@
 """Gradients under your control for Keras 3 on TensorFlow."""
 
-import importlib
-from typing import TYPE_CHECKING
+import sys as _sys
 
 __version__ = "0.1.0"
 
-if TYPE_CHECKING:
-    from keras_pergrad import callbacks
+
+def _is_command():
+    """Whether Python is looking for the module of `-m keras_pergrad`.
+
+    `doctor` explains why TensorFlow does not load, so it must not load it.
+    Everything else does, for `load_model` to know the classes. (While Python
+    locates a module for -m, argv[0] is "-m"; orig_argv names the module.)
+    """
+    if _sys.argv[:1] != ["-m"] or "-m" not in _sys.orig_argv:
+        return False
+    module = _sys.orig_argv[_sys.orig_argv.index("-m") + 1]
+    return module.partition(".")[0] == __name__
+
+
+if not _is_command():
+    import keras as _keras
+
+    if _keras.backend.backend() != "tensorflow":
+        raise ImportError(
+            "keras_pergrad needs Keras on TensorFlow, but Keras runs on "
+            f"{_keras.backend.backend()!r}. Set the environment variable "
+            "KERAS_BACKEND=tensorflow before Keras is first imported (or "
+            '"backend": "tensorflow" in ~/.keras/keras.json).'
+        )
+
+    from keras_pergrad import callbacks, factors, modes, rules
+    from keras_pergrad.aggregation import (
+        Aggregation,
+        ClippedMean,
+        Mean,
+        register_aggregation,
+    )
+    from keras_pergrad.functional import (
+        per_sample_gradients,
+        per_sample_norms,
+    )
+    from keras_pergrad.model import PerGradModel
+    from keras_pergrad.modes import (
+        Batch,
+        GradientMode,
+        PerSample,
+        Vectorized,
+        register_gradient_mode,
+    )
     from keras_pergrad.placement.comparison import compare_devices
     from keras_pergrad.placement.prediction import predict_placement
+    from keras_pergrad.rules import register_rule
 
-__all__ = ["callbacks", "compare_devices", "predict_placement"]
-
-# Names are fetched on first use: `python -m keras_pergrad doctor` imports
-# this file, and has to work where `import tensorflow` fails.
-_HOMES = {
-    "compare_devices": "keras_pergrad.placement.comparison",
-    "predict_placement": "keras_pergrad.placement.prediction",
-}
-
-
-def __getattr__(name):
-    if name == "callbacks":
-        return importlib.import_module("keras_pergrad.callbacks")
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__():
-    return sorted({*globals(), *__all__})
+    __all__ = [
+        "Aggregation",
+        "Batch",
+        "ClippedMean",
+        "GradientMode",
+        "Mean",
+        "PerGradModel",
+        "PerSample",
+        "Vectorized",
+        "callbacks",
+        "compare_devices",
+        "factors",
+        "modes",
+        "per_sample_gradients",
+        "per_sample_norms",
+        "predict_placement",
+        "register_aggregation",
+        "register_gradient_mode",
+        "register_rule",
+        "rules",
+    ]

@@ -1,1 +1,18 @@
-"""To be filled."""
+"""Per-sample gradients of one variable, kept factored; one class a file."""
+
+from keras_pergrad.factors.base import SampleGradients
+from keras_pergrad.factors.full import Full
+from keras_pergrad.factors.joined import Joined
+from keras_pergrad.factors.outer import Outer
+from keras_pergrad.factors.rows import Rows
+from keras_pergrad.factors.sums import Product, Sum
+
+__all__ = [
+    "Full",
+    "Joined",
+    "Outer",
+    "Product",
+    "Rows",
+    "SampleGradients",
+    "Sum",
+]

@@ -1,0 +1,73 @@
+"""The n per-sample gradients of one variable, kept factored."""
+
+import abc
+
+import tensorflow as tf
+
+
+class SampleGradients(abc.ABC):
+    """The n per-sample gradients of one variable, not yet computed.
+
+    Subclasses hold tensors whose first axis is the sample and answer three
+    questions, each as cheaply as their structure allows. What they stand for
+    are *contributions*: they add up to the batch gradient.
+
+    `rows` names the attributes that hold such tensors, so that `select` can
+    blank a sample in all of them.
+    """
+
+    rows = ()
+
+    @abc.abstractmethod
+    def squared_norms(self):
+        """The squared Euclidean norm of each contribution, (n,)."""
+
+    @abc.abstractmethod
+    def weighted_sum(self, weights):
+        """The sum of all contributions, each times its weight.
+
+        Args:
+            weights: (n,), or None for the plain sum.
+
+        Returns:
+            A tensor of the variable's shape (or `tf.IndexedSlices`).
+        """
+
+    @abc.abstractmethod
+    def materialize(self):
+        """All contributions, (n, *shape of the variable)."""
+
+    def select(self, keep):
+        """Blanks the samples for which `keep`, (n,) booleans, is false.
+
+        A weight of zero is not enough: zero times NaN is NaN. Costs nothing
+        at run time while every sample is kept.
+        """
+        every = tf.reduce_all(keep)
+        for name in self.rows:
+            tensor = getattr(self, name)
+            if tensor is not None:
+                setattr(self, name, _blank(tensor, keep, every))
+        return self
+
+
+def _blank(tensor, keep, every):
+    if not tensor.dtype.is_floating:
+        return tensor
+    mask = tf.reshape(keep, [-1] + [1] * (tensor.shape.rank - 1))
+
+    def blanked():
+        return tf.where(mask, tensor, tf.zeros([], tensor.dtype))
+
+    return tf.cond(every, lambda: tensor, blanked)
+
+
+def expand(weights, tensor):
+    """Weights (n,) shaped to multiply `tensor`, (n, ...)."""
+    weights = tf.cast(weights, tensor.dtype)
+    return tf.reshape(weights, [-1] + [1] * (tensor.shape.rank - 1))
+
+
+def sum_of_squares(tensor):
+    """Σ over all axes but the first of the squares, (n,)."""
+    return tf.reduce_sum(tf.square(tensor), list(range(1, tensor.shape.rank)))
