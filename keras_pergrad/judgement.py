@@ -68,8 +68,10 @@ def tolerance(dtype, terms=1):
             `terms` is below 1.
 
     Example:
-        >>> tolerance("float32") < tolerance("float32", terms=1000)
-        True
+
+    >>> from keras_pergrad.judgement import tolerance
+    >>> tolerance("float32") < tolerance("float32", terms=1000)
+    True
     """
     name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
     if name not in _EPSILON:
@@ -104,10 +106,12 @@ def judge(reference, value, dtype="float32", terms=1, scale=0.0):
         ValueError: the shapes differ, or `dtype` or `terms` is refused.
 
     Example:
-        >>> judge([1.0, 2.0], [1.0, 2.0000002]).verdict
-        'rounding'
-        >>> judge([1.0, 2.0], [1.0, 2.4]).verdict
-        'wrong'
+
+    >>> from keras_pergrad.judgement import judge
+    >>> judge([1.0, 2.0], [1.0, 2.0000002]).verdict
+    'rounding'
+    >>> judge([1.0, 2.0], [1.0, 2.4]).verdict
+    'wrong'
     """
     limit = tolerance(dtype, terms)
     reference = np.asarray(reference, dtype="float64")

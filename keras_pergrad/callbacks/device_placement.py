@@ -50,10 +50,19 @@ class DevicePlacement(keras.callbacks.Callback):
         report: a `PlacementReport`, `None` before the first step.
 
     Example:
-        >>> placement = DevicePlacement()
-        >>> model.fit(x, y, callbacks=[placement])
-        >>> placement.report.ops_on_cpu
-        48
+
+    >>> import keras, numpy
+    >>> import keras_pergrad as kpg
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    >>> model.compile("sgd", "mse", jit_compile=False)
+    >>> x, y = numpy.ones((8, 4)), numpy.ones((8, 1))
+    >>> placement = kpg.callbacks.DevicePlacement()
+    >>> history = model.fit(x, y, verbose=0, callbacks=[placement])
+    ... # doctest: +ELLIPSIS
+    <BLANKLINE>
+    Placement...
+    >>> sorted(history.history)
+    ['device_copies', 'loss', 'ops_on_accelerator', 'ops_on_cpu']
     """
 
     def __init__(self, deep=False, warn=True):

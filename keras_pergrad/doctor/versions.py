@@ -147,10 +147,10 @@ def satisfies(version, wanted):
     their release."""
     have = numbers(version)
     for clause in filter(None, wanted.split(",")):
-        match = re.match(r"\s*(>=|<=|==|!=|~=|>|<)\s*([\d.]+)(\.\*)?", clause)
+        match = re.match(r"\s*(>=|<=|==|!=|~=|>|<)\s*(\d+(?:\.\d+)*)(\.\*)?", clause)
         if not match:
             continue
-        sign, bound = match.group(1), numbers(match.group(2).strip("."))
+        sign, bound = match.group(1), numbers(match.group(2))
         size = max(len(have), len(bound))
         left = have + (0,) * (size - len(have))
         right = bound + (0,) * (size - len(bound))

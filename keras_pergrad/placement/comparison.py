@@ -11,7 +11,7 @@ from keras_pergrad.placement import culprit, layers
 from keras_pergrad.placement.devices import accelerators, short_name
 from keras_pergrad.placement.prediction import check_trainable
 from keras_pergrad.placement.replay import median_ms
-from keras_pergrad.placement.replica import Replica, trace_step
+from keras_pergrad.placement.replica import Replica, as_in_fit, trace_step
 
 _RANDOM = ("Random", "StatelessRandom", "StatelessTruncated", "Truncated")
 _RANDOM += ("Multinomial", "StatefulUniform", "StatelessMultinomial")
@@ -128,7 +128,14 @@ def compare_devices(model, x, y, devices=None, repeats=3):
             compiled or not built, or `repeats` below 1.
 
     Example:
-        >>> print(compare_devices(model, x[:32], y[:32]))
+
+    >>> import keras, numpy
+    >>> import keras_pergrad as kpg
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    >>> model.compile("sgd", "mse")
+    >>> x, y = numpy.ones((8, 4)), numpy.ones((8, 1))
+    >>> kpg.compare_devices(model, x, y, devices=["CPU:0"]).ok
+    True
     """
     check_trainable(model)
     if repeats < 1:
@@ -137,7 +144,7 @@ def compare_devices(model, x, y, devices=None, repeats=3):
             f"repeats={repeats}"
         )
     names = _chosen(devices)
-    step, labels, notes = _step(model, (x, y))
+    step, labels, notes = _step(model, as_in_fit((x, y)))
     concrete, values = step
     terms = _terms(model, values[0])
     dtype = _dtype(model)

@@ -12,7 +12,7 @@ from keras_pergrad.placement import (
     tables,
 )
 from keras_pergrad.placement.operations import Operation
-from keras_pergrad.placement.replica import Replica, trace_step
+from keras_pergrad.placement.replica import Replica, as_in_fit, trace_step
 from keras_pergrad.placement.report import PlacementReport
 
 _PLATFORMS = ("metal",)
@@ -57,8 +57,15 @@ def predict_placement(model, x, y, platform="metal", kernels_table=None):
             not built.
 
     Example:
-        >>> report = predict_placement(model, x, y)
-        >>> print(report)
+
+    >>> import keras, numpy
+    >>> import keras_pergrad as kpg
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    >>> model.compile("sgd", "mse")
+    >>> x, y = numpy.ones((8, 4)), numpy.ones((8, 1))
+    >>> report = kpg.predict_placement(model, x, y)
+    >>> [op for op, reason, number, layers in report.fallbacks()]
+    ['AddV2']
     """
     if platform not in _PLATFORMS:
         raise ValueError(
@@ -67,7 +74,7 @@ def predict_placement(model, x, y, platform="metal", kernels_table=None):
         )
     check_trainable(model)
     table = tables.metal(kernels_table)
-    nodes = optimised_nodes(model, (x, y))
+    nodes = optimised_nodes(model, as_in_fit((x, y)))
     layer_of = layers.Layers(model, [node.name for node in nodes])
     runs = loops.Runs(nodes)
     places = _places(nodes, table)

@@ -11,6 +11,7 @@ Private attributes in use, covered by `tests/placement/test_replica.py`:
 
 import itertools
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -157,6 +158,18 @@ def _pin(definition, device, pins):
                 node.device = pins[node.op]
             elif device:
                 node.device = device
+
+
+def as_in_fit(data):
+    """Arrays with the types that `fit` gives them: Python's and NumPy's
+    double precision becomes Keras's float type."""
+
+    def convert(array):
+        array = np.asarray(array)
+        wide = array.dtype == np.float64
+        return array.astype(keras.config.floatx()) if wide else array
+
+    return tf.nest.map_structure(convert, data)
 
 
 def trace_step(step, data, spec=None):

@@ -129,3 +129,15 @@ def test_no_wrapper_stays(reports, settings):
     assert all(found["restored"] for found in reports.values())
     assert settings["steps"]["restored"]
     assert settings["eager"]["restored"]
+
+
+def test_every_gradient_mode_is_counted_as_the_plugin_counts_it():
+    found = session.run("tests.placement.mode_checks:modes")
+    for mode in ("batch", "vectorized", "clipped"):
+        assert found[mode]["counts"] == found[mode]["truth"], mode
+        assert found[mode]["copies"] == found[mode]["copies_truth"], mode
+    # One pass per sample is a loop: what cannot be read is left open.
+    counts, truth = (found["per_sample"][k] for k in ("counts", "truth"))
+    known = {op: n for op, n in counts.items() if n is not None}
+    assert known
+    assert known == {op: truth[op] for op in known}
