@@ -59,7 +59,7 @@ def test_empty_arrays_agree():
 def test_refusals_name_what_came():
     with pytest.raises(ValueError, match=r"one shape.*\(2,\) and \(3,\)"):
         judge([1, 2], [1, 2, 3])
-    with pytest.raises(ValueError, match="float64, float32.*int32"):
+    with pytest.raises(ValueError, match=r"float64, float32.*int32"):
         tolerance("int32")
-    with pytest.raises(ValueError, match="1 or more.*terms=0"):
+    with pytest.raises(ValueError, match=r"1 or more.*terms=0"):
         tolerance("float32", 0)

@@ -53,14 +53,15 @@ def examine():
         probe, matmul = _start("probe"), _start("matmul")
         facts, more = _inside(probe)
         findings += more
-        findings.append(_matmul(matmul, imported="tensorflow" in facts))
+        defect = _matmul(matmul, imported="tensorflow" in facts)
+        findings += [defect] if defect is not None else []
     return {
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "versions": found,
         "facts": facts,
-        "findings": [vars(f) for f in findings if f is not None],
-        "errors": sum(f is not None and f.level == ERROR for f in findings),
+        "findings": [vars(f) for f in findings],
+        "errors": sum(f.level == ERROR for f in findings),
     }
 
 

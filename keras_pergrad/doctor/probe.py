@@ -31,9 +31,7 @@ def devices():
     from keras_pergrad.placement.devices import accelerators
 
     cpus = tf.config.list_physical_devices("CPU")
-    found = [
-        {"name": d.name, "platform": d.platform} for d in accelerators()
-    ]
+    found = [{"name": d.name, "platform": d.platform} for d in accelerators()]
     return {"cpus": len(cpus), "accelerators": found}
 
 
@@ -75,10 +73,13 @@ def training(device):
             ]
         )
         model.set_weights(
-            [random.normal(scale=0.3, size=w).astype("float32")
-             for w in weights]
+            [
+                random.normal(scale=0.3, size=w).astype("float32")
+                for w in weights
+            ]
         )
-        model.compile(keras.optimizers.SGD(0.05), "mse", jit_compile=False)
+        sgd = keras.optimizers.SGD(0.05)
+        model.compile(sgd, "mse", jit_compile=False)  # type: ignore[arg-type]
         losses = [float(model.train_on_batch(x, y)) for _ in range(3)]
     return {"device": device, "losses": losses}
 

@@ -147,7 +147,9 @@ def satisfies(version, wanted):
     their release."""
     have = numbers(version)
     for clause in filter(None, wanted.split(",")):
-        match = re.match(r"\s*(>=|<=|==|!=|~=|>|<)\s*(\d+(?:\.\d+)*)(\.\*)?", clause)
+        match = re.match(
+            r"\s*(>=|<=|==|!=|~=|>|<)\s*(\d+(?:\.\d+)*)(\.\*)?", clause
+        )
         if not match:
             continue
         sign, bound = match.group(1), numbers(match.group(2))
@@ -182,7 +184,8 @@ def _metal(found, python, system):
                 'pip install "keras-pergrad[metal]" (Python 3.12 at most)',
             )
         ]
-    bounds = _METAL.get(numbers(metal)[:2])
+    major, minor, *_ = (*numbers(metal), 0, 0)
+    bounds = _METAL.get((major, minor))
     if bounds is None:
         return [
             Finding(

@@ -132,7 +132,7 @@ def _verdict(op, right, tensor, value):
         real = [a for a in inputs if np.asarray(a).dtype.kind == "f"]
         sizes = [float(np.max(np.abs(a), initial=0.0)) for a in real]
         product = op.type.startswith(("MatMul", "Conv", "Batch", "Einsum"))
-        scale = np.prod(sizes) if product else max(sizes, default=0.0)
+        scale = float(np.prod(sizes)) if product else max(sizes, default=0.0)
     dtype = tensor.dtype.name
     return judgement.judge(right[tensor.name], value, dtype, terms, scale)
 
@@ -142,9 +142,9 @@ def _by_type(concrete, values, device, judge):
     definition = concrete.graph.as_graph_def()
     bodies = [definition.node]
     bodies += [f.node_def for f in definition.library.function]
-    nodes = {node.op: node for body in bodies for node in body}
+    ops = dict.fromkeys(node.op for body in bodies for node in body)
     device_type = device.partition(":")[0]
-    for op, node in nodes.items():
+    for op in ops:
         if op in graph.PLUMBING or not kernels.registered(op):
             continue
         types = {k.device_type for k in kernels.registered(op)}

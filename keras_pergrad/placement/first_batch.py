@@ -1,5 +1,7 @@
 """Sets the first batches of a data stream aside without losing them."""
 
+import functools
+
 import tensorflow as tf
 
 
@@ -23,11 +25,12 @@ def set_aside(iterator, steps):
     if not batches:
         return batches, iterator
     spec = iterator.element_spec
-    dataset = None
-    for batch in batches:
-        one = tf.data.Dataset.from_tensors(batch).map(_with(spec))
-        dataset = one if dataset is None else dataset.concatenate(one)
-    return batches, iter(dataset)
+    single = [
+        tf.data.Dataset.from_tensors(batch).map(_with(spec))
+        for batch in batches
+    ]
+    dataset = functools.reduce(tf.data.Dataset.concatenate, single)
+    return batches, iter(dataset)  # type: ignore[call-overload]
 
 
 def _with(spec):

@@ -88,9 +88,7 @@ def type_names(definition):
             found.append(value.type)
         elif kind == "list":
             found += value.list.type
-    return tuple(
-        dict.fromkeys(tf.dtypes.as_dtype(t).name for t in found if t)
-    )
+    return tuple(dict.fromkeys(tf.dtypes.as_dtype(t).name for t in found if t))
 
 
 def read(partitions):

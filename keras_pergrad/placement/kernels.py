@@ -113,9 +113,7 @@ def serving(definition, device_type):
             generic = owned_by_tensorflow(definition.op)
             return GENERIC if generic else DEVICE
     for kernel in registered(definition.op):
-        if kernel.device_type == "DEFAULT" and _allows(
-            kernel, definition.attr
-        ):
+        if kernel.device_type == "DEFAULT" and _allows(kernel, definition.attr):
             return GENERIC
     return NONE
 

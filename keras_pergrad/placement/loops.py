@@ -10,7 +10,7 @@ is the exception: it counts as one turn, so that figures are for one step.
 
 import tensorflow as tf
 
-from keras_pergrad.placement.graph import through_plumbing
+from keras_pergrad.placement.graph import RECEIVES, through_plumbing
 
 _LIMITS = {"Less": 0, "LessEqual": 1}
 # What tells the loop over steps from a loop inside a step: it takes batches,
@@ -95,6 +95,8 @@ class Runs:
                 feeders += node.controls
                 if node.op == "Merge":
                     feeders = [f for f in feeders if f.op != "NextIteration"]
+                if node.op in RECEIVES and node.partner is not None:
+                    feeders.append(node.partner)
                 stack += [(f, False) for f in feeders if f not in done]
         return order
 
@@ -110,6 +112,9 @@ class Runs:
 
     def _settle_branches(self, node):
         sources = [*node.inputs, *((f, None) for f in node.controls)]
+        if node.op in RECEIVES and node.partner is not None:
+            # Where the sender does not run, what follows here does not.
+            sources.append((node.partner, None))
         if node.op == "Merge":  # after an "if", or at the head of a loop
             sources = [s for s in node.inputs if s[0] in self._branches]
         edges = [self._along(*source) for source in sources]

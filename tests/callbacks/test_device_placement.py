@@ -26,7 +26,7 @@ def test_a_machine_without_accelerator_gets_a_short_report(capsys):
     assert report.ops_on_accelerator == report.device_copies == 0
     assert report.ops_on_cpu > 50
     assert report.hazards == []
-    assert KEYS <= set(history.history)
+    assert set(history.history) >= KEYS
     printed = capsys.readouterr().out
     assert "the CPU only" in printed
     assert len(printed.strip().splitlines()) == 3
@@ -182,7 +182,7 @@ def test_every_gradient_mode(mode):
     history = train(*made, placement)
     assert placement.report.ops_on_cpu > 50
     assert placement.report.deep.step_ms > 0
-    assert KEYS <= set(history.history)
+    assert set(history.history) >= KEYS
 
 
 def test_outside_of_fit_is_refused():

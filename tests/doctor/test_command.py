@@ -35,9 +35,7 @@ def doctor(python=sys.executable, as_json=True, **environment):
 
 
 def errors(said):
-    return {
-        f["subject"]: f for f in said["findings"] if f["level"] == "error"
-    }
+    return {f["subject"]: f for f in said["findings"] if f["level"] == "error"}
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 import keras
 import numpy as np
-
 from keras import layers
 
 BATCH = 8

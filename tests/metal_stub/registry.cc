@@ -85,6 +85,18 @@ void Call::Fail(const char* message) {
 
 namespace {
 
+// What is wrong on purpose: set at load, or from a test at any time, for the
+// kernels that are made from then on.
+struct Damage {
+  std::set<std::string> ops = EnvSet("METALSTUB_BREAK_OPS");
+  std::string nodes = Env("METALSTUB_BREAK_NODES", "");
+  float by = atof(Env("METALSTUB_BREAK_BY", "1").c_str());
+};
+Damage& TheDamage() {
+  static auto* damage = new Damage;
+  return *damage;
+}
+
 void* Create(const Definition* def, TF_OpKernelConstruction* ctx) {
   auto* k = new Kernel{def};
   TF_Status* st = TF_NewStatus();
@@ -109,11 +121,11 @@ void* Create(const Definition* def, TF_OpKernelConstruction* ctx) {
                                              v.size(), st);
     k->l[a] = v;
   }
-  static const auto ops = EnvSet("METALSTUB_BREAK_OPS");
-  static const auto where = Env("METALSTUB_BREAK_NODES", "");
   TF_StringView view = TF_OpKernelConstruction_GetName(ctx);
   std::string name(view.data, view.len);
-  k->broken = ops.count(def->op) && name.find(where) != std::string::npos;
+  const Damage& damage = TheDamage();
+  k->broken = damage.ops.count(def->op) &&
+              name.find(damage.nodes) != std::string::npos;
   if (TF_GetCode(st) != TF_OK) TF_OpKernelConstruction_Failure(ctx, st);
   TF_DeleteStatus(st);
   return k;
@@ -122,7 +134,6 @@ void* Create(const Definition* def, TF_OpKernelConstruction* ctx) {
 void Run(void* opaque, TF_OpKernelContext* ctx) {
   auto* kernel = static_cast<Kernel*>(opaque);
   static const int slow_us = atoi(Env("METALSTUB_SLOW_US", "0").c_str());
-  static const float by = atof(Env("METALSTUB_BREAK_BY", "1").c_str());
   TF_Status* status = TF_NewStatus();
   Ok(status);
   uint64_t start = NowNs();
@@ -132,7 +143,7 @@ void Run(void* opaque, TF_OpKernelContext* ctx) {
     Tensor out;
     out.t = TF_GetMutableOutput(ctx, 0, status);
     if (out.t && TF_TensorType(out.t) == TF_FLOAT && out.n())
-      out.f()[0] += by;
+      out.f()[0] += TheDamage().by;
   }
   while (slow_us && NowNs() - start < uint64_t(slow_us) * 1000) {
   }
@@ -229,6 +240,10 @@ EXPORT const char* metalstub_report() {
     << ",\"wrong_memory\":" << c.wrong_memory << "}";
   *out = o.str();
   return out->c_str();
+}
+
+EXPORT void metalstub_break(const char* op, const char* nodes, float by) {
+  stub::TheDamage() = {{op}, nodes, by};
 }
 
 EXPORT void metalstub_reset() {

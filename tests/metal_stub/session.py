@@ -6,6 +6,7 @@ argument, the `Plugin`, that returns something JSON can hold.
 """
 
 import ctypes
+import fcntl
 import importlib
 import json
 import os
@@ -36,6 +37,12 @@ class Plugin:
     @property
     def device(self):
         return f"{self.type}:0"
+
+    def damage(self, op, nodes="", by=1.0):
+        """Makes an op's kernels wrong, from the next one that is made on."""
+        number = ctypes.c_float(by)
+        library = self._library
+        library.metalstub_break(op.encode(), nodes.encode(), number)
 
     def reset(self):
         self._library.metalstub_reset()
@@ -86,6 +93,21 @@ def run(check, *arguments, **switches):
         f"{check} ended with {done.returncode}:\n{done.stdout[-500:]}\n"
         f"{done.stderr[-2500:]}"
     )
+
+
+def run_once(tmp_path_factory, check, *arguments, **switches):
+    """`run`, once for all test workers."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    name = "-".join([check, *arguments, *switches]).replace(":", "-")
+    result = folder / f"{name}.json"
+    with (folder / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not result.exists():
+            found = run(check, *arguments, **switches)
+            result.write_text(json.dumps(found))
+    return json.loads(result.read_text())
 
 
 if __name__ == "__main__":

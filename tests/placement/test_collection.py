@@ -30,9 +30,11 @@ def test_only_what_is_placed_anew_is_collected():
 
 def test_options_come_back_after_a_raise():
     options = context.context().function_call_options
-    with pytest.raises(RuntimeError, match="inside"):
-        with collection.collect(again=True) as collected:
-            raise RuntimeError("inside")
+    with (
+        pytest.raises(RuntimeError, match="inside"),
+        collection.collect(again=True) as collected,
+    ):
+        raise RuntimeError("inside")
     assert context.context().function_call_options is options
     assert len(collected) == 1
 

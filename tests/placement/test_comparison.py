@@ -3,39 +3,41 @@ import pytest
 
 from keras_pergrad.placement.comparison import compare_devices
 from tests.metal_stub import models, session
+from tests.placement import comparison_checks
 
-CHECK = "tests.placement.comparison_checks:compare"
+LAYERS = {
+    "dense": "dense",
+    "cnn": "conv2d",
+    "rnn": "lstm/lstm_cell",
+    "embedding": "global_average_pooling1d",
+    "attention": "self_attention/multi_head_attention",
+}
 
 
-def test_right_kernels_are_not_accused():
-    names = ("dense", "cnn", "rnn", "embedding", "attention", "mnist")
-    found = session.run(CHECK, *names)
-    for name in names:
-        assert found[name]["ok"], found[name]["text"]
-        assert found[name]["agreement"] < 1e-5
-        assert found[name]["op"] is None
-        assert found[name]["unchanged"]
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    check = "tests.placement.comparison_checks:compare"
+    return session.run_once(tmp_path_factory, check)
+
+
+@pytest.mark.parametrize("name", comparison_checks.RIGHT)
+def test_right_kernels_are_not_accused(found, name):
+    assert found[name]["ok"], found[name]["text"]
+    assert found[name]["agreement"] < 1e-5
+    assert found[name]["op"] is None
+    assert found[name]["unchanged"]
 
 
 @pytest.mark.parametrize(
-    ("model", "op", "nodes", "by", "layer"),
-    [
-        ("dense", "BiasAdd", "dense_1", 0.4, "dense"),
-        ("cnn", "Conv2DBackpropFilter", "conv2d_1", 0.01, "conv2d"),
-        ("rnn", "Sigmoid", "", 1.0, "lstm/lstm_cell"),
-        ("embedding", "GatherV2", "", 1.0, None),
-    ],
+    ("model", "op"), [case[:2] for case in comparison_checks.DAMAGE]
 )
-def test_a_wrong_kernel_is_named_with_its_layer(model, op, nodes, by, layer):
-    if op == "GatherV2":  # the embedding's lookup is another library's
-        op, layer = "Mean", "global_average_pooling1d"
-    found = session.run(
-        CHECK, model, BREAK_OPS=op, BREAK_NODES=nodes, BREAK_BY=by
-    )[model]
-    assert not found["ok"]
-    assert found["op"] == op
-    assert found["layer"].startswith(layer)
-    assert "not rounding" in found["text"]
+def test_a_wrong_kernel_is_named_with_its_layer(found, model, op):
+    result = found[f"{model} {op}"]
+    assert not result["ok"]
+    assert (result["op"], result["alone"]) == (op, True)
+    assert result["layer"].startswith(LAYERS[model])
+    assert "not rounding" in result["text"]
+    assert f"{op} in layer {result['layer']} is wrong" in result["text"]
 
 
 def test_without_an_accelerator_the_cpu_is_timed():

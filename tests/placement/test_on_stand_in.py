@@ -9,13 +9,13 @@ MODELS = ("dense", "cnn", "rnn", "embedding", "attention")
 
 
 @pytest.fixture(scope="module")
-def reports():
-    return session.run(f"{CHECKS}:small", *MODELS)
+def reports(tmp_path_factory):
+    return session.run_once(tmp_path_factory, f"{CHECKS}:small", *MODELS)
 
 
 @pytest.fixture(scope="module")
-def settings():
-    return session.run(f"{CHECKS}:settings")
+def settings(tmp_path_factory):
+    return session.run_once(tmp_path_factory, f"{CHECKS}:settings")
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -81,15 +81,16 @@ def test_text_fits_a_screen(reports):
 
 @pytest.mark.parametrize("ops", ["MatMul,Mul,Relu", "BiasAdd,Sub"])
 def test_other_fallbacks_change_the_report(reports, ops):
-    found = session.run(f"{CHECKS}:small", "dense", "cnn", DISABLE_OPS=ops)
+    found = session.run(f"{CHECKS}:plain", "dense", "cnn", DISABLE_OPS=ops)
     for model, result in found.items():
         assert result["counts"] == result["truth"]
         assert result["copies"] == result["copies_truth"]
         rows = {row[0] for row in result["fallbacks"]}
         assert rows.issuperset(ops.split(","))
         assert not set(ops.split(",")).intersection(result["truth"])
-        assert result["logs"]["ops_on_cpu"] > (
-            reports[model]["logs"]["ops_on_cpu"]
+        assert (
+            result["logs"]["ops_on_cpu"]
+            > (reports[model]["logs"]["ops_on_cpu"])
         )
 
 
@@ -133,11 +134,12 @@ def test_no_wrapper_stays(reports, settings):
 
 def test_every_gradient_mode_is_counted_as_the_plugin_counts_it():
     found = session.run("tests.placement.mode_checks:modes")
-    for mode in ("batch", "vectorized", "clipped"):
+    for mode in ("batch", "vectorized", "per_sample"):
         assert found[mode]["counts"] == found[mode]["truth"], mode
         assert found[mode]["copies"] == found[mode]["copies_truth"], mode
-    # One pass per sample is a loop: what cannot be read is left open.
-    counts, truth = (found["per_sample"][k] for k in ("counts", "truth"))
+    # A check that may stop the step is a branch: what stands there is left
+    # open, the rest is exact.
+    counts, truth = (found["clipped"][k] for k in ("counts", "truth"))
     known = {op: n for op, n in counts.items() if n is not None}
-    assert known
+    assert len(known) > 15
     assert known == {op: truth[op] for op in known}

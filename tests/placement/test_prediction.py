@@ -120,7 +120,7 @@ def test_an_rnn_that_may_pick_cudnn_is_noted():
 
 def test_refusals():
     model, x, y = models.make("dense")
-    with pytest.raises(ValueError, match="'metal'.*platform='cuda'"):
+    with pytest.raises(ValueError, match=r"'metal'.*platform='cuda'"):
         predict_placement(model, x, y, platform="cuda")
     plain = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     with pytest.raises(ValueError, match="not compiled"):

@@ -34,7 +34,7 @@ def test_captured_constants_are_copied():
 
 
 def test_one_type_of_op_can_be_pinned():
-    concrete, values = trace_step(lambda x: tf.sin(x), np.ones(1, "f4"))
+    concrete, _ = trace_step(lambda x: tf.sin(x), np.ones(1, "f4"))
     pins = {"Sin": "/device:CPU:0"}
     with Replica(concrete, pins=pins) as replica:
         [sin] = [
