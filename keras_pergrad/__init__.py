@@ -36,12 +36,10 @@ if not _is_command():
         Mean,
         register_aggregation,
     )
-    from keras_pergrad.functional import (
-        per_sample_gradients,
-        per_sample_norms,
-    )
+    from keras_pergrad.functional import per_sample_gradients, per_sample_norms
     from keras_pergrad.model import PerGradModel
     from keras_pergrad.modes import (
+        Accumulated,
         Batch,
         GradientMode,
         PerSample,
@@ -53,6 +51,7 @@ if not _is_command():
     from keras_pergrad.rules import register_rule
 
     __all__ = [
+        "Accumulated",
         "Aggregation",
         "Batch",
         "ClippedMean",

@@ -105,30 +105,30 @@ class Replay:
             )
         return rows
 
-    def _row(self, tensor, i, copies):
-        """Row i of a batch tensor, as a batch; others as they are."""
+    def _take(self, tensor, rows):
+        """These rows of a batch tensor; other tensors as they are."""
         if not tf.is_tensor(tensor) or tensor.shape.rank in (None, 0):
             return tensor
         if tensor.shape[0] != self.recorded.batch_axis:
             return tensor
-        row = _take(tensor, i, copies)
+        taken = tf.gather(tensor, rows)
         mask = backend.get_keras_mask(tensor)
         if mask is not None:
-            backend.set_keras_mask(row, _take(mask, i, copies))
-        return row
+            backend.set_keras_mask(taken, tf.gather(mask, rows))
+        return taken
 
-    def forward(self, i, copies=1):
-        """Runs the call on a batch of `copies` times row i.
+    def forward(self, rows):
+        """Runs the call on a batch of these rows, given by their indices.
 
         Returns:
             The `carriers` of the output, and the losses that were added.
         """
         args, kwargs = tf.nest.map_structure(
-            lambda t: self._row(t, i, copies),
+            lambda t: self._take(t, rows),
             (self.recorded.args, self.recorded.kwargs),
         )
         drawn = [
-            r if r.shape[0] == 1 else _take(r, i, copies) for r in self._rows
+            r if r.shape[0] == 1 else tf.gather(r, rows) for r in self._rows
         ]
         scope = keras.StatelessScope(
             list(zip(self.variables, self.values)), collect_losses=True
@@ -154,23 +154,25 @@ class Replay:
         """
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(self.values)
-            outputs, losses = self.forward(i)
+            # A gather keeps the size of the batch, 1, known to XLA.
+            row = tf.reshape(i, [1])
+            outputs, losses = self.forward(row)
             targets, weights = [], []
             for output, gradient in zip(outputs, output_gradients):
                 if gradient is not None:
                     targets.append(output)
-                    weights.append(_take(gradient, i))
+                    weights.append(tf.gather(gradient, row))
             for loss, weight in zip(losses, loss_weights):
                 targets.append(loss)
                 weights.append(tf.cast(weight, loss.dtype))
         result = tape.gradient(targets, self.values, output_gradients=weights)
-        right = self._reproduced(i, outputs, output_gradients)
+        right = self._reproduced(row, outputs, output_gradients)
         return [
             None if g is None else _poison_unless(right, g)
             for g in map(_dense, result)
         ]
 
-    def _reproduced(self, i, outputs, output_gradients):
+    def _reproduced(self, row, outputs, output_gradients):
         """Whether row i of the batch came out again; asserts it in graphs."""
         checks = []
         for single, batch, gradient in zip(
@@ -180,7 +182,7 @@ class Replay:
                 continue
             if single.shape.rank != batch.shape.rank:
                 raise ValueError(self._message())
-            checks.append(_close(single, _take(batch, i)))
+            checks.append(_close(single, tf.gather(batch, row)))
         right = tf.reduce_all(checks) if checks else tf.constant(True)
         check = tf.debugging.Assert(right, [self._message()])
         if check is None:
@@ -198,11 +200,6 @@ class Replay:
             "gradient cannot be computed. Make the layer act on each sample "
             "alone and draw with keras.random, or use gradient_mode='batch'."
         )
-
-
-def _take(tensor, i, copies=1):
-    """Row i, `copies` times; a gather keeps the size known to XLA."""
-    return tf.gather(tensor, tf.stack([i] * copies))
 
 
 def _dense(gradient):

@@ -105,9 +105,10 @@ class Tape:
         if self.model._call_has_training_arg:
             kwargs["training"] = self.training
         with contextlib.ExitStack() as stack:
-            stack.enter_context(coupling.refused(self.model))
             for layer in self.model._flatten_layers():
                 stack.enter_context(self._wrapped(layer))
+            # Outermost, so that the layers' rules are still found.
+            stack.enter_context(coupling.refused(self.model))
             stack.enter_context(draws.recording(self._on_draw))
             return self.model(x, **kwargs)
 

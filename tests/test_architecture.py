@@ -10,6 +10,7 @@ ROOT = pathlib.Path(keras_pergrad.__file__).parent
 # The first level inside the package: what each may import from inside it.
 ALLOWED = {
     "patching": set(),
+    "epochs": set(),
     "registry": set(),
     "carriers": set(),
     "factors": {"factors"},
@@ -48,6 +49,7 @@ ALLOWED = {
     "doctor": {"doctor", "judgement", "placement"},
     "callbacks": {"callbacks", "runs", "functional", "placement"},
     "model": {
+        "epochs",
         "modes",
         "losses",
         "registry",

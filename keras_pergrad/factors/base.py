@@ -37,6 +37,17 @@ class SampleGradients(abc.ABC):
     def materialize(self):
         """All contributions, (n, *shape of the variable)."""
 
+    def chosen_method(self):
+        """How the norms are computed, in a word."""
+        return "full"
+
+    def norm_bytes(self, n):
+        """Bytes that the norms of n samples hold beside what is given.
+
+        None where the shapes do not tell.
+        """
+        return None
+
     def select(self, keep):
         """Blanks the samples for which `keep`, (n,) booleans, is false.
 

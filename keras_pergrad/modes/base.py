@@ -51,6 +51,20 @@ class GradientMode:
         """
         raise NotImplementedError(f"{type(self).__name__} must define step().")
 
+    def make_state(self):
+        """What the mode keeps for one compiled model, or None.
+
+        It becomes the model's `gradient_state`, until compile() is called
+        again. A `KerasSaveable` is saved with the model's weights.
+        """
+        return None
+
+    def end_epoch(self, model):
+        """Called by `fit` after each epoch's last batch.
+
+        That is before validation, and before any callback learns of the end.
+        """
+
     def build(self, model):
         """Creates what variables the mode needs, once the model is built."""
 

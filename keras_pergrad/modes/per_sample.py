@@ -7,7 +7,7 @@ from keras_pergrad.aggregation import aggregations
 from keras_pergrad.carriers import carriers
 from keras_pergrad.losses import (
     additional_loss_weights,
-    additional_losses,
+    noting_losses,
     total_loss,
     track_loss,
 )
@@ -91,6 +91,11 @@ class PerSample(GradientMode):
         return Step(
             samples.loss, samples.y_pred, scaled(gradients, scale), statistics
         )
+
+    def weighted_sum(self, model, x, loss, n, scale):
+        """As `Vectorized.weighted_sum`."""
+        samples = Samples(model, x, None, None, scale, part=(loss, n))
+        return samples.y_pred, *self._aggregate(samples)
 
     def _aggregate(self, samples):
         """The weighted sum of the contributions, and all norms."""
@@ -191,23 +196,36 @@ class Samples:
         x, y, sample_weight: the batch.
         scale: the loss scale, or None.
         training: whether layers are called for training.
+        part: for a part of a larger batch, a function that gives its part of
+            the loss for the outputs and the `add_loss` terms, and the number
+            of samples in the whole.
     """
 
-    def __init__(self, model, x, y, sample_weight, scale=None, training=True):
+    def __init__(
+        self, model, x, y, sample_weight, scale=None, training=True, part=None
+    ):
         self.variables = list(model.trainable_variables)
         self.scale = scale
         self.n = tf.shape(first_tensor(x))[0]
-        drawn = []
-        with coupling.refused(model), draws.recording(drawn.append):
+        drawn, added = [], []
+        with (
+            coupling.refused(model),
+            draws.recording(drawn.append),
+            noting_losses(model, added),
+        ):
             self.y_pred = call_model(model, x, training)
-        added = additional_losses(model)
         outputs = carriers(self.y_pred)
         floats = [t for t in outputs if t.dtype.is_floating]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(floats)
-            self.loss = total_loss(
-                model, x, y, self.y_pred, sample_weight, training
-            )
+            if part is None:
+                self.whole = self.n
+                self.loss = total_loss(
+                    model, x, y, self.y_pred, sample_weight, training
+                )
+            else:
+                loss, self.whole = part
+                self.loss = loss(self.y_pred, added)
             target = self.loss if scale is None else self.loss * scale
         found = iter(tape.gradient(target, floats))
         self._output_gradients = [
@@ -216,7 +234,7 @@ class Samples:
         recorded = Recorded(model, (x,), {}, training, drawn, outputs, added)
         self._replay = Replay(recorded, self.variables)
         self._loss_weights = additional_loss_weights(
-            self._replay, self.n, scale
+            self._replay, self.whole, scale
         )
 
     @property
@@ -238,14 +256,14 @@ class Samples:
         ]
 
     def norm(self, contributions):
-        """The norm of the per-sample gradient, n times the contribution."""
+        """The norm of the per-sample gradient: contribution times batch."""
         squares = [
             tf.cast(tf.reduce_sum(tf.square(g)), self.norm_dtype)
             for g in contributions
             if g is not None
         ]
         total = tf.add_n(squares) if squares else tf.zeros([], self.norm_dtype)
-        return tf.cast(self.n, self.norm_dtype) * tf.sqrt(total)
+        return tf.cast(self.whole, self.norm_dtype) * tf.sqrt(total)
 
 
 modes.register("per_sample", PerSample)

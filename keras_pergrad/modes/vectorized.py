@@ -3,7 +3,7 @@
 import tensorflow as tf
 
 from keras_pergrad.aggregation import aggregations
-from keras_pergrad.losses import total_loss
+from keras_pergrad.losses import noting_losses, total_loss
 from keras_pergrad.modes.base import (
     GradientMode,
     Step,
@@ -51,6 +51,29 @@ class Vectorized(GradientMode):
         gradients = add_regularizers(gradients, tape.variables)
         return Step(loss, y_pred, scaled(gradients, scale), statistics)
 
+    def weighted_sum(self, model, x, loss, n, scale):
+        """A microbatch's part in the aggregation over a larger batch.
+
+        Args:
+            model: the compiled model.
+            x: the inputs of the microbatch.
+            loss: gives its part of the loss of the whole batch, not scaled,
+                for the model's outputs and the list of `add_loss` terms.
+            n: the number of samples in the whole batch.
+            scale: the loss scale, or None.
+
+        Returns:
+            (outputs, the sums of weighted contributions, the samples' norms).
+        """
+        tape, added = Tape(model), []
+        with tape:
+            with noting_losses(model, added):
+                y_pred = tape.forward(x)
+            target = loss(y_pred, added)
+            target = target if scale is None else target * scale
+        factors = tape.sample_gradients(target, scale)
+        return y_pred, *weighted_sum(self.aggregation, factors, n)
+
     @property
     def log_metrics(self):
         return self.aggregation.log_metrics
@@ -74,14 +97,21 @@ def aggregate(aggregation, factors, n, scale=None):
     if not aggregation.needs_norms:
         gradients = [f and f.weighted_sum(None) for f in factors]
         return aggregation.finish(gradients, n), {}
+    gradients, norms = weighted_sum(aggregation, factors, n)
+    gradients = aggregation.finish(gradients, n)
+    if scale is not None:
+        finite = tf.math.is_finite(norms)
+        gradients = overflow_to_infinity(gradients, finite, scale)
+    return gradients, aggregation.statistics(norms)
+
+
+def weighted_sum(aggregation, factors, n):
+    """The sum of the contributions by their weights, and all norms."""
     norms = sample_norms(factors, n)
     weights = aggregation.weights(norms)
     finite = tf.math.is_finite(norms)
     gradients = [f and f.select(finite).weighted_sum(weights) for f in factors]
-    gradients = aggregation.finish(gradients, n)
-    if scale is not None:
-        gradients = overflow_to_infinity(gradients, finite, scale)
-    return gradients, aggregation.statistics(norms)
+    return gradients, norms
 
 
 def sample_norms(factors, n):
