@@ -120,6 +120,11 @@ def optimised_nodes(model, data):
 
 
 def _forced_xla(model):
+    """Whether the user wrote `jit_compile=True`.
+
+    Private name in use, covered by `tests/placement/test_prediction.py`:
+    `keras.Model._compile_config`.
+    """
     # Keras turns "auto" off on a Mac with a GPU, and on elsewhere: only a
     # True that the user wrote counts, and compile() keeps that.
     config = getattr(model, "_compile_config", None)

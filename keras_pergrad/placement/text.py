@@ -91,7 +91,8 @@ def _operations(report):
         times = f" ×{number}" if number > 1 else ""
         where = f" [{_names(layers)}]" if layers else ""
         lines.append(_wrap(f"on the CPU: {op}{times}: {why}{where}", 4))
-    lines.append(_wrap(_copies(report)))
+    if not report.prediction:
+        lines.append(_wrap(_copies(report)))
     return lines
 
 

@@ -108,6 +108,19 @@ def test_hazards_of_the_step():
     assert found["fused_activation"].layers == ("hidden",)
 
 
+def test_a_forced_compiler_is_a_hazard():
+    model, x, y = models.make("dense", jit_compile=True)
+    report = predict_placement(model, x, y)
+    assert "xla" in {hazard.code for hazard in report.hazards}
+
+
+def test_double_precision_from_numpy_is_what_fit_makes_of_it():
+    model, x, y = models.make("dense")
+    plain = predict_placement(model, x, y)
+    wide = predict_placement(model, x.astype("float64"), y)
+    assert wide.executions("cpu") == plain.executions("cpu")
+
+
 def test_an_rnn_that_may_pick_cudnn_is_noted():
     model = keras.Sequential(
         [keras.Input((5, 3)), keras.layers.LSTM(4), keras.layers.Dense(1)]
