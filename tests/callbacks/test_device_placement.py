@@ -185,6 +185,33 @@ def test_every_gradient_mode(mode):
     assert set(history.history) >= KEYS
 
 
+def test_under_a_distribution_strategy():
+    import tensorflow as tf
+
+    placement = DevicePlacement(deep=True)
+    with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+        made = models.make("dense")
+    history = train(*made, placement)
+    assert placement.report.ops_on_cpu > 50
+    assert KEYS <= set(history.history)
+    assert placement.report.deep is None
+    assert any("distributed" in note for note in placement.report.notes)
+
+
+def test_sequences_of_open_length():
+    inputs = keras.Input((None, 4))
+    hidden = keras.layers.LSTM(5, use_cudnn=False)(inputs)
+    model = keras.Model(inputs, keras.layers.Dense(1)(hidden))
+    model.compile("sgd", "mse", jit_compile=False)
+    placement = DevicePlacement(deep=True)
+    x, y = np.ones((8, 6, 4), "float32"), np.ones((8, 1), "float32")
+    train(model, x, y, placement)
+    counted = placement.report.executions("cpu")
+    traced = placement.report.deep.executions["CPU:0"]
+    assert counted["Tanh"] in (None, traced["Tanh"])
+    assert counted["AssignSubVariableOp"] == traced["AssignSubVariableOp"]
+
+
 def test_outside_of_fit_is_refused():
     placement = DevicePlacement()
     model, _, _ = models.make("dense")
