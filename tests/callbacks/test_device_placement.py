@@ -193,7 +193,7 @@ def test_under_a_distribution_strategy():
         made = models.make("dense")
     history = train(*made, placement)
     assert placement.report.ops_on_cpu > 50
-    assert KEYS <= set(history.history)
+    assert set(history.history) >= KEYS
     assert placement.report.deep is None
     assert any("distributed" in note for note in placement.report.notes)
 
