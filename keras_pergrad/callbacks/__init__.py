@@ -1,1 +1,3 @@
-"""Callbacks that watch training; they know no mode and no rule."""
+from keras_pergrad.callbacks.device_placement import DevicePlacement
+
+__all__ = ["DevicePlacement"]
