@@ -1,0 +1,106 @@
+"""Loaders and steps with clocks of their own: the truth for stall tests."""
+
+import time
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+SPEC = (tf.TensorSpec((None, 3)), tf.TensorSpec((None, 1)))
+BATCH = (np.zeros((4, 3), np.float32), np.zeros((4, 1), np.float32))
+
+
+class Clock(keras.callbacks.Callback):
+    """When each batch was begun and ready, asked for, and each step ended.
+
+    It is a callback only to see when the training loop turns to the next
+    call of the train function, which takes some time of its own after the
+    last step.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.begun = []
+        self.ready = []
+        self.asked = {}
+        self.step_ends = []
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.asked[len(self.step_ends)] = time.time()
+
+    on_test_batch_begin = on_train_batch_begin
+
+    def waits(self, skip=0):
+        """True wait of each step after the first.
+
+        Step k could begin when step k - 1 had ended and the loop had turned
+        to it; it waited until its batch was ready, if that was later. A
+        loader that only begins when asked cannot have been waited for before.
+
+        Args:
+            skip: Batches that were loaded before training began.
+        """
+        waits = []
+        for k in range(1, len(self.step_ends)):
+            free = max(
+                self.step_ends[k - 1],
+                self.asked.get(k, 0.0),
+                self.begun[k + skip],
+            )
+            waits.append(max(self.ready[k + skip] - free, 0.0))
+        return np.array(waits)
+
+
+def sleeper(clock, seconds):
+    """A function that sleeps `seconds[i]` before batch i and notes it."""
+
+    def load(i):
+        clock.begun.append(time.time())
+        if seconds[i]:
+            time.sleep(seconds[i])
+        clock.ready.append(time.time())
+        return BATCH
+
+    return load
+
+
+class TimedStepModel(keras.Model):
+    """A model whose step sleeps, and notes its begin and end."""
+
+    def __init__(self, clock, seconds):
+        super().__init__()
+        self.dense = keras.layers.Dense(1, kernel_initializer="ones")
+        self.stall_clock = clock
+        self.seconds = seconds
+
+    def call(self, x):
+        return self.dense(x)
+
+    def _rest(self, loss):
+        if self.seconds:
+            time.sleep(self.seconds)
+        self.stall_clock.step_ends.append(time.time())
+        return loss
+
+    def _finish(self, logs):
+        """The end of the step: sleeps once its results are there."""
+        loss = logs["loss"]
+        if tf.executing_eagerly():
+            self._rest(loss)
+            return logs
+        with tf.control_dependencies(tf.nest.flatten(logs)):
+            rest = tf.numpy_function(self._rest, [loss], tf.float32)
+        return {**logs, "loss": tf.ensure_shape(rest, [])}
+
+    def train_step(self, data):
+        return self._finish(super().train_step(data))
+
+    def test_step(self, data):
+        return self._finish(super().test_step(data))
+
+
+def no_hidden_prefetch(dataset):
+    """TensorFlow adds a prefetch of its own; tests want the plain case."""
+    options = tf.data.Options()
+    options.experimental_optimization.inject_prefetch = False
+    return dataset.with_options(options)
