@@ -50,13 +50,18 @@ def prefetch(facts):
 
 
 def parallel_map(facts):
-    serial = [s for s in facts.stages if s.kind == "Map"]
-    if not serial or facts.data.options().threading.max_intra_op_parallelism:
+    share, stage = 0.0, None
+    for after, this in zip([None, *facts.stages], facts.stages):
+        if this.kind != "Map":
+            continue
+        # A map before a batch is fused with it, and shows under that name.
+        fused = after is not None and after.kind == "Batch"
+        its_share = facts.share("MapAndBatch") if fused else None
+        its_share = its_share or facts.share("Map") or 0.0
+        if its_share > share:
+            share, stage = its_share, this
+    if stage is None or share < LARGE:
         return None
-    share = facts.share(*MAPS)
-    if share is None or share < LARGE:
-        return None
-    stage = next((s for s in serial if s.runs_python), serial[0])
     cause = f"`{stage.label}` handles one element at a time."
     if stage.runs_python:
         cause += (

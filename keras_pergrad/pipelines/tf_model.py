@@ -26,7 +26,7 @@ def running_stages(iterator):
     model = model_pb2.ModelProto.FromString(text)
     found = []
     key = model.output
-    while key in model.nodes:
+    while key is not None and key in model.nodes:
         node = model.nodes[key]
         parallel = 1.0
         for parameter in node.parameters:

@@ -91,7 +91,7 @@ class TimedIterator(tf.data.Iterator):
 
 def _pass_on(part):
     """The same tensor on the same device, later."""
-    with tf.compat.v1.colocate_with(part.op):
+    with part.graph.colocate_with(part.op):
         return tf.identity(part)
 
 

@@ -104,3 +104,18 @@ def no_hidden_prefetch(dataset):
     options = tf.data.Options()
     options.experimental_optimization.inject_prefetch = False
     return dataset.with_options(options)
+
+
+class Loader(keras.utils.PyDataset):
+    """A PyDataset that sleeps."""
+
+    def __init__(self, load, batches, **settings):
+        super().__init__(**settings)
+        self.load = load
+        self.batches = batches
+
+    def __len__(self):
+        return self.batches
+
+    def __getitem__(self, index):
+        return self.load(index)
