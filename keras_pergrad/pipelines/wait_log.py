@@ -129,5 +129,9 @@ class WaitLog:
 
 
 def _destroy(handles):
-    for handle in handles:
-        tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)
+    # Python may collect the log while some function is being traced.
+    with tf.init_scope():
+        for handle in handles:
+            tf.raw_ops.DestroyResourceOp(
+                resource=handle, ignore_lookup_error=True
+            )

@@ -23,6 +23,7 @@ class Clock(keras.callbacks.Callback):
         self.begun = []
         self.ready = []
         self.asked = {}
+        self.step_begins = []
         self.step_ends = []
 
     def on_train_batch_begin(self, batch, logs=None):
@@ -30,25 +31,25 @@ class Clock(keras.callbacks.Callback):
 
     on_test_batch_begin = on_train_batch_begin
 
-    def waits(self, skip=0):
-        """True wait of each step after the first.
+    def bounds(self, skip=0):
+        """Least and greatest sum of the true waits after the first step.
 
-        Step k could begin when step k - 1 had ended and the loop had turned
-        to it; it waited until its batch was ready, if that was later. A
-        loader that only begins when asked cannot have been waited for before.
+        Step k was free to begin when step k - 1 had ended and the loop had
+        turned to it. It waited at least until the loader had its batch (a
+        loader that only begins when asked cannot have been waited for
+        before), and at most until the step had begun: between the two lies
+        TensorFlow's handing over of the batch.
 
         Args:
             skip: Batches that were loaded before training began.
         """
-        waits = []
+        least = most = 0.0
         for k in range(1, len(self.step_ends)):
-            free = max(
-                self.step_ends[k - 1],
-                self.asked.get(k, 0.0),
-                self.begun[k + skip],
-            )
-            waits.append(max(self.ready[k + skip] - free, 0.0))
-        return np.array(waits)
+            free = max(self.step_ends[k - 1], self.asked.get(k, 0.0))
+            begun = max(free, self.begun[k + skip])
+            least += max(self.ready[k + skip] - begun, 0.0)
+            most += max(self.step_begins[k] - free, 0.0)
+        return least, most
 
 
 def sleeper(clock, seconds):
@@ -92,16 +93,30 @@ class TimedStepModel(keras.Model):
             rest = tf.numpy_function(self._rest, [loss], tf.float32)
         return {**logs, "loss": tf.ensure_shape(rest, [])}
 
+    def _begin(self, data):
+        x, y = data
+        if tf.executing_eagerly():
+            self.stall_clock.step_begins.append(time.time())
+            return data
+
+        def note(x):
+            self.stall_clock.step_begins.append(time.time())
+            return x
+
+        noted = tf.numpy_function(note, [x], tf.float32)
+        return tf.ensure_shape(noted, x.shape), y
+
     def train_step(self, data):
-        return self._finish(super().train_step(data))
+        return self._finish(super().train_step(self._begin(data)))
 
     def test_step(self, data):
-        return self._finish(super().test_step(data))
+        return self._finish(super().test_step(self._begin(data)))
 
 
 def no_hidden_prefetch(dataset):
-    """TensorFlow adds a prefetch of its own; tests want the plain case."""
+    """TensorFlow adds parallelism of its own; tests want the plain case."""
     options = tf.data.Options()
+    options.experimental_optimization.map_parallelization = False
     options.experimental_optimization.inject_prefetch = False
     return dataset.with_options(options)
 
