@@ -1,1 +1,23 @@
-"""To be filled."""
+"""Per-sample gradients of one variable, kept factored; one class a file."""
+
+from keras_pergrad.factors.base import SampleGradients
+from keras_pergrad.factors.full import Full
+from keras_pergrad.factors.joined import Joined
+from keras_pergrad.factors.outer import Outer
+from keras_pergrad.factors.patches import Patches, convolution_method
+from keras_pergrad.factors.rows import Rows
+from keras_pergrad.factors.sums import Product, Sum
+from keras_pergrad.factors.windows import Windows
+
+__all__ = [
+    "Full",
+    "Joined",
+    "Outer",
+    "Patches",
+    "Product",
+    "Rows",
+    "SampleGradients",
+    "Sum",
+    "Windows",
+    "convolution_method",
+]

@@ -1,0 +1,108 @@
+"""The n per-sample gradients of one variable, kept factored."""
+
+import abc
+
+import tensorflow as tf
+
+
+class SampleGradients(abc.ABC):
+    """The n per-sample gradients of one variable, not yet computed.
+
+    Subclasses hold tensors whose first axis is the sample and answer three
+    questions, each as cheaply as their structure allows. What they stand for
+    are *contributions*: they add up to the batch gradient.
+
+    `rows` names the attributes that hold such tensors, so that `select` can
+    blank a sample in all of them.
+    """
+
+    rows = ()
+
+    @abc.abstractmethod
+    def squared_norms(self):
+        """The squared Euclidean norm of each contribution, (n,)."""
+
+    @abc.abstractmethod
+    def weighted_sum(self, weights):
+        """The sum of all contributions, each times its weight.
+
+        Args:
+            weights: (n,), or None for the plain sum.
+
+        Returns:
+            A tensor of the variable's shape (or `tf.IndexedSlices`).
+        """
+
+    @abc.abstractmethod
+    def materialize(self):
+        """All contributions, (n, *shape of the variable)."""
+
+    def chosen_method(self):
+        """How the norms are computed, in a word."""
+        return "full"
+
+    def norm_bytes(self, n):
+        """Bytes that the norms of n samples hold beside what is given.
+
+        None where the shapes do not tell.
+        """
+        return None
+
+    def holders(self):
+        """The factors in it that hold tensors, itself first."""
+        return [self]
+
+    def select(self, keep):
+        """Blanks the samples for which `keep`, (n,) booleans, is false.
+
+        A weight of zero is not enough: zero times NaN is NaN. Costs nothing
+        at run time while every sample is kept.
+        """
+        select([self], keep)
+        return self
+
+
+def select(factors, keep):
+    """`select` for many factors at once, with a single condition."""
+    held = [
+        (part, name)
+        for factor in factors
+        for part in factor.holders()
+        for name in part.rows
+    ]
+    tensors = [getattr(part, name) for part, name in held]
+    floats = [
+        k
+        for k, t in enumerate(tensors)
+        if t is not None and t.dtype.is_floating
+    ]
+    chosen = [tensors[k] for k in floats]
+    selected = tf.cond(
+        tf.reduce_all(keep),
+        lambda: [tf.identity(t) for t in chosen],
+        lambda: [_blank(t, keep) for t in chosen],
+    )
+    for k, tensor in zip(floats, selected):
+        tensor.set_shape(tensors[k].shape)
+        setattr(*held[k], tensor)
+
+
+def _blank(tensor, keep):
+    mask = tf.reshape(keep, [-1] + [1] * (tensor.shape.rank - 1))
+    return tf.where(mask, tensor, tf.zeros([], tensor.dtype))
+
+
+def expand(weights, tensor):
+    """Weights (n,) shaped to multiply `tensor`, (n, ...)."""
+    weights = tf.cast(weights, tensor.dtype)
+    return tf.reshape(weights, [-1] + [1] * (tensor.shape.rank - 1))
+
+
+def weighted(gradients, weights):
+    """Σ_n weights[n] · gradients[n], the gradients materialised."""
+    return tf.tensordot(tf.cast(weights, gradients.dtype), gradients, 1)
+
+
+def sum_of_squares(tensor):
+    """Σ over all axes but the first of the squares, (n,)."""
+    return tf.reduce_sum(tf.square(tensor), list(range(1, tensor.shape.rank)))

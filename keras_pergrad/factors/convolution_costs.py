@@ -1,0 +1,87 @@
+"""What each way to a convolution's norms and weighted sum costs.
+
+Microseconds a sample on two CPU cores, from static shapes: a constant, the
+multiplications, and the numbers copied, each at the rate measured by
+benchmarks/conv_methods.py. Only their order matters.
+"""
+
+from keras_pergrad.factors.convolution_methods import has_filter_gradient
+
+MULTIPLY = 9.5e-6
+COPY = 0.33e-3
+WRITE = 0.12e-3
+# Above this many entries gradients are not held only to save a second pass.
+HELD = 2**17
+
+
+def costs(windows, groups, big, small):
+    """Microseconds for norms and weighted sum by method, where it can serve.
+
+    Args:
+        windows: the `Windows`.
+        groups: the number of groups.
+        big, small: the channels of either side, all groups together.
+
+    Returns:
+        A dict by method name.
+    """
+    taps, count = windows.taps, windows.count
+    window = taps * big // groups
+    entries = window * small
+    multiply = MULTIPLY * count * entries
+    again = 5 + 1.2 * multiply
+    held = WRITE * entries
+    # With groups every tensor is transposed first.
+    copies = COPY * (1 if groups == 1 else 4)
+    by_tap = taps * (1.5 + copies * count * big) + multiply + held
+    unfolded = count * taps * (2.5e-3 + 1.1e-3 * big)
+    if groups > 1:
+        unfolded += copies * count * taps * big
+    reduced = held
+    found = {
+        "taps": by_tap + reduced,
+        "patches": unfolded + multiply + held + reduced,
+        "tap_norms": by_tap + again,
+        "patch_gram": unfolded
+        + 1.5 * MULTIPLY * count**2 * (taps * big + small)
+        + again,
+    }
+    pixels = 1
+    for size in windows.padded_sizes:
+        pixels *= size
+    found["pixel_gram"] = (
+        8
+        + 1.5 * MULTIPLY * (pixels**2 * big + count**2 * small)
+        + 0.5e-3 * groups * taps * count**2
+        + again
+    )
+    if not windows.dilated and groups == 1:
+        found["identity"] = (
+            2 * MULTIPLY * count * (taps * big) ** 2 + multiply + held + reduced
+        )
+    if has_filter_gradient(windows, groups, big):
+        found["loop"] = 100 + 1.5 * multiply + held + reduced
+    if entries > HELD:
+        for name in ("taps", "patches", "identity", "loop"):
+            if name in found:
+                found[name] += 1e9
+    return found
+
+
+def norm_bytes(method, windows, groups, big, small):
+    """Numbers a sample that the method holds at its peak."""
+    taps, count = windows.taps, windows.count
+    entries = taps * big // groups * small
+    pixels = 1
+    for size in windows.padded_sizes:
+        pixels *= size
+    padded = pixels * big
+    return {
+        "taps": entries + padded + count * big,
+        "tap_norms": entries // taps + padded + count * big,
+        "patches": entries + count * taps * big,
+        "identity": entries + count * taps * big,
+        "loop": entries + padded,
+        "patch_gram": count * taps * big + 2 * groups * count**2,
+        "pixel_gram": padded + groups * (pixels**2 + 2 * count**2),
+    }[method]

@@ -1,0 +1,243 @@
+"""Ways to a convolution kernel's per-sample gradients and their norms.
+
+n sample, T position, K tap, g group, i input and o output channels of a
+group. `big` is (n, *sizes, g·i), `small` is (n, T, g·o), and a gradient is
+(n, K·i, g·o): Σ_T big at the tap ⊗ small.
+
+Where there is one group and K·i > o, `patches` gives its transpose: a matmul
+is up to a third faster when the last axis of its result is the longer one.
+"""
+
+import math
+
+import numpy as np
+import tensorflow as tf
+
+from keras_pergrad.factors.base import sum_of_squares
+
+
+def taps(big, small, windows, groups):
+    """One matmul for each tap, on a slice of the input."""
+    parts = _by_tap(big, small, windows, groups)
+    stacked = tf.stack(list(parts), 1)
+    i, o = stacked.shape[2:]
+    return tf.reshape(stacked, [-1, windows.taps * i, o])
+
+
+def tap_norms(big, small, windows, groups):
+    """Squared norms, tap by tap: no gradient is held."""
+    parts = _by_tap(big, small, windows, groups)
+    return tf.add_n([sum_of_squares(part) for part in parts])
+
+
+def _by_tap(big, small, windows, groups):
+    small = split(small, groups)
+    for met in windows.slices(windows.pad(big)):
+        yield merge(_product(split(met, groups), small), groups)
+
+
+def _product(x, dz):
+    """Σ_T x ⊗ dz for (..., T, i) and (..., T, o)."""
+    if x.shape[-1] == 1 and dz.shape.rank == 4:
+        # A matmul for each channel alone costs more than the product.
+        return tf.reduce_sum(x * dz, -2, keepdims=True)
+    return tf.matmul(x, dz, transpose_a=True)
+
+
+def split(tensor, groups):
+    """(n, T, g·c) as (n, g, T, c); unchanged for a single group."""
+    if groups == 1:
+        return tensor
+    _, positions, channels = tensor.shape
+    tensor = tf.reshape(tensor, [-1, positions, groups, channels // groups])
+    return tf.transpose(tensor, [0, 2, 1, 3])
+
+
+def merge(gradients, groups):
+    """(n, g, a, o) as (n, a, g·o); unchanged for a single group."""
+    if groups == 1:
+        return gradients
+    _, _, rows, columns = gradients.shape
+    gradients = tf.transpose(gradients, [0, 2, 1, 3])
+    return tf.reshape(gradients, [-1, rows, groups * columns])
+
+
+def patches(big, small, windows, groups, extract=None):
+    """Every window as a row, then one matmul."""
+    unfolded = (extract or unfold)(big, windows)
+    if groups == 1 and unfolded.shape[-1] > small.shape[-1]:
+        return _product(small, unfolded)
+    unfolded = _by_group(unfolded, windows, groups)
+    return merge(_product(unfolded, split(small, groups)), groups)
+
+
+def patches_by_identity(big, small, windows, groups):
+    """The same with a cheaper way to small windows."""
+    return patches(big, small, windows, groups, unfold_by_identity)
+
+
+def unfold(big, windows):
+    """The windows of the input, (n, T, K·g·i)."""
+    # A gather is two to four times as fast as the op for image patches.
+    channels = big.shape[-1]
+    pixels = tf.reshape(
+        windows.pad(big), [-1, math.prod(windows.padded_sizes), channels]
+    )
+    rows = tf.gather(pixels, windows.indices(), axis=1)
+    return tf.reshape(rows, [-1, windows.count, windows.taps * channels])
+
+
+def unfold_by_identity(big, windows):
+    """The same through a convolution with an identity kernel.
+
+    Faster than the op for it while a window has few entries.
+    """
+    channels = big.shape[-1]
+    size = windows.taps * channels
+    kernel = np.eye(size, dtype=big.dtype.as_numpy_dtype)
+    kernel = kernel.reshape([*windows.kernel, channels, size])
+    rows = tf.nn.convolution(
+        windows.pad(big),
+        kernel,
+        windows.strides,
+        "VALID",
+        dilations=windows.dilation,
+    )
+    return tf.reshape(rows, [-1, windows.count, size])
+
+
+def _by_group(unfolded, windows, groups):
+    """(n, T, K·g·i) as (n, g, T, K·i)."""
+    if groups == 1:
+        return unfolded
+    channels = unfolded.shape[-1] // windows.taps // groups
+    shape = [-1, windows.count, windows.taps, groups, channels]
+    unfolded = tf.transpose(tf.reshape(unfolded, shape), [0, 3, 1, 2, 4])
+    return tf.reshape(
+        unfolded, [-1, groups, windows.count, windows.taps * channels]
+    )
+
+
+def patch_gram_norms(big, small, windows, groups):
+    """⟨PPᵀ, DDᵀ⟩ of windows P and output gradients D."""
+    rows = _by_group(unfold(big, windows), windows, groups)
+    small = split(small, groups)
+    grams = _gram(rows) * _gram(small)
+    # Rounding can leave a tiny negative number.
+    return tf.maximum(tf.reduce_sum(grams, list(range(1, grams.shape.rank))), 0)
+
+
+def pixel_gram_norms(big, small, windows, groups):
+    """The same, but PPᵀ is summed from the Gram matrix of the pixels.
+
+    Windows overlap, so that their products are sums over taps of products of
+    pixels: K times fewer multiplications, and no window is copied.
+    """
+    padded = windows.pad(big)
+    sizes = list(windows.padded_sizes)
+    pixels = tf.reshape(padded, [-1, math.prod(sizes), padded.shape[-1]])
+    gram = _gram(split(pixels, groups))
+    for dimension, (k, d) in enumerate(zip(windows.kernel, windows.dilation)):
+        # The axes of one dimension, in rows and in columns, side by side.
+        outer = sizes[:dimension]
+        inner = sizes[dimension + 1 :]
+        size = sizes[dimension]
+        shape = [
+            -1,
+            math.prod(outer),
+            size,
+            math.prod(inner) * math.prod(outer),
+            size,
+            math.prod(inner),
+        ]
+        gram = tf.reshape(gram, shape)
+        met = [windows.reach(dimension, a * d) for a in range(k)]
+        gram = tf.add_n([gram[:, :, m, :, m] for m in met])
+        sizes[dimension] = windows.positions[dimension]
+    count = windows.count
+    products = _gram(split(small, groups))
+    gram = tf.reshape(gram, [-1, groups * count * count])
+    products = tf.reshape(products, [-1, groups * count * count])
+    return tf.maximum(tf.reduce_sum(gram * products, 1), 0)
+
+
+def _gram(rows):
+    return tf.matmul(rows, rows, transpose_b=True)
+
+
+def loop(big, small, windows, groups):
+    """The convolution's own filter gradient, sample by sample."""
+    small = tf.reshape(small, [-1, *windows.positions, small.shape[-1]])
+
+    def one(pair):
+        return filter_gradient(pair[0][None], pair[1][None], windows, groups)
+
+    i, o = big.shape[-1] // groups, small.shape[-1]
+    return tf.map_fn(
+        one,
+        (windows.pad(big), small),
+        fn_output_signature=tf.TensorSpec([windows.taps * i, o], big.dtype),
+        parallel_iterations=8,
+    )
+
+
+def total(big, small, windows, groups):
+    """The gradient of the whole batch, (K·i, g·o)."""
+    padded = windows.pad(big)
+    if has_filter_gradient(windows, groups, big.shape[-1]):
+        small = tf.reshape(small, [-1, *windows.positions, small.shape[-1]])
+        return filter_gradient(padded, small, windows, groups)
+    o = small.shape[-1] // groups
+    small = tf.reshape(split(small, groups), [-1, groups, windows.count, o])
+    rows = []
+    for met in windows.slices(padded):
+        i = met.shape[-1] // groups
+        met = tf.reshape(split(met, groups), [-1, groups, windows.count, i])
+        rows.append(tf.einsum("ngti,ngto->igo", met, small))
+    return tf.reshape(tf.concat(rows, 0), [-1, groups * o])
+
+
+def has_filter_gradient(windows, groups, channels):
+    """Whether one op of TensorFlow gives the filter gradient on a CPU."""
+    if windows.dilated:
+        return False
+    if groups == 1:
+        return True
+    # TensorFlow's depthwise op wants the same stride everywhere.
+    even = len(set(windows.strides)) == 1
+    return groups == channels and windows.rank < 3 and even
+
+
+def filter_gradient(padded, small, windows, groups):
+    """What that op gives for a padded input, (K·i, g·o)."""
+    kernel, strides, sizes, positions = (
+        list(t) if windows.rank > 1 else [1, *t]
+        for t in (
+            windows.kernel,
+            windows.strides,
+            windows.padded_sizes,
+            windows.positions,
+        )
+    )
+    if windows.rank == 1:
+        # The depthwise op wants the same stride everywhere.
+        strides[0] = strides[1]
+    i, o = padded.shape[-1] // groups, small.shape[-1]
+    padded = tf.reshape(padded, [-1, *sizes, padded.shape[-1]])
+    small = tf.reshape(small, [-1, *positions, o])
+    shape = [*kernel, i, o]
+    if groups > 1:
+        shape = [*kernel, groups, o // groups]
+        op = tf.raw_ops.DepthwiseConv2dNativeBackpropFilter
+    elif len(kernel) == 2:
+        op = tf.raw_ops.Conv2DBackpropFilter
+    else:
+        op = tf.raw_ops.Conv3DBackpropFilterV2
+    gradient = op(
+        input=padded,
+        filter_sizes=shape,
+        out_backprop=small,
+        strides=[1, *strides, 1],
+        padding="VALID",
+    )
+    return tf.reshape(gradient, [-1, o])

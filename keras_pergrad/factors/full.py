@@ -1,0 +1,29 @@
+"""Per-sample gradients that were computed as they are."""
+
+import tensorflow as tf
+
+from keras_pergrad.factors.base import SampleGradients, sum_of_squares, weighted
+
+
+class Full(SampleGradients):
+    """Materialised contributions.
+
+    Args:
+        gradients: (n, *shape of the variable).
+    """
+
+    rows = ("gradients",)
+
+    def __init__(self, gradients):
+        self.gradients = gradients
+
+    def squared_norms(self):
+        return sum_of_squares(self.gradients)
+
+    def weighted_sum(self, weights):
+        if weights is None:
+            return tf.reduce_sum(self.gradients, 0)
+        return weighted(self.gradients, weights)
+
+    def materialize(self):
+        return self.gradients

@@ -1,0 +1,107 @@
+"""The factor of matrix-like kernels: a sum of outer products."""
+
+import tensorflow as tf
+
+from keras_pergrad.factors.base import (
+    SampleGradients,
+    expand,
+    sum_of_squares,
+    weighted,
+)
+
+
+class Outer(SampleGradients):
+    """Contributions Σ_t x_t ⊗ dz_t, t running over the positions.
+
+    n samples, T positions, i inputs, o outputs.
+
+    Args:
+        x: (n, ..., i); the axes between are positions.
+        dz: (n, ..., o), the same positions.
+        shape: the variable's shape, of i·o elements; default: (i, o).
+        perm: how the axes of (*, *) must be transposed to give `shape`;
+            applied to the gradient reshaped to `unpermuted`.
+        unpermuted: the shape before `perm`.
+        method: "gram" or "full" forces how norms are computed; default: by
+            cost. With one position the norm is ‖x‖²‖dz‖² (Goodfellow,
+            arXiv 1510.01799); with few ⟨XXᵀ, DDᵀ⟩ (Li et al., arXiv
+            2110.05679); with many the gradients are materialised.
+    """
+
+    rows = ("x", "dz", "_gradients")
+
+    def __init__(
+        self, x, dz, shape=None, perm=None, unpermuted=None, method=None
+    ):
+        self.x, self.positions = _positions(x)
+        self.dz, _ = _positions(dz)
+        self.shape = shape or [x.shape[-1], dz.shape[-1]]
+        self.perm, self.unpermuted = perm, unpermuted
+        self.method = method
+        self._gradients = None
+
+    def chosen_method(self):
+        """How the norms are computed: "product", "gram" or "full"."""
+        if self.positions == 1:
+            return "product"
+        if self.method:
+            return self.method
+        size = self.x.shape[-1] * self.dz.shape[-1]
+        if self.positions is None:
+            return "full"
+        return "gram" if 2 * self.positions**2 < size else "full"
+
+    def squared_norms(self):
+        method = self.chosen_method()
+        if method == "product":
+            return sum_of_squares(self.x) * sum_of_squares(self.dz)
+        if method == "full":
+            return sum_of_squares(self._matrices())
+        inputs = tf.matmul(self.x, self.x, transpose_b=True)
+        outputs = tf.matmul(self.dz, self.dz, transpose_b=True)
+        # Rounding can leave a tiny negative number.
+        return tf.maximum(tf.reduce_sum(inputs * outputs, [1, 2]), 0)
+
+    def weighted_sum(self, weights):
+        if self._gradients is not None and weights is not None:
+            return self._shaped(weighted(self._gradients, weights))
+        dz = self.dz if weights is None else self.dz * expand(weights, self.dz)
+        x = tf.reshape(self.x, [-1, self.x.shape[-1]])
+        dz = tf.reshape(dz, [-1, dz.shape[-1]])
+        return self._shaped(tf.matmul(x, dz, transpose_a=True))
+
+    def materialize(self):
+        matrices = self._matrices()
+        if self.perm is None:
+            return tf.reshape(matrices, [-1, *self.shape])
+        perm = [0, *(p + 1 for p in self.perm)]
+        matrices = tf.reshape(matrices, [-1, *self.unpermuted])
+        return tf.reshape(tf.transpose(matrices, perm), [-1, *self.shape])
+
+    def _matrices(self):
+        if self._gradients is None:
+            if self.positions == 1:
+                x = tf.reshape(self.x, [-1, self.x.shape[-1], 1])
+                dz = tf.reshape(self.dz, [-1, 1, self.dz.shape[-1]])
+                self._gradients = x * dz
+            else:
+                self._gradients = tf.matmul(self.x, self.dz, transpose_a=True)
+        return self._gradients
+
+    def _shaped(self, matrix):
+        if self.perm is None:
+            return tf.reshape(matrix, self.shape)
+        matrix = tf.reshape(matrix, self.unpermuted)
+        return tf.reshape(tf.transpose(matrix, self.perm), self.shape)
+
+
+def _positions(tensor):
+    """`tensor` as (n, T, features), and T (None where unknown)."""
+    between = tensor.shape[1:-1]
+    count = between.num_elements()
+    features = tensor.shape[-1]
+    if tensor.shape.rank == 3:
+        return tensor, count
+    if count is None:
+        return tf.reshape(tensor, [tf.shape(tensor)[0], -1, features]), count
+    return tf.reshape(tensor, [-1, count, features]), count

@@ -1,0 +1,164 @@
+"""The factor of convolution kernels."""
+
+import contextlib
+import contextvars
+
+import tensorflow as tf
+
+from keras_pergrad.factors import convolution_costs, convolution_methods
+from keras_pergrad.factors.base import (
+    SampleGradients,
+    expand,
+    sum_of_squares,
+    weighted,
+)
+
+# Each gives all gradients, (n, K·i, g·o) ...
+_GRADIENTS = {
+    "taps": convolution_methods.taps,
+    "patches": convolution_methods.patches,
+    "identity": convolution_methods.patches_by_identity,
+    "loop": convolution_methods.loop,
+}
+# ... and each of these the squared norms without them.
+_NORMS = {
+    "tap_norms": convolution_methods.tap_norms,
+    "patch_gram": convolution_methods.patch_gram_norms,
+    "pixel_gram": convolution_methods.pixel_gram_norms,
+}
+METHODS = (*_GRADIENTS, *_NORMS)
+
+_forced = contextvars.ContextVar("forced convolution method", default=None)
+
+
+@contextlib.contextmanager
+def convolution_method(method):
+    """Forces the method of every convolution traced inside.
+
+    A method that cannot serve a layer (no looped filter gradient on a CPU
+    for dilated or grouped convolutions) is not forced on it.
+
+    Args:
+        method: one of `METHODS`.
+
+    Raises:
+        ValueError: there is no such method.
+
+    Example:
+
+    >>> from keras_pergrad.factors import convolution_method
+    >>> with convolution_method("taps"):
+    ...     pass
+    """
+    _check(method)
+    token = _forced.set(method)
+    try:
+        yield
+    finally:
+        _forced.reset(token)
+
+
+class Patches(SampleGradients):
+    """Contributions Σ_p big[p·stride + a·dilation] ⊗ small[p] of each tap a.
+
+    For a convolution `big` is the input and `small` the output's gradient;
+    for a transposed one they change places.
+
+    Args:
+        big: (n, *sizes, groups·i), channels last.
+        small: (n, *positions, groups·o), channels last.
+        windows: the `Windows` of the layer on `big`.
+        shape: the kernel's shape, of taps·i·groups·o elements in this order.
+        groups: in how many groups the channels are kept apart.
+        method: one of `METHODS` forces how norms are computed; default: by
+            cost.
+
+    Raises:
+        ValueError: there is no such method, or it cannot serve these windows.
+    """
+
+    rows = ("big", "small", "_gradients")
+
+    def __init__(self, big, small, windows, shape, groups=1, method=None):
+        self.big = big
+        self.small = tf.reshape(small, [-1, windows.count, small.shape[-1]])
+        self.windows = windows
+        self.shape = list(shape)
+        self.groups = groups
+        self._gradients = None
+        self._costs = convolution_costs.costs(
+            windows, groups, big.shape[-1], small.shape[-1]
+        )
+        if method is not None:
+            _check(method)
+            if method not in self._costs:
+                raise ValueError(
+                    f"method {method!r} cannot serve a kernel of shape "
+                    f"{tuple(shape)} with {groups} groups and dilation "
+                    f"{windows.dilation}; {tuple(self._costs)} can."
+                )
+        elif _forced.get() in self._costs:
+            method = _forced.get()
+        self.method = method
+
+    def chosen_method(self):
+        """How the norms are computed: one of `METHODS`."""
+        return self.method or min(self._costs, key=self._costs.get)
+
+    def norm_bytes(self, n):
+        return (
+            convolution_costs.norm_bytes(
+                self.chosen_method(),
+                self.windows,
+                self.groups,
+                self.big.shape[-1],
+                self.small.shape[-1],
+            )
+            * n
+            * self.big.dtype.size
+        )
+
+    def squared_norms(self):
+        method = self.chosen_method()
+        if self._gradients is None and method in _NORMS:
+            return _NORMS[method](*self._arguments())
+        return sum_of_squares(self._matrices())
+
+    def weighted_sum(self, weights):
+        if self._gradients is not None and weights is not None:
+            return self._shaped(weighted(self._gradients, weights))
+        big, small, windows, groups = self._arguments()
+        if weights is not None:
+            small *= expand(weights, small)
+        found = convolution_methods.total(big, small, windows, groups)
+        return tf.reshape(found, self.shape)
+
+    def materialize(self):
+        return self._shaped(self._matrices(), [-1])
+
+    def _shaped(self, gradients, batch=()):
+        """From (K·i, g·o), or (o, K·i) where it was computed so."""
+        if gradients.shape[-1] != self.small.shape[-1]:
+            gradients = tf.linalg.matrix_transpose(gradients)
+        return tf.reshape(gradients, [*batch, *self.shape])
+
+    def _matrices(self):
+        if self._gradients is None:
+            method = self.chosen_method()
+            if method not in _GRADIENTS:
+                method = min(_GRADIENTS, key=self._cost)
+            self._gradients = _GRADIENTS[method](*self._arguments())
+        return self._gradients
+
+    def _cost(self, method):
+        return self._costs.get(method, float("inf"))
+
+    def _arguments(self):
+        return self.big, self.small, self.windows, self.groups
+
+
+def _check(method):
+    if method not in METHODS:
+        raise ValueError(
+            f"`method` must be one of {METHODS}. Received: method={method!r}"
+        )

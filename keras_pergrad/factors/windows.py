@@ -1,0 +1,115 @@
+"""Where the taps of a convolution kernel meet its input."""
+
+import dataclasses
+import itertools
+import math
+
+import numpy as np
+import tensorflow as tf
+
+
+@dataclasses.dataclass(frozen=True)
+class Windows:
+    """The geometry of a convolution over (n, *sizes, channels).
+
+    Tap a of the kernel meets input pixel p·stride + a·dilation − before at
+    position p, in every dimension. Tuples have one entry a dimension.
+
+    Attributes:
+        kernel, strides, dilation: as Keras has them.
+        sizes: the input's sizes.
+        positions: how many positions the kernel takes.
+        before, after: the zeros added around the input.
+    """
+
+    kernel: tuple
+    strides: tuple
+    dilation: tuple
+    sizes: tuple
+    positions: tuple
+    before: tuple
+    after: tuple
+
+    @classmethod
+    def of(cls, sizes, kernel, strides, dilation, padding):
+        """The windows of a padding: "valid", "same" or "causal"."""
+        positions, before, after = [], [], []
+        for size, k, s, d in zip(sizes, kernel, strides, dilation):
+            reach = (k - 1) * d + 1
+            if padding == "same":
+                count = -(-size // s)
+                missing = max((count - 1) * s + reach - size, 0)
+                first = missing // 2
+            else:
+                missing = first = reach - 1 if padding == "causal" else 0
+                count = (size + missing - reach) // s + 1
+            positions.append(count)
+            before.append(first)
+            after.append(missing - first)
+        return cls(
+            *map(
+                tuple,
+                (kernel, strides, dilation, sizes, positions, before, after),
+            )
+        )
+
+    @property
+    def rank(self):
+        return len(self.kernel)
+
+    @property
+    def taps(self):
+        """How many taps the kernel has."""
+        return math.prod(self.kernel)
+
+    @property
+    def count(self):
+        """How many positions it takes."""
+        return math.prod(self.positions)
+
+    @property
+    def padded_sizes(self):
+        return tuple(
+            a + size + b
+            for a, size, b in zip(self.before, self.sizes, self.after)
+        )
+
+    @property
+    def dilated(self):
+        return any(d > 1 for d in self.dilation)
+
+    def pad(self, tensor):
+        """`tensor` with the zeros around it."""
+        if not any(self.before + self.after):
+            return tensor
+        return tf.pad(tensor, [(0, 0), *zip(self.before, self.after), (0, 0)])
+
+    def offsets(self):
+        """The first pixel of each tap in the padded input, in order."""
+        return itertools.product(
+            *(
+                [a * d for a in range(k)]
+                for k, d in zip(self.kernel, self.dilation)
+            )
+        )
+
+    def reach(self, dimension, offset):
+        """The slice of the padded input that a tap meets in a dimension."""
+        stride = self.strides[dimension]
+        last = offset + (self.positions[dimension] - 1) * stride
+        return slice(offset, last + 1, stride)
+
+    def slices(self, padded):
+        """Yields what each tap meets, (n, T, channels), T the positions."""
+        for offset in self.offsets():
+            index = [self.reach(i, a) for i, a in enumerate(offset)]
+            met = padded[(slice(None), *index)]
+            yield tf.reshape(met, [-1, self.count, padded.shape[-1]])
+
+    def indices(self):
+        """The pixels that the taps meet, (T, K), in the flat padded input."""
+        firsts = np.indices(self.positions).reshape(self.rank, -1)
+        firsts *= np.array(self.strides)[:, None]
+        taps = np.array(list(self.offsets())).T
+        met = firsts[:, :, None] + taps[:, None, :]
+        return np.ravel_multi_index(list(met), self.padded_sizes)

@@ -1,0 +1,158 @@
+"""The loss of a batch as Keras reduces it, and the parts beside the samples.
+
+Private names in use: `Model._compute_loss`, `Model._loss_tracker`,
+`Layer._flatten_layers`, `Layer._get_own_losses`,
+`keras.src.losses.loss.unscale_loss_for_distribution`.
+"""
+
+import contextlib
+
+import keras
+import tensorflow as tf
+from keras.src.losses.loss import unscale_loss_for_distribution
+
+from keras_pergrad.patching import attribute
+
+
+def total_loss(model, x, y, y_pred, sample_weight, training=True):
+    """The scalar that Keras minimises, regularisers and `add_loss` included.
+
+    Raises:
+        ValueError: the loss is not one number for the batch.
+    """
+    loss = model._compute_loss(
+        x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training
+    )
+    if loss is None or loss.shape.rank not in (0, None):
+        shape = None if loss is None else tuple(loss.shape)
+        raise ValueError(
+            "The loss must be one number for the batch. Received: a loss of "
+            f"shape {shape}. Give the loss a reduction, such as "
+            "reduction='sum_over_batch_size', not None or 'none'."
+        )
+    return loss
+
+
+def regularization_gradients(variables):
+    """The gradient of each variable's own regulariser, or None without one.
+
+    It belongs to no sample, so it is added after aggregation.
+    """
+    result = []
+    for variable in variables:
+        if variable.regularizer is None:
+            result.append(None)
+            continue
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            value = tf.convert_to_tensor(variable.value)
+            tape.watch(value)
+            penalty = tf.reduce_sum(variable.regularizer(value))
+        result.append(tape.gradient(penalty, value))
+    return result
+
+
+def regularization_loss(variables):
+    """The sum of the variables' regularisers, a scalar."""
+    terms = [
+        tf.cast(tf.reduce_sum(v.regularizer(v.value)), keras.config.floatx())
+        for v in variables
+        if v.regularizer is not None
+    ]
+    return tf.add_n(terms) if terms else tf.zeros([], keras.config.floatx())
+
+
+def track_loss(model, loss, samples):
+    """Updates the running mean that Keras logs as `loss`.
+
+    Args:
+        model: a compiled model.
+        loss: the loss of some samples, as Keras scales it.
+        samples: how many they are.
+    """
+    model._loss_tracker.update_state(
+        unscale_loss_for_distribution(loss), sample_weight=samples
+    )
+
+
+def additional_losses(model):
+    """The tensors that layers gave to `add_loss` in the last forward pass.
+
+    Regularisers of activities are among them, those of weights are not.
+    """
+    return [
+        loss
+        for layer in model._flatten_layers()
+        for loss in layer._get_own_losses()
+    ]
+
+
+def additional_loss_weights(replay, n, scale=None):
+    """The factor of one sample's `add_loss` terms in those of the batch.
+
+    A term is a sum over the batch (factor 1) or a mean (factor 1/n).
+
+    Args:
+        replay: a `Replay` of the model's call.
+        n: the number of samples.
+        scale: the loss scale, or None.
+
+    Returns:
+        A list of scalars, in the order of the calls of `add_loss`.
+    """
+    weights = []
+    for single, is_sum in additional_sums(replay, n):
+        inverse = 1 / tf.cast(n, single.dtype)
+        weight = tf.where(is_sum, tf.ones_like(inverse), inverse)
+        weights.append(weight if scale is None else weight * scale)
+    return weights
+
+
+def additional_sums(replay, n):
+    """Each `add_loss` term of n samples, and whether it is a sum.
+
+    A batch in which every sample stands twice shows whether the term is a
+    sum over the batch or a mean. (One sample would not do: its term may be 0.)
+    """
+    if not replay.recorded.losses:
+        return []
+    found = []
+    once = tf.range(n)
+    twice = tf.concat([once, once], 0)
+    for single, double in zip(
+        replay.forward(once)[1], replay.forward(twice)[1]
+    ):
+        single, double = tf.reduce_sum(single), tf.reduce_sum(double)
+        to_sum = tf.abs(double - 2 * single)
+        to_mean = tf.abs(double - single)
+        error = tf.minimum(to_sum, to_mean)
+        right = error <= 1e-3 * (tf.abs(single) + 1e-3)
+        check = tf.debugging.Assert(right, [_LOSS_MESSAGE, single, double])
+        with tf.control_dependencies([check] if check is not None else []):
+            found.append((single, tf.identity(to_sum < to_mean)))
+    return found
+
+
+@contextlib.contextmanager
+def noting_losses(model, found):
+    """Appends what is given to `add_loss` inside to `found`, in order."""
+    with contextlib.ExitStack() as stack:
+        for layer in model._flatten_layers():
+            stack.enter_context(
+                attribute(layer, "add_loss", _noting(layer.add_loss, found))
+            )
+        yield
+
+
+def _noting(original, found):
+    def add_loss(loss):
+        found.extend(tf.nest.flatten(loss))
+        return original(loss)
+
+    return add_loss
+
+
+_LOSS_MESSAGE = (
+    "A loss given to `add_loss` is neither a sum nor a mean over the samples "
+    "of the batch, so that no sample's part in it is defined. Reduce it with "
+    "ops.sum or ops.mean over all axes, or use gradient_mode='batch'."
+)

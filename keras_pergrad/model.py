@@ -1,0 +1,279 @@
+"""`keras.Model` with the gradient under the user's control.
+
+Private names in use: `keras.src.models.model.functional_init_arguments`,
+`keras.src.models.functional.Functional`, `Model._inputs_struct`,
+`Model._outputs_struct`, `Model._symbolic_build`.
+"""
+
+import inspect
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras.src.models.functional import Functional
+from keras.src.models.model import functional_init_arguments
+
+from keras_pergrad import modes
+from keras_pergrad.epochs import end_of_epochs
+from keras_pergrad.losses import track_loss
+from keras_pergrad.registry import PACKAGE, serialize
+from keras_pergrad.tape import first_tensor
+
+
+@keras.saving.register_keras_serializable(PACKAGE)
+class PerGradModel(keras.Model):
+    """A `keras.Model` whose train step can look at every sample's gradient.
+
+    Use it as `keras.Model`: with inputs and outputs, or subclassed. What it
+    adds is `compile(gradient_mode=...)`:
+
+    | `gradient_mode` | what a train step does |
+    |---|---|
+    | `"batch"` (default) | exactly what `keras.Model` does |
+    | `"per_sample"`, `PerSample(...)` | one pass per sample, in a loop |
+    | `"vectorized"`, `Vectorized(...)` | one pass, by layer rules |
+    | `"accumulated"`, `Accumulated(...)` | the batch in microbatches |
+
+    The mean of the per-sample gradients is the ordinary gradient of the Keras
+    loss, with sample weights, class weights, loss weights, masks, several
+    outputs and `add_loss`; weight regularisers are added after aggregation.
+
+    Args:
+        inputs, outputs: as for `keras.Model`; none for a subclass with a
+            `call` of its own.
+
+    Example:
+
+    >>> import keras
+    >>> import keras_pergrad as kpg
+    >>> inputs = keras.Input((4,))
+    >>> outputs = keras.layers.Dense(3)(inputs)
+    >>> model = kpg.PerGradModel(inputs, outputs)
+    >>> model.compile("adam", "mse", gradient_mode="vectorized")
+    """
+
+    def __new__(cls, *args, **kwargs):
+        # Keras turns a class that is used with inputs and outputs into a
+        # functional one for good; a class of its own keeps this one clean.
+        if cls is PerGradModel and functional_init_arguments(args, kwargs):
+            return super().__new__(FunctionalPerGradModel)
+        return super().__new__(cls)
+
+    def __init__(self, *args, **kwargs):
+        if functional_init_arguments(args, kwargs):
+            _make_functional(type(self))
+            Functional.__init__(self, *args, **kwargs)
+        else:
+            super().__init__(*args, **kwargs)
+
+    @classmethod
+    def from_model(cls, model):
+        """A PerGradModel that shares the layers and weights of `model`.
+
+        Args:
+            model: any `keras.Model`: Sequential, functional or subclassed.
+
+        Returns:
+            A `PerGradModel`, not compiled. Training one trains the other.
+
+        Raises:
+            TypeError: `model` is no `keras.Model`.
+
+        Example:
+
+        >>> import keras
+        >>> import keras_pergrad as kpg
+        >>> net = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+        >>> model = kpg.PerGradModel.from_model(net)
+        """
+        if not isinstance(model, keras.Model):
+            raise TypeError(
+                "`model` must be a keras.Model. Received: "
+                f"{model!r} of type {type(model).__name__}"
+            )
+        if isinstance(model, keras.Sequential) and model.built:
+            return cls(model.inputs[0], model.outputs[0], name=model.name)
+        if type(model) is Functional:
+            return cls(
+                model._inputs_struct, model._outputs_struct, name=model.name
+            )
+        return WrappedModel(model)
+
+    def compile(self, *args, gradient_mode="batch", **kwargs):
+        """Configures training: `keras.Model.compile` and the gradient mode.
+
+        Args:
+            gradient_mode: a name, a `GradientMode` object or its config dict.
+            *args: as for `keras.Model.compile`.
+            **kwargs: as for `keras.Model.compile`.
+
+        Raises:
+            ValueError: the mode is unknown, or a per-sample mode is asked for
+                a model without trainable variables.
+        """
+        mode = modes.get(gradient_mode)
+        if mode.per_sample and self.built and not self.trainable_variables:
+            raise ValueError(_NO_VARIABLES.format(name=self.name))
+        super().compile(*args, **kwargs)
+        self._gradient_mode = mode
+        # Not a list of metrics: Keras would report them in evaluate(), too.
+        self._gradient_logs = _Logs(mode.log_metrics)
+        self.gradient_state = mode.make_state()
+
+    @property
+    def gradient_mode(self):
+        """The mode given to `compile`, as an object."""
+        self._assert_compile_called("gradient_mode")
+        return self._gradient_mode
+
+    def get_compile_config(self):
+        config = super().get_compile_config()
+        if config:
+            config["gradient_mode"] = serialize(self._gradient_mode)
+        return config
+
+    def compile_from_config(self, config):
+        config = keras.saving.deserialize_keras_object(config)
+        self.compile(**config)
+        if self.optimizer is not None and self.built:
+            self.optimizer.build(self.trainable_variables)
+
+    def fit(self, *args, **kwargs):
+        bound = inspect.signature(super().fit).bind(*args, **kwargs)
+        callbacks = bound.arguments.get("callbacks")
+        with end_of_epochs(self, callbacks) as callbacks:
+            bound.arguments["callbacks"] = callbacks
+            return super().fit(*bound.args, **bound.kwargs)
+
+    fit.__doc__ = keras.Model.fit.__doc__
+
+    def reset_metrics(self):
+        super().reset_metrics()
+        if getattr(self, "_gradient_logs", None) is not None:
+            self._gradient_logs.reset()
+
+    def train_step(self, data):
+        """One step on one batch, by the gradient mode."""
+        mode = self._gradient_mode
+        if type(mode) is modes.Batch:
+            return super().train_step(data)
+        # Eager train_on_batch hands on NumPy arrays.
+        data = tf.nest.map_structure(
+            lambda t: (
+                tf.convert_to_tensor(t) if isinstance(t, np.ndarray) else t
+            ),
+            data,
+        )
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        _check_lengths(x, y, sample_weight)
+        # A model that is built by its first call has no variables before;
+        # loops and the optimizer need them all.
+        self._symbolic_build(data_batch=(x, y, sample_weight))
+        mode.build(self)
+        if not self.trainable_variables:
+            raise ValueError(_NO_VARIABLES.format(name=self.name))
+        step = mode.step(self, x, y, sample_weight)
+        if step.loss is not None:
+            track_loss(self, step.loss, tf.shape(first_tensor(x))[0])
+        if step.gradients is not None:
+            # No weight changes before every check inside them has passed.
+            gradients = tf.tuple(step.gradients)
+            self.optimizer.apply(gradients, self.trainable_variables)
+        if step.y_pred is None:
+            logs = self.get_metrics_result()
+        else:
+            logs = self.compute_metrics(x, y, step.y_pred, sample_weight)
+        return {**logs, **self._gradient_logs.update(step.statistics)}
+
+
+@keras.saving.register_keras_serializable(PACKAGE)
+class FunctionalPerGradModel(Functional, PerGradModel):
+    """What `PerGradModel(inputs, outputs)` gives."""
+
+
+@keras.saving.register_keras_serializable(PACKAGE)
+class WrappedModel(PerGradModel):
+    """What `PerGradModel.from_model` gives for models that only have `call`.
+
+    Args:
+        model: the model, which is called as it is.
+    """
+
+    def __init__(self, model, name=None, **kwargs):
+        super().__init__(name=name or model.name, **kwargs)
+        self.wrapped = model
+        self.output_names = getattr(model, "output_names", None)
+
+    def call(self, inputs, training=None):
+        if self.wrapped._call_has_training_arg:
+            return self.wrapped(inputs, training=training)
+        return self.wrapped(inputs)
+
+    def get_config(self):
+        config = {"name": self.name}
+        config["model"] = keras.saving.serialize_keras_object(self.wrapped)
+        return config
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        config = dict(config)
+        config["model"] = keras.saving.deserialize_keras_object(
+            config["model"], custom_objects=custom_objects
+        )
+        return cls(**config)
+
+
+class _Logs:
+    """The running values of a mode's statistics, apart from the metrics."""
+
+    def __init__(self, metrics):
+        self._metrics = {
+            name: make(name=name) for name, make in metrics.items()
+        }
+
+    def reset(self):
+        for metric in self._metrics.values():
+            metric.reset_state()
+
+    def update(self, statistics):
+        logs = {}
+        for name, value in statistics.items():
+            self._metrics[name].update_state(value)
+            logs[name] = self._metrics[name].result()
+        return logs
+
+
+def _make_functional(cls):
+    """Bases a subclass on the functional class, without touching ours."""
+    if issubclass(cls, Functional):
+        return
+    cls.__bases__ = tuple(
+        FunctionalPerGradModel if base is PerGradModel else base
+        for base in cls.__bases__
+    )
+    if not issubclass(cls, Functional):
+        for base in cls.__bases__:
+            if issubclass(base, PerGradModel):
+                _make_functional(base)
+
+
+def _check_lengths(x, y, sample_weight):
+    """Refuses a batch whose parts differ in length, where that is known."""
+    lengths = {}
+    for name, part in (("x", x), ("y", y), ("sample_weight", sample_weight)):
+        for tensor in tf.nest.flatten(part):
+            if tensor is not None and tensor.shape.rank:
+                lengths.setdefault(name, tensor.shape[0])
+    known = {k: n for k, n in lengths.items() if n is not None}
+    if len(set(known.values())) > 1:
+        raise ValueError(
+            "x, y and sample_weight must have as many entries on their first "
+            "axis. Received: "
+            + ", ".join(f"{k} with {n}" for k, n in known.items())
+        )
+
+
+_NO_VARIABLES = (
+    "Model {name!r} has no trainable variables, so there is no gradient to "
+    "compute. Set `trainable = True` on the layers to train before compile()."
+)

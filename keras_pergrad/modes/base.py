@@ -1,0 +1,157 @@
+"""What every gradient mode has in common."""
+
+import dataclasses
+
+import tensorflow as tf
+
+from keras_pergrad.losses import regularization_gradients
+from keras_pergrad.registry import Registry
+
+
+@dataclasses.dataclass
+class Step:
+    """What a mode found for one batch.
+
+    Attributes:
+        loss: the scalar loss of the batch, unscaled, regularisers included.
+        y_pred: the model's output for the batch; None where the mode has
+            updated the metrics itself.
+        gradients: one per trainable variable (None: no gradient), as the
+            optimizer's `apply` expects them; None where the mode has called
+            the optimizer itself, or it is not yet its turn.
+        statistics: scalars to log, by name.
+    """
+
+    loss: tf.Tensor
+    y_pred: object
+    gradients: list | None
+    statistics: dict = dataclasses.field(default_factory=dict)
+
+
+class GradientMode:
+    """How a `PerGradModel` turns a batch into gradients.
+
+    Subclass it, define `step`, and register the class with
+    `register_gradient_mode` to use it by name in `compile`.
+    """
+
+    #: Whether every sample's gradient is looked at on its own.
+    per_sample = False
+
+    def step(self, model, x, y, sample_weight):
+        """Finds the gradients of one batch.
+
+        Args:
+            model: the compiled `PerGradModel`.
+            x, y, sample_weight: the batch, as `keras.Model.train_step`
+                unpacks it.
+
+        Returns:
+            A `Step`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define step().")
+
+    def make_state(self):
+        """What the mode keeps for one compiled model, or None.
+
+        It becomes the model's `gradient_state`, until compile() is called
+        again. A `KerasSaveable` is saved with the model's weights.
+        """
+        return None
+
+    def end_epoch(self, model):
+        """Called by `fit` after each epoch's last batch.
+
+        That is before validation, and before any callback learns of the end.
+        """
+
+    def build(self, model):
+        """Creates what variables the mode needs, once the model is built."""
+
+    @property
+    def log_metrics(self):
+        """What `step` puts into `statistics`: name to metric class."""
+        return {}
+
+    def get_config(self):
+        return {}
+
+    @classmethod
+    def from_config(cls, config):
+        return cls(**config)
+
+
+modes = Registry("gradient mode", GradientMode)
+
+
+def register_gradient_mode(name):
+    """Class decorator: makes a `GradientMode` subclass known by `name`.
+
+    Example:
+
+    >>> import tensorflow as tf
+    >>> import keras_pergrad as kpg
+    >>> @kpg.register_gradient_mode("sign")
+    ... class Sign(kpg.Vectorized):
+    ...     def step(self, model, x, y, sample_weight):
+    ...         step = super().step(model, x, y, sample_weight)
+    ...         step.gradients = [tf.sign(g) for g in step.gradients]
+    ...         return step
+    """
+    return modes.register(name)
+
+
+def call_model(model, x, training=True):
+    """`model(x)` as Keras's own steps call it."""
+    if model._call_has_training_arg:
+        return model(x, training=training)
+    return model(x)
+
+
+def loss_scale(optimizer):
+    """The factor that the optimizer wants the loss multiplied by, or None."""
+    if optimizer is None:
+        return None
+    one = tf.ones([], "float32")
+    scaled = optimizer.scale_loss(one)
+    return None if scaled is one else scaled
+
+
+def add_regularizers(gradients, variables):
+    """Adds the weight regularisers' gradients to aggregated ones."""
+    result = []
+    for gradient, penalty in zip(
+        gradients, regularization_gradients(variables)
+    ):
+        if penalty is None:
+            result.append(gradient)
+        elif gradient is None:
+            result.append(penalty)
+        else:
+            result.append(tf.convert_to_tensor(gradient) + penalty)
+    return result
+
+
+def scaled(gradients, scale):
+    """Gradients as the optimizer expects them: times the loss scale."""
+    if scale is None:
+        return gradients
+    return [
+        None if g is None else tf.convert_to_tensor(g) * tf.cast(scale, g.dtype)
+        for g in gradients
+    ]
+
+
+def overflow_to_infinity(gradients, finite, scale):
+    """Hands an overflow on to the optimizer, which then lowers the scale."""
+    overflow = tf.logical_and(tf.logical_not(tf.reduce_all(finite)), scale > 1)
+    return [
+        None
+        if g is None
+        else tf.where(
+            overflow,
+            tf.constant(float("inf"), g.dtype),
+            tf.convert_to_tensor(g),
+        )
+        for g in gradients
+    ]

@@ -1,0 +1,269 @@
+"""One forward and backward pass per sample."""
+
+import tensorflow as tf
+
+from keras_pergrad import coupling, draws
+from keras_pergrad.aggregation import aggregations
+from keras_pergrad.carriers import carriers
+from keras_pergrad.losses import (
+    additional_loss_weights,
+    noting_losses,
+    total_loss,
+    track_loss,
+)
+from keras_pergrad.modes.base import (
+    GradientMode,
+    Step,
+    add_regularizers,
+    call_model,
+    loss_scale,
+    modes,
+    overflow_to_infinity,
+    scaled,
+)
+from keras_pergrad.registry import serialize
+from keras_pergrad.replay import Recorded, Replay
+from keras_pergrad.tape import first_tensor
+
+UPDATES = ("batch", "sample")
+
+
+class PerSample(GradientMode):
+    """Per-sample gradients one at a time: any model, little memory.
+
+    One forward pass of the batch gives the loss and its gradient with respect
+    to each sample's output; then one forward and backward pass per sample, in
+    a loop that holds one sample's gradient at a time. Random layers repeat
+    for each sample the numbers that it had in the batch.
+
+    Args:
+        aggregation: "mean", a `ClippedMean` or another `Aggregation`, or its
+            config dict.
+        updates: "batch" applies the aggregated gradient once; "sample" is
+            online descent: the optimizer is called after every sample, as by
+            `fit(batch_size=1)`, so that a batch of 100 makes 100 updates.
+        parallel_iterations: how many samples may be in work at a time.
+
+    Raises:
+        ValueError: an argument is out of range.
+
+    Example:
+
+    >>> import keras_pergrad as kpg
+    >>> mode = kpg.PerSample(updates="sample")
+    """
+
+    per_sample = True
+
+    def __init__(
+        self, aggregation="mean", updates="batch", parallel_iterations=1
+    ):
+        self.aggregation = aggregations.get(aggregation)
+        if updates not in UPDATES:
+            raise ValueError(
+                f"`updates` must be one of {UPDATES}. "
+                f"Received: updates={updates!r}"
+            )
+        if (
+            not isinstance(parallel_iterations, int)
+            or isinstance(parallel_iterations, bool)
+            or parallel_iterations < 1
+        ):
+            raise ValueError(
+                "`parallel_iterations` must be a positive integer. "
+                f"Received: parallel_iterations={parallel_iterations!r}"
+            )
+        self.updates = updates
+        self.parallel_iterations = parallel_iterations
+
+    def step(self, model, x, y, sample_weight):
+        if self.updates == "sample":
+            return self._online_step(model, x, y, sample_weight)
+        scale = loss_scale(model.optimizer)
+        samples = Samples(model, x, y, sample_weight, scale)
+        gradients, norms = self._aggregate(samples)
+        gradients = self.aggregation.finish(gradients, samples.n)
+        if scale is not None and self.aggregation.needs_norms:
+            finite = tf.math.is_finite(norms)
+            gradients = overflow_to_infinity(gradients, finite, scale)
+        gradients = add_regularizers(gradients, samples.variables)
+        statistics = self.aggregation.statistics(norms)
+        return Step(
+            samples.loss, samples.y_pred, scaled(gradients, scale), statistics
+        )
+
+    def weighted_sum(self, model, x, loss, n, scale):
+        """As `Vectorized.weighted_sum`."""
+        samples = Samples(model, x, None, None, scale, part=(loss, n))
+        return samples.y_pred, *self._aggregate(samples)
+
+    def _aggregate(self, samples):
+        """The weighted sum of the contributions, and all norms."""
+        used = [False] * len(samples.variables)
+
+        def body(i, sums, norms):
+            found = samples.contributions(i)
+            for k, gradient in enumerate(found):
+                used[k] = gradient is not None
+            norm = samples.norm(found)
+            weight = self.aggregation.weights(norm[None])[0]
+            added = []
+            for total, gradient in zip(sums, found):
+                if gradient is not None:
+                    factor = tf.cast(weight, total.dtype)
+                    if self.aggregation.needs_norms:
+                        # Zero times NaN is NaN.
+                        gradient = tf.math.multiply_no_nan(gradient, factor)
+                    total = total + gradient
+                added.append(total)
+            return i + 1, added, norms.write(i, norm)
+
+        zeros = [tf.zeros(v.shape, v.value.dtype) for v in samples.variables]
+        norms = tf.TensorArray(samples.norm_dtype, samples.n, element_shape=[])
+        _, sums, norms = tf.while_loop(
+            lambda i, *_: i < samples.n,
+            body,
+            (tf.constant(0), zeros, norms),
+            parallel_iterations=self.parallel_iterations,
+        )
+        gradients = [s if keep else None for s, keep in zip(sums, used)]
+        return gradients, norms.stack()
+
+    def _online_step(self, model, x, y, sample_weight):
+        n = tf.shape(first_tensor(x))[0]
+        norms = tf.TensorArray(tf.float32, n, element_shape=[])
+
+        def body(i, norms):
+            row = tf.nest.map_structure(
+                lambda t: None if t is None else t[i : i + 1],
+                (x, y, sample_weight),
+            )
+            norm = self._update_once(model, *row)
+            return i + 1, norms.write(i, tf.cast(norm, tf.float32))
+
+        _, norms = tf.while_loop(
+            lambda i, _: i < n,
+            body,
+            (tf.constant(0), norms),
+            parallel_iterations=1,
+        )
+        statistics = self.aggregation.statistics(norms.stack())
+        return Step(None, None, None, statistics)
+
+    def _update_once(self, model, x, y, sample_weight):
+        """One optimizer step on one sample; returns its gradient's norm."""
+        scale = loss_scale(model.optimizer)
+        samples = Samples(model, x, y, sample_weight, scale)
+        track_loss(model, samples.loss, 1)
+        found = samples.contributions(tf.constant(0))
+        norm = samples.norm(found)
+        if self.aggregation.needs_norms:
+            weight = self.aggregation.weights(norm[None])[0]
+            found = [
+                None
+                if g is None
+                else tf.math.multiply_no_nan(g, tf.cast(weight, g.dtype))
+                for g in found
+            ]
+        gradients = self.aggregation.finish(found, samples.n)
+        if scale is not None and self.aggregation.needs_norms:
+            finite = tf.math.is_finite(norm[None])
+            gradients = overflow_to_infinity(gradients, finite, scale)
+        gradients = add_regularizers(gradients, samples.variables)
+        model.optimizer.apply(
+            scaled(gradients, scale), model.trainable_variables
+        )
+        model.compute_metrics(x, y, samples.y_pred, sample_weight)
+        return norm
+
+    @property
+    def log_metrics(self):
+        return self.aggregation.log_metrics
+
+    def get_config(self):
+        return {
+            "aggregation": serialize(self.aggregation),
+            "updates": self.updates,
+            "parallel_iterations": self.parallel_iterations,
+        }
+
+
+class Samples:
+    """A batch whose samples can be differentiated one at a time.
+
+    Args:
+        model: a compiled `keras.Model`.
+        x, y, sample_weight: the batch.
+        scale: the loss scale, or None.
+        training: whether layers are called for training.
+        part: for a part of a larger batch, a function that gives its part of
+            the loss for the outputs and the `add_loss` terms, and the number
+            of samples in the whole.
+    """
+
+    def __init__(
+        self, model, x, y, sample_weight, scale=None, training=True, part=None
+    ):
+        self.variables = list(model.trainable_variables)
+        self.scale = scale
+        self.n = tf.shape(first_tensor(x))[0]
+        drawn, added = [], []
+        with (
+            coupling.refused(model),
+            draws.recording(drawn.append),
+            noting_losses(model, added),
+        ):
+            self.y_pred = call_model(model, x, training)
+        outputs = carriers(self.y_pred)
+        floats = [t for t in outputs if t.dtype.is_floating]
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(floats)
+            if part is None:
+                self.whole = self.n
+                self.loss = total_loss(
+                    model, x, y, self.y_pred, sample_weight, training
+                )
+            else:
+                loss, self.whole = part
+                self.loss = loss(self.y_pred, added)
+            target = self.loss if scale is None else self.loss * scale
+        found = iter(tape.gradient(target, floats))
+        self._output_gradients = [
+            next(found) if t.dtype.is_floating else None for t in outputs
+        ]
+        recorded = Recorded(model, (x,), {}, training, drawn, outputs, added)
+        self._replay = Replay(recorded, self.variables)
+        self._loss_weights = additional_loss_weights(
+            self._replay, self.whole, scale
+        )
+
+    @property
+    def norm_dtype(self):
+        """float64 where a variable is, else float32."""
+        dtypes = {v.value.dtype for v in self.variables}
+        return tf.float64 if tf.float64 in dtypes else tf.float32
+
+    def contributions(self, i):
+        """What sample i contributes to each variable's gradient, or None."""
+        found = self._replay.gradients(
+            i, self._output_gradients, self._loss_weights
+        )
+        if self.scale is None:
+            return found
+        return [
+            None if g is None else g / tf.cast(self.scale, g.dtype)
+            for g in found
+        ]
+
+    def norm(self, contributions):
+        """The norm of the per-sample gradient: contribution times batch."""
+        squares = [
+            tf.cast(tf.reduce_sum(tf.square(g)), self.norm_dtype)
+            for g in contributions
+            if g is not None
+        ]
+        total = tf.add_n(squares) if squares else tf.zeros([], self.norm_dtype)
+        return tf.cast(self.whole, self.norm_dtype) * tf.sqrt(total)
+
+
+modes.register("per_sample", PerSample)

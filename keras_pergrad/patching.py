@@ -1,0 +1,18 @@
+"""Attributes that are replaced for a while and always restored."""
+
+import contextlib
+
+
+@contextlib.contextmanager
+def attribute(target, name, value):
+    """Sets an instance attribute past Keras's tracking, and restores it."""
+    own = vars(target)
+    had, old = name in own, own.get(name)
+    object.__setattr__(target, name, value)
+    try:
+        yield
+    finally:
+        if had:
+            object.__setattr__(target, name, old)
+        else:
+            object.__delattr__(target, name)

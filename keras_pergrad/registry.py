@@ -1,0 +1,107 @@
+"""Names for classes, resolved as `keras.optimizers.get` resolves them."""
+
+import keras
+
+PACKAGE = "keras_pergrad"
+
+
+class Registry:
+    """The named classes of one kind.
+
+    Args:
+        kind: what they are called in errors, such as "gradient mode".
+        base: their base class.
+    """
+
+    def __init__(self, kind, base):
+        self.kind = kind
+        self.base = base
+        self._classes = {}
+
+    def register(self, name, cls=None):
+        """Registers `cls` under `name`; without `cls`, a decorator.
+
+        Raises:
+            TypeError: the class is not derived from the base class.
+            ValueError: the name is taken by another class.
+        """
+        if cls is None:
+            return lambda decorated: self.register(name, decorated)
+        if not (isinstance(cls, type) and issubclass(cls, self.base)):
+            raise TypeError(
+                f"A {self.kind} must be a subclass of {self.base.__name__}. "
+                f"Received: {cls!r}"
+            )
+        known = self._classes.get(name)
+        if known is not None and known.__qualname__ != cls.__qualname__:
+            raise ValueError(
+                f"The {self.kind} name {name!r} is taken by "
+                f"{known.__name__}. Choose another name."
+            )
+        self._classes[name] = cls
+        if cls.__module__.split(".")[0] == PACKAGE:
+            keras.saving.register_keras_serializable(PACKAGE)(cls)
+        elif keras.saving.get_registered_name(cls) == cls.__name__:
+            keras.saving.register_keras_serializable("custom")(cls)
+        return cls
+
+    def names(self):
+        """The registered names, in order of registration."""
+        return list(self._classes)
+
+    def items(self):
+        """The names and their classes."""
+        return self._classes.items()
+
+    def get(self, identifier):
+        """An object for a name, a config dict or an object.
+
+        Raises:
+            ValueError: the name is unknown, or the config cannot be read.
+            TypeError: the identifier is of another type.
+        """
+        if isinstance(identifier, self.base):
+            return identifier
+        if isinstance(identifier, str):
+            cls = self._classes.get(identifier)
+            if cls is None:
+                raise ValueError(
+                    f"Unknown {self.kind}: {identifier!r}. Known are "
+                    + ", ".join(repr(n) for n in self._classes)
+                    + f", or pass a {self.base.__name__} object."
+                )
+            return self._make(cls, {})
+        if isinstance(identifier, dict):
+            config = dict(identifier)
+            name = config.get("class_name")
+            if name in self._classes and "registered_name" not in config:
+                return self._make(self._classes[name], config.get("config", {}))
+            result = keras.saving.deserialize_keras_object(config)
+            if isinstance(result, self.base):
+                return result
+        if isinstance(identifier, type) and issubclass(identifier, self.base):
+            raise TypeError(
+                f"Expected a {self.kind} object. Received the class "
+                f"{identifier.__name__}; write {identifier.__name__}(...)."
+            )
+        raise TypeError(
+            f"A {self.kind} is given as a name ("
+            + ", ".join(repr(n) for n in self._classes)
+            + f"), a {self.base.__name__} object or its config dict. "
+            f"Received: {identifier!r} of type {type(identifier).__name__}"
+        )
+
+    def _make(self, cls, config):
+        try:
+            return cls.from_config(config)
+        except TypeError as error:
+            raise ValueError(
+                f"The {self.kind} {cls.__name__} cannot be made from "
+                f"{config!r}: {error}. Pass an object with its arguments, "
+                f"such as {cls.__name__}(...)."
+            ) from error
+
+
+def serialize(thing):
+    """The config dict that `Registry.get` turns back into `thing`."""
+    return keras.saving.serialize_keras_object(thing)

@@ -1,0 +1,110 @@
+"""Which rule serves which layer class."""
+
+import dataclasses
+from collections.abc import Callable
+
+import keras
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """How the per-sample gradients of one layer class are found.
+
+    Attributes:
+        layer_class: the class it was registered for.
+        gradients: `gradients(layer, inputs, dz)`, a generator of
+            (variable, SampleGradients) pairs.
+        forward: `forward(layer, call, watch, *args, **kwargs)`, returning
+            (outputs, inputs): an equal forward pass that calls `watch` on
+            what `gradients` needs the gradient of. None: the layer's own
+            `call` with its activation set aside.
+        unsupported: `unsupported(layer, *args, **kwargs)`, the reason why
+            this call needs the generic fallback, or None.
+    """
+
+    layer_class: type
+    gradients: Callable
+    forward: Callable | None = None
+    unsupported: Callable | None = None
+
+
+_RULES: dict[type, Rule] = {}
+
+
+def register_rule(
+    layer_class, *, forward=None, unsupported=None, replace=False
+):
+    """Registers a function as the per-sample gradient rule of a layer class.
+
+    The function takes `(layer, inputs, dz)`: the layer, its first input for
+    the whole batch, and the gradient of the batch's loss with respect to the
+    layer's output before its `activation`, both with the sample as the first
+    axis. It yields (variable, `SampleGradients`) pairs. It serves the class
+    and those subclasses that inherit its `call`.
+
+    Args:
+        layer_class: a subclass of `keras.layers.Layer`.
+        forward: optional `forward(layer, call, watch, *args, **kwargs)` that
+            computes the same outputs, calls `watch(tensor)` on each tensor
+            whose gradient the rule needs, and returns `(outputs, inputs)`.
+            The rule's `dz` is then that gradient (a list of them where
+            `watch` was called several times).
+        unsupported: optional `unsupported(layer, *args, **kwargs)` that
+            returns why the rule does not cover a call (the generic fallback
+            then serves it), or None.
+        replace: whether an existing rule of the class may be replaced.
+
+    Raises:
+        TypeError: `layer_class` is no layer class.
+        ValueError: the class has a rule already and `replace` is false.
+
+    Example:
+
+    >>> import keras
+    >>> import keras_pergrad as kpg
+    >>> class Scale(keras.layers.Layer):
+    ...     def build(self, shape):
+    ...         self.scale = self.add_weight(shape=(shape[-1],))
+    ...     def call(self, inputs):
+    ...         return inputs * self.scale
+    >>> @kpg.register_rule(Scale)
+    ... def scale(layer, inputs, dz):
+    ...     yield layer.scale, kpg.factors.Product(inputs, dz)
+    """
+    if not (
+        isinstance(layer_class, type)
+        and issubclass(layer_class, keras.layers.Layer)
+    ):
+        raise TypeError(
+            "`layer_class` must be a subclass of keras.layers.Layer. "
+            f"Received: layer_class={layer_class!r}"
+        )
+
+    def register(function):
+        known = _RULES.get(layer_class)
+        if known is not None and not replace:
+            raise ValueError(
+                f"{layer_class.__name__} has a rule already "
+                f"({known.gradients.__module__}.{known.gradients.__name__}). "
+                "Pass replace=True to replace it."
+            )
+        _RULES[layer_class] = Rule(layer_class, function, forward, unsupported)
+        return function
+
+    return register
+
+
+def find_rule(layer):
+    """The rule that serves `layer`, or None.
+
+    A subclass with a `call` of its own is not served by its base's rule: it
+    may compute anything.
+    """
+    if "call" in vars(layer):
+        return None
+    own = type(layer)
+    for base in own.__mro__:
+        rule = _RULES.get(base)
+        if rule is not None:
+            return rule if own is base or own.call is base.call else None
+    return None

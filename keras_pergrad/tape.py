@@ -1,0 +1,387 @@
+"""Records what every layer saw in one forward pass of the whole batch.
+
+Each layer's `call` is wrapped for the duration of the pass, always undone.
+Layers with a rule run with their activation set aside, so that the gradient
+of the *pre-activation* is known; the others are recorded whole, so that the
+generic fallback can repeat them. One backward pass then gives every gradient.
+
+Private names in use: `Layer._flatten_layers`, `Layer._trainable_variables`.
+"""
+
+import contextlib
+import dataclasses
+import functools
+
+import keras
+import tensorflow as tf
+
+from keras_pergrad import coupling, draws
+from keras_pergrad.carriers import carriers
+from keras_pergrad.factors import Joined
+from keras_pergrad.patching import attribute
+from keras_pergrad.replay import Recorded
+from keras_pergrad.rules import fallback
+from keras_pergrad.rules.registry import find_rule
+
+
+@dataclasses.dataclass
+class Call:
+    """One recorded call of a layer.
+
+    Attributes:
+        layer: the layer.
+        rule: its rule, or None for the generic fallback.
+        reason: why the fallback serves it, where it does.
+        watched: the tensors whose gradients are needed.
+        inputs: what the rule needs besides them.
+        recorded: the call as the fallback needs it.
+        accessed: ids of the trainable variables that were read in it, but
+            not in a call inside it.
+        parents: the calls that it was made in.
+    """
+
+    layer: keras.layers.Layer
+    rule: object = None
+    reason: str | None = None
+    watched: list = dataclasses.field(default_factory=list)
+    inputs: object = None
+    recorded: Recorded | None = None
+    accessed: set = dataclasses.field(default_factory=set)
+    parents: tuple = ()
+
+    def covers(self, variable_id):
+        """Whether repeating this call differentiates that variable, too."""
+        return self.rule is None and variable_id in self.accessed
+
+
+class Tape:
+    """One forward and one backward pass, with every layer's part in it.
+
+    Args:
+        model: a built `keras.Model`.
+        training: whether its layers are called for training.
+
+    Example:
+
+    ```python
+    tape = Tape(model)
+    with tape:
+        y_pred = tape.forward(x)
+        loss = ...
+    factors = tape.sample_gradients(loss)
+    ```
+    """
+
+    def __init__(self, model, training=True):
+        self.model = model
+        self.training = training
+        self.variables = list(model.trainable_variables)
+        self.calls = []
+        self._known = {id(v): v for v in self.variables}
+        self._by_tensor = {}
+        for variable in self.variables:
+            for part in _components(variable):
+                self._by_tensor[id(part)] = variable
+        self._gradients = tf.GradientTape(watch_accessed_variables=False)
+        self._accounts = []
+        self._stack = []
+        self._open = []
+        self._muted = 0
+        self._graph = None
+
+    def __enter__(self):
+        self._gradients.__enter__()
+        return self
+
+    def __exit__(self, *error):
+        return self._gradients.__exit__(*error)
+
+    def forward(self, x):
+        """`model(x)`, recorded."""
+        self._graph = draws.current_graph()
+        self._x = first_tensor(x)
+        self._batch = self._x.shape[0]
+        kwargs = {}
+        if self.model._call_has_training_arg:
+            kwargs["training"] = self.training
+        with contextlib.ExitStack() as stack:
+            for layer in self.model._flatten_layers():
+                stack.enter_context(self._wrapped(layer))
+            # Outermost, so that the layers' rules are still found.
+            stack.enter_context(coupling.refused(self.model))
+            stack.enter_context(draws.recording(self._on_draw))
+            return self.model(x, **kwargs)
+
+    def _on_draw(self, draw):
+        for recorded in self._open:
+            recorded.draws.append(draw)
+
+    @contextlib.contextmanager
+    def _wrapped(self, layer):
+        original = layer.call
+        if isinstance(original, tf.types.experimental.PolymorphicFunction):
+            # What runs in a graph of its own cannot be recorded from outside.
+            original = original.python_function
+
+        @functools.wraps(original)
+        def call(*args, **kwargs):
+            if self._muted:
+                return original(*args, **kwargs)
+            return self._record(layer, rule, original, args, kwargs)
+
+        rule = find_rule(layer) if layer._trainable_variables else None
+        rule = rule or (find_rule(layer) if _takes_whole(layer) else None)
+        with attribute(layer, "call", call):
+            yield
+
+    def _record(self, layer, rule, original, args, kwargs):
+        if draws.current_graph() is not self._graph:
+            raise ValueError(_nested_message(layer))
+        call = Call(layer, rule, parents=tuple(self._stack))
+        if rule is not None and rule.unsupported is not None:
+            call.reason = rule.unsupported(layer, *args, **kwargs)
+            if call.reason:
+                call.rule = rule = None
+        whole = _takes_whole(layer)
+        with self._frame(call), self._mute(whole or rule is not None):
+            if rule is not None:
+                outputs = self._follow_rule(call, original, args, kwargs)
+            else:
+                outputs = self._follow_call(call, original, args, kwargs)
+        if call.accessed:
+            self.calls.append(call)
+        return outputs
+
+    def _follow_rule(self, call, original, args, kwargs):
+        def watch(tensor):
+            self._gradients.watch(tensor)
+            call.watched.append(tensor)
+            return tensor
+
+        forward = call.rule.forward or _pre_activation
+        outputs, call.inputs = forward(
+            call.layer, original, watch, *args, **kwargs
+        )
+        return outputs
+
+    def _follow_call(self, call, original, args, kwargs):
+        recorded = Recorded(call.layer, args, kwargs, self.training, [], [])
+        self._open.append(recorded)
+        added = []
+        try:
+            with attribute(call.layer, "add_loss", _noting(call.layer, added)):
+                outputs = original(*args, **kwargs)
+        finally:
+            self._open.remove(recorded)
+        # An output that is an input would be watched as both.
+        outputs = tf.nest.map_structure(
+            lambda t: tf.identity(t) if _is_input(t, args, kwargs) else t,
+            outputs,
+        )
+        recorded.outputs = carriers(outputs)
+        recorded.losses = added
+        floats = [t for t in recorded.outputs if t.dtype.is_floating]
+        self._gradients.watch(floats)
+        call.watched = floats
+        call.recorded = recorded
+        return outputs
+
+    @contextlib.contextmanager
+    def _mute(self, muted):
+        self._muted += bool(muted)
+        try:
+            yield
+        finally:
+            self._muted -= bool(muted)
+
+    @contextlib.contextmanager
+    def _frame(self, call):
+        """Notes which trainable variables are read in this very call."""
+        with contextlib.ExitStack() as stack:
+            if self._accounts:
+                stack.enter_context(self._accounts[-1].stop_recording())
+            account = stack.enter_context(tf.GradientTape())
+            self._accounts.append(account)
+            self._stack.append(call)
+            try:
+                yield
+            finally:
+                self._accounts.pop()
+                self._stack.pop()
+        for part in account.watched_variables():
+            variable = self._by_tensor.get(id(part))
+            if variable is not None:
+                call.accessed.add(id(variable))
+        recorded = call.recorded
+        if recorded is not None and recorded.losses and call.accessed:
+            own = [p for p in account.watched_variables()]
+            if any(
+                g is not None for g in account.gradient(recorded.losses, own)
+            ):
+                raise ValueError(_own_loss_message(call.layer))
+
+    def sample_gradients(self, loss, scale=None):
+        """What each sample contributes to the gradient of each variable.
+
+        Args:
+            loss: the scalar loss of the batch, reduced as Keras does.
+            scale: the factor by which `loss` was multiplied (loss scaling).
+
+        Returns:
+            A list in the order of `model.trainable_variables` of
+            `SampleGradients`; None for a variable that the loss does not
+            depend on.
+        """
+        flat = [t for call in self.calls for t in call.watched]
+        gradients = self._gradients.gradient(loss, flat)
+        gradients = iter(self._checked(gradients))
+        parts = {}
+        for call in self.calls:
+            dz = [next(gradients) for _ in call.watched]
+            if all(g is None for g in dz):
+                continue
+            for variable, factor in self._apply_rule(call, dz, scale):
+                key = id(variable)
+                covered = any(p.covers(key) for p in call.parents)
+                if key in self._known and not covered:
+                    parts.setdefault(key, []).append(factor)
+        return [_join(parts.get(id(v))) for v in self.variables]
+
+    def _apply_rule(self, call, dz, scale):
+        if call.rule is None:
+            variables = [v for v in self.variables if id(v) in call.accessed]
+            yield from fallback.gradients(call.recorded, variables, dz, scale)
+            return
+        dtype = call.layer.variable_dtype
+        dz = [
+            _prepare(tf.zeros_like(t) if g is None else g, dtype, scale)
+            for t, g in zip(call.watched, dz)
+        ]
+        inputs = tf.nest.map_structure(lambda t: _cast(t, dtype), call.inputs)
+        served = set()
+        for variable, factor in call.rule.gradients(
+            call.layer, inputs, dz[0] if len(dz) == 1 else dz
+        ):
+            served.add(id(variable))
+            yield variable, factor
+        left = call.accessed - served
+        if left:
+            names = ", ".join(repr(self._known[i].path) for i in sorted(left))
+            raise ValueError(
+                f"layer {call.layer.name!r} ({type(call.layer).__name__}) "
+                f"reads {names}, for which its rule gives no gradient. Let "
+                "the rule yield these variables, too, or subclass the layer "
+                "with a `call` of its own, which the generic fallback serves."
+            )
+
+    def _checked(self, gradients):
+        """The same gradients, once their first axis is known to be n."""
+        sizes = []
+        for call in self.calls:
+            for tensor in call.watched:
+                size = tensor.shape[0]
+                if size is None or self._batch is None:
+                    sizes.append(tf.shape(tensor)[0])
+                elif size != self._batch:
+                    raise ValueError(_layout_message(call.layer, size))
+        if not sizes:
+            return gradients
+        check = tf.debugging.Assert(
+            tf.reduce_all(tf.equal(tf.stack(sizes), tf.shape(self._x)[0])),
+            [_layout_message(None, "another number of"), tf.stack(sizes)],
+        )
+        with tf.control_dependencies([check] if check is not None else []):
+            return [
+                None if g is None else tf.identity(tf.convert_to_tensor(g))
+                for g in gradients
+            ]
+
+
+def _pre_activation(layer, call, watch, inputs, *args, **kwargs):
+    """The layer's own call, with its activation set aside."""
+    activation = getattr(layer, "activation", None)
+    if activation is None:
+        return watch(call(inputs, *args, **kwargs)), inputs
+    with attribute(layer, "activation", keras.activations.linear):
+        outputs = watch(call(inputs, *args, **kwargs))
+    return activation(outputs), inputs
+
+
+def first_tensor(x):
+    """The tensor whose first axis counts the samples."""
+    return next(t for t in tf.nest.flatten(x) if t is not None)
+
+
+def _noting(layer, added):
+    original = layer.add_loss
+
+    def add_loss(loss):
+        added.extend(tf.nest.flatten(loss))
+        return original(loss)
+
+    return add_loss
+
+
+def _takes_whole(layer):
+    """Layers that call their sublayers inside a loop of their own."""
+    return isinstance(layer, (keras.layers.RNN, keras.layers.TimeDistributed))
+
+
+def _components(variable):
+    strategy = tf.distribute.get_strategy()
+    return strategy.experimental_local_results(variable.value)
+
+
+def _is_input(tensor, args, kwargs):
+    return tf.is_tensor(tensor) and any(
+        tensor is t for t in tf.nest.flatten((args, kwargs))
+    )
+
+
+def _prepare(gradient, dtype, scale):
+    gradient = tf.cast(tf.convert_to_tensor(gradient), dtype)
+    return gradient if scale is None else gradient / tf.cast(scale, dtype)
+
+
+def _cast(tensor, dtype):
+    if tf.is_tensor(tensor) and tensor.dtype.is_floating:
+        return tf.cast(tensor, dtype)
+    return tensor
+
+
+def _join(parts):
+    if not parts:
+        return None
+    return parts[0] if len(parts) == 1 else Joined(parts)
+
+
+def _layout_message(layer, size):
+    where = "a layer"
+    if layer is not None:
+        where = f"layer {layer.name!r} ({type(layer).__name__})"
+    return (
+        f"{where} was called on a tensor whose first axis has {size} entries, "
+        "not one for each sample: the samples are no longer on the first "
+        "axis. Keep (batch, ...) as the layout (Dense, for example, acts on "
+        "the last axis of any rank), or use gradient_mode='batch'."
+    )
+
+
+def _nested_message(layer):
+    return (
+        f"layer {layer.name!r} ({type(layer).__name__}) is called inside a "
+        "tf.function, loop or condition of an enclosing layer, where its part "
+        "in the gradient cannot be recorded. Remove the tf.function around "
+        "the call (the train step is compiled as a whole anyway), or use "
+        "gradient_mode='per_sample'."
+    )
+
+
+def _own_loss_message(layer):
+    return (
+        f"layer {layer.name!r} ({type(layer).__name__}) gives `add_loss` a "
+        "loss that depends on its own weights, so that no sample's part in it "
+        "is defined. Put a penalty on weights into a `kernel_regularizer` (or "
+        "`add_weight(regularizer=...)`), or compute the loss in a layer of "
+        "its own from this layer's output."
+    )

@@ -1,0 +1,92 @@
+"""Who may import whom."""
+
+import ast
+import pathlib
+
+import keras_pergrad
+
+ROOT = pathlib.Path(keras_pergrad.__file__).parent
+
+# The first level inside the package: what each may import from inside it.
+ALLOWED = {
+    "patching": set(),
+    "epochs": set(),
+    "registry": set(),
+    "carriers": set(),
+    "factors": {"factors"},
+    "aggregation": {"registry"},
+    "runs": {"runs"},
+    "draws": {"patching"},
+    "coupling": {"patching"},
+    "replay": {"draws", "carriers"},
+    "rules": {"rules", "factors", "replay", "patching"},
+    "tape": {
+        "rules",
+        "factors",
+        "replay",
+        "draws",
+        "coupling",
+        "carriers",
+        "patching",
+    },
+    "losses": {"patching", "replay"},
+    "modes": {
+        "modes",
+        "tape",
+        "rules",
+        "aggregation",
+        "losses",
+        "replay",
+        "draws",
+        "coupling",
+        "carriers",
+        "registry",
+        "patching",
+    },
+    "functional": {"modes", "tape", "losses", "rules", "aggregation"},
+    "callbacks": {"callbacks", "runs", "functional"},
+    "model": {
+        "epochs",
+        "modes",
+        "losses",
+        "registry",
+        "tape",
+        "functional",
+        "aggregation",
+    },
+}
+
+
+def _imports(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = [f"{node.module}.{a.name}" for a in node.names]
+            yield from (
+                names if node.module == "keras_pergrad" else [node.module]
+            )
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+def test_imports_go_one_way():
+    seen = 0
+    for path in sorted(ROOT.rglob("*.py")):
+        part = path.relative_to(ROOT).parts[0].removesuffix(".py")
+        if part in ("__init__", "__main__"):
+            continue
+        for name in _imports(path):
+            if not name.startswith("keras_pergrad."):
+                continue
+            target = name.split(".")[1]
+            seen += 1
+            assert target in ALLOWED[part], f"{path.name} imports {name}"
+    assert seen > 20
+
+
+def test_files_stay_short():
+    long = {
+        path.name: lines
+        for path in ROOT.rglob("*.py")
+        if (lines := len(path.read_text().splitlines())) > 400
+    }
+    assert not long

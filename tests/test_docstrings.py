@@ -1,0 +1,30 @@
+"""Every public name has a docstring, and the examples in it run."""
+
+import doctest
+import inspect
+
+import pytest
+
+import keras_pergrad as kpg
+
+PUBLIC = {
+    name: getattr(kpg, name)
+    for name in kpg.__all__
+    if not inspect.ismodule(getattr(kpg, name))
+}
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_examples_run(name):
+    thing = PUBLIC[name]
+    assert inspect.getdoc(thing)
+    finder = doctest.DocTestFinder(recurse=False)
+    members = [thing]
+    if inspect.isclass(thing):
+        members += [m for k, m in vars(thing).items() if k[0] != "_"]
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
+    for member in members:
+        member = getattr(member, "__func__", member)
+        for test in finder.find(member, name, globs={}):
+            runner.run(test)
+    assert runner.summarize(verbose=False).failed == 0

@@ -1,0 +1,229 @@
+"""`per_sample_gradients` and `per_sample_norms` against the oracle."""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_pergrad as kpg
+from tests import oracle
+
+layers = keras.layers
+
+
+class Affine(layers.Layer):
+    """A custom layer without a rule."""
+
+    def build(self, shape):
+        self.scale = self.add_weight(shape=(shape[-1],), name="scale")
+        self.shift = self.add_weight(shape=shape[1:], name="shift")
+
+    def call(self, inputs):
+        return inputs * (1 + self.scale) + self.shift
+
+
+def _dense():
+    return keras.Sequential(
+        [keras.Input((5,)), layers.Dense(4, "tanh"), layers.Dense(3)]
+    )
+
+
+def _dense_positions():
+    return keras.Sequential(
+        [keras.Input((4, 5)), layers.Dense(6, "gelu"), layers.Dense(3)]
+    )
+
+
+def _einsum_dense():
+    return keras.Sequential(
+        [
+            keras.Input((4, 5)),
+            layers.EinsumDense("abc,cde->abde", (4, 2, 3), bias_axes="e"),
+            layers.Flatten(),
+            layers.Dense(3),
+        ]
+    )
+
+
+def _conv():
+    return keras.Sequential(
+        [
+            keras.Input((6, 6, 2)),
+            layers.Conv2D(3, 3, activation="relu"),
+            layers.Flatten(),
+            layers.Dense(3),
+        ]
+    )
+
+
+def _embedding():
+    return keras.Sequential(
+        [
+            keras.Input((6,), dtype="int32"),
+            layers.Embedding(7, 4),
+            layers.GlobalAveragePooling1D(),
+            layers.Dense(3),
+        ]
+    )
+
+
+def _layer_normalization():
+    return keras.Sequential(
+        [
+            keras.Input((4, 5)),
+            layers.LayerNormalization(),
+            layers.Flatten(),
+            layers.Dense(3),
+        ]
+    )
+
+
+def _attention():
+    inputs = keras.Input((5, 6))
+    x = layers.MultiHeadAttention(2, 3)(inputs, inputs)
+    return keras.Model(inputs, layers.Dense(3)(x))
+
+
+def _lstm():
+    return keras.Sequential(
+        [keras.Input((5, 4)), layers.LSTM(3), layers.Dense(3)]
+    )
+
+
+def _custom():
+    return keras.Sequential(
+        [keras.Input((4, 5)), layers.Dense(5), Affine(), layers.Dense(3)]
+    )
+
+
+def _twice():
+    shared = layers.Dense(5, "tanh")
+    inputs = keras.Input((5,))
+    return keras.Model(inputs, layers.Dense(3)(shared(shared(inputs))))
+
+
+MODELS = {
+    make.__name__[1:]: make
+    for make in (
+        _dense,
+        _dense_positions,
+        _einsum_dense,
+        _conv,
+        _embedding,
+        _layer_normalization,
+        _attention,
+        _lstm,
+        _custom,
+        _twice,
+    )
+}
+
+
+def _batch(model, n=5):
+    rng = np.random.default_rng(1)
+    shape = (n, *model.input_shape[1:])
+    if model.inputs[0].dtype == "int32":
+        x = rng.integers(0, 7, shape)
+    else:
+        x = rng.normal(size=shape).astype(keras.config.floatx())
+    y = rng.normal(size=(n, *model.output_shape[1:]))
+    return x, y.astype(keras.config.floatx())
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
+def test_agrees_with_the_oracle(make):
+    model = make()
+    model.compile("sgd", "mse")
+    x, y = _batch(model)
+    for method in ("vectorized", "per_sample"):
+        found = kpg.per_sample_gradients(model, x, y, method=method)
+        oracle.check(found, model, x, y, training=True)
+        norms = kpg.per_sample_norms(
+            model, x, y, method=method, per_variable=True
+        )
+        expected = [
+            np.sqrt(np.sum(np.reshape(g, (len(g), -1)) ** 2, 1)) for g in found
+        ]
+        oracle.assert_agree(norms, expected)
+        total = kpg.per_sample_norms(model, x, y, method=method)
+        np.testing.assert_allclose(
+            total, np.sqrt(np.sum(np.square(expected), 0)), rtol=1e-10
+        )
+
+
+@pytest.mark.usefixtures("float64")
+def test_batch_of_one_and_sample_weights():
+    model = _dense()
+    model.compile("sgd", keras.losses.MeanSquaredError("sum"))
+    x, y = _batch(model, 1)
+    oracle.check(kpg.per_sample_gradients(model, x, y), model, x, y)
+    x, y = _batch(model, 4)
+    weights = np.array([0.0, 1.0, 2.0, 0.5])
+    found = kpg.per_sample_gradients(model, x, y, weights)
+    oracle.check(found, model, x, y, weights)
+    assert not np.any(found[0][0])
+
+
+def test_random_layers_repeat_the_batch():
+    """The mean is the gradient of one forward pass with its own masks."""
+    model = keras.Sequential(
+        [keras.Input((5,)), layers.Dropout(0.5, seed=1), Affine()]
+    )
+    model.compile("sgd", "mse")
+    x, y = _batch(model, 6)
+    found = {}
+    for method in ("vectorized", "per_sample"):
+        model.layers[0].seed_generator.state.assign([3, 3])
+        found[method] = kpg.per_sample_gradients(model, x, y, method=method)
+    model.layers[0].seed_generator.state.assign([3, 3])
+    plain = oracle.batch_gradient(model, x, y, training=True)
+    oracle.assert_agree(found["vectorized"], found["per_sample"])
+    oracle.assert_agree([np.mean(g, 0) for g in found["vectorized"]], plain)
+
+
+def test_unused_variable_has_no_gradient():
+    inputs = keras.Input((5,))
+    model = keras.Model(
+        inputs, [layers.Dense(2)(inputs), layers.Dense(3)(inputs)]
+    )
+    model.compile("sgd", [None, "mse"])
+    x, y = np.ones((3, 5), "float32"), np.ones((3, 3), "float32")
+    found = kpg.per_sample_gradients(model, x, [None, y])
+    assert [g is None for g in found] == [True, True, False, False]
+
+
+def test_does_not_retrace_or_keep_the_model():
+    model = _dense()
+    model.compile("sgd", "mse")
+    x, y = _batch(model)
+    kpg.per_sample_norms(model, x, y)
+    functions = kpg.functional._TRACED[model]
+    for n in (5, 3, 4, 2):
+        kpg.per_sample_norms(model, *_batch(model, n))
+    assert len(functions) == 1
+    (function,) = functions.values()
+    assert function.experimental_get_tracing_count() <= 2
+
+
+def test_bad_input():
+    model = _dense()
+    x, y = _batch(model)
+    with pytest.raises(ValueError, match="is not compiled"):
+        kpg.per_sample_gradients(model, x, y)
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="x with 5, y with 4"):
+        kpg.per_sample_norms(model, x, y[:4])
+    with pytest.raises(ValueError, match="`method` must be one of"):
+        kpg.per_sample_norms(model, x, y, method="fast")
+    with pytest.raises(ValueError, match="at least one sample"):
+        kpg.per_sample_norms(model, x[:0], y[:0])
+    with pytest.raises(TypeError, match=r"must be a keras\.Model"):
+        kpg.per_sample_norms(lambda x: x, x, y)
+    x[2, 0] = np.nan
+    with pytest.raises(ValueError, match="samples 2 are not finite"):
+        kpg.per_sample_gradients(model, x, y)
+    with pytest.raises(ValueError, match="samples 2 are not finite"):
+        kpg.per_sample_norms(model, x, y)
+    model.trainable = False
+    with pytest.raises(ValueError, match="no trainable variables"):
+        kpg.per_sample_norms(model, x, y)

@@ -1,0 +1,333 @@
+"""Making, saving and refusing models."""
+
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_pergrad as kpg
+
+layers = keras.layers
+
+
+def _data(n=6):
+    rng = np.random.default_rng(2)
+    x = rng.normal(size=(n, 4)).astype("float32")
+    return x, rng.normal(size=(n, 3)).astype("float32")
+
+
+@keras.saving.register_keras_serializable("tests")
+class Net(kpg.PerGradModel):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.dense = layers.Dense(3)
+
+    def call(self, x):
+        return self.dense(x)
+
+
+def _functional():
+    inputs = keras.Input((4,))
+    return kpg.PerGradModel(inputs, layers.Dense(3)(inputs))
+
+
+def _wrapped():
+    return kpg.PerGradModel.from_model(Net())
+
+
+def _from_sequential():
+    return kpg.PerGradModel.from_model(
+        keras.Sequential([keras.Input((4,)), layers.Dense(3)])
+    )
+
+
+@pytest.mark.parametrize("make", [_functional, Net, _wrapped, _from_sequential])
+def test_saving_keeps_the_mode_and_its_settings(make, tmp_path):
+    model = make()
+    model.compile(
+        keras.optimizers.Adam(0.1),
+        "mse",
+        metrics=["mae"],
+        gradient_mode=kpg.Vectorized(kpg.ClippedMean(0.7, seed=2)),
+    )
+    x, y = _data()
+    model.fit(x, y, verbose=0)
+    model.save(tmp_path / "model.keras")
+    again = keras.saving.load_model(tmp_path / "model.keras")
+    assert isinstance(again, kpg.PerGradModel)
+    assert again.gradient_mode.get_config() == model.gradient_mode.get_config()
+    assert again.gradient_mode.aggregation.clip_norm == 0.7
+    np.testing.assert_allclose(
+        again.predict(x, verbose=0), model.predict(x, verbose=0), rtol=1e-6
+    )
+    for m in (model, again):
+        m.fit(x, y, verbose=0, shuffle=False)
+    for a, b in zip(again.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_saving_does_not_ask_for_compile_by_hand(tmp_path):
+    model = _functional()
+    model.compile("sgd", "mse", gradient_mode="per_sample")
+    model.fit(*_data(), verbose=0)
+    model.save(tmp_path / "model.keras")
+    again = keras.saving.load_model(tmp_path / "model.keras")
+    assert type(again.gradient_mode) is kpg.PerSample
+
+
+def test_from_model_shares_weights():
+    plain = keras.Sequential([keras.Input((4,)), layers.Dense(3)])
+    model = kpg.PerGradModel.from_model(plain)
+    model.compile("sgd", "mse", gradient_mode="vectorized")
+    before = plain.get_weights()[0]
+    model.fit(*_data(), verbose=0)
+    assert not np.array_equal(before, plain.get_weights()[0])
+    np.testing.assert_array_equal(
+        plain.get_weights()[0], model.get_weights()[0]
+    )
+
+
+def test_from_model_takes_a_sequential_that_is_not_built():
+    model = kpg.PerGradModel.from_model(
+        keras.Sequential([layers.Dense(5), layers.Dense(3)])
+    )
+    model.compile("sgd", "mse", gradient_mode="vectorized")
+    model.fit(*_data(), verbose=0)
+    assert len(model.trainable_variables) == 4
+
+
+def test_from_model_refuses_other_things():
+    with pytest.raises(TypeError, match=r"must be a keras\.Model"):
+        kpg.PerGradModel.from_model(layers.Dense(3))
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [
+        "vectorized",
+        kpg.Vectorized(),
+        {"class_name": "vectorized", "config": {"aggregation": "mean"}},
+        keras.saving.serialize_keras_object(kpg.Vectorized()),
+    ],
+)
+def test_mode_identifiers(mode):
+    model = _functional()
+    model.compile("sgd", "mse", gradient_mode=mode)
+    assert type(model.gradient_mode) is kpg.Vectorized
+    assert type(model.gradient_mode.aggregation) is kpg.Mean
+
+
+def test_unknown_mode_lists_the_known_ones():
+    with pytest.raises(
+        ValueError, match=r"'batch', .*'per_sample', .*'vectorized'"
+    ):
+        _functional().compile("sgd", "mse", gradient_mode="vectorised")
+    with pytest.raises(ValueError, match="Unknown aggregation: 'median'"):
+        kpg.Vectorized("median")
+    with pytest.raises(ValueError, match="cannot be made from"):
+        kpg.Vectorized("clipped_mean")
+    with pytest.raises(TypeError, match=r"write Vectorized\(\.\.\.\)"):
+        _functional().compile("sgd", "mse", gradient_mode=kpg.Vectorized)
+    with pytest.raises(TypeError, match="A gradient mode is given as"):
+        _functional().compile("sgd", "mse", gradient_mode=3)
+
+
+def test_users_register_modes_and_aggregations():
+    @kpg.register_aggregation("test_normalized")
+    class Normalized(kpg.Aggregation):
+        def weights(self, norms):
+            return 1 / norms
+
+    @kpg.register_gradient_mode("test_sign")
+    class Sign(kpg.Vectorized):
+        def step(self, model, x, y, sample_weight):
+            step = super().step(model, x, y, sample_weight)
+            step.gradients = [tf.sign(g) for g in step.gradients]
+            return step
+
+    model = _functional()
+    mode = {
+        "class_name": "test_sign",
+        "config": {"aggregation": "test_normalized"},
+    }
+    model.compile(keras.optimizers.SGD(0.5), "mse", gradient_mode=mode)
+    before = model.get_weights()[1]
+    model.fit(*_data(), verbose=0)
+    steps = np.abs(model.get_weights()[1] - before)
+    np.testing.assert_allclose(steps, 0.5, rtol=1e-6)
+    with pytest.raises(ValueError, match="'test_sign' is taken by Sign"):
+        kpg.register_gradient_mode("test_sign")(kpg.PerSample)
+    with pytest.raises(TypeError, match="must be a subclass of"):
+        kpg.register_aggregation("x")(keras.layers.Dense)
+
+
+def test_per_sample_arguments():
+    with pytest.raises(ValueError, match="`updates` must be one of"):
+        kpg.PerSample(updates="epoch")
+    with pytest.raises(ValueError, match="`parallel_iterations` must be"):
+        kpg.PerSample(parallel_iterations=0)
+
+
+@pytest.mark.parametrize("mode", ["per_sample", "vectorized"])
+def test_refusals_leave_the_weights_alone(mode):
+    x, y = _data()
+    inputs = keras.Input((4,))
+
+    def refused(outputs, match, loss="mse", error=ValueError):
+        model = kpg.PerGradModel(inputs, outputs)
+        model.compile("sgd", loss, gradient_mode=mode)
+        before = model.get_weights()
+        with pytest.raises(error, match=match):
+            model.fit(x, y, verbose=0)
+        for a, b in zip(before, model.get_weights(), strict=True):
+            np.testing.assert_array_equal(a, b)
+
+    dense = layers.Dense(3)(inputs)
+    normalized = layers.BatchNormalization(center=False, scale=False)(dense)
+    refused(normalized, "depend on the whole batch while training")
+    inner = keras.Sequential([layers.BatchNormalization()])
+    refused(inner(dense), r"\(BatchNormalization\) makes every")
+    refused(
+        dense,
+        "The loss must be one number",
+        loss=keras.losses.MeanSquaredError(reduction=None),
+    )
+
+
+def test_frozen_batch_normalization_is_served():
+    inputs = keras.Input((4,))
+    normalization = layers.BatchNormalization()
+    outputs = normalization(layers.Dense(3)(inputs))
+    normalization.trainable = False
+    model = kpg.PerGradModel(inputs, outputs)
+    model.compile("sgd", "mse", gradient_mode="vectorized")
+    model.fit(*_data(), verbose=0)
+
+
+def test_models_without_trainable_variables():
+    model = _functional()
+    model.trainable = False
+    with pytest.raises(ValueError, match="no trainable variables"):
+        model.compile("sgd", "mse", gradient_mode="vectorized")
+    model = Net(trainable=False)
+    model.compile("sgd", "mse", gradient_mode="vectorized")
+    with pytest.raises(ValueError, match="no trainable variables"):
+        model.fit(*_data(), verbose=0)
+
+
+def test_lengths_must_agree():
+    model = _functional()
+    model.compile("sgd", "mse", gradient_mode="vectorized")
+    x, y = _data()
+    before = model.get_weights()[0]
+    with pytest.raises(ValueError, match="x with 6, y with 1"):
+        model.train_on_batch(x, y[:1])
+    np.testing.assert_array_equal(before, model.get_weights()[0])
+
+
+class Centre(layers.Layer):
+    """Subtracts the mean over the batch: samples are coupled."""
+
+    def build(self, shape):
+        self.scale = self.add_weight(shape=(shape[-1],))
+
+    def call(self, x):
+        return (x - keras.ops.mean(x, 0, keepdims=True)) * (1 + self.scale)
+
+
+class OwnPenalty(layers.Layer):
+    def build(self, shape):
+        self.scale = self.add_weight(shape=(shape[-1],))
+
+    def call(self, x):
+        self.add_loss(keras.ops.sum(self.scale**2))
+        return x * self.scale
+
+
+class Raw(layers.Layer):
+    """Draws without keras.random, so that nothing can be repeated."""
+
+    def build(self, shape):
+        self.scale = self.add_weight(shape=(shape[-1],))
+
+    def call(self, x):
+        return x * self.scale + tf.random.normal(tf.shape(x))
+
+
+class Folded(layers.Layer):
+    """Moves the batch off the first axis."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(1)
+
+    def call(self, x):
+        y = self.dense(keras.ops.reshape(x, (-1, 1)))
+        return keras.ops.reshape(y, (-1, 4))
+
+
+@pytest.mark.parametrize(
+    ("layer", "match"),
+    [
+        (Centre, "gives another output for a sample alone"),
+        (Raw, "gives another output for a sample alone"),
+        (OwnPenalty, "a loss that depends on its own weights"),
+        (Folded, "samples are no longer on the first axis"),
+    ],
+)
+@pytest.mark.parametrize("eager", [False, True])
+def test_layers_that_cannot_be_handled_are_refused(layer, match, eager):
+    inputs = keras.Input((4,))
+    outputs = layers.Dense(3)(layer()(layers.Dense(4)(inputs)))
+    model = kpg.PerGradModel(inputs, outputs)
+    model.compile("sgd", "mse", run_eagerly=eager, gradient_mode="vectorized")
+    before = model.get_weights()
+    with pytest.raises(
+        (ValueError, tf.errors.InvalidArgumentError), match=match
+    ):
+        model.fit(*_data(), verbose=0)
+    for a, b in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_layers_are_as_before_when_a_call_raises():
+    class Failing(layers.Layer):
+        def call(self, x):
+            raise RuntimeError("on purpose")
+
+        def compute_output_shape(self, shape):
+            return shape
+
+    inputs = keras.Input((4,))
+    dense = layers.Dense(3, "relu")
+    model = kpg.PerGradModel(inputs, Failing()(dense(inputs)))
+    model.compile("sgd", "mse", gradient_mode="vectorized", run_eagerly=True)
+    draw = keras.src.backend.random.normal
+    with pytest.raises(RuntimeError, match="on purpose"):
+        model.fit(*_data(), verbose=0)
+    assert "call" not in vars(dense)
+    assert dense.activation is keras.activations.relu
+    assert keras.src.backend.random.normal is draw
+
+
+@pytest.mark.parametrize("backend", ["numpy", "jax"])
+def test_other_backends_are_refused_with_the_way_out(backend):
+    code = f"""
+import sys, types
+keras = types.ModuleType("keras")
+keras.backend = types.SimpleNamespace(backend=lambda: {backend!r})
+sys.modules["keras"] = keras
+import keras_pergrad
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert f"Keras runs on {backend!r}" in done.stderr
+    assert "KERAS_BACKEND=tensorflow" in done.stderr
