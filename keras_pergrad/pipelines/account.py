@@ -170,7 +170,8 @@ class Account:
         )
         if self.waits:
             report.data_stall_s = float(self.stall)
-            steady = self.steady_to - self.steady_from - self.not_steady
+            steady = (self.steady_to or 0.0) - (self.steady_from or 0.0)
+            steady -= self.not_steady
             if steady > 0:
                 share = float(self.stall / steady)
                 report.data_stall_fraction = min(share, 1.0)
@@ -179,10 +180,12 @@ class Account:
         if self.histogram.total:
             for percent in (50, 95, 99):
                 wait = self.histogram.percentile(percent)
-                setattr(report, f"wait_p{percent}_ms", 1e3 * wait)
+                setattr(report, f"wait_p{percent}_ms", 1e3 * (wait or 0.0))
             report.wait_longest_ms = 1e3 * self.histogram.longest
             first = self.steps - self.histogram.total
-            report.wait_longest_step = self.histogram.longest_step + first
+            report.wait_longest_step = (
+                self.histogram.longest_step or 0
+            ) + first
         return report
 
 

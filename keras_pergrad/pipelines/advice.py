@@ -13,6 +13,7 @@ from keras_pergrad.pipelines.anatomy import READERS, reader_buffer
 
 LARGE = 0.3  # a stage with less of the work is not the cause
 SMALL_READ = 64 * 1024
+RUN_AHEAD = ("ParallelMap", "ParallelMapAndBatch", "ParallelInterleave")
 MAPS = ("Map", "MapAndBatch")
 
 
@@ -37,6 +38,9 @@ def _parallel_gain(facts, share):
 def prefetch(facts):
     if facts.kind != "dataset" or facts.prefetches:
         return None
+    ahead = any(s.kind in RUN_AHEAD for s in facts.stages)
+    if ahead and (facts.share(*RUN_AHEAD, "MapAndBatch") or 0.0) > 0.5:
+        return None  # a parallel stage does the work, and runs ahead already
     gain = min(facts.wait_ms, facts.step_ms)
     if gain < 0.1 * facts.wait_ms:
         return None  # simply too slow: overlapping would hide almost nothing

@@ -98,7 +98,6 @@ def profile_pipeline(data, model=None, batches=100):
             cached = tf.data.Dataset.from_tensors(first_batch(data)).repeat()
             cached = cached.prefetch(2)
             measure(cached, 2, function, strategy)  # traces
-            # At most this long keeps a fast pipeline's figures comparable.
             rate = _measure(cached, batches, function, strategy)
             model_rate = rate.batches_per_s
             together = _measure(data, batches, function, strategy)
@@ -110,9 +109,9 @@ def profile_pipeline(data, model=None, batches=100):
                 tried = _measure(changed, batches, function, strategy)
                 what_if[name] = (tried.batches_per_s, tried.report.wait_ms)
     return PipelineProfile(
-        pipeline_batches_per_s=alone.batches_per_s,
+        pipeline_batches_per_s=alone.batches_per_s or 0.0,
         model_batches_per_s=model_rate,
-        together_batches_per_s=together.batches_per_s,
+        together_batches_per_s=together.batches_per_s or 0.0,
         wait_ms=together.report.wait_ms,
         stall_fraction=together.report.data_stall_fraction,
         slowest_stage=_slowest(alone.running),

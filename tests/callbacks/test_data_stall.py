@@ -205,11 +205,12 @@ def test_xla_and_last_partial_batch():
     assert [r.steps for r in stall.reports] == [3, 3]
 
 
-@pytest.mark.parametrize("steps_per_execution", [1, 3])
-@pytest.mark.parametrize("run_eagerly", [False, True])
-def test_training_is_bit_identical(steps_per_execution, run_eagerly):
+@pytest.mark.parametrize(
+    ("run_eagerly", "steps_per_execution"), [(False, 1), (False, 3), (True, 1)]
+)
+def test_training_is_bit_identical(run_eagerly, steps_per_execution):
     rng = np.random.default_rng(0)
-    x = rng.normal(size=(40, 3)).astype("float32")
+    x = rng.normal(size=(18, 3)).astype("float32")
 
     def train(callbacks):
         keras.utils.set_random_seed(1)

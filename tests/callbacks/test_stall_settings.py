@@ -89,6 +89,7 @@ def test_mirrored_waits_are_true():
     "mode", ["batch", "per_sample", "vectorized", "accumulated"]
 )
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
+@pytest.mark.filterwarnings("ignore:`shuffle=True` was passed")
 def test_every_gradient_mode_is_timed(mode):
     kpg = pytest.importorskip("keras_pergrad")
     if not hasattr(kpg, "PerGradModel"):

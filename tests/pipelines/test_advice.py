@@ -89,8 +89,8 @@ def computed():
 
 CASES = {
     "prefetch": (
-        lambda: no_hidden_prefetch(parallel_map()),
-        lambda: no_hidden_prefetch(parallel_map()).prefetch(2),
+        lambda: no_hidden_prefetch(generated()),
+        lambda: no_hidden_prefetch(generated()).prefetch(2),
     ),
     "parallel map": (serial_map, parallel_map),
     "from_generator": (generated, generated_names),
