@@ -44,7 +44,8 @@ ALLOWED = {
         "patching",
     },
     "functional": {"modes", "tape", "losses", "rules", "aggregation"},
-    "callbacks": {"callbacks", "runs", "functional"},
+    "pipelines": {"pipelines"},
+    "callbacks": {"callbacks", "runs", "functional", "pipelines"},
     "model": {
         "epochs",
         "modes",

@@ -15,6 +15,10 @@ from keras_pergrad.pipelines.stopwatch import SLOTS, Stopwatch
 from keras_pergrad.pipelines.tf_model import running_stages
 
 
+# Keras annotates `verbose` as a string only.
+QUIET: dict = {"verbose": 0}
+
+
 class _Probe(keras.Model):
     def __init__(self, consume):
         super().__init__()
@@ -85,7 +89,7 @@ def measure(data, batches, function=None, strategy=None):
     with strategy.scope():
         probe = _Probe(consume)
     x, y, weights = data if isinstance(data, tuple) else (data, None, None)
-    probe.evaluate(x, y, sample_weight=weights, verbose=0)
+    probe.evaluate(x, y, sample_weight=weights, **QUIET)
     return result
 
 
@@ -94,5 +98,5 @@ def first_batch(data):
     taken = []
     probe = _Probe(lambda iterator: taken.append(next(iterator)))
     x, y, weights = data if isinstance(data, tuple) else (data, None, None)
-    probe.evaluate(x, y, sample_weight=weights, verbose=0)
+    probe.evaluate(x, y, sample_weight=weights, **QUIET)
     return taken[0]
