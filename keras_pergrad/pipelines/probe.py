@@ -14,7 +14,6 @@ from keras_pergrad.pipelines.account import Account
 from keras_pergrad.pipelines.stopwatch import SLOTS, Stopwatch
 from keras_pergrad.pipelines.tf_model import running_stages
 
-
 # Keras annotates `verbose` as a string only.
 QUIET: dict = {"verbose": 0}
 
