@@ -51,6 +51,7 @@ if not _is_command():
         Vectorized,
         register_gradient_mode,
     )
+    from keras_pergrad.pipelines.profile import profile_pipeline
     from keras_pergrad.placement.comparison import compare_devices
     from keras_pergrad.placement.prediction import predict_placement
     from keras_pergrad.rules import register_rule
@@ -76,6 +77,7 @@ if not _is_command():
         "per_sample_gradients",
         "per_sample_norms",
         "predict_placement",
+        "profile_pipeline",
         "register_aggregation",
         "register_gradient_mode",
         "register_rule",

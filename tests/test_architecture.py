@@ -69,7 +69,8 @@ ALLOWED = {
     "judgement": set(),
     "placement": {"placement", "judgement"},
     "doctor": {"doctor", "judgement", "placement"},
-    "callbacks": {"callbacks", "runs", "functional", "placement"},
+    "callbacks": {"callbacks", "runs", "functional", "pipelines", "placement"},
+    "pipelines": {"pipelines"},
     "model": {
         "epochs",
         "modes",
