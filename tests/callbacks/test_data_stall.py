@@ -114,22 +114,26 @@ def fit_stall(kind, seconds, steps_per_execution=1, step=STEP, **settings):
     return run
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize("steps_per_execution", [1, 8])
 def test_sleeping_map_is_measured(pattern, steps_per_execution):
     assert_true_stall(fit_stall("map", PATTERNS[pattern], steps_per_execution))
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("kind", [k for k in KINDS if k != "map"])
 @pytest.mark.parametrize("steps_per_execution", [1, 8])
 def test_every_kind_of_data_is_measured(kind, steps_per_execution):
     assert_true_stall(fit_stall(kind, PATTERNS["10 ms"], steps_per_execution))
 
 
+@pytest.mark.timing
 def test_eager_steps_are_measured():
     assert_true_stall(fit_stall("map", PATTERNS["10 ms"], run_eagerly=True))
 
 
+@pytest.mark.timing
 def test_unrolled_executions_are_measured():
     def run():
         clock = Clock()
@@ -143,6 +147,7 @@ def test_unrolled_executions_are_measured():
     assert_true_stall(run)
 
 
+@pytest.mark.timing
 def test_a_slow_first_batch_is_kept_apart():
     clock = Clock()
     data = mapped(sleeper(clock, PATTERNS["only the first"]))
@@ -154,6 +159,7 @@ def test_a_slow_first_batch_is_kept_apart():
     assert report.tracing_s > 0
 
 
+@pytest.mark.timing
 def test_logs_reach_history_and_validation_is_apart():
     clock = Clock()
     stall = DataStall(warn_above=1)
@@ -172,6 +178,7 @@ def test_logs_reach_history_and_validation_is_apart():
         assert report.data_stall_s < 0.02
 
 
+@pytest.mark.timing
 def test_evaluate_reports_too():
     def run():
         clock = Clock()
@@ -185,6 +192,7 @@ def test_evaluate_reports_too():
     assert_true_stall(run)
 
 
+@pytest.mark.timing
 def test_an_iterator_that_goes_on_has_no_first_batch():
     stall = DataStall(warn_above=1)
     small().fit(
@@ -196,6 +204,7 @@ def test_an_iterator_that_goes_on_has_no_first_batch():
     assert (first.steps, second.steps) == (4, 4)
 
 
+@pytest.mark.timing
 def test_xla_and_last_partial_batch():
     x, y = np.ones((10, 3), "float32"), np.ones((10, 1), "float32")
     stall = DataStall(warn_above=1)
@@ -276,6 +285,7 @@ def test_memory_does_not_grow_with_steps():
     assert report.wait_p99_ms <= report.wait_longest_ms
 
 
+@pytest.mark.timing
 def test_longest_wait_names_its_step():
     seconds = [0.0] * N
     seconds[11] = 0.2
@@ -287,6 +297,7 @@ def test_longest_wait_names_its_step():
     assert stall.reports[0].wait_longest_ms >= 200
 
 
+@pytest.mark.timing
 def test_two_callbacks_agree():
     one, two = DataStall(warn_above=1), DataStall(warn_above=1)
     model = small()

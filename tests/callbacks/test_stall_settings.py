@@ -5,6 +5,9 @@ import sys
 
 import pytest
 
+# Times depend on what else the machine does: `make test-timing`.
+pytestmark = pytest.mark.timing
+
 SCRIPT = """
 import tensorflow as tf
 import keras

@@ -17,6 +17,9 @@ from tests.callbacks.stall_truth import (
     no_hidden_prefetch,
 )
 
+# Times depend on what else the machine does: `make test-timing`.
+pytestmark = pytest.mark.timing
+
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Your input ran out of data"),
     pytest.mark.filterwarnings("ignore:`shuffle=True` was passed"),

@@ -8,6 +8,9 @@ from keras_pergrad.pipelines.profile import profile_pipeline
 from tests.callbacks.stall_truth import BATCH, Clock, Loader, TimedStepModel
 from tests.pipelines.test_advice import serial_map, slow
 
+# Times depend on what else the machine does: `make test-timing`.
+pytestmark = pytest.mark.timing
+
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Your input ran out of data"),
     pytest.mark.filterwarnings("ignore:`shuffle=True` was passed"),
