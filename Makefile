@@ -5,9 +5,9 @@ CONSTRAINTS ?= constraints/newest.txt
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 WORKERS ?= 2
-export TF_CPP_MIN_LOG_LEVEL ?= 2
+export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: setup demo test test-oldest lint format clean
+.PHONY: setup demo test test-timing test-oldest lint format clean
 
 setup: $(READY)
 
@@ -23,6 +23,10 @@ demo: $(READY)
 test: $(READY)
 	$(BIN)/python -m pytest -n $(WORKERS)
 
+# Tests that compare times: one after the other, on an otherwise idle machine.
+test-timing: $(READY)
+	$(BIN)/python -m pytest -m timing
+
 # The oldest supported pair runs the same tests in an environment of its own.
 test-oldest:
 	$(MAKE) test VENV=.venv-oldest CONSTRAINTS=constraints/oldest.txt
@@ -30,7 +34,7 @@ test-oldest:
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pyright --venvpath . 
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

@@ -33,6 +33,12 @@ def total_loss(model, x, y, y_pred, sample_weight, training=True):
     return loss
 
 
+def components(variable):
+    """The `tf.Variable`s behind a Keras variable, one a local replica."""
+    strategy = tf.distribute.get_strategy()
+    return strategy.experimental_local_results(variable.value)
+
+
 def regularization_gradients(variables):
     """The gradient of each variable's own regulariser, or None without one.
 

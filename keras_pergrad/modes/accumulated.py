@@ -182,6 +182,11 @@ def _inner(identifier):
             "`inner` cannot update after every sample, since its gradients "
             f"are to be summed. Received: updates={mode.updates!r}"
         )
+    if getattr(mode, "with_statistics", False):
+        raise ValueError(
+            "`inner` cannot log statistics, which are of one batch and not of "
+            "its microbatches. Received: statistics=True"
+        )
     if type(mode) is Batch or hasattr(mode, "weighted_sum"):
         return mode
     known = [

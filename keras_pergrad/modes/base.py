@@ -5,7 +5,9 @@ import dataclasses
 
 import tensorflow as tf
 
+from keras_pergrad import statistics
 from keras_pergrad.losses import regularization_gradients
+from keras_pergrad.metrics import STATISTICS
 from keras_pergrad.registry import Registry
 
 
@@ -174,3 +176,27 @@ def overflow_to_infinity(gradients, finite, scale):
         )
         for g in gradients
     ]
+
+
+def log_metrics(mode):
+    """What a mode with an `aggregation` and perhaps statistics logs."""
+    found = dict(mode.aggregation.log_metrics)
+    return {**found, **STATISTICS} if mode.with_statistics else found
+
+
+def spread(norms, squared_sums, n):
+    """The statistics of a batch, over the samples with finite gradients.
+
+    Args:
+        norms: of the per-sample gradients, (n,).
+        squared_sums: for each variable ‖Σ_i c_i‖² of its contributions, in
+            which samples that are not finite are blank.
+        n: the number of samples.
+    """
+    finite = tf.math.is_finite(norms)
+    count = tf.reduce_sum(tf.cast(finite, norms.dtype))
+    squares = tf.where(finite, tf.square(norms), tf.zeros([], norms.dtype))
+    mean = tf.add_n([tf.cast(s, norms.dtype) for s in squared_sums])
+    # A contribution is the gradient over n.
+    mean *= tf.square(tf.cast(n, norms.dtype) / count)
+    return statistics.of_batch(squares, mean, count)
