@@ -9,7 +9,8 @@ from keras_pergrad.factors.convolution_methods import has_filter_gradient
 
 MULTIPLY = 9.5e-6
 COPY = 0.33e-3
-WRITE = 0.12e-3
+# Writing a gradient, squaring it and taking it into the weighted sum.
+HOLD = 0.6e-3
 # Above this many entries gradients are not held only to save a second pass.
 HELD = 2**17
 
@@ -30,18 +31,15 @@ def costs(windows, groups, big, small):
     entries = window * small
     multiply = MULTIPLY * count * entries
     again = 5 + 1.2 * multiply
-    held = WRITE * entries
+    held = HOLD * entries
     # With groups every tensor is transposed first.
     copies = COPY * (1 if groups == 1 else 4)
-    by_tap = taps * (1.5 + copies * count * big) + multiply + held
-    unfolded = count * taps * (2.5e-3 + 1.1e-3 * big)
-    if groups > 1:
-        unfolded += copies * count * taps * big
-    reduced = held
+    by_tap = taps * (1.5 + copies * count * big) + multiply
+    unfolded = count * taps * (3.5e-3 + copies * big)
     found = {
-        "taps": by_tap + reduced,
-        "patches": unfolded + multiply + held + reduced,
-        "tap_norms": by_tap + again,
+        "taps": by_tap + held,
+        "patches": unfolded + multiply + held,
+        "tap_norms": by_tap + 0.5 * held + again,
         "patch_gram": unfolded
         + 1.5 * MULTIPLY * count**2 * (taps * big + small)
         + again,
@@ -57,10 +55,10 @@ def costs(windows, groups, big, small):
     )
     if not windows.dilated and groups == 1:
         found["identity"] = (
-            2 * MULTIPLY * count * (taps * big) ** 2 + multiply + held + reduced
+            2 * MULTIPLY * count * (taps * big) ** 2 + multiply + held
         )
     if has_filter_gradient(windows, groups, big):
-        found["loop"] = 100 + 1.5 * multiply + held + reduced
+        found["loop"] = 100 + 1.5 * multiply + held
     if entries > HELD:
         for name in ("taps", "patches", "identity", "loop"):
             if name in found:

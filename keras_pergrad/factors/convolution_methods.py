@@ -4,8 +4,8 @@ n sample, T position, K tap, g group, i input and o output channels of a
 group. `big` is (n, *sizes, g·i), `small` is (n, T, g·o), and a gradient is
 (n, K·i, g·o): Σ_T big at the tap ⊗ small.
 
-Where there is one group and K·i > o, `patches` gives its transpose: a matmul
-is up to a third faster when the last axis of its result is the longer one.
+Where there is one group and few outputs, `patches` gives its transpose: a
+matmul is up to a third faster when the last axis of its result is not short.
 """
 
 import math
@@ -14,6 +14,8 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.factors.base import sum_of_squares
+
+SHORT = 16
 
 
 def taps(big, small, windows, groups):
@@ -65,7 +67,7 @@ def merge(gradients, groups):
 def patches(big, small, windows, groups, extract=None):
     """Every window as a row, then one matmul."""
     unfolded = (extract or unfold)(big, windows)
-    if groups == 1 and unfolded.shape[-1] > small.shape[-1]:
+    if groups == 1 and small.shape[-1] <= min(SHORT, unfolded.shape[-1] - 1):
         return _product(small, unfolded)
     unfolded = _by_group(unfolded, windows, groups)
     return merge(_product(unfolded, split(small, groups)), groups)
