@@ -5,6 +5,7 @@ in the order and layout of Keras; every framework starts from the same ones.
 """
 
 import dataclasses
+import itertools
 import math
 
 import numpy as np
@@ -38,14 +39,14 @@ class Spec:
 
 def _dense(*sizes):
     pairs = []
-    for i, o in zip(sizes, sizes[1:]):
+    for i, o in itertools.pairwise(sizes):
         pairs += [("kernel", (i, o)), ("zeros", (o,))]
     return pairs
 
 
 def _conv(size, *channels):
     pairs = []
-    for i, o in zip(channels, channels[1:]):
+    for i, o in itertools.pairwise(channels):
         pairs += [("kernel", (size, size, i, o)), ("zeros", (o,))]
     return pairs
 

@@ -45,7 +45,7 @@ class Worker:
         python = interpreter(framework)
         if python is None:
             raise WorkerError("not installed (see `make bench-venvs`)")
-        self._errors = tempfile.TemporaryFile()
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (see close)
         self._process = subprocess.Popen(
             [python, "-m", "benchmarks.workers", framework],
             cwd=ROOT,

@@ -16,10 +16,20 @@ def load(path=PATH):
 
 
 def store(section, model, found, machine, path=PATH):
-    """Replaces one model's part of one section."""
+    """Replaces one model's part of one section.
+
+    What is measured alone is no part of a run: it is replaced one by one.
+    """
     stored = load(path)
-    stored["machine"] = {**stored.get("machine", {}), **machine}
-    stored.setdefault(section, {})[model] = found
+    versions = stored.get("machine", {}).get("versions", {})
+    versions.update(machine["versions"])
+    stored["machine"] = {**machine, "versions": versions}
+    part = stored.setdefault(section, {})
+    if section == "alone":
+        for task, measured in found.items():
+            part.setdefault(model, {}).setdefault(task, {}).update(measured)
+    else:
+        part[model] = found
     path.write_text(json.dumps(stored, indent=1, ensure_ascii=False) + "\n")
 
 

@@ -24,8 +24,7 @@ def serve(framework, requests, replies):
             reply = answer(module, jobs, **request)
         except Exception as error:
             traceback.print_exc()
-            text = str(error).strip().splitlines() or [""]
-            reply = {"error": f"{type(error).__name__}: {text[0][:200]}"}
+            reply = {"error": _in_a_line(error)}
         replies.write(json.dumps(reply) + "\n")
         replies.flush()
 
@@ -44,6 +43,13 @@ def answer(module, jobs, do, key=None, **what):
     if do == "versions":
         return module.versions()
     raise ValueError(f"unknown request {do!r}")
+
+
+def _in_a_line(error):
+    """What went wrong; TensorFlow's long texts say it in their last line."""
+    lines = str(error).strip().splitlines() or [""]
+    line = lines[-1] if lines[0].startswith("in user code") else lines[0]
+    return f"{type(error).__name__}: {line.strip()[:200]}"
 
 
 def main():
