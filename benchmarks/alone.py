@@ -20,7 +20,8 @@ def _alone(entry):
     if entry.error is not None:
         return {"error": entry.error}
     try:
-        worker = Worker(entry.rival.framework)
+        framework, process = entry.process
+        worker = Worker(framework, onednn=process != "eigen")
     except WorkerError as error:
         return {"error": str(error)}
     try:

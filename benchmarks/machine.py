@@ -3,8 +3,24 @@
 import os
 import pathlib
 import platform
+import subprocess
 
-from benchmarks.process import THREADS, Worker, WorkerError
+from benchmarks.process import THREADS, interpreter
+
+#: Names in the report and names of the distributions.
+PACKAGES = {
+    "tensorflow": {"TensorFlow": "tensorflow", "Keras": "keras"},
+    "torch": {
+        "torch": "torch",
+        "Opacus": "opacus",
+        "BackPACK": "backpack-for-pytorch",
+    },
+    "jax": {"JAX": "jax"},
+    "tf_privacy": {
+        "TF Privacy": "tensorflow-privacy",
+        "TensorFlow for TF Privacy": "tensorflow-cpu",
+    },
+}
 
 
 def describe(frameworks):
@@ -29,16 +45,25 @@ def _cpu():
 
 
 def _versions(frameworks):
+    """Asked of each environment, without importing the frameworks."""
     found = {}
     for framework in frameworks:
-        try:
-            worker = Worker(framework)
-        except WorkerError:
+        python = interpreter(framework)
+        if python is None:
             continue
-        try:
-            found.update(worker.ask("versions"))
-        except WorkerError:
-            continue
-        finally:
-            worker.close()
+        names = PACKAGES[framework]
+        command = [python, "-c", _ASK, *names.values()]
+        answer = subprocess.run(command, capture_output=True, text=True)
+        found.update(zip(names, answer.stdout.split()))
     return found
+
+
+_ASK = """
+import sys
+from importlib import metadata
+for name in sys.argv[1:]:
+    try:
+        print(metadata.version(name))
+    except metadata.PackageNotFoundError:
+        print("none")
+"""

@@ -13,7 +13,6 @@ from benchmarks.rivals import (
     CLIPPED,
     MATERIALISED,
     OURS,
-    REFERENCES,
     RIVALS,
 )
 
@@ -59,22 +58,15 @@ def _large(section, model, options):
 
 
 def _alone(section, model, options):
-    """First step and memory, clipped and materialised.
+    """First step and peak memory of the clipped step.
 
     One process each takes long: the peers get three of the models.
     """
     del section
-    chosen = options.rivals
+    rivals = [r for r in options.rivals if CLIPPED in RIVALS[r].tasks]
     if model not in ("mnist", "cifar10", "transformer"):
-        chosen = [r for r in chosen if r in (*_UNITS, *OURS)]
-    found = {}
-    for task in BOTH:
-        rivals = [r for r in chosen if task in RIVALS[r].tasks]
-        if task == MATERIALISED:
-            rivals = [r for r in rivals if r not in REFERENCES]
-        entries = _entries(task, model, rivals, [options.batch])
-        found[task] = alone.run(entries, _log)
-    return found
+        rivals = [r for r in rivals if r in (*_UNITS, *OURS)]
+    return alone.run(_entries(CLIPPED, model, rivals, [options.batch]), _log)
 
 
 _SECTIONS = {

@@ -36,12 +36,13 @@ class Worker:
 
     Args:
         framework: which worker module to run.
+        onednn: whether TensorFlow may use oneDNN.
 
     Raises:
         WorkerError: the framework's environment is not installed.
     """
 
-    def __init__(self, framework):
+    def __init__(self, framework, onednn=True):
         python = interpreter(framework)
         if python is None:
             raise WorkerError("not installed (see `make bench-venvs`)")
@@ -49,7 +50,7 @@ class Worker:
         self._process = subprocess.Popen(
             [python, "-m", "benchmarks.workers", framework],
             cwd=ROOT,
-            env={**os.environ, **_environment()},
+            env={**os.environ, **_environment(onednn)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -89,16 +90,19 @@ class Worker:
 
     def _last_words(self):
         code = self._process.wait()
+        if code < 0:
+            return f"the process died of signal {-code}"
         self._errors.seek(0)
         lines = self._errors.read().decode(errors="replace").splitlines()
         return f"exit code {code}: {lines[-1][:200] if lines else ''}"
 
 
-def _environment():
+def _environment(onednn):
     return {
         "OMP_NUM_THREADS": str(THREADS),
         "TF_NUM_INTRAOP_THREADS": str(THREADS),
         "TF_NUM_INTEROP_THREADS": str(THREADS),
+        "TF_ENABLE_ONEDNN_OPTS": str(int(onednn)),
         "TF_CPP_MIN_LOG_LEVEL": "3",
         "CUDA_VISIBLE_DEVICES": "",
         "JAX_PLATFORMS": "cpu",

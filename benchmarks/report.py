@@ -4,6 +4,8 @@ from benchmarks import picture, targets
 from benchmarks.models import LARGE, STANDARD
 from benchmarks.rivals import BOTH, CLIPPED, RIVALS
 
+_START = "<!-- results -->"
+_END = "<!-- end of results -->"
 _TITLES = {
     CLIPPED: "Clipped step: milliseconds (times plain Keras)",
     "materialised": "All per-sample gradients written out",
@@ -11,10 +13,24 @@ _TITLES = {
 
 
 def write(stored, path):
-    """Writes PATH.md and PATH.png beside the stored results."""
+    """Writes PATH.md and PATH.png beside the stored results.
+
+    A README.md there gets the tables, too, between its two marks.
+    """
     text = markdown(stored)
     path.with_suffix(".md").write_text(text)
     picture.draw(stored, path.with_suffix(".png"))
+    readme = path.with_name("README.md")
+    if readme.exists():
+        readme.write_text(insert(readme.read_text(), text))
+
+
+def insert(page, text):
+    """The page with the tables between its marks, a level deeper."""
+    before, _, rest = page.partition(_START)
+    _, _, after = rest.partition(_END)
+    body = text.split("\n", 1)[1].replace("\n## ", "\n### ")
+    return f"{before}{_START}\n{body}\n{_END}{after}"
 
 
 def markdown(stored):
@@ -26,9 +42,13 @@ def markdown(stored):
     if "growth" in stored:
         parts += ["## Growth with the batch, clipped", _growth(stored)]
     if "alone" in stored:
-        for task, found in _by_task(stored["alone"]).items():
-            parts += [f"## Peak memory, {task}, MB", _alone(found, "peak_mb")]
-            parts += [f"## First step, {task}, ms", _alone(found, "first_ms")]
+        found = {m: _by_rival(v) for m, v in stored["alone"].items()}
+        parts += ["## Peak memory, clipped, MB", _alone(found, "peak_mb")]
+        timed = {
+            m: {r: v for r, v in rivals.items() if r in ("plain", "ours")}
+            for m, rivals in found.items()
+        }
+        parts += ["## First step, clipped, ms", _alone(timed, "first_ms")]
     if "large" in stored:
         parts += ["## Large layers, clipped", _large(stored["large"])]
     parts += ["## Targets", targets.table(stored), _reasons(stored)]
@@ -62,7 +82,7 @@ def _times(section):
     for rival, entry in RIVALS.items():
         cells = []
         for model in models:
-            found = {_split(k)[0]: v for k, v in section[model].items()}
+            found = _by_rival(section[model])
             cells.append(_cell(found.get(rival)))
         if any(cell != "" for cell in cells):
             label = f"**{entry.label}**" if rival == "ours" else entry.label
@@ -106,14 +126,8 @@ def _growth(stored):
     return table(head, rows)
 
 
-def _by_task(section):
-    """{task: {model: {rival: measurement}}} of what was measured alone."""
-    tasks = {}
-    for model, by_task in section.items():
-        for task, found in by_task.items():
-            entries = {_split(k)[0]: v for k, v in found.items()}
-            tasks.setdefault(task, {})[model] = entries
-    return tasks
+def _by_rival(found):
+    return {_split(key)[0]: value for key, value in found.items()}
 
 
 def _alone(section, field):

@@ -26,8 +26,7 @@ def store(section, model, found, machine, path=PATH):
     stored["machine"] = {**machine, "versions": versions}
     part = stored.setdefault(section, {})
     if section == "alone":
-        for task, measured in found.items():
-            part.setdefault(model, {}).setdefault(task, {}).update(measured)
+        part.setdefault(model, {}).update(found)
     else:
         part[model] = found
     path.write_text(json.dumps(stored, indent=1, ensure_ascii=False) + "\n")
@@ -51,9 +50,11 @@ def summarise(entries, unit):
         if entry.error is not None:
             found[entry.key] = {"error": entry.error}
             continue
-        found[entry.key] = {"ms": _spread(entry.times, 4)}
-        if len(base) == len(entry.times):
-            ratios = [t / b for t, b in zip(entry.times, base)]
+        times = [t for t in entry.times if t is not None]
+        found[entry.key] = {"ms": _spread(times, 4)}
+        pairs = [(t, b) for t, b in zip(entry.times, base) if t and b]
+        if pairs:
+            ratios = [t / b for t, b in pairs]
             found[entry.key]["ratio"] = _spread(ratios, 3)
         if reference and reference.norms and entry.norms:
             found[entry.key]["difference"] = _difference(entry, reference)

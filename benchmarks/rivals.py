@@ -15,7 +15,8 @@ class Rival:
         label: its name in tables.
         framework: the environment and the worker module it runs in.
         tasks: which of the tasks it can do.
-        process: rivals with the same entry share a worker process.
+        process: rivals with the same entry share a worker process; "eigen"
+            is one in which TensorFlow runs without oneDNN.
         skip: model name to the reason why it is left out.
     """
 
@@ -34,7 +35,7 @@ _NO_NORM = {"transformer": "no LayerNormalization"}
 
 RIVALS = {
     "plain": Rival("Keras, plain", "tensorflow"),
-    "plain_xla": Rival("Keras, plain, XLA", "tensorflow"),
+    "plain_xla": Rival("Keras, plain, XLA", "tensorflow", (CLIPPED,)),
     "ours": Rival("keras_pergrad", "tensorflow"),
     "ours_xla": Rival("keras_pergrad, XLA", "tensorflow"),
     # Without Keras's iterator, metrics and logs, as the peers' steps are.
@@ -48,6 +49,9 @@ RIVALS = {
     # In a process of its own: it may bring the process down on some models.
     "vectorized_map": Rival(
         "TF, vectorized_map", "tensorflow", process="vectorized_map"
+    ),
+    "vectorized_map_eigen": Rival(
+        "TF, vectorized_map, oneDNN off", "tensorflow", process="eigen"
     ),
     "vectorized_map_xla": Rival(
         "TF, vectorized_map, XLA",

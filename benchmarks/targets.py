@@ -63,8 +63,8 @@ def _others(stored):
             key=lambda key: int(key.partition("@")[2]),
         )
         yield f"{model}: growth, batch × 4", GROWTH, times[large] / times[small]
-    for model, by_task in stored.get("alone", {}).items():
-        found = _by_rival(by_task.get(CLIPPED, {}))
+    for model, found in stored.get("alone", {}).items():
+        found = _by_rival(found)
         first = {k: v["first_ms"] for k, v in found.items() if "first_ms" in v}
         if "ours" in first and "plain" in first:
             value = first["ours"] / first["plain"]

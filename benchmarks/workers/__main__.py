@@ -40,8 +40,6 @@ def answer(module, jobs, do, key=None, **what):
         return {"ms": measure.repetition(jobs[key].step)}
     if do == "alone":
         return measure.alone(module.build(**what))
-    if do == "versions":
-        return module.versions()
     raise ValueError(f"unknown request {do!r}")
 
 

@@ -9,10 +9,6 @@ from benchmarks.workers.jax_models import make_loss
 from benchmarks.workers.job import CLIP_NORM, LEARNING_RATE, Job
 
 
-def versions():
-    return {"JAX": jax.__version__}
-
-
 def build(rival, model, task, batch):
     data = [jnp.asarray(part) for part in make_batch(model, batch)]
     state = [jnp.asarray(w) for w in make_weights(model)]

@@ -14,14 +14,10 @@ from keras_pergrad.losses import total_loss
 from keras_pergrad.tape import Tape
 
 
-def versions():
-    return {"TensorFlow": tf.__version__, "Keras": keras.__version__}
-
-
 def build(rival, model, task, batch):
     x, y = make_batch(model, batch)
     data = tf.constant(x), tf.constant(targets(model, y))
-    base, xla, _ = rival.partition("_xla")
+    base, xla, _ = rival.removesuffix("_eigen").partition("_xla")
     if base == "plain":
         net = build_model(model)
         return _fit_step(net, model, data, bool(xla))

@@ -1,7 +1,5 @@
 """TF Privacy's Keras 2 model, with and without its fast clipping."""
 
-from importlib import metadata
-
 import keras
 import numpy as np
 import tensorflow as tf
@@ -11,11 +9,6 @@ from tensorflow_privacy.privacy.keras_models import dp_keras_model
 from benchmarks.models import make_batch
 from benchmarks.workers.job import CLIP_NORM, LEARNING_RATE, Job
 from benchmarks.workers.keras_models import build_model, make_loss, targets
-
-
-def versions():
-    version = metadata.version("tensorflow-privacy")
-    return {"TF Privacy": f"{version} on TensorFlow {tf.__version__}"}
 
 
 def build(rival, model, task, batch):

@@ -1,7 +1,6 @@
 """Plain torch, Opacus, torch.func and BackPACK."""
 
 import importlib
-from importlib import metadata
 
 import torch
 
@@ -18,12 +17,6 @@ _MODULES = {
     "torch_func": "torch_functional",
     "backpack": "torch_backpack",
 }
-
-
-def versions():
-    names = {"torch": "torch", "Opacus": "opacus"}
-    names["BackPACK"] = "backpack-for-pytorch"
-    return {k: metadata.version(v) for k, v in names.items()}
 
 
 def build(rival, model, task, batch):
