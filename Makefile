@@ -5,7 +5,7 @@ CONSTRAINTS ?= constraints/newest.txt
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 WORKERS ?= 2
-export TF_CPP_MIN_LOG_LEVEL ?= 2
+export TF_CPP_MIN_LOG_LEVEL ?= 3
 
 .PHONY: setup demo test test-oldest lint format bench bench-venvs clean
 
@@ -30,7 +30,7 @@ test-oldest:
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pyright --venvpath . 
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

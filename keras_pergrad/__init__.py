@@ -17,9 +17,15 @@ from keras_pergrad.aggregation import (
     Mean,
     register_aggregation,
 )
-from keras_pergrad.functional import per_sample_gradients, per_sample_norms
+from keras_pergrad.explain import explain
+from keras_pergrad.functional import (
+    gradient_statistics,
+    per_sample_gradients,
+    per_sample_norms,
+)
 from keras_pergrad.model import PerGradModel
 from keras_pergrad.modes import (
+    Accumulated,
     Batch,
     GradientMode,
     PerSample,
@@ -27,20 +33,25 @@ from keras_pergrad.modes import (
     register_gradient_mode,
 )
 from keras_pergrad.rules import register_rule
+from keras_pergrad.statistics import GradientStatistics
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Accumulated",
     "Aggregation",
     "Batch",
     "ClippedMean",
     "GradientMode",
+    "GradientStatistics",
     "Mean",
     "PerGradModel",
     "PerSample",
     "Vectorized",
     "callbacks",
+    "explain",
     "factors",
+    "gradient_statistics",
     "modes",
     "per_sample_gradients",
     "per_sample_norms",

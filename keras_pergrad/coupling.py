@@ -1,4 +1,4 @@
-"""Layers that couple the samples of a batch, refused by name."""
+"""Layers and losses that couple the samples of a batch, refused by name."""
 
 import contextlib
 import functools
@@ -7,36 +7,102 @@ import keras
 
 from keras_pergrad.patching import attribute
 
+_MIXERS = tuple(
+    getattr(keras.layers, name)
+    for name in ("MixUp", "CutMix")
+    if hasattr(keras.layers, name)
+)
+_OVER_AN_AXIS = (
+    keras.layers.Concatenate,
+    keras.layers.Softmax,
+    keras.layers.UnitNormalization,
+)
+
+
+def _raise(layer, error):
+    del layer
+    raise error
+
 
 @contextlib.contextmanager
-def refused(model):
-    """Makes calls of coupling layers in training mode raise while active.
+def refused(model, refuse=_raise):
+    """Makes calls of coupling layers raise while active.
+
+    Args:
+        model: a model; the layers inside its layers are looked at, too.
+        refuse: what is called with the layer and the error, which names the
+            layer and the way out; default: raises it.
 
     Raises:
-        ValueError: (on such a call) names the layer and the way out.
+        ValueError: (on such a call) by default.
     """
     with contextlib.ExitStack() as stack:
         for layer in model._flatten_layers():
-            if isinstance(layer, keras.layers.BatchNormalization):
-                stack.enter_context(
-                    attribute(layer, "call", _guarded(layer, layer.call))
-                )
+            reason = _reason(layer)
+            if reason is not None:
+                call = _guarded(layer, layer.call, reason, refuse)
+                stack.enter_context(attribute(layer, "call", call))
         yield
 
 
-def _guarded(layer, original):
+def _reason(layer):
+    """A function of (training, inputs) that tells why to refuse, or None."""
+    if isinstance(layer, keras.layers.BatchNormalization):
+        return functools.partial(_batch_normalization, layer)
+    if isinstance(layer, _MIXERS):
+        return functools.partial(_mixer, layer)
+    if isinstance(layer, _OVER_AN_AXIS):
+        return functools.partial(_over_samples, layer)
+    return None
+
+
+def _batch_normalization(layer, training, inputs):
+    if not (training and layer.trainable):
+        return None
+    return (
+        f"layer {layer.name!r} (BatchNormalization) makes every "
+        "sample's output depend on the whole batch while training, so "
+        "that per-sample gradients are not defined. Use "
+        "GroupNormalization or LayerNormalization instead, or set "
+        f"`trainable = False` on {layer.name!r} before compile() so "
+        "that it uses its moving statistics, or compile with "
+        "gradient_mode='batch'."
+    )
+
+
+def _mixer(layer, training, inputs):
+    if not training:
+        return None
+    return (
+        f"layer {layer.name!r} ({type(layer).__name__}) mixes the samples of "
+        "a batch while training, so that per-sample gradients are not "
+        "defined. Apply it to the data set, with its labels, before the "
+        "model: data.map(...); or compile with gradient_mode='batch'."
+    )
+
+
+def _over_samples(layer, training, inputs):
+    axes = layer.axis if isinstance(layer.axis, (list, tuple)) else [layer.axis]
+    first = inputs[0] if isinstance(inputs, (list, tuple)) else inputs
+    rank = len(first.shape)
+    if 0 not in [axis % rank for axis in axes]:
+        return None
+    return (
+        f"layer {layer.name!r} ({type(layer).__name__}) acts over axis 0, "
+        "that of the samples, so that per-sample gradients are not defined. "
+        f"Give it another axis (it has axis={layer.axis!r}), or compile with "
+        "gradient_mode='batch'."
+    )
+
+
+def _guarded(layer, original, reason, refuse):
     @functools.wraps(original)
     def call(*args, training=None, **kwargs):
-        if training and layer.trainable:
-            raise ValueError(
-                f"layer {layer.name!r} (BatchNormalization) makes every "
-                "sample's output depend on the whole batch while training, so "
-                "that per-sample gradients are not defined. Use "
-                "GroupNormalization or LayerNormalization instead, or set "
-                f"`trainable = False` on {layer.name!r} before compile() so "
-                "that it uses its moving statistics, or compile with "
-                "gradient_mode='batch'."
-            )
-        return original(*args, training=training, **kwargs)
+        message = reason(training, args[0] if args else kwargs.get("inputs"))
+        if message is not None:
+            refuse(layer, ValueError(message))
+        if training is not None and layer._call_has_training_arg:
+            kwargs["training"] = training
+        return original(*args, **kwargs)
 
     return call

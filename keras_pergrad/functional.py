@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from keras_pergrad.losses import total_loss
 from keras_pergrad.modes.per_sample import Samples
+from keras_pergrad.statistics import GradientStatistics
 from keras_pergrad.tape import Tape
 
 _TRACED = weakref.WeakKeyDictionary()
@@ -108,6 +109,51 @@ def per_sample_norms(
     return found if per_variable else total
 
 
+def gradient_statistics(
+    model, x, y=None, sample_weight=None, per_variable=False, training=True
+):
+    """How the gradients of a batch's samples spread around their mean.
+
+    From norms alone: no array of all per-sample gradients need be held.
+    Regularisers, which belong to no sample, are left out.
+
+    Args:
+        model, x, y, sample_weight, training: as for `per_sample_gradients`.
+        per_variable: whether to look at each variable by itself.
+
+    Returns:
+        A `GradientStatistics` over all trainable variables; with
+        `per_variable` a list of them in the order of
+        `model.trainable_variables` (None: the loss does not depend on it).
+
+    Raises:
+        ValueError: as for `per_sample_gradients`.
+
+    Example:
+
+    >>> import keras, numpy as np
+    >>> import keras_pergrad as kpg
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+    >>> model.compile("sgd", "mse")
+    >>> x, y = np.eye(4), np.ones((4, 3))
+    >>> kpg.gradient_statistics(model, x, y).variance > 0
+    True
+    """
+    found = _run(
+        "statistics", model, x, y, sample_weight, "vectorized", training
+    )
+    pairs = [pair for pair in found if pair is not None]
+    dtypes = [square.dtype for pair in pairs for square in pair]
+    dtype = tf.float64 if tf.float64 in dtypes else tf.float32
+    squares, means = (
+        tf.add_n([tf.cast(pair[k], dtype) for pair in pairs]) for k in (0, 1)
+    )
+    _require_finite(squares.numpy())
+    if per_variable:
+        return [pair and GradientStatistics.of(*pair) for pair in found]
+    return GradientStatistics.of(squares, means)
+
+
 def _run(what, model, x, y, sample_weight, method, training):
     _require_compiled(model)
     if method not in METHODS:
@@ -162,7 +208,16 @@ def _vectorized(what, model, x, y, sample_weight, training):
             f and tf.sqrt(s := f.squared_norms()) * tf.cast(n, s.dtype)
             for f in factors
         ]
+    if what == "statistics":
+        return [f and _squares(f, n) for f in factors]
     return [f and (g := f.materialize()) * tf.cast(n, g.dtype) for f in factors]
+
+
+def _squares(factor, n):
+    """‖g_i‖², (n,), and ‖ḡ‖² of one variable."""
+    squares = factor.squared_norms()
+    squares *= tf.square(tf.cast(n, squares.dtype))
+    return squares, factor.squared_norm_of_sum()
 
 
 def _one_by_one(what, model, x, y, sample_weight, training):

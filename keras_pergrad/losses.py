@@ -5,9 +5,13 @@ Private names in use: `Model._compute_loss`, `Model._loss_tracker`,
 `keras.src.losses.loss.unscale_loss_for_distribution`.
 """
 
+import contextlib
+
 import keras
 import tensorflow as tf
 from keras.src.losses.loss import unscale_loss_for_distribution
+
+from keras_pergrad.patching import attribute
 
 
 def total_loss(model, x, y, y_pred, sample_weight, training=True):
@@ -27,6 +31,12 @@ def total_loss(model, x, y, y_pred, sample_weight, training=True):
             "reduction='sum_over_batch_size', not None or 'none'."
         )
     return loss
+
+
+def components(variable):
+    """The `tf.Variable`s behind a Keras variable, one a local replica."""
+    strategy = tf.distribute.get_strategy()
+    return strategy.experimental_local_results(variable.value)
 
 
 def regularization_gradients(variables):
@@ -85,8 +95,7 @@ def additional_losses(model):
 def additional_loss_weights(replay, n, scale=None):
     """The factor of one sample's `add_loss` terms in those of the batch.
 
-    A term is a sum over the batch (factor 1) or a mean (factor 1/n); a
-    batch in which every sample stands twice shows which.
+    A term is a sum over the batch (factor 1) or a mean (factor 1/n).
 
     Args:
         replay: a `Replay` of the model's call.
@@ -96,9 +105,23 @@ def additional_loss_weights(replay, n, scale=None):
     Returns:
         A list of scalars, in the order of the calls of `add_loss`.
     """
+    weights = []
+    for single, is_sum in additional_sums(replay, n):
+        inverse = 1 / tf.cast(n, single.dtype)
+        weight = tf.where(is_sum, tf.ones_like(inverse), inverse)
+        weights.append(weight if scale is None else weight * scale)
+    return weights
+
+
+def additional_sums(replay, n):
+    """Each `add_loss` term of n samples, and whether it is a sum.
+
+    A batch in which every sample stands twice shows whether the term is a
+    sum over the batch or a mean. (One sample would not do: its term may be 0.)
+    """
     if not replay.recorded.losses:
         return []
-    weights = []
+    found = []
     once = tf.range(n)
     twice = tf.concat([once, once], 0)
     for single, double in zip(
@@ -107,15 +130,31 @@ def additional_loss_weights(replay, n, scale=None):
         single, double = tf.reduce_sum(single), tf.reduce_sum(double)
         to_sum = tf.abs(double - 2 * single)
         to_mean = tf.abs(double - single)
-        inverse = 1 / tf.cast(n, single.dtype)
-        weight = tf.where(to_sum < to_mean, tf.ones_like(inverse), inverse)
         error = tf.minimum(to_sum, to_mean)
         right = error <= 1e-3 * (tf.abs(single) + 1e-3)
         check = tf.debugging.Assert(right, [_LOSS_MESSAGE, single, double])
         with tf.control_dependencies([check] if check is not None else []):
-            weight = tf.identity(weight)
-        weights.append(weight if scale is None else weight * scale)
-    return weights
+            found.append((single, tf.identity(to_sum < to_mean)))
+    return found
+
+
+@contextlib.contextmanager
+def noting_losses(model, found):
+    """Appends what is given to `add_loss` inside to `found`, in order."""
+    with contextlib.ExitStack() as stack:
+        for layer in model._flatten_layers():
+            stack.enter_context(
+                attribute(layer, "add_loss", _noting(layer.add_loss, found))
+            )
+        yield
+
+
+def _noting(original, found):
+    def add_loss(loss):
+        found.extend(tf.nest.flatten(loss))
+        return original(loss)
+
+    return add_loss
 
 
 _LOSS_MESSAGE = (

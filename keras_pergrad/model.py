@@ -5,6 +5,8 @@ Private names in use: `keras.src.models.model.functional_init_arguments`,
 `Model._outputs_struct`, `Model._symbolic_build`.
 """
 
+import inspect
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -12,6 +14,7 @@ from keras.src.models.functional import Functional
 from keras.src.models.model import functional_init_arguments
 
 from keras_pergrad import modes
+from keras_pergrad.epochs import end_of_epochs
 from keras_pergrad.losses import track_loss
 from keras_pergrad.registry import PACKAGE, serialize
 from keras_pergrad.tape import first_tensor
@@ -115,6 +118,7 @@ class PerGradModel(keras.Model):
         self._gradient_mode = mode
         # Not a list of metrics: Keras would report them in evaluate(), too.
         self._gradient_logs = _Logs(mode.log_metrics)
+        self.gradient_state = mode.make_state()
 
     @property
     def gradient_mode(self):
@@ -134,6 +138,15 @@ class PerGradModel(keras.Model):
         if self.optimizer is not None and self.built:
             self.optimizer.build(self.trainable_variables)
 
+    def fit(self, *args, **kwargs):
+        bound = inspect.signature(super().fit).bind(*args, **kwargs)
+        callbacks = bound.arguments.get("callbacks")
+        with end_of_epochs(self, callbacks) as callbacks:
+            bound.arguments["callbacks"] = callbacks
+            return super().fit(*bound.args, **bound.kwargs)
+
+    fit.__doc__ = keras.Model.fit.__doc__
+
     def reset_metrics(self):
         super().reset_metrics()
         if getattr(self, "_gradient_logs", None) is not None:
@@ -144,6 +157,7 @@ class PerGradModel(keras.Model):
         mode = self._gradient_mode
         if type(mode) is modes.Batch:
             return super().train_step(data)
+        # Eager train_on_batch hands on NumPy arrays.
         data = tf.nest.map_structure(
             lambda t: (
                 tf.convert_to_tensor(t) if isinstance(t, np.ndarray) else t

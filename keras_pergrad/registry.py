@@ -49,6 +49,10 @@ class Registry:
         """The registered names, in order of registration."""
         return list(self._classes)
 
+    def items(self):
+        """The names and their classes."""
+        return self._classes.items()
+
     def get(self, identifier):
         """An object for a name, a config dict or an object.
 

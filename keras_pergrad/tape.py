@@ -5,53 +5,26 @@ Layers with a rule run with their activation set aside, so that the gradient
 of the *pre-activation* is known; the others are recorded whole, so that the
 generic fallback can repeat them. One backward pass then gives every gradient.
 
-Private names in use: `Layer._flatten_layers`, `Layer._trainable_variables`.
+Private names in use: `Layer._flatten_layers`, `Layer._trainable_variables`,
+`tensorflow.python.eager.record.could_possibly_record`.
 """
 
 import contextlib
-import dataclasses
 import functools
 
 import keras
 import tensorflow as tf
+from tensorflow.python.eager.record import could_possibly_record
 
-from keras_pergrad import coupling, draws
+from keras_pergrad import coupling, draws, outside, refusals
+from keras_pergrad.calls import Call
 from keras_pergrad.carriers import carriers
 from keras_pergrad.factors import Joined
+from keras_pergrad.losses import components
 from keras_pergrad.patching import attribute
 from keras_pergrad.replay import Recorded
 from keras_pergrad.rules import fallback
 from keras_pergrad.rules.registry import find_rule
-
-
-@dataclasses.dataclass
-class Call:
-    """One recorded call of a layer.
-
-    Attributes:
-        layer: the layer.
-        rule: its rule, or None for the generic fallback.
-        reason: why the fallback serves it, where it does.
-        watched: the tensors whose gradients are needed.
-        inputs: what the rule needs besides them.
-        recorded: the call as the fallback needs it.
-        accessed: ids of the trainable variables that were read in it, but
-            not in a call inside it.
-        parents: the calls that it was made in.
-    """
-
-    layer: keras.layers.Layer
-    rule: object = None
-    reason: str | None = None
-    watched: list = dataclasses.field(default_factory=list)
-    inputs: object = None
-    recorded: Recorded | None = None
-    accessed: set = dataclasses.field(default_factory=set)
-    parents: tuple = ()
-
-    def covers(self, variable_id):
-        """Whether repeating this call differentiates that variable, too."""
-        return self.rule is None and variable_id in self.accessed
 
 
 class Tape:
@@ -80,7 +53,7 @@ class Tape:
         self._known = {id(v): v for v in self.variables}
         self._by_tensor = {}
         for variable in self.variables:
-            for part in _components(variable):
+            for part in components(variable):
                 self._by_tensor[id(part)] = variable
         self._gradients = tf.GradientTape(watch_accessed_variables=False)
         self._accounts = []
@@ -88,12 +61,14 @@ class Tape:
         self._open = []
         self._muted = 0
         self._graph = None
+        self._loss = contextlib.ExitStack()
 
     def __enter__(self):
         self._gradients.__enter__()
         return self
 
     def __exit__(self, *error):
+        self._loss.close()
         return self._gradients.__exit__(*error)
 
     def forward(self, x):
@@ -108,9 +83,18 @@ class Tape:
             for layer in self.model._flatten_layers():
                 stack.enter_context(self._wrapped(layer))
             # Outermost, so that the layers' rules are still found.
-            stack.enter_context(coupling.refused(self.model))
+            stack.enter_context(coupling.refused(self.model, self.refuse))
             stack.enter_context(draws.recording(self._on_draw))
-            return self.model(x, **kwargs)
+            outputs = self.model(x, **kwargs)
+        # From here on only the loss can read a weight.
+        self._loss.enter_context(
+            outside.watched(self._gradients, self.variables)
+        )
+        return outputs
+
+    def refuse(self, layer, error):
+        """Stops at a layer that has no per-sample gradient."""
+        raise error
 
     def _on_draw(self, draw):
         for recorded in self._open:
@@ -135,8 +119,9 @@ class Tape:
             yield
 
     def _record(self, layer, rule, original, args, kwargs):
-        if draws.current_graph() is not self._graph:
-            raise ValueError(_nested_message(layer))
+        if self._is_out_of_sight(layer):
+            self.refuse(layer, ValueError(refusals.out_of_sight(layer)))
+            return original(*args, **kwargs)
         call = Call(layer, rule, parents=tuple(self._stack))
         if rule is not None and rule.unsupported is not None:
             call.reason = rule.unsupported(layer, *args, **kwargs)
@@ -144,12 +129,38 @@ class Tape:
                 call.rule = rule = None
         whole = _takes_whole(layer)
         with self._frame(call), self._mute(whole or rule is not None):
-            if rule is not None:
-                outputs = self._follow_rule(call, original, args, kwargs)
-            else:
+            if rule is None:
                 outputs = self._follow_call(call, original, args, kwargs)
+            elif rule.forward is None:
+                outputs = self._follow_linear(call, original, args, kwargs)
+            else:
+                outputs = self._follow_rule(call, original, args, kwargs)
         if call.accessed:
             self.calls.append(call)
+        if rule is not None and rule.forward is None:
+            # Outside of the frame: an activation may be a layer with weights.
+            activation = getattr(layer, "activation", None)
+            return outputs if activation is None else activation(outputs)
+        return outputs
+
+    def _is_out_of_sight(self, layer):
+        """Whether what the layer does here does not reach the tape."""
+        if draws.current_graph() is not self._graph:
+            return True
+        # Inside a custom gradient (rematerialisation is one).
+        owns = layer._trainable_variables or _takes_whole(layer)
+        return bool(owns) and not could_possibly_record()
+
+    def _follow_linear(self, call, original, args, kwargs):
+        """The layer's own call, with its activation set aside."""
+        with contextlib.ExitStack() as stack:
+            if getattr(call.layer, "activation", None) is not None:
+                linear = keras.activations.linear
+                stack.enter_context(attribute(call.layer, "activation", linear))
+            outputs = original(*args, **kwargs)
+        self._gradients.watch(outputs)
+        call.watched.append(outputs)
+        call.inputs = args[0] if args else next(iter(kwargs.values()))
         return outputs
 
     def _follow_rule(self, call, original, args, kwargs):
@@ -158,8 +169,7 @@ class Tape:
             call.watched.append(tensor)
             return tensor
 
-        forward = call.rule.forward or _pre_activation
-        outputs, call.inputs = forward(
+        outputs, call.inputs = call.rule.forward(
             call.layer, original, watch, *args, **kwargs
         )
         return outputs
@@ -218,7 +228,8 @@ class Tape:
             if any(
                 g is not None for g in account.gradient(recorded.losses, own)
             ):
-                raise ValueError(_own_loss_message(call.layer))
+                error = ValueError(refusals.own_loss(call.layer))
+                self.refuse(call.layer, error)
 
     def sample_gradients(self, loss, scale=None):
         """What each sample contributes to the gradient of each variable.
@@ -232,20 +243,40 @@ class Tape:
             `SampleGradients`; None for a variable that the loss does not
             depend on.
         """
-        flat = [t for call in self.calls for t in call.watched]
-        gradients = self._gradients.gradient(loss, flat)
-        gradients = iter(self._checked(gradients))
         parts = {}
+        for _, variable, factor in self.parts(loss, scale):
+            parts.setdefault(id(variable), []).append(factor)
+        return [_join(parts.get(id(v))) for v in self.variables]
+
+    def parts(self, loss, scale=None):
+        """Yields (call, variable, factor) for each use of a variable."""
+        flat = [t for call in self.calls for t in call.watched]
+        values = [v.value for v in self.variables]
+        gradients = self._gradients.gradient(loss, flat + values)
+        error = outside.error(self.variables, gradients[len(flat) :])
+        if error is not None:
+            raise error
+        gradients = iter(self._checked(gradients[: len(flat)]))
+        reached = set()
         for call in self.calls:
+            reached |= call.accessed
             dz = [next(gradients) for _ in call.watched]
-            if all(g is None for g in dz):
+            if call.refused or all(g is None for g in dz):
                 continue
-            for variable, factor in self._apply_rule(call, dz, scale):
+            try:
+                found = list(self._apply_rule(call, dz, scale))
+            except ValueError as error:
+                self.refuse(call.layer, error)
+                continue
+            for variable, factor in found:
                 key = id(variable)
+                reached.add(key)
                 covered = any(p.covers(key) for p in call.parents)
                 if key in self._known and not covered:
-                    parts.setdefault(key, []).append(factor)
-        return [_join(parts.get(id(v))) for v in self.variables]
+                    yield call, variable, factor
+        missed = [v.path for v in self.variables if id(v) not in reached]
+        if missed:
+            raise ValueError(refusals.missed(self.model, missed))
 
     def _apply_rule(self, call, dz, scale):
         if call.rule is None:
@@ -283,28 +314,20 @@ class Tape:
                 if size is None or self._batch is None:
                     sizes.append(tf.shape(tensor)[0])
                 elif size != self._batch:
-                    raise ValueError(_layout_message(call.layer, size))
+                    error = ValueError(refusals.layout(call.layer, size))
+                    self.refuse(call.layer, error)
+                    call.refused = True
         if not sizes:
             return gradients
         check = tf.debugging.Assert(
             tf.reduce_all(tf.equal(tf.stack(sizes), tf.shape(self._x)[0])),
-            [_layout_message(None, "another number of"), tf.stack(sizes)],
+            [refusals.layout(None, "another number of"), tf.stack(sizes)],
         )
         with tf.control_dependencies([check] if check is not None else []):
             return [
                 None if g is None else tf.identity(tf.convert_to_tensor(g))
                 for g in gradients
             ]
-
-
-def _pre_activation(layer, call, watch, inputs, *args, **kwargs):
-    """The layer's own call, with its activation set aside."""
-    activation = getattr(layer, "activation", None)
-    if activation is None:
-        return watch(call(inputs, *args, **kwargs)), inputs
-    with attribute(layer, "activation", keras.activations.linear):
-        outputs = watch(call(inputs, *args, **kwargs))
-    return activation(outputs), inputs
 
 
 def first_tensor(x):
@@ -325,11 +348,6 @@ def _noting(layer, added):
 def _takes_whole(layer):
     """Layers that call their sublayers inside a loop of their own."""
     return isinstance(layer, (keras.layers.RNN, keras.layers.TimeDistributed))
-
-
-def _components(variable):
-    strategy = tf.distribute.get_strategy()
-    return strategy.experimental_local_results(variable.value)
 
 
 def _is_input(tensor, args, kwargs):
@@ -353,35 +371,3 @@ def _join(parts):
     if not parts:
         return None
     return parts[0] if len(parts) == 1 else Joined(parts)
-
-
-def _layout_message(layer, size):
-    where = "a layer"
-    if layer is not None:
-        where = f"layer {layer.name!r} ({type(layer).__name__})"
-    return (
-        f"{where} was called on a tensor whose first axis has {size} entries, "
-        "not one for each sample: the samples are no longer on the first "
-        "axis. Keep (batch, ...) as the layout (Dense, for example, acts on "
-        "the last axis of any rank), or use gradient_mode='batch'."
-    )
-
-
-def _nested_message(layer):
-    return (
-        f"layer {layer.name!r} ({type(layer).__name__}) is called inside a "
-        "tf.function, loop or condition of an enclosing layer, where its part "
-        "in the gradient cannot be recorded. Remove the tf.function around "
-        "the call (the train step is compiled as a whole anyway), or use "
-        "gradient_mode='per_sample'."
-    )
-
-
-def _own_loss_message(layer):
-    return (
-        f"layer {layer.name!r} ({type(layer).__name__}) gives `add_loss` a "
-        "loss that depends on its own weights, so that no sample's part in it "
-        "is defined. Put a penalty on weights into a `kernel_regularizer` (or "
-        "`add_weight(regularizer=...)`), or compute the loss in a layer of "
-        "its own from this layer's output."
-    )

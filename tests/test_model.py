@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 import keras_pergrad as kpg
+from tests import oracle
 
 layers = keras.layers
 
@@ -121,7 +122,9 @@ def test_mode_identifiers(mode):
 
 
 def test_unknown_mode_lists_the_known_ones():
-    with pytest.raises(ValueError, match="'batch', 'per_sample', 'vectorized'"):
+    with pytest.raises(
+        ValueError, match=r"'batch', .*'per_sample', .*'vectorized'"
+    ):
         _functional().compile("sgd", "mse", gradient_mode="vectorised")
     with pytest.raises(ValueError, match="Unknown aggregation: 'median'"):
         kpg.Vectorized("median")
@@ -329,3 +332,69 @@ import keras_pergrad
     assert done.returncode == 1
     assert f"Keras runs on {backend!r}" in done.stderr
     assert "KERAS_BACKEND=tensorflow" in done.stderr
+
+
+class Rematerialised(layers.Layer):
+    """Calls a sublayer where no outer tape sees it."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(4)
+
+    def build(self, shape):
+        self.dense.build(shape)
+
+    def call(self, x):
+        return tf.recompute_grad(self.dense)(x)
+
+
+class Looped(Rematerialised):
+    def call(self, x):
+        return tf.while_loop(
+            lambda i, _: i < 2, lambda i, y: (i + 1, self.dense(y)), (0, x)
+        )[1]
+
+
+class Unused(Rematerialised):
+    def call(self, x):
+        return x
+
+
+@pytest.mark.parametrize(
+    ("layer", "match"),
+    [
+        (Rematerialised, "custom gradient"),
+        (Looped, "inside a tf.function, loop"),
+        (Unused, "no layer of model .* was seen to read"),
+    ],
+)
+def test_calls_out_of_sight_are_refused(layer, match):
+    inputs = keras.Input((4,))
+    model = kpg.PerGradModel(inputs, layers.Dense(3)(layer()(inputs)))
+    model.compile("sgd", "mse", gradient_mode="vectorized", jit_compile=False)
+    with pytest.raises(ValueError, match=match):
+        model.fit(*_data(), verbose=0)
+
+
+def test_a_loss_that_reads_weights_is_refused():
+    class Decayed(Net):
+        def compute_loss(self, *args, **kwargs):
+            loss = super().compute_loss(*args, **kwargs)
+            return loss + keras.ops.sum(self.dense.kernel**2)
+
+    for mode in ("vectorized", "per_sample"):
+        model = Decayed()
+        model.compile("sgd", "mse", gradient_mode=mode)
+        with pytest.raises(ValueError, match="outside the forward pass"):
+            model.fit(*_data(), verbose=0)
+
+
+def test_an_activation_with_weights_is_exact():
+    inputs = keras.Input((4,))
+    outputs = layers.Dense(3, activation=layers.PReLU())(inputs)
+    model = keras.Model(inputs, layers.Dense(2)(outputs))
+    model.compile("sgd", "mse")
+    x, y = _data()
+    oracle.check(
+        kpg.per_sample_gradients(model, x, y[:, :2]), model, x, y[:, :2]
+    )

@@ -1,15 +1,17 @@
 """Per-sample gradients of one variable, kept factored; one class a file."""
 
 from keras_pergrad.factors.base import SampleGradients
+from keras_pergrad.factors.columns import Columns
 from keras_pergrad.factors.full import Full
 from keras_pergrad.factors.joined import Joined
 from keras_pergrad.factors.outer import Outer
 from keras_pergrad.factors.patches import Patches, convolution_method
-from keras_pergrad.factors.rows import Rows
+from keras_pergrad.factors.rows import Rows, squared_norm
 from keras_pergrad.factors.sums import Product, Sum
 from keras_pergrad.factors.windows import Windows
 
 __all__ = [
+    "Columns",
     "Full",
     "Joined",
     "Outer",
@@ -20,4 +22,5 @@ __all__ = [
     "Sum",
     "Windows",
     "convolution_method",
+    "squared_norm",
 ]

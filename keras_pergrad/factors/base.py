@@ -37,9 +37,24 @@ class SampleGradients(abc.ABC):
     def materialize(self):
         """All contributions, (n, *shape of the variable)."""
 
+    def squared_norm_of_sum(self):
+        """The squared norm of the sum of all contributions, a scalar.
+
+        Asked after `squared_norms`, so that what that holds serves again.
+        """
+        total = tf.convert_to_tensor(self.weighted_sum(None))
+        return tf.reduce_sum(tf.square(total))
+
     def chosen_method(self):
         """How the norms are computed, in a word."""
         return "full"
+
+    def sum_method(self):
+        """How the weighted sum is computed after the norms, in a word.
+
+        "held": from gradients that the norms have materialised.
+        """
+        return "held"
 
     def norm_bytes(self, n):
         """Bytes that the norms of n samples hold beside what is given.
@@ -48,35 +63,59 @@ class SampleGradients(abc.ABC):
         """
         return None
 
+    def holders(self):
+        """The factors in it that hold tensors, itself first."""
+        return [self]
+
     def select(self, keep):
         """Blanks the samples for which `keep`, (n,) booleans, is false.
 
         A weight of zero is not enough: zero times NaN is NaN. Costs nothing
         at run time while every sample is kept.
         """
-        every = tf.reduce_all(keep)
-        for name in self.rows:
-            tensor = getattr(self, name)
-            if tensor is not None:
-                setattr(self, name, _blank(tensor, keep, every))
+        select([self], keep)
         return self
 
 
-def _blank(tensor, keep, every):
-    if not tensor.dtype.is_floating:
-        return tensor
+def select(factors, keep):
+    """`select` for many factors at once, with a single condition."""
+    held = [
+        (part, name)
+        for factor in factors
+        for part in factor.holders()
+        for name in part.rows
+    ]
+    tensors = [getattr(part, name) for part, name in held]
+    floats = [
+        k
+        for k, t in enumerate(tensors)
+        if t is not None and t.dtype.is_floating
+    ]
+    chosen = [tensors[k] for k in floats]
+    selected = tf.cond(
+        tf.reduce_all(keep),
+        lambda: [tf.identity(t) for t in chosen],
+        lambda: [_blank(t, keep) for t in chosen],
+    )
+    for k, tensor in zip(floats, selected):
+        tensor.set_shape(tensors[k].shape)
+        setattr(*held[k], tensor)
+
+
+def _blank(tensor, keep):
     mask = tf.reshape(keep, [-1] + [1] * (tensor.shape.rank - 1))
-
-    def blanked():
-        return tf.where(mask, tensor, tf.zeros([], tensor.dtype))
-
-    return tf.cond(every, lambda: tensor, blanked)
+    return tf.where(mask, tensor, tf.zeros([], tensor.dtype))
 
 
 def expand(weights, tensor):
     """Weights (n,) shaped to multiply `tensor`, (n, ...)."""
     weights = tf.cast(weights, tensor.dtype)
     return tf.reshape(weights, [-1] + [1] * (tensor.shape.rank - 1))
+
+
+def weighted(gradients, weights):
+    """Σ_n weights[n] · gradients[n], the gradients materialised."""
+    return tf.tensordot(tf.cast(weights, gradients.dtype), gradients, 1)
 
 
 def sum_of_squares(tensor):

@@ -57,10 +57,7 @@ def costs(windows, groups, big, small):
     )
     if not windows.dilated and groups == 1:
         found["identity"] = (
-            2 * MULTIPLY * count * (taps * big) ** 2
-            + multiply
-            + held
-            + reduced
+            2 * MULTIPLY * count * (taps * big) ** 2 + multiply + held + reduced
         )
     if has_filter_gradient(windows, groups, big):
         found["loop"] = 100 + 1.5 * multiply + held + reduced

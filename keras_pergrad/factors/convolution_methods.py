@@ -3,8 +3,14 @@
 n sample, T position, K tap, g group, i input and o output channels of a
 group. `big` is (n, *sizes, g·i), `small` is (n, T, g·o), and a gradient is
 (n, K·i, g·o): Σ_T big at the tap ⊗ small.
+
+Where there is one group and K·i > o, `patches` gives its transpose: a matmul
+is up to a third faster when the last axis of its result is the longer one.
 """
 
+import math
+
+import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.factors.base import sum_of_squares
@@ -59,6 +65,8 @@ def merge(gradients, groups):
 def patches(big, small, windows, groups, extract=None):
     """Every window as a row, then one matmul."""
     unfolded = (extract or unfold)(big, windows)
+    if groups == 1 and unfolded.shape[-1] > small.shape[-1]:
+        return _product(small, unfolded)
     unfolded = _by_group(unfolded, windows, groups)
     return merge(_product(unfolded, split(small, groups)), groups)
 
@@ -70,21 +78,12 @@ def patches_by_identity(big, small, windows, groups):
 
 def unfold(big, windows):
     """The windows of the input, (n, T, K·g·i)."""
+    # A gather is two to four times as fast as the op for image patches.
     channels = big.shape[-1]
-    if windows.rank > 2:
-        rows = tf.concat(list(windows.slices(windows.pad(big))), -1)
-    else:
-        flat = windows.at_least_2d()
-        padded = tf.reshape(
-            windows.pad(big), [-1, *flat.padded_sizes, channels]
-        )
-        rows = tf.image.extract_patches(
-            padded,
-            [1, *flat.kernel, 1],
-            [1, *flat.strides, 1],
-            [1, *flat.dilation, 1],
-            "VALID",
-        )
+    pixels = tf.reshape(
+        windows.pad(big), [-1, math.prod(windows.padded_sizes), channels]
+    )
+    rows = tf.gather(pixels, windows.indices(), axis=1)
     return tf.reshape(rows, [-1, windows.count, windows.taps * channels])
 
 
@@ -95,9 +94,8 @@ def unfold_by_identity(big, windows):
     """
     channels = big.shape[-1]
     size = windows.taps * channels
-    kernel = tf.reshape(
-        tf.eye(size, dtype=big.dtype), [*windows.kernel, channels, size]
-    )
+    kernel = np.eye(size, dtype=big.dtype.as_numpy_dtype)
+    kernel = kernel.reshape([*windows.kernel, channels, size])
     rows = tf.nn.convolution(
         windows.pad(big),
         kernel,
@@ -126,9 +124,7 @@ def patch_gram_norms(big, small, windows, groups):
     small = split(small, groups)
     grams = _gram(rows) * _gram(small)
     # Rounding can leave a tiny negative number.
-    return tf.maximum(
-        tf.reduce_sum(grams, list(range(1, grams.shape.rank))), 0
-    )
+    return tf.maximum(tf.reduce_sum(grams, list(range(1, grams.shape.rank))), 0)
 
 
 def pixel_gram_norms(big, small, windows, groups):
@@ -139,7 +135,7 @@ def pixel_gram_norms(big, small, windows, groups):
     """
     padded = windows.pad(big)
     sizes = list(windows.padded_sizes)
-    pixels = tf.reshape(padded, [-1, _product_of(sizes), padded.shape[-1]])
+    pixels = tf.reshape(padded, [-1, math.prod(sizes), padded.shape[-1]])
     gram = _gram(split(pixels, groups))
     for dimension, (k, d) in enumerate(zip(windows.kernel, windows.dilation)):
         # The axes of one dimension, in rows and in columns, side by side.
@@ -148,11 +144,11 @@ def pixel_gram_norms(big, small, windows, groups):
         size = sizes[dimension]
         shape = [
             -1,
-            _product_of(outer),
+            math.prod(outer),
             size,
-            _product_of(inner) * _product_of(outer),
+            math.prod(inner) * math.prod(outer),
             size,
-            _product_of(inner),
+            math.prod(inner),
         ]
         gram = tf.reshape(gram, shape)
         met = [windows.reach(dimension, a * d) for a in range(k)]
@@ -167,13 +163,6 @@ def pixel_gram_norms(big, small, windows, groups):
 
 def _gram(rows):
     return tf.matmul(rows, rows, transpose_b=True)
-
-
-def _product_of(sizes):
-    result = 1
-    for size in sizes:
-        result *= size
-    return result
 
 
 def loop(big, small, windows, groups):
@@ -221,24 +210,34 @@ def has_filter_gradient(windows, groups, channels):
 
 def filter_gradient(padded, small, windows, groups):
     """What that op gives for a padded input, (K·i, g·o)."""
-    windows = windows.at_least_2d()
+    kernel, strides, sizes, positions = (
+        list(t) if windows.rank > 1 else [1, *t]
+        for t in (
+            windows.kernel,
+            windows.strides,
+            windows.padded_sizes,
+            windows.positions,
+        )
+    )
+    if windows.rank == 1:
+        # The depthwise op wants the same stride everywhere.
+        strides[0] = strides[1]
     i, o = padded.shape[-1] // groups, small.shape[-1]
-    padded = tf.reshape(padded, [-1, *windows.padded_sizes, padded.shape[-1]])
-    small = tf.reshape(small, [-1, *windows.positions, o])
-    shape = [*windows.kernel, i, o]
-    ops, name = tf.raw_ops, "filter_sizes"
+    padded = tf.reshape(padded, [-1, *sizes, padded.shape[-1]])
+    small = tf.reshape(small, [-1, *positions, o])
+    shape = [*kernel, i, o]
     if groups > 1:
-        shape = [*windows.kernel, groups, o // groups]
-        op = ops.DepthwiseConv2dNativeBackpropFilter
-    elif windows.rank == 2:
-        op = ops.Conv2DBackpropFilter
+        shape = [*kernel, groups, o // groups]
+        op = tf.raw_ops.DepthwiseConv2dNativeBackpropFilter
+    elif len(kernel) == 2:
+        op = tf.raw_ops.Conv2DBackpropFilter
     else:
-        op = ops.Conv3DBackpropFilterV2
+        op = tf.raw_ops.Conv3DBackpropFilterV2
     gradient = op(
         input=padded,
-        **{name: shape},
+        filter_sizes=shape,
         out_backprop=small,
-        strides=[1, *windows.strides, 1],
+        strides=[1, *strides, 1],
         padding="VALID",
     )
     return tf.reshape(gradient, [-1, o])

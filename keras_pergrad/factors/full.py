@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from keras_pergrad.factors.base import SampleGradients, sum_of_squares
+from keras_pergrad.factors.base import SampleGradients, sum_of_squares, weighted
 
 
 class Full(SampleGradients):
@@ -23,9 +23,16 @@ class Full(SampleGradients):
     def weighted_sum(self, weights):
         if weights is None:
             return tf.reduce_sum(self.gradients, 0)
-        return tf.tensordot(
-            tf.cast(weights, self.gradients.dtype), self.gradients, 1
-        )
+        return weighted(self.gradients, weights)
 
     def materialize(self):
         return self.gradients
+
+    def norm_bytes(self, n):
+        return held_bytes(self.gradients, n)
+
+
+def held_bytes(tensor, n):
+    """Bytes of `tensor` for n samples; None where its shape is unknown."""
+    size = tensor.shape[1:].num_elements()
+    return None if size is None else n * size * tensor.dtype.size

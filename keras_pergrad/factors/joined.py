@@ -2,7 +2,8 @@
 
 import tensorflow as tf
 
-from keras_pergrad.factors.base import SampleGradients, sum_of_squares
+from keras_pergrad.factors.base import SampleGradients, sum_of_squares, weighted
+from keras_pergrad.factors.full import held_bytes
 
 
 class Joined(SampleGradients):
@@ -15,6 +16,8 @@ class Joined(SampleGradients):
         parts: the factors, at least two.
     """
 
+    rows = ("_gradients",)
+
     def __init__(self, parts):
         self.parts = parts
         self._gradients = None
@@ -23,6 +26,8 @@ class Joined(SampleGradients):
         return sum_of_squares(self.materialize())
 
     def weighted_sum(self, weights):
+        if self._gradients is not None and weights is not None:
+            return weighted(self._gradients, weights)
         sums = [part.weighted_sum(weights) for part in self.parts]
         return tf.add_n([tf.convert_to_tensor(s) for s in sums])
 
@@ -31,8 +36,11 @@ class Joined(SampleGradients):
             self._gradients = tf.add_n([p.materialize() for p in self.parts])
         return self._gradients
 
-    def select(self, keep):
-        self._gradients = None
-        for part in self.parts:
-            part.select(keep)
-        return self
+    def holders(self):
+        return [self, *(h for part in self.parts for h in part.holders())]
+
+    def chosen_method(self):
+        return "joined"
+
+    def norm_bytes(self, n):
+        return held_bytes(self.parts[0].materialize(), n)

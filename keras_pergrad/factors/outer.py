@@ -2,7 +2,12 @@
 
 import tensorflow as tf
 
-from keras_pergrad.factors.base import SampleGradients, expand, sum_of_squares
+from keras_pergrad.factors.base import (
+    SampleGradients,
+    expand,
+    sum_of_squares,
+    weighted,
+)
 
 
 class Outer(SampleGradients):
@@ -46,6 +51,16 @@ class Outer(SampleGradients):
             return "full"
         return "gram" if 2 * self.positions**2 < size else "full"
 
+    def sum_method(self):
+        return "held" if self.chosen_method() == "full" else "matmul"
+
+    def norm_bytes(self, n):
+        i, o = self.x.shape[-1], self.dz.shape[-1]
+        numbers = {"product": i + o, "full": i * o}.get(self.chosen_method())
+        if numbers is None:
+            numbers = 2 * self.positions**2
+        return n * numbers * self.x.dtype.size
+
     def squared_norms(self):
         method = self.chosen_method()
         if method == "product":
@@ -59,12 +74,26 @@ class Outer(SampleGradients):
 
     def weighted_sum(self, weights):
         if self._gradients is not None and weights is not None:
-            weights = tf.cast(weights, self._gradients.dtype)
-            return self._shaped(tf.tensordot(weights, self._gradients, 1))
-        dz = self.dz if weights is None else self.dz * expand(weights, self.dz)
-        x = tf.reshape(self.x, [-1, self.x.shape[-1]])
+            return self._shaped(weighted(self._gradients, weights))
+        x, dz = self.x, self.dz
+        if weights is not None:
+            # The narrower one costs less.
+            if x.shape[-1] < dz.shape[-1]:
+                x *= expand(weights, x)
+            else:
+                dz *= expand(weights, dz)
+        x = tf.reshape(x, [-1, x.shape[-1]])
         dz = tf.reshape(dz, [-1, dz.shape[-1]])
         return self._shaped(tf.matmul(x, dz, transpose_a=True))
+
+    def squared_norm_of_sum(self):
+        if self._gradients is not None:
+            return tf.reduce_sum(tf.square(tf.reduce_sum(self._gradients, 0)))
+        # The whole batch as the positions of one sample: for a wide kernel
+        # their Gram matrices are cheaper than the sum itself.
+        x = tf.reshape(self.x, [1, -1, self.x.shape[-1]])
+        dz = tf.reshape(self.dz, [1, -1, self.dz.shape[-1]])
+        return Outer(x, dz).squared_norms()[0]
 
     def materialize(self):
         matrices = self._matrices()

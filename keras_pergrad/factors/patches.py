@@ -6,7 +6,12 @@ import contextvars
 import tensorflow as tf
 
 from keras_pergrad.factors import convolution_costs, convolution_methods
-from keras_pergrad.factors.base import SampleGradients, expand, sum_of_squares
+from keras_pergrad.factors.base import (
+    SampleGradients,
+    expand,
+    sum_of_squares,
+    weighted,
+)
 
 # Each gives all gradients, (n, K·i, g·o) ...
 _GRADIENTS = {
@@ -100,14 +105,22 @@ class Patches(SampleGradients):
         """How the norms are computed: one of `METHODS`."""
         return self.method or min(self._costs, key=self._costs.get)
 
+    def sum_method(self):
+        held = self.chosen_method() in _GRADIENTS
+        return "held" if held else "filter gradient"
+
     def norm_bytes(self, n):
-        return convolution_costs.norm_bytes(
-            self.chosen_method(),
-            self.windows,
-            self.groups,
-            self.big.shape[-1],
-            self.small.shape[-1],
-        ) * n * self.big.dtype.size
+        return (
+            convolution_costs.norm_bytes(
+                self.chosen_method(),
+                self.windows,
+                self.groups,
+                self.big.shape[-1],
+                self.small.shape[-1],
+            )
+            * n
+            * self.big.dtype.size
+        )
 
     def squared_norms(self):
         method = self.chosen_method()
@@ -117,18 +130,26 @@ class Patches(SampleGradients):
 
     def weighted_sum(self, weights):
         if self._gradients is not None and weights is not None:
-            weights = tf.cast(weights, self._gradients.dtype)
-            return tf.reshape(
-                tf.tensordot(weights, self._gradients, 1), self.shape
-            )
+            return self._shaped(weighted(self._gradients, weights))
         big, small, windows, groups = self._arguments()
         if weights is not None:
             small *= expand(weights, small)
         found = convolution_methods.total(big, small, windows, groups)
         return tf.reshape(found, self.shape)
 
+    def squared_norm_of_sum(self):
+        if self._gradients is None:
+            return super().squared_norm_of_sum()
+        return tf.reduce_sum(tf.square(tf.reduce_sum(self._gradients, 0)))
+
     def materialize(self):
-        return tf.reshape(self._matrices(), [-1, *self.shape])
+        return self._shaped(self._matrices(), [-1])
+
+    def _shaped(self, gradients, batch=()):
+        """From (K·i, g·o), or (o, K·i) where it was computed so."""
+        if gradients.shape[-1] != self.small.shape[-1]:
+            gradients = tf.linalg.matrix_transpose(gradients)
+        return tf.reshape(gradients, [*batch, *self.shape])
 
     def _matrices(self):
         if self._gradients is None:

@@ -3,6 +3,12 @@
 import tensorflow as tf
 
 from keras_pergrad.factors.base import SampleGradients, expand, sum_of_squares
+from keras_pergrad.factors.full import held_bytes
+from keras_pergrad.factors.xla import in_xla
+
+METHODS = ("unique", "compare", "sort")
+#: Above it, comparing all pairs of positions costs more than sorting.
+MOST_COMPARED = 512
 
 
 class Rows(SampleGradients):
@@ -15,37 +21,63 @@ class Rows(SampleGradients):
         ids: (n, ...) integers.
         dz: (n, ..., d).
         shape: the table's shape, (vocabulary, d).
+        method: how equal ids are found, one of `METHODS`; default: a hash
+            table ("unique"), which XLA has not: there all pairs are compared
+            where they are few, and sorted where they are many.
     """
 
     rows = ("dz",)
 
-    def __init__(self, ids, dz, shape):
+    def __init__(self, ids, dz, shape, method=None):
         batch = tf.shape(dz)[0]
         self.dz = tf.reshape(dz, [batch, -1, shape[-1]])
         self.ids = tf.reshape(ids, [batch, -1])
         self.shape = list(shape)
+        self.method = method
+
+    def chosen_method(self):
+        """How equal ids are found."""
+        if self.method:
+            return self.method
+        if not in_xla():
+            return "unique"
+        positions = self.ids.shape[1]
+        few = positions is not None and positions <= MOST_COMPARED
+        return "compare" if few else "sort"
+
+    def sum_method(self):
+        return "slices"
+
+    def norm_bytes(self, n):
+        # dz in the order of the ids, and the sums of equal ones.
+        once = held_bytes(self.dz, n)
+        return None if once is None else 2 * once
 
     def squared_norms(self):
         n, positions = tf.unstack(tf.shape(self.ids))
-        order = tf.argsort(self.ids, axis=1)
-        ids = tf.gather(self.ids, order, axis=1, batch_dims=1)
-        dz = tf.gather(self.dz, order, axis=1, batch_dims=1)
-        # A segment is a run of equal ids in one sample.
-        starts = tf.concat(
-            [
-                tf.ones([n, 1], tf.int32),
-                tf.cast(ids[:, 1:] != ids[:, :-1], tf.int32),
-            ],
-            1,
-        )
-        segments = tf.cumsum(tf.reshape(starts, [-1])) - 1
-        count = n * positions
+        dz = tf.reshape(self.dz, [-1, self.shape[-1]])
+        method = self.chosen_method()
+        if method == "unique":
+            return self._by_hash(n, dz)
+        find = _last_equal if method == "compare" else _ranks
+        segments = find(self.ids, n, positions)
         runs = tf.math.unsorted_segment_sum(
-            tf.reshape(dz, [-1, self.shape[-1]]), segments, count
+            dz, tf.reshape(segments, [-1]), n * positions
         )
-        squares = tf.gather(sum_of_squares(runs), segments)
-        squares *= tf.cast(tf.reshape(starts, [-1]), squares.dtype)
-        return tf.reduce_sum(tf.reshape(squares, [n, positions]), 1)
+        return tf.reduce_sum(
+            tf.reshape(tf.square(runs), [n, positions * self.shape[-1]]), 1
+        )
+
+    def _by_hash(self, n, dz):
+        """One table for all samples: ids are told apart by sample."""
+        rows = self.shape[0]
+        ids = tf.cast(self.ids, tf.int64)
+        ids += tf.range(tf.cast(n, tf.int64))[:, None] * rows
+        found, segments = tf.unique(tf.reshape(ids, [-1]))
+        runs = tf.math.unsorted_segment_sum(dz, segments, tf.size(found))
+        return tf.math.unsorted_segment_sum(
+            sum_of_squares(runs), found // rows, n
+        )
 
     def weighted_sum(self, weights):
         dz = self.dz if weights is None else self.dz * expand(weights, self.dz)
@@ -55,6 +87,9 @@ class Rows(SampleGradients):
             tf.constant(self.shape),
         )
 
+    def squared_norm_of_sum(self):
+        return squared_norm(self.weighted_sum(None))
+
     def materialize(self):
         n = tf.shape(self.ids)[0]
         rows = tf.range(n)[:, None] * self.shape[0]
@@ -62,3 +97,37 @@ class Rows(SampleGradients):
         values = tf.reshape(self.dz, [-1, self.shape[-1]])
         table = tf.math.unsorted_segment_sum(values, ids, n * self.shape[0])
         return tf.reshape(table, [n, *self.shape])
+
+
+def _last_equal(ids, n, positions):
+    """For each position the last with the same id, numbered through."""
+    equal = ids[:, :, None] == ids[:, None, :]
+    # XLA reduces floats over an outer axis twice as fast as integers over
+    # the inner one; the positions are few enough to be exact.
+    numbers = tf.cast(tf.range(positions), tf.float32)[:, None]
+    last = tf.reduce_max(tf.where(equal, numbers, 0), 1)
+    return tf.cast(last, tf.int32) + tf.range(n)[:, None] * positions
+
+
+def _ranks(ids, n, positions):
+    """For each position the rank of its id, numbered through."""
+    order = tf.argsort(ids, axis=1)
+    ids = tf.gather(ids, order, axis=1, batch_dims=1)
+    new = tf.pad(tf.cast(ids[:, 1:] != ids[:, :-1], tf.int32), [[0, 0], [1, 0]])
+    start = tf.range(n)[:, None] * positions
+    places = tf.reshape(order + start, [-1, 1])
+    ranks = tf.reshape(tf.cumsum(new, 1) + start, [-1])
+    return tf.scatter_nd(places, ranks, [n * positions])
+
+
+def squared_norm(gradient):
+    """‖gradient‖², a scalar, also of `tf.IndexedSlices` that repeat a row.
+
+    No array of the size of the whole table is made.
+    """
+    if not isinstance(gradient, tf.IndexedSlices):
+        return tf.reduce_sum(tf.square(gradient))
+    # All slices as those of one sample.
+    ids, values = gradient.indices[None], gradient.values[None]
+    shape = [tf.int32.max, *gradient.values.shape[1:]]
+    return Rows(ids, values, shape).squared_norms()[0]

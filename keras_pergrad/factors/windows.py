@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import math
 
+import numpy as np
 import tensorflow as tf
 
 
@@ -77,35 +78,19 @@ class Windows:
     def dilated(self):
         return any(d > 1 for d in self.dilation)
 
-    def at_least_2d(self):
-        """The same windows with a first dimension of 1 where there is one."""
-        if self.rank > 1:
-            return self
-        one, none = (1,), (0,)
-        return Windows(
-            one + self.kernel,
-            self.strides * 2,
-            one + self.dilation,
-            one + self.sizes,
-            one + self.positions,
-            none + self.before,
-            none + self.after,
-        )
-
     def pad(self, tensor):
         """`tensor` with the zeros around it."""
         if not any(self.before + self.after):
             return tensor
-        return tf.pad(
-            tensor, [(0, 0), *zip(self.before, self.after), (0, 0)]
-        )
+        return tf.pad(tensor, [(0, 0), *zip(self.before, self.after), (0, 0)])
 
     def offsets(self):
         """The first pixel of each tap in the padded input, in order."""
         return itertools.product(
-            *([a * d for a in range(k)] for k, d in zip(
-                self.kernel, self.dilation
-            ))
+            *(
+                [a * d for a in range(k)]
+                for k, d in zip(self.kernel, self.dilation)
+            )
         )
 
     def reach(self, dimension, offset):
@@ -120,3 +105,11 @@ class Windows:
             index = [self.reach(i, a) for i, a in enumerate(offset)]
             met = padded[(slice(None), *index)]
             yield tf.reshape(met, [-1, self.count, padded.shape[-1]])
+
+    def indices(self):
+        """The pixels that the taps meet, (T, K), in the flat padded input."""
+        firsts = np.indices(self.positions).reshape(self.rank, -1)
+        firsts *= np.array(self.strides)[:, None]
+        taps = np.array(list(self.offsets())).T
+        met = firsts[:, :, None] + taps[:, None, :]
+        return np.ravel_multi_index(list(met), self.padded_sizes)

@@ -1,5 +1,6 @@
 """How gradients are obtained; one class a file."""
 
+from keras_pergrad.modes.accumulated import Accumulated
 from keras_pergrad.modes.base import (
     GradientMode,
     Step,
@@ -13,6 +14,7 @@ from keras_pergrad.modes.vectorized import Vectorized
 get = modes.get
 
 __all__ = [
+    "Accumulated",
     "Batch",
     "GradientMode",
     "PerSample",

@@ -4,7 +4,9 @@ import dataclasses
 
 import tensorflow as tf
 
+from keras_pergrad import statistics
 from keras_pergrad.losses import regularization_gradients
+from keras_pergrad.metrics import STATISTICS
 from keras_pergrad.registry import Registry
 
 
@@ -50,6 +52,20 @@ class GradientMode:
             A `Step`.
         """
         raise NotImplementedError(f"{type(self).__name__} must define step().")
+
+    def make_state(self):
+        """What the mode keeps for one compiled model, or None.
+
+        It becomes the model's `gradient_state`, until compile() is called
+        again. A `KerasSaveable` is saved with the model's weights.
+        """
+        return None
+
+    def end_epoch(self, model):
+        """Called by `fit` after each epoch's last batch.
+
+        That is before validation, and before any callback learns of the end.
+        """
 
     def build(self, model):
         """Creates what variables the mode needs, once the model is built."""
@@ -141,3 +157,27 @@ def overflow_to_infinity(gradients, finite, scale):
         )
         for g in gradients
     ]
+
+
+def log_metrics(mode):
+    """What a mode with an `aggregation` and perhaps statistics logs."""
+    found = dict(mode.aggregation.log_metrics)
+    return {**found, **STATISTICS} if mode.with_statistics else found
+
+
+def spread(norms, squared_sums, n):
+    """The statistics of a batch, over the samples with finite gradients.
+
+    Args:
+        norms: of the per-sample gradients, (n,).
+        squared_sums: for each variable ‖Σ_i c_i‖² of its contributions, in
+            which samples that are not finite are blank.
+        n: the number of samples.
+    """
+    finite = tf.math.is_finite(norms)
+    count = tf.reduce_sum(tf.cast(finite, norms.dtype))
+    squares = tf.where(finite, tf.square(norms), tf.zeros([], norms.dtype))
+    mean = tf.add_n([tf.cast(s, norms.dtype) for s in squared_sums])
+    # A contribution is the gradient over n.
+    mean *= tf.square(tf.cast(n, norms.dtype) / count)
+    return statistics.of_batch(squares, mean, count)

@@ -2,12 +2,12 @@
 
 import tensorflow as tf
 
-from keras_pergrad import coupling, draws
+from keras_pergrad import coupling, draws, outside
 from keras_pergrad.aggregation import aggregations
 from keras_pergrad.carriers import carriers
 from keras_pergrad.losses import (
     additional_loss_weights,
-    additional_losses,
+    noting_losses,
     total_loss,
     track_loss,
 )
@@ -16,10 +16,12 @@ from keras_pergrad.modes.base import (
     Step,
     add_regularizers,
     call_model,
+    log_metrics,
     loss_scale,
     modes,
     overflow_to_infinity,
     scaled,
+    spread,
 )
 from keras_pergrad.registry import serialize
 from keras_pergrad.replay import Recorded, Replay
@@ -43,6 +45,10 @@ class PerSample(GradientMode):
             online descent: the optimizer is called after every sample, as by
             `fit(batch_size=1)`, so that a batch of 100 makes 100 updates.
         parallel_iterations: how many samples may be in work at a time.
+        statistics: whether to log `gradient_norm`, `gradient_variance` and
+            `gradient_noise_scale`, as `Vectorized` does; with clipping one
+            more sum of gradients is held. Not with updates="sample": an
+            update by one sample has no variance.
 
     Raises:
         ValueError: an argument is out of range.
@@ -56,7 +62,11 @@ class PerSample(GradientMode):
     per_sample = True
 
     def __init__(
-        self, aggregation="mean", updates="batch", parallel_iterations=1
+        self,
+        aggregation="mean",
+        updates="batch",
+        parallel_iterations=1,
+        statistics=False,
     ):
         self.aggregation = aggregations.get(aggregation)
         if updates not in UPDATES:
@@ -73,6 +83,13 @@ class PerSample(GradientMode):
                 "`parallel_iterations` must be a positive integer. "
                 f"Received: parallel_iterations={parallel_iterations!r}"
             )
+        if statistics and updates == "sample":
+            raise ValueError(
+                "`statistics` are of the samples of one update, and with "
+                "updates='sample' there is one: its variance is not defined. "
+                "Received: statistics=True, updates='sample'"
+            )
+        self.with_statistics = bool(statistics)
         self.updates = updates
         self.parallel_iterations = parallel_iterations
 
@@ -81,22 +98,34 @@ class PerSample(GradientMode):
             return self._online_step(model, x, y, sample_weight)
         scale = loss_scale(model.optimizer)
         samples = Samples(model, x, y, sample_weight, scale)
-        gradients, norms = self._aggregate(samples)
+        gradients, norms, plain = self._aggregate(samples)
         gradients = self.aggregation.finish(gradients, samples.n)
         if scale is not None and self.aggregation.needs_norms:
             finite = tf.math.is_finite(norms)
             gradients = overflow_to_infinity(gradients, finite, scale)
         gradients = add_regularizers(gradients, samples.variables)
         statistics = self.aggregation.statistics(norms)
+        if self.with_statistics:
+            squares = [tf.reduce_sum(tf.square(g)) for g in plain]
+            statistics |= spread(norms, squares, samples.n)
         return Step(
             samples.loss, samples.y_pred, scaled(gradients, scale), statistics
         )
 
-    def _aggregate(self, samples):
-        """The weighted sum of the contributions, and all norms."""
-        used = [False] * len(samples.variables)
+    def weighted_sum(self, model, x, loss, n, scale):
+        """As `Vectorized.weighted_sum`."""
+        samples = Samples(model, x, None, None, scale, part=(loss, n))
+        return samples.y_pred, *self._aggregate(samples)[:2]
 
-        def body(i, sums, norms):
+    def _aggregate(self, samples):
+        """The weighted sum of the contributions, all norms, the plain sum.
+
+        The plain sum is given for the statistics, without None in it.
+        """
+        used = [False] * len(samples.variables)
+        separate = self.with_statistics and self.aggregation.needs_norms
+
+        def body(i, sums, plain, norms):
             found = samples.contributions(i)
             for k, gradient in enumerate(found):
                 used[k] = gradient is not None
@@ -111,18 +140,27 @@ class PerSample(GradientMode):
                         gradient = tf.math.multiply_no_nan(gradient, factor)
                     total = total + gradient
                 added.append(total)
-            return i + 1, added, norms.write(i, norm)
+            if separate:
+                finite = tf.math.is_finite(norm)
+                plain = [
+                    p
+                    if g is None
+                    else p
+                    + tf.math.multiply_no_nan(g, tf.cast(finite, g.dtype))
+                    for p, g in zip(plain, found)
+                ]
+            return i + 1, added, plain, norms.write(i, norm)
 
         zeros = [tf.zeros(v.shape, v.value.dtype) for v in samples.variables]
         norms = tf.TensorArray(samples.norm_dtype, samples.n, element_shape=[])
-        _, sums, norms = tf.while_loop(
+        _, sums, plain, norms = tf.while_loop(
             lambda i, *_: i < samples.n,
             body,
-            (tf.constant(0), zeros, norms),
+            (tf.constant(0), zeros, zeros if separate else [], norms),
             parallel_iterations=self.parallel_iterations,
         )
         gradients = [s if keep else None for s, keep in zip(sums, used)]
-        return gradients, norms.stack()
+        return gradients, norms.stack(), plain if separate else sums
 
     def _online_step(self, model, x, y, sample_weight):
         n = tf.shape(first_tensor(x))[0]
@@ -173,13 +211,14 @@ class PerSample(GradientMode):
 
     @property
     def log_metrics(self):
-        return self.aggregation.log_metrics
+        return log_metrics(self)
 
     def get_config(self):
         return {
             "aggregation": serialize(self.aggregation),
             "updates": self.updates,
             "parallel_iterations": self.parallel_iterations,
+            "statistics": self.with_statistics,
         }
 
 
@@ -191,32 +230,51 @@ class Samples:
         x, y, sample_weight: the batch.
         scale: the loss scale, or None.
         training: whether layers are called for training.
+        part: for a part of a larger batch, a function that gives its part of
+            the loss for the outputs and the `add_loss` terms, and the number
+            of samples in the whole.
     """
 
-    def __init__(self, model, x, y, sample_weight, scale=None, training=True):
+    def __init__(
+        self, model, x, y, sample_weight, scale=None, training=True, part=None
+    ):
         self.variables = list(model.trainable_variables)
         self.scale = scale
         self.n = tf.shape(first_tensor(x))[0]
-        drawn = []
-        with coupling.refused(model), draws.recording(drawn.append):
+        drawn, added = [], []
+        with (
+            coupling.refused(model),
+            draws.recording(drawn.append),
+            noting_losses(model, added),
+        ):
             self.y_pred = call_model(model, x, training)
-        added = additional_losses(model)
         outputs = carriers(self.y_pred)
         floats = [t for t in outputs if t.dtype.is_floating]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(floats)
-            self.loss = total_loss(
-                model, x, y, self.y_pred, sample_weight, training
-            )
+            with outside.watched(tape, self.variables):
+                if part is None:
+                    self.whole = self.n
+                    self.loss = total_loss(
+                        model, x, y, self.y_pred, sample_weight, training
+                    )
+                else:
+                    loss, self.whole = part
+                    self.loss = loss(self.y_pred, added)
             target = self.loss if scale is None else self.loss * scale
-        found = iter(tape.gradient(target, floats))
+        values = [v.value for v in self.variables]
+        found = tape.gradient(target, floats + values)
+        error = outside.error(self.variables, found[len(floats) :])
+        if error is not None:
+            raise error
+        found = iter(found)
         self._output_gradients = [
             next(found) if t.dtype.is_floating else None for t in outputs
         ]
         recorded = Recorded(model, (x,), {}, training, drawn, outputs, added)
         self._replay = Replay(recorded, self.variables)
         self._loss_weights = additional_loss_weights(
-            self._replay, self.n, scale
+            self._replay, self.whole, scale
         )
 
     @property
@@ -238,14 +296,14 @@ class Samples:
         ]
 
     def norm(self, contributions):
-        """The norm of the per-sample gradient, n times the contribution."""
+        """The norm of the per-sample gradient: contribution times batch."""
         squares = [
             tf.cast(tf.reduce_sum(tf.square(g)), self.norm_dtype)
             for g in contributions
             if g is not None
         ]
         total = tf.add_n(squares) if squares else tf.zeros([], self.norm_dtype)
-        return tf.cast(self.n, self.norm_dtype) * tf.sqrt(total)
+        return tf.cast(self.whole, self.norm_dtype) * tf.sqrt(total)
 
 
 modes.register("per_sample", PerSample)

@@ -3,15 +3,19 @@
 import tensorflow as tf
 
 from keras_pergrad.aggregation import aggregations
-from keras_pergrad.losses import total_loss
+from keras_pergrad.factors import squared_norm
+from keras_pergrad.factors.base import select
+from keras_pergrad.losses import noting_losses, total_loss
 from keras_pergrad.modes.base import (
     GradientMode,
     Step,
     add_regularizers,
+    log_metrics,
     loss_scale,
     modes,
     overflow_to_infinity,
     scaled,
+    spread,
 )
 from keras_pergrad.registry import serialize
 from keras_pergrad.tape import Tape, first_tensor
@@ -23,6 +27,21 @@ class Vectorized(GradientMode):
     Args:
         aggregation: "mean", a `ClippedMean` or another `Aggregation`, or its
             config dict.
+        statistics: whether to log, as epoch means, what the per-sample
+            gradients say about the batch gradient (below). It costs about
+            what clipping costs, and holds no array of all gradients.
+
+    | in the logs | is |
+    |---|---|
+    | `gradient_norm` | ‖ḡ‖ of the mean gradient ḡ over all variables |
+    | `gradient_variance` | tr Σ, the trace of the per-sample covariance |
+    | `gradient_noise_scale` | mean of tr Σ / mean of (‖ḡ‖² − tr Σ / n) |
+
+    All are of the gradients before clipping, noise and regularisers. Left out
+    are batches of one sample (they have no variance) and gradients that are
+    not finite: with clipping the samples, else the batches that hold them. A
+    value that no batch had is NaN, never 0, and so is a noise scale whose
+    denominator is not positive.
 
     Raises:
         ValueError: unknown aggregation.
@@ -35,8 +54,9 @@ class Vectorized(GradientMode):
 
     per_sample = True
 
-    def __init__(self, aggregation="mean"):
+    def __init__(self, aggregation="mean", statistics=False):
         self.aggregation = aggregations.get(aggregation)
+        self.with_statistics = bool(statistics)
 
     def step(self, model, x, y, sample_weight):
         scale = loss_scale(model.optimizer)
@@ -47,19 +67,47 @@ class Vectorized(GradientMode):
             target = loss if scale is None else loss * scale
         factors = tape.sample_gradients(target, scale)
         n = tf.shape(first_tensor(x))[0]
-        gradients, statistics = aggregate(self.aggregation, factors, n, scale)
+        gradients, statistics = aggregate(
+            self.aggregation, factors, n, scale, self.with_statistics
+        )
         gradients = add_regularizers(gradients, tape.variables)
         return Step(loss, y_pred, scaled(gradients, scale), statistics)
 
+    def weighted_sum(self, model, x, loss, n, scale):
+        """A microbatch's part in the aggregation over a larger batch.
+
+        Args:
+            model: the compiled model.
+            x: the inputs of the microbatch.
+            loss: gives its part of the loss of the whole batch, not scaled,
+                for the model's outputs and the list of `add_loss` terms.
+            n: the number of samples in the whole batch.
+            scale: the loss scale, or None.
+
+        Returns:
+            (outputs, the sums of weighted contributions, the samples' norms).
+        """
+        tape, added = Tape(model), []
+        with tape:
+            with noting_losses(model, added):
+                y_pred = tape.forward(x)
+            target = loss(y_pred, added)
+            target = target if scale is None else target * scale
+        factors = tape.sample_gradients(target, scale)
+        return y_pred, *weighted_sum(self.aggregation, factors, n)
+
     @property
     def log_metrics(self):
-        return self.aggregation.log_metrics
+        return log_metrics(self)
 
     def get_config(self):
-        return {"aggregation": serialize(self.aggregation)}
+        return {
+            "aggregation": serialize(self.aggregation),
+            "statistics": self.with_statistics,
+        }
 
 
-def aggregate(aggregation, factors, n, scale=None):
+def aggregate(aggregation, factors, n, scale=None, with_statistics=False):
     """The weighted mean of factored per-sample gradients.
 
     Args:
@@ -67,21 +115,40 @@ def aggregate(aggregation, factors, n, scale=None):
         factors: contributions, one `SampleGradients` (or None) a variable.
         n: the number of samples.
         scale: the loss scale in force, or None.
+        with_statistics: whether the spread of the gradients is wanted, too.
 
     Returns:
         (gradients, statistics).
     """
+    found = {}
     if not aggregation.needs_norms:
+        if with_statistics:
+            norms = sample_norms(factors, n)
         gradients = [f and f.weighted_sum(None) for f in factors]
-        return aggregation.finish(gradients, n), {}
+        if with_statistics:
+            # The gradient that is applied is the mean: its norm is free.
+            mean = [squared_norm(g) for g in gradients if g is not None]
+            found = spread(norms, mean, n)
+        return aggregation.finish(gradients, n), found
+    gradients, norms = weighted_sum(aggregation, factors, n)
+    if with_statistics:
+        mean = [f.squared_norm_of_sum() for f in factors if f is not None]
+        found = spread(norms, mean, n)
+    gradients = aggregation.finish(gradients, n)
+    if scale is not None:
+        finite = tf.math.is_finite(norms)
+        gradients = overflow_to_infinity(gradients, finite, scale)
+    return gradients, {**aggregation.statistics(norms), **found}
+
+
+def weighted_sum(aggregation, factors, n):
+    """The sum of the contributions by their weights, and all norms."""
     norms = sample_norms(factors, n)
     weights = aggregation.weights(norms)
     finite = tf.math.is_finite(norms)
-    gradients = [f and f.select(finite).weighted_sum(weights) for f in factors]
-    gradients = aggregation.finish(gradients, n)
-    if scale is not None:
-        gradients = overflow_to_infinity(gradients, finite, scale)
-    return gradients, aggregation.statistics(norms)
+    select([f for f in factors if f is not None], finite)
+    gradients = [f and f.weighted_sum(weights) for f in factors]
+    return gradients, norms
 
 
 def sample_norms(factors, n):

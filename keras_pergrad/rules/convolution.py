@@ -6,16 +6,18 @@ position; the factor `Patches` knows them by channels-last tensors.
 
 import keras
 import tensorflow as tf
+from keras import ops
 
-from keras_pergrad.factors import Patches, Sum, Windows
+from keras_pergrad.factors import Outer, Patches, Sum, Windows
+from keras_pergrad.rules import lora
 from keras_pergrad.rules.basic import quantized
 from keras_pergrad.rules.registry import register_rule
 
 
 def _unsupported(layer, inputs, *args, **kwargs):
     reason = quantized(layer)
-    if getattr(layer, "lora_enabled", False):
-        reason = "LoRA is enabled"
+    if getattr(layer, "lora_enabled", False) and layer.groups > 1:
+        reason = "LoRA is enabled on groups"
     if reason is None and not inputs.shape[1:].is_fully_defined():
         reason = f"the input's shape {inputs.shape} is not known when tracing"
     return reason
@@ -40,10 +42,12 @@ def _windows(layer, big):
 def convolution(layer, inputs, dz):
     """kernel: sum over positions of window ⊗ dz; bias: sum of dz."""
     x, dz = _channels_last(layer, inputs), _channels_last(layer, dz)
-    yield (
-        layer.kernel,
-        Patches(x, dz, _windows(layer, x), layer.kernel.shape, layer.groups),
-    )
+    windows = _windows(layer, x)
+    if layer.lora_enabled:
+        yield from lora.convolution_kernel(layer, x, dz, windows)
+    else:
+        shape = layer.kernel.shape
+        yield layer.kernel, Patches(x, dz, windows, shape, layer.groups)
     if layer.use_bias:
         yield layer.bias, Sum(dz)
 
@@ -72,15 +76,53 @@ def _depthwise(layer, x, dz, kernel):
     return Patches(x, dz, windows, kernel.shape, x.shape[-1])
 
 
-for _layer in ("Conv1D", "Conv2D", "Conv3D"):
-    register_rule(
-        getattr(keras.layers, _layer), unsupported=_unsupported
-    )(convolution)
-for _layer in ("Conv1DTranspose", "Conv2DTranspose", "Conv3DTranspose"):
-    register_rule(
-        getattr(keras.layers, _layer), unsupported=_unsupported
-    )(transposed)
-for _layer in ("DepthwiseConv1D", "DepthwiseConv2D"):
-    register_rule(
-        getattr(keras.layers, _layer), unsupported=_unsupported
-    )(depthwise)
+def _separated(layer, call, watch, inputs):
+    """Both convolutions one by one, so that what is between is seen."""
+    x = _channels_last(layer, inputs)
+    between = watch(
+        ops.depthwise_conv(
+            x,
+            layer.depthwise_kernel,
+            strides=layer.strides,
+            padding=layer.padding,
+            data_format="channels_last",
+            dilation_rate=layer.dilation_rate,
+        )
+    )
+    outputs = ops.conv(
+        between, layer.pointwise_kernel, data_format="channels_last"
+    )
+    if layer.use_bias:
+        outputs = ops.add(outputs, layer.bias)
+    outputs = watch(outputs)
+    if layer.data_format != "channels_last":
+        last = outputs.shape.rank - 1
+        outputs = tf.transpose(outputs, [0, last, *range(1, last)])
+    if layer.activation is not None:
+        outputs = layer.activation(outputs)
+    return outputs, (x, between)
+
+
+def separable(layer, inputs, dz):
+    """A depthwise kernel, then a Dense one at every position."""
+    (x, between), (dbetween, dz) = inputs, dz
+    yield (
+        layer.depthwise_kernel,
+        _depthwise(layer, x, dbetween, layer.depthwise_kernel),
+    )
+    shape = layer.pointwise_kernel.shape
+    yield layer.pointwise_kernel, Outer(between, dz, shape)
+    if layer.use_bias:
+        yield layer.bias, Sum(dz)
+
+
+def _register(rule, *names, **kwargs):
+    for name in names:
+        layer_class = getattr(keras.layers, name)
+        register_rule(layer_class, unsupported=_unsupported, **kwargs)(rule)
+
+
+_register(convolution, "Conv1D", "Conv2D", "Conv3D")
+_register(transposed, "Conv1DTranspose", "Conv2DTranspose", "Conv3DTranspose")
+_register(depthwise, "DepthwiseConv1D", "DepthwiseConv2D")
+_register(separable, "SeparableConv1D", "SeparableConv2D", forward=_separated)

@@ -14,7 +14,6 @@ Every label of the equation plays one part:
 Private names in use: `EinsumDense._kernel` (the kernel without LoRA).
 """
 
-import math
 import re
 import string
 
@@ -137,7 +136,7 @@ def _flattened(tensor, labels, lead, features):
         before = tf.shape(tensor)[: len(lead)]
     else:
         before = [-1 if size is None else size for size in before]
-    size = math.prod(sizes[len(lead) :])
+    size = tensor.shape[len(lead) :].num_elements()
     return tf.reshape(tensor, tf.concat([before, [size]], 0))
 
 

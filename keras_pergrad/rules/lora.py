@@ -1,11 +1,12 @@
 """Layers with LoRA enabled: the kernel is K + s·a·b, and K is frozen.
 
-Private names in use: `Dense._kernel`, `Embedding._embeddings`.
+Private names in use: `Dense._kernel`, `BaseConv._kernel`,
+`Embedding._embeddings`.
 """
 
 import tensorflow as tf
 
-from keras_pergrad.factors import Outer, Rows
+from keras_pergrad.factors import Outer, Patches, Rows
 
 
 def lora_scale(layer):
@@ -38,6 +39,30 @@ def embedding_table(layer, ids, dz):
         Rows(ids, tf.tensordot(dz_scaled, tf.transpose(b), 1), a.shape),
     )
     yield layer.lora_embeddings_b, Outer(tf.gather(a, ids), dz_scaled)
+
+
+def convolution_kernel(layer, x, dz, windows):
+    """x∗(K + s·a·b): a sees x and s·dz·bᵀ, b sees s·(x∗a) and dz.
+
+    Channels last, one group.
+    """
+    a, b = _values(layer.lora_kernel_a, layer.lora_kernel_b, dz.dtype)
+    dz_scaled = dz * tf.cast(lora_scale(layer), dz.dtype)
+    yield layer._kernel, Patches(x, dz, windows, layer._kernel.shape)
+    yield (
+        layer.lora_kernel_a,
+        Patches(
+            x, tf.tensordot(dz_scaled, tf.transpose(b), 1), windows, a.shape
+        ),
+    )
+    between = tf.nn.convolution(
+        windows.pad(x),
+        a,
+        windows.strides,
+        "VALID",
+        dilations=windows.dilation,
+    )
+    yield layer.lora_kernel_b, Outer(between, dz_scaled)
 
 
 def _values(a, b, dtype):

@@ -51,7 +51,9 @@ def plain(make, execution):
 
 @pytest.mark.parametrize("execution", EXECUTION)
 @pytest.mark.parametrize("make", zoo.MAKERS.values(), ids=zoo.MAKERS)
-@pytest.mark.parametrize("mode", ["batch", "per_sample", "vectorized"])
+@pytest.mark.parametrize(
+    "mode", ["batch", "per_sample", "vectorized", "accumulated"]
+)
 def test_same_weights_and_history(mode, make, execution):
     weights, history = plain(make, execution)
     ours, our_history = train(

@@ -1,0 +1,173 @@
+"""What a vectorized step would do with a model, layer by layer.
+
+The tape runs in a trace on symbolic inputs: nothing is computed.
+
+Private names in use: `Functional._inputs_struct`,
+`Trainer._resolve_auto_jit_compile`.
+"""
+
+import math
+
+import keras
+import tensorflow as tf
+
+from keras_pergrad.explanation import Explanation, LayerRow, VariableRow
+from keras_pergrad.factors import Joined
+from keras_pergrad.tape import Tape
+
+
+def explain(model, batch_size=32, x=None, jit_compile=None):
+    """Says before training how each layer's gradients will be found.
+
+    Nothing is computed: the model is traced on inputs of this batch size.
+    What a layer without a rule does with its samples is known only when it
+    runs; if it mixes them, training stops with an error that names it.
+
+    Args:
+        model: a `keras.Model`, compiled or not.
+        batch_size: the number of samples in a batch.
+        x: a batch, or one sample, whose shapes and dtypes are those of
+            training; needed where the model does not know its inputs.
+        jit_compile: whether the step is compiled by XLA; default: what the
+            model was compiled with.
+
+    Returns:
+        An `Explanation`: prints as a table, in a terminal and in a notebook;
+        iterates over `LayerRow` objects.
+
+    Raises:
+        TypeError: `model` is no `keras.Model`.
+        ValueError: `batch_size` is not positive, or the inputs are unknown.
+
+    Example:
+
+    >>> import keras
+    >>> import keras_pergrad as kpg
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+    >>> table = kpg.explain(model, batch_size=64)
+    >>> table.rows[0].served_by, table.rows[0].variables[0].norms
+    ('rule', 'product')
+    """
+    if not isinstance(model, keras.Model):
+        raise TypeError(
+            "`model` must be a keras.Model. Received: "
+            f"{model!r} of type {type(model).__name__}"
+        )
+    if not isinstance(batch_size, int) or batch_size < 1:
+        raise ValueError(
+            "`batch_size` must be a positive integer. "
+            f"Received: batch_size={batch_size!r}"
+        )
+    if jit_compile is None:
+        jit_compile = model.compiled and model.jit_compile
+    if jit_compile == "auto":
+        jit_compile = model._resolve_auto_jit_compile()
+    specs = _specs(model, batch_size, x)
+    if not model.built:
+        sample = tf.nest.map_structure(_zeros, specs)
+        model(sample)
+    rows = []
+
+    def trace(x):
+        rows.extend(_rows(model, x, batch_size))
+
+    tf.function(
+        trace, autograph=False, jit_compile=bool(jit_compile)
+    ).get_concrete_function(specs)
+    return Explanation(model.name, batch_size, bool(jit_compile), tuple(rows))
+
+
+def _specs(model, batch_size, x):
+    if x is not None:
+        return tf.nest.map_structure(
+            lambda t: tf.TensorSpec([batch_size, *t.shape[1:]], t.dtype),
+            tf.nest.map_structure(tf.convert_to_tensor, x),
+        )
+    known = getattr(model, "_inputs_struct", None)
+    if known is None and getattr(model, "inputs", None):
+        known = model.inputs if len(model.inputs) > 1 else model.inputs[0]
+    if known is None:
+        raise ValueError(
+            f"Model {model.name!r} does not know the shapes of its inputs. "
+            "Pass a batch: explain(model, batch_size, x=x)."
+        )
+    return tf.nest.map_structure(
+        lambda t: tf.TensorSpec([batch_size, *t.shape[1:]], t.dtype), known
+    )
+
+
+def _zeros(spec):
+    return tf.zeros([1 if s is None else s for s in spec.shape], spec.dtype)
+
+
+class _Collecting(Tape):
+    """A tape that notes refusals and goes on."""
+
+    def __init__(self, model):
+        super().__init__(model)
+        self.refusals = []
+
+    def refuse(self, layer, error):
+        self.refusals.append((layer, str(error)))
+
+
+def _rows(model, x, n):
+    tape = _Collecting(model)
+    with tape:
+        y_pred = tape.forward(x)
+        loss = tf.add_n(
+            [
+                tf.reduce_sum(tf.cast(t, tf.float32))
+                for t in tf.nest.flatten(y_pred)
+                if t.dtype.is_floating
+            ]
+        )
+    found, joined, order = {}, {}, {}
+    for call in tape.calls:
+        order.setdefault(id(call.layer), []).append(call)
+    for layer, _ in tape.refusals:
+        order.setdefault(id(layer), [])
+    for call, variable, factor in tape.parts(loss):
+        found.setdefault(id(call.layer), {})[id(variable)] = variable
+        joined.setdefault(id(variable), []).append(factor)
+    refusals = {}
+    for layer, message in tape.refusals:
+        refusals.setdefault(id(layer), (layer, message))
+    places = {id(one): k for k, one in enumerate(model._flatten_layers())}
+    for key, calls in sorted(order.items(), key=lambda kv: places[kv[0]]):
+        layer = calls[0].layer if calls else refusals[key][0]
+        variables = tuple(
+            _variable_row(v, joined[k], n)
+            for k, v in found.get(key, {}).items()
+        )
+        reason = next((c.reason for c in calls if c.reason), None)
+        if key in refusals:
+            served, reason, variables = "refused", refusals[key][1], ()
+        elif not variables:
+            served = "unused"
+        elif any(c.rule is None for c in calls):
+            served = "fallback"
+            reason = reason or "there is no rule for its class"
+        else:
+            served = "rule"
+        yield LayerRow(
+            layer.name,
+            type(layer).__name__,
+            served,
+            reason,
+            len(calls),
+            variables,
+        )
+
+
+def _variable_row(variable, factors, n):
+    factor = factors[0] if len(factors) == 1 else Joined(factors)
+    return VariableRow(
+        variable.path,
+        tuple(variable.shape),
+        factor.chosen_method(),
+        factor.sum_method(),
+        n * math.prod(variable.shape) * tf.as_dtype(variable.dtype).size,
+        factor.norm_bytes(n),
+        len(factors) > 1,
+    )

@@ -1,0 +1,195 @@
+"""The table that `explain` returns: its data, and how it prints."""
+
+import dataclasses
+import html
+import textwrap
+
+COLUMNS = (
+    "layer",
+    "served by",
+    "variable",
+    "norms",
+    "sum",
+    "materialized",
+    "held",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class VariableRow:
+    """How the per-sample gradients of one variable are found.
+
+    Attributes:
+        path: the variable's path.
+        shape: its shape.
+        norms: the method for the norms.
+        sum: the method for the weighted sum.
+        materialized_bytes: what all n gradients would take, written out.
+        held_bytes: what the norms hold at their peak beside the layer's
+            input and output gradient; None where shapes do not tell.
+        shared: whether it is used several times, so that the uses are joined.
+    """
+
+    path: str
+    shape: tuple
+    norms: str
+    sum: str
+    materialized_bytes: int
+    held_bytes: int | None
+    shared: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerRow:
+    """How one weight-owning layer is served.
+
+    Attributes:
+        layer: its name.
+        type: its class.
+        served_by: "rule", "fallback", "refused" or "unused": the outputs do
+            not depend on its trainable variables.
+        reason: why the fallback serves it, or the text of the refusal.
+        calls: how often it is called in a forward pass.
+        variables: a `VariableRow` for each variable that it yields.
+    """
+
+    layer: str
+    type: str
+    served_by: str
+    reason: str | None
+    calls: int
+    variables: tuple = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Explanation:
+    """The table that `explain` returns; iterate over it for its rows.
+
+    Attributes:
+        model: the model's name.
+        batch_size: the number of samples that it was asked for.
+        jit_compile: whether the step would be compiled by XLA.
+        rows: a `LayerRow` for each weight-owning or refused layer.
+    """
+
+    model: str
+    batch_size: int
+    jit_compile: bool
+    rows: tuple
+
+    def __iter__(self):
+        return iter(self.rows)
+
+    def __len__(self):
+        return len(self.rows)
+
+    @property
+    def refused(self):
+        """The rows of layers that a per-sample mode refuses."""
+        return [row for row in self.rows if row.served_by == "refused"]
+
+    @property
+    def materialized_bytes(self):
+        """What all per-sample gradients would take, written out."""
+        return sum(v.materialized_bytes for v in self._variables())
+
+    @property
+    def held_bytes(self):
+        """What the norms hold in all, as far as shapes tell."""
+        return sum(v.held_bytes or 0 for v in self._variables())
+
+    def as_dicts(self):
+        """The rows as plain dicts, for JSON or a data frame."""
+        return [dataclasses.asdict(row) for row in self.rows]
+
+    def _variables(self):
+        return {v.path: v for row in self.rows for v in row.variables}.values()
+
+    def _title(self):
+        xla = "on" if self.jit_compile else "off"
+        return (
+            f"Per-sample gradients of {self.model!r}, batch of "
+            f"{self.batch_size}, XLA {xla}"
+        )
+
+    def _total(self):
+        return (
+            f"All gradients written out: {_size(self.materialized_bytes)}; "
+            f"held for the norms: {_size(self.held_bytes)}."
+        )
+
+    def _notes(self):
+        for row in self.rows:
+            if row.reason:
+                yield f"{row.layer}: {row.served_by}: {row.reason}"
+
+    def __str__(self):
+        cells = [COLUMNS, *_cells(self.rows)]
+        widths = [max(map(len, column)) for column in zip(*cells)]
+        lines = [
+            "  ".join(
+                cell.rjust(width) if k > 4 else cell.ljust(width)
+                for k, (cell, width) in enumerate(zip(line, widths))
+            ).rstrip()
+            for line in cells
+        ]
+        rule = "-" * max(map(len, lines))
+        return "\n".join(
+            [
+                self._title(),
+                lines[0],
+                rule,
+                *lines[1:],
+                rule,
+                self._total(),
+                *(_wrapped(note, len(rule)) for note in self._notes()),
+            ]
+        )
+
+    def _repr_html_(self):
+        def row(tag, line):
+            inner = "".join(f"<{tag}>{html.escape(c)}</{tag}>" for c in line)
+            return f"<tr>{inner}</tr>"
+
+        body = "".join(row("td", line) for line in _cells(self.rows))
+        notes = "".join(f"<li>{html.escape(n)}</li>" for n in self._notes())
+        return (
+            f"<p>{html.escape(self._title())}</p>"
+            f"<table><thead>{row('th', COLUMNS)}</thead>"
+            f"<tbody>{body}</tbody></table>"
+            f"<p>{html.escape(self._total())}</p><ul>{notes}</ul>"
+        )
+
+
+def _cells(rows):
+    for row in rows:
+        head = [f"{row.layer} ({row.type})", row.served_by]
+        if row.calls > 1:
+            head[0] += f" ×{row.calls}"
+        if not row.variables:
+            yield [*head, *[""] * 5]
+        for variable in row.variables:
+            name = variable.path.split("/")[-1]
+            yield [
+                *head,
+                name + (" (shared)" if variable.shared else ""),
+                variable.norms,
+                variable.sum,
+                _size(variable.materialized_bytes),
+                _size(variable.held_bytes),
+            ]
+            head = ["", ""]
+
+
+def _wrapped(note, width):
+    return textwrap.fill(note, max(width, 60), subsequent_indent="  ")
+
+
+def _size(count):
+    if count is None:
+        return "?"
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            break
+        count /= 1000
+    return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"

@@ -1,0 +1,30 @@
+"""Contributions whose columns come from different factors."""
+
+import tensorflow as tf
+
+from keras_pergrad.factors.base import SampleGradients
+
+
+class Columns(SampleGradients):
+    """Factors of a variable's columns, side by side on the last axis.
+
+    Args:
+        parts: the factors of each range of columns, in order.
+    """
+
+    def __init__(self, parts):
+        self.parts = parts
+
+    def squared_norms(self):
+        return tf.add_n([part.squared_norms() for part in self.parts])
+
+    def weighted_sum(self, weights):
+        return tf.concat([p.weighted_sum(weights) for p in self.parts], -1)
+
+    def materialize(self):
+        return tf.concat([part.materialize() for part in self.parts], -1)
+
+    def select(self, keep):
+        for part in self.parts:
+            part.select(keep)
+        return self

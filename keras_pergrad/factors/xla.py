@@ -1,0 +1,21 @@
+"""Whether XLA will compile what is being traced: its best methods differ.
+
+Private names in use: `tensorflow.python.ops.control_flow_util`
+(`GraphOrParentsInXlaContext`); without it the methods for plain graphs are
+taken, which are right under XLA, too, but slow.
+"""
+
+import tensorflow as tf
+
+try:
+    from tensorflow.python.ops import control_flow_util
+except ImportError:
+    control_flow_util = None
+
+
+def in_xla():
+    """True while a function with `jit_compile=True` is traced."""
+    if tf.executing_eagerly() or control_flow_util is None:
+        return False
+    graph = tf.compat.v1.get_default_graph()
+    return control_flow_util.GraphOrParentsInXlaContext(graph)

@@ -1,0 +1,222 @@
+"""The batch in microbatches: the gradient of the whole, in less memory."""
+
+import contextlib
+
+import keras
+import tensorflow as tf
+
+from keras_pergrad import coupling
+from keras_pergrad.modes import added
+from keras_pergrad.modes.base import (
+    GradientMode,
+    Step,
+    add_regularizers,
+    loss_scale,
+    modes,
+    overflow_to_infinity,
+    scaled,
+)
+from keras_pergrad.modes.batch import Batch
+from keras_pergrad.modes.contributions import Contributions, divided
+from keras_pergrad.modes.microbatches import sum_over
+from keras_pergrad.modes.pending import Pending
+from keras_pergrad.modes.virtual import WeightedContributions
+from keras_pergrad.registry import serialize
+from keras_pergrad.tape import first_tensor
+
+TAILS = ("apply", "keep", "drop")
+
+
+class Accumulated(GradientMode):
+    """The gradient of a big batch, from microbatches: exact, in less memory.
+
+    Every microbatch gives the numerators and denominators of the losses and
+    the gradients of the numerators; they are summed and divided once, so that
+    the result is the gradient of the whole for every Keras reduction, with
+    sample weights, masks and several outputs, however the whole splits. The
+    optimizer is called once per update: its `iterations`, schedules, moving
+    averages, weight decay, constraints, clipping and loss scale count updates.
+
+    Metrics are updated microbatch by microbatch; random layers draw afresh
+    for each, and BatchNormalization takes the statistics of each.
+
+    Args:
+        steps: after how many batches the optimizer is called; batches of 4, 4
+            and 2 with `steps=3` train as the batch of 10.
+        microbatch_size: how many samples of a batch go through the model at
+            a time; the memory of a step follows it.
+        inner: how a microbatch's gradient is found: "batch", or a mode with
+            an aggregation, "vectorized" or "per_sample" (name, object or
+            config dict). With `ClippedMean` the whole is a virtual batch:
+            clipped per sample, summed, noise added once per update.
+        tail: what happens to batches that wait for an update when an epoch of
+            `fit` ends: "apply" makes it without the missing ones, "keep" goes
+            on in the next epoch or `fit`, "drop" forgets them.
+
+    Raises:
+        ValueError: an argument is out of range.
+
+    Example:
+
+    >>> import keras_pergrad as kpg
+    >>> mode = kpg.Accumulated(steps=4, microbatch_size=64)
+    """
+
+    def __init__(
+        self, steps=1, microbatch_size=32, inner="batch", tail="apply"
+    ):
+        self.steps = _positive("steps", steps)
+        self.microbatch_size = _positive("microbatch_size", microbatch_size)
+        self.inner = _inner(inner)
+        self.per_sample = self.inner.per_sample
+        if tail not in TAILS:
+            raise ValueError(
+                f"`tail` must be one of {TAILS}. Received: tail={tail!r}"
+            )
+        self.tail = tail
+
+    @property
+    def _aggregation(self):
+        return getattr(self.inner, "aggregation", None)
+
+    @property
+    def _weighs(self):
+        """Whether samples are looked at one by one."""
+        return self._aggregation is not None and self._aggregation.needs_norms
+
+    def make_state(self):
+        return Pending() if self.steps > 1 else None
+
+    def step(self, model, x, y, sample_weight):
+        _require_plain(model)
+        scale = loss_scale(model.optimizer)
+        sums = added.kinds(model, x)
+        arguments = model, x, scale, sums, self.steps == 1
+        batch = x, y, sample_weight
+        if self._weighs:
+            parts = WeightedContributions(self.inner, *arguments)
+            parts.look_through(batch, self.microbatch_size)
+            batch = *batch, tf.range(tf.shape(first_tensor(x))[0])
+        else:
+            parts = Contributions(*arguments)
+        refused = coupling.refused(model) if self.per_sample else _nothing()
+        with refused:
+            totals = sum_over(parts, batch, self.microbatch_size)
+        groups, statistics = self._checked(parts.groups(totals), totals, scale)
+        if self.steps == 1:
+            gradients = divided(groups, parts.slack)
+            gradients = self._finish(model, gradients, parts.rows)
+        else:
+            pending = model.gradient_state
+            pending.add(groups, parts.slack, parts.variables)
+            due = pending.count >= self.steps
+            tf.cond(due, lambda: self._update(model), lambda: None)
+            gradients = None
+        return Step(parts.loss(totals), None, gradients, statistics)
+
+    def _checked(self, groups, totals, scale):
+        """Hands on an overflow; the statistics of the batch."""
+        if not self._weighs:
+            return groups, {}
+        norms = totals["norms"]
+        if scale is not None:
+            finite = tf.math.is_finite(norms)
+            groups = {
+                key: (overflow_to_infinity(gradients, finite, scale), below)
+                for key, (gradients, below) in groups.items()
+            }
+        return groups, self._aggregation.statistics(norms)
+
+    def _finish(self, model, gradients, rows):
+        """The gradients as the optimizer expects them."""
+        if self._aggregation is not None:
+            gradients = self._aggregation.finish(gradients, rows)
+        gradients = add_regularizers(gradients, model.trainable_variables)
+        return scaled(gradients, loss_scale(model.optimizer))
+
+    def _update(self, model):
+        """Calls the optimizer with all that is pending."""
+        pending, variables = model.gradient_state, model.trainable_variables
+        gradients = pending.gradients(variables)
+        gradients = self._finish(model, gradients, pending.rows)
+        model.optimizer.apply(gradients, variables)
+        pending.reset()
+
+    def end_epoch(self, model):
+        if self.steps == 1 or self.tail == "keep":
+            return
+        if self.tail == "drop":
+            model.gradient_state.reset()
+        elif int(model.gradient_state.count) > 0:
+            # Where an update can be made, also under a strategy.
+            model.distribute_strategy.run(self._update, args=(model,))
+
+    @property
+    def log_metrics(self):
+        return self.inner.log_metrics
+
+    def get_config(self):
+        return {
+            "steps": self.steps,
+            "microbatch_size": self.microbatch_size,
+            "inner": serialize(self.inner),
+            "tail": self.tail,
+        }
+
+
+_nothing = contextlib.nullcontext
+
+
+def _positive(name, value):
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(
+            f"`{name}` must be a positive integer. Received: {name}={value!r}"
+        )
+    return value
+
+
+def _inner(identifier):
+    mode = modes.get(identifier)
+    if getattr(mode, "updates", "batch") != "batch":
+        raise ValueError(
+            "`inner` cannot update after every sample, since its gradients "
+            f"are to be summed. Received: updates={mode.updates!r}"
+        )
+    if getattr(mode, "with_statistics", False):
+        raise ValueError(
+            "`inner` cannot log statistics, which are of one batch and not of "
+            "its microbatches. Received: statistics=True"
+        )
+    if type(mode) is Batch or hasattr(mode, "weighted_sum"):
+        return mode
+    known = [
+        name
+        for name, cls in modes.items()
+        if cls is Batch or hasattr(cls, "weighted_sum")
+    ]
+    raise ValueError(
+        f"`inner` must be one of {known}, or a mode with a method "
+        f"weighted_sum(). Received: {type(mode).__name__}"
+    )
+
+
+def _require_plain(model):
+    if type(model).compute_loss is not keras.Model.compute_loss:
+        raise ValueError(
+            f"{type(model).__name__} overrides compute_loss, so that it is "
+            "not known how its loss adds up over microbatches. Put the loss "
+            "into a keras.losses.Loss for compile(loss=...) or into "
+            "add_loss(), or use gradient_mode='batch'."
+        )
+    optimizer = model.optimizer
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    if optimizer.gradient_accumulation_steps:
+        raise ValueError(
+            "The optimizer accumulates gradients on its own "
+            "(gradient_accumulation_steps="
+            f"{optimizer.gradient_accumulation_steps}). Leave that to "
+            "gradient_mode=Accumulated(steps=...)."
+        )
+
+
+modes.register("accumulated", Accumulated)

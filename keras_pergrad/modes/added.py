@@ -1,0 +1,45 @@
+"""Which of the losses that layers add are sums over the batch, which means."""
+
+import keras
+import tensorflow as tf
+
+from keras_pergrad import draws
+from keras_pergrad.carriers import carriers
+from keras_pergrad.losses import additional_sums, noting_losses
+from keras_pergrad.modes.base import call_model
+from keras_pergrad.replay import Recorded, Replay
+from keras_pergrad.tape import first_tensor
+
+LOOKED_AT = 8  # samples; one alone may add a loss of zero
+
+
+def kinds(model, x):
+    """Whether each `add_loss` term is a sum over the samples, or a mean.
+
+    Nothing that the model assigns meanwhile is kept.
+
+    Args:
+        model: a built `keras.Model`.
+        x: a batch; only its first samples are looked at.
+
+    Returns:
+        A list of boolean scalars, in the order of the calls of `add_loss`.
+    """
+    n = tf.minimum(tf.shape(first_tensor(x))[0], LOOKED_AT)
+    first = tf.nest.map_structure(
+        lambda t: None if t is None else tf.gather(t, tf.range(n)), x
+    )
+    drawn, added = [], []
+    with (
+        keras.StatelessScope(collect_losses=True),
+        draws.recording(drawn.append),
+        noting_losses(model, added),
+    ):
+        outputs = call_model(model, first)
+    if not added:
+        return []
+    recorded = Recorded(
+        model, (first,), {}, True, drawn, carriers(outputs), added
+    )
+    replay = Replay(recorded, list(model.trainable_variables))
+    return [is_sum for _, is_sum in additional_sums(replay, n)]

@@ -1,0 +1,116 @@
+"""A batch taken apart along its first axis, microbatch by microbatch."""
+
+import tensorflow as tf
+
+from keras_pergrad.tape import first_tensor
+
+
+def sum_over(function, batch, size):
+    """Adds up what `function` returns for each microbatch.
+
+    The microbatches have `size` samples each, but for a last one with what
+    is left over. In a graph the function is traced once for all full ones,
+    and once for the rest, however many they are.
+
+    Args:
+        function: takes the parts of `batch` for one microbatch and returns a
+            nested structure of tensors and None, of fixed shapes but for axes
+            as long as the whole batch.
+        batch: a tuple of nested structures of tensors and None.
+        size: the number of samples in a microbatch.
+
+    Returns:
+        What `function` returns, summed.
+    """
+    rows = first_tensor(batch).shape[0]
+    if rows is not None and rows <= size:
+        return function(*batch)
+    if tf.executing_eagerly():
+        return _sum_eagerly(function, batch, size, rows)
+    flat = _Flat(function, batch)
+    count = tf.shape(flat.tensors[0])[0] if rows is None else rows
+    full, rest = count // size, count % size
+    totals = _sum_full(flat, full, size, count)
+    if rows is None:
+        totals = tf.cond(
+            rest > 0, lambda: flat.add_rest(totals, count, rest), lambda: totals
+        )
+    elif rest:
+        totals = flat.add_rest(totals, count, rest)
+    return flat.structured(totals)
+
+
+def _sum_eagerly(function, batch, size, rows):
+    total = None
+    for start in range(0, rows, size):
+        found = function(*_slice(batch, start, start + size))
+        total = found if total is None else _add(total, found)
+    return total
+
+
+def _add(a, b):
+    return tf.nest.map_structure(
+        lambda s, t: None if s is None else s + t, a, b
+    )
+
+
+def _slice(batch, start, end):
+    return tf.nest.map_structure(
+        lambda t: None if t is None else t[start:end], batch
+    )
+
+
+def _sum_full(flat, full, size, count):
+    """The sum over the microbatches of full size, in a loop."""
+    specs = [tf.TensorSpec([size, *t.shape[1:]], t.dtype) for t in flat.tensors]
+    # Traced before the loop, which must know what comes out.
+    traced = tf.function(flat, autograph=False).get_concrete_function(*specs)
+
+    def body(i, totals):
+        # A gather has a fixed size, and may be traced for a batch that is
+        # smaller (where it is never run).
+        index = i * size + tf.range(size)
+        found = traced(*(tf.gather(t, index) for t in flat.tensors))
+        return i + 1, [a + b for a, b in zip(totals, found)]
+
+    zeros = [
+        tf.zeros([count if d is None else d for d in t.shape], t.dtype)
+        for t in traced.structured_outputs
+    ]
+    _, totals = tf.while_loop(
+        lambda i, _: i < full,
+        body,
+        (tf.constant(0), zeros),
+        parallel_iterations=1,
+    )
+    return totals
+
+
+class _Flat:
+    """A function of a batch as a function of flat lists without None."""
+
+    def __init__(self, function, batch):
+        self.function = function
+        self.batch = batch
+        self.tensors = [t for t in tf.nest.flatten(batch) if t is not None]
+        self.result = None
+
+    def __call__(self, *tensors):
+        tensors = iter(tensors)
+        batch = tf.nest.map_structure(
+            lambda t: None if t is None else next(tensors), self.batch
+        )
+        self.result = self.function(*batch)
+        return [t for t in tf.nest.flatten(self.result) if t is not None]
+
+    def add_rest(self, totals, count, rest):
+        # At least one sample, so that no branch is compiled for none.
+        first = count - tf.maximum(rest, 1) if tf.is_tensor(rest) else -rest
+        found = self(*(t[first:] for t in self.tensors))
+        return [a + b for a, b in zip(totals, found)]
+
+    def structured(self, totals):
+        totals = iter(totals)
+        return tf.nest.map_structure(
+            lambda t: None if t is None else next(totals), self.result
+        )

@@ -1,0 +1,96 @@
+"""Microbatches of a virtual batch, whose samples are clipped one by one."""
+
+import keras
+import tensorflow as tf
+
+from keras_pergrad.modes import fractions
+from keras_pergrad.modes.base import call_model
+from keras_pergrad.modes.contributions import Contributions, times
+from keras_pergrad.modes.microbatches import sum_over
+from keras_pergrad.tape import first_tensor
+
+
+class WeightedContributions(Contributions):
+    """Contributions summed with the weights of an aggregation.
+
+    A sample's gradient is scaled as in the whole virtual batch, so that all
+    denominators must be known before the first norm is taken: from the size
+    of the batch, or by looking through it beforehand for masks and weights.
+
+    Args:
+        inner: the mode that gives the weighted sums.
+        *args: as for `Contributions`.
+    """
+
+    def __init__(self, inner, *args):
+        super().__init__(*args)
+        self.inner = inner
+        self._denominators = []
+
+    def look_through(self, batch, size):
+        """Finds the denominators of the batch; nothing assigned is kept.
+
+        In a graph all that they do not depend on is left out again.
+        """
+
+        def denominators(x, y, sample_weight):
+            with keras.StatelessScope():
+                y_pred = call_model(self.model, x)
+            terms = self.evaluate(x, y, y_pred, sample_weight)
+            self._require_known(terms)
+            return [t.denominator for t in terms]
+
+        self._denominators = sum_over(denominators, batch, size)
+
+    def _require_known(self, terms):
+        for term in terms:
+            if not self.alone and term.kind != fractions.ROWS:
+                raise ValueError(_UNKNOWN.format(name=term.name))
+
+    def __call__(self, x, y, sample_weight, index):
+        """The weighted sums and the norms of one microbatch."""
+        rows = tf.cast(tf.shape(first_tensor(x))[0], self.dtype)
+        noted = []
+
+        def loss(y_pred, added):
+            terms = self.evaluate(x, y, y_pred, sample_weight)
+            noted.append((terms, added))
+            return self._target(terms, added, rows)
+
+        y_pred, gradients, norms = self.inner.weighted_sum(
+            self.model, x, loss, self.rows, self.scale
+        )
+        self.model.compute_metrics(x, y, y_pred, sample_weight)
+        (terms, added), key = noted[0], "batch" if self.alone else "rows"
+        return {
+            "gradients": {key: gradients},
+            "norms": tf.scatter_nd(index[:, None], norms, self.count[None]),
+            **self.parts_of_loss(terms, added, rows),
+        }
+
+    def _target(self, terms, added, rows):
+        """The microbatch's part in the loss of the whole batch."""
+        values = []
+        for k, term in enumerate(terms):
+            value = self.fixed(term.numerator, k)
+            if term.kind == fractions.DATA:
+                below = tf.cast(self._denominators[k], self.dtype) + term.slack
+                value = tf.math.divide_no_nan(value, below)
+            values.append(times(value, term.loss_weight))
+        share = rows / self.rows
+        # A sum's part in a mean over samples yet to come is not known.
+        whole = 1.0 if self.alone else float("nan")
+        for loss, is_sum in zip(added, self.sums, strict=True):
+            loss = tf.cast(tf.reduce_sum(loss), self.dtype)
+            factor = tf.where(is_sum, whole * tf.ones_like(share), share)
+            values.append(loss * factor)
+        return tf.add_n(values)
+
+
+_UNKNOWN = (
+    "The loss {name!r} is not a mean over a number of values in proportion to "
+    "the number of samples, so that over several steps the scale of a "
+    "sample's gradient is not known before it is clipped. Use steps=1 with "
+    "larger batches, or a loss with reduction 'sum_over_batch_size' on "
+    "outputs without mask."
+)

@@ -1,0 +1,44 @@
+"""What the tape says to layers whose samples it cannot tell apart."""
+
+
+def layout(layer, size):
+    where = "a layer"
+    if layer is not None:
+        where = f"layer {layer.name!r} ({type(layer).__name__})"
+    return (
+        f"{where} was called on a tensor whose first axis has {size} entries, "
+        "not one for each sample: the samples are no longer on the first "
+        "axis. Keep (batch, ...) as the layout (Dense, for example, acts on "
+        "the last axis of any rank), or use gradient_mode='batch'."
+    )
+
+
+def out_of_sight(layer):
+    return (
+        f"layer {layer.name!r} ({type(layer).__name__}) is called inside a "
+        "tf.function, loop, condition or custom gradient (rematerialisation) "
+        "of an enclosing layer, where its part in the gradient cannot be "
+        "recorded. Take that away around the call (the train step is compiled "
+        "as a whole anyway), or use gradient_mode='per_sample'."
+    )
+
+
+def missed(model, paths):
+    return (
+        f"no layer of model {model.name!r} was seen to read the trainable "
+        f"variables {', '.join(map(repr, paths))} in the forward pass, so "
+        "that their gradients are not known. If they are not used, set "
+        "`trainable = False` on their layers before compile(); if they are, "
+        "inside a custom gradient or rematerialisation, take that away or "
+        "use gradient_mode='batch'."
+    )
+
+
+def own_loss(layer):
+    return (
+        f"layer {layer.name!r} ({type(layer).__name__}) gives `add_loss` a "
+        "loss that depends on its own weights, so that no sample's part in it "
+        "is defined. Put a penalty on weights into a `kernel_regularizer` (or "
+        "`add_weight(regularizer=...)`), or compute the loss in a layer of "
+        "its own from this layer's output."
+    )

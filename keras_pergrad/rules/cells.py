@@ -1,0 +1,244 @@
+"""Recurrent cells, split into what one step needs forward and backward.
+
+Z = x·kernel + bias is computed for all steps at once; a step adds what comes
+from the state h and applies the activations. All of it is elementwise but
+h·recurrent kernel, so `forward` saves the local derivatives, and `backward`
+is short: it alone stands on the chain from step to step.
+"""
+
+import keras
+import tensorflow as tf
+
+from keras_pergrad.factors import Columns, Full, Outer, Sum
+
+_ELEMENTWISE = """
+relu relu6 leaky_relu elu selu celu softplus softsign silu gelu tanh sigmoid
+exponential hard_sigmoid hard_silu hard_tanh linear mish log_sigmoid squareplus
+soft_shrink hard_shrink tanh_shrink threshold sparse_plus sparse_sigmoid
+"""
+
+
+def is_elementwise(activation):
+    """Whether it is known that each output depends on its input alone."""
+    names = _ELEMENTWISE.split()
+    known = [getattr(keras.activations, name, None) for name in names]
+    return any(activation is function for function in known if function)
+
+
+def _activate(activation, z):
+    """The activation's value and its derivative at z."""
+    if activation is keras.activations.tanh:
+        y = tf.tanh(z)
+        return y, 1 - y * y
+    if activation is keras.activations.sigmoid:
+        y = tf.sigmoid(z)
+        return y, y - y * y
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        tape.watch(z)
+        y = activation(z)
+    return y, tape.gradient(y, z, unconnected_gradients="zero")
+
+
+class Cell:
+    """One recurrent cell of Keras.
+
+    Args:
+        cell: the Keras cell.
+    """
+
+    def __init__(self, cell):
+        self.cell = cell
+        self.kernel = self._value(cell.recurrent_kernel)
+        self.transposed = tf.transpose(self.kernel)
+
+    def _value(self, variable):
+        value = tf.convert_to_tensor(variable)
+        return tf.cast(value, self.cell.compute_dtype)
+
+    def activations(self):
+        return [self.cell.activation]
+
+    def project(self, inputs):
+        """Z, (n, t, gates): what all steps take from the inputs."""
+        kernel = self._value(self.cell.kernel)
+        flat = tf.reshape(inputs, [-1, inputs.shape[-1]])
+        z = tf.matmul(flat, kernel)
+        bias = self.input_bias()
+        if bias is not None:
+            z += self._value(bias)
+        static = inputs.shape[1]
+        steps = tf.shape(inputs)[1] if static is None else static
+        z = tf.reshape(z, [-1, steps, kernel.shape[-1]])
+        return tf.ensure_shape(z, [*inputs.shape[:2], kernel.shape[-1]])
+
+    def input_bias(self):
+        return self.cell.bias if self.cell.use_bias else None
+
+    def forward(self, z, states):
+        """One step: the new states, what to save, what `gradients` needs."""
+        raise NotImplementedError
+
+    def backward(self, saved, d_states):
+        """One step back: dz, and the gradients of the step's old states."""
+        raise NotImplementedError
+
+    def gradients(self, inputs, hidden, extras, dz):
+        """(variable, factor) pairs.
+
+        Args:
+            inputs: (n, t, i).
+            hidden: h before each step, (n, t, u).
+            extras: what `forward` gave for this.
+            dz: the gradient of Z.
+        """
+        yield self.cell.kernel, Outer(inputs, dz)
+        yield self.cell.recurrent_kernel, Outer(hidden, dz)
+        if self.cell.use_bias:
+            yield self.cell.bias, Sum(dz)
+
+
+class Simple(Cell):
+    """h' = activation(z + h·U)."""
+
+    def forward(self, z, states):
+        y, slope = _activate(
+            self.cell.activation, z + tf.matmul(states[0], self.kernel)
+        )
+        return [y], [slope], []
+
+    def backward(self, saved, d_states):
+        dz = d_states[0] * saved[0]
+        return dz, [tf.matmul(dz, self.transposed)]
+
+
+class Lstm(Cell):
+    """i, f, g, o from z + h·U; c' = f·c + i·g; h' = o·activation(c')."""
+
+    def activations(self):
+        return [self.cell.activation, self.cell.recurrent_activation]
+
+    def forward(self, z, states):
+        h, c = states
+        main, gate = self.activations()
+        i, f, g, o = tf.split(z + tf.matmul(h, self.kernel), 4, 1)
+        (i, di), (f, df), (o, do) = (_activate(gate, v) for v in (i, f, o))
+        g, dg = _activate(main, g)
+        carry = f * c + i * g
+        y, dy = _activate(main, carry)
+        saved = [g * di, c * df, i * dg, y * do, o * dy, f]
+        return [o * y, carry], saved, []
+
+    def backward(self, saved, d_states):
+        to_i, to_f, to_g, to_o, to_c, f = saved
+        dh, dc = d_states
+        dc += dh * to_c
+        dz = tf.concat([dc * to_i, dc * to_f, dc * to_g, dh * to_o], 1)
+        return dz, [tf.matmul(dz, self.transposed), dc * f]
+
+
+class Gru(Cell):
+    """z, r, h̃; h' = z·h + (1 - z)·h̃; r applied after h·U."""
+
+    def activations(self):
+        return [self.cell.activation, self.cell.recurrent_activation]
+
+    def __init__(self, cell):
+        super().__init__(cell)
+        self.bias = None
+        if cell.use_bias:
+            self.bias = self._value(cell.bias)[1]
+
+    def input_bias(self):
+        return self.cell.bias[0] if self.cell.use_bias else None
+
+    def forward(self, z, states):
+        (h,) = states
+        main, gate = self.activations()
+        x_z, x_r, x_h = tf.split(z, 3, 1)
+        inner = tf.matmul(h, self.kernel)
+        if self.bias is not None:
+            inner += self.bias
+        h_z, h_r, h_h = tf.split(inner, 3, 1)
+        update, d_update = _activate(gate, x_z + h_z)
+        reset, d_reset = _activate(gate, x_r + h_r)
+        new, d_new = _activate(main, x_h + reset * h_h)
+        saved = [
+            (h - new) * d_update,
+            h_h * d_reset,
+            (1 - update) * d_new,
+            update,
+            reset,
+        ]
+        return [update * h + (1 - update) * new], saved, [reset]
+
+    def backward(self, saved, d_states):
+        to_z, to_r, to_h, update, reset = saved
+        (dh,) = d_states
+        d_new = dh * to_h
+        d_gates = [dh * to_z, d_new * to_r]
+        inner = tf.concat([*d_gates, d_new * reset], 1)
+        back = dh * update + tf.matmul(inner, self.transposed)
+        return tf.concat([*d_gates, d_new], 1), [back]
+
+    def gradients(self, inputs, hidden, extras, dz):
+        units = hidden.shape[-1]
+        inner = tf.concat(
+            [dz[..., : 2 * units], dz[..., 2 * units :] * extras[0]], -1
+        )
+        yield self.cell.kernel, Outer(inputs, dz)
+        yield self.cell.recurrent_kernel, Outer(hidden, inner)
+        if self.cell.use_bias:
+            sums = [tf.reduce_sum(d, 1) for d in (dz, inner)]
+            yield self.cell.bias, Full(tf.stack(sums, 1))
+
+
+class GruResetBefore(Cell):
+    """As `Gru`, with r applied to h before it meets U."""
+
+    def activations(self):
+        return [self.cell.activation, self.cell.recurrent_activation]
+
+    def __init__(self, cell):
+        super().__init__(cell)
+        units = cell.units
+        self.gates = self.kernel[:, : 2 * units]
+        self.new = self.kernel[:, 2 * units :]
+
+    def forward(self, z, states):
+        (h,) = states
+        main, gate = self.activations()
+        x_z, x_r, x_h = tf.split(z, 3, 1)
+        h_z, h_r = tf.split(tf.matmul(h, self.gates), 2, 1)
+        update, d_update = _activate(gate, x_z + h_z)
+        reset, d_reset = _activate(gate, x_r + h_r)
+        reset_h = reset * h
+        new, d_new = _activate(main, x_h + tf.matmul(reset_h, self.new))
+        saved = [
+            (h - new) * d_update,
+            h * d_reset,
+            (1 - update) * d_new,
+            update,
+            reset,
+        ]
+        return [update * h + (1 - update) * new], saved, [reset_h]
+
+    def backward(self, saved, d_states):
+        to_z, to_r, to_h, update, reset = saved
+        (dh,) = d_states
+        d_new = dh * to_h
+        d_reset_h = tf.matmul(d_new, self.new, transpose_b=True)
+        d_gates = tf.concat([dh * to_z, d_reset_h * to_r], 1)
+        back = dh * update + d_reset_h * reset
+        back += tf.matmul(d_gates, self.gates, transpose_b=True)
+        return tf.concat([d_gates, d_new], 1), [back]
+
+    def gradients(self, inputs, hidden, extras, dz):
+        units = hidden.shape[-1]
+        parts = [
+            Outer(hidden, dz[..., : 2 * units]),
+            Outer(extras[0], dz[..., 2 * units :]),
+        ]
+        yield self.cell.kernel, Outer(inputs, dz)
+        yield self.cell.recurrent_kernel, Columns(parts)
+        if self.cell.use_bias:
+            yield self.cell.bias, Sum(dz)

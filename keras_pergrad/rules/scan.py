@@ -1,0 +1,109 @@
+"""Steps along the time axis, unrolled or in a loop.
+
+Unrolled is faster where the graph stays small: the loop's bookkeeping goes,
+and what the next step does not wait for runs on another core. XLA compiles a
+loop's body once, so it gets the loop.
+"""
+
+import tensorflow as tf
+
+from keras_pergrad.factors.xla import in_xla
+
+#: The longest sequence that is unrolled.
+UNROLLED_STEPS = 8
+
+
+class Scan:
+    """Runs steps over sequences of one length.
+
+    A sequence holds a tensor for each step: a list when unrolled, else a
+    TensorArray. What one scan writes another can read without a copy.
+
+    Args:
+        length: the number of steps, an integer or a scalar tensor.
+        unroll: True or False; default: by length and surroundings.
+    """
+
+    def __init__(self, length, unroll=None):
+        static = isinstance(length, int)
+        if unroll is None:
+            unroll = static and length <= UNROLLED_STEPS and not in_xla()
+        self.length = length
+        self.unroll = (static and unroll) or tf.executing_eagerly()
+
+    def split(self, tensor):
+        """(n, t, ...) as a sequence."""
+        if self.unroll:
+            return tf.unstack(tensor, axis=1)
+        array = tf.TensorArray(
+            tensor.dtype,
+            self.length,
+            element_shape=[tensor.shape[0], *tensor.shape[2:]],
+        )
+        return array.unstack(_swapped(tensor))
+
+    def join(self, sequence):
+        """A sequence as (n, t, ...)."""
+        if self.unroll:
+            return tf.stack(sequence, axis=1)
+        return _swapped(sequence.stack())
+
+    def run(self, step, carry, sequences, reverse=False):
+        """`carry, outputs = step(carry, items)` for each step.
+
+        Args:
+            step: a function of the carry and of one item of each sequence.
+            carry: a list of tensors.
+            sequences: a list of sequences.
+            reverse: whether to start with the last step.
+
+        Returns:
+            The last carry, and a list of sequences of the outputs.
+        """
+        if self.unroll:
+            return self._unrolled(step, carry, sequences, reverse)
+        return self._looped(step, carry, sequences, reverse)
+
+    def _unrolled(self, step, carry, sequences, reverse):
+        found = []
+        times = range(self.length)
+        for t in reversed(times) if reverse else times:
+            carry, outputs = step(carry, [s[t] for s in sequences])
+            found.append(outputs)
+        if reverse:
+            found.reverse()
+        return carry, [list(column) for column in zip(*found)]
+
+    def _looped(self, step, carry, sequences, reverse):
+        last = self.length - 1
+        carry = list(carry)
+        first = [s.read(last if reverse else 0) for s in sequences]
+        # Traced once aside to learn what a step puts out.
+        _, specs = tf.nest.map_structure(
+            lambda t: tf.TensorSpec(t.shape, t.dtype), step(carry, first)
+        )
+        arrays = [
+            tf.TensorArray(s.dtype, self.length, element_shape=s.shape)
+            for s in specs
+        ]
+
+        def body(t, carry, arrays):
+            carry, outputs = step(carry, [s.read(t) for s in sequences])
+            arrays = [a.write(t, o) for a, o in zip(arrays, outputs)]
+            return t - 1 if reverse else t + 1, list(carry), arrays
+
+        def going(t, carry, arrays):
+            return t >= 0 if reverse else t < self.length
+
+        _, carry, arrays = tf.while_loop(
+            going,
+            body,
+            [last if reverse else 0, carry, arrays],
+            maximum_iterations=self.length,
+        )
+        return carry, arrays
+
+
+def _swapped(tensor):
+    axes = [1, 0, *range(2, tensor.shape.rank)]
+    return tf.transpose(tensor, axes)

@@ -1,0 +1,90 @@
+"""How per-sample gradients spread around their mean, from norms alone.
+
+n sample, g_i its gradient, ḡ their mean, G the gradient of the whole
+distribution that the samples were drawn from.
+"""
+
+import dataclasses
+import math
+
+import tensorflow as tf
+
+
+def variance(squared_norms, squared_mean, n):
+    """The trace of the per-sample covariance, unbiased.
+
+    tr Σ = (Σ‖g_i‖² − n‖ḡ‖²) / (n − 1)
+
+    Args:
+        squared_norms: ‖g_i‖² of each sample, (m,), or their sum, ().
+        squared_mean: ‖ḡ‖².
+        n: the number of samples; for one the result is NaN: no sample alone
+            tells a spread.
+    """
+    n = tf.cast(n, squared_mean.dtype)
+    total = tf.reduce_sum(tf.cast(squared_norms, squared_mean.dtype))
+    # Rounding can leave a tiny negative number.
+    spread = tf.maximum(total - n * squared_mean, 0)
+    nan = tf.constant(math.nan, squared_mean.dtype)
+    return tf.where(n > 1, spread / tf.maximum(n - 1, 1), nan)
+
+
+def squared_true_norm(squared_mean, trace, n):
+    """‖G‖², unbiased: ‖ḡ‖² without the part of it that is noise, tr Σ / n.
+
+    An estimate: where noise is most of ‖ḡ‖² it may be negative.
+    """
+    return squared_mean - trace / tf.cast(n, squared_mean.dtype)
+
+
+def of_batch(squared_norms, squared_mean, n):
+    """What is logged of a batch, by name.
+
+    `gradient_noise_scale` is the pair of its numerator and denominator.
+    """
+    trace = variance(squared_norms, squared_mean, n)
+    true = squared_true_norm(squared_mean, trace, n)
+    return {
+        "gradient_norm": tf.sqrt(squared_mean),
+        "gradient_variance": trace,
+        "gradient_noise_scale": tf.stack([trace, true]),
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class GradientStatistics:
+    """How the gradients of a batch's samples spread around their mean.
+
+    Attributes:
+        samples: how many samples there were, n.
+        norm: ‖ḡ‖, the norm of the ordinary gradient.
+        mean_squared_norm: the mean of ‖g_i‖² over the samples.
+        variance: tr Σ, the trace of the per-sample covariance, unbiased;
+            None for one sample.
+        squared_true_norm: the unbiased estimate of ‖G‖², ‖ḡ‖² − tr Σ / n;
+            it may be negative; None for one sample.
+        noise_scale: tr Σ / ‖G‖², the simple noise scale (McCandlish et al.,
+            arXiv 1812.06162): about the batch size from which on more
+            samples hardly help; None for one sample, or where ‖G‖² was not
+            estimated as positive.
+    """
+
+    samples: int
+    norm: float
+    mean_squared_norm: float
+    variance: float | None
+    squared_true_norm: float | None
+    noise_scale: float | None
+
+    @classmethod
+    def of(cls, squared_norms, squared_mean):
+        """From ‖g_i‖², (n,), and ‖ḡ‖²."""
+        n = int(squared_norms.shape[0])
+        norm = float(tf.sqrt(squared_mean))
+        mean = float(tf.reduce_mean(squared_norms))
+        if n < 2:
+            return cls(n, norm, mean, None, None, None)
+        trace = variance(squared_norms, squared_mean, n)
+        true = float(squared_true_norm(squared_mean, trace, n))
+        scale = float(trace) / true if true > 0 else None
+        return cls(n, norm, mean, float(trace), true, scale)

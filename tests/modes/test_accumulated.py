@@ -1,0 +1,258 @@
+"""Microbatches inside a step: their sum is the big batch."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_pergrad as kpg
+from tests.modes.big_batch import CASES, assert_same, dense, train
+
+EXECUTION = {
+    "graph": {"jit_compile": False},
+    "eager": {"run_eagerly": True},
+    "xla": {"jit_compile": True},
+}
+# One of each kind: compiling takes seconds.
+XLA = ("masked-mean_with_sample_weight-weighted", "outputs-mixed", "added")
+RUNS = [(n, e) for n in CASES for e in EXECUTION if e != "xla" or n in XLA]
+_plain = {}
+
+
+def plain(name, execution):
+    # Only the logs of several outputs' losses depend on the execution.
+    key = name, execution if name.startswith("outputs") else "graph"
+    if key not in _plain:
+        _plain[key] = train(name, keras.Model, **EXECUTION[key[1]])
+    return _plain[key]
+
+
+def ours(name, size=4, **arguments):
+    mode = kpg.Accumulated(microbatch_size=size)
+    return train(name, kpg.PerGradModel, gradient_mode=mode, **arguments)
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize(("name", "execution"), RUNS)
+def test_equals_the_big_batch(name, execution):
+    # Batches of 10, 10 and 3 in microbatches of 4, 4, 2 and 3.
+    found = ours(name, **EXECUTION[execution])
+    assert_same(found, plain(name, execution))
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_nothing_left_over(jit_compile):
+    # 20 + 3 = 23: the second trace is for any size, whose rest is then 0.
+    arguments = {"batch_size": 20, "jit_compile": jit_compile}
+    found = ours("class_weight", **arguments)
+    assert_same(found, train("class_weight", keras.Model, **arguments))
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("size", [1, 5, 10, 1000])
+def test_any_microbatch_size(size):
+    name = "masked-sum_over_batch_size-weighted"
+    assert_same(ours(name, size, jit_compile=False), plain(name, "graph"))
+
+
+@pytest.mark.usefixtures("float64")
+def test_several_steps_per_execution():
+    found = ours("added", steps_per_execution=3, jit_compile=False)
+    assert_same(found, plain("added", "graph"))
+
+
+@pytest.mark.usefixtures("float64")
+def test_optimizer_is_called_once_a_batch():
+    def optimizer():
+        return keras.optimizers.AdamW(
+            keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5),
+            use_ema=True,
+            ema_overwrite_frequency=2,
+            global_clipnorm=0.1,
+        )
+
+    found = ours("sum-plain", optimizer=optimizer(), jit_compile=False)
+    expected = train(
+        "sum-plain", keras.Model, optimizer=optimizer(), jit_compile=False
+    )
+    assert_same(found, expected)
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+def test_mixed_precision(policy):
+    keras.config.set_dtype_policy(policy)
+    name = "masked-sum_over_batch_size-plain"
+    found = ours(name, jit_compile=False)
+    expected = train(name, keras.Model, jit_compile=False)
+    assert_same(found, expected, rtol=2e-2, atol=2e-2)
+
+
+def test_loss_scale_falls_on_overflow():
+    keras.config.set_dtype_policy("mixed_float16")
+    model = dense(kpg.PerGradModel)
+    mode = kpg.Accumulated(microbatch_size=2)
+    model.compile("sgd", "mse", gradient_mode=mode)
+    before = model.get_weights()
+    model.train_on_batch(np.full((5, 5), 1e4), np.full((5, 3), 6e4))
+    assert float(model.optimizer.dynamic_scale) == 2.0**14
+    for a, b in zip(model.get_weights(), before):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_batch_normalization_and_dropout_run():
+    inputs = keras.Input((5,))
+    x = keras.layers.BatchNormalization()(keras.layers.Dense(4)(inputs))
+    outputs = keras.layers.Dense(3)(keras.layers.Dropout(0.5)(x))
+    model = kpg.PerGradModel(inputs, outputs)
+    mode = kpg.Accumulated(microbatch_size=4)
+    model.compile("sgd", "mse", gradient_mode=mode, jit_compile=False)
+    norm = model.layers[2]
+    seed = model.layers[3].seed_generator.state
+    before = norm.moving_mean.numpy(), seed.numpy()
+    model.fit(np.ones((10, 5)), np.ones((10, 3)), batch_size=10, verbose=0)
+    assert np.abs(norm.moving_mean.numpy() - before[0]).max() > 0
+    # A draw for each of three microbatches, and no other.
+    assert seed.numpy()[1] - before[1][1] == 3
+
+
+def _trace(rows):
+    model = dense(kpg.PerGradModel)
+    mode = kpg.Accumulated(microbatch_size=4)
+    model.compile("sgd", "mse", gradient_mode=mode)
+    model.optimizer.build(model.trainable_variables)
+    x, y = tf.zeros([rows, 5]), tf.zeros([rows, 3])
+    step = tf.function(model.train_step, autograph=False)
+    graph = step.get_concrete_function((x, y)).graph
+    functions = graph.as_graph_def().library.function
+    nodes = sum(len(f.node_def) for f in functions)
+    return nodes + len(graph.get_operations())
+
+
+def test_trace_does_not_grow_with_the_batch():
+    assert _trace(8) == _trace(4000)
+
+
+def test_no_retracing():
+    model = dense(kpg.PerGradModel)
+    traces = []
+
+    class Counting(kpg.Accumulated):
+        def step(self, *args):
+            traces.append(1)
+            return super().step(*args)
+
+    model.compile("sgd", "mse", gradient_mode=Counting(microbatch_size=4))
+    x, y = np.ones((23, 5)), np.ones((23, 3))
+    model.fit(x, y, batch_size=10, epochs=4, verbose=0)
+    assert len(traces) == 1
+
+
+def test_config_survives():
+    mode = kpg.modes.get(
+        {"class_name": "accumulated", "config": {"microbatch_size": 7}}
+    )
+    again = type(mode).from_config(mode.get_config())
+    assert again.microbatch_size == 7
+    assert kpg.modes.get("accumulated").microbatch_size == 32
+
+
+@pytest.mark.parametrize("size", [0, -1, 1.5, True, None, "4"])
+def test_bad_microbatch_size(size):
+    with pytest.raises(ValueError, match=r"`microbatch_size` must be a pos"):
+        kpg.Accumulated(microbatch_size=size)
+
+
+class OwnCall(keras.losses.MeanSquaredError):
+    def __call__(self, y_true, y_pred, sample_weight=None):
+        return super().__call__(y_true, y_pred, sample_weight) ** 2
+
+
+def _one_number(y_true, y_pred):
+    return keras.ops.mean((y_true - y_pred) ** 2)
+
+
+def _by_column(y_true, y_pred):
+    return keras.ops.mean((y_true - y_pred) ** 2, axis=0)
+
+
+@pytest.mark.parametrize(
+    ("loss", "why"),
+    [
+        (OwnCall(name="own"), "'own' cannot be .* overrides __call__"),
+        (_one_number, "'_one_number' cannot be .* one number for the batch"),
+        (_by_column, r"values of shape \(3,\) for 4 samples"),
+        (keras.losses.Dice(), "'dice' cannot .* one number for the batch"),
+        (keras.losses.Circle(), "compares the samples of a batch"),
+        (keras.losses.MeanSquaredError(reduction=None), "has no reduction"),
+    ],
+    ids=["call", "number", "column", "dice", "circle", "none"],
+)
+def test_losses_that_do_not_add_up_are_refused(loss, why):
+    inputs = keras.Input((5,))
+    model = kpg.PerGradModel(inputs, keras.layers.Dense(3)(inputs))
+    mode = kpg.Accumulated(microbatch_size=4)
+    model.compile("sgd", loss, gradient_mode=mode)
+    before = model.get_weights()
+    with pytest.raises(ValueError, match=why):
+        model.fit(np.ones((10, 5)), np.ones((10, 3)), verbose=0)
+    for a, b in zip(model.get_weights(), before):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_weights_along_another_axis_are_refused():
+    # Four positions, microbatches of four samples: the product would exist.
+    inputs = keras.Input((4, 5))
+    model = kpg.PerGradModel(inputs, keras.layers.Dense(3)(inputs))
+    mode = kpg.Accumulated(microbatch_size=4)
+    model.compile("sgd", "mse", gradient_mode=mode)
+    with pytest.raises(ValueError, match="differ in their number of axes"):
+        model.fit(
+            np.ones((8, 4, 5)),
+            np.ones((8, 4, 3)),
+            sample_weight=np.ones(8),
+            verbose=0,
+        )
+
+
+def test_compute_loss_of_ones_own_is_refused():
+    class Own(kpg.PerGradModel):
+        def compute_loss(self, *args, **kwargs):
+            return 2 * super().compute_loss(*args, **kwargs)
+
+    model = dense(Own)
+    model.compile("sgd", "mse", gradient_mode="accumulated")
+    with pytest.raises(ValueError, match="Own overrides compute_loss"):
+        model.fit(np.ones((10, 5)), np.ones((10, 3)), verbose=0)
+
+
+def test_a_loss_that_is_neither_sum_nor_mean_is_refused():
+    class Root(keras.layers.Layer):
+        def call(self, x):
+            self.add_loss(keras.ops.sqrt(keras.ops.sum(x**2)))
+            return x
+
+    inputs = keras.Input((5,))
+    outputs = Root()(keras.layers.Dense(3)(inputs))
+    model = kpg.PerGradModel(inputs, outputs)
+    model.compile("sgd", "mse", gradient_mode="accumulated", jit_compile=False)
+    with pytest.raises(Exception, match="neither a sum nor a mean"):
+        model.fit(np.ones((10, 5)), np.ones((10, 3)), verbose=0)
+
+
+def test_nothing_stays_patched_when_the_loss_raises():
+    def broken(y_true, y_pred):
+        raise RuntimeError("broken on purpose")
+
+    model = dense(kpg.PerGradModel)
+    model.compile("sgd", "mse", gradient_mode="accumulated", run_eagerly=True)
+    x, y = np.ones((4, 5)), np.ones((4, 3))
+    model.train_on_batch(x, y)
+    entry = model._compile_loss._flat_losses[0]
+    entry.loss.fn = broken
+    attributes = set(vars(entry.loss)), set(vars(model.layers[1]))
+    with pytest.raises(RuntimeError, match="broken on purpose"):
+        model.train_on_batch(x, y)
+    assert model._compile_loss._flat_losses[0] is entry
+    assert attributes == (set(vars(entry.loss)), set(vars(model.layers[1])))
+    assert entry.loss.reduction == "sum_over_batch_size"

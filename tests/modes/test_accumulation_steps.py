@@ -1,0 +1,43 @@
+"""Several batches make one update: that of their union."""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_pergrad as kpg
+from tests.modes.big_batch import CASES, assert_same, train
+
+EXECUTION = {
+    "graph": {"jit_compile": False},
+    "eager": {"run_eagerly": True},
+    "xla": {"jit_compile": True},
+}
+# One of each kind: compiling takes seconds.
+FEW = ("masked-mean_with_sample_weight-weighted", "outputs-mixed", "added")
+RUNS = [(n, e) for n in CASES for e in EXECUTION if e == "graph" or n in FEW]
+SIZES = (4, 4, 2, 4, 4, 2, 3)
+_plain = {}
+
+
+def plain(name):
+    if name not in _plain:
+        _plain[name] = train(name, keras.Model, jit_compile=False)
+    return _plain[name]
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize(("name", "execution"), RUNS)
+def test_equals_the_big_batch(name, execution):
+    # 4 + 4 + 2 = 10 twice, and a tail of 3; microbatches of 3, 1 and 2.
+    mode = kpg.Accumulated(steps=3, microbatch_size=3)
+    weights, history = train(
+        name,
+        kpg.PerGradModel,
+        gradient_mode=mode,
+        sizes=SIZES,
+        **EXECUTION[execution],
+    )
+    right, right_history = plain(name)
+    assert_same((weights, {}), (right, {}))
+    for key in set(history) - {"loss", "score_loss", "picture_loss"}:
+        np.testing.assert_allclose(history[key], right_history[key])

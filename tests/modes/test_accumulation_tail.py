@@ -1,0 +1,244 @@
+"""No sample is lost or counted twice, however training stops and goes on."""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_pergrad as kpg
+from tests.modes import big_batch
+from tests.modes.big_batch import TARGETS, N, X, compiled
+
+NAME = "mean_with_sample_weight-weighted"
+pytestmark = pytest.mark.usefixtures("float64")
+
+
+def sgd():
+    # Without momentum an update is the same whenever it is made.
+    return keras.optimizers.SGD(0.1)
+
+
+def ours(steps=3, tail="apply", name=NAME, **arguments):
+    mode = kpg.Accumulated(steps=steps, microbatch_size=3, tail=tail)
+    return compiled(
+        name, kpg.PerGradModel, sgd(), gradient_mode=mode, **arguments
+    )
+
+
+def fit(model, sizes, name=NAME, **arguments):
+    return model.fit(
+        big_batch.batches(name, sizes), shuffle=False, verbose=0, **arguments
+    )
+
+
+def updates(groups, name=NAME):
+    """The weights after plain updates with these groups of samples."""
+    model = compiled(name, keras.Model, sgd(), jit_compile=False)
+    data = big_batch.batches(name, [N])[0]
+    for rows in groups:
+        x, *rest = (part[rows] for part in data)
+        model.train_on_batch(x, *rest)
+    return model.get_weights()
+
+
+def assert_weights(model, expected):
+    for a, b in zip(model.get_weights(), expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-10)
+
+
+def rows(*parts):
+    return np.concatenate([np.arange(a, b) for a, b in parts])
+
+
+def test_apply():
+    model = ours()
+    fit(model, (5, 5, 5, 8), epochs=2)
+    epoch = [rows((0, 15)), rows((15, 23))]
+    assert_weights(model, updates(epoch * 2))
+    assert int(model.optimizer.iterations) == 4
+    assert int(model.gradient_state.count) == 0
+
+
+def test_keep():
+    model = ours(tail="keep")
+    fit(model, (5, 5, 5, 8), epochs=2)
+    expected = [rows((0, 15)), rows((15, 23), (0, 10))]
+    assert_weights(model, updates(expected))
+    assert int(model.gradient_state.count) == 2
+    # A second fit goes on where the first one stopped.
+    fit(model, (5, 5, 5, 8))
+    expected += [rows((10, 23), (0, 5)), rows((5, 23))]
+    assert_weights(model, updates(expected))
+    assert int(model.gradient_state.count) == 0
+
+
+def test_drop():
+    model = ours(tail="drop")
+    fit(model, (5, 5, 5, 8), epochs=2)
+    assert_weights(model, updates([rows((0, 15))] * 2))
+
+
+def test_steps_per_epoch():
+    model = ours()
+    fit(model, (5, 5, 5, 8), epochs=2, steps_per_epoch=2)
+    assert_weights(model, updates([rows((0, 10)), rows((10, 23))]))
+
+
+def test_several_steps_per_execution():
+    model = ours(steps_per_execution=4, jit_compile=False)
+    fit(model, (5, 5, 5, 8), epochs=2)
+    epoch = [rows((0, 15)), rows((15, 23))]
+    assert_weights(model, updates(epoch * 2))
+
+
+def test_train_on_batch_counts_on():
+    model = ours(steps=2)
+    data = big_batch.batches(NAME, (4, 6, 5))
+    for k in range(3):
+        model.train_on_batch(*data[k])
+    assert_weights(model, updates([rows((0, 10))]))
+    assert int(model.gradient_state.count) == 1
+
+
+class StopAt(keras.callbacks.Callback):
+    def __init__(self, batch, error=None):
+        super().__init__()
+        self.batch, self.error = batch, error
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == self.batch:
+            if self.error is not None:
+                raise self.error
+            self.model.stop_training = True
+
+
+@pytest.mark.parametrize("as_list", [False, True])
+def test_stopped_by_a_callback(as_list):
+    model = ours()
+    stop = StopAt(4)
+    if as_list:
+        stop = keras.callbacks.CallbackList(
+            [stop], add_history=True, model=model
+        )
+    fit(model, (4, 4, 2, 5, 4, 4), callbacks=stop)
+    assert_weights(model, updates([rows((0, 10)), rows((10, 19))]))
+    if as_list:
+        assert len(stop.callbacks) == 2  # That and History.
+
+
+def test_interrupted_and_fitted_again():
+    model = ours()
+    with pytest.raises(KeyboardInterrupt):
+        fit(model, (5, 5, 5, 8), callbacks=[StopAt(1, KeyboardInterrupt())])
+    # What waits is part of the next update.
+    fit(model, (5, 5, 5, 8))
+    expected = [rows((0, 10), (0, 5)), rows((5, 23))]
+    assert_weights(model, updates(expected))
+
+
+class Probe(keras.callbacks.Callback):
+    """What a callback sees at the end of an epoch."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def on_test_begin(self, logs=None):
+        self.seen.append(("test", self.model.get_weights()))
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.seen.append(("epoch", self.model.get_weights()))
+
+
+def test_callbacks_and_validation_see_the_tail_applied():
+    model, probe = ours(), Probe()
+    fit(
+        model,
+        (5, 5, 5, 8),
+        callbacks=[probe],
+        validation_data=(X, TARGETS),
+    )
+    expected = updates([rows((0, 15)), rows((15, 23))])
+    assert [name for name, _ in probe.seen] == ["test", "epoch"]
+    for _, weights in probe.seen:
+        for a, b in zip(weights, expected, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-10)
+
+
+@pytest.mark.parametrize("tail", ["apply", "keep"])
+@pytest.mark.parametrize("again", ["same model", "new model"])
+def test_backup_and_restore(tail, again, tmp_path):
+    sizes = (5, 5, 5, 8)
+    undisturbed = ours(tail=tail)
+    fit(undisturbed, sizes, epochs=3)
+
+    class FailInSecondEpoch(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            self.epoch = epoch
+
+        def on_train_batch_end(self, batch, logs=None):
+            if self.epoch == 1 and batch == 1:
+                raise RuntimeError("power cut")
+
+    def backup():
+        return keras.callbacks.BackupAndRestore(tmp_path / "backup")
+
+    model = ours(tail=tail)
+    with pytest.raises(RuntimeError, match="power cut"):
+        fit(model, sizes, epochs=3, callbacks=[backup(), FailInSecondEpoch()])
+    if again == "new model":
+        model = ours(tail=tail)
+    fit(model, sizes, epochs=3, callbacks=[backup()])
+    assert_weights(model, undisturbed.get_weights())
+    count = int(undisturbed.gradient_state.count)
+    assert int(model.gradient_state.count) == count
+
+
+def test_saved_with_the_model(tmp_path):
+    model = ours(tail="keep")
+    fit(model, (5, 5, 5, 8))
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert loaded.gradient_mode.get_config() == model.gradient_mode.get_config()
+    for again in (model, loaded):
+        fit(again, (5, 5, 5, 8))
+        assert int(again.gradient_state.count) == 2
+    assert_weights(loaded, model.get_weights())
+    assert_weights(loaded, updates([rows((0, 15)), rows((15, 23), (0, 10))]))
+
+
+def test_weights_go_to_and_from_plain_models(tmp_path):
+    model = ours(tail="keep")
+    fit(model, (5, 5, 5, 8))
+    plain = compiled(NAME, keras.Model, sgd())
+    plain.optimizer.build(plain.trainable_variables)
+    model.save_weights(tmp_path / "ours.weights.h5")
+    plain.load_weights(tmp_path / "ours.weights.h5")
+    assert_weights(plain, model.get_weights())
+    # A file without sums says that nothing waits.
+    plain.save_weights(tmp_path / "plain.weights.h5")
+    model.load_weights(tmp_path / "plain.weights.h5")
+    assert int(model.gradient_state.count) == 0
+
+
+def test_compiling_again_forgets():
+    model = ours(tail="keep")
+    fit(model, (5, 5, 5, 8))
+    before = model.get_weights()
+    mode = kpg.Accumulated(steps=2, tail="keep")
+    model.compile(sgd(), "mse", gradient_mode=mode)
+    assert int(model.gradient_state.count) == 0
+    model.train_on_batch(X[:4], TARGETS[:4])
+    assert_weights(model, before)
+
+
+@pytest.mark.parametrize("name", ["steps", "microbatch_size"])
+@pytest.mark.parametrize("value", [0, -1, 1.5, True, None, "4"])
+def test_bad_numbers(name, value):
+    with pytest.raises(ValueError, match=rf"`{name}` must be a positive int"):
+        kpg.Accumulated(**{name: value})
+
+
+@pytest.mark.parametrize("tail", ["flush", None, True])
+def test_bad_tail(tail):
+    with pytest.raises(ValueError, match=r"`tail` must be one of \('apply'"):
+        kpg.Accumulated(tail=tail)

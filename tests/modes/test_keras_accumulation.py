@@ -1,0 +1,148 @@
+"""What `gradient_accumulation_steps` of Keras does otherwise than a big batch.
+
+Each test shows the defect there and the same thing right here. When Keras
+mends one of them the test says so, by failing in its first half.
+"""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_pergrad as kpg
+
+pytestmark = pytest.mark.usefixtures("float64")
+
+_rng = np.random.default_rng(2)
+X, Y = _rng.normal(size=(12, 4)), _rng.normal(size=(12, 2))
+
+
+class Shrinking(keras.constraints.Constraint):
+    """Halves what it constrains, so that its calls can be counted."""
+
+    def __call__(self, value):
+        return value * 0.5
+
+
+def model(kind, steps=3, constraint=None, **optimizer):
+    """A linear model: "keras" or "ours" accumulates, "big" does not."""
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((4,))
+    layer = keras.layers.Dense(2, kernel_constraint=constraint)
+    cls = kpg.PerGradModel if kind == "ours" else keras.Model
+    result = cls(inputs, layer(inputs))
+    arguments = {}
+    if kind == "keras":
+        optimizer["gradient_accumulation_steps"] = steps
+    if kind == "ours":
+        arguments["gradient_mode"] = kpg.Accumulated(steps=steps)
+    optimizer = keras.optimizers.SGD(**{"learning_rate": 0.1, **optimizer})
+    result.compile(optimizer, "mse", **arguments)
+    return result
+
+
+def feed(net, *sizes):
+    """One batch after the other, of these sizes."""
+    start = 0
+    for size in sizes:
+        net.train_on_batch(X[start : start + size], Y[start : start + size])
+        start += size
+    return net
+
+
+def distance(a, b):
+    """The largest difference between the kernels of two models."""
+    return np.abs(a.layers[-1].get_weights()[0] - _kernel(b)).max()
+
+
+def _kernel(net):
+    return net.layers[-1].get_weights()[0]
+
+
+def test_uneven_batches():
+    big = feed(model("big"), 10)
+    assert distance(feed(model("keras"), 4, 4, 2), big) > 1e-4
+    assert distance(feed(model("ours"), 4, 4, 2), big) < 1e-10
+
+
+def fit(net, epochs=1):
+    """Four batches of three an epoch: with steps=3 one is left over."""
+    net.fit(X, Y, batch_size=3, epochs=epochs, shuffle=False, verbose=0)
+    return net
+
+
+def test_tail_is_not_applied():
+    big = feed(model("big"), 9, 3)
+    without = feed(model("big"), 9)
+    assert distance(fit(model("keras")), without) < 1e-10
+    assert distance(fit(model("ours")), without) > 1e-4
+    assert distance(fit(model("ours")), big) < 1e-10
+
+
+@pytest.mark.parametrize("how", ["next epoch", "next fit"])
+def test_tail_leaks(how):
+    def twice(net):
+        return fit(net, 2) if how == "next epoch" else fit(fit(net))
+
+    big = model("big")
+    for rows in (slice(0, 9), slice(9, 12)) * 2:
+        big.train_on_batch(X[rows], Y[rows])
+    leaked = model("big")
+    leaked.train_on_batch(X[:9], Y[:9])
+    # The tail's old gradient comes with two batches of the new epoch.
+    old = kpg.per_sample_gradients(leaked, X[9:], Y[9:])
+    new = kpg.per_sample_gradients(leaked, X[:6], Y[:6])
+    step = (np.sum(old[0], 0) + np.sum(new[0], 0)) / 9
+    expected = _kernel(leaked) - 0.1 * step
+    assert np.abs(_kernel(twice(model("keras"))) - expected).max() < 1e-10
+    assert np.abs(_kernel(big) - expected).max() > 1e-4
+    assert distance(twice(model("ours")), big) < 1e-10
+
+
+def _average(net):
+    variables = net.optimizer._model_variables_moving_average
+    return variables[0].numpy()
+
+
+def test_moving_averages_drift():
+    arguments = {"use_ema": True, "ema_momentum": 0.9}
+    # From the third update on: an average begins with the first value.
+    big = _average(feed(model("big", **arguments), 3, 3, 3, 3))
+    keras_own = _average(feed(model("keras", **arguments), *(1,) * 12))
+    ours = _average(feed(model("ours", **arguments), *(1,) * 12))
+    assert np.abs(keras_own - big).max() > 1e-4
+    np.testing.assert_allclose(ours, big, rtol=1e-10)
+
+
+def test_constraints_run_every_time():
+    big = feed(model("big", constraint=Shrinking()), 12)
+    keras_own = feed(model("keras", constraint=Shrinking()), 4, 4, 4)
+    ours = feed(model("ours", constraint=Shrinking()), 4, 4, 4)
+    assert distance(keras_own, big) > 1e-2
+    assert distance(ours, big) < 1e-10
+
+
+def test_schedules_count_every_time():
+    def trained(kind, *sizes):
+        schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)
+        return feed(model(kind, learning_rate=schedule), *sizes)
+
+    big = trained("big", 6, 6)
+    assert distance(trained("keras", *(2,) * 6), big) > 1e-3
+    assert distance(trained("ours", *(2,) * 6), big) < 1e-10
+
+
+def test_clipping_and_weight_decay_are_right_in_both():
+    arguments = {"global_clipnorm": 0.1, "weight_decay": 0.1}
+    big = feed(model("big", **arguments), 6, 6)
+    for kind in ("keras", "ours"):
+        net = feed(model(kind, **arguments), *(2,) * 6)
+        assert distance(net, big) < 1e-10
+        assert int(net.optimizer.iterations) == 2
+
+
+def test_both_at_once_are_refused():
+    net = model("ours")
+    optimizer = keras.optimizers.SGD(gradient_accumulation_steps=2)
+    net.compile(optimizer, "mse", gradient_mode=kpg.Accumulated(steps=2))
+    with pytest.raises(ValueError, match="accumulates gradients on its own"):
+        net.train_on_batch(X, Y)

@@ -1,0 +1,231 @@
+"""Samples are clipped as in one big batch, however that is taken apart."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_pergrad as kpg
+from tests import oracle
+from tests.modes.big_batch import (
+    CASES,
+    assert_same,
+    batches,
+    compiled,
+    dense,
+    train,
+)
+
+EXECUTION = {
+    "graph": {"jit_compile": False},
+    "eager": {"run_eagerly": True},
+    "xla": {"jit_compile": True},
+}
+INNER = {"vectorized": kpg.Vectorized, "per_sample": kpg.PerSample}
+# Weights and denominators of every kind that one batch can have.
+WHOLE = (
+    "sum-weighted",
+    "sum_over_batch_size-weighted",
+    "masked-mean_with_sample_weight-weighted",
+    "outputs-mixed",
+    "added",
+)
+# What is in proportion to the number of samples goes over several steps, too.
+SPREAD = ("sum_over_batch_size-weighted", "function", "outputs-means")
+FEW = (("added", "vectorized", "xla"), ("added", "per_sample", "eager"))
+_big = {}
+
+
+def clipped():
+    return kpg.ClippedMean(clip_norm=0.3)
+
+
+def big_batch(name):
+    """The same aggregation on the batches of 10, 10 and 3, in one piece."""
+    if name not in _big:
+        mode = kpg.Vectorized(aggregation=clipped())
+        _big[name] = train(
+            name, kpg.PerGradModel, gradient_mode=mode, jit_compile=False
+        )
+    return _big[name]
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize(
+    ("name", "inner", "execution"),
+    [(n, i, "graph") for n in WHOLE for i in INNER] + list(FEW),
+)
+def test_in_microbatches(name, inner, execution):
+    inner = INNER[inner](aggregation=clipped())
+    mode = kpg.Accumulated(microbatch_size=4, inner=inner)
+    found = train(
+        name, kpg.PerGradModel, gradient_mode=mode, **EXECUTION[execution]
+    )
+    if execution == "eager":  # Keras weights the outputs' logs otherwise.
+        assert found[1].keys() == big_batch(name)[1].keys()
+    assert 0 < found[1]["clipped_fraction"][0] <= 1
+    assert_same(found, big_batch(name))
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize(
+    ("name", "inner", "execution"),
+    [(n, i, "graph") for n in SPREAD for i in INNER]
+    + [(SPREAD[0], "vectorized", "xla"), (SPREAD[0], "per_sample", "eager")],
+)
+def test_over_several_steps(name, inner, execution):
+    inner = INNER[inner](aggregation=clipped())
+    mode = kpg.Accumulated(steps=3, microbatch_size=3, inner=inner)
+    weights, _ = train(
+        name,
+        kpg.PerGradModel,
+        gradient_mode=mode,
+        sizes=(4, 4, 2, 4, 4, 2, 3),
+        **EXECUTION[execution],
+    )
+    assert_same((weights, {}), (big_batch(name)[0], {}))
+
+
+@pytest.mark.usefixtures("float64")
+def test_against_the_oracle():
+    model = compiled(
+        "sum_over_batch_size-weighted",
+        kpg.PerGradModel,
+        keras.optimizers.SGD(1.0),
+        gradient_mode=kpg.Accumulated(
+            steps=2, inner=kpg.Vectorized(aggregation=clipped())
+        ),
+    )
+    before = model.get_weights()
+    x, y, weights = batches("sum_over_batch_size-weighted", [23])[0]
+    gradients = oracle.per_sample_gradients(model, x, y, weights)
+    norms = np.sqrt(sum((g**2).reshape(23, -1).sum(1) for g in gradients))
+    factors = 0.3 / np.maximum(norms, 0.3)
+    assert 0 < np.mean(factors < 1) < 1
+    for rows in (slice(0, 9), slice(9, 23)):
+        model.train_on_batch(x[rows], y[rows], weights[rows])
+    for k, (old, new) in enumerate(zip(before, model.get_weights())):
+        expected = np.tensordot(factors, gradients[k], 1) / 23
+        if k == 0:  # The weight regulariser is added after aggregation.
+            expected += 0.02 * old
+        np.testing.assert_allclose(old - new, expected, atol=1e-10)
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+def test_noise_once_an_update(steps):
+    inputs = keras.Input((100,))
+    layer = keras.layers.Dense(100, use_bias=False)
+    model = kpg.PerGradModel(inputs, layer(inputs))
+    aggregation = kpg.ClippedMean(0.5, noise_multiplier=3.0, seed=1)
+    mode = kpg.Accumulated(
+        steps=steps,
+        microbatch_size=2,
+        inner=kpg.Vectorized(aggregation=aggregation),
+    )
+    model.compile(keras.optimizers.SGD(1.0), "mse", gradient_mode=mode)
+    before = layer.kernel.numpy()
+    # No input: the gradient is noise alone.
+    x, y = np.zeros((24, 100)), np.zeros((24, 100))
+    model.fit(x, y, batch_size=24 // steps, verbose=0)
+    noise = layer.kernel.numpy() - before
+    assert int(model.optimizer.iterations) == 1
+    deviation = 3.0 * 0.5 / 24
+    assert np.std(noise) == pytest.approx(deviation, rel=0.03)
+    assert abs(np.mean(noise)) < 4 * deviation / 100
+
+
+def test_a_sample_that_is_not_finite_counts_zero():
+    model = dense(kpg.PerGradModel)
+    inner = kpg.Vectorized(aggregation=kpg.ClippedMean(1.0))
+    mode = kpg.Accumulated(steps=2, microbatch_size=2, inner=inner)
+    model.compile("sgd", "mse", gradient_mode=mode)
+    x = np.ones((10, 5))
+    x[3] = np.nan
+    logs = model.fit(x, np.ones((10, 3)), batch_size=5, verbose=0).history
+    assert logs["nonfinite_samples"] == [1]
+    assert all(np.isfinite(w).all() for w in model.get_weights())
+
+
+def test_overflow_lowers_the_loss_scale():
+    keras.config.set_dtype_policy("mixed_float16")
+    model = dense(kpg.PerGradModel)
+    inner = kpg.Vectorized(aggregation=kpg.ClippedMean(1.0))
+    mode = kpg.Accumulated(steps=2, microbatch_size=2, inner=inner)
+    model.compile("sgd", "mse", gradient_mode=mode)
+    before = model.get_weights()
+    x = np.full((4, 5), 1e4)
+    for _ in range(2):
+        model.train_on_batch(x, np.full((4, 3), 6e4))
+    assert float(model.optimizer.dynamic_scale) == 2.0**14
+    for a, b in zip(model.get_weights(), before):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("inner", ["vectorized", "per_sample"])
+def test_plain_means_are_the_batch(inner):
+    mode = kpg.Accumulated(steps=3, microbatch_size=3, inner=inner)
+    name = "masked-mean_with_sample_weight-weighted"
+    sizes = (4, 4, 2, 4, 4, 2, 3)
+    arguments = {"jit_compile": False}
+    found, _ = train(
+        name, kpg.PerGradModel, gradient_mode=mode, sizes=sizes, **arguments
+    )
+    expected, _ = train(name, keras.Model, **arguments)
+    assert_same((found, {}), (expected, {}))
+
+
+@pytest.mark.parametrize(
+    "name", ["sum-plain", "mean_with_sample_weight-plain", "masked-sum-plain"]
+)
+def test_scales_that_cannot_be_known_are_refused(name):
+    inner = kpg.Vectorized(aggregation=clipped())
+    mode = kpg.Accumulated(steps=2, inner=inner)
+    with pytest.raises(ValueError, match="is not known before it is clipped"):
+        train(name, kpg.PerGradModel, gradient_mode=mode)
+
+
+def test_batch_normalization_is_refused():
+    inputs = keras.Input((5,))
+    outputs = keras.layers.BatchNormalization()(inputs)
+    for inner in (kpg.Vectorized(), kpg.Vectorized(aggregation=clipped())):
+        model = kpg.PerGradModel(inputs, keras.layers.Dense(3)(outputs))
+        mode = kpg.Accumulated(inner=inner)
+        model.compile("sgd", "mse", gradient_mode=mode)
+        with pytest.raises(ValueError, match=r"\(BatchNormalization\) makes"):
+            model.train_on_batch(np.ones((4, 5)), np.ones((4, 3)))
+
+
+def test_inner_as_name_object_or_config():
+    inner = kpg.PerSample(aggregation=kpg.ClippedMean(0.7))
+    mode = kpg.Accumulated(steps=2, inner=inner, tail="keep")
+    config = keras.saving.serialize_keras_object(mode)
+    again = kpg.modes.get(config)
+    assert again.get_config() == mode.get_config()
+    assert again.inner.aggregation.clip_norm == 0.7
+    assert type(kpg.Accumulated(inner="vectorized").inner) is kpg.Vectorized
+
+
+class Own(kpg.GradientMode):
+    """A mode that can do whole batches only."""
+
+
+@pytest.mark.parametrize(
+    ("inner", "error", "why"),
+    [
+        ("nonesuch", ValueError, "Unknown gradient mode: 'nonesuch'"),
+        (3, TypeError, "Received: 3"),
+        ("accumulated", ValueError, r"one of \['batch', .*: Accumulated"),
+        (Own(), ValueError, r"'per_sample', 'vectorized'\].*: Own"),
+        (kpg.PerSample(updates="sample"), ValueError, "updates='sample'"),
+    ],
+    ids=["unknown", "number", "itself", "own", "online"],
+)
+def test_bad_inner(inner, error, why):
+    with pytest.raises(error, match=why):
+        kpg.Accumulated(inner=inner)
+
+
+def test_every_case_exists():
+    assert set(WHOLE + SPREAD) <= set(CASES)
+    assert tf.executing_eagerly()

@@ -1,0 +1,159 @@
+"""The table says before training what training will do."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_pergrad as kpg
+
+layers = keras.layers
+
+
+class Scale(layers.Layer):
+    """A layer without a rule."""
+
+    def build(self, shape):
+        self.scale = self.add_weight(shape=(shape[-1],), name="scale")
+
+    def call(self, x):
+        return x * self.scale
+
+
+def _model():
+    inputs = keras.Input((8, 8, 3))
+    x = layers.Conv2D(4, 3, name="conv")(inputs)
+    x = layers.GlobalAveragePooling2D()(x)
+    shared = layers.Dense(4, name="shared")
+    x = Scale(name="scale")(shared(shared(x)))
+    return keras.Model(inputs, layers.Dense(5, name="out")(x))
+
+
+def _by_name(explanation):
+    return {row.layer: row for row in explanation}
+
+
+def test_says_how_each_layer_is_served():
+    rows = _by_name(kpg.explain(_model(), batch_size=16))
+    assert list(rows) == ["conv", "shared", "scale", "out"]
+    assert {name: row.served_by for name, row in rows.items()} == {
+        "conv": "rule",
+        "shared": "rule",
+        "scale": "fallback",
+        "out": "rule",
+    }
+    assert rows["scale"].reason == "there is no rule for its class"
+    kernel, bias = rows["out"].variables
+    assert (kernel.norms, kernel.sum) == ("product", "matmul")
+    assert kernel.materialized_bytes == 16 * 4 * 5 * 4
+    assert kernel.held_bytes == 16 * (4 + 5) * 4
+    assert (bias.norms, bias.sum, bias.shape) == ("full", "held", (5,))
+    assert rows["shared"].calls == 2
+    assert rows["shared"].variables[0].norms == "joined"
+    assert rows["shared"].variables[0].shared
+    with kpg.factors.convolution_method("taps"):
+        (kernel, _) = _by_name(kpg.explain(_model(), 16))["conv"].variables
+    assert (kernel.norms, kernel.sum) == ("taps", "held")
+    with kpg.factors.convolution_method("tap_norms"):
+        (kernel, _) = _by_name(kpg.explain(_model(), 16))["conv"].variables
+    assert (kernel.norms, kernel.sum) == ("tap_norms", "filter gradient")
+
+
+def test_the_batch_size_scales_the_bytes():
+    one, two = (kpg.explain(_model(), n) for n in (8, 16))
+    assert two.materialized_bytes == 2 * one.materialized_bytes
+    assert two.held_bytes == 2 * one.held_bytes
+    parameters = sum(np.prod(v.shape) for v in _model().trainable_variables)
+    assert one.materialized_bytes == 8 * 4 * parameters
+
+
+def test_lists_every_refusal_with_its_text():
+    inputs = keras.Input((6,))
+    x = layers.Dense(4)(inputs)
+    x = layers.BatchNormalization(name="first")(x)
+    x = layers.Dense(4)(x)
+    x = layers.BatchNormalization(scale=False, center=False, name="second")(x)
+    x = layers.Reshape((2, 2, 1))(x)
+    x = layers.Flatten()(layers.MixUp(name="third")(x))
+    x = keras.ops.reshape(x, (-1, 2))
+    x = layers.Dense(2, name="fourth")(x)
+    model = keras.Model(inputs, keras.ops.reshape(x, (-1, 4)))
+    before = keras.layers.BatchNormalization.call
+    found = kpg.explain(model, 8)
+    texts = {row.layer: row.reason for row in found.refused}
+    assert list(texts) == ["first", "second", "third", "fourth"]
+    assert "depend on the whole batch while training" in texts["first"]
+    assert "depend on the whole batch while training" in texts["second"]
+    assert "mixes the samples of a batch" in texts["third"]
+    assert "no longer on the first axis" in texts["fourth"]
+    assert keras.layers.BatchNormalization.call is before
+    assert all("call" not in vars(layer) for layer in model.layers)
+
+
+def test_a_frozen_or_unreached_layer():
+    inputs = keras.Input((6,))
+    frozen = layers.BatchNormalization(trainable=False)
+    used = layers.Dense(4, name="used")(frozen(inputs))
+    unused = layers.Dense(4, name="unused")(inputs)
+    model = keras.Model(inputs, used + tf.constant(0.0) * used)
+    rows = _by_name(kpg.explain(model))
+    assert list(rows) == ["used"]
+    stop = layers.Lambda(keras.ops.stop_gradient)(unused)
+    rows = _by_name(kpg.explain(keras.Model(inputs, used + stop)))
+    assert rows["unused"].served_by == "unused"
+    assert rows["unused"].variables == ()
+
+
+def test_prints_in_a_terminal_and_a_notebook():
+    found = kpg.explain(_model(), batch_size=16)
+    lines = str(found).splitlines()
+    assert "batch of 16, XLA off" in lines[0]
+    assert lines[1].split()[:2] == ["layer", "served"]
+    assert any(line.startswith("conv (Conv2D)  ") for line in lines)
+    assert any(line.startswith("shared (Dense) ×2 ") for line in lines)
+    assert "scale: fallback: there is no rule for its class" in lines
+    page = found._repr_html_()
+    assert page.count("<tr>") == 1 + sum(len(r.variables) for r in found)
+    assert "<td>conv (Conv2D)</td>" in page
+    assert found.as_dicts()[0]["variables"][0]["shape"] == (3, 3, 3, 4)
+
+
+def test_unknown_lengths_and_examples_of_the_input():
+    inputs = keras.Input((None,), dtype="int32")
+    x = layers.Embedding(100, 4, name="table")(inputs)
+    x = layers.GlobalAveragePooling1D()(x)
+    model = keras.Model(inputs, layers.Dense(2)(x))
+    (open_length,) = _by_name(kpg.explain(model, 3))["table"].variables
+    assert open_length.held_bytes is None
+    assert "?" in str(kpg.explain(model, 3))
+    found = kpg.explain(model, 3, x=np.zeros((1, 7), "int32"))
+    (known,) = _by_name(found)["table"].variables
+    assert known.held_bytes == 2 * 3 * 7 * 4 * 4
+    assert known.materialized_bytes == 3 * 100 * 4 * 4
+
+
+def test_a_subclass_that_is_not_built():
+    class Net(kpg.PerGradModel):
+        def __init__(self):
+            super().__init__()
+            self.dense = layers.Dense(3, name="dense")
+
+        def call(self, inputs):
+            return self.dense(inputs["a"] + inputs["b"])
+
+    with pytest.raises(ValueError, match="does not know the shapes"):
+        kpg.explain(Net())
+    x = {"a": np.ones((2, 4), "float32"), "b": np.ones((2, 4), "float32")}
+    model = Net()
+    model.compile("sgd", "mse", gradient_mode="vectorized", jit_compile=True)
+    found = kpg.explain(model, 8, x=x)
+    assert found.jit_compile
+    assert not kpg.explain(model, 8, x=x, jit_compile=False).jit_compile
+    assert found.rows[0].variables[0].materialized_bytes == 8 * 12 * 4
+
+
+def test_bad_arguments():
+    with pytest.raises(TypeError, match=r"must be a keras\.Model"):
+        kpg.explain(layers.Dense(3))
+    with pytest.raises(ValueError, match="`batch_size` must be a positive"):
+        kpg.explain(_model(), batch_size=0)
