@@ -80,9 +80,14 @@ def _by_rival(found):
 
 
 def _ratio(found, rival, other):
-    """The ratio of two medians of one run, if both are there."""
-    times = [found.get(name, {}).get("ms") for name in (rival, other)]
-    return None if None in times else times[0][0] / times[1][0]
+    """How much longer one takes than the other, if both are there."""
+    pair = [found.get(name, {}) for name in (rival, other)]
+    if not all("ms" in entry for entry in pair):
+        return None
+    if other == "plain" and "ratio" in pair[0]:
+        # Round by round, as in the tables.
+        return pair[0]["ratio"][0]
+    return pair[0]["ms"][0] / pair[1]["ms"][0]
 
 
 def _fastest_peer(found):
