@@ -3,6 +3,10 @@
 from benchmarks.models import STANDARD
 from benchmarks.rivals import BOTH, OURS, REFERENCES, RIVALS
 
+#: The scale is the same in all panels.
+LEAST, MOST = 0.05, 400
+TICKS = (0.1, 1, 10, 100)
+
 
 def draw(stored, path):
     """Draws one panel a model for each task; lower is better."""
@@ -18,9 +22,8 @@ def draw(stored, path):
     figure, axes = plt.subplots(
         len(tasks),
         len(models),
-        figsize=(2.4 * len(models) + 2, 3.6 * len(tasks) + 0.6),
+        figsize=(2.2 * len(models) + 2, 4.2 * len(tasks) + 0.6),
         squeeze=False,
-        sharex="col",
         sharey="row",
     )
     for row, task in zip(axes, tasks):
@@ -56,16 +59,23 @@ def _panel(axis, rivals, found):
             axis.text(0.02, place, "–", va="center", transform=_left(axis))
             continue
         middle, low, high = entry["ratio"]
-        axis.barh(
-            place,
-            middle,
-            xerr=[[middle - low], [high - middle]],
-            color=_colour(rival),
-            error_kw={"linewidth": 0.8},
+        colour = _colour(rival)
+        axis.hlines(place, LEAST, middle, color=colour, linewidth=1)
+        axis.hlines(place, low, high, color=colour, linewidth=5, alpha=0.4)
+        axis.plot(middle, place, "o", color=colour, markersize=6)
+        axis.annotate(
+            f"{middle:.2g}" if middle < 10 else f"{middle:.0f}",
+            (middle, place),
+            xytext=(6, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=7,
         )
     axis.set_xscale("log")
+    axis.set_xlim(LEAST, MOST)
+    axis.set_xticks(TICKS, [f"{tick:g}" for tick in TICKS], fontsize=7)
     axis.axvline(1, color="black", linewidth=0.8)
-    axis.tick_params(axis="x", labelsize=7)
+    axis.spines[["top", "right"]].set_visible(False)
 
 
 def _left(axis):
