@@ -24,7 +24,12 @@ class Columns(SampleGradients):
     def materialize(self):
         return tf.concat([part.materialize() for part in self.parts], -1)
 
-    def select(self, keep):
-        for part in self.parts:
-            part.select(keep)
-        return self
+    def holders(self):
+        return [held for part in self.parts for held in part.holders()]
+
+    def chosen_method(self):
+        return self.parts[0].chosen_method()
+
+    def norm_bytes(self, n):
+        needed = [part.norm_bytes(n) for part in self.parts]
+        return None if None in needed else sum(needed)

@@ -2,6 +2,7 @@
 
 import contextlib
 import contextvars
+import math
 
 import tensorflow as tf
 
@@ -103,7 +104,7 @@ class Patches(SampleGradients):
 
     def chosen_method(self):
         """How the norms are computed: one of `METHODS`."""
-        return self.method or min(self._costs, key=self._costs.get)
+        return self.method or min(self._costs, key=self._cost)
 
     def sum_method(self):
         held = self.chosen_method() in _GRADIENTS
@@ -160,7 +161,7 @@ class Patches(SampleGradients):
         return self._gradients
 
     def _cost(self, method):
-        return self._costs.get(method, float("inf"))
+        return self._costs.get(method, math.inf)
 
     def _arguments(self):
         return self.big, self.small, self.windows, self.groups

@@ -1,5 +1,6 @@
 """What every gradient mode has in common."""
 
+import collections.abc
 import dataclasses
 
 import tensorflow as tf
@@ -28,6 +29,24 @@ class Step:
     y_pred: object
     gradients: list | None
     statistics: dict = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass
+class PartOfBatch:
+    """What a mode must know of a batch that it sees a part of.
+
+    Attributes:
+        loss: gives the part's share in the loss of the whole batch, without
+            regularisers and loss scale, for the model's outputs and the list
+            of `add_loss` terms.
+        n: the number of samples in the whole batch.
+        added_weights: for each `add_loss` term the factor of one sample's in
+            that of the whole batch.
+    """
+
+    loss: collections.abc.Callable
+    n: tf.Tensor
+    added_weights: list
 
 
 class GradientMode:

@@ -112,9 +112,9 @@ class PerSample(GradientMode):
             samples.loss, samples.y_pred, scaled(gradients, scale), statistics
         )
 
-    def weighted_sum(self, model, x, loss, n, scale):
+    def weighted_sum(self, model, x, part, scale):
         """As `Vectorized.weighted_sum`."""
-        samples = Samples(model, x, None, None, scale, part=(loss, n))
+        samples = Samples(model, x, None, None, scale, part=part)
         return samples.y_pred, *self._aggregate(samples)[:2]
 
     def _aggregate(self, samples):
@@ -230,9 +230,7 @@ class Samples:
         x, y, sample_weight: the batch.
         scale: the loss scale, or None.
         training: whether layers are called for training.
-        part: for a part of a larger batch, a function that gives its part of
-            the loss for the outputs and the `add_loss` terms, and the number
-            of samples in the whole.
+        part: a `PartOfBatch`, for samples of a larger batch, or None.
     """
 
     def __init__(
@@ -259,8 +257,8 @@ class Samples:
                         model, x, y, self.y_pred, sample_weight, training
                     )
                 else:
-                    loss, self.whole = part
-                    self.loss = loss(self.y_pred, added)
+                    self.whole = part.n
+                    self.loss = part.loss(self.y_pred, added)
             target = self.loss if scale is None else self.loss * scale
         values = [v.value for v in self.variables]
         found = tape.gradient(target, floats + values)
@@ -273,9 +271,15 @@ class Samples:
         ]
         recorded = Recorded(model, (x,), {}, training, drawn, outputs, added)
         self._replay = Replay(recorded, self.variables)
-        self._loss_weights = additional_loss_weights(
-            self._replay, self.whole, scale
-        )
+        if part is None:
+            self._loss_weights = additional_loss_weights(
+                self._replay, self.n, scale
+            )
+        else:
+            self._loss_weights = [
+                w if scale is None else w * tf.cast(scale, w.dtype)
+                for w in part.added_weights
+            ]
 
     @property
     def norm_dtype(self):

@@ -73,15 +73,13 @@ class Vectorized(GradientMode):
         gradients = add_regularizers(gradients, tape.variables)
         return Step(loss, y_pred, scaled(gradients, scale), statistics)
 
-    def weighted_sum(self, model, x, loss, n, scale):
+    def weighted_sum(self, model, x, part, scale):
         """A microbatch's part in the aggregation over a larger batch.
 
         Args:
             model: the compiled model.
             x: the inputs of the microbatch.
-            loss: gives its part of the loss of the whole batch, not scaled,
-                for the model's outputs and the list of `add_loss` terms.
-            n: the number of samples in the whole batch.
+            part: a `PartOfBatch`.
             scale: the loss scale, or None.
 
         Returns:
@@ -91,10 +89,10 @@ class Vectorized(GradientMode):
         with tape:
             with noting_losses(model, added):
                 y_pred = tape.forward(x)
-            target = loss(y_pred, added)
+            target = part.loss(y_pred, added)
             target = target if scale is None else target * scale
         factors = tape.sample_gradients(target, scale)
-        return y_pred, *weighted_sum(self.aggregation, factors, n)
+        return y_pred, *weighted_sum(self.aggregation, factors, part.n)
 
     @property
     def log_metrics(self):

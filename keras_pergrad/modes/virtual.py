@@ -4,7 +4,7 @@ import keras
 import tensorflow as tf
 
 from keras_pergrad.modes import fractions
-from keras_pergrad.modes.base import call_model
+from keras_pergrad.modes.base import PartOfBatch, call_model
 from keras_pergrad.modes.contributions import Contributions, times
 from keras_pergrad.modes.microbatches import sum_over
 from keras_pergrad.tape import first_tensor
@@ -57,8 +57,9 @@ class WeightedContributions(Contributions):
             noted.append((terms, added))
             return self._target(terms, added, rows)
 
+        part = PartOfBatch(loss, self.rows, self._added(1 / self.rows))
         y_pred, gradients, norms = self.inner.weighted_sum(
-            self.model, x, loss, self.rows, self.scale
+            self.model, x, part, self.scale
         )
         self.model.compute_metrics(x, y, y_pred, sample_weight)
         (terms, added), key = noted[0], "batch" if self.alone else "rows"
@@ -77,14 +78,17 @@ class WeightedContributions(Contributions):
                 below = tf.cast(self._denominators[k], self.dtype) + term.slack
                 value = tf.math.divide_no_nan(value, below)
             values.append(times(value, term.loss_weight))
-        share = rows / self.rows
+        weights = self._added(rows / self.rows)
+        for loss, weight in zip(added, weights, strict=True):
+            values.append(tf.cast(tf.reduce_sum(loss), self.dtype) * weight)
+        return tf.add_n(values)
+
+    def _added(self, share):
+        """The factors of `add_loss` terms of this share of the batch."""
         # A sum's part in a mean over samples yet to come is not known.
         whole = 1.0 if self.alone else float("nan")
-        for loss, is_sum in zip(added, self.sums, strict=True):
-            loss = tf.cast(tf.reduce_sum(loss), self.dtype)
-            factor = tf.where(is_sum, whole * tf.ones_like(share), share)
-            values.append(loss * factor)
-        return tf.add_n(values)
+        whole = whole * tf.ones_like(share)
+        return [tf.where(is_sum, whole, share) for is_sum in self.sums]
 
 
 _UNKNOWN = (

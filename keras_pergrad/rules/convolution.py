@@ -15,12 +15,25 @@ from keras_pergrad.rules.registry import register_rule
 
 
 def _unsupported(layer, inputs, *args, **kwargs):
-    reason = quantized(layer)
+    reason = quantized(layer) or _changed(layer)
     if getattr(layer, "lora_enabled", False) and layer.groups > 1:
         reason = "LoRA is enabled on groups"
     if reason is None and not inputs.shape[1:].is_fully_defined():
         reason = f"the input's shape {inputs.shape} is not known when tracing"
     return reason
+
+
+def _changed(layer):
+    """Why a subclass that keeps `call` may still compute anything."""
+    own = type(layer)
+    base = next(
+        c for c in own.__mro__ if getattr(keras.layers, c.__name__, None) is c
+    )
+    # Keras has the first so that subclasses can change it.
+    for name in ("convolution_op", "kernel"):
+        if getattr(own, name, None) is not getattr(base, name, None):
+            return f"{own.__name__} has a `{name}` of its own"
+    return None
 
 
 def _channels_last(layer, tensor):

@@ -185,6 +185,15 @@ def test_scales_that_cannot_be_known_are_refused(name):
         train(name, kpg.PerGradModel, gradient_mode=mode)
 
 
+@pytest.mark.parametrize("inner", INNER)
+def test_a_sum_in_add_loss_is_not_counted_wrongly(inner):
+    # Only the data show that it is a sum, when it is too late for an error.
+    inner = INNER[inner](aggregation=clipped())
+    mode = kpg.Accumulated(steps=2, inner=inner)
+    _, history = train("added", kpg.PerGradModel, 23, 1, gradient_mode=mode)
+    assert history["nonfinite_samples"] == [23]
+
+
 def test_batch_normalization_is_refused():
     inputs = keras.Input((5,))
     outputs = keras.layers.BatchNormalization()(inputs)

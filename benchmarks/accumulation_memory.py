@@ -1,0 +1,171 @@
+"""Peak memory and time of a train step against the size of its batch.
+
+Three ways to the gradient of a big batch, each in processes of its own: the
+plain step; Keras's `gradient_accumulation_steps`, which is fed microbatches;
+and `Accumulated`, which takes the batch apart inside the step. Three layers
+of 256 units see 64 positions, so that activations take most of the memory.
+
+    python benchmarks/accumulation_memory.py
+
+writes accumulation_memory.json and accumulation_memory.png beside this file.
+"""
+
+import json
+import pathlib
+import subprocess
+import sys
+import time
+
+HERE = pathlib.Path(__file__).parent
+WAYS = ("plain", "keras", "ours", "small steps")
+LABELS = {
+    "plain": "plain step",
+    "keras": "Keras's gradient_accumulation_steps",
+    "ours": "Accumulated(microbatch_size=64)",
+}
+SIZES = (64, 256, 1024, 4096)
+MICROBATCH = 64
+FEATURES, POSITIONS, UNITS = 16, 64, 256
+
+
+def run(way, size, repeats):
+    """Trains in this process; prints its figures as JSON."""
+    import resource
+
+    import keras
+    import numpy as np
+
+    import keras_pergrad as kpg
+
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((POSITIONS, FEATURES))
+    x = inputs
+    for _ in range(3):
+        x = keras.layers.Dense(UNITS, activation="relu")(x)
+    x = keras.layers.GlobalAveragePooling1D()(x)
+    model = kpg.PerGradModel(inputs, keras.layers.Dense(10)(x))
+    count = size // MICROBATCH
+    own = way == "keras" and count > 1
+    mode = kpg.Accumulated(microbatch_size=MICROBATCH)
+    model.compile(
+        keras.optimizers.SGD(
+            0.01, gradient_accumulation_steps=count if own else None
+        ),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        gradient_mode=mode if way == "ours" else "batch",
+        jit_compile=False,
+    )
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(size, POSITIONS, FEATURES)).astype("float32")
+    y = rng.integers(0, 10, size=size)
+
+    def base():
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+    before = base()
+    fed = MICROBATCH if way in ("keras", "small steps") else size
+
+    def update():
+        for start in range(0, size, fed):
+            rows = slice(start, start + fed)
+            model.train_on_batch(x[rows], y[rows])
+
+    update()
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        update()
+        times.append(time.perf_counter() - start)
+    figures = {
+        "way": way,
+        "batch": size,
+        "peak_mib": round(base(), 1),
+        "data_mib": round(x.nbytes / 2**20, 1),
+        "peak_without_start_mib": round(base() - before, 1),
+        "seconds": round(float(np.median(times)), 4),
+    }
+    print(json.dumps(figures))
+
+
+def measure(way, size):
+    """The figures of one process."""
+    repeats = max(2, min(20, 4096 // size))
+    output = subprocess.run(
+        [sys.executable, __file__, way, str(size), str(repeats)],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    return json.loads(output.splitlines()[-1])
+
+
+def table(results):
+    """The figures in lines, and the two ratios that matter."""
+    lines = [f"{'':12} {'batch':>6} {'peak MiB':>9} {'step s':>8}"]
+    for r in results:
+        lines.append(
+            f"{r['way']:12} {r['batch']:6} {r['peak_mib']:9.0f} "
+            f"{r['seconds']:8.3f}"
+        )
+    found = {(r["way"], r["batch"]): r for r in results}
+    small, big = found["plain", MICROBATCH], found["ours", SIZES[-1]]
+    steps = found["small steps", SIZES[-1]]
+    data = big["data_mib"] - small["data_mib"]
+    memory = (big["peak_mib"] - data) / small["peak_mib"]
+    grown = (big["peak_without_start_mib"] - data) / small[
+        "peak_without_start_mib"
+    ]
+    lines += [
+        f"peak of {SIZES[-1]} in microbatches of {MICROBATCH}, less the data, "
+        f"over the plain step of {MICROBATCH}: {memory:.2f}",
+        f"  the same without what the process had before: {grown:.2f}",
+        f"time over that of as many steps of {MICROBATCH}: "
+        f"{big['seconds'] / steps['seconds']:.2f}",
+    ]
+    return "\n".join(lines)
+
+
+def picture(results, path):
+    """Peak memory against batch size."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
+    for way, label in LABELS.items():
+        rows = [r for r in results if r["way"] == way]
+        axes.plot(
+            [r["batch"] for r in rows],
+            [r["peak_mib"] for r in rows],
+            marker="o",
+            label=label,
+        )
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(SIZES, [str(s) for s in SIZES])
+    axes.set_ylim(0)
+    axes.set_xlabel("batch size")
+    axes.set_ylabel("peak memory of the process, MiB")
+    axes.legend()
+    figure.savefig(path, dpi=120)
+
+
+def main():
+    results = []
+    for size in SIZES:
+        for way in WAYS:
+            if way != "small steps" or size == SIZES[-1]:
+                results.append(measure(way, size))
+                print(results[-1], flush=True)
+    print(table(results))
+    (HERE / "accumulation_memory.json").write_text(
+        json.dumps(results, indent=1) + "\n"
+    )
+    picture(results, HERE / "accumulation_memory.png")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        run(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    else:
+        main()

@@ -1,0 +1,115 @@
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_pergrad.factors import Patches, Windows, convolution_method
+from keras_pergrad.factors.patches import METHODS
+
+N, SIZES, KERNEL = 3, (5, 6), (3, 2)
+
+# stride, dilation, groups
+GEOMETRIES = {
+    "plain": (1, 1, 1),
+    "strided": (2, 1, 1),
+    "dilated": (1, 2, 1),
+    "groups": (1, 1, 2),
+    "depthwise": (2, 1, 4),
+}
+
+
+def _build(geometry="plain", method=None, seed=0):
+    stride, dilation, groups = GEOMETRIES[geometry]
+    windows = Windows.of(SIZES, KERNEL, (stride,) * 2, (dilation,) * 2, "same")
+    rng = np.random.default_rng(seed)
+    big = tf.constant(rng.normal(size=(N, *SIZES, 4)))
+    small = tf.constant(rng.normal(size=(N, *windows.positions, 8)))
+    shape = (*KERNEL, 4 // groups, 8)
+    return Patches(big, small, windows, shape, groups, method)
+
+
+def _methods(geometry):
+    return [m for m in METHODS if m in _build(geometry)._costs]
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES)
+def test_methods_agree(geometry):
+    """One of them is compared with the oracle layer by layer."""
+    expected = _build(geometry).materialize().numpy()
+    weights = np.array([0.3, 0.0, 1.7])
+    for method in _methods(geometry):
+        build = lambda m=method: _build(geometry, m)  # noqa: E731
+        np.testing.assert_allclose(build().materialize(), expected, 1e-10)
+        norms = np.square(expected).reshape(N, -1).sum(1)
+        np.testing.assert_allclose(build().squared_norms(), norms, 1e-10)
+        total = np.tensordot(weights, expected, 1)
+        held = build()
+        held.squared_norms()
+        for factor in (build(), held):
+            found = factor.weighted_sum(weights)
+            np.testing.assert_allclose(found, total, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_sample_that_is_not_finite_can_be_left_out(method):
+    broken = _build(method=method)
+    poison = tf.constant([1.0, np.nan, 1.0], tf.float64)
+    broken.big *= poison[:, None, None, None]
+    norms = broken.squared_norms()
+    np.testing.assert_array_equal(np.isfinite(norms), [True, False, True])
+    broken.select(tf.constant([True, False, True]))
+    weights = np.array([0.5, 0.0, 2.0])
+    np.testing.assert_allclose(
+        broken.weighted_sum(weights),
+        _build().weighted_sum(weights),
+        rtol=1e-10,
+        atol=1e-12,
+    )
+
+
+def test_held_bytes_grow_with_the_batch():
+    for method in METHODS:
+        factor = _build(method=method)
+        assert factor.chosen_method() == method
+        assert factor.norm_bytes(8) == 8 * factor.norm_bytes(1) > 0
+
+
+def _chosen(sizes, channels, filters, kernel, stride, padding):
+    windows = Windows.of(sizes, (kernel,) * 2, (stride,) * 2, (1, 1), padding)
+    big = keras.ops.zeros((1, *sizes, channels))
+    small = keras.ops.zeros((1, *windows.positions, filters))
+    shape = (kernel, kernel, channels, filters)
+    return Patches(big, small, windows, shape).chosen_method()
+
+
+def test_the_choice_follows_the_shapes():
+    assert _chosen((28, 28), 1, 16, 8, 2, "same") == "identity"
+    assert _chosen((13, 13), 16, 32, 4, 2, "valid") == "patches"
+    assert _chosen((32, 32), 32, 32, 3, 1, "same") == "taps"
+    assert _chosen((8, 8), 128, 128, 3, 1, "same") == "pixel_gram"
+    assert _chosen((32, 32), 3, 768, 16, 16, "valid") == "patch_gram"
+
+
+def test_a_method_can_be_forced_for_a_while():
+    free = _build().chosen_method()
+    for method in METHODS:
+        with convolution_method(method):
+            assert _build().chosen_method() == method
+    with pytest.raises(RuntimeError), convolution_method("loop"):
+        raise RuntimeError
+    assert _build().chosen_method() == free
+
+
+def test_a_method_that_cannot_serve_is_refused_or_passed_over():
+    with pytest.raises(ValueError, match=r"'loop' cannot serve .* dilation"):
+        _build("dilated", "loop")
+    with convolution_method("loop"):
+        assert _build("dilated").chosen_method() != "loop"
+
+
+def test_an_unknown_method_is_refused():
+    message = r"must be one of \('taps', .*Received: method='fast'"
+    with pytest.raises(ValueError, match=message):
+        _build(method="fast")
+    with pytest.raises(ValueError, match=message), convolution_method("fast"):
+        pass
