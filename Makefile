@@ -7,7 +7,8 @@ READY := $(VENV)/.ready
 WORKERS ?= 2
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: setup demo test test-oldest lint format bench bench-venvs clean
+.PHONY: setup demo test test-timing test-oldest lint format bench bench-venvs \
+	clean
 
 setup: $(READY)
 
@@ -22,6 +23,10 @@ demo: $(READY)
 
 test: $(READY)
 	$(BIN)/python -m pytest -n $(WORKERS)
+
+# Tests that compare times: one after the other, on an otherwise idle machine.
+test-timing: $(READY)
+	$(BIN)/python -m pytest -m timing
 
 # The oldest supported pair runs the same tests in an environment of its own.
 test-oldest:

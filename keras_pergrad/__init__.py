@@ -1,62 +1,85 @@
 """Gradients under your control for Keras 3 on TensorFlow."""
 
-import keras as _keras
-
-if _keras.backend.backend() != "tensorflow":
-    raise ImportError(
-        "keras_pergrad needs Keras on TensorFlow, but Keras runs on "
-        f"{_keras.backend.backend()!r}. Set the environment variable "
-        "KERAS_BACKEND=tensorflow before Keras is first imported (or "
-        '"backend": "tensorflow" in ~/.keras/keras.json).'
-    )
-
-from keras_pergrad import callbacks, factors, modes, rules
-from keras_pergrad.aggregation import (
-    Aggregation,
-    ClippedMean,
-    Mean,
-    register_aggregation,
-)
-from keras_pergrad.explain import explain
-from keras_pergrad.functional import (
-    gradient_statistics,
-    per_sample_gradients,
-    per_sample_norms,
-)
-from keras_pergrad.model import PerGradModel
-from keras_pergrad.modes import (
-    Accumulated,
-    Batch,
-    GradientMode,
-    PerSample,
-    Vectorized,
-    register_gradient_mode,
-)
-from keras_pergrad.rules import register_rule
-from keras_pergrad.statistics import GradientStatistics
+import sys as _sys
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "Accumulated",
-    "Aggregation",
-    "Batch",
-    "ClippedMean",
-    "GradientMode",
-    "GradientStatistics",
-    "Mean",
-    "PerGradModel",
-    "PerSample",
-    "Vectorized",
-    "callbacks",
-    "explain",
-    "factors",
-    "gradient_statistics",
-    "modes",
-    "per_sample_gradients",
-    "per_sample_norms",
-    "register_aggregation",
-    "register_gradient_mode",
-    "register_rule",
-    "rules",
-]
+
+def _is_command():
+    """Whether Python is looking for the module of `-m keras_pergrad`.
+
+    `doctor` explains why TensorFlow does not load, so it must not load it.
+    Everything else does, for `load_model` to know the classes. (While Python
+    locates a module for -m, argv[0] is "-m"; orig_argv names the module.)
+    """
+    if _sys.argv[:1] != ["-m"] or "-m" not in _sys.orig_argv:
+        return False
+    module = _sys.orig_argv[_sys.orig_argv.index("-m") + 1]
+    return module.partition(".")[0] == __name__
+
+
+if not _is_command():
+    import keras as _keras
+
+    if _keras.backend.backend() != "tensorflow":
+        raise ImportError(
+            "keras_pergrad needs Keras on TensorFlow, but Keras runs on "
+            f"{_keras.backend.backend()!r}. Set the environment variable "
+            "KERAS_BACKEND=tensorflow before Keras is first imported (or "
+            '"backend": "tensorflow" in ~/.keras/keras.json).'
+        )
+
+    from keras_pergrad import callbacks, factors, modes, rules
+    from keras_pergrad.aggregation import (
+        Aggregation,
+        ClippedMean,
+        Mean,
+        register_aggregation,
+    )
+    from keras_pergrad.explain import explain
+    from keras_pergrad.functional import (
+        gradient_statistics,
+        per_sample_gradients,
+        per_sample_norms,
+    )
+    from keras_pergrad.model import PerGradModel
+    from keras_pergrad.modes import (
+        Accumulated,
+        Batch,
+        GradientMode,
+        PerSample,
+        Vectorized,
+        register_gradient_mode,
+    )
+    from keras_pergrad.pipelines.profile import profile_pipeline
+    from keras_pergrad.placement.comparison import compare_devices
+    from keras_pergrad.placement.prediction import predict_placement
+    from keras_pergrad.rules import register_rule
+    from keras_pergrad.statistics import GradientStatistics
+
+    __all__ = [
+        "Accumulated",
+        "Aggregation",
+        "Batch",
+        "ClippedMean",
+        "GradientMode",
+        "GradientStatistics",
+        "Mean",
+        "PerGradModel",
+        "PerSample",
+        "Vectorized",
+        "callbacks",
+        "compare_devices",
+        "explain",
+        "factors",
+        "gradient_statistics",
+        "modes",
+        "per_sample_gradients",
+        "per_sample_norms",
+        "predict_placement",
+        "profile_pipeline",
+        "register_aggregation",
+        "register_gradient_mode",
+        "register_rule",
+        "rules",
+    ]

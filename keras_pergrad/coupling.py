@@ -51,6 +51,8 @@ def _reason(layer):
         return functools.partial(_batch_normalization, layer)
     if isinstance(layer, _MIXERS):
         return functools.partial(_mixer, layer)
+    if isinstance(layer, keras.layers.Equalization):
+        return functools.partial(_equalization, layer)
     if isinstance(layer, _OVER_AN_AXIS):
         return functools.partial(_over_samples, layer)
     return None
@@ -71,13 +73,23 @@ def _batch_normalization(layer, training, inputs):
 
 
 def _mixer(layer, training, inputs):
-    if not training:
+    # Without the argument these layers act as in training.
+    if training is False:
         return None
     return (
         f"layer {layer.name!r} ({type(layer).__name__}) mixes the samples of "
         "a batch while training, so that per-sample gradients are not "
         "defined. Apply it to the data set, with its labels, before the "
         "model: data.map(...); or compile with gradient_mode='batch'."
+    )
+
+
+def _equalization(layer, training, inputs):
+    return (
+        f"layer {layer.name!r} (Equalization) takes one histogram for all "
+        "images of a batch, so that per-sample gradients are not defined. "
+        "Apply it image by image to the data set, before the model: "
+        "data.map(...); or compile with gradient_mode='batch'."
     )
 
 

@@ -135,6 +135,8 @@ class Tape:
                 outputs = self._follow_linear(call, original, args, kwargs)
             else:
                 outputs = self._follow_rule(call, original, args, kwargs)
+        if _assigns_weights(layer):
+            call.accessed.clear()
         if call.accessed:
             self.calls.append(call)
         if rule is not None and rule.forward is None:
@@ -276,7 +278,8 @@ class Tape:
                     yield call, variable, factor
         missed = [v.path for v in self.variables if id(v) not in reached]
         if missed:
-            raise ValueError(refusals.missed(self.model, missed))
+            error = ValueError(refusals.missed(self.model, missed))
+            self.refuse(self.model, error)
 
     def _apply_rule(self, call, dz, scale):
         if call.rule is None:
@@ -348,6 +351,16 @@ def _noting(layer, added):
 def _takes_whole(layer):
     """Layers that call their sublayers inside a loop of their own."""
     return isinstance(layer, (keras.layers.RNN, keras.layers.TimeDistributed))
+
+
+def _assigns_weights(layer):
+    """Whether the layer reads weights only to assign them.
+
+    SpectralNormalization sets the inner layer's kernel before it calls it;
+    Keras differentiates with respect to the value that was set.
+    """
+    cls = keras.layers.SpectralNormalization
+    return isinstance(layer, cls) and type(layer).call is cls.call
 
 
 def _is_input(tensor, args, kwargs):

@@ -66,7 +66,11 @@ ALLOWED = {
     },
     "explanation": set(),
     "explain": {"explanation", "factors", "tape"},
-    "callbacks": {"callbacks", "runs", "functional"},
+    "judgement": set(),
+    "placement": {"placement", "judgement"},
+    "doctor": {"doctor", "judgement", "placement"},
+    "callbacks": {"callbacks", "runs", "functional", "pipelines", "placement"},
+    "pipelines": {"pipelines"},
     "model": {
         "epochs",
         "modes",

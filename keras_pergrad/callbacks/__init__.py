@@ -1,1 +1,6 @@
 """Callbacks that watch training; they know no mode and no rule."""
+
+from keras_pergrad.callbacks.data_stall import DataStall
+from keras_pergrad.callbacks.device_placement import DevicePlacement
+
+__all__ = ["DataStall", "DevicePlacement"]

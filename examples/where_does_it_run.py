@@ -1,0 +1,97 @@
+"""Which ops of a training step run on the accelerator, and are they right?
+
+Trains two small models on random numbers and prints, for each, where its
+ops ran, whether each device computes what the CPU computes, and where the
+ops would run on a Mac with tensorflow-metal.
+
+    python examples/where_does_it_run.py
+    python examples/where_does_it_run.py --save placement.json
+
+The second writes all of it, with what the doctor says, into one file
+without personal paths, to send to the project from a Mac.
+"""
+
+import argparse
+import json
+import pathlib
+import subprocess
+import sys
+
+import keras
+import numpy as np
+from keras import layers
+
+import keras_pergrad as kpg
+
+SAMPLES = 64
+
+
+def image_model():
+    return (12, 12, 2), [
+        layers.Conv2D(8, 3, activation="relu"),
+        layers.MaxPooling2D(2),
+        layers.Flatten(),
+        layers.Dense(16, activation="relu"),
+        layers.Dense(3),
+    ]
+
+
+def sequence_model():
+    return (10, 4), [layers.LSTM(8, use_cudnn=False), layers.Dense(3)]
+
+
+def look_at(name, make):
+    """Trains, compares and predicts; returns what was found."""
+    keras.utils.set_random_seed(0)
+    shape, stack = make()
+    model = keras.Sequential([keras.Input(shape), *stack], name=name)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    # tensorflow-metal brings no XLA compiler.
+    model.compile("adam", loss, jit_compile=False)
+    random = np.random.default_rng(0)
+    x = random.normal(size=(SAMPLES, *shape)).astype("float32")
+    y = random.integers(0, 3, SAMPLES)
+
+    print(f"\n=== {name}")
+    placement = kpg.callbacks.DevicePlacement(deep=True, warn=False)
+    model.fit(x, y, epochs=2, batch_size=16, verbose=0, callbacks=[placement])
+    comparison = kpg.compare_devices(model, x, y)
+    print(f"\n{comparison}")
+    prediction = kpg.predict_placement(model, x[:16], y[:16])
+    print(f"\n{prediction}")
+    return {
+        "report": str(placement.report),
+        "kernels": {
+            kind: placement.report.executions(kind)
+            for kind in ("device", "generic", "cpu")
+        },
+        "predicted": {
+            kind: prediction.executions(kind)
+            for kind in ("device", "generic", "cpu")
+        },
+        "agrees": comparison.ok,
+        "comparison": str(comparison),
+    }
+
+
+def doctor():
+    """What `python -m keras_pergrad doctor --json` says."""
+    command = [sys.executable, "-m", "keras_pergrad", "doctor", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    return json.loads(done.stdout)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--save", type=pathlib.Path, metavar="FILE")
+    chosen = parser.parse_args()
+    models = {"images": image_model, "sequences": sequence_model}
+    found = {name: look_at(name, make) for name, make in models.items()}
+    if chosen.save:
+        found["doctor"] = doctor()
+        chosen.save.write_text(json.dumps(found, indent=1))
+        print(f"\nsaved: {chosen.save.name}")
+
+
+if __name__ == "__main__":
+    main()

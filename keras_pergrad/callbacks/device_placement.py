@@ -1,0 +1,248 @@
+"""Reports where a training step really runs."""
+
+import contextlib
+import warnings
+
+import keras
+import tensorflow as tf
+
+from keras_pergrad.placement import (
+    collection,
+    devices,
+    eager,
+    hazards,
+    layers,
+    operations,
+)
+from keras_pergrad.placement.first_batch import set_aside
+from keras_pergrad.placement.replay import replay
+from keras_pergrad.placement.report import PlacementReport
+
+
+class PlacementWarning(UserWarning):
+    """Something on this device is known to fail or to be wrong."""
+
+
+class DevicePlacement(keras.callbacks.Callback):
+    """Shows which ops run on the accelerator and which on the CPU.
+
+    The figures come from the graphs that TensorFlow hands to each device
+    after placing and optimising the step, not from what was requested.
+    After the first training step the report is printed and kept.
+
+    The logs of each epoch get `ops_on_accelerator`, `ops_on_cpu` and
+    `device_copies` (tensors copied between host and accelerator memory in
+    one step), so they reach History, CSVLogger and the progress bar. A
+    figure that cannot be had (under XLA, say) is absent.
+
+    Cost: where the train function is new, its own placement is watched;
+    where an earlier `fit` has built it, it is placed once more. Later
+    steps cost nothing.
+
+    Args:
+        deep: also measure bytes copied, time in ops on the CPU, and the
+            step's time as placed and on the CPU alone, on a copy of the
+            step. Takes a second trace and some steps' time and memory.
+        warn: also issue a `PlacementWarning` for what is known to fail or
+            to compute wrong numbers. The report lists it in any case.
+
+    Attributes:
+        report: a `PlacementReport`, `None` before the first step.
+
+    Example:
+
+    >>> import keras, numpy
+    >>> import keras_pergrad as kpg
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    >>> model.compile("sgd", "mse", jit_compile=False)
+    >>> x, y = numpy.ones((8, 4)), numpy.ones((8, 1))
+    >>> placement = kpg.callbacks.DevicePlacement()
+    >>> history = model.fit(x, y, verbose=0, callbacks=[placement])
+    ... # doctest: +ELLIPSIS
+    <BLANKLINE>
+    Placement...
+    >>> sorted(history.history)
+    ['device_copies', 'loss', 'ops_on_accelerator', 'ops_on_cpu']
+    """
+
+    def __init__(self, deep=False, warn=True):
+        super().__init__()
+        self.deep = deep
+        self.warn = warn
+        self.report = None
+        self._original = None
+        self._wrapper = None
+
+    def on_train_begin(self, logs=None):
+        self.report = None
+        self._batches, self._spec = [], None
+        self._device = next(iter(devices.accelerators()), None)
+        self._announce(self._setting_hazards())
+        if self.model.train_function is None:
+            raise ValueError(
+                "Expected a model in fit(). Received one without a train "
+                "function: pass this callback to fit(callbacks=[...])."
+            )
+        self._watch(again=collection.was_traced(self.model.train_function))
+
+    def on_epoch_end(self, epoch, logs=None):
+        if logs is None or self.report is None:
+            return
+        for name in ("ops_on_accelerator", "ops_on_cpu", "device_copies"):
+            value = getattr(self.report, name)
+            if value is not None:
+                logs[name] = value
+
+    def on_train_end(self, logs=None):
+        self._restore()
+
+    def _setting_hazards(self):
+        metal = self._device is not None and self._device.is_metal
+        return hazards.of_settings(self.model.jit_compile) if metal else []
+
+    def _watch(self, again):
+        """Puts a wrapper around the train function for one step."""
+        original = self.model.train_function
+        chances = [again, True]
+
+        def first_step(iterator):
+            if not chances:  # done, but another callback holds on to us
+                return original(iterator)
+            # A raise inside must leave the model as it was.
+            with contextlib.ExitStack() as stack:
+                stack.callback(self._restore)
+                result = self._watched(original, iterator, chances.pop(0))
+            if self.report is not None:
+                chances.clear()
+            elif chances:
+                self._watch_again(first_step)
+            return result
+
+        self._original, self._wrapper = original, first_step
+        self.model.train_function = first_step
+
+    def _watch_again(self, wrapper):
+        if self.model.train_function is self._original:
+            self.model.train_function = wrapper
+
+    def _restore(self):
+        if self.model.train_function is self._wrapper:
+            self.model.train_function = self._original
+
+    def _watched(self, function, iterator, again):
+        notes = []
+        if self.deep and isinstance(iterator, tf.data.Iterator):
+            steps = self.model.steps_per_execution
+            self._spec = iterator.element_spec
+            self._batches, iterator = set_aside(iterator, steps)
+        with contextlib.ExitStack() as stack:
+            if self.model.run_eagerly:
+                executed = stack.enter_context(eager.watch())
+            else:
+                executed = None
+                collected = stack.enter_context(collection.collect(again))
+            result = function(iterator)
+        if executed is not None:
+            report = self._eager_report(executed)
+        else:
+            partitions = collection.step_partitions(collected[0])
+            if not partitions and not again:
+                return result  # placed before: ask once more
+            report = self._graph_report(partitions, notes)
+        report.notes += notes
+        self._finish(report)
+        return result
+
+    def _new_report(self):
+        device = self._device
+        report = PlacementReport(
+            device.name if device else None,
+            device.platform if device else "CPU",
+        )
+        for variable in _variables(self.model):
+            where = devices.short_name(variable.value.device)
+            report.variables[where] = report.variables.get(where, 0) + 1
+        report.hazards += self._setting_hazards()
+        return report
+
+    def _graph_report(self, partitions, notes):
+        report = self._new_report()
+        if not partitions:
+            notes.append(
+                "TensorFlow handed over no graph for this step: the train "
+                "function seems to be no tf.function."
+            )
+            return report
+        placed = operations.read(partitions, self.model, self._device)
+        report.operations = placed.operations
+        report.copies = placed.copies
+        report.opaque = placed.opaque
+        if self._device is not None and self._device.is_metal:
+            names = [node.name for node in placed.nodes]
+            layer_of = layers.Layers(self.model, names)
+            report.hazards += hazards.of_operations(placed.operations)
+            report.hazards += hazards.of_fusion(placed.nodes, layer_of)
+        if self.model.steps_per_execution > 1:
+            notes.append(
+                f"steps_per_execution="
+                f"{self.model.steps_per_execution}: figures are for one of "
+                f"the steps in the loop."
+            )
+        return report
+
+    def _eager_report(self, executed):
+        report = self._new_report()
+        names = [scope + definition.op for definition, _, scope in executed]
+        layer_of = layers.Layers(self.model, names)
+        report.operations = eager.operations(executed, layer_of, self._device)
+        if self._device is not None and self._device.is_metal:
+            report.hazards += hazards.of_operations(report.operations)
+        report.notes.append(
+            "run_eagerly=True: ops were seen one by one as they ran; copies "
+            "between devices are not visible and not counted."
+        )
+        report.copies = None
+        return report
+
+    def _finish(self, report):
+        if self.deep:
+            self._measure(report)
+        self._announce(
+            [h for h in report.hazards if h not in self._setting_hazards()]
+        )
+        self.report = report
+        print(f"\n{report}")
+
+    def _measure(self, report):
+        if not self._batches or self.model.jit_compile:
+            why = (
+                "XLA runs the step as one piece"
+                if self.model.jit_compile
+                else "the batch comes from a distributed iterator"
+            )
+            report.notes.append(f"deep=True: not measured, {why}.")
+            return
+        data = tf.nest.map_structure(lambda t: t.numpy(), self._batches[0])
+        try:
+            report.deep = replay(self.model, data, self._spec)
+        except ValueError as error:
+            report.notes.append(f"deep=True: not measured. {error}")
+        self._batches = []
+
+    def _announce(self, found):
+        if not self.warn:
+            return
+        for hazard in found:
+            if hazard.severity in ("wrong", "error"):
+                where = ", ".join(hazard.layers)
+                text = f"{hazard.message} ({where})" if where else None
+                warnings.warn(
+                    text or hazard.message, PlacementWarning, stacklevel=2
+                )
+
+
+def _variables(model):
+    optimizer = model.optimizer
+    return list(model.variables) + list(
+        optimizer.variables if optimizer is not None else []
+    )

@@ -1,0 +1,5 @@
+"""Says whether this machine can train, where, and what to install if not.
+
+Nothing here imports TensorFlow, but for the probes, which run in processes
+of their own: a wrong pair of versions makes the import itself fail or abort.
+"""

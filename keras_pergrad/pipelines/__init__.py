@@ -1,0 +1,1 @@
+"""Input pipelines: what the model waited for, why, and what would help."""

@@ -1,0 +1,240 @@
+"""Causes of a stall and the change that removes each.
+
+An advice is a function of the `Facts` that returns an `Advice` or None. To
+add one, write the function and list it in `ADVICE`.
+"""
+
+import dataclasses
+import os
+
+import tensorflow as tf
+
+from keras_pergrad.pipelines.anatomy import READERS, reader_buffer
+
+LARGE = 0.3  # a stage with less of the work is not the cause
+SMALL_READ = 64 * 1024
+RUN_AHEAD = ("ParallelMap", "ParallelMapAndBatch", "ParallelInterleave")
+MAPS = ("Map", "MapAndBatch")
+
+
+@dataclasses.dataclass
+class Advice:
+    """`gain_ms`: estimated gain a batch; None if it cannot be estimated."""
+
+    name: str
+    cause: str
+    code: str
+    gain_ms: float | None
+
+
+def _cores():
+    return os.cpu_count() or 1
+
+
+def _parallel_gain(facts, share):
+    return facts.pipeline_ms * share * (1 - 1 / max(_cores(), 2))
+
+
+def prefetch(facts):
+    if facts.kind != "dataset" or facts.prefetches:
+        return None
+    ahead = any(s.kind in RUN_AHEAD for s in facts.stages)
+    if ahead and (facts.share(*RUN_AHEAD, "MapAndBatch") or 0.0) > 0.5:
+        return None  # a parallel stage does the work, and runs ahead already
+    gain = min(facts.wait_ms, facts.step_ms)
+    if gain < 0.1 * facts.wait_ms:
+        return None  # simply too slow: overlapping would hide almost nothing
+    return Advice(
+        "prefetch",
+        "The pipeline does not end in a prefetch, so it stands still while "
+        "the model computes, and the model stands still while it works.",
+        "dataset = dataset.prefetch(tf.data.AUTOTUNE)",
+        gain,
+    )
+
+
+def parallel_map(facts):
+    share, stage = 0.0, None
+    for after, this in zip([None, *facts.stages], facts.stages):
+        if this.kind != "Map":
+            continue
+        # A map before a batch is fused with it, and shows under that name.
+        fused = after is not None and after.kind == "Batch"
+        its_share = facts.share("MapAndBatch") if fused else None
+        its_share = its_share or facts.share("Map") or 0.0
+        if its_share > share:
+            share, stage = its_share, this
+    if stage is None or share < LARGE:
+        return None
+    cause = f"`{stage.label}` handles one element at a time."
+    if stage.runs_python:
+        cause += (
+            " It runs Python: threads help as far as it waits or works "
+            "outside of Python's lock; TensorFlow ops always can."
+        )
+    return Advice(
+        "parallel map",
+        cause,
+        "dataset = dataset.map(function, num_parallel_calls=tf.data.AUTOTUNE)",
+        _parallel_gain(facts, share),
+    )
+
+
+def unordered(facts):
+    parallel = [
+        s
+        for s in facts.stages
+        if s.kind in ("ParallelMap", "ParallelInterleave") and s.deterministic
+    ]
+    shuffles = any(s.kind == "Shuffle" for s in facts.stages)
+    if not parallel or not shuffles:
+        return None
+    if facts.data.options().deterministic is False:
+        return None
+    if facts.burst_ms < 0.2 * facts.wait_ms:
+        return None  # no single slow elements that hold up the others
+    return Advice(
+        "unordered",
+        f"`{parallel[0].label}` gives its results in order, so one slow "
+        "element holds up the others, although the data is shuffled anyway.",
+        "options = tf.data.Options(); options.deterministic = False; "
+        "dataset = dataset.with_options(options)",
+        None,
+    )
+
+
+def cache(facts):
+    if any(s.kind == "Cache" for s in facts.stages):
+        return None
+    if facts.kind != "dataset" or not int(facts.data.cardinality()) > 0:
+        return None
+    maps = [s for s in facts.stages if s.kind in ("Map", "ParallelMap")]
+    if not maps or any(s.is_random or s.runs_python for s in maps):
+        return None  # not the same in every epoch, or nobody can know
+    share = facts.share(*MAPS, "ParallelMap", "ParallelMapAndBatch")
+    if share is None or share < LARGE:
+        return None
+    return Advice(
+        "cache",
+        f"`{maps[0].label}` computes the same results in every epoch.",
+        "dataset = dataset.cache()  # after the map, before shuffle; "
+        "cache('file') if memory is short",
+        min(facts.wait_ms, facts.pipeline_ms * share),
+    )
+
+
+def shuffle_after_batch(facts):
+    kinds = [s.kind for s in facts.stages]
+    batches = [k for k in kinds if k in ("Batch", "ParallelBatch")]
+    if "Shuffle" not in kinds or not batches:
+        return None
+    if kinds.index("Shuffle") > kinds.index(batches[0]):
+        return None
+    return Advice(
+        "shuffle after batch",
+        "`shuffle` stands after `batch`: it mixes whole batches, and its "
+        "buffer must fill with that many batches before the first step.",
+        "dataset = dataset.shuffle(buffer_size).batch(batch_size)",
+        None,
+    )
+
+
+def tiny_reads(facts):
+    for stage in facts.stages:
+        size = reader_buffer(stage)
+        if stage.kind in READERS and size is not None and size < SMALL_READ:
+            return Advice(
+                "tiny reads",
+                f"`{stage.label}` reads {size} bytes at a time.",
+                f"dataset = tf.data.{stage.kind}Dataset(files, "
+                "buffer_size=8 << 20)",
+                None,
+            )
+    return None
+
+
+def from_generator(facts):
+    if not any(s.is_generator for s in facts.stages):
+        return None
+    share = facts.share("FlatMap", "Generator", "Interleave")
+    if share is not None and share < LARGE:
+        return None
+    return Advice(
+        "from_generator",
+        "`from_generator` runs in one Python thread. Let it yield only names "
+        "or indices and do the loading in a parallel map.",
+        "dataset = tf.data.Dataset.range(n).map(lambda i: "
+        "tf.numpy_function(load, [i], tf.float32), "
+        "num_parallel_calls=tf.data.AUTOTUNE)",
+        None,
+    )
+
+
+def workers(facts):
+    if facts.kind != "pydataset" or facts.data.workers > 1:
+        return None
+    return Advice(
+        "workers",
+        "The PyDataset loads its batches in one thread.",
+        f"{type(facts.data).__name__}(..., workers=4)  # and "
+        "use_multiprocessing=True if it computes in Python",
+        None,
+    )
+
+
+def python_generator(facts):
+    if facts.kind != "generator":
+        return None
+    return Advice(
+        "python generator",
+        "A Python generator runs in one thread.",
+        "class Data(keras.utils.PyDataset): ...  # then Data(workers=4)",
+        None,
+    )
+
+
+def dataloader_workers(facts):
+    if facts.kind != "dataloader" or facts.data.num_workers:
+        return None
+    return Advice(
+        "num_workers",
+        "The DataLoader loads its batches in the training process.",
+        "loader = DataLoader(..., num_workers=4)",
+        None,
+    )
+
+
+def array_dtype(facts):
+    if facts.kind != "arrays":
+        return None
+    for part in tf.nest.flatten(facts.data):
+        dtype = tf.as_dtype(part.dtype)
+        if dtype == tf.float64:
+            return Advice(
+                "dtype",
+                "The array is float64 and is converted in every step.",
+                "x = x.astype('float32')",
+                None,
+            )
+    return None
+
+
+ADVICE = (
+    prefetch,
+    parallel_map,
+    from_generator,
+    workers,
+    python_generator,
+    dataloader_workers,
+    cache,
+    unordered,
+    shuffle_after_batch,
+    tiny_reads,
+    array_dtype,
+)
+
+
+def advise(facts):
+    """All advice that applies, the largest known gain first."""
+    given = [a for a in (rule(facts) for rule in ADVICE) if a is not None]
+    return sorted(given, key=lambda a: -(a.gain_ms or 0.0))

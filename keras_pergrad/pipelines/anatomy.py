@@ -1,0 +1,94 @@
+"""The stages of an input pipeline, read without running it.
+
+Nothing is iterated: that would use up a generator or move a shuffle's random
+state, and training would differ.
+
+Private names of TensorFlow in use here, each tested: `Dataset._inputs()`,
+`Dataset._functions()`, `_map_func._func`, `_deterministic`, `_buffer_size`,
+`_num_parallel_reads`.
+"""
+
+import dataclasses
+
+import tensorflow as tf
+
+READERS = ("TextLine", "TFRecord", "FixedLengthRecord")
+PYTHON_OPS = ("PyFunc", "EagerPyFunc", "PyFuncStateless")
+
+
+@dataclasses.dataclass
+class Stage:
+    """One transformation: `kind` is a name such as Map or ParallelMap."""
+
+    kind: str
+    label: str
+    dataset: tf.data.Dataset
+    ops: frozenset
+    deterministic: bool
+
+    @property
+    def runs_python(self):
+        return any(op in PYTHON_OPS for op in self.ops)
+
+    @property
+    def is_random(self):
+        return any("Random" in op for op in self.ops)
+
+    @property
+    def is_generator(self):
+        return "GeneratorDataset" in self.ops
+
+
+def stages(dataset):
+    """Stages from the last (what the model sees) to the source.
+
+    Follows the first input of stages that have several.
+    """
+    found = []
+    while dataset is not None:
+        kind = type(dataset).__name__.strip("_").replace("Dataset", "")
+        kind = kind.removesuffix("V2").removesuffix("V1Adapter")
+        if kind != "Options":
+            found.append(_stage(kind, dataset))
+            if found[-1].is_generator:
+                break
+        inputs = dataset._inputs()
+        dataset = inputs[0] if inputs else None
+    return found
+
+
+def _stage(kind, dataset):
+    ops = set()
+    for wrapped in dataset._functions():
+        graph = wrapped.function.graph
+        nodes = [op.type for op in graph.get_operations()]
+        library = graph.as_graph_def().library.function
+        nodes += [n.op for f in library for n in f.node_def]
+        ops.update(nodes)
+    function = getattr(getattr(dataset, "_map_func", None), "_func", None)
+    name = getattr(function, "__name__", None)
+    label = f"{_plain(kind)}({name})" if name else _plain(kind)
+    if "GeneratorDataset" in ops:
+        label = "from_generator"
+    ordered = getattr(dataset, "_deterministic", "default")
+    return Stage(kind, label, dataset, frozenset(ops), ordered != "false")
+
+
+def _plain(kind):
+    return kind.removeprefix("Parallel").lower()
+
+
+def reader_buffer(stage):
+    """Bytes a file reader takes at once, or None for TensorFlow's own."""
+    if stage.kind not in READERS:
+        return None
+    size = getattr(stage.dataset, "_buffer_size", None)
+    if size is None:
+        sizes = [
+            s
+            for s in stage.dataset.__dict__.values()
+            if isinstance(s, int) and not isinstance(s, bool)
+        ]
+        return sizes[0] if sizes else None
+    value = tf.get_static_value(size)
+    return None if value is None else int(value)

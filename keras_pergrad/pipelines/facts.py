@@ -1,0 +1,90 @@
+"""What is known about the data when advice is asked for."""
+
+import dataclasses
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_pergrad.pipelines.anatomy import Stage, stages
+from keras_pergrad.pipelines.tf_model import running_stages
+
+
+@dataclasses.dataclass
+class Facts:
+    """Attributes:
+    kind: dataset, pydataset, generator, dataloader, arrays or unknown.
+    data: What the user passed.
+    wait_ms, step_ms: Per batch.
+    burst_ms: Mean wait minus median wait: what single slow batches cost.
+    stages: As written, last first; for datasets.
+    running: As they run, with seconds of work; None if unknown.
+    """
+
+    kind: str
+    data: object
+    wait_ms: float
+    step_ms: float
+    burst_ms: float = 0.0
+    stages: list[Stage] = dataclasses.field(default_factory=list)
+    running: list | None = None
+
+    def share(self, *names):
+        """Share of the pipeline's work done in stages of these names."""
+        if not self.running:
+            return None
+        total = sum(seconds for _, seconds in self.running)
+        named = sum(
+            seconds
+            for name, seconds in self.running
+            if name.split("[")[0].removesuffix("V2") in names
+        )
+        return named / total if total else None
+
+    @property
+    def prefetches(self):
+        """Whether batches are made while the model computes."""
+        if self.stages and self.stages[0].kind == "Prefetch":
+            return True
+        if self.running:
+            return self.running[0][0].startswith("Prefetch")
+        if self.kind == "dataset":
+            options = self.data.options()
+            off = options.autotune.enabled is False
+            injects = options.experimental_optimization.inject_prefetch
+            return not off and injects is not False
+        return self.kind in ("generator", "pydataset", "arrays")
+
+    @property
+    def pipeline_ms(self):
+        """Time the pipeline takes for a batch."""
+        return self.wait_ms + (self.step_ms if self.prefetches else 0.0)
+
+
+def kind_of(data):
+    if isinstance(data, tf.data.Dataset):
+        return "dataset"
+    if isinstance(data, keras.utils.PyDataset):
+        return "pydataset"
+    if hasattr(data, "gi_frame"):
+        return "generator"
+    if type(data).__name__ == "DataLoader":
+        return "dataloader"
+    parts = tf.nest.flatten(data)
+    if parts and all(isinstance(p, (np.ndarray, tf.Tensor)) for p in parts):
+        return "arrays"
+    return "unknown"
+
+
+def gather(data, iterator, wait_ms, step_ms, burst_ms=0.0):
+    """Collects the `Facts`; nothing is iterated."""
+    kind = kind_of(data)
+    return Facts(
+        kind=kind,
+        data=data,
+        wait_ms=wait_ms,
+        step_ms=step_ms,
+        burst_ms=burst_ms,
+        stages=stages(data) if kind == "dataset" else [],
+        running=None if iterator is None else running_stages(iterator),
+    )

@@ -1,0 +1,137 @@
+"""Where a train function writes down, while it runs, when data arrived.
+
+The log is three small resources on the CPU: a counter, one row for each
+fetch, and one time stamp for each step that ran beside a fetch. A row costs
+a few microseconds; the host reads the log once in some hundred steps, so
+neither the steps nor the memory feel it.
+
+Raw resources are used, not `tf.Variable`: inside a `tf.distribute` scope a
+variable would become a mirrored one.
+"""
+
+import itertools
+import weakref
+
+import numpy as np
+import tensorflow as tf
+
+CAPACITY = 512
+COLUMNS = 3  # asked, arrived, whether there was a batch
+
+_keys = itertools.count()
+_logs = weakref.WeakValueDictionary()
+
+
+def log_of_key(key):
+    """The `WaitLog` with that `key`."""
+    return _logs[key]
+
+
+class WaitLog:
+    """Rows of (asked, arrived, had a batch, end of the step beside it).
+
+    Times are `tf.timestamp()`, the clock of `time.time()`.
+
+    Args:
+        capacity: Rows kept; older ones are overwritten.
+    """
+
+    def __init__(self, capacity=CAPACITY):
+        self.capacity = capacity
+        self.key = next(_keys)
+        _logs[self.key] = self
+        self._read = 0
+        with tf.init_scope(), tf.device("CPU:0"):
+            self.counter = self._resource("counter", tf.int64, [])
+            self.fetches = self._resource(
+                "fetches", tf.float64, [capacity, COLUMNS]
+            )
+            self.step_ends = self._resource("ends", tf.float64, [capacity])
+            tf.raw_ops.AssignVariableOp(
+                resource=self.counter, value=tf.constant(0, tf.int64)
+            )
+            self._wipe()
+        self._eager = []
+        handles = (self.counter, self.fetches, self.step_ends)
+        weakref.finalize(self, _destroy, handles).atexit = False
+
+    def _resource(self, part, dtype, shape):
+        return tf.raw_ops.VarHandleOp(
+            dtype=dtype, shape=shape, shared_name=f"wait_log_{self.key}_{part}"
+        )
+
+    def _wipe(self):
+        for resource, shape in (
+            (self.fetches, [self.capacity, COLUMNS]),
+            (self.step_ends, [self.capacity]),
+        ):
+            tf.raw_ops.AssignVariableOp(
+                resource=resource, value=tf.zeros(shape, tf.float64)
+            )
+
+    def add(self, asked, arrived, had_batch):
+        """A fetch that Python made itself (eager mode)."""
+        self._eager.append((asked, arrived, float(had_batch), 0.0))
+
+    def next_row(self):
+        """Takes the next row (in a graph)."""
+        with tf.device("CPU:0"):
+            tf.raw_ops.AssignAddVariableOp(
+                resource=self.counter, value=tf.constant(1, tf.int64)
+            )
+            written = tf.raw_ops.ReadVariableOp(
+                resource=self.counter, dtype=tf.int64
+            )
+            return written % tf.constant(self.capacity, tf.int64)
+
+    def write_fetch(self, row, asked, arrived, had_batch):
+        """Fills in a row (in a graph)."""
+        with tf.device("CPU:0"):
+            had_batch = tf.cast(had_batch, tf.float64)
+            tf.raw_ops.ResourceScatterUpdate(
+                resource=self.fetches,
+                indices=row,
+                updates=tf.stack([asked, arrived, had_batch]),
+            )
+
+    def write_step_end(self, row, time):
+        """Fills in when the step beside the fetch ended (in a graph)."""
+        with tf.device("CPU:0"):
+            tf.raw_ops.ResourceScatterUpdate(
+                resource=self.step_ends, indices=row, updates=time
+            )
+
+    def drain(self):
+        """Hands out the rows since the last call, in order, and forgets them.
+
+        Returns:
+            Array of shape (rows, 4), see the class.
+        """
+        eager, self._eager = self._eager, []
+        with tf.init_scope(), tf.device("CPU:0"):
+            read = tf.raw_ops.ReadVariableOp
+            written = int(read(resource=self.counter, dtype=tf.int64))
+            fresh = min(written - self._read, self.capacity)
+            rows = np.zeros((0, COLUMNS + 1))
+            if fresh:
+                fetches = read(resource=self.fetches, dtype=tf.float64)
+                ends = read(resource=self.step_ends, dtype=tf.float64)
+                rows = np.column_stack([fetches.numpy(), ends.numpy()])
+                order = np.arange(written - fresh, written) + 1
+                order %= self.capacity
+                rows = rows[order]
+                self._wipe()
+        self._read = written
+        rows = np.concatenate([rows, np.reshape(eager, (-1, COLUMNS + 1))])
+        # No arrival: the pipeline ended or raised inside that fetch, or a
+        # loop over steps took no further batch.
+        return rows[rows[:, 1] > 0]
+
+
+def _destroy(handles):
+    # Python may collect the log while some function is being traced.
+    with tf.init_scope():
+        for handle in handles:
+            tf.raw_ops.DestroyResourceOp(
+                resource=handle, ignore_lookup_error=True
+            )

@@ -1,0 +1,1 @@
+"""Which device runs what: found, measured, compared and predicted."""

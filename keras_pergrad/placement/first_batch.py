@@ -1,0 +1,49 @@
+"""Sets the first batches of a data stream aside without losing them."""
+
+import functools
+
+import tensorflow as tf
+
+
+def set_aside(iterator, steps):
+    """Takes batches from an iterator and gives an iterator of just those.
+
+    Args:
+        iterator: a `tf.data.Iterator`.
+        steps: how many batches one call of the train function takes.
+
+    Returns:
+        `(batches, iterator over the same batches)`. The second has the
+        element spec of the first, so that nothing is traced anew.
+    """
+    batches = []
+    for _ in range(steps):
+        try:
+            batches.append(next(iterator))
+        except (StopIteration, tf.errors.OutOfRangeError):
+            break
+    if not batches:
+        return batches, iterator
+    spec = iterator.element_spec
+    single = [
+        tf.data.Dataset.from_tensors(batch).map(_with(spec))
+        for batch in batches
+    ]
+    dataset = functools.reduce(tf.data.Dataset.concatenate, single)
+    return batches, iter(dataset)  # type: ignore[call-overload]
+
+
+def _with(spec):
+    """A function that forgets the sizes which the spec leaves open."""
+
+    def relax(*batch):
+        batch = batch if isinstance(spec, tuple) else batch[0]
+        return tf.nest.map_structure(_relax, spec, batch)
+
+    return relax
+
+
+def _relax(spec, tensor):
+    if not isinstance(spec, tf.TensorSpec):
+        return tensor
+    return tf.raw_ops.PlaceholderWithDefault(input=tensor, shape=spec.shape)

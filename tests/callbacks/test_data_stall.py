@@ -1,0 +1,423 @@
+"""DataStall against clocks in the loader and the step."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_pergrad.callbacks import DataStall
+from tests.callbacks.stall_truth import (
+    BATCH,
+    SPEC,
+    Clock,
+    Loader,
+    TimedStepModel,
+    no_hidden_prefetch,
+    sleeper,
+)
+
+pytestmark = [
+    # Keras warns of its own habits with unknown lengths and data kinds.
+    pytest.mark.filterwarnings("ignore:Your input ran out of data"),
+    pytest.mark.filterwarnings("ignore:`shuffle=True` was passed"),
+]
+
+N = 16
+STEP = 0.004
+PATTERNS = {
+    "0 ms": [0.0] * N,
+    "1 ms": [0.001] * N,
+    "10 ms": [0.01] * N,
+    "50 ms": [0.05] * N,
+    "bursty": [0.06 if i % 5 == 4 else 0.0 for i in range(N)],
+    "only the first": [0.3] + [0.0] * (N - 1),
+}
+
+
+def from_generator(load, hidden=False):
+    dataset = tf.data.Dataset.from_generator(
+        lambda: (load(i) for i in range(N)), output_signature=SPEC
+    )
+    return dataset if hidden else no_hidden_prefetch(dataset)
+
+
+def mapped(load):
+    def call(i):
+        return tf.numpy_function(lambda i: load(int(i)), [i], [tf.float32] * 2)
+
+    def shaped(x, y):
+        return tf.ensure_shape(x, (None, 3)), tf.ensure_shape(y, (None, 1))
+
+    return no_hidden_prefetch(tf.data.Dataset.range(N).map(call).map(shaped))
+
+
+KINDS = {
+    "from_generator": from_generator,
+    "map": mapped,
+    "prefetch": lambda load: mapped(load).prefetch(2),
+    "PyDataset": lambda load: Loader(load, N),
+    "PyDataset threads": lambda load: Loader(load, N, workers=2),
+    "generator": lambda load: (load(i) for i in range(N)),
+}
+# Batches that Keras loads to learn the shapes, before training begins.
+PEEKED = {"PyDataset": 2, "PyDataset threads": 2}
+
+
+def compiled(clock, step=STEP, **settings):
+    model = TimedStepModel(clock, step)
+    model.compile("sgd", "mse", **{"jit_compile": False, **settings})
+    return model
+
+
+def small(**settings):
+    model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", **{"jit_compile": False, **settings})
+    return model
+
+
+def batches(n):
+    return tf.data.Dataset.from_tensors(BATCH).repeat(n)
+
+
+def assert_true_stall(run, attempts=4):
+    """`run` gives the measured stall, its true bounds, and the waits' number.
+
+    The clocks are read by threads that a busy machine may hold up between
+    the event and the reading, so a miss is measured again; the tolerance is
+    never widened.
+    """
+    misses = []
+    for _ in range(attempts):
+        measured, (least, most), waits = run()
+        below = max(0.05 * least, 0.0002 * waits)
+        above = max(0.05 * most, 0.0002 * waits)
+        if least - below <= measured <= most + above:
+            return
+        misses.append((measured, least, most))
+    raise AssertionError(f"(measured, least, most) off each time: {misses}")
+
+
+def fit_stall(kind, seconds, steps_per_execution=1, step=STEP, **settings):
+    def run():
+        clock = Clock()
+        data = KINDS[kind](sleeper(clock, seconds))
+        model = compiled(
+            clock, step, steps_per_execution=steps_per_execution, **settings
+        )
+        stall = DataStall(warn_above=1)
+        model.fit(data, verbose=0, callbacks=[stall, clock])
+        report = stall.reports[0]
+        assert report.steps == len(clock.step_ends) == N
+        truth = clock.bounds(PEEKED.get(kind, 0))
+        return report.data_stall_s, truth, N - 1
+
+    return run
+
+
+@pytest.mark.timing
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("steps_per_execution", [1, 8])
+def test_sleeping_map_is_measured(pattern, steps_per_execution):
+    assert_true_stall(fit_stall("map", PATTERNS[pattern], steps_per_execution))
+
+
+@pytest.mark.timing
+@pytest.mark.parametrize("kind", [k for k in KINDS if k != "map"])
+@pytest.mark.parametrize("steps_per_execution", [1, 8])
+def test_every_kind_of_data_is_measured(kind, steps_per_execution):
+    assert_true_stall(fit_stall(kind, PATTERNS["10 ms"], steps_per_execution))
+
+
+@pytest.mark.timing
+def test_eager_steps_are_measured():
+    assert_true_stall(fit_stall("map", PATTERNS["10 ms"], run_eagerly=True))
+
+
+@pytest.mark.timing
+def test_unrolled_executions_are_measured():
+    def run():
+        clock = Clock()
+        model = compiled(clock, steps_per_execution=8)
+        model.unrolled_steps_per_execution = 4
+        data = mapped(sleeper(clock, PATTERNS["10 ms"]))
+        stall = DataStall(warn_above=1)
+        model.fit(data, verbose=0, callbacks=[stall, clock])
+        return stall.reports[0].data_stall_s, clock.bounds(), N - 1
+
+    assert_true_stall(run)
+
+
+@pytest.mark.timing
+def test_a_slow_first_batch_is_kept_apart():
+    clock = Clock()
+    data = mapped(sleeper(clock, PATTERNS["only the first"]))
+    stall = DataStall(warn_above=1)
+    compiled(clock).fit(data, verbose=0, callbacks=[stall])
+    report = stall.reports[0]
+    assert report.first_batch_s >= 0.3
+    assert report.data_stall_s < 0.3
+    assert report.tracing_s > 0
+
+
+@pytest.mark.timing
+def test_logs_reach_history_and_validation_is_apart():
+    clock = Clock()
+    stall = DataStall(warn_above=1)
+    history = compiled(clock).fit(
+        batches(4),
+        epochs=2,
+        validation_data=mapped(sleeper(Clock(), [0.02] * N)),
+        verbose=0,
+        callbacks=[stall],
+    )
+    for key in ("data_stall_s", "data_stall_fraction", "step_ms"):
+        assert len(history.history[key]) == 2
+    for report in stall.reports:
+        assert report.validation_stall_s >= 0.02 * N
+        assert report.validation_s >= report.validation_stall_s
+        assert report.data_stall_s < 0.02
+
+
+@pytest.mark.timing
+def test_evaluate_reports_too():
+    def run():
+        clock = Clock()
+        model = compiled(clock)
+        stall = DataStall(warn_above=1)
+        data = mapped(sleeper(clock, PATTERNS["10 ms"]))
+        model.evaluate(data, verbose=0, callbacks=[stall, clock])
+        assert len(stall.reports) == 1
+        return stall.reports[0].data_stall_s, clock.bounds(), N - 1
+
+    assert_true_stall(run)
+
+
+@pytest.mark.timing
+def test_an_iterator_that_goes_on_has_no_first_batch():
+    stall = DataStall(warn_above=1)
+    small().fit(
+        batches(-1), steps_per_epoch=4, epochs=2, verbose=0, callbacks=[stall]
+    )
+    first, second = stall.reports
+    assert first.first_batch_s is not None
+    assert second.first_batch_s is None
+    assert (first.steps, second.steps) == (4, 4)
+
+
+@pytest.mark.timing
+def test_xla_and_last_partial_batch():
+    x, y = np.ones((10, 3), "float32"), np.ones((10, 1), "float32")
+    stall = DataStall(warn_above=1)
+    small(jit_compile=True).fit(
+        x, y, batch_size=4, epochs=2, verbose=0, callbacks=[stall]
+    )
+    assert [r.steps for r in stall.reports] == [3, 3]
+
+
+@pytest.mark.parametrize(
+    ("run_eagerly", "steps_per_execution"), [(False, 1), (False, 3), (True, 1)]
+)
+def test_training_is_bit_identical(run_eagerly, steps_per_execution):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(18, 3)).astype("float32")
+
+    def train(callbacks):
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential(
+            [
+                keras.layers.Dense(8, activation="relu"),
+                keras.layers.Dropout(0.5),
+                keras.layers.Dense(1),
+            ]
+        )
+        model.compile(
+            "adam",
+            "mse",
+            run_eagerly=run_eagerly,
+            steps_per_execution=steps_per_execution,
+        )
+        # A threshold of 0 makes the callback look into the pipeline, too.
+        data = tf.data.Dataset.from_tensor_slices((x, x[:, :1]))
+        data = data.shuffle(40).map(lambda x, y: (x * 2, y)).batch(4)
+        model.fit(data, epochs=2, verbose=0, callbacks=callbacks)
+        return model.get_weights()
+
+    for plain, timed in zip(train([]), train([DataStall(warn_above=0)])):
+        np.testing.assert_array_equal(plain, timed)
+
+
+def test_the_step_is_not_traced_again():
+    traces = []
+
+    class Counting(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(1)
+
+        def call(self, x):
+            return self.dense(x)
+
+        def train_step(self, data):
+            traces.append(1)
+            return super().train_step(data)
+
+    model = Counting()
+    model.compile("sgd", "mse", jit_compile=False)
+    model.fit(batches(3), verbose=0)
+    before = len(traces)
+    for _ in range(2):
+        model.fit(batches(3), verbose=0, callbacks=[DataStall(warn_above=1)])
+    model.fit(batches(3), verbose=0)
+    assert len(traces) == before
+
+
+def test_memory_does_not_grow_with_steps():
+    stall = DataStall(warn_above=1, per_batch=True)
+    small(steps_per_execution=50).fit(
+        batches(3000), verbose=0, callbacks=[stall]
+    )
+    report = stall.reports[0]
+    assert report.steps == 3000
+    first, wait, _ = stall._timeline.arrays()
+    assert len(first) <= 512
+    assert len(wait) == len(first)
+    assert report.wait_p50_ms <= report.wait_p95_ms <= report.wait_p99_ms
+    assert report.wait_p99_ms <= report.wait_longest_ms
+
+
+@pytest.mark.timing
+def test_longest_wait_names_its_step():
+    seconds = [0.0] * N
+    seconds[11] = 0.2
+    stall = DataStall(warn_above=1, per_batch=True)
+    compiled(Clock(), 0).fit(
+        mapped(sleeper(Clock(), seconds)), verbose=0, callbacks=[stall]
+    )
+    assert stall.reports[0].wait_longest_step == 11
+    assert stall.reports[0].wait_longest_ms >= 200
+
+
+@pytest.mark.timing
+def test_two_callbacks_agree():
+    one, two = DataStall(warn_above=1), DataStall(warn_above=1)
+    model = small()
+    model.fit(batches(6), verbose=0, callbacks=[one, two])
+    assert one.reports[0].data_stall_s == two.reports[0].data_stall_s
+    assert one.reports[0].steps == 6
+    model.fit(batches(5), verbose=0, callbacks=[two])
+    assert two.reports[0].steps == 5
+    assert one.reports[0].steps == 6
+
+
+class Raises(keras.callbacks.Callback):
+    def __init__(self, hook, error):
+        super().__init__()
+        self.set_hook(hook, error)
+
+    def set_hook(self, hook, error):
+        def raising(*args, **kwargs):
+            raise error("stop here")
+
+        setattr(self, hook, raising)
+
+
+@pytest.mark.parametrize(
+    "hook",
+    [
+        "on_train_batch_begin",
+        "on_train_batch_end",
+        "on_epoch_begin",
+        "on_epoch_end",
+        "on_test_batch_begin",
+    ],
+)
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_train_function_is_restored_after_errors(hook, error):
+    model = small()
+    model.fit(batches(2), validation_data=batches(2), verbose=0)
+    before = model.train_function, model.test_function
+    with pytest.raises(error, match="stop here"):
+        model.fit(
+            batches(4),
+            validation_data=batches(2),
+            verbose=0,
+            callbacks=[DataStall(), Raises(hook, error)],
+        )
+    assert (model.train_function, model.test_function) == before
+    stall = DataStall(warn_above=1)
+    model.fit(batches(4), verbose=0, callbacks=[stall])
+    assert stall.reports[0].steps == 4
+    assert (model.train_function, model.test_function) == before
+
+
+def test_data_that_raises_is_reported_and_the_error_unchanged():
+    def load():
+        for i in range(5):
+            if i == 4:
+                raise OSError("the disk is gone")
+            yield BATCH
+
+    data = tf.data.Dataset.from_generator(load, output_signature=SPEC)
+    model = small()
+    stall = DataStall(warn_above=1)
+    with pytest.raises(tf.errors.OpError, match="the disk is gone"):
+        model.fit(no_hidden_prefetch(data), verbose=0, callbacks=[stall])
+    assert stall.reports[0].steps == 4
+    assert not hasattr(model.train_function, "restore")
+
+
+def test_interrupt_inside_a_step_is_reported():
+    class Interrupted(TimedStepModel):
+        def train_step(self, data):
+            if len(self.stall_clock.step_ends) == 3:
+                raise KeyboardInterrupt("stop here")
+            return super().train_step(data)
+
+    model = Interrupted(Clock(), 0)
+    model.compile("sgd", "mse", run_eagerly=True)
+    stall = DataStall(warn_above=1)
+    with pytest.raises(KeyboardInterrupt, match="stop here"):
+        model.fit(batches(6), verbose=0, callbacks=[stall])
+    # The fourth batch had arrived when its step was interrupted.
+    assert stall.reports[0].steps == 4
+
+
+def test_a_dataset_that_ends_at_once():
+    stall = DataStall()
+    model = small()
+    model.fit(batches(1), verbose=0, callbacks=[stall])
+    report = stall.reports[0]
+    assert report.steps == 1
+    assert report.data_stall_s is None
+    assert report.data_stall_fraction is None
+    assert stall.message is None
+
+
+def test_an_infinite_dataset_without_steps_can_be_stopped():
+    class Stop(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.stop_training = batch == 4
+
+    stall = DataStall(warn_above=1)
+    small().fit(batches(-1), verbose=0, callbacks=[stall, Stop()])
+    assert stall.reports[0].steps == 5
+
+
+@pytest.mark.parametrize("bad", [-0.1, 1.5, "5 %", None, True, float("nan")])
+def test_bad_thresholds_are_refused(bad):
+    with pytest.raises(ValueError, match=r"number from 0 to 1\. Received"):
+        DataStall(warn_above=bad)
+
+
+def test_plot_needs_batches_and_draws_them():
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    pyplot.switch_backend("agg")
+    stall = DataStall(warn_above=1)
+    with pytest.raises(ValueError, match="per_batch=True"):
+        stall.plot()
+    stall = DataStall(warn_above=1, per_batch=True)
+    small().fit(batches(8), verbose=0, callbacks=[stall])
+    axes = stall.plot()
+    labels = [t.get_text() for t in axes.get_legend().get_texts()]
+    assert labels == ["compute", "wait for data"]
+    pyplot.close("all")

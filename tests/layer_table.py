@@ -1,0 +1,448 @@
+"""Every class in `keras.layers`: how it is made, and how it is served.
+
+`CASES` says how to make each class, `SKIPPED` why some cannot be made;
+`examine` tries one out and gives its row of docs/layers.md.
+"""
+
+import dataclasses
+import pathlib
+import random
+import re
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_pergrad.tape import Tape
+from tests import oracle
+from tests.rules.exact import randomized
+
+L = keras.layers
+N = 3
+PAGE = pathlib.Path(__file__).parents[1] / "docs" / "layers.md"
+
+
+@dataclasses.dataclass(frozen=True)
+class In:
+    """An input of a layer; integers run up to `high`."""
+
+    shape: tuple
+    dtype: str = "float"
+    high: int = 4
+
+    def values(self):
+        rng = np.random.default_rng(len(self.shape))
+        shape = (N, *self.shape)
+        if self.dtype == "string":
+            return tf.constant(rng.choice(["a", "b", "c"], shape))
+        if self.dtype == "int32":
+            return tf.constant(rng.integers(0, self.high, shape), tf.int32)
+        return tf.constant(rng.normal(size=shape), keras.config.floatx())
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """How a class is made, and what it is called on."""
+
+    make: object
+    inputs: tuple
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A class's row of the table."""
+
+    name: str
+    served: str
+    note: str = ""
+
+    def __str__(self):
+        return f"| {self.name} | {self.served} | {self.note} |"
+
+
+ROW, SEQUENCE = In((4,)), In((5, 4))
+IMAGE, VOLUME = In((6, 6, 3)), In((4, 4, 4, 2))
+IDS, TEXT = In((4,), "int32"), In((1,), "string")
+
+
+def _case(make, *inputs):
+    return Case(make, inputs)
+
+
+def _named(inputs, **arguments):
+    """Cases of classes of these names, made with these arguments."""
+    names = arguments.pop("names").split()
+    return {
+        name: Case(
+            lambda name=name: getattr(L, name)(**arguments), tuple(inputs)
+        )
+        for name in names
+    }
+
+
+CASES = {
+    **_named(
+        [ROW],
+        names="ActivityRegularization ELU Flatten Identity "
+        "LayerNormalization LeakyReLU Masking PReLU RMSNormalization ReLU "
+        "Softmax UnitNormalization BatchNormalization",
+    ),
+    **_named([ROW], names="AlphaDropout Dropout GaussianDropout", rate=0.5),
+    **_named(
+        [ROW, ROW],
+        names="Add Average Concatenate Maximum Minimum Multiply Subtract",
+    ),
+    "GaussianNoise": _case(lambda: L.GaussianNoise(0.5), ROW),
+    "Activation": _case(lambda: L.Activation("tanh"), ROW),
+    "Dot": _case(lambda: L.Dot(1), ROW, ROW),
+    "Dense": _case(lambda: L.Dense(3, "tanh"), ROW),
+    "EinsumDense": _case(
+        lambda: L.EinsumDense("abc,cd->abd", (5, 3), bias_axes="d"), SEQUENCE
+    ),
+    "Embedding": _case(lambda: L.Embedding(4, 3), IDS),
+    "ReversibleEmbedding": _case(lambda: L.ReversibleEmbedding(4, 3), IDS),
+    "GroupNormalization": _case(lambda: L.GroupNormalization(2), ROW),
+    "SpectralNormalization": _case(
+        lambda: L.SpectralNormalization(L.Dense(3)), ROW
+    ),
+    "Lambda": _case(lambda: L.Lambda(lambda x: x * 2), ROW),
+    "Normalization": _case(
+        lambda: L.Normalization(mean=1.0, variance=2.0), ROW
+    ),
+    "Rescaling": _case(lambda: L.Rescaling(2.0, 1.0), ROW),
+    "RepeatVector": _case(lambda: L.RepeatVector(2), ROW),
+    "Reshape": _case(lambda: L.Reshape((2, 2)), ROW),
+    "Permute": _case(lambda: L.Permute((2, 1)), SEQUENCE),
+    # Sequences
+    **_named(
+        [SEQUENCE, SEQUENCE],
+        names="AdditiveAttention",
+    ),
+    "Attention": _case(lambda: L.Attention(use_scale=True), SEQUENCE, SEQUENCE),
+    "MultiHeadAttention": _case(
+        lambda: L.MultiHeadAttention(2, 3), SEQUENCE, SEQUENCE
+    ),
+    "GroupQueryAttention": _case(
+        lambda: L.GroupQueryAttention(3, 4, 2), SEQUENCE, SEQUENCE
+    ),
+    **_named([SEQUENCE], names="SimpleRNN LSTM GRU", units=3),
+    **{
+        name: _case(lambda n=name: L.RNN(getattr(L, n)(3)), SEQUENCE)
+        for name in ("SimpleRNNCell", "LSTMCell", "GRUCell")
+    },
+    "RNN": _case(lambda: L.RNN(L.SimpleRNNCell(3)), SEQUENCE),
+    "StackedRNNCells": _case(
+        lambda: L.RNN(
+            L.StackedRNNCells([L.SimpleRNNCell(3), L.SimpleRNNCell(2)])
+        ),
+        SEQUENCE,
+    ),
+    "Bidirectional": _case(lambda: L.Bidirectional(L.LSTM(3)), SEQUENCE),
+    "TimeDistributed": _case(lambda: L.TimeDistributed(L.Dense(3)), SEQUENCE),
+    "ConvLSTM1D": _case(lambda: L.ConvLSTM1D(2, 2), In((3, 4, 2))),
+    "ConvLSTM2D": _case(lambda: L.ConvLSTM2D(2, 2), In((3, 4, 4, 2))),
+    "ConvLSTM3D": _case(lambda: L.ConvLSTM3D(2, 2), In((2, 3, 3, 3, 1))),
+    # Convolutions
+    **{
+        f"{kind}{rank}D{end}": _case(
+            lambda k=f"{kind}{rank}D{end}": getattr(L, k)(2, 2), shape
+        )
+        for rank, shape in ((1, SEQUENCE), (2, IMAGE), (3, VOLUME))
+        for kind, end in (
+            ("Conv", ""),
+            ("Conv", "Transpose"),
+            ("SeparableConv", ""),
+        )
+        if hasattr(L, f"{kind}{rank}D{end}")
+    },
+    "DepthwiseConv1D": _case(lambda: L.DepthwiseConv1D(2), SEQUENCE),
+    "DepthwiseConv2D": _case(lambda: L.DepthwiseConv2D(2), IMAGE),
+    # Pooling and shapes
+    **{
+        f"{kind}{rank}D": _case(
+            lambda k=f"{kind}{rank}D", a=arguments: getattr(L, k)(*a), shape
+        )
+        for rank, shape in ((1, SEQUENCE), (2, IMAGE), (3, VOLUME))
+        for kind, arguments in (
+            ("AveragePooling", (2,)),
+            ("MaxPooling", (2,)),
+            ("GlobalAveragePooling", ()),
+            ("GlobalMaxPooling", ()),
+            ("AdaptiveAveragePooling", (2,)),
+            ("AdaptiveMaxPooling", (2,)),
+            ("Cropping", (1,)),
+            ("UpSampling", ()),
+            ("ZeroPadding", ()),
+            ("SpatialDropout", (0.5,)),
+        )
+    },
+    # Features
+    "CategoryEncoding": _case(
+        lambda: L.CategoryEncoding(4, output_mode="count"), IDS
+    ),
+    "Discretization": _case(
+        lambda: L.Discretization([0.0, 1.0], output_mode="one_hot"), ROW
+    ),
+    "Hashing": _case(lambda: L.Hashing(4), IDS),
+    "HashedCrossing": _case(
+        lambda: L.HashedCrossing(4), In((1,), "int32"), In((1,), "int32")
+    ),
+    "IntegerLookup": _case(lambda: L.IntegerLookup(vocabulary=[1, 2]), IDS),
+    "StringLookup": _case(lambda: L.StringLookup(vocabulary=["a", "b"]), TEXT),
+    "TextVectorization": _case(
+        lambda: L.TextVectorization(
+            vocabulary=["a", "b"], output_sequence_length=2
+        ),
+        TEXT,
+    ),
+    "MelSpectrogram": _case(
+        lambda: L.MelSpectrogram(8, 4, num_mel_bins=3, sampling_rate=200),
+        In((32,)),
+    ),
+    "STFTSpectrogram": _case(
+        lambda: L.STFTSpectrogram("magnitude", 8, trainable=True), In((32, 1))
+    ),
+    # Images
+    **_named(
+        [IMAGE],
+        names="AugMix AutoContrast CutMix Equalization MixUp RandAugment "
+        "RandomElasticTransform RandomErasing RandomGaussianBlur "
+        "RandomInvert RandomPerspective",
+    ),
+    **_named([IMAGE], names="CenterCrop RandomCrop", height=4, width=4),
+    "Resizing": _case(lambda: L.Resizing(4, 4), IMAGE),
+    "ContrastLimitedAdaptiveHistogramEqualization": _case(
+        lambda: L.ContrastLimitedAdaptiveHistogramEqualization(
+            tile_grid_size=(2, 2)
+        ),
+        IMAGE,
+    ),
+    "Pipeline": _case(lambda: L.Pipeline([L.RandomFlip()]), IMAGE),
+    "RandomColorJitter": _case(
+        lambda: L.RandomColorJitter((0, 255), 0.5, 0.5, 0.5, 0.5), IMAGE
+    ),
+    "RandomFlip": _case(lambda: L.RandomFlip(), IMAGE),
+    "RandomGrayscale": _case(lambda: L.RandomGrayscale(), IMAGE),
+    "RandomPosterization": _case(lambda: L.RandomPosterization(4), IMAGE),
+    "RandomTranslation": _case(lambda: L.RandomTranslation(0.3, 0.3), IMAGE),
+    "RandomShear": _case(lambda: L.RandomShear(0.3, 0.3), IMAGE),
+    "RandomZoom": _case(lambda: L.RandomZoom(0.3), IMAGE),
+    "Solarization": _case(lambda: L.Solarization(0.5), IMAGE),
+    **_named(
+        [IMAGE],
+        names="RandomBrightness RandomColorDegeneration RandomContrast "
+        "RandomHue RandomRotation RandomSaturation RandomSharpness",
+        factor=0.5,
+    ),
+}
+
+# TensorFlow or Keras has these in single precision only.
+SINGLE = {
+    "AdaptiveAveragePooling3D",
+    "AdaptiveMaxPooling3D",
+    "AugMix",
+    "AveragePooling3D",
+    "MaxPooling3D",
+    "MelSpectrogram",
+    "RandAugment",
+    "RandomRotation",
+}
+
+# Training changes its weights with every call: the oracle, which calls it
+# sample by sample, takes it as it is after one call for training.
+STATEFUL = {"SpectralNormalization"}
+
+SKIPPED = {
+    "FlaxLayer": "needs Flax",
+    "InputLayer": "is the input of a model",
+    "InputSpec": "is no layer",
+    "JaxLayer": "needs JAX",
+    "Layer": "is the base class",
+    "MaxNumBoundingBoxes": "takes bounding boxes, not tensors",
+    "TFSMLayer": "needs a file",
+    "TorchModuleWrapper": "needs PyTorch",
+    "Wrapper": "is the base class of wrappers",
+}
+
+
+def names():
+    """The classes of this version of Keras under their own names."""
+    found = {
+        name: thing
+        for name, thing in vars(L).items()
+        if isinstance(thing, type) and not name.startswith("_")
+    }
+    return sorted(
+        name
+        for name, cls in found.items()
+        if cls.__name__ == name or cls.__name__ not in found
+    )
+
+
+class Around(keras.Model):
+    """A layer between weights before and after it."""
+
+    def __init__(self, layer, inputs):
+        super().__init__()
+        self.before = [
+            L.Dense(i.shape[-1], name="before") if i.dtype == "float" else None
+            for i in inputs
+        ]
+        self.layer = layer
+        self.after = L.Dense(2, name="after")
+
+    def build(self, shape):
+        self.built = True
+
+    def call(self, inputs, training=None):
+        found = [
+            tensor if dense is None else dense(tensor)
+            for dense, tensor in zip(self.before, tf.nest.flatten(inputs))
+        ]
+        outputs = _call(self.layer, found, training)
+        flat = [
+            tf.reshape(tf.cast(t, self.compute_dtype), [len(t), -1])
+            for t in tf.nest.flatten(outputs)
+        ]
+        return self.after(tf.concat(flat, -1))
+
+
+def _call(layer, tensors, training):
+    kwargs = {"training": training} if layer._call_has_training_arg else {}
+    if len(tensors) == 1:
+        return layer(tensors[0], **kwargs)
+    if isinstance(layer, (L.MultiHeadAttention, L.GroupQueryAttention)):
+        return layer(*tensors, **kwargs)
+    return layer(tensors, **kwargs)
+
+
+def model_of(case):
+    """The model around a layer, built, and a batch for it."""
+    x = [i.values() for i in case.inputs]
+    x = x[0] if len(x) == 1 else x
+    layer = case.make()
+    model = Around(layer, case.inputs)
+    model(x, training=True)
+    model.compile(loss="mse")
+    return randomized(model), layer, x
+
+
+def examine(name):
+    """Tries a class out; raises where a gradient is wrong.
+
+    Returns:
+        Its `Row`.
+    """
+    if name in SKIPPED:
+        return Row(name, "not tried", SKIPPED[name])
+    dtype = "float32" if name in SINGLE else "float64"
+    keras.config.set_floatx(dtype)
+    keras.config.set_dtype_policy(dtype)
+    keras.utils.set_random_seed(3)
+    model, layer, x = model_of(CASES[name])
+    y = np.random.default_rng(0).normal(size=(N, 2))
+    y = y.astype(keras.config.floatx())
+    state = [(v, v.numpy()) for v in model.variables]
+    _restore(state)
+    try:
+        draws, calls, factors = _record(model, x, y, training=True)
+        found = [None if f is None else f.materialize() for f in factors]
+    except (ValueError, tf.errors.InvalidArgumentError) as error:
+        if "per-sample gradient" not in str(error):
+            raise
+        return Row(name, "refused", _plain(error))
+    _restore(state)
+    expected = oracle.batch_gradient(model, x, y, training=True)
+    sums = [None if g is None else np.sum(g, 0) for g in found]
+    oracle.assert_agree(sums, expected)
+    _assert_apart(model, x, state)
+    _restore(state)
+    if not draws:
+        # With draws the oracle would draw anew for each sample; that samples
+        # stay apart, which was asserted, makes the rows of `found` theirs.
+        training = name not in STATEFUL
+        _restore(state)
+        if not training:
+            model(x, training=True)
+        expected = oracle.per_sample_gradients(model, x, y, None, training)
+        oracle.assert_agree(
+            [None if g is None else N * g for g in found], expected
+        )
+    return _row(name, layer, [c for c in calls if not _around(c.layer)])
+
+
+def _plain(error):
+    """The text of an error without what Keras puts around it."""
+    inner = re.search(r"\x1b\[1m(.*?)\x1b\[0m", str(error), re.DOTALL)
+    return " ".join((inner.group(1) if inner else str(error)).split())
+
+
+def _around(layer):
+    return layer.name.startswith(("before", "after"))
+
+
+def _restore(state):
+    """The same numbers at the start, and the same draws."""
+    random.seed(3)  # AugMix uses Python's own
+    for variable, value in state:
+        variable.assign(value)
+
+
+def _record(model, x, y, training):
+    tape = Tape(model, training)
+    drawn = []
+    notice = tape._on_draw
+    tape._on_draw = lambda draw: (drawn.append(draw), notice(draw))
+    with tape:
+        loss = model._compile_loss(y, tape.forward(x))
+    return drawn, tape.calls, tape.sample_gradients(loss)
+
+
+def _assert_apart(model, x, state):
+    """Asserts that no sample's output depends on another sample."""
+    other = tf.nest.map_structure(lambda t: tf.concat([t[1:2], t[1:]], 0), x)
+    outputs = []
+    for batch in (x, other):
+        _restore(state)
+        outputs.append(np.asarray(model(batch, training=True))[1:])
+    limits = oracle.tolerance(keras.config.floatx())
+    np.testing.assert_allclose(*outputs, **limits)
+
+
+def _row(name, layer, calls):
+    if not calls:
+        note = ""
+        if name == "Lambda":
+            note = "its function must treat each sample alone: not checked"
+        return Row(name, "no weights", note)
+    reasons = sorted({c.reason for c in calls if c.reason})
+    if any(c.rule is None for c in calls):
+        return Row(name, "fallback", "; ".join(reasons))
+    if all(c.layer is not layer for c in calls):
+        parts = sorted({type(c.layer).__name__ for c in calls})
+        return Row(name, "rule", "by those of " + ", ".join(parts))
+    return Row(name, "rule")
+
+
+HEAD = """# How each layer of Keras is served
+
+Made by `python docs/make_layer_table.py`; a test tries every class out and
+compares this page with what it finds.
+
+| | |
+|---|---|
+| rule | a rule of its own, or those of the layers inside it |
+| fallback | exact, by repeating the layer's call sample by sample |
+| no weights | nothing to differentiate; samples pass through it alone |
+| refused | a per-sample gradient is not defined: training stops with the text |
+
+Aliases (`Convolution2D`, `AvgPool1D`, ...) are served as what they stand for.
+
+| layer | served by | note |
+|---|---|---|
+"""
+
+
+def page(rows):
+    """The text of docs/layers.md."""
+    return HEAD + "".join(f"{row}\n" for row in rows)

@@ -1,0 +1,144 @@
+import collections
+
+import keras
+import numpy as np
+import pytest
+
+from keras_pergrad.placement.prediction import predict_placement
+from tests.metal_stub import models, session
+
+# What TensorFlow folds away differs a little between fit and the copy, and
+# only for host code that describes shapes or keeps lists.
+_DESCRIBING = {
+    "EmptyTensorList",
+    "ReadVariableOp",
+    "ShapeN",
+    "TensorListReserve",
+}
+
+
+@pytest.fixture(scope="module")
+def predictions():
+    found = {}
+    for name in models.BENCHMARKS:
+        model, x, y = models.make(name)
+        found[name] = predict_placement(model, x, y)
+    return found
+
+
+def test_agrees_with_a_stand_in_that_has_just_those_kernels(predictions):
+    ops = {
+        operation.op
+        for report in predictions.values()
+        for operation in report.operations
+        if operation.kind == "device"
+    }
+    found = session.run(
+        "tests.placement.prediction_checks:agreement",
+        *models.BENCHMARKS,
+        ONLY_OPS=",".join(sorted(ops)),
+        ASSIGN=1,
+    )
+    for name, (predicted, reported) in found.items():
+        assert predicted["device"] == reported["device"], name
+        assert predicted["cpu"] == reported["cpu"], name
+        generic = [
+            {k: v for k, v in side["generic"].items() if k not in _DESCRIBING}
+            for side in (predicted, reported)
+        ]
+        assert generic[0] == generic[1], name
+
+
+def test_a_report_says_that_it_is_a_prediction(predictions):
+    text = str(predictions["mnist"])
+    assert "predicted for Metal, tensorflow-metal 1.2.0" in text
+    assert "Nothing was run there" in text
+    assert max(map(len, text.splitlines())) <= 80
+    assert predictions["mnist"].device_copies is None
+
+
+def test_dense_stacks_fall_back_for_the_step_number_only(predictions):
+    for name in ("logreg", "ffnn", "mnist", "cifar10"):
+        assert {row[0] for row in predictions[name].fallbacks()} == {"AddV2"}
+        assert predictions[name].errors == []
+
+
+def test_the_model_is_left_as_it_is():
+    model, x, y = models.make("ffnn")
+    model.optimizer.build(model.trainable_variables)
+    before = [v.numpy() for v in model.variables + model.optimizer.variables]
+    predict_placement(model, x, y)
+    after = [v.numpy() for v in model.variables + model.optimizer.variables]
+    for old, new in zip(before, after):
+        np.testing.assert_array_equal(old, new)
+
+
+def test_fallbacks_say_what_to_change():
+    model, x, y = models.make("attention")
+    rows = {row[0]: row for row in predict_placement(model, x, y).fallbacks()}
+    assert "Dense layers and matmul run on Metal" in rows["Einsum"][1]
+
+
+def test_an_op_without_kernel_on_a_variable_is_an_error():
+    model, x, y = models.make("embedding", optimizer="sgd")
+    table = {"MatMul": ["float32"]}
+    report = predict_placement(model, x, y, kernels_table=table)
+    assert any(e.startswith("ResourceScatter") for e in report.errors)
+    assert "tf.device('/CPU:0')" in report.errors[0]
+    kinds = collections.Counter(
+        o.op for o in report.operations if o.kind == "device"
+    )
+    assert set(kinds) == {"MatMul"}
+
+
+def test_hazards_of_the_step():
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential(
+        [
+            keras.Input((4,)),
+            keras.layers.Dense(8, activation="relu", name="hidden"),
+            keras.layers.Dropout(0.5),
+            keras.layers.Dense(1),
+        ]
+    )
+    model.compile("sgd", "mse", jit_compile=False)
+    x, y = np.ones((8, 4), "float32"), np.ones((8, 1), "float32")
+    found = {h.code: h for h in predict_placement(model, x, y).hazards}
+    assert set(found) == {"int64_counter", "random", "fused_activation"}
+    assert found["fused_activation"].layers == ("hidden",)
+
+
+def test_a_forced_compiler_is_a_hazard():
+    model, x, y = models.make("dense", jit_compile=True)
+    report = predict_placement(model, x, y)
+    assert "xla" in {hazard.code for hazard in report.hazards}
+
+
+def test_double_precision_from_numpy_is_what_fit_makes_of_it():
+    model, x, y = models.make("dense")
+    plain = predict_placement(model, x, y)
+    wide = predict_placement(model, x.astype("float64"), y)
+    assert wide.executions("cpu") == plain.executions("cpu")
+
+
+def test_an_rnn_that_may_pick_cudnn_is_noted():
+    model = keras.Sequential(
+        [keras.Input((5, 3)), keras.layers.LSTM(4), keras.layers.Dense(1)]
+    )
+    model.compile("sgd", "mse", jit_compile=False)
+    x, y = np.ones((8, 5, 3), "float32"), np.ones((8, 1), "float32")
+    report = predict_placement(model, x, y)
+    assert any("CudnnRNNV3" in note for note in report.notes)
+
+
+def test_refusals():
+    model, x, y = models.make("dense")
+    with pytest.raises(ValueError, match=r"'metal'.*platform='cuda'"):
+        predict_placement(model, x, y, platform="cuda")
+    plain = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    with pytest.raises(ValueError, match="not compiled"):
+        predict_placement(plain, x, y)
+    unbuilt = keras.Sequential([keras.layers.Dense(1)])
+    unbuilt.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="has no weights yet"):
+        predict_placement(unbuilt, x, y)

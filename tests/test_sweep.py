@@ -1,0 +1,30 @@
+"""Every class in `keras.layers` is exact, or refused: none is silently wrong.
+
+`python docs/make_layer_table.py` writes what is found here into the docs.
+"""
+
+import pytest
+
+from tests import layer_table
+
+NAMES = layer_table.names()
+
+
+def _documented():
+    """The rows of docs/layers.md by the name of the class."""
+    lines = layer_table.PAGE.read_text().splitlines()
+    rows = [line for line in lines if line.startswith("| ")]
+    return {line.split(" | ")[0].strip("| "): line for line in rows}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_is_exact_or_refused(name):
+    row = layer_table.examine(name)
+    assert str(row) == _documented()[name]
+
+
+def test_every_class_has_a_case_or_a_reason():
+    known = set(layer_table.CASES) | set(layer_table.SKIPPED)
+    assert set(NAMES) <= known, "add a case to tests/layer_table.py"
+    assert not set(layer_table.CASES) & set(layer_table.SKIPPED)
+    assert set(NAMES) <= set(_documented())

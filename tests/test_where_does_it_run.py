@@ -1,0 +1,33 @@
+"""The example that people with a Mac are asked to run."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+def test_it_prints_and_saves_everything_without_paths(tmp_path):
+    saved = tmp_path / "placement.json"
+    script = ROOT / "examples" / "where_does_it_run.py"
+    done = subprocess.run(
+        [sys.executable, str(script), "--save", str(saved)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    for part in ("images", "sequences", "the CPU only", "predicted for Metal"):
+        assert part in done.stdout
+    text = saved.read_text()
+    found = json.loads(text)
+    assert set(found) == {"images", "sequences", "doctor"}
+    assert found["images"]["agrees"]
+    assert found["images"]["kernels"]["cpu"]["IteratorGetNext"] == 1
+    assert found["images"]["predicted"]["device"]["BiasAdd"] == 3
+    assert found["doctor"]["errors"] == 0
+    assert str(ROOT) not in text
+    assert str(tmp_path) not in text
