@@ -5,6 +5,7 @@ CONSTRAINTS ?= constraints/newest.txt
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 WORKERS ?= 2
+TESTS ?= tests
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
 .PHONY: setup demo test test-timing test-oldest lint format bench bench-venvs \
@@ -22,15 +23,20 @@ demo: $(READY)
 	$(BIN)/python examples/quickstart.py
 
 test: $(READY)
-	$(BIN)/python -m pytest -n $(WORKERS)
+	$(BIN)/python -m pytest -n $(WORKERS) $(TESTS)
 
 # Tests that compare times: one after the other, on an otherwise idle machine.
 test-timing: $(READY)
 	$(BIN)/python -m pytest -m timing
 
-# The oldest supported pair runs the same tests in an environment of its own.
+# The oldest supported pair, in an environment of its own: the witness against
+# plain Keras and the oracle. `make test-oldest OLDEST_TESTS=tests` runs all.
+OLDEST_TESTS ?= tests/modes/test_witness.py tests/modes/test_corners.py \
+	tests/test_functional.py tests/test_model.py tests/test_aggregation.py \
+	tests/test_onednn.py tests/test_architecture.py
 test-oldest:
-	$(MAKE) test VENV=.venv-oldest CONSTRAINTS=constraints/oldest.txt
+	$(MAKE) test VENV=.venv-oldest CONSTRAINTS=constraints/oldest.txt \
+		TESTS="$(OLDEST_TESTS)"
 
 lint: $(READY)
 	$(BIN)/ruff check .

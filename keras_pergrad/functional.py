@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.losses import total_loss
-from keras_pergrad.modes.per_sample import Samples
+from keras_pergrad.modes.samples import Samples
 from keras_pergrad.statistics import GradientStatistics
 from keras_pergrad.tape import Tape
 

@@ -2,6 +2,7 @@
 
 
 def layout(layer, size):
+    """The samples are not on the first axis of what a layer was given."""
     where = "a layer"
     if layer is not None:
         where = f"layer {layer.name!r} ({type(layer).__name__})"
@@ -14,6 +15,7 @@ def layout(layer, size):
 
 
 def out_of_sight(layer):
+    """A layer is called where the tape cannot follow."""
     return (
         f"layer {layer.name!r} ({type(layer).__name__}) is called inside a "
         "tf.function, loop, condition or custom gradient (rematerialisation) "
@@ -24,6 +26,7 @@ def out_of_sight(layer):
 
 
 def missed(model, paths):
+    """Variables that no recorded call has read."""
     return (
         f"no layer of model {model.name!r} was seen to read the trainable "
         f"variables {', '.join(map(repr, paths))} in the forward pass, so "
@@ -35,6 +38,7 @@ def missed(model, paths):
 
 
 def own_loss(layer):
+    """A layer adds a loss that depends on its own weights."""
     return (
         f"layer {layer.name!r} ({type(layer).__name__}) gives `add_loss` a "
         "loss that depends on its own weights, so that no sample's part in it "

@@ -409,11 +409,18 @@ def _assert_apart(model, x, state):
     np.testing.assert_allclose(*outputs, **limits)
 
 
+NOTES = {
+    "Lambda": "its function must treat each sample alone: not checked",
+    "TimeDistributed": "around Dense; around others the fallback",
+    **dict.fromkeys(
+        ("GRUCell", "LSTMCell", "SimpleRNNCell"), "in an RNN layer"
+    ),
+}
+
+
 def _row(name, layer, calls):
+    note = NOTES.get(name, "")
     if not calls:
-        note = ""
-        if name == "Lambda":
-            note = "its function must treat each sample alone: not checked"
         return Row(name, "no weights", note)
     reasons = sorted({c.reason for c in calls if c.reason})
     if any(c.rule is None for c in calls):
@@ -421,7 +428,7 @@ def _row(name, layer, calls):
     if all(c.layer is not layer for c in calls):
         parts = sorted({type(c.layer).__name__ for c in calls})
         return Row(name, "rule", "by those of " + ", ".join(parts))
-    return Row(name, "rule")
+    return Row(name, "rule", note)
 
 
 HEAD = """# How each layer of Keras is served

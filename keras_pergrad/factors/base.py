@@ -1,6 +1,7 @@
 """The n per-sample gradients of one variable, kept factored."""
 
 import abc
+from typing import Any
 
 import tensorflow as tf
 
@@ -23,7 +24,7 @@ class SampleGradients(abc.ABC):
         """The squared Euclidean norm of each contribution, (n,)."""
 
     @abc.abstractmethod
-    def weighted_sum(self, weights):
+    def weighted_sum(self, weights) -> Any:
         """The sum of all contributions, each times its weight.
 
         Args:

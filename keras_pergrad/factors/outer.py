@@ -1,5 +1,7 @@
 """The factor of matrix-like kernels: a sum of outer products."""
 
+from typing import Any
+
 import tensorflow as tf
 
 from keras_pergrad.factors.base import (
@@ -46,19 +48,25 @@ class Outer(SampleGradients):
             return "product"
         if self.method:
             return self.method
-        size = self.x.shape[-1] * self.dz.shape[-1]
+        i, o = self._features
         if self.positions is None:
             return "full"
-        return "gram" if 2 * self.positions**2 < size else "full"
+        return "gram" if 2 * self.positions**2 < i * o else "full"
+
+    @property
+    def _features(self) -> Any:
+        return self.x.shape[-1], self.dz.shape[-1]
 
     def sum_method(self):
         return "held" if self.chosen_method() == "full" else "matmul"
 
     def norm_bytes(self, n):
-        i, o = self.x.shape[-1], self.dz.shape[-1]
-        numbers = {"product": i + o, "full": i * o}.get(self.chosen_method())
-        if numbers is None:
-            numbers = 2 * self.positions**2
+        i, o = self._features
+        numbers = {
+            "product": i + o,
+            "full": i * o,
+            "gram": 2 * (self.positions or 0) ** 2,
+        }[self.chosen_method()]
         return n * numbers * self.x.dtype.size
 
     def squared_norms(self):
@@ -78,7 +86,8 @@ class Outer(SampleGradients):
         x, dz = self.x, self.dz
         if weights is not None:
             # The narrower one costs less.
-            if x.shape[-1] < dz.shape[-1]:
+            i, o = self._features
+            if i < o:
                 x *= expand(weights, x)
             else:
                 dz *= expand(weights, dz)
@@ -100,7 +109,7 @@ class Outer(SampleGradients):
         if self.perm is None:
             return tf.reshape(matrices, [-1, *self.shape])
         perm = [0, *(p + 1 for p in self.perm)]
-        matrices = tf.reshape(matrices, [-1, *self.unpermuted])
+        matrices = tf.reshape(matrices, [-1, *(self.unpermuted or [])])
         return tf.reshape(tf.transpose(matrices, perm), [-1, *self.shape])
 
     def _matrices(self):
@@ -116,7 +125,7 @@ class Outer(SampleGradients):
     def _shaped(self, matrix):
         if self.perm is None:
             return tf.reshape(matrix, self.shape)
-        matrix = tf.reshape(matrix, self.unpermuted)
+        matrix = tf.reshape(matrix, self.unpermuted or [])
         return tf.reshape(tf.transpose(matrix, self.perm), self.shape)
 
 

@@ -16,7 +16,8 @@ class Step:
     """What a mode found for one batch.
 
     Attributes:
-        loss: the scalar loss of the batch, unscaled, regularisers included.
+        loss: the scalar loss of the batch, unscaled, regularisers included;
+            None where the mode has tracked it itself.
         y_pred: the model's output for the batch; None where the mode has
             updated the metrics itself.
         gradients: one per trainable variable (None: no gradient), as the
@@ -25,7 +26,7 @@ class Step:
         statistics: scalars to log, by name.
     """
 
-    loss: tf.Tensor
+    loss: tf.Tensor | None
     y_pred: object
     gradients: list | None
     statistics: dict = dataclasses.field(default_factory=dict)

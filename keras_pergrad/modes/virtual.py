@@ -1,5 +1,7 @@
 """Microbatches of a virtual batch, whose samples are clipped one by one."""
 
+from typing import Any
+
 import keras
 import tensorflow as tf
 
@@ -25,7 +27,7 @@ class WeightedContributions(Contributions):
     def __init__(self, inner, *args):
         super().__init__(*args)
         self.inner = inner
-        self._denominators = []
+        self._denominators: Any = []
 
     def look_through(self, batch, size):
         """Finds the denominators of the batch; nothing assigned is kept.

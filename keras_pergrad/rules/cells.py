@@ -36,7 +36,8 @@ def _activate(activation, z):
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(z)
         y = activation(z)
-    return y, tape.gradient(y, z, unconnected_gradients="zero")
+    zero = tf.UnconnectedGradients.ZERO
+    return y, tape.gradient(y, z, unconnected_gradients=zero)
 
 
 class Cell:

@@ -23,7 +23,7 @@ def _mlp(cls=keras.Model, **dense):
     return cls(inputs, layers.Dense(3, dtype="float32")(x))
 
 
-def _equal(ours, plain, rtol=1e-4, atol=1e-5):
+def _assert_equal(ours, plain, rtol=1e-4, atol=1e-5):
     for a, b in zip(ours.get_weights(), plain.get_weights(), strict=True):
         np.testing.assert_allclose(a, b, rtol=rtol, atol=atol)
 
@@ -52,12 +52,12 @@ def _pair(make, mode, optimizer=None, loss="mse", **arguments):
     return pair
 
 
-def _fit_both(pair, *data, **arguments):
+def _assert_trains_alike(pair, *data, **arguments):
     arguments = {"epochs": 2, "verbose": 0, "shuffle": False, **arguments}
     for model in pair:
         keras.utils.set_random_seed(6)
         model.fit(*data, **arguments)
-    _equal(*pair)
+    _assert_equal(*pair)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -103,8 +103,8 @@ def test_inputs_of_fit(mode, kind):
                 verbose=0,
                 shuffle=False,
             )
-        return _equal(*pair)
-    return _fit_both(pair, *data, **arguments)
+        return _assert_equal(*pair)
+    return _assert_trains_alike(pair, *data, **arguments)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -115,7 +115,7 @@ def test_train_on_batch_evaluate_predict(mode):
     assert logs[0] == pytest.approx(logs[1], rel=1e-5)
     pair[0].train_on_batch(x[:1], y[:1])
     pair[1].train_on_batch(x[:1], y[:1])
-    _equal(*pair)
+    _assert_equal(*pair)
     found = [_logs(m.evaluate(x, y, verbose=0, return_dict=True)) for m in pair]
     assert found[0] == pytest.approx(found[1], rel=1e-5)
     np.testing.assert_allclose(
@@ -149,7 +149,7 @@ def test_several_inputs_and_outputs(mode):
         loss_weights={"u": 0.3, "v": 2.0},
         metrics={"u": ["mae"], "v": ["mse"]},
     )
-    _fit_both(
+    _assert_trains_alike(
         pair,
         {"a": x, "b": x[::-1].copy()},
         {"u": y, "v": 2 * y},
@@ -172,7 +172,7 @@ def test_masks_weigh_the_loss(mode):
     ids = rng.integers(0, 3, (6, 7))
     ids[:, 0] = 1
     y = rng.normal(size=(6, 7, 3)).astype("float32")
-    _fit_both(_pair(_masked, mode), ids, y, batch_size=3)
+    _assert_trains_alike(_pair(_masked, mode), ids, y, batch_size=3)
 
 
 class Penalty(layers.Layer):
@@ -192,7 +192,7 @@ def _penalised(cls):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_add_loss_and_activity_regularizer(mode):
-    _fit_both(_pair(_penalised, mode), *_data(), batch_size=4)
+    _assert_trains_alike(_pair(_penalised, mode), *_data(), batch_size=4)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -213,7 +213,7 @@ def test_optimizers(mode, optimizer):
     def make(cls):
         return _mlp(cls, kernel_constraint="unit_norm", bias_regularizer="l1")
 
-    _fit_both(_pair(make, mode, optimizer), *_data(), batch_size=4)
+    _assert_trains_alike(_pair(make, mode, optimizer), *_data(), batch_size=4)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -225,7 +225,7 @@ def test_mixed_precision(mode, policy):
     for model in pair:
         model.fit(x, y, batch_size=5, epochs=2, verbose=0, shuffle=False)
     half = 1e-2 if policy == "mixed_bfloat16" else 2e-3
-    _equal(*pair, rtol=half, atol=half)
+    _assert_equal(*pair, rtol=half, atol=half)
     if policy == "mixed_float16":
         scales = [float(m.optimizer.dynamic_scale.value) for m in pair]
         assert scales[0] == scales[1]
@@ -260,7 +260,7 @@ def test_recompiling_changes_the_mode():
         plain.compile("sgd", "mse", jit_compile=False)
         for m in (model, plain):
             m.fit(x, y, batch_size=5, verbose=0, shuffle=False)
-    _equal(model, plain)
+    _assert_equal(model, plain)
     assert model.gradient_mode.__class__ is kpg.PerSample
 
 
@@ -269,7 +269,7 @@ def test_callbacks_may_change_the_learning_rate():
         return 0.1 * 0.5**epoch
 
     callback = keras.callbacks.LearningRateScheduler(halve)
-    _fit_both(
+    _assert_trains_alike(
         _pair(_mlp, "vectorized"), *_data(), batch_size=5, callbacks=[callback]
     )
 
@@ -285,7 +285,7 @@ def test_freezing_takes_effect_at_compile():
             **({"gradient_mode": "vectorized"} if model is pair[0] else {}),
         )
     before = pair[0].layers[1].get_weights()
-    _fit_both(pair, *_data())
+    _assert_trains_alike(pair, *_data())
     np.testing.assert_array_equal(before[0], pair[0].layers[1].get_weights()[0])
 
 
@@ -318,7 +318,7 @@ def test_online_descent_equals_batches_of_one():
     )
     ours = pair[0].fit(x, y, batch_size=5, shuffle=False, verbose=0)
     plain = pair[1].fit(x, y, batch_size=1, shuffle=False, verbose=0)
-    _equal(*pair)
+    _assert_equal(*pair)
     assert int(pair[0].optimizer.iterations.value) == 10
     for name, values in plain.history.items():
         np.testing.assert_allclose(ours.history[name], values, rtol=1e-4)
@@ -370,4 +370,6 @@ def test_variable_shared_outside_its_layer_is_exact():
     ids = rng.integers(0, 9, (6, 5))
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     for mode in MODES:
-        _fit_both(_pair(make, mode, loss=loss), ids, ids, batch_size=3)
+        _assert_trains_alike(
+            _pair(make, mode, loss=loss), ids, ids, batch_size=3
+        )

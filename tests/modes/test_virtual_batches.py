@@ -32,7 +32,12 @@ WHOLE = (
 )
 # What is in proportion to the number of samples goes over several steps, too.
 SPREAD = ("sum_over_batch_size-weighted", "function", "outputs-means")
-FEW = (("added", "vectorized", "xla"), ("added", "per_sample", "eager"))
+FEW = (
+    (WHOLE[2], "per_sample", "graph"),
+    ("outputs-mixed", "per_sample", "graph"),
+    ("added", "vectorized", "xla"),
+    ("added", "per_sample", "eager"),
+)
 _big = {}
 
 
@@ -53,7 +58,7 @@ def big_batch(name):
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize(
     ("name", "inner", "execution"),
-    [(n, i, "graph") for n in WHOLE for i in INNER] + list(FEW),
+    [(n, "vectorized", "graph") for n in WHOLE] + list(FEW),
 )
 def test_in_microbatches(name, inner, execution):
     inner = INNER[inner](aggregation=clipped())
@@ -61,16 +66,19 @@ def test_in_microbatches(name, inner, execution):
     found = train(
         name, kpg.PerGradModel, gradient_mode=mode, **EXECUTION[execution]
     )
-    if execution == "eager":  # Keras weights the outputs' logs otherwise.
-        assert found[1].keys() == big_batch(name)[1].keys()
     assert 0 < found[1]["clipped_fraction"][0] <= 1
-    assert_same(found, big_batch(name))
+    (weights, history), (right, right_history) = found, big_batch(name)
+    assert_same((weights, {}), (right, {}))
+    # Keras 3.8 rounds what an eager step logs to single precision.
+    limits = {"rtol": 1e-6} if execution == "eager" else {}
+    assert_same(([], history), ([], right_history), **limits)
 
 
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize(
     ("name", "inner", "execution"),
-    [(n, i, "graph") for n in SPREAD for i in INNER]
+    [(n, "vectorized", "graph") for n in SPREAD]
+    + [("outputs-means", "per_sample", "graph")]
     + [(SPREAD[0], "vectorized", "xla"), (SPREAD[0], "per_sample", "eager")],
 )
 def test_over_several_steps(name, inner, execution):
