@@ -8,7 +8,8 @@ WORKERS ?= 2
 TESTS ?= tests
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: setup demo test test-timing test-oldest lint format clean
+.PHONY: setup demo test test-timing test-oldest lint format bench bench-venvs \
+	clean
 
 setup: $(READY)
 
@@ -46,5 +47,22 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# Side-by-side timings: about half an hour on two quiet cores. A part of them:
+# make bench BENCH="--models mnist --rivals ours,plain --rounds 4"
+bench: bench-venvs
+	$(BIN)/python -m benchmarks.per_sample $(BENCH)
+
+# The peers live in environments of their own; one that does not install is
+# left out of the comparison.
+PEERS := torch jax tf_privacy
+bench-venvs: $(READY) $(PEERS:%=.bench-venvs/%/.ready)
+
+.bench-venvs/%/.ready: benchmarks/requirements-%.txt
+	test -x .bench-venvs/$*/bin/python || $(PYTHON) -m venv .bench-venvs/$*
+	.bench-venvs/$*/bin/python -m pip install --quiet --disable-pip-version-check -r $< \
+	  && { test ! -f benchmarks/requirements-$*-no-deps.txt \
+	       || .bench-venvs/$*/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r benchmarks/requirements-$*-no-deps.txt; } \
+	  && touch $@ || rm -rf .bench-venvs/$*
+
 clean:
-	rm -rf .venv .venv-oldest .pytest_cache .ruff_cache
+	rm -rf .venv .venv-oldest .bench-venvs .pytest_cache .ruff_cache

@@ -1,0 +1,1 @@
+"""Side-by-side measurements of keras_pergrad and its peers."""

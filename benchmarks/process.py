@@ -1,0 +1,110 @@
+"""A worker process, seen from the driver."""
+
+import json
+import os
+import pathlib
+import select
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).parent.parent
+THREADS = 2
+
+#: No request takes longer than this many seconds.
+LIMIT = 100
+
+
+class WorkerError(Exception):
+    """A request failed; `fatal` if the process is gone with it."""
+
+    def __init__(self, message, fatal=False):
+        super().__init__(message)
+        self.fatal = fatal
+
+
+def interpreter(framework):
+    """The Python of a framework's environment, or None without one."""
+    if framework == "tensorflow":
+        return sys.executable
+    path = ROOT / ".bench-venvs" / framework / "bin" / "python"
+    return str(path) if path.exists() else None
+
+
+class Worker:
+    """One framework in a process of its own, asked line by line.
+
+    Args:
+        framework: which worker module to run.
+        onednn: whether TensorFlow may use oneDNN.
+
+    Raises:
+        WorkerError: the framework's environment is not installed.
+    """
+
+    def __init__(self, framework, onednn=True):
+        python = interpreter(framework)
+        if python is None:
+            raise WorkerError("not installed (see `make bench-venvs`)")
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (see close)
+        self._process = subprocess.Popen(
+            [python, "-m", "benchmarks.workers", framework],
+            cwd=ROOT,
+            env={**os.environ, **_environment(onednn)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+        )
+
+    def ask(self, do, **request):
+        """Sends a request and waits for the reply."""
+        self.send(do, **request)
+        return self.receive()
+
+    def send(self, do, **request):
+        line = json.dumps({"do": do, **request}) + "\n"
+        try:
+            self._process.stdin.write(line.encode())
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise WorkerError(self._last_words(), fatal=True) from None
+
+    def receive(self):
+        ready, _, _ = select.select([self._process.stdout], [], [], LIMIT)
+        if not ready:
+            self.close()
+            raise WorkerError(f"no answer in {LIMIT} s", fatal=True)
+        line = self._process.stdout.readline()
+        if not line:
+            raise WorkerError(self._last_words(), fatal=True)
+        reply = json.loads(line)
+        if "error" in reply:
+            raise WorkerError(reply["error"])
+        return reply
+
+    def close(self):
+        """Ends the process."""
+        self._process.kill()
+        self._process.communicate()
+        self._errors.close()
+
+    def _last_words(self):
+        code = self._process.wait()
+        if code < 0:
+            return f"the process died of signal {-code}"
+        self._errors.seek(0)
+        lines = self._errors.read().decode(errors="replace").splitlines()
+        return f"exit code {code}: {lines[-1][:200] if lines else ''}"
+
+
+def _environment(onednn):
+    return {
+        "OMP_NUM_THREADS": str(THREADS),
+        "TF_NUM_INTRAOP_THREADS": str(THREADS),
+        "TF_NUM_INTEROP_THREADS": str(THREADS),
+        "TF_ENABLE_ONEDNN_OPTS": str(int(onednn)),
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "CUDA_VISIBLE_DEVICES": "",
+        "JAX_PLATFORMS": "cpu",
+        "KERAS_BACKEND": "tensorflow",
+    }

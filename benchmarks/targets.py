@@ -1,0 +1,99 @@
+"""What keras_pergrad has set itself, and whether it is reached."""
+
+from benchmarks.models import STANDARD
+from benchmarks.rivals import BOTH, CLIPPED, MATERIALISED, OURS, REFERENCES
+
+#: Clipped step, times the plain Keras step, at batch 64.
+CLIPPED_RATIOS = {
+    "logreg": 1.15,
+    "ffnn": 1.15,
+    "mnist": 1.25,
+    "cifar10": 1.5,
+    "embed": 1.8,
+    "lstm": 1.6,
+    "transformer": 1.2,
+}
+XLA_RATIO = 2.0
+GROWTH = 4.3
+FIRST_STEP = 3.0
+LARGE_MB = 2000.0
+
+
+def table(stored):
+    """A Markdown table: target, figure, reached or not."""
+    lines = ["| target | at most | measured | |", "|---|---:|---:|---|"]
+    for name, limit, value in [*_times(stored), *_others(stored)]:
+        if value is None:
+            continue
+        mark = "reached" if value <= limit else "**not reached**"
+        lines.append(f"| {name} | {limit:.3g} | {value:.3g} | {mark} |")
+    return "\n".join(lines)
+
+
+def _times(stored):
+    clipped = stored.get(CLIPPED, {})
+    for model, limit in CLIPPED_RATIOS.items():
+        found = _by_rival(clipped.get(model, {}))
+        yield f"{model}: clipped / plain", limit, _ratio(found, "ours", "plain")
+        yield (
+            f"{model}: clipped / plain, XLA",
+            XLA_RATIO,
+            _ratio(found, "ours_xla", "plain_xla"),
+        )
+        yield (
+            f"{model}: statistics / clipped",
+            1.0,
+            _ratio(found, "ours_statistics", "ours"),
+        )
+    for task in BOTH:
+        mine = "ours" if task == MATERIALISED else "ours_bare"
+        for model in STANDARD:
+            found = _by_rival(stored.get(task, {}).get(model, {}))
+            peer = _fastest_peer(found)
+            if peer:
+                value = _ratio(found, mine, peer)
+                yield f"{model}: {task} / fastest peer ({peer})", 1.0, value
+
+
+def _others(stored):
+    for model, found in stored.get("growth", {}).items():
+        times = {k: v["ms"][0] for k, v in found.items() if "ms" in v}
+        small, large = sorted(
+            (key for key in times if key.startswith("ours@")),
+            key=lambda key: int(key.partition("@")[2]),
+        )
+        yield f"{model}: growth, batch × 4", GROWTH, times[large] / times[small]
+    for model, found in stored.get("alone", {}).items():
+        found = _by_rival(found)
+        first = {k: v["first_ms"] for k, v in found.items() if "first_ms" in v}
+        if "ours" in first and "plain" in first:
+            value = first["ours"] / first["plain"]
+            yield f"{model}: first step / plain", FIRST_STEP, value
+    found = _by_rival(stored.get("large", {}).get("dense4096", {}))
+    if all("peak_mb" in found.get(r, {}) for r in ("ours", "plain")):
+        over = found["ours"]["peak_mb"] - found["plain"]["peak_mb"]
+        yield "Dense 4096→4096, batch 256: MB over plain", LARGE_MB, over
+
+
+def _by_rival(found):
+    return {key.partition("@")[0]: value for key, value in found.items()}
+
+
+def _ratio(found, rival, other):
+    """How much longer one takes than the other, if both are there."""
+    pair = [found.get(name, {}) for name in (rival, other)]
+    if not all("ms" in entry for entry in pair):
+        return None
+    if other == "plain" and "ratio" in pair[0]:
+        # Round by round, as in the tables.
+        return pair[0]["ratio"][0]
+    return pair[0]["ms"][0] / pair[1]["ms"][0]
+
+
+def _fastest_peer(found):
+    times = {
+        rival: entry["ms"][0]
+        for rival, entry in found.items()
+        if "ms" in entry and rival not in (*OURS, *REFERENCES)
+    }
+    return min(times, key=times.get) if times else None

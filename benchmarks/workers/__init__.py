@@ -1,0 +1,1 @@
+"""One module a framework: `build(rival, model, task, batch)` gives a Job."""

@@ -1,0 +1,78 @@
+"""Timing, memory and the check of one job."""
+
+import pathlib
+import statistics
+import time
+
+import numpy as np
+
+from benchmarks.rivals import CLIPPED
+from benchmarks.workers.job import LEARNING_RATE
+
+#: A repetition takes at least this long, so that the clock is no issue.
+SECONDS = 0.03
+
+
+def repetition(step):
+    """Milliseconds of one step.
+
+    Short steps are repeated and their median is taken, without the first
+    one, which finds the caches full of another process's data.
+    """
+    times = []
+    end = time.perf_counter() + SECONDS
+    while not times or (len(times) < 50 and time.perf_counter() < end):
+        start = time.perf_counter()
+        step()
+        times.append(1e3 * (time.perf_counter() - start))
+    return statistics.median(times[1:] or times)
+
+
+def check(job, task):
+    """Runs the job once from the common weights, and describes the result.
+
+    The description is the Euclidean norm of each variable's part, sorted:
+    frameworks differ in the layout and order of weights, not in these.
+    """
+    before = [np.array(w, "float64") for w in job.weights()]
+    start = time.perf_counter()
+    result = job.step()
+    first = time.perf_counter() - start
+    if task == CLIPPED:
+        found = [
+            (old - np.array(new, "float64")) / LEARNING_RATE
+            for old, new in zip(before, job.weights())
+        ]
+    else:
+        found = [np.asarray(g) for g in result or []]
+    norms = [float(np.linalg.norm(g.ravel())) for g in found]
+    if not np.all(np.isfinite(norms)):
+        raise ValueError("the result is not finite")
+    del result, found
+    job.step()
+    return {"norms": sorted(norms), "first_ms": 1e3 * first}
+
+
+def alone(job, steps=3):
+    """First-step time and peak memory of a job that has the process to itself.
+
+    Memory is counted from the moment before the first step, when model and
+    batch are there, to the highest point of later steps.
+    """
+    base = memory("VmRSS")
+    start = time.perf_counter()
+    job.step()
+    first = time.perf_counter() - start
+    job.step()
+    pathlib.Path("/proc/self/clear_refs").write_text("5")
+    for _ in range(steps):
+        job.step()
+    return {"first_ms": 1e3 * first, "peak_mb": memory("VmHWM") - base}
+
+
+def memory(field):
+    """A field of this process's status in megabytes (Linux)."""
+    for line in pathlib.Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) / 1024
+    raise ValueError(f"no {field} in /proc/self/status")

@@ -1,0 +1,90 @@
+"""Plain Keras, keras_pergrad, and what TensorFlow offers by itself."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import keras_pergrad as kpg
+from benchmarks.models import make_batch
+from benchmarks.rivals import MATERIALISED
+from benchmarks.workers import tensorflow_peers
+from benchmarks.workers.job import CLIP_NORM, LEARNING_RATE, Job
+from benchmarks.workers.keras_models import build_model, make_loss, targets
+from keras_pergrad.losses import total_loss
+from keras_pergrad.tape import Tape
+
+
+def build(rival, model, task, batch):
+    x, y = make_batch(model, batch)
+    data = tf.constant(x), tf.constant(targets(model, y))
+    base, xla, _ = rival.removesuffix("_eigen").partition("_xla")
+    if base == "plain":
+        net = build_model(model)
+        return _fit_step(net, model, data, bool(xla))
+    if base == "ours" and task == MATERIALISED:
+        return _materialised(model, data, bool(xla))
+    if base in ("ours", "ours_statistics"):
+        net = build_model(model, kpg.PerGradModel)
+        mode = _clipped() if base == "ours" else _statistics()
+        return _fit_step(net, model, data, bool(xla), gradient_mode=mode)
+    if base == "ours_bare":
+        return _bare_step(model, data)
+    return tensorflow_peers.build(base, model, task, data, bool(xla))
+
+
+def _clipped():
+    return kpg.Vectorized(aggregation=kpg.ClippedMean(CLIP_NORM))
+
+
+def _statistics():
+    return kpg.Vectorized(statistics=True)
+
+
+def _fit_step(net, model, data, xla, **kwargs):
+    """What `fit` runs for each batch, with its logs read."""
+    net.compile(
+        keras.optimizers.SGD(LEARNING_RATE),
+        make_loss(model),
+        jit_compile=True if xla else "auto",
+        **kwargs,
+    )
+    iterator = iter(tf.data.Dataset.from_tensors(data).repeat())
+    net.make_train_function()
+
+    def step():
+        logs = net.train_function(iterator)
+        np.asarray(logs["loss"])
+
+    return Job(step, net.get_weights)
+
+
+def _bare_step(model, data):
+    """Gradients and their application in a function of its own."""
+    net = build_model(model, kpg.PerGradModel)
+    optimizer = keras.optimizers.SGD(LEARNING_RATE)
+    net.compile(optimizer, make_loss(model), gradient_mode=_clipped())
+    net.gradient_mode.build(net)
+    optimizer.build(net.trainable_variables)
+
+    @tf.function(autograph=False)
+    def step(x, y):
+        found = net.gradient_mode.step(net, x, y, None)
+        optimizer.apply(found.gradients, net.trainable_variables)
+
+    return Job(lambda: step(*data), net.get_weights)
+
+
+def _materialised(model, data, xla):
+    """All per-sample gradients, as `kpg.per_sample_gradients` has them."""
+    net = build_model(model)
+    net.compile(loss=make_loss(model))
+    n = len(data[0])
+
+    @tf.function(jit_compile=xla, autograph=False)
+    def gradients(x, y):
+        tape = Tape(net)
+        with tape:
+            loss = total_loss(net, x, y, tape.forward(x), None)
+        return [f.materialize() * n for f in tape.sample_gradients(loss)]
+
+    return Job(lambda: gradients(*data), net.get_weights)

@@ -1,0 +1,116 @@
+"""What the benchmarks state, as far as no measurement is needed."""
+
+import pytest
+
+from benchmarks import report, results, targets
+from benchmarks.interleaved import Entry
+from benchmarks.models import STANDARD, make_batch, make_weights
+from benchmarks.per_sample import main
+
+PARAMETERS = {
+    "logreg": 105,
+    "ffnn": 39_760,
+    "mnist": 26_010,
+    "cifar10": 605_226,
+    "embed": 160_098,
+    "lstm": 1_081_002,
+    "transformer": 1_036_802,
+}
+
+
+@pytest.mark.parametrize("name", STANDARD)
+def test_models_are_those_of_the_table(name):
+    from benchmarks.workers.keras_models import build_model
+
+    assert STANDARD[name].parameters == PARAMETERS[name]
+    model = build_model(name)
+    assert model.count_params() == PARAMETERS[name]
+    x, y = make_batch(name, 2)
+    assert model(x).shape == (2, STANDARD[name].outputs)
+    assert y.max() < STANDARD[name].classes
+    for ours, theirs in zip(make_weights(name), model.get_weights()):
+        assert (ours == theirs).all()
+
+
+def entry(rival, times, norms=(1.0, 2.0)):
+    found = Entry(rival, "mnist", "clipped", 64)
+    found.times, found.norms = times, list(norms)
+    return found
+
+
+def test_ratios_are_taken_round_by_round():
+    found = results.summarise(
+        [
+            entry("plain", [1.0, 2.0, 4.0]),
+            entry("ours", [2.0, 4.0, 8.0]),
+            entry("loop", [3.0, None, 3.0], (1.0, 3.0)),
+        ],
+        "plain@64",
+    )
+    assert found["ours@64"]["ratio"] == [2.0, 2.0, 2.0]
+    assert found["ours@64"]["difference"] == 0
+    assert found["loop@64"]["ms"] == [3.0, 3.0, 3.0]
+    assert found["loop@64"]["ratio"] == [1.875, 1.312, 2.438]
+    assert found["loop@64"]["difference"] == 0.5
+
+
+def stored():
+    entries = [
+        entry("plain", [1.0, 1.0]),
+        entry("ours", [1.2, 1.2]),
+        entry("ours_bare", [1.1, 1.1]),
+        entry("loop", [1.0, 1.0], (1.0, 3.0)),
+    ]
+    failed = entry("backpack", [])
+    failed.error = "no such layer"
+    return {
+        "machine": {
+            "cpu": "a processor",
+            "cores": 2,
+            "threads": 2,
+            "system": "Linux",
+            "versions": {"Keras": "3"},
+        },
+        "clipped": {"mnist": results.summarise([*entries, failed], "plain@64")},
+    }
+
+
+def test_report_tells_figures_gaps_and_disagreements():
+    text = report.markdown(stored())
+    assert "| **keras_pergrad** | 1.20 (1.20×) |" in text
+    assert "| BackPACK | – |" in text
+    assert "- clipped, mnist, BackPACK: no such layer" in text
+    assert "TF, loop: gradients differ from ours by 5.0e-01" in text
+
+
+def test_targets_say_what_is_reached():
+    lines = targets.table(stored()).splitlines()
+    assert "| mnist: clipped / plain | 1.25 | 1.2 | reached |" in lines
+    assert lines[-1].endswith("| 1 | 1.1 | **not reached** |")
+
+
+def test_tables_go_between_the_marks():
+    page = "a\n<!-- results -->\nold\n<!-- end of results -->\nz\n"
+    new = report.insert(page, "# Results\n\n## Times\n\nnew\n")
+    assert new.startswith("a\n<!-- results -->\n")
+    assert "### Times" in new
+    assert "old" not in new
+    assert new.endswith("<!-- end of results -->\nz\n")
+
+
+def test_unknown_rival_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        main(["--rivals", "nobody"])
+    assert "Received: nobody" in capsys.readouterr().err
+
+
+def test_a_run_writes_everything(tmp_path):
+    path = tmp_path / "found.json"
+    arguments = ["--sections", "clipped", "--models", "logreg"]
+    arguments += ["--rivals", "plain,ours,map_fn", "--rounds", "1"]
+    main([*arguments, "--batch", "3", "--output", str(path)])
+    found = results.load(path)["clipped"]["logreg"]
+    assert found["map_fn@3"]["difference"] < 1e-5
+    assert found["ours@3"]["ratio"][0] > 0
+    assert path.with_suffix(".png").stat().st_size > 0
+    assert "keras_pergrad" in path.with_suffix(".md").read_text()
