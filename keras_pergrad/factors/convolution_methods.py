@@ -67,7 +67,8 @@ def merge(gradients, groups):
 def patches(big, small, windows, groups, extract=None):
     """Every window as a row, then one matmul."""
     unfolded = (extract or unfold)(big, windows)
-    if groups == 1 and small.shape[-1] <= min(SHORT, unfolded.shape[-1] - 1):
+    wide = unfolded.shape[-1] or 0
+    if groups == 1 and small.shape[-1] <= min(SHORT, wide - 1):
         return _product(small, unfolded)
     unfolded = _by_group(unfolded, windows, groups)
     return merge(_product(unfolded, split(small, groups)), groups)
