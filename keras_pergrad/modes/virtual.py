@@ -42,7 +42,7 @@ class WeightedContributions(Contributions):
             self._require_known(terms)
             return [t.denominator for t in terms]
 
-        self._denominators = sum_over(denominators, batch, size)
+        self._denominators = list(sum_over(denominators, batch, size) or ())
 
     def _require_known(self, terms):
         for term in terms:
@@ -67,7 +67,9 @@ class WeightedContributions(Contributions):
         (terms, added), key = noted[0], "batch" if self.alone else "rows"
         return {
             "gradients": {key: gradients},
-            "norms": tf.scatter_nd(index[:, None], norms, self.count[None]),
+            "norms": tf.scatter_nd(
+                tf.expand_dims(index, 1), norms, tf.reshape(self.count, [1])
+            ),
             **self.parts_of_loss(terms, added, rows),
         }
 

@@ -50,7 +50,7 @@ def test_nothing_left_over(jit_compile):
 
 
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("size", [1, 5, 10, 1000])
+@pytest.mark.parametrize("size", [1, 1000])
 def test_any_microbatch_size(size):
     name = "masked-sum_over_batch_size-weighted"
     assert_same(ours(name, size, jit_compile=False), plain(name, "graph"))

@@ -31,7 +31,7 @@ WHOLE = (
     "added",
 )
 # What is in proportion to the number of samples goes over several steps, too.
-SPREAD = ("sum_over_batch_size-weighted", "function", "outputs-means")
+SPREAD = ("sum_over_batch_size-weighted", "outputs-means")
 FEW = (
     (WHOLE[2], "per_sample", "graph"),
     ("outputs-mixed", "per_sample", "graph"),
