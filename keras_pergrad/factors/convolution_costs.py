@@ -5,6 +5,8 @@ multiplications, and the numbers copied, each at the rate measured by
 benchmarks/conv_methods.py. Only their order matters.
 """
 
+import math
+
 from keras_pergrad.factors.convolution_methods import has_filter_gradient
 
 MULTIPLY = 9.5e-6
@@ -44,9 +46,7 @@ def costs(windows, groups, big, small):
         + 1.5 * MULTIPLY * count**2 * (taps * big + small)
         + again,
     }
-    pixels = 1
-    for size in windows.padded_sizes:
-        pixels *= size
+    pixels = math.prod(windows.padded_sizes)
     found["pixel_gram"] = (
         8
         + 1.5 * MULTIPLY * (pixels**2 * big + count**2 * small)
@@ -54,8 +54,13 @@ def costs(windows, groups, big, small):
         + again
     )
     if not windows.dilated and groups == 1:
+        row = windows.kernel[-1] * big
+        rows = math.prod(windows.padded_sizes[:-1]) * windows.positions[-1]
         found["identity"] = (
-            2 * MULTIPLY * count * (taps * big) ** 2 + multiply + held
+            2 * MULTIPLY * rows * row**2
+            + count * window / row * (3.5e-3 + COPY * row)
+            + multiply
+            + held
         )
     if has_filter_gradient(windows, groups, big):
         found["loop"] = 100 + 1.5 * multiply + held
@@ -70,9 +75,7 @@ def norm_bytes(method, windows, groups, big, small):
     """Numbers a sample that the method holds at its peak."""
     taps, count = windows.taps, windows.count
     entries = taps * big // groups * small
-    pixels = 1
-    for size in windows.padded_sizes:
-        pixels *= size
+    pixels = math.prod(windows.padded_sizes)
     padded = pixels * big
     return {
         "taps": entries + padded + count * big,

@@ -113,3 +113,16 @@ class Windows:
         taps = np.array(list(self.offsets())).T
         met = firsts[:, :, None] + taps[:, None, :]
         return np.ravel_multi_index(list(met), self.padded_sizes)
+
+    def of_rows(self):
+        """The same windows once the taps of a row have become channels."""
+        nothing = (0,) * self.rank
+        return dataclasses.replace(
+            self,
+            kernel=(*self.kernel[:-1], 1),
+            strides=(*self.strides[:-1], 1),
+            dilation=(*self.dilation[:-1], 1),
+            sizes=(*self.padded_sizes[:-1], self.positions[-1]),
+            before=nothing,
+            after=nothing,
+        )
