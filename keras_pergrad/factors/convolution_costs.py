@@ -44,7 +44,8 @@ def costs(windows, groups, big, small):
         "tap_norms": by_tap + 0.5 * held + again,
         "patch_gram": unfolded
         + 1.5 * MULTIPLY * count**2 * (taps * big + small)
-        + again,
+        # With one group the windows serve the weighted sum, too.
+        + (1 + multiply if groups == 1 else again),
     }
     pixels = math.prod(windows.padded_sizes)
     found["pixel_gram"] = (

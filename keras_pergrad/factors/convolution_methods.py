@@ -124,9 +124,9 @@ def _by_group(unfolded, windows, groups):
     )
 
 
-def patch_gram_norms(big, small, windows, groups):
-    """⟨PPᵀ, DDᵀ⟩ of windows P and output gradients D."""
-    rows = _by_group(unfold(big, windows), windows, groups)
+def patch_gram_norms(unfolded, small, windows, groups):
+    """⟨PPᵀ, DDᵀ⟩ of windows P, (n, T, K·g·i), and output gradients D."""
+    rows = _by_group(unfolded, windows, groups)
     small = split(small, groups)
     grams = _gram(rows) * _gram(small)
     # Rounding can leave a tiny negative number.
@@ -134,7 +134,7 @@ def patch_gram_norms(big, small, windows, groups):
 
 
 def pixel_gram_norms(big, small, windows, groups):
-    """The same, but PPᵀ is summed from the Gram matrix of the pixels.
+    """The same for the input: PPᵀ summed from the Gram matrix of the pixels.
 
     Windows overlap, so that their products are sums over taps of products of
     pixels: K times fewer multiplications, and no window is copied.
@@ -201,6 +201,13 @@ def total(big, small, windows, groups):
         met = tf.reshape(split(met, groups), [-1, groups, windows.count, i])
         rows.append(tf.einsum("ngti,ngto->igo", met, small))
     return tf.reshape(tf.concat(rows, 0), [-1, groups * o])
+
+
+def total_of_windows(unfolded, small):
+    """The same for one group, where the windows are at hand."""
+    unfolded = tf.reshape(unfolded, [-1, unfolded.shape[-1]])
+    small = tf.reshape(small, [-1, small.shape[-1]])
+    return tf.matmul(unfolded, small, transpose_a=True)
 
 
 def has_filter_gradient(windows, groups, channels):

@@ -78,7 +78,7 @@ class Patches(SampleGradients):
         ValueError: there is no such method, or it cannot serve these windows.
     """
 
-    rows = ("big", "small", "_gradients")
+    rows = ("big", "small", "_gradients", "_unfolded")
 
     def __init__(self, big, small, windows, shape, groups=1, method=None):
         self.big = big
@@ -87,6 +87,7 @@ class Patches(SampleGradients):
         self.shape = list(shape)
         self.groups = groups
         self._gradients = None
+        self._unfolded = None
         self._costs = convolution_costs.costs(
             windows, groups, big.shape[-1], small.shape[-1]
         )
@@ -126,7 +127,11 @@ class Patches(SampleGradients):
     def squared_norms(self):
         method = self.chosen_method()
         if self._gradients is None and method in _NORMS:
-            return _NORMS[method](*self._arguments())
+            big, *others = self._arguments()
+            if method == "patch_gram":
+                big = convolution_methods.unfold(big, self.windows)
+                self._unfolded = big if self.groups == 1 else None
+            return _NORMS[method](big, *others)
         return sum_of_squares(self._matrices())
 
     def weighted_sum(self, weights):
@@ -135,7 +140,10 @@ class Patches(SampleGradients):
         big, small, windows, groups = self._arguments()
         if weights is not None:
             small *= expand(weights, small)
-        found = convolution_methods.total(big, small, windows, groups)
+        if self._unfolded is not None:
+            found = convolution_methods.total_of_windows(self._unfolded, small)
+        else:
+            found = convolution_methods.total(big, small, windows, groups)
         return tf.reshape(found, self.shape)
 
     def squared_norm_of_sum(self):

@@ -84,7 +84,7 @@ def _chosen(sizes, channels, filters, kernel, stride, padding):
 
 def test_the_choice_follows_the_shapes():
     assert _chosen((28, 28), 1, 16, 8, 2, "same") == "identity"
-    assert _chosen((13, 13), 16, 32, 4, 2, "valid") == "patches"
+    assert _chosen((13, 13), 16, 32, 4, 2, "valid") == "patch_gram"
     assert _chosen((16, 16), 64, 64, 3, 1, "same") == "patches"
     assert _chosen((32, 32), 32, 32, 3, 1, "same") == "taps"
     assert _chosen((8, 8), 128, 128, 3, 1, "same") == "pixel_gram"
