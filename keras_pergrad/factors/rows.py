@@ -9,6 +9,8 @@ from keras_pergrad.factors.xla import in_xla
 METHODS = ("unique", "compare", "sort")
 #: Above it, comparing all pairs of positions costs more than sorting.
 MOST_COMPARED = 512
+#: Up to so many rows a slice, summing into the whole table is faster.
+SLICES = 4
 
 
 class Rows(SampleGradients):
@@ -102,10 +104,15 @@ class Rows(SampleGradients):
 def _last_equal(ids, n, positions):
     """For each position the last with the same id, numbered through."""
     equal = ids[:, :, None] == ids[:, None, :]
-    # XLA reduces floats over an outer axis twice as fast as integers over
-    # the inner one; the positions are few enough to be exact.
-    numbers = tf.cast(tf.range(positions), tf.float32)[:, None]
-    last = tf.reduce_max(tf.where(equal, numbers, 0), 1)
+    # XLA reduces an outer axis twice as fast as the inner one, and narrow
+    # numbers faster than wide ones.
+    known = ids.shape[1]
+    if known is None or known > 2**15:
+        narrow = tf.int32
+    else:
+        narrow = tf.uint8 if known <= 2**8 else tf.int16
+    numbers = tf.cast(tf.range(positions), narrow)[:, None]
+    last = tf.reduce_max(tf.where(equal, numbers, tf.zeros([], narrow)), 1)
     return tf.cast(last, tf.int32) + tf.range(n)[:, None] * positions
 
 
@@ -123,11 +130,23 @@ def _ranks(ids, n, positions):
 def squared_norm(gradient):
     """‖gradient‖², a scalar, also of `tf.IndexedSlices` that repeat a row.
 
-    No array of the size of the whole table is made.
+    Where the slices are few, no array of the size of the table is made.
     """
     if not isinstance(gradient, tf.IndexedSlices):
         return tf.reduce_sum(tf.square(gradient))
-    # All slices as those of one sample.
-    ids, values = gradient.indices[None], gradient.values[None]
-    shape = [tf.int32.max, *gradient.values.shape[1:]]
-    return Rows(ids, values, shape).squared_norms()[0]
+    ids, values = gradient.indices, gradient.values
+    rows = tf.get_static_value(gradient.dense_shape[0])
+
+    def by_table():
+        table = tf.math.unsorted_segment_sum(values, ids, rows)
+        return tf.reduce_sum(tf.square(table))
+
+    def by_row():
+        # All slices as those of one sample.
+        shape = [tf.int32.max, *values.shape[1:]]
+        return Rows(ids[None], values[None], shape).squared_norms()[0]
+
+    if rows is None:
+        return by_row()
+    few = int(rows) <= SLICES * tf.size(ids, tf.int64)
+    return tf.cond(few, by_table, by_row)
