@@ -1,0 +1,73 @@
+"""Every way to the norms and sums of outer products, against plain NumPy."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_pergrad.factors import Outer
+
+
+def _parts(n, positions, i, o):
+    rng = np.random.default_rng(0)
+    between = [] if positions is None else [positions]
+    return rng.normal(size=(n, *between, i)), rng.normal(size=(n, *between, o))
+
+
+def _gradients(x, dz):
+    n, i, o = x.shape[0], x.shape[-1], dz.shape[-1]
+    x, dz = x.reshape(n, -1, i), dz.reshape(n, -1, o)
+    return np.einsum("nti,nto->nio", x, dz)
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "xla"])
+@pytest.mark.parametrize("method", ["gram", "full", None])
+@pytest.mark.parametrize(
+    "shape", [(1, None, 3, 2), (3, 1, 2, 4), (2, 2, 5, 3), (5, 7, 2, 3)]
+)
+def test_every_method_agrees(shape, method, compiled):
+    x, dz = _parts(*shape)
+    gradients = _gradients(x, dz)
+    weights = np.linspace(0, 2, len(x))
+
+    @tf.function(jit_compile=compiled)
+    def answers():
+        factor = Outer(tf.constant(x), tf.constant(dz), method=method)
+        norms = factor.squared_norms()
+        return norms, factor.weighted_sum(weights), factor.weighted_sum(None)
+
+    norms, weighted, total = answers()
+    np.testing.assert_allclose(
+        norms, np.square(gradients).sum((1, 2)), rtol=1e-12
+    )
+    expected = np.einsum("n,nio->io", weights, gradients)
+    np.testing.assert_allclose(weighted, expected, rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(total, gradients.sum(0), rtol=1e-10)
+    factor = Outer(tf.constant(x), tf.constant(dz), method=method)
+    np.testing.assert_allclose(factor.materialize(), gradients, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("positions", "i", "o", "method"),
+    [
+        (1, 784, 50, "product"),
+        # Few positions under wide kernels: no gradient is held.
+        (16, 256, 256, "gram"),
+        (64, 4096, 4096, "gram"),
+        # As in a transformer block: held once, they serve the sum, too.
+        (64, 128, 128, "full"),
+        (64, 128, 512, "full"),
+        # Many positions: the Gram matrices would be the larger ones.
+        (256, 100, 400, "full"),
+        (1024, 1024, 1024, "full"),
+    ],
+)
+def test_the_choice_follows_the_shapes(positions, i, o, method):
+    x, dz = tf.zeros((1, positions, i)), tf.zeros((1, positions, o))
+    assert Outer(x, dz).chosen_method() == method
+
+
+def test_a_forced_method_is_kept():
+    x, dz = tf.zeros((1, 64, 128)), tf.zeros((1, 64, 128))
+    assert Outer(x, dz, method="gram").chosen_method() == "gram"
+    assert Outer(x, dz, method="gram").sum_method() == "matmul"
+    assert Outer(x, dz, method="full").sum_method() == "held"
