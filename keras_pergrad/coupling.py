@@ -20,6 +20,8 @@ _PAIRWISE_LOSSES = (keras.losses.circle,)
 _OVERLAP_LOSSES = (keras.losses.dice, keras.losses.tversky)
 _OVER_AN_AXIS = (
     keras.layers.Concatenate,
+    keras.layers.GroupNormalization,
+    keras.layers.LayerNormalization,
     keras.layers.Softmax,
     keras.layers.UnitNormalization,
 )

@@ -115,6 +115,7 @@ class Tape:
 
         rule = find_rule(layer) if layer._trainable_variables else None
         rule = rule or (find_rule(layer) if _takes_whole(layer) else None)
+        call.rule = rule
         with attribute(layer, "call", call):
             yield
 

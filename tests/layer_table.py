@@ -415,7 +415,7 @@ def _assert_apart(model, x, state):
 
 NOTES = {
     "Lambda": "its function must treat each sample alone: not checked",
-    "TimeDistributed": "around Dense; around others the fallback",
+    "TimeDistributed": "around layers with a rule that only needs their call",
     **dict.fromkeys(
         ("GRUCell", "LSTMCell", "SimpleRNNCell"), "in an RNN layer"
     ),

@@ -11,7 +11,6 @@ from keras_pergrad.factors.base import (
     weighted,
 )
 
-
 # What a multiplication, and what holding a number of a gradient cost: only
 # their relation matters. Measured on two CPU cores.
 MULTIPLY, HOLD = 1.0, 32.0

@@ -98,10 +98,11 @@ def find_rule(layer):
     """The rule that serves `layer`, or None.
 
     A subclass with a `call` of its own is not served by its base's rule: it
-    may compute anything.
+    may compute anything. Neither is a layer with one in the instance, unless
+    that is the tape's, which names the rule.
     """
     if "call" in vars(layer):
-        return None
+        return getattr(layer.call, "rule", None)
     own = type(layer)
     for base in own.__mro__:
         rule = _RULES.get(base)
