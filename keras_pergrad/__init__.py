@@ -42,6 +42,7 @@ if not _is_command():
         per_sample_gradients,
         per_sample_norms,
     )
+    from keras_pergrad.inputs import input_gradients
     from keras_pergrad.model import PerGradModel
     from keras_pergrad.modes import (
         Accumulated,
@@ -73,6 +74,7 @@ if not _is_command():
         "explain",
         "factors",
         "gradient_statistics",
+        "input_gradients",
         "modes",
         "per_sample_gradients",
         "per_sample_norms",

@@ -51,6 +51,13 @@ def refused(model, refuse=_raise):
         message = _loss_message(known.loss)
         if message is not None:
             refuse(model, ValueError(message))
+    with refused_layers(model, refuse):
+        yield
+
+
+@contextlib.contextmanager
+def refused_layers(model, refuse=_raise):
+    """The same, whatever the loss."""
     with contextlib.ExitStack() as stack:
         for layer in model._flatten_layers():
             reason = _reason(layer)

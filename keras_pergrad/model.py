@@ -15,6 +15,7 @@ from keras.src.models.model import functional_init_arguments
 
 from keras_pergrad import modes
 from keras_pergrad.epochs import end_of_epochs
+from keras_pergrad.inputs import input_gradients
 from keras_pergrad.losses import track_loss
 from keras_pergrad.registry import PACKAGE, serialize
 from keras_pergrad.tape import first_tensor
@@ -146,6 +147,10 @@ class PerGradModel(keras.Model):
             return super().fit(*bound.args, **bound.kwargs)
 
     fit.__doc__ = keras.Model.fit.__doc__
+
+    def input_gradients(self, x, *args, **kwargs):
+        """`keras_pergrad.input_gradients` of this model; see there."""
+        return input_gradients(self, x, *args, **kwargs)
 
     def reset_metrics(self):
         super().reset_metrics()

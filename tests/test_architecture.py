@@ -71,8 +71,10 @@ ALLOWED = {
     "doctor": {"doctor", "judgement", "placement"},
     "callbacks": {"callbacks", "runs", "functional", "pipelines", "placement"},
     "pipelines": {"pipelines"},
+    "inputs": {"inputs", "coupling", "patching"},
     "model": {
         "epochs",
+        "inputs",
         "modes",
         "losses",
         "registry",

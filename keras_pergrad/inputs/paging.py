@@ -1,0 +1,33 @@
+"""Gives the pages of memory-mapped files back once they have been used.
+
+Private names in use: `numpy.memmap._mmap`.
+"""
+
+import mmap
+
+#: Bytes of a file to go through before its pages are given back.
+EVERY = 2**26
+
+_used: dict[int, int] = {}
+
+
+def release(array, amount):
+    """Notes that `amount` bytes of `array` were used; frees from time to time.
+
+    A mapped file's pages stay in the process until the system needs them, so
+    that its memory seems to grow with the file. Nothing is lost: the pages of
+    a shared mapping are the file's.
+    """
+    mapped = getattr(array, "_mmap", None)
+    if mapped is None or not hasattr(mapped, "madvise"):
+        return
+    # Mode "c" keeps its changes in those pages alone.
+    if getattr(array, "mode", "c") == "c":
+        return
+    used = _used.get(id(mapped), 0) + amount
+    if used >= EVERY:
+        if array.mode != "r":
+            mapped.flush()
+        mapped.madvise(mmap.MADV_DONTNEED)
+        used = 0
+    _used[id(mapped)] = used
