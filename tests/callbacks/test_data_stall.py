@@ -11,6 +11,7 @@ from tests.callbacks.stall_truth import (
     SPEC,
     Clock,
     Loader,
+    NotesInFile,
     TimedStepModel,
     no_hidden_prefetch,
     sleeper,
@@ -126,6 +127,83 @@ def test_sleeping_map_is_measured(pattern, steps_per_execution):
 @pytest.mark.parametrize("steps_per_execution", [1, 8])
 def test_every_kind_of_data_is_measured(kind, steps_per_execution):
     assert_true_stall(fit_stall(kind, PATTERNS["10 ms"], steps_per_execution))
+
+
+class _InProcesses(keras.utils.PyDataset):
+    def __init__(self, notes):
+        super().__init__(workers=2, use_multiprocessing=True)
+        self.notes = notes
+
+    def __len__(self):
+        return N
+
+    def __getitem__(self, index):
+        return self.notes.load(index, 0.02)
+
+
+@pytest.mark.timing
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork")
+def test_batches_from_other_processes_are_measured(tmp_path):
+    attempts = iter(range(4))
+
+    def run():
+        notes = NotesInFile(tmp_path / f"notes{next(attempts)}")
+        clock, stall = Clock(), DataStall(warn_above=1)
+        compiled(clock).fit(
+            _InProcesses(notes),
+            verbose=0,
+            shuffle=False,
+            callbacks=[stall, clock],
+        )
+        assert stall.reports[0].steps == len(clock.step_ends) == N
+        notes.read_into(clock)
+        return stall.reports[0].data_stall_s, clock.bounds(), N - 1
+
+    assert_true_stall(run)
+
+
+@pytest.mark.timing
+def test_a_torch_data_loader_is_measured():
+    data = pytest.importorskip("torch.utils.data")
+
+    class Slow(data.Dataset):
+        def __init__(self, load):
+            self.load = load
+
+        def __len__(self):
+            return N
+
+        def __getitem__(self, index):
+            x, y = self.load(index)
+            return x[0], y[0]
+
+    def run():
+        clock, stall = Clock(), DataStall(warn_above=1)
+        loader = data.DataLoader(Slow(sleeper(clock, PATTERNS["10 ms"])))
+        compiled(clock).fit(loader, verbose=0, callbacks=[stall, clock])
+        assert stall.reports[0].steps == len(clock.step_ends) == N
+        peeked = len(clock.ready) - N
+        return stall.reports[0].data_stall_s, clock.bounds(peeked), N - 1
+
+    assert_true_stall(run)
+
+
+@pytest.mark.timing
+def test_arrays_in_memory_hardly_wait():
+    def run():
+        clock, stall = Clock(), DataStall(warn_above=1)
+        x, y = (np.repeat(part, N, 0) for part in BATCH)
+        compiled(clock).fit(
+            x, y, batch_size=4, verbose=0, callbacks=[stall, clock]
+        )
+        assert stall.reports[0].steps == len(clock.step_ends) == N
+        # The loader has no clock here: the truth is what the steps left.
+        begins, ends = clock.step_begins[1:], clock.step_ends[:-1]
+        free = (max(e, clock.asked[k + 1]) for k, e in enumerate(ends))
+        most = sum(max(b - f, 0) for b, f in zip(begins, free))
+        return stall.reports[0].data_stall_s, (0.0, most), N - 1
+
+    assert_true_stall(run)
 
 
 @pytest.mark.timing

@@ -3,7 +3,13 @@
 import subprocess
 import sys
 
+import keras
 import pytest
+
+import keras_pergrad as kpg
+from keras_pergrad.callbacks import DataStall
+from tests.callbacks.stall_truth import Clock, sleeper
+from tests.callbacks.test_data_stall import mapped
 
 # Times depend on what else the machine does: `make test-timing`.
 pytestmark = pytest.mark.timing
@@ -94,19 +100,10 @@ def test_mirrored_waits_are_true():
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 @pytest.mark.filterwarnings("ignore:`shuffle=True` was passed")
 def test_every_gradient_mode_is_timed(mode):
-    kpg = pytest.importorskip("keras_pergrad")
-    if not hasattr(kpg, "PerGradModel"):
-        pytest.skip("needs PerGradModel")
-    import keras
-
-    from keras_pergrad.callbacks import DataStall
-    from tests.callbacks.stall_truth import Clock, sleeper
-    from tests.callbacks.test_data_stall import mapped
-
     inputs = keras.layers.Input((3,))
     outputs = keras.layers.Dense(1)(inputs)
-    model = kpg.PerGradModel(inputs, outputs, gradient_mode=mode)
-    model.compile("sgd", "mse", jit_compile=False)
+    model = kpg.PerGradModel(inputs, outputs)
+    model.compile("sgd", "mse", jit_compile=False, gradient_mode=mode)
     stall = DataStall(warn_above=1)
     clock = Clock()
     data = mapped(sleeper(clock, [0.01] * 16))
