@@ -41,8 +41,10 @@ test-oldest:
 # The tests for which it matters which TensorFlow wheel is installed: with
 # `tensorflow-cpu` (Linux on x86-64) the stand-in device is a "GPU", as on a Mac.
 CPU_VENV := .venv-cpu
-CPU_WHEEL_TESTS ?= tests/placement tests/doctor \
-	tests/callbacks/test_device_placement.py tests/checking/test_on_stand_in.py
+CPU_WHEEL_TESTS ?= tests/placement/test_on_stand_in.py \
+	tests/placement/test_comparison.py tests/placement/test_prediction.py \
+	tests/placement/test_kernels.py tests/placement/test_devices.py \
+	tests/doctor/test_command.py tests/checking/test_on_stand_in.py
 test-cpu-wheel: $(CPU_VENV)/.ready
 	$(CPU_VENV)/bin/python -m pytest -n $(WORKERS) $(CPU_WHEEL_TESTS)
 
