@@ -8,8 +8,8 @@ WORKERS ?= 2
 TESTS ?= tests
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: setup demo test test-timing test-oldest lint format bench bench-venvs \
-	clean
+.PHONY: setup demo test test-timing test-oldest test-cpu-wheel lint format \
+	bench bench-venvs clean
 
 setup: $(READY)
 
@@ -38,6 +38,27 @@ test-oldest:
 	$(MAKE) test VENV=.venv-oldest CONSTRAINTS=constraints/oldest.txt \
 		TESTS="$(OLDEST_TESTS)"
 
+# The tests for which it matters which TensorFlow wheel is installed: with
+# `tensorflow-cpu` (Linux on x86-64) the stand-in device is a "GPU", as on a Mac.
+CPU_VENV := .venv-cpu
+CPU_WHEEL_TESTS ?= tests/placement/test_on_stand_in.py \
+	tests/placement/test_comparison.py tests/placement/test_prediction.py \
+	tests/placement/test_kernels.py tests/placement/test_devices.py \
+	tests/doctor/test_command.py tests/checking/test_on_stand_in.py
+test-cpu-wheel: $(CPU_VENV)/.ready
+	$(CPU_VENV)/bin/python -m pytest -n $(WORKERS) $(CPU_WHEEL_TESTS)
+
+# The package asks for `tensorflow`, and `tensorflow-cpu` is the same under
+# another name, so it is installed without its dependencies, and they beside it.
+$(CPU_VENV)/.ready: pyproject.toml $(CONSTRAINTS)
+	test -x $(CPU_VENV)/bin/python || $(PYTHON) -m venv $(CPU_VENV)
+	$(CPU_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
+		-c $(CONSTRAINTS) keras numpy pytest pytest-xdist \
+		"$$(sed -n 's/^tensorflow==/tensorflow-cpu==/p' $(CONSTRAINTS))"
+	$(CPU_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
+		--no-deps -e .
+	touch $@
+
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -65,4 +86,4 @@ bench-venvs: $(READY) $(PEERS:%=.bench-venvs/%/.ready)
 	  && touch $@ || rm -rf .bench-venvs/$*
 
 clean:
-	rm -rf .venv .venv-oldest .bench-venvs .pytest_cache .ruff_cache
+	rm -rf .venv .venv-oldest .venv-cpu .bench-venvs .pytest_cache .ruff_cache

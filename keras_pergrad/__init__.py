@@ -36,6 +36,7 @@ if not _is_command():
         Mean,
         register_aggregation,
     )
+    from keras_pergrad.checking.check import check_gradients
     from keras_pergrad.explain import explain
     from keras_pergrad.functional import (
         gradient_statistics,
@@ -70,6 +71,7 @@ if not _is_command():
         "PerSample",
         "Vectorized",
         "callbacks",
+        "check_gradients",
         "compare_devices",
         "explain",
         "factors",

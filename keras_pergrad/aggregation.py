@@ -147,7 +147,7 @@ class ClippedMean(Aggregation):
         weights = clip / tf.maximum(norms, clip)
         if math.isinf(self.clip_norm):
             weights = tf.ones_like(norms)
-        return tf.where(tf.math.is_finite(norms), weights, tf.zeros_like(norms))
+        return tf.where(is_finite(norms), weights, tf.zeros_like(norms))
 
     def finish(self, gradients, n):
         if not self.noise_multiplier:
@@ -176,7 +176,7 @@ class ClippedMean(Aggregation):
         }
 
     def statistics(self, norms):
-        finite = tf.math.is_finite(norms)
+        finite = is_finite(norms)
         clipped = tf.logical_and(finite, norms > self.clip_norm)
         return {
             "clipped_fraction": tf.reduce_mean(tf.cast(clipped, norms.dtype)),
@@ -191,6 +191,15 @@ class ClippedMean(Aggregation):
             "noise_multiplier": self.noise_multiplier,
             "seed": self.seed,
         }
+
+
+def is_finite(norms):
+    """Which norms are neither NaN nor infinite.
+
+    They are never negative, so one comparison tells, and that is an op which
+    Metal has; `tf.math.is_finite` would run on the CPU.
+    """
+    return norms < tf.constant(math.inf, norms.dtype)
 
 
 def _is_number(value):

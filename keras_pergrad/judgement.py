@@ -47,6 +47,38 @@ class Verdict:
         """Whether rounding explains the difference."""
         return self.verdict != WRONG
 
+    def sentence(self, name):
+        """What to say of `name`, whose difference is no rounding."""
+        return (
+            f"{name} differs by {self.error:.3g} (relative "
+            f"{self.relative:.1g}, rounding explains {self.tolerance:.1g}): "
+            f"not rounding"
+        )
+
+
+def unit(dtype):
+    """The gap between 1 and the next number of a format.
+
+    Args:
+        dtype: float64, float32, float16 or bfloat16, as a name or a type.
+
+    Raises:
+        ValueError: `dtype` is not a floating-point format known here.
+
+    Example:
+
+    >>> from keras_pergrad.judgement import unit
+    >>> unit("float16")
+    0.0009765625
+    """
+    name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
+    if name not in _EPSILON:
+        raise ValueError(
+            f"`dtype` expected one of {', '.join(_EPSILON)}. Received: "
+            f"{name}. Whole numbers have no rounding: compare them with ==."
+        )
+    return _EPSILON[name]
+
 
 def tolerance(dtype, terms=1):
     """The largest relative error that rounding explains.
@@ -73,18 +105,13 @@ def tolerance(dtype, terms=1):
     >>> tolerance("float32") < tolerance("float32", terms=1000)
     True
     """
-    name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
-    if name not in _EPSILON:
-        raise ValueError(
-            f"`dtype` expected one of {', '.join(_EPSILON)}. Received: "
-            f"{name}. Whole numbers have no rounding: compare them with ==."
-        )
+    roundoff = unit(dtype)
     if terms < 1:
         raise ValueError(
             f"`terms` expected the number of summed products, 1 or more. "
             f"Received: terms={terms}"
         )
-    return _EPSILON[name] * (16.0 + 4.0 * math.sqrt(terms))
+    return roundoff * (16.0 + 4.0 * math.sqrt(terms))
 
 
 def judge(reference, value, dtype="float32", terms=1, scale=0.0):
@@ -139,3 +166,38 @@ def judge(reference, value, dtype="float32", terms=1, scale=0.0):
         limit,
         tuple(int(i) for i in index),
     )
+
+
+def judge_all(names, references, values, dtype, terms=1, scales=None):
+    """`judge` for the named results of one computation.
+
+    Args:
+        names, references, values: as many of each.
+        dtype, terms: as for `judge`.
+        scales: for each result the magnitude of what it was computed from.
+            By default the same for all: a result that is zero by
+            cancellation was computed from numbers of about the size of its
+            neighbours.
+
+    Returns:
+        A dict from name to `Verdict`.
+
+    Example:
+
+    >>> from keras_pergrad.judgement import judge_all
+    >>> right, found = [[1.0], [0.0]], [[1.0], [1e-9]]
+    >>> found = judge_all(["a", "b"], right, found, "float32")
+    >>> [verdict.verdict for verdict in found.values()]
+    ['exact', 'rounding']
+    """
+    if scales is None:
+        sizes = [float(np.max(np.abs(r), initial=0.0)) for r in references]
+        finite = [size for size in sizes if math.isfinite(size)]
+        floor = max(finite, default=0.0) * math.sqrt(unit("float32"))
+        scales = [floor] * len(sizes)
+    return {
+        name: judge(reference, value, dtype, terms, scale)
+        for name, reference, value, scale in zip(
+            names, references, values, scales
+        )
+    }

@@ -10,6 +10,11 @@ import pytest
 EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
 
 WORDS = {
+    "are_my_gradients_consistent": [
+        "cnn: Yes: 12 of 12",
+        "attention: Yes: 12 of 12",
+        "broken: No: 3 of 4",
+    ],
     "quickstart": ["vectorized", "per_sample", "most unusual", ".png"],
     "find_the_stall": ["Write:", "prefetch", "before", "after"],
     "normalize_in_pipeline": ["pipeline", "model", "step"],

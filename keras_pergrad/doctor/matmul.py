@@ -1,10 +1,13 @@
 """Tries oneDNN's known matmul defect; runs in a process of its own.
 
 A product of shapes [b, 1, t, k] and [k, n] returns garbage or corrupts the
-heap in some builds; the harm may show only when the process ends.
+heap in some builds; the harm may show only when the process ends. Four
+numbers on the command line are the b, t, k, n to try; else a few are tried.
 """
 
 import sys
+
+SHAPES = [(2, 3, 4, 5), (8, 16, 32, 32), (64, 16, 64, 32)]
 
 
 def main():
@@ -13,7 +16,8 @@ def main():
 
     random = np.random.default_rng(0)
     worst = 0.0
-    for b, t, k, n in [(2, 3, 4, 5), (8, 16, 32, 32), (64, 16, 64, 32)]:
+    wanted = tuple(int(size) for size in sys.argv[1:5])
+    for b, t, k, n in [wanted] if wanted else SHAPES:
         left = random.normal(size=(b, 1, t, k)).astype("float32")
         right = random.normal(size=(k, n)).astype("float32")
         with tf.device("/CPU:0"):

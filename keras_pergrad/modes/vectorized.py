@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from keras_pergrad.aggregation import aggregations
+from keras_pergrad.aggregation import aggregations, is_finite
 from keras_pergrad.factors import squared_norm
 from keras_pergrad.factors.base import select
 from keras_pergrad.losses import noting_losses, total_loss
@@ -134,7 +134,7 @@ def aggregate(aggregation, factors, n, scale=None, with_statistics=False):
         found = spread(norms, mean, n)
     gradients = aggregation.finish(gradients, n)
     if scale is not None:
-        finite = tf.math.is_finite(norms)
+        finite = is_finite(norms)
         gradients = overflow_to_infinity(gradients, finite, scale)
     return gradients, {**aggregation.statistics(norms), **found}
 
@@ -143,7 +143,7 @@ def weighted_sum(aggregation, factors, n):
     """The sum of the contributions by their weights, and all norms."""
     norms = sample_norms(factors, n)
     weights = aggregation.weights(norms)
-    finite = tf.math.is_finite(norms)
+    finite = is_finite(norms)
     select([f for f in factors if f is not None], finite)
     gradients = [f and f.weighted_sum(weights) for f in factors]
     return gradients, norms

@@ -1,12 +1,10 @@
 """The same step on every device: do the numbers agree, and how fast is it."""
 
 import dataclasses
-import math
 
-import numpy as np
 import tensorflow as tf
 
-from keras_pergrad import judgement
+from keras_pergrad import arithmetic, judgement
 from keras_pergrad.placement import culprit, layers
 from keras_pergrad.placement.devices import accelerators, short_name
 from keras_pergrad.placement.prediction import check_trainable
@@ -88,12 +86,7 @@ def _lines(device, cpu_ms):
         lines.append(f"  loss, outputs and gradients {how}")
         return lines
     for name in device.wrong[:5]:
-        verdict = device.verdicts[name]
-        lines.append(
-            f"  {name} differs by {verdict.error:.3g} "
-            f"(relative {verdict.relative:.1g}, rounding explains "
-            f"{verdict.tolerance:.1g}): not rounding"
-        )
+        lines.append(f"  {device.verdicts[name].sentence(name)}")
     if len(device.wrong) > 5:
         lines.append(f"  and {len(device.wrong) - 5} more")
     if device.suspect is not None:
@@ -143,17 +136,17 @@ def compare_devices(model, x, y, devices=None, repeats=3):
             f"`repeats` expected a whole number, 1 or more. Received: "
             f"repeats={repeats}"
         )
-    names = _chosen(devices)
+    names = chosen(devices)
     step, labels, notes = _step(model, as_in_fit((x, y)))
     concrete, values = step
-    terms = _terms(model, values[0])
-    dtype = _dtype(model)
+    terms = arithmetic.terms(model, values[0])
+    dtype = arithmetic.precision(model)
     with Replica(concrete, device="/device:CPU:0") as cpu:
         reference = cpu.run(values)
         cpu_ms = median_ms(cpu, values, repeats)
 
     def judge(outputs):
-        return _judge(labels, reference, outputs, dtype, terms)
+        return judgement.judge_all(labels, reference, outputs, dtype, terms)
 
     found = []
     for name in names:
@@ -169,7 +162,15 @@ def compare_devices(model, x, y, devices=None, repeats=3):
     return Comparison(cpu_ms, found, notes)
 
 
-def _chosen(devices):
+def chosen(devices):
+    """The names of the devices that were asked for.
+
+    Args:
+        devices: one name, a list of them, or `None` for every accelerator.
+
+    Raises:
+        ValueError: there is no such device.
+    """
     present = [device.name for device in accelerators()]
     if devices is None:
         return present
@@ -221,34 +222,3 @@ def _trace(model, data, training):
         return results
 
     return trace_step(step, data), labels
-
-
-def _judge(labels, reference, outputs, dtype, terms):
-    # A gradient that is zero by cancellation was computed from numbers of
-    # about the size of its neighbours.
-    sizes = [float(np.max(np.abs(r), initial=0.0)) for r in reference]
-    finite = [size for size in sizes if math.isfinite(size)]
-    floor = max(finite, default=0.0) * math.sqrt(np.finfo("float32").eps)
-    return {
-        label: judgement.judge(a, b, dtype, terms, scale=floor)
-        for label, a, b in zip(labels, reference, outputs)
-    }
-
-
-def _dtype(model):
-    policies = {
-        layer.compute_dtype
-        for layer in model._flatten_layers(include_self=False)
-        if layer.weights
-    }
-    for dtype in ("bfloat16", "float16", "float32", "float64"):
-        if dtype in policies:
-            return dtype
-    return "float32"
-
-
-def _terms(model, x):
-    """How many products go into one number, at most."""
-    fan_in = [math.prod(v.shape[:-1]) for v in model.trainable_weights]
-    positions = math.prod(np.shape(x)[:-1]) if np.ndim(x) > 1 else np.size(x)
-    return max([1, int(positions), *fan_in])

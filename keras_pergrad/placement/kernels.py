@@ -127,17 +127,6 @@ def is_host_op(op, dtypes=()):
     )
 
 
-def known_types(op, device_type):
-    """The names of the types for which the device type has kernels."""
-    names = set()
-    for kernel in registered(op):
-        if kernel.device_type in (device_type, "DEFAULT"):
-            for constraint in kernel.constraint:
-                for t in constraint.allowed_values.list.type:
-                    names.add(tf.dtypes.as_dtype(t).name)
-    return sorted(names)
-
-
 def reason(definition, dtypes, device_type, platform):
     """Why a node is on the CPU although there is an accelerator."""
     if is_host_op(definition.op, dtypes):
@@ -155,5 +144,32 @@ def reason(definition, dtypes, device_type, platform):
     ]
     if not kernels:
         return f"no {platform} kernel"
-    types = ", ".join(known_types(definition.op, device_type)) or "others"
-    return f"no {platform} kernel for {'/'.join(dtypes)} (only {types})"
+    refused = _refused(definition, kernels)
+    if not refused:
+        return f"no {platform} kernel for {'/'.join(dtypes)} together"
+    return f"no {platform} kernel for " + ", ".join(
+        f"{wanted} (only {', '.join(sorted(types))})"
+        for wanted, types in refused.items()
+    )
+
+
+def _refused(definition, kernels):
+    """The types that no kernel takes → those that are taken in their place.
+
+    A kernel may be chosen by several types (data, indices), most of which
+    are fine.
+    """
+    refused = {}
+    for attr, value in definition.attr.items():
+        allowed = [
+            constraint.allowed_values.list.type
+            for kernel in kernels
+            for constraint in kernel.constraint
+            if constraint.name == attr
+        ]
+        free = len(allowed) < len(kernels)
+        taken = {t for types in allowed for t in types}
+        if not free and value.type and value.type not in taken:
+            names = {tf.dtypes.as_dtype(t).name for t in taken}
+            refused[tf.dtypes.as_dtype(value.type).name] = names
+    return refused

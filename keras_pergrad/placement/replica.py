@@ -34,13 +34,17 @@ class Replica:
             them. Ops that cannot run there go where they can.
         pins: op type → device, for single types; wins over `device`.
         rewrites: options for grappler, a dict of `RewriterConfig` fields.
+        keep: whether to hold the variables' first values, for `restore`.
 
     Raises:
         NotReplayable: it captures a table, an iterator or another
             resource that is not a variable.
     """
 
-    def __init__(self, concrete, device=None, pins=None, rewrites=None):
+    def __init__(
+        self, concrete, device=None, pins=None, rewrites=None, keep=False
+    ):
+        self._keep = keep
         self.graph = tf.Graph()
         self._source = concrete.graph
         self._device = device
@@ -55,9 +59,14 @@ class Replica:
         self._session = v1.Session(graph=self.graph, config=options)
 
     def __enter__(self):
-        self._session.run(self._assign, self._values)
-        self._values = {}
+        self.restore()
+        if not self._keep:
+            self._values = {}
         return self
+
+    def restore(self):
+        """Gives every variable the value that it was copied with."""
+        self._session.run(self._assign, self._values)
 
     def __exit__(self, *_):
         self._session.close()

@@ -14,6 +14,11 @@ def modes(plugin):
         "vectorized": "vectorized",
         "clipped": clipped,
         "per_sample": "per_sample",
+        "accumulated": kpg.Accumulated(microbatch_size=3),
+        "accumulated, clipped": kpg.Accumulated(
+            microbatch_size=4, inner=clipped
+        ),
+        "accumulated over steps": kpg.Accumulated(2, microbatch_size=4),
     }
     for name, mode in chosen.items():
         made = models.make("dense", wrap=kpg.PerGradModel, gradient_mode=mode)

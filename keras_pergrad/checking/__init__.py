@@ -1,0 +1,1 @@
+"""Whether every way to a gradient gives the same one."""
