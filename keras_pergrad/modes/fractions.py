@@ -6,7 +6,8 @@ masked, or the sum of their weights. Both N and D add up over microbatches;
 their quotient does not.
 
 Private names in use: `CompileLoss._flat_losses`, `CompileLoss._metrics`,
-`keras.src.backend.get_keras_mask`, `set_keras_mask`.
+`keras.src.backend.get_keras_mask`, `set_keras_mask`,
+`keras.src.losses.loss.unscale_loss_for_distribution`.
 """
 
 import dataclasses
@@ -15,12 +16,17 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras.src import backend
+from keras.src.losses.loss import unscale_loss_for_distribution
 
 from keras_pergrad.patching import attribute
 
 SUM = "sum"
 ROWS = "rows"
 DATA = "data"
+
+
+class NotAdditive(ValueError):
+    """A loss is not the sum of what parts of a batch add to it."""
 
 
 @dataclasses.dataclass
@@ -35,7 +41,7 @@ class Fraction:
         denominator: its part of the denominator (None for "sum").
         slack: what Keras adds once to the sum of the denominators.
         loss_weight: from `compile(loss_weights=...)`, or None.
-        count: the number of values where it is known while tracing.
+        per_row: the number of values of one sample, if known while tracing.
         rank: how many axes they have.
         by_weight: whether sample weights make part of the denominator.
     """
@@ -46,7 +52,7 @@ class Fraction:
     denominator: tf.Tensor | None
     slack: float
     loss_weight: float | None
-    count: int | None
+    per_row: int | None
     rank: int
     by_weight: bool
 
@@ -59,7 +65,7 @@ def evaluate(compile_loss, y, y_pred, sample_weight):
         y, y_pred, sample_weight: the microbatch.
 
     Raises:
-        ValueError: a loss is not a sum over samples divided by something.
+        NotAdditive: a loss is not a sum over samples divided by something.
     """
     if compile_loss is None:
         return []
@@ -104,7 +110,9 @@ def mask_slack():
         y_pred = tf.zeros([2, 1], tf.float64)
         backend.set_keras_mask(y_pred, tf.constant([True, False]))
         loss = keras.losses.MeanAbsoluteError(dtype="float64")
-        value = loss(tf.ones([2, 1], tf.float64), y_pred)
+        value = unscale_loss_for_distribution(
+            loss(tf.ones([2, 1], tf.float64), y_pred)
+        )
         return 1 / float(np.asarray(value)) - 1
 
 
@@ -140,7 +148,7 @@ class _Split:
                 denominator,
                 slack,
                 self.loss_weight,
-                weighted.shape.num_elements(),
+                weighted.shape[1:].num_elements(),
                 weighted.shape.rank,
                 loss.reduction == "mean_with_sample_weight",
             )
@@ -167,7 +175,8 @@ class _Split:
                 total = loss(y_true, y_pred, weights)
             if not by_weight:
                 return DATA, total, mask_slack()
-            mean = loss(y_true, y_pred, weights)
+            # Keras divides a mean by the number of replicas.
+            mean = unscale_loss_for_distribution(loss(y_true, y_pred, weights))
         return DATA, tf.math.divide_no_nan(total, mean), 0.0
 
 
@@ -188,7 +197,7 @@ def _require_additive(loss):
     elif isinstance(loss, keras.losses.Circle):
         why = "it compares the samples of a batch with each other"
     if why:
-        raise ValueError(_NOT_ADDITIVE.format(name=name, why=why))
+        raise NotAdditive(_NOT_ADDITIVE.format(name=name, why=why))
 
 
 def _require_rows(loss, values, y_pred, sample_weight):
@@ -210,7 +219,7 @@ def _require_rows(loss, values, y_pred, sample_weight):
         )
     else:
         return
-    raise ValueError(_NOT_ADDITIVE.format(name=loss.name, why=why))
+    raise NotAdditive(_NOT_ADDITIVE.format(name=loss.name, why=why))
 
 
 def _fit(a, b):
@@ -222,8 +231,8 @@ def _fit(a, b):
 
 
 _NOT_ADDITIVE = (
-    "The loss {name!r} cannot be accumulated over microbatches: {why}. Use a "
-    "loss that returns one value per sample (or per position), with reduction "
-    "'sum', 'sum_over_batch_size' or 'mean_with_sample_weight', or use "
-    "gradient_mode='batch'."
+    "The loss {name!r} cannot be added up over microbatches or replicas: "
+    "{why}. Use a loss that returns one value per sample (or per position), "
+    "with reduction 'sum', 'sum_over_batch_size' or "
+    "'mean_with_sample_weight', or use gradient_mode='batch'."
 )
