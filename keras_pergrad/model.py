@@ -163,7 +163,10 @@ class PerGradModel(keras.Model):
     def fit(self, *args, **kwargs):
         bound = inspect.signature(super().fit).bind(*args, **kwargs)
         callbacks = bound.arguments.get("callbacks")
-        with end_of_epochs(self, callbacks) as callbacks:
+        with (
+            strategies.explaining(self.distribute_strategy),
+            end_of_epochs(self, callbacks) as callbacks,
+        ):
             bound.arguments["callbacks"] = callbacks
             return super().fit(*bound.args, **bound.kwargs)
 

@@ -79,7 +79,11 @@ def present(samples, values):
         return values
     return tf.nest.map_structure(
         lambda t: (
-            None if t is None else tf.where(samples > 0, t, tf.zeros_like(t))
+            None
+            if t is None
+            else tf.where(
+                samples > 0, t, tf.zeros_like(tf.convert_to_tensor(t))
+            )
         ),
         values,
     )

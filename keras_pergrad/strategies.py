@@ -78,6 +78,25 @@ def require_inside(model):
                 raise ValueError(_OUTSIDE.format(what=what))
 
 
+@contextlib.contextmanager
+def explaining(strategy):
+    """Adds to an error of one of several workers what to do about it."""
+    try:
+        yield
+    except _LOST as error:
+        if on_several_workers(strategy):
+            error.add_note(_WORKER_LOST)
+        raise
+
+
+def on_several_workers(strategy):
+    """Whether the replicas are on several machines or processes."""
+    return (
+        isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+        and strategy.extended._in_multi_worker_mode()
+    )
+
+
 def local(strategy, batch):
     """The part of a batch that the first replica on this machine gets."""
     return tf.nest.map_structure(
@@ -91,16 +110,23 @@ def as_logs(logs):
     On several workers Keras takes the mean over the first axis, too, which a
     scalar does not have.
     """
-    strategy = tf.distribute.get_strategy()
-    several = (
-        isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
-        and strategy.extended._in_multi_worker_mode()
-    )
-    if not several:
+    if not on_several_workers(tf.distribute.get_strategy()):
         return logs
     return tf.nest.map_structure(lambda t: tf.reshape(t, [1]), logs)
 
 
+_LOST = (
+    tf.errors.UnavailableError,
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.DeadlineExceededError,
+    tf.errors.InternalError,
+)
+_WORKER_LOST = (
+    "Another worker has most likely stopped; the error above or its own log "
+    "says which and why. No worker can go on without it: start all of them "
+    "again. keras.callbacks.BackupAndRestore goes on from the last epoch."
+)
 _OUTSIDE = (
     "Under a tf.distribute strategy everything that is trained must belong to "
     "it, but {what} was created outside of its scope. Create the model, its "

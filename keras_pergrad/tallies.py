@@ -19,10 +19,11 @@ def found(variables, update):
     Returns:
         One tensor for each of `variables`.
     """
-    zeros = [tf.zeros(v.shape, v.dtype) for v in variables]
-    with keras.StatelessScope(list(zip(variables, zeros))) as scope:
+    zeros = [(v, tf.zeros(v.shape, v.dtype)) for v in variables]
+    with keras.StatelessScope(zeros) as scope:
         update()
-    return [tf.convert_to_tensor(scope.get_current_value(v)) for v in variables]
+    values: list = [scope.get_current_value(v) for v in variables]
+    return [tf.convert_to_tensor(value) for value in values]
 
 
 def add(variables, values, whole=False):

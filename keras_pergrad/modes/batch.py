@@ -1,5 +1,7 @@
 """The ordinary batch gradient."""
 
+from typing import Any
+
 import tensorflow as tf
 
 from keras_pergrad import replicas
@@ -13,10 +15,16 @@ from keras_pergrad.modes.base import (
     scaled,
 )
 from keras_pergrad.modes.contributions import times
+from keras_pergrad.tape import first_tensor
 
 
 class Batch(GradientMode):
     """The ordinary batch gradient: exactly what `keras.Model` does.
+
+    Under a `tf.distribute` strategy it is the gradient of the batch of all
+    replicas, however unequally they share it, where `keras.Model` gives the
+    replicas equal weight. A loss that is not made of one value per sample is
+    treated as `keras.Model` does, with a warning.
 
     Example:
 
@@ -35,6 +43,9 @@ class Batch(GradientMode):
             loss = total_loss(model, x, y, y_pred, sample_weight)
             target = model.optimizer.scale_loss(loss)
         gradients = tape.gradient(target, model.trainable_variables)
+        # A mean over no samples is NaN.
+        samples = tf.shape(first_tensor(x))[0]
+        loss, gradients = replicas.present(samples, (loss, gradients))
         return Step(loss, y_pred, gradients)
 
     def weighted_sum(self, model, x, part, scale):
@@ -42,8 +53,8 @@ class Batch(GradientMode):
         with tf.GradientTape() as tape:
             with shares.Postponed() as scope:
                 y_pred = call_model(model, x)
-            scope.assign()
-            target = times(part.loss(y_pred, scope.losses), scale)
+            scope.assign(tf.shape(first_tensor(x))[0])
+            target: Any = times(part.loss(y_pred, scope.losses), scale)
         gradients = tape.gradient(target, model.trainable_variables)
         if scale is not None:
             scale = 1 / scale

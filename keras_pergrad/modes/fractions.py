@@ -11,6 +11,7 @@ Private names in use: `CompileLoss._flat_losses`, `CompileLoss._metrics`,
 """
 
 import dataclasses
+from typing import Any
 
 import keras
 import numpy as np
@@ -176,7 +177,9 @@ class _Split:
             if not by_weight:
                 return DATA, total, mask_slack()
             # Keras divides a mean by the number of replicas.
-            mean = unscale_loss_for_distribution(loss(y_true, y_pred, weights))
+            mean: Any = unscale_loss_for_distribution(
+                loss(y_true, y_pred, weights)
+            )
         return DATA, tf.math.divide_no_nan(total, mean), 0.0
 
 

@@ -12,7 +12,7 @@ import warnings
 import keras
 import tensorflow as tf
 
-from keras_pergrad import coupling
+from keras_pergrad import coupling, replicas
 from keras_pergrad.losses import total_loss
 from keras_pergrad.modes import added
 from keras_pergrad.modes.base import (
@@ -28,6 +28,7 @@ from keras_pergrad.modes.base import (
 from keras_pergrad.modes.contributions import Contributions
 from keras_pergrad.modes.fractions import NotAdditive
 from keras_pergrad.modes.virtual import WeightedContributions
+from keras_pergrad.tape import first_tensor
 
 
 def step(mode, model, x, y, sample_weight):
@@ -82,7 +83,8 @@ def evaluate(model, x, y, sample_weight):
         warn(error)
         y_pred = call_model(model, x, training=False)
         loss = total_loss(model, x, y, y_pred, sample_weight, training=False)
-        return loss, y_pred, False
+        samples = tf.shape(first_tensor(x))[0]
+        return replicas.present(samples, loss), y_pred, False
 
 
 def _evaluate(model, x, y, sample_weight):
@@ -91,7 +93,7 @@ def _evaluate(model, x, y, sample_weight):
     parts = Contributions(model, x, None, sums)
     with Postponed() as scope:
         y_pred = call_model(model, x, training=False)
-    scope.assign()
+    scope.assign(parts.count)
     terms = parts.evaluate(x, y, y_pred, sample_weight)
     found = parts.parts_of_loss(terms, scope.losses, parts.own_rows)
     return parts.loss(parts.totals(found)), y_pred
@@ -123,10 +125,18 @@ class Postponed(keras.StatelessScope):
         self._updated[id(update[0])] = update[0]
         super().add_update(update)
 
-    def assign(self):
-        """Assigns what was held back; to be called outside of the scope."""
+    def assign(self, samples):
+        """Assigns what was held back; to be called outside of the scope.
+
+        Args:
+            samples: how many samples it is from: statistics of none are NaN.
+        """
         for variable in self._updated.values():
-            variable.assign(self.get_current_value(variable))
+            value = self.get_current_value(variable)
+            if value.dtype.is_floating:
+                old = tf.convert_to_tensor(variable.value)
+                value = tf.where(samples > 0, value, tf.cast(old, value.dtype))
+            variable.assign(value)
 
 
 def warn(error):
