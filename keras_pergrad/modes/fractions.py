@@ -6,18 +6,15 @@ masked, or the sum of their weights. Both N and D add up over microbatches;
 their quotient does not.
 
 Private names in use: `CompileLoss._flat_losses`, `CompileLoss._metrics`,
-`keras.src.backend.get_keras_mask`, `set_keras_mask`,
-`keras.src.losses.loss.unscale_loss_for_distribution`.
+`keras.src.backend.get_keras_mask`, `set_keras_mask`.
 """
 
 import dataclasses
-from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 from keras.src import backend
-from keras.src.losses.loss import unscale_loss_for_distribution
 
 from keras_pergrad.patching import attribute
 
@@ -111,10 +108,19 @@ def mask_slack():
         y_pred = tf.zeros([2, 1], tf.float64)
         backend.set_keras_mask(y_pred, tf.constant([True, False]))
         loss = keras.losses.MeanAbsoluteError(dtype="float64")
-        value = unscale_loss_for_distribution(
-            loss(tf.ones([2, 1], tf.float64), y_pred)
-        )
-        return 1 / float(np.asarray(value)) - 1
+        value = loss(tf.ones([2, 1], tf.float64), y_pred)
+        return _scale_of_means() / float(np.asarray(value)) - 1
+
+
+def _scale_of_means():
+    """What Keras multiplies every mean by: one over the number of replicas.
+
+    A third is rounded on the way, so that it is asked for.
+    """
+    with tf.init_scope():
+        loss = keras.losses.MeanAbsoluteError(dtype="float64")
+        one = tf.ones([1, 1], tf.float64)
+        return float(np.asarray(loss(one, tf.zeros_like(one))))
 
 
 class _Split:
@@ -176,10 +182,8 @@ class _Split:
                 total = loss(y_true, y_pred, weights)
             if not by_weight:
                 return DATA, total, mask_slack()
-            # Keras divides a mean by the number of replicas.
-            mean: Any = unscale_loss_for_distribution(
-                loss(y_true, y_pred, weights)
-            )
+            mean = loss(y_true, y_pred, weights)
+            total *= _scale_of_means()
         return DATA, tf.math.divide_no_nan(total, mean), 0.0
 
 
