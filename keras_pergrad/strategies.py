@@ -41,12 +41,12 @@ def require_served(strategy):
     """Refuses a strategy that the gradient modes are not known to serve."""
     if isinstance(strategy, SERVED):
         return
-    names = ", ".join(s.__name__ for s in SERVED)
     raise ValueError(
-        f"PerGradModel can be trained under {names}, or without a strategy. "
-        f"Received: a model created in the scope of {type(strategy).__name__}, "
-        "which has not been tested. Create the model in the scope of one of "
-        "these, or use keras.Model."
+        "PerGradModel can be trained under MirroredStrategy, "
+        "MultiWorkerMirroredStrategy or OneDeviceStrategy, or without a "
+        "strategy. Received: a model created in the scope of "
+        f"{type(strategy).__name__}, which has not been tested. Create the "
+        "model in the scope of one of these, or use keras.Model."
     )
 
 

@@ -18,19 +18,19 @@ class Cluster:
     Args:
         module: the module to run, such as "tests.distribute.worker".
         workers: how many processes.
-        *arguments: what each gets on its command line.
+        **arguments: what each gets on its command line, as JSON.
 
     Example:
 
     ```python
-    with Cluster("tests.distribute.worker", 2, "fit") as cluster:
+    with Cluster("tests.distribute.worker", 2, names=["batch"]) as cluster:
         first, second = cluster.results(timeout=60)
     ```
     """
 
-    def __init__(self, module, workers, *arguments):
+    def __init__(self, module, workers, **arguments):
         self.command = [sys.executable, "-W", "ignore", "-m", module]
-        self.command += [str(a) for a in arguments]
+        self.command.append(json.dumps(arguments))
         self.size = workers
         self.processes = []
         self._files = []

@@ -90,6 +90,8 @@ def dense(cls=kpg.PerGradModel, **arguments):
 
 def use():
     """evaluate, predict, save and load; and fit of plain Keras, last."""
+    keras.config.set_floatx("float32")
+    keras.config.set_dtype_policy("float32")
     with strategy.scope():
         model = dense(gradient_mode="vectorized")
     alone = dense(keras.Model)
@@ -138,13 +140,14 @@ def resume(folder, epochs):
     """Trains with a backup that the first worker writes and all read."""
     with strategy.scope():
         model = dense(gradient_mode=kpg.Vectorized(clipped()))
+    # Else one worker could begin an epoch before another.
     reads_only = {"save_freq": 10**9, "delete_checkpoint": False}
     backup = keras.callbacks.BackupAndRestore(
         folder, **(reads_only if INDEX else {})
     )
-    model.fit(X, Y, **FIT, epochs=int(epochs), callbacks=[backup, Slow()])
+    model.fit(X, Y, **FIT, epochs=epochs, callbacks=[backup, Slow()])
     alone = dense(gradient_mode=kpg.Vectorized(clipped()))
-    alone.fit(X, Y, **FIT, epochs=int(epochs))
+    alone.fit(X, Y, **FIT, epochs=epochs)
 
     def compare():
         for a, b in zip(model.get_weights(), alone.get_weights(), strict=True):
@@ -162,12 +165,11 @@ def failure(function):
     return None
 
 
+def main(names, folder=None, epochs=0, last=False):
+    results = resume(folder, epochs) if folder else {}
+    results |= train(names)
+    return results | use() if last else results
+
+
 if __name__ == "__main__":
-    task, *given = sys.argv[1:]
-    if task == "resume":
-        found = resume(*given)
-    else:
-        found = train(given)
-        if task == "train-and-use":
-            found |= use()
-    print(json.dumps(found))
+    print(json.dumps(main(**json.loads(sys.argv[1]))))
