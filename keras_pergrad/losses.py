@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 from keras.src.losses.loss import unscale_loss_for_distribution
 
+from keras_pergrad import tallies
 from keras_pergrad.patching import attribute
 
 
@@ -67,16 +68,22 @@ def regularization_loss(variables):
     return tf.add_n(terms) if terms else tf.zeros([], keras.config.floatx())
 
 
-def track_loss(model, loss, samples):
+def track_loss(model, loss, samples, whole=False):
     """Updates the running mean that Keras logs as `loss`.
 
     Args:
         model: a compiled model.
         loss: the loss of some samples, as Keras scales it.
         samples: how many they are.
+        whole: whether it is the loss of the samples of all replicas, and
+            `samples` how many of them this one has.
     """
-    model._loss_tracker.update_state(
-        unscale_loss_for_distribution(loss), sample_weight=samples
+    if not whole:
+        loss = unscale_loss_for_distribution(loss)
+    tracker = model._loss_tracker
+    tallies.update(
+        tracker.variables,
+        lambda: tracker.update_state(loss, sample_weight=samples),
     )
 
 
@@ -132,6 +139,8 @@ def additional_sums(replay, n):
         to_mean = tf.abs(double - single)
         error = tf.minimum(to_sum, to_mean)
         right = error <= 1e-3 * (tf.abs(single) + 1e-3)
+        # A replica may be left without a sample, and a mean of none is NaN.
+        right = tf.logical_or(right, tf.equal(n, 0))
         check = tf.debugging.Assert(right, [_LOSS_MESSAGE, single, double])
         with tf.control_dependencies([check] if check is not None else []):
             found.append((single, tf.identity(to_sum < to_mean)))

@@ -2,7 +2,9 @@
 
 Private names in use: `keras.src.models.model.functional_init_arguments`,
 `keras.src.models.functional.Functional`, `Model._inputs_struct`,
-`Model._outputs_struct`, `Model._symbolic_build`.
+`Model._outputs_struct`, `Model._symbolic_build`,
+`Model._maybe_symbolic_build`, `Model._get_metrics_result_or_logs`,
+`Model._distribute_strategy`.
 """
 
 import inspect
@@ -13,7 +15,7 @@ import tensorflow as tf
 from keras.src.models.functional import Functional
 from keras.src.models.model import functional_init_arguments
 
-from keras_pergrad import modes
+from keras_pergrad import modes, replicas, strategies, tallies
 from keras_pergrad.epochs import end_of_epochs
 from keras_pergrad.inputs import input_gradients
 from keras_pergrad.losses import track_loss
@@ -115,11 +117,12 @@ class PerGradModel(keras.Model):
         mode = modes.get(gradient_mode)
         if mode.per_sample and self.built and not self.trainable_variables:
             raise ValueError(_NO_VARIABLES.format(name=self.name))
-        super().compile(*args, **kwargs)
-        self._gradient_mode = mode
-        # Not a list of metrics: Keras would report them in evaluate(), too.
-        self._gradient_logs = _Logs(mode.log_metrics)
-        self.gradient_state = mode.make_state()
+        with strategies.scope_of(self):
+            super().compile(*args, **kwargs)
+            self._gradient_mode = mode
+            # Not a list of metrics: Keras would report them in evaluate(), too.
+            self._gradient_logs = _Logs(mode.log_metrics)
+            self.gradient_state = mode.make_state()
 
     @property
     def gradient_mode(self):
@@ -139,10 +142,32 @@ class PerGradModel(keras.Model):
         if self.optimizer is not None and self.built:
             self.optimizer.build(self.trainable_variables)
 
+    def _maybe_symbolic_build(self, iterator=None, data_batch=None):
+        """Builds all that is shared by replicas before they take their turns.
+
+        Keras takes the mean of the batches of all replicas, which fails on
+        several workers; what one of them gets has the same shapes.
+        """
+        with strategies.scope_of(self):
+            if self._distribute_strategy is None:
+                return
+            if iterator is not None:
+                for *_, batches in iterator:
+                    batch = next(batches)
+                    data_batch = strategies.local(
+                        self._distribute_strategy, batch
+                    )
+                    break
+            self._symbolic_build(data_batch=data_batch)
+        strategies.require_inside(self)
+
     def fit(self, *args, **kwargs):
         bound = inspect.signature(super().fit).bind(*args, **kwargs)
         callbacks = bound.arguments.get("callbacks")
-        with end_of_epochs(self, callbacks) as callbacks:
+        with (
+            strategies.explaining(self.distribute_strategy),
+            end_of_epochs(self, callbacks) as callbacks,
+        ):
             bound.arguments["callbacks"] = callbacks
             return super().fit(*bound.args, **bound.kwargs)
 
@@ -160,7 +185,7 @@ class PerGradModel(keras.Model):
     def train_step(self, data):
         """One step on one batch, by the gradient mode."""
         mode = self._gradient_mode
-        if type(mode) is modes.Batch:
+        if type(mode) is modes.Batch and not replicas.several():
             return super().train_step(data)
         # Eager train_on_batch hands on NumPy arrays.
         data = tf.nest.map_structure(
@@ -179,16 +204,50 @@ class PerGradModel(keras.Model):
             raise ValueError(_NO_VARIABLES.format(name=self.name))
         step = mode.step(self, x, y, sample_weight)
         if step.loss is not None:
-            track_loss(self, step.loss, tf.shape(first_tensor(x))[0])
+            samples = tf.shape(first_tensor(x))[0]
+            track_loss(self, step.loss, samples, step.whole)
         if step.gradients is not None:
             # No weight changes before every check inside them has passed.
             gradients = tf.tuple(step.gradients)
-            self.optimizer.apply(gradients, self.trainable_variables)
-        if step.y_pred is None:
-            logs = self.get_metrics_result()
-        else:
-            logs = self.compute_metrics(x, y, step.y_pred, sample_weight)
-        return {**logs, **self._gradient_logs.update(step.statistics)}
+            if step.whole:
+                replicas.apply(
+                    self.optimizer, gradients, self.trainable_variables
+                )
+            else:
+                self.optimizer.apply(gradients, self.trainable_variables)
+        logs = self._metric_logs(x, y, step.y_pred, sample_weight)
+        logs = {**logs, **self._gradient_logs.update(step.statistics)}
+        return strategies.as_logs(logs)
+
+    def test_step(self, data):
+        """One step of `evaluate` on one batch."""
+        if not replicas.several():
+            return super().test_step(data)
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        loss, y_pred, whole = modes.evaluate(self, x, y, sample_weight)
+        track_loss(self, loss, tf.shape(first_tensor(x))[0], whole)
+        return strategies.as_logs(
+            self._metric_logs(x, y, y_pred, sample_weight)
+        )
+
+    def _metric_logs(self, x, y, y_pred, sample_weight):
+        """Updates the metrics, if there are outputs; returns the results."""
+        if y_pred is None:
+            return self.get_metrics_result()
+        if not replicas.several():
+            return self.compute_metrics(x, y, y_pred, sample_weight)
+        tallies.update(
+            self.metrics_variables,
+            lambda: self.compute_metrics(x, y, y_pred, sample_weight),
+        )
+        return self.get_metrics_result()
+
+    def _get_metrics_result_or_logs(self, logs):
+        """An epoch's metrics of all replicas, and what is logged besides."""
+        if not isinstance(logs, dict):
+            return logs
+        metrics = self.get_metrics_result()
+        return {**logs, **metrics} if set(metrics) <= set(logs) else logs
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
@@ -243,8 +302,14 @@ class _Logs:
     def update(self, statistics):
         logs = {}
         for name, value in statistics.items():
-            self._metrics[name].update_state(value)
-            logs[name] = self._metrics[name].result()
+            metric = self._metrics[name]
+            # Every replica has the statistics of the whole batch.
+            tallies.update(
+                metric.variables,
+                lambda m=metric, v=value: m.update_state(v),
+                whole=True,
+            )
+            logs[name] = metric.result()
         return logs
 
 

@@ -53,7 +53,8 @@ class Tape:
         self._known = {id(v): v for v in self.variables}
         self._by_tensor = {}
         for variable in self.variables:
-            for part in components(variable):
+            # On a replica the tape notes what stands for all of them.
+            for part in (variable.value, *components(variable)):
                 self._by_tensor[id(part)] = variable
         self._gradients = tf.GradientTape(watch_accessed_variables=False)
         self._accounts = []

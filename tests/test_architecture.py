@@ -10,6 +10,9 @@ ROOT = pathlib.Path(keras_pergrad.__file__).parent
 # The first level inside the package: what each may import from inside it.
 ALLOWED = {
     "patching": set(),
+    "replicas": set(),
+    "strategies": set(),
+    "tallies": {"replicas"},
     "epochs": set(),
     "registry": set(),
     "carriers": set(),
@@ -38,7 +41,7 @@ ALLOWED = {
         "carriers",
         "patching",
     },
-    "losses": {"patching", "replay"},
+    "losses": {"patching", "replay", "tallies"},
     "modes": {
         "modes",
         "tape",
@@ -55,6 +58,8 @@ ALLOWED = {
         "carriers",
         "registry",
         "patching",
+        "replicas",
+        "tallies",
     },
     "functional": {
         "modes",
@@ -94,6 +99,9 @@ ALLOWED = {
         "tape",
         "functional",
         "aggregation",
+        "replicas",
+        "strategies",
+        "tallies",
     },
 }
 

@@ -18,6 +18,8 @@ WORDS = {
     "quickstart": ["vectorized", "per_sample", "most unusual", ".png"],
     "find_the_stall": ["Write:", "prefetch", "before", "after"],
     "normalize_in_pipeline": ["pipeline", "model", "step"],
+    "multi_worker": ["weights agree: True", "from one process"],
+    "data_service": ["fed by the service", "weights: 0.0e+00"],
 }
 # Run with its options by test_where_does_it_run.py.
 ELSEWHERE = {"where_does_it_run"}

@@ -9,6 +9,7 @@ from keras_pergrad.modes.base import (
 )
 from keras_pergrad.modes.batch import Batch
 from keras_pergrad.modes.per_sample import PerSample
+from keras_pergrad.modes.shares import evaluate
 from keras_pergrad.modes.vectorized import Vectorized
 
 get = modes.get
@@ -20,6 +21,7 @@ __all__ = [
     "PerSample",
     "Step",
     "Vectorized",
+    "evaluate",
     "get",
     "modes",
     "register_gradient_mode",

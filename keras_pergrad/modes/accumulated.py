@@ -2,15 +2,15 @@
 
 import contextlib
 
-import keras
 import tensorflow as tf
 
-from keras_pergrad import coupling
-from keras_pergrad.modes import added
+from keras_pergrad import coupling, replicas
+from keras_pergrad.modes import added, shares
 from keras_pergrad.modes.base import (
     GradientMode,
     Step,
     add_regularizers,
+    finished,
     loss_scale,
     modes,
     overflow_to_infinity,
@@ -101,7 +101,8 @@ class Accumulated(GradientMode):
             parts = Contributions(*arguments)
         refused = coupling.refused(model) if self.per_sample else _nothing()
         with refused:
-            totals = sum_over(parts, batch, self.microbatch_size)
+            found = sum_over(parts, batch, self.microbatch_size)
+        totals = parts.totals(found)
         groups, statistics = self._checked(parts.groups(totals), totals, scale)
         if self.steps == 1:
             gradients = divided(groups, parts.slack)
@@ -110,9 +111,10 @@ class Accumulated(GradientMode):
             pending = model.gradient_state
             pending.add(groups, parts.slack, parts.variables)
             due = pending.count >= self.steps
-            tf.cond(due, lambda: self._update(model), lambda: None)
+            replicas.when(due, lambda: self._update(model))
             gradients = None
-        return Step(parts.loss(totals), None, gradients, statistics)
+        loss = parts.loss(totals)
+        return Step(loss, None, gradients, statistics, whole=True)
 
     def _checked(self, groups, totals, scale):
         """Hands on an overflow; the statistics of the batch."""
@@ -130,7 +132,7 @@ class Accumulated(GradientMode):
     def _finish(self, model, gradients, rows):
         """The gradients as the optimizer expects them."""
         if self._aggregation is not None:
-            gradients = self._aggregation.finish(gradients, rows)
+            gradients = finished(self._aggregation, gradients, rows)
         gradients = add_regularizers(gradients, model.trainable_variables)
         return scaled(gradients, loss_scale(model.optimizer))
 
@@ -139,7 +141,7 @@ class Accumulated(GradientMode):
         pending, variables = model.gradient_state, model.trainable_variables
         gradients = pending.gradients(variables)
         gradients = self._finish(model, gradients, pending.rows)
-        model.optimizer.apply(gradients, variables)
+        replicas.apply(model.optimizer, gradients, variables)
         pending.reset()
 
     def end_epoch(self, model):
@@ -147,7 +149,7 @@ class Accumulated(GradientMode):
             return
         if self.tail == "drop":
             model.gradient_state.reset()
-        elif int(model.gradient_state.count) > 0:
+        elif model.gradient_state.waiting:
             # Where an update can be made, also under a strategy.
             model.distribute_strategy.run(self._update, args=(model,))
 
@@ -201,13 +203,7 @@ def _inner(identifier):
 
 
 def _require_plain(model):
-    if type(model).compute_loss is not keras.Model.compute_loss:
-        raise ValueError(
-            f"{type(model).__name__} overrides compute_loss, so that it is "
-            "not known how its loss adds up over microbatches. Put the loss "
-            "into a keras.losses.Loss for compile(loss=...) or into "
-            "add_loss(), or use gradient_mode='batch'."
-        )
+    shares.require_parts(model)
     optimizer = model.optimizer
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
     if optimizer.gradient_accumulation_steps:

@@ -3,7 +3,7 @@
 import keras
 import tensorflow as tf
 
-from keras_pergrad import draws
+from keras_pergrad import draws, replicas
 from keras_pergrad.carriers import carriers
 from keras_pergrad.losses import additional_sums, noting_losses
 from keras_pergrad.modes.base import call_model
@@ -13,7 +13,7 @@ from keras_pergrad.tape import first_tensor
 LOOKED_AT = 8  # samples; one alone may add a loss of zero
 
 
-def kinds(model, x):
+def kinds(model, x, training=True):
     """Whether each `add_loss` term is a sum over the samples, or a mean.
 
     Nothing that the model assigns meanwhile is kept.
@@ -21,6 +21,7 @@ def kinds(model, x):
     Args:
         model: a built `keras.Model`.
         x: a batch; only its first samples are looked at.
+        training: whether its layers are called for training.
 
     Returns:
         A list of boolean scalars, in the order of the calls of `add_loss`.
@@ -35,11 +36,13 @@ def kinds(model, x):
         draws.recording(drawn.append),
         noting_losses(model, added),
     ):
-        outputs = call_model(model, first)
+        outputs = call_model(model, first, training)
     if not added:
         return []
     recorded = Recorded(
-        model, (first,), {}, True, drawn, carriers(outputs), added
+        model, (first,), {}, training, drawn, carriers(outputs), added
     )
     replay = Replay(recorded, list(model.trainable_variables))
-    return [is_sum for _, is_sum in additional_sums(replay, n)]
+    found = [is_sum for _, is_sum in additional_sums(replay, n)]
+    # A replica without a sample learns it from the others.
+    return [replicas.any_of(tf.logical_and(is_sum, n > 0)) for is_sum in found]

@@ -5,7 +5,7 @@ import dataclasses
 
 import tensorflow as tf
 
-from keras_pergrad import statistics
+from keras_pergrad import replicas, statistics
 from keras_pergrad.losses import regularization_gradients
 from keras_pergrad.metrics import STATISTICS
 from keras_pergrad.registry import Registry
@@ -24,12 +24,17 @@ class Step:
             optimizer's `apply` expects them; None where the mode has called
             the optimizer itself, or it is not yet its turn.
         statistics: scalars to log, by name.
+        whole: under a distribution strategy, whether loss, gradients and
+            statistics are those of the samples of all replicas, equal on
+            each. False: gradients and loss are as Keras has them, which the
+            optimizer and the metrics add up over the replicas.
     """
 
     loss: tf.Tensor | None
     y_pred: object
     gradients: list | None
     statistics: dict = dataclasses.field(default_factory=dict)
+    whole: bool = False
 
 
 @dataclasses.dataclass
@@ -152,6 +157,13 @@ def add_regularizers(gradients, variables):
         else:
             result.append(tf.convert_to_tensor(gradient) + penalty)
     return result
+
+
+def finished(aggregation, gradients, n):
+    """What `aggregation.finish` returns, the same on all replicas."""
+    result = aggregation.finish(gradients, n)
+    # Noise is drawn by each replica, in its own way.
+    return result if result is gradients else replicas.of_the_first(result)
 
 
 def scaled(gradients, scale):

@@ -15,6 +15,7 @@ import dataclasses
 import keras
 import tensorflow as tf
 
+from keras_pergrad import replicas, tallies
 from keras_pergrad.losses import noting_losses, regularization_loss
 from keras_pergrad.modes import fractions
 from keras_pergrad.modes.base import call_model
@@ -26,7 +27,7 @@ class Contributions:
 
     Args:
         model: the compiled and built model.
-        x: the inputs of the whole batch.
+        x: the inputs of the whole batch, or of a replica's share in it.
         scale: the loss scale, or None.
         sums: for each `add_loss` term whether it is a sum, or a mean.
         alone: whether the batch makes an update of its own, so that its
@@ -42,7 +43,9 @@ class Contributions:
         self.static_rows = first_tensor(x).shape[0]
         self.dtype = keras.config.floatx()
         self.count = tf.shape(first_tensor(x))[0]
-        self.rows = tf.cast(self.count, self.dtype)
+        self.several = replicas.several()
+        self.own_rows = tf.cast(self.count, self.dtype)
+        self.rows = replicas.total(self.own_rows)
         self.terms = []
         self.slack = {}
         self.per_row = []
@@ -65,9 +68,25 @@ class Contributions:
             for key, (target, unit) in targets.items()
         }
         del tape
-        self.model.compute_metrics(x, y, y_pred, sample_weight)
-        result = self.parts_of_loss(terms, added, _rows(x, self.dtype))
-        return {"gradients": gradients, **result}
+        return {
+            "gradients": gradients,
+            "metrics": self.update_metrics(x, y, y_pred, sample_weight),
+            **self.parts_of_loss(terms, added, _rows(x, self.dtype)),
+        }
+
+    def update_metrics(self, x, y, y_pred, sample_weight):
+        """Updates the metrics; of several replicas, returns what to add.
+
+        What all replicas share cannot be updated in a loop of one of them.
+        """
+
+        def update():
+            self.model.compute_metrics(x, y, y_pred, sample_weight)
+
+        if self.several:
+            return tallies.found(self.model.metrics_variables, update)
+        update()
+        return None
 
     def evaluate(self, x, y, y_pred, sample_weight):
         """The compiled losses of a microbatch, as fractions."""
@@ -77,7 +96,7 @@ class Contributions:
         if not self.alone:
             terms = [self._for_any_batch(t) for t in terms]
         if not self.terms:
-            self._note(terms, first_tensor(x).shape[0])
+            self._note(terms)
         return terms
 
     def _for_any_batch(self, term):
@@ -87,11 +106,11 @@ class Contributions:
             return term
         return dataclasses.replace(term, kind=fractions.DATA)
 
-    def _note(self, terms, rows):
-        """Keeps what is fixed, from the first microbatch, of known size."""
+    def _note(self, terms):
+        """Keeps what is fixed, from the first microbatch."""
         self.terms = terms
         self.per_row = [
-            t.count / rows if t.kind == fractions.ROWS else None for t in terms
+            t.per_row if t.kind == fractions.ROWS else None for t in terms
         ]
         self.slack = {
             f"loss{k}": t.slack
@@ -161,6 +180,21 @@ class Contributions:
             "added": extra,
         }
 
+    def totals(self, found):
+        """What the samples of all replicas add up to.
+
+        Args:
+            found: the sums over the samples of this replica.
+        """
+        if not self.several:
+            return found
+        found = replicas.present(self.count, found)
+        metrics, norms = found.pop("metrics", None), found.pop("norms", None)
+        tallies.add(self.model.metrics_variables, metrics or ())
+        if norms is not None:
+            norms = replicas.gathered(norms)
+        return {**replicas.total(found), "norms": norms}
+
     def groups(self, totals):
         """The sums of the batch, by group: (gradients, denominator)."""
         found = {}
@@ -184,7 +218,12 @@ class Contributions:
                 denominator = totals["denominators"][k] + term.slack
                 value = tf.math.divide_no_nan(value, denominator)
             values.append(self.fixed(value, k))
-        fractions.track(self.model._compile_loss, values, self.static_rows)
+        tallies.update(
+            self.model.metrics_variables,
+            lambda: fractions.track(
+                self.model._compile_loss, values, self.static_rows
+            ),
+        )
         loss = regularization_loss(self.variables) + totals["added"]
         for value, term in zip(values, self.terms):
             loss += times(value, term.loss_weight)

@@ -23,6 +23,10 @@ ROWS = "rows"
 DATA = "data"
 
 
+class NotAdditive(ValueError):
+    """A loss is not the sum of what parts of a batch add to it."""
+
+
 @dataclasses.dataclass
 class Fraction:
     """One compiled loss of a microbatch.
@@ -35,7 +39,7 @@ class Fraction:
         denominator: its part of the denominator (None for "sum").
         slack: what Keras adds once to the sum of the denominators.
         loss_weight: from `compile(loss_weights=...)`, or None.
-        count: the number of values where it is known while tracing.
+        per_row: the number of values of one sample, if known while tracing.
         rank: how many axes they have.
         by_weight: whether sample weights make part of the denominator.
     """
@@ -46,7 +50,7 @@ class Fraction:
     denominator: tf.Tensor | None
     slack: float
     loss_weight: float | None
-    count: int | None
+    per_row: int | None
     rank: int
     by_weight: bool
 
@@ -59,7 +63,7 @@ def evaluate(compile_loss, y, y_pred, sample_weight):
         y, y_pred, sample_weight: the microbatch.
 
     Raises:
-        ValueError: a loss is not a sum over samples divided by something.
+        NotAdditive: a loss is not a sum over samples divided by something.
     """
     if compile_loss is None:
         return []
@@ -105,7 +109,18 @@ def mask_slack():
         backend.set_keras_mask(y_pred, tf.constant([True, False]))
         loss = keras.losses.MeanAbsoluteError(dtype="float64")
         value = loss(tf.ones([2, 1], tf.float64), y_pred)
-        return 1 / float(np.asarray(value)) - 1
+        return _scale_of_means() / float(np.asarray(value)) - 1
+
+
+def _scale_of_means():
+    """What Keras multiplies every mean by: one over the number of replicas.
+
+    A third is rounded on the way, so that it is asked for.
+    """
+    with tf.init_scope():
+        loss = keras.losses.MeanAbsoluteError(dtype="float64")
+        one = tf.ones([1, 1], tf.float64)
+        return float(np.asarray(loss(one, tf.zeros_like(one))))
 
 
 class _Split:
@@ -140,7 +155,7 @@ class _Split:
                 denominator,
                 slack,
                 self.loss_weight,
-                weighted.shape.num_elements(),
+                weighted.shape[1:].num_elements(),
                 weighted.shape.rank,
                 loss.reduction == "mean_with_sample_weight",
             )
@@ -168,6 +183,7 @@ class _Split:
             if not by_weight:
                 return DATA, total, mask_slack()
             mean = loss(y_true, y_pred, weights)
+            total *= _scale_of_means()
         return DATA, tf.math.divide_no_nan(total, mean), 0.0
 
 
@@ -188,7 +204,7 @@ def _require_additive(loss):
     elif isinstance(loss, keras.losses.Circle):
         why = "it compares the samples of a batch with each other"
     if why:
-        raise ValueError(_NOT_ADDITIVE.format(name=name, why=why))
+        raise NotAdditive(_NOT_ADDITIVE.format(name=name, why=why))
 
 
 def _require_rows(loss, values, y_pred, sample_weight):
@@ -210,7 +226,7 @@ def _require_rows(loss, values, y_pred, sample_weight):
         )
     else:
         return
-    raise ValueError(_NOT_ADDITIVE.format(name=loss.name, why=why))
+    raise NotAdditive(_NOT_ADDITIVE.format(name=loss.name, why=why))
 
 
 def _fit(a, b):
@@ -222,8 +238,8 @@ def _fit(a, b):
 
 
 _NOT_ADDITIVE = (
-    "The loss {name!r} cannot be accumulated over microbatches: {why}. Use a "
-    "loss that returns one value per sample (or per position), with reduction "
-    "'sum', 'sum_over_batch_size' or 'mean_with_sample_weight', or use "
-    "gradient_mode='batch'."
+    "The loss {name!r} cannot be added up over microbatches or replicas: "
+    "{why}. Use a loss that returns one value per sample (or per position), "
+    "with reduction 'sum', 'sum_over_batch_size' or "
+    "'mean_with_sample_weight', or use gradient_mode='batch'."
 )

@@ -84,6 +84,11 @@ class Pending(KerasSaveable):
         """How many samples were added, where that divides anything."""
         return _value(self._denominators.get("rows"))
 
+    @property
+    def waiting(self):
+        """Whether there is a batch that no update has seen; not in graphs."""
+        return bool(tf.convert_to_tensor(self.count) > 0)
+
     def reset(self):
         """Starts from zero."""
         for variable in self._variables:
@@ -105,7 +110,7 @@ class Pending(KerasSaveable):
 
     def save_own_variables(self, store):
         for variable in self._variables:
-            store[variable.name] = np.asarray(variable)
+            store[variable.name] = np.asarray(_value(variable))
         # What was loaded and has not been needed since.
         for name, value in self._loaded.items():
             store[name] = value

@@ -2,10 +2,12 @@
 
 import tensorflow as tf
 
+from keras_pergrad import replicas
 from keras_pergrad.aggregation import aggregations
 from keras_pergrad.losses import (
     track_loss,
 )
+from keras_pergrad.modes import shares
 from keras_pergrad.modes.base import (
     GradientMode,
     Step,
@@ -90,6 +92,8 @@ class PerSample(GradientMode):
     def step(self, model, x, y, sample_weight):
         if self.updates == "sample":
             return self._online_step(model, x, y, sample_weight)
+        if replicas.several():
+            return shares.step(self, model, x, y, sample_weight)
         scale = loss_scale(model.optimizer)
         samples = Samples(model, x, y, sample_weight, scale)
         gradients, norms, plain = self._aggregate(samples)
@@ -109,7 +113,8 @@ class PerSample(GradientMode):
     def weighted_sum(self, model, x, part, scale):
         """As `Vectorized.weighted_sum`."""
         samples = Samples(model, x, None, None, scale, part=part)
-        return samples.y_pred, *self._aggregate(samples)[:2]
+        gradients, norms, plain = self._aggregate(samples)
+        return samples.y_pred, gradients, norms, plain or None
 
     def _aggregate(self, samples):
         """The weighted sum of the contributions, all norms, the plain sum.
@@ -157,6 +162,14 @@ class PerSample(GradientMode):
         return gradients, norms.stack(), plain if separate else sums
 
     def _online_step(self, model, x, y, sample_weight):
+        if replicas.several():
+            raise ValueError(
+                "updates='sample' makes one update after the other, which "
+                "several replicas cannot do at the same time. Use "
+                "updates='batch' under this tf.distribute strategy, or train "
+                "without it. Received: updates='sample' on "
+                f"{tf.distribute.get_strategy().num_replicas_in_sync} replicas"
+            )
         n = tf.shape(first_tensor(x))[0]
         norms = tf.TensorArray(tf.float32, n, element_shape=[])
 

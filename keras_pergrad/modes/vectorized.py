@@ -2,10 +2,12 @@
 
 import tensorflow as tf
 
+from keras_pergrad import replicas
 from keras_pergrad.aggregation import aggregations, is_finite
 from keras_pergrad.factors import squared_norm
 from keras_pergrad.factors.base import select
 from keras_pergrad.losses import noting_losses, total_loss
+from keras_pergrad.modes import shares
 from keras_pergrad.modes.base import (
     GradientMode,
     Step,
@@ -59,6 +61,8 @@ class Vectorized(GradientMode):
         self.with_statistics = bool(statistics)
 
     def step(self, model, x, y, sample_weight):
+        if replicas.several():
+            return shares.step(self, model, x, y, sample_weight)
         scale = loss_scale(model.optimizer)
         tape = Tape(model)
         with tape:
@@ -83,7 +87,8 @@ class Vectorized(GradientMode):
             scale: the loss scale, or None.
 
         Returns:
-            (outputs, the sums of weighted contributions, the samples' norms).
+            (outputs, the sums of weighted contributions, the samples' norms
+            or None, the plain sums where the statistics need them or None).
         """
         tape, added = Tape(model), []
         with tape:
@@ -92,7 +97,16 @@ class Vectorized(GradientMode):
             target = part.loss(y_pred, added)
             target = target if scale is None else target * scale
         factors = tape.sample_gradients(target, scale)
-        return y_pred, *weighted_sum(self.aggregation, factors, part.n)
+        if not self.aggregation.needs_norms:
+            norms = None
+            if self.with_statistics:
+                norms = sample_norms(factors, part.n)
+            return y_pred, [f and f.weighted_sum(None) for f in factors], norms
+        found = weighted_sum(self.aggregation, factors, part.n)
+        plain = None
+        if self.with_statistics:
+            plain = [f and f.weighted_sum(None) for f in factors]
+        return y_pred, *found, plain
 
     @property
     def log_metrics(self):

@@ -5,6 +5,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_pergrad import replicas
 from keras_pergrad.modes import fractions
 from keras_pergrad.modes.base import PartOfBatch, call_model
 from keras_pergrad.modes.contributions import Contributions, times
@@ -29,10 +30,14 @@ class WeightedContributions(Contributions):
         self.inner = inner
         self._denominators: Any = []
 
-    def look_through(self, batch, size):
+    def look_through(self, batch, size=None):
         """Finds the denominators of the batch; nothing assigned is kept.
 
         In a graph all that they do not depend on is left out again.
+
+        Args:
+            batch: the inputs, targets and sample weights.
+            size: the number of samples in a microbatch; None: all at once.
         """
 
         def denominators(x, y, sample_weight):
@@ -42,7 +47,13 @@ class WeightedContributions(Contributions):
             self._require_known(terms)
             return [t.denominator for t in terms]
 
-        self._denominators = list(sum_over(denominators, batch, size) or ())
+        found = (
+            denominators(*batch)
+            if size is None
+            else sum_over(denominators, batch, size)
+        )
+        found = replicas.total(replicas.present(self.count, found or []))
+        self._denominators = list(found)
 
     def _require_known(self, terms):
         for term in terms:
@@ -60,16 +71,20 @@ class WeightedContributions(Contributions):
             return self._target(terms, added, rows)
 
         part = PartOfBatch(loss, self.rows, self._added(1 / self.rows))
-        y_pred, gradients, norms = self.inner.weighted_sum(
+        y_pred, gradients, norms, *plain = self.inner.weighted_sum(
             self.model, x, part, self.scale
         )
-        self.model.compute_metrics(x, y, y_pred, sample_weight)
+        if norms is not None:
+            norms = tf.scatter_nd(
+                tf.expand_dims(index, 1), norms, tf.reshape(self.count, [1])
+            )
+        metrics = self.update_metrics(x, y, y_pred, sample_weight)
         (terms, added), key = noted[0], "batch" if self.alone else "rows"
         return {
             "gradients": {key: gradients},
-            "norms": tf.scatter_nd(
-                tf.expand_dims(index, 1), norms, tf.reshape(self.count, [1])
-            ),
+            "metrics": metrics,
+            "norms": norms,
+            "plain": plain[0] if plain else None,
             **self.parts_of_loss(terms, added, rows),
         }
 

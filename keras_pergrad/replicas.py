@@ -1,0 +1,157 @@
+"""The replicas of a `tf.distribute` strategy, each with a part of the batch.
+
+Every replica finds the sums of its own samples; they are added up here, once,
+before the optimizer sees them, so that each replica holds what one device
+would have found for the whole batch. Elsewhere than on one of several
+replicas these functions do nothing.
+
+Private names in use: `TFOptimizer._all_reduce_sum_gradients`.
+"""
+
+import contextlib
+
+import tensorflow as tf
+
+
+def several():
+    """Whether this is traced or run for one replica of several."""
+    context = tf.distribute.get_replica_context()
+    return context is not None and context.num_replicas_in_sync > 1
+
+
+def total(values):
+    """The sum over all replicas of each tensor, on every replica.
+
+    Args:
+        values: a nested structure of floating tensors and None.
+    """
+    tensors = [t for t in tf.nest.flatten(values) if t is not None]
+    if not several() or not tensors:
+        return values
+    context = tf.distribute.get_replica_context()
+    summed = iter(context.all_reduce(tf.distribute.ReduceOp.SUM, tensors))
+    return tf.nest.map_structure(
+        lambda t: None if t is None else next(summed), values
+    )
+
+
+def any_of(flag):
+    """Whether a boolean scalar is true on some replica."""
+    if not several():
+        return flag
+    return total(tf.cast(flag, tf.float32)) > 0
+
+
+def gathered(values):
+    """The vectors (n,) of all replicas one after the other, on each."""
+    if not several():
+        return values
+    context = tf.distribute.get_replica_context()
+    return context.all_gather(values, axis=0)
+
+
+def of_the_first(values):
+    """What the first replica has, on every replica.
+
+    Args:
+        values: a list of tensors and None.
+    """
+    if not several():
+        return values
+    context = tf.distribute.get_replica_context()
+    is_first = tf.equal(context.replica_id_in_sync_group, 0)
+    return total(
+        [
+            None if t is None else tf.where(is_first, t, tf.zeros_like(t))
+            for t in values
+        ]
+    )
+
+
+def present(samples, values):
+    """The values, or zeros on a replica that was left without a sample.
+
+    Args:
+        samples: how many samples it has.
+        values: a nested structure of tensors and None.
+    """
+    if not several():
+        return values
+    return tf.nest.map_structure(
+        lambda t: (
+            None
+            if t is None
+            else tf.where(
+                samples > 0, t, tf.zeros_like(tf.convert_to_tensor(t))
+            )
+        ),
+        values,
+    )
+
+
+def when(condition, function):
+    """Calls `function()` on every replica if a condition, shared by all, holds.
+
+    Args:
+        condition: a boolean scalar, equal on all replicas.
+        function: must not use tensors of the replica that calls this, and
+            returns nothing.
+    """
+    if not several():
+        tf.cond(condition, function, lambda: None)
+        return
+
+    # What is all-reduced inside may stand in a condition of all replicas
+    # together only.
+    def decide(strategy, condition):
+        here = strategy.experimental_local_results(condition)[0]
+
+        def on_all():
+            strategy.run(function)
+
+        tf.cond(here, on_all, lambda: None)
+
+    context = tf.distribute.get_replica_context()
+    context.merge_call(decide, args=(condition,))
+
+
+def apply(optimizer, gradients, variables):
+    """Calls the optimizer with gradients that hold on all replicas."""
+    if not several():
+        optimizer.apply(gradients, variables)
+        return
+    # A loss scaling optimizer leaves the sum to the one inside.
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    with _summed_before(inner):
+        optimizer.apply(gradients, variables)
+
+
+@contextlib.contextmanager
+def _summed_before(optimizer):
+    """Keeps the optimizer from adding up what has been added up.
+
+    The replicas take turns, so that each may enter before another leaves:
+    the last to leave restores the method.
+    """
+    name = "_all_reduce_sum_gradients"
+    method = vars(optimizer).get(name)
+    if not isinstance(method, _AsGiven):
+        method = _AsGiven()
+        object.__setattr__(optimizer, name, method)
+    method.users += 1
+    try:
+        yield
+    finally:
+        method.users -= 1
+        if not method.users:
+            object.__delattr__(optimizer, name)
+
+
+class _AsGiven:
+    """Stands in for a method that returns pairs, and returns its argument."""
+
+    def __init__(self):
+        self.users = 0
+
+    def __call__(self, gradients_and_variables):
+        return list(gradients_and_variables)

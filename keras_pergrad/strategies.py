@@ -1,0 +1,135 @@
+"""Which `tf.distribute` strategies are served, and what must be in their scope.
+
+Private names in use: `TFOptimizer._distribution_strategy`,
+`StrategyExtended._in_multi_worker_mode`.
+"""
+
+import contextlib
+
+import tensorflow as tf
+
+SERVED = (
+    tf.distribute.MirroredStrategy,
+    tf.distribute.MultiWorkerMirroredStrategy,
+    tf.distribute.OneDeviceStrategy,
+)
+
+
+def scope_of(model):
+    """The scope of the strategy a model was created under, if any.
+
+    Raises:
+        ValueError: the strategy is not served, or another one is in force.
+    """
+    strategy = model._distribute_strategy
+    if (
+        tf.distribute.has_strategy()
+        and tf.distribute.in_cross_replica_context()
+    ):
+        current = tf.distribute.get_strategy()
+        if strategy is not current:
+            raise ValueError(_OUTSIDE.format(what=f"model {model.name!r}"))
+    if strategy is None:
+        return contextlib.nullcontext()
+    require_served(strategy)
+    if tf.distribute.get_strategy() is strategy:
+        return contextlib.nullcontext()
+    return strategy.scope()
+
+
+def require_served(strategy):
+    """Refuses a strategy that the gradient modes are not known to serve."""
+    if isinstance(strategy, SERVED):
+        return
+    raise ValueError(
+        "PerGradModel can be trained under MirroredStrategy, "
+        "MultiWorkerMirroredStrategy or OneDeviceStrategy, or without a "
+        "strategy. Received: a model created in the scope of "
+        f"{type(strategy).__name__}, which has not been tested. Create the "
+        "model in the scope of one of these, or use keras.Model."
+    )
+
+
+def require_inside(model):
+    """Refuses what was created outside of the scope of the model's strategy.
+
+    Raises:
+        ValueError: (naming it).
+    """
+    strategy = model._distribute_strategy
+    if strategy is None or strategy.num_replicas_in_sync == 1:
+        return
+    optimizer = model.optimizer
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    for part in (optimizer, inner):
+        owner = getattr(part, "_distribution_strategy", strategy)
+        if owner is not strategy:
+            what = f"the optimizer {part.name!r}"
+            raise ValueError(_OUTSIDE.format(what=what))
+    kinds = {
+        "weight": model.trainable_variables,
+        "metric's variable": model.metrics_variables,
+    }
+    for kind, variables in kinds.items():
+        for variable in variables:
+            value = variable.value
+            if not strategy.extended.variable_created_in_scope(value):
+                what = f"the {kind} {variable.path!r}"
+                raise ValueError(_OUTSIDE.format(what=what))
+
+
+@contextlib.contextmanager
+def explaining(strategy):
+    """Adds to an error of one of several workers what to do about it."""
+    try:
+        yield
+    except _LOST as error:
+        if on_several_workers(strategy):
+            error.add_note(_WORKER_LOST)
+        raise
+
+
+def on_several_workers(strategy):
+    """Whether the replicas are on several machines or processes."""
+    return (
+        isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+        and strategy.extended._in_multi_worker_mode()
+    )
+
+
+def local(strategy, batch):
+    """The part of a batch that the first replica on this machine gets."""
+    return tf.nest.map_structure(
+        lambda t: strategy.experimental_local_results(t)[0], batch
+    )
+
+
+def as_logs(logs):
+    """What a step returns, as Keras reduces it over the replicas.
+
+    On several workers Keras takes the mean over the first axis, too, which a
+    scalar does not have.
+    """
+    if not on_several_workers(tf.distribute.get_strategy()):
+        return logs
+    return tf.nest.map_structure(lambda t: tf.reshape(t, [1]), logs)
+
+
+_LOST = (
+    tf.errors.UnavailableError,
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.DeadlineExceededError,
+    tf.errors.InternalError,
+)
+_WORKER_LOST = (
+    "Another worker has most likely stopped; the error above or its own log "
+    "says which and why. No worker can go on without it: start all of them "
+    "again. keras.callbacks.BackupAndRestore goes on from the last epoch."
+)
+_OUTSIDE = (
+    "Under a tf.distribute strategy everything that is trained must belong to "
+    "it, but {what} was created outside of its scope. Create the model, its "
+    "optimizer and its metrics inside `with strategy.scope():`, and compile "
+    "there, too."
+)
