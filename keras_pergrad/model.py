@@ -7,6 +7,7 @@ Private names in use: `keras.src.models.model.functional_init_arguments`,
 `Model._distribute_strategy`.
 """
 
+import contextlib
 import inspect
 
 import keras
@@ -123,12 +124,43 @@ class PerGradModel(keras.Model):
             # Not a list of metrics: Keras would report them in evaluate(), too.
             self._gradient_logs = _Logs(mode.log_metrics)
             self.gradient_state = mode.make_state()
+        self._watched_step = None
 
     @property
     def gradient_mode(self):
         """The mode given to `compile`, as an object."""
         self._assert_compile_called("gradient_mode")
         return self._gradient_mode
+
+    @contextlib.contextmanager
+    def watch_gradients(self):
+        """While this is open, a per-sample mode logs its statistics.
+
+        As with `statistics=True`, but the gradients keep the bits that they
+        have without. Modes that have no statistics are left as they are. For
+        callbacks, which open it when training begins.
+        """
+        mode = self.gradient_mode
+        if not mode.can_be_watched or mode.is_watched:
+            yield
+            return
+        mode.is_watched = True
+        old = self._gradient_logs, self.train_function
+        if self._watched_step is None:
+            with strategies.scope_of(self):
+                self._gradient_logs = _Logs(mode.log_metrics)
+            # What another callback has wrapped is traced anew if it is new.
+            if old[1].__module__.startswith("keras."):
+                self.make_train_function(force=True)
+            self._watched_step = self._gradient_logs, self.train_function
+        self._gradient_logs, self.train_function = self._watched_step
+        try:
+            yield
+        finally:
+            del mode.is_watched
+            self._gradient_logs = old[0]
+            if self.train_function is self._watched_step[1]:
+                self.train_function = old[1]
 
     def get_compile_config(self):
         config = super().get_compile_config()

@@ -87,7 +87,15 @@ ALLOWED = {
         "registry",
     },
     "doctor": {"doctor", "judgement", "placement"},
-    "callbacks": {"callbacks", "runs", "functional", "pipelines", "placement"},
+    "measurement": {"modes", "tape", "losses"},
+    "callbacks": {
+        "callbacks",
+        "runs",
+        "functional",
+        "measurement",
+        "pipelines",
+        "placement",
+    },
     "pipelines": {"pipelines"},
     "inputs": {"inputs", "coupling", "patching"},
     "model": {
