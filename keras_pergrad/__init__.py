@@ -55,6 +55,7 @@ if not _is_command():
     from keras_pergrad.placement.comparison import compare_devices
     from keras_pergrad.placement.prediction import predict_placement
     from keras_pergrad.rules import register_rule
+    from keras_pergrad.runs.comparison import compare_runs
     from keras_pergrad.statistics import GradientStatistics
 
     __all__ = [
@@ -70,6 +71,7 @@ if not _is_command():
         "Vectorized",
         "callbacks",
         "compare_devices",
+        "compare_runs",
         "explain",
         "factors",
         "gradient_statistics",

@@ -17,7 +17,7 @@ class Divergence:
 
     Attributes:
         runs: the names of those compared.
-        seed: the one they share, or None when all runs were compared.
+        common: what they share, "seed 3"; None when all runs were compared.
         first_step: the first step that they have in common.
         differ_step: the first at which they are not bitwise equal, or None.
         step: the first at which a variable's gradient differs beyond the
@@ -29,7 +29,7 @@ class Divergence:
     """
 
     runs: list[str]
-    seed: object
+    common: str | None
     first_step: int
     differ_step: int | None
     step: int | None
@@ -38,7 +38,7 @@ class Divergence:
     largest: float
 
 
-def diverge(aligned, chosen, tolerance, seed=None):
+def diverge(aligned, chosen, tolerance, common=None):
     """Compares some runs at every step that all of them have.
 
     Args:
@@ -47,7 +47,7 @@ def diverge(aligned, chosen, tolerance, seed=None):
         tolerance: largest difference of a variable's gradient that counts
             as equal, relative to its norm (or to a thousandth of the whole
             gradient's, where that is larger).
-        seed: the seed that the runs share, for the report.
+        common: what the runs share, for the report.
 
     Returns:
         A `Divergence`, or None where the runs share no step.
@@ -82,7 +82,7 @@ def diverge(aligned, chosen, tolerance, seed=None):
         odd = _odd_one(runs, rows[found[0]])
     return Divergence(
         runs=[aligned.names[r] for r in chosen],
-        seed=seed,
+        common=common,
         first_step=int(steps[0]),
         differ_step=differ,
         step=None if found is None else int(steps[found[0]]),

@@ -59,11 +59,13 @@ def labels(infos, by):
     Raises:
         ValueError: no run has it.
     """
-    tags = sorted({str(tag) for info in infos for tag in info.get("tags") or ()})
+    tags = sorted(
+        {str(tag) for info in infos for tag in info.get("tags") or ()}
+    )
     if by in tags:
         found = [(info.get("tags") or {}).get(by) for info in infos]
     elif by in FIELDS:
-        found = [_mode(i) if by == "mode" else i.get(by) for i in infos]
+        found = [mode_of(i) if by == "mode" else i.get(by) for i in infos]
     else:
         raise ValueError(
             f"`by` expected a tag of the runs ({', '.join(tags) or 'none'}) "
@@ -72,7 +74,7 @@ def labels(infos, by):
     return [WITHOUT if label is None else str(label) for label in found]
 
 
-def _mode(info):
+def mode_of(info):
     """The gradient mode's name; plain Keras has none."""
     mode = info.get("gradient_mode")
     if not isinstance(mode, dict):
