@@ -118,8 +118,9 @@ def _differences(runs, rows):
 
 
 def _read(run, rows):
-    sketches = run.variable_sketches[rows].astype(np.float64)
-    return sketches, run.norms[rows].astype(np.float64)
+    found = run.read(rows)
+    sketches = found["variable_sketches"].astype(np.float64)
+    return sketches, found["norms"].astype(np.float64)
 
 
 def _odd_one(runs, rows):

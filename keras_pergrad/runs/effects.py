@@ -98,7 +98,11 @@ def _effect(apart, side, seeds, repeats, known, by_seed, names):
         distance = _rms(apart, cross & same_seed)
         floor = _rms(apart, repeats if repeated else within & ~same_seed)
         yardstick = REPEATS if repeated else SEEDS if several else None
-        strata, confounded = (seeds if repeated else None), False
+        strata, confounded = seeds, False
+        if not repeated:
+            # Beyond the seeds' noise is what shows without pairing.
+            apart, side = _by_seed(apart, side, seeds)
+            strata = np.zeros(len(side), int)
     else:
         # Repeats say nothing of how far two seeds are apart.
         apart, side = _by_seed(apart, side, seeds)
@@ -109,7 +113,7 @@ def _effect(apart, side, seeds, repeats, known, by_seed, names):
         strata, confounded = np.zeros(len(side), int), not several
     ratio = _ratio(distance, floor)
     probability = None
-    if yardstick and strata is not None and np.isfinite(ratio):
+    if yardstick and np.isfinite(ratio):
         probability = _probability(apart, side, strata)
     return Effect(
         *names,

@@ -14,7 +14,6 @@ from keras_pergrad.runs.record import (
     LINES_FILE,
     ROWS_FILE,
     SCALARS,
-    number,
 )
 
 _LINES_AT_ONCE = 4096
@@ -45,6 +44,30 @@ class Run:
 
     def __len__(self):
         return len(self._rows)
+
+    def read(self, records):
+        """Some records' vectors, in memory.
+
+        A view keeps what was read of it mapped; this does not, so that a
+        pass over many runs needs little memory.
+
+        Args:
+            records: their indices, rising.
+
+        Returns:
+            A structured array with the fields `norms`, `variances`,
+            `variable_sketches` and `sketch`.
+        """
+        if not isinstance(self._rows, np.memmap):
+            return self._rows[records]
+        records = np.asarray(records)
+        out = np.empty(len(records), self._rows.dtype)
+        ends = np.flatnonzero(np.diff(records) != 1) + 1
+        with open(self._rows.filename, "rb", buffering=0) as file:
+            for part, into in zip(np.split(records, ends), np.split(out, ends)):
+                file.seek(int(part[0]) * out.itemsize)
+                file.readinto(memoryview(into).cast("B"))
+        return out
 
     @property
     def norms(self):
@@ -181,7 +204,9 @@ def _columns(lines):
         for name in COUNTERS:
             columns[name][where] = [r.get(name, 0) for r in records]
         for name in SCALARS:
-            columns[name][where] = [number(r.get(name)) for r in records]
+            # NumPy reads None and "nan" as NaN, and "inf" as such.
+            found = [r.get(name) for r in records]
+            columns[name][where] = np.array(found, np.float64)
     return columns, crcs, bad
 
 

@@ -56,8 +56,8 @@ def _consistency(c):
     if c.seeds == 1:
         if c.repeated == len(c.runs):
             return [
-                f"{count} repeat one seed, and their gradients are apart by "
-                f"{how_far}: this machine is not deterministic."
+                f"{count} repeat one seed, and yet are apart by {how_far}: "
+                "that is nondeterminism."
             ]
         return [f"{count} of one seed are apart by {how_far}."]
     known = all(run["seed"] is not None for run in c.runs)
@@ -86,11 +86,17 @@ def _sampling(c):
     share = middle(c.data["sampling_share"])
     if np.isnan(share):
         return []
-    moves = relative(typical(c.data["sampling_distance"]))
-    return [
+    moves = typical(c.data["sampling_distance"])
+    said = (
         f"Two batches of {c.samples} samples at equal weights would be apart "
-        f"by {moves}: sampling of that size explains {relative(share)} of "
-        "the variance between runs (median)."
+        f"by {relative(moves)}"
+    )
+    if c.seeds == 1:  # repeats see the same batches: it explains nothing
+        times = moves / typical(c.data["distance"])
+        return [f"{said}, {number(times)} times as far as these runs."]
+    return [
+        f"{said}: sampling of that size explains {relative(share)} of the "
+        "variance between runs (median)."
     ]
 
 
