@@ -9,6 +9,7 @@ from keras_pergrad.runs import (
     alignment,
     divergence,
     effects,
+    facts,
     kinship,
     page,
     plots,
@@ -164,17 +165,17 @@ def compare_runs(log_dir, by=None, tolerance=1e-3, max_steps=512):
     }
     samples = int(aligned.infos[0]["probe_samples"])
     return RunComparison(
-        runs=_runs(aligned, related),
+        runs=facts.runs(aligned, related),
         data=_data(aligned, found, moments, samples),
         apart=found.apart,
-        divergences=_divergences(aligned, related, tolerance),
+        divergences=divergence.divergences(aligned, related, tolerance),
         groups=effects.effects(found.apart, related, by) if by else [],
         by=by,
         seeds=len(np.unique(related.seeds)),
         repeated=int(related.repeats.any(1).sum()),
         samples=samples,
         tolerance=tolerance,
-        notes=aligned.notes + _notes(aligned, related),
+        notes=aligned.notes + facts.notes(aligned, related, by),
         moments=moments,
     )
 
@@ -230,79 +231,3 @@ def _data(aligned, found, moments, samples):
         "cosine_min": found.cosine_min,
         **distances,
     }
-
-
-def _divergences(aligned, related, tolerance):
-    """Of repeats, then of all runs of a seed, then of all runs."""
-    sets = {}
-    for r, seed in enumerate(related.seeds):
-        same = related.repeats[r].copy()
-        same[r] = True
-        of_seed = related.seeds == seed
-        if related.groups is not None:
-            where = f", {related.groups[r]}"
-        else:
-            where = f", {aligned.infos[r].get('device')}"
-        if same.all() or (same == of_seed).all():
-            where = ""
-        name = f"seed {aligned.infos[r]['seed']}"
-        sets.setdefault(tuple(np.flatnonzero(same)), name + where)
-        sets.setdefault(tuple(np.flatnonzero(of_seed)), name)
-    sets.setdefault(tuple(range(len(aligned.runs))), None)
-    # Stable: sets of one size stay in the order of the runs.
-    found = [
-        divergence.diverge(aligned, np.array(chosen), tolerance, name)
-        for chosen, name in sorted(sets.items(), key=lambda s: len(s[0]))
-        if len(chosen) > 1
-    ]
-    return [f for f in found if f is not None]
-
-
-def _runs(aligned, related):
-    return [
-        {
-            "name": name,
-            "seed": info.get("seed"),
-            "device": info.get("device"),
-            "mode": kinship.mode_of(info),
-            "group": related.groups[r] if related.groups else None,
-            "tags": dict(info.get("tags") or {}),
-            "records": len(run),
-            "last_step": int(run.scalars["step"].max()),
-        }
-        for r, (name, info, run) in enumerate(
-            zip(aligned.names, aligned.infos, aligned.runs)
-        )
-    ]
-
-
-def _notes(aligned, related):
-    notes = []
-    unknown = int((~related.known).sum())
-    if unknown:
-        notes.append(
-            f"{unknown} runs have no known seed and count as runs of "
-            "different seeds; keras.utils.set_random_seed sets one."
-        )
-    counts = (aligned.rows >= 0).sum(0)
-    if counts.min() < len(aligned.steps):
-        short = [n for n, c in zip(aligned.names, counts) if c < counts.max()]
-        notes.append(
-            "Not every run has every step"
-            + (f": fewer in {', '.join(short[:5])}" if short else "")
-            + (", …" if len(short) > 5 else "")
-            + ". At each step the runs that have it are compared."
-        )
-    broken = {}
-    for name, run in zip(aligned.names, aligned.runs):
-        bad = np.flatnonzero(~np.isfinite(run.scalars["gradient_norm"]))
-        if len(bad):
-            broken[name] = int(run.scalars["step"][bad[0]])
-    for name, step in list(broken.items())[:5]:
-        notes.append(
-            f"Run {name} has a gradient that is not finite, first at step "
-            f"{step}; such records are left out of the averages."
-        )
-    if len(broken) > 5:
-        notes.append(f"So have {len(broken) - 5} other runs.")
-    return notes

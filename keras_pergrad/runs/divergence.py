@@ -92,6 +92,32 @@ def diverge(aligned, chosen, tolerance, common=None):
     )
 
 
+def divergences(aligned, related, tolerance):
+    """Of repeats, then of all runs of a seed, then of all runs."""
+    sets = {}
+    for r, seed in enumerate(related.seeds):
+        same = related.repeats[r].copy()
+        same[r] = True
+        of_seed = related.seeds == seed
+        if related.groups is not None:
+            where = f", {related.groups[r]}"
+        else:
+            where = f", {aligned.infos[r].get('device')}"
+        if same.all() or (same == of_seed).all():
+            where = ""
+        name = f"seed {aligned.infos[r]['seed']}"
+        sets.setdefault(tuple(np.flatnonzero(same)), name + where)
+        sets.setdefault(tuple(np.flatnonzero(of_seed)), name)
+    sets.setdefault(tuple(range(len(aligned.runs))), None)
+    # Stable: sets of one size stay in the order of the runs.
+    found = [
+        diverge(aligned, np.array(chosen), tolerance, name)
+        for chosen, name in sorted(sets.items(), key=lambda s: len(s[0]))
+        if len(chosen) > 1
+    ]
+    return [f for f in found if f is not None]
+
+
 def _differences(runs, rows):
     """The largest relative difference from the first run, (T, V)."""
     first = _read(runs[0], rows[:, 0])
