@@ -5,6 +5,7 @@ Private names in use: `keras.src.models.model.functional_init_arguments`,
 `Model._outputs_struct`, `Model._symbolic_build`.
 """
 
+import contextlib
 import inspect
 
 import keras
@@ -125,6 +126,36 @@ class PerGradModel(keras.Model):
         """The mode given to `compile`, as an object."""
         self._assert_compile_called("gradient_mode")
         return self._gradient_mode
+
+    @contextlib.contextmanager
+    def watch_gradients(self):
+        """While this is open, a per-sample mode logs its statistics.
+
+        As with `statistics=True`, but the gradients keep the bits that they
+        have without. Modes that have no statistics are left as they are. For
+        callbacks, which open it when training begins.
+        """
+        mode, logs = self.gradient_mode, self._gradient_logs
+        if not mode.can_be_watched or mode.is_watched:
+            yield
+            return
+        mode.is_watched = True
+        self._gradient_logs = _Logs(mode.log_metrics)
+        self._forget_traces()
+        try:
+            yield
+        finally:
+            del mode.is_watched
+            self._gradient_logs = logs
+            self._forget_traces()
+
+    def _forget_traces(self):
+        """Has the train step traced anew, where it was traced."""
+        count = getattr(
+            self.train_function, "experimental_get_tracing_count", None
+        )
+        if count is not None and count():
+            self.make_train_function(force=True)
 
     def get_compile_config(self):
         config = super().get_compile_config()

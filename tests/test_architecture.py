@@ -70,7 +70,15 @@ ALLOWED = {
     "judgement": set(),
     "placement": {"placement", "judgement"},
     "doctor": {"doctor", "judgement", "placement"},
-    "callbacks": {"callbacks", "runs", "functional", "pipelines", "placement"},
+    "measurement": {"modes", "tape", "losses"},
+    "callbacks": {
+        "callbacks",
+        "runs",
+        "functional",
+        "measurement",
+        "pipelines",
+        "placement",
+    },
     "pipelines": {"pipelines"},
     "model": {
         "epochs",

@@ -60,6 +60,12 @@ class GradientMode:
     #: Whether every sample's gradient is looked at on its own.
     per_sample = False
 
+    #: Whether statistics can be had beside the gradients, which stay the same.
+    can_be_watched = False
+
+    #: Whether a callback wants them while it watches.
+    is_watched = False
+
     def step(self, model, x, y, sample_weight):
         """Finds the gradients of one batch.
 
@@ -179,10 +185,15 @@ def overflow_to_infinity(gradients, finite, scale):
     ]
 
 
+def gives_statistics(mode):
+    """Whether the user or a callback wants a mode's statistics."""
+    return mode.with_statistics or mode.is_watched
+
+
 def log_metrics(mode):
     """What a mode with an `aggregation` and perhaps statistics logs."""
     found = dict(mode.aggregation.log_metrics)
-    return {**found, **STATISTICS} if mode.with_statistics else found
+    return {**found, **STATISTICS} if gives_statistics(mode) else found
 
 
 def spread(norms, squared_sums, n):

@@ -10,6 +10,7 @@ from keras_pergrad.modes.base import (
     GradientMode,
     Step,
     add_regularizers,
+    gives_statistics,
     log_metrics,
     loss_scale,
     modes,
@@ -87,6 +88,11 @@ class PerSample(GradientMode):
         self.updates = updates
         self.parallel_iterations = parallel_iterations
 
+    @property
+    def can_be_watched(self):
+        # One update by one sample has no variance.
+        return self.updates == "batch"
+
     def step(self, model, x, y, sample_weight):
         if self.updates == "sample":
             return self._online_step(model, x, y, sample_weight)
@@ -99,7 +105,7 @@ class PerSample(GradientMode):
             gradients = overflow_to_infinity(gradients, finite, scale)
         gradients = add_regularizers(gradients, samples.variables)
         statistics = self.aggregation.statistics(norms)
-        if self.with_statistics:
+        if gives_statistics(self):
             squares = [tf.reduce_sum(tf.square(g)) for g in plain]
             statistics |= spread(norms, squares, samples.n)
         return Step(
@@ -117,7 +123,7 @@ class PerSample(GradientMode):
         The plain sum is given for the statistics, without None in it.
         """
         used = [False] * len(samples.variables)
-        separate = self.with_statistics and self.aggregation.needs_norms
+        separate = gives_statistics(self) and self.aggregation.needs_norms
 
         def body(i, sums, plain, norms):
             found = samples.contributions(i)

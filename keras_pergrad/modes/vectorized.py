@@ -10,6 +10,7 @@ from keras_pergrad.modes.base import (
     GradientMode,
     Step,
     add_regularizers,
+    gives_statistics,
     log_metrics,
     loss_scale,
     modes,
@@ -19,6 +20,8 @@ from keras_pergrad.modes.base import (
 )
 from keras_pergrad.registry import serialize
 from keras_pergrad.tape import Tape, first_tensor
+
+SHARED, BESIDE = "shared", "beside"
 
 
 class Vectorized(GradientMode):
@@ -53,6 +56,7 @@ class Vectorized(GradientMode):
     """
 
     per_sample = True
+    can_be_watched = True
 
     def __init__(self, aggregation="mean", statistics=False):
         self.aggregation = aggregations.get(aggregation)
@@ -67,11 +71,17 @@ class Vectorized(GradientMode):
             target = loss if scale is None else loss * scale
         factors = tape.sample_gradients(target, scale)
         n = tf.shape(first_tensor(x))[0]
+        wanted = self._statistics()
         gradients, statistics = aggregate(
-            self.aggregation, factors, n, scale, self.with_statistics
+            self.aggregation, factors, n, scale, wanted
         )
         gradients = add_regularizers(gradients, tape.variables)
         return Step(loss, y_pred, scaled(gradients, scale), statistics)
+
+    def _statistics(self):
+        if not gives_statistics(self):
+            return None
+        return SHARED if self.with_statistics else BESIDE
 
     def weighted_sum(self, model, x, part, scale):
         """A microbatch's part in the aggregation over a larger batch.
@@ -105,7 +115,7 @@ class Vectorized(GradientMode):
         }
 
 
-def aggregate(aggregation, factors, n, scale=None, with_statistics=False):
+def aggregate(aggregation, factors, n, scale=None, statistics=None):
     """The weighted mean of factored per-sample gradients.
 
     Args:
@@ -113,23 +123,27 @@ def aggregate(aggregation, factors, n, scale=None, with_statistics=False):
         factors: contributions, one `SampleGradients` (or None) a variable.
         n: the number of samples.
         scale: the loss scale in force, or None.
-        with_statistics: whether the spread of the gradients is wanted, too.
+        statistics: whether the spread of the gradients is wanted, too: None,
+            or `SHARED`: what the norms hold serves the gradient (cheaper), or
+            `BESIDE`: the gradient keeps the bits that it has without.
 
     Returns:
         (gradients, statistics).
     """
     found = {}
     if not aggregation.needs_norms:
-        if with_statistics:
+        if statistics == SHARED:
             norms = sample_norms(factors, n)
         gradients = [f and f.weighted_sum(None) for f in factors]
-        if with_statistics:
+        if statistics == BESIDE:
+            norms = sample_norms(factors, n)
+        if statistics:
             # The gradient that is applied is the mean: its norm is free.
             mean = [squared_norm(g) for g in gradients if g is not None]
             found = spread(norms, mean, n)
         return aggregation.finish(gradients, n), found
     gradients, norms = weighted_sum(aggregation, factors, n)
-    if with_statistics:
+    if statistics:
         mean = [f.squared_norm_of_sum() for f in factors if f is not None]
         found = spread(norms, mean, n)
     gradients = aggregation.finish(gradients, n)

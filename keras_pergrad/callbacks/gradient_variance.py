@@ -1,0 +1,337 @@
+"""How gradients vary: between samples, repetitions and runs."""
+
+import contextlib
+import os
+import time
+
+import keras
+import tensorflow as tf
+
+from keras_pergrad.callbacks import probe as probes
+from keras_pergrad.callbacks.run_description import describe
+from keras_pergrad.pipelines.fit_frame import running_fit
+from keras_pergrad.placement.first_batch import set_aside
+from keras_pergrad.runs import GradientSketch, RunWriter
+
+# What a per-sample mode logs of the training batches.
+_OF_BATCHES = ("gradient_norm", "gradient_variance", "gradient_noise_scale")
+_END_OF_DATA = (StopIteration, tf.errors.OutOfRangeError)
+
+
+class GradientVariance(keras.callbacks.Callback):
+    """Measures how the gradient varies, on one fixed batch: the probe.
+
+    For any compiled model. The measurement changes nothing: a run with this
+    callback ends with the same weights, to the bit, as one without.
+
+    | in the logs | is |
+    |---|---|
+    | `gradient_norm` | ‖ḡ‖, of the probe's mean gradient ḡ |
+    | `gradient_variance` | tr Σ, the trace of its samples' covariance |
+    | `gradient_noise_scale` | tr Σ / ‖G‖², with ‖G‖² = ‖ḡ‖² − tr Σ / n |
+    | `gradient_snr` | ‖G‖² / (tr Σ / n): signal over noise of the batch |
+    | `gradient_repeat_deviation` | largest ‖ḡ' − ḡ‖ / ‖ḡ‖ of a repetition |
+    | `bitwise_equal_variables` | how many repeat with the same bits |
+
+    All are of gradients without weight regularisers. A value that is not
+    defined is NaN. Where the samples have no gradients of their own, as with
+    BatchNormalization in training, the within-batch values are absent, and
+    it is said once why. Layers act as in training; a random layer draws the
+    same numbers in every repetition.
+
+    Statistics of the training batches themselves, which a `PerGradModel` in
+    a per-sample mode has at no extra pass, are collected, too. They stand in
+    the logs as `train_gradient_norm` and so on, also where the mode logs
+    them by itself: without a prefix, names mean the probe.
+
+    With `log_dir` every measurement is recorded for `kpg.compare_runs`. Runs
+    can be compared if they have the same probe, so pass one.
+
+    Args:
+        probe: (x, y) or (x, y, sample_weight), arrays; by default the first
+            batch of each `fit`.
+        every: "epoch", or after how many updates to measure. With a number,
+            an epoch's logs show its last measurement.
+        repeats: how many times each gradient is computed.
+        log_dir: where to write the run; None: logs only.
+        run_name: the run's directory in `log_dir`; by default a new name
+            from the time. A name that is there is refused, unless `fit`
+            resumes the run: with `initial_epoch` above 0, which
+            `keras.callbacks.BackupAndRestore` sets after a crash.
+        tags: a dict of names to strings or numbers, for groups of runs.
+        sketch_size: numbers kept of each gradient's direction.
+
+    Attributes:
+        measurements: one `BatchGradient` a measurement of the last `fit`,
+            with values for each variable, but without the gradient itself.
+        steps: the number of updates before each of them.
+        messages: what was printed.
+        run_directory: where the last run was written, or None.
+
+    Raises:
+        ValueError: an argument is out of range, or (in `fit`) the probe is
+            not a batch of this model, or the resumed run was another one.
+        FileExistsError: (in `fit`) the run is there.
+        OSError: (in `fit`) `log_dir` cannot be written.
+
+    Example:
+
+    >>> import keras, numpy as np
+    >>> import keras_pergrad as kpg
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+    >>> model.compile("sgd", "mse")
+    >>> x, y = np.eye(4), np.ones((4, 3))
+    >>> watch = kpg.callbacks.GradientVariance(probe=(x, y))
+    >>> history = model.fit(x, y, epochs=2, verbose=0, callbacks=[watch])
+    >>> len(history.history["gradient_noise_scale"])
+    2
+    """
+
+    def __init__(
+        self,
+        probe=None,
+        every="epoch",
+        repeats=3,
+        log_dir=None,
+        run_name=None,
+        tags=None,
+        sketch_size=1024,
+    ):
+        super().__init__()
+        if every != "epoch" and not _is_count(every):
+            raise ValueError(
+                "`every` expected 'epoch' or a positive number of updates. "
+                f"Received: every={every!r}"
+            )
+        if not _is_count(repeats):
+            raise ValueError(
+                "`repeats` expected a positive whole number. "
+                f"Received: repeats={repeats!r}"
+            )
+        if log_dir is None and (run_name is not None or tags):
+            raise ValueError(
+                "`run_name` and `tags` belong to a run in `log_dir`. "
+                f"Received: run_name={run_name!r}, tags={tags!r}, "
+                "log_dir=None"
+            )
+        _require_tags(tags)
+        self._sketch = GradientSketch(sketch_size)
+        self._probe = None if probe is None else probes.as_batch(probe)
+        self.every, self.repeats = every, repeats
+        self.log_dir, self.run_name, self.tags = log_dir, run_name, tags
+        self.measurements, self.steps, self.messages = [], [], []
+        self.run_directory = None
+        self._meter = self._writer = None
+        self._fit = contextlib.ExitStack()
+
+    # Hooks, in the order in which Keras calls them.
+
+    def on_train_begin(self, logs=None):
+        self._fit.close()  # of a fit that was broken off
+        self.measurements, self.steps, self.messages = [], [], []
+        self.run_directory = self._meter = None
+        self._batches_seen = 0
+        watch = getattr(self.model, "watch_gradients", None)
+        if watch is not None:
+            self._fit.enter_context(watch())
+        self._fit.enter_context(self._guarding_steps())
+        self._fit.callback(self._end_run)
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self._epoch = epoch
+        if self._meter is None and self._probe is not None:
+            self._begin(self._probe, epoch)
+
+    def on_train_batch_end(self, batch, logs=None):
+        self._batches_seen += 1
+        if self.every != "epoch":
+            step = self._step()
+            if step - self._last_step >= self.every:
+                self._measure(step)
+        _rename(logs)
+
+    def on_epoch_end(self, epoch, logs=None):
+        if self.every == "epoch" and self._meter is not None:
+            self._measure(self._step())
+        if logs is None:
+            return
+        _rename(logs)
+        if self.measurements:
+            logs.update(_logged(self.measurements[-1]))
+
+    def on_train_end(self, logs=None):
+        self._fit.close()
+
+    # The run.
+
+    def _begin(self, batch, epoch):
+        """Everything that may go wrong, before the first training step."""
+        self._meter = probes.meter(self.model, batch)
+        if self._meter.undefined is not None:
+            self._say(
+                "no variance within the batch, since the samples' own "
+                f"gradients are not defined: {self._meter.undefined} The "
+                "other values are measured."
+            )
+        self._last_step = self._step()
+        if self.log_dir is not None and self._writes():
+            self._writer = self._open_run(batch, epoch)
+            self.run_directory = self._writer.directory
+
+    def _open_run(self, batch, epoch):
+        name = self.run_name
+        if name is None:
+            # Sorted by time; a few random digits for runs of one second.
+            name = time.strftime("%Y%m%d-%H%M%S-") + os.urandom(3).hex()
+        info = describe(self.model, batch, name, self.tags, self._sketch.size)
+        log_dir = os.fspath(self.log_dir)
+        if self.run_name is not None and self._resumes(epoch):
+            return RunWriter.resume(log_dir, info)
+        return RunWriter.create(log_dir, info)
+
+    def _resumes(self, epoch):
+        if epoch > 0:
+            return True
+        # A backup taken within the first epoch restores the weights only.
+        siblings = running_fit(self.model).callbacks
+        return self._last_step > 0 and any(
+            isinstance(c, keras.callbacks.BackupAndRestore)
+            for c in getattr(siblings, "callbacks", ())
+        )
+
+    def _writes(self):
+        """Of several workers the chief alone keeps the record."""
+        return self.model.distribute_strategy.extended.should_checkpoint
+
+    def _step(self):
+        optimizer = self.model.optimizer
+        if optimizer is None:
+            return self._batches_seen
+        return int(optimizer.iterations)
+
+    def _measure(self, step):
+        found = self._meter.measure(self.repeats)
+        gradient, found.values = found.values, []
+        self._last_step = step
+        self.steps.append(step)
+        self.measurements.append(found)
+        if self._writer is not None:
+            whole, each = self._sketch(gradient)
+            self._record(step, found, whole, each)
+
+    def _record(self, step, found, whole, each):
+        scalars = {
+            "step": step,
+            "epoch": self._epoch,
+            "time": time.time(),
+            "loss": found.loss,
+            "gradient_norm": found.norm,
+            "gradient_variance": found.variance,
+            "gradient_noise_scale": found.noise_scale,
+            "gradient_snr": found.snr,
+            "gradient_repeat_deviation": found.repeat_deviation,
+            "bitwise_equal_variables": found.bitwise_equal_variables,
+        }
+        try:
+            self._writer.append(
+                scalars, found.norms, found.variances, each, whole
+            )
+        except OSError as error:
+            self._writer.close()
+            self._writer = None
+            self._say(
+                f"records stopped at step {step}, since {self.log_dir!r} "
+                f"cannot be written any more ({error.strerror}). Training "
+                "goes on, and so do the logs."
+            )
+
+    def _end_run(self):
+        if self._writer is not None:
+            self._writer.close()
+        self._writer = self._meter = None
+
+    def _say(self, message):
+        message = f"GradientVariance: {message}"
+        self.messages.append(message)
+        print(f"\n{message}", flush=True)
+
+    # The train function.
+
+    @contextlib.contextmanager
+    def _guarding_steps(self):
+        """Takes the first batch as the probe; ends the run if a step fails."""
+        model, original = self.model, self.model.train_function
+        over = []
+
+        def step(iterator):
+            if over:  # another callback holds on to us
+                return original(iterator)
+            try:
+                if self._meter is None:
+                    iterator = self._take_probe(iterator)
+                return original(iterator)
+            except _END_OF_DATA:
+                raise
+            except BaseException:
+                self._fit.close()
+                raise
+
+        model.train_function = step
+        try:
+            yield
+        finally:
+            over.append(True)
+            if model.train_function is step:
+                model.train_function = original
+
+    def _take_probe(self, iterator):
+        if not isinstance(iterator, tf.data.Iterator):
+            raise ValueError(
+                "`probe` expected a batch, since the first one cannot be "
+                "looked at before it is split over the replicas of "
+                f"{type(self.model.distribute_strategy).__name__}. "
+                "Received: probe=None"
+            )
+        batches, iterator = set_aside(iterator, self.model.steps_per_execution)
+        if batches:
+            batch = keras.utils.unpack_x_y_sample_weight(batches[0])
+            self._begin(batch, self._epoch)
+        return iterator
+
+
+def _logged(found):
+    values = {
+        "gradient_norm": found.norm,
+        "gradient_repeat_deviation": found.repeat_deviation,
+        "bitwise_equal_variables": found.bitwise_equal_variables,
+    }
+    values = {k: v for k, v in values.items() if v is not None}
+    if found.variances is not None:
+        for name in ("variance", "noise_scale", "snr"):
+            value = getattr(found, name)
+            values[f"gradient_{name}"] = float("nan") if value is None else value
+    return values
+
+
+def _rename(logs):
+    """Sets the training batches' statistics apart from the probe's."""
+    for name in _OF_BATCHES:
+        if logs and name in logs:
+            logs[f"train_{name}"] = logs.pop(name)
+
+
+def _is_count(value):
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _require_tags(tags):
+    if tags is None:
+        return
+    if not isinstance(tags, dict) or not all(
+        isinstance(name, str) and isinstance(value, (str, int, float))
+        for name, value in tags.items()
+    ):
+        raise ValueError(
+            "`tags` expected a dict of names to strings or numbers, such as "
+            f"{{'device': 'cpu'}}. Received: tags={tags!r}"
+        )

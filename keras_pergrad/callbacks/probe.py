@@ -1,0 +1,76 @@
+"""The fixed batch that gradients are measured on."""
+
+import numpy as np
+import tensorflow as tf
+
+from keras_pergrad.measurement import GradientMeter
+from keras_pergrad.placement.replica import as_in_fit
+
+
+def as_batch(probe):
+    """(x, y, sample_weight) as tensors, from what a user gave.
+
+    Raises:
+        ValueError: it is not of that structure.
+    """
+    if not isinstance(probe, (tuple, list)) or not 1 <= len(probe) <= 3:
+        received = type(probe).__name__
+        if isinstance(probe, (tuple, list)):
+            received += f" of {len(probe)}"
+        raise ValueError(
+            "`probe` expected a batch: (x, y) or (x, y, sample_weight) of "
+            f"arrays. Received: a {received}"
+        )
+    batch = (*probe, None, None)[:3]
+    try:
+        batch = tf.nest.map_structure(_tensor, batch)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            "`probe` expected arrays, or lists or dicts of arrays as the "
+            f"model takes them. Received: {_shown(probe)}, which is no "
+            f"tensor: {error}"
+        ) from None
+    sizes = {
+        tensor.shape[0] if tensor.shape.rank else None
+        for tensor in tf.nest.flatten(batch)
+        if tensor is not None
+    }
+    if len(sizes) != 1 or sizes & {None, 0}:
+        raise ValueError(
+            "`probe` expected x, y and sample_weight with the same number of "
+            f"samples on their first axis. Received: {_shown(probe)}"
+        )
+    return batch
+
+
+def meter(model, batch):
+    """A `GradientMeter` that is ready to measure.
+
+    Raises:
+        ValueError: the batch is not one that the model can be trained on.
+    """
+    try:
+        found = GradientMeter(model, batch)
+        found.prepare()
+    except Exception as error:  # whatever a model may say to a wrong input
+        raise ValueError(
+            "`probe` expected a batch like those that model "
+            f"{model.name!r} is trained on. Received: {_shown(batch)}, for "
+            f"which its gradient cannot be computed: {error}"
+        ) from error
+    return found
+
+
+def _tensor(part):
+    return None if part is None else tf.convert_to_tensor(as_in_fit(part))
+
+
+def _shown(probe):
+    names = ("x", "y", "sample_weight")
+    parts = [
+        f"{name} of shape {np.shape(tensor)}"
+        for name, part in zip(names, probe)
+        for tensor in tf.nest.flatten(part)
+        if tensor is not None
+    ]
+    return ", ".join(parts)

@@ -1,0 +1,177 @@
+"""Describes a model, its probe batch and the machine for a run's record.
+
+Private names in use: `Layer._flatten_layers`, `keras.src.utils.rng_utils`.
+"""
+
+import contextlib
+import hashlib
+import importlib.metadata
+import json
+import platform
+import sys
+import uuid
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras.src.utils import rng_utils
+
+from keras_pergrad.placement import devices
+from keras_pergrad.runs import RunInfo
+
+# What TensorFlow answers where no global seed was set.
+_UNSET = 87654321
+
+# What tells two layers of one function apart, or says how they began.
+_NOT_STRUCTURE = (
+    "name",
+    "dtype",
+    "trainable",
+    "seed",
+    "build_config",
+    "registered_name",
+)
+
+
+def describe(model, batch, run, tags, sketch_size):
+    """The `RunInfo` of training `model`, measured on `batch`.
+
+    Args:
+        model: the built and compiled model.
+        batch: (x, y, sample_weight), as tensors.
+        run: the run's name.
+        tags, sketch_size: as `GradientVariance` takes them.
+    """
+    accelerators = devices.accelerators()
+    kind = "CPU"
+    if accelerators:
+        kind = "METAL" if accelerators[0].is_metal else accelerators[0].type
+    optimizer = model.optimizer
+    return RunInfo(
+        run=run,
+        architecture=architecture(model),
+        probe=fingerprint(batch),
+        probe_samples=int(tf.nest.flatten(batch[0])[0].shape[0]),
+        variables=[
+            {"path": v.path, "shape": [int(size) for size in v.shape]}
+            for v in model.trainable_variables
+        ],
+        sketch_size=sketch_size,
+        versions=_versions(),
+        platform={
+            "system": platform.system(),
+            "release": platform.release(),
+            "processor": platform.machine(),
+        },
+        machine=_machine(),
+        devices=["CPU", *(f"{d.name} ({d.platform})" for d in accelerators)],
+        device=kind,
+        seed=_seed(),
+        optimizer=None
+        if optimizer is None
+        else _plain(
+            {"class": type(optimizer).__name__, **optimizer.get_config()}
+        ),
+        gradient_mode=_gradient_mode(model),
+        tags=dict(tags or {}),
+    )
+
+
+def architecture(model):
+    """A fingerprint of what the model computes, whatever its layers' names.
+
+    The classes and settings of its layers in order, and the shapes of its
+    weights; not what they begin with, and not how the gradient is found.
+    """
+    layers = [
+        [type(layer).__name__, _structure(_config(layer))]
+        for layer in model._flatten_layers(include_self=False)
+        if not isinstance(layer, (keras.Model, keras.layers.InputLayer))
+    ]
+    shapes = [[v.dtype, list(v.shape)] for v in model.trainable_variables]
+    text = json.dumps([layers, shapes], sort_keys=True, default=_name_of_type)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def fingerprint(batch):
+    """A fingerprint of the content of a batch."""
+    found = hashlib.sha256()
+    for tensor in tf.nest.flatten(batch):
+        if tensor is None:
+            found.update(b"none")
+            continue
+        array = np.asarray(tensor)
+        found.update(f"{array.dtype.name}{array.shape}".encode())
+        if array.dtype == object:  # strings
+            found.update(repr(array.tolist()).encode())
+        else:
+            found.update(np.ascontiguousarray(array).tobytes())
+    return found.hexdigest()[:16]
+
+
+def _config(layer):
+    try:
+        return layer.get_config()
+    except Exception:  # a user's layer may raise anything here
+        return {}
+
+
+def _structure(config):
+    if isinstance(config, dict):
+        return {
+            key: _structure(value)
+            for key, value in config.items()
+            if key not in _NOT_STRUCTURE and "initializer" not in key
+        }
+    if isinstance(config, (list, tuple)):
+        return [_structure(value) for value in config]
+    return config
+
+
+def _name_of_type(value):
+    return type(value).__name__
+
+
+def _plain(config):
+    """A config of plain values only."""
+    return json.loads(json.dumps(config, default=_plain_value))
+
+
+def _plain_value(value):
+    if isinstance(value, (np.generic, np.ndarray, tf.Tensor)):
+        return np.asarray(value).tolist()
+    if hasattr(value, "get_config"):
+        return {"class": type(value).__name__, **value.get_config()}
+    return getattr(value, "__name__", type(value).__name__)
+
+
+def _gradient_mode(model):
+    mode = getattr(model, "gradient_mode", None)
+    if mode is None:
+        return None
+    return _plain({"class": type(mode).__name__, **mode.get_config()})
+
+
+def _versions():
+    found = {"python": platform.python_version()}
+    for package in (tf, keras, np, sys.modules["keras_pergrad"]):
+        found[package.__name__] = package.__version__
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        metal = "tensorflow-metal"
+        found[metal] = importlib.metadata.version(metal)
+    return found
+
+
+def _machine():
+    """Tells machines apart without naming them."""
+    text = f"{uuid.getnode()} {platform.machine()} {platform.system()}"
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _seed():
+    """The seed of `keras.utils.set_random_seed`, if it was called."""
+    if hasattr(rng_utils, "get_random_seed"):
+        return rng_utils.get_random_seed()
+    # Keras before 3.11 forgets it, TensorFlow does not.
+    seed = tf.compat.v1.get_seed(1)[0]
+    return None if seed == _UNSET else seed

@@ -1,0 +1,320 @@
+"""What one batch tells of a model's gradient, without changing the model.
+
+Private names in use: `Model._compile_loss`, `Model._symbolic_build`,
+`FuncGraph.variables`, `keras.src.backend.common.global_state`.
+"""
+
+import contextlib
+import dataclasses
+import math
+
+import numpy as np
+import tensorflow as tf
+from keras.src.backend.common import global_state
+
+from keras_pergrad.losses import regularization_gradients, total_loss
+from keras_pergrad.modes.base import call_model, loss_scale
+from keras_pergrad.tape import Tape, first_tensor
+
+
+@dataclasses.dataclass
+class BatchGradient:
+    """The gradient of one batch at one point of training.
+
+    Norms and variances are of gradients without weight regularisers.
+
+    Attributes:
+        samples: how many the batch has, n.
+        loss: the compiled loss, regularisers included.
+        values: the mean gradient ḡ, one array a trainable variable; zeros
+            where the loss does not depend on it.
+        squared_norms: ‖ḡ‖² of each variable, (V,).
+        variances: the trace of the per-sample covariance of each variable,
+            (V,); None where it is not defined.
+        repeat_deviation: the largest ‖ḡ' − ḡ‖ / ‖ḡ‖ of a repetition ḡ', over
+            all variables; None without repetitions.
+        repeat_deviations: the same of each variable, (V,), or None.
+        bitwise_equal_variables: how many had the same bits every time.
+    """
+
+    samples: int
+    loss: float
+    values: list
+    squared_norms: np.ndarray
+    variances: np.ndarray | None
+    repeat_deviation: float | None = None
+    repeat_deviations: np.ndarray | None = None
+    bitwise_equal_variables: int | None = None
+
+    @property
+    def norms(self):
+        """‖ḡ‖ of each variable, (V,)."""
+        return np.sqrt(self.squared_norms)
+
+    @property
+    def norm(self):
+        """‖ḡ‖ over all variables."""
+        return math.sqrt(self.squared_norms.sum())
+
+    @property
+    def variance(self):
+        """tr Σ over all variables, or None."""
+        return None if self.variances is None else float(self.variances.sum())
+
+    @property
+    def squared_true_norm(self):
+        """‖G‖², unbiased: ‖ḡ‖² − tr Σ / n; may be negative. Or None."""
+        if self.variances is None:
+            return None
+        return float(self.squared_norms.sum()) - self.variance / self.samples
+
+    @property
+    def noise_scale(self):
+        """tr Σ / ‖G‖², or None where ‖G‖² is not estimated as positive."""
+        true = self.squared_true_norm
+        return None if true is None or true <= 0 else self.variance / true
+
+    @property
+    def snr(self):
+        """‖G‖² over the variance of the mean of n samples, tr Σ / n.
+
+        Not above 0 where no signal stands out; None where it is undefined.
+        """
+        if not self.variance:
+            return None
+        return self.squared_true_norm / (self.variance / self.samples)
+
+
+class GradientMeter:
+    """Measures the gradient of one batch at a model's present weights.
+
+    Layers act as in training. Whatever that changes (seeds, moving
+    statistics, metrics) is put back, so that repetitions draw the same random
+    numbers and training goes on as if nothing had been measured.
+
+    Args:
+        model: a compiled `keras.Model`.
+        batch: (x, y, sample_weight), tensors; y and sample_weight may be
+            None.
+
+    Attributes:
+        undefined: why the samples' own gradients are not defined (two of
+            them are coupled, say), or None. Known after `prepare`.
+    """
+
+    def __init__(self, model, batch):
+        self.model = model
+        self.batch = batch
+        self.samples = int(first_tensor(batch[0]).shape[0])
+        self.undefined = None
+        # A model that is built by its first call has no variables before.
+        model._symbolic_build(data_batch=batch)
+        self._variables = list(model.trainable_variables)
+        if not self._variables:
+            raise ValueError(
+                f"Model {model.name!r} has no trainable variables, so there "
+                "is no gradient to measure."
+            )
+        self._values = [v.value for v in self._variables]
+        wide = tf.float64 in {v.dtype for v in self._values}
+        self._dtype = tf.float64 if wide else tf.float32
+        self._joint = True
+        self._gradient = self._squares = None
+
+    def measure(self, repeats=1):
+        """Computes the gradient `repeats` times, each time from the start.
+
+        Returns:
+            A `BatchGradient`.
+        """
+        if self._gradient is None:
+            self.prepare()
+        loss, values, sums = self._gradient(True)
+        values = [np.asarray(g) for g in values]
+        squares = np.array([_squared_norm(g) for g in values])
+        if self._squares is not None:
+            sums = self._squares(True)
+        variances = None
+        if self.undefined is None:
+            sums = np.array([float(s) for s in sums])
+            spread = sums - self.samples * squares
+            # Rounding can leave a tiny negative number.
+            variances = np.maximum(spread, 0) / (self.samples - 1)
+        found = BatchGradient(
+            self.samples, float(loss), values, squares, variances
+        )
+        if repeats > 1:
+            self._repeat(repeats, found)
+        return found
+
+    def _repeat(self, repeats, found):
+        apart = np.zeros((repeats - 1, len(found.values)))
+        same = np.ones(len(found.values), bool)
+        for row in apart:
+            again = self._gradient(False)[1]
+            for k, (one, other) in enumerate(zip(again, found.values)):
+                one = np.asarray(one)
+                if one.tobytes() != other.tobytes():
+                    same[k] = False
+                    row[k] = _squared_norm(one, other)
+        squares = found.squared_norms
+        whole = _ratio(apart.sum(1), squares.sum())
+        found.repeat_deviation = float(whole.max())
+        found.repeat_deviations = _ratio(apart, squares).max(0)
+        found.bitwise_equal_variables = int(same.sum())
+
+    def prepare(self):
+        """Traces; finds out whether samples have gradients of their own.
+
+        Raises whatever the model and its loss raise for such a batch.
+        """
+        if self.samples < 2:
+            self.undefined = "one sample alone has no variance."
+        else:
+            try:
+                self._gradient = self._compiled(self._with_squares)
+                if self._joint:
+                    return
+                self._squares = self._compiled(self._only_squares)
+            except ValueError as error:
+                self.undefined = str(error)
+        self._gradient = self._compiled(self._plainly)
+
+    def _plainly(self, x, y, sample_weight, wanted):
+        del wanted
+        with tf.GradientTape() as tape:
+            y_pred = call_model(self.model, x)
+            loss = total_loss(self.model, x, y, y_pred, sample_weight)
+            target = self._scaled(loss)
+        return loss, self._of_data(tape.gradient(target, self._values)), []
+
+    def _with_squares(self, x, y, sample_weight, wanted):
+        """The gradient, and the samples' norms where they are wanted.
+
+        In one program, since both need the backward pass, which TensorFlow
+        then computes once; the gradient is the same with and without norms.
+        """
+        tape = Tape(self.model)
+        with tf.GradientTape() as plain, tape:
+            y_pred = tape.forward(x)
+            loss = total_loss(self.model, x, y, y_pred, sample_weight)
+            target = self._scaled(loss)
+        gradients = self._of_data(plain.gradient(target, self._values))
+        # A layer that the tape calls in a way of its own, or vectorises, is
+        # measured apart: repetitions shall be those of its ordinary call.
+        self._joint = all(
+            call.rule is not None and call.rule.forward is None
+            for call in tape.calls
+        )
+        factors = tape.sample_gradients(target, loss_scale(self.optimizer))
+        sums = tf.cond(
+            wanted,
+            lambda: [self._sum(f) for f in factors],
+            lambda: [tf.zeros([], self._dtype) for _ in factors],
+        )
+        return loss, gradients, sums
+
+    def _only_squares(self, x, y, sample_weight, wanted):
+        del wanted
+        tape = Tape(self.model)
+        with tape:
+            y_pred = tape.forward(x)
+            loss = total_loss(self.model, x, y, y_pred, sample_weight)
+            target = self._scaled(loss)
+        factors = tape.sample_gradients(target, loss_scale(self.optimizer))
+        return [self._sum(f) for f in factors]
+
+    @property
+    def optimizer(self):
+        return self.model.optimizer
+
+    def _scaled(self, loss):
+        scale = loss_scale(self.optimizer)
+        return loss if scale is None else loss * tf.cast(scale, loss.dtype)
+
+    def _of_data(self, gradients):
+        """Dense, without loss scale and without weight regularisers."""
+        scale = loss_scale(self.optimizer)
+        penalties = regularization_gradients(self._variables)
+        found = []
+        for value, gradient, penalty in zip(
+            self._values, gradients, penalties
+        ):
+            if gradient is None:
+                gradient = tf.zeros(value.shape, value.dtype)
+            gradient = tf.convert_to_tensor(gradient)
+            if scale is not None:
+                gradient /= tf.cast(scale, gradient.dtype)
+            found.append(gradient if penalty is None else gradient - penalty)
+        return found
+
+    def _sum(self, factor):
+        """Σ ‖g_i‖² over the samples; a contribution is g_i / n."""
+        if factor is None:
+            return tf.zeros([], self._dtype)
+        total = tf.reduce_sum(tf.cast(factor.squared_norms(), self._dtype))
+        return total * tf.cast(self.samples**2, self._dtype)
+
+    def _compiled(self, compute):
+        """`compute` of the batch, in the way in which the model trains."""
+        if self.model.run_eagerly:
+
+            def run(wanted):
+                with _put_back(self._eager_state()):
+                    return compute(*self.batch, tf.constant(wanted))
+
+            run(False)  # raises what it has to raise
+            return run
+        function = tf.function(
+            compute, autograph=False, jit_compile=bool(self.model.jit_compile)
+        ).get_concrete_function(*self.batch, tf.constant(True))
+        flat = [t for t in tf.nest.flatten(self.batch) if t is not None]
+        trained = {id(value) for value in self._values}
+        changed = [v for v in function.graph.variables if id(v) not in trained]
+
+        def run(wanted):
+            with _put_back(changed):
+                return function(*flat, tf.constant(wanted))
+
+        return run
+
+    def _eager_state(self):
+        metrics = [
+            *self.model.metrics,
+            *getattr(self.model._compile_loss, "metrics", ()),
+        ]
+        variables = [
+            *self.model.non_trainable_variables,
+            *(v for metric in metrics for v in metric.variables),
+        ]
+        # Of layers that were given no seed; asking Keras for it makes it.
+        seeds = global_state.get_global_attribute("global_seed_generator")
+        if seeds is not None:
+            variables.append(seeds.state)
+        return [v.value for v in variables]
+
+
+@contextlib.contextmanager
+def _put_back(variables):
+    """Gives `tf.Variable`s the values that they have now, at the end."""
+    saved = [(variable, tf.identity(variable)) for variable in variables]
+    try:
+        yield
+    finally:
+        for variable, value in saved:
+            variable.assign(value)
+
+
+def _squared_norm(array, other=None):
+    """‖array − other‖², in double precision."""
+    flat = np.asarray(array, np.float64).reshape(-1)
+    if other is not None:
+        flat = flat - np.asarray(other, np.float64).reshape(-1)
+    return float(flat @ flat)
+
+
+def _ratio(squares, against):
+    """√(squares / against): 0 for 0/0, infinite for anything else over 0."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.sqrt(squares / against)
+    return np.where(np.equal(squares, 0), 0.0, ratio)
