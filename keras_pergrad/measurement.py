@@ -237,9 +237,7 @@ class GradientMeter:
         scale = loss_scale(self.optimizer)
         penalties = regularization_gradients(self._variables)
         found = []
-        for value, gradient, penalty in zip(
-            self._values, gradients, penalties
-        ):
+        for value, gradient, penalty in zip(self._values, gradients, penalties):
             if gradient is None:
                 gradient = tf.zeros(value.shape, value.dtype)
             gradient = tf.convert_to_tensor(gradient)

@@ -13,6 +13,7 @@ WORDS = {
     "quickstart": ["vectorized", "per_sample", "most unusual", ".png"],
     "find_the_stall": ["Write:", "prefetch", "before", "after"],
     "normalize_in_pipeline": ["pipeline", "model", "step"],
+    "compare_runs": ["7 runs of 5 seeds", "different seeds", ".html"],
 }
 # Run with its options by test_where_does_it_run.py.
 ELSEWHERE = {"where_does_it_run"}

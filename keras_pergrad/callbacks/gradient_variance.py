@@ -309,7 +309,9 @@ def _logged(found):
     if found.variances is not None:
         for name in ("variance", "noise_scale", "snr"):
             value = getattr(found, name)
-            values[f"gradient_{name}"] = float("nan") if value is None else value
+            values[f"gradient_{name}"] = (
+                float("nan") if value is None else value
+            )
     return values
 
 

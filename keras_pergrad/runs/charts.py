@@ -12,7 +12,7 @@ import numpy as np
 
 from keras_pergrad.runs.verdict import relative
 
-_WIDTH, _HEIGHT = 360, 210
+_WIDTH, _HEIGHT = 360, 216
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 350, 10, 180
 _MOST_DOTS = 40
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -32,7 +32,7 @@ def line_chart(steps, chart):
 def distance_map(names, apart, order):
     """One square for each two runs, the darker the farther apart."""
     count = len(names)
-    left = 96 if count <= 20 else 8
+    left = 100 if count <= 20 else 8
     cell = (_WIDTH - left - 8) / count
     height = cell * count + 8
     distance = np.sqrt(np.maximum(apart[np.ix_(order, order)], 0))
@@ -144,7 +144,7 @@ def _steps(steps):
     centre = (_LEFT + _RIGHT) / 2
     return (
         "".join(parts)
-        + f'<text class="middle" x="{centre}" y="209">step</text>'
+        + f'<text class="middle" x="{centre}" y="210">step</text>'
     )
 
 
@@ -191,7 +191,7 @@ def _shade(distance, low, high):
 
 
 def _short(name):
-    return escape(name if len(name) <= 14 else f"{name[:6]}…{name[-7:]}")
+    return escape(name if len(name) <= 12 else f"{name[:4]}…{name[-7:]}")
 
 
 def _at(place):

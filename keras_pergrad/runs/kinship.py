@@ -79,7 +79,7 @@ def mode_of(info):
     mode = info.get("gradient_mode")
     if not isinstance(mode, dict):
         return mode
-    return mode.get("class_name") or mode.get("name") or _text(mode)
+    return mode.get("class") or _text(mode)
 
 
 def _setting(info):
@@ -89,11 +89,18 @@ def _setting(info):
             info.get("device"),
             info.get("machine"),
             info.get("gradient_mode"),
-            info.get("optimizer"),
+            _without_names(info.get("optimizer")),
             versions.get("tensorflow"),
             versions.get("keras"),
         ]
     )
+
+
+def _without_names(config):
+    """Keras calls the second Adam of a process adam_1."""
+    if isinstance(config, dict):
+        return {k: _without_names(v) for k, v in config.items() if k != "name"}
+    return config
 
 
 def _text(value):

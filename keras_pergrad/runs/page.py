@@ -11,6 +11,7 @@ from keras_pergrad.runs.verdict import number, relative
 
 _MOST_ROWS = 40
 _MOST_SQUARES = 40
+_LONG = 40
 _READING = (
     (
         "apart",
@@ -60,7 +61,7 @@ def fragment(comparison):
     first, *rest = c.verdict
     parts = [
         f"<h1>Gradients of {len(c.runs)} runs</h1>",
-        f'<p class="muted">{c.seeds} seeds · {len(steps)} steps, {steps[0]} '
+        f'<p class="muted">{summary.seeds(c)} · {len(steps)} steps, {steps[0]} '
         f"to {steps[-1]} · probe batch of {c.samples} samples</p>",
         f'<p class="first">{escape(first)}</p>',
         _list(rest),
@@ -189,11 +190,13 @@ def _runs(c):
 
 def _table(columns, rows):
     head = "".join(f'<th scope="col">{escape(c)}</th>' for c in columns)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{escape(c)}</td>" for c in row) + "</tr>"
-        for row in rows
-    )
+    body = "".join("<tr>" + "".join(map(_cell, row)) + "</tr>" for row in rows)
     return (
         '<div class="wide" tabindex="0"><table><thead><tr>'
         f"{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )
+
+
+def _cell(text):
+    long = ' class="long"' if len(text) > _LONG else ""
+    return f"<td{long}>{escape(text)}</td>"

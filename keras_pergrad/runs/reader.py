@@ -63,10 +63,10 @@ class Run:
         records = np.asarray(records)
         out = np.empty(len(records), self._rows.dtype)
         ends = np.flatnonzero(np.diff(records) != 1) + 1
-        with open(self._rows.filename, "rb", buffering=0) as file:
+        with open(os.path.join(self.path, ROWS_FILE), "rb") as file:
             for part, into in zip(np.split(records, ends), np.split(out, ends)):
                 file.seek(int(part[0]) * out.itemsize)
-                file.readinto(memoryview(into).cast("B"))
+                into[:] = np.fromfile(file, out.dtype, len(part))
         return out
 
     @property

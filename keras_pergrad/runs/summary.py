@@ -22,8 +22,7 @@ COLUMNS = (
 def text(comparison):
     """What `print` shows: the verdict, then the table."""
     c = comparison
-    seeds = f"{c.seeds} seed{'s' if c.seeds > 1 else ''}"
-    lines = [f"{len(c.runs)} runs of {seeds}, {len(c.data['step'])} steps"]
+    lines = [f"{len(c.runs)} runs of {seeds(c)}, {len(c.data['step'])} steps"]
     for sentence in c.verdict:
         lines += textwrap.wrap(
             sentence, _WIDTH, initial_indent="- ", subsequent_indent="  "
@@ -38,6 +37,11 @@ def text(comparison):
             note, _WIDTH, initial_indent="* ", subsequent_indent="  "
         )
     return "\n".join(lines)
+
+
+def seeds(comparison):
+    """How many seeds, in words."""
+    return f"{comparison.seeds} seed{'s' if comparison.seeds > 1 else ''}"
 
 
 def rows(comparison, most):

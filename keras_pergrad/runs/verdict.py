@@ -5,6 +5,8 @@ import numpy as np
 from keras_pergrad.runs.effects import REPEATS
 
 _MOST = 6
+# Nondeterminism begins with rounding; other weights differ at once.
+_NO_REPEAT = 0.5
 
 
 def relative(value):
@@ -75,6 +77,13 @@ def _consistency(c):
         ]
     both = np.isfinite(repeats) & np.isfinite(distance) & (distance > 0)
     share = middle((repeats[both] / distance[both]) ** 2)
+    first = repeats[np.isfinite(repeats)][0]
+    if first > _NO_REPEAT * typical(distance):
+        return [
+            f"{said}, and repeats of a seed by {relative(typical(repeats))} "
+            "from their first step on: as if the seed had not been set again "
+            "before each run, with keras.utils.set_random_seed."
+        ]
     return [
         f"{said}, repeats of a seed by {relative(typical(repeats))}: "
         f"nondeterminism explains {relative(min(share, 1.0))} of the "

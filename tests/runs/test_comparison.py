@@ -47,6 +47,14 @@ def test_deterministic_repeats_explain_nothing(tmp_path):
     assert "The 3 runs of seed 0 are equal at every step, bit for" in text
 
 
+def test_a_seed_that_was_not_set_again_is_suspected(tmp_path):
+    for k in range(4):
+        gradients = made_up.around(1, 8, 4, k)
+        made_up.write(tmp_path, f"{k}", gradients, seed=k // 2)
+    (first, *_) = kpg.compare_runs(tmp_path).verdict
+    assert "as if the seed had not been set again before each run" in first
+
+
 def test_sampling_share(comparison):
     """Variance 640 in a batch of 32 is 20 for its mean; runs have 64.6."""
     data = comparison.data

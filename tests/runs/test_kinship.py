@@ -27,6 +27,14 @@ def test_repeats_share_seed_and_setting():
     np.testing.assert_array_equal(related.known, [1, 1, 1, 1, 0, 0, 1, 1])
 
 
+def test_a_second_optimizer_of_a_process_is_the_same_one():
+    infos = [
+        {"seed": 1, "optimizer": {"class": "Adam", "name": name, "rate": 0.1}}
+        for name in ("adam", "adam_1")
+    ]
+    assert Kinship(infos).repeats[0, 1]
+
+
 def test_a_group_parts_repeats():
     infos = [{"seed": 1, "tags": {"op": op}} for op in ("old", "new", "new")]
     related = Kinship(infos, by="op")
@@ -35,7 +43,7 @@ def test_a_group_parts_repeats():
 
 
 def test_labels_by_tag_and_field():
-    mode = {"class_name": "Vectorized", "config": {}}
+    mode = {"class": "Vectorized", "aggregation": {"class": "Mean"}}
     infos = [
         {"seed": 3, "tags": {"lr": 0.1}, "gradient_mode": mode},
         {"seed": None, "tags": {}, "gradient_mode": None},
