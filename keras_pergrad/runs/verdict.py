@@ -52,7 +52,10 @@ def _consistency(c):
     if np.isnan(apart).all():
         return ["At no common step is a gradient finite and not zero."]
     if np.nanmax(apart) == 0:
-        return [f"{count} have the same gradients at every step, bit for bit."]
+        return [
+            f"{count} have the same gradients at every step, in every bit "
+            "recorded."
+        ]
     distance, repeats = c.data["distance"], c.data["repeat_distance"]
     how_far = f"{relative(typical(distance))} of the gradient's norm"
     if c.seeds == 1:
@@ -72,7 +75,8 @@ def _consistency(c):
         ]
     if typical(repeats) == 0:
         return [
-            f"{said}; repeats of a seed are equal, bit for bit: the seeds "
+            f"{said}; repeats of a seed are equal in every bit recorded: "
+            "the seeds "
             "explain all of it, nondeterminism none."
         ]
     both = np.isfinite(repeats) & np.isfinite(distance) & (distance > 0)
@@ -134,11 +138,11 @@ def divergence(d, tolerance):
     runs = f"{len(d.runs)} runs"
     who = f"The {runs} of {d.common}" if d.common else f"All {runs}"
     if d.differ_step is None:
-        return f"{who} are equal at every step, bit for bit."
+        return f"{who} are equal at every step, in every bit recorded."
     if d.step is None:
         return (
             f"{who} stay within {tolerance:g} of each other at every step "
-            f"(at most {d.largest:.0e}; not equal bit for bit from step "
+            f"(at most {d.largest:.0e}; not equal in every bit from step "
             f"{d.differ_step} on)."
         )
     path, size = d.variables[0]
@@ -148,7 +152,7 @@ def divergence(d, tolerance):
         when = f"differ from their first common step ({d.step}) on"
         return f"{who} {when}, most {where}{odd}."
     before = (
-        "equal bit for bit before"
+        "equal in every bit before"
         if d.differ_step == d.step
         else f"within {tolerance:g} before"
     )
@@ -172,8 +176,10 @@ def effect(e):
         )
     if e.floor == 0:
         if e.distance == 0:
-            return f"{who} have the same gradients{seed}, bit for bit."
-        return f"{apart}{seed}, where {e.yardstick} are equal, bit for bit."
+            return (
+                f"{who} have the same gradients{seed}, in every bit recorded."
+            )
+        return f"{apart}{seed}, where {e.yardstick} are equal in every bit."
     chance = "" if e.probability is None else f", p {_p(e.probability)}"
     if e.real:
         return (

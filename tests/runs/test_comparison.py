@@ -43,8 +43,8 @@ def test_deterministic_repeats_explain_nothing(tmp_path):
     comparison = kpg.compare_runs(tmp_path)
     assert (comparison.data["repeat_variance"] == 0).all()
     text = " ".join(str(comparison).split())
-    assert "repeats of a seed are equal, bit for bit" in text
-    assert "The 3 runs of seed 0 are equal at every step, bit for" in text
+    assert "repeats of a seed are equal in every bit recorded" in text
+    assert "The 3 runs of seed 0 are equal at every step, in every" in text
 
 
 def test_a_seed_that_was_not_set_again_is_suspected(tmp_path):
@@ -169,8 +169,9 @@ def test_an_effect_in_every_case():
             "probability": 0.3,
         },
         "A and B are 10 % of the gradient's norm apart at equal seeds, where "
-        "repeats are equal, bit for bit.": {"floor": 0.0, "ratio": np.inf},
-        "A and B have the same gradients at equal seeds, bit for bit.": {
+        "repeats are equal in every bit.": {"floor": 0.0, "ratio": np.inf},
+        "A and B have the same gradients at equal seeds, in every bit "
+        "recorded.": {
             "floor": 0.0,
             "distance": 0.0,
             "ratio": 1.0,
