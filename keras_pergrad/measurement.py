@@ -98,6 +98,7 @@ class GradientMeter:
             None.
 
     Attributes:
+        batch: what is measured; may be replaced by one of the same shapes.
         undefined: why the samples' own gradients are not defined (two of
             them are coupled, say), or None. Known after `prepare`.
     """
@@ -119,6 +120,7 @@ class GradientMeter:
         wide = tf.float64 in {v.dtype for v in self._values}
         self._dtype = tf.float64 if wide else tf.float32
         self._joint = True
+        self._refusal = None
         self._gradient = self._squares = None
 
     def measure(self, repeats=1):
@@ -177,7 +179,7 @@ class GradientMeter:
                     return
                 self._squares = self._compiled(self._only_squares)
             except ValueError as error:
-                self.undefined = str(error)
+                self.undefined = str(self._refusal or error)
         self._gradient = self._compiled(self._plainly)
 
     def _plainly(self, x, y, sample_weight, wanted):
@@ -194,7 +196,7 @@ class GradientMeter:
         In one program, since both need the backward pass, which TensorFlow
         then computes once; the gradient is the same with and without norms.
         """
-        tape = Tape(self.model)
+        tape = self._tape()
         with tf.GradientTape() as plain, tape:
             y_pred = tape.forward(x)
             loss = total_loss(self.model, x, y, y_pred, sample_weight)
@@ -216,13 +218,24 @@ class GradientMeter:
 
     def _only_squares(self, x, y, sample_weight, wanted):
         del wanted
-        tape = Tape(self.model)
+        tape = self._tape()
         with tape:
             y_pred = tape.forward(x)
             loss = total_loss(self.model, x, y, y_pred, sample_weight)
             target = self._scaled(loss)
         factors = tape.sample_gradients(target, loss_scale(self.optimizer))
         return [self._sum(f) for f in factors]
+
+    def _tape(self):
+        tape = Tape(self.model)
+
+        def refuse(layer, error):
+            # Keras wraps what is raised in a layer's call.
+            self._refusal = error
+            raise error
+
+        tape.refuse = refuse
+        return tape
 
     @property
     def optimizer(self):
@@ -266,11 +279,11 @@ class GradientMeter:
         function = tf.function(
             compute, autograph=False, jit_compile=bool(self.model.jit_compile)
         ).get_concrete_function(*self.batch, tf.constant(True))
-        flat = [t for t in tf.nest.flatten(self.batch) if t is not None]
         trained = {id(value) for value in self._values}
         changed = [v for v in function.graph.variables if id(v) not in trained]
 
         def run(wanted):
+            flat = [t for t in tf.nest.flatten(self.batch) if t is not None]
             with _put_back(changed):
                 return function(*flat, tf.constant(wanted))
 

@@ -120,6 +120,7 @@ class PerGradModel(keras.Model):
         # Not a list of metrics: Keras would report them in evaluate(), too.
         self._gradient_logs = _Logs(mode.log_metrics)
         self.gradient_state = mode.make_state()
+        self._watched_step = None
 
     @property
     def gradient_mode(self):
@@ -135,27 +136,26 @@ class PerGradModel(keras.Model):
         have without. Modes that have no statistics are left as they are. For
         callbacks, which open it when training begins.
         """
-        mode, logs = self.gradient_mode, self._gradient_logs
+        mode = self.gradient_mode
         if not mode.can_be_watched or mode.is_watched:
             yield
             return
         mode.is_watched = True
-        self._gradient_logs = _Logs(mode.log_metrics)
-        self._forget_traces()
+        old = self._gradient_logs, self.train_function
+        if self._watched_step is None:
+            self._gradient_logs = _Logs(mode.log_metrics)
+            # What another callback has wrapped is traced anew if it is new.
+            if old[1].__module__.startswith("keras."):
+                self.make_train_function(force=True)
+            self._watched_step = self._gradient_logs, self.train_function
+        self._gradient_logs, self.train_function = self._watched_step
         try:
             yield
         finally:
             del mode.is_watched
-            self._gradient_logs = logs
-            self._forget_traces()
-
-    def _forget_traces(self):
-        """Has the train step traced anew, where it was traced."""
-        count = getattr(
-            self.train_function, "experimental_get_tracing_count", None
-        )
-        if count is not None and count():
-            self.make_train_function(force=True)
+            self._gradient_logs = old[0]
+            if self.train_function is self._watched_step[1]:
+                self.train_function = old[1]
 
     def get_compile_config(self):
         config = super().get_compile_config()

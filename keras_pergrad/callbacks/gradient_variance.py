@@ -3,6 +3,7 @@
 import contextlib
 import os
 import time
+import weakref
 
 import keras
 import tensorflow as tf
@@ -127,7 +128,13 @@ class GradientVariance(keras.callbacks.Callback):
     # Hooks, in the order in which Keras calls them.
 
     def on_train_begin(self, logs=None):
-        self._fit.close()  # of a fit that was broken off
+        self._fit.close()
+        self._fit = contextlib.ExitStack()
+        # A fit that is broken off outside of a training step, in another
+        # callback say, tells nobody; but its list of callbacks goes.
+        siblings = running_fit(self.model).callbacks
+        if siblings is not None:
+            weakref.finalize(siblings, self._fit.close)
         self.measurements, self.steps, self.messages = [], [], []
         self.run_directory = self._meter = None
         self._batches_seen = 0
@@ -207,7 +214,7 @@ class GradientVariance(keras.callbacks.Callback):
         optimizer = self.model.optimizer
         if optimizer is None:
             return self._batches_seen
-        return int(optimizer.iterations)
+        return int(tf.convert_to_tensor(optimizer.iterations))
 
     def _measure(self, step):
         found = self._meter.measure(self.repeats)
