@@ -56,8 +56,10 @@ def diverge(aligned, chosen, tolerance, common=None):
     if not len(steps):
         return None
     runs = [aligned.runs[r] for r in chosen]
-    each = int(np.prod(runs[0].variable_sketches.shape[1:]))
-    at_once = max(1, _NUMBERS_AT_ONCE // (each * len(runs)))
+    # All runs' small sketches are held, and one run's whole rows.
+    small = int(np.prod(runs[0].variable_sketches.shape[1:]))
+    row = 2 * small + runs[0].sketches.shape[1]
+    at_once = max(1, _NUMBERS_AT_ONCE // (small * len(runs) + row))
     differ, largest, found = None, 0.0, None
     for start in range(0, len(steps), at_once):
         block = slice(start, start + at_once)

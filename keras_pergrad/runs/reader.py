@@ -1,5 +1,6 @@
 """Reads the records of a run, past whatever a killed process left."""
 
+import itertools
 import json
 import os
 import warnings
@@ -58,15 +59,20 @@ class Run:
             A structured array with the fields `norms`, `variances`,
             `variable_sketches` and `sketch`.
         """
-        if not isinstance(self._rows, np.memmap):
-            return self._rows[records]
-        records = np.asarray(records)
+        records = np.asarray(records, np.int64)
+        if not isinstance(self._rows, np.memmap) or not len(records):
+            return np.array(self._rows[records])
         out = np.empty(len(records), self._rows.dtype)
-        ends = np.flatnonzero(np.diff(records) != 1) + 1
+        size, into = out.itemsize, out.view(np.uint8).data
+        ends = [0, *(np.flatnonzero(np.diff(records) != 1) + 1), len(records)]
         with open(os.path.join(self.path, ROWS_FILE), "rb") as file:
-            for part, into in zip(np.split(records, ends), np.split(out, ends)):
-                file.seek(int(part[0]) * out.itemsize)
-                into[:] = np.fromfile(file, out.dtype, len(part))
+            for start, end in itertools.pairwise(ends):
+                file.seek(int(records[start]) * size)
+                count = file.readinto(into[start * size : end * size])
+                if count < (end - start) * size:
+                    raise OSError(
+                        f"{file.name!r} has become shorter while it was read."
+                    )
         return out
 
     @property
