@@ -41,11 +41,11 @@ def make_model():
     return model
 
 
-def train(x, y, probe, seed, log_dir):
+def train(x, y, probe, seed, name, log_dir):
     """One run; everything random in it follows from the seed."""
     keras.utils.set_random_seed(seed)
     record = kpg.callbacks.GradientVariance(
-        probe=probe, every=8, log_dir=log_dir
+        probe=probe, every=8, log_dir=log_dir, run_name=name
     )
     model = make_model()
     model.fit(x, y, batch_size=64, epochs=6, verbose=0, callbacks=[record])
@@ -57,9 +57,9 @@ def main():
     log_dir = OUTPUT / "runs"
     shutil.rmtree(log_dir, ignore_errors=True)
     probe = (x[:128], y[:128])
-    for seed in SEEDS:
-        train(x[128:], y[128:], probe, seed, log_dir)
-        print(f"seed {seed} recorded")
+    for run, seed in enumerate(SEEDS, 1):
+        train(x[128:], y[128:], probe, seed, f"run {run} seed {seed}", log_dir)
+        print(f"run {run} of {len(SEEDS)}, with seed {seed}, is recorded")
     comparison = kpg.compare_runs(log_dir)
     print(comparison)
     page = comparison.to_html(OUTPUT / "compare_runs.html")

@@ -24,6 +24,13 @@ def add_to(subcommands):
         help="compare groups: a tag, or device, seed, machine or mode",
     )
     parser.add_argument(
+        "--tolerance",
+        type=float,
+        default=1e-3,
+        help="differences of a variable's gradient, relative to its norm, "
+        "up to which runs count as equal (default: 0.001)",
+    )
+    parser.add_argument(
         "--html", metavar="FILE", help="also write a page with charts"
     )
     parser.set_defaults(run=run)
@@ -34,7 +41,9 @@ def run(chosen):
     from keras_pergrad.runs.comparison import compare_runs
 
     try:
-        comparison = compare_runs(chosen.dir, by=chosen.by)
+        comparison = compare_runs(
+            chosen.dir, by=chosen.by, tolerance=chosen.tolerance
+        )
         print(comparison)
         if chosen.html:
             print(f"Written: {comparison.to_html(chosen.html)}")

@@ -191,7 +191,7 @@ def _shade(distance, low, high):
 
 
 def _short(name):
-    return escape(name if len(name) <= 12 else f"{name[:4]}…{name[-7:]}")
+    return escape(name if len(name) <= 13 else f"{name[:4]}…{name[-7:]}")
 
 
 def _at(place):

@@ -54,7 +54,7 @@ stroke-linecap:round}
 font-variant-numeric:tabular-nums}
 .kpg th,.kpg td{text-align:left;padding:.35rem .9rem .35rem 0;
 border-bottom:1px solid var(--rule);white-space:nowrap;
-background:none;color:inherit}
+vertical-align:top;background:none;color:inherit}
 .kpg td.long{white-space:normal;min-width:18rem;overflow-wrap:anywhere}
 .kpg th{color:var(--muted);font-weight:600}
 .kpg dt{font-weight:600;margin-top:.6rem}

@@ -20,9 +20,9 @@ def relative(value):
     return f"{100 * value:.1f} %" if value < 0.1 else f"{100 * value:.0f} %"
 
 
-def number(value):
-    """A number to three figures; a dash for none."""
-    return "–" if np.isnan(value) else f"{value:.3g}"
+def number(value, figures=3):
+    """A number to some figures; a dash for none."""
+    return "–" if np.isnan(value) else f"{value:.{figures}g}"
 
 
 def typical(values):

@@ -264,8 +264,11 @@ def test_command(log_dir, tmp_path, capsys):
     assert "7 runs of 5 seeds, 6 steps" in out
     assert f"Written: {page}" in out
     assert page.read_text().startswith("<!DOCTYPE html>")
-    assert main(["compare", str(log_dir), "--by", "seed"]) == 0
-    assert "times what repeats differ by" in capsys.readouterr().out
+    arguments = ["compare", str(log_dir), "--by", "seed", "--tolerance", "2"]
+    assert main(arguments) == 0
+    out = capsys.readouterr().out
+    assert "times what repeats differ by" in out
+    assert "stay within 2 of each other" in out
 
 
 def test_command_says_what_is_wrong(log_dir, tmp_path, capsys):
