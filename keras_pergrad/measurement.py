@@ -321,7 +321,8 @@ def _squared_norm(array, other=None):
     flat = np.asarray(array, np.float64).reshape(-1)
     if other is not None:
         flat = flat - np.asarray(other, np.float64).reshape(-1)
-    return float(flat @ flat)
+    # Not by BLAS, whose threads go on spinning and slow TensorFlow down.
+    return float(np.square(flat).sum())
 
 
 def _ratio(squares, against):
