@@ -6,6 +6,7 @@ import os
 import numpy as np
 
 from keras_pergrad.runs.reader import Run, list_runs, read_run
+from keras_pergrad.runs.record import INFO_FILE
 
 # Gradients can be compared where all of these are equal.
 _EQUAL = (
@@ -89,6 +90,13 @@ def align(log_dir, max_steps):
         notes.append(f"Without any record: {', '.join(map(str, empty))}.")
     runs = [run for run in runs if len(run)]
     where = ", ".join(repr(d) for d in directories)
+    for directory in directories:
+        if os.path.isfile(os.path.join(directory, INFO_FILE)):
+            raise ValueError(
+                "`log_dir` expected a directory that holds runs. Received: "
+                f"log_dir={directory!r}, which is one run. Pass "
+                f"{os.path.dirname(os.path.abspath(directory))!r}."
+            )
     if not runs:
         raise ValueError(
             f"`log_dir` expected a directory with runs that have records, as "

@@ -144,16 +144,22 @@ def compare_runs(log_dir, by=None, tolerance=1e-3, max_steps=512):
 
     Example:
 
-    ```python
-    for seed in range(5):
-        keras.utils.set_random_seed(seed)
-        model = make_model()
-        record = kpg.callbacks.GradientVariance(log_dir="runs")
-        model.fit(x, y, callbacks=[record])
-    comparison = kpg.compare_runs("runs")
-    print(comparison)
-    comparison.to_html("runs.html")
-    ```
+    >>> import tempfile, keras, numpy as np
+    >>> import keras_pergrad as kpg
+    >>> x, y = np.eye(8), np.ones((8, 1))
+    >>> log_dir = tempfile.mkdtemp()
+    >>> for seed in (1, 1, 2):
+    ...     keras.utils.set_random_seed(seed)
+    ...     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
+    ...     model.compile("sgd", "mse")
+    ...     record = kpg.callbacks.GradientVariance((x, y), log_dir=log_dir)
+    ...     history = model.fit(x, y, epochs=2, verbose=0, callbacks=[record])
+    >>> comparison = kpg.compare_runs(log_dir)
+    >>> print(comparison)
+    3 runs of 2 seeds, 2 steps
+    - Runs of different seeds are apart by ...
+    >>> comparison.data["cosine"].shape
+    (2,)
     """
     _check(tolerance, max_steps)
     aligned = alignment.align(log_dir, max_steps)

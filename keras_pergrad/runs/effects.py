@@ -36,7 +36,9 @@ class Effect:
         probability: of such a ratio if the groups were alike; None where it
             is not defined.
         paired: whether runs of equal seeds were compared.
-        confounded: no pair of runs differs in the group alone.
+        confounded: no pair of runs of different groups has a yardstick: the
+            groups differ in their seeds, too.
+        besides: in what else all runs of one group differ from the other's.
     """
 
     first: str
@@ -49,6 +51,7 @@ class Effect:
     probability: float | None
     paired: bool
     confounded: bool
+    besides: list[str] = dataclasses.field(default_factory=list)
 
     @property
     def real(self):
@@ -76,7 +79,11 @@ def effects(apart, kinship, by):
             by == "seed",
             (names[a], names[b]),
         )
-        found.append(effect)
+        besides = kinship.always_differ(
+            np.flatnonzero(groups == a), np.flatnonzero(groups == b)
+        )
+        besides = [name for name in besides if name != by]
+        found.append(dataclasses.replace(effect, besides=besides))
     return sorted(
         found, key=lambda e: -e.ratio if e.ratio == e.ratio else math.inf
     )

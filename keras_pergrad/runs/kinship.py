@@ -43,7 +43,8 @@ class Kinship:
                 for i, seed in enumerate(seeds)
             ]
         )
-        settings = _numbers([_setting(info) for info in infos])
+        self._settings = [_setting(info) for info in infos]
+        settings = _numbers([_text(setting) for setting in self._settings])
         self.groups = None if by is None else labels(infos, by)
         different = ~np.eye(len(infos), dtype=bool)
         same_seed = _equal(self.seeds) & different
@@ -51,6 +52,22 @@ class Kinship:
         self.repeats = same_seed & _equal(settings)
         if self.groups is not None:
             self.repeats &= _equal(_numbers(self.groups))
+
+    def always_differ(self, first, second):
+        """In which settings each run of one group differs from each other's.
+
+        Args:
+            first, second: indices of the runs of two groups.
+
+        Returns:
+            The settings' names.
+        """
+        return [
+            name
+            for name in self._settings[0]
+            if not {self._settings[r][name] for r in first}
+            & {self._settings[r][name] for r in second}
+        ]
 
 
 def labels(infos, by):
@@ -83,17 +100,17 @@ def mode_of(info):
 
 
 def _setting(info):
+    """What two runs must share to repeat each other, by name."""
     versions = info.get("versions") or {}
-    return _text(
-        [
-            info.get("device"),
-            info.get("machine"),
-            info.get("gradient_mode"),
-            _without_names(info.get("optimizer")),
-            versions.get("tensorflow"),
-            versions.get("keras"),
-        ]
-    )
+    found = {
+        "device": info.get("device"),
+        "machine": info.get("machine"),
+        "mode": info.get("gradient_mode"),
+        "optimizer": _without_names(info.get("optimizer")),
+        "TensorFlow": versions.get("tensorflow"),
+        "Keras": versions.get("keras"),
+    }
+    return {name: _text(value) for name, value in found.items()}
 
 
 def _without_names(config):

@@ -40,7 +40,7 @@ def middle(values):
 def sentences(comparison):
     """What was found, the most important first."""
     c = comparison
-    groups = [effect(e) for e in c.groups]
+    groups = [effect(e) + _besides(e) for e in c.groups]
     if len(groups) > _MOST:
         groups[_MOST:] = [f"{len(c.groups) - _MOST} more pairs of groups."]
     return [*groups, *_consistency(c), *_sampling(c), *_divergences(c)]
@@ -191,6 +191,12 @@ def effect(e):
         f"{who}: no difference beyond {noise} ({e.ratio:.2g} times what "
         f"{e.yardstick} differ by{seed}{chance})."
     )
+
+
+def _besides(e):
+    if not e.besides:
+        return ""
+    return f" They differ in {' and '.join(e.besides)}, too."
 
 
 def _p(probability):

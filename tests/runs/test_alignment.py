@@ -78,6 +78,8 @@ def test_too_few_runs(tmp_path):
     made_up.write(tmp_path, "lonely", _some(3))
     with pytest.raises(ValueError, match=r"two or more.*one, 'lonely'"):
         align(tmp_path, 9)
+    with pytest.raises(ValueError, match=f"is one run. Pass '{tmp_path}'"):
+        align(tmp_path / "lonely", 9)
 
 
 def test_no_common_step(tmp_path):

@@ -112,6 +112,7 @@ def _with_a_fault(log_dir):
                     run,
                     seed=seed,
                     device=device,
+                    machine=device,
                 )
 
 
@@ -122,6 +123,7 @@ def test_groups_and_a_fault_in_words(tmp_path):
     (effect,) = comparison.groups
     assert effect.real
     assert f"CPU and METAL differ by {effect.ratio:.2g} times what rep" in text
+    assert "They differ in machine, too." in text
     found = "The 3 runs of seed 1, CPU part at step 7 (within 0.005 before)"
     assert f"{found}, first in last/kernel, by " in text
     assert "CPU 1 2 is the odd one" in text

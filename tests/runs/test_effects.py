@@ -141,3 +141,22 @@ def test_a_distance_that_is_unknown_gives_no_probability():
     assert np.isnan(found.ratio)
     assert not found.real
     assert _by_f(np.zeros((4, 4)), side, np.zeros(4)) is None
+
+
+def test_what_else_differs_is_said():
+    """Metal on a Mac against a CPU elsewhere: is it the device?"""
+    apart = np.ones((4, 4)) - np.eye(4)
+    infos = [
+        {"device": device, "machine": machine, "seed": 1, "optimizer": opt}
+        for device, machine, opt in (
+            ("CPU", "linux", {"lr": 0.1}),
+            ("CPU", "linux", {"lr": 0.2}),
+            ("METAL", "mac", {"lr": 0.2}),
+            ("METAL", "mac", {"lr": 0.2}),
+        )
+    ]
+    (found,) = effects(apart, Kinship(infos, "device"), "device")
+    assert found.besides == ["machine"]
+    infos[1]["machine"] = "mac"
+    (found,) = effects(apart, Kinship(infos, "device"), "device")
+    assert found.besides == []
