@@ -57,6 +57,7 @@ if not _is_command():
     from keras_pergrad.placement.comparison import compare_devices
     from keras_pergrad.placement.prediction import predict_placement
     from keras_pergrad.rules import register_rule
+    from keras_pergrad.runs.comparison import compare_runs
     from keras_pergrad.statistics import GradientStatistics
 
     __all__ = [
@@ -73,6 +74,7 @@ if not _is_command():
         "callbacks",
         "check_gradients",
         "compare_devices",
+        "compare_runs",
         "explain",
         "factors",
         "gradient_statistics",

@@ -21,6 +21,7 @@ ALLOWED = {
     "statistics": set(),
     "metrics": set(),
     "runs": {"runs"},
+    "compare_command": {"runs"},
     "draws": {"patching"},
     "coupling": {"patching"},
     "outside": {"patching"},

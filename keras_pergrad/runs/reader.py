@@ -1,5 +1,6 @@
 """Reads the records of a run, past whatever a killed process left."""
 
+import itertools
 import json
 import os
 import warnings
@@ -14,7 +15,6 @@ from keras_pergrad.runs.record import (
     LINES_FILE,
     ROWS_FILE,
     SCALARS,
-    number,
 )
 
 _LINES_AT_ONCE = 4096
@@ -45,6 +45,35 @@ class Run:
 
     def __len__(self):
         return len(self._rows)
+
+    def read(self, records):
+        """Some records' vectors, in memory.
+
+        A view keeps what was read of it mapped; this does not, so that a
+        pass over many runs needs little memory.
+
+        Args:
+            records: their indices, rising.
+
+        Returns:
+            A structured array with the fields `norms`, `variances`,
+            `variable_sketches` and `sketch`.
+        """
+        records = np.asarray(records, np.int64)
+        if not isinstance(self._rows, np.memmap) or not len(records):
+            return np.array(self._rows[records])
+        out = np.empty(len(records), self._rows.dtype)
+        size, into = out.itemsize, out.view(np.uint8).data
+        ends = [0, *(np.flatnonzero(np.diff(records) != 1) + 1), len(records)]
+        with open(os.path.join(self.path, ROWS_FILE), "rb") as file:
+            for start, end in itertools.pairwise(ends):
+                file.seek(int(records[start]) * size)
+                count = file.readinto(into[start * size : end * size])
+                if count < (end - start) * size:
+                    raise OSError(
+                        f"{file.name!r} has become shorter while it was read."
+                    )
+        return out
 
     @property
     def norms(self):
@@ -181,7 +210,9 @@ def _columns(lines):
         for name in COUNTERS:
             columns[name][where] = [r.get(name, 0) for r in records]
         for name in SCALARS:
-            columns[name][where] = [number(r.get(name)) for r in records]
+            # NumPy reads None and "nan" as NaN, and "inf" as such.
+            found = [r.get(name) for r in records]
+            columns[name][where] = np.array(found, np.float64)
     return columns, crcs, bad
 
 

@@ -109,8 +109,3 @@ def _plain(value):
         return value
     value = float(value)
     return value if math.isfinite(value) else str(value)
-
-
-def number(value):
-    """A scalar of a line as a float: NaN where there is none."""
-    return math.nan if value is None else float(value)

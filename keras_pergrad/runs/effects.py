@@ -1,0 +1,212 @@
+"""Whether groups of runs differ by more than their runs do anyway.
+
+`apart` holds squared distances between runs, relative to the gradient's norm
+and averaged over the steps. Two groups are judged by the pairs that differ in
+nothing but the group: of equal seeds where there are any, else of any seeds.
+The yardstick is how far apart repeats are, or, without repeats, seeds.
+"""
+
+import dataclasses
+import itertools
+import math
+
+import numpy as np
+
+from keras_pergrad.runs.distributions import f_tail
+
+REPEATS, SEEDS, RUNS = "repeats", "seeds", "runs"
+_SHUFFLES = 1999
+# With fewer ways to deal the runs, chance alone gives a p above 0.05.
+_ENOUGH_WAYS = 40
+_LEVEL = 0.05
+
+
+@dataclasses.dataclass(frozen=True)
+class Effect:
+    """How two groups differ.
+
+    Attributes:
+        first, second: the groups' names.
+        counts: how many runs each has.
+        distance: between runs of the two groups, relative to the norm.
+        yardstick: `"repeats"`, `"seeds"` or `"runs"` (seeds unknown): what
+            `floor` is the distance of; None where there is no such pair.
+        floor: the distance inside the groups.
+        ratio: `distance` over `floor`, the effect size; 1 is no effect.
+        probability: of such a ratio if the groups were alike; None where it
+            is not defined.
+        paired: whether runs of equal seeds were compared.
+        confounded: no pair of runs of different groups has a yardstick: the
+            groups differ in their seeds, too.
+        besides: in what else all runs of one group differ from the other's.
+    """
+
+    first: str
+    second: str
+    counts: tuple[int, int]
+    distance: float
+    yardstick: str | None
+    floor: float
+    ratio: float
+    probability: float | None
+    paired: bool
+    confounded: bool
+    besides: list[str] = dataclasses.field(default_factory=list)
+
+    @property
+    def real(self):
+        """Whether the groups differ beyond the yardstick."""
+        if self.yardstick is None or self.confounded or not self.ratio > 1:
+            return False
+        return self.probability is None or self.probability < _LEVEL
+
+
+def effects(apart, kinship, by):
+    """An `Effect` for each two groups, the largest ratio first."""
+    names = sorted(set(kinship.groups))
+    groups = np.array([names.index(g) for g in kinship.groups])
+    found = []
+    for a, b in itertools.combinations(range(len(names)), 2):
+        chosen = np.flatnonzero((groups == a) | (groups == b))
+        sub = apart[np.ix_(chosen, chosen)]
+        effect = _effect(
+            sub,
+            groups[chosen] == b,
+            # Groups made of seeds: a seed cannot be on both sides.
+            kinship.seeds[chosen],
+            kinship.repeats[np.ix_(chosen, chosen)],
+            kinship.known[chosen].all(),
+            by == "seed",
+            (names[a], names[b]),
+        )
+        besides = kinship.always_differ(
+            np.flatnonzero(groups == a), np.flatnonzero(groups == b)
+        )
+        besides = [name for name in besides if name != by]
+        found.append(dataclasses.replace(effect, besides=besides))
+    return sorted(
+        found, key=lambda e: -e.ratio if e.ratio == e.ratio else math.inf
+    )
+
+
+def _effect(apart, side, seeds, repeats, known, by_seed, names):
+    same_seed = seeds[:, None] == seeds[None, :]
+    cross = side[:, None] != side[None, :]
+    within = ~cross & ~np.eye(len(side), dtype=bool)
+    paired = bool((cross & same_seed).any())
+    repeated = bool(repeats.any())
+    several = bool((within & ~same_seed).any())
+    counts = (int((~side).sum()), int(side.sum()))
+    if by_seed:
+        distance, floor = _rms(apart, cross), _rms(apart, repeats)
+        yardstick, strata = (REPEATS if repeated else None), seeds * 0
+        confounded = False
+    elif paired:
+        distance = _rms(apart, cross & same_seed)
+        floor = _rms(apart, repeats if repeated else within & ~same_seed)
+        yardstick = REPEATS if repeated else SEEDS if several else None
+        strata, confounded = seeds, False
+        if not repeated:
+            # Beyond the seeds' noise is what shows without pairing.
+            apart, side = _by_seed(apart, side, seeds)
+            strata = np.zeros(len(side), int)
+    else:
+        # Repeats say nothing of how far two seeds are apart.
+        apart, side = _by_seed(apart, side, seeds)
+        cross = side[:, None] != side[None, :]
+        within = ~cross & ~np.eye(len(side), dtype=bool)
+        distance, floor = _rms(apart, cross), _rms(apart, within)
+        yardstick = (SEEDS if known else RUNS) if several else None
+        strata, confounded = np.zeros(len(side), int), not several
+    ratio = _ratio(distance, floor)
+    probability = None
+    if yardstick and np.isfinite(ratio):
+        probability = _probability(apart, side, strata)
+    return Effect(
+        *names,
+        counts=counts,
+        distance=distance,
+        yardstick=yardstick,
+        floor=floor,
+        ratio=ratio,
+        probability=probability,
+        paired=paired,
+        confounded=confounded,
+    )
+
+
+def _rms(apart, pairs):
+    return math.sqrt(_mean(apart[pairs]))
+
+
+def _mean(values):
+    values = values[~np.isnan(values)]
+    return float(values.mean()) if len(values) else math.nan
+
+
+def _ratio(distance, floor):
+    if floor == 0:
+        return 1.0 if distance == 0 else math.inf
+    return distance / floor
+
+
+def _by_seed(apart, side, seeds):
+    """One row a seed and side: repeats of a seed are one draw of it."""
+    keys = np.unique(np.stack([side, seeds], 1), axis=0)
+    members = [(side == k[0]) & (seeds == k[1]) for k in keys]
+    out = np.array(
+        [[_mean(apart[np.ix_(a, b)]) for b in members] for a in members]
+    )
+    return out, keys[:, 0].astype(bool)
+
+
+def _probability(apart, side, strata):
+    """Of a ratio as large as this one, were the groups alike.
+
+    By dealing the runs into the groups anew, seed by seed where seeds are in
+    both; with few runs by the distribution of F, as if all differences lay in
+    one direction, which makes the probability too large rather than too small.
+    """
+    inside = strata[:, None] == strata[None, :]
+    if np.isnan(apart[inside]).any():
+        return None
+    ways = 1
+    for s in np.unique(strata):
+        mine = side[strata == s]
+        ways *= math.comb(len(mine), int(mine.sum()))
+    if ways < 2 * _ENOUGH_WAYS:
+        return _by_f(apart, side, strata)
+    dealt = np.repeat(side[None].astype(float), _SHUFFLES, axis=0)
+    random = np.random.default_rng(0)
+    for s in np.unique(strata):
+        mine = strata == s
+        dealt[:, mine] = random.permuted(dealt[:, mine], axis=1)
+    # The sum over all pairs is the same for each deal, and so is the number
+    # of pairs across: the sum over these alone orders the ratios.
+    inner = np.where(inside, apart, 0.0)
+    across = ((dealt @ inner) * (1 - dealt)).sum(1)
+    observed = (side @ inner * ~side).sum()
+    at_least = (across >= observed * (1 - 1e-12)).sum()
+    return float(1 + at_least) / (_SHUFFLES + 1)
+
+
+def _by_f(apart, side, strata):
+    between = inner = 0.0
+    groups = freedom = 0
+    for s in np.unique(strata):
+        a = np.flatnonzero((strata == s) & ~side)
+        b = np.flatnonzero((strata == s) & side)
+        inside = 0.0
+        for part in (a, b):
+            if len(part):
+                total = apart[np.ix_(part, part)].sum() / 2
+                inside += total / len(part) ** 2
+                inner += total / len(part)
+                freedom += len(part) - 1
+        if len(a) and len(b):
+            means = apart[np.ix_(a, b)].mean() - inside
+            between += means * len(a) * len(b) / (len(a) + len(b))
+            groups += 1
+    if not freedom or not groups or not inner:
+        return None
+    return f_tail((between / groups) / (inner / freedom), groups, freedom)

@@ -1,0 +1,62 @@
+"""Run records whose truth is known: gradients made of numbers one chose."""
+
+import numpy as np
+
+from keras_pergrad.runs import GradientSketch, RunInfo, RunWriter
+
+SHAPES = {"first/kernel": (20, 10), "first/bias": (10,), "last/kernel": (10, 9)}
+SIZE = 300
+SAMPLES = 32
+
+
+def write(log_dir, name, gradients, steps=None, variance=None, **info):
+    """Writes one run with a gradient (SIZE,) a record."""
+    variables = [{"path": p, "shape": list(s)} for p, s in SHAPES.items()]
+    info = {
+        "architecture": "a1",
+        "probe": "b2",
+        "probe_samples": SAMPLES,
+        "sketch_size": 256,
+        "variables": variables,
+        "machine": "m",
+        **info,
+    }
+    sketch = GradientSketch(info["sketch_size"])
+    ends = np.cumsum([np.prod(s) for s in SHAPES.values()])
+    steps = range(len(gradients)) if steps is None else steps
+    with RunWriter.create(log_dir, RunInfo(name, **info)) as writer:
+        for step, gradient in zip(steps, gradients):
+            parts = np.split(gradient, ends[:-1])
+            whole, each = sketch(parts)
+            scalars = {
+                "step": int(step),
+                "epoch": 0,
+                "loss": 1.0,
+                "gradient_norm": float(np.linalg.norm(gradient)),
+                "gradient_variance": variance,
+            }
+            norms = [np.linalg.norm(part) for part in parts]
+            writer.append(scalars, norms, None, each, whole)
+
+
+def around(mean, spread, count, seed):
+    """Gradients around a mean, (count, SIZE); covariance trace spread²."""
+    noise = np.random.default_rng(seed).normal(size=(count, SIZE))
+    return mean + spread / np.sqrt(SIZE) * noise
+
+
+def seeds_and_repeats(log_dir, nondeterminism=0.0, steps=6):
+    """Five seeds, the first of them three times."""
+    mean = np.full(SIZE, 1.0)
+    for seed in range(5):
+        path = around(mean, 8.0, steps, seed)
+        for repeat in range(3 if seed == 0 else 1):
+            rounding = around(0.0, nondeterminism, steps, [seed, repeat])
+            write(
+                log_dir,
+                f"seed {seed} repeat {repeat}",
+                path + rounding,
+                variance=640.0,
+                seed=seed,
+                tags={"repeat": repeat},
+            )

@@ -1,0 +1,102 @@
+import json
+import os
+
+import numpy as np
+import pytest
+
+from keras_pergrad.runs.alignment import align
+from tests.runs import made_up
+
+
+def _some(count):
+    return np.ones((count, made_up.SIZE))
+
+
+def test_runs_of_different_length_meet_at_common_steps(tmp_path):
+    made_up.write(tmp_path, "a", _some(5), steps=[0, 10, 20, 30, 40])
+    made_up.write(tmp_path, "b", _some(3), steps=[0, 20, 40])
+    made_up.write(tmp_path, "c", _some(2), steps=[20, 50])
+    aligned = align(tmp_path, 512)
+    assert aligned.names == ["a", "b", "c"]
+    np.testing.assert_array_equal(aligned.steps, [0, 20, 40])
+    np.testing.assert_array_equal(
+        aligned.rows, [[0, 0, -1], [2, 1, 0], [4, 2, -1]]
+    )
+    steps, rows = aligned.shared_rows([0, 2])
+    np.testing.assert_array_equal(steps, [20])
+    np.testing.assert_array_equal(rows, [[2, 0]])
+
+
+def test_many_steps_are_thinned_evenly(tmp_path):
+    for name in "ab":
+        made_up.write(tmp_path, name, _some(21))
+    aligned = align(tmp_path, 5)
+    np.testing.assert_array_equal(aligned.steps, [0, 5, 10, 15, 20])
+    assert aligned.notes == ["5 of 21 common steps are shown."]
+
+
+def test_directories_are_joined(tmp_path):
+    for machine in ("mac", "linux"):
+        made_up.write(tmp_path / machine, "a", _some(2))
+    aligned = align([tmp_path / "mac", str(tmp_path / "linux")], 9)
+    assert aligned.names == ["mac/a", "linux/a"]
+
+
+def test_a_run_without_records_is_left_out(tmp_path):
+    for name, count in (("a", 1), ("b", 1), ("new", 0)):
+        made_up.write(tmp_path, name, _some(count))
+    aligned = align(tmp_path, 9)
+    assert aligned.names == ["a", "b"]
+    assert aligned.notes == ["Without any record: new."]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("architecture", "other"),
+        ("probe", "other"),
+        ("probe_samples", 9),
+        ("sketch_size", 128),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_by_name(tmp_path, field, value):
+    made_up.write(tmp_path, "a", _some(1))
+    made_up.write(tmp_path, "b", _some(1))
+    made_up.write(tmp_path, "odd", _some(1), **{field: value})
+    said = f"same `{field}`. Received: {value!r} in run 'odd'.*2 of 3 runs"
+    with pytest.raises(ValueError, match=said):
+        align(tmp_path, 9)
+
+
+def test_too_few_runs(tmp_path):
+    with pytest.raises(FileNotFoundError, match="is not a directory"):
+        align(tmp_path / "none", 9)
+    with pytest.raises(ValueError, match="with 0 runs and no record"):
+        align(tmp_path, 9)
+    with pytest.raises(ValueError, match="an empty list"):
+        align([], 9)
+    made_up.write(tmp_path, "lonely", _some(3))
+    with pytest.raises(ValueError, match=r"two or more.*one, 'lonely'"):
+        align(tmp_path, 9)
+    with pytest.raises(ValueError, match=f"is one run. Pass '{tmp_path}'"):
+        align(tmp_path / "lonely", 9)
+
+
+def test_no_common_step(tmp_path):
+    made_up.write(tmp_path, "a", _some(4), steps=[0, 2, 4, 6])
+    made_up.write(tmp_path, "b", _some(2), steps=[1, 3])
+    said = r"'a' at 0, 2, 4, …; 'b' at 1, 3\. Give .* same `every`"
+    with pytest.raises(ValueError, match=said):
+        align(tmp_path, 9)
+
+
+def test_records_of_another_version(tmp_path):
+    for name in "ab":
+        made_up.write(tmp_path, name, _some(1))
+    path = os.path.join(tmp_path, "b", "run.json")
+    with open(path) as file:
+        info = json.load(file)
+    with open(path, "w") as file:
+        json.dump({**info, "format": 2}, file)
+    with pytest.raises(ValueError, match=r"format 1\. Received: format 2"):
+        align(tmp_path, 9)

@@ -1,0 +1,105 @@
+import numpy as np
+import pytest
+
+from keras_pergrad.runs.alignment import align
+from keras_pergrad.runs.divergence import diverge
+from tests.runs import made_up
+
+STEPS = 30
+FIRST, BIAS, LAST = slice(0, 200), slice(200, 210), slice(210, 300)
+
+
+@pytest.fixture
+def runs():
+    """Three repeats of a run, differing by rounding."""
+    path = made_up.around(1.0, 8.0, STEPS, 0)
+    path[:, BIAS] *= 1e-2
+    return [path + made_up.around(0.0, 1e-5, STEPS, k) for k in (1, 2, 3)]
+
+
+def _diverge(log_dir, runs, steps=None, tolerance=1e-3):
+    for k, gradients in enumerate(runs):
+        made_up.write(log_dir, "abcdef"[k], gradients, steps=steps, seed=0)
+    aligned = align(log_dir, 512)
+    return diverge(aligned, np.arange(len(runs)), tolerance)
+
+
+@pytest.mark.parametrize("odd", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("where", "path"),
+    [(FIRST, "first/kernel"), (BIAS, "first/bias"), (LAST, "last/kernel")],
+)
+def test_a_fault_is_found(tmp_path, runs, where, path, odd):
+    """At its step, in its variable, in its run; also when it lasts."""
+    runs[odd][17:, where] *= 1.5
+    runs[odd][20:] *= 3.0
+    found = _diverge(tmp_path, runs, steps=range(0, 300, 10))
+    assert found.step == 170
+    assert [v for v, _ in found.variables] == [path]
+    assert found.variables[0][1] == pytest.approx(0.5, rel=0.5)
+    assert found.odd == "abc"[odd]
+    assert found.first_step == 0
+    assert found.differ_step == 0
+
+
+@pytest.mark.parametrize("factor", [0.0, 1000.0, np.nan, np.inf])
+def test_a_gradient_that_vanishes_or_explodes_is_found(tmp_path, runs, factor):
+    runs[1][9, LAST] *= factor
+    runs[1][9, FIRST] *= 1.01
+    found = _diverge(tmp_path, runs)
+    assert found.step == 9
+    assert found.variables[0][0] == "last/kernel"
+    assert found.odd == "b"
+
+
+def test_bitwise_equal_runs_never_part(tmp_path, runs):
+    found = _diverge(tmp_path, [runs[0]] * 3)
+    assert found.differ_step is None
+    assert found.step is None
+    assert found.largest == 0
+
+
+def test_rounding_is_no_divergence_even_where_the_gradient_is_zero(
+    tmp_path, runs
+):
+    for run in runs[:2]:
+        run[:, BIAS] *= 1e-6  # rounding is all there is of this variable
+        run[5] = np.nan
+        run[6] = 0.0
+    runs[1][:4] = runs[0][:4]
+    found = _diverge(tmp_path, runs[:2])
+    assert found.differ_step == 4
+    assert found.step is None
+    assert 0 < found.largest < 1e-3
+    assert found.odd is None
+
+
+def test_two_runs_have_no_odd_one(tmp_path, runs):
+    runs[1][4:, FIRST] *= 2
+    found = _diverge(tmp_path, runs[:2])
+    assert (found.step, found.odd) == (4, None)
+
+
+def test_all_apart_have_no_odd_one(tmp_path):
+    runs = [made_up.around(1.0, 9.0, 3, k) for k in range(4)]
+    found = _diverge(tmp_path, runs)
+    assert (found.step, found.odd) == (0, None)
+    assert len(found.variables) == 3
+
+
+def test_between_thinned_steps_and_blocks(tmp_path, runs, monkeypatch):
+    """What is shown is thinned; what diverges is found at every step."""
+    monkeypatch.setattr("keras_pergrad.runs.divergence._NUMBERS_AT_ONCE", 500)
+    runs[2][11, FIRST] *= 1.2
+    for name, gradients in zip("abc", runs):
+        made_up.write(tmp_path, name, gradients, seed=0)
+    aligned = align(tmp_path, 3)
+    found = diverge(aligned, [0, 1, 2], 1e-3, "seed 0")
+    assert (found.step, found.odd, found.common) == (11, "c", "seed 0")
+
+
+def test_runs_without_a_common_step(tmp_path, runs):
+    for name, first in (("a", 0), ("b", 20), ("c", 10)):
+        steps = range(first, first + 15)
+        made_up.write(tmp_path, name, runs[0][:15], steps=steps)
+    assert diverge(align(tmp_path, 99), [0, 1], 1e-3) is None

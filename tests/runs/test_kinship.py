@@ -1,0 +1,55 @@
+import numpy as np
+import pytest
+
+from keras_pergrad.runs.kinship import Kinship, labels
+
+
+def test_repeats_share_seed_and_setting():
+    base = {"seed": 1, "device": "CPU", "machine": "m"}
+    infos = [
+        base,
+        base,
+        {**base, "device": "GPU"},
+        {**base, "seed": 2},
+        {**base, "seed": None},
+        {**base, "seed": None},
+        {**base, "optimizer": {"learning_rate": 0.1}},
+        {**base, "versions": {"tensorflow": "2.18.1", "python": "3.12"}},
+    ]
+    related = Kinship(infos)
+    repeats = np.zeros((8, 8), bool)
+    repeats[0, 1] = repeats[1, 0] = True
+    np.testing.assert_array_equal(related.repeats, repeats)
+    # Runs of unknown seed are independent of all, also of each other.
+    independent = related.independent
+    assert independent[4].sum() == independent[5].sum() == 7
+    assert not independent[0, [0, 1, 2, 6, 7]].any()
+    np.testing.assert_array_equal(related.known, [1, 1, 1, 1, 0, 0, 1, 1])
+
+
+def test_a_second_optimizer_of_a_process_is_the_same_one():
+    infos = [
+        {"seed": 1, "optimizer": {"class": "Adam", "name": name, "rate": 0.1}}
+        for name in ("adam", "adam_1")
+    ]
+    assert Kinship(infos).repeats[0, 1]
+
+
+def test_a_group_parts_repeats():
+    infos = [{"seed": 1, "tags": {"op": op}} for op in ("old", "new", "new")]
+    related = Kinship(infos, by="op")
+    assert related.groups == ["old", "new", "new"]
+    assert related.repeats.sum() == 2
+
+
+def test_labels_by_tag_and_field():
+    mode = {"class": "Vectorized", "aggregation": {"class": "Mean"}}
+    infos = [
+        {"seed": 3, "tags": {"lr": 0.1}, "gradient_mode": mode},
+        {"seed": None, "tags": {}, "gradient_mode": None},
+    ]
+    assert labels(infos, "lr") == ["0.1", "(none)"]
+    assert labels(infos, "seed") == ["3", "(none)"]
+    assert labels(infos, "mode") == ["Vectorized", "(none)"]
+    with pytest.raises(ValueError, match=r"\(lr\) or one of device.*'wrong'"):
+        labels(infos, "wrong")
