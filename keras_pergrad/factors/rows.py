@@ -135,7 +135,8 @@ def squared_norm(gradient):
     if not isinstance(gradient, tf.IndexedSlices):
         return tf.reduce_sum(tf.square(gradient))
     ids, values = gradient.indices, gradient.values
-    rows = tf.get_static_value(gradient.dense_shape[0])
+    shape = gradient.dense_shape
+    rows = None if shape is None else tf.get_static_value(shape[0])
 
     def by_table():
         table = tf.math.unsorted_segment_sum(values, ids, rows)
@@ -143,8 +144,8 @@ def squared_norm(gradient):
 
     def by_row():
         # All slices as those of one sample.
-        shape = [tf.int32.max, *values.shape[1:]]
-        return Rows(ids[None], values[None], shape).squared_norms()[0]
+        large = [tf.int32.max, *values.shape[1:]]
+        return Rows(ids[None], values[None], large).squared_norms()[0]
 
     if rows is None:
         return by_row()

@@ -70,9 +70,9 @@ def _gradients(model, targets, reduce, x, indices):
         chosen = tf.broadcast_to(chosen, shape[:1])
         rows = tf.one_hot(chosen, size, dtype=output.dtype)
         gradients = tape.gradient(
-            output,
+            [output],
             sources,
-            output_gradients=tf.reshape(rows, shape),
+            output_gradients=[tf.reshape(rows, shape)],
             unconnected_gradients=tf.UnconnectedGradients.ZERO,
         )
         return tuple(tf.convert_to_tensor(g) for g in gradients)

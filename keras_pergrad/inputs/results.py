@@ -33,7 +33,7 @@ class Rows:
         if self._arrays is None:
             self._parts.append(parts)
         else:
-            self._fill(parts, count)
+            self._fill(self._arrays, parts, count)
         self.rows += count
 
     def _open(self, gradients, parts):
@@ -44,14 +44,14 @@ class Rows:
         n = self._samples
         return [np.empty((n, *p.shape[1:]), p.dtype) for p in parts]
 
-    def _fill(self, parts, count):
+    def _fill(self, arrays, parts, count):
         stop = self.rows + count
-        if stop > len(self._arrays[0]):
+        if stop > len(arrays[0]):
             raise ValueError(
-                f"`out` has {len(self._arrays[0])} rows, but x has more "
-                f"samples. The first {self.rows} are written."
+                f"`out` has {len(arrays[0])} rows, but x has more samples. "
+                f"The first {self.rows} are written."
             )
-        for array, part in zip(self._arrays, parts):
+        for array, part in zip(arrays, parts):
             array[self.rows : stop] = part
             release(array, part.nbytes)
 

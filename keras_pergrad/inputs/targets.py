@@ -12,7 +12,7 @@ class Targets:
 
     Attributes:
         kind: "all", "listed" or "own" (each sample has its own).
-        indices: of "listed": which; of "own": one a sample.
+        indices: of "listed": which; of "own": one a sample; else none.
         single: whether one index was given, not a list.
         shape: the axes that the outputs add to a result, after the sample's.
     """
@@ -21,7 +21,7 @@ class Targets:
         per_sample = tuple(output_shape[1:])
         count = None if None in per_sample else math.prod(per_sample)
         self.single = False
-        self.indices = None
+        self.indices: list | np.ndarray = []
         if outputs is None:
             self.kind, self.shape = "all", per_sample
             if count is None:
@@ -44,7 +44,7 @@ class Targets:
         else:
             self.kind, self.shape = "own", ()
             self.indices = _own(outputs, samples)
-        if self.indices is not None and count is not None:
+        if self.kind != "all" and count is not None:
             self._check_range(count, output_shape)
 
     def _check_range(self, count, output_shape):
