@@ -20,6 +20,7 @@ ALLOWED = {
     "aggregation": {"registry"},
     "statistics": set(),
     "metrics": set(),
+    "lengths": set(),
     "runs": {"runs"},
     "compare_command": {"runs"},
     "draws": {"patching"},
@@ -88,7 +89,8 @@ ALLOWED = {
         "registry",
     },
     "doctor": {"doctor", "judgement", "placement"},
-    "measurement": {"modes", "tape", "losses"},
+    "batch_gradient": set(),
+    "measurement": {"batch_gradient", "modes", "tape", "losses"},
     "callbacks": {
         "callbacks",
         "runs",
@@ -102,6 +104,8 @@ ALLOWED = {
     "model": {
         "epochs",
         "inputs",
+        "lengths",
+        "metrics",
         "modes",
         "losses",
         "registry",

@@ -395,6 +395,18 @@ def test_training_goes_on_when_the_disk_is_full(tmp_path, capsys, monkeypatch):
     assert len(read_run(watch.run_directory)) == 1
 
 
+def test_a_model_that_has_diverged_is_recorded(tmp_path):
+    model = make()
+    model.set_weights([w * np.nan for w in model.get_weights()])
+    watch = GradientVariance(PROBE, log_dir=tmp_path)
+    logs = fit(model, watch).history
+    assert np.isnan(logs["gradient_norm"]).all()
+    run = read_run(watch.run_directory)
+    assert run.scalars["step"].tolist() == [3]
+    assert np.isnan(run.scalars["loss"]).all()
+    assert np.isnan(run.sketches).any()
+
+
 def test_nothing_stays_when_a_step_raises(tmp_path):
     class Failing(kpg.PerGradModel):
         def train_step(self, data):
@@ -429,7 +441,7 @@ def test_nothing_stays_when_another_callback_raises(tmp_path):
         gc.collect()
         assert not model.gradient_mode.is_watched
         assert model.train_function is function
-        assert watch._writer is None
+        assert watch._run is None
     assert "gradient_norm" not in fit(model).history
 
 
@@ -448,6 +460,12 @@ def test_two_of_them_watch_at_once():
     assert one.measurements[-1].samples == 6
     assert len(other.measurements) == 3
     assert not model.gradient_mode.is_watched
+    assert set(fit(model).history) == {"accuracy", "loss"}
+    placement = kpg.callbacks.DevicePlacement()
+    found = fit(model, placement, one).history
+    assert placement.report is not None
+    assert {"ops_on_cpu", "gradient_norm"} <= set(found)
+    assert "gradient_norm" not in fit(model).history
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,23 @@
+"""Whether the parts of a batch belong together."""
+
+import tensorflow as tf
+
+
+def check_lengths(x, y, sample_weight):
+    """Refuses a batch whose parts differ in length, where that is known.
+
+    Raises:
+        ValueError: (naming the parts and their lengths).
+    """
+    lengths = {}
+    for name, part in (("x", x), ("y", y), ("sample_weight", sample_weight)):
+        for tensor in tf.nest.flatten(part):
+            if tensor is not None and tensor.shape.rank:
+                lengths.setdefault(name, tensor.shape[0])
+    known = {k: n for k, n in lengths.items() if n is not None}
+    if len(set(known.values())) > 1:
+        raise ValueError(
+            "x, y and sample_weight must have as many entries on their first "
+            "axis. Received: "
+            + ", ".join(f"{k} with {n}" for k, n in known.items())
+        )
