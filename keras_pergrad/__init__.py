@@ -29,7 +29,7 @@ if not _is_command():
             '"backend": "tensorflow" in ~/.keras/keras.json).'
         )
 
-    from keras_pergrad import callbacks, factors, modes, rules
+    from keras_pergrad import callbacks, factors, modes, rules, runs
     from keras_pergrad.aggregation import (
         Aggregation,
         ClippedMean,
@@ -84,4 +84,5 @@ if not _is_command():
         "register_gradient_mode",
         "register_rule",
         "rules",
+        "runs",
     ]

@@ -131,6 +131,11 @@ class GradientMeter:
         """
         if self._gradient is None:
             self.prepare()
+        # A model that has diverged is measured, too.
+        with np.errstate(invalid="ignore", over="ignore"):
+            return self._measure(repeats)
+
+    def _measure(self, repeats):
         loss, values, sums = self._gradient(True)
         values = [np.asarray(g) for g in values]
         squares = np.array([_squared_norm(g) for g in values])

@@ -11,6 +11,10 @@ PUBLIC = {
     name: getattr(kpg, name)
     for name in kpg.__all__
     if not inspect.ismodule(getattr(kpg, name))
+} | {
+    f"{module.__name__}.{name}": getattr(module, name)
+    for module in (kpg.callbacks, kpg.runs)
+    for name in module.__all__
 }
 
 

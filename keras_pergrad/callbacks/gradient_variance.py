@@ -151,7 +151,7 @@ class GradientVariance(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         self._batches_seen += 1
-        if self.every != "epoch":
+        if self.every != "epoch" and self._meter is not None:
             step = self._step()
             if step - self._last_step >= self.every:
                 self._measure(step)

@@ -6,7 +6,7 @@ import os
 import time
 
 from keras_pergrad.runs.files import RecordFiles
-from keras_pergrad.runs.info import layout_of, read_info, write_info
+from keras_pergrad.runs.info import read_info, write_info
 from keras_pergrad.runs.record import (
     INFO_FILE,
     LINES_FILE,
@@ -109,6 +109,9 @@ class RunWriter:
             return cls.create(log_dir, info)
         old = read_info(directory)
         new = json.loads(info.to_json())
+        for known in (old, new):
+            # Keras numbers layers anew in every process: names may differ.
+            known["variables"] = [v["shape"] for v in known["variables"]]
         for field in _EQUAL_ON_RESUME:
             if old.get(field) != new[field]:
                 raise ValueError(
@@ -117,7 +120,7 @@ class RunWriter:
                     f"when it began. Received: {new[field]!r}. "
                     "Choose another `run_name`."
                 )
-        layout = layout_of(old)
+        layout = info.layout
         files = _open(directory, layout, log_dir)
         try:
             files.keep(files.count)

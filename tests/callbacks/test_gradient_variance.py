@@ -395,6 +395,18 @@ def test_training_goes_on_when_the_disk_is_full(tmp_path, capsys, monkeypatch):
     assert len(read_run(watch.run_directory)) == 1
 
 
+def test_a_model_that_has_diverged_is_recorded(tmp_path):
+    model = make()
+    model.set_weights([w * np.nan for w in model.get_weights()])
+    watch = GradientVariance(PROBE, log_dir=tmp_path)
+    logs = fit(model, watch).history
+    assert np.isnan(logs["gradient_norm"]).all()
+    run = read_run(watch.run_directory)
+    assert run.scalars["step"].tolist() == [3]
+    assert np.isnan(run.scalars["loss"]).all()
+    assert np.isnan(run.sketches).any()
+
+
 def test_nothing_stays_when_a_step_raises(tmp_path):
     class Failing(kpg.PerGradModel):
         def train_step(self, data):

@@ -13,7 +13,7 @@ import warnings
 import pytest
 
 from keras_pergrad.runs import RunRecordWarning, RunWriter, read_run
-from tests.runs.records import info, record
+from tests.runs.records import VARIABLES, info, record
 
 # Without the package's own __init__, which imports TensorFlow.
 WRITE = """
@@ -104,6 +104,15 @@ def test_resuming_removes_what_is_unfinished(tmp_path, lines, rows):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert write(tmp_path, [3], RunWriter.resume) == [1, 2, 3]
+
+
+def test_resuming_does_not_ask_for_the_names_of_variables(tmp_path):
+    write(tmp_path, [1])
+    renamed = [{**v, "path": f"x_{v['path']}"} for v in VARIABLES]
+    assert write(tmp_path, [2], RunWriter.resume, variables=renamed) == [1, 2]
+    other = [VARIABLES[0], {"path": "dense/bias", "shape": [1, 3]}]
+    with pytest.raises(ValueError, match=r"`variables` expected \[\[4, 3\]"):
+        RunWriter.resume(tmp_path, info(variables=other))
 
 
 @pytest.mark.parametrize("field", ["probe", "architecture", "sketch_size"])
