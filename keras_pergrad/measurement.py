@@ -5,84 +5,17 @@ Private names in use: `Model._compile_loss`, `Model._symbolic_build`,
 """
 
 import contextlib
-import dataclasses
-import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from keras.src.backend.common import global_state
 
+from keras_pergrad.batch_gradient import BatchGradient, squared_norm
 from keras_pergrad.losses import regularization_gradients, total_loss
 from keras_pergrad.modes.base import call_model, loss_scale
 from keras_pergrad.tape import Tape, first_tensor
-
-
-@dataclasses.dataclass
-class BatchGradient:
-    """The gradient of one batch at one point of training.
-
-    Norms and variances are of gradients without weight regularisers.
-
-    Attributes:
-        samples: how many the batch has, n.
-        loss: the compiled loss, regularisers included.
-        values: the mean gradient ḡ, one array a trainable variable; zeros
-            where the loss does not depend on it.
-        squared_norms: ‖ḡ‖² of each variable, (V,).
-        variances: the trace of the per-sample covariance of each variable,
-            (V,); None where it is not defined.
-        repeat_deviation: the largest ‖ḡ' − ḡ‖ / ‖ḡ‖ of a repetition ḡ', over
-            all variables; None without repetitions.
-        repeat_deviations: the same of each variable, (V,), or None.
-        bitwise_equal_variables: how many had the same bits every time.
-    """
-
-    samples: int
-    loss: float
-    values: list
-    squared_norms: np.ndarray
-    variances: np.ndarray | None
-    repeat_deviation: float | None = None
-    repeat_deviations: np.ndarray | None = None
-    bitwise_equal_variables: int | None = None
-
-    @property
-    def norms(self):
-        """‖ḡ‖ of each variable, (V,)."""
-        return np.sqrt(self.squared_norms)
-
-    @property
-    def norm(self):
-        """‖ḡ‖ over all variables."""
-        return math.sqrt(self.squared_norms.sum())
-
-    @property
-    def variance(self):
-        """tr Σ over all variables, or None."""
-        return None if self.variances is None else float(self.variances.sum())
-
-    @property
-    def squared_true_norm(self):
-        """‖G‖², unbiased: ‖ḡ‖² − tr Σ / n; may be negative. Or None."""
-        if self.variances is None:
-            return None
-        return float(self.squared_norms.sum()) - self.variance / self.samples
-
-    @property
-    def noise_scale(self):
-        """tr Σ / ‖G‖², or None where ‖G‖² is not estimated as positive."""
-        true = self.squared_true_norm
-        return None if true is None or true <= 0 else self.variance / true
-
-    @property
-    def snr(self):
-        """‖G‖² over the variance of the mean of n samples, tr Σ / n.
-
-        Not above 0 where no signal stands out; None where it is undefined.
-        """
-        if not self.variance:
-            return None
-        return self.squared_true_norm / (self.variance / self.samples)
 
 
 class GradientMeter:
@@ -121,7 +54,8 @@ class GradientMeter:
         self._dtype = tf.float64 if wide else tf.float32
         self._joint = True
         self._refusal = None
-        self._gradient = self._squares = None
+        self._gradient: Callable[[bool], Any] | None = None
+        self._squares: Callable[[bool], Any] | None = None
 
     def measure(self, repeats=1):
         """Computes the gradient `repeats` times, each time from the start.
@@ -129,16 +63,15 @@ class GradientMeter:
         Returns:
             A `BatchGradient`.
         """
-        if self._gradient is None:
-            self.prepare()
+        run = self._gradient or self.prepare()
         # A model that has diverged is measured, too.
         with np.errstate(invalid="ignore", over="ignore"):
-            return self._measure(repeats)
+            return self._measure(run, repeats)
 
-    def _measure(self, repeats):
-        loss, values, sums = self._gradient(True)
+    def _measure(self, run, repeats):
+        loss, values, sums = run(True)
         values = [np.asarray(g) for g in values]
-        squares = np.array([_squared_norm(g) for g in values])
+        squares = np.array([squared_norm(g) for g in values])
         if self._squares is not None:
             sums = self._squares(True)
         variances = None
@@ -151,29 +84,14 @@ class GradientMeter:
             self.samples, float(loss), values, squares, variances
         )
         if repeats > 1:
-            self._repeat(repeats, found)
+            found.compare(run(False)[1] for _ in range(repeats - 1))
         return found
-
-    def _repeat(self, repeats, found):
-        apart = np.zeros((repeats - 1, len(found.values)))
-        same = np.ones(len(found.values), bool)
-        for row in apart:
-            again = self._gradient(False)[1]
-            for k, (one, other) in enumerate(zip(again, found.values)):
-                one = np.asarray(one)
-                if one.tobytes() != other.tobytes():
-                    same[k] = False
-                    row[k] = _squared_norm(one, other)
-        squares = found.squared_norms
-        whole = _ratio(apart.sum(1), squares.sum())
-        found.repeat_deviation = float(whole.max())
-        found.repeat_deviations = _ratio(apart, squares).max(0)
-        found.bitwise_equal_variables = int(same.sum())
 
     def prepare(self):
         """Traces; finds out whether samples have gradients of their own.
 
-        Raises whatever the model and its loss raise for such a batch.
+        Returns the program that computes the gradient. Raises whatever the
+        model and its loss raise for such a batch.
         """
         if self.samples < 2:
             self.undefined = "one sample alone has no variance."
@@ -181,11 +99,12 @@ class GradientMeter:
             try:
                 self._gradient = self._compiled(self._with_squares)
                 if self._joint:
-                    return
+                    return self._gradient
                 self._squares = self._compiled(self._only_squares)
             except ValueError as error:
                 self.undefined = str(self._refusal or error)
         self._gradient = self._compiled(self._plainly)
+        return self._gradient
 
     def _plainly(self, x, y, sample_weight, wanted):
         del wanted
@@ -319,19 +238,3 @@ def _put_back(variables):
     finally:
         for variable, value in saved:
             variable.assign(value)
-
-
-def _squared_norm(array, other=None):
-    """‖array − other‖², in double precision."""
-    flat = np.asarray(array, np.float64).reshape(-1)
-    if other is not None:
-        flat = flat - np.asarray(other, np.float64).reshape(-1)
-    # Not by BLAS, whose threads go on spinning and slow TensorFlow down.
-    return float(np.square(flat).sum())
-
-
-def _ratio(squares, against):
-    """√(squares / against): 0 for 0/0, infinite for anything else over 0."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = np.sqrt(squares / against)
-    return np.where(np.equal(squares, 0), 0.0, ratio)

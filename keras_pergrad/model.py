@@ -141,21 +141,30 @@ class PerGradModel(keras.Model):
             yield
             return
         mode.is_watched = True
-        old = self._gradient_logs, self.train_function
-        if self._watched_step is None:
+        logs, function = self._gradient_logs, self.train_function
+        # What another callback has wrapped is left in place; it is traced
+        # with the statistics if it is new.
+        is_ours = function.__module__.startswith("keras.")
+        if is_ours:
+            self._gradient_logs, self.train_function = self._watched()
+        else:
             self._gradient_logs = _Logs(mode.log_metrics)
-            # What another callback has wrapped is traced anew if it is new.
-            if old[1].__module__.startswith("keras."):
-                self.make_train_function(force=True)
-            self._watched_step = self._gradient_logs, self.train_function
-        self._gradient_logs, self.train_function = self._watched_step
+        watched = self.train_function
         try:
             yield
         finally:
             del mode.is_watched
-            self._gradient_logs = old[0]
-            if self.train_function is self._watched_step[1]:
-                self.train_function = old[1]
+            self._gradient_logs = logs
+            kept = is_ours and self.train_function is watched
+            self.train_function = function if kept else None
+
+    def _watched(self):
+        """The logs and the train function with statistics, kept."""
+        if self._watched_step is None:
+            self.make_train_function(force=True)
+            logs = _Logs(self._gradient_mode.log_metrics)
+            self._watched_step = logs, self.train_function
+        return self._watched_step
 
     def get_compile_config(self):
         config = super().get_compile_config()

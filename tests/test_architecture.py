@@ -70,7 +70,8 @@ ALLOWED = {
     "judgement": set(),
     "placement": {"placement", "judgement"},
     "doctor": {"doctor", "judgement", "placement"},
-    "measurement": {"modes", "tape", "losses"},
+    "batch_gradient": set(),
+    "measurement": {"batch_gradient", "modes", "tape", "losses"},
     "callbacks": {
         "callbacks",
         "runs",

@@ -1,8 +1,7 @@
 """How gradients vary: between samples, repetitions and runs."""
 
 import contextlib
-import os
-import time
+import functools
 import weakref
 
 import keras
@@ -10,13 +9,12 @@ import tensorflow as tf
 
 from keras_pergrad.callbacks import probe as probes
 from keras_pergrad.callbacks.run_description import describe
+from keras_pergrad.callbacks.run_log import RunLog
 from keras_pergrad.pipelines.fit_frame import running_fit
-from keras_pergrad.placement.first_batch import set_aside
-from keras_pergrad.runs import GradientSketch, RunWriter
+from keras_pergrad.runs import GradientSketch
 
 # What a per-sample mode logs of the training batches.
 _OF_BATCHES = ("gradient_norm", "gradient_variance", "gradient_noise_scale")
-_END_OF_DATA = (StopIteration, tf.errors.OutOfRangeError)
 
 
 class GradientVariance(keras.callbacks.Callback):
@@ -122,7 +120,7 @@ class GradientVariance(keras.callbacks.Callback):
         self.log_dir, self.run_name, self.tags = log_dir, run_name, tags
         self.measurements, self.steps, self.messages = [], [], []
         self.run_directory = None
-        self._meter = self._writer = None
+        self._meter = self._run = None
         self._fit = contextlib.ExitStack()
 
     # Hooks, in the order in which Keras calls them.
@@ -141,7 +139,9 @@ class GradientVariance(keras.callbacks.Callback):
         watch = getattr(self.model, "watch_gradients", None)
         if watch is not None:
             self._fit.enter_context(watch())
-        self._fit.enter_context(self._guarding_steps())
+        self._fit.enter_context(
+            probes.guarded_steps(self.model, self._need_probe, self._fit.close)
+        )
         self._fit.callback(self._end_run)
 
     def on_epoch_begin(self, epoch, logs=None):
@@ -151,7 +151,7 @@ class GradientVariance(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         self._batches_seen += 1
-        if self.every != "epoch" and self._meter is not None:
+        if isinstance(self.every, int) and self._meter is not None:
             step = self._step()
             if step - self._last_step >= self.every:
                 self._measure(step)
@@ -171,6 +171,12 @@ class GradientVariance(keras.callbacks.Callback):
 
     # The run.
 
+    def _need_probe(self):
+        """What is to be called with the first batch, or None."""
+        if self._meter is not None:
+            return None
+        return lambda batch: self._begin(batch, self._epoch)
+
     def _begin(self, batch, epoch):
         """Everything that may go wrong, before the first training step."""
         self._meter = probes.meter(self.model, batch)
@@ -182,19 +188,14 @@ class GradientVariance(keras.callbacks.Callback):
             )
         self._last_step = self._step()
         if self.log_dir is not None and self._writes():
-            self._writer = self._open_run(batch, epoch)
-            self.run_directory = self._writer.directory
-
-    def _open_run(self, batch, epoch):
-        name = self.run_name
-        if name is None:
-            # Sorted by time; a few random digits for runs of one second.
-            name = time.strftime("%Y%m%d-%H%M%S-") + os.urandom(3).hex()
-        info = describe(self.model, batch, name, self.tags, self._sketch.size)
-        log_dir = os.fspath(self.log_dir)
-        if self.run_name is not None and self._resumes(epoch):
-            return RunWriter.resume(log_dir, info)
-        return RunWriter.create(log_dir, info)
+            self._run = RunLog(
+                self.log_dir,
+                functools.partial(describe, self.model, batch, self.tags),
+                self.run_name,
+                self._resumes(epoch),
+                self._sketch,
+            )
+            self.run_directory = self._run.directory
 
     def _resumes(self, epoch):
         if epoch > 0:
@@ -222,30 +223,13 @@ class GradientVariance(keras.callbacks.Callback):
         self._last_step = step
         self.steps.append(step)
         self.measurements.append(found)
-        if self._writer is not None:
-            whole, each = self._sketch(gradient)
-            self._record(step, found, whole, each)
-
-    def _record(self, step, found, whole, each):
-        scalars = {
-            "step": step,
-            "epoch": self._epoch,
-            "time": time.time(),
-            "loss": found.loss,
-            "gradient_norm": found.norm,
-            "gradient_variance": found.variance,
-            "gradient_noise_scale": found.noise_scale,
-            "gradient_snr": found.snr,
-            "gradient_repeat_deviation": found.repeat_deviation,
-            "bitwise_equal_variables": found.bitwise_equal_variables,
-        }
+        if self._run is None:
+            return
         try:
-            self._writer.append(
-                scalars, found.norms, found.variances, each, whole
-            )
+            self._run.add(step, self._epoch, found, gradient)
         except OSError as error:
-            self._writer.close()
-            self._writer = None
+            self._run.close()
+            self._run = None
             self._say(
                 f"records stopped at step {step}, since {self.log_dir!r} "
                 f"cannot be written any more ({error.strerror}). Training "
@@ -253,57 +237,14 @@ class GradientVariance(keras.callbacks.Callback):
             )
 
     def _end_run(self):
-        if self._writer is not None:
-            self._writer.close()
-        self._writer = self._meter = None
+        if self._run is not None:
+            self._run.close()
+        self._run = self._meter = None
 
     def _say(self, message):
         message = f"GradientVariance: {message}"
         self.messages.append(message)
         print(f"\n{message}", flush=True)
-
-    # The train function.
-
-    @contextlib.contextmanager
-    def _guarding_steps(self):
-        """Takes the first batch as the probe; ends the run if a step fails."""
-        model, original = self.model, self.model.train_function
-        over = []
-
-        def step(iterator):
-            if over:  # another callback holds on to us
-                return original(iterator)
-            try:
-                if self._meter is None:
-                    iterator = self._take_probe(iterator)
-                return original(iterator)
-            except _END_OF_DATA:
-                raise
-            except BaseException:
-                self._fit.close()
-                raise
-
-        model.train_function = step
-        try:
-            yield
-        finally:
-            over.append(True)
-            if model.train_function is step:
-                model.train_function = original
-
-    def _take_probe(self, iterator):
-        if not isinstance(iterator, tf.data.Iterator):
-            raise ValueError(
-                "`probe` expected a batch, since the first one cannot be "
-                "looked at before it is split over the replicas of "
-                f"{type(self.model.distribute_strategy).__name__}. "
-                "Received: probe=None"
-            )
-        batches, iterator = set_aside(iterator, self.model.steps_per_execution)
-        if batches:
-            batch = keras.utils.unpack_x_y_sample_weight(batches[0])
-            self._begin(batch, self._epoch)
-        return iterator
 
 
 def _logged(found):

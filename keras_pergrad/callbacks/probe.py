@@ -1,10 +1,16 @@
 """The fixed batch that gradients are measured on."""
 
+import contextlib
+
+import keras
 import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.measurement import GradientMeter
+from keras_pergrad.placement.first_batch import set_aside
 from keras_pergrad.placement.replica import as_in_fit
+
+_END_OF_DATA = (StopIteration, tf.errors.OutOfRangeError)
 
 
 def as_batch(probe):
@@ -59,6 +65,55 @@ def meter(model, batch):
             f"which its gradient cannot be computed: {error}"
         ) from error
     return found
+
+
+@contextlib.contextmanager
+def guarded_steps(model, need, failed):
+    """While this is open, sees each training step of `model`.
+
+    Args:
+        model: a model within `fit`.
+        need: called before each step; gives what is to be called with the
+            first batch, or None.
+        failed: called if a step raises, which no callback is told.
+    """
+    original, over = model.train_function, []
+
+    def step(iterator):
+        if over:  # another callback holds on to us
+            return original(iterator)
+        try:
+            take = need()
+            if take is not None:
+                iterator = _first_batch(model, iterator, take)
+            return original(iterator)
+        except _END_OF_DATA:
+            raise
+        except BaseException:
+            failed()
+            raise
+
+    model.train_function = step
+    try:
+        yield
+    finally:
+        over.append(True)
+        if model.train_function is step:
+            model.train_function = original
+
+
+def _first_batch(model, iterator, take):
+    """Shows the next batch, and gives an iterator that starts with it."""
+    if not isinstance(iterator, tf.data.Iterator):
+        raise ValueError(
+            "`probe` expected a batch, since the first one cannot be looked "
+            "at before it is split over the replicas of "
+            f"{type(model.distribute_strategy).__name__}. Received: probe=None"
+        )
+    batches, iterator = set_aside(iterator, model.steps_per_execution)
+    if batches:
+        take(keras.utils.unpack_x_y_sample_weight(batches[0]))
+    return iterator
 
 
 def _tensor(part):

@@ -33,14 +33,13 @@ _NOT_STRUCTURE = (
 )
 
 
-def describe(model, batch, run, tags, sketch_size):
+def describe(model, batch, tags, run, sketch_size):
     """The `RunInfo` of training `model`, measured on `batch`.
 
     Args:
         model: the built and compiled model.
         batch: (x, y, sample_weight), as tensors.
-        run: the run's name.
-        tags, sketch_size: as `GradientVariance` takes them.
+        tags, run, sketch_size: as `GradientVariance` takes them.
     """
     accelerators = devices.accelerators()
     kind = "CPU"

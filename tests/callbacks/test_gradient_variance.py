@@ -441,7 +441,7 @@ def test_nothing_stays_when_another_callback_raises(tmp_path):
         gc.collect()
         assert not model.gradient_mode.is_watched
         assert model.train_function is function
-        assert watch._writer is None
+        assert watch._run is None
     assert "gradient_norm" not in fit(model).history
 
 
@@ -460,6 +460,12 @@ def test_two_of_them_watch_at_once():
     assert one.measurements[-1].samples == 6
     assert len(other.measurements) == 3
     assert not model.gradient_mode.is_watched
+    assert set(fit(model).history) == {"accuracy", "loss"}
+    placement = kpg.callbacks.DevicePlacement()
+    found = fit(model, placement, one).history
+    assert placement.report is not None
+    assert {"ops_on_cpu", "gradient_norm"} <= set(found)
+    assert "gradient_norm" not in fit(model).history
 
 
 @pytest.mark.parametrize(

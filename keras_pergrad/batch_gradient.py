@@ -1,0 +1,116 @@
+"""The gradient of one batch, and what its numbers say."""
+
+import dataclasses
+import math
+
+import numpy as np
+
+
+@dataclasses.dataclass
+class BatchGradient:
+    """The gradient of one batch at one point of training.
+
+    Norms and variances are of gradients without weight regularisers.
+
+    Attributes:
+        samples: how many the batch has, n.
+        loss: the compiled loss, regularisers included.
+        values: the mean gradient ḡ, one array a trainable variable; zeros
+            where the loss does not depend on it.
+        squared_norms: ‖ḡ‖² of each variable, (V,).
+        variances: the trace of the per-sample covariance of each variable,
+            (V,); None where it is not defined.
+        repeat_deviation: the largest ‖ḡ' − ḡ‖ / ‖ḡ‖ of a repetition ḡ', over
+            all variables; None without repetitions.
+        repeat_deviations: the same of each variable, (V,), or None.
+        bitwise_equal_variables: how many had the same bits every time.
+    """
+
+    samples: int
+    loss: float
+    values: list
+    squared_norms: np.ndarray
+    variances: np.ndarray | None
+    repeat_deviation: float | None = None
+    repeat_deviations: np.ndarray | None = None
+    bitwise_equal_variables: int | None = None
+
+    @property
+    def norms(self):
+        """‖ḡ‖ of each variable, (V,)."""
+        return np.sqrt(self.squared_norms)
+
+    @property
+    def norm(self):
+        """‖ḡ‖ over all variables."""
+        return math.sqrt(self.squared_norms.sum())
+
+    @property
+    def variance(self):
+        """tr Σ over all variables, or None."""
+        return None if self.variances is None else float(self.variances.sum())
+
+    @property
+    def squared_true_norm(self):
+        """‖G‖², unbiased: ‖ḡ‖² − tr Σ / n; may be negative. Or None."""
+        trace = self.variance
+        if trace is None:
+            return None
+        return float(self.squared_norms.sum()) - trace / self.samples
+
+    @property
+    def noise_scale(self):
+        """tr Σ / ‖G‖², or None where ‖G‖² is not estimated as positive."""
+        trace, true = self.variance, self.squared_true_norm
+        if trace is None or true is None or true <= 0:
+            return None
+        return trace / true
+
+    @property
+    def snr(self):
+        """‖G‖² over the variance of the mean of n samples, tr Σ / n.
+
+        Not above 0 where no signal stands out; None where it is undefined.
+        """
+        trace, true = self.variance, self.squared_true_norm
+        if not trace or true is None:
+            return None
+        return true / (trace / self.samples)
+
+    def compare(self, repetitions):
+        """Notes how far repetitions are from the first computation.
+
+        Args:
+            repetitions: an iterable of lists like `values`, of which one at
+                a time is held.
+        """
+        same = np.ones(len(self.values), bool)
+        rows = []
+        for again in repetitions:
+            rows.append(np.zeros(len(self.values)))
+            for k, (one, other) in enumerate(zip(again, self.values)):
+                one = np.asarray(one)
+                if one.tobytes() != other.tobytes():
+                    same[k] = False
+                    rows[-1][k] = squared_norm(one, other)
+        apart = np.array(rows)
+        whole = _ratio(apart.sum(1), self.squared_norms.sum())
+        self.repeat_deviation = float(whole.max())
+        self.repeat_deviations = _ratio(apart, self.squared_norms).max(0)
+        self.bitwise_equal_variables = int(same.sum())
+
+
+def squared_norm(array, other=None):
+    """‖array − other‖², in double precision."""
+    flat = np.asarray(array, np.float64).reshape(-1)
+    if other is not None:
+        flat = flat - np.asarray(other, np.float64).reshape(-1)
+    # Not by BLAS, whose threads go on spinning and slow TensorFlow down.
+    return float(np.square(flat).sum())
+
+
+def _ratio(squares, against):
+    """√(squares / against): 0 for 0/0, infinite for anything else over 0."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.sqrt(squares / against)
+    return np.where(np.equal(squares, 0), 0.0, ratio)
