@@ -3,6 +3,8 @@
 import keras
 import tensorflow as tf
 
+from keras_pergrad import tallies
+
 
 class DefinedMean(keras.metrics.Mean):
     """The mean of the finite values; NaN, not 0, before the first one.

@@ -19,7 +19,7 @@ ALLOWED = {
     "factors": {"factors"},
     "aggregation": {"registry"},
     "statistics": set(),
-    "metrics": set(),
+    "metrics": {"tallies"},
     "lengths": set(),
     "runs": {"runs"},
     "compare_command": {"runs"},

@@ -101,13 +101,12 @@ def divergences(aligned, related, tolerance):
         same = related.repeats[r].copy()
         same[r] = True
         of_seed = related.seeds == seed
-        if related.groups is not None:
+        name = f"seed {aligned.infos[r]['seed']}"
+        where = f", {aligned.infos[r].get('device')}"
+        if related.groups is not None and related.groups[r] != name:
             where = f", {related.groups[r]}"
-        else:
-            where = f", {aligned.infos[r].get('device')}"
         if same.all() or (same == of_seed).all():
             where = ""
-        name = f"seed {aligned.infos[r]['seed']}"
         sets.setdefault(tuple(np.flatnonzero(same)), name + where)
         sets.setdefault(tuple(np.flatnonzero(of_seed)), name)
     sets.setdefault(tuple(range(len(aligned.runs))), None)

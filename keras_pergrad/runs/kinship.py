@@ -88,7 +88,15 @@ def labels(infos, by):
             f"`by` expected a tag of the runs ({', '.join(tags) or 'none'}) "
             f"or one of {', '.join(FIELDS)}. Received: by={by!r}"
         )
-    return [WITHOUT if label is None else str(label) for label in found]
+    return [_label(by, value) for value in found]
+
+
+def _label(by, value):
+    if value is None:
+        return WITHOUT
+    # "0 and 1 differ" would say little.
+    number = isinstance(value, (int, float))
+    return f"{by} {value}" if number else str(value)
 
 
 def mode_of(info):

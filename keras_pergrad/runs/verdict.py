@@ -61,8 +61,8 @@ def _consistency(c):
     if c.seeds == 1:
         if c.repeated == len(c.runs):
             return [
-                f"{count} repeat one seed, and yet are apart by {how_far}: "
-                "that is nondeterminism."
+                f"{count} repeat one seed, and yet are apart by {how_far}, "
+                "by nondeterminism or a fault."
             ]
         return [f"{count} of one seed are apart by {how_far}."]
     known = all(run["seed"] is not None for run in c.runs)

@@ -48,8 +48,8 @@ def test_labels_by_tag_and_field():
         {"seed": 3, "tags": {"lr": 0.1}, "gradient_mode": mode},
         {"seed": None, "tags": {}, "gradient_mode": None},
     ]
-    assert labels(infos, "lr") == ["0.1", "(none)"]
-    assert labels(infos, "seed") == ["3", "(none)"]
+    assert labels(infos, "lr") == ["lr 0.1", "(none)"]
+    assert labels(infos, "seed") == ["seed 3", "(none)"]
     assert labels(infos, "mode") == ["Vectorized", "(none)"]
     with pytest.raises(ValueError, match=r"\(lr\) or one of device.*'wrong'"):
         labels(infos, "wrong")

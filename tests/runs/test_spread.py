@@ -96,8 +96,9 @@ def test_blocks_change_nothing(tmp_path, monkeypatch):
 def test_the_interval_covers_the_truth(runs, directions):
     """In at least 95 % of 2,000 draws, less what 2,000 draws leave open."""
     draws = np.random.default_rng(3).normal(size=(2000, runs, directions))
-    gaps = draws[:, :, None] - draws[:, None]
-    apart = (gaps**2).sum(-1)
+    products = draws @ draws.transpose(0, 2, 1)
+    square = np.einsum("tii->ti", products)
+    apart = square[:, :, None] + square[:, None] - 2 * products
     infos = [{"seed": seed} for seed in range(runs)]
     weights, members = _weights(Kinship(infos), np.arange(runs))
     variance = 0.5 * np.einsum("tij,ij->t", apart, weights)
