@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from keras_pergrad import arithmetic, judgement
 from keras_pergrad.checking import attempt, onednn, reference
+from keras_pergrad.checking.reasons import reason
 from keras_pergrad.checking.state import State
 from keras_pergrad.checking.table import REFUSED, CheckRow, GradientCheck
 from keras_pergrad.modes import Accumulated
@@ -89,7 +90,11 @@ def check_gradients(
     samples = len(tf.nest.flatten(batch[0])[0])
     chosen_modes = _modes(modes, model, samples)
     places = _places(devices)
-    model._symbolic_build(data_batch=batch)
+    model._symbolic_build(
+        data_batch=tf.nest.map_structure(
+            lambda t: None if t is None else tf.convert_to_tensor(t), batch
+        )
+    )
     with State(model) as state:
         check = _Check(model, data, batch, samples, repeats, state)
         check.find_reference(chosen_modes)
@@ -207,9 +212,9 @@ class _Check:
             outcome = step.run(device, setting, self.state, self.repeats)
             self._require_numbers(label, outcome)
         except _CANNOT as error:
-            reason = _first_line(error)
-            self._refused.setdefault(label, reason)
-            return CheckRow(label, device, setting, REFUSED, reason=reason)
+            why = reason(error)
+            self._refused.setdefault(label, why)
+            return CheckRow(label, device, setting, REFUSED, reason=why)
         verdicts = self._judge(mode, outcome.gradients)
         return CheckRow(
             label,
@@ -335,9 +340,3 @@ def _spread(repeats):
                 with np.errstate(invalid="ignore"):
                     gaps.append(float(np.max(np.abs(a - b), initial=0.0)))
     return max(gaps)
-
-
-def _first_line(error):
-    text = getattr(error, "message", None) or str(error)
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[0][:300] if lines else type(error).__name__

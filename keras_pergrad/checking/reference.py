@@ -8,7 +8,8 @@ import tensorflow as tf
 
 from keras_pergrad import draws
 from keras_pergrad.checking import onednn, precision
-from keras_pergrad.checking.plain import PlainTape
+from keras_pergrad.checking.plain import PlainTape, Uncheckable
+from keras_pergrad.checking.reasons import reason
 from keras_pergrad.judgement import unit
 from keras_pergrad.modes.base import call_model
 from keras_pergrad.placement.replica import trace_step
@@ -72,16 +73,11 @@ def find(model, batch, aggregations, dtype, drawn=()):
             if dtype == "float64" or isinstance(error, Uncheckable):
                 raise
             found = _find(model, batch, aggregations, dtype, None, drawn)
-            reason = str(error).strip().splitlines()[0][:100]
             found.notes.append(
                 f"the reference is in {found.dtype}, since the model does not "
-                f"run in float64: {reason}"
+                f"run in float64: {reason(error)[:200]}"
             )
             return found
-
-
-class Uncheckable(ValueError):
-    """There is nothing to compare with."""
 
 
 def _find(model, batch, aggregations, dtype, wide, drawn):
@@ -98,10 +94,10 @@ def _find(model, batch, aggregations, dtype, wide, drawn):
     try:
         _require_samples(model, plain)
         base = _by_loop(plain, values, x, aggregations, found)
-    except _Coupled as reason:
+    except _Coupled as why:
         found.how, compute, aggregations = "batch", _as_one, [None]
         found.notes.append(
-            f"no sample has a gradient of its own ({reason}): the reference "
+            f"no sample has a gradient of its own ({why}): the reference "
             f"is the batch's gradient in {found.dtype}"
         )
         base = _as_one(plain, values, x, aggregations, found)
@@ -140,10 +136,10 @@ def _check_gap(gap, reference):
     """Takes note of samples whose outputs depend on their batch."""
     if gap <= _GAP[reference.dtype]:
         return
-    reason = "a sample alone gives other outputs than in its batch"
+    what = "a sample alone gives other outputs than in its batch"
     if reference.dtype == "float64":
-        raise _Coupled(f"{reason}: a layer mixes the samples")
-    note = f"{reason}: a layer mixes the samples, or an op is wrong on batches"
+        raise _Coupled(f"{what}: a layer mixes the samples")
+    note = f"{what}: a layer mixes the samples, or an op is wrong on batches"
     if note not in reference.notes:
         reference.notes.append(note)
 
