@@ -196,10 +196,15 @@ class _Check:
                 "its samples are weighted, and they have no gradient of "
                 "their own"
             )
+        split = getattr(mode, "microbatch_size", self.samples) < self.samples
+        if split and self.reference.how != "loop":
+            raise attempt.Refused(
+                "each microbatch goes through the model alone, and the "
+                "samples depend on each other, so its gradient is another one"
+            )
         if not self.drawn:
             return
-        microbatch = getattr(mode, "microbatch_size", self.samples)
-        if microbatch < self.samples:
+        if split:
             raise attempt.Refused(
                 "random layers draw afresh for each microbatch, so its "
                 "gradient is another one"

@@ -11,7 +11,13 @@ from keras_pergrad.registry import serialize
 
 
 def modes(wanted, model, samples):
-    """Label → mode."""
+    """Label → mode, for what the user asked for.
+
+    Args:
+        wanted: names and `GradientMode` objects, or `None`.
+        model: the compiled model.
+        samples: the size of the batch.
+    """
     if wanted is None:
         thirds = Accumulated(microbatch_size=math.ceil(samples / 3))
         wanted = ["batch", "vectorized", "per_sample", thirds]
@@ -47,6 +53,7 @@ def _label(mode):
 
 
 def places(devices):
+    """The names of the devices to compute on."""
     if devices is None:
         return ["CPU:0", *chosen(None)]
     return chosen(devices)

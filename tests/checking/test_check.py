@@ -121,6 +121,11 @@ def test_batch_normalization_is_judged_by_the_batch():
     assert rows["batch", "graph"] == "rounding"
     assert rows["vectorized", "graph"] == rows["per_sample", "graph"]
     assert rows["per_sample", "graph"] == "refused"
+    assert rows["accumulated by 3", "graph"] == "refused"
+    assert "each microbatch goes through the model alone" in str(found)
+    assert found.ok
+    whole = kpg.Accumulated(microbatch_size=8)
+    assert kpg.check_gradients(model, x, y, modes=[whole], **QUICK).ok
     assert "(BatchNormalization) makes every" in str(found)
     assert "no sample has a gradient of its own" in str(found)
     for a, b in zip(before, numbers(model)):
