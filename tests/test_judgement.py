@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from keras_pergrad.judgement import judge, tolerance
+from keras_pergrad.judgement import judge, judge_all, tolerance, unit
 
 
 def test_equal_numbers_are_exact():
@@ -54,6 +54,20 @@ def test_a_zero_by_cancellation_needs_a_scale():
 
 def test_empty_arrays_agree():
     assert judge(np.zeros((0, 3)), np.zeros((0, 3))).verdict == "exact"
+
+
+def test_results_of_one_computation_share_a_scale():
+    right, found = [[1.0, -3.0], [0.0]], [[1.0, -3.0], [1e-9]]
+    verdicts = judge_all(["a", "b"], right, found, "float32")
+    assert [v.verdict for v in verdicts.values()] == ["exact", "rounding"]
+    own = judge_all(["a", "b"], right, found, "float32", scales=[1.0, 1e-6])
+    assert not own["b"].ok
+    assert own["b"].sentence("b").startswith("b differs by 1e-09 (relative")
+
+
+@pytest.mark.parametrize("name", ["float64", "float32", "float16"])
+def test_the_unit_is_the_formats(name):
+    assert unit(name) == np.finfo(name).eps
 
 
 def test_refusals_name_what_came():

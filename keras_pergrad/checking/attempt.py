@@ -125,7 +125,7 @@ def _unscaled(gradient, scale):
 
 
 def drawn(model, x, device, setting, state):
-    """The numbers that random layers draw there; see `record_draws`."""
+    """The numbers that random layers draw there; see `random_draws.record`."""
     found = []
 
     def draw(batch):

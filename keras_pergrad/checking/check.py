@@ -1,22 +1,22 @@
 """The same gradient in every way it can be computed: do they agree?"""
 
-import math
-
 import keras
 import numpy as np
 import tensorflow as tf
 
 from keras_pergrad import arithmetic, judgement
-from keras_pergrad.checking import attempt, onednn, reference
+from keras_pergrad.checking import (
+    attempt,
+    onednn,
+    random_draws,
+    reference,
+    ways,
+)
+from keras_pergrad.checking.reasons import reason
 from keras_pergrad.checking.state import State
 from keras_pergrad.checking.table import REFUSED, CheckRow, GradientCheck
-from keras_pergrad.modes import Accumulated
-from keras_pergrad.modes import modes as registry
-from keras_pergrad.placement.comparison import chosen
-from keras_pergrad.placement.devices import accelerators
 from keras_pergrad.placement.prediction import check_trainable
 from keras_pergrad.placement.replica import as_in_fit
-from keras_pergrad.registry import serialize
 
 # What TensorFlow, XLA and the modes raise where they cannot do it.
 _CANNOT = (ValueError, NotImplementedError, tf.errors.OpError)
@@ -87,18 +87,22 @@ def check_gradients(
     data = as_in_fit(data if isinstance(data, tuple) else (data,))
     batch = keras.utils.unpack_x_y_sample_weight(data)
     samples = len(tf.nest.flatten(batch[0])[0])
-    chosen_modes = _modes(modes, model, samples)
-    places = _places(devices)
-    model._symbolic_build(data_batch=batch)
+    chosen = ways.modes(modes, model, samples)
+    places = ways.places(devices)
+    model._symbolic_build(
+        data_batch=tf.nest.map_structure(
+            lambda t: None if t is None else tf.convert_to_tensor(t), batch
+        )
+    )
     with State(model) as state:
         check = _Check(model, data, batch, samples, repeats, state)
-        check.find_reference(chosen_modes)
+        check.find_reference(chosen)
         rows = [
             check.row(label, mode, device, setting)
-            for label, mode in chosen_modes.items()
+            for label, mode in chosen.items()
             for device in places
             for setting in settings
-            if _exists(device, setting, model)
+            if ways.exists(device, setting, model)
         ]
     found = check.reference
     how = "single samples one by one" if found.how == "loop" else "the batch"
@@ -120,56 +124,6 @@ def _check(repeats, settings):
         )
 
 
-def _modes(wanted, model, samples):
-    """Label → mode."""
-    if wanted is None:
-        thirds = Accumulated(microbatch_size=math.ceil(samples / 3))
-        wanted = ["batch", "vectorized", "per_sample", thirds]
-        own = getattr(model, "_gradient_mode", None)
-        wanted += [own] if own is not None else []
-    if isinstance(wanted, str) or not hasattr(wanted, "__iter__"):
-        wanted = [wanted]
-    found = {}
-    for mode in map(registry.get, wanted):
-        known = [_same(mode, other) for other in found.values()]
-        if not any(known):
-            label = _label(mode)
-            again = sum(name.partition(" #")[0] == label for name in found)
-            found[f"{label} #{again + 1}" if again else label] = mode
-    return found
-
-
-def _same(mode, other):
-    return type(mode) is type(other) and serialize(mode) == serialize(other)
-
-
-def _label(mode):
-    names = [name for name, cls in registry.items() if cls is type(mode)]
-    label = names[0] if names else type(mode).__name__
-    if isinstance(mode, Accumulated):
-        label += f" by {mode.microbatch_size}"
-        if type(mode.inner).__name__ != "Batch":
-            return f"{label}, {_label(mode.inner)}"
-    aggregation = getattr(mode, "aggregation", None)
-    if aggregation is not None and aggregation.needs_norms:
-        label += f", {type(aggregation).__name__}"
-    return label
-
-
-def _places(devices):
-    if devices is None:
-        return ["CPU:0", *chosen(None)]
-    return chosen(devices)
-
-
-def _exists(device, setting, model):
-    """XLA compiles for where the variables are, and not for Metal."""
-    if setting != "xla":
-        return True
-    metal = {d.name for d in accelerators() if d.is_metal}
-    return device == attempt.home(model) and device not in metal
-
-
 class _Check:
     """One batch of one model, and what its gradients are judged by."""
 
@@ -184,11 +138,11 @@ class _Check:
         self._same_draws = {}
 
     def find_reference(self, modes):
-        self.drawn = reference.record_draws(self.model, self.batch[0])
+        self.drawn = random_draws.record(self.model, self.batch[0])
         self.state.restore()
         self._aggregations = [None]
         for mode in modes.values():
-            weighs = _aggregation(mode)
+            weighs = ways.aggregation(mode)
             if weighs is not None and weighs not in self._aggregations:
                 self._aggregations.append(weighs)
         self.reference = reference.find(
@@ -207,9 +161,9 @@ class _Check:
             outcome = step.run(device, setting, self.state, self.repeats)
             self._require_numbers(label, outcome)
         except _CANNOT as error:
-            reason = _first_line(error)
-            self._refused.setdefault(label, reason)
-            return CheckRow(label, device, setting, REFUSED, reason=reason)
+            why = reason(error)
+            self._refused.setdefault(label, why)
+            return CheckRow(label, device, setting, REFUSED, reason=why)
         verdicts = self._judge(mode, outcome.gradients)
         return CheckRow(
             label,
@@ -234,7 +188,7 @@ class _Check:
             raise attempt.Refused(attempt.NO_GRADIENT)
         if getattr(mode, "steps", 1) > 1:
             raise attempt.Refused(attempt.NO_GRADIENT)
-        weighs = _aggregation(mode)
+        weighs = ways.aggregation(mode)
         if getattr(weighs, "noise_multiplier", 0):
             raise attempt.Refused("it adds noise, which no two runs share")
         if weighs is not None and self.reference.how != "loop":
@@ -242,10 +196,15 @@ class _Check:
                 "its samples are weighted, and they have no gradient of "
                 "their own"
             )
+        split = getattr(mode, "microbatch_size", self.samples) < self.samples
+        if split and self.reference.how != "loop":
+            raise attempt.Refused(
+                "each microbatch goes through the model alone, and the "
+                "samples depend on each other, so its gradient is another one"
+            )
         if not self.drawn:
             return
-        microbatch = getattr(mode, "microbatch_size", self.samples)
-        if microbatch < self.samples:
+        if split:
             raise attempt.Refused(
                 "random layers draw afresh for each microbatch, so its "
                 "gradient is another one"
@@ -274,7 +233,7 @@ class _Check:
 
     def _judge(self, mode, repeats):
         """The worst verdict of all repeats, by variable."""
-        k = self._aggregations.index(_aggregation(mode))
+        k = self._aggregations.index(ways.aggregation(mode))
         found = self.reference
         variables = self.model.trainable_variables
         names = _names([v.path for v in variables])
@@ -295,13 +254,6 @@ class _Check:
             name: max((v[name] for v in verdicts), key=lambda v: v.relative)
             for name in names
         }
-
-
-def _aggregation(mode):
-    """What weighs the samples, None for the mean."""
-    mode = getattr(mode, "inner", mode)
-    aggregation = getattr(mode, "aggregation", None)
-    return aggregation if getattr(aggregation, "needs_norms", 0) else None
 
 
 def _rounded(gradient, variable):
@@ -335,9 +287,3 @@ def _spread(repeats):
                 with np.errstate(invalid="ignore"):
                     gaps.append(float(np.max(np.abs(a - b), initial=0.0)))
     return max(gaps)
-
-
-def _first_line(error):
-    text = getattr(error, "message", None) or str(error)
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[0][:300] if lines else type(error).__name__

@@ -20,6 +20,10 @@ from keras_pergrad.losses import regularization_gradients, total_loss
 from keras_pergrad.modes.base import call_model
 
 
+class Uncheckable(ValueError):
+    """There is nothing to compare with."""
+
+
 class PlainTape:
     """Differentiates a model's compiled loss, of a batch or one sample.
 
@@ -70,6 +74,15 @@ class PlainTape:
             scope.state_mapping[id(variable)] = value
         with precision.computing_in(self.model, self.dtype), scope:
             yield scope
+        for k in self._wanted:
+            variable = self._variables[k]
+            if scope.state_mapping[id(variable)] is not values[k]:
+                raise Uncheckable(
+                    f"The forward pass writes to the trainable variable "
+                    f"{variable.path!r}, so that the gradient is not one of "
+                    f"the weights that it starts from. Such a model (with "
+                    f"SpectralNormalization, for example) cannot be checked."
+                )
 
     def _draws(self, row):
         drawn = [tf.convert_to_tensor(numbers) for numbers in self.drawn]

@@ -6,12 +6,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad import draws
-from keras_pergrad.checking import onednn, precision
-from keras_pergrad.checking.plain import PlainTape
-from keras_pergrad.judgement import unit
-from keras_pergrad.modes.base import call_model
-from keras_pergrad.placement.replica import trace_step
+from keras_pergrad.checking import precision
+from keras_pergrad.checking.amplification import wobbles
+from keras_pergrad.checking.plain import PlainTape, Uncheckable
+from keras_pergrad.checking.reasons import reason
 
 # What a sample's outputs may differ by, alone and in its batch, if nothing
 # but rounding does it.
@@ -72,16 +70,11 @@ def find(model, batch, aggregations, dtype, drawn=()):
             if dtype == "float64" or isinstance(error, Uncheckable):
                 raise
             found = _find(model, batch, aggregations, dtype, None, drawn)
-            reason = str(error).strip().splitlines()[0][:100]
             found.notes.append(
                 f"the reference is in {found.dtype}, since the model does not "
-                f"run in float64: {reason}"
+                f"run in float64: {reason(error)[:200]}"
             )
             return found
-
-
-class Uncheckable(ValueError):
-    """There is nothing to compare with."""
 
 
 def _find(model, batch, aggregations, dtype, wide, drawn):
@@ -98,16 +91,16 @@ def _find(model, batch, aggregations, dtype, wide, drawn):
     try:
         _require_samples(model, plain)
         base = _by_loop(plain, values, x, aggregations, found)
-    except _Coupled as reason:
+    except _Coupled as why:
         found.how, compute, aggregations = "batch", _as_one, [None]
         found.notes.append(
-            f"no sample has a gradient of its own ({reason}): the reference "
+            f"no sample has a gradient of its own ({why}): the reference "
             f"is the batch's gradient in {found.dtype}"
         )
         base = _as_one(plain, values, x, aggregations, found)
     found.gradients = [gradients for gradients, _ in base]
     found.magnitudes = [sizes for _, sizes in base]
-    found.wobbles = _wobbles(
+    found.wobbles = wobbles(
         compute, plain, (values, x, aggregations, found), base, dtype
     )
     return found
@@ -140,10 +133,10 @@ def _check_gap(gap, reference):
     """Takes note of samples whose outputs depend on their batch."""
     if gap <= _GAP[reference.dtype]:
         return
-    reason = "a sample alone gives other outputs than in its batch"
+    what = "a sample alone gives other outputs than in its batch"
     if reference.dtype == "float64":
-        raise _Coupled(f"{reason}: a layer mixes the samples")
-    note = f"{reason}: a layer mixes the samples, or an op is wrong on batches"
+        raise _Coupled(f"{what}: a layer mixes the samples")
+    note = f"{what}: a layer mixes the samples, or an op is wrong on batches"
     if note not in reference.notes:
         reference.notes.append(note)
 
@@ -223,82 +216,3 @@ def _as_one(plain, values, x, aggregations, reference):
     if not np.isfinite(sizes).all():
         raise Uncheckable(_NOT_FINITE.format(what="the batch"))
     return [(found, np.asarray(sizes))]
-
-
-def _wobbles(compute, plain, arguments, base, dtype):
-    """How far a few roundings at the start carry.
-
-    Two things that no count of terms tells: how much the model amplifies the
-    rounding of its weights and inputs (and whether a ReLU sits at its kink);
-    and the noise of a gradient that is zero by cancellation, such as that of
-    a bias before a normalisation, which the wide format shows in small.
-    """
-    found = [np.zeros(len(plain.trainable)) for _ in base]
-    tries = [(unit(dtype), True, 1.0)]
-    *_, reference = arguments
-    wide = reference.dtype
-    if wide != dtype:
-        tries.append((unit(wide), False, unit(dtype) / unit(wide)))
-    for size, inputs, factor in tries:
-        values, x, *rest = arguments
-        shake = _Shake(size)
-        values = [shake(v) for v in values]
-        x = tf.nest.map_structure(shake, x) if inputs else x
-        moved = compute(plain, values, x, *rest)
-        for wobble, (old, _), (new, _) in zip(found, base, moved):
-            for k, (a, b) in enumerate(zip(old, new)):
-                if a is not None and b is not None:
-                    change = np.max(np.abs(a - b), initial=0.0) * factor
-                    wobble[k] = max(wobble[k], change)
-    return found
-
-
-class _Shake:
-    """Moves tensors by a few units in the last place."""
-
-    def __init__(self, size):
-        self._steps = [-4.0 * size, 4.0 * size]
-        self._random = np.random.default_rng(0)
-
-    def __call__(self, tensor):
-        if not tensor.dtype.is_floating:
-            return tensor
-        steps = self._random.choice(self._steps, tensor.shape)
-        return tensor * tf.constant(1.0 + steps, tensor.dtype)
-
-
-def record_draws(model, x):
-    """What the random layers draw for a batch; moves the model's seeds on.
-
-    Returns:
-        A list of arrays, in the order of the draws.
-
-    Raises:
-        ValueError: the samples are shuffled, or a draw is not by sample.
-    """
-    found = []
-
-    def forward(batch):
-        found.clear()
-        with draws.recording(found.append):
-            return call_model(model, batch)
-
-    concrete, _ = trace_step(forward, x)
-    if not found:
-        return []
-    harm = onednn.defect(concrete.graph)
-    if harm:
-        raise ValueError(f"The model cannot be checked here: {harm}.")
-    with tf.device("/device:CPU:0"):
-        forward(tf.nest.map_structure(tf.constant, x))
-    n = len(tf.nest.flatten(x)[0])
-    for draw in found:
-        shape = draw.result.shape
-        if draw.name == "shuffle" or not shape.rank or shape[0] not in (1, n):
-            raise ValueError(
-                f"Expected random draws of a row for each sample. Received: "
-                f"keras.random.{draw.name} of shape {tuple(shape)} in "
-                f"{model.name!r}, of which a sample alone cannot be given "
-                f"its own. Draw numbers of shape (batch, ...)."
-            )
-    return [np.asarray(draw.rows()) for draw in found]

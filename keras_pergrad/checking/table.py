@@ -122,10 +122,11 @@ class GradientCheck:
 
     def _lines(self):
         for row in self.wrong:
-            for path in row.wrong[:3]:
-                yield f"{_where(row)}: {row.verdicts[path].sentence(path)}"
-            if len(row.wrong) > 3:
-                yield f"{_where(row)}: and {len(row.wrong) - 3} more"
+            if row.verdicts:
+                path, verdict = row.worst
+                more = len(row.wrong) - 1
+                others = f" (and {more} more)" if more else ""
+                yield f"{_where(row)}: {verdict.sentence(path)}{others}"
         seen = {}
         for row in self.rows:
             if row.reason:

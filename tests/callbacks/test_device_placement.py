@@ -174,7 +174,7 @@ def test_a_train_function_that_is_no_tf_function_is_said():
 
 
 @pytest.mark.parametrize(
-    "mode", ["batch", "per_sample", "vectorized", kpg.PerSample()]
+    "mode", ["batch", "per_sample", "vectorized", "accumulated"]
 )
 def test_every_gradient_mode(mode):
     placement = DevicePlacement(deep=True)
@@ -210,6 +210,34 @@ def test_sequences_of_open_length():
     traced = placement.report.deep.executions["CPU:0"]
     assert counted["Tanh"] in (None, traced["Tanh"])
     assert counted["AssignSubVariableOp"] == traced["AssignSubVariableOp"]
+
+
+def test_ops_without_shape_are_read_like_any_other():
+    import tensorflow as tf
+
+    class Shapeless(keras.layers.Layer):
+        def call(self, x):
+            found, _ = tf.unique(tf.reshape(x, [-1]))
+            total = tf.numpy_function(
+                lambda a: np.float32(a.sum()), [found], tf.float32
+            )
+            return x + 0.0 * tf.stop_gradient(tf.reshape(total, []))
+
+        def compute_output_shape(self, shape):
+            return shape
+
+    inputs = keras.Input((4,))
+    hidden = Shapeless()(keras.layers.Dense(3)(inputs))
+    model = keras.Model(inputs, keras.layers.Dense(1)(hidden))
+    model.compile("sgd", "mse", jit_compile=False)
+    x, y = np.ones((8, 4), "float32"), np.ones((8, 1), "float32")
+    placement = DevicePlacement(deep=True)
+    train(model, x, y, placement)
+    assert placement.report.executions("cpu")["PyFunc"] == 1
+    assert placement.report.deep.executions["CPU:0"]["PyFunc"] == 1
+    assert kpg.compare_devices(model, x, y, devices=["CPU:0"]).ok
+    predicted = kpg.predict_placement(model, x, y)
+    assert ("PyFunc", "host-only op") in {r[:2] for r in predicted.fallbacks()}
 
 
 def test_outside_of_fit_is_refused():

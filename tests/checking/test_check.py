@@ -121,6 +121,11 @@ def test_batch_normalization_is_judged_by_the_batch():
     assert rows["batch", "graph"] == "rounding"
     assert rows["vectorized", "graph"] == rows["per_sample", "graph"]
     assert rows["per_sample", "graph"] == "refused"
+    assert rows["accumulated by 3", "graph"] == "refused"
+    assert "each microbatch goes through the model alone" in str(found)
+    assert found.ok
+    whole = kpg.Accumulated(microbatch_size=8)
+    assert kpg.check_gradients(model, x, y, modes=[whole], **QUICK).ok
     assert "(BatchNormalization) makes every" in str(found)
     assert "no sample has a gradient of its own" in str(found)
     for a, b in zip(before, numbers(model)):
@@ -133,6 +138,12 @@ def test_a_layer_that_mixes_samples_is_no_wrong_kernel():
     found = kpg.check_gradients(model, x, y, modes=["batch"], **QUICK)
     assert found.ok
     assert "a layer mixes the samples" in str(found)
+    found = kpg.check_gradients(
+        model, x, y, modes=["per_sample"], settings=["eager", "graph"]
+    )
+    for row in found.refused:
+        assert row.reason.startswith("layer 'sequential'")
+    assert len(found.refused) == 2
 
 
 def test_a_zero_by_cancellation_is_rounding():
@@ -224,6 +235,23 @@ def test_draws_that_nothing_can_repeat_are_refused():
     model, x, y = made(noise)
     with pytest.raises(ValueError, match=r"without keras\.random"):
         kpg.check_gradients(model, x, y, **QUICK)
+
+
+def test_a_forward_pass_that_writes_to_weights_is_refused():
+    model, x, y = made(layers.SpectralNormalization(layers.Dense(3)))
+    with pytest.raises(ValueError, match="writes to the trainable variable"):
+        kpg.check_gradients(model, x, y, **QUICK)
+
+
+def test_a_table_that_cannot_be_copied_is_used_where_it_is():
+    words = keras.Input((1,), dtype="string")
+    ids = layers.StringLookup(vocabulary=["a", "b"])(words)
+    flat = layers.Flatten()(layers.Embedding(4, 3)(ids))
+    model = keras.Model(words, layers.Dense(1)(flat))
+    model.compile("sgd", "mse")
+    x, y = np.array([["a"], ["b"], ["z"]]), np.ones((3, 1), "float32")
+    found = kpg.check_gradients(model, x, y, **QUICK)
+    assert found.ok, found
 
 
 def test_a_gradient_that_is_not_finite_names_the_sample():
