@@ -23,7 +23,7 @@ class Pending(KerasSaveable):
     """
 
     def __init__(self):
-        self.count = _zeros("pending_batches", (), "int32")
+        self.count = _variable("pending_batches", np.zeros((), "int32"))
         self.slack = {}
         self._keys = None
         self._sums = {}
@@ -58,15 +58,16 @@ class Pending(KerasSaveable):
             if denominator is None:
                 continue
             if key not in self._denominators:
-                total = _zeros(f"pending_{key}", (), keras.config.floatx())
-                self._denominators[key] = self._restored(total)
+                self._denominators[key] = self._made(
+                    f"pending_{key}", (), keras.config.floatx()
+                )
             self._denominators[key].assign_add(denominator)
         self.count.assign_add(1)
 
     def _create(self, key, k, variable):
-        name = f"pending_{key}_{k}"
-        total = _zeros(name, variable.shape, variable.dtype)
-        self._sums[key, id(variable)] = self._restored(total)
+        self._sums[key, id(variable)] = self._made(
+            f"pending_{key}_{k}", variable.shape, variable.dtype
+        )
 
     def gradients(self, variables):
         """The gradient of all that was added, for each of `variables`."""
@@ -102,35 +103,36 @@ class Pending(KerasSaveable):
             *self._denominators.values(),
         ]
 
-    def _restored(self, variable):
-        if variable.name in self._loaded:
-            with tf.init_scope():
-                variable.assign(self._loaded.pop(variable.name))
-        return variable
+    def _made(self, name, shape, dtype):
+        # Replicas make it together, each with the value that was loaded.
+        value = self._loaded.get(name, np.zeros(shape))
+        return _variable(name, np.asarray(value, dtype))
 
     def save_own_variables(self, store):
         for variable in self._variables:
             store[variable.name] = np.asarray(_value(variable))
         # What was loaded and has not been needed since.
+        made = {variable.name for variable in self._variables}
         for name, value in self._loaded.items():
-            store[name] = value
+            if name not in made:
+                store[name] = value
 
     def load_own_variables(self, store):
         names = list(store.keys())
         self._loaded = {name: np.asarray(store[name]) for name in names}
         for variable in self._variables:
             zeros = np.zeros(variable.shape, variable.dtype)
-            variable.assign(self._loaded.pop(variable.name, zeros))
+            variable.assign(self._loaded.get(variable.name, zeros))
 
     def _obj_type(self):
         return "Loss"
 
 
-def _zeros(name, shape, dtype):
+def _variable(name, value):
     # Not in the graph of a train step that is being traced.
     with tf.init_scope():
         return keras.Variable(
-            np.zeros(shape, dtype), dtype=dtype, trainable=False, name=name
+            value, dtype=value.dtype.name, trainable=False, name=name
         )
 
 

@@ -161,6 +161,64 @@ def accumulated_over_steps_with_a_tail():
 
 
 @check
+def what_waits_for_an_update_is_saved_for_all():
+    def train():
+        model = dense(kpg.Accumulated(steps=2, tail="keep"))
+        arguments = {"batch_size": 11, "verbose": 0, "shuffle": False}
+        model.fit(X, Y, **arguments)
+        with tempfile.TemporaryDirectory() as folder:
+            model.save(f"{folder}/model.keras")
+            again = keras.saving.load_model(f"{folder}/model.keras")
+        again.fit(X, Y, **arguments)
+        assert not again.gradient_state.waiting
+        return again
+
+    alone, together = both(train)
+    assert_equal_copies(together)
+    big_batch.assert_same(
+        (together.get_weights(), {}),
+        (alone.get_weights(), {}),
+        rtol=1e-5,
+        atol=1e-6,
+    )
+
+
+class Sign(kpg.Vectorized):
+    """Uses the gradient of all replicas."""
+
+    def step(self, *batch):
+        step = super().step(*batch)
+        step.gradients = [tf.sign(g) for g in step.gradients]
+        return step
+
+
+class Own(kpg.GradientMode):
+    """Leaves the sum over the replicas to Keras, as train steps do."""
+
+    def step(self, model, x, y, sample_weight):
+        with tf.GradientTape() as tape:
+            y_pred = model(x, training=True)
+            loss = model.compute_loss(x, y, y_pred, sample_weight)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        return kpg.modes.Step(loss, y_pred, gradients)
+
+
+@check
+def modes_of_ones_own():
+    for mode in (Sign, Own):
+
+        def train(mode=mode):
+            model = dense(mode(), metrics=["mae"])
+            history = model.fit(
+                X[:20], Y[:20], batch_size=10, verbose=0, shuffle=False
+            )
+            return model.get_weights(), history.history
+
+        alone, together = both(train)
+        big_batch.assert_same(together, alone, rtol=1e-5, atol=1e-6)
+
+
+@check
 def accumulated_clipped():
     inner = kpg.Vectorized
     same(

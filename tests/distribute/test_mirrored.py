@@ -16,7 +16,7 @@ def results():
         [sys.executable, "-W", "ignore", "-m", mirrored.__name__],
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=900,
         check=False,
         cwd=ROOT,
     )

@@ -31,7 +31,7 @@ def two(tmp_path_factory):
         found["error"] = cluster.output(0)[1]
     arguments = {"folder": folder, "epochs": 6, "last": True}
     with Cluster(WORKER, 2, names=MODES, **arguments) as cluster:
-        found["workers"] = cluster.results(timeout=240)
+        found["workers"] = cluster.results(timeout=400)
         found["begun"] = cluster.output(0)[0].splitlines()[0]
     return found
 
@@ -40,7 +40,7 @@ def two(tmp_path_factory):
 def three():
     names = ["vectorized", "accumulated"]
     with Cluster(WORKER, 3, names=names) as cluster:
-        return cluster.results(timeout=240)
+        return cluster.results(timeout=400)
 
 
 def test_the_others_end_when_a_worker_is_killed(two):
