@@ -1,7 +1,12 @@
 """The one message about a stall."""
 
+import textwrap
+
 from keras_pergrad.pipelines.advice import advise as advice_for
 from keras_pergrad.pipelines.facts import gather
+from keras_pergrad.pipelines.tf_model import slowest_stage
+
+WIDTH = 79
 
 
 def diagnose(report, warn_above, data=None, iterator=None, advise=True):
@@ -18,12 +23,26 @@ def diagnose(report, warn_above, data=None, iterator=None, advise=True):
     if not advise or not step:
         return lines[0]
     burst = max(wait - (report.wait_p50_ms or wait), 0.0)
-    facts = gather(data, iterator, wait, step, burst)
+    facts = gather(
+        data,
+        iterator,
+        wait,
+        step,
+        burst_ms=burst,
+        first_batch_ms=1e3 * (report.first_batch_s or 0.0),
+    )
     lines += _slowest(facts)
     given = advice_for(facts)
     for number, advice in enumerate(given, 1):
-        lines.append(f"  {number}. {advice.cause}")
-        lines.append(f"     Write:  {advice.code}")
+        lines += textwrap.wrap(
+            advice.cause,
+            width=WIDTH,
+            initial_indent=f"  {number}. ",
+            subsequent_indent=" " * 5,
+        )
+        first, *more = advice.code.split("\n")
+        lines.append(f"     Write:  {first}")
+        lines += [" " * 13 + line for line in more]
         if advice.gain_ms:
             ended = wait + step
             lines.append(
@@ -40,10 +59,21 @@ def diagnose(report, warn_above, data=None, iterator=None, advise=True):
 
 
 def _slowest(facts):
-    if not facts.running:
+    found = slowest_stage(facts.running)
+    if found is None:
         return []
-    total = sum(seconds for _, seconds in facts.running)
-    if not total:
-        return []
-    name, seconds = max(facts.running, key=lambda pair: pair[1])
-    return [f"  Slowest stage: {name}, {seconds / total:.0%} of the work."]
+    name = _as_written(found[0], facts.stages)
+    return [f"  Slowest stage: {name}, {found[1]:.0%} of the work."]
+
+
+def _as_written(name, stages):
+    """The user's word for a stage that TensorFlow has rewritten."""
+    kind = name.split("[")[0].removesuffix("V2").removeprefix("Parallel")
+    if kind in ("FlatMap", "Generator"):
+        labels = {s.label for s in stages if s.is_generator}
+    else:
+        kind = kind.removesuffix("AndBatch")
+        labels = {
+            s.label for s in stages if s.kind.removeprefix("Parallel") == kind
+        }
+    return labels.pop() if len(labels) == 1 else name

@@ -17,6 +17,7 @@ class Facts:
     data: What the user passed.
     wait_ms, step_ms: Per batch.
     burst_ms: Mean wait minus median wait: what single slow batches cost.
+    first_batch_ms: From the start of the epoch to the first batch.
     stages: As written, last first; for datasets.
     running: As they run, with seconds of work; None if unknown.
     """
@@ -26,6 +27,7 @@ class Facts:
     wait_ms: float
     step_ms: float
     burst_ms: float = 0.0
+    first_batch_ms: float = 0.0
     stages: list[Stage] = dataclasses.field(default_factory=list)
     running: list | None = None
 
@@ -76,7 +78,7 @@ def kind_of(data):
     return "unknown"
 
 
-def gather(data, iterator, wait_ms, step_ms, burst_ms=0.0):
+def gather(data, iterator, wait_ms, step_ms, **times):
     """Collects the `Facts`; nothing is iterated."""
     kind = kind_of(data)
     return Facts(
@@ -84,7 +86,7 @@ def gather(data, iterator, wait_ms, step_ms, burst_ms=0.0):
         data=data,
         wait_ms=wait_ms,
         step_ms=step_ms,
-        burst_ms=burst_ms,
         stages=stages(data) if kind == "dataset" else [],
         running=None if iterator is None else running_stages(iterator),
+        **times,
     )

@@ -10,6 +10,7 @@ import tensorflow as tf
 from keras_pergrad.pipelines.facts import kind_of
 from keras_pergrad.pipelines.probe import first_batch, measure
 from keras_pergrad.pipelines.rewrite import with_parallel_maps
+from keras_pergrad.pipelines.tf_model import slowest_stage
 
 
 @dataclasses.dataclass
@@ -114,7 +115,7 @@ def profile_pipeline(data, model=None, batches=100):
         together_batches_per_s=together.batches_per_s or 0.0,
         wait_ms=together.report.wait_ms,
         stall_fraction=together.report.data_stall_fraction,
-        slowest_stage=_slowest(alone.running),
+        slowest_stage=slowest_stage(alone.running),
         what_if=what_if,
     )
 
@@ -139,14 +140,6 @@ def _changes(data, batches, model):
         several = copy.copy(data)
         several.workers = 4
         yield "4 workers", several
-
-
-def _slowest(running):
-    total = sum(seconds for _, seconds in running or ())
-    if not total:
-        return None
-    name, seconds = max(running, key=lambda pair: pair[1])
-    return name, seconds / total
 
 
 @contextlib.contextmanager

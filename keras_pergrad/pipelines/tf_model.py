@@ -37,3 +37,16 @@ def running_stages(iterator):
             found.append((node.name, seconds))
         key = node.inputs[0] if node.inputs else None
     return found or None
+
+
+def slowest_stage(running):
+    """(name, share of the work) of the slowest of `running_stages`, or None.
+
+    A prefetch does no work: where it seems to, TensorFlow has booked a stage
+    that it keeps no account of (a file reader) there, and names no culprit.
+    """
+    total = sum(seconds for _, seconds in running or ())
+    if not total:
+        return None
+    name, seconds = max(running, key=lambda pair: pair[1])
+    return None if name.startswith("Prefetch") else (name, seconds / total)
