@@ -8,8 +8,8 @@ WORKERS ?= 2
 TESTS ?= tests
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: setup demo test test-timing test-oldest test-cpu-wheel lint format \
-	bench bench-venvs clean
+.PHONY: setup demo test test-slow test-timing test-oldest test-cpu-wheel lint \
+	format bench bench-venvs clean
 
 setup: $(READY)
 
@@ -23,7 +23,11 @@ demo: $(READY)
 	$(BIN)/python examples/quickstart.py
 
 test: $(READY)
-	$(BIN)/python -m pytest -n $(WORKERS) $(TESTS)
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not timing" $(TESTS)
+
+# The long ones; CI runs them, too.
+test-slow: $(READY)
+	$(BIN)/python -m pytest -n $(WORKERS) -m slow $(TESTS)
 
 # Tests that compare times: one after the other, on an otherwise idle machine.
 test-timing: $(READY)
