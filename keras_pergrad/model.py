@@ -16,7 +16,9 @@ from keras.src.models.functional import Functional
 from keras.src.models.model import functional_init_arguments
 
 from keras_pergrad import modes, replicas, strategies, tallies
+from keras_pergrad.batches import check_lengths
 from keras_pergrad.epochs import end_of_epochs
+from keras_pergrad.logs import Logs
 from keras_pergrad.losses import track_loss
 from keras_pergrad.registry import PACKAGE, serialize
 from keras_pergrad.tape import first_tensor
@@ -120,7 +122,7 @@ class PerGradModel(keras.Model):
             super().compile(*args, **kwargs)
             self._gradient_mode = mode
             # Not a list of metrics: Keras would report them in evaluate(), too.
-            self._gradient_logs = _Logs(mode.log_metrics)
+            self._gradient_logs = Logs(mode.log_metrics)
             self.gradient_state = mode.make_state()
 
     @property
@@ -190,7 +192,7 @@ class PerGradModel(keras.Model):
             data,
         )
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        _check_lengths(x, y, sample_weight)
+        check_lengths(x, y, sample_weight)
         # A model that is built by its first call has no variables before;
         # loops and the optimizer need them all.
         self._symbolic_build(data_batch=(x, y, sample_weight))
@@ -282,32 +284,6 @@ class WrappedModel(PerGradModel):
         return cls(**config)
 
 
-class _Logs:
-    """The running values of a mode's statistics, apart from the metrics."""
-
-    def __init__(self, metrics):
-        self._metrics = {
-            name: make(name=name) for name, make in metrics.items()
-        }
-
-    def reset(self):
-        for metric in self._metrics.values():
-            metric.reset_state()
-
-    def update(self, statistics):
-        logs = {}
-        for name, value in statistics.items():
-            metric = self._metrics[name]
-            # Every replica has the statistics of the whole batch.
-            tallies.update(
-                metric.variables,
-                lambda m=metric, v=value: m.update_state(v),
-                whole=True,
-            )
-            logs[name] = metric.result()
-        return logs
-
-
 def _make_functional(cls):
     """Bases a subclass on the functional class, without touching ours."""
     if issubclass(cls, Functional):
@@ -320,22 +296,6 @@ def _make_functional(cls):
         for base in cls.__bases__:
             if issubclass(base, PerGradModel):
                 _make_functional(base)
-
-
-def _check_lengths(x, y, sample_weight):
-    """Refuses a batch whose parts differ in length, where that is known."""
-    lengths = {}
-    for name, part in (("x", x), ("y", y), ("sample_weight", sample_weight)):
-        for tensor in tf.nest.flatten(part):
-            if tensor is not None and tensor.shape.rank:
-                lengths.setdefault(name, tensor.shape[0])
-    known = {k: n for k, n in lengths.items() if n is not None}
-    if len(set(known.values())) > 1:
-        raise ValueError(
-            "x, y and sample_weight must have as many entries on their first "
-            "axis. Received: "
-            + ", ".join(f"{k} with {n}" for k, n in known.items())
-        )
 
 
 _NO_VARIABLES = (

@@ -13,6 +13,8 @@ ALLOWED = {
     "replicas": set(),
     "strategies": set(),
     "tallies": {"replicas"},
+    "logs": {"tallies"},
+    "batches": set(),
     "epochs": set(),
     "registry": set(),
     "carriers": set(),
@@ -77,6 +79,8 @@ ALLOWED = {
     "callbacks": {"callbacks", "runs", "functional", "pipelines", "placement"},
     "pipelines": {"pipelines"},
     "model": {
+        "batches",
+        "logs",
         "epochs",
         "modes",
         "losses",

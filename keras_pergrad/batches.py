@@ -1,0 +1,19 @@
+"""What is asked of a batch before anything is computed."""
+
+import tensorflow as tf
+
+
+def check_lengths(x, y, sample_weight):
+    """Refuses a batch whose parts differ in length, where that is known."""
+    lengths = {}
+    for name, part in (("x", x), ("y", y), ("sample_weight", sample_weight)):
+        for tensor in tf.nest.flatten(part):
+            if tensor is not None and tensor.shape.rank:
+                lengths.setdefault(name, tensor.shape[0])
+    known = {k: n for k, n in lengths.items() if n is not None}
+    if len(set(known.values())) > 1:
+        raise ValueError(
+            "x, y and sample_weight must have as many entries on their first "
+            "axis. Received: "
+            + ", ".join(f"{k} with {n}" for k, n in known.items())
+        )
