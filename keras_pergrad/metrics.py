@@ -3,8 +3,6 @@
 import keras
 import tensorflow as tf
 
-from keras_pergrad import tallies
-
 
 class DefinedMean(keras.metrics.Mean):
     """The mean of the finite values; NaN, not 0, before the first one.
@@ -55,29 +53,3 @@ STATISTICS = {
     "gradient_variance": DefinedMean,
     "gradient_noise_scale": RatioOfMeans,
 }
-
-
-class Logs:
-    """The running values of a mode's statistics, apart from the metrics."""
-
-    def __init__(self, metrics):
-        self._metrics = {
-            name: make(name=name) for name, make in metrics.items()
-        }
-
-    def reset(self):
-        for metric in self._metrics.values():
-            metric.reset_state()
-
-    def update(self, statistics):
-        logs = {}
-        for name, value in statistics.items():
-            metric = self._metrics[name]
-            # Every replica has the statistics of the whole batch.
-            tallies.update(
-                metric.variables,
-                lambda m=metric, v=value: m.update_state(v),
-                whole=True,
-            )
-            logs[name] = metric.result()
-        return logs

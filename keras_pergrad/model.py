@@ -17,11 +17,11 @@ from keras.src.models.functional import Functional
 from keras.src.models.model import functional_init_arguments
 
 from keras_pergrad import modes, replicas, strategies, tallies
+from keras_pergrad.batches import check_lengths
 from keras_pergrad.epochs import end_of_epochs
 from keras_pergrad.inputs import input_gradients
-from keras_pergrad.lengths import check_lengths
+from keras_pergrad.logs import Logs
 from keras_pergrad.losses import track_loss
-from keras_pergrad.metrics import Logs
 from keras_pergrad.registry import PACKAGE, serialize
 from keras_pergrad.tape import first_tensor
 

@@ -1,14 +1,10 @@
-"""Whether the parts of a batch belong together."""
+"""What is asked of a batch before anything is computed."""
 
 import tensorflow as tf
 
 
 def check_lengths(x, y, sample_weight):
-    """Refuses a batch whose parts differ in length, where that is known.
-
-    Raises:
-        ValueError: (naming the parts and their lengths).
-    """
+    """Refuses a batch whose parts differ in length, where that is known."""
     lengths = {}
     for name, part in (("x", x), ("y", y), ("sample_weight", sample_weight)):
         for tensor in tf.nest.flatten(part):
