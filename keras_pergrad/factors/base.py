@@ -115,7 +115,13 @@ def expand(weights, tensor):
 
 
 def weighted(gradients, weights):
-    """Σ_n weights[n] · gradients[n], the gradients materialised."""
+    """Σ_n weights[n] · gradients[n], the gradients materialised.
+
+    Without weights Σ_n gradients[n].
+    """
+    if weights is None:
+        # A product is faster than a reduction over the first axis.
+        weights = tf.ones([tf.shape(gradients)[0]], gradients.dtype)
     return tf.tensordot(tf.cast(weights, gradients.dtype), gradients, 1)
 
 

@@ -26,7 +26,7 @@ class Joined(SampleGradients):
         return sum_of_squares(self.materialize())
 
     def weighted_sum(self, weights):
-        if self._gradients is not None and weights is not None:
+        if self._gradients is not None:
             return weighted(self._gradients, weights)
         sums = [part.weighted_sum(weights) for part in self.parts]
         return tf.add_n([tf.convert_to_tensor(s) for s in sums])

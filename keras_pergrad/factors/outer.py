@@ -86,7 +86,7 @@ class Outer(SampleGradients):
         return tf.maximum(tf.reduce_sum(inputs * outputs, [1, 2]), 0)
 
     def weighted_sum(self, weights):
-        if self._gradients is not None and weights is not None:
+        if self._gradients is not None:
             return self._shaped(weighted(self._gradients, weights))
         x, dz = self.x, self.dz
         if weights is not None:

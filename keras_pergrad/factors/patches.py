@@ -135,7 +135,7 @@ class Patches(SampleGradients):
         return sum_of_squares(self._matrices())
 
     def weighted_sum(self, weights):
-        if self._gradients is not None and weights is not None:
+        if self._gradients is not None:
             return self._shaped(weighted(self._gradients, weights))
         big, small, windows, groups = self._arguments()
         if weights is not None:
