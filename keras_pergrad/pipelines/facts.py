@@ -9,6 +9,8 @@ import tensorflow as tf
 from keras_pergrad.pipelines.anatomy import Stage, stages
 from keras_pergrad.pipelines.tf_model import running_stages
 
+RUN_AHEAD = ("ParallelMap", "ParallelMapAndBatch", "ParallelInterleave")
+
 
 @dataclasses.dataclass
 class Facts:
@@ -44,8 +46,16 @@ class Facts:
         return named / total if total else None
 
     @property
-    def prefetches(self):
+    def overlaps(self):
         """Whether batches are made while the model computes."""
+        if self._prefetches:
+            return True
+        # A parallel stage that does the work runs ahead by itself.
+        ahead = any(stage.kind in RUN_AHEAD for stage in self.stages)
+        return ahead and (self.share(*RUN_AHEAD, "MapAndBatch") or 0.0) > 0.5
+
+    @property
+    def _prefetches(self):
         if self.stages and self.stages[0].kind == "Prefetch":
             return True
         if self.running:
@@ -55,12 +65,12 @@ class Facts:
             off = options.autotune.enabled is False
             injects = options.experimental_optimization.inject_prefetch
             return not off and injects is not False
-        return self.kind in ("generator", "pydataset", "arrays")
+        return self.kind != "unknown"
 
     @property
     def pipeline_ms(self):
         """Time the pipeline takes for a batch."""
-        return self.wait_ms + (self.step_ms if self.prefetches else 0.0)
+        return self.wait_ms + (self.step_ms if self.overlaps else 0.0)
 
 
 def kind_of(data):
