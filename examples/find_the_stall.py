@@ -63,7 +63,14 @@ def train(dataset, stall):
     )
     model.compile("adam", "mse", jit_compile=False)
     # shuffle=False: Keras would warn that a dataset must do that itself.
-    model.fit(dataset, epochs=3, shuffle=False, verbose=0, callbacks=[stall])
+    model.fit(
+        dataset.repeat(),
+        steps_per_epoch=BATCHES,
+        epochs=3,
+        shuffle=False,
+        verbose=0,
+        callbacks=[stall],
+    )
     return min(stall.reports[1:], key=lambda report: report.data_stall_s)
 
 

@@ -9,6 +9,7 @@ import tensorflow as tf
 from keras_pergrad.pipelines.anatomy import Stage, stages
 from keras_pergrad.pipelines.tf_model import running_stages
 
+PASS_ON = ("Repeat", "Take", "Skip", "AssertCardinality")
 RUN_AHEAD = ("ParallelMap", "ParallelMapAndBatch", "ParallelInterleave")
 
 
@@ -56,10 +57,10 @@ class Facts:
 
     @property
     def _prefetches(self):
-        if self.stages and self.stages[0].kind == "Prefetch":
+        if _ends_in_prefetch(stage.kind for stage in self.stages):
             return True
         if self.running:
-            return self.running[0][0].startswith("Prefetch")
+            return _ends_in_prefetch(name for name, _ in self.running)
         if self.kind == "dataset":
             options = self.data.options()
             off = options.autotune.enabled is False
@@ -71,6 +72,14 @@ class Facts:
     def pipeline_ms(self):
         """Time the pipeline takes for a batch."""
         return self.wait_ms + (self.step_ms if self.overlaps else 0.0)
+
+
+def _ends_in_prefetch(names):
+    """Also behind stages that only pass batches on."""
+    for name in names:
+        if not any(passing in name for passing in PASS_ON):
+            return name.startswith("Prefetch")
+    return False
 
 
 def kind_of(data):

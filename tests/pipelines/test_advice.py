@@ -197,6 +197,19 @@ def test_no_prefetch_advice_where_it_would_hide_nothing():
     assert "prefetch" not in names(data, 100.0, 1.0)
 
 
+def test_a_prefetch_before_repeat_is_seen():
+    data = slow_data.generated_plainly()
+    assert "prefetch" in names(data.repeat(), 20.0, 10.0)
+    data = data.prefetch(2).repeat().take(16)
+    assert "prefetch" not in names(data, 20.0, 10.0)
+    stall = DataStall(warn_above=0)
+    model = TimedStepModel(Clock(), 0.01)
+    model.compile("sgd", "mse", jit_compile=False)
+    model.fit(data, verbose=0, callbacks=[stall])
+    assert "from_generator" in message_of(stall)
+    assert "does not end in a prefetch" not in message_of(stall)
+
+
 def test_a_slow_pipeline_is_told_what_it_must_reach():
     message = message_of(fit(slow_data.generated().prefetch(2)))
     assert "the pipeline must give" in message
