@@ -14,7 +14,6 @@ LARGE = 0.3  # a stage with less of the work is not the cause
 # took 40, 10 and 2 times as long as TensorFlow's own, one of 1 KB no longer.
 SMALL_READ = 1024
 LONG_START = 4  # times the making of a batch, before the first one is there
-RUN_AHEAD = ("ParallelMap", "ParallelMapAndBatch", "ParallelInterleave")
 MAPS = ("Map", "MapAndBatch")
 
 
@@ -36,12 +35,15 @@ def _parallel_gain(facts, share):
     return facts.pipeline_ms * share * (1 - 1 / max(_cores(), 2))
 
 
+def _fused_with_batch(stage, facts):
+    """TensorFlow makes one stage, MapAndBatch, of a map and its batch."""
+    at = facts.stages.index(stage)
+    return at > 0 and facts.stages[at - 1].kind == "Batch"
+
+
 def prefetch(facts):
-    if facts.kind != "dataset" or facts.prefetches:
+    if facts.kind != "dataset" or facts.overlaps:
         return None
-    ahead = any(s.kind in RUN_AHEAD for s in facts.stages)
-    if ahead and (facts.share(*RUN_AHEAD, "MapAndBatch") or 0.0) > 0.5:
-        return None  # a parallel stage does the work, and runs ahead already
     gain = min(facts.wait_ms, facts.step_ms)
     if gain < 0.1 * facts.wait_ms:
         return None  # simply too slow: overlapping would hide almost nothing
@@ -56,11 +58,10 @@ def prefetch(facts):
 
 def parallel_map(facts):
     share, stage = 0.0, None
-    for after, this in zip([None, *facts.stages], facts.stages):
+    for this in facts.stages:
         if this.kind != "Map":
             continue
-        # A map before a batch is fused with it, and shows under that name.
-        fused = after is not None and after.kind == "Batch"
+        fused = _fused_with_batch(this, facts)
         its_share = facts.share("MapAndBatch") if fused else None
         its_share = its_share or facts.share("Map") or 0.0
         if its_share > share:
@@ -85,7 +86,9 @@ def unordered(facts):
     parallel = [
         s
         for s in facts.stages
-        if s.kind in ("ParallelMap", "ParallelInterleave") and s.deterministic
+        if s.kind in ("ParallelMap", "ParallelInterleave")
+        and s.deterministic
+        and not _fused_with_batch(s, facts)  # a batch awaits all its samples
     ]
     shuffles = any(s.kind == "Shuffle" for s in facts.stages)
     if not parallel or not shuffles:
@@ -98,7 +101,8 @@ def unordered(facts):
         "unordered",
         f"`{parallel[0].label}` gives its results in order, so one slow "
         "element holds up the others, although the data is shuffled anyway.",
-        "options = tf.data.Options(); options.deterministic = False; "
+        "options = tf.data.Options()\n"
+        "options.deterministic = False\n"
         "dataset = dataset.with_options(options)",
         None,
     )
@@ -117,9 +121,9 @@ def cache(facts):
         return None
     return Advice(
         "cache",
-        f"`{maps[0].label}` computes the same results in every epoch.",
-        "dataset = dataset.cache()  # after the map, before shuffle; "
-        "cache('file') if memory is short",
+        f"All up to `{maps[0].label}` computes the same in every epoch.",
+        "dataset = dataset.cache()  # after the map, before shuffle\n"
+        "# cache('a_file_name') if memory is short",
         min(facts.wait_ms, facts.pipeline_ms * share),
     )
 
@@ -186,8 +190,8 @@ def workers(facts):
     return Advice(
         "workers",
         "The PyDataset loads its batches in one thread.",
-        f"{type(facts.data).__name__}(..., workers=4)  # and "
-        "use_multiprocessing=True if it computes in Python",
+        f"{type(facts.data).__name__}(..., workers=4)\n"
+        "# and use_multiprocessing=True if it computes in Python",
         None,
     )
 
@@ -212,7 +216,8 @@ def dataloader_workers(facts):
     return Advice(
         "num_workers",
         "The DataLoader loads its batches in the training process.",
-        "loader = DataLoader(..., num_workers=4)",
+        # PyTorch warns of more workers than cores.
+        f"loader = DataLoader(..., num_workers={min(4, _cores())})",
         None,
     )
 

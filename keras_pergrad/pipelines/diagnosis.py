@@ -49,11 +49,11 @@ def diagnose(report, warn_above, data=None, iterator=None, advise=True):
                 f"     Gain:   about {advice.gain_ms:.3g} of {ended:.3g} ms a "
                 f"batch at best ({advice.gain_ms / ended:.0%})."
             )
-    hidden = facts.pipeline_ms
-    if not given or hidden > 1.1 * step:
+    made = facts.pipeline_ms
+    if made > (1.1 * step if given else step):
         lines.append(
             f"  To hide the loading altogether the pipeline must give "
-            f"{1e3 / step:.4g} batches/s; it gives {1e3 / hidden:.4g}."
+            f"{1e3 / step:.3g}\n  batches/s; it gives {1e3 / made:.3g}."
         )
     return "\n".join(lines)
 
@@ -62,18 +62,22 @@ def _slowest(facts):
     found = slowest_stage(facts.running)
     if found is None:
         return []
-    name = _as_written(found[0], facts.stages)
+    name = _as_written(found[0], facts)
     return [f"  Slowest stage: {name}, {found[1]:.0%} of the work."]
 
 
-def _as_written(name, stages):
-    """The user's word for a stage that TensorFlow has rewritten."""
+def _as_written(name, facts):
+    """The user's word for a stage that TensorFlow or Keras has made of it."""
     kind = name.split("[")[0].removesuffix("V2").removeprefix("Parallel")
     if kind in ("FlatMap", "Generator"):
-        labels = {s.label for s in stages if s.is_generator}
+        if facts.kind in ("pydataset", "generator", "dataloader"):
+            return f"the {type(facts.data).__name__}"
+        labels = {s.label for s in facts.stages if s.is_generator}
     else:
         kind = kind.removesuffix("AndBatch")
         labels = {
-            s.label for s in stages if s.kind.removeprefix("Parallel") == kind
+            s.label
+            for s in facts.stages
+            if s.kind.removeprefix("Parallel") == kind
         }
     return labels.pop() if len(labels) == 1 else name

@@ -9,6 +9,9 @@ import tensorflow as tf
 from keras_pergrad.pipelines.anatomy import Stage, stages
 from keras_pergrad.pipelines.tf_model import running_stages
 
+PASS_ON = ("Repeat", "Take", "Skip", "AssertCardinality")
+RUN_AHEAD = ("ParallelMap", "ParallelMapAndBatch", "ParallelInterleave")
+
 
 @dataclasses.dataclass
 class Facts:
@@ -44,23 +47,39 @@ class Facts:
         return named / total if total else None
 
     @property
-    def prefetches(self):
+    def overlaps(self):
         """Whether batches are made while the model computes."""
-        if self.stages and self.stages[0].kind == "Prefetch":
+        if self._prefetches:
+            return True
+        # A parallel stage that does the work runs ahead by itself.
+        ahead = any(stage.kind in RUN_AHEAD for stage in self.stages)
+        return ahead and (self.share(*RUN_AHEAD, "MapAndBatch") or 0.0) > 0.5
+
+    @property
+    def _prefetches(self):
+        if _ends_in_prefetch(stage.kind for stage in self.stages):
             return True
         if self.running:
-            return self.running[0][0].startswith("Prefetch")
+            return _ends_in_prefetch(name for name, _ in self.running)
         if self.kind == "dataset":
             options = self.data.options()
             off = options.autotune.enabled is False
             injects = options.experimental_optimization.inject_prefetch
             return not off and injects is not False
-        return self.kind in ("generator", "pydataset", "arrays")
+        return self.kind != "unknown"
 
     @property
     def pipeline_ms(self):
         """Time the pipeline takes for a batch."""
-        return self.wait_ms + (self.step_ms if self.prefetches else 0.0)
+        return self.wait_ms + (self.step_ms if self.overlaps else 0.0)
+
+
+def _ends_in_prefetch(names):
+    """Also behind stages that only pass batches on."""
+    for name in names:
+        if not any(passing in name for passing in PASS_ON):
+            return name.startswith("Prefetch")
+    return False
 
 
 def kind_of(data):

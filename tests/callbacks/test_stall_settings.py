@@ -11,9 +11,6 @@ from keras_pergrad.callbacks import DataStall
 from tests.callbacks.stall_truth import Clock, sleeper
 from tests.callbacks.test_data_stall import mapped
 
-# Times depend on what else the machine does: `make test-timing`.
-pytestmark = pytest.mark.timing
-
 SCRIPT = """
 import tensorflow as tf
 import keras
@@ -83,6 +80,8 @@ print("right")
 """
 
 
+# Times depend on what else the machine does: `make test-timing`.
+@pytest.mark.timing
 def test_mirrored_waits_are_true():
     run = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", SCRIPT],

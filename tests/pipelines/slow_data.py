@@ -84,8 +84,9 @@ def in_bursts(deterministic):
         time.sleep(0.06 if i % 16 == 0 else 0.001)
         return i
 
-    data = tf.data.Dataset.range(12 * BATCHES).shuffle(12 * BATCHES, seed=1)
-    data = python_map(loading, data, **PARALLEL).batch(4).map(as_batch)
+    data = tf.data.Dataset.range(12 * BATCHES)
+    data = python_map(loading, data, **PARALLEL)
+    data = data.shuffle(4).batch(4).map(as_batch)
     options = tf.data.Options()
     options.deterministic = deterministic
     return data.prefetch(2).with_options(options)
@@ -94,15 +95,15 @@ def in_bursts(deterministic):
 def shuffled(late):
     data = python_map(slow, numbers())
     if late:
-        return data.batch(4).map(as_batch).shuffle(BATCHES)
-    return data.shuffle(BATCHES).batch(4).map(as_batch)
+        return data.batch(4).map(as_batch).shuffle(BATCHES // 2)
+    return data.shuffle(BATCHES // 2).batch(4).map(as_batch)
 
 
 def read_lines(folder, **settings):
-    """64 lines of 1 KB a batch."""
+    """128 lines of 1 KB a batch."""
     path = folder / "lines.txt"
-    path.write_text(("x" * 1023 + "\n") * 64 * BATCHES)
-    data = tf.data.TextLineDataset([str(path)], **settings).batch(64)
+    path.write_text(("x" * 1023 + "\n") * 128 * BATCHES)
+    data = tf.data.TextLineDataset([str(path)], **settings).batch(128)
     return data.map(lambda lines: as_batch(tf.strings.length(lines)))
 
 
