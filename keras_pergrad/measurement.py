@@ -200,18 +200,30 @@ class GradientMeter:
 
             run(False)  # raises what it has to raise
             return run
+
+        # Without what is None: a call that does not have the shape of the
+        # signature first prints its arguments, which takes longer than it.
+        def packed(parts, wanted):
+            parts = iter(parts)
+            batch = tf.nest.map_structure(
+                lambda t: None if t is None else next(parts), self.batch
+            )
+            return compute(*batch, wanted)
+
         function = tf.function(
-            compute, autograph=False, jit_compile=bool(self.model.jit_compile)
-        ).get_concrete_function(*self.batch, tf.constant(True))
+            packed, autograph=False, jit_compile=bool(self.model.jit_compile)
+        ).get_concrete_function(self._parts(), tf.constant(True))
         trained = {id(value) for value in self._values}
         changed = [v for v in function.graph.variables if id(v) not in trained]
 
         def run(wanted):
-            flat = [t for t in tf.nest.flatten(self.batch) if t is not None]
             with _put_back(changed):
-                return function(*flat, tf.constant(wanted))
+                return function(self._parts(), tf.constant(wanted))
 
         return run
+
+    def _parts(self):
+        return [t for t in tf.nest.flatten(self.batch) if t is not None]
 
     def _eager_state(self):
         metrics = [
