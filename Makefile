@@ -75,7 +75,9 @@ format: $(READY)
 # Side-by-side timings: about half an hour on two quiet cores. A part of them:
 # make bench BENCH="--models mnist --rivals ours,plain --rounds 4"
 bench: bench-venvs
+	$(BIN)/python -m benchmarks.data_stall_overhead
 	$(BIN)/python -m benchmarks.gradient_variance_overhead
+	$(BIN)/python -m benchmarks.input_gradients
 	$(BIN)/python -m benchmarks.per_sample $(BENCH)
 
 # The peers live in environments of their own; one that does not install is
