@@ -78,6 +78,7 @@ bench: bench-venvs
 	$(BIN)/python -m benchmarks.data_stall_overhead
 	$(BIN)/python -m benchmarks.gradient_variance_overhead
 	$(BIN)/python -m benchmarks.input_gradients
+	$(BIN)/python benchmarks/accumulation_memory.py
 	$(BIN)/python -m benchmarks.per_sample $(BENCH)
 
 # The peers live in environments of their own; one that does not install is
