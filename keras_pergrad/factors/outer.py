@@ -119,12 +119,9 @@ class Outer(SampleGradients):
 
     def _matrices(self):
         if self._gradients is None:
-            if self.positions == 1:
-                x = tf.reshape(self.x, [-1, self.x.shape[-1], 1])
-                dz = tf.reshape(self.dz, [-1, 1, self.dz.shape[-1]])
-                self._gradients = x * dz
-            else:
-                self._gradients = tf.matmul(self.x, self.dz, transpose_a=True)
+            # For one position, too, where it is three times as fast as a
+            # product by broadcasting.
+            self._gradients = tf.matmul(self.x, self.dz, transpose_a=True)
         return self._gradients
 
     def _shaped(self, matrix):
