@@ -22,8 +22,10 @@ $(READY): pyproject.toml $(CONSTRAINTS)
 demo: $(READY)
 	$(BIN)/python examples/quickstart.py
 
+# A file's tests stay together: many share what a fixture has started.
 test: $(READY)
-	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not timing" $(TESTS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile \
+		-m "not slow and not timing" $(TESTS)
 
 # The long ones; CI runs them, too.
 test-slow: $(READY)
@@ -50,7 +52,8 @@ CPU_WHEEL_TESTS ?= tests/placement/test_on_stand_in.py \
 	tests/placement/test_kernels.py tests/placement/test_devices.py \
 	tests/doctor/test_command.py tests/checking/test_on_stand_in.py
 test-cpu-wheel: $(CPU_VENV)/.ready
-	$(CPU_VENV)/bin/python -m pytest -n $(WORKERS) $(CPU_WHEEL_TESTS)
+	$(CPU_VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile \
+		$(CPU_WHEEL_TESTS)
 
 # The package asks for `tensorflow`, and `tensorflow-cpu` is the same under
 # another name, so it is installed without its dependencies, and they beside it.

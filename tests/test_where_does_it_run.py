@@ -6,9 +6,12 @@ import pathlib
 import subprocess
 import sys
 
+import pytest
+
 ROOT = pathlib.Path(__file__).parents[1]
 
 
+@pytest.mark.slow
 def test_it_prints_and_saves_everything_without_paths(tmp_path):
     saved = tmp_path / "placement.json"
     script = ROOT / "examples" / "where_does_it_run.py"

@@ -72,6 +72,7 @@ def test_only_that_shape_is_tried(product, monkeypatch):
     assert "TF_ENABLE_ONEDNN_OPTS=0" in found
 
 
+@pytest.mark.slow
 def test_the_trap_is_caught_and_the_process_lives():
     # Where the build has no such defect, the step is run, and right.
     expected = "wrong" if onednn._harm(8, 16, 32, 32) else "rounding"

@@ -101,6 +101,7 @@ def test_no_tensorflow_then_a_bad_pair(empty):
     assert len(screen.splitlines()) < 25
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("broken", ["", "MatMul"])
 def test_every_device_trains_with_the_same_loss(broken):
     if build.compiler() is None:
@@ -119,6 +120,7 @@ def test_every_device_trains_with_the_same_loss(broken):
         assert "not rounding" in errors(said)["training"]["message"]
 
 
+@pytest.mark.slow
 def test_a_plugin_loaded_twice_is_explained():
     if build.compiler() is None:
         pytest.skip("no g++: the stand-in plugin cannot be built")

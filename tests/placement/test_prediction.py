@@ -26,6 +26,7 @@ def predictions():
     return found
 
 
+@pytest.mark.slow
 def test_agrees_with_a_stand_in_that_has_just_those_kernels(predictions):
     ops = {
         operation.op
