@@ -16,7 +16,7 @@ WORDS = {
         "broken: No: 3 of 4",
     ],
     "quickstart": ["vectorized", "per_sample", "most unusual", ".png"],
-    "find_the_stall": ["Write:", "prefetch", "before", "after"],
+    "find_the_stall": ["Write:", "with prefetch", "before", "parallel map"],
     "normalize_in_pipeline": ["pipeline", "model", "step"],
     "multi_worker": ["weights agree: True", "from one process"],
     "data_service": ["fed by the service", "weights: 0.0e+00"],

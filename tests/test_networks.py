@@ -7,6 +7,8 @@ import pytest
 import keras_pergrad as kpg
 from tests import oracle
 
+pytestmark = pytest.mark.slow
+
 layers = keras.layers
 
 

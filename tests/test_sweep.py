@@ -7,6 +7,8 @@ import pytest
 
 from tests import layer_table
 
+pytestmark = pytest.mark.slow
+
 NAMES = layer_table.names()
 
 

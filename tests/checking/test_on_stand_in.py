@@ -4,6 +4,8 @@ import pytest
 
 from tests.metal_stub import session
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):

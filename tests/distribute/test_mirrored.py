@@ -9,6 +9,8 @@ import pytest
 from tests.distribute import mirrored
 from tests.distribute.cluster import ROOT
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def results():

@@ -4,6 +4,8 @@ import pytest
 
 from tests.metal_stub import session
 
+pytestmark = pytest.mark.slow
+
 CHECKS = "tests.placement.report_checks"
 MODELS = ("dense", "cnn", "rnn", "embedding", "attention")
 
