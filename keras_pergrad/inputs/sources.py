@@ -53,7 +53,10 @@ class Arrays:
             following = reader.submit(self._read, 0)
             for start in starts:
                 chunk = following.result()
-                following = reader.submit(self._read, start + self.batch_size)
+                if start + self.batch_size < self.samples:
+                    following = reader.submit(
+                        self._read, start + self.batch_size
+                    )
                 yield chunk
 
     def _read(self, start):

@@ -1,5 +1,7 @@
 """The rule of TimeDistributed: its layer's rule, with steps as positions."""
 
+import contextlib
+
 import keras
 import tensorflow as tf
 
@@ -41,11 +43,10 @@ def _forward(layer, call, watch, inputs, training=None, mask=None):
     child, steps = layer.layer, inputs.shape[1]
     kwargs = {"training": training} if child._call_has_training_arg else {}
     activation = getattr(child, "activation", None)
-    if activation is None:
+    with contextlib.ExitStack() as stack:
+        if activation is not None:
+            stack.enter_context(attribute(child, "activation", None))
         outputs = child.call(_flat(inputs), **kwargs)
-    else:
-        with attribute(child, "activation", None):
-            outputs = child.call(_flat(inputs), **kwargs)
     shape = outputs.shape[1:]
     outputs = watch(tf.reshape(outputs, [-1, steps, *shape]))
     if activation is not None:
