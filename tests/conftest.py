@@ -1,6 +1,10 @@
 import keras
 import pytest
 
+from keras_pergrad.aggregation import aggregations
+from keras_pergrad.modes.base import modes
+from keras_pergrad.rules import registry
+
 
 @pytest.fixture(autouse=True)
 def _fresh_keras():
@@ -11,6 +15,17 @@ def _fresh_keras():
     yield
     keras.config.set_floatx(floatx)
     keras.config.set_dtype_policy(policy)
+
+
+@pytest.fixture(autouse=True)
+def _fresh_registries(monkeypatch):
+    """What a test registers is unknown to the next."""
+    for owner, name in (
+        (modes, "_classes"),
+        (aggregations, "_classes"),
+        (registry, "_RULES"),
+    ):
+        monkeypatch.setattr(owner, name, dict(getattr(owner, name)))
 
 
 @pytest.fixture
