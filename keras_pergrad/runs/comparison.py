@@ -16,6 +16,7 @@ from keras_pergrad.runs import (
     spread,
     summary,
     verdict,
+    weighting,
 )
 from keras_pergrad.runs.moments import Moments
 
@@ -32,6 +33,7 @@ class RunComparison:
             `repeat_variance`, `sampling_variance`, `sampling_ratio`,
             `sampling_share`, `cosine`, `cosine_min`, `distance`,
             `repeat_distance`, `sampling_distance`. NaN where undefined.
+            Means and spreads count each seed once, whatever its repeats.
         apart: squared distances between the runs, relative to the
             gradient's norm and averaged over the steps, (R, R).
         divergences: where runs part: repeats, then all runs of a seed, then
@@ -44,8 +46,9 @@ class RunComparison:
         tolerance: what was given.
         notes: what else the reader should know.
         moments: of `gradient_norm`, `gradient_variance` and `loss` across
-            the runs, at each step; those of another comparison with the
-            same steps can be merged into them.
+            the runs, at each step, each run counted once, repeats too;
+            those of another comparison with the same steps can be merged
+            into them.
     """
 
     runs: list[dict]
@@ -165,14 +168,14 @@ def compare_runs(log_dir, by=None, tolerance=1e-3, max_steps=512):
     aligned = alignment.align(log_dir, max_steps)
     related = kinship.Kinship(aligned.infos, by)
     found = spread.measure(aligned, related)
-    moments = {
-        name: _moments(aligned.scalars(name))
+    scalars = {
+        name: _finite(aligned.scalars(name))
         for name in ("gradient_norm", "gradient_variance", "loss")
     }
     samples = int(aligned.infos[0]["probe_samples"])
     return RunComparison(
         runs=facts.runs(aligned, related),
-        data=_data(aligned, found, moments, samples),
+        data=_data(aligned, found, scalars, weighting.units(related), samples),
         apart=found.apart,
         divergences=divergence.divergences(aligned, related, tolerance),
         groups=effects.effects(found.apart, related, by) if by else [],
@@ -182,7 +185,7 @@ def compare_runs(log_dir, by=None, tolerance=1e-3, max_steps=512):
         samples=samples,
         tolerance=tolerance,
         notes=aligned.notes + facts.notes(aligned, related, by),
-        moments=moments,
+        moments={name: _moments(scalars[name]) for name in scalars},
     )
 
 
@@ -199,16 +202,21 @@ def _check(tolerance, max_steps):
         )
 
 
+def _finite(values):
+    return np.where(np.isfinite(values), values, np.nan)
+
+
 def _moments(values):
     """Across the runs, of a scalar (T, R)."""
     moments = Moments(values.shape[:1])
     for column in values.T:
-        moments.add(np.where(np.isfinite(column), column, np.nan))
+        moments.add(column)
     return moments
 
 
-def _data(aligned, found, moments, samples):
-    sampling = moments["gradient_variance"].average / samples
+def _data(aligned, found, scalars, units, samples):
+    variance = weighting.average(scalars["gradient_variance"], units)
+    sampling = variance / samples
     with np.errstate(invalid="ignore", divide="ignore"):
         ratio = np.where(found.variance > 0, sampling / found.variance, np.nan)
         # Two draws of variance v are √(2v) apart.
@@ -223,9 +231,9 @@ def _data(aligned, found, moments, samples):
     return {
         "step": aligned.steps,
         "runs": (aligned.rows >= 0).sum(1),
-        "loss": moments["loss"].average,
-        "norm": moments["gradient_norm"].average,
-        "norm_sd": np.sqrt(moments["gradient_norm"].variance),
+        "loss": weighting.average(scalars["loss"], units),
+        "norm": weighting.average(scalars["gradient_norm"], units),
+        "norm_sd": weighting.deviation(scalars["gradient_norm"], units),
         "variance": found.variance,
         "variance_low": found.variance_low,
         "variance_high": found.variance_high,
