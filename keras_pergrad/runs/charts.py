@@ -10,7 +10,7 @@ from html import escape
 
 import numpy as np
 
-from keras_pergrad.runs.verdict import relative
+from keras_pergrad.runs.wording import relative
 
 _WIDTH, _HEIGHT = 360, 216
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 350, 10, 180

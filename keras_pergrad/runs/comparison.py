@@ -27,7 +27,8 @@ class RunComparison:
 
     Attributes:
         runs: one dict a run: its name, seed, device, mode, group, tags, how
-            many records and the last step.
+            many records, the last step and the first one at which its
+            gradient is not finite, or None.
         data: name → array, one entry a step: `step`, `runs`, `loss`,
             `norm`, `norm_sd`, `variance`, `variance_low`, `variance_high`,
             `repeat_variance`, `sampling_variance`, `sampling_ratio`,
@@ -41,7 +42,7 @@ class RunComparison:
         groups: an `Effect` for each two groups, when `by` was given.
         by: the tag or field of the groups, or None.
         seeds: how many seeds there are; an unknown one counts as a seed.
-        repeated: the number of runs that have a repeat.
+        repeated: the number of runs with a repeat to compare them with.
         samples: how many samples the probe batch has.
         tolerance: what was given.
         notes: what else the reader should know.
@@ -173,6 +174,8 @@ def compare_runs(log_dir, by=None, tolerance=1e-3, max_steps=512):
         for name in ("gradient_norm", "gradient_variance", "loss")
     }
     samples = int(aligned.infos[0]["probe_samples"])
+    # Repeats that share no finite step say nothing of nondeterminism.
+    repeats = related.repeats & np.isfinite(found.apart)
     return RunComparison(
         runs=facts.runs(aligned, related),
         data=_data(aligned, found, scalars, weighting.units(related), samples),
@@ -181,10 +184,10 @@ def compare_runs(log_dir, by=None, tolerance=1e-3, max_steps=512):
         groups=effects.effects(found.apart, related, by) if by else [],
         by=by,
         seeds=len(np.unique(related.seeds)),
-        repeated=int(related.repeats.any(1).sum()),
+        repeated=int(repeats.any(1).sum()),
         samples=samples,
         tolerance=tolerance,
-        notes=aligned.notes + facts.notes(aligned, related, by),
+        notes=aligned.notes + facts.notes(aligned, related, by, repeats),
         moments={name: _moments(scalars[name]) for name in scalars},
     )
 

@@ -7,7 +7,7 @@ import numpy as np
 from keras_pergrad.runs import charts, summary
 from keras_pergrad.runs.series import charts as charts_of
 from keras_pergrad.runs.style import STYLE
-from keras_pergrad.runs.verdict import number, relative
+from keras_pergrad.runs.wording import number, relative
 
 _MOST_ROWS = 40
 _MOST_SQUARES = 40
@@ -153,8 +153,8 @@ def _divergences(c):
         (
             d.common or "all",
             str(len(d.runs)),
-            "never" if d.differ_step is None else str(d.differ_step),
-            "never" if d.step is None else str(d.step),
+            _when(d, d.differ_step),
+            _when(d, d.step),
             ", ".join(f"{p} ({relative(v)})" for p, v in d.variables) or "–",
             d.odd or "–",
         )
@@ -169,6 +169,12 @@ def _divergences(c):
         "odd run",
     )
     return _table(columns, rows)
+
+
+def _when(d, step):
+    if d.first_step is None:
+        return "–"
+    return "never" if step is None else str(step)
 
 
 def _runs(c):
