@@ -117,6 +117,7 @@ def compare_runs(log_dir, by=None, tolerance=1e-3, max_steps=512):
       Satterthwaite's degrees of freedom, on the safe side for few runs).
     - *repeats* have the same seed, device, machine, optimizer and mode. What
       they differ by is nondeterminism, the noise floor of everything else.
+    - each seed counts once in all means and spreads, whatever its repeats.
     - *sampling share*: the probe is the same in every run, so at equal
       weights sampling adds nothing; it enters by the path of the weights.
       The yardstick is what it would add if each run had drawn a probe batch
@@ -124,7 +125,8 @@ def compare_runs(log_dir, by=None, tolerance=1e-3, max_steps=512):
       share is that over the variance between runs, at most 1. Near 1, runs
       differ no more than batches do; near 0, they are at other places.
     - *divergence*: the first step at which a variable's gradient differs
-      between runs by more than `tolerance`, at full resolution.
+      between runs by more than `tolerance`, at full resolution: at each
+      step those runs are compared that have it.
     - *effect* of a group: the distance between runs of two groups (of equal
       seeds if there are any) over that of repeats, or else of seeds.
 

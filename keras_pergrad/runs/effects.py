@@ -107,8 +107,17 @@ def _effect(apart, side, seeds, repeats, known, by_seed, names, counts):
     repeated = bool((repeats & measured).any())
     several = bool((within & ~same_seed & measured).any())
     if not (cross & measured).any():
-        nan = math.nan
-        return Effect(*names, counts, nan, None, nan, nan, None, False, False)
+        return Effect(
+            *names,
+            counts=counts,
+            distance=math.nan,
+            yardstick=None,
+            floor=math.nan,
+            ratio=math.nan,
+            probability=None,
+            paired=False,
+            confounded=False,
+        )
     if by_seed:
         distance, floor = _rms(apart, cross), _rms(apart, repeats)
         yardstick, strata = (REPEATS if repeated else None), seeds * 0

@@ -36,9 +36,14 @@ _READING = (
         "gradient at equal weights (trace of the per-sample covariance over "
         "the batch size). Its share of the variance between runs is near 1 "
         "where runs differ no more than batches do, near 0 where the weights "
-        "have gone elsewhere.",
+        "have gone elsewhere; it is a yardstick and not a cause.",
     ),
-    ("cosine", "Mean and least over the pairs of runs."),
+    ("cosine", "Mean and least over pairs of runs of different seeds."),
+    (
+        "seeds and repeats",
+        "Each seed counts once in every mean and spread, however often it "
+        "was repeated. Where all runs are of one seed, each counts.",
+    ),
 )
 
 
@@ -116,7 +121,7 @@ def _map(c):
         f"{charts.distance_map(names, c.apart, order)}"
         '<p class="muted">Distance over the gradient\'s norm, mean over the '
         "steps, on a logarithmic scale: the stronger the colour, the farther; "
-        "empty is equal.</p></figure>"
+        "empty is equal, grey is unknown.</p></figure>"
     )
 
 

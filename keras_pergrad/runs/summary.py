@@ -35,7 +35,8 @@ def text(comparison):
     lines += ["", *_aligned(table)]
     lines += [
         "apart, repeats: distance of two runs over the gradient's norm",
-        "sampling: variance of such batches' gradients over that between runs",
+        "sampling: variance between batches at equal weights over that between",
+        "runs, at most 100 %: a yardstick and not a cause",
     ]
     for note in c.notes:
         lines += textwrap.wrap(

@@ -168,8 +168,8 @@ def _unknown(c, chosen):
 
 
 def _sampling(c):
-    share = middle(c.data["sampling_share"])
-    if np.isnan(share):
+    ratio = middle(c.data["sampling_ratio"])
+    if np.isnan(ratio):
         return []
     moves = typical(c.data["sampling_distance"])
     said = (
@@ -180,9 +180,8 @@ def _sampling(c):
         times = moves / typical(c.data["distance"])
         return [f"{said}, {number(times)} times as far as these runs."]
     return [
-        f"{said}: the variance of such draws is "
-        f"{relative(middle(c.data['sampling_ratio']))} of that between runs "
-        "(median), a yardstick and not a cause."
+        f"{said}: the variance of such draws is {relative(ratio)} of that "
+        "between runs (median), a yardstick and not a cause."
     ]
 
 

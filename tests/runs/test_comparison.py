@@ -74,7 +74,7 @@ def test_what_was_not_measured_is_absent(tmp_path):
     assert np.isnan(comparison.data["sampling_share"]).all()
     assert np.isnan(comparison.data["repeat_variance"]).all()
     text = " ".join(str(comparison).split())
-    assert "a yardstick and not a cause" not in text
+    assert "the variance of such draws" not in text
     assert "unknown seeds" in text
     assert "cannot be told apart: train one seed twice" in text
     assert "2 runs have no known seed" in text
