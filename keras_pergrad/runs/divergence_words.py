@@ -18,7 +18,7 @@ def divergence(d, tolerance, broken=()):
     who = f"The {runs} of {d.common}" if d.common else f"All {runs}"
     if d.first_step is None:
         return f"{who} have no step in common: they could not be compared."
-    every = "every step that two of them have" if d.ends else "every step"
+    every = steps_of(d)
     if d.differ_step is None:
         rest = _rest(d, broken)
         return f"{who} are equal at {every}, in every bit recorded{rest}."
@@ -42,6 +42,14 @@ def divergence(d, tolerance, broken=()):
     return (
         f"{who} part at step {d.step} ({before}), first {where}{odd}{_ends(d)}."
     )
+
+
+def steps_of(d):
+    """At which steps runs were compared that do not all end together."""
+    if not d.ends:
+        return "every step"
+    both = "both" if len(d.runs) == 2 else "two of them"
+    return f"every step that {both} have"
 
 
 def _rest(d, broken):

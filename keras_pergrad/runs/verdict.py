@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from keras_pergrad.runs.divergence_words import divergence
+from keras_pergrad.runs.divergence_words import divergence, steps_of
 from keras_pergrad.runs.effect_words import effect
 from keras_pergrad.runs.wording import listed, number, relative
 
@@ -67,18 +67,18 @@ def _consistency(c):
 
 def _equal(c):
     """Of runs between which no distance was seen."""
-    sets = [d for d in c.divergences if len(d.runs) == len(c.runs)]
-    but = _exceptions(c, sets)
+    (everything,) = [d for d in c.divergences if len(d.runs) == len(c.runs)]
+    count = f"the {len(c.runs)} runs"
+    but = _exceptions(c, [everything])
     if but:
+        two = count if len(c.runs) == 2 else f"two of {count}"
         return (
-            f"Where two of the {len(c.runs)} runs were compared, their "
-            f"gradients are the same in every bit recorded; but {but}."
+            f"Where {two} were compared, their gradients are the same in "
+            f"every bit recorded; but {but}."
         )
-    ends = any(d.ends for d in sets)
-    every = "every step that two of them have" if ends else "every step"
     return (
-        f"The {len(c.runs)} runs have the same gradients at {every}, in "
-        "every bit recorded."
+        f"The {len(c.runs)} runs have the same gradients at "
+        f"{steps_of(everything)}, in every bit recorded."
     )
 
 
@@ -153,7 +153,7 @@ def _exceptions(c, sets):
         )
     elif any(_unknown(c, [names.index(name) for name in d.runs]) for d in sets):
         found.append(
-            "not every two of them share a step at which gradients are "
+            "not every two of them share a step with gradients that are "
             "finite and not zero"
         )
     steps = {d.differ_step for d in sets} - {None, *broken.values()}

@@ -81,7 +81,7 @@ def test_equal_until_one_is_not_finite(tmp_path, other, said):
     runs = {"a": (0, _gradients()), "b": (0, other)}
     comparison, _ = _compare(tmp_path, runs)
     assert comparison.verdict[0].startswith(
-        "Where two of the 2 runs were compared, their gradients are the same "
+        "Where the 2 runs were compared, their gradients are the same "
         "in every bit recorded; but "
     )
     assert comparison.verdict[0].endswith(said)
@@ -110,10 +110,9 @@ def test_equal_runs_of_which_one_ends_early(tmp_path):
     runs = {"a": (0, _gradients()), "b": (0, _gradients()[:3])}
     comparison, _ = _compare(tmp_path, runs)
     assert comparison.verdict == [
-        f"The 2 runs {EVERYWHERE} that two of them have, in every bit "
-        "recorded.",
-        "The 2 runs of seed 0 are equal at every step that two of them have, "
-        "in every bit recorded; b ends at step 2.",
+        f"The 2 runs {EVERYWHERE} that both have, in every bit recorded.",
+        "The 2 runs of seed 0 are equal at every step that both have, in every "
+        "bit recorded; b ends at step 2.",
     ]
 
 
