@@ -58,17 +58,14 @@ class AlignedRuns:
         return out
 
     def shared_rows(self, chosen):
-        """All steps that every chosen run has, and their records.
+        """All steps that two or more chosen runs have, and their records.
 
         Returns:
-            (steps (T,), rows (T, chosen)); not thinned.
+            (steps (T,), rows (T, chosen), -1 for none); not thinned.
         """
-        steps = None
-        for r in chosen:
-            mine = np.unique(self.runs[r].scalars["step"])
-            steps = mine if steps is None else np.intersect1d(steps, mine)
-        rows = [_find(self.runs[r].scalars["step"], steps) for r in chosen]
-        return steps, np.stack(rows, 1)
+        each = [self.runs[r].scalars["step"] for r in chosen]
+        steps = _shared(each)
+        return steps, np.stack([_find(mine, steps) for mine in each], 1)
 
 
 def align(log_dir, max_steps):
@@ -153,21 +150,27 @@ def _check_equal(runs):
 
 def _steps(runs, max_steps):
     """The steps to compare, and how many there are in all."""
-    each = [np.unique(run.scalars["step"]) for run in runs]
-    steps, counts = np.unique(np.concatenate(each), return_counts=True)
-    steps = steps[counts > 1]
+    each = [run.scalars["step"] for run in runs]
+    steps = _shared(each)
     if not len(steps):
         raise ValueError(
             "Expected runs that were measured at the same steps. Received: "
             + "; ".join(
                 f"{run.info['run']!r} at {_some(mine)}"
-                for run, mine in zip(runs[:3], each)
+                for run, mine in zip(runs[:3], map(np.unique, each))
             )
             + ". Give GradientVariance the same `every` in all runs."
         )
     count = min(len(steps), max_steps)
     kept = np.unique(np.linspace(0, len(steps) - 1, count).round().astype(int))
     return steps[kept], len(steps)
+
+
+def _shared(each):
+    """The steps that two or more of some runs have."""
+    steps = np.concatenate([np.unique(mine) for mine in each])
+    steps, counts = np.unique(steps, return_counts=True)
+    return steps[counts > 1]
 
 
 def _some(steps):

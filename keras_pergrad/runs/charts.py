@@ -10,7 +10,7 @@ from html import escape
 
 import numpy as np
 
-from keras_pergrad.runs.verdict import relative
+from keras_pergrad.runs.wording import relative
 
 _WIDTH, _HEIGHT = 360, 216
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 350, 10, 180
@@ -30,7 +30,10 @@ def line_chart(steps, chart):
 
 
 def distance_map(names, apart, order):
-    """One square for each two runs, the darker the farther apart."""
+    """One square for each two runs, the darker the farther apart.
+
+    Grey where there is no distance: of a run to itself, and where it is NaN.
+    """
     count = len(names)
     left = 100 if count <= 20 else 8
     cell = (_WIDTH - left - 8) / count
@@ -46,8 +49,9 @@ def distance_map(names, apart, order):
                 f'y="{_at(4 + cell * (i + 0.5) + 4)}">{_short(names[a])}</text>'
             )
         for j, b in enumerate(order):
+            none = i == j or np.isnan(distance[i, j])
             parts.append(
-                f'<rect class="{"none" if i == j else "cell"}" '
+                f'<rect class="{"none" if none else "cell"}" '
                 f'x="{_at(left + cell * j)}" y="{_at(4 + cell * i)}" '
                 f'width="{_at(cell - 1)}" height="{_at(cell - 1)}" '
                 f'fill-opacity="{_shade(distance[i, j], low, high)}">'

@@ -16,6 +16,7 @@ from keras_pergrad.runs import (
     spread,
     summary,
     verdict,
+    weighting,
 )
 from keras_pergrad.runs.moments import Moments
 
@@ -26,12 +27,14 @@ class RunComparison:
 
     Attributes:
         runs: one dict a run: its name, seed, device, mode, group, tags, how
-            many records and the last step.
+            many records, the last step and the first one at which its
+            gradient is not finite, or None.
         data: name → array, one entry a step: `step`, `runs`, `loss`,
             `norm`, `norm_sd`, `variance`, `variance_low`, `variance_high`,
             `repeat_variance`, `sampling_variance`, `sampling_ratio`,
             `sampling_share`, `cosine`, `cosine_min`, `distance`,
             `repeat_distance`, `sampling_distance`. NaN where undefined.
+            Means and spreads count each seed once, whatever its repeats.
         apart: squared distances between the runs, relative to the
             gradient's norm and averaged over the steps, (R, R).
         divergences: where runs part: repeats, then all runs of a seed, then
@@ -39,13 +42,14 @@ class RunComparison:
         groups: an `Effect` for each two groups, when `by` was given.
         by: the tag or field of the groups, or None.
         seeds: how many seeds there are; an unknown one counts as a seed.
-        repeated: the number of runs that have a repeat.
+        repeated: the number of runs with a repeat to compare them with.
         samples: how many samples the probe batch has.
         tolerance: what was given.
         notes: what else the reader should know.
         moments: of `gradient_norm`, `gradient_variance` and `loss` across
-            the runs, at each step; those of another comparison with the
-            same steps can be merged into them.
+            the runs, at each step, each run counted once, repeats too;
+            those of another comparison with the same steps can be merged
+            into them.
     """
 
     runs: list[dict]
@@ -113,6 +117,7 @@ def compare_runs(log_dir, by=None, tolerance=1e-3, max_steps=512):
       Satterthwaite's degrees of freedom, on the safe side for few runs).
     - *repeats* have the same seed, device, machine, optimizer and mode. What
       they differ by is nondeterminism, the noise floor of everything else.
+    - each seed counts once in all means and spreads, whatever its repeats.
     - *sampling share*: the probe is the same in every run, so at equal
       weights sampling adds nothing; it enters by the path of the weights.
       The yardstick is what it would add if each run had drawn a probe batch
@@ -120,7 +125,8 @@ def compare_runs(log_dir, by=None, tolerance=1e-3, max_steps=512):
       share is that over the variance between runs, at most 1. Near 1, runs
       differ no more than batches do; near 0, they are at other places.
     - *divergence*: the first step at which a variable's gradient differs
-      between runs by more than `tolerance`, at full resolution.
+      between runs by more than `tolerance`, at full resolution: at each
+      step those runs are compared that have it.
     - *effect* of a group: the distance between runs of two groups (of equal
       seeds if there are any) over that of repeats, or else of seeds.
 
@@ -165,24 +171,26 @@ def compare_runs(log_dir, by=None, tolerance=1e-3, max_steps=512):
     aligned = alignment.align(log_dir, max_steps)
     related = kinship.Kinship(aligned.infos, by)
     found = spread.measure(aligned, related)
-    moments = {
-        name: _moments(aligned.scalars(name))
+    scalars = {
+        name: _finite(aligned.scalars(name))
         for name in ("gradient_norm", "gradient_variance", "loss")
     }
     samples = int(aligned.infos[0]["probe_samples"])
+    # Repeats that share no finite step say nothing of nondeterminism.
+    repeats = related.repeats & np.isfinite(found.apart)
     return RunComparison(
         runs=facts.runs(aligned, related),
-        data=_data(aligned, found, moments, samples),
+        data=_data(aligned, found, scalars, weighting.units(related), samples),
         apart=found.apart,
         divergences=divergence.divergences(aligned, related, tolerance),
         groups=effects.effects(found.apart, related, by) if by else [],
         by=by,
         seeds=len(np.unique(related.seeds)),
-        repeated=int(related.repeats.any(1).sum()),
+        repeated=int(repeats.any(1).sum()),
         samples=samples,
         tolerance=tolerance,
-        notes=aligned.notes + facts.notes(aligned, related, by),
-        moments=moments,
+        notes=aligned.notes + facts.notes(aligned, related, by, repeats),
+        moments={name: _moments(scalars[name]) for name in scalars},
     )
 
 
@@ -199,16 +207,21 @@ def _check(tolerance, max_steps):
         )
 
 
+def _finite(values):
+    return np.where(np.isfinite(values), values, np.nan)
+
+
 def _moments(values):
     """Across the runs, of a scalar (T, R)."""
     moments = Moments(values.shape[:1])
     for column in values.T:
-        moments.add(np.where(np.isfinite(column), column, np.nan))
+        moments.add(column)
     return moments
 
 
-def _data(aligned, found, moments, samples):
-    sampling = moments["gradient_variance"].average / samples
+def _data(aligned, found, scalars, units, samples):
+    variance = weighting.average(scalars["gradient_variance"], units)
+    sampling = variance / samples
     with np.errstate(invalid="ignore", divide="ignore"):
         ratio = np.where(found.variance > 0, sampling / found.variance, np.nan)
         # Two draws of variance v are √(2v) apart.
@@ -223,9 +236,9 @@ def _data(aligned, found, moments, samples):
     return {
         "step": aligned.steps,
         "runs": (aligned.rows >= 0).sum(1),
-        "loss": moments["loss"].average,
-        "norm": moments["gradient_norm"].average,
-        "norm_sd": np.sqrt(moments["gradient_norm"].variance),
+        "loss": weighting.average(scalars["loss"], units),
+        "norm": weighting.average(scalars["gradient_norm"], units),
+        "norm_sd": weighting.deviation(scalars["gradient_norm"], units),
         "variance": found.variance,
         "variance_low": found.variance_low,
         "variance_high": found.variance_high,

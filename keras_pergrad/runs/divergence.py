@@ -18,28 +18,35 @@ class Divergence:
     Attributes:
         runs: the names of those compared.
         common: what they share, "seed 3"; None when all runs were compared.
-        first_step: the first step that they have in common.
-        differ_step: the first at which they are not bitwise equal, or None.
+        repeats: whether they repeat each other.
+        first_step: the first step that two of them have; None if no two of
+            them have a step in common, so that nothing was compared.
+        differ_step: the first at which those that have it are not bitwise
+            equal, or None.
         step: the first at which a variable's gradient differs beyond the
             tolerance, or None.
         variables: (path, difference) of those that do at `step`, the
             largest first; relative to the gradient's norm.
         odd: the name of the run that is apart from the others, or None.
         largest: the largest difference seen up to `step`.
+        ends: (name, last step) of the runs that end before the others and
+            before `step`; from there on those that go on are compared.
     """
 
     runs: list[str]
     common: str | None
-    first_step: int
+    repeats: bool
+    first_step: int | None
     differ_step: int | None
     step: int | None
     variables: list[tuple[str, float]]
     odd: str | None
     largest: float
+    ends: list[tuple[str, int]]
 
 
-def diverge(aligned, chosen, tolerance, common=None):
-    """Compares some runs at every step that all of them have.
+def diverge(aligned, chosen, tolerance, common=None, repeats=False):
+    """Compares, at every step, those of some runs that have it.
 
     Args:
         aligned: the `AlignedRuns`.
@@ -48,13 +55,12 @@ def diverge(aligned, chosen, tolerance, common=None):
             as equal, relative to its norm (or to a thousandth of the whole
             gradient's, where that is larger).
         common: what the runs share, for the report.
+        repeats: whether they repeat each other, for the report.
 
     Returns:
-        A `Divergence`, or None where the runs share no step.
+        A `Divergence`.
     """
     steps, rows = aligned.shared_rows(chosen)
-    if not len(steps):
-        return None
     runs = [aligned.runs[r] for r in chosen]
     # All runs' small sketches are held, and one run's whole rows.
     small = int(np.prod(runs[0].variable_sketches.shape[1:]))
@@ -63,7 +69,7 @@ def diverge(aligned, chosen, tolerance, common=None):
     differ, largest, found = None, 0.0, None
     for start in range(0, len(steps), at_once):
         block = slice(start, start + at_once)
-        apart = _differences(runs, rows[block])
+        apart = _where_there(runs, rows[block])
         worst = apart.max(1)
         if differ is None and (worst > 0).any():
             differ = int(steps[block][np.argmax(worst > 0)])
@@ -82,15 +88,19 @@ def diverge(aligned, chosen, tolerance, common=None):
             if found[1][v] > tolerance
         ]
         odd = _odd_one(runs, rows[found[0]])
+    names = [aligned.names[r] for r in chosen]
+    step = None if found is None else int(steps[found[0]])
     return Divergence(
-        runs=[aligned.names[r] for r in chosen],
+        runs=names,
         common=common,
-        first_step=int(steps[0]),
+        repeats=repeats,
+        first_step=int(steps[0]) if len(steps) else None,
         differ_step=differ,
-        step=None if found is None else int(steps[found[0]]),
+        step=step,
         variables=variables,
-        odd=None if odd is None else aligned.names[chosen[odd]],
+        odd=None if odd is None else names[odd],
         largest=largest,
+        ends=_ends(names, runs, step),
     )
 
 
@@ -107,16 +117,36 @@ def divergences(aligned, related, tolerance):
             where = f", {related.groups[r]}"
         if same.all() or (same == of_seed).all():
             where = ""
-        sets.setdefault(tuple(np.flatnonzero(same)), name + where)
-        sets.setdefault(tuple(np.flatnonzero(of_seed)), name)
-    sets.setdefault(tuple(range(len(aligned.runs))), None)
+        sets.setdefault(tuple(np.flatnonzero(same)), (name + where, True))
+        sets.setdefault(tuple(np.flatnonzero(of_seed)), (name, False))
+    sets.setdefault(tuple(range(len(aligned.runs))), (None, False))
     # Stable: sets of one size stay in the order of the runs.
-    found = [
-        diverge(aligned, np.array(chosen), tolerance, name)
-        for chosen, name in sorted(sets.items(), key=lambda s: len(s[0]))
+    return [
+        diverge(aligned, np.array(chosen), tolerance, *what)
+        for chosen, what in sorted(sets.items(), key=lambda s: len(s[0]))
         if len(chosen) > 1
     ]
-    return [f for f in found if f is not None]
+
+
+def _ends(names, runs, step):
+    """The runs that end before the others, in the order of their ends."""
+    lasts = [int(run.scalars["step"].max()) for run in runs]
+    until = max(lasts) if step is None else step
+    ends = [(name, last) for name, last in zip(names, lasts) if last < until]
+    return sorted(ends, key=lambda end: end[1])
+
+
+def _where_there(runs, rows):
+    """Each step's largest relative difference of those that have it."""
+    apart = np.zeros((len(rows), runs[0].norms.shape[1]))
+    patterns, which = np.unique(rows >= 0, axis=0, return_inverse=True)
+    for k, there in enumerate(patterns):
+        at = np.flatnonzero(which.reshape(-1) == k)
+        chosen = np.flatnonzero(there)
+        apart[at] = _differences(
+            [runs[r] for r in chosen], rows[np.ix_(at, chosen)]
+        )
+    return apart
 
 
 def _differences(runs, rows):
@@ -152,16 +182,17 @@ def _read(run, rows):
 
 def _odd_one(runs, rows):
     """The run that is far from the others, which are near each other."""
-    if len(runs) < 3:
+    there = np.flatnonzero(rows >= 0)
+    if len(there) < 3:
         return None
-    pairs = zip(runs, rows)
-    sketches = np.stack([run.sketches[row].astype(float) for run, row in pairs])
+    sketches = np.stack([runs[r].sketches[rows[r]] for r in there])
+    sketches = sketches.astype(float)
     broken = np.flatnonzero(~np.isfinite(sketches).all(1))
     if len(broken):
-        return int(broken[0]) if len(broken) == 1 else None
+        return int(there[broken[0]]) if len(broken) == 1 else None
     apart = np.linalg.norm(sketches[:, None] - sketches[None], axis=2)
     np.fill_diagonal(apart, np.inf)
     nearest = apart.min(1)
     odd = int(np.argmax(nearest))
     rest = np.delete(nearest, odd)
-    return odd if nearest[odd] > 3 * np.median(rest) else None
+    return int(there[odd]) if nearest[odd] > 3 * np.median(rest) else None

@@ -28,7 +28,8 @@ class Effect:
     Attributes:
         first, second: the groups' names.
         counts: how many runs each has.
-        distance: between runs of the two groups, relative to the norm.
+        distance: between runs of the two groups, relative to the norm; NaN
+            where no two share a step with finite gradients.
         yardstick: `"repeats"`, `"seeds"` or `"runs"` (seeds unknown): what
             `floor` is the distance of; None where there is no such pair.
         floor: the distance inside the groups.
@@ -58,7 +59,9 @@ class Effect:
         """Whether the groups differ beyond the yardstick."""
         if self.yardstick is None or self.confounded or not self.ratio > 1:
             return False
-        return self.probability is None or self.probability < _LEVEL
+        if self.probability is None:
+            return math.isinf(self.ratio)
+        return self.probability < _LEVEL
 
 
 def effects(apart, kinship, by):
@@ -68,9 +71,9 @@ def effects(apart, kinship, by):
     found = []
     for a, b in itertools.combinations(range(len(names)), 2):
         chosen = np.flatnonzero((groups == a) | (groups == b))
-        sub = apart[np.ix_(chosen, chosen)]
+        chosen = chosen[_measured(apart[np.ix_(chosen, chosen)]).any(1)]
         effect = _effect(
-            sub,
+            apart[np.ix_(chosen, chosen)],
             groups[chosen] == b,
             # Groups made of seeds: a seed cannot be on both sides.
             kinship.seeds[chosen],
@@ -78,6 +81,7 @@ def effects(apart, kinship, by):
             kinship.known[chosen].all(),
             by == "seed",
             (names[a], names[b]),
+            (int((groups == a).sum()), int((groups == b).sum())),
         )
         besides = kinship.always_differ(
             np.flatnonzero(groups == a), np.flatnonzero(groups == b)
@@ -89,14 +93,31 @@ def effects(apart, kinship, by):
     )
 
 
-def _effect(apart, side, seeds, repeats, known, by_seed, names):
+def _measured(apart):
+    """Which two runs have a distance, (R, R)."""
+    return ~np.isnan(apart) & ~np.eye(len(apart), dtype=bool)
+
+
+def _effect(apart, side, seeds, repeats, known, by_seed, names, counts):
+    measured = _measured(apart)
     same_seed = seeds[:, None] == seeds[None, :]
     cross = side[:, None] != side[None, :]
     within = ~cross & ~np.eye(len(side), dtype=bool)
-    paired = bool((cross & same_seed).any())
-    repeated = bool(repeats.any())
-    several = bool((within & ~same_seed).any())
-    counts = (int((~side).sum()), int(side.sum()))
+    paired = bool((cross & same_seed & measured).any())
+    repeated = bool((repeats & measured).any())
+    several = bool((within & ~same_seed & measured).any())
+    if not (cross & measured).any():
+        return Effect(
+            *names,
+            counts=counts,
+            distance=math.nan,
+            yardstick=None,
+            floor=math.nan,
+            ratio=math.nan,
+            probability=None,
+            paired=False,
+            confounded=False,
+        )
     if by_seed:
         distance, floor = _rms(apart, cross), _rms(apart, repeats)
         yardstick, strata = (REPEATS if repeated else None), seeds * 0

@@ -17,6 +17,7 @@ def runs(aligned, related):
             "tags": dict(info.get("tags") or {}),
             "records": len(run),
             "last_step": int(run.scalars["step"].max()),
+            "first_not_finite": _first_not_finite(run),
         }
         for r, (name, info, run) in enumerate(
             zip(aligned.names, aligned.infos, aligned.runs)
@@ -24,8 +25,11 @@ def runs(aligned, related):
     ]
 
 
-def notes(aligned, related, by):
-    """What the reader should know, as sentences."""
+def notes(aligned, related, by, repeats):
+    """What the reader should know, as sentences.
+
+    `repeats` (R, R) tells which repeats have a distance.
+    """
     found = []
     if related.groups and len(set(related.groups)) == 1:
         found.append(
@@ -37,6 +41,11 @@ def notes(aligned, related, by):
             f"{unknown} runs have no known seed and count as runs of "
             "different seeds; keras.utils.set_random_seed sets one."
         )
+    if related.repeats.any() and not repeats.any():
+        found.append(
+            "Runs that repeat each other share no step at which gradients "
+            "are finite and not zero: they count as not repeated."
+        )
     counts = (aligned.rows >= 0).sum(0)
     if counts.min() < len(aligned.steps):
         short = [n for n, c in zip(aligned.names, counts) if c < counts.max()]
@@ -46,11 +55,8 @@ def notes(aligned, related, by):
             + (", …" if len(short) > 5 else "")
             + ". At each step the runs that have it are compared."
         )
-    broken = {}
-    for name, run in zip(aligned.names, aligned.runs):
-        bad = np.flatnonzero(~np.isfinite(run.scalars["gradient_norm"]))
-        if len(bad):
-            broken[name] = int(run.scalars["step"][bad[0]])
+    steps = map(_first_not_finite, aligned.runs)
+    broken = {n: s for n, s in zip(aligned.names, steps) if s is not None}
     for name, step in list(broken.items())[:5]:
         found.append(
             f"Run {name} has a gradient that is not finite, first at step "
@@ -59,3 +65,9 @@ def notes(aligned, related, by):
     if len(broken) > 5:
         found.append(f"So have {len(broken) - 5} other runs.")
     return found
+
+
+def _first_not_finite(run):
+    """The first step with a gradient that is not finite, or None."""
+    bad = np.flatnonzero(~np.isfinite(run.scalars["gradient_norm"]))
+    return int(run.scalars["step"][bad[0]]) if len(bad) else None

@@ -24,8 +24,10 @@ class RecordFiles:
         row_bytes: the size of one row.
 
     Attributes:
-        is_new: whether the files were made by this call.
-        count: how many whole records there are.
+        count: how many whole records there are, as far as rows of this size
+            can tell.
+        lines: how many lines were complete when the files were opened, of
+            whatever layout; each stands for a record that was complete.
 
     Raises:
         FileExistsError: another process writes to them.
@@ -34,8 +36,6 @@ class RecordFiles:
 
     def __init__(self, directory, row_bytes):
         self._row_bytes = row_bytes
-        path = os.path.join(directory, LINES_FILE)
-        self.is_new = not os.path.exists(path)
         with contextlib.ExitStack() as stack:
             self._lines, self._rows = (
                 stack.enter_context(
@@ -93,7 +93,9 @@ class RecordFiles:
         rows = os.fstat(self._rows.fileno()).st_size // self._row_bytes
         self._lines.seek(0)
         position = 0
-        for line in self._lines.readall().splitlines(keepends=True)[:rows]:
+        lines = self._lines.readall().splitlines(keepends=True)
+        self.lines = sum(line.endswith(b"\n") for line in lines)
+        for line in lines[:rows]:
             position += len(line)
             try:
                 record = json.loads(line) if line.endswith(b"\n") else None

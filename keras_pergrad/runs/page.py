@@ -7,7 +7,7 @@ import numpy as np
 from keras_pergrad.runs import charts, summary
 from keras_pergrad.runs.series import charts as charts_of
 from keras_pergrad.runs.style import STYLE
-from keras_pergrad.runs.verdict import number, relative
+from keras_pergrad.runs.wording import number, relative
 
 _MOST_ROWS = 40
 _MOST_SQUARES = 40
@@ -36,9 +36,14 @@ _READING = (
         "gradient at equal weights (trace of the per-sample covariance over "
         "the batch size). Its share of the variance between runs is near 1 "
         "where runs differ no more than batches do, near 0 where the weights "
-        "have gone elsewhere.",
+        "have gone elsewhere; it is a yardstick and not a cause.",
     ),
-    ("cosine", "Mean and least over the pairs of runs."),
+    ("cosine", "Mean and least over pairs of runs of different seeds."),
+    (
+        "seeds and repeats",
+        "Each seed counts once in every mean and spread, however often it "
+        "was repeated. Where all runs are of one seed, each counts.",
+    ),
 )
 
 
@@ -116,7 +121,7 @@ def _map(c):
         f"{charts.distance_map(names, c.apart, order)}"
         '<p class="muted">Distance over the gradient\'s norm, mean over the '
         "steps, on a logarithmic scale: the stronger the colour, the farther; "
-        "empty is equal.</p></figure>"
+        "empty is equal, grey is unknown.</p></figure>"
     )
 
 
@@ -153,8 +158,8 @@ def _divergences(c):
         (
             d.common or "all",
             str(len(d.runs)),
-            "never" if d.differ_step is None else str(d.differ_step),
-            "never" if d.step is None else str(d.step),
+            _when(d, d.differ_step),
+            _when(d, d.step),
             ", ".join(f"{p} ({relative(v)})" for p, v in d.variables) or "–",
             d.odd or "–",
         )
@@ -169,6 +174,12 @@ def _divergences(c):
         "odd run",
     )
     return _table(columns, rows)
+
+
+def _when(d, step):
+    if d.first_step is None:
+        return "–"
+    return "never" if step is None else str(step)
 
 
 def _runs(c):

@@ -40,7 +40,7 @@ def charts(comparison):
     drawn = [
         (
             "Gradient norm",
-            "Mean over the runs ± one standard deviation.",
+            "Mean ± one standard deviation, each seed counted once.",
             [Line("mean", norm, np.maximum(norm - sd, 0), norm + sd)],
             True,
         ),

@@ -69,9 +69,11 @@ class GradientSketch:
             (the sketch of all together, (S,), those of each variable,
             (V, R)), in float64.
         """
-        parts = np.stack([self._project(k, g) for k, g in enumerate(gradients)])
-        small = np.stack([self._fold(k, s) for k, s in enumerate(parts)])
-        return parts.sum(0), small
+        # A gradient with ∞ in it has a sketch with NaN, as it should.
+        with np.errstate(invalid="ignore"):
+            parts = [self._project(k, g) for k, g in enumerate(gradients)]
+            small = [self._fold(k, s) for k, s in enumerate(parts)]
+            return np.sum(parts, 0), np.stack(small)
 
     def _project(self, variable, gradient):
         flat = np.ascontiguousarray(gradient).reshape(-1)

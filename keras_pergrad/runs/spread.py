@@ -10,6 +10,7 @@ import dataclasses
 
 import numpy as np
 
+from keras_pergrad.runs import weighting
 from keras_pergrad.runs.distributions import chi_square_quantile
 
 _NUMBERS_AT_ONCE = 2**22
@@ -21,11 +22,13 @@ class Spread:
 
     Attributes:
         variance: trace of the covariance between independent runs; where
-            all runs repeat each other, between these.
+            all runs compared are of one seed, between these. NaN at a step
+            that only runs of one seed have, when there are others.
         variance_low, variance_high: its 95 % confidence interval.
         repeat_variance: the same between repeats of a seed.
-        cosine, cosine_min: mean and least over pairs of runs.
-        scale: mean squared norm of the gradient.
+        cosine, cosine_min: mean and least over the same pairs of runs as
+            the variance.
+        scale: mean squared norm of the gradient, each seed counted once.
         apart: mean d² over the steps that two runs share, each over
             `scale`, (R, R); NaN where they share none.
     """
@@ -49,20 +52,23 @@ def measure(aligned, kinship):
         if field.name != "apart"
     }
     total, shared = np.zeros((count, count)), np.zeros((count, count))
+    units = weighting.units(kinship)
     for where, present, sketches in _blocks(aligned):
         square = np.einsum("trs,trs->tr", sketches, sketches)
         apart = _distances(sketches)
-        scale = square.mean(1)
-        columns["scale"][where] = scale
-        cosine = _cosines(square, apart)
-        columns["cosine"][where], columns["cosine_min"][where] = cosine
         both = np.ix_(present, present)
-        weights, members = _weights(kinship, present)
-        variance = 0.5 * np.einsum("tij,ij->t", apart, weights)
-        columns["variance"][where] = variance
-        low, high = _interval(variance, apart, members, sketches.shape[2])
-        columns["variance_low"][where] = low
-        columns["variance_high"][where] = high
+        members = weighting.members(units[present])
+        scale = square @ members.mean(0)
+        columns["scale"][where] = scale
+        if len(members) > 1:
+            weights = weighting.pairs(members)
+            cosine = _cosines(square, apart, weights)
+            columns["cosine"][where], columns["cosine_min"][where] = cosine
+            variance = 0.5 * np.einsum("tij,ij->t", apart, weights)
+            columns["variance"][where] = variance
+            low, high = _interval(variance, apart, members, sketches.shape[2])
+            columns["variance_low"][where] = low
+            columns["variance_high"][where] = high
         repeats = kinship.repeats[both]
         if repeats.any():
             columns["repeat_variance"][where] = 0.5 * apart[:, repeats].mean(1)
@@ -118,30 +124,15 @@ def _distances(sketches):
     return apart
 
 
-def _cosines(square, apart):
-    """Mean and least cosine over the pairs, each (T,)."""
-    first, second = np.triu_indices(square.shape[1], 1)
+def _cosines(square, apart, weights):
+    """Weighted mean and least cosine over the pairs, each (T,)."""
+    first, second = np.nonzero(np.triu(weights, 1))
     a, b = square[:, first], square[:, second]
     with np.errstate(invalid="ignore", divide="ignore"):
         cosine = (a + b - apart[:, first, second]) / (2 * np.sqrt(a * b))
-    # A gradient of zero has no direction: NaN.
-    return cosine.mean(1), cosine.min(1)
-
-
-def _weights(kinship, present):
-    """Weights (R, R) of a mean in which each two seeds count once.
-
-    Returns:
-        (weights, members): `members` (U, R) averages the runs of a seed.
-    """
-    seeds = kinship.seeds[present]
-    if not kinship.independent[np.ix_(present, present)].any():
-        seeds = np.arange(len(present))  # all of one seed: each for itself
-    units = np.unique(seeds)
-    members = (seeds[None, :] == units[:, None]).astype(float)
-    members /= members.sum(1, keepdims=True)
-    between = 1 - np.eye(len(units))
-    return members.T @ (between / between.sum()) @ members, members
+        # A gradient of zero has no direction: NaN.
+        mean = cosine @ (2 * weights[first, second])
+    return mean, cosine.min(1)
 
 
 def _interval(variance, apart, members, size):

@@ -4,7 +4,7 @@ import textwrap
 
 import numpy as np
 
-from keras_pergrad.runs.verdict import number, relative
+from keras_pergrad.runs.wording import number, relative
 
 _WIDTH = 79
 COLUMNS = (
@@ -35,7 +35,8 @@ def text(comparison):
     lines += ["", *_aligned(table)]
     lines += [
         "apart, repeats: distance of two runs over the gradient's norm",
-        "sampling: share of the variance that batch sampling would explain",
+        "sampling: variance between batches at equal weights over that between",
+        "runs, at most 100 %: a yardstick and not a cause",
     ]
     for note in c.notes:
         lines += textwrap.wrap(

@@ -74,11 +74,13 @@ class RunWriter:
         _make(log_dir, directory)
         files = _open(directory, info.layout, log_dir)
         try:
-            if not files.is_new and files.count:
+            # By its lines: the run there may have rows of another size, of
+            # which no checksum fits.
+            if files.lines:
                 raise FileExistsError(
                     errno.EEXIST,
                     f"`run_name` expected a new name, since {log_dir!r} has "
-                    f"a run {info.run!r} with {files.count} records. Choose "
+                    f"a run {info.run!r} with {files.lines} records. Choose "
                     "another name, remove the directory, or resume the run: "
                     "restore its weights and pass `initial_epoch` to fit(), "
                     "as keras.callbacks.BackupAndRestore does",

@@ -25,6 +25,9 @@ def test_runs_of_different_length_meet_at_common_steps(tmp_path):
     steps, rows = aligned.shared_rows([0, 2])
     np.testing.assert_array_equal(steps, [20])
     np.testing.assert_array_equal(rows, [[2, 0]])
+    steps, rows = aligned.shared_rows([0, 1, 2])
+    np.testing.assert_array_equal(steps, [0, 20, 40])
+    np.testing.assert_array_equal(rows, aligned.rows)
 
 
 def test_many_steps_are_thinned_evenly(tmp_path):

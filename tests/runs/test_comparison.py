@@ -62,9 +62,9 @@ def test_sampling_share(comparison):
     expected = 20 / data["variance"]
     np.testing.assert_allclose(data["sampling_share"], expected)
     assert (data["sampling_ratio"] < 1).all()
-    share = f"{100 * np.median(data['sampling_share']):.0f} % of the variance"
+    share = f"{100 * np.median(data['sampling_share']):.0f} % of that between"
     text = " ".join(comparison.verdict)
-    assert f"sampling of that size explains {share}" in text
+    assert f"the variance of such draws is {share} runs (median), a yar" in text
 
 
 def test_what_was_not_measured_is_absent(tmp_path):
@@ -74,7 +74,7 @@ def test_what_was_not_measured_is_absent(tmp_path):
     assert np.isnan(comparison.data["sampling_share"]).all()
     assert np.isnan(comparison.data["repeat_variance"]).all()
     text = " ".join(str(comparison).split())
-    assert "sampling of that size" not in text
+    assert "the variance of such draws" not in text
     assert "unknown seeds" in text
     assert "cannot be told apart: train one seed twice" in text
     assert "2 runs have no known seed" in text
@@ -156,8 +156,8 @@ def test_one_group_is_none(log_dir):
 
 
 def test_an_effect_in_every_case():
+    from keras_pergrad.runs.effect_words import effect
     from keras_pergrad.runs.effects import Effect
-    from keras_pergrad.runs.verdict import effect
 
     base = Effect(
         "A", "B", (2, 2), 0.1, "repeats", 0.025, 4.0, 0.0004, True, False
@@ -185,9 +185,22 @@ def test_an_effect_in_every_case():
         "a seed twice in one group to know what is normal.": {
             "yardstick": None
         },
+        "A and B could not be compared: at no step that a run of each has "
+        "are both gradients finite and not zero.": {"distance": np.nan},
+        "A and B could not be compared: at no step that two repeats have are "
+        "both gradients finite and not zero.": {"floor": np.nan},
+        "A and B are 10 % of the gradient's norm apart at equal seeds, 4 "
+        "times what repeats differ by; how likely that is by chance is not "
+        "known, since not every two runs share a step.": {"probability": None},
     }
     for sentence, changes in said.items():
         assert effect(dataclasses.replace(base, **changes)) == sentence
+    alike = dataclasses.replace(base, ratio=1.1, probability=0.3)
+    assert effect(alike, broken=["x", "y"]) == (
+        "A and B, where finite: no difference beyond nondeterminism (1.1 "
+        "times what repeats differ by at equal seeds, p = 0.3). Not finite: x "
+        "and y."
+    )
 
 
 def test_moments_of_two_machines_merge(log_dir, tmp_path, comparison):

@@ -3,6 +3,7 @@ import pytest
 
 from keras_pergrad.runs.alignment import align
 from keras_pergrad.runs.divergence import diverge
+from keras_pergrad.runs.divergence_words import divergence
 from tests.runs import made_up
 
 STEPS = 30
@@ -102,4 +103,45 @@ def test_runs_without_a_common_step(tmp_path, runs):
     for name, first in (("a", 0), ("b", 20), ("c", 10)):
         steps = range(first, first + 15)
         made_up.write(tmp_path, name, runs[0][:15], steps=steps)
-    assert diverge(align(tmp_path, 99), [0, 1], 1e-3) is None
+    found = diverge(align(tmp_path, 99), [0, 1], 1e-3, "seed 0")
+    assert (found.first_step, found.step) == (None, None)
+    assert divergence(found, 1e-3) == (
+        "The 2 runs of seed 0 have no step in common: they could not be "
+        "compared."
+    )
+
+
+@pytest.mark.parametrize("short", [0, 2])
+def test_a_run_that_ends_early_hides_nothing(tmp_path, runs, short):
+    """Where it ends the others are compared, and that is said."""
+    runs = [*runs, runs[0]]
+    runs[1][17, LAST] *= 1.5
+    runs[short] = runs[short][:3]
+    found = _diverge(tmp_path, runs)
+    assert (found.step, found.odd) == (17, "b")
+    assert [v for v, _ in found.variables] == ["last/kernel"]
+    assert found.ends == [("abc"[short], 2)]
+    said = divergence(found, 1e-3)
+    assert "part at step 17 (within 0.001 before), first in last/" in said
+    assert said.endswith(f"b is the odd one; {'abc'[short]} ends at step 2.")
+
+
+def test_where_a_set_ends_is_said(tmp_path, runs):
+    lengths = 9, 5, 4, 3, 2
+    found = _diverge(tmp_path, [runs[0][:length] for length in lengths])
+    assert divergence(found, 1e-3) == (
+        "All 5 runs are equal at every step that two of them have, in every "
+        "bit recorded; e ends at step 1, d at step 2, c at step 3 and 1 more "
+        "later."
+    )
+
+
+def test_runs_that_were_measured_at_different_steps(tmp_path, runs):
+    """Each two meet at other steps; the first to differ counts."""
+    runs[2][6:] *= 1.1
+    for name, run, every in zip("abc", runs, (2, 3, 6)):
+        chosen = slice(None, None, every)
+        steps = np.arange(STEPS)[chosen]
+        made_up.write(tmp_path, name, run[chosen], steps=steps, seed=0)
+    found = diverge(align(tmp_path, 99), [0, 1, 2], 1e-3)
+    assert (found.first_step, found.step, found.odd) == (0, 6, "c")

@@ -143,6 +143,47 @@ def test_a_distance_that_is_unknown_gives_no_probability():
     assert _by_f(np.zeros((4, 4)), side, np.zeros(4)) is None
 
 
+def _all_but(count, lost):
+    apart = np.array(
+        [[abs(a - b) * 0.01 for a in range(count)] for b in range(count)]
+    )
+    apart[lost] = apart[:, lost] = np.nan
+    return apart
+
+
+def test_a_run_without_a_distance_is_left_out():
+    """The others have their effect, and its probability."""
+    infos = [{"device": BOTH[k // 4], "seed": 1} for k in range(8)]
+    related = Kinship(infos, "device")
+    (found,) = effects(_all_but(8, [2, 5]), related, "device")
+    assert found.counts == (4, 4)
+    assert found.yardstick == "repeats"
+    assert found.probability is not None
+    (found,) = effects(_all_but(8, [4, 5, 6, 7]), related, "device")
+    assert np.isnan(found.distance)
+    assert not found.real
+
+
+def test_repeats_without_a_distance_are_no_yardstick():
+    """Seeds are, where there are some."""
+    infos = [{"device": d, "seed": s} for d in BOTH for s in (0, 1, 2)]
+    infos.append({"device": "METAL", "seed": 2})
+    (found,) = effects(_all_but(7, 6), Kinship(infos, "device"), "device")
+    assert found.yardstick == "seeds"
+    assert np.isfinite(found.ratio)
+
+
+def test_what_chance_makes_is_unknown_where_a_distance_is():
+    """Repeats of which two share no step."""
+    apart = _all_but(6, [])
+    apart[0, 1] = apart[1, 0] = np.nan
+    infos = [{"device": BOTH[k // 3], "seed": 1} for k in range(6)]
+    (found,) = effects(apart, Kinship(infos, "device"), "device")
+    assert found.ratio > 1
+    assert found.probability is None
+    assert not found.real
+
+
 def test_what_else_differs_is_said():
     """Metal on a Mac against a CPU elsewhere: is it the device?"""
     apart = np.ones((4, 4)) - np.eye(4)

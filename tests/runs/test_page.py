@@ -141,6 +141,15 @@ def test_long_runs_are_drawn_without_dots():
     assert len(svg) < 10_000
 
 
+def test_the_map_tells_unknown_from_equal():
+    apart = np.array([[0, 0, np.nan], [0, 0, 4.0], [np.nan, 4.0, 0]])
+    svg = charts.distance_map(list("abc"), apart, [0, 1, 2])
+    squares = re.findall(r'class="(\w+)"[^>]*><title>(. – .: [^<]*)<', svg)
+    assert ("cell", "a – b: 0") in squares
+    assert ("none", "a – c: –") in squares
+    assert ("cell", "b – c: 200 %") in squares
+
+
 def test_many_runs_have_no_map(tmp_path):
     for seed in range(41):
         gradients = made_up.around(1, 8, 1, seed)

@@ -3,7 +3,9 @@ import pytest
 
 from keras_pergrad.runs.alignment import align
 from keras_pergrad.runs.kinship import Kinship
-from keras_pergrad.runs.spread import _interval, _weights, measure
+from keras_pergrad.runs.spread import _interval, measure
+from keras_pergrad.runs.weighting import members as members_of
+from keras_pergrad.runs.weighting import pairs
 from tests.runs import made_up
 
 STEPS = 5
@@ -82,6 +84,34 @@ def test_missing_and_broken_records_leave_the_others(tmp_path):
     assert np.isfinite(spread.apart).all()
 
 
+def test_steps_that_only_repeats_have_say_nothing_of_seeds(tmp_path):
+    """Repeats' variance does not stand in for that between seeds."""
+    repeated = made_up.around(1.0, 9.0, STEPS, 0)
+    other = made_up.around(1.0, 9.0, 2, 1)
+    for name, run, seed in zip("abc", (repeated, repeated, other), (0, 0, 1)):
+        made_up.write(tmp_path, name, run, seed=seed)
+    _, spread = _measure(tmp_path)
+    for column in (spread.variance, spread.variance_high, spread.cosine):
+        assert np.isfinite(column[:2]).all()
+        assert np.isnan(column[2:]).all()
+    assert (spread.repeat_variance == 0).all()
+
+
+def test_repeats_do_not_dilute_the_cosine_or_the_scale(tmp_path):
+    """Eight equal repeats of a seed count as one run of it."""
+    runs = [made_up.around(0.2, 3.0 * (s + 1), STEPS, s) for s in range(3)]
+    for copies in (1, 8):
+        for seed, run in enumerate(runs):
+            for k in range(copies if seed == 0 else 1):
+                where = tmp_path / str(copies)
+                made_up.write(where, f"{seed} {k}", run, seed=seed)
+    _, once = _measure(tmp_path / "1")
+    _, often = _measure(tmp_path / "8")
+    for name in ("variance", "variance_high", "cosine", "cosine_min", "scale"):
+        found, expected = getattr(often, name), getattr(once, name)
+        np.testing.assert_allclose(found, expected, rtol=1e-9)
+
+
 def test_blocks_change_nothing(tmp_path, monkeypatch):
     made_up.seeds_and_repeats(tmp_path, nondeterminism=0.5)
     _, whole = _measure(tmp_path)
@@ -99,9 +129,8 @@ def test_the_interval_covers_the_truth(runs, directions):
     products = draws @ draws.transpose(0, 2, 1)
     square = np.einsum("tii->ti", products)
     apart = square[:, :, None] + square[:, None] - 2 * products
-    infos = [{"seed": seed} for seed in range(runs)]
-    weights, members = _weights(Kinship(infos), np.arange(runs))
-    variance = 0.5 * np.einsum("tij,ij->t", apart, weights)
+    members = members_of(np.arange(runs))
+    variance = 0.5 * np.einsum("tij,ij->t", apart, pairs(members))
     assert variance.mean() == pytest.approx(directions, rel=0.1)
     low, high = _interval(variance, apart, members, size=10**9)
     covered = ((low <= directions) & (directions <= high)).mean()
@@ -116,9 +145,8 @@ def test_the_interval_covers_the_truth_with_an_unequal_number_of_repeats():
     of_seed = random.normal(size=(2000, 4, 3))[:, seeds]
     draws = of_seed + 0.3 * random.normal(size=(2000, 7, 3))
     apart = ((draws[:, :, None] - draws[:, None]) ** 2).sum(-1)
-    related = Kinship([{"seed": int(seed)} for seed in seeds])
-    weights, members = _weights(related, np.arange(7))
-    variance = 0.5 * np.einsum("tij,ij->t", apart, weights)
+    members = members_of(seeds)
+    variance = 0.5 * np.einsum("tij,ij->t", apart, pairs(members))
     truth = 3 * (1 + 0.3**2)
     assert variance.mean() == pytest.approx(truth, rel=0.05)
     low, high = _interval(variance, apart, members, size=10**9)

@@ -57,8 +57,47 @@ def test_an_existing_name_is_refused(tmp_path):
     assert len(read_run(tmp_path / "first")) == 2
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"variables": [*VARIABLES, {"path": "more/bias", "shape": [3]}]},
+        {"variables": VARIABLES[:1]},
+        {"sketch_size": 64},
+        {"format": 2},
+    ],
+)
+def test_a_run_of_another_layout_keeps_every_byte(tmp_path, changes):
+    """Rows of another size look damaged, each of them, but are not."""
+    with RunWriter.create(tmp_path, info()) as writer:
+        for step in (1, 2):
+            writer.append(**record(step))
+    path = tmp_path / "first" / "run.json"
+    new = info(**changes)
+    if "format" in changes:  # of the records that are there
+        path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
+        new = info()
+    before = _bytes(tmp_path / "first")
+    with pytest.raises(FileExistsError, match="a run 'first' with 2 records"):
+        RunWriter.create(tmp_path, new)
+    said = "cannot be resumed|Received: format 2"
+    with pytest.raises(ValueError, match=said):
+        RunWriter.resume(tmp_path, new)
+    path.unlink()
+    with pytest.raises(FileExistsError, match="with 2 records"):
+        RunWriter.resume(tmp_path, new)
+    del before["run.json"]
+    assert _bytes(tmp_path / "first") == before
+
+
+def _bytes(directory):
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
 def test_a_run_without_records_is_taken_over(tmp_path):
     write(tmp_path, [], probe="old")
+    # Killed while it wrote its first record.
+    (tmp_path / "first" / "records.jsonl").write_bytes(b'{"step": 1, "ep')
+    (tmp_path / "first" / "vectors.f32").write_bytes(b"x" * 300)
     assert write(tmp_path, [1], probe="new") == [1]
     assert read_run(tmp_path / "first").info["probe"] == "new"
 
