@@ -80,6 +80,7 @@ def predict_placement(model, x, y, platform="metal", kernels_table=None):
     places = _places(nodes, table)
     report = PlacementReport(None, "Metal", prediction=table.version)
     report.copies = None
+    report.opaque = [(n.name, "", n.hides) for n in nodes if n.hides]
     for (node, op), kind in places.items():
         if kind == "error":
             report.errors.append(_error(node, op, layer_of(node.name)))
@@ -136,7 +137,7 @@ def _places(nodes, table):
     """`(node, op)` → `"device"`, `"generic"`, `"cpu"` or `"error"`."""
     places = {}
     for node in nodes:
-        if node.op in graph.PLUMBING or node.op in graph.CALLS:
+        if node.op in graph.PLUMBING or node.hides:
             continue
         for op in _MERGED.get(node.op, (node.op,)):
             kind = table.serving(node.definition, op)
