@@ -47,7 +47,8 @@ def predict_placement(model, x, y, platform="metal", kernels_table=None):
             plugin; by default the table of 1.2.0.
 
     Returns:
-        A `PlacementReport` whose `prediction` names the plugin's version.
+        A `PlacementReport` whose `prediction` names the plugin's version,
+        or says that the table was your own.
         `errors` holds the ops at which the step would stop, each with the
         way out; `fallbacks()` the ops on the CPU. Copies are not
         predicted: `copies` is `None`.
@@ -91,7 +92,7 @@ def predict_placement(model, x, y, platform="metal", kernels_table=None):
     report.hazards += hazards.of_settings(_forced_xla(model))
     report.hazards += hazards.of_operations(report.operations)
     report.hazards += hazards.of_fusion(nodes, layer_of, on_device)
-    report.notes += _notes(model, report)
+    report.notes += _notes(model, report, table)
     return report
 
 
@@ -202,9 +203,10 @@ def _error(node, op, layer):
     )
 
 
-def _notes(model, report):
+def _notes(model, report, table):
     notes = []
-    if any(o.op == "Tile" and o.kind != "cpu" for o in report.operations):
+    tiles = any(o.op == "Tile" and o.kind != "cpu" for o in report.operations)
+    if tiles and table.version == tables.METAL_VERSION:
         notes.append(
             "Tile: the plugin registers it, but for which types cannot be "
             "read from its binary; it is counted as a Metal kernel."
@@ -215,10 +217,11 @@ def _notes(model, report):
         if getattr(layer, "use_cudnn", False) in (True, "auto")
     ]
     if rnn:
+        has = "has" if "CudnnRNNV3" in table.kernels else "lacks"
         notes.append(
             f"{', '.join(rnn)}: where a GPU is listed, Keras calls one "
-            f"CudnnRNNV3 op (which 1.2.0 has; reported slow or failing) "
-            f"instead of the loop that was judged here. use_cudnn=False "
-            f"keeps the loop."
+            f"CudnnRNNV3 op (which {table.version} {has}; reported slow or "
+            f"failing) instead of the loop that was judged here. "
+            f"use_cudnn=False keeps the loop."
         )
     return notes

@@ -24,7 +24,8 @@ class PlacementReport:
         hazards: a list of `Hazard`.
         notes: sentences about how the figures came about.
         deep: a `DeepReport`, with `deep=True`.
-        prediction: the plugin's version if this is a prediction.
+        prediction: the plugin's version if this is a prediction, or
+            `"a table of your own"`.
         errors: with a prediction, ops at which the step would stop.
     """
 

@@ -3,7 +3,9 @@ import collections
 import keras
 import numpy as np
 import pytest
+from tensorflow.core.framework import node_def_pb2, types_pb2
 
+from keras_pergrad.placement import tables
 from keras_pergrad.placement.prediction import predict_placement
 from tests.metal_stub import models, session
 
@@ -90,6 +92,16 @@ def test_an_op_without_kernel_on_a_variable_is_an_error():
         o.op for o in report.operations if o.kind == "device"
     )
     assert set(kinds) == {"MatMul"}
+    assert report.prediction == "a table of your own"
+    assert "1.2.0" not in str(report)
+
+
+def test_a_table_of_ones_own_decides_for_tile_too():
+    definition = node_def_pb2.NodeDef(op="Tile")
+    definition.attr["T"].type = types_pb2.DT_FLOAT
+    assert tables.metal().serving(definition) == "device"
+    own = tables.metal({"Tile": ["float16"]})
+    assert own.serving(definition) == "none"
 
 
 def test_hazards_of_the_step():
