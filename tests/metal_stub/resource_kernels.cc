@@ -175,9 +175,12 @@ REGISTER_KERNEL_BUILDER(ASSIGN("AssignSubVariableOp", float),
 REGISTER_KERNEL_BUILDER(ASSIGN("AssignSubVariableOp", int64_t),
                         AssignUpdate<int64_t, kSub>);
 
+// METALSTUB_ONLY_OPS does not reach these: TensorFlow places a step before it
+// optimises it, and without a kernel on the variable's device it gives up on
+// an op that the optimised step no longer has.
 #define ON_DEVICE(op, Index) \
   Name(op)                   \
-      .Device(DeviceFor<float>(op)) \
+      .Device(StubDevice())  \
       .HostMemory("resource") \
       .TypeConstraint<float>("dtype") \
       .TypeConstraint<Index>("Tindices")
