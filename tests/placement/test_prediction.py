@@ -54,12 +54,15 @@ def test_agrees_with_a_stand_in_that_has_just_those_kernels(lookups):
     found = session.run_each(
         "tests.placement.prediction_checks:agreement",
         {
-            name: {"ONLY_OPS": ",".join(kernels), "ASSIGN": 1}
+            # TensorFlow ties a Cast to the embedding's variable when it
+            # places the step, before that Cast is optimised away.
+            name: {"ONLY_OPS": ",".join([*kernels, "Cast"]), "ASSIGN": 1}
             for name, (_, kernels) in lookups.items()
         },
     )
     for name, (predicted, reported, kernels) in found.items():
-        assert set(kernels).issubset(lookups[name][1])
+        others = {k for k in kernels if not k.startswith("Cast:")}
+        assert others.issubset(lookups[name][1])
         if name == "transformer":
             predicted, reported = map(_alike, (predicted, reported))
         assert predicted["device"] == reported["device"], name
