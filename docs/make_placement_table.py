@@ -3,7 +3,7 @@
     python -m docs.make_placement_table
 
 A prediction for tensorflow-metal 1.2.0 with Adam and a batch of 8; it takes
-half a minute on any machine.
+a minute on any machine.
 """
 
 import keras

@@ -3,8 +3,10 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import keras_pergrad as kpg
+from keras_pergrad.aggregation import is_finite
 
 layers = keras.layers
 
@@ -152,3 +154,48 @@ def test_statistics_are_epoch_means():
     model.optimizer.learning_rate = 0.0
     history = model.fit(x, y, batch_size=4, verbose=0, shuffle=False).history
     assert history["clipped_fraction"][0] == pytest.approx(2 / 8)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_one_comparison_tells_finite_norms(dtype):
+    limits = np.finfo("float16")
+    values = [0.0, limits.tiny, 1.0, limits.max, np.inf, np.nan]
+    norms = tf.cast(values, dtype)
+    expected = tf.math.is_finite(norms).numpy()
+    assert expected.tolist() == [True] * 4 + [False] * 2
+    np.testing.assert_array_equal(is_finite(norms), expected)
+
+
+def _ops(model, x, y):
+    """The types of ops in a mode's step."""
+
+    model.compute_loss(x, y, model(x), None)  # builds the compiled loss
+
+    @tf.function(autograph=False)
+    def step(x, y):
+        found = model.gradient_mode.step(model, x, y, None)
+        return found.gradients, found.statistics
+
+    definition = step.get_concrete_function(x, y).graph.as_graph_def()
+    bodies = [f.node_def for f in definition.library.function]
+    return {node.op for body in [definition.node, *bodies] for node in body}
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [
+        kpg.PerSample(kpg.ClippedMean(1.0), statistics=True),
+        kpg.Accumulated(
+            microbatch_size=4,
+            inner=kpg.Vectorized(aggregation=kpg.ClippedMean(1.0)),
+        ),
+    ],
+)
+def test_modes_ask_for_finite_norms_with_an_op_that_metal_has(mode):
+    model = _model(mode)
+    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(1.0))
+    model.compile(optimizer, "mse", gradient_mode=mode)
+    optimizer.build(model.trainable_variables)
+    ops = _ops(model, *map(tf.constant, _data()))
+    assert "Less" in ops
+    assert "IsFinite" not in ops

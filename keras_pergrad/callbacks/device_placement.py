@@ -192,15 +192,12 @@ class DevicePlacement(keras.callbacks.Callback):
 
     def _eager_report(self, executed):
         report = self._new_report()
-        names = [scope + definition.op for definition, _, scope in executed]
-        layer_of = layers.Layers(self.model, names)
-        report.operations = eager.operations(executed, layer_of, self._device)
+        layer_of = layers.Layers(self.model, eager.names(executed))
+        seen = eager.read(executed, layer_of, self._device)
+        report.operations, report.opaque = seen
         if self._device is not None and self._device.is_metal:
             report.hazards += hazards.of_operations(report.operations)
-        report.notes.append(
-            "run_eagerly=True: ops were seen one by one as they ran; copies "
-            "between devices are not visible and not counted."
-        )
+        report.notes.append(eager.NOTE)
         report.copies = None
         return report
 
@@ -214,12 +211,8 @@ class DevicePlacement(keras.callbacks.Callback):
         print(f"\n{report}")
 
     def _measure(self, report):
-        if not self._batches or self.model.jit_compile:
-            why = (
-                "XLA runs the step as one piece"
-                if self.model.jit_compile
-                else "the batch comes from a distributed iterator"
-            )
+        why = self._not_measurable(report)
+        if why:
             report.notes.append(f"deep=True: not measured, {why}.")
             return
         data = tf.nest.map_structure(lambda t: t.numpy(), self._batches[0])
@@ -228,6 +221,15 @@ class DevicePlacement(keras.callbacks.Callback):
         except ValueError as error:
             report.notes.append(f"deep=True: not measured. {error}")
         self._batches = []
+
+    def _not_measurable(self, report):
+        if self.model.jit_compile:
+            return "XLA runs the step as one piece"
+        if report.opaque:
+            return "what opaque parts copy cannot be seen"
+        if not self._batches:
+            return "the batch comes from a distributed iterator"
+        return ""
 
     def _announce(self, found):
         if not self.warn:

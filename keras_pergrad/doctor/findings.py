@@ -1,6 +1,9 @@
 """What the doctor says about one thing."""
 
+import contextlib
 import dataclasses
+import getpass
+import pathlib
 import re
 
 OK, NOTE, WARNING, ERROR = "ok", "note", "warning", "error"
@@ -23,7 +26,40 @@ class Finding:
     fix: str = ""
 
 
+# A folder's name may hold spaces. Where nothing ends it, too much is cut
+# rather than too little.
+_NAME = r"[^/\\'\":;,()<>|\n]*"
+_HOMES = re.compile(
+    rf"(?:[a-z]:(?:\\+|/)users(?:\\+|/)|/(?:users|home)/){_NAME}",
+    re.IGNORECASE,
+)
+_STEP = r"[^/\\\s'\":,()]+(?: [^/\\\s'\":,()]+)*"
+_FOLDERS = re.compile(rf"(?<![\w@.])~?(?:/{_STEP})+/")
+_WINDOWS_FOLDERS = re.compile(rf"(?:\b[A-Za-z]:|~)\\+(?:{_STEP}\\+)*")
+
+
 def without_paths(text):
-    """Cuts folders off, so that a report shows no user's name."""
-    text = re.sub(r"[A-Za-z]:\\(?:[^\\\s'\"]+\\)+", r"...\\", text)
-    return re.sub(r"(?<![\w@.])~?(?:/[^/\s'\":,()]+)+/", ".../", text)
+    """Cuts folders and this user's name off, wherever they stand."""
+    home, names = _whose()
+    if home:
+        text = re.sub(re.escape(home) + r"(?!\w)", "~", text, flags=re.I)
+    text = _HOMES.sub("~", text)
+    for name in names:
+        whole = rf"(?<!\w){re.escape(name)}(?!\w)"
+        text = re.sub(whole, "...", text, flags=re.I)
+    text = _WINDOWS_FOLDERS.sub(r"...\\", text)
+    return _FOLDERS.sub(".../", text)
+
+
+def _whose():
+    """This user's home, if it can be told, and the names of both."""
+    home, names = "", set()
+    with contextlib.suppress(RuntimeError):
+        found = pathlib.Path.home()
+        names.add(found.name)
+        home = str(found) if found.name else ""  # "/" is nobody's
+    # Without a password database Python raises one of these.
+    with contextlib.suppress(OSError, KeyError, ImportError):
+        names.add(getpass.getuser())
+    # "root" is nobody's name, and one letter is a word.
+    return home, {n for n in names - {"root"} if len(n) > 1}

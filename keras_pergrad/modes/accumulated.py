@@ -5,6 +5,7 @@ import contextlib
 import tensorflow as tf
 
 from keras_pergrad import coupling, replicas
+from keras_pergrad.aggregation import is_finite
 from keras_pergrad.modes import added, shares
 from keras_pergrad.modes.base import (
     GradientMode,
@@ -122,7 +123,7 @@ class Accumulated(GradientMode):
             return groups, {}
         norms = totals["norms"]
         if scale is not None:
-            finite = tf.math.is_finite(norms)
+            finite = is_finite(norms)
             groups = {
                 key: (overflow_to_infinity(gradients, finite, scale), below)
                 for key, (gradients, below) in groups.items()

@@ -6,6 +6,7 @@ import dataclasses
 import tensorflow as tf
 
 from keras_pergrad import replicas, statistics
+from keras_pergrad.aggregation import is_finite
 from keras_pergrad.losses import regularization_gradients
 from keras_pergrad.metrics import STATISTICS
 from keras_pergrad.registry import Registry
@@ -217,7 +218,7 @@ def spread(norms, squared_sums, n):
             which samples that are not finite are blank.
         n: the number of samples.
     """
-    finite = tf.math.is_finite(norms)
+    finite = is_finite(norms)
     count = tf.reduce_sum(tf.cast(finite, norms.dtype))
     squares = tf.where(finite, tf.square(norms), tf.zeros([], norms.dtype))
     mean = tf.add_n([tf.cast(s, norms.dtype) for s in squared_sums])

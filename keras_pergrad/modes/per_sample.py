@@ -3,7 +3,7 @@
 import tensorflow as tf
 
 from keras_pergrad import replicas
-from keras_pergrad.aggregation import aggregations
+from keras_pergrad.aggregation import aggregations, is_finite
 from keras_pergrad.losses import (
     track_loss,
 )
@@ -105,7 +105,7 @@ class PerSample(GradientMode):
         gradients, norms, plain = self._aggregate(samples)
         gradients = self.aggregation.finish(gradients, samples.n)
         if scale is not None and self.aggregation.needs_norms:
-            finite = tf.math.is_finite(norms)
+            finite = is_finite(norms)
             gradients = overflow_to_infinity(gradients, finite, scale)
         gradients = add_regularizers(gradients, samples.variables)
         statistics = self.aggregation.statistics(norms)
@@ -146,7 +146,7 @@ class PerSample(GradientMode):
                     total = total + gradient
                 added.append(total)
             if separate:
-                finite = tf.math.is_finite(norm)
+                finite = is_finite(norm)
                 plain = [
                     p
                     if g is None
@@ -213,7 +213,7 @@ class PerSample(GradientMode):
             ]
         gradients = self.aggregation.finish(found, samples.n)
         if scale is not None and self.aggregation.needs_norms:
-            finite = tf.math.is_finite(norm[None])
+            finite = is_finite(norm[None])
             gradients = overflow_to_infinity(gradients, finite, scale)
         gradients = add_regularizers(gradients, samples.variables)
         model.optimizer.apply(

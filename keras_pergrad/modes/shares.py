@@ -13,6 +13,7 @@ import keras
 import tensorflow as tf
 
 from keras_pergrad import coupling, replicas
+from keras_pergrad.aggregation import is_finite
 from keras_pergrad.losses import total_loss
 from keras_pergrad.modes import added
 from keras_pergrad.modes.base import (
@@ -63,7 +64,7 @@ def step(mode, model, x, y, sample_weight):
         if aggregation.needs_norms:
             statistics |= aggregation.statistics(norms)
             if scale is not None:
-                finite = tf.math.is_finite(norms)
+                finite = is_finite(norms)
                 gradients = overflow_to_infinity(gradients, finite, scale)
     gradients = add_regularizers(gradients, parts.variables)
     loss = parts.loss(totals)

@@ -8,6 +8,7 @@ import dataclasses
 
 import tensorflow as tf
 
+from keras_pergrad.placement import calls
 from keras_pergrad.placement.devices import short_name
 
 SENDS = ("_Send", "_HostSend")
@@ -41,7 +42,6 @@ CONTROL = {
     "_SwitchN",
 }
 PLUMBING = RUNTIME | CONTROL
-CALLS = {"PartitionedCall", "StatefulPartitionedCall", "XlaLaunch"}
 
 
 @dataclasses.dataclass(eq=False)
@@ -54,6 +54,7 @@ class Node:
     inputs: list = dataclasses.field(default_factory=list)  # (Node, slot)
     controls: list = dataclasses.field(default_factory=list)
     partner: "Node | None" = None  # the other end of a send or receive
+    hides: str = ""  # "XLA" or "call" if it stands for a whole function
 
     @property
     def name(self):
@@ -102,8 +103,10 @@ def read(partitions):
     """
     nodes, by_name = [], {}
     for part, graph in enumerate(partitions):
+        functions = {f.signature.name for f in graph.library.function}
         for definition in graph.node:
             node = Node(definition, part, short_name(definition.device))
+            node.hides = calls.kind(definition, functions)
             nodes.append(node)
             by_name[part, definition.name] = node
     ends = {}

@@ -37,7 +37,7 @@ class Placed:
 
     operations: list
     copies: list
-    opaque: list  # (name, device, "XLA" or "a call")
+    opaque: list  # (name, device, "XLA" or "call")
     nodes: list
 
 
@@ -55,16 +55,31 @@ def read(partitions, model, device=None):
     nodes = graph.read(partitions)
     runs = loops.Runs(nodes)
     layer_of = layers.Layers(model, [node.name for node in nodes])
+    operations, opaque = of_nodes(nodes, runs, layer_of, device)
+    return Placed(operations, copies.find(nodes, runs, layer_of), opaque, nodes)
+
+
+def of_nodes(nodes, runs, layer_of, device):
+    """The operations among nodes, and what hides others.
+
+    Args:
+        nodes: linked nodes.
+        runs: a `loops.Runs`.
+        layer_of: a function from node name to layer.
+        device: the accelerator, or `None`.
+
+    Returns:
+        `(list of Operation, list of (name, device, "XLA" or "call"))`.
+    """
     operations, opaque = [], []
     for node in nodes:
         if node.op in graph.PLUMBING:
             continue
-        if node.op in graph.CALLS:
-            xla = node.op == "XlaLaunch" or node.attr["_XlaMustCompile"].b
-            opaque.append((node.name, node.device, "XLA" if xla else "call"))
-            continue
-        operations.append(_operation(node, runs, layer_of, device))
-    return Placed(operations, copies.find(nodes, runs, layer_of), opaque, nodes)
+        if node.hides:
+            opaque.append((node.name, node.device, node.hides))
+        else:
+            operations.append(_operation(node, runs, layer_of, device))
+    return operations, opaque
 
 
 def _operation(node, runs, layer_of, device):

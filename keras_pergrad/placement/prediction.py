@@ -47,7 +47,8 @@ def predict_placement(model, x, y, platform="metal", kernels_table=None):
             plugin; by default the table of 1.2.0.
 
     Returns:
-        A `PlacementReport` whose `prediction` names the plugin's version.
+        A `PlacementReport` whose `prediction` names the plugin's version,
+        or says that the table was your own.
         `errors` holds the ops at which the step would stop, each with the
         way out; `fallbacks()` the ops on the CPU. Copies are not
         predicted: `copies` is `None`.
@@ -80,6 +81,7 @@ def predict_placement(model, x, y, platform="metal", kernels_table=None):
     places = _places(nodes, table)
     report = PlacementReport(None, "Metal", prediction=table.version)
     report.copies = None
+    report.opaque = [(n.name, "", n.hides) for n in nodes if n.hides]
     for (node, op), kind in places.items():
         if kind == "error":
             report.errors.append(_error(node, op, layer_of(node.name)))
@@ -90,7 +92,7 @@ def predict_placement(model, x, y, platform="metal", kernels_table=None):
     report.hazards += hazards.of_settings(_forced_xla(model))
     report.hazards += hazards.of_operations(report.operations)
     report.hazards += hazards.of_fusion(nodes, layer_of, on_device)
-    report.notes += _notes(model, report)
+    report.notes += _notes(model, report, table)
     return report
 
 
@@ -136,7 +138,7 @@ def _places(nodes, table):
     """`(node, op)` → `"device"`, `"generic"`, `"cpu"` or `"error"`."""
     places = {}
     for node in nodes:
-        if node.op in graph.PLUMBING or node.op in graph.CALLS:
+        if node.op in graph.PLUMBING or node.hides:
             continue
         for op in _MERGED.get(node.op, (node.op,)):
             kind = table.serving(node.definition, op)
@@ -201,9 +203,10 @@ def _error(node, op, layer):
     )
 
 
-def _notes(model, report):
+def _notes(model, report, table):
     notes = []
-    if any(o.op == "Tile" and o.kind != "cpu" for o in report.operations):
+    tiles = any(o.op == "Tile" and o.kind != "cpu" for o in report.operations)
+    if tiles and table.version == tables.METAL_VERSION:
         notes.append(
             "Tile: the plugin registers it, but for which types cannot be "
             "read from its binary; it is counted as a Metal kernel."
@@ -214,10 +217,11 @@ def _notes(model, report):
         if getattr(layer, "use_cudnn", False) in (True, "auto")
     ]
     if rnn:
+        has = "has" if "CudnnRNNV3" in table.kernels else "lacks"
         notes.append(
             f"{', '.join(rnn)}: where a GPU is listed, Keras calls one "
-            f"CudnnRNNV3 op (which 1.2.0 has; reported slow or failing) "
-            f"instead of the loop that was judged here. use_cudnn=False "
-            f"keeps the loop."
+            f"CudnnRNNV3 op (which {table.version} {has}; reported slow or "
+            f"failing) instead of the loop that was judged here. "
+            f"use_cudnn=False keeps the loop."
         )
     return notes

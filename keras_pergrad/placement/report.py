@@ -17,13 +17,15 @@ class PlacementReport:
         platform: `"Metal"`, `"CUDA"`, ..., `"CPU"` without an accelerator.
         variables: device → how many of the model's and optimizer's
             variables live there.
-        operations: a list of `Operation`; empty where the step is opaque.
+        operations: a list of `Operation`, without those in opaque parts.
         copies: a list of `Copy`, or `None` where none can be seen.
-        opaque: parts that TensorFlow does not show: `(name, device, why)`.
+        opaque: parts that TensorFlow does not show, `(name, device, why)`:
+            with any of them there are no counts.
         hazards: a list of `Hazard`.
         notes: sentences about how the figures came about.
         deep: a `DeepReport`, with `deep=True`.
-        prediction: the plugin's version if this is a prediction.
+        prediction: the plugin's version if this is a prediction, or
+            `"a table of your own"`.
         errors: with a prediction, ops at which the step would stop.
     """
 
@@ -41,10 +43,8 @@ class PlacementReport:
 
     @property
     def known(self):
-        """Whether the step's ops could be seen at all."""
-        return bool(self.operations) and not any(
-            why == "XLA" for _, _, why in self.opaque
-        )
+        """Whether all ops of the step could be seen."""
+        return bool(self.operations) and not self.opaque
 
     def _count(self, cpu):
         if not self.known:
@@ -76,20 +76,21 @@ class PlacementReport:
 
         Returns:
             A dict from op type to a number, `None` where one of its ops
-            stands in a loop or branch whose course cannot be read.
+            stands in a loop or branch whose course cannot be read, or
+            may stand in an opaque part too.
         """
         counts = collections.Counter()
         unknown = set()
         for operation in self.operations:
             if operation.kind == kind:
-                if operation.runs is None:
+                if operation.runs is None or not self.known:
                     unknown.add(operation.op)
                 else:
                     counts[operation.op] += operation.runs
         return {**counts, **dict.fromkeys(unknown)}
 
     def fallbacks(self):
-        """Ops on the CPU, by type and reason.
+        """Ops on the CPU that could be seen, by type and reason.
 
         Returns:
             A list of `(op, reason, number, layers)`, most frequent first.

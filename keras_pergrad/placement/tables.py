@@ -15,6 +15,7 @@ import json
 from keras_pergrad.placement.graph import type_names
 
 METAL_VERSION = "tensorflow-metal 1.2.0"
+OWN = "a table of your own"
 DEVICE, GENERIC, NONE = "device", "generic", "none"
 
 
@@ -58,11 +59,13 @@ class Table:
 
 
 def metal(kernels=None):
-    """The table of tensorflow-metal 1.2.0, or one with other kernels."""
-    if kernels is None:
-        kernels = _load("tensorflow_metal_1_2_0_kernels.json")
+    """The table of tensorflow-metal 1.2.0, or one with the user's kernels."""
     generic = _load("tensorflow_generic_kernels.json")
-    return Table(METAL_VERSION, kernels, generic)
+    if kernels is not None:
+        return Table(OWN, kernels, generic)
+    kernels = _load("tensorflow_metal_1_2_0_kernels.json")
+    # Which data the plugin's Tile takes cannot be read from its binary.
+    return Table(METAL_VERSION, {**kernels, "Tile": ["any"]}, generic)
 
 
 def _type(definition, key):
@@ -93,7 +96,7 @@ def _fits(definition, types):
     if "any" in types:
         return True
     wanted = data_type(definition)
-    return wanted is None or wanted in types or definition.op == "Tile"
+    return wanted is None or wanted in types
 
 
 def _allows(definition, constraints):

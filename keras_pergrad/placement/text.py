@@ -3,6 +3,7 @@
 import collections
 import textwrap
 
+from keras_pergrad.placement import calls
 from keras_pergrad.placement import copies as copying
 
 _WIDTH = 80
@@ -38,8 +39,7 @@ def render(report):
     if report.variables:
         where = ", ".join(f"{n} on {d}" for d, n in report.variables.items())
         lines.append(_wrap(f"variables: {where}"))
-    for name, device, why in report.opaque[:3]:
-        lines.append(_wrap(_opaque(name, device, why)))
+    lines += _opaque(report.opaque)
     if report.known:
         lines += _operations(report)
     lines += [_wrap(f"STOPS: {error}") for error in report.errors]
@@ -63,14 +63,31 @@ def _title(report):
     return f"Placement on {report.device} ({report.platform}) and the CPU"
 
 
-def _opaque(name, device, why):
-    if why == "XLA":
-        return (
-            f"opaque: XLA compiled {name} on {device} as one piece; "
-            f"TensorFlow does not show what is inside, so ops and copies "
-            f"are not counted. jit_compile=False shows them."
+def _opaque(parts, most=3):
+    if not parts:
+        return []
+    lines = []
+    for name, device, why in parts[:most]:
+        where = f" on {device}" if device else ""
+        if why == calls.XLA:
+            said = f"{name}{where} is compiled by XLA as one piece"
+        else:
+            said = f"{name}{where} is a call of a function, not inlined"
+        lines.append(_wrap(f"opaque: {said}"))
+    if len(parts) > most:
+        lines.append(_wrap(f"opaque: {len(parts) - most} more parts"))
+    shows = {
+        calls.XLA: "jit_compile=False",
+        calls.CALL: "a function that TensorFlow may inline (no _noinline)",
+    }
+    ways = [shows[why] for why in shows if why in {p[2] for p in parts}]
+    lines.append(
+        _wrap(
+            f"TensorFlow does not show what is inside, so ops and copies are "
+            f"not counted. What shows them: {' and '.join(ways)}."
         )
-    return f"opaque: {name} on {device} is a call that was not inlined"
+    )
+    return lines
 
 
 def _operations(report):

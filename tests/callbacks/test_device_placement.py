@@ -134,7 +134,7 @@ def test_xla_is_opaque_and_not_counted():
     assert placement.report.ops_on_cpu is None
     assert not KEYS & set(history.history)
     text = str(placement.report)
-    assert "opaque: XLA" in text
+    assert "compiled by XLA" in text
     assert "not measured" in text
     assert "ops of one step" not in text
 

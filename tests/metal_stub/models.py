@@ -21,6 +21,28 @@ class SelfAttention(layers.Layer):
         return self.attention(x, x)
 
 
+class TransformerBlock(layers.Layer):
+    """Attention and a feed-forward part, each added and normalised."""
+
+    def __init__(self, heads, width, hidden):
+        super().__init__()
+        self.attention = layers.MultiHeadAttention(heads, width // heads)
+        self.feed = [layers.Dense(hidden, "relu"), layers.Dense(width)]
+        self.norms = [layers.LayerNormalization() for _ in range(2)]
+
+    def build(self, shape):
+        self.attention.build(shape, shape)
+        first, second = self.feed
+        first.build(shape)
+        second.build((*shape[:-1], first.units))
+        for norm in self.norms:
+            norm.build(shape)
+
+    def call(self, x):
+        x = self.norms[0](x + self.attention(x, x))
+        return self.norms[1](x + self.feed[1](self.feed[0](x)))
+
+
 def _dense():
     return (4,), [layers.Dense(5, activation="relu"), layers.Dense(3)]
 
@@ -116,6 +138,16 @@ def _lstm_text(positions=256):
     ]
 
 
+def _transformer():
+    return (64,), [
+        layers.Embedding(5000, 128),
+        TransformerBlock(4, 128, 512),
+        TransformerBlock(4, 128, 512),
+        layers.GlobalAveragePooling1D(),
+        layers.Dense(2),
+    ]
+
+
 BENCHMARKS = {
     "logreg": _logreg,
     "ffnn": _ffnn,
@@ -123,6 +155,7 @@ BENCHMARKS = {
     "cifar10": _cifar10,
     "embed": _embed,
     "lstm": _lstm_text,
+    "transformer": _transformer,
 }
 
 

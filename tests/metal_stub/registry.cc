@@ -171,13 +171,25 @@ const auto g_create = Table(std::make_integer_sequence<int, kSlots>{});
 
 }  // namespace
 
+// The type a kernel computes in, as the table of kernels lists it.
+std::string DataType(const Definition& definition) {
+  static const std::map<TF_DataType, std::string> names = {
+      {TF_FLOAT, "float32"}, {TF_INT32, "int32"}, {TF_INT64, "int64"},
+      {TF_BOOL, "bool"}};
+  std::map<std::string, std::string> found;
+  for (auto& type : definition.types) found[type.first] = names.at(type.second);
+  if (found.count("SrcT")) return found["SrcT"] + "->" + found["DstT"];
+  for (const char* key : {"T", "dtype", "Tparams"})
+    if (found.count(key)) return found[key];
+  return "";
+}
+
 void Register(Definition definition) {
   static int next = 0;
-  static const auto disabled = EnvSet("METALSTUB_DISABLE_OPS");
-  static const auto only = EnvSet("METALSTUB_ONLY_OPS");
   static const int priority = atoi(Env("METALSTUB_PRIORITY", "0").c_str());
   const std::string& op = definition.op;
-  if (disabled.count(op) || (!only.empty() && !only.count(op))) return;
+  const std::string type = DataType(definition);
+  if (!metalstub_allows(op.c_str(), type.c_str())) return;
   if (next >= kSlots) {
     fprintf(stderr, "metal stub: no slot left for %s\n", op.c_str());
     return;
@@ -194,7 +206,7 @@ void Register(Definition definition) {
   if (priority) TF_KernelBuilder_Priority(b, priority);
   TF_RegisterKernelBuilder(("MetalStub" + def->op).c_str(), b, st);
   if (TF_GetCode(st) == TF_OK)
-    Count().registered.insert(def->op);
+    Count().registered.insert(type.empty() ? def->op : def->op + ":" + type);
   else
     fprintf(stderr, "metal stub: %s: %s\n", def->op.c_str(), TF_Message(st));
   TF_DeleteStatus(st);
@@ -209,6 +221,14 @@ EXPORT void TF_InitKernel() {
   stub::RegisterShapes();
   stub::RegisterConvolutions();
   stub::RegisterPooling();
+}
+
+EXPORT bool metalstub_allows(const char* op, const char* type) {
+  static const auto disabled = stub::EnvSet("METALSTUB_DISABLE_OPS");
+  static const auto only = stub::EnvSet("METALSTUB_ONLY_OPS");
+  if (disabled.count(op)) return false;
+  return only.empty() || only.count(op) ||
+         only.count(std::string(op) + ":" + type);
 }
 
 EXPORT void metalstub_count(const char* op) {

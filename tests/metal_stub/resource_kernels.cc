@@ -11,6 +11,7 @@
 #include "tensorflow/core/framework/resource_var.h"
 
 extern "C" void metalstub_count(const char* op);  // in the plugin
+extern "C" bool metalstub_allows(const char* op, const char* type);
 
 namespace tensorflow {
 namespace {
@@ -142,18 +143,25 @@ class AssignUpdate : public OpKernel {
   }
 };
 
-// METALSTUB_ONLY_OPS and METALSTUB_DISABLE_OPS cannot reach these: the macros
-// register while the library loads. A test that wants TensorFlow's generic
-// assignments instead does not set METALSTUB_ASSIGN.
-const char* AssignDevice() {
-  return getenv("METALSTUB_ASSIGN") ? StubDevice() : "METALSTUB_UNUSED";
+// The macros register while the library loads: what is not wanted goes to a
+// device that nobody has.
+template <typename T>
+const char* DeviceFor(const char* op) {
+  const std::string type = DataTypeString(DataTypeToEnum<T>::value);
+  const bool wanted =
+      metalstub_allows(op, type == "float" ? "float32" : type.c_str());
+  return wanted ? StubDevice() : "METALSTUB_UNUSED";
+}
+template <typename T>
+const char* AssignDevice(const char* op) {
+  return getenv("METALSTUB_ASSIGN") ? DeviceFor<T>(op) : "METALSTUB_UNUSED";
 }
 
 }  // namespace
 
 #define ASSIGN(op, T)                \
   Name(op)                           \
-      .Device(AssignDevice())        \
+      .Device(AssignDevice<T>(op))   \
       .HostMemory("resource")        \
       .TypeConstraint<T>("dtype")
 REGISTER_KERNEL_BUILDER(ASSIGN("AssignVariableOp", float), Assign);
@@ -167,6 +175,9 @@ REGISTER_KERNEL_BUILDER(ASSIGN("AssignSubVariableOp", float),
 REGISTER_KERNEL_BUILDER(ASSIGN("AssignSubVariableOp", int64_t),
                         AssignUpdate<int64_t, kSub>);
 
+// METALSTUB_ONLY_OPS does not reach these: TensorFlow places a step before it
+// optimises it, and without a kernel on the variable's device it gives up on
+// an op that the optimised step no longer has.
 #define ON_DEVICE(op, Index) \
   Name(op)                   \
       .Device(StubDevice())  \

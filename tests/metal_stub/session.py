@@ -19,6 +19,7 @@ import pytest
 from tests.metal_stub import build
 
 ROOT = pathlib.Path(__file__).parents[2]
+_EACH = "each"
 
 
 class Plugin:
@@ -95,6 +96,45 @@ def run(check, *arguments, **switches):
     )
 
 
+def run_each(check, cases):
+    """Runs a check for each case in a process with switches of its own.
+
+    TensorFlow is imported once and the process forked for each case: the
+    plugin, which reads its switches when it is loaded, comes afterwards.
+
+    Args:
+        check: where the function is.
+        cases: argument → the plugin's switches without their prefix.
+
+    Returns:
+        argument → the function's result.
+    """
+    return run(_EACH, check, json.dumps(cases))
+
+
+def _each(check, cases):
+    module, _, name = check.partition(":")
+    function = getattr(importlib.import_module(module), name)
+    folder = build.build()
+    found = {}
+    for argument, switches in json.loads(cases).items():
+        reader, writer = os.pipe()
+        child = os.fork()
+        if not child:
+            for key, value in switches.items():
+                os.environ[f"METALSTUB_{key}"] = str(value)
+            result = json.dumps(function(Plugin(folder), argument))
+            with os.fdopen(writer, "w") as stream:
+                stream.write(result)
+            os._exit(0)
+        os.close(writer)
+        with os.fdopen(reader) as stream:
+            said = stream.read()
+        os.waitpid(child, 0)
+        found[argument] = json.loads(said)
+    return found
+
+
 def run_once(tmp_path_factory, check, *arguments, **switches):
     """`run`, once for all test workers."""
     folder = tmp_path_factory.getbasetemp()
@@ -111,6 +151,9 @@ def run_once(tmp_path_factory, check, *arguments, **switches):
 
 
 if __name__ == "__main__":
+    if sys.argv[1] == _EACH:
+        print("RESULT " + json.dumps(_each(*sys.argv[2:])))
+        sys.exit()
     module, _, name = sys.argv[1].partition(":")
     plugin = Plugin(build.build())
     function = getattr(importlib.import_module(module), name)

@@ -21,6 +21,9 @@
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 EXPORT void metalstub_count(const char* op);
+// Whether METALSTUB_ONLY_OPS and METALSTUB_DISABLE_OPS leave an op its kernel
+// for a type ("float32", "int64->float32", "" for none).
+EXPORT bool metalstub_allows(const char* op, const char* type);
 
 namespace stub {
 
@@ -37,7 +40,7 @@ struct Counters {
   std::map<std::string, int64_t> kernel_calls;
   int64_t h2d = 0, h2d_bytes = 0, d2h = 0, d2h_bytes = 0;
   int64_t d2d = 0, d2d_bytes = 0, wrong_memory = 0;
-  std::set<std::string> registered;  // op, or op:dtype where it matters
+  std::set<std::string> registered;  // "op:type", or "op" without a type
   std::map<uintptr_t, uint64_t> blocks;
 };
 Counters& Count();

@@ -105,6 +105,10 @@ def settings(plugin):
     found["steps"] = watch(plugin, *looped)
     eager = models.make("dense", run_eagerly=True)
     found["eager"] = watch(plugin, *eager)
+    eager = models.make("dense", run_eagerly=True)
+    hidden = eager[0].layers[1]
+    hidden.call = tf.function(hidden.call)
+    found["eager function"] = watch(plugin, *eager)
     model, x, y = models.make("dense", jit_compile=True)
     placement = DevicePlacement(warn=False)
     original = None

@@ -111,8 +111,9 @@ def test_steps_per_execution_counts_one_step(settings):
     assert "steps_per_execution=2" in found["text"]
 
 
-def test_eager_steps_are_counted_as_they_run(settings):
-    found = settings["eager"]
+@pytest.mark.parametrize("setting", ["eager", "eager function"])
+def test_eager_steps_are_counted_as_they_run(settings, setting):
+    found = settings[setting]
     # Eager TensorFlow keeps small constants it has filled once.
     counts, truth = found["counts"], found["truth"]
     assert {k: v for k, v in counts.items() if k != "Fill"} == {
