@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from keras_pergrad.explanation import Explanation, LayerRow, VariableRow
-from keras_pergrad.factors import Joined
+from keras_pergrad.factors import join
 from keras_pergrad.tape import Tape
 
 
@@ -161,7 +161,7 @@ def _rows(model, x, n):
 
 
 def _variable_row(variable, factors, n):
-    factor = factors[0] if len(factors) == 1 else Joined(factors)
+    factor = join(factors)
     return VariableRow(
         variable.path,
         tuple(variable.shape),

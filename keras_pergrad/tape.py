@@ -19,7 +19,7 @@ from tensorflow.python.eager.record import could_possibly_record
 from keras_pergrad import coupling, draws, outside, refusals
 from keras_pergrad.calls import Call
 from keras_pergrad.carriers import carriers
-from keras_pergrad.factors import Joined
+from keras_pergrad.factors import join
 from keras_pergrad.losses import components
 from keras_pergrad.patching import attribute
 from keras_pergrad.replay import Recorded
@@ -250,7 +250,8 @@ class Tape:
         parts = {}
         for _, variable, factor in self.parts(loss, scale):
             parts.setdefault(id(variable), []).append(factor)
-        return [_join(parts.get(id(v))) for v in self.variables]
+        found = [parts.get(id(v)) for v in self.variables]
+        return [uses and join(uses) for uses in found]
 
     def parts(self, loss, scale=None):
         """Yields (call, variable, factor) for each use of a variable."""
@@ -380,9 +381,3 @@ def _cast(tensor, dtype):
     if tf.is_tensor(tensor) and tensor.dtype.is_floating:
         return tf.cast(tensor, dtype)
     return tensor
-
-
-def _join(parts):
-    if not parts:
-        return None
-    return parts[0] if len(parts) == 1 else Joined(parts)

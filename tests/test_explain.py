@@ -49,7 +49,7 @@ def test_says_how_each_layer_is_served():
     assert kernel.held_bytes == 16 * (4 + 5) * 4
     assert (bias.norms, bias.sum, bias.shape) == ("full", "held", (5,))
     assert rows["shared"].calls == 2
-    assert rows["shared"].variables[0].norms == "joined"
+    assert rows["shared"].variables[0].norms == "gram"
     assert rows["shared"].variables[0].shared
     with kpg.factors.convolution_method("taps"):
         (kernel, _) = _by_name(kpg.explain(_model(), 16))["conv"].variables

@@ -3,7 +3,7 @@
 from keras_pergrad.factors.base import SampleGradients
 from keras_pergrad.factors.columns import Columns
 from keras_pergrad.factors.full import Full
-from keras_pergrad.factors.joined import Joined
+from keras_pergrad.factors.joined import Joined, join
 from keras_pergrad.factors.outer import Outer
 from keras_pergrad.factors.patches import Patches, convolution_method
 from keras_pergrad.factors.rows import Rows, squared_norm
@@ -22,5 +22,6 @@ __all__ = [
     "Sum",
     "Windows",
     "convolution_method",
+    "join",
     "squared_norm",
 ]
