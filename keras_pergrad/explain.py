@@ -119,7 +119,7 @@ def _rows(model, x, n):
             [
                 tf.reduce_sum(tf.cast(t, tf.float32))
                 for t in tf.nest.flatten(y_pred)
-                if t.dtype.is_floating
+                if tf.is_tensor(t) and t.dtype.is_floating
             ]
         )
     found, joined, order = {}, {}, {}

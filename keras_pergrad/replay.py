@@ -4,7 +4,8 @@ This is the exact way to a per-sample gradient for a layer that has no rule:
 the call is run again on row i, with the random numbers that row i had in the
 batch, and differentiated alone. Nothing it assigns is kept.
 
-Private names in use: `keras.src.backend.get_keras_mask`, `set_keras_mask`.
+Private names in use: `keras.src.backend.get_keras_mask`, `set_keras_mask`,
+Keras's global attribute `current_call_ctx`.
 """
 
 import dataclasses
@@ -12,6 +13,7 @@ import dataclasses
 import keras
 import tensorflow as tf
 from keras.src import backend
+from keras.src.backend.common import global_state
 
 from keras_pergrad import draws as draws_module
 from keras_pergrad.carriers import carriers
@@ -24,7 +26,8 @@ class Recorded:
     Attributes:
         layer: the layer (or model).
         args, kwargs: what its `call` was given.
-        training: whether the batch was called for training.
+        training: what `training` was inside: layers that are called without
+            the argument take it from the call around them. None: nothing.
         draws: the random draws made inside, in order.
         outputs: the flat list of the `carriers` of its output.
         losses: the tensors given to `add_loss` inside.
@@ -33,7 +36,7 @@ class Recorded:
     layer: keras.layers.Layer
     args: tuple
     kwargs: dict
-    training: bool
+    training: bool | None
     draws: list
     outputs: list
     losses: list = dataclasses.field(default_factory=list)
@@ -45,6 +48,12 @@ class Recorded:
         if not tensors or tensors[0].shape.rank in (None, 0):
             return None
         return tensors[0].shape[0]
+
+
+def training_inside():
+    """What `training` is in the Keras call that is running, or None."""
+    context = global_state.get_global_attribute("current_call_ctx")
+    return getattr(context, "training", None)
 
 
 class _CallContext(keras.layers.Layer):

@@ -22,7 +22,7 @@ from keras_pergrad.carriers import carriers
 from keras_pergrad.factors import join
 from keras_pergrad.losses import components
 from keras_pergrad.patching import attribute
-from keras_pergrad.replay import Recorded
+from keras_pergrad.replay import Recorded, training_inside
 from keras_pergrad.rules import fallback
 from keras_pergrad.rules.registry import find_rule
 
@@ -179,7 +179,8 @@ class Tape:
         return outputs
 
     def _follow_call(self, call, original, args, kwargs):
-        recorded = Recorded(call.layer, args, kwargs, self.training, [], [])
+        training = training_inside()
+        recorded = Recorded(call.layer, args, kwargs, training, [], [])
         self._open.append(recorded)
         added = []
         try:
