@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from keras_pergrad.explanation import Explanation, LayerRow, VariableRow
 from keras_pergrad.factors import join
+from keras_pergrad.replay import is_composite
 from keras_pergrad.tape import Tape
 
 
@@ -79,10 +80,7 @@ def explain(model, batch_size=32, x=None, jit_compile=None):
 
 def _specs(model, batch_size, x):
     if x is not None:
-        return tf.nest.map_structure(
-            lambda t: tf.TensorSpec([batch_size, *t.shape[1:]], t.dtype),
-            tf.nest.map_structure(tf.convert_to_tensor, x),
-        )
+        return tf.nest.map_structure(lambda t: _spec(t, batch_size), x)
     known = getattr(model, "_inputs_struct", None)
     if known is None and getattr(model, "inputs", None):
         known = model.inputs if len(model.inputs) > 1 else model.inputs[0]
@@ -91,9 +89,19 @@ def _specs(model, batch_size, x):
             f"Model {model.name!r} does not know the shapes of its inputs. "
             "Pass a batch: explain(model, batch_size, x=x)."
         )
-    return tf.nest.map_structure(
-        lambda t: tf.TensorSpec([batch_size, *t.shape[1:]], t.dtype), known
-    )
+    return tf.nest.map_structure(lambda t: _spec(t, batch_size), known)
+
+
+def _spec(tensor, n):
+    """The type of `n` samples like those in a tensor, perhaps symbolic."""
+    if not isinstance(tensor, keras.KerasTensor) and not is_composite(tensor):
+        tensor = tf.convert_to_tensor(tensor)
+    shape = [n, *tensor.shape[1:]]
+    if isinstance(tensor, tf.SparseTensor) or getattr(tensor, "sparse", False):
+        return tf.SparseTensorSpec(shape, tensor.dtype)
+    if isinstance(tensor, tf.RaggedTensor) or getattr(tensor, "ragged", False):
+        return tf.RaggedTensorSpec(shape, tensor.dtype)
+    return tf.TensorSpec(shape, tensor.dtype)
 
 
 def _zeros(spec):

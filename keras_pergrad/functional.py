@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from keras_pergrad.losses import total_loss
 from keras_pergrad.modes.samples import Samples
+from keras_pergrad.replay import is_composite
 from keras_pergrad.statistics import GradientStatistics
 from keras_pergrad.tape import Tape
 
@@ -160,10 +161,7 @@ def _run(what, model, x, y, sample_weight, method, training):
         raise ValueError(
             f"`method` must be one of {METHODS}. Received: method={method!r}"
         )
-    batch = tf.nest.map_structure(
-        lambda t: None if t is None else tf.convert_to_tensor(t),
-        (x, y, sample_weight),
-    )
+    batch = tf.nest.map_structure(_tensor, (x, y, sample_weight))
     _require_lengths(batch)
     if not model.built:
         model(batch[0])
@@ -245,6 +243,13 @@ def _one_by_one(what, model, x, y, sample_weight, training):
         ],
     )
     return [r if keep else None for r, keep in zip(result, used)]
+
+
+def _tensor(value):
+    """None and sparse or ragged tensors stay: layers may densify these."""
+    if value is None or is_composite(value):
+        return value
+    return tf.convert_to_tensor(value)
 
 
 def _require_compiled(model):

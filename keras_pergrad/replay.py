@@ -16,6 +16,7 @@ from keras.src import backend
 from keras.src.backend.common import global_state
 
 from keras_pergrad import draws as draws_module
+from keras_pergrad import refusals
 from keras_pergrad.carriers import carriers
 
 
@@ -68,6 +69,11 @@ class _CallContext(keras.layers.Layer):
         return self.function()
 
 
+def is_composite(tensor):
+    """Whether it is sparse or ragged."""
+    return isinstance(tensor, (tf.SparseTensor, tf.RaggedTensor))
+
+
 def _tensors(structure):
     return [t for t in tf.nest.flatten(structure) if tf.is_tensor(t)]
 
@@ -116,6 +122,8 @@ class Replay:
 
     def _take(self, tensor, rows):
         """These rows of a batch tensor; other tensors as they are."""
+        if is_composite(tensor):
+            raise ValueError(refusals.composite(self.recorded.layer))
         if not tf.is_tensor(tensor) or tensor.shape.rank in (None, 0):
             return tensor
         if tensor.shape[0] != self.recorded.batch_axis:

@@ -11,6 +11,7 @@ Private names in use: `Layer._flatten_layers`, `Layer._trainable_variables`,
 
 import contextlib
 import functools
+import inspect
 
 import keras
 import tensorflow as tf
@@ -22,7 +23,7 @@ from keras_pergrad.carriers import carriers
 from keras_pergrad.factors import join
 from keras_pergrad.losses import components
 from keras_pergrad.patching import attribute
-from keras_pergrad.replay import Recorded, training_inside
+from keras_pergrad.replay import Recorded, is_composite, training_inside
 from keras_pergrad.rules import fallback
 from keras_pergrad.rules.registry import find_rule
 
@@ -125,8 +126,12 @@ class Tape:
             self.refuse(layer, ValueError(refusals.out_of_sight(layer)))
             return original(*args, **kwargs)
         call = Call(layer, rule, parents=tuple(self._stack))
-        if rule is not None and rule.unsupported is not None:
-            call.reason = rule.unsupported(layer, *args, **kwargs)
+        composite = any(map(is_composite, tf.nest.flatten((args, kwargs))))
+        if composite:
+            call.rule = rule = None
+        elif rule is not None:
+            args, kwargs = _first_by_place(original, args, kwargs)
+            call.reason = rule.reason_against(layer, *args, **kwargs)
             if call.reason:
                 call.rule = rule = None
         whole = _takes_whole(layer)
@@ -141,6 +146,10 @@ class Tape:
             call.accessed.clear()
         if call.accessed:
             self.calls.append(call)
+            if composite:
+                call.refused, call.watched = True, []
+                error = ValueError(refusals.composite(layer))
+                self.refuse(layer, error)
         if rule is not None and rule.forward is None:
             # Outside of the frame: an activation may be a layer with weights.
             activation = getattr(layer, "activation", None)
@@ -340,6 +349,14 @@ class Tape:
 def first_tensor(x):
     """The tensor whose first axis counts the samples."""
     return next(t for t in tf.nest.flatten(x) if t is not None)
+
+
+def _first_by_place(call, args, kwargs):
+    """The arguments, the first of them by place, as rules expect it."""
+    name = next(iter(inspect.signature(call).parameters), None)
+    if args or name not in kwargs:
+        return args, kwargs
+    return (kwargs[name],), {k: v for k, v in kwargs.items() if k != name}
 
 
 def _noting(layer, added):

@@ -27,6 +27,37 @@ class Rule:
     forward: Callable | None = None
     unsupported: Callable | None = None
 
+    def reason_against(self, layer, *args, **kwargs):
+        """Why the generic fallback must serve this call, or None."""
+        reason = _changed(type(layer), self.layer_class)
+        if reason is None and self.unsupported is not None:
+            reason = self.unsupported(layer, *args, **kwargs)
+        return reason
+
+
+# What rules read of a layer, and Keras lets subclasses change.
+_READ = (
+    "activation",
+    "alpha",
+    "beta",
+    "bias",
+    "convolution_op",
+    "depthwise_kernel",
+    "embeddings",
+    "gamma",
+    "kernel",
+    "pointwise_kernel",
+    "scale",
+)
+
+
+def _changed(own, base):
+    """Why a subclass that keeps `call` may still compute anything."""
+    for name in _READ:
+        if getattr(own, name, None) is not getattr(base, name, None):
+            return f"{own.__name__} has a `{name}` of its own"
+    return None
+
 
 _RULES: dict[type, Rule] = {}
 
