@@ -11,14 +11,19 @@ Private names in use: `Layer._flatten_layers`, `Layer._trainable_variables`,
 
 import contextlib
 import functools
-import inspect
 
 import keras
 import tensorflow as tf
 from tensorflow.python.eager.record import could_possibly_record
 
 from keras_pergrad import coupling, draws, outside, refusals
-from keras_pergrad.calls import Call
+from keras_pergrad.calls import (
+    Call,
+    assigns_weights,
+    first_by_place,
+    is_input,
+    takes_whole,
+)
 from keras_pergrad.carriers import carriers
 from keras_pergrad.factors import join
 from keras_pergrad.losses import components
@@ -116,7 +121,7 @@ class Tape:
             return self._record(layer, rule, original, args, kwargs)
 
         rule = find_rule(layer) if layer._trainable_variables else None
-        rule = rule or (find_rule(layer) if _takes_whole(layer) else None)
+        rule = rule or (find_rule(layer) if takes_whole(layer) else None)
         call.rule = rule
         with attribute(layer, "call", call):
             yield
@@ -130,11 +135,11 @@ class Tape:
         if composite:
             call.rule = rule = None
         elif rule is not None:
-            args, kwargs = _first_by_place(original, args, kwargs)
+            args, kwargs = first_by_place(original, args, kwargs)
             call.reason = rule.reason_against(layer, *args, **kwargs)
             if call.reason:
                 call.rule = rule = None
-        whole = _takes_whole(layer)
+        whole = takes_whole(layer)
         with self._frame(call), self._mute(whole or rule is not None):
             if rule is None:
                 outputs = self._follow_call(call, original, args, kwargs)
@@ -142,7 +147,7 @@ class Tape:
                 outputs = self._follow_linear(call, original, args, kwargs)
             else:
                 outputs = self._follow_rule(call, original, args, kwargs)
-        if _assigns_weights(layer):
+        if assigns_weights(layer):
             call.accessed.clear()
         if call.accessed:
             self.calls.append(call)
@@ -161,7 +166,7 @@ class Tape:
         if draws.current_graph() is not self._graph:
             return True
         # Inside a custom gradient (rematerialisation is one).
-        owns = layer._trainable_variables or _takes_whole(layer)
+        owns = layer._trainable_variables or takes_whole(layer)
         return bool(owns) and not could_possibly_record()
 
     def _follow_linear(self, call, original, args, kwargs):
@@ -199,7 +204,7 @@ class Tape:
             self._open.remove(recorded)
         # An output that is an input would be watched as both.
         outputs = tf.nest.map_structure(
-            lambda t: tf.identity(t) if _is_input(t, args, kwargs) else t,
+            lambda t: tf.identity(t) if is_input(t, args, kwargs) else t,
             outputs,
         )
         recorded.outputs = carriers(outputs)
@@ -351,14 +356,6 @@ def first_tensor(x):
     return next(t for t in tf.nest.flatten(x) if t is not None)
 
 
-def _first_by_place(call, args, kwargs):
-    """The arguments, the first of them by place, as rules expect it."""
-    name = next(iter(inspect.signature(call).parameters), None)
-    if args or name not in kwargs:
-        return args, kwargs
-    return (kwargs[name],), {k: v for k, v in kwargs.items() if k != name}
-
-
 def _noting(layer, added):
     original = layer.add_loss
 
@@ -367,27 +364,6 @@ def _noting(layer, added):
         return original(loss)
 
     return add_loss
-
-
-def _takes_whole(layer):
-    """Layers that call their sublayers inside a loop of their own."""
-    return isinstance(layer, (keras.layers.RNN, keras.layers.TimeDistributed))
-
-
-def _assigns_weights(layer):
-    """Whether the layer reads weights only to assign them.
-
-    SpectralNormalization sets the inner layer's kernel before it calls it;
-    Keras differentiates with respect to the value that was set.
-    """
-    cls = keras.layers.SpectralNormalization
-    return isinstance(layer, cls) and type(layer).call is cls.call
-
-
-def _is_input(tensor, args, kwargs):
-    return tf.is_tensor(tensor) and any(
-        tensor is t for t in tf.nest.flatten((args, kwargs))
-    )
 
 
 def _prepare(gradient, dtype, scale):
