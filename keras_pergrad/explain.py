@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from keras_pergrad.explanation import Explanation, LayerRow, VariableRow
-from keras_pergrad.factors import join
+from keras_pergrad.factors import join, widened
 from keras_pergrad.replay import is_composite
 from keras_pergrad.tape import Tape
 
@@ -169,7 +169,7 @@ def _rows(model, x, n):
 
 
 def _variable_row(variable, factors, n):
-    factor = join(factors)
+    factor = widened(join(factors), variable.value.dtype)
     return VariableRow(
         variable.path,
         tuple(variable.shape),

@@ -25,7 +25,7 @@ from keras_pergrad.calls import (
     takes_whole,
 )
 from keras_pergrad.carriers import carriers
-from keras_pergrad.factors import join
+from keras_pergrad.factors import join, widened
 from keras_pergrad.losses import components
 from keras_pergrad.patching import attribute
 from keras_pergrad.replay import Recorded, is_composite, training_inside
@@ -265,8 +265,12 @@ class Tape:
         parts = {}
         for _, variable, factor in self.parts(loss, scale):
             parts.setdefault(id(variable), []).append(factor)
-        found = [parts.get(id(v)) for v in self.variables]
-        return [uses and join(uses) for uses in found]
+        return [
+            widened(join(parts[id(v)]), v.value.dtype)
+            if id(v) in parts
+            else None
+            for v in self.variables
+        ]
 
     def parts(self, loss, scale=None):
         """Yields (call, variable, factor) for each use of a variable."""

@@ -68,6 +68,7 @@ ALLOWED = {
         "modes",
         "tape",
         "losses",
+        "factors",
         "replay",
         "rules",
         "aggregation",

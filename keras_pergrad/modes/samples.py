@@ -95,7 +95,7 @@ class Samples:
     def norm(self, contributions):
         """The norm of the per-sample gradient: contribution times batch."""
         squares = [
-            tf.cast(tf.reduce_sum(tf.square(g)), self.norm_dtype)
+            tf.reduce_sum(tf.square(tf.cast(g, self.norm_dtype)))
             for g in contributions
             if g is not None
         ]
