@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from keras_pergrad.explanation import Explanation, LayerRow, VariableRow
 from keras_pergrad.factors import join, widened
+from keras_pergrad.refusals import not_one_number
 from keras_pergrad.replay import is_composite
 from keras_pergrad.tape import Tape
 
@@ -116,11 +117,25 @@ class _Collecting(Tape):
         self.refusals = []
 
     def refuse(self, layer, error):
-        self.refusals.append((layer, str(error)))
+        self.refusals.append((layer, str(error), len(self.calls)))
+
+    def layers(self):
+        """Those with a call or a refusal, as they were first called."""
+        found = [(k, layer) for layer, _, k in self.refusals]
+        for k, call in enumerate(self.calls):
+            # A call is noted when it ends, after those inside it.
+            found += [(k + 0.5, one.layer) for one in call.parents]
+            found.append((k + 0.5, call.layer))
+        ordered = [layer for _, layer in sorted(found, key=lambda kv: kv[0])]
+        concerned = {id(call.layer) for call in self.calls}
+        concerned |= {id(layer) for layer, _, _ in self.refusals}
+        unique = {id(layer): layer for layer in ordered}
+        return [one for key, one in unique.items() if key in concerned]
 
 
 def _rows(model, x, n):
     tape = _Collecting(model)
+    _look_at_losses(model, tape.refuse)
     with tape:
         y_pred = tape.forward(x)
         loss = tf.add_n(
@@ -130,27 +145,23 @@ def _rows(model, x, n):
                 if tf.is_tensor(t) and t.dtype.is_floating
             ]
         )
-    found, joined, order = {}, {}, {}
-    for call in tape.calls:
-        order.setdefault(id(call.layer), []).append(call)
-    for layer, _ in tape.refusals:
-        order.setdefault(id(layer), [])
+    found, joined = {}, {}
     for call, variable, factor in tape.parts(loss):
         found.setdefault(id(call.layer), {})[id(variable)] = variable
         joined.setdefault(id(variable), []).append(factor)
     refusals = {}
-    for layer, message in tape.refusals:
-        refusals.setdefault(id(layer), (layer, message))
-    places = {id(one): k for k, one in enumerate(model._flatten_layers())}
-    for key, calls in sorted(order.items(), key=lambda kv: places[kv[0]]):
-        layer = calls[0].layer if calls else refusals[key][0]
+    for layer, message, _ in tape.refusals:
+        refusals.setdefault(id(layer), message)
+    for layer in tape.layers():
+        key = id(layer)
+        calls = [call for call in tape.calls if call.layer is layer]
         variables = tuple(
             _variable_row(v, joined[k], n)
             for k, v in found.get(key, {}).items()
         )
         reason = next((c.reason for c in calls if c.reason), None)
         if key in refusals:
-            served, reason, variables = "refused", refusals[key][1], ()
+            served, reason, variables = "refused", refusals[key], ()
         elif not variables:
             served = "unused"
         elif any(c.rule is None for c in calls):
@@ -160,12 +171,22 @@ def _rows(model, x, n):
             served = "rule"
         yield LayerRow(
             layer.name,
+            getattr(layer, "path", None) or layer.name,
             type(layer).__name__,
             served,
             reason,
             len(calls),
             variables,
         )
+
+
+def _look_at_losses(model, refuse):
+    """Refuses what training would: a loss for each sample, not for all."""
+    for loss in tf.nest.flatten(getattr(model, "loss", None)):
+        reduction = getattr(loss, "reduction", "sum")
+        if isinstance(loss, keras.losses.Loss) and reduction in (None, "none"):
+            message = not_one_number(f"a loss with reduction={reduction!r}")
+            refuse(model, ValueError(message))
 
 
 def _variable_row(variable, factors, n):

@@ -35,6 +35,15 @@ def composite(layer):
     )
 
 
+def not_one_number(received):
+    """The loss of the batch is not a scalar."""
+    return (
+        f"The loss must be one number for the batch. Received: {received}. "
+        "Give the loss a reduction, such as reduction='sum_over_batch_size', "
+        "not None or 'none'."
+    )
+
+
 def missed(model, paths):
     """Variables that no recorded call has read."""
     return (

@@ -44,7 +44,7 @@ ALLOWED = {
         "carriers",
         "patching",
     },
-    "losses": {"patching", "replay", "tallies"},
+    "losses": {"patching", "refusals", "replay", "tallies"},
     "modes": {
         "modes",
         "tape",
@@ -75,7 +75,7 @@ ALLOWED = {
         "statistics",
     },
     "explanation": set(),
-    "explain": {"explanation", "factors", "replay", "tape"},
+    "explain": {"explanation", "factors", "refusals", "replay", "tape"},
     "judgement": set(),
     "arithmetic": set(),
     "placement": {"placement", "judgement", "arithmetic"},
