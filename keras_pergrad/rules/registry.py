@@ -71,7 +71,8 @@ def register_rule(
     the whole batch, and the gradient of the batch's loss with respect to the
     layer's output before its `activation`, both with the sample as the first
     axis. It yields (variable, `SampleGradients`) pairs. It serves the class
-    and those subclasses that inherit its `call`.
+    and those subclasses that inherit its `call` and what it reads of the
+    layer: one with a `kernel` of its own, say, is left to the fallback.
 
     Args:
         layer_class: a subclass of `keras.layers.Layer`.
