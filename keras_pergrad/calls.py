@@ -1,8 +1,10 @@
-"""What the tape keeps of one call of a layer."""
+"""What the tape keeps and must know of one call of a layer."""
 
 import dataclasses
+import inspect
 
 import keras
+import tensorflow as tf
 
 from keras_pergrad.replay import Recorded
 
@@ -37,3 +39,33 @@ class Call:
     def covers(self, variable_id):
         """Whether repeating this call differentiates that variable, too."""
         return self.rule is None and variable_id in self.accessed
+
+
+def takes_whole(layer):
+    """Layers that call their sublayers inside a loop of their own."""
+    return isinstance(layer, (keras.layers.RNN, keras.layers.TimeDistributed))
+
+
+def assigns_weights(layer):
+    """Whether the layer reads weights only to assign them.
+
+    SpectralNormalization sets the inner layer's kernel before it calls it;
+    Keras differentiates with respect to the value that was set.
+    """
+    cls = keras.layers.SpectralNormalization
+    return isinstance(layer, cls) and type(layer).call is cls.call
+
+
+def first_by_place(call, args, kwargs):
+    """The arguments, the first of them by place, as rules expect it."""
+    name = next(iter(inspect.signature(call).parameters), None)
+    if args or name not in kwargs:
+        return args, kwargs
+    return (kwargs[name],), {k: v for k, v in kwargs.items() if k != name}
+
+
+def is_input(tensor, args, kwargs):
+    """Whether a layer hands on, as it is, a tensor that it was given."""
+    return tf.is_tensor(tensor) and any(
+        tensor is t for t in tf.nest.flatten((args, kwargs))
+    )

@@ -10,12 +10,12 @@ import tensorflow as tf
 
 
 def carriers(outputs):
-    """All outputs, flat, followed by the logits behind them.
+    """All tensors in it, flat, followed by the logits behind them.
 
     Args:
-        outputs: a tensor or a nested structure of tensors.
+        outputs: a tensor or a nested structure of tensors, None and others.
     """
-    flat = tf.nest.flatten(outputs)
+    flat = [t for t in tf.nest.flatten(outputs) if tf.is_tensor(t)]
     logits = [_logits(t) for t in flat]
     return flat + [t for t in logits if t is not None]
 
@@ -24,7 +24,7 @@ def _logits(tensor):
     logits = getattr(tensor, "_keras_logits", None)
     if logits is not None:
         return logits
-    if tf.executing_eagerly() or not tf.is_tensor(tensor):
+    if tf.executing_eagerly() or not isinstance(tensor, tf.Tensor):
         return None
     behind = tensor.op.type in ("Softmax", "Sigmoid")
     return tensor.op.inputs[0] if behind else None

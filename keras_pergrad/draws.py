@@ -103,9 +103,13 @@ def replaying(rows):
     def replayed(name):
         def function(*args, seed=None, **kwargs):
             if not rows:
-                raise RuntimeError(
+                raise ValueError(
                     f"keras.random.{name} was called more often for one "
-                    "sample than for the whole batch."
+                    "sample than for the whole batch, so that the batch's "
+                    "own numbers cannot be given to each sample. Let the "
+                    "layer that calls it draw as often whatever the number "
+                    "of samples and whenever it is called (hand `training` "
+                    "on to the layers inside), or use gradient_mode='batch'."
                 )
             row = rows.pop(0)
             return args[0] * row if name == "dropout" else row

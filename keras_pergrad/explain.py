@@ -12,7 +12,9 @@ import keras
 import tensorflow as tf
 
 from keras_pergrad.explanation import Explanation, LayerRow, VariableRow
-from keras_pergrad.factors import Joined
+from keras_pergrad.factors import join, widened
+from keras_pergrad.refusals import not_one_number
+from keras_pergrad.replay import is_composite
 from keras_pergrad.tape import Tape
 
 
@@ -79,10 +81,7 @@ def explain(model, batch_size=32, x=None, jit_compile=None):
 
 def _specs(model, batch_size, x):
     if x is not None:
-        return tf.nest.map_structure(
-            lambda t: tf.TensorSpec([batch_size, *t.shape[1:]], t.dtype),
-            tf.nest.map_structure(tf.convert_to_tensor, x),
-        )
+        return tf.nest.map_structure(lambda t: _spec(t, batch_size), x)
     known = getattr(model, "_inputs_struct", None)
     if known is None and getattr(model, "inputs", None):
         known = model.inputs if len(model.inputs) > 1 else model.inputs[0]
@@ -91,9 +90,19 @@ def _specs(model, batch_size, x):
             f"Model {model.name!r} does not know the shapes of its inputs. "
             "Pass a batch: explain(model, batch_size, x=x)."
         )
-    return tf.nest.map_structure(
-        lambda t: tf.TensorSpec([batch_size, *t.shape[1:]], t.dtype), known
-    )
+    return tf.nest.map_structure(lambda t: _spec(t, batch_size), known)
+
+
+def _spec(tensor, n):
+    """The type of `n` samples like those in a tensor, perhaps symbolic."""
+    if not isinstance(tensor, keras.KerasTensor) and not is_composite(tensor):
+        tensor = tf.convert_to_tensor(tensor)
+    shape = [n, *tensor.shape[1:]]
+    if isinstance(tensor, tf.SparseTensor) or getattr(tensor, "sparse", False):
+        return tf.SparseTensorSpec(shape, tensor.dtype)
+    if isinstance(tensor, tf.RaggedTensor) or getattr(tensor, "ragged", False):
+        return tf.RaggedTensorSpec(shape, tensor.dtype)
+    return tf.TensorSpec(shape, tensor.dtype)
 
 
 def _zeros(spec):
@@ -108,41 +117,51 @@ class _Collecting(Tape):
         self.refusals = []
 
     def refuse(self, layer, error):
-        self.refusals.append((layer, str(error)))
+        self.refusals.append((layer, str(error), len(self.calls)))
+
+    def layers(self):
+        """Those with a call or a refusal, as they were first called."""
+        found = [(k, layer) for layer, _, k in self.refusals]
+        for k, call in enumerate(self.calls):
+            # A call is noted when it ends, after those inside it.
+            found += [(k + 0.5, one.layer) for one in call.parents]
+            found.append((k + 0.5, call.layer))
+        ordered = [layer for _, layer in sorted(found, key=lambda kv: kv[0])]
+        concerned = {id(call.layer) for call in self.calls}
+        concerned |= {id(layer) for layer, _, _ in self.refusals}
+        unique = {id(layer): layer for layer in ordered}
+        return [one for key, one in unique.items() if key in concerned]
 
 
 def _rows(model, x, n):
     tape = _Collecting(model)
+    _look_at_losses(model, tape.refuse)
     with tape:
         y_pred = tape.forward(x)
         loss = tf.add_n(
             [
                 tf.reduce_sum(tf.cast(t, tf.float32))
                 for t in tf.nest.flatten(y_pred)
-                if t.dtype.is_floating
+                if tf.is_tensor(t) and t.dtype.is_floating
             ]
         )
-    found, joined, order = {}, {}, {}
-    for call in tape.calls:
-        order.setdefault(id(call.layer), []).append(call)
-    for layer, _ in tape.refusals:
-        order.setdefault(id(layer), [])
+    found, joined = {}, {}
     for call, variable, factor in tape.parts(loss):
         found.setdefault(id(call.layer), {})[id(variable)] = variable
         joined.setdefault(id(variable), []).append(factor)
     refusals = {}
-    for layer, message in tape.refusals:
-        refusals.setdefault(id(layer), (layer, message))
-    places = {id(one): k for k, one in enumerate(model._flatten_layers())}
-    for key, calls in sorted(order.items(), key=lambda kv: places[kv[0]]):
-        layer = calls[0].layer if calls else refusals[key][0]
+    for layer, message, _ in tape.refusals:
+        refusals.setdefault(id(layer), message)
+    for layer in tape.layers():
+        key = id(layer)
+        calls = [call for call in tape.calls if call.layer is layer]
         variables = tuple(
             _variable_row(v, joined[k], n)
             for k, v in found.get(key, {}).items()
         )
         reason = next((c.reason for c in calls if c.reason), None)
         if key in refusals:
-            served, reason, variables = "refused", refusals[key][1], ()
+            served, reason, variables = "refused", refusals[key], ()
         elif not variables:
             served = "unused"
         elif any(c.rule is None for c in calls):
@@ -152,6 +171,7 @@ def _rows(model, x, n):
             served = "rule"
         yield LayerRow(
             layer.name,
+            getattr(layer, "path", None) or layer.name,
             type(layer).__name__,
             served,
             reason,
@@ -160,8 +180,17 @@ def _rows(model, x, n):
         )
 
 
+def _look_at_losses(model, refuse):
+    """Refuses what training would: a loss for each sample, not for all."""
+    for loss in tf.nest.flatten(getattr(model, "loss", None)):
+        reduction = getattr(loss, "reduction", "sum")
+        if isinstance(loss, keras.losses.Loss) and reduction in (None, "none"):
+            message = not_one_number(f"a loss with reduction={reduction!r}")
+            refuse(model, ValueError(message))
+
+
 def _variable_row(variable, factors, n):
-    factor = factors[0] if len(factors) == 1 else Joined(factors)
+    factor = widened(join(factors), variable.value.dtype)
     return VariableRow(
         variable.path,
         tuple(variable.shape),

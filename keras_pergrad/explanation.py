@@ -45,6 +45,7 @@ class LayerRow:
 
     Attributes:
         layer: its name.
+        path: its name after those of the layers around it, "block/dense".
         type: its class.
         served_by: "rule", "fallback", "refused" or "unused": the outputs do
             not depend on its trainable variables.
@@ -54,6 +55,7 @@ class LayerRow:
     """
 
     layer: str
+    path: str
     type: str
     served_by: str
     reason: str | None
@@ -119,9 +121,9 @@ class Explanation:
         )
 
     def _notes(self):
-        for row in self.rows:
+        for row, label in zip(self.rows, _labels(self.rows)):
             if row.reason:
-                yield f"{row.layer}: {row.served_by}: {row.reason}"
+                yield f"{label}: {row.served_by}: {row.reason}"
 
     def __str__(self):
         cells = [COLUMNS, *_cells(self.rows)]
@@ -146,6 +148,9 @@ class Explanation:
             ]
         )
 
+    # What a prompt shows; a notebook takes the next one.
+    __repr__ = __str__
+
     def _repr_html_(self):
         def row(tag, line):
             inner = "".join(f"<{tag}>{html.escape(c)}</{tag}>" for c in line)
@@ -161,9 +166,20 @@ class Explanation:
         )
 
 
+def _labels(rows):
+    """Names, with as much of the path as tells one from all others."""
+    paths = [row.path.split("/") for row in rows]
+    for own in paths:
+        for shown in range(1, len(own) + 1):
+            end = own[-shown:]
+            if sum(path[-shown:] == end for path in paths) == 1:
+                break
+        yield "/".join(end)
+
+
 def _cells(rows):
-    for row in rows:
-        head = [f"{row.layer} ({row.type})", row.served_by]
+    for row, label in zip(rows, _labels(rows)):
+        head = [f"{label} ({row.type})", row.served_by]
         if row.calls > 1:
             head[0] += f" ×{row.calls}"
         if not row.variables:

@@ -9,8 +9,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_pergrad.factors import wide
 from keras_pergrad.losses import total_loss
 from keras_pergrad.modes.samples import Samples
+from keras_pergrad.replay import is_composite
 from keras_pergrad.statistics import GradientStatistics
 from keras_pergrad.tape import Tape
 
@@ -57,7 +59,7 @@ def per_sample_gradients(
     """
     found = _run("gradients", model, x, y, sample_weight, method, training)
     norms = [
-        np.abs(tf.reshape(g, [g.shape[0], -1])).sum(1)
+        np.abs(tf.reshape(wide(g), [g.shape[0], -1])).sum(1)
         for g in found
         if g is not None
     ]
@@ -160,10 +162,7 @@ def _run(what, model, x, y, sample_weight, method, training):
         raise ValueError(
             f"`method` must be one of {METHODS}. Received: method={method!r}"
         )
-    batch = tf.nest.map_structure(
-        lambda t: None if t is None else tf.convert_to_tensor(t),
-        (x, y, sample_weight),
-    )
+    batch = tf.nest.map_structure(_tensor, (x, y, sample_weight))
     _require_lengths(batch)
     if not model.built:
         model(batch[0])
@@ -233,18 +232,23 @@ def _one_by_one(what, model, x, y, sample_weight, training):
             for v, g in zip(samples.variables, found)
         ]
         if what == "norms":
-            found = [tf.norm(tf.reshape(g, [-1])) for g in found]
+            found = [tf.norm(tf.reshape(wide(g), [-1])) for g in found]
         return [g * tf.cast(samples.n, g.dtype) for g in found]
 
-    result = tf.map_fn(
-        one,
-        tf.range(samples.n),
-        fn_output_signature=[
-            tf.TensorSpec([] if what == "norms" else v.shape, v.value.dtype)
-            for v in samples.variables
-        ],
-    )
+    values = [v.value for v in samples.variables]
+    if what == "norms":
+        specs = [tf.TensorSpec([], wide(v).dtype) for v in values]
+    else:
+        specs = [tf.TensorSpec(v.shape, v.dtype) for v in values]
+    result = tf.map_fn(one, tf.range(samples.n), fn_output_signature=specs)
     return [r if keep else None for r, keep in zip(result, used)]
+
+
+def _tensor(value):
+    """None and sparse or ragged tensors stay: layers may densify these."""
+    if value is None or is_composite(value):
+        return value
+    return tf.convert_to_tensor(value)
 
 
 def _require_compiled(model):

@@ -13,6 +13,7 @@ from keras.src.losses.loss import unscale_loss_for_distribution
 
 from keras_pergrad import tallies
 from keras_pergrad.patching import attribute
+from keras_pergrad.refusals import not_one_number
 
 
 def total_loss(model, x, y, y_pred, sample_weight, training=True):
@@ -26,11 +27,7 @@ def total_loss(model, x, y, y_pred, sample_weight, training=True):
     )
     if loss is None or loss.shape.rank not in (0, None):
         shape = None if loss is None else tuple(loss.shape)
-        raise ValueError(
-            "The loss must be one number for the batch. Received: a loss of "
-            f"shape {shape}. Give the loss a reduction, such as "
-            "reduction='sum_over_batch_size', not None or 'none'."
-        )
+        raise ValueError(not_one_number(f"a loss of shape {shape}"))
     return loss
 
 

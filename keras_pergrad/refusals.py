@@ -25,6 +25,25 @@ def out_of_sight(layer):
     )
 
 
+def composite(layer):
+    """A layer with weights is given a sparse or ragged tensor."""
+    return (
+        f"layer {layer.name!r} ({type(layer).__name__}) is given a sparse or "
+        "ragged tensor, whose samples cannot be told apart. Densify it, in "
+        "the data set or in a layer without weights before this one, or use "
+        "gradient_mode='batch'."
+    )
+
+
+def not_one_number(received):
+    """The loss of the batch is not a scalar."""
+    return (
+        f"The loss must be one number for the batch. Received: {received}. "
+        "Give the loss a reduction, such as reduction='sum_over_batch_size', "
+        "not None or 'none'."
+    )
+
+
 def missed(model, paths):
     """Variables that no recorded call has read."""
     return (

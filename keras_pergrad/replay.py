@@ -4,7 +4,8 @@ This is the exact way to a per-sample gradient for a layer that has no rule:
 the call is run again on row i, with the random numbers that row i had in the
 batch, and differentiated alone. Nothing it assigns is kept.
 
-Private names in use: `keras.src.backend.get_keras_mask`, `set_keras_mask`.
+Private names in use: `keras.src.backend.get_keras_mask`, `set_keras_mask`,
+Keras's global attribute `current_call_ctx`.
 """
 
 import dataclasses
@@ -12,8 +13,10 @@ import dataclasses
 import keras
 import tensorflow as tf
 from keras.src import backend
+from keras.src.backend.common import global_state
 
 from keras_pergrad import draws as draws_module
+from keras_pergrad import refusals
 from keras_pergrad.carriers import carriers
 
 
@@ -24,7 +27,8 @@ class Recorded:
     Attributes:
         layer: the layer (or model).
         args, kwargs: what its `call` was given.
-        training: whether the batch was called for training.
+        training: what `training` was inside: layers that are called without
+            the argument take it from the call around them. None: nothing.
         draws: the random draws made inside, in order.
         outputs: the flat list of the `carriers` of its output.
         losses: the tensors given to `add_loss` inside.
@@ -33,7 +37,7 @@ class Recorded:
     layer: keras.layers.Layer
     args: tuple
     kwargs: dict
-    training: bool
+    training: bool | None
     draws: list
     outputs: list
     losses: list = dataclasses.field(default_factory=list)
@@ -47,6 +51,12 @@ class Recorded:
         return tensors[0].shape[0]
 
 
+def training_inside():
+    """What `training` is in the Keras call that is running, or None."""
+    context = global_state.get_global_attribute("current_call_ctx")
+    return getattr(context, "training", None)
+
+
 class _CallContext(keras.layers.Layer):
     """Runs a function with Keras's `training` flag set for all layers in it."""
 
@@ -57,6 +67,11 @@ class _CallContext(keras.layers.Layer):
     def call(self, inputs, training=None):
         del inputs, training
         return self.function()
+
+
+def is_composite(tensor):
+    """Whether it is sparse or ragged."""
+    return isinstance(tensor, (tf.SparseTensor, tf.RaggedTensor))
 
 
 def _tensors(structure):
@@ -107,6 +122,8 @@ class Replay:
 
     def _take(self, tensor, rows):
         """These rows of a batch tensor; other tensors as they are."""
+        if is_composite(tensor):
+            raise ValueError(refusals.composite(self.recorded.layer))
         if not tf.is_tensor(tensor) or tensor.shape.rank in (None, 0):
             return tensor
         if tensor.shape[0] != self.recorded.batch_axis:

@@ -17,12 +17,18 @@ import tensorflow as tf
 from tensorflow.python.eager.record import could_possibly_record
 
 from keras_pergrad import coupling, draws, outside, refusals
-from keras_pergrad.calls import Call
+from keras_pergrad.calls import (
+    Call,
+    assigns_weights,
+    first_by_place,
+    is_input,
+    takes_whole,
+)
 from keras_pergrad.carriers import carriers
-from keras_pergrad.factors import Joined
+from keras_pergrad.factors import join, widened
 from keras_pergrad.losses import components
 from keras_pergrad.patching import attribute
-from keras_pergrad.replay import Recorded
+from keras_pergrad.replay import Recorded, is_composite, training_inside
 from keras_pergrad.rules import fallback
 from keras_pergrad.rules.registry import find_rule
 
@@ -115,7 +121,7 @@ class Tape:
             return self._record(layer, rule, original, args, kwargs)
 
         rule = find_rule(layer) if layer._trainable_variables else None
-        rule = rule or (find_rule(layer) if _takes_whole(layer) else None)
+        rule = rule or (find_rule(layer) if takes_whole(layer) else None)
         call.rule = rule
         with attribute(layer, "call", call):
             yield
@@ -125,11 +131,15 @@ class Tape:
             self.refuse(layer, ValueError(refusals.out_of_sight(layer)))
             return original(*args, **kwargs)
         call = Call(layer, rule, parents=tuple(self._stack))
-        if rule is not None and rule.unsupported is not None:
-            call.reason = rule.unsupported(layer, *args, **kwargs)
+        composite = any(map(is_composite, tf.nest.flatten((args, kwargs))))
+        if composite:
+            call.rule = rule = None
+        elif rule is not None:
+            args, kwargs = first_by_place(original, args, kwargs)
+            call.reason = rule.reason_against(layer, *args, **kwargs)
             if call.reason:
                 call.rule = rule = None
-        whole = _takes_whole(layer)
+        whole = takes_whole(layer)
         with self._frame(call), self._mute(whole or rule is not None):
             if rule is None:
                 outputs = self._follow_call(call, original, args, kwargs)
@@ -137,10 +147,14 @@ class Tape:
                 outputs = self._follow_linear(call, original, args, kwargs)
             else:
                 outputs = self._follow_rule(call, original, args, kwargs)
-        if _assigns_weights(layer):
+        if assigns_weights(layer):
             call.accessed.clear()
         if call.accessed:
             self.calls.append(call)
+            if composite:
+                call.refused, call.watched = True, []
+                error = ValueError(refusals.composite(layer))
+                self.refuse(layer, error)
         if rule is not None and rule.forward is None:
             # Outside of the frame: an activation may be a layer with weights.
             activation = getattr(layer, "activation", None)
@@ -152,7 +166,7 @@ class Tape:
         if draws.current_graph() is not self._graph:
             return True
         # Inside a custom gradient (rematerialisation is one).
-        owns = layer._trainable_variables or _takes_whole(layer)
+        owns = layer._trainable_variables or takes_whole(layer)
         return bool(owns) and not could_possibly_record()
 
     def _follow_linear(self, call, original, args, kwargs):
@@ -179,7 +193,8 @@ class Tape:
         return outputs
 
     def _follow_call(self, call, original, args, kwargs):
-        recorded = Recorded(call.layer, args, kwargs, self.training, [], [])
+        training = training_inside()
+        recorded = Recorded(call.layer, args, kwargs, training, [], [])
         self._open.append(recorded)
         added = []
         try:
@@ -189,7 +204,7 @@ class Tape:
             self._open.remove(recorded)
         # An output that is an input would be watched as both.
         outputs = tf.nest.map_structure(
-            lambda t: tf.identity(t) if _is_input(t, args, kwargs) else t,
+            lambda t: tf.identity(t) if is_input(t, args, kwargs) else t,
             outputs,
         )
         recorded.outputs = carriers(outputs)
@@ -250,7 +265,12 @@ class Tape:
         parts = {}
         for _, variable, factor in self.parts(loss, scale):
             parts.setdefault(id(variable), []).append(factor)
-        return [_join(parts.get(id(v))) for v in self.variables]
+        return [
+            widened(join(parts[id(v)]), v.value.dtype)
+            if id(v) in parts
+            else None
+            for v in self.variables
+        ]
 
     def parts(self, loss, scale=None):
         """Yields (call, variable, factor) for each use of a variable."""
@@ -350,27 +370,6 @@ def _noting(layer, added):
     return add_loss
 
 
-def _takes_whole(layer):
-    """Layers that call their sublayers inside a loop of their own."""
-    return isinstance(layer, (keras.layers.RNN, keras.layers.TimeDistributed))
-
-
-def _assigns_weights(layer):
-    """Whether the layer reads weights only to assign them.
-
-    SpectralNormalization sets the inner layer's kernel before it calls it;
-    Keras differentiates with respect to the value that was set.
-    """
-    cls = keras.layers.SpectralNormalization
-    return isinstance(layer, cls) and type(layer).call is cls.call
-
-
-def _is_input(tensor, args, kwargs):
-    return tf.is_tensor(tensor) and any(
-        tensor is t for t in tf.nest.flatten((args, kwargs))
-    )
-
-
 def _prepare(gradient, dtype, scale):
     gradient = tf.cast(tf.convert_to_tensor(gradient), dtype)
     return gradient if scale is None else gradient / tf.cast(scale, dtype)
@@ -380,9 +379,3 @@ def _cast(tensor, dtype):
     if tf.is_tensor(tensor) and tensor.dtype.is_floating:
         return tf.cast(tensor, dtype)
     return tensor
-
-
-def _join(parts):
-    if not parts:
-        return None
-    return parts[0] if len(parts) == 1 else Joined(parts)

@@ -49,7 +49,7 @@ def test_says_how_each_layer_is_served():
     assert kernel.held_bytes == 16 * (4 + 5) * 4
     assert (bias.norms, bias.sum, bias.shape) == ("full", "held", (5,))
     assert rows["shared"].calls == 2
-    assert rows["shared"].variables[0].norms == "joined"
+    assert rows["shared"].variables[0].norms == "gram"
     assert rows["shared"].variables[0].shared
     with kpg.factors.convolution_method("taps"):
         (kernel, _) = _by_name(kpg.explain(_model(), 16))["conv"].variables
@@ -106,6 +106,7 @@ def test_a_frozen_or_unreached_layer():
 
 def test_prints_in_a_terminal_and_a_notebook():
     found = kpg.explain(_model(), batch_size=16)
+    assert repr(found) == str(found)
     lines = str(found).splitlines()
     assert "batch of 16, XLA off" in lines[0]
     assert lines[1].split()[:2] == ["layer", "served"]
@@ -116,6 +117,55 @@ def test_prints_in_a_terminal_and_a_notebook():
     assert page.count("<tr>") == 1 + sum(len(r.variables) for r in found)
     assert "<td>conv (Conv2D)</td>" in page
     assert found.as_dicts()[0]["variables"][0]["shape"] == (3, 3, 3, 4)
+
+
+def test_layers_of_one_name_are_told_apart():
+    inputs = keras.Input((5, 4))
+    x = inputs
+    for name in ("first", "second"):
+        attention = layers.MultiHeadAttention(2, 3, name=name)
+        x = layers.LayerNormalization(name=f"{name}_norm")(attention(x, x))
+    found = kpg.explain(keras.Model(inputs, x), 2)
+    # Within a block, as they are called.
+    parts = [
+        f"{block}/{part}"
+        for block in ("first", "second")
+        for part in ("query", "key", "value", "attention_output")
+    ]
+    paths = [*parts[:4], "first_norm", *parts[4:], "second_norm"]
+    assert [row.path for row in found] == paths
+    heads = [line.split(" (")[0] for line in str(found).splitlines()]
+    assert [head for head in heads if head in paths] == paths
+    assert "<td>second/key (EinsumDense)</td>" in found._repr_html_()
+
+
+def test_an_outer_layer_comes_before_those_inside():
+    class Block(layers.Layer):
+        def __init__(self):
+            super().__init__(name="block")
+            self.dense = layers.Dense(4, name="dense")
+
+        def build(self, shape):
+            self.dense.build(shape)
+            self.scale = self.add_weight(shape=(shape[-1],), name="scale")
+
+        def call(self, x):
+            return self.dense(x) * self.scale
+
+    inputs = keras.Input((4,))
+    model = keras.Model(inputs, layers.Dense(2, name="out")(Block()(inputs)))
+    names = [row.layer for row in kpg.explain(model, 3)]
+    assert names == ["block", "dense", "out"]
+
+
+def test_lists_a_loss_without_reduction():
+    model = _model()
+    loss = keras.losses.MeanSquaredError(reduction=None)
+    for given in (loss, {"out": loss}):
+        model.compile("sgd", given)
+        (row,) = kpg.explain(model, 2).refused
+        assert row.layer == model.name
+        assert "Received: a loss with reduction=None" in row.reason
 
 
 def test_unknown_lengths_and_examples_of_the_input():

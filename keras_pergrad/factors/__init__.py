@@ -1,13 +1,14 @@
 """Per-sample gradients of one variable, kept factored; one class a file."""
 
-from keras_pergrad.factors.base import SampleGradients
+from keras_pergrad.factors.base import SampleGradients, wide
 from keras_pergrad.factors.columns import Columns
 from keras_pergrad.factors.full import Full
-from keras_pergrad.factors.joined import Joined
+from keras_pergrad.factors.joined import Joined, join
 from keras_pergrad.factors.outer import Outer
 from keras_pergrad.factors.patches import Patches, convolution_method
 from keras_pergrad.factors.rows import Rows, squared_norm
 from keras_pergrad.factors.sums import Product, Sum
+from keras_pergrad.factors.widened import Widened, widened
 from keras_pergrad.factors.windows import Windows
 
 __all__ = [
@@ -20,7 +21,11 @@ __all__ = [
     "Rows",
     "SampleGradients",
     "Sum",
+    "Widened",
     "Windows",
     "convolution_method",
+    "join",
     "squared_norm",
+    "wide",
+    "widened",
 ]

@@ -5,6 +5,9 @@ from typing import Any
 
 import tensorflow as tf
 
+#: Types whose squares overflow, vanish or are rounded too much.
+HALF = (tf.float16, tf.bfloat16)
+
 
 class SampleGradients(abc.ABC):
     """The n per-sample gradients of one variable, not yet computed.
@@ -106,6 +109,11 @@ def select(factors, keep):
 def _blank(tensor, keep):
     mask = tf.reshape(keep, [-1] + [1] * (tensor.shape.rank - 1))
     return tf.where(mask, tensor, tf.zeros([], tensor.dtype))
+
+
+def wide(tensor):
+    """`tensor`, in float32 where it is of half precision."""
+    return tf.cast(tensor, tf.float32) if tensor.dtype in HALF else tensor
 
 
 def expand(weights, tensor):

@@ -2,7 +2,12 @@
 
 import tensorflow as tf
 
-from keras_pergrad.factors.base import SampleGradients, expand, sum_of_squares
+from keras_pergrad.factors.base import (
+    SampleGradients,
+    expand,
+    sum_of_squares,
+    wide,
+)
 from keras_pergrad.factors.full import held_bytes
 from keras_pergrad.factors.xla import in_xla
 
@@ -133,8 +138,8 @@ def squared_norm(gradient):
     Where the slices are few, no array of the size of the table is made.
     """
     if not isinstance(gradient, tf.IndexedSlices):
-        return tf.reduce_sum(tf.square(gradient))
-    ids, values = gradient.indices, gradient.values
+        return tf.reduce_sum(tf.square(wide(gradient)))
+    ids, values = gradient.indices, wide(gradient.values)
     shape = gradient.dense_shape
     rows = None if shape is None else tf.get_static_value(shape[0])
 

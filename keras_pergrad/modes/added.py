@@ -6,7 +6,7 @@ import tensorflow as tf
 from keras_pergrad import draws, replicas
 from keras_pergrad.carriers import carriers
 from keras_pergrad.losses import additional_sums, noting_losses
-from keras_pergrad.modes.base import call_model
+from keras_pergrad.modes.base import call_model, training_inside
 from keras_pergrad.replay import Recorded, Replay
 from keras_pergrad.tape import first_tensor
 
@@ -39,8 +39,9 @@ def kinds(model, x, training=True):
         outputs = call_model(model, first, training)
     if not added:
         return []
+    inside = training_inside(model, training)
     recorded = Recorded(
-        model, (first,), {}, training, drawn, carriers(outputs), added
+        model, (first,), {}, inside, drawn, carriers(outputs), added
     )
     replay = Replay(recorded, list(model.trainable_variables))
     found = [is_sum for _, is_sum in additional_sums(replay, n)]

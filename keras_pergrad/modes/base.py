@@ -142,6 +142,11 @@ def call_model(model, x, training=True):
     return model(x)
 
 
+def training_inside(model, training):
+    """What `training` is for the layers in `call_model`."""
+    return training if model._call_has_training_arg else None
+
+
 def loss_scale(optimizer):
     """The factor that the optimizer wants the loss multiplied by, or None."""
     if optimizer is None:

@@ -4,6 +4,7 @@ import tensorflow as tf
 
 from keras_pergrad import replicas
 from keras_pergrad.aggregation import aggregations, is_finite
+from keras_pergrad.factors import squared_norm
 from keras_pergrad.losses import (
     track_loss,
 )
@@ -110,7 +111,7 @@ class PerSample(GradientMode):
         gradients = add_regularizers(gradients, samples.variables)
         statistics = self.aggregation.statistics(norms)
         if gives_statistics(self):
-            squares = [tf.reduce_sum(tf.square(g)) for g in plain]
+            squares = [squared_norm(g) for g in plain]
             statistics |= spread(norms, squares, samples.n)
         return Step(
             samples.loss, samples.y_pred, scaled(gradients, scale), statistics

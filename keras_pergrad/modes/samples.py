@@ -9,9 +9,7 @@ from keras_pergrad.losses import (
     noting_losses,
     total_loss,
 )
-from keras_pergrad.modes.base import (
-    call_model,
-)
+from keras_pergrad.modes.base import call_model, training_inside
 from keras_pergrad.replay import Recorded, Replay
 from keras_pergrad.tape import first_tensor
 
@@ -63,7 +61,8 @@ class Samples:
         self._output_gradients = [
             next(found) if t.dtype.is_floating else None for t in outputs
         ]
-        recorded = Recorded(model, (x,), {}, training, drawn, outputs, added)
+        inside = training_inside(model, training)
+        recorded = Recorded(model, (x,), {}, inside, drawn, outputs, added)
         self._replay = Replay(recorded, self.variables)
         if part is None:
             self._loss_weights = additional_loss_weights(
@@ -96,7 +95,7 @@ class Samples:
     def norm(self, contributions):
         """The norm of the per-sample gradient: contribution times batch."""
         squares = [
-            tf.cast(tf.reduce_sum(tf.square(g)), self.norm_dtype)
+            tf.reduce_sum(tf.square(tf.cast(g, self.norm_dtype)))
             for g in contributions
             if g is not None
         ]

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from keras_pergrad import coupling, replicas
 from keras_pergrad.aggregation import is_finite
+from keras_pergrad.factors import squared_norm
 from keras_pergrad.losses import total_loss
 from keras_pergrad.modes import added
 from keras_pergrad.modes.base import (
@@ -56,7 +57,7 @@ def step(mode, model, x, y, sample_weight):
     statistics = {}
     if getattr(mode, "with_statistics", False):
         plain = gradients if totals["plain"] is None else totals["plain"]
-        squares = [tf.reduce_sum(tf.square(g)) for g in plain if g is not None]
+        squares = [squared_norm(g) for g in plain if g is not None]
         statistics = spread(norms, squares, parts.rows)
     aggregation = getattr(mode, "aggregation", None)
     if aggregation is not None:

@@ -15,7 +15,7 @@ from keras_pergrad.rules.registry import register_rule
 
 
 def _unsupported(layer, inputs, *args, **kwargs):
-    reason = quantized(layer) or _changed(layer)
+    reason = quantized(layer)
     if getattr(layer, "lora_enabled", False) and layer.groups > 1:
         reason = "LoRA is enabled on groups"
     if reason is None and not inputs.shape[1:].is_fully_defined():
@@ -23,17 +23,10 @@ def _unsupported(layer, inputs, *args, **kwargs):
     return reason
 
 
-def _changed(layer):
-    """Why a subclass that keeps `call` may still compute anything."""
-    own = type(layer)
-    base = next(
-        c for c in own.__mro__ if getattr(keras.layers, c.__name__, None) is c
-    )
-    # Keras has the first so that subclasses can change it.
-    for name in ("convolution_op", "kernel"):
-        if getattr(own, name, None) is not getattr(base, name, None):
-            return f"{own.__name__} has a `{name}` of its own"
-    return None
+def _separable_unsupported(layer, inputs, *args, **kwargs):
+    if isinstance(layer.activation, keras.Layer):
+        return "its activation is a layer"
+    return _unsupported(layer, inputs)
 
 
 def _channels_last(layer, tensor):
@@ -129,13 +122,19 @@ def separable(layer, inputs, dz):
         yield layer.bias, Sum(dz)
 
 
-def _register(rule, *names, **kwargs):
+def _register(rule, *names, unsupported=_unsupported, **kwargs):
     for name in names:
         layer_class = getattr(keras.layers, name)
-        register_rule(layer_class, unsupported=_unsupported, **kwargs)(rule)
+        register_rule(layer_class, unsupported=unsupported, **kwargs)(rule)
 
 
 _register(convolution, "Conv1D", "Conv2D", "Conv3D")
 _register(transposed, "Conv1DTranspose", "Conv2DTranspose", "Conv3DTranspose")
 _register(depthwise, "DepthwiseConv1D", "DepthwiseConv2D")
-_register(separable, "SeparableConv1D", "SeparableConv2D", forward=_separated)
+_register(
+    separable,
+    "SeparableConv1D",
+    "SeparableConv2D",
+    forward=_separated,
+    unsupported=_separable_unsupported,
+)

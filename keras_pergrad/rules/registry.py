@@ -27,6 +27,37 @@ class Rule:
     forward: Callable | None = None
     unsupported: Callable | None = None
 
+    def reason_against(self, layer, *args, **kwargs):
+        """Why the generic fallback must serve this call, or None."""
+        reason = _changed(type(layer), self.layer_class)
+        if reason is None and self.unsupported is not None:
+            reason = self.unsupported(layer, *args, **kwargs)
+        return reason
+
+
+# What rules read of a layer, and Keras lets subclasses change.
+_READ = (
+    "activation",
+    "alpha",
+    "beta",
+    "bias",
+    "convolution_op",
+    "depthwise_kernel",
+    "embeddings",
+    "gamma",
+    "kernel",
+    "pointwise_kernel",
+    "scale",
+)
+
+
+def _changed(own, base):
+    """Why a subclass that keeps `call` may still compute anything."""
+    for name in _READ:
+        if getattr(own, name, None) is not getattr(base, name, None):
+            return f"{own.__name__} has a `{name}` of its own"
+    return None
+
 
 _RULES: dict[type, Rule] = {}
 
@@ -40,7 +71,8 @@ def register_rule(
     the whole batch, and the gradient of the batch's loss with respect to the
     layer's output before its `activation`, both with the sample as the first
     axis. It yields (variable, `SampleGradients`) pairs. It serves the class
-    and those subclasses that inherit its `call`.
+    and those subclasses that inherit its `call` and what it reads of the
+    layer: one with a `kernel` of its own, say, is left to the fallback.
 
     Args:
         layer_class: a subclass of `keras.layers.Layer`.

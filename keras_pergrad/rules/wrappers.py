@@ -27,9 +27,7 @@ def _unsupported(layer, inputs, training=None, mask=None):
         return f"its {name} takes a mask"
     if not inputs.shape[1:].is_fully_defined():
         return f"the input's shape {inputs.shape} is not known when tracing"
-    if rule.unsupported is not None:
-        return rule.unsupported(child, _flat(inputs))
-    return None
+    return rule.reason_against(child, _flat(inputs))
 
 
 def _flat(tensor):

@@ -104,6 +104,10 @@ CASES = {
         lambda: layers.SeparableConv1D(4, 3, depth_multiplier=2),
         (6, 3),
     ),
+    "1d separable strided": (
+        lambda: layers.SeparableConv1D(4, 2, strides=2, padding="same"),
+        (6, 3),
+    ),
     "1d separable dilated": (
         lambda: layers.SeparableConv1D(4, 2, dilation_rate=2),
         (6, 3),

@@ -1,3 +1,5 @@
+import inspect
+
 import keras
 import pytest
 import tensorflow as tf
@@ -78,6 +80,28 @@ def test_embedding_with_lora_is_exact():
     model = stack((5,), layer, layers.Dense(2), dtype="int32")
     ids = tf.constant([[1, 1, 2, 0, 6], [3, 3, 3, 3, 3], [0, 5, 0, 5, 1]])
     assert_exact(model, ids)
+
+
+ALPHA = {
+    "dense": (lambda: layers.Dense(5), (3, 4)),
+    "einsum": (lambda: _layer("projection"), (3, 4)),
+    "embedding": (lambda: layers.Embedding(7, 4), (5,)),
+    "convolution": (lambda: layers.Conv1D(3, 2), (4, 2)),
+}
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("name", ALPHA)
+def test_lora_with_a_scale_of_its_own_is_exact(name):
+    make, shape = ALPHA[name]
+    layer = make()
+    ids = name == "embedding"
+    model = stack(shape, layer, dtype="int32" if ids else None)
+    if "lora_alpha" not in inspect.signature(layer.enable_lora).parameters:
+        pytest.skip("this Keras has no lora_alpha")
+    layer.enable_lora(2, lora_alpha=8)
+    x = tf.constant([[1, 1, 2, 0, 6], [3, 3, 0, 3, 3]])
+    assert_exact(randomized(model), x if ids else normal(2, *shape))
 
 
 ATTENTION = {

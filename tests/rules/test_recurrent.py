@@ -3,8 +3,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import keras_pergrad as kpg
 from keras_pergrad.rules import scan
 from keras_pergrad.tape import Tape
+from tests import oracle
 from tests.rules.exact import assert_exact, normal, randomized, stack
 
 layers = keras.layers
@@ -119,6 +121,45 @@ def test_bidirectional_is_exact(merge):
         layers.GRU(3, return_sequences=True), merge_mode=merge
     )
     assert_exact(stack((4, 2), layer), normal(3, 4, 2))
+
+
+def _of_words(layer):
+    """Pads at either end, and inside, are masked."""
+    ids = keras.Input((5,), dtype="int32")
+    x = layer(layers.Embedding(7, 3, mask_zero=True)(ids))
+    model = randomized(keras.Model(ids, layers.Dense(2)(x)))
+    return model, np.array([[1, 2, 0, 3, 0], [0, 0, 3, 4, 0], [6, 2, 3, 4, 5]])
+
+
+@pytest.mark.usefixtures("float64")
+def test_a_bidirectional_lstm_with_masks_is_exact():
+    assert_exact(*_of_words(layers.Bidirectional(layers.LSTM(3))))
+
+
+def test_masks_are_exact_under_xla():
+    assert_exact(*_of_words(layers.SimpleRNN(3)), run="xla")
+
+
+DROPPING = {
+    "lstm": lambda: layers.LSTM(3, dropout=0.4, recurrent_dropout=0.4, seed=3),
+    "bidirectional": lambda: layers.Bidirectional(
+        layers.GRU(3, dropout=0.4, seed=4)
+    ),
+}
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("name", DROPPING)
+def test_dropout_in_training_is_the_batchs_own(name):
+    model = stack((4, 2), DROPPING[name](), layers.Dense(2))
+    model.compile("sgd", "mse")
+    x, y = normal(3, 4, 2), normal(3, 2)
+    state = [(v, v.numpy()) for v in model.variables]
+    found = kpg.per_sample_gradients(model, x, y)
+    for variable, value in state:
+        variable.assign(value)
+    plain = oracle.batch_gradient(model, x, y, training=True)
+    oracle.assert_agree([np.mean(g, 0) for g in found], plain)
 
 
 @pytest.mark.usefixtures("float64")

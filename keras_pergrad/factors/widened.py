@@ -1,0 +1,67 @@
+"""Factors of half-precision variables, with norms in single precision.
+
+The square of a number above 256 overflows in float16, and below 2e-4 it is
+zero; bfloat16 keeps three digits, too few for a sum.
+"""
+
+import tensorflow as tf
+
+from keras_pergrad.factors.base import HALF, SampleGradients, wide
+from keras_pergrad.factors.sums import Sum
+
+
+def widened(factor, dtype):
+    """`factor` where `dtype` is wide enough for norms, else `Widened`.
+
+    Args:
+        factor: `SampleGradients`.
+        dtype: that of the variable.
+    """
+    return Widened(factor, dtype) if dtype in HALF else factor
+
+
+class Widened(SampleGradients):
+    """Computes in float32; sums and gradients are of the variable's type.
+
+    Args:
+        factor: `SampleGradients` of half precision; what it holds is widened.
+        dtype: the type of the variable.
+    """
+
+    def __init__(self, factor, dtype):
+        self.factor, self.dtype = factor, dtype
+        for part in factor.holders():
+            # A bias is summed first of all.
+            names = ("dz",) if isinstance(part, Sum) else part.rows
+            for name in names:
+                tensor = getattr(part, name)
+                if tensor is not None:
+                    setattr(part, name, wide(tensor))
+
+    def squared_norms(self):
+        return self.factor.squared_norms()
+
+    def squared_norm_of_sum(self):
+        return self.factor.squared_norm_of_sum()
+
+    def weighted_sum(self, weights):
+        found = self.factor.weighted_sum(weights)
+        if isinstance(found, tf.IndexedSlices):
+            values = tf.cast(found.values, self.dtype)
+            return tf.IndexedSlices(values, found.indices, found.dense_shape)
+        return tf.cast(found, self.dtype)
+
+    def materialize(self):
+        return tf.cast(self.factor.materialize(), self.dtype)
+
+    def holders(self):
+        return self.factor.holders()
+
+    def chosen_method(self):
+        return self.factor.chosen_method()
+
+    def sum_method(self):
+        return self.factor.sum_method()
+
+    def norm_bytes(self, n):
+        return self.factor.norm_bytes(n)

@@ -1,0 +1,98 @@
+"""Half and mixed precision: norms that do not overflow, clipping that holds."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_pergrad as kpg
+from tests import oracle
+
+layers = keras.layers
+POLICIES = ["float16", "bfloat16"]
+
+
+def _model(cls=keras.Model):
+    keras.utils.set_random_seed(3)
+    ids, x = keras.Input((3,), dtype="int32"), keras.Input((6, 4))
+    table = layers.Embedding(5, 8)
+    words = layers.GlobalAveragePooling1D()(table(ids) + table(ids))
+    seen = layers.Flatten()(layers.Conv1D(3, 2, activation="relu")(x))
+    both = layers.Concatenate()([words, seen])
+    return cls([ids, x], layers.Dense(4)(layers.Dense(8, "relu")(both)))
+
+
+def _batch(scale=1.0):
+    rng = np.random.default_rng(0)
+    ids = rng.integers(0, 5, (4, 3)).astype("int32")
+    x = (scale * rng.normal(size=(4, 6, 4))).astype("float32")
+    return [ids, x], np.full((4, 4), 8 * scale, "float32")
+
+
+def _lengths(gradients):
+    rows = [np.asarray(tf.cast(g, "float64")) for g in gradients]
+    return np.sqrt(sum(np.square(g).reshape(4, -1).sum(1) for g in rows))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("method", ["vectorized", "per_sample"])
+def test_norms_whose_squares_overflow(policy, method):
+    keras.config.set_dtype_policy(policy)
+    model = _model()
+    model.compile("sgd", "mse")
+    x, y = _batch(10.0)
+    gradients = kpg.per_sample_gradients(model, x, y, method=method)
+    assert all(g.dtype.name == policy for g in gradients)
+    expected = _lengths(gradients)
+    assert expected.min() > 256  # 256² is infinity in float16
+    found = kpg.per_sample_norms(model, x, y, method=method)
+    assert found.dtype == tf.float32
+    np.testing.assert_allclose(found, expected, rtol=2e-2)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("mode", [kpg.Vectorized, kpg.PerSample])
+def test_no_sample_is_dropped_for_a_large_norm(policy, mode):
+    keras.config.set_dtype_policy(policy)
+    model = _model(kpg.PerGradModel)
+    mode = mode(kpg.ClippedMean(8.0), statistics=True)
+    model.compile(
+        keras.optimizers.SGD(1.0), "mse", gradient_mode=mode, jit_compile=False
+    )
+    x, y = _batch(10.0)
+    gradients = kpg.per_sample_gradients(model, x, y)
+    lengths = _lengths(gradients)
+    before = [np.asarray(tf.cast(v, "float64")) for v in model.weights]
+    logs = model.train_on_batch(x, y, return_dict=True)
+    assert logs["clipped_fraction"] == 1
+    assert np.isfinite(logs["gradient_variance"])
+    for variable, old, gradient in zip(model.weights, before, gradients):
+        gradient = np.asarray(tf.cast(gradient, "float64"))
+        step = np.tensordot(8 / lengths / 4, gradient, 1)
+        new = np.asarray(tf.cast(variable, "float64"))
+        np.testing.assert_allclose(old - new, step, atol=0.04)
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+def test_clipped_gradients_in_mixed_precision(policy):
+    keras.config.set_dtype_policy(policy)
+    model = _model(kpg.PerGradModel)
+    x, y = _batch()
+    model.compile(
+        keras.optimizers.SGD(1.0),
+        "mse",
+        gradient_mode=kpg.Vectorized(kpg.ClippedMean(27.0)),
+        jit_compile=False,
+    )
+    gradients = oracle.per_sample_gradients(model, x, y, training=True)
+    lengths = _lengths(gradients)
+    assert lengths.min() < 27 < lengths.max()
+    weights = np.minimum(1, 27 / lengths) / 4
+    before = [v.numpy() for v in model.trainable_variables]
+    model.train_on_batch(x, y)
+    for variable, old, gradient in zip(
+        model.trainable_variables, before, gradients
+    ):
+        step = np.tensordot(weights, gradient, 1)
+        error = np.linalg.norm(old - variable - step)
+        assert error <= 0.02 * np.linalg.norm(step)
