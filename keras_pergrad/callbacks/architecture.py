@@ -43,7 +43,7 @@ class _Operations:
     """
 
     def __init__(self):
-        self.described: list = []
+        self.described = []
         self._numbers = {}
 
     def number(self, operation):
@@ -92,7 +92,9 @@ class _Operations:
 
     def _wiring(self, graph):
         """Each call: the operation and its arguments; then the outputs."""
-        places = {_key(t): ["input", i] for i, t in enumerate(graph.inputs)}
+        places: dict = {
+            _key(t): ["input", i] for i, t in enumerate(graph.inputs)
+        }
         calls = []
         for node in _in_order(graph.outputs, set(places)):
             arguments = _wired(_arguments(node), places)

@@ -190,12 +190,21 @@ class GradientVariance(keras.callbacks.Callback):
         if self.log_dir is not None and self._writes():
             self._run = RunLog(
                 self.log_dir,
-                functools.partial(describe, self.model, batch, self.tags),
+                functools.partial(
+                    describe, self.model, batch, self._known(), self.tags
+                ),
                 self.run_name,
                 self._resumes(epoch),
                 self._sketch,
             )
             self.run_directory = self._run.directory
+
+    def _known(self):
+        """What is known of this `fit`."""
+        return {
+            "batch_size": running_fit(self.model).batch_size,
+            "steps_per_epoch": self.params.get("steps"),
+        }
 
     def _resumes(self, epoch):
         if epoch > 0:

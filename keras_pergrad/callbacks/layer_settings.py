@@ -44,7 +44,7 @@ def settings_of(operation, inside):
         if _is_one_of(value, names):
             wraps = True
         elif key in defaults:
-            if as_text(_structure(value)) != as_text(defaults[key]):
+            if not is_default(_structure(value), defaults[key]):
                 kept[key] = value
         elif value is not None and value is not False:
             kept[key] = value
@@ -66,7 +66,16 @@ def _defaults(cls):
 
 
 def is_from_keras(cls):
+    """Whether a class or function is Keras's own."""
     return cls.__module__.partition(".")[0] == "keras"
+
+
+def is_default(value, default):
+    """Whether a setting equals a default, as a text or as a number."""
+    numbers = (int, float)
+    if isinstance(value, numbers) and isinstance(default, numbers):
+        return value == default
+    return as_text(value) == as_text(default)
 
 
 def _is_one_of(config, names):
@@ -102,6 +111,7 @@ def _lambda(code, *bound):
 
 
 def as_text(structure):
+    """As JSON, the same for the same content."""
     return json.dumps(structure, sort_keys=True, default=_short)
 
 

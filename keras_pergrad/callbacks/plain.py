@@ -1,5 +1,6 @@
 """Configs as plain values, which JSON can hold."""
 
+import functools
 import json
 
 import numpy as np
@@ -20,4 +21,7 @@ def plain_value(value):
         return np.asarray(value).tolist()
     if hasattr(value, "get_config") and not isinstance(value, type):
         return {"class": type(value).__name__, **value.get_config()}
+    if isinstance(value, functools.partial):
+        bound = [plain_value(value.func), value.args, value.keywords]
+        return {"partial": plain(bound)}
     return getattr(value, "__qualname__", type(value).__name__)

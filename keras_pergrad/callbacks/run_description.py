@@ -1,6 +1,7 @@
 """Describes a model, its probe batch and the machine for a run's record.
 
-Private name in use: `keras.src.utils.rng_utils`.
+Private names in use: `Layer._flatten_layers`, `keras.src.utils.rng_utils`,
+`tensorflow.python.framework.config.is_op_determinism_enabled`.
 """
 
 import contextlib
@@ -14,8 +15,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras.src.utils import rng_utils
+from tensorflow.python.framework.config import is_op_determinism_enabled
 
 from keras_pergrad.callbacks.architecture import architecture
+from keras_pergrad.callbacks.compiled_loss import compiled_loss
 from keras_pergrad.callbacks.plain import plain
 from keras_pergrad.placement import devices
 from keras_pergrad.runs import RunInfo
@@ -24,12 +27,14 @@ from keras_pergrad.runs import RunInfo
 _UNSET = 87654321
 
 
-def describe(model, batch, tags, run, sketch_size):
+def describe(model, batch, fit, tags, run, sketch_size):
     """The `RunInfo` of training `model`, measured on `batch`.
 
     Args:
-        model: the built and compiled model.
+        model: the built and compiled model, whose loss was traced.
         batch: (x, y, sample_weight), as tensors.
+        fit: a dict of what is known of the call of `fit`: its `batch_size`
+            and `steps_per_epoch`.
         tags, run, sketch_size: as `GradientVariance` takes them.
     """
     accelerators = devices.accelerators()
@@ -40,6 +45,7 @@ def describe(model, batch, tags, run, sketch_size):
     return RunInfo(
         run=run,
         architecture=architecture(model),
+        loss=compiled_loss(model),
         probe=fingerprint(batch),
         probe_samples=int(tf.nest.flatten(batch[0])[0].shape[0]),
         variables=[
@@ -63,6 +69,11 @@ def describe(model, batch, tags, run, sketch_size):
             {"class": type(optimizer).__name__, **optimizer.get_config()}
         ),
         gradient_mode=_gradient_mode(model),
+        precision=_precision(model),
+        jit_compile=bool(model.jit_compile),
+        run_eagerly=bool(model.run_eagerly),
+        op_determinism=bool(is_op_determinism_enabled()),
+        **fit,
         tags=dict(tags or {}),
     )
 
@@ -81,6 +92,16 @@ def fingerprint(batch):
         else:
             found.update(np.ascontiguousarray(array).tobytes())
     return found.hexdigest()[:16]
+
+
+def _precision(model):
+    """The name of the layers' dtype policy, or of each one's."""
+    names = [
+        layer.dtype_policy.name
+        for layer in model._flatten_layers(include_self=False)
+        if not isinstance(layer, (keras.Model, keras.layers.InputLayer))
+    ]
+    return names[0] if len(set(names)) == 1 else names
 
 
 def _gradient_mode(model):
