@@ -123,7 +123,7 @@ def mode_of(info):
 def _setting(info):
     """What two runs must share to repeat each other, by name."""
     versions = info.get("versions") or {}
-    found = {
+    settings: dict[str, object] = {
         "device": info.get("device"),
         "machine": info.get("machine"),
         "mode": info.get("gradient_mode"),
@@ -131,7 +131,9 @@ def _setting(info):
         "TensorFlow": versions.get("tensorflow"),
         "Keras": versions.get("keras"),
     }
-    found = {name: _text(value) for name, value in found.items()}
+    found: dict[str, str | None] = {
+        name: _text(value) for name, value in settings.items()
+    }
     for name, field in _SETTINGS.items():
         value = info.get(field)
         found[name] = None if value is None else _text(value)
