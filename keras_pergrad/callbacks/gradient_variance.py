@@ -33,8 +33,8 @@ class GradientVariance(keras.callbacks.Callback):
     All are of gradients without weight regularisers. A value that is not
     defined is NaN. Where the samples have no gradients of their own, as with
     BatchNormalization in training, or these cannot be obtained, the
-    within-batch values are absent, and it is said once why. Layers act as in training; a random layer draws the
-    same numbers in every repetition.
+    within-batch values are absent, and it is said once why. Layers act as in
+    training; a random layer draws the same numbers in every repetition.
 
     Statistics of the training batches themselves, which a `PerGradModel` in
     a per-sample mode has at no extra pass, are collected, too. They stand in
