@@ -77,6 +77,35 @@ class BatchGradient:
             return None
         return true / (trace / self.samples)
 
+    @property
+    def noise_scales(self):
+        """tr Σ / ‖G‖² of each variable by itself, (V,).
+
+        NaN where it is undefined: where `noise_scale` of that variable would
+        be None.
+        """
+        traces, true = self._of_each_variable()
+        return _quotients(traces, np.where(true > 0, true, np.nan))
+
+    @property
+    def snrs(self):
+        """‖G‖² / (tr Σ / n) of each variable by itself, (V,).
+
+        NaN where it is undefined: without variances, or where one is 0.
+        """
+        traces, true = self._of_each_variable()
+        return _quotients(
+            true, np.where(traces > 0, traces, np.nan) / self.samples
+        )
+
+    def _of_each_variable(self):
+        """tr Σ and the unbiased ‖G‖², both (V,)."""
+        if self.variances is None:
+            unknown = np.full(len(self.squared_norms), np.nan)
+            return unknown, unknown
+        traces = np.asarray(self.variances, np.float64)
+        return traces, self.squared_norms - traces / self.samples
+
     def compare(self, repetitions):
         """Notes how far repetitions are from the first computation.
 
@@ -107,6 +136,11 @@ def squared_norm(array, other=None):
         flat = flat - np.asarray(other, np.float64).reshape(-1)
     # Not by BLAS, whose threads go on spinning and slow TensorFlow down.
     return float(np.square(flat).sum())
+
+
+def _quotients(one, other):
+    with np.errstate(invalid="ignore", over="ignore"):
+        return one / other
 
 
 def _ratio(squares, against):

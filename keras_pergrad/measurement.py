@@ -1,20 +1,20 @@
 """What one batch tells of a model's gradient, without changing the model.
 
-Private names in use: `Model._compile_loss`, `Model._symbolic_build`,
-`FuncGraph.variables`, `keras.src.backend.common.global_state`.
+Private names in use: `Model._symbolic_build`, `FuncGraph.variables`.
 """
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from keras.src.backend.common import global_state
 
 from keras_pergrad.batch_gradient import BatchGradient, squared_norm
-from keras_pergrad.losses import regularization_gradients, total_loss
+from keras_pergrad.kept_state import put_back, state_of
+from keras_pergrad.losses import regularization_gradients
+from keras_pergrad.measured_loss import MissingLoss, measured_loss
 from keras_pergrad.modes.base import call_model, loss_scale
+from keras_pergrad.reasons import reason
 from keras_pergrad.tape import Tape, first_tensor
 
 
@@ -32,8 +32,10 @@ class GradientMeter:
 
     Attributes:
         batch: what is measured; may be replaced by one of the same shapes.
-        undefined: why the samples' own gradients are not defined (two of
-            them are coupled, say), or None. Known after `prepare`.
+        undefined: a clause that says why nothing is known of the samples'
+            own gradients: they are not defined (two samples are coupled, say)
+            or cannot be obtained. None: they are known. Set by `prepare`, or
+            by the first `measure` in which it turns out.
     """
 
     def __init__(self, model, batch):
@@ -53,7 +55,7 @@ class GradientMeter:
         wide = tf.float64 in {v.dtype for v in self._values}
         self._dtype = tf.float64 if wide else tf.float32
         self._joint = True
-        self._refusal = None
+        self._coupled = self._refusal = None
         self._gradient: Callable[[bool], Any] | None = None
         self._squares: Callable[[bool], Any] | None = None
 
@@ -66,7 +68,13 @@ class GradientMeter:
         run = self._gradient or self.prepare()
         # A model that has diverged is measured, too.
         with np.errstate(invalid="ignore", over="ignore"):
-            return self._measure(run, repeats)
+            try:
+                return self._measure(run, repeats)
+            except Exception as error:
+                if self.undefined is not None:
+                    raise
+                # That a layer mixes samples may show as late as this.
+                return self._measure(self._without_samples(error), repeats)
 
     def _measure(self, run, repeats):
         loss, values, sums = run(True)
@@ -95,22 +103,47 @@ class GradientMeter:
         """
         if self.samples < 2:
             self.undefined = "one sample alone has no variance."
-        else:
-            try:
-                self._gradient = self._compiled(self._with_squares)
-                if self._joint:
-                    return self._gradient
+            return self._without_samples()
+        try:
+            self._gradient = self._compiled(self._with_squares)
+            if not self._joint:
                 self._squares = self._compiled(self._only_squares)
-            except ValueError as error:
-                self.undefined = str(self._refusal or error)
-        self._gradient = self._compiled(self._plainly)
+                self._gradient = self._compiled(self._plainly)
+        except MissingLoss:
+            raise
+        except Exception as error:  # if it is the batch's, it comes again
+            return self._without_samples(error)
         return self._gradient
+
+    def _without_samples(self, error=None):
+        """The program for the gradient alone, since the samples' failed."""
+        self._squares = None
+        self._gradient = self._compiled(self._plainly)
+        if error is not None:
+            self.undefined = self._why(error)
+        return self._gradient
+
+    def _why(self, error):
+        if self._coupled is not None:
+            text = (
+                f"the samples' own gradients are not defined: {self._coupled}"
+            )
+        else:
+            layer, refusal = self._refusal or (None, error)
+            where = ""
+            if layer is not None and repr(layer.name) not in str(refusal):
+                where = f"layer {layer.name!r} ({type(layer).__name__}): "
+            text = (
+                "the samples' own gradients cannot be obtained here: "
+                f"{where}{reason(refusal)}"
+            )
+        return text if text.endswith(".") else f"{text}."
 
     def _plainly(self, x, y, sample_weight, wanted):
         del wanted
         with tf.GradientTape() as tape:
             y_pred = call_model(self.model, x)
-            loss = total_loss(self.model, x, y, y_pred, sample_weight)
+            loss = measured_loss(self.model, x, y, y_pred, sample_weight)
             target = self._scaled(loss)
         return loss, self._of_data(tape.gradient(target, self._values)), []
 
@@ -123,7 +156,7 @@ class GradientMeter:
         tape = self._tape()
         with tf.GradientTape() as plain, tape:
             y_pred = tape.forward(x)
-            loss = total_loss(self.model, x, y, y_pred, sample_weight)
+            loss = measured_loss(self.model, x, y, y_pred, sample_weight)
             target = self._scaled(loss)
         gradients = self._of_data(plain.gradient(target, self._values))
         # A layer that the tape calls in a way of its own, or vectorises, is
@@ -145,7 +178,7 @@ class GradientMeter:
         tape = self._tape()
         with tape:
             y_pred = tape.forward(x)
-            loss = total_loss(self.model, x, y, y_pred, sample_weight)
+            loss = measured_loss(self.model, x, y, y_pred, sample_weight)
             target = self._scaled(loss)
         factors = tape.sample_gradients(target, loss_scale(self.optimizer))
         return [self._sum(f) for f in factors]
@@ -153,12 +186,16 @@ class GradientMeter:
     def _tape(self):
         tape = Tape(self.model)
 
+        # Kept, since Keras wraps what is raised in a layer's call.
         def refuse(layer, error):
-            # Keras wraps what is raised in a layer's call.
-            self._refusal = error
+            self._refusal = layer, error
             raise error
 
-        tape.refuse = refuse
+        def refuse_coupled(layer, error):
+            self._coupled = error
+            raise error
+
+        tape.refuse, tape.refuse_coupled = refuse, refuse_coupled
         return tape
 
     @property
@@ -195,7 +232,7 @@ class GradientMeter:
         if self.model.run_eagerly:
 
             def run(wanted):
-                with _put_back(self._eager_state()):
+                with put_back(state_of(self.model)):
                     return compute(*self.batch, tf.constant(wanted))
 
             run(False)  # raises what it has to raise
@@ -217,36 +254,10 @@ class GradientMeter:
         changed = [v for v in function.graph.variables if id(v) not in trained]
 
         def run(wanted):
-            with _put_back(changed):
+            with put_back(changed):
                 return function(self._parts(), tf.constant(wanted))
 
         return run
 
     def _parts(self):
         return [t for t in tf.nest.flatten(self.batch) if t is not None]
-
-    def _eager_state(self):
-        metrics = [
-            *self.model.metrics,
-            *getattr(self.model._compile_loss, "metrics", ()),
-        ]
-        variables = [
-            *self.model.non_trainable_variables,
-            *(v for metric in metrics for v in metric.variables),
-        ]
-        # Of layers that were given no seed; asking Keras for it makes it.
-        seeds = global_state.get_global_attribute("global_seed_generator")
-        if seeds is not None:
-            variables.append(seeds.state)
-        return [v.value for v in variables]
-
-
-@contextlib.contextmanager
-def _put_back(variables):
-    """Gives `tf.Variable`s the values that they have now, at the end."""
-    saved = [(variable, tf.identity(variable)) for variable in variables]
-    try:
-        yield
-    finally:
-        for variable, value in saved:
-            variable.assign(value)

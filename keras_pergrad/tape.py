@@ -90,7 +90,8 @@ class Tape:
             for layer in self.model._flatten_layers():
                 stack.enter_context(self._wrapped(layer))
             # Outermost, so that the layers' rules are still found.
-            stack.enter_context(coupling.refused(self.model, self.refuse))
+            refuse = self.refuse_coupled
+            stack.enter_context(coupling.refused(self.model, refuse))
             stack.enter_context(draws.recording(self._on_draw))
             outputs = self.model(x, **kwargs)
         # From here on only the loss can read a weight.
@@ -102,6 +103,10 @@ class Tape:
     def refuse(self, layer, error):
         """Stops at a layer that has no per-sample gradient."""
         raise error
+
+    def refuse_coupled(self, layer, error):
+        """Stops at a layer or loss by which none is defined."""
+        self.refuse(layer, error)
 
     def _on_draw(self, draw):
         for recorded in self._open:

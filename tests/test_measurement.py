@@ -1,11 +1,15 @@
 """One batch's gradient: against closed forms and the oracle."""
 
+import re
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import keras_pergrad as kpg
+from keras_pergrad.batch_gradient import BatchGradient
+from keras_pergrad.measured_loss import MissingLoss
 from keras_pergrad.measurement import GradientMeter
 from tests import oracle, zoo
 
@@ -105,6 +109,33 @@ def test_snr_and_noise_scale_belong_together():
     found.squared_norms = found.squared_norms * 0
     assert found.noise_scale is None
     assert found.snr == pytest.approx(-1.0)
+
+
+def test_each_variables_snr_and_noise_scale():
+    found = BatchGradient(
+        samples=4,
+        loss=0.0,
+        values=[],
+        squared_norms=np.array([3.0, 1.0, 4.0, 0.0]),
+        variances=np.array([4.0, 8.0, 0.0, 0.0]),
+    )
+    # ‖G‖² is 2, −1, 4 and 0.
+    np.testing.assert_array_equal(
+        found.noise_scales, [2.0, np.nan, 0.0, np.nan]
+    )
+    np.testing.assert_array_equal(found.snrs, [2.0, -0.5, np.nan, np.nan])
+    for k in range(4):
+        one = BatchGradient(
+            4, 0.0, [], found.squared_norms[k:][:1], found.variances[k:][:1]
+        )
+        for whole, each in (
+            (one.noise_scale, found.noise_scales[k]),
+            (one.snr, found.snrs[k]),
+        ):
+            assert np.isnan(each) if whole is None else each == whole
+    found.variances = None
+    assert np.isnan(found.noise_scales).all()
+    assert found.snrs.shape == (4,)
 
 
 def test_regularisers_are_in_the_loss_and_not_in_the_gradient():
@@ -217,6 +248,77 @@ def test_one_sample_has_no_variance():
     assert "one sample" in meter.undefined
     assert found.variance is found.noise_scale is found.snr is None
     assert found.repeat_deviation == 0
+
+
+class NeedsTwo(layers.Layer):
+    """Cannot be called for one sample alone, and does not say it well."""
+
+    def build(self, shape):
+        self.scale = self.add_weight(shape=(shape[-1],), initializer="ones")
+
+    def call(self, x):
+        if x.shape[0] == 1:
+            raise self.error("one is\nnot enough")
+        return self.scale * x
+
+
+class NeedsTwoOfAType(NeedsTwo):
+    error = TypeError
+
+
+class NeedsTwoOfAValue(NeedsTwo):
+    error = ValueError
+
+
+class Centred(layers.Layer):
+    """Mixes the samples, and nobody is told."""
+
+    def build(self, shape):
+        self.scale = self.add_weight(shape=(shape[-1],), initializer="ones")
+
+    def call(self, x):
+        return self.scale * (x - keras.ops.mean(x, axis=0))
+
+
+@pytest.mark.parametrize(
+    ("layer", "said"),
+    [
+        (
+            layers.BatchNormalization,
+            r"are not defined: layer 'batch_norm.*makes every",
+        ),
+        (NeedsTwoOfAType, r"cannot be obtained here: .*one is\.$"),
+        (NeedsTwoOfAValue, r"cannot be obtained here: layer 'needs.*one is\.$"),
+        (Centred, r"cannot be obtained here: layer 'centred.*another output"),
+    ],
+)
+def test_why_samples_have_no_gradients(layer, said):
+    model = keras.Sequential([keras.Input((2,)), layers.Dense(2), layer()])
+    model.compile("sgd", "mse", jit_compile=False)
+    x = np.eye(4, 2, dtype="float32")
+    meter = GradientMeter(model, tensors(x, x))
+    found = meter.measure(2)
+    assert re.match(f"the samples' own gradients {said}", meter.undefined)
+    assert meter.undefined.endswith(".")
+    assert found.variances is None
+    assert found.norm > 0
+    assert found.repeat_deviation == 0
+    assert meter.measure().norm == found.norm
+
+
+def test_a_model_without_a_loss_is_refused():
+    inputs = keras.Input((2,))
+    # A penalty on weights is no loss of the samples.
+    outputs = layers.Dense(2, kernel_regularizer="l2")(inputs)
+    model = keras.Model(inputs, outputs)
+    model.compile("sgd")
+    x = np.ones((2, 2), "float32")
+    with pytest.raises(MissingLoss, match=r"Expected compile\(loss=\.\.\.\)"):
+        GradientMeter(model, tensors(x, x)).measure()
+    added = layers.ActivityRegularization(l2=1.0)(outputs)
+    model = keras.Model(inputs, added)
+    model.compile("sgd")
+    assert GradientMeter(model, tensors(x, x)).measure().norm > 0
 
 
 def test_a_model_without_variables_is_refused():

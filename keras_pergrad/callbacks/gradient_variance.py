@@ -8,13 +8,11 @@ import keras
 import tensorflow as tf
 
 from keras_pergrad.callbacks import probe as probes
+from keras_pergrad.callbacks.gradient_logs import logged, set_apart
 from keras_pergrad.callbacks.run_description import describe
 from keras_pergrad.callbacks.run_log import RunLog
 from keras_pergrad.pipelines.fit_frame import running_fit
 from keras_pergrad.runs import GradientSketch
-
-# What a per-sample mode logs of the training batches.
-_OF_BATCHES = ("gradient_norm", "gradient_variance", "gradient_noise_scale")
 
 
 class GradientVariance(keras.callbacks.Callback):
@@ -34,9 +32,9 @@ class GradientVariance(keras.callbacks.Callback):
 
     All are of gradients without weight regularisers. A value that is not
     defined is NaN. Where the samples have no gradients of their own, as with
-    BatchNormalization in training, the within-batch values are absent, and
-    it is said once why. Layers act as in training; a random layer draws the
-    same numbers in every repetition.
+    BatchNormalization in training, or these cannot be obtained, the
+    within-batch values are absent, and it is said once why. Layers act as in
+    training; a random layer draws the same numbers in every repetition.
 
     Statistics of the training batches themselves, which a `PerGradModel` in
     a per-sample mode has at no extra pass, are collected, too. They stand in
@@ -62,14 +60,17 @@ class GradientVariance(keras.callbacks.Callback):
 
     Attributes:
         measurements: one `BatchGradient` a measurement of the last `fit`,
-            with values for each variable, but without the gradient itself.
+            without the gradient itself. Its `norms`, `variances`,
+            `noise_scales`, `snrs` and `repeat_deviations` are of each
+            variable, in the order of `model.trainable_variables`.
         steps: the number of updates before each of them.
         messages: what was printed.
         run_directory: where the last run was written, or None.
 
     Raises:
         ValueError: an argument is out of range, or (in `fit`) the probe is
-            not a batch of this model, or the resumed run was another one.
+            not a batch of this model, or the model has no compiled loss, or
+            the resumed run was another one.
         FileExistsError: (in `fit`) the run is there.
         OSError: (in `fit`) `log_dir` cannot be written.
 
@@ -135,7 +136,7 @@ class GradientVariance(keras.callbacks.Callback):
             weakref.finalize(siblings, self._fit.close)
         self.measurements, self.steps, self.messages = [], [], []
         self.run_directory = self._meter = None
-        self._batches_seen = 0
+        self._batches_seen, self._explained = 0, False
         watch = getattr(self.model, "watch_gradients", None)
         if watch is not None:
             self._fit.enter_context(watch())
@@ -155,16 +156,16 @@ class GradientVariance(keras.callbacks.Callback):
             step = self._step()
             if step - self._last_step >= self.every:
                 self._measure(step)
-        _rename(logs)
+        set_apart(logs)
 
     def on_epoch_end(self, epoch, logs=None):
         if self.every == "epoch" and self._meter is not None:
             self._measure(self._step())
         if logs is None:
             return
-        _rename(logs)
+        set_apart(logs)
         if self.measurements:
-            logs.update(_logged(self.measurements[-1]))
+            logs.update(logged(self.measurements[-1]))
 
     def on_train_end(self, logs=None):
         self._fit.close()
@@ -180,22 +181,26 @@ class GradientVariance(keras.callbacks.Callback):
     def _begin(self, batch, epoch):
         """Everything that may go wrong, before the first training step."""
         self._meter = probes.meter(self.model, batch)
-        if self._meter.undefined is not None:
-            self._say(
-                "no variance within the batch, since the samples' own "
-                f"gradients are not defined: {self._meter.undefined} The "
-                "other values are measured."
-            )
+        self._explain()
         self._last_step = self._step()
         if self.log_dir is not None and self._writes():
             self._run = RunLog(
                 self.log_dir,
-                functools.partial(describe, self.model, batch, self.tags),
+                functools.partial(
+                    describe, self.model, batch, self._known(), self.tags
+                ),
                 self.run_name,
                 self._resumes(epoch),
                 self._sketch,
             )
             self.run_directory = self._run.directory
+
+    def _known(self):
+        """What is known of this `fit`."""
+        return {
+            "batch_size": running_fit(self.model).batch_size,
+            "steps_per_epoch": self.params.get("steps"),
+        }
 
     def _resumes(self, epoch):
         if epoch > 0:
@@ -217,8 +222,18 @@ class GradientVariance(keras.callbacks.Callback):
             return self._batches_seen
         return int(tf.convert_to_tensor(optimizer.iterations))
 
+    def _explain(self):
+        """Says once why the samples' gradients are not measured."""
+        if self._meter.undefined is not None and not self._explained:
+            self._explained = True
+            self._say(
+                "no variance within the batch, since "
+                f"{self._meter.undefined} The other values are measured."
+            )
+
     def _measure(self, step):
         found = self._meter.measure(self.repeats)
+        self._explain()
         gradient, found.values = found.values, []
         self._last_step = step
         self.steps.append(step)
@@ -245,29 +260,6 @@ class GradientVariance(keras.callbacks.Callback):
         message = f"GradientVariance: {message}"
         self.messages.append(message)
         print(f"\n{message}", flush=True)
-
-
-def _logged(found):
-    values = {
-        "gradient_norm": found.norm,
-        "gradient_repeat_deviation": found.repeat_deviation,
-        "bitwise_equal_variables": found.bitwise_equal_variables,
-    }
-    values = {k: v for k, v in values.items() if v is not None}
-    if found.variances is not None:
-        for name in ("variance", "noise_scale", "snr"):
-            value = getattr(found, name)
-            values[f"gradient_{name}"] = (
-                float("nan") if value is None else value
-            )
-    return values
-
-
-def _rename(logs):
-    """Sets the training batches' statistics apart from the probe's."""
-    for name in _OF_BATCHES:
-        if logs and name in logs:
-            logs[f"train_{name}"] = logs.pop(name)
 
 
 def _is_count(value):

@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_pergrad.measured_loss import MissingLoss
 from keras_pergrad.measurement import GradientMeter
 from keras_pergrad.placement.first_batch import set_aside
 from keras_pergrad.placement.replica import as_in_fit
@@ -53,11 +54,14 @@ def meter(model, batch):
     """A `GradientMeter` that is ready to measure.
 
     Raises:
-        ValueError: the batch is not one that the model can be trained on.
+        ValueError: the batch is not one that the model can be trained on,
+            or the model has no loss.
     """
     try:
         found = GradientMeter(model, batch)
         found.prepare()
+    except MissingLoss as error:
+        raise MissingLoss(f"GradientVariance: {error}.") from None
     except Exception as error:  # whatever a model may say to a wrong input
         raise ValueError(
             "`probe` expected a batch like those that model "

@@ -1,12 +1,12 @@
 """Describes a model, its probe batch and the machine for a run's record.
 
-Private names in use: `Layer._flatten_layers`, `keras.src.utils.rng_utils`.
+Private names in use: `Layer._flatten_layers`, `keras.src.utils.rng_utils`,
+`tensorflow.python.framework.config.is_op_determinism_enabled`.
 """
 
 import contextlib
 import hashlib
 import importlib.metadata
-import json
 import platform
 import sys
 import uuid
@@ -15,30 +15,26 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras.src.utils import rng_utils
+from tensorflow.python.framework.config import is_op_determinism_enabled
 
+from keras_pergrad.callbacks.architecture import architecture
+from keras_pergrad.callbacks.compiled_loss import compiled_loss
+from keras_pergrad.callbacks.plain import plain
 from keras_pergrad.placement import devices
 from keras_pergrad.runs import RunInfo
 
 # What TensorFlow answers where no global seed was set.
 _UNSET = 87654321
 
-# What tells two layers of one function apart, or says how they began.
-_NOT_STRUCTURE = (
-    "name",
-    "dtype",
-    "trainable",
-    "seed",
-    "build_config",
-    "registered_name",
-)
 
-
-def describe(model, batch, tags, run, sketch_size):
+def describe(model, batch, fit, tags, run, sketch_size):
     """The `RunInfo` of training `model`, measured on `batch`.
 
     Args:
-        model: the built and compiled model.
+        model: the built and compiled model, whose loss was traced.
         batch: (x, y, sample_weight), as tensors.
+        fit: a dict of what is known of the call of `fit`: its `batch_size`
+            and `steps_per_epoch`.
         tags, run, sketch_size: as `GradientVariance` takes them.
     """
     accelerators = devices.accelerators()
@@ -49,6 +45,7 @@ def describe(model, batch, tags, run, sketch_size):
     return RunInfo(
         run=run,
         architecture=architecture(model),
+        loss=compiled_loss(model),
         probe=fingerprint(batch),
         probe_samples=int(tf.nest.flatten(batch[0])[0].shape[0]),
         variables=[
@@ -68,28 +65,17 @@ def describe(model, batch, tags, run, sketch_size):
         seed=_seed(),
         optimizer=None
         if optimizer is None
-        else _plain(
+        else plain(
             {"class": type(optimizer).__name__, **optimizer.get_config()}
         ),
         gradient_mode=_gradient_mode(model),
+        precision=_precision(model),
+        jit_compile=bool(model.jit_compile),
+        run_eagerly=bool(model.run_eagerly),
+        op_determinism=bool(is_op_determinism_enabled()),
+        **fit,
         tags=dict(tags or {}),
     )
-
-
-def architecture(model):
-    """A fingerprint of what the model computes, whatever its layers' names.
-
-    The classes and settings of its layers in order, and the shapes of its
-    weights; not what they begin with, and not how the gradient is found.
-    """
-    layers = [
-        [type(layer).__name__, _structure(_config(layer))]
-        for layer in model._flatten_layers(include_self=False)
-        if not isinstance(layer, (keras.Model, keras.layers.InputLayer))
-    ]
-    shapes = [[v.dtype, list(v.shape)] for v in model.trainable_variables]
-    text = json.dumps([layers, shapes], sort_keys=True, default=_name_of_type)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def fingerprint(batch):
@@ -108,47 +94,21 @@ def fingerprint(batch):
     return found.hexdigest()[:16]
 
 
-def _config(layer):
-    try:
-        return layer.get_config()
-    except Exception:  # a user's layer may raise anything here
-        return {}
-
-
-def _structure(config):
-    if isinstance(config, dict):
-        return {
-            key: _structure(value)
-            for key, value in config.items()
-            if key not in _NOT_STRUCTURE and "initializer" not in key
-        }
-    if isinstance(config, (list, tuple)):
-        return [_structure(value) for value in config]
-    return config
-
-
-def _name_of_type(value):
-    return type(value).__name__
-
-
-def _plain(config):
-    """A config of plain values only."""
-    return json.loads(json.dumps(config, default=_plain_value))
-
-
-def _plain_value(value):
-    if isinstance(value, (np.generic, np.ndarray, tf.Tensor)):
-        return np.asarray(value).tolist()
-    if hasattr(value, "get_config"):
-        return {"class": type(value).__name__, **value.get_config()}
-    return getattr(value, "__name__", type(value).__name__)
+def _precision(model):
+    """The name of the layers' dtype policy, or of each one's."""
+    names = [
+        layer.dtype_policy.name
+        for layer in model._flatten_layers(include_self=False)
+        if not isinstance(layer, (keras.Model, keras.layers.InputLayer))
+    ]
+    return names[0] if len(set(names)) == 1 else names
 
 
 def _gradient_mode(model):
     mode = getattr(model, "gradient_mode", None)
     if mode is None:
         return None
-    return _plain({"class": type(mode).__name__, **mode.get_config()})
+    return plain({"class": type(mode).__name__, **mode.get_config()})
 
 
 def _versions():

@@ -12,11 +12,11 @@ from keras_pergrad.checking import (
     reference,
     ways,
 )
-from keras_pergrad.checking.reasons import reason
 from keras_pergrad.checking.state import State
 from keras_pergrad.checking.table import REFUSED, CheckRow, GradientCheck
 from keras_pergrad.placement.prediction import check_trainable
 from keras_pergrad.placement.replica import as_in_fit
+from keras_pergrad.reasons import reason
 
 # What TensorFlow, XLA and the modes raise where they cannot do it.
 _CANNOT = (ValueError, NotImplementedError, tf.errors.OpError)

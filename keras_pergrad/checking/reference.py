@@ -9,7 +9,7 @@ import tensorflow as tf
 from keras_pergrad.checking import precision
 from keras_pergrad.checking.amplification import wobbles
 from keras_pergrad.checking.plain import PlainTape, Uncheckable
-from keras_pergrad.checking.reasons import reason
+from keras_pergrad.reasons import reason
 
 # What a sample's outputs may differ by, alone and in its batch, if nothing
 # but rounding does it.

@@ -2,20 +2,25 @@
 
 Keras hands callbacks neither the data nor the list they stand in. Both are
 looked up in the frames of the running `fit` or `evaluate`, by names of
-Keras's public interface: the argument `x` and the class `CallbackList`.
+Keras's public interface: the arguments `x` and `batch_size`, and the class
+`CallbackList`.
 """
 
 import inspect
 
 import keras
 
+# What Keras takes for arrays if it is not told.
+_BATCH_SIZE = 32
+
 
 class RunningFit:
-    """Attributes: `data` (None if unknown), `callbacks` (None if unknown)."""
+    """Attributes: `data`, `callbacks`, `batch_size`; None if unknown."""
 
-    def __init__(self, data=None, callbacks=None):
+    def __init__(self, data=None, callbacks=None, batch_size=None):
         self.data = data
         self.callbacks = callbacks
+        self.batch_size = batch_size
 
 
 def running_fit(model):
@@ -32,8 +37,16 @@ def running_fit(model):
             name = frame.f_code.co_name
             if owner is model and name in ("fit", "evaluate"):
                 found.data = frame.f_locals.get("x")
+                found.batch_size = frame.f_locals.get("batch_size")
+                if found.batch_size is None and _is_of_arrays(found.data):
+                    found.batch_size = _BATCH_SIZE
                 return found
             frame = frame.f_back
         return found
     finally:
         del frame
+
+
+def _is_of_arrays(data):
+    parts = keras.tree.flatten(data)
+    return bool(parts) and all(hasattr(part, "__array__") for part in parts)

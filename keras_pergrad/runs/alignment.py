@@ -11,6 +11,7 @@ from keras_pergrad.runs.record import INFO_FILE
 # Gradients can be compared where all of these are equal.
 _EQUAL = (
     "architecture",
+    "loss",
     "probe",
     "probe_samples",
     "sketch_size",
@@ -73,7 +74,7 @@ def align(log_dir, max_steps):
 
     Raises:
         ValueError: fewer than two runs with records, runs of different
-            models or probe batches, or no step that two runs share.
+            models, losses or probe batches, or no step that two runs share.
     """
     directories = _directories(log_dir)
     paths = [p for d in directories for p in list_runs(d)]
@@ -134,17 +135,19 @@ def _size(path):
 def _check_equal(runs):
     for field in _EQUAL:
         values = [run.info.get(field) for run in runs]
-        most = max(values, key=values.count)
+        # Older records do not know their loss.
+        known = [value for value in values if value is not None]
+        most = max(known, key=known.count, default=None)
         for run, value in zip(runs, values):
-            if value == most:
+            if value is None or value == most:
                 continue
             other = runs[values.index(most)].info["run"]
             raise ValueError(
                 f"Runs can be compared when they have the same `{field}`. "
                 f"Received: {value!r} in run {run.info['run']!r}, but "
                 f"{most!r} in run {other!r} ({values.count(most)} of "
-                f"{len(runs)} runs). Keep runs of another model or probe "
-                "batch in a directory of their own."
+                f"{len(runs)} runs). Keep runs of another model, loss or "
+                "probe batch in a directory of their own."
             )
 
 

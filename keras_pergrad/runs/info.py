@@ -32,6 +32,12 @@ class RunInfo:
         device: the kind that computes: "CPU", "GPU" or "METAL".
         seed: the seed that the user set, or None.
         optimizer, gradient_mode: their configs, or None.
+        loss: one dict a compiled loss; None where it is unknown, as in
+            records of before it was written. So are the next ones.
+        precision: the layers' dtype policy by name, or a list of them.
+        jit_compile, run_eagerly: how the training step is run.
+        op_determinism: whether TensorFlow was told to be deterministic.
+        batch_size, steps_per_epoch: of `fit`.
         tags: what the user says of the run, for grouping.
         created: seconds since 1970.
         format: the version of the records' format.
@@ -52,6 +58,13 @@ class RunInfo:
     seed: int | None = None
     optimizer: dict | None = None
     gradient_mode: dict | None = None
+    loss: list | None = None
+    precision: str | list | None = None
+    jit_compile: bool | None = None
+    run_eagerly: bool | None = None
+    op_determinism: bool | None = None
+    batch_size: int | None = None
+    steps_per_epoch: int | None = None
     tags: dict = dataclasses.field(default_factory=dict)
     created: float = dataclasses.field(default_factory=time.time)
     format: int = FORMAT

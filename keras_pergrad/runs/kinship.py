@@ -1,7 +1,7 @@
 """Which runs repeat each other, which differ by seed, which by a tag.
 
 Two runs are *repeats* with the same seed on the same kind of device and
-machine, with the same versions, optimizer and gradient mode: only
+machine, with the same versions and everything in `_SETTINGS`: only
 nondeterminism can tell them apart. Runs of different seeds, or of unknown
 ones, are *independent*.
 """
@@ -13,6 +13,16 @@ import numpy as np
 # What `by` may name besides the runs' own tags.
 FIELDS = ("device", "seed", "machine", "mode")
 WITHOUT = "(none)"
+# What is compared besides; None, as in older records, is unknown.
+_SETTINGS = {
+    "loss": "loss",
+    "precision": "precision",
+    "jit_compile": "jit_compile",
+    "run_eagerly": "run_eagerly",
+    "op determinism": "op_determinism",
+    "batch size": "batch_size",
+    "steps per epoch": "steps_per_epoch",
+}
 
 
 class Kinship:
@@ -60,14 +70,17 @@ class Kinship:
             first, second: indices of the runs of two groups.
 
         Returns:
-            The settings' names.
+            The names of the settings, of those that are known of all.
         """
-        return [
-            name
-            for name in self._settings[0]
-            if not {self._settings[r][name] for r in first}
-            & {self._settings[r][name] for r in second}
-        ]
+        found = []
+        for name in self._settings[0]:
+            one, other = (
+                {self._settings[r][name] for r in group}
+                for group in (first, second)
+            )
+            if None not in one | other and not one & other:
+                found.append(name)
+        return found
 
 
 def labels(infos, by):
@@ -110,7 +123,7 @@ def mode_of(info):
 def _setting(info):
     """What two runs must share to repeat each other, by name."""
     versions = info.get("versions") or {}
-    found = {
+    settings: dict[str, object] = {
         "device": info.get("device"),
         "machine": info.get("machine"),
         "mode": info.get("gradient_mode"),
@@ -118,7 +131,13 @@ def _setting(info):
         "TensorFlow": versions.get("tensorflow"),
         "Keras": versions.get("keras"),
     }
-    return {name: _text(value) for name, value in found.items()}
+    found: dict[str, str | None] = {
+        name: _text(value) for name, value in settings.items()
+    }
+    for name, field in _SETTINGS.items():
+        value = info.get(field)
+        found[name] = None if value is None else _text(value)
+    return found
 
 
 def _without_names(config):

@@ -1,5 +1,6 @@
 import json
 import os
+import re
 
 import numpy as np
 import pytest
@@ -57,18 +58,29 @@ def test_a_run_without_records_is_left_out(tmp_path):
     ("field", "value"),
     [
         ("architecture", "other"),
+        ("loss", [{"loss": "mean_absolute_error"}]),
         ("probe", "other"),
         ("probe_samples", 9),
         ("sketch_size", 128),
     ],
 )
 def test_what_cannot_be_compared_is_refused_by_name(tmp_path, field, value):
-    made_up.write(tmp_path, "a", _some(1))
-    made_up.write(tmp_path, "b", _some(1))
-    made_up.write(tmp_path, "odd", _some(1), **{field: value})
-    said = f"same `{field}`. Received: {value!r} in run 'odd'.*2 of 3 runs"
+    loss = [{"loss": "mean_squared_error"}]
+    for name, other in (("a", {}), ("b", {}), ("odd", {field: value})):
+        made_up.write(tmp_path, name, _some(1), **{"loss": loss, **other})
+    # A record of before losses were written can be compared.
+    made_up.write(tmp_path, "old", _some(1), loss=None)
+    counted = 2 if field == "loss" else 3
+    said = re.escape(f"same `{field}`. Received: {value!r} in run 'odd'")
+    said += f".*{counted} of 4 runs"
     with pytest.raises(ValueError, match=said):
         align(tmp_path, 9)
+
+
+def test_a_loss_that_is_not_known_is_no_other(tmp_path):
+    made_up.write(tmp_path, "old", _some(1))
+    made_up.write(tmp_path, "new", _some(1), loss=[{"loss": "huber"}])
+    assert align(tmp_path, 9).names == ["new", "old"]
 
 
 def test_too_few_runs(tmp_path):

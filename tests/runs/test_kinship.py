@@ -27,6 +27,42 @@ def test_repeats_share_seed_and_setting():
     np.testing.assert_array_equal(related.known, [1, 1, 1, 1, 0, 0, 1, 1])
 
 
+DIFFERENCES = {
+    "precision": {"precision": "mixed_bfloat16"},
+    "jit_compile": {"jit_compile": True},
+    "run_eagerly": {"run_eagerly": True},
+    "op determinism": {"op_determinism": True},
+    "batch size": {"batch_size": 8},
+    "steps per epoch": {"steps_per_epoch": 20},
+    "loss": {"loss": [{"loss": "mean_absolute_error"}]},
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENCES)
+def test_another_way_of_training_is_no_repeat(name):
+    base = {
+        "seed": 1,
+        "loss": [{"loss": "mean_squared_error"}],
+        "precision": "float32",
+        "jit_compile": False,
+        "run_eagerly": False,
+        "op_determinism": False,
+        "batch_size": 16,
+        "steps_per_epoch": 10,
+    }
+    related = Kinship([base, base, {**base, **DIFFERENCES[name]}])
+    assert related.repeats[0, 1]
+    assert not related.repeats[2].any()
+    assert related.always_differ([0, 1], [2]) == [name]
+    # An older record does not know.
+    (field,) = DIFFERENCES[name]
+    old = {k: v for k, v in base.items() if k != field}
+    related = Kinship([base, old, old])
+    assert not related.repeats[0].any()
+    assert related.repeats[1, 2]
+    assert related.always_differ([0], [1, 2]) == []
+
+
 def test_a_second_optimizer_of_a_process_is_the_same_one():
     infos = [
         {"seed": 1, "optimizer": {"class": "Adam", "name": name, "rate": 0.1}}

@@ -1,0 +1,28 @@
+"""The names under which gradients' statistics stand in the logs."""
+
+# What a per-sample mode logs of the training batches.
+_OF_BATCHES = ("gradient_norm", "gradient_variance", "gradient_noise_scale")
+
+
+def logged(found):
+    """What of a `BatchGradient` goes into the logs."""
+    values = {
+        "gradient_norm": found.norm,
+        "gradient_repeat_deviation": found.repeat_deviation,
+        "bitwise_equal_variables": found.bitwise_equal_variables,
+    }
+    values = {k: v for k, v in values.items() if v is not None}
+    if found.variances is not None:
+        for name in ("variance", "noise_scale", "snr"):
+            value = getattr(found, name)
+            values[f"gradient_{name}"] = (
+                float("nan") if value is None else value
+            )
+    return values
+
+
+def set_apart(logs):
+    """Sets the training batches' statistics apart from the probe's."""
+    for name in _OF_BATCHES:
+        if logs and name in logs:
+            logs[f"train_{name}"] = logs.pop(name)
