@@ -100,7 +100,7 @@ ALLOWED = {
         "pipelines",
         "placement",
     },
-    "pipelines": {"pipelines"},
+    "pipelines": {"pipelines", "patching"},
     "inputs": {"inputs", "coupling", "patching"},
     "model": {
         "batches",
