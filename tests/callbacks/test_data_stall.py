@@ -80,7 +80,7 @@ def batches(n):
     return tf.data.Dataset.from_tensors(BATCH).repeat(n)
 
 
-def assert_true_stall(run, attempts=4):
+def assert_true_stall(run, attempts=4, allowed=0.0002):
     """`run` gives the measured stall, its true bounds, and the waits' number.
 
     The clocks are read by threads that a busy machine may hold up between
@@ -90,8 +90,8 @@ def assert_true_stall(run, attempts=4):
     misses = []
     for _ in range(attempts):
         measured, (least, most), waits = run()
-        below = max(0.05 * least, 0.0002 * waits)
-        above = max(0.05 * most, 0.0002 * waits)
+        below = max(0.05 * least, allowed * waits)
+        above = max(0.05 * most, allowed * waits)
         if least - below <= measured <= most + above:
             return
         misses.append((measured, least, most))
