@@ -64,9 +64,10 @@ class StallReport:
     @property
     def wait_ms(self):
         """Mean wait for a batch after the first, or None."""
-        if self.data_stall_s is None or (self.steps or 0) < 2:
+        steps = self.steps or 0
+        if self.data_stall_s is None or steps < 2:
             return None
-        return 1e3 * self.data_stall_s / (self.steps - 1)
+        return 1e3 * self.data_stall_s / (steps - 1)
 
 
 def exposed_waits(rows):

@@ -96,21 +96,21 @@ def profile_pipeline(data, model=None, batches=100):
     alone = _measure(data, batches)
     with contextlib.ExitStack() as undo:
         model_rate = None
-        settings = {"batches": batches}
+        step, stopwatch = FETCH, Stopwatch()
         together = alone
         if model is not None:
-            settings["step"] = undo.enter_context(untrained(model, batches))
-            settings["stopwatch"] = Stopwatch()
+            step = undo.enter_context(untrained(model, batches))
             cached = tf.data.Dataset.from_tensors(first_batch(data)).repeat()
             cached = cached.prefetch(2)
-            model_rate = _measure(cached, **settings).batches_per_s
-            together = _measure(data, **settings)
+            rate = _measure(cached, batches, step, stopwatch)
+            model_rate = rate.batches_per_s
+            together = _measure(data, batches, step, stopwatch)
         what_if = {}
         for name, changed in _changes(data, batches, model):
             if changed is not None:
                 if name == "cache":
                     _measure(changed, batches + 1)  # fills it, to its end
-                tried = _measure(changed, **settings)
+                tried = _measure(changed, batches, step, stopwatch)
                 what_if[name] = (tried.batches_per_s, tried.report.wait_ms)
     return PipelineProfile(
         pipeline_batches_per_s=alone.batches_per_s or 0.0,
