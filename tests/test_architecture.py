@@ -115,7 +115,7 @@ ALLOWED = {
         "pipelines",
         "placement",
     },
-    "pipelines": {"pipelines"},
+    "pipelines": {"pipelines", "patching"},
     "inputs": {"inputs", "coupling", "patching"},
     "model": {
         "batches",

@@ -1,11 +1,13 @@
 """How long training waits for data, and why."""
 
+import numbers
 import time
 import weakref
 
 import keras
 
 from keras_pergrad.pipelines.account import Account, StallReport
+from keras_pergrad.pipelines.armer import arm_last, remove_armers
 from keras_pergrad.pipelines.diagnosis import diagnose
 from keras_pergrad.pipelines.fit_frame import running_fit
 from keras_pergrad.pipelines.stopwatch import Stopwatch
@@ -51,7 +53,7 @@ class DataStall(keras.callbacks.Callback):
 
     def __init__(self, warn_above=0.05, per_batch=False, advise=True):
         super().__init__()
-        number = isinstance(warn_above, (int, float))
+        number = isinstance(warn_above, numbers.Real)
         if (
             not number
             or isinstance(warn_above, bool)
@@ -61,7 +63,7 @@ class DataStall(keras.callbacks.Callback):
                 "`warn_above` is a share of the time; expected a number from "
                 f"0 to 1. Received: warn_above={warn_above!r}"
             )
-        self.warn_above = warn_above
+        self.warn_above = float(warn_above)
         self.per_batch = per_batch
         self.advise = advise
         self.reports: list[StallReport] = []
@@ -69,36 +71,34 @@ class DataStall(keras.callbacks.Callback):
         self._stopwatch = None
         self._accounts: dict[str, Account] = {}
         self._data = None
-        self._fit_callbacks = _nothing
+        self._callbacks = self._fit_callbacks = _nothing
+        self._passes = None
         self._validation = None
         self._timeline = None
-        self._has_armer = False
 
     # Hooks, in the order in which Keras calls them.
 
     def on_train_begin(self, logs=None):
-        running = self._enter()
-        if running.callbacks is not None:
-            self._fit_callbacks = weakref.ref(running.callbacks)
-        self._data = running.data
+        self._enter()
+        self._fit_callbacks = self._callbacks
 
     def on_epoch_begin(self, epoch, logs=None):
+        epochs = (self.params or {}).get("epochs")
+        self._passes = None if epochs is None else epochs - epoch
         self._validation = None
         self._open(TRAIN)
 
     def on_train_batch_begin(self, batch, logs=None):
-        if not self._has_armer:
-            self._stopwatch.arm(self.model, TRAIN)
+        self._arm(TRAIN)
 
     def on_test_begin(self, logs=None):
         if not self._is_validation():
-            running = self._enter()
-            self._data = running.data
+            self._enter()
+            self._passes = 1
         self._open(TEST)
 
     def on_test_batch_begin(self, batch, logs=None):
-        if not self._has_armer:
-            self._stopwatch.arm(self.model, TEST)
+        self._arm(TEST)
 
     def on_test_end(self, logs=None):
         self._stopwatch.drain()
@@ -132,12 +132,16 @@ class DataStall(keras.callbacks.Callback):
             if mine:
                 account.add_calls(*zip(*mine))
 
+    def rows_lost(self, count):
+        for account in self._accounts.values():
+            account.lost += count
+
     def call_failed(self):
         """An error passes through the train function: report what there is."""
         accounts = [s for s in (TRAIN, TEST) if s in self._accounts]
         for slot in accounts:
             account = self._accounts.pop(slot)
-            if account.steps:
+            if account.steps or account.lost:
                 self._publish(account.report(), account, slot, None)
         self._leave()
 
@@ -176,10 +180,18 @@ class DataStall(keras.callbacks.Callback):
         self._stopwatch.drain()
         self._stopwatch.listeners.add(self)
         running = running_fit(self.model)
-        self._has_armer = running.callbacks is not None
-        if self._has_armer:
-            _arm_last(running.callbacks, self._stopwatch, self.model)
-        return running
+        self._data = running.data
+        self._callbacks = _nothing
+        if running.callbacks is not None:
+            self._callbacks = weakref.ref(running.callbacks)
+            remove_armers(running.callbacks)
+
+    def _arm(self, slot):
+        callbacks = self._callbacks()
+        if callbacks is None:
+            self._stopwatch.arm(self.model, slot)
+        else:
+            arm_last(callbacks, self._stopwatch, self.model, slot)
 
     def _open(self, slot):
         self._accounts[slot] = Account(time.time())
@@ -204,6 +216,7 @@ class DataStall(keras.callbacks.Callback):
                 data=self._data if self.advise else None,
                 iterator=self._stopwatch.iterator(slot),
                 advise=self.advise,
+                passes=self._passes,
             )
             if self.message is not None:
                 print(f"\n{self.message}", flush=True)
@@ -215,35 +228,6 @@ class DataStall(keras.callbacks.Callback):
         self._stopwatch.disarm()
         self._stopwatch.listeners.discard(self)
         self._accounts, self._data = {}, None
-
-
-class _Armer(keras.callbacks.Callback):
-    """Stands last in the list, so that no other hook runs once armed."""
-
-    def __init__(self, stopwatch, model):
-        super().__init__()
-        self.stopwatch = stopwatch
-        self.watched = weakref.ref(model)
-
-    def _arm(self, slot):
-        if self.stopwatch.listeners:
-            self.stopwatch.arm(self.watched(), slot)
-
-    def on_train_batch_begin(self, batch, logs=None):
-        self._arm(TRAIN)
-
-    def on_test_batch_begin(self, batch, logs=None):
-        self._arm(TEST)
-
-
-def _arm_last(callback_list, stopwatch, model):
-    armers = [
-        c
-        for c in callback_list.callbacks
-        if isinstance(c, _Armer) and c.stopwatch is stopwatch
-    ]
-    if not armers:
-        callback_list.callbacks.append(_Armer(stopwatch, model))
 
 
 def _nothing():

@@ -13,6 +13,7 @@ import sys
 
 
 def say(step, **facts):
+    """Prints what is known of one step."""
     print("PROBE " + json.dumps({"step": step, **facts}), flush=True)
 
 
@@ -26,6 +27,7 @@ def attempt(step, look):
 
 
 def devices():
+    """How many CPUs TensorFlow sees, and which accelerators."""
     import tensorflow as tf
 
     from keras_pergrad.placement.devices import accelerators
@@ -36,6 +38,7 @@ def devices():
 
 
 def xla():
+    """Whether XLA compiles for the CPU."""
     import tensorflow as tf
 
     with tf.device("/CPU:0"):
@@ -44,6 +47,7 @@ def xla():
 
 
 def determinism():
+    """What is set that makes runs repeat to the bit."""
     from tensorflow.python.framework import config
 
     enabled = config.is_op_determinism_enabled()
@@ -85,6 +89,7 @@ def training(device):
 
 
 def main():
+    """Looks at everything, the likeliest to crash last."""
     import tensorflow as tf
 
     say("tensorflow", version=tf.__version__)

@@ -1,11 +1,16 @@
 """The gradient of one chunk, in one traced function for all chunks."""
 
-import weakref
+import functools
 
+import keras
 import tensorflow as tf
 
 from keras_pergrad.coupling import refused_layers
-from keras_pergrad.inputs.watching import embeddings, of_input
+from keras_pergrad.inputs.watching import (
+    embeddings,
+    is_connected,
+    of_input,
+)
 
 #: What `reduce` may be: over the samples, but for "norm".
 OVER_SAMPLES = ("sum", "mean", "mean_abs", "mean_square")
@@ -13,8 +18,6 @@ REDUCTIONS = (*OVER_SAMPLES, "norm")
 #: Up to so many outputs are differentiated one after the other in the graph,
 #: more in a loop.
 UNROLLED = 4
-
-_TRACED = weakref.WeakKeyDictionary()
 
 
 def traced(model, targets, reduce):
@@ -26,21 +29,18 @@ def traced(model, targets, reduce):
         reduce: one of `REDUCTIONS`, or None.
 
     Returns:
-        A `tf.function`; x may have any number of samples. Its result has the
-        structure of x and (n, *targets.shape, *input shape) each, less the
-        axes that `reduce` takes.
+        A `tf.function`. It holds the model's layers as they are when it is
+        first called, so it serves one pass over the data. x may have any
+        number of samples. Its result has the structure of x and
+        (n, *targets.shape, *input shape) each, less the axes that `reduce`
+        takes.
     """
-    known = _TRACED.setdefault(model, {})
-    key = (targets.key, reduce)
-    if key not in known:
-        reference = weakref.ref(model)
 
-        @tf.function(autograph=False, reduce_retracing=True)
-        def function(x, indices):
-            return _gradients(reference(), targets, reduce, x, indices)
+    @tf.function(autograph=False, reduce_retracing=True)
+    def function(x, indices):
+        return _gradients(model, targets, reduce, x, indices)
 
-        known[key] = function
-    return known[key]
+    return function
 
 
 def output_of(model, x):
@@ -61,7 +61,8 @@ def _gradients(model, targets, reduce, x, indices):
     with tape, embeddings(model, tape) as found, refused_layers(model):
         tape.watch([t for t in tensors if t.dtype.is_floating])
         output = output_of(model, x)
-    sources = [of_input(k, t, found) for k, t in enumerate(tensors)]
+    connected = functools.partial(is_connected, tape, output)
+    sources = [of_input(k, t, found, connected) for k, t in enumerate(tensors)]
     shape = tf.shape(output)
     size = output.shape[1:].num_elements() or tf.reduce_prod(shape[1:])
 
@@ -108,9 +109,12 @@ def _inner(source):
 
 
 def _reduced(gradient, reduce, outputs):
+    # A model, or its Embedding, may compute in another type.
+    floatx = keras.config.floatx()
     if reduce is None:
-        return gradient
+        return tf.cast(gradient, floatx)
     if reduce == "norm":
+        gradient = tf.cast(gradient, floatx)
         axes = list(range(1 + outputs, gradient.shape.rank))
         return tf.sqrt(tf.reduce_sum(tf.square(gradient), axes))
     if reduce == "mean_abs":

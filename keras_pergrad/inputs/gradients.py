@@ -1,5 +1,7 @@
 """`input_gradients`: from arrays of any size to arrays of any size."""
 
+import operator
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -22,8 +24,9 @@ def input_gradients(
 
     As `tf.GradientTape.batch_jacobian` gives them, for inputs and results
     that need not fit in memory: they are computed chunk by chunk in one
-    traced function, while the next chunk is read. The model is called as by
-    `predict` (`training=False`), and each sample is taken for itself.
+    function, traced once a call, while the next chunk is read. The model is
+    called as by `predict` (`training=False`), and each sample is taken for
+    itself.
 
     Args:
         model: a `keras.Model` with one output, compiled or not. Outputs of
@@ -31,7 +34,9 @@ def input_gradients(
         x: inputs as for `predict`: an array (n, ...), also memory-mapped, a
             structure of arrays, or a `tf.data.Dataset` of batches (of x,
             (x, y) or (x, y, sample_weight)). Integer inputs, such as token
-            ids, stand for the output of the one Embedding that reads them.
+            ids, stand for the output of the one Embedding that reads them;
+            ids inside a floating input that is also read otherwise count as
+            constants.
         outputs: which outputs: None for all (the full Jacobian), an index, a
             list of k indices, or an integer array (n,) with each sample's
             own, such as its class.
@@ -60,9 +65,10 @@ def input_gradients(
 
     Raises:
         TypeError, ValueError: an argument is of the wrong kind or out of
-            range; an integer input is not read by exactly one Embedding; x
-            and `out` differ in length. What stops it in the middle says how
-            many rows of `out` are written, and they stay.
+            range; an integer input is not read by exactly one Embedding; a
+            floating one is read as ids; x and `out` differ in length. What
+            stops it in the middle says how many rows of `out` are written,
+            and they stay.
 
     Example:
 
@@ -75,8 +81,8 @@ def input_gradients(
     >>> kpg.input_gradients(model, x, outputs=1, verbose=0).shape
     (5, 4)
     """
-    _check(model, batch_size, reduce, out)
-    chunks = source(x, batch_size)
+    _check(model, reduce, out)
+    chunks = source(x, _whole(batch_size))
     targets = None
     over_samples = reduce in OVER_SAMPLES
     result = (
@@ -119,17 +125,26 @@ def _flush(out):
             array.flush()
 
 
-def _check(model, batch_size, reduce, out):
+def _whole(batch_size):
+    try:
+        if isinstance(batch_size, (bool, np.bool_)):
+            raise TypeError
+        samples = operator.index(batch_size)
+    except TypeError:
+        samples = 0
+    if samples < 1:
+        raise ValueError(
+            "`batch_size` must be a whole number of samples, 1 or more. "
+            f"Received: batch_size={batch_size!r}"
+        )
+    return samples
+
+
+def _check(model, reduce, out):
     if not isinstance(model, keras.Model):
         raise TypeError(
             "`model` must be a keras.Model. Received: "
             f"{model!r} of type {type(model).__name__}"
-        )
-    whole = isinstance(batch_size, (int, np.integer))
-    if not whole or isinstance(batch_size, bool) or batch_size < 1:
-        raise ValueError(
-            "`batch_size` must be a whole number of samples, 1 or more. "
-            f"Received: batch_size={batch_size!r}"
         )
     if reduce is not None and reduce not in REDUCTIONS:
         raise ValueError(

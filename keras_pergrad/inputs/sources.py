@@ -88,8 +88,7 @@ class Dataset:
             raise ValueError(
                 "x is a dataset without an end. Give it one: x.take(batches)"
             )
-        if isinstance(dataset.element_spec, tuple):
-            dataset = dataset.map(lambda x, *others: x)
+        dataset = dataset.map(_only_x)
         for spec in tf.nest.flatten(dataset.element_spec):
             if spec.shape.rank == 0:
                 raise ValueError(
@@ -101,6 +100,15 @@ class Dataset:
 
     def __iter__(self):
         return iter(self.dataset)
+
+
+def _only_x(x, *others):
+    """The inputs, converted as those in arrays are."""
+    del others
+    floatx = keras.config.floatx()
+    return tf.nest.map_structure(
+        lambda t: tf.cast(t, floatx) if t.dtype.is_floating else t, x
+    )
 
 
 def _array(value):

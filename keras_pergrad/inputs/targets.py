@@ -76,13 +76,6 @@ class Targets:
                 f"{samples} samples. Give one for each."
             )
 
-    @property
-    def key(self):
-        """What a traced function depends on."""
-        if self.kind == "listed":
-            return self.kind, self.single, *map(int, self.indices)
-        return (self.kind,)
-
 
 def _index(value):
     try:

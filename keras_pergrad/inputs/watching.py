@@ -38,18 +38,26 @@ def _watched(layer, original, tape, found):
     return call
 
 
-def of_input(position, tensor, found):
+def is_connected(tape, output, tensor):
+    """Whether an output has a gradient with respect to a tensor at all."""
+    return tape.gradient(output, tensor) is not None
+
+
+def of_input(position, tensor, found, connected):
     """The tensor that stands for an input in the gradient.
 
     Args:
         position: which of the flat inputs it is, for the message.
         tensor: the input.
         found: what `embeddings` has yielded.
+        connected: tells of a floating input whether it `is_connected`.
 
     Raises:
-        ValueError: an integer input that not exactly one Embedding reads.
+        ValueError: an integer input that not exactly one Embedding reads, or
+            a floating one that serves as ids and nothing else.
     """
     if tensor.dtype.is_floating:
+        _require_no_ids(position, tensor, found, connected)
         return tensor
     readers = [(layer, out) for layer, ids, out in found if _is(ids, tensor)]
     if len(readers) == 1:
@@ -62,6 +70,35 @@ def of_input(position, tensor, found):
         'meant as such (pixels, say) as x.astype("float32"), or build a '
         "model that starts behind the embedding."
     )
+
+
+def _require_no_ids(position, tensor, found, connected):
+    """Refuses ids in a floating type: their gradient would be all zeros."""
+    for layer, ids, _ in found:
+        if _is(ids, tensor) or (
+            _comes_from(ids, tensor) and not connected(tensor)
+        ):
+            raise ValueError(
+                f"input {position} holds floating numbers "
+                f"({tensor.dtype.name}), which Embedding {layer.name!r} reads "
+                "as ids; ids have no gradient, and expected were integers, "
+                "for which that of the Embedding's output is given. Pass "
+                'x.astype("int32"), or of a dataset '
+                'dataset.map(lambda x: tf.cast(x, "int32")).'
+            )
+
+
+def _comes_from(ids, tensor):
+    """Whether any path leads from the input to `ids`."""
+    waiting, seen = [ids], {}
+    while waiting:
+        this = waiting.pop()
+        if this is tensor:
+            return True
+        if tf.is_tensor(this) and id(this) not in seen:
+            seen[id(this)] = this
+            waiting += this.op.inputs
+    return False
 
 
 def _is(ids, tensor):

@@ -6,6 +6,12 @@ import numpy as np
 
 from keras_pergrad.pipelines.wait_profile import Timeline, WaitHistogram
 
+#: Why fetches can be missing from the log.
+TOO_MANY = (
+    "a call of its train function fetched more batches than "
+    "`steps_per_execution` says. Compile it with at least as many."
+)
+
 
 @dataclasses.dataclass
 class StallReport:
@@ -29,9 +35,11 @@ class StallReport:
         wait_p50_ms, wait_p95_ms, wait_p99_ms, wait_longest_ms: With
             `per_batch=True`; percentiles to one per cent of their value.
         wait_longest_step: The step (from 0) of the longest wait.
+        not_recorded: Fetches that found no room in the log. Unless it is 0,
+            everything else is None.
     """
 
-    steps: int = 0
+    steps: int | None = 0
     data_stall_s: float | None = None
     data_stall_fraction: float | None = None
     step_ms: float | None = None
@@ -45,6 +53,7 @@ class StallReport:
     wait_p99_ms: float | None = None
     wait_longest_ms: float | None = None
     wait_longest_step: int | None = None
+    not_recorded: int = 0
 
     def hide_batches(self):
         """Forgets what only `per_batch=True` asks for."""
@@ -55,9 +64,10 @@ class StallReport:
     @property
     def wait_ms(self):
         """Mean wait for a batch after the first, or None."""
-        if self.data_stall_s is None or self.steps < 2:
+        steps = self.steps or 0
+        if self.data_stall_s is None or steps < 2:
             return None
-        return 1e3 * self.data_stall_s / (self.steps - 1)
+        return 1e3 * self.data_stall_s / (steps - 1)
 
 
 def exposed_waits(rows):
@@ -75,10 +85,14 @@ class Account:
 
     Args:
         began: Wall clock (`time.time()`) at the start of the epoch.
+
+    Attributes:
+        lost: Rows that are missing; add to it where some were.
     """
 
     def __init__(self, began):
         self.began = began
+        self.lost = 0
         self.steps = 0
         self.stall = 0.0
         self.waits = 0
@@ -162,6 +176,8 @@ class Account:
 
     def report(self):
         """The `StallReport` of what came in so far."""
+        if self.lost:
+            return StallReport(steps=None, not_recorded=self.lost)
         report = StallReport(
             steps=self.steps,
             first_batch_s=_seconds(self.first_batch),

@@ -41,7 +41,21 @@ def _fused_with_batch(stage, facts):
     return at > 0 and facts.stages[at - 1].kind == "Batch"
 
 
+def _is_repeated(facts, stage):
+    """Whether what a stage of finite data gives is needed again later."""
+    if facts.passes is None:
+        return True
+    after = facts.stages[: facts.stages.index(stage)]
+    if any(s.kind == "Repeat" for s in after):
+        return True
+    # An epoch of `steps_per_epoch` can be a part of a pass.
+    batches = int(facts.data.cardinality())
+    steps = batches if facts.steps is None else facts.steps
+    return facts.passes * min(steps / batches, 1.0) >= 2
+
+
 def prefetch(facts):
+    """Nothing overlaps, and a step is long enough to hide something."""
     if facts.kind != "dataset" or facts.overlaps:
         return None
     gain = min(facts.wait_ms, facts.step_ms)
@@ -57,6 +71,7 @@ def prefetch(facts):
 
 
 def parallel_map(facts):
+    """A map that does much of the work takes one element at a time."""
     share, stage = 0.0, None
     for this in facts.stages:
         if this.kind != "Map":
@@ -83,6 +98,7 @@ def parallel_map(facts):
 
 
 def unordered(facts):
+    """Single slow elements of a parallel, shuffled stage hold up others."""
     parallel = [
         s
         for s in facts.stages
@@ -109,11 +125,14 @@ def unordered(facts):
 
 
 def cache(facts):
+    """Maps that do much of the work compute the same again later."""
     if any(s.kind == "Cache" for s in facts.stages):
         return None
     if facts.kind != "dataset" or not int(facts.data.cardinality()) > 0:
         return None
     maps = [s for s in facts.stages if s.kind in ("Map", "ParallelMap")]
+    if maps and not _is_repeated(facts, maps[0]):
+        return None
     if not maps or any(s.is_random or s.runs_python for s in maps):
         return None  # not the same in every epoch, or nobody can know
     share = facts.share(*MAPS, "ParallelMap", "ParallelMapAndBatch")
@@ -129,6 +148,7 @@ def cache(facts):
 
 
 def shuffle_after_batch(facts):
+    """A shuffle of whole batches delays the first one."""
     kinds = [s.kind for s in facts.stages]
     batches = [k for k in kinds if k in ("Batch", "ParallelBatch")]
     if "Shuffle" not in kinds or not batches:
@@ -150,6 +170,7 @@ def shuffle_after_batch(facts):
 
 
 def tiny_reads(facts):
+    """A file reader's buffer is smaller than a line."""
     for stage in facts.stages:
         size = reader_buffer(stage)
         # TensorFlow's account leaves readers out: no share to go by.
@@ -165,6 +186,7 @@ def tiny_reads(facts):
 
 
 def from_generator(facts):
+    """One Python thread does much of the work."""
     if not any(s.is_generator for s in facts.stages):
         return None
     share = facts.share("FlatMap", "Generator", "Interleave")
@@ -185,6 +207,7 @@ def from_generator(facts):
 
 
 def workers(facts):
+    """A PyDataset has one worker."""
     if facts.kind != "pydataset" or facts.data.workers > 1:
         return None
     return Advice(
@@ -197,6 +220,7 @@ def workers(facts):
 
 
 def python_generator(facts):
+    """The data is a plain Python generator."""
     if facts.kind != "generator":
         return None
     return Advice(
@@ -211,6 +235,7 @@ def python_generator(facts):
 
 
 def dataloader_workers(facts):
+    """A torch DataLoader has no workers."""
     if facts.kind != "dataloader" or facts.data.num_workers:
         return None
     return Advice(

@@ -2,6 +2,7 @@
 
 import textwrap
 
+from keras_pergrad.pipelines.account import TOO_MANY
 from keras_pergrad.pipelines.advice import advise as advice_for
 from keras_pergrad.pipelines.facts import gather
 from keras_pergrad.pipelines.tf_model import slowest_stage
@@ -9,8 +10,24 @@ from keras_pergrad.pipelines.tf_model import slowest_stage
 WIDTH = 79
 
 
-def diagnose(report, warn_above, data=None, iterator=None, advise=True):
-    """Words for a `StallReport` above the threshold, or None below it."""
+def diagnose(
+    report, warn_above, data=None, iterator=None, advise=True, passes=None
+):
+    """Words for a `StallReport` above the threshold, or None below it.
+
+    Args:
+        report: the report.
+        warn_above: the threshold.
+        data: what the user passed to `fit` or `evaluate`, if known.
+        iterator: the iterator over it, if it is still there.
+        advise: whether to say why, and what to change.
+        passes: how many epochs there are, from this one on; None: unknown.
+    """
+    if report.not_recorded:
+        return (
+            f"DataStall: no figures, since {report.not_recorded} fetches of "
+            f"batches were not recorded: {TOO_MANY}"
+        )
     lost = report.data_stall_fraction
     wait, step = report.wait_ms, report.step_ms
     if lost is None or wait is None or lost <= warn_above:
@@ -30,6 +47,8 @@ def diagnose(report, warn_above, data=None, iterator=None, advise=True):
         step,
         burst_ms=burst,
         first_batch_ms=1e3 * (report.first_batch_s or 0.0),
+        passes=passes,
+        steps=report.steps,
     )
     lines += _slowest(facts)
     given = advice_for(facts)

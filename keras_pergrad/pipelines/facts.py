@@ -21,6 +21,8 @@ class Facts:
     wait_ms, step_ms: Per batch.
     burst_ms: Mean wait minus median wait: what single slow batches cost.
     first_batch_ms: From the start of the epoch to the first batch.
+    passes: How many epochs there are, from this one on; None if unknown.
+    steps: Batches of this epoch; None if unknown.
     stages: As written, last first; for datasets.
     running: As they run, with seconds of work; None if unknown.
     """
@@ -31,6 +33,8 @@ class Facts:
     step_ms: float
     burst_ms: float = 0.0
     first_batch_ms: float = 0.0
+    passes: int | None = None
+    steps: int | None = None
     stages: list[Stage] = dataclasses.field(default_factory=list)
     running: list | None = None
 
@@ -83,6 +87,7 @@ def _ends_in_prefetch(names):
 
 
 def kind_of(data):
+    """Which of the kinds of `Facts` the data is."""
     if isinstance(data, tf.data.Dataset):
         return "dataset"
     if isinstance(data, keras.utils.PyDataset):
@@ -97,7 +102,7 @@ def kind_of(data):
     return "unknown"
 
 
-def gather(data, iterator, wait_ms, step_ms, **times):
+def gather(data, iterator, wait_ms, step_ms, **others):
     """Collects the `Facts`; nothing is iterated."""
     kind = kind_of(data)
     return Facts(
@@ -107,5 +112,5 @@ def gather(data, iterator, wait_ms, step_ms, **times):
         step_ms=step_ms,
         stages=stages(data) if kind == "dataset" else [],
         running=None if iterator is None else running_stages(iterator),
-        **times,
+        **others,
     )

@@ -4,13 +4,16 @@ A do-nothing model's `evaluate` turns any kind of data into the iterator that
 `fit` would use; its test function is ours and takes the batches itself.
 """
 
+import collections.abc
 import contextlib
+import dataclasses
+import math
 import time
 
 import keras
 import tensorflow as tf
 
-from keras_pergrad.pipelines.account import Account
+from keras_pergrad.pipelines.account import Account, StallReport
 from keras_pergrad.pipelines.stopwatch import SLOTS, Stopwatch
 from keras_pergrad.pipelines.tf_model import running_stages
 
@@ -40,62 +43,97 @@ class _Listener:
     def calls_done(self, calls, rows):
         self.account.add_calls(calls, rows)
 
+    def rows_lost(self, count):
+        self.account.lost += count
+
     def call_failed(self):
         pass
 
 
+@dataclasses.dataclass
+class Step:
+    """What is done with the iterator, again and again.
+
+    Attributes:
+        function: called with the iterator.
+        strategy: the model's `tf.distribute` strategy, or None.
+        batches: how many batches a call takes, unless the data ends.
+        fetches: how many fetches a call makes at most.
+    """
+
+    function: collections.abc.Callable
+    strategy: tf.distribute.Strategy | None = None
+    batches: int = 1
+    fetches: int = 1
+
+
+FETCH = Step(lambda iterator: iterator.get_next())
+
+
+@dataclasses.dataclass
 class Measured:
-    """`report`, `batches_per_s`, `running` stages and the `first` batch."""
+    """What `measure` found."""
 
-    def __init__(self):
-        self.report = None
-        self.batches_per_s = None
-        self.running = None
+    report: StallReport
+    running: list | None
+
+    @property
+    def batches_per_s(self):
+        """At the mean wait and the mean step; None if either is unknown."""
+        wait, step = self.report.wait_ms, self.report.step_ms
+        if wait is None or step is None or not wait + step > 0:
+            return None
+        return 1e3 / (wait + step)
 
 
-def measure(data, batches, function=None, strategy=None):
+def measure(data, batches, step=FETCH, stopwatch=None):
     """Times `batches` batches after the first one.
+
+    Rounded up to whole calls of the step.
 
     Args:
         data: What `fit` takes as `x`, or a tuple of arrays.
         batches: Number of batches.
-        function: Called with the iterator for each step; by default the
-            batches are only fetched.
-        strategy: The model's `tf.distribute` strategy.
+        step: The `Step`; by default the batches are only fetched.
+        stopwatch: Where several measurements share their traces.
     """
-    result = Measured()
+    stopwatch = stopwatch or Stopwatch()
+    found = _run(data, batches, step, stopwatch)
+    if step.batches > 1 and found.report.tracing_s is not None:
+        # The call that traced has used up many batches, perhaps all.
+        found = _run(data, batches, step, stopwatch)
+    return found
+
+
+def _run(data, batches, step, stopwatch):
+    found = []
 
     def consume(iterator):
         listener = _Listener()
-        stopwatch = Stopwatch()
         stopwatch.listeners.add(listener)
-        step = function or (lambda it: it.get_next())
         with contextlib.suppress(StopIteration, tf.errors.OutOfRangeError):
-            for done in range(batches + 1):
-                stopwatch.call(SLOTS[0], step, iterator)
-                if done % 100 == 0:
-                    stopwatch.drain()
+            for _ in range(math.ceil((batches + 1) / step.batches)):
+                stopwatch.reserve(step.fetches)
+                stopwatch.call(SLOTS[0], step.function, iterator)
         stopwatch.drain()
-        account = listener.account
-        result.report = account.report()
-        steady = (account.steady_to or 0) - (account.steady_from or 0)
-        steady -= account.not_steady
-        if account.waits and steady > 0:
-            result.batches_per_s = account.waits / steady
-        result.running = running_stages(iterator)
+        stopwatch.listeners.discard(listener)
+        report = listener.account.report()
+        found.append(Measured(report, running_stages(iterator)))
 
-    strategy = strategy or tf.distribute.get_strategy()
-    with strategy.scope():
-        probe = _Probe(consume)
-    x, y, weights = data if isinstance(data, tuple) else (data, None, None)
-    probe.evaluate(x, y, sample_weight=weights, **QUIET)
-    return result
+    _evaluate(data, consume, step.strategy)
+    return found[0] if found else Measured(StallReport(), None)
 
 
 def first_batch(data):
     """One batch of `data` as `fit` would get it."""
     taken = []
-    probe = _Probe(lambda iterator: taken.append(next(iterator)))
+    _evaluate(data, lambda iterator: taken.append(next(iterator)))
+    return taken[0]
+
+
+def _evaluate(data, consume, strategy=None):
+    strategy = strategy or tf.distribute.get_strategy()
+    with strategy.scope():
+        probe = _Probe(consume)
     x, y, weights = data if isinstance(data, tuple) else (data, None, None)
     probe.evaluate(x, y, sample_weight=weights, **QUIET)
-    return taken[0]

@@ -3,14 +3,19 @@
 import contextlib
 import copy
 import dataclasses
+import operator
 
 import keras
+import numpy as np
 import tensorflow as tf
 
+from keras_pergrad.pipelines.account import TOO_MANY
 from keras_pergrad.pipelines.facts import kind_of
-from keras_pergrad.pipelines.probe import first_batch, measure
+from keras_pergrad.pipelines.probe import FETCH, first_batch, measure
 from keras_pergrad.pipelines.rewrite import with_parallel_maps
+from keras_pergrad.pipelines.stopwatch import Stopwatch
 from keras_pergrad.pipelines.tf_model import slowest_stage
+from keras_pergrad.pipelines.untrained import untrained
 
 
 @dataclasses.dataclass
@@ -55,14 +60,16 @@ class PipelineProfile:
 def profile_pipeline(data, model=None, batches=100):
     """Measures a pipeline, a model, both together, and what would help.
 
-    Nothing is trained: the model's weights, optimizer and metrics are put
-    back. The data is iterated several times.
+    Nothing is trained: the model's weights and seeds, its optimizer and what
+    its gradient mode has summed up are put back; its metrics start afresh.
+    The data is iterated several times.
 
     Args:
         data: A `tf.data.Dataset`, `PyDataset`, torch DataLoader, or a tuple
             `(x, y, sample_weight)` of arrays.
         model: A compiled and built `keras.Model`, or None.
-        batches: Batches per measurement.
+        batches: Batches per measurement, rounded up to whole executions
+            where the model was compiled with `steps_per_execution`.
 
     Returns:
         A `PipelineProfile`.
@@ -77,10 +84,7 @@ def profile_pipeline(data, model=None, batches=100):
     print(kpg.profile_pipeline(dataset, model))
     ```
     """
-    if isinstance(batches, bool) or not isinstance(batches, int) or batches < 1:
-        raise ValueError(
-            f"`batches` must be a positive integer. Received: {batches!r}"
-        )
+    batches = _positive(batches)
     if kind_of(data) == "generator":
         raise ValueError(
             "A Python generator can be read only once, and profiling reads "
@@ -91,23 +95,22 @@ def profile_pipeline(data, model=None, batches=100):
         data = (*data, None, None)[:3]
     alone = _measure(data, batches)
     with contextlib.ExitStack() as undo:
-        function = strategy = model_rate = None
+        model_rate = None
+        step, stopwatch = FETCH, Stopwatch()
         together = alone
         if model is not None:
-            function = undo.enter_context(_untrained(model))
-            strategy = model.distribute_strategy
+            step = undo.enter_context(untrained(model, batches))
             cached = tf.data.Dataset.from_tensors(first_batch(data)).repeat()
             cached = cached.prefetch(2)
-            measure(cached, 2, function, strategy)  # traces
-            rate = _measure(cached, batches, function, strategy)
+            rate = _measure(cached, batches, step, stopwatch)
             model_rate = rate.batches_per_s
-            together = _measure(data, batches, function, strategy)
+            together = _measure(data, batches, step, stopwatch)
         what_if = {}
         for name, changed in _changes(data, batches, model):
             if changed is not None:
                 if name == "cache":
-                    _measure(changed, batches)  # fills it
-                tried = _measure(changed, batches, function, strategy)
+                    _measure(changed, batches + 1)  # fills it, to its end
+                tried = _measure(changed, batches, step, stopwatch)
                 what_if[name] = (tried.batches_per_s, tried.report.wait_ms)
     return PipelineProfile(
         pipeline_batches_per_s=alone.batches_per_s or 0.0,
@@ -120,8 +123,27 @@ def profile_pipeline(data, model=None, batches=100):
     )
 
 
-def _measure(data, batches, function=None, strategy=None):
-    measured = measure(data, batches, function, strategy)
+def _positive(batches):
+    try:
+        if isinstance(batches, (bool, np.bool_)):
+            raise TypeError
+        number = operator.index(batches)
+    except TypeError:
+        number = 0
+    if number < 1:
+        raise ValueError(
+            f"`batches` must be a positive integer. Received: {batches!r}"
+        )
+    return number
+
+
+def _measure(data, batches, step=FETCH, stopwatch=None):
+    measured = measure(data, batches, step, stopwatch)
+    if measured.report.not_recorded:
+        raise RuntimeError(
+            f"{measured.report.not_recorded} fetches of batches were not "
+            f"recorded, so nothing can be told of this model: {TOO_MANY}"
+        )
     if measured.batches_per_s is None:
         raise ValueError(
             "Profiling needs a first batch and at least one more. Received "
@@ -140,27 +162,3 @@ def _changes(data, batches, model):
         several = copy.copy(data)
         several.workers = 4
         yield "4 workers", several
-
-
-@contextlib.contextmanager
-def _untrained(model):
-    """The model's train function, and afterwards the model as it was."""
-    if not model.built:
-        raise ValueError(
-            "Profiling puts the weights back, so they must exist; expected a "
-            "built model. Call `model.build(input_shape)` or the model on a "
-            f"batch first. Received: {model!r}"
-        )
-    if not model.optimizer.built:
-        model.optimizer.build(model.trainable_variables)
-    variables = [*model.variables, *model.optimizer.variables]
-    values = [variable.numpy() for variable in variables]
-    before = model.train_function
-    try:
-        model.make_train_function()
-        yield model.train_function
-    finally:
-        for variable, value in zip(variables, values):
-            variable.assign(value)
-        model.reset_metrics()
-        object.__setattr__(model, "train_function", before)

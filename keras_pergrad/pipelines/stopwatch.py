@@ -17,12 +17,21 @@ from keras_pergrad.pipelines.timed_iterator import (
     TraceCounter,
     timed_spec,
 )
-from keras_pergrad.pipelines.wait_log import CAPACITY, WaitLog
+from keras_pergrad.pipelines.wait_log import WaitLog
 
 ITERATORS = (tf.data.Iterator, tf.distribute.DistributedIterator)
 SLOTS = ("train_function", "test_function")
 
 _stopwatches = weakref.WeakKeyDictionary()
+
+
+def fetches_of_a_call(model):
+    """How often a call of the model's train function fetches, at most.
+
+    Once for each step, rounded up to the unrolled loop, and once more.
+    """
+    steps = int(getattr(model, "steps_per_execution", 1))
+    return steps + int(getattr(model, "unrolled_steps_per_execution", 1)) + 1
 
 
 class Call:
@@ -43,7 +52,8 @@ class Stopwatch:
     """Shared by all callbacks that watch the same model.
 
     Listeners have a method `calls_done(calls, rows)`, given `Call`s and for
-    each the rows of the `WaitLog`, and a method `call_failed()`.
+    each the rows of the `WaitLog`, `rows_lost(count)`, called instead where
+    some rows were overwritten unread, and `call_failed()`.
     """
 
     def __init__(self):
@@ -71,17 +81,18 @@ class Stopwatch:
         function = getattr(model, slot)
         if isinstance(function, TimedCall):
             return
-        # Rows of a call: a fetch for each step, rounded up to the unrolled
-        # loop, and one more.
-        steps = int(getattr(model, "steps_per_execution", 1))
-        unrolled = int(getattr(model, "unrolled_steps_per_execution", 1))
-        most = steps + unrolled + 1
-        if self._undrained + most > CAPACITY:
-            self.drain()
-        self._undrained += most
+        self.reserve(fetches_of_a_call(model))
         self._armed = TimedCall(self, model, slot, function)
         # Not through Keras's tracking `__setattr__`, which costs more.
         object.__setattr__(model, slot, self._armed)
+
+    def reserve(self, fetches):
+        """Makes room in the log for a call that fetches so often."""
+        if self._undrained + fetches > self._log.capacity:
+            self.drain()
+        if fetches > self._log.capacity:
+            self._log = WaitLog(fetches)
+        self._undrained += fetches
 
     def disarm(self):
         """Puts an armed function back that was never called."""
@@ -96,6 +107,7 @@ class Stopwatch:
         if fresh:
             # Weakly: a pipeline must not live on because it was timed.
             self._iterators[slot] = weakref.ref(iterator)
+        if fresh or self._specs[slot].log_key != self._log.key:
             self._specs[slot] = timed_spec(iterator, self._log)
         timed = TimedIterator(iterator, self._specs[slot])
         traces = TraceCounter.count
@@ -129,7 +141,11 @@ class Stopwatch:
         """Hands what was measured to the listeners."""
         calls, self._calls = self._calls, []
         self._undrained = 0
-        rows = self._log.drain()
+        rows, lost = self._log.drain()
+        if lost:
+            for listener in list(self.listeners):
+                listener.rows_lost(lost)
+            return
         if not calls:
             return
         edges = np.searchsorted(rows[:, 0], [c.began for c in calls])

@@ -15,7 +15,7 @@ import weakref
 import numpy as np
 import tensorflow as tf
 
-CAPACITY = 512
+CAPACITY = 512  # rows, where a call needs no more
 COLUMNS = 3  # asked, arrived, whether there was a batch
 
 _keys = itertools.count()
@@ -33,7 +33,7 @@ class WaitLog:
     Times are `tf.timestamp()`, the clock of `time.time()`.
 
     Args:
-        capacity: Rows kept; older ones are overwritten.
+        capacity: Rows kept until `drain`; older ones are overwritten.
     """
 
     def __init__(self, capacity=CAPACITY):
@@ -105,13 +105,15 @@ class WaitLog:
         """Hands out the rows since the last call, in order, and forgets them.
 
         Returns:
-            Array of shape (rows, 4), see the class.
+            Array of shape (rows, 4), see the class, and the number of rows
+            that were overwritten before.
         """
         eager, self._eager = self._eager, []
         with tf.init_scope(), tf.device("CPU:0"):
             read = tf.raw_ops.ReadVariableOp
             written = int(read(resource=self.counter, dtype=tf.int64))
             fresh = min(written - self._read, self.capacity)
+            lost = written - self._read - fresh
             rows = np.zeros((0, COLUMNS + 1))
             if fresh:
                 fetches = read(resource=self.fetches, dtype=tf.float64)
@@ -125,7 +127,7 @@ class WaitLog:
         rows = np.concatenate([rows, np.reshape(eager, (-1, COLUMNS + 1))])
         # No arrival: the pipeline ended or raised inside that fetch, or a
         # loop over steps took no further batch.
-        return rows[rows[:, 1] > 0]
+        return rows[rows[:, 1] > 0], lost
 
 
 def _destroy(handles):

@@ -145,6 +145,15 @@ def test_datasets():
     np.testing.assert_allclose(found, expected.mean(0), atol=1e-10)
 
 
+def test_a_dataset_of_another_floating_type():
+    model, x = _dense(), normal(5, 4).astype("float64")
+    out = np.zeros((5, 4), "float32")
+    data = tf.data.Dataset.from_tensor_slices((x, x)).batch(2)
+    found = _gradients(model, data, 0, out=out)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, _gradients(model, x, 0), rtol=1e-6)
+
+
 @pytest.mark.usefixtures("float64")
 def test_token_ids_stand_for_their_embeddings():
     inputs = keras.Input((4,), dtype="int32")
@@ -156,6 +165,40 @@ def test_token_ids_stand_for_their_embeddings():
     assert found.shape == (3, 2, 4, 3)
     expected = _jacobian(head, table(ids))
     np.testing.assert_allclose(found, expected, atol=1e-10)
+
+
+def test_embeddings_of_half_precision_give_floatx():
+    keras.config.set_dtype_policy("mixed_float16")
+    inputs = keras.Input((4,), dtype="int32")
+    hidden = layers.Flatten()(layers.Embedding(6, 3)(inputs))
+    model = keras.Model(inputs, layers.Dense(2)(hidden))
+    found = _gradients(model, np.ones((3, 4), int), 0)
+    assert found.dtype == np.float32
+    assert found.any()
+
+
+def _reads_ids(select):
+    inputs = keras.Input((4,))
+    hidden = layers.Flatten()(layers.Embedding(6, 3, name="e")(select(inputs)))
+    return inputs, hidden
+
+
+@pytest.mark.parametrize("select", [lambda x: x, lambda x: x[:, :2]])
+def test_ids_of_a_floating_type_are_refused(select):
+    inputs, hidden = _reads_ids(select)
+    model = keras.Model(inputs, layers.Dense(2)(hidden))
+    message = "holds floating numbers.*'e' reads as ids.*astype"
+    with pytest.raises(ValueError, match=message):
+        _gradients(model, np.array([[1.0, 2.0, 3.0, 4.0]]), 0)
+
+
+def test_a_column_of_ids_among_numbers_is_a_constant():
+    inputs, hidden = _reads_ids(lambda x: x[:, :1])
+    hidden = layers.Concatenate()([hidden, inputs[:, 1:]])
+    model = keras.Model(inputs, layers.Dense(2)(hidden))
+    found = _gradients(model, np.array([[1.0, 2.0, 3.0, 4.0]]), 0)
+    assert not found[:, 0].any()
+    assert found[:, 1:].all()
 
 
 def test_integers_that_no_single_embedding_reads():
@@ -182,7 +225,7 @@ def test_as_a_method_and_without_a_trace_of_itself():
     assert not any("call" in vars(layer) for layer in model._flatten_layers())
 
 
-def test_one_trace_serves_all_chunks_and_calls():
+def test_one_trace_serves_all_chunks():
     traces = []
 
     class Counting(layers.Layer):
@@ -193,10 +236,21 @@ def test_one_trace_serves_all_chunks_and_calls():
 
     model = stack((4,), Counting(), layers.Dense(3))
     traces.clear()
-    for n in (7, 9, 2):
-        _gradients(model, normal(n, 4), batch_size=4)
+    _gradients(model, normal(11, 4), batch_size=2)
     # The first chunk's size, then any size.
     assert len(traces) <= 2
+
+
+def test_a_model_that_was_changed_is_asked_anew():
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(3, "softmax")])
+    x = normal(2, 4)
+    _gradients(model, x, 0)
+    model.layers[-1].activation = keras.activations.linear
+    for _ in range(2):
+        expected = np.tile(model.layers[-1].kernel.numpy()[:, 0], (2, 1))
+        np.testing.assert_allclose(_gradients(model, x, 0), expected, 1e-6)
+        model.pop()
+        model.add(layers.Dense(3))
 
 
 def test_an_input_without_influence_has_gradient_zero():

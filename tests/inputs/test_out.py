@@ -136,6 +136,7 @@ def test_a_dataset_and_out_of_other_lengths():
         ({"outputs": np.full(10, 4)}, "from 0 to 2.*Received: 4"),
         ({"batch_size": 0}, "batch_size=0"),
         ({"batch_size": 2.5}, "batch_size=2.5"),
+        ({"batch_size": np.True_}, "batch_size="),
         ({"reduce": "max"}, "reduce='max'"),
         ({"reduce": "mean", "out": np.zeros(3)}, "leaves none"),
     ],

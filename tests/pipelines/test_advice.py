@@ -96,6 +96,14 @@ class Case:
             "epochs": EPOCHS.get(name, 2),
             "step": STEPS.get(name, 0.01),
         }
+        self.running = [(RUNNING[name], 1.0)] if name in RUNNING else None
+
+    def fires_on(self, data):
+        """Without running it, on what it would measure before."""
+        times = {"burst_ms": 16.0, "first_batch_ms": 1e3}
+        facts = gather(data, None, 20.0, 10.0, **times)
+        facts.running = self.running
+        return self.rule(facts) is not None
 
 
 @pytest.fixture(params=CASES)
@@ -123,6 +131,15 @@ def names(data, wait_ms, step_ms, **times):
     return [given.name for given in advice.advise(facts)]
 
 
+# Stages that do all the work, as TensorFlow would name them.
+RUNNING = {
+    "prefetch": "FlatMap",
+    "parallel_map": "MapAndBatch",
+    "from_generator": "FlatMap",
+    "cache": "Map",
+}
+
+
 def test_every_rule_has_a_case():
     assert set(CASES) == {rule.__name__ for rule in advice.ADVICE}
 
@@ -131,9 +148,8 @@ def test_advice_is_given_once_and_not_where_it_was_followed(case, capsys):
     stall = fit(case.before(), **case.settings)
     assert case.words in message_of(stall), stall.reports
     assert capsys.readouterr().out.count(f"\n{stall.message}\n") == 1
-    times = {"burst_ms": 16.0, "first_batch_ms": 1e3}
-    followed = gather(case.after(), None, 20.0, 10.0, **times)
-    assert case.rule(followed) is None
+    assert case.fires_on(case.before())
+    assert not case.fires_on(case.after())
 
 
 @pytest.mark.timing
@@ -183,6 +199,37 @@ def test_unordered_needs_bursts_and_a_shuffle():
     assert "unordered" not in names(data, 5.0, 1.0, burst_ms=0.1)
     in_order = slow_data.parallel_map()
     assert "unordered" not in names(in_order, 5.0, 1.0, burst_ms=4.0)
+
+
+@pytest.mark.parametrize(
+    ("passes", "steps", "change", "given"),
+    [
+        (1, 16, lambda data: data, False),
+        (2, 16, lambda data: data, True),
+        (None, 16, lambda data: data, True),
+        (3, 4, lambda data: data, False),  # three quarters of a pass
+        (8, 4, lambda data: data, True),
+        (1, 32, lambda data: data.repeat(2), True),
+        (1, 32, lambda data: data.repeat(2).map(lambda x, y: (x, y)), False),
+    ],
+)
+def test_a_cache_is_for_data_that_is_read_again(passes, steps, change, given):
+    facts = gather(
+        change(slow_data.computed()), None, 9, 1, passes=passes, steps=steps
+    )
+    facts.running = [("Map", 1.0)]
+    assert (advice.cache(facts) is not None) == given
+
+
+@pytest.mark.parametrize("method", ["fit", "evaluate"])
+def test_no_cache_for_a_single_pass(method):
+    model = TimedStepModel(Clock(), 0)
+    model.compile("sgd", "mse", jit_compile=False)
+    stall = DataStall()
+    data = slow_data.computed()
+    getattr(model, method)(data, verbose=0, callbacks=[stall])
+    assert "`map(heavy)` handles one element" in message_of(stall)
+    assert "dataset.cache()" not in message_of(stall)
 
 
 def test_a_late_shuffle_that_starts_quickly_is_left_alone():
