@@ -1,6 +1,9 @@
 """Per-sample gradients of any compiled Keras model, as functions.
 
 What is traced is kept per model for as long as the model lives.
+
+Private names in use: `Model._compile_loss`, `Model._symbolic_build`,
+`Layer._flatten_layers`.
 """
 
 import weakref
@@ -11,6 +14,7 @@ import tensorflow as tf
 
 from keras_pergrad.losses import total_loss
 from keras_pergrad.modes.samples import Samples
+from keras_pergrad.rules.registry import find_rule
 from keras_pergrad.statistics import GradientStatistics
 from keras_pergrad.tape import Tape
 
@@ -173,17 +177,30 @@ def _run(what, model, x, y, sample_weight, method, training):
             "no gradient to compute."
         )
     model._symbolic_build(data_batch=batch)
-    key = (
-        what,
-        method,
-        training,
-        id(model._compile_loss),
-        tuple(id(v) for v in model.trainable_variables),
-    )
     traced = _TRACED.setdefault(model, {})
-    if key not in traced:
-        traced[key] = _trace(what, method, training, weakref.ref(model))
-    return traced[key](*batch)
+    key, parts = (what, method, training, *_settings(model)), _parts(model)
+    found = traced.get(key)
+    # An id would not do: a new object may get that of one that is gone.
+    if found is None or any(r() is not p for r, p in zip(found[1], parts)):
+        function = _trace(what, method, training, weakref.ref(model))
+        found = traced[key] = function, [weakref.ref(p) for p in parts]
+    return found[0](*batch)
+
+
+def _settings(model):
+    """What a trace depends on that compares by value."""
+    layers = model._flatten_layers()
+    return (
+        len(model.trainable_variables),
+        tuple((layer.trainable, find_rule(layer)) for layer in layers),
+    )
+
+
+def _parts(model):
+    """The objects that a trace depends on."""
+    loss, variables = model._compile_loss, model.trainable_variables
+    # Without a loss a model may still add some.
+    return [model if loss is None else loss, *variables]
 
 
 def _trace(what, method, training, model_reference):
