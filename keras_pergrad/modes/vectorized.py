@@ -107,14 +107,18 @@ class Vectorized(GradientMode):
             target = part.loss(y_pred, added)
             target = target if scale is None else target * scale
         factors = tape.sample_gradients(target, scale)
+        wanted = self._statistics()
         if not self.aggregation.needs_norms:
             norms = None
-            if self.with_statistics:
+            if wanted == SHARED:
                 norms = sample_norms(factors, part.n)
-            return y_pred, [f and f.weighted_sum(None) for f in factors], norms
+            sums = [f and f.weighted_sum(None) for f in factors]
+            if wanted == BESIDE:
+                norms = sample_norms(factors, part.n)
+            return y_pred, sums, norms
         found = weighted_sum(self.aggregation, factors, part.n)
         plain = None
-        if self.with_statistics:
+        if wanted:
             plain = [f and f.weighted_sum(None) for f in factors]
         return y_pred, *found, plain
 
