@@ -28,6 +28,15 @@ ALLOWED = {
     "coupling": {"patching"},
     "outside": {"patching"},
     "refusals": set(),
+    "trust": set(),
+    "trial": {
+        "coupling",
+        "draws",
+        "patching",
+        "refusals",
+        "replay",
+        "trust",
+    },
     "replay": {"draws", "carriers"},
     "rules": {"rules", "factors", "replay", "patching"},
     "calls": {"replay"},
@@ -43,6 +52,7 @@ ALLOWED = {
         "refusals",
         "carriers",
         "patching",
+        "trial",
     },
     "losses": {"patching", "replay", "tallies"},
     "modes": {
@@ -63,6 +73,7 @@ ALLOWED = {
         "patching",
         "replicas",
         "tallies",
+        "trial",
     },
     "functional": {
         "modes",
