@@ -37,3 +37,18 @@ class Call:
     def covers(self, variable_id):
         """Whether repeating this call differentiates that variable, too."""
         return self.rule is None and variable_id in self.accessed
+
+
+def takes_whole(layer):
+    """Layers that call their sublayers inside a loop of their own."""
+    return isinstance(layer, (keras.layers.RNN, keras.layers.TimeDistributed))
+
+
+def assigns_weights(layer):
+    """Whether the layer reads weights only to assign them.
+
+    SpectralNormalization sets the inner layer's kernel before it calls it;
+    Keras differentiates with respect to the value that was set.
+    """
+    cls = keras.layers.SpectralNormalization
+    return isinstance(layer, cls) and type(layer).call is cls.call

@@ -2,8 +2,7 @@
 
 What is traced is kept per model for as long as the model lives.
 
-Private names in use: `Model._compile_loss`, `Model._symbolic_build`,
-`Layer._flatten_layers`.
+Private names in use: `Model._symbolic_build`.
 """
 
 import weakref
@@ -12,13 +11,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_pergrad import traces, trial
 from keras_pergrad.losses import total_loss
 from keras_pergrad.modes.samples import Samples
-from keras_pergrad.rules.registry import find_rule
 from keras_pergrad.statistics import GradientStatistics
 from keras_pergrad.tape import Tape
 
-_TRACED = weakref.WeakKeyDictionary()
 METHODS = ("vectorized", "per_sample")
 
 
@@ -177,30 +175,12 @@ def _run(what, model, x, y, sample_weight, method, training):
             "no gradient to compute."
         )
     model._symbolic_build(data_batch=batch)
-    traced = _TRACED.setdefault(model, {})
-    key, parts = (what, method, training, *_settings(model)), _parts(model)
-    found = traced.get(key)
-    # An id would not do: a new object may get that of one that is gone.
-    if found is None or any(r() is not p for r, p in zip(found[1], parts)):
-        function = _trace(what, method, training, weakref.ref(model))
-        found = traced[key] = function, [weakref.ref(p) for p in parts]
-    return found[0](*batch)
-
-
-def _settings(model):
-    """What a trace depends on that compares by value."""
-    layers = model._flatten_layers()
-    return (
-        len(model.trainable_variables),
-        tuple((layer.trainable, find_rule(layer)) for layer in layers),
+    function = traces.kept(
+        model,
+        (what, method, training),
+        lambda: _trace(what, method, training, weakref.ref(model)),
     )
-
-
-def _parts(model):
-    """The objects that a trace depends on."""
-    loss, variables = model._compile_loss, model.trainable_variables
-    # Without a loss a model may still add some.
-    return [model if loss is None else loss, *variables]
+    return function(*batch)
 
 
 def _trace(what, method, training, model_reference):
@@ -218,6 +198,7 @@ def _vectorized(what, model, x, y, sample_weight, training):
     with tape:
         y_pred = tape.forward(x)
         loss = total_loss(model, x, y, y_pred, sample_weight, training)
+        trial.require_apart(model, x, y, y_pred, sample_weight)
     factors = tape.sample_gradients(loss)
     n = tf.shape(tf.nest.flatten(x)[0])[0]
     if what == "norms":

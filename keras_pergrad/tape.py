@@ -17,7 +17,7 @@ import tensorflow as tf
 from tensorflow.python.eager.record import could_possibly_record
 
 from keras_pergrad import coupling, draws, outside, refusals, trial
-from keras_pergrad.calls import Call
+from keras_pergrad.calls import Call, assigns_weights, takes_whole
 from keras_pergrad.carriers import carriers
 from keras_pergrad.factors import Joined
 from keras_pergrad.losses import components
@@ -120,7 +120,7 @@ class Tape:
             return self._record(layer, rule, original, args, kwargs)
 
         rule = find_rule(layer) if layer._trainable_variables else None
-        rule = rule or (find_rule(layer) if _takes_whole(layer) else None)
+        rule = rule or (find_rule(layer) if takes_whole(layer) else None)
         call.rule = rule
         with attribute(layer, "call", call):
             yield
@@ -134,7 +134,7 @@ class Tape:
             call.reason = rule.unsupported(layer, *args, **kwargs)
             if call.reason:
                 call.rule = rule = None
-        whole = _takes_whole(layer)
+        whole = takes_whole(layer)
         with self._frame(call), self._mute(whole or rule is not None):
             if rule is None:
                 outputs = self._follow_call(call, original, args, kwargs)
@@ -142,7 +142,7 @@ class Tape:
                 outputs = self._follow_linear(call, original, args, kwargs)
             else:
                 outputs = self._follow_rule(call, original, args, kwargs)
-        if _assigns_weights(layer):
+        if assigns_weights(layer):
             call.accessed.clear()
         if call.accessed:
             self.calls.append(call)
@@ -160,7 +160,7 @@ class Tape:
         added = []
         around = self._stack[-1]
         noting = attribute(layer, "add_loss", _noting(layer, added))
-        with self._mute(_takes_whole(layer)), noting:
+        with self._mute(takes_whole(layer)), noting:
             outputs = original(*args, **kwargs)
         if added or getattr(layer, "activity_regularizer", None) is not None:
             # The fallback around sees only what goes through its outputs.
@@ -174,7 +174,7 @@ class Tape:
         if draws.current_graph() is not self._graph:
             return True
         # Inside a custom gradient (rematerialisation is one).
-        owns = layer._trainable_variables or _takes_whole(layer)
+        owns = layer._trainable_variables or takes_whole(layer)
         return bool(owns) and not could_possibly_record()
 
     def _follow_linear(self, call, original, args, kwargs):
@@ -370,21 +370,6 @@ def _noting(layer, added):
         return original(loss)
 
     return add_loss
-
-
-def _takes_whole(layer):
-    """Layers that call their sublayers inside a loop of their own."""
-    return isinstance(layer, (keras.layers.RNN, keras.layers.TimeDistributed))
-
-
-def _assigns_weights(layer):
-    """Whether the layer reads weights only to assign them.
-
-    SpectralNormalization sets the inner layer's kernel before it calls it;
-    Keras differentiates with respect to the value that was set.
-    """
-    cls = keras.layers.SpectralNormalization
-    return isinstance(layer, cls) and type(layer).call is cls.call
 
 
 def _is_input(tensor, args, kwargs):

@@ -51,6 +51,7 @@ class Samples:
                     self.loss = total_loss(
                         model, x, y, self.y_pred, sample_weight, training
                     )
+                    trial.require_apart(model, x, y, self.y_pred, sample_weight)
                 else:
                     self.whole = part.n
                     self.loss = part.loss(self.y_pred, added)

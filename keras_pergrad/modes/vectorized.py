@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from keras_pergrad import replicas
+from keras_pergrad import replicas, trial
 from keras_pergrad.aggregation import aggregations, is_finite
 from keras_pergrad.factors import squared_norm
 from keras_pergrad.factors.base import select
@@ -72,6 +72,7 @@ class Vectorized(GradientMode):
         with tape:
             y_pred = tape.forward(x)
             loss = total_loss(model, x, y, y_pred, sample_weight)
+            trial.require_apart(model, x, y, y_pred, sample_weight)
             target = loss if scale is None else loss * scale
         factors = tape.sample_gradients(target, scale)
         n = tf.shape(first_tensor(x))[0]

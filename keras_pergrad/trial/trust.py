@@ -34,12 +34,12 @@ def _is_known(layer):
     if isinstance(layer, keras.layers.Lambda):
         return False
     return cls.__module__.startswith("keras.src.") and all(
-        _is_ours(part) for part in vars(layer).values()
+        is_ours(part) for part in vars(layer).values()
     )
 
 
-def _is_ours(part):
-    """Not a function or regulariser of the user's."""
+def is_ours(part):
+    """Whether it is not a function or regulariser of the user's."""
     if inspect.isroutine(part):
         return (part.__module__ or "").startswith(_OURS)
     if isinstance(part, _PARTS):
