@@ -12,7 +12,15 @@ import inspect
 import keras
 from keras.src.models.functional import Functional
 
-_OURS = ("keras.src.", "keras_pergrad.", "tensorflow.")
+# Not all of Keras: `ops.max` as an activation is the user's doing.
+_OURS = (
+    "keras.src.activations.",
+    "keras.src.layers.",
+    "keras.src.losses.",
+    "keras.src.regularizers.",
+    "keras.src.initializers.",
+    "keras_pergrad.",
+)
 _PARTS = (keras.regularizers.Regularizer, keras.initializers.Initializer)
 _ELEMENTWISE = {"Add", "Subtract", "Multiply", "Divide", "TrueDivide"}
 
