@@ -16,6 +16,11 @@ _MIXERS = tuple(
     for name in ("MixUp", "CutMix")
     if hasattr(keras.layers, name)
 )
+_AUGMENTERS = tuple(
+    getattr(keras.layers, name)
+    for name in ("AugMix", "RandAugment")
+    if hasattr(keras.layers, name)
+)
 _PAIRWISE_LOSSES = (keras.losses.circle,)
 _OVERLAP_LOSSES = (keras.losses.dice, keras.losses.tversky)
 _OVER_AN_AXIS = (
@@ -99,6 +104,8 @@ def _reason(layer):
         return functools.partial(_mixer, layer)
     if isinstance(layer, keras.layers.Equalization):
         return functools.partial(_equalization, layer)
+    if isinstance(layer, _AUGMENTERS):
+        return functools.partial(_augmenter, layer)
     if isinstance(layer, _OVER_AN_AXIS):
         return functools.partial(_over_samples, layer)
     return None
@@ -131,11 +138,17 @@ def _mixer(layer, training, inputs):
 
 
 def _equalization(layer, training, inputs):
-    return (
-        f"layer {layer.name!r} (Equalization) takes one histogram for all "
-        "images of a batch, so that per-sample gradients are not defined. "
-        "Apply it image by image to the data set, before the model: "
-        "data.map(...); or compile with gradient_mode='batch'."
+    return _EQUALIZES.format(
+        name=layer.name, does="takes", type=type(layer).__name__
+    )
+
+
+def _augmenter(layer, training, inputs):
+    # They equalize past the call of the layer inside that does it.
+    if training is False:
+        return None
+    return _EQUALIZES.format(
+        name=layer.name, does="may take", type=type(layer).__name__
     )
 
 
@@ -164,3 +177,11 @@ def _guarded(layer, original, reason, refuse):
         return original(*args, **kwargs)
 
     return call
+
+
+_EQUALIZES = (
+    "layer {name!r} ({type}) {does} one histogram for all images of a batch, "
+    "so that per-sample gradients are not defined. Apply it image by image to "
+    "the data set, before the model: data.map(...); or compile with "
+    "gradient_mode='batch'."
+)

@@ -1,6 +1,6 @@
 """What a vectorized step would do with a model, layer by layer.
 
-The tape runs in a trace on symbolic inputs: nothing is computed.
+The tape runs in a trace on symbolic inputs.
 
 Private names in use: `Functional._inputs_struct`,
 `Trainer._resolve_auto_jit_compile`.
@@ -21,9 +21,10 @@ from keras_pergrad.tape import Tape
 def explain(model, batch_size=32, x=None, jit_compile=None):
     """Says before training how each layer's gradients will be found.
 
-    Nothing is computed: the model is traced on inputs of this batch size.
-    What a layer without a rule does with its samples is known only when it
-    runs; if it mixes them, training stops with an error that names it.
+    The model is traced on inputs of this batch size. Parts of it that Keras
+    does not ship are tried out on a few made-up samples, where they can be;
+    what mixes them there is refused. A layer without a rule is checked with
+    every batch, too: training stops with an error that names it.
 
     Args:
         model: a `keras.Model`, compiled or not.

@@ -1,6 +1,8 @@
 """Per-sample gradients of any compiled Keras model, as functions.
 
 What is traced is kept per model for as long as the model lives.
+
+Private names in use: `Model._symbolic_build`.
 """
 
 import weakref
@@ -9,6 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_pergrad import traces, trial
 from keras_pergrad.factors import wide
 from keras_pergrad.losses import total_loss
 from keras_pergrad.modes.samples import Samples
@@ -16,7 +19,6 @@ from keras_pergrad.replay import is_composite
 from keras_pergrad.statistics import GradientStatistics
 from keras_pergrad.tape import Tape
 
-_TRACED = weakref.WeakKeyDictionary()
 METHODS = ("vectorized", "per_sample")
 
 
@@ -172,17 +174,12 @@ def _run(what, model, x, y, sample_weight, method, training):
             "no gradient to compute."
         )
     model._symbolic_build(data_batch=batch)
-    key = (
-        what,
-        method,
-        training,
-        id(model._compile_loss),
-        tuple(id(v) for v in model.trainable_variables),
+    function = traces.kept(
+        model,
+        (what, method, training),
+        lambda: _trace(what, method, training, weakref.ref(model)),
     )
-    traced = _TRACED.setdefault(model, {})
-    if key not in traced:
-        traced[key] = _trace(what, method, training, weakref.ref(model))
-    return traced[key](*batch)
+    return function(*batch)
 
 
 def _trace(what, method, training, model_reference):
@@ -200,6 +197,7 @@ def _vectorized(what, model, x, y, sample_weight, training):
     with tape:
         y_pred = tape.forward(x)
         loss = total_loss(model, x, y, y_pred, sample_weight, training)
+        trial.require_apart(model, x, y, y_pred, sample_weight)
     factors = tape.sample_gradients(loss)
     n = tf.shape(tf.nest.flatten(x)[0])[0]
     if what == "norms":

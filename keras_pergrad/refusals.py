@@ -65,3 +65,32 @@ def own_loss(layer):
         "`add_weight(regularizer=...)`), or compute the loss in a layer of "
         "its own from this layer's output."
     )
+
+
+def mixes(layer):
+    """Samples meet inside a layer's call."""
+    return (
+        f"layer {layer.name!r} ({type(layer).__name__}) gives another output "
+        "for a sample alone than for the same sample in its batch: it mixes "
+        "the samples of a batch, so that per-sample gradients are not "
+        "defined. Make it act on each sample alone, or use "
+        "gradient_mode='batch'."
+    )
+
+
+def coupling_loss(layer):
+    """A layer adds a loss of the samples together."""
+    return (
+        f"layer {layer.name!r} ({type(layer).__name__}) gives `add_loss` a "
+        "loss that is neither a sum nor a mean over the samples of the batch, "
+        "so that no sample's part in it is defined. Add a sum or a mean of "
+        "what each sample alone gives, or use gradient_mode='batch'."
+    )
+
+
+def sideways(layer):
+    """Why the fallback of the layer around serves another layer's weights."""
+    return (
+        f"it calls {layer.name!r} ({type(layer).__name__}) on a tensor whose "
+        "first axis is not that of the samples"
+    )

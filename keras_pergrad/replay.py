@@ -199,7 +199,7 @@ class Replay:
                 continue
             if single.shape.rank != batch.shape.rank:
                 raise ValueError(self._message())
-            checks.append(_close(single, tf.gather(batch, row)))
+            checks.append(close(single, tf.gather(batch, row)))
         right = tf.reduce_all(checks) if checks else tf.constant(True)
         check = tf.debugging.Assert(right, [self._message()])
         if check is None:
@@ -229,7 +229,7 @@ def _poison_unless(right, gradient):
     return tf.where(right, gradient, nan)
 
 
-def _close(single, batch):
+def close(single, batch):
     """Equal up to rounding (non-finite values count as reproduced)."""
     if not single.dtype.is_floating:
         return tf.constant(True)

@@ -16,7 +16,7 @@ import keras
 import tensorflow as tf
 from tensorflow.python.eager.record import could_possibly_record
 
-from keras_pergrad import coupling, draws, outside, refusals
+from keras_pergrad import coupling, draws, outside, refusals, trial
 from keras_pergrad.calls import (
     Call,
     assigns_weights,
@@ -86,9 +86,12 @@ class Tape:
         kwargs = {}
         if self.model._call_has_training_arg:
             kwargs["training"] = self.training
+        tried = trial.of(self.model, x, self.training)
+        tried.refuse(self.model, self.refuse_coupled)
         with contextlib.ExitStack() as stack:
-            for layer in self.model._flatten_layers():
-                stack.enter_context(self._wrapped(layer))
+            for place, layer in enumerate(self.model._flatten_layers()):
+                sideways = place in tried.sideways
+                stack.enter_context(self._wrapped(layer, sideways))
             # Outermost, so that the layers' rules are still found.
             refuse = self.refuse_coupled
             stack.enter_context(coupling.refused(self.model, refuse))
@@ -113,7 +116,7 @@ class Tape:
             recorded.draws.append(draw)
 
     @contextlib.contextmanager
-    def _wrapped(self, layer):
+    def _wrapped(self, layer, sideways=False):
         original = layer.call
         if isinstance(original, tf.types.experimental.PolymorphicFunction):
             # What runs in a graph of its own cannot be recorded from outside.
@@ -123,6 +126,8 @@ class Tape:
         def call(*args, **kwargs):
             if self._muted:
                 return original(*args, **kwargs)
+            if sideways and self._stack:
+                return self._hand_over(layer, original, args, kwargs)
             return self._record(layer, rule, original, args, kwargs)
 
         rule = find_rule(layer) if layer._trainable_variables else None
@@ -164,6 +169,23 @@ class Tape:
             # Outside of the frame: an activation may be a layer with weights.
             activation = getattr(layer, "activation", None)
             return outputs if activation is None else activation(outputs)
+        return outputs
+
+    def _hand_over(self, layer, original, args, kwargs):
+        """Leaves a call to the fallback of the layer that it is made in.
+
+        Samples are not on the first axis here, but they are around it.
+        """
+        added = []
+        around = self._stack[-1]
+        noting = attribute(layer, "add_loss", _noting(layer, added))
+        with self._mute(takes_whole(layer)), noting:
+            outputs = original(*args, **kwargs)
+        if added or getattr(layer, "activity_regularizer", None) is not None:
+            # The fallback around sees only what goes through its outputs.
+            error = ValueError(refusals.layout(layer, "another number of"))
+            self.refuse(layer, error)
+        around.reason = around.reason or refusals.sideways(layer)
         return outputs
 
     def _is_out_of_sight(self, layer):

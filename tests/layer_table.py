@@ -356,6 +356,8 @@ def examine(name):
     sums = [None if g is None else np.sum(g, 0) for g in found]
     oracle.assert_agree(sums, expected)
     _assert_apart(model, x, state)
+    if CASES[name].inputs == (IMAGE,) and not calls_of(layer, calls):
+        assert_images_apart(CASES[name].make)
     _restore(state)
     if not draws:
         # With draws the oracle would draw anew for each sample; that samples
@@ -381,11 +383,11 @@ def _around(layer):
     return layer.name.startswith(("before", "after"))
 
 
-def _restore(state):
+def _restore(state, seed=3):
     """The same numbers at the start, and the same draws."""
     # AugMix uses Python's own numbers; RandAugment of Keras 3.8 shuffles a
     # list of its class in place with them.
-    random.seed(3)
+    random.seed(seed)
     if hasattr(L, "RandAugment"):
         L.RandAugment._AUGMENT_LAYERS.sort()
     for variable, value in state:
@@ -411,6 +413,31 @@ def _assert_apart(model, x, state):
         outputs.append(np.asarray(model(batch, training=True))[1:])
     limits = oracle.tolerance(keras.config.floatx())
     np.testing.assert_allclose(*outputs, **limits)
+
+
+def calls_of(layer, calls):
+    """Those of a layer with weights, and of the layers inside it."""
+    inside = layer._flatten_layers()
+    return [c for c in calls if any(c.layer is part for part in inside)]
+
+
+def assert_images_apart(make, seeds=5):
+    """The same for what augments images, with numbers as images have them.
+
+    Some do different things by chance, so that one seed shows little.
+    """
+    images = np.random.default_rng(0).integers(0, 256, (N, 8, 8, 3))
+    images = images.astype(keras.config.floatx())
+    darker = np.concatenate([images[:1] * 0.3, images[1:]])
+    for seed in range(seeds):
+        outputs = []
+        for batch in (images, darker):
+            keras.utils.set_random_seed(seed)
+            layer = make()
+            _restore([], seed)
+            outputs.append(np.asarray(_call(layer, [batch], True))[1:])
+        limits = oracle.tolerance(keras.config.floatx())
+        np.testing.assert_allclose(*outputs, **limits)
 
 
 NOTES = {

@@ -51,7 +51,9 @@ def test_weightless_layers_that_mix_samples(mode, make, match):
     _assert_refused(model, *_images(), match)
 
 
-@pytest.mark.parametrize("name", ["CutMix", "Equalization"])
+@pytest.mark.parametrize(
+    "name", ["AugMix", "CutMix", "Equalization", "RandAugment"]
+)
 def test_image_layers_that_mix_samples(name):
     if not hasattr(layers, name):
         pytest.skip(f"this Keras has no {name}")

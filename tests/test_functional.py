@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import keras_pergrad as kpg
+from keras_pergrad import traces
 from tests import oracle
 
 layers = keras.layers
@@ -197,11 +198,11 @@ def test_does_not_retrace_or_keep_the_model():
     model.compile("sgd", "mse")
     x, y = _batch(model)
     kpg.per_sample_norms(model, x, y)
-    functions = kpg.functional._TRACED[model]
+    functions = traces._TRACED[model]
     for n in (5, 3, 4, 2):
         kpg.per_sample_norms(model, *_batch(model, n))
     assert len(functions) == 1
-    (function,) = functions.values()
+    ((function, _),) = functions.values()
     assert function.experimental_get_tracing_count() <= 2
 
 
@@ -227,3 +228,52 @@ def test_bad_input():
     model.trainable = False
     with pytest.raises(ValueError, match="no trainable variables"):
         kpg.per_sample_norms(model, x, y)
+
+
+def _norms(model, x):
+    return kpg.per_sample_norms(model, x, np.ones((3, 2), "float32"))
+
+
+def test_a_frozen_layer_is_seen():
+    """BatchNormalization acts otherwise once it does not train."""
+    norm = layers.BatchNormalization(center=False, scale=False)
+    model = keras.Sequential([keras.Input((4,)), norm, layers.Dense(2)])
+    model.compile("sgd", "mse")
+    x = np.random.default_rng(0).normal(size=(3, 4)).astype("float32")
+    norm.trainable = False
+    before = _norms(model, x)
+    norm.trainable = True
+    with pytest.raises(ValueError, match="depend on the whole batch"):
+        _norms(model, x)
+    norm.trainable = False
+    np.testing.assert_array_equal(_norms(model, x), before)
+
+
+def test_a_new_rule_is_seen():
+    model = keras.Sequential([keras.Input((4,)), Affine(), layers.Dense(2)])
+    model.compile("sgd", "mse")
+    x = np.random.default_rng(0).normal(size=(3, 4)).astype("float32")
+    before = kpg.per_sample_gradients(model, x, np.ones((3, 2), "float32"))
+    used = []
+
+    @kpg.register_rule(Affine)
+    def affine(layer, inputs, dz):
+        used.append(layer)
+        yield layer.scale, kpg.factors.Product(inputs, dz)
+        yield layer.shift, kpg.factors.Sum(dz)
+
+    after = kpg.per_sample_gradients(model, x, np.ones((3, 2), "float32"))
+    assert used
+    oracle.assert_agree(after, before)
+
+
+def test_a_new_loss_is_not_taken_for_one_that_is_gone(monkeypatch):
+    """Python may give a new object the id of an old one."""
+    monkeypatch.setattr(traces, "id", lambda _: 1, raising=False)
+    model = _dense()
+    x, y = np.ones((3, 5), "float32"), 3 * np.ones((3, 3), "float32")
+    found = []
+    for loss in ("mse", "mae"):
+        model.compile("sgd", loss)
+        found.append(kpg.per_sample_norms(model, x, y).numpy())
+    assert not np.allclose(*found)

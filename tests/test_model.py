@@ -263,11 +263,11 @@ class Raw(layers.Layer):
 
 
 class Folded(layers.Layer):
-    """Moves the batch off the first axis."""
+    """Moves the batch off the first axis, and adds a loss there."""
 
     def __init__(self):
         super().__init__()
-        self.dense = layers.Dense(1)
+        self.dense = layers.Dense(1, activity_regularizer="l2")
 
     def call(self, x):
         y = self.dense(keras.ops.reshape(x, (-1, 1)))

@@ -30,3 +30,11 @@ def test_every_class_has_a_case_or_a_reason():
     assert set(NAMES) <= known, "add a case to tests/layer_table.py"
     assert not set(layer_table.CASES) & set(layer_table.SKIPPED)
     assert set(NAMES) <= set(_documented())
+
+
+@pytest.mark.parametrize("name", ["RandAugment", "AugMix"])
+def test_layers_that_sometimes_mix_images_are_found(name):
+    if name not in NAMES:
+        pytest.skip(f"this Keras has no {name}")
+    with pytest.raises(AssertionError):
+        layer_table.assert_images_apart(layer_table.CASES[name].make)

@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from keras_pergrad import coupling, draws, outside
+from keras_pergrad import coupling, draws, outside, trial
 from keras_pergrad.carriers import carriers
 from keras_pergrad.losses import (
     additional_loss_weights,
@@ -32,6 +32,7 @@ class Samples:
         self.scale = scale
         self.n = tf.shape(first_tensor(x))[0]
         drawn, added = [], []
+        trial.require(model, x, training)
         with (
             coupling.refused(model),
             draws.recording(drawn.append),
@@ -48,6 +49,7 @@ class Samples:
                     self.loss = total_loss(
                         model, x, y, self.y_pred, sample_weight, training
                     )
+                    trial.require_apart(model, x, y, self.y_pred, sample_weight)
                 else:
                     self.whole = part.n
                     self.loss = part.loss(self.y_pred, added)

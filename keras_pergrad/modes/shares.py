@@ -55,7 +55,8 @@ def step(mode, model, x, y, sample_weight):
     totals = parts.totals(found)
     gradients, norms = totals["gradients"]["batch"], totals["norms"]
     statistics = {}
-    if getattr(mode, "with_statistics", False):
+    # Not every mode that comes here has statistics of its own.
+    if mode.is_watched or getattr(mode, "with_statistics", False):
         plain = gradients if totals["plain"] is None else totals["plain"]
         squares = [squared_norm(g) for g in plain if g is not None]
         statistics = spread(norms, squares, parts.rows)

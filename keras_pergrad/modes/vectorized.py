@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from keras_pergrad import replicas
+from keras_pergrad import replicas, trial
 from keras_pergrad.aggregation import aggregations, is_finite
 from keras_pergrad.factors import squared_norm
 from keras_pergrad.factors.base import select
@@ -72,6 +72,7 @@ class Vectorized(GradientMode):
         with tape:
             y_pred = tape.forward(x)
             loss = total_loss(model, x, y, y_pred, sample_weight)
+            trial.require_apart(model, x, y, y_pred, sample_weight)
             target = loss if scale is None else loss * scale
         factors = tape.sample_gradients(target, scale)
         n = tf.shape(first_tensor(x))[0]
@@ -107,14 +108,18 @@ class Vectorized(GradientMode):
             target = part.loss(y_pred, added)
             target = target if scale is None else target * scale
         factors = tape.sample_gradients(target, scale)
+        wanted = self._statistics()
         if not self.aggregation.needs_norms:
             norms = None
-            if self.with_statistics:
+            if wanted == SHARED:
                 norms = sample_norms(factors, part.n)
-            return y_pred, [f and f.weighted_sum(None) for f in factors], norms
+            sums = [f and f.weighted_sum(None) for f in factors]
+            if wanted == BESIDE:
+                norms = sample_norms(factors, part.n)
+            return y_pred, sums, norms
         found = weighted_sum(self.aggregation, factors, part.n)
         plain = None
-        if self.with_statistics:
+        if wanted:
             plain = [f and f.weighted_sum(None) for f in factors]
         return y_pred, *found, plain
 

@@ -36,6 +36,8 @@ def embedding(layer, inputs, dz):
     if ids.dtype not in (tf.int32, tf.int64):
         # As the layer itself does.
         ids = tf.cast(ids, tf.int32)
+    # Keras counts negative ids from the end, as NumPy does.
+    ids = tf.where(ids < 0, ids + layer.input_dim, ids)
     if layer.lora_enabled:
         yield from lora.embedding_table(layer, ids, dz)
     else:

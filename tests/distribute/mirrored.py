@@ -141,6 +141,34 @@ def vectorized_with_statistics():
 
 
 @check
+def statistics_for_a_callback():
+    """Watched without being asked to log them."""
+    double()
+    names = ("gradient_norm", "gradient_variance", "gradient_noise_scale")
+
+    class Watch(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            self.watching = self.model.watch_gradients()
+            self.watching.__enter__()
+
+        def on_train_end(self, logs=None):
+            self.watching.__exit__(None, None, None)
+
+    def run():
+        found = []
+        for mode in (kpg.Vectorized(), kpg.PerSample(clipped())):
+            model = dense(mode)
+            history = model.fit(
+                *(X, Y), 11, verbose=0, shuffle=False, callbacks=[Watch()]
+            )
+            found += [history.history[name][-1] for name in names]
+        return found
+
+    alone, together = both(run)
+    np.testing.assert_allclose(together, alone, rtol=1e-10)
+
+
+@check
 def per_sample():
     same("class_weight", kpg.PerSample)
 

@@ -1,0 +1,262 @@
+"""What a few samples show: layers, losses and terms that mix them."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_pergrad as kpg
+from keras_pergrad import trial
+from keras_pergrad.trial.trust import keeps_apart
+from tests import oracle
+
+layers, ops = keras.layers, keras.ops
+T = 4
+RUNS = {
+    "eager": {"run_eagerly": True},
+    "graph": {"jit_compile": False},
+    "xla": {"jit_compile": True},
+}
+
+
+class Positions(layers.Layer):
+    """A table of T rows, whatever the number of samples."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = layers.Embedding(T, 3)
+
+    def build(self, shape):
+        self.table.build((T,))
+
+    def call(self, x):
+        return x + self.table(ops.arange(T))
+
+
+class Turned(layers.Layer):
+    """The samples are on the second axis inside."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def build(self, shape):
+        self.inner.build((shape[1], shape[0], shape[2]))
+
+    def call(self, x):
+        x = self.inner(ops.transpose(x, (1, 0, 2)))
+        return ops.transpose(x, (1, 0, 2))
+
+
+class Recurrent(layers.Layer):
+    """Adds what a loop makes of numbers that are the same for all samples."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = layers.SimpleRNN(3)
+
+    def build(self, shape):
+        self.inner.build((1, 5, 2))
+
+    def call(self, x):
+        return x + self.inner(ops.ones((1, 5, 2)))
+
+
+class Folded(Turned):
+    def call(self, x):
+        y = self.inner(ops.reshape(x, (-1, 1, x.shape[-1])))
+        return ops.reshape(y, (-1, T, y.shape[-1]))
+
+
+class Net(keras.Model):
+    """Positions without a layer around them."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = layers.Embedding(T, 3)
+        self.out = layers.Dense(2)
+
+    def build(self, shape):
+        self.table.build((T,))
+        self.out.build(shape)
+
+    def call(self, x):
+        return self.out(ops.tanh(x + self.table(ops.arange(T))))
+
+
+def _around(layer, cls=keras.Model):
+    inputs = keras.Input((T, 3))
+    x = layers.Dense(3, "tanh")(layer(layers.Dense(3)(inputs)))
+    return cls(inputs, layers.Dense(2)(layers.GlobalAveragePooling1D()(x)))
+
+
+def _batch(n, model):
+    rng = np.random.default_rng(n)
+    x = rng.normal(size=(n, T, 3)).astype(keras.config.floatx())
+    y = rng.normal(size=model(x).shape).astype(keras.config.floatx())
+    return x, y
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: _around(Positions()),
+        lambda: _around(Turned(layers.Dense(3))),
+        lambda: _around(Recurrent()),
+        lambda: _around(Folded(layers.Dense(3))),
+        Net,
+    ],
+    ids=["positions", "turned", "recurrent", "folded", "model"],
+)
+def test_a_first_axis_that_is_not_the_samples_is_exact(make, eager):
+    """The sizes may agree by chance, or not."""
+    model = make()
+    model.compile("sgd", "mse")
+    tf.config.run_functions_eagerly(eager)
+    try:
+        for n in (T, T + 1):
+            x, y = _batch(n, model)
+            oracle.check(kpg.per_sample_gradients(model, x, y), model, x, y)
+    finally:
+        tf.config.run_functions_eagerly(False)
+
+
+def test_the_layer_around_is_said_to_serve():
+    model = _around(Positions())
+    rows = {row.type: row for row in kpg.explain(model, T)}
+    assert rows["Positions"].served_by == "fallback"
+    assert "'embedding' (Embedding)" in rows["Positions"].reason
+    assert "Embedding" not in rows
+
+
+def _lambda(function):
+    return lambda: layers.Lambda(function)
+
+
+class Centre(layers.Layer):
+    def call(self, x):
+        return x - ops.mean(x, 0, keepdims=True)
+
+
+class Shuffled(layers.Layer):
+    """What it draws is not that of the samples."""
+
+    def call(self, x):
+        return keras.random.shuffle(x, seed=1)
+
+
+class Spread(layers.Layer):
+    def call(self, x):
+        self.add_loss(ops.sum(ops.var(x, axis=0)))
+        return x
+
+
+MIXERS = [
+    Centre,
+    Shuffled,
+    _lambda(lambda x: ops.roll(x, 1, 0)),
+    _lambda(lambda x: x[::-1]),
+    lambda: layers.Dense(3, lambda x: x / ops.max(x, 0, keepdims=True)),
+]
+
+
+@pytest.mark.parametrize("mode", ["vectorized", "per_sample"])
+@pytest.mark.parametrize("run", RUNS)
+def test_layers_that_mix_samples_are_refused(run, mode):
+    for make in MIXERS:
+        layer = make()
+        model = _around(layer, kpg.PerGradModel)
+        model.compile("sgd", "mse", gradient_mode=mode, **RUNS[run])
+        with pytest.raises(ValueError, match=f"'{layer.name}'.* it mixes the"):
+            model.train_on_batch(*_batch(T, model))
+        (row,) = kpg.explain(model, T).refused
+        assert row.layer == layer.name
+
+
+def test_a_model_that_mixes_samples_itself_is_refused():
+    inputs = keras.Input((3,))
+    x = layers.Dense(3)(inputs)
+    outputs = layers.Dense(2)(x - ops.mean(x, 0, keepdims=True))
+    model = keras.Model(inputs, outputs, name="whole")
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match=r"'whole' .* it mixes the samples"):
+        kpg.per_sample_norms(model, np.eye(3), np.ones((3, 2)))
+
+
+@pytest.mark.parametrize("method", ["vectorized", "per_sample"])
+def test_added_losses_that_couple_samples_are_refused(method):
+    for layer in (
+        Spread(),
+        layers.Dense(3, activity_regularizer=ops.max),
+    ):
+        model = _around(layer)
+        model.compile("sgd", "mse")
+        with pytest.raises(ValueError, match=f"'{layer.name}'.* neither a sum"):
+            kpg.per_sample_norms(model, *_batch(T, model), method=method)
+
+
+@pytest.mark.parametrize("method", ["vectorized", "per_sample"])
+def test_losses_that_couple_samples_are_refused(method):
+    def spread(y, y_pred):
+        return ops.sqrt(ops.mean(ops.square(y - y_pred)))
+
+    def apart(y, y_pred):
+        return ops.mean(ops.square(y - y_pred) * (1 + ops.max(y)))
+
+    model = _around(layers.Dense(3))
+    model.compile("sgd", spread)
+    with pytest.raises(ValueError, match="compares the samples"):
+        kpg.per_sample_norms(model, *_batch(T, model), method=method)
+    model.compile("sgd", apart)
+    kpg.per_sample_norms(model, *_batch(T, model), method=method)
+
+
+class Drawing(layers.Layer):
+    """Draws what cannot be repeated; each sample keeps to itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = self.add_weight((), trainable=False)
+
+    def call(self, x):
+        self.count.assign_add(1)
+        return x + tf.random.normal(tf.shape(x))
+
+
+def test_a_trial_leaves_nothing_behind():
+    layer = Drawing()
+    dropout = layers.Dropout(0.5, seed=3)
+    model = _around(keras.Sequential([layer, dropout]))
+    x = tf.constant(_batch(T, model)[0])
+    before = [v.numpy() for v in model.variables]
+    found = trial.of(model, x)
+    assert found == trial.Trial()
+    assert trial.of(model, x) is found
+    for v, value in zip(model.variables, before):
+        np.testing.assert_array_equal(v, value)
+    assert all("call" not in vars(part) for part in model._flatten_layers())
+
+
+def test_what_fails_on_a_few_samples_is_left_alone():
+    class Pairs(layers.Layer):
+        def call(self, x):
+            if x.shape[0] is not None and x.shape[0] < 8:
+                raise ValueError("too few")
+            return x
+
+    model = _around(Pairs())
+    assert trial.of(model, tf.ones((8, T, 3))) == trial.Trial()
+    assert all("call" not in vars(part) for part in model._flatten_layers())
+
+
+def test_which_models_need_no_trial():
+    inputs = keras.Input((3,))
+    x = layers.Dense(3, "gelu", activity_regularizer="l2")(inputs)
+    model = keras.Model(inputs, x + 2 * inputs)
+    assert keeps_apart(keras.Sequential([inputs, model]))
+    assert not keeps_apart(_around(Centre()))
+    assert not keeps_apart(keras.Model(inputs, ops.flip(x, 0)))
+    own = layers.Dense(3, lambda x: x)(inputs)
+    assert not keeps_apart(keras.Model(inputs, own))
