@@ -5,6 +5,7 @@ samples is the ordinary gradient.
 """
 
 import math
+import operator
 
 import keras
 import tensorflow as tf
@@ -131,15 +132,11 @@ class ClippedMean(Aggregation):
                 f"finite then. Received: clip_norm={clip_norm!r}, "
                 f"noise_multiplier={noise_multiplier!r}"
             )
-        if seed is not None and not isinstance(seed, int):
-            raise ValueError(
-                f"`seed` must be an integer or None. Received: seed={seed!r}"
-            )
         self.clip_norm = float(clip_norm)
         self.noise_multiplier = float(noise_multiplier)
-        self.seed = seed
+        self.seed = _integer(seed)
         self._generator = (
-            keras.random.SeedGenerator(seed) if noise_multiplier else None
+            keras.random.SeedGenerator(self.seed) if noise_multiplier else None
         )
 
     def weights(self, norms):
@@ -204,6 +201,15 @@ def is_finite(norms):
 
 def _is_number(value):
     return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _integer(seed):
+    try:
+        return None if seed is None else operator.index(seed)
+    except TypeError:
+        raise ValueError(
+            f"`seed` must be an integer or None. Received: seed={seed!r}"
+        ) from None
 
 
 aggregations = Registry("aggregation", Aggregation)

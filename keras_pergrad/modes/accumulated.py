@@ -14,6 +14,7 @@ from keras_pergrad.modes.base import (
     loss_scale,
     modes,
     overflow_to_infinity,
+    positive_integer,
     scaled,
 )
 from keras_pergrad.modes.batch import Batch
@@ -65,8 +66,10 @@ class Accumulated(GradientMode):
     def __init__(
         self, steps=1, microbatch_size=32, inner="batch", tail="apply"
     ):
-        self.steps = _positive("steps", steps)
-        self.microbatch_size = _positive("microbatch_size", microbatch_size)
+        self.steps = positive_integer("steps", steps)
+        self.microbatch_size = positive_integer(
+            "microbatch_size", microbatch_size
+        )
         self.inner = _inner(inner)
         self.per_sample = self.inner.per_sample
         if tail not in TAILS:
@@ -169,14 +172,6 @@ class Accumulated(GradientMode):
 _nothing = contextlib.nullcontext
 
 
-def _positive(name, value):
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(
-            f"`{name}` must be a positive integer. Received: {name}={value!r}"
-        )
-    return value
-
-
 def _inner(identifier):
     mode = modes.get(identifier)
     if getattr(mode, "updates", "batch") != "batch":
@@ -212,6 +207,13 @@ def _require_plain(model):
             "(gradient_accumulation_steps="
             f"{optimizer.gradient_accumulation_steps}). Leave that to "
             "gradient_mode=Accumulated(steps=...)."
+        )
+    for layer in replicas.waiting(model):
+        raise ValueError(
+            f"layer {layer.name!r} ({type(layer).__name__}) takes statistics "
+            "over all replicas (synchronized=True), which cannot be done for "
+            "one microbatch after the other. Use synchronized=False, or "
+            "GroupNormalization instead, or gradient_mode='batch'."
         )
 
 
