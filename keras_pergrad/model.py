@@ -126,6 +126,8 @@ class PerGradModel(keras.Model):
             # Not a list of metrics: Keras would report them in evaluate(), too.
             self._gradient_logs = Logs(mode.log_metrics)
             self.gradient_state = mode.make_state()
+            aggregation = mode.aggregation
+            self.aggregation_state = aggregation and aggregation.make_state()
         self._watched_step = None
 
     @property

@@ -79,13 +79,13 @@ class Accumulated(GradientMode):
         self.tail = tail
 
     @property
-    def _aggregation(self):
-        return getattr(self.inner, "aggregation", None)
+    def aggregation(self):
+        return self.inner.aggregation
 
     @property
     def _weighs(self):
         """Whether samples are looked at one by one."""
-        return self._aggregation is not None and self._aggregation.needs_norms
+        return self.aggregation is not None and self.aggregation.needs_norms
 
     def make_state(self):
         return Pending() if self.steps > 1 else None
@@ -130,12 +130,12 @@ class Accumulated(GradientMode):
                 key: (overflow_to_infinity(gradients, finite, scale), below)
                 for key, (gradients, below) in groups.items()
             }
-        return groups, self._aggregation.statistics(norms)
+        return groups, self.aggregation.statistics(norms)
 
     def _finish(self, model, gradients, rows):
         """The gradients as the optimizer expects them."""
-        if self._aggregation is not None:
-            gradients = finished(self._aggregation, gradients, rows)
+        if self.aggregation is not None:
+            gradients = finished(self.aggregation, gradients, rows)
         gradients = add_regularizers(gradients, model.trainable_variables)
         return scaled(gradients, loss_scale(model.optimizer))
 

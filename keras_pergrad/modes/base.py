@@ -66,6 +66,9 @@ class GradientMode:
     #: Whether every sample's gradient is looked at on its own.
     per_sample = False
 
+    #: What makes one gradient of the samples', if they are looked at.
+    aggregation = None
+
     #: Whether statistics can be had beside the gradients, which stay the same.
     can_be_watched = False
 

@@ -57,7 +57,7 @@ def step(mode, model, x, y, sample_weight):
         plain = gradients if totals["plain"] is None else totals["plain"]
         squares = [tf.reduce_sum(tf.square(g)) for g in plain if g is not None]
         statistics = spread(norms, squares, parts.rows)
-    aggregation = getattr(mode, "aggregation", None)
+    aggregation = mode.aggregation
     if aggregation is not None:
         gradients = finished(aggregation, gradients, parts.rows)
         if aggregation.needs_norms:
