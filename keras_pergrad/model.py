@@ -199,12 +199,9 @@ class PerGradModel(keras.Model):
             if self._distribute_strategy is None:
                 return
             if iterator is not None:
-                for *_, batches in iterator:
-                    batch = next(batches)
-                    data_batch = strategies.local(
-                        self._distribute_strategy, batch
-                    )
-                    break
+                data_batch = strategies.first_part(
+                    self._distribute_strategy, iterator
+                )
             self._symbolic_build(data_batch=data_batch)
         strategies.require_inside(self)
 
