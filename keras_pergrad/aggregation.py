@@ -5,10 +5,12 @@ samples is the ordinary gradient.
 """
 
 import math
+import operator
 
 import keras
 import tensorflow as tf
 
+from keras_pergrad.noise import Noise
 from keras_pergrad.registry import Registry
 
 
@@ -51,6 +53,14 @@ class Aggregation:
         del norms
         return {}
 
+    def make_state(self):
+        """What goes on from step to step, or None.
+
+        It becomes the `aggregation_state` of a model at compile(). A
+        `KerasSaveable` is saved with the model's weights.
+        """
+        return None
+
     @property
     def log_metrics(self):
         """How each of the `statistics` is logged: name to metric class."""
@@ -91,7 +101,9 @@ class ClippedMean(Aggregation):
             trainable variables keeps; positive, may be infinite.
         noise_multiplier: the noise's standard deviation in units of
             clip_norm / n; 0 for none.
-        seed: an integer makes the noise repeatable.
+        seed: an integer makes the noise repeatable. Where it stands is saved
+            with the weights of a compiled model, so that training goes on
+            after a restart with the noise that it had not yet had.
 
     | case | what happens |
     |---|---|
@@ -131,16 +143,10 @@ class ClippedMean(Aggregation):
                 f"finite then. Received: clip_norm={clip_norm!r}, "
                 f"noise_multiplier={noise_multiplier!r}"
             )
-        if seed is not None and not isinstance(seed, int):
-            raise ValueError(
-                f"`seed` must be an integer or None. Received: seed={seed!r}"
-            )
         self.clip_norm = float(clip_norm)
         self.noise_multiplier = float(noise_multiplier)
-        self.seed = seed
-        self._generator = (
-            keras.random.SeedGenerator(seed) if noise_multiplier else None
-        )
+        self.seed = _integer(seed)
+        self._noise = Noise(self.seed) if noise_multiplier else None
 
     def weights(self, norms):
         clip = tf.constant(self.clip_norm, norms.dtype)
@@ -149,8 +155,13 @@ class ClippedMean(Aggregation):
             weights = tf.ones_like(norms)
         return tf.where(is_finite(norms), weights, tf.zeros_like(norms))
 
+    def make_state(self):
+        if self._noise is not None:
+            self._noise.enter_scope()
+        return self._noise
+
     def finish(self, gradients, n):
-        if not self.noise_multiplier:
+        if self._noise is None:
             return gradients
         deviation = self.noise_multiplier * self.clip_norm
         noisy = []
@@ -159,12 +170,7 @@ class ClippedMean(Aggregation):
                 noisy.append(None)
                 continue
             gradient = tf.convert_to_tensor(gradient)
-            noise = keras.random.normal(
-                tf.shape(gradient),
-                stddev=deviation,
-                dtype=gradient.dtype.name,
-                seed=self._generator,
-            )
+            noise = self._noise.normal(gradient, deviation)
             noisy.append(gradient + noise / tf.cast(n, gradient.dtype))
         return noisy
 
@@ -204,6 +210,15 @@ def is_finite(norms):
 
 def _is_number(value):
     return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _integer(seed):
+    try:
+        return None if seed is None else operator.index(seed)
+    except TypeError:
+        raise ValueError(
+            f"`seed` must be an integer or None. Received: seed={seed!r}"
+        ) from None
 
 
 aggregations = Registry("aggregation", Aggregation)

@@ -126,6 +126,8 @@ class PerGradModel(keras.Model):
             # Not a list of metrics: Keras would report them in evaluate(), too.
             self._gradient_logs = Logs(mode.log_metrics)
             self.gradient_state = mode.make_state()
+            aggregation = mode.aggregation
+            self.aggregation_state = aggregation and aggregation.make_state()
         self._watched_step = None
 
     @property
@@ -197,12 +199,9 @@ class PerGradModel(keras.Model):
             if self._distribute_strategy is None:
                 return
             if iterator is not None:
-                for *_, batches in iterator:
-                    batch = next(batches)
-                    data_batch = strategies.local(
-                        self._distribute_strategy, batch
-                    )
-                    break
+                data_batch = strategies.first_part(
+                    self._distribute_strategy, iterator
+                )
             self._symbolic_build(data_batch=data_batch)
         strategies.require_inside(self)
 

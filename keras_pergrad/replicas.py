@@ -5,7 +5,8 @@ before the optimizer sees them, so that each replica holds what one device
 would have found for the whole batch. Elsewhere than on one of several
 replicas these functions do nothing.
 
-Private names in use: `TFOptimizer._all_reduce_sum_gradients`.
+Private names in use: `TFOptimizer._all_reduce_sum_gradients`,
+`Layer._flatten_layers`.
 """
 
 import contextlib
@@ -87,6 +88,20 @@ def present(samples, values):
         ),
         values,
     )
+
+
+def waiting(model):
+    """The layers in whose call the replicas wait for each other.
+
+    That may not be in a loop or a condition of one replica.
+    """
+    if not several():
+        return []
+    return [
+        layer
+        for layer in model._flatten_layers()
+        if getattr(layer, "synchronized", False) and layer.trainable
+    ]
 
 
 def when(condition, function):

@@ -1,7 +1,8 @@
 """Which `tf.distribute` strategies are served, and what must be in their scope.
 
 Private names in use: `TFOptimizer._distribution_strategy`,
-`StrategyExtended._in_multi_worker_mode`.
+`StrategyExtended._in_multi_worker_mode`, `PerReplicaSpec._value_specs`,
+`TFEpochIterator._distributed_dataset`.
 """
 
 import contextlib
@@ -97,11 +98,28 @@ def on_several_workers(strategy):
     )
 
 
-def local(strategy, batch):
-    """The part of a batch that the first replica on this machine gets."""
-    return tf.nest.map_structure(
-        lambda t: strategy.experimental_local_results(t)[0], batch
+def first_part(strategy, iterator):
+    """What the first replica on this machine gets of a batch, or its specs.
+
+    Args:
+        strategy: the model's strategy.
+        iterator: Keras's iterator over an epoch. Nothing is taken from it if
+            its dataset tells shapes: a generator would not give it again.
+    """
+    specs = tf.nest.map_structure(
+        lambda spec: getattr(spec, "_value_specs", [spec])[0],
+        iterator._distributed_dataset.element_spec,
     )
+    if all(_has_rank(spec) for spec in tf.nest.flatten(specs)):
+        return specs
+    *_, batches = next(iter(iterator))
+    return tf.nest.map_structure(
+        lambda t: strategy.experimental_local_results(t)[0], next(batches)
+    )
+
+
+def _has_rank(spec):
+    return isinstance(spec, tf.TensorSpec) and spec.shape.rank is not None
 
 
 def as_logs(logs):

@@ -15,6 +15,7 @@ from keras_pergrad.modes.base import (
     loss_scale,
     modes,
     overflow_to_infinity,
+    positive_integer,
     scaled,
 )
 from keras_pergrad.modes.batch import Batch
@@ -66,8 +67,10 @@ class Accumulated(GradientMode):
     def __init__(
         self, steps=1, microbatch_size=32, inner="batch", tail="apply"
     ):
-        self.steps = _positive("steps", steps)
-        self.microbatch_size = _positive("microbatch_size", microbatch_size)
+        self.steps = positive_integer("steps", steps)
+        self.microbatch_size = positive_integer(
+            "microbatch_size", microbatch_size
+        )
         self.inner = _inner(inner)
         self.per_sample = self.inner.per_sample
         if tail not in TAILS:
@@ -77,13 +80,13 @@ class Accumulated(GradientMode):
         self.tail = tail
 
     @property
-    def _aggregation(self):
-        return getattr(self.inner, "aggregation", None)
+    def aggregation(self):
+        return self.inner.aggregation
 
     @property
     def _weighs(self):
         """Whether samples are looked at one by one."""
-        return self._aggregation is not None and self._aggregation.needs_norms
+        return self.aggregation is not None and self.aggregation.needs_norms
 
     def make_state(self):
         return Pending() if self.steps > 1 else None
@@ -128,12 +131,12 @@ class Accumulated(GradientMode):
                 key: (overflow_to_infinity(gradients, finite, scale), below)
                 for key, (gradients, below) in groups.items()
             }
-        return groups, self._aggregation.statistics(norms)
+        return groups, self.aggregation.statistics(norms)
 
     def _finish(self, model, gradients, rows):
         """The gradients as the optimizer expects them."""
-        if self._aggregation is not None:
-            gradients = finished(self._aggregation, gradients, rows)
+        if self.aggregation is not None:
+            gradients = finished(self.aggregation, gradients, rows)
         gradients = add_regularizers(gradients, model.trainable_variables)
         return scaled(gradients, loss_scale(model.optimizer))
 
@@ -168,14 +171,6 @@ class Accumulated(GradientMode):
 
 
 _nothing = contextlib.nullcontext
-
-
-def _positive(name, value):
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(
-            f"`{name}` must be a positive integer. Received: {name}={value!r}"
-        )
-    return value
 
 
 def _inner(identifier):
@@ -213,6 +208,13 @@ def _require_plain(model):
             "(gradient_accumulation_steps="
             f"{optimizer.gradient_accumulation_steps}). Leave that to "
             "gradient_mode=Accumulated(steps=...)."
+        )
+    for layer in replicas.waiting(model):
+        raise ValueError(
+            f"layer {layer.name!r} ({type(layer).__name__}) takes statistics "
+            "over all replicas (synchronized=True), which cannot be done for "
+            "one microbatch after the other. Use synchronized=False, or "
+            "GroupNormalization instead, or gradient_mode='batch'."
         )
 
 

@@ -2,6 +2,7 @@
 
 import collections.abc
 import dataclasses
+import operator
 
 import tensorflow as tf
 
@@ -65,6 +66,9 @@ class GradientMode:
 
     #: Whether every sample's gradient is looked at on its own.
     per_sample = False
+
+    #: What makes one gradient of the samples', if they are looked at.
+    aggregation = None
 
     #: Whether statistics can be had beside the gradients, which stay the same.
     can_be_watched = False
@@ -133,6 +137,23 @@ def register_gradient_mode(name):
     ...         return step
     """
     return modes.register(name)
+
+
+def positive_integer(name, value):
+    """A mode's argument as an `int`; NumPy's integers are taken, too.
+
+    Raises:
+        ValueError: it is none, or below 1.
+    """
+    try:
+        number = 0 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = 0
+    if number < 1:
+        raise ValueError(
+            f"`{name}` must be a positive integer. Received: {name}={value!r}"
+        )
+    return number
 
 
 def call_model(model, x, training=True):

@@ -48,21 +48,27 @@ class Pending(KerasSaveable):
                 f"{sorted(self._keys)}. Call compile() again to start afresh."
             )
         self._keys, self.slack = set(groups), slack
-        for key, (gradients, denominator) in groups.items():
-            for k, (variable, gradient) in enumerate(zip(variables, gradients)):
-                if gradient is None:
-                    continue
-                if (key, id(variable)) not in self._sums:
-                    self._create(key, k, variable)
-                self._sums[key, id(variable)].assign_add(gradient)
-            if denominator is None:
+        # All or nothing: first every check inside them must have passed.
+        found = [t for t in tf.nest.flatten(groups) if t is not None]
+        with tf.control_dependencies(found):
+            for key, (gradients, denominator) in groups.items():
+                self._add_group(key, gradients, denominator, variables)
+            self.count.assign_add(1)
+
+    def _add_group(self, key, gradients, denominator, variables):
+        for k, (variable, gradient) in enumerate(zip(variables, gradients)):
+            if gradient is None:
                 continue
-            if key not in self._denominators:
-                self._denominators[key] = self._made(
-                    f"pending_{key}", (), keras.config.floatx()
-                )
-            self._denominators[key].assign_add(denominator)
-        self.count.assign_add(1)
+            if (key, id(variable)) not in self._sums:
+                self._create(key, k, variable)
+            self._sums[key, id(variable)].assign_add(gradient)
+        if denominator is None:
+            return
+        if key not in self._denominators:
+            self._denominators[key] = self._made(
+                f"pending_{key}", (), keras.config.floatx()
+            )
+        self._denominators[key].assign_add(denominator)
 
     def _create(self, key, k, variable):
         self._sums[key, id(variable)] = self._made(

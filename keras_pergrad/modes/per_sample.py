@@ -18,6 +18,7 @@ from keras_pergrad.modes.base import (
     loss_scale,
     modes,
     overflow_to_infinity,
+    positive_integer,
     scaled,
     spread,
 )
@@ -72,15 +73,6 @@ class PerSample(GradientMode):
                 f"`updates` must be one of {UPDATES}. "
                 f"Received: updates={updates!r}"
             )
-        if (
-            not isinstance(parallel_iterations, int)
-            or isinstance(parallel_iterations, bool)
-            or parallel_iterations < 1
-        ):
-            raise ValueError(
-                "`parallel_iterations` must be a positive integer. "
-                f"Received: parallel_iterations={parallel_iterations!r}"
-            )
         if statistics and updates == "sample":
             raise ValueError(
                 "`statistics` are of the samples of one update, and with "
@@ -89,7 +81,9 @@ class PerSample(GradientMode):
             )
         self.with_statistics = bool(statistics)
         self.updates = updates
-        self.parallel_iterations = parallel_iterations
+        self.parallel_iterations = positive_integer(
+            "parallel_iterations", parallel_iterations
+        )
 
     @property
     def can_be_watched(self):

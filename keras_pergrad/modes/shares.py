@@ -60,7 +60,7 @@ def step(mode, model, x, y, sample_weight):
         plain = gradients if totals["plain"] is None else totals["plain"]
         squares = [squared_norm(g) for g in plain if g is not None]
         statistics = spread(norms, squares, parts.rows)
-    aggregation = getattr(mode, "aggregation", None)
+    aggregation = mode.aggregation
     if aggregation is not None:
         gradients = finished(aggregation, gradients, parts.rows)
         if aggregation.needs_norms:

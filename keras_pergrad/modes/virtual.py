@@ -27,6 +27,8 @@ class WeightedContributions(Contributions):
 
     def __init__(self, inner, *args):
         super().__init__(*args)
+        if not self.alone:
+            self.sums = [_require_mean(is_sum) for is_sum in self.sums]
         self.inner = inner
         self._denominators: Any = []
 
@@ -104,12 +106,27 @@ class WeightedContributions(Contributions):
 
     def _added(self, share):
         """The factors of `add_loss` terms of this share of the batch."""
-        # A sum's part in a mean over samples yet to come is not known.
+        # A sum's part in a mean over samples yet to come is not known; XLA
+        # drops the assertion that there is none, but not NaN.
         whole = 1.0 if self.alone else float("nan")
         whole = whole * tf.ones_like(share)
         return [tf.where(is_sum, whole, share) for is_sum in self.sums]
 
 
+def _require_mean(is_sum):
+    """Stops where a term of `add_loss` is a sum; False otherwise."""
+    is_mean = tf.logical_not(is_sum)
+    check = tf.debugging.Assert(is_mean, [_SUM_OVER_STEPS])
+    with tf.control_dependencies([check] if check is not None else []):
+        return tf.identity(is_sum)
+
+
+_SUM_OVER_STEPS = (
+    "A loss given to `add_loss` is a sum over the samples of the batch, so "
+    "that over several steps the scale of a sample's gradient is not known "
+    "before it is clipped. Reduce it with ops.mean over all axes, or use "
+    "steps=1 with larger batches."
+)
 _UNKNOWN = (
     "The loss {name!r} is not a mean over a number of values in proportion to "
     "the number of samples, so that over several steps the scale of a "

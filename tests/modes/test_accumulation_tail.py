@@ -232,10 +232,21 @@ def test_compiling_again_forgets():
 
 
 @pytest.mark.parametrize("name", ["steps", "microbatch_size"])
-@pytest.mark.parametrize("value", [0, -1, 1.5, True, None, "4"])
+@pytest.mark.parametrize(
+    "value", [0, -1, 1.5, True, np.True_, np.float32(4), None, "4"]
+)
 def test_bad_numbers(name, value):
     with pytest.raises(ValueError, match=rf"`{name}` must be a positive int"):
         kpg.Accumulated(**{name: value})
+
+
+def test_integers_of_numpy():
+    mode = kpg.Accumulated(steps=np.int64(4), microbatch_size=np.int32(8))
+    assert (mode.steps, mode.microbatch_size) == (4, 8)
+    assert type(mode.get_config()["steps"]) is int
+    mode = kpg.PerSample(parallel_iterations=np.uint8(2))
+    assert mode.parallel_iterations == 2
+    assert kpg.ClippedMean(1.0, seed=np.int64(3)).get_config()["seed"] == 3
 
 
 @pytest.mark.parametrize("tail", ["flush", None, True])

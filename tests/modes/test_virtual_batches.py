@@ -9,6 +9,7 @@ import keras_pergrad as kpg
 from tests import oracle
 from tests.modes.big_batch import (
     CASES,
+    X,
     assert_same,
     batches,
     compiled,
@@ -193,13 +194,28 @@ def test_scales_that_cannot_be_known_are_refused(name):
         train(name, kpg.PerGradModel, gradient_mode=mode)
 
 
-@pytest.mark.parametrize("inner", INNER)
-def test_a_sum_in_add_loss_is_not_counted_wrongly(inner):
-    # Only the data show that it is a sum, when it is too late for an error.
-    inner = INNER[inner](aggregation=clipped())
+@pytest.mark.parametrize("execution", EXECUTION)
+def test_a_sum_in_add_loss_over_steps_is_refused(execution):
+    # Only the data show that it is a sum.
+    inner = kpg.Vectorized(aggregation=clipped())
     mode = kpg.Accumulated(steps=2, inner=inner)
-    _, history = train("added", kpg.PerGradModel, 23, 1, gradient_mode=mode)
-    assert history["nonfinite_samples"] == [23]
+    arguments = {"gradient_mode": mode, **EXECUTION[execution]}
+    model = compiled("added-only", kpg.PerGradModel, **arguments)
+    before = model.get_weights()
+
+    def fit():
+        return model.fit(X, batch_size=23, verbose=0)
+
+    if execution == "xla":  # Which drops assertions: nothing is trained.
+        assert fit().history["nonfinite_samples"] == [23]
+    else:
+        with pytest.raises(
+            tf.errors.InvalidArgumentError, match="`add_loss` is a sum over"
+        ):
+            fit()
+        assert int(model.gradient_state.count) == 0
+    for a, b in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 def test_batch_normalization_is_refused():

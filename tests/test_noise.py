@@ -1,0 +1,116 @@
+"""Noise goes on where it stood, after restarts, too."""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_pergrad as kpg
+
+_rng = np.random.default_rng(2)
+X, Y = _rng.normal(size=(12, 3)), _rng.normal(size=(12, 1))
+
+
+def noisy(seed=1):
+    return kpg.ClippedMean(1.0, noise_multiplier=1.0, seed=seed)
+
+
+MODES = {
+    "vectorized": lambda s: kpg.Vectorized(noisy(s)),
+    "per_sample": lambda s: kpg.PerSample(noisy(s)),
+    "online": lambda s: kpg.PerSample(noisy(s), updates="sample"),
+    "accumulated": lambda s: kpg.Accumulated(
+        steps=2, microbatch_size=2, inner=kpg.Vectorized(noisy(s))
+    ),
+}
+
+
+def model(mode="vectorized", seed=1, **arguments):
+    keras.utils.set_random_seed(4)  # As a script does that is started again.
+    inputs = keras.Input((3,))
+    result = kpg.PerGradModel(inputs, keras.layers.Dense(1)(inputs))
+    result.compile(
+        keras.optimizers.SGD(0.1),
+        "mse",
+        gradient_mode=MODES[mode](seed),
+        **{"jit_compile": False, **arguments},
+    )
+    return result
+
+
+def fit(net, epochs=1, **arguments):
+    net.fit(
+        X,
+        Y,
+        batch_size=4,
+        epochs=epochs,
+        shuffle=False,
+        verbose=0,
+        **arguments,
+    )
+    return net
+
+
+def state(net):
+    return np.asarray(net.aggregation_state.generator.state)
+
+
+def assert_equal(a, b):
+    np.testing.assert_array_equal(state(a), state(b))
+    for ours, right in zip(a.get_weights(), b.get_weights(), strict=True):
+        np.testing.assert_allclose(ours, right, rtol=1e-6)
+
+
+class PowerCut(keras.callbacks.Callback):
+    """Stops the second epoch behind its first update."""
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self.epoch == 1 and batch > 0:
+            raise RuntimeError("power cut")
+
+
+@pytest.mark.parametrize(
+    ("mode", "seed", "steps"),
+    [(mode, 1, 1) for mode in MODES]
+    + [("vectorized", None, 1), ("accumulated", 1, 2)],
+)
+def test_backup_and_restore(mode, seed, steps, tmp_path):
+    arguments = {"mode": mode, "seed": seed, "steps_per_execution": steps}
+
+    def backup():
+        return keras.callbacks.BackupAndRestore(tmp_path / "backup")
+
+    undisturbed = fit(model(**arguments), epochs=2)
+    with pytest.raises(RuntimeError, match="power cut"):
+        fit(model(**arguments), epochs=2, callbacks=[backup(), PowerCut()])
+    resumed = fit(model(**arguments), epochs=2, callbacks=[backup()])
+    assert_equal(resumed, undisturbed)
+
+
+def test_saved_with_the_model(tmp_path):
+    net = fit(model())
+    net.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert_equal(fit(loaded), fit(net))
+
+
+def test_files_without_noise(tmp_path):
+    net, path = fit(model()), tmp_path / "plain.weights.h5"
+    plain = keras.Model(net.inputs, net.outputs)
+    plain.compile(keras.optimizers.SGD(0.1), "mse")
+    plain.optimizer.build(plain.trainable_variables)
+    before = state(net)
+    plain.save_weights(path)
+    net.load_weights(path)
+    np.testing.assert_array_equal(state(net), before)
+    net.save_weights(path)
+    plain.load_weights(path)
+
+
+def test_another_seed_is_kept(tmp_path):
+    fit(model()).save_weights(tmp_path / "one.weights.h5")
+    net = model(seed=2)
+    net.load_weights(tmp_path / "one.weights.h5")
+    assert list(state(net)) == [2, 0]
