@@ -17,6 +17,7 @@ import tensorflow as tf
 from tensorflow.python.eager.record import could_possibly_record
 
 from keras_pergrad import coupling, draws, outside, refusals, trial
+from keras_pergrad.applied import applied
 from keras_pergrad.calls import (
     Call,
     assigns_weights,
@@ -29,7 +30,6 @@ from keras_pergrad.factors import join, widened
 from keras_pergrad.losses import components
 from keras_pergrad.patching import attribute
 from keras_pergrad.replay import Recorded, is_composite, training_inside
-from keras_pergrad.rules import fallback
 from keras_pergrad.rules.registry import find_rule
 
 
@@ -315,7 +315,7 @@ class Tape:
             if call.refused or all(g is None for g in dz):
                 continue
             try:
-                found = list(self._apply_rule(call, dz, scale))
+                found = list(applied(call, self.variables, dz, scale))
             except ValueError as error:
                 self.refuse(call.layer, error)
                 continue
@@ -329,33 +329,6 @@ class Tape:
         if missed:
             error = ValueError(refusals.missed(self.model, missed))
             self.refuse(self.model, error)
-
-    def _apply_rule(self, call, dz, scale):
-        if call.rule is None:
-            variables = [v for v in self.variables if id(v) in call.accessed]
-            yield from fallback.gradients(call.recorded, variables, dz, scale)
-            return
-        dtype = call.layer.variable_dtype
-        dz = [
-            _prepare(tf.zeros_like(t) if g is None else g, dtype, scale)
-            for t, g in zip(call.watched, dz)
-        ]
-        inputs = tf.nest.map_structure(lambda t: _cast(t, dtype), call.inputs)
-        served = set()
-        for variable, factor in call.rule.gradients(
-            call.layer, inputs, dz[0] if len(dz) == 1 else dz
-        ):
-            served.add(id(variable))
-            yield variable, factor
-        left = call.accessed - served
-        if left:
-            names = ", ".join(repr(self._known[i].path) for i in sorted(left))
-            raise ValueError(
-                f"layer {call.layer.name!r} ({type(call.layer).__name__}) "
-                f"reads {names}, for which its rule gives no gradient. Let "
-                "the rule yield these variables, too, or subclass the layer "
-                "with a `call` of its own, which the generic fallback serves."
-            )
 
     def _checked(self, gradients):
         """The same gradients, once their first axis is known to be n."""
@@ -395,14 +368,3 @@ def _noting(layer, added):
         return original(loss)
 
     return add_loss
-
-
-def _prepare(gradient, dtype, scale):
-    gradient = tf.cast(tf.convert_to_tensor(gradient), dtype)
-    return gradient if scale is None else gradient / tf.cast(scale, dtype)
-
-
-def _cast(tensor, dtype):
-    if tf.is_tensor(tensor) and tensor.dtype.is_floating:
-        return tf.cast(tensor, dtype)
-    return tensor

@@ -42,7 +42,9 @@ ALLOWED = {
     "replay": {"draws", "carriers", "refusals"},
     "rules": {"rules", "factors", "replay", "patching"},
     "calls": {"replay"},
+    "applied": {"rules"},
     "tape": {
+        "applied",
         "calls",
         "losses",
         "rules",

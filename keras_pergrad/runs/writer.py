@@ -17,6 +17,7 @@ from keras_pergrad.runs.record import (
 # A resumed run must measure the same thing as before.
 _EQUAL_ON_RESUME = (
     "architecture",
+    "loss",
     "probe",
     "probe_samples",
     "sketch_size",
@@ -101,8 +102,8 @@ class RunWriter:
         are about to be measured again. `run.json` stays as it was.
 
         Raises:
-            ValueError: the run was made with another model, probe batch or
-                sketch size; the message names the field.
+            ValueError: the run was made with another model, loss, probe
+                batch or sketch size; the message names the field.
             FileExistsError: another process is writing the run.
             OSError: `log_dir` cannot be written.
         """
@@ -115,6 +116,9 @@ class RunWriter:
             # Keras numbers layers anew in every process: names may differ.
             known["variables"] = [v["shape"] for v in known["variables"]]
         for field in _EQUAL_ON_RESUME:
+            # Older runs do not know their loss.
+            if field == "loss" and None in (old.get(field), new[field]):
+                continue
             if old.get(field) != new[field]:
                 raise ValueError(
                     f"The run {info.run!r} in {os.fspath(log_dir)!r} cannot "

@@ -89,6 +89,15 @@ def test_a_run_of_another_layout_keeps_every_byte(tmp_path, changes):
     assert _bytes(tmp_path / "first") == before
 
 
+def test_a_run_of_another_loss_is_not_resumed(tmp_path):
+    squared, absolute = [{"loss": "mse"}], [{"loss": "mae"}]
+    write(tmp_path, [1], loss=squared)
+    with pytest.raises(ValueError, match=r"`loss` expected \[\{'loss': 'mse'"):
+        RunWriter.resume(tmp_path, info(loss=absolute))
+    # Records of before losses were written can be gone on with.
+    assert write(tmp_path, [2], RunWriter.resume, loss=None) == [1, 2]
+
+
 def _bytes(directory):
     return {path.name: path.read_bytes() for path in directory.iterdir()}
 
