@@ -30,6 +30,7 @@ ALLOWED = {
     "outside": {"patching"},
     "refusals": set(),
     "trial": {
+        "kept_state",
         "coupling",
         "draws",
         "patching",

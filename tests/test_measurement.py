@@ -289,7 +289,7 @@ class Centred(layers.Layer):
         ),
         (NeedsTwoOfAType, r"cannot be obtained here: .*one is\.$"),
         (NeedsTwoOfAValue, r"cannot be obtained here: layer 'needs.*one is\.$"),
-        (Centred, r"cannot be obtained here: layer 'centred.*another output"),
+        (Centred, r"are not defined: layer 'centred.*another output"),
     ],
 )
 def test_why_samples_have_no_gradients(layer, said):

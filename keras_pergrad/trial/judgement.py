@@ -9,6 +9,7 @@ import weakref
 import tensorflow as tf
 
 from keras_pergrad import refusals
+from keras_pergrad.kept_state import put_back
 from keras_pergrad.trial import comparison
 from keras_pergrad.trial.run import Run
 from keras_pergrad.trial.samples import few, tensors
@@ -81,7 +82,7 @@ def _try(model, layers, x, training):
     found = []
     for split in _SPLITS:
         try:
-            with tf.init_scope():
+            with tf.init_scope(), put_back(_plain_variables(layers)):
                 found.append(_look(model, layers, x, training, split))
         except Exception:
             # A model may take only what cannot be made up, or one size of
@@ -90,6 +91,17 @@ def _try(model, layers, x, training):
         if found[-1].mixer is None and found[-1].coupling_loss is None:
             break
     return found[-1] if found else Trial()
+
+
+def _plain_variables(layers):
+    """Those of TensorFlow: a change of Keras's own is not kept anyway."""
+    held = []
+    for value in (v for layer in layers for v in vars(layer).values()):
+        if isinstance(value, dict):
+            held += value.values()
+        else:
+            held += value if isinstance(value, (list, tuple)) else [value]
+    return [value for value in held if isinstance(value, tf.Variable)]
 
 
 def _look(model, layers, x, training, split):
