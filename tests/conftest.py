@@ -9,7 +9,8 @@ from keras_pergrad.rules import registry
 @pytest.fixture(autouse=True)
 def _fresh_keras():
     """The same seed, names, float type and policy for every test."""
-    keras.backend.clear_session()
+    # Collecting all garbage each time would take as long as the tests do.
+    keras.backend.clear_session(free_memory=False)
     keras.utils.set_random_seed(7)
     floatx, policy = keras.config.floatx(), keras.config.dtype_policy()
     yield
