@@ -11,6 +11,7 @@ import math
 import keras
 import tensorflow as tf
 
+from keras_pergrad.arguments import positive_integer
 from keras_pergrad.explanation import Explanation, LayerRow, VariableRow
 from keras_pergrad.factors import join, widened
 from keras_pergrad.refusals import not_one_number
@@ -56,11 +57,7 @@ def explain(model, batch_size=32, x=None, jit_compile=None):
             "`model` must be a keras.Model. Received: "
             f"{model!r} of type {type(model).__name__}"
         )
-    if not isinstance(batch_size, int) or batch_size < 1:
-        raise ValueError(
-            "`batch_size` must be a positive integer. "
-            f"Received: batch_size={batch_size!r}"
-        )
+    batch_size = positive_integer("batch_size", batch_size)
     if jit_compile is None:
         jit_compile = model.compiled and model.jit_compile
     if jit_compile == "auto":

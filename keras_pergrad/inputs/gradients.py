@@ -1,11 +1,10 @@
 """`input_gradients`: from arrays of any size to arrays of any size."""
 
-import operator
-
 import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_pergrad.arguments import positive_integer
 from keras_pergrad.inputs.chunk import (
     OVER_SAMPLES,
     REDUCTIONS,
@@ -82,7 +81,7 @@ def input_gradients(
     (5, 4)
     """
     _check(model, reduce, out)
-    chunks = source(x, _whole(batch_size))
+    chunks = source(x, positive_integer("batch_size", batch_size))
     targets = None
     over_samples = reduce in OVER_SAMPLES
     result = (
@@ -123,21 +122,6 @@ def _flush(out):
     for array in tf.nest.flatten(out):
         if isinstance(array, np.memmap):
             array.flush()
-
-
-def _whole(batch_size):
-    try:
-        if isinstance(batch_size, (bool, np.bool_)):
-            raise TypeError
-        samples = operator.index(batch_size)
-    except TypeError:
-        samples = 0
-    if samples < 1:
-        raise ValueError(
-            "`batch_size` must be a whole number of samples, 1 or more. "
-            f"Received: batch_size={batch_size!r}"
-        )
-    return samples
 
 
 def _check(model, reduce, out):

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from keras_pergrad import coupling, replicas
 from keras_pergrad.aggregation import is_finite
+from keras_pergrad.arguments import positive_integer
 from keras_pergrad.modes import added, shares
 from keras_pergrad.modes.base import (
     GradientMode,
@@ -15,7 +16,6 @@ from keras_pergrad.modes.base import (
     loss_scale,
     modes,
     overflow_to_infinity,
-    positive_integer,
     scaled,
 )
 from keras_pergrad.modes.batch import Batch

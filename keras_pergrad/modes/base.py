@@ -2,7 +2,6 @@
 
 import collections.abc
 import dataclasses
-import operator
 
 import tensorflow as tf
 
@@ -137,23 +136,6 @@ def register_gradient_mode(name):
     ...         return step
     """
     return modes.register(name)
-
-
-def positive_integer(name, value):
-    """A mode's argument as an `int`; NumPy's integers are taken, too.
-
-    Raises:
-        ValueError: it is none, or below 1.
-    """
-    try:
-        number = 0 if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        number = 0
-    if number < 1:
-        raise ValueError(
-            f"`{name}` must be a positive integer. Received: {name}={value!r}"
-        )
-    return number
 
 
 def call_model(model, x, training=True):

@@ -4,6 +4,7 @@ import tensorflow as tf
 
 from keras_pergrad import replicas
 from keras_pergrad.aggregation import aggregations, is_finite
+from keras_pergrad.arguments import positive_integer
 from keras_pergrad.factors import squared_norm
 from keras_pergrad.losses import (
     track_loss,
@@ -18,7 +19,6 @@ from keras_pergrad.modes.base import (
     loss_scale,
     modes,
     overflow_to_infinity,
-    positive_integer,
     scaled,
     spread,
 )

@@ -3,12 +3,11 @@
 import contextlib
 import copy
 import dataclasses
-import operator
 
 import keras
-import numpy as np
 import tensorflow as tf
 
+from keras_pergrad.arguments import positive_integer
 from keras_pergrad.pipelines.account import TOO_MANY
 from keras_pergrad.pipelines.facts import kind_of
 from keras_pergrad.pipelines.probe import FETCH, first_batch, measure
@@ -84,7 +83,7 @@ def profile_pipeline(data, model=None, batches=100):
     print(kpg.profile_pipeline(dataset, model))
     ```
     """
-    batches = _positive(batches)
+    batches = positive_integer("batches", batches)
     if kind_of(data) == "generator":
         raise ValueError(
             "A Python generator can be read only once, and profiling reads "
@@ -121,20 +120,6 @@ def profile_pipeline(data, model=None, batches=100):
         slowest_stage=slowest_stage(alone.running),
         what_if=what_if,
     )
-
-
-def _positive(batches):
-    try:
-        if isinstance(batches, (bool, np.bool_)):
-            raise TypeError
-        number = operator.index(batches)
-    except TypeError:
-        number = 0
-    if number < 1:
-        raise ValueError(
-            f"`batches` must be a positive integer. Received: {batches!r}"
-        )
-    return number
 
 
 def _measure(data, batches, step=FETCH, stopwatch=None):

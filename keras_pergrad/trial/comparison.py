@@ -19,6 +19,7 @@ def is_batch(a, b, split):
 
 
 def is_sideways(a, b, split):
+    """Whether a call has a tensor whose first axis is another."""
     inputs = any(
         x.shape != y.shape and not is_batch(x, y, split)
         for x, y in zip(a.inputs, b.inputs)
@@ -65,4 +66,5 @@ def coupling_loss(whole, some, rest, split):
 
 
 def value(loss):
+    """A loss as a number."""
     return float(tf.reduce_sum(loss))

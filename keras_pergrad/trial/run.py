@@ -15,6 +15,8 @@ from keras_pergrad.trial.samples import tensors
 
 @dataclasses.dataclass
 class Call:
+    """What one layer took and gave; layers by their places."""
+
     place: int
     parent: int | None
     inputs: list

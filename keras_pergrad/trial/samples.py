@@ -5,6 +5,7 @@ import tensorflow as tf
 
 
 def tensors(structure):
+    """The tensors in a structure."""
     flat = tf.nest.flatten(structure, expand_composites=False)
     return [t for t in flat if tf.is_tensor(t)]
 

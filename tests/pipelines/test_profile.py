@@ -70,9 +70,13 @@ def test_arrays_are_measured():
 
 
 def test_bad_input_is_refused():
-    with pytest.raises(ValueError, match=r"positive integer\. Received: 0"):
+    with pytest.raises(
+        ValueError, match=r"positive integer\. Received: batches=0"
+    ):
         profile_pipeline(tf.data.Dataset.range(3), batches=0)
-    with pytest.raises(ValueError, match=r"positive integer\. Received: 2.5"):
+    with pytest.raises(
+        ValueError, match=r"positive integer\. Received: batches=2.5"
+    ):
         profile_pipeline(tf.data.Dataset.range(3), batches=2.5)
     with pytest.raises(ValueError, match="read only once"):
         profile_pipeline(BATCH for _ in range(3))

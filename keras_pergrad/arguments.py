@@ -1,0 +1,20 @@
+"""What is asked of arguments that are numbers."""
+
+import operator
+
+
+def positive_integer(name, value):
+    """An argument as an `int`; NumPy's integers are taken, too.
+
+    Raises:
+        ValueError: it is none, or below 1.
+    """
+    try:
+        number = 0 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = 0
+    if number < 1:
+        raise ValueError(
+            f"`{name}` must be a positive integer. Received: {name}={value!r}"
+        )
+    return number
