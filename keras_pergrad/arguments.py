@@ -2,6 +2,8 @@
 
 import operator
 
+import numpy as np
+
 
 def positive_integer(name, value):
     """An argument as an `int`; NumPy's integers are taken, too.
@@ -10,7 +12,8 @@ def positive_integer(name, value):
         ValueError: it is none, or below 1.
     """
     try:
-        number = 0 if isinstance(value, bool) else operator.index(value)
+        is_truth = isinstance(value, (bool, np.bool_))
+        number = 0 if is_truth else operator.index(value)
     except TypeError:
         number = 0
     if number < 1:

@@ -7,6 +7,8 @@ neither the steps nor the memory feel it.
 
 Raw resources are used, not `tf.Variable`: inside a `tf.distribute` scope a
 variable would become a mirrored one.
+
+Private names in use: `tensorflow.python.eager.context.eager_mode`.
 """
 
 import itertools
@@ -14,6 +16,7 @@ import weakref
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 CAPACITY = 512  # rows, where a call needs no more
 COLUMNS = 3  # asked, arrived, whether there was a batch
@@ -131,8 +134,9 @@ class WaitLog:
 
 
 def _destroy(handles):
-    # Python may collect the log while some function is being traced.
-    with tf.init_scope():
+    # Python may collect the log while some function or graph is being built;
+    # of a plain graph `tf.init_scope` would not lead out.
+    with context.eager_mode():
         for handle in handles:
             tf.raw_ops.DestroyResourceOp(
                 resource=handle, ignore_lookup_error=True
