@@ -11,16 +11,15 @@ import keras
 
 from keras_pergrad.patching import attribute
 
-_MIXERS = tuple(
-    getattr(keras.layers, name)
-    for name in ("MixUp", "CutMix")
-    if hasattr(keras.layers, name)
-)
-_AUGMENTERS = tuple(
-    getattr(keras.layers, name)
-    for name in ("AugMix", "RandAugment")
-    if hasattr(keras.layers, name)
-)
+
+def _shipped(*names):
+    """Those of these layer classes that this version of Keras has."""
+    found = (getattr(keras.layers, name, None) for name in names)
+    return tuple(cls for cls in found if cls is not None)
+
+
+_MIXERS = _shipped("MixUp", "CutMix")
+_AUGMENTERS = _shipped("AugMix", "RandAugment")
 _PAIRWISE_LOSSES = (keras.losses.circle,)
 _OVERLAP_LOSSES = (keras.losses.dice, keras.losses.tversky)
 _OVER_AN_AXIS = (
