@@ -1,6 +1,7 @@
 """Per-sample gradients of one variable, kept factored; one class a file."""
 
 from keras_pergrad.factors.base import SampleGradients, wide
+from keras_pergrad.factors.blocks import Blocks
 from keras_pergrad.factors.columns import Columns
 from keras_pergrad.factors.full import Full
 from keras_pergrad.factors.joined import Joined, join
@@ -12,6 +13,7 @@ from keras_pergrad.factors.widened import Widened, widened
 from keras_pergrad.factors.windows import Windows
 
 __all__ = [
+    "Blocks",
     "Columns",
     "Full",
     "Joined",

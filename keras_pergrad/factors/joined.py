@@ -90,12 +90,13 @@ class JoinedRows(Rows):
             tf.concat([p.dz for p in parts], 1),
             parts[0].shape,
             parts[0].method,
+            parts[0].whole,
         )
 
     @staticmethod
     def layout(part):
         """What uses must have in common."""
-        return tuple(part.shape), part.dz.dtype, part.method
+        return tuple(part.whole), part.dz.dtype, part.method
 
     def norm_bytes(self, n):
         return _added(super().norm_bytes(n), n, self.ids, self.dz)

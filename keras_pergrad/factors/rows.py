@@ -28,6 +28,7 @@ class Rows(SampleGradients):
         ids: (n, ...) integers.
         dz: (n, ..., d).
         shape: the table's shape, (vocabulary, d).
+        whole: the variable's shape, where its rows have several axes.
         method: how equal ids are found, one of `METHODS`; default: a hash
             table ("unique"), which XLA has not: there all pairs are compared
             where they are few, and sorted where they are many.
@@ -35,11 +36,18 @@ class Rows(SampleGradients):
 
     rows = ("dz",)
 
-    def __init__(self, ids, dz, shape, method=None):
-        batch = tf.shape(dz)[0]
-        self.dz = tf.reshape(dz, [batch, -1, shape[-1]])
-        self.ids = tf.reshape(ids, [batch, -1])
+    def __init__(self, ids, dz, shape, method=None, whole=None):
+        self.dz, self.ids = dz, ids
+        if dz.shape.rank != 3 or ids.shape.rank != 2:
+            batch = tf.shape(dz)[0]
+            positions = tf.reduce_prod(tf.shape(ids)[1:])
+            self.dz = tf.reshape(dz, [batch, positions, shape[-1]])
+            self.ids = tf.reshape(ids, [batch, positions])
+            known = ids.shape[1:].num_elements()
+            self.dz.set_shape([None, known, shape[-1]])
+            self.ids.set_shape([None, known])
         self.shape = list(shape)
+        self.whole = list(whole or shape)
         self.method = method
 
     def chosen_method(self):
@@ -89,13 +97,16 @@ class Rows(SampleGradients):
     def weighted_sum(self, weights):
         dz = self.dz if weights is None else self.dz * expand(weights, self.dz)
         return tf.IndexedSlices(
-            tf.reshape(dz, [-1, self.shape[-1]]),
+            tf.reshape(dz, [-1, *self.whole[1:]]),
             tf.reshape(self.ids, [-1]),
-            tf.constant(self.shape),
+            tf.constant(self.whole),
         )
 
     def squared_norm_of_sum(self):
-        return squared_norm(self.weighted_sum(None))
+        found = self.weighted_sum(None)
+        values = tf.reshape(found.values, [-1, self.shape[-1]])
+        flat = tf.IndexedSlices(values, found.indices, tf.constant(self.shape))
+        return squared_norm(flat)
 
     def materialize(self):
         n = tf.shape(self.ids)[0]
@@ -103,7 +114,7 @@ class Rows(SampleGradients):
         ids = tf.reshape(tf.cast(self.ids, tf.int32) + rows, [-1])
         values = tf.reshape(self.dz, [-1, self.shape[-1]])
         table = tf.math.unsorted_segment_sum(values, ids, n * self.shape[0])
-        return tf.reshape(table, [n, *self.shape])
+        return tf.reshape(table, [n, *self.whole])
 
 
 def _last_equal(ids, n, positions):

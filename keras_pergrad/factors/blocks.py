@@ -1,0 +1,81 @@
+"""The factor of kernels made of blocks, each for a part of the input."""
+
+import tensorflow as tf
+
+from keras_pergrad.factors.base import SampleGradients, expand
+from keras_pergrad.factors.outer import Outer
+
+
+class Blocks(SampleGradients):
+    """Contributions Σ_t x_bt ⊗ dz_bt of each block b.
+
+    n samples, B blocks, T positions, i inputs, o outputs.
+
+    Args:
+        x: (n, B, T, i).
+        dz: (n, B, T, o).
+        shape: the variable's shape, of B·i·o elements; default: (B, i, o).
+        perm: how the axes must be transposed to give `shape`; applied to
+            the gradient reshaped to `unpermuted`.
+        unpermuted: the shape before `perm`.
+    """
+
+    rows = ("x", "dz")
+
+    def __init__(self, x, dz, shape=None, perm=None, unpermuted=None):
+        self.x, self.dz = x, dz
+        blocks = x.shape[1]
+        self.shape = shape or [blocks, x.shape[-1], dz.shape[-1]]
+        self.perm, self.unpermuted = perm, unpermuted
+
+    def _one_block_a_sample(self):
+        """The blocks of all samples as so many samples with one block."""
+        x, dz = (
+            tf.reshape(t, [-1, *self._inner(t)]) for t in (self.x, self.dz)
+        )
+        return Outer(x, dz)
+
+    def _inner(self, tensor):
+        positions = tensor.shape[2]
+        if positions is None:
+            positions = tf.shape(tensor)[2]
+        return positions, tensor.shape[3]
+
+    def chosen_method(self):
+        """How the norms are computed, as in `Outer`."""
+        return self._one_block_a_sample().chosen_method()
+
+    def sum_method(self):
+        return "matmul"
+
+    def norm_bytes(self, n):
+        found = self._one_block_a_sample().norm_bytes(n)
+        return None if found is None else found * self.x.shape[1]
+
+    def squared_norms(self):
+        found = self._one_block_a_sample().squared_norms()
+        return tf.reduce_sum(tf.reshape(found, [-1, self.x.shape[1]]), 1)
+
+    def weighted_sum(self, weights):
+        x = self.x if weights is None else self.x * expand(weights, self.x)
+        x, dz = (
+            tf.reshape(
+                tf.transpose(t, [1, 0, 2, 3]),
+                [t.shape[1], -1, t.shape[3]],
+            )
+            for t in (x, self.dz)
+        )
+        return self._shaped(tf.matmul(x, dz, transpose_a=True))
+
+    def materialize(self):
+        found = tf.matmul(self.x, self.dz, transpose_a=True)
+        return self._shaped(found, [tf.shape(found)[0]])
+
+    def _shaped(self, found, batch=()):
+        """The blocks in the shape of the variable."""
+        if self.perm is not None:
+            more = len(batch)
+            found = tf.reshape(found, [*batch, *(self.unpermuted or ())])
+            perm = [*range(more), *(p + more for p in self.perm)]
+            found = tf.transpose(found, perm)
+        return tf.reshape(found, [*batch, *self.shape])

@@ -1,0 +1,105 @@
+"""Which op of which layer mixes the samples.
+
+Private names in use: `Layer._flatten_layers`.
+"""
+
+import re
+
+import tensorflow as tf
+
+from keras_pergrad.samples import messages
+from keras_pergrad.samples.motion import watch
+from keras_pergrad.samples.uses import SIZES
+
+
+def culprit(trial, forward):
+    """Return (layer or None, error) for what mixes samples.
+
+    Args:
+        trial: the `Trial` in which it was seen.
+        forward: whether it was on the way forward, or only back.
+    """
+    traced = trial.traced(_All if forward else _Back)
+    runs = trial.run(traced)
+    again = trial.run(traced)[0]
+    look, model = traced.look, trial.like.model
+    motions = [
+        watch(*(r[k] for r in runs[:2]), runs[2][k].shape)
+        for k in range(len(look.tensors))
+    ]
+    noisy = [bool((a != b).any()) for a, b in zip(runs[0], again)]
+    op, op_is_loss = look.first_mixed([m.mixed for m in motions])
+    if op is None:
+        return None, ValueError(messages.mixes_somewhere(model))
+    layer = layer_of(op, model)
+    draws = any(
+        noisy[k] for k, t in enumerate(look.followed) if t.op is op
+    )
+    if op_is_loss and not draws:
+        return None, ValueError(messages.loss_couples(model, op))
+    return layer, ValueError(messages.mixes(model, layer, op, draws))
+
+
+def layer_of(op, model):
+    """The layer in whose call an op was created, by its name, or None."""
+    layers = {layer.name: layer for layer in model._flatten_layers()}
+    for part in reversed(op.name.split("/")[:-1]):
+        for name in (part, re.sub(r"_\d+$", "", part)):
+            if name in layers and layers[name] is not model:
+                return layers[name]
+    return None
+
+
+class _All:
+    """Every tensor that follows the batch's values."""
+
+    def __init__(self, tape, y_pred, loss, behind):
+        data = {id(t) for t in tf.nest.flatten(tape.batch) if t is not None}
+        self.followed, self._behind = [], set()
+        for k, op in enumerate(tape.graph.get_operations()):
+            if op.type in SIZES or not any(id(t) in data for t in op.inputs):
+                continue
+            data.update(map(id, op.outputs))
+            if k >= behind:
+                self._behind.add(op.name)
+                continue
+            self.followed += [
+                t
+                for t in op.outputs
+                if t.dtype.is_floating and t.shape.rank is not None
+            ]
+        self.tensors = self._shown(loss)
+
+    def _shown(self, loss):
+        return [tf.identity(t) for t in self.followed]
+
+    def first_mixed(self, mixed):
+        """The op from which on samples are mixed; whether it is a loss's."""
+        for t, is_mixed in zip(self.followed, mixed):
+            if is_mixed:
+                return t.op, False
+        return None, False
+
+
+class _Back(_All):
+    """The loss's gradient with respect to every such tensor."""
+
+    def _shown(self, loss):
+        found = tf.gradients(loss, self.followed)
+        pairs = [(t, g) for t, g in zip(self.followed, found) if g is not None]
+        self.followed = [t for t, _ in pairs]
+        return [tf.convert_to_tensor(g) for _, g in pairs]
+
+    def first_mixed(self, mixed):
+        for t, is_mixed in reversed(list(zip(self.followed, mixed))):
+            if is_mixed:
+                takers = [
+                    op
+                    for op in t.consumers()
+                    if not op.name.startswith("gradients")
+                ]
+                for op in takers:
+                    if op.name in self._behind:
+                        return op, True
+                return (takers or [t.op])[0], not takers
+        return None, False

@@ -1,0 +1,303 @@
+"""What a few samples show of a model: where they are, and whether they mix.
+
+The step is traced once aside and run on three samples, on the same with one
+of them exchanged, and on five. From what moves in the tensors at each use of
+a weight, and in the gradients there, follows where these tensors hold the
+samples (see `motion`). What mixes samples, on the way forward or back, is
+refused by name. Whatever the runs assign is put back.
+"""
+
+import dataclasses
+import weakref
+
+import numpy as np
+import tensorflow as tf
+
+from keras_pergrad.samples import messages, values
+from keras_pergrad.samples.motion import Motion, watch
+from keras_pergrad.samples.state import assigned_put_back
+
+_FOUND = weakref.WeakKeyDictionary()
+
+
+@dataclasses.dataclass(frozen=True)
+class Seen:
+    """The motions at one op that takes tensors of weights.
+
+    Attributes:
+        kind: the op's type.
+        data: by the place of an input its `Motion`.
+        outputs: a `Motion` for each floating-point output.
+        deltas: one for the gradient of each output; None: it has none.
+    """
+
+    kind: str
+    data: dict = dataclasses.field(default_factory=dict)
+    outputs: tuple = ()
+    deltas: tuple = ()
+
+    @property
+    def has_samples(self):
+        """Whether there are samples in its outputs."""
+        return any(m.layout is not None or m.moved for m in self.outputs)
+
+    def layout(self, k):
+        """Where the samples are in output k, or None where it is not known."""
+        delta, output = self.deltas[k], self.outputs[k]
+        known = [delta, output] if delta is not None else [output]
+        found = next((m for m in known if m.layout and m.moved), output)
+        if found.layout is None or found.ordered:
+            return found.layout
+        # Merged axes, and nothing moved: what goes in may tell the order.
+        for m in self.data.values():
+            same = m.layout is not None and (
+                m.layout.axis == found.layout.axis
+                and m.layout.count == found.layout.count
+            )
+            if same and m.ordered:
+                return m.layout
+        return None
+
+
+@dataclasses.dataclass(frozen=True)
+class Exchange:
+    """What was found for a model and a kind of batch.
+
+    Attributes:
+        seen: a `Seen` for each `Candidate`, in order.
+        refusals: a list of (layer or None, error).
+        misplaced: which calls of rules do not have the samples on the first
+            axis.
+    """
+
+    seen: tuple
+    refusals: tuple = ()
+    misplaced: tuple = ()
+
+    def uses_in(self, uses):
+        """Return (candidate, `Seen`) for each candidate that is a use.
+
+        Args:
+            uses: `Uses` of the step.
+
+        Raises:
+            ValueError: the step has other ops than the trial had.
+        """
+        kinds = [c.op.type for c in uses.candidates]
+        if kinds != [s.kind for s in self.seen]:
+            raise ValueError(messages.OTHER_OPS)
+        behind, found = set(), []
+        for candidate, seen in zip(uses.candidates, self.seen):
+            op = candidate.op
+            candidate.weights = tuple(
+                k for k in candidate.weights if id(op.inputs[k]) not in behind
+            )
+            is_use = candidate.by_value or seen.has_samples
+            if is_use and candidate.weights:
+                found.append((candidate, seen))
+            if is_use or not candidate.weights:
+                behind.update(map(id, op.outputs))
+        return found
+
+
+def exchange_of(tape):
+    """Return the `Exchange` for a tape's model and batch.
+
+    It is kept as long as the model, its loss and what is trainable.
+    """
+    model = tape.model
+    specs = tf.nest.map_structure(values.spec, tape.batch)
+    key = (
+        tape.training,
+        tape.loss,
+        str(specs),
+        tuple(map(id, tape.variables)),
+        tuple(layer.trainable for layer in model._flatten_layers()),
+    )
+    loss = getattr(model, "_compile_loss", None)
+    known = _FOUND.setdefault(model, {})
+    kept = known.get(key)
+    if kept is None or kept[0]() is not (loss or model):
+        with tf.init_scope():
+            found = Trial(tape, specs).exchange()
+        known[key] = kept = weakref.ref(loss or model), found
+    return kept[1]
+
+
+class Trial:
+    """One model tried on a few samples of one kind.
+
+    Args:
+        tape: the tape of the step; others like it are made.
+        specs: the types of the batch, (x, y, sample_weight).
+    """
+
+    def __init__(self, tape, specs):
+        self.like, self.specs = tape, specs
+
+    def exchange(self):
+        """Return an `Exchange`."""
+        traced = self.traced(_Looked)
+        before, after, other = self.run(traced)
+        judged = _Judgement(traced.look, before, after, other)
+        refusals = list(judged.refusals(self))
+        return Exchange(judged.seen, tuple(refusals), judged.misplaced)
+
+    def traced(self, make):
+        """Trace a step; return what `make(tape, y_pred, loss)` looks at."""
+        found = _Traced()
+
+        def run(*given):
+            parts = iter(given)
+            batch = tf.nest.map_structure(
+                lambda s: None if s is None else next(parts), self.specs
+            )
+            tape = self.like.another(batch)
+            with tape:
+                y_pred = tape.forward(batch[0])
+                behind = len(tape.graph.get_operations())
+                loss = tape.loss(
+                    tape.model, *batch[:2], y_pred, batch[2], tape.training
+                )
+            found.look = make(tape, y_pred, loss, behind)
+            return found.look.tensors
+
+        flat = [s for s in tf.nest.flatten(self.specs) if s is not None]
+        found.function = tf.function(
+            run, autograph=False
+        ).get_concrete_function(*flat)
+        return found
+
+    def run(self, traced):
+        """Return the tensors of a batch, with one exchanged, of another."""
+        error = None
+        for batches in values.batches(self.specs):
+            try:
+                return [traced.run(batch) for batch in batches]
+            except tf.errors.OpError as found:
+                error = error or found
+        raise ValueError(
+            messages.cannot_be_tried(self.like.model, error)
+        ) from error
+
+
+class _Traced:
+    """A traced step, and what it shows.
+
+    Attributes:
+        function: the concrete function.
+        look: what its results are, in order.
+    """
+
+    look, function = None, None
+
+    def run(self, batch):
+        """The tensors for a batch, as arrays."""
+        flat = [t for t in tf.nest.flatten(batch) if t is not None]
+        with assigned_put_back(self.function):
+            return [np.asarray(t) for t in self.function(*flat)]
+
+
+class _Looked:
+    """The tensors at the candidates of a step.
+
+    Attributes:
+        tensors: all of them, flat; the others refer to them by their places.
+    """
+
+    def __init__(self, tape, y_pred, loss, behind):
+        del behind
+        self.tensors = []
+        self.uses = uses = tape.uses()
+        self.calls = tape.calls
+        watched = [t for call in tape.calls for t in call.watched]
+        outputs = [t for c in uses.candidates for t in c.outputs]
+        targets = watched + outputs
+        found = iter(tf.gradients(loss, targets) if targets else [])
+        self.watched = [(self._keep(t), self._keep(next(found))) for t in watched]
+        self.at = [
+            self._candidate(c, [next(found) for _ in c.outputs])
+            for c in uses.candidates
+        ]
+        self.outputs = [
+            self._keep(t)
+            for t in tf.nest.flatten(y_pred)
+            if tf.is_tensor(t) and t.dtype.is_floating
+        ]
+
+    def _candidate(self, candidate, deltas):
+        if not candidate.by_value and not candidate.by_size:
+            return {}, [], []
+        data = {}
+        if any(d is not None for d in deltas):
+            inputs = candidate.op.inputs
+            data = {k: self._keep(inputs[k]) for k in candidate.data}
+        outputs = [self._keep(t) for t in candidate.outputs]
+        return data, outputs, [self._keep(d) for d in deltas]
+
+    def _keep(self, tensor):
+        if tensor is None:
+            return None
+        self.tensors.append(tf.convert_to_tensor(tensor))
+        return len(self.tensors) - 1
+
+
+class _Judgement:
+    """What the runs say of what was looked at."""
+
+    def __init__(self, look, before, after, other):
+        self.look = look
+        self._runs = before, after, other
+        self._sound = all(
+            np.isfinite(before[k]).all() for k in look.outputs
+        )
+        self.seen = tuple(
+            Seen(
+                c.op.type,
+                {k: self._motion(t) for k, t in data.items()},
+                tuple(map(self._motion, outputs)),
+                tuple(map(self._motion, deltas)),
+            )
+            for c, (data, outputs, deltas) in zip(
+                look.uses.candidates, look.at
+            )
+        )
+        self.misplaced = tuple(
+            call.layer
+            for call, (value, _) in zip(
+                (c for c in look.calls for _ in c.watched), look.watched
+            )
+            if not _leads(self._motion(value))
+        )
+
+    def _motion(self, place):
+        if place is None:
+            return None
+        before, after, other = (run[place] for run in self._runs)
+        return watch(before, after, other.shape)
+
+    def refusals(self, trial):
+        """Yield (layer, error) for what cannot be served."""
+        backward = False
+        forward = any(self._motion(k).mixed for k in self.look.outputs)
+        for seen in self.seen:
+            pairs = list(zip(seen.outputs, seen.deltas))
+            alive = [(o, d) for o, d in pairs if d is not None]
+            if not alive:
+                continue
+            forward |= any(m.mixed for m in seen.data.values())
+            forward |= any(o.mixed for o, _ in alive)
+            backward |= any(d.mixed for _, d in alive)
+        for value, delta in self.look.watched:
+            if delta is not None:
+                forward |= self._motion(value).mixed
+                backward |= self._motion(delta).mixed
+        if forward or backward:
+            from keras_pergrad.samples.culprit import culprit
+
+            yield culprit(trial, forward)
+
+
+def _leads(motion):
+    layout = motion.layout
+    return layout is not None and layout.axis == 0 and layout.merged is None

@@ -1,0 +1,135 @@
+"""The forward pass of a model in a graph, with what its layer rules watch.
+
+It is Keras's own. Only layers that have a rule (recurrent ones, and those of
+the user's) are called through it, and then always put back.
+
+Private names in use: `Layer._flatten_layers`, `Model._call_has_training_arg`.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import inspect
+
+import keras
+import tensorflow as tf
+
+from keras_pergrad.patching import attribute
+from keras_pergrad.rules.registry import find_rule
+
+
+@dataclasses.dataclass
+class RuleCall:
+    """One call of a layer that its rule serves.
+
+    Attributes:
+        layer: the layer.
+        rule: its `Rule`.
+        ops: the ops that were created in it, a tuple.
+        inputs: what the rule needs besides the gradients.
+        watched: the tensors whose gradients it needs.
+    """
+
+    layer: keras.layers.Layer
+    rule: object
+    ops: tuple
+    inputs: object
+    watched: list
+
+
+class Forward:
+    """`model(x)`, in the graph that is being built.
+
+    Args:
+        model: a built `keras.Model`.
+        training: whether its layers are called for training.
+
+    Attributes:
+        graph: the graph.
+        start: how many ops it had before.
+        calls: a list of `RuleCall`.
+        reasons: for each layer whose rule does not serve its call, why.
+    """
+
+    def __init__(self, model, training=True):
+        self.model = model
+        self.training = training
+        self.graph = tf.compat.v1.get_default_graph()
+        self.start = len(self.graph.get_operations())
+        self.calls = []
+        self.reasons = {}
+        self._muted = False
+
+    def __call__(self, x):
+        with contextlib.ExitStack() as stack:
+            for layer in self.model._flatten_layers():
+                rule = find_rule(layer) if layer.trainable_variables else None
+                if rule is not None:
+                    call = self._wrapped(layer, rule)
+                    stack.enter_context(attribute(layer, "call", call))
+            if self.model._call_has_training_arg:
+                return self.model(x, training=self.training)
+            return self.model(x)
+
+    def _wrapped(self, layer, rule):
+        original = layer.call
+
+        @functools.wraps(original)
+        def call(*args, **kwargs):
+            inside = tf.compat.v1.get_default_graph() is not self.graph
+            if self._muted or inside:
+                return original(*args, **kwargs)
+            args, kwargs = _first_by_place(original, args, kwargs)
+            reason = rule.reason_against(layer, *args, **kwargs)
+            if reason is not None:
+                self.reasons[id(layer)] = reason
+                return original(*args, **kwargs)
+            return self._follow(layer, rule, original, args, kwargs)
+
+        call.rule = rule
+        return call
+
+    def _follow(self, layer, rule, original, args, kwargs):
+        first = len(self.graph.get_operations())
+        watched = []
+
+        def watch(tensor):
+            # So that nothing else that reads it is counted.
+            watched.append(tf.identity(tensor))
+            return watched[-1]
+
+        self._muted = True
+        try:
+            if rule.forward is None:
+                outputs, inputs = _linear(layer, original, args, kwargs, watch)
+            else:
+                outputs, inputs = rule.forward(
+                    layer, original, watch, *args, **kwargs
+                )
+        finally:
+            self._muted = False
+        ops = tuple(self.graph.get_operations()[first:])
+        self.calls.append(RuleCall(layer, rule, ops, inputs, watched))
+        if rule.forward is None:
+            # Outside of the range: it may be a layer with weights.
+            activation = getattr(layer, "activation", None)
+            return outputs if activation is None else activation(outputs)
+        return outputs
+
+
+def _linear(layer, original, args, kwargs, watch):
+    """The layer's own call, with its activation set aside."""
+    with contextlib.ExitStack() as stack:
+        if getattr(layer, "activation", None) is not None:
+            linear = keras.activations.linear
+            stack.enter_context(attribute(layer, "activation", linear))
+        outputs = watch(original(*args, **kwargs))
+    return outputs, args[0] if args else next(iter(kwargs.values()))
+
+
+def _first_by_place(call, args, kwargs):
+    """The arguments, the first of them by place, as rules expect it."""
+    name = next(iter(inspect.signature(call).parameters), None)
+    if args or name not in kwargs:
+        return args, kwargs
+    return (kwargs[name],), {k: v for k, v in kwargs.items() if k != name}

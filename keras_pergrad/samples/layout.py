@@ -1,0 +1,88 @@
+"""Where the samples of a batch are in a tensor."""
+
+import dataclasses
+
+import tensorflow as tf
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """The axis on which a tensor has its samples.
+
+    Attributes:
+        axis: the axis.
+        merged: None: it has an entry for each sample. "samples first": the
+            positions of the first sample come first. "positions first": the
+            first position of each sample comes first.
+        count: how many positions there are for each sample, None where that
+            differs from batch to batch.
+    """
+
+    axis: int
+    merged: str | None = None
+    count: int | None = 1
+
+    def first(self, tensor, n):
+        """The tensor with an axis for the samples first.
+
+        Positions that were merged with the samples get an axis of their own,
+        where that of the samples was.
+
+        Args:
+            tensor: of this layout.
+            n: the number of samples, a scalar tensor.
+
+        Returns:
+            (n, *the other axes in their order).
+        """
+        axis = self.axis
+        if self.merged is None:
+            return moved(tensor, axis, 0)
+        static = tensor.shape.as_list()
+        sizes = tf.shape(tensor)
+        shape = [s if s is not None else sizes[k] for k, s in enumerate(static)]
+        count = self.count
+        if count is None:
+            count = tf.math.floordiv(shape[axis], tf.maximum(n, 1))
+        pair = [n, count]
+        if self.merged == "positions first":
+            pair.reverse()
+        split = tf.reshape(tensor, [*shape[:axis], *pair, *shape[axis + 1 :]])
+        pair = [None, self.count]
+        if self.merged == "positions first":
+            pair.reverse()
+        split.set_shape([*static[:axis], *pair, *static[axis + 1 :]])
+        return moved(split, axis + (self.merged == "positions first"), 0)
+
+    @property
+    def added(self):
+        """How many axes `first` adds."""
+        return 0 if self.merged is None else 1
+
+    def spread(self, numbers, tensor, n):
+        """A number for each sample, shaped to multiply a tensor.
+
+        Args:
+            numbers: (n,).
+            tensor: of this layout.
+            n: the number of samples.
+        """
+        if self.merged is not None:
+            size = tf.shape(tensor)[self.axis]
+            count = tf.math.floordiv(size, tf.maximum(n, 1))
+            if self.merged == "samples first":
+                numbers = tf.repeat(numbers, count)
+            else:
+                numbers = tf.tile(numbers, [count])
+        shape = [1] * tensor.shape.rank
+        shape[self.axis] = -1
+        return tf.cast(tf.reshape(numbers, shape), tensor.dtype)
+
+
+def moved(tensor, source, target):
+    """The tensor with one axis moved to another place."""
+    if source == target:
+        return tensor
+    axes = list(range(tensor.shape.rank))
+    axes.insert(target, axes.pop(source))
+    return tf.transpose(tensor, axes)

@@ -1,0 +1,123 @@
+"""What is said of models whose samples have no gradients of their own."""
+
+import keras
+
+OTHER_OPS = (
+    "The model runs other ops in this step than when it was tried out on a "
+    "few samples, so that it is not known where its samples are. Let it do "
+    "the same in every call (no Python state that changes), or use "
+    "gradient_mode='per_sample'."
+)
+COMPOSITE = (
+    "The batch has a sparse or ragged tensor, whose samples cannot be told "
+    "apart. Densify it in the data set, or use gradient_mode='batch'."
+)
+_WAY_OUT = (
+    "Make it act on each sample alone, or compile with gradient_mode='batch'."
+)
+
+
+def _named(layer):
+    return f"layer {layer.name!r} ({type(layer).__name__})"
+
+
+def mixes(model, layer, op, draws):
+    """Samples meet in an op."""
+    where = f"model {model.name!r}" if layer is None else _named(layer)
+    if draws:
+        return (
+            f"{where} draws numbers by the op {op.type} ({op.name}), which "
+            "gives others each time, so that its samples cannot be told "
+            "apart. Draw with keras.random and a SeedGenerator, or use "
+            "gradient_mode='batch'."
+        )
+    if isinstance(layer, keras.layers.BatchNormalization):
+        return (
+            f"{where} makes every sample's output depend on the whole batch "
+            "while training, so that per-sample gradients are not defined. "
+            "Replace it: keras_pergrad.replace_batch_norm(model) gives an "
+            "equal model with GroupNormalization; or set `trainable = False` "
+            f"on {layer.name!r} before compile() so that it uses its moving "
+            "statistics, or compile with gradient_mode='batch'."
+        )
+    return (
+        f"{where} mixes the samples of a batch in the op {op.type} "
+        f"({op.name}): a sample's output depends on other samples, so that "
+        f"per-sample gradients are not defined. {_WAY_OUT}"
+    )
+
+
+def mixes_somewhere(model):
+    """Samples are mixed, and it was not found where."""
+    return (
+        f"model {model.name!r} mixes the samples of a batch, so that "
+        f"per-sample gradients are not defined. {_WAY_OUT}"
+    )
+
+
+def loss_couples(model, op):
+    """What a sample adds to the loss depends on others."""
+    return (
+        f"The loss of model {model.name!r} compares the samples of a batch "
+        f"with each other (op {op.type}, {op.name}): what one sample's "
+        "output contributes depends on the outputs of others, so that "
+        "per-sample gradients are not defined. Use a sum or a mean of losses "
+        "of each sample by itself, or compile with gradient_mode='batch'."
+    )
+
+
+def no_samples(use):
+    """An op with weights and data has no axis for the samples."""
+    paths = ", ".join(
+        sorted(
+            {
+                repr(use.variables[k].path)
+                for place in use.candidate.weights
+                for k in use.variables_in(place)
+            }
+        )
+    )
+    return (
+        f"The loss depends on {paths} in the op {use.type} ({use.op.name}), "
+        "where the samples are no longer apart: no sample's part in the "
+        "gradient is known. Use the weight on each sample's own values, put "
+        "a penalty on weights into a `kernel_regularizer` (or "
+        "`add_weight(regularizer=...)`), or compile with "
+        "gradient_mode='batch'."
+    )
+
+
+def cannot_be_tried(model, error):
+    """The model fails on all batches that can be made up."""
+    return (
+        f"Model {model.name!r} could not be tried out on a few samples, which "
+        "tells where its samples are and whether it mixes them. Expected a "
+        "model that takes made-up inputs of its shapes (integers of 0 to 2), "
+        "or arrays in fit(). Received: "
+        f"{_first_line(error)}. Use gradient_mode='per_sample' or 'batch'."
+    )
+
+
+def _first_line(error):
+    text = getattr(error, "message", None) or str(error)
+    lines = [one.strip() for one in text.splitlines() if one.strip()]
+    return lines[0][:300] if lines else type(error).__name__
+
+
+def incomplete_rule(layer, paths):
+    """A rule yields less than its layer reads."""
+    return (
+        f"{_named(layer)} reads {paths}, for which its rule gives no "
+        "gradient. Let the rule yield these variables, too, or remove the "
+        "rule: the ops of the layer's own `call` are then looked at."
+    )
+
+
+def entangled(op):
+    """The outputs of an op without a rule depend on each other."""
+    return (
+        f"The op {op.type} ({op.name}) has no rule, and what is taken out of "
+        "it depends on other outputs of it in more than one way, so that it "
+        "cannot be differentiated for one sample after the other. Take the "
+        "weight out of the loop, or use gradient_mode='per_sample'."
+    )

@@ -1,0 +1,111 @@
+"""The layout of tensors, from what moves when one sample is exchanged.
+
+A model is run on a few samples, again with one of them exchanged, and on
+another number of samples. The axis whose size follows the number of samples
+is theirs; entries that moved tell in which order samples and positions are
+merged on it, and whether other samples moved along: then they are mixed.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from keras_pergrad.samples.layout import Layout
+
+#: How many samples there are, which of them is exchanged, how many else.
+SAMPLES, EXCHANGED, OTHER_SAMPLES = 3, 1, 5
+#: What others may move, relative to what the exchanged sample moves.
+ROUNDING = {"float64": 1e-9, "float32": 1e-4}
+
+
+@dataclasses.dataclass(frozen=True)
+class Motion:
+    """What was seen of one tensor.
+
+    Attributes:
+        layout: where the samples are in it; None: nowhere.
+        moved: whether anything moved.
+        mixed: whether entries of samples moved that were not exchanged, or
+            entries that belong to no sample.
+        ordered: whether the order of merged axes was seen; where it was not,
+            it is not known.
+    """
+
+    layout: Layout | None = None
+    moved: bool = False
+    mixed: bool = False
+    ordered: bool = True
+
+
+def watch(before, after, other_shape):
+    """Tell where the samples are in a tensor.
+
+    Args:
+        before: the tensor, an array, for the batch.
+        after: the same with one sample exchanged.
+        other_shape: its shape for another number of samples.
+
+    Returns:
+        A `Motion`.
+    """
+    if before.shape != after.shape or before.ndim != len(other_shape):
+        return Motion(moved=True, mixed=True)
+    change = _change(before, after)
+    axes = [
+        k
+        for k, (one, other) in enumerate(zip(before.shape, other_shape))
+        if one != other
+    ]
+    moved = bool(change.any())
+    if not axes:
+        return Motion(moved=moved, mixed=moved)
+    found = [_on_axis(change, k, before.dtype.name) for k in axes]
+    single = [m for m in found if m is not None and not m.mixed]
+    if len(axes) == 1 and found[0] is not None:
+        return found[0]
+    if len(single) == 1 and moved:
+        return single[0]
+    return Motion(moved=moved, mixed=True)
+
+
+def _change(before, after):
+    """How far each entry moved; NaN that stays has not moved."""
+    if before.dtype.kind not in "fV" and before.dtype.name != "bfloat16":
+        return (before != after).astype(np.float64)
+    wide = np.float64
+    before, after = before.astype(wide), after.astype(wide)
+    same = (before == after) | (np.isnan(before) & np.isnan(after))
+    with np.errstate(invalid="ignore", over="ignore"):
+        distance = np.abs(before - after)
+    distance = np.where(np.isfinite(distance), distance, np.finfo(wide).max)
+    return np.where(same, 0.0, distance)
+
+
+def _on_axis(change, axis, dtype):
+    """The motion if the samples are on this axis, or None."""
+    size = change.shape[axis]
+    if size % SAMPLES:
+        return None
+    count = size // SAMPLES
+    others = tuple(k for k in range(change.ndim) if k != axis)
+    line = change.max(axis=others, initial=0.0) if others else change
+    limit = ROUNDING.get(dtype, 0.02) * line.max(initial=0.0)
+    line = np.where(line > limit, line, 0.0)
+    if not line.any():
+        merged = None if count == 1 else "samples first"
+        return Motion(Layout(axis, merged, count), ordered=count == 1)
+    first = line.reshape(SAMPLES, count).any(axis=1)
+    last = line.reshape(count, SAMPLES).any(axis=0)
+    fits = [
+        merged
+        for merged, pattern in (
+            ("samples first", first),
+            ("positions first", last),
+        )
+        if pattern[EXCHANGED] and pattern.sum() == 1
+    ]
+    if not fits:
+        return Motion(Layout(axis), moved=True, mixed=True)
+    merged = None if count == 1 else fits[0]
+    ordered = count == 1 or len(fits) == 1
+    return Motion(Layout(axis, merged, count), moved=True, ordered=ordered)

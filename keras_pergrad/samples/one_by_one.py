@@ -1,0 +1,177 @@
+"""An op differentiated for one sample after the other: exact for any op.
+
+The op's gradient is taken again and again, each time with the gradient of
+its outputs blank but for one sample's. The op itself runs once, for the
+batch.
+
+Private names in use: `tensorflow.python.ops.gradients_util`
+(`_GradientsHelper`, which differentiates ops of the graph around a loop).
+"""
+
+import tensorflow as tf
+from tensorflow.python.ops import gradients_util
+
+from keras_pergrad.factors import SampleGradients
+from keras_pergrad.factors.base import sum_of_squares, wide
+from keras_pergrad.samples import messages
+
+
+def one_by_one(use, place):
+    """Return the factor of an op's input of weights; see `OneByOne`."""
+    if "loop" not in use.kept:
+        use.kept["loop"] = _Loop(use)
+    return OneByOne(use.kept["loop"], place)
+
+
+class OneByOne(SampleGradients):
+    """Contributions found for one sample after the other.
+
+    The norms hold one sample's gradient at a time, and the weighted sum is a
+    single pass; only `materialize` holds them all.
+    """
+
+    def __init__(self, loop, place):
+        self.loop, self.place = loop, place
+
+    def chosen_method(self):
+        return "one by one"
+
+    def sum_method(self):
+        return "backward pass"
+
+    def squared_norms(self):
+        return self.loop.squares()[self.place]
+
+    def materialize(self):
+        return self.loop.all()[self.place]
+
+    def weighted_sum(self, weights):
+        return self.loop.weighted(weights)[self.place]
+
+    def holders(self):
+        return [self.loop]
+
+
+class _Loop:
+    """The gradients of all inputs of weights of an op."""
+
+    rows = ("keep",)
+
+    def __init__(self, use):
+        self.use = use
+        self.places = [k for k in use.candidate.weights if use.alive(k)]
+        self._found = {}
+        self.outputs = [
+            t
+            for t, d in zip(use.candidate.outputs, use.deltas)
+            if d is not None
+        ]
+        _require_apart(use.op, self.outputs)
+        # What `select` blanks: a factor for each sample.
+        self.keep = tf.ones([use.n], use.dtype(self.places[0]))
+
+    def squares(self):
+        """By place the squared norms, (n,)."""
+
+        def one(i):
+            found = self._of_sample(i)
+            return [
+                sum_of_squares(tf.reshape(wide(g), [1, -1]))[0] for g in found
+            ]
+
+        return self._over_samples("squares", one, lambda _: [])
+
+    def all(self):
+        """By place all gradients, (n, *shape)."""
+        return self._over_samples("all", self._of_sample, self._shape)
+
+    def _over_samples(self, name, one, shape):
+        if name not in self._found:
+            specs = []
+            for k in self.places:
+                dtype = self.use.dtype(k)
+                if name == "squares" and dtype in (tf.float16, tf.bfloat16):
+                    dtype = tf.float32
+                specs.append(tf.TensorSpec(shape(k), dtype))
+            found = tf.map_fn(
+                one, tf.range(self.use.n), fn_output_signature=specs
+            )
+            self._found[name] = dict(zip(self.places, found))
+        return self._found[name]
+
+    def weighted(self, weights):
+        """By place the sum of all gradients, each times its weight."""
+        use = self.use
+        keep = self.keep
+        if weights is not None:
+            keep = keep * tf.cast(weights, keep.dtype)
+        masked = []
+        for k, delta in enumerate(use.deltas):
+            if delta is None:
+                continue
+            layout = use.layout_of(k)
+            masked.append(
+                tf.math.multiply_no_nan(
+                    delta, layout.spread(keep, delta, use.n)
+                )
+            )
+        return dict(zip(self.places, self._gradients(masked)))
+
+    def _shape(self, place):
+        tensor = self.use.op.inputs[place]
+        if tensor.dtype == tf.resource:
+            k = self.use.variables_in(place)[0]
+            return list(self.use.variables[k].shape)
+        return tensor.shape
+
+    def _of_sample(self, i):
+        use = self.use
+        one = tf.one_hot(i, use.n, dtype=self.keep.dtype) * self.keep
+        masked = [
+            tf.math.multiply_no_nan(
+                delta, use.layout_of(k).spread(one, delta, use.n)
+            )
+            for k, delta in enumerate(use.deltas)
+            if delta is not None
+        ]
+        return self._gradients(masked)
+
+    def _gradients(self, deltas):
+        """The gradients of the inputs, for gradients of the outputs."""
+        use = self.use
+        found = gradients_util._GradientsHelper(
+            self.outputs,
+            [use.op.inputs[k] for k in self.places],
+            deltas,
+            src_graph=use.op.graph,
+        )
+        result = []
+        for k, gradient in zip(self.places, found):
+            dtype = use.dtype(k)
+            if gradient is None:
+                gradient = tf.zeros(self._shape(k), dtype)
+            gradient = tf.cast(tf.convert_to_tensor(gradient), dtype)
+            if use.scale is not None:
+                gradient /= tf.cast(use.scale, dtype)
+            result.append(gradient)
+        return result
+
+
+def _require_apart(op, outputs):
+    """Refuse outputs of which one depends on another.
+
+    The gradient of one would then know of the other's, which would count
+    twice.
+    """
+    ends = {id(t) for t in outputs}
+    for output in outputs:
+        seen, waiting = set(), list(output.op.inputs)
+        if output.op is op:
+            continue
+        while waiting:
+            tensor = waiting.pop()
+            if id(tensor) in ends:
+                raise ValueError(messages.entangled(op))
+            if id(tensor) not in seen and tensor.op is not op:
+                seen.add(id(tensor))
+                waiting += tensor.op.inputs

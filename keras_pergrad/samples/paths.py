@@ -1,0 +1,323 @@
+"""From the gradient where a weight is used to that of its variable.
+
+Between the two are ops on weights alone: a reshape, a cast, a slice, `1 + w`,
+g·v/‖v‖. A factor of what comes out of such an op is pulled back to what goes
+in. Where the op only arranges numbers, the factor stays what it is.
+
+Private names in use: `tensorflow.python.ops.gradients_util`
+(`_GradientsHelper`, which differentiates ops of the graph around a loop).
+"""
+
+import tensorflow as tf
+from tensorflow.python.ops import gradients_util
+
+from keras_pergrad.factors import Full, Outer, Rows, SampleGradients
+from keras_pergrad.factors.base import sum_of_squares, weighted
+
+_RULES = {}
+
+
+def to_variable(factor, use, place, k):
+    """Return the factor of variable k for that of an op's input, or None.
+
+    Args:
+        factor: `SampleGradients` of the input.
+        use: the `Use`.
+        place: the place of the input among those of the op.
+        k: the index of the variable.
+
+    Returns:
+        `SampleGradients` of the variable; None where no gradient flows.
+    """
+    tensor = use.op.inputs[place]
+    if use.uses.is_handle(tensor):
+        return factor
+    ops = _line(tensor, use.uses, k)
+    if ops is None:
+        return _through_graph(factor, tensor, use.uses.reads[k])
+    for op, source, target in ops:
+        rule = _RULES.get(op.type, _by_gradient)
+        factor = rule(factor, op, source, target)
+        if factor is None:
+            return None
+    return factor
+
+
+def _line(tensor, uses, k):
+    """The ops from a tensor back to the one read of a variable, or None.
+
+    As (op, place of the input, place of the output); None where the paths
+    to the variable are several.
+    """
+    found = []
+    while tensor.op.type != "ReadVariableOp":
+        op = tensor.op
+        places = [
+            j for j, t in enumerate(op.inputs) if k in uses.variables_in(t)
+        ]
+        if len(places) != 1 or len(op.outputs) > 1 and op.type not in _RULES:
+            return None
+        found.append((op, places[0], tensor.value_index))
+        tensor = op.inputs[places[0]]
+    return found
+
+
+def _through_graph(factor, tensor, reads):
+    """By the gradient of all that is between, for each sample."""
+    return Pulled(factor, tensor, reads)
+
+
+def _by_gradient(factor, op, source, target):
+    return Pulled(factor, op.outputs[target], [op.inputs[source]])
+
+
+class Pulled(SampleGradients):
+    """A factor of a tensor, as one of what the tensor was computed from.
+
+    Args:
+        factor: `SampleGradients` of the tensor.
+        tensor: the tensor.
+        sources: tensors that it depends on; their gradients are added.
+        keeps_norms: whether the norms are those of `factor`.
+    """
+
+    rows = ("_gradients",)
+
+    def __init__(self, factor, tensor, sources, keeps_norms=False):
+        self.factor, self.tensor, self.sources = factor, tensor, sources
+        self.keeps_norms = keeps_norms
+        self.shape = list(sources[0].shape)
+        self._gradients = None
+
+    def holders(self):
+        return [self, *self.factor.holders()]
+
+    def chosen_method(self):
+        return self.factor.chosen_method() if self.keeps_norms else "full"
+
+    def sum_method(self):
+        return self.factor.sum_method()
+
+    def norm_bytes(self, n):
+        return self.factor.norm_bytes(n) if self.keeps_norms else None
+
+    def squared_norms(self):
+        if self.keeps_norms and self._gradients is None:
+            return self.factor.squared_norms()
+        return sum_of_squares(self.materialize())
+
+    def weighted_sum(self, weights):
+        if self._gradients is not None:
+            return weighted(self._gradients, weights)
+        found = tf.convert_to_tensor(self.factor.weighted_sum(weights))
+        return self._pulled(tf.reshape(found, self.tensor.shape))
+
+    def materialize(self):
+        if self._gradients is None:
+            found = self.factor.materialize()
+            source = self.sources[0]
+            self._gradients = tf.map_fn(
+                self._pulled,
+                found,
+                fn_output_signature=tf.TensorSpec(source.shape, found.dtype),
+            )
+        return self._gradients
+
+    def _pulled(self, gradient):
+        tensor = self.tensor
+        found = gradients_util._GradientsHelper(
+            [tensor],
+            self.sources,
+            [tf.cast(gradient, tensor.dtype)],
+            src_graph=tensor.graph,
+        )
+        found = [
+            tf.cast(tf.convert_to_tensor(g), gradient.dtype)
+            for g in found
+            if g is not None
+        ]
+        if not found:
+            return tf.zeros(self.sources[0].shape, gradient.dtype)
+        return tf.add_n(found)
+
+
+class Scaled(SampleGradients):
+    """A factor times a number that is the same for all samples."""
+
+    def __init__(self, factor, number):
+        self.factor, self.number = factor, number
+        self.shape = getattr(factor, "shape", None)
+
+    def holders(self):
+        return self.factor.holders()
+
+    def chosen_method(self):
+        return self.factor.chosen_method()
+
+    def sum_method(self):
+        return self.factor.sum_method()
+
+    def norm_bytes(self, n):
+        return self.factor.norm_bytes(n)
+
+    def _times(self, tensor):
+        return tensor * tf.cast(self.number, tensor.dtype)
+
+    def squared_norms(self):
+        found = self.factor.squared_norms()
+        return found * tf.square(tf.cast(self.number, found.dtype))
+
+    def weighted_sum(self, weights):
+        found = self.factor.weighted_sum(weights)
+        if isinstance(found, tf.IndexedSlices):
+            return tf.IndexedSlices(
+                self._times(found.values), found.indices, found.dense_shape
+            )
+        return self._times(found)
+
+    def materialize(self):
+        return self._times(self.factor.materialize())
+
+
+def _path_rule(*types):
+    def register(function):
+        for one in types:
+            _RULES[one] = function
+        return function
+
+    return register
+
+
+@_path_rule("Identity", "Cast", "CheckNumerics", "EnsureShape")
+def _same(factor, op, source, target):
+    return factor
+
+
+@_path_rule("Reshape", "ExpandDims", "Squeeze")
+def _reshaped(factor, op, source, target):
+    if source:
+        return None
+    shape = op.inputs[0].shape.as_list()
+    return _with_shape(factor, op, shape)
+
+
+def _with_shape(factor, op, shape):
+    """The factor of a tensor that only has another shape."""
+    if None in shape:
+        return Pulled(factor, op.outputs[0], [op.inputs[0]], True)
+    if type(factor) is Outer and factor.perm is None:
+        return Outer(factor.x, factor.dz, shape, method=factor.method)
+    if isinstance(factor, Full):
+        found = factor.gradients
+        return Full(tf.reshape(found, [tf.shape(found)[0], *shape]))
+    if type(factor) is Rows and shape[:1] == factor.shape[:1]:
+        return Rows(
+            factor.ids, factor.dz, factor.shape, factor.method, shape
+        )
+    return Pulled(factor, op.outputs[0], [op.inputs[0]], True)
+
+
+@_path_rule("Transpose")
+def _transposed(factor, op, source, target):
+    perm = tf.get_static_value(op.inputs[1])
+    if perm is None or source:
+        return _by_gradient(factor, op, source, target)
+    perm = [int(p) for p in perm]
+    back = [perm.index(k) for k in range(len(perm))]
+    if type(factor) is Outer and factor.perm is None:
+        shape = op.inputs[0].shape.as_list()
+        if perm == [1, 0] and factor.shape == [
+            factor.x.shape[-1],
+            factor.dz.shape[-1],
+        ]:
+            return Outer(factor.dz, factor.x, method=factor.method)
+        out = op.outputs[0].shape.as_list()
+        return Outer(factor.x, factor.dz, shape, back, out, factor.method)
+    if isinstance(factor, Full):
+        found = factor.gradients
+        return Full(tf.transpose(found, [0, *(k + 1 for k in back)]))
+    return Pulled(factor, op.outputs[0], [op.inputs[0]], True)
+
+
+@_path_rule("Slice", "StridedSlice", "Split", "SplitV", "Unpack")
+def _part(factor, op, source, target):
+    """The factor of a part: the rest of the gradient is zero."""
+    if source != (1 if op.type == "Split" else 0):
+        return None
+    return Pulled(factor, op.outputs[target], [op.inputs[source]], True)
+
+
+@_path_rule("Neg")
+def _negative(factor, op, source, target):
+    return Scaled(factor, -1)
+
+
+@_path_rule("AddV2", "Add", "Sub", "AddN")
+def _added(factor, op, source, target):
+    if op.inputs[source].shape != op.outputs[0].shape:
+        return _by_gradient(factor, op, source, target)
+    if op.type == "Sub" and source == 1:
+        return Scaled(factor, -1)
+    return factor
+
+
+@_path_rule("Mul", "RealDiv", "Div")
+def _multiplied(factor, op, source, target):
+    same = op.inputs[source].shape == op.outputs[0].shape
+    if not same or (op.type != "Mul" and source == 1):
+        return _by_gradient(factor, op, source, target)
+    other = op.inputs[1 - source]
+    number = other if op.type == "Mul" else tf.math.reciprocal(other)
+    if number.shape.num_elements() == 1:
+        return Scaled(factor, tf.reshape(number, []))
+    if isinstance(factor, Full):
+        found = factor.gradients
+        return Full(found * tf.cast(number, found.dtype)[None])
+    return _by_gradient(factor, op, source, target)
+
+
+@_path_rule("ConcatV2")
+def _side_by_side(factor, op, source, target):
+    """The columns or rows of what is concatenated."""
+    axis = tf.get_static_value(op.inputs[-1])
+    shapes = [t.shape.as_list() for t in list(op.inputs)[:-1]]
+    if axis is None or source >= len(shapes) or None in sum(shapes, []):
+        return _by_gradient(factor, op, source, target)
+    axis = int(axis) % len(shapes[0])
+    start = sum(s[axis] for s in shapes[:source])
+    part = slice(start, start + shapes[source][axis])
+    if isinstance(factor, Full):
+        index = (slice(None),) * (axis + 1)
+        return Full(factor.gradients[(*index, part)])
+    matrix = type(factor) is Outer and factor.perm is None
+    if matrix and len(shapes[0]) == 2:
+        if axis == 1:
+            return Outer(factor.x, factor.dz[..., part], method=factor.method)
+        return Outer(factor.x[..., part], factor.dz, method=factor.method)
+    return _by_gradient(factor, op, source, target)
+
+
+@_path_rule("GatherV2")
+def _looked_up(factor, op, source, target):
+    """Rows of a table that are the same for all samples."""
+    axis = tf.get_static_value(op.inputs[2])
+    shape = op.inputs[0].shape.as_list()
+    known = source == 0 and axis == 0 and not op.get_attr("batch_dims")
+    if not known or not isinstance(factor, Full) or None in shape:
+        return _by_gradient(factor, op, source, target)
+    ids, columns = op.inputs[1], 1
+    for s in shape[1:]:
+        columns *= s
+    dz = factor.gradients
+    n = tf.shape(dz)[0]
+    positions = ids.shape.num_elements()
+    if positions is None:
+        return _by_gradient(factor, op, source, target)
+    ids = tf.reshape(ids, [1, positions])
+    dz = tf.reshape(dz, [n, positions, columns])
+    ids = tf.tile(ids, [n, 1])
+    ids.set_shape([None, positions])
+    dz.set_shape([None, positions, columns])
+    return Rows(ids, dz, [shape[0], columns], whole=shape)
+
+

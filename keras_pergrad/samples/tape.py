@@ -1,0 +1,217 @@
+"""Per-sample gradients of one forward and one backward pass.
+
+The forward pass is Keras's own, traced once. Its graph shows in which ops
+weights meet the data (`uses`); one backward pass gives the gradients of what
+these ops put out; the ops' rules make factors of them.
+
+Private names in use: `Variable._regularizer`.
+"""
+
+import contextlib
+
+import tensorflow as tf
+
+from keras_pergrad.factors import join, widened
+from keras_pergrad.losses import total_loss
+from keras_pergrad.patching import attribute
+from keras_pergrad.samples import paths
+from keras_pergrad.samples.exchange import exchange_of
+from keras_pergrad.samples.forward import Forward
+from keras_pergrad.samples.op_rules import factor_of
+from keras_pergrad.samples.use import Use, require_whole_rule
+from keras_pergrad.samples.uses import Uses
+
+
+class Tape:
+    """One forward and one backward pass, with every sample's part in it.
+
+    It works in the graph of a `tf.function` that is being traced.
+
+    Args:
+        model: a built `keras.Model`.
+        batch: (x, y, sample_weight) of `loss`.
+        training: whether its layers are called for training.
+        loss: `loss(model, x, y, y_pred, sample_weight, training)`, the loss
+            by which the model is tried out on a few samples; default: the
+            compiled one.
+
+    Example:
+
+    ```python
+    tape = Tape(model, (x, y, sample_weight))
+    with tape:
+        y_pred = tape.forward(x)
+        loss = ...
+    factors = tape.sample_gradients(loss)
+    ```
+    """
+
+    def __init__(self, model, batch, training=True, loss=total_loss):
+        self.model = model
+        self.batch = batch
+        self.training = training
+        self.loss = loss
+        self.variables = list(model.trainable_variables)
+        self._regularizers = contextlib.ExitStack()
+        self._forward = Forward(model, training)
+        self._operations = []
+
+    def __enter__(self):
+        with contextlib.ExitStack() as stack:
+            for variable in self.variables:
+                if variable.regularizer is not None:
+                    apart = _apart(variable.regularizer)
+                    stack.enter_context(
+                        attribute(variable, "_regularizer", apart)
+                    )
+            self._regularizers = stack.pop_all()
+        return self
+
+    def __exit__(self, *error):
+        self._regularizers.close()
+        operations = self.graph.get_operations()
+        self._operations = operations[self._forward.start :]
+
+    def forward(self, x):
+        """`model(x)`, watched."""
+        return self._forward(x)
+
+    def another(self, batch):
+        """A tape like this for another batch."""
+        return type(self)(self.model, batch, self.training, self.loss)
+
+    @property
+    def graph(self):
+        """The graph in which it works."""
+        return self._forward.graph
+
+    def uses(self):
+        """What the graph shows so far."""
+        forward = self._forward
+        return Uses(
+            self._operations,
+            forward.graph,
+            [t for t in tf.nest.flatten(self.batch) if tf.is_tensor(t)],
+            self.variables,
+            [call.ops for call in forward.calls],
+        )
+
+    @property
+    def calls(self):
+        """The calls that rules of their layers serve."""
+        return self._forward.calls
+
+    def sample_gradients(self, loss, scale=None):
+        """Return what each sample contributes to each variable's gradient.
+
+        Args:
+            loss: the scalar loss of the batch, reduced as Keras does.
+            scale: the factor by which `loss` was multiplied (loss scaling).
+
+        Returns:
+            A list in the order of `model.trainable_variables` of
+            `SampleGradients`; None for a variable that the loss does not
+            depend on.
+
+        Raises:
+            ValueError: samples are mixed (the message names the op and the
+                layer), or a loss depends on weights beside the samples.
+        """
+        found = [[] for _ in self.variables]
+        for k, factor, _ in self.parts(loss, scale):
+            found[k].append(factor)
+        return [
+            widened(join(parts), v.value.dtype) if parts else None
+            for v, parts in zip(self.variables, found)
+        ]
+
+    def refuse(self, layer, error):
+        """Stop at what has no per-sample gradient."""
+        del layer
+        raise error
+
+    def parts(self, loss, scale=None):
+        """Yield (index of the variable, factor, `Use` or `RuleCall`)."""
+        uses = self.uses()
+        exchange = exchange_of(self)
+        for layer, error in exchange.refusals:
+            self.refuse(layer, error)
+        chosen = exchange.uses_in(uses)
+        watched = [t for call in self.calls for t in call.watched]
+        outputs = [t for candidate, _ in chosen for t in candidate.outputs]
+        gradients = iter(_gradients(loss, watched + outputs))
+        n = tf.shape(first_tensor(self.batch[0]))[0]
+        for call in self.calls:
+            deltas = [next(gradients) for _ in call.watched]
+            yield from self._by_layer(call, deltas, scale, uses)
+        for candidate, seen in chosen:
+            deltas = [next(gradients) for _ in candidate.outputs]
+            if all(d is None for d in deltas):
+                continue
+            use = Use(candidate, seen, deltas, n, scale, uses, self.variables)
+            yield from self._by_op(use)
+
+    def _by_op(self, use):
+        for place in use.candidate.weights:
+            if not use.alive(place):
+                continue
+            factor = factor_of(use, place)
+            for k in use.variables_in(place):
+                pulled = paths.to_variable(factor, use, place, k)
+                if pulled is not None:
+                    yield k, pulled, use
+
+    def _by_layer(self, call, deltas, scale, uses):
+        if all(d is None for d in deltas):
+            return
+        dtype = call.layer.variable_dtype
+        deltas = [
+            _prepared(tf.zeros_like(t) if d is None else d, dtype, scale)
+            for t, d in zip(call.watched, deltas)
+        ]
+        inputs = tf.nest.map_structure(lambda t: _cast(t, dtype), call.inputs)
+        known = {id(v): k for k, v in enumerate(self.variables)}
+        served = set()
+        for variable, factor in call.rule.gradients(
+            call.layer, inputs, deltas[0] if len(deltas) == 1 else deltas
+        ):
+            k = known.get(id(variable))
+            if k is not None:
+                served.add(k)
+                yield k, factor, call
+        require_whole_rule(call, served, uses, self.variables)
+
+
+def first_tensor(x):
+    """The tensor whose first axis counts the samples."""
+    return next(t for t in tf.nest.flatten(x) if t is not None)
+
+
+def _gradients(loss, tensors):
+    if not tensors:
+        return []
+    found = tf.gradients(loss, tensors)
+    return [None if g is None else tf.convert_to_tensor(g) for g in found]
+
+
+def _prepared(gradient, dtype, scale):
+    gradient = tf.cast(gradient, dtype)
+    return gradient if scale is None else gradient / tf.cast(scale, dtype)
+
+
+def _cast(tensor, dtype):
+    if tf.is_tensor(tensor) and tensor.dtype.is_floating:
+        return tf.cast(tensor, dtype)
+    return tensor
+
+
+def _apart(regularizer):
+    """The regulariser with the same value, and no gradient.
+
+    It belongs to no sample; its gradient is added after aggregation.
+    """
+
+    def function(value):
+        return tf.stop_gradient(regularizer(value))
+
+    return function

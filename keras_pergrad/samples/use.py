@@ -1,0 +1,101 @@
+"""One op in which a weight meets the data, as its rule sees it."""
+
+import tensorflow as tf
+
+from keras_pergrad.samples import messages
+
+
+class Use:
+    """An op that takes tensors of weights and puts out samples.
+
+    Args:
+        candidate: the `Candidate`.
+        seen: what the trial showed of it, `Seen`.
+        deltas: for each floating-point output the gradient of the loss, or
+            None.
+        n: the number of samples, a scalar tensor.
+        scale: the factor by which the loss was multiplied, or None.
+        uses: the `Uses` that it is from.
+        variables: the trainable Keras variables.
+    """
+
+    def __init__(self, candidate, seen, deltas, n, scale, uses, variables):
+        self.candidate, self.seen, self.deltas = candidate, seen, deltas
+        self.n, self.scale = n, scale
+        self.uses, self.variables = uses, variables
+        self.op = candidate.op
+        self.kept = {}
+
+    @property
+    def type(self):
+        """The op's type."""
+        return self.op.type
+
+    def variables_in(self, place):
+        """The indices of the variables in an input of weights."""
+        return sorted(self.uses.variables_in(self.op.inputs[place]))
+
+    def alive(self, place):
+        """Whether an input of weights may have a gradient."""
+        return bool(self.uses.variables_in(self.op.inputs[place]))
+
+    def dtype(self, place):
+        """The type in which the gradients of an input are found."""
+        k = self.variables_in(place)[0]
+        return self.variables[k].value.dtype
+
+    @property
+    def layout(self):
+        """Where the samples are in the first output.
+
+        Raises:
+            ValueError: it is not known.
+        """
+        return self.layout_of(0)
+
+    def layout_of(self, k):
+        """Where the samples are in output k."""
+        found = self.seen.layout(k)
+        if found is None:
+            raise ValueError(messages.no_samples(self))
+        return found
+
+    def delta(self, dtype, k=0):
+        """The gradient of output k, samples first, without loss scale."""
+        found = self.layout_of(k).first(self.deltas[k], self.n)
+        return self._prepared(found, dtype)
+
+    def unmoved_delta(self, dtype, k=0):
+        """The same with the samples where they are."""
+        return self._prepared(self.deltas[k], dtype)
+
+    def _prepared(self, delta, dtype):
+        delta = tf.cast(delta, dtype)
+        if self.scale is None:
+            return delta
+        return delta / tf.cast(self.scale, dtype)
+
+    def input_layout(self, place):
+        """Where the samples are in an input; None: nowhere."""
+        motion = self.seen.data.get(place)
+        if motion is None or motion.layout is None:
+            return None
+        if not motion.ordered:
+            # As in what it is multiplied into.
+            same = self.layout
+            if same.count != motion.layout.count:
+                raise ValueError(messages.no_samples(self))
+            return type(same)(motion.layout.axis, same.merged, same.count)
+        return motion.layout
+
+    def attribute(self, name):
+        """An attribute of the op."""
+        return self.op.get_attr(name)
+
+
+def require_whole_rule(call, served, uses, variables):
+    """Refuse a rule that leaves out a variable that the call reads."""
+    left = uses.claimed.get(call.ops, set()) - served
+    if left:
+        paths = ", ".join(sorted(repr(variables[k].path) for k in left))
+        raise ValueError(messages.incomplete_rule(call.layer, paths))

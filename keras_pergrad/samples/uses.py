@@ -1,0 +1,197 @@
+"""Where trainable weights meet the data in a traced step.
+
+Every op is looked at once, in the order in which it was created. A tensor is
+*of weights* while it depends on trainable weights and constants alone; an op
+that takes such a tensor is a `Candidate`. Whether there are samples in its
+output, which makes it a use, is told by a run (see `motion`).
+
+Private names in use: `FuncGraph.captures`, `FuncGraph.outer_graph`.
+"""
+
+import dataclasses
+
+import tensorflow as tf
+
+from keras_pergrad.losses import components
+
+#: Ops whose outputs follow the size of the batch, never its values.
+SIZES = {"Shape", "ShapeN", "Size", "Rank"}
+ASSIGN = {
+    "AssignVariableOp",
+    "AssignAddVariableOp",
+    "AssignSubVariableOp",
+}
+#: Gradients end here: what comes out counts as a constant.
+ENDS = {"StopGradient", "PreventGradient"}
+
+
+@dataclasses.dataclass
+class Candidate:
+    """An op that takes tensors of weights.
+
+    Attributes:
+        op: the op.
+        weights: the places of its inputs that are of weights, or that are
+            handles of trainable variables.
+        by_value: whether its outputs depend on the batch's values.
+        by_size: whether they depend on its size.
+        outputs: its floating-point outputs that some op takes, and those
+            that are taken out of the lists that it puts out.
+    """
+
+    op: tf.Operation
+    weights: tuple
+    by_value: bool
+    by_size: bool
+    outputs: list
+
+    @property
+    def data(self):
+        """The places of its other inputs, as far as a run can show them."""
+        return [
+            k
+            for k, t in enumerate(self.op.inputs)
+            if k not in self.weights
+            and t.dtype not in (tf.resource, tf.variant, tf.string)
+        ]
+
+
+class Uses:
+    """What one look at the ops of a step has found.
+
+    Args:
+        operations: the ops of the step, in order; those of its backward pass
+            are not among them.
+        graph: their graph.
+        data: the tensors of the batch.
+        variables: the trainable Keras variables.
+        claimed: tuples of ops that are served by rules of their layers.
+
+    Attributes:
+        candidates: a list of `Candidate`, in order.
+        reads: for each variable the tensors that were read from it.
+        claimed: for each such tuple the variables that are read in it.
+    """
+
+    def __init__(self, operations, graph, data, variables, claimed=()):
+        self._operations = set(operations)
+        self.candidates = []
+        self.reads = [[] for _ in variables]
+        self.claimed = {ops: set() for ops in claimed}
+        self._of_weights = {}
+        self._values = {id(t) for t in data}
+        self._sizes = set()
+        self._handles = _handles(graph, variables)
+        self._assigned = set()
+        # The candidates from which a list (a variant tensor) comes.
+        self._lists = {}
+        for outer, inner in graph.captures:
+            if id(outer) in self._values:
+                self._values.add(id(inner))
+        owner = {op: ops for ops in claimed for op in ops}
+        for op in operations:
+            self._look(op, self.claimed.get(owner.get(op)))
+
+    def variables_in(self, tensor):
+        """The indices of the variables that a tensor of weights is of."""
+        if id(tensor) in self._handles:
+            return frozenset([self._handles[id(tensor)]])
+        return self._of_weights.get(id(tensor), frozenset())
+
+    def is_handle(self, tensor):
+        """Whether it is the handle of a trainable variable."""
+        return id(tensor) in self._handles
+
+    def _look(self, op, claimed):
+        inputs, outputs = list(op.inputs), op.outputs
+        if op.type in ASSIGN:
+            if any(id(t) in self._values for t in inputs[1:]):
+                self._assigned.add(id(inputs[0]))
+            return
+        if op.type == "ReadVariableOp":
+            self._read(inputs[0], outputs[0], claimed)
+            return
+        if op.type in SIZES:
+            if any(id(t) in self._values | self._sizes for t in inputs):
+                self._sizes.update(map(id, outputs))
+            return
+        by_value = any(
+            id(t) in self._values or id(t) in self._assigned for t in inputs
+        )
+        by_size = any(id(t) in self._sizes for t in inputs)
+        if by_value:
+            self._values.update(map(id, outputs))
+        if by_size:
+            self._sizes.update(map(id, outputs))
+        if claimed is not None:
+            claimed.update(
+                self._handles[id(t)] for t in inputs if id(t) in self._handles
+            )
+            return
+        if op.type in ENDS:
+            return
+        makers = {
+            id(c): c for t in inputs for c in self._lists.get(id(t), ())
+        }
+        weights = tuple(
+            k for k, t in enumerate(inputs) if self.variables_in(t)
+        )
+        floats = [
+            t
+            for t in outputs
+            if t.dtype.is_floating
+            and not self._operations.isdisjoint(t.consumers())
+        ]
+        if weights:
+            made = Candidate(op, weights, by_value, by_size, list(floats))
+            self.candidates.append(made)
+            makers[id(made)] = made
+        if by_value and makers:
+            for maker in makers.values():
+                if maker.op is not op:
+                    maker.outputs += floats
+            for t in outputs:
+                if t.dtype == tf.variant:
+                    self._lists[id(t)] = list(makers.values())
+        if by_value or not weights:
+            return
+        found = frozenset().union(
+            *(self.variables_in(inputs[k]) for k in weights)
+        )
+        for t in outputs:
+            if t.dtype.is_floating or t.dtype in (tf.variant, tf.resource):
+                self._of_weights[id(t)] = found
+
+    def _read(self, handle, value, claimed):
+        if id(handle) in self._assigned or id(handle) in self._values:
+            self._values.add(id(value))
+        index = self._handles.get(id(handle))
+        if index is None:
+            return
+        if claimed is not None:
+            claimed.add(index)
+            return
+        self.reads[index].append(value)
+        self._of_weights[id(value)] = frozenset([index])
+
+
+def _handles(graph, variables):
+    """The ids of the variables' handles in a graph, to their indices."""
+    eager = {}
+    for index, variable in enumerate(variables):
+        for part in components(variable):
+            eager[id(part.handle)] = index
+    return _captured(graph, eager)
+
+
+def _captured(graph, eager):
+    captures = getattr(graph, "captures", None)
+    if captures is None:
+        return eager
+    around = {**_captured(graph.outer_graph, eager), **eager}
+    inside = {
+        id(inner): around[id(outer)]
+        for outer, inner in captures
+        if id(outer) in around
+    }
+    return {**around, **inside}

@@ -1,0 +1,224 @@
+"""Batches of a few samples to try a model on: the user's, or made up."""
+
+import contextlib
+import contextvars
+import itertools
+
+import numpy as np
+import tensorflow as tf
+
+from keras_pergrad.samples import messages
+from keras_pergrad.samples.motion import EXCHANGED, OTHER_SAMPLES, SAMPLES
+
+_FIRST = contextvars.ContextVar("first batch", default=None)
+#: The size of an axis that the model takes any of.
+UNKNOWN = 32
+
+
+@contextlib.contextmanager
+def first_batch(batch):
+    """Let models be tried on the first samples of this batch inside.
+
+    Args:
+        batch: (x, y, sample_weight), arrays or eager tensors.
+    """
+    token = _FIRST.set(batch)
+    try:
+        yield
+    finally:
+        _FIRST.reset(token)
+
+
+def spec(tensor):
+    """Return the type of a part of the batch, of any number of samples."""
+    if tensor is None:
+        return None
+    if isinstance(tensor, (tf.SparseTensor, tf.RaggedTensor)):
+        raise ValueError(messages.COMPOSITE)
+    if tensor.shape.rank in (None, 0):
+        return tf.TensorSpec(tensor.shape, tensor.dtype)
+    return tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype)
+
+
+def batches(specs):
+    """Yield triples of batches: some samples, one exchanged, more samples.
+
+    Those after the first are for models that refuse the values before. All
+    that is not in x stays the same when a sample is exchanged, so that
+    masks and weights, and what the loss is divided by, do.
+
+    Args:
+        specs: the types, (x, y, sample_weight).
+    """
+    x, y, sample_weight = specs
+    given = _given(specs)
+    if given is not None:
+        yield _triple(given, _exchanged(given[0]))
+    kinds = [s for s in tf.nest.flatten(x) if s is not None]
+    whole = [k for k, s in enumerate(kinds) if s.dtype.is_integer]
+    choices = [(1, 2)] * len(kinds)
+    tried = [tuple(choices)]
+    for count in range(1, len(whole) + 1):
+        for some in itertools.combinations(whole, count):
+            tried.append(
+                tuple(
+                    (0, 1) if k in some else choice
+                    for k, choice in enumerate(choices)
+                )
+            )
+            if len(tried) > 64:
+                break
+    for numbers in tried:
+        rng = np.random.default_rng(0)
+        count = max(SAMPLES, OTHER_SAMPLES)
+        first, second = [], []
+        for one, pair in zip(kinds, numbers):
+            a, b = _pair(one, count, rng, pair)
+            first.append(a)
+            second.append(b)
+        targets = [_fixed(s, count, rng) for s in tf.nest.flatten(y)]
+        weights = [_ones(s, count) for s in tf.nest.flatten(sample_weight)]
+        packed = (
+            tf.nest.pack_sequence_as(x, _with_none(x, first)),
+            tf.nest.pack_sequence_as(y, targets),
+            tf.nest.pack_sequence_as(sample_weight, weights),
+        )
+        other = tf.nest.pack_sequence_as(x, _with_none(x, second))
+        yield _triple(packed, other)
+
+
+def _with_none(structure, parts):
+    parts = iter(parts)
+    return [
+        None if s is None else next(parts) for s in tf.nest.flatten(structure)
+    ]
+
+
+def _triple(batch, other):
+    """(some, exchanged, more) as tensors, from arrays of enough samples."""
+
+    def cut(count):
+        return tf.nest.map_structure(
+            lambda t: t
+            if t is None or np.ndim(t) == 0
+            else tf.convert_to_tensor(t[:count]),
+            batch,
+        )
+
+    def swap(a, b):
+        if a is None or np.ndim(a) == 0:
+            return a
+        a = np.array(a[:SAMPLES])
+        a[EXCHANGED] = b[EXCHANGED]
+        return tf.convert_to_tensor(a)
+
+    some = cut(SAMPLES)
+    x = tf.nest.map_structure(swap, batch[0], other)
+    return some, (x, *some[1:]), cut(OTHER_SAMPLES)
+
+
+def _shape(one, count):
+    return [count, *(UNKNOWN if s is None else s for s in one.shape[1:])]
+
+
+def _pair(one, count, rng, numbers):
+    """Two arrays that differ in every entry."""
+    if one.shape.rank in (None, 0):
+        value = np.zeros([], one.dtype.as_numpy_dtype)
+        return value, value
+    shape = _shape(one, count)
+    if one.dtype.is_floating or one.dtype.is_complex:
+        both = rng.uniform(size=(2, *shape))
+        return tuple(both.astype(one.dtype.as_numpy_dtype))
+    chosen = rng.integers(0, 2, shape)
+    if one.dtype == tf.string:
+        words = np.array(["a", "b"], object)
+        return words[chosen], words[1 - chosen]
+    numbers = np.array(numbers).astype(one.dtype.as_numpy_dtype)
+    return numbers[chosen], numbers[1 - chosen]
+
+
+def _fixed(one, count, rng):
+    """Targets: classes are all the first, which every model has."""
+    if one is None:
+        return None
+    if one.shape.rank in (None, 0):
+        return np.zeros([], one.dtype.as_numpy_dtype)
+    if one.dtype == tf.string:
+        return np.full(_shape(one, count), "a", object)
+    if one.dtype.is_floating:
+        values = rng.uniform(size=_shape(one, count))
+        return values.astype(one.dtype.as_numpy_dtype)
+    return np.zeros(_shape(one, count), one.dtype.as_numpy_dtype)
+
+
+def _ones(one, count):
+    if one is None:
+        return None
+    shape = [] if one.shape.rank in (None, 0) else _shape(one, count)
+    return np.ones(shape, one.dtype.as_numpy_dtype)
+
+
+def _given(specs):
+    """The first samples of the user's batch, as arrays, or None."""
+    batch = _FIRST.get()
+    if batch is None:
+        return None
+    try:
+        tf.nest.assert_same_structure(batch, specs)
+    except (ValueError, TypeError):
+        return None
+    flat, kinds = tf.nest.flatten(batch), tf.nest.flatten(specs)
+    found = []
+    for value, one in zip(flat, kinds):
+        if value is None:
+            found.append(None)
+            continue
+        value = np.asarray(value)
+        if value.ndim != one.shape.rank:
+            return None
+        if value.ndim:
+            if not len(value):
+                return None
+            rows = np.arange(max(SAMPLES, OTHER_SAMPLES)) % len(value)
+            value = value[rows]
+        if one.dtype != tf.string:
+            value = value.astype(one.dtype.as_numpy_dtype)
+        found.append(value)
+    return tf.nest.pack_sequence_as(specs, found)
+
+
+def _exchanged(x):
+    """Other values for every sample of x, with the same zeros.
+
+    Zeros may be masked, so they stay, and so do flags (0 and 1) where there
+    is something else to exchange.
+    """
+    flat = [t for t in tf.nest.flatten(x) if t is not None]
+    only_flags = all(_is_flags(t) for t in flat)
+    rng = np.random.default_rng(0)
+    return tf.nest.map_structure(
+        lambda t: None if t is None else _other(t, rng, only_flags), x
+    )
+
+
+def _is_flags(array):
+    if array.dtype.kind in "fc" or array.dtype == object:
+        return False
+    return array.size == 0 or array.max() <= 1
+
+
+def _other(array, rng, flip):
+    if array.ndim == 0 or array.dtype == object or not array.size:
+        return array
+    if _is_flags(array):
+        if not flip:
+            return array
+        return np.logical_not(array).astype(array.dtype)
+    if array.dtype.kind in "iu":
+        most = array.max()
+        step = rng.integers(1, most, array.shape) if most > 1 else 0
+        other = (array - 1 + step) % most + 1
+        return np.where(array > 0, other, array).astype(array.dtype)
+    factors = rng.uniform(0.5, 1.5, array.shape)
+    return (array * factors).astype(array.dtype)
