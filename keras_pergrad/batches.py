@@ -3,6 +3,11 @@
 import tensorflow as tf
 
 
+def first_tensor(x):
+    """Return the tensor whose first axis counts the samples."""
+    return next(t for t in tf.nest.flatten(x) if t is not None)
+
+
 def check_lengths(x, y, sample_weight):
     """Refuses a batch whose parts differ in length, where that is known."""
     lengths = {}

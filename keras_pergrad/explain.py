@@ -1,8 +1,9 @@
 """What a vectorized step would do with a model, layer by layer.
 
-The tape runs in a trace on symbolic inputs.
+The step is traced on symbolic inputs, and the model is tried out on a few
+samples.
 
-Private names in use: `Functional._inputs_struct`,
+Private names in use: `Functional._inputs_struct`, `Layer._flatten_layers`,
 `Trainer._resolve_auto_jit_compile`.
 """
 
@@ -16,20 +17,19 @@ from keras_pergrad.explanation import Explanation, LayerRow, VariableRow
 from keras_pergrad.factors import join, widened
 from keras_pergrad.refusals import not_one_number
 from keras_pergrad.replay import is_composite
-from keras_pergrad.tape import Tape
+from keras_pergrad.samples import Tape, sum_of_outputs
 
 
 def explain(model, batch_size=32, x=None, jit_compile=None):
-    """Says before training how each layer's gradients will be found.
+    """Say before training how each layer's gradients will be found.
 
-    The model is traced on inputs of this batch size. Parts of it that Keras
-    does not ship are tried out on a few made-up samples, where they can be;
-    what mixes them there is refused. A layer without a rule is checked with
-    every batch, too: training stops with an error that names it.
+    The model is traced on inputs of this batch size, and tried out on a few
+    samples (made up, where no `x` is given): what mixes them is refused.
 
     Args:
         model: a `keras.Model`, compiled or not.
-        batch_size: the number of samples in a batch.
+        batch_size: the number of samples in a batch; or a batch, in place of
+            `x`, whose number of samples counts then.
         x: a batch, or one sample, whose shapes and dtypes are those of
             training; needed where the model does not know its inputs.
         jit_compile: whether the step is compiled by XLA; default: what the
@@ -49,14 +49,16 @@ def explain(model, batch_size=32, x=None, jit_compile=None):
     >>> import keras_pergrad as kpg
     >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
     >>> table = kpg.explain(model, batch_size=64)
-    >>> table.rows[0].served_by, table.rows[0].variables[0].norms
-    ('rule', 'product')
+    >>> table.rows[0].served_by, table.rows[0].variables[0].ops
+    ('ops', ('MatMul',))
     """
     if not isinstance(model, keras.Model):
         raise TypeError(
             "`model` must be a keras.Model. Received: "
             f"{model!r} of type {type(model).__name__}"
         )
+    if x is None and _is_batch(batch_size):
+        x, batch_size = batch_size, len(tf.nest.flatten(batch_size)[0])
     batch_size = positive_integer("batch_size", batch_size)
     if jit_compile is None:
         jit_compile = model.compiled and model.jit_compile
@@ -64,8 +66,7 @@ def explain(model, batch_size=32, x=None, jit_compile=None):
         jit_compile = model._resolve_auto_jit_compile()
     specs = _specs(model, batch_size, x)
     if not model.built:
-        sample = tf.nest.map_structure(_zeros, specs)
-        model(sample)
+        model(tf.nest.map_structure(_zeros, specs))
     rows = []
 
     def trace(x):
@@ -75,6 +76,12 @@ def explain(model, batch_size=32, x=None, jit_compile=None):
         trace, autograph=False, jit_compile=bool(jit_compile)
     ).get_concrete_function(specs)
     return Explanation(model.name, batch_size, bool(jit_compile), tuple(rows))
+
+
+def _is_batch(value):
+    if isinstance(value, (dict, list, tuple)):
+        return True
+    return bool(getattr(value, "shape", None)) and len(value.shape) > 0
 
 
 def _specs(model, batch_size, x):
@@ -107,75 +114,64 @@ def _zeros(spec):
     return tf.zeros([1 if s is None else s for s in spec.shape], spec.dtype)
 
 
-class _Collecting(Tape):
-    """A tape that notes refusals and goes on."""
-
-    def __init__(self, model):
-        super().__init__(model)
-        self.refusals = []
-
-    def refuse(self, layer, error):
-        self.refusals.append((layer, str(error), len(self.calls)))
-
-    def layers(self):
-        """Those with a call or a refusal, as they were first called."""
-        found = [(k, layer) for layer, _, k in self.refusals]
-        for k, call in enumerate(self.calls):
-            # A call is noted when it ends, after those inside it.
-            found += [(k + 0.5, one.layer) for one in call.parents]
-            found.append((k + 0.5, call.layer))
-        ordered = [layer for _, layer in sorted(found, key=lambda kv: kv[0])]
-        concerned = {id(call.layer) for call in self.calls}
-        concerned |= {id(layer) for layer, _, _ in self.refusals}
-        unique = {id(layer): layer for layer in ordered}
-        return [one for key, one in unique.items() if key in concerned]
-
-
 def _rows(model, x, n):
-    tape = _Collecting(model)
-    _look_at_losses(model, tape.refuse)
-    with tape:
-        y_pred = tape.forward(x)
-        loss = tf.add_n(
-            [
-                tf.reduce_sum(tf.cast(t, tf.float32))
-                for t in tf.nest.flatten(y_pred)
-                if tf.is_tensor(t) and t.dtype.is_floating
-            ]
-        )
-    found, joined = {}, {}
-    for call, variable, factor in tape.parts(loss):
-        found.setdefault(id(call.layer), {})[id(variable)] = variable
-        joined.setdefault(id(variable), []).append(factor)
-    refusals = {}
-    for layer, message, _ in tape.refusals:
-        refusals.setdefault(id(layer), message)
-    for layer in tape.layers():
-        key = id(layer)
-        calls = [call for call in tape.calls if call.layer is layer]
-        variables = tuple(
-            _variable_row(v, joined[k], n)
-            for k, v in found.get(key, {}).items()
-        )
-        reason = next((c.reason for c in calls if c.reason), None)
-        if key in refusals:
-            served, reason, variables = "refused", refusals[key], ()
-        elif not variables:
-            served = "unused"
-        elif any(c.rule is None for c in calls):
-            served = "fallback"
-            reason = reason or "there is no rule for its class"
-        else:
-            served = "rule"
-        yield LayerRow(
-            layer.name,
-            getattr(layer, "path", None) or layer.name,
-            type(layer).__name__,
-            served,
-            reason,
-            len(calls),
-            variables,
-        )
+    """A `LayerRow` for each layer with trainable weights, or refused."""
+    refused = {}
+    tape = Tape(model, (x, None, None), loss=sum_of_outputs)
+
+    def refuse(layer, error):
+        refused.setdefault(id(layer or model), str(error))
+
+    tape.refuse = refuse
+    _look_at_losses(model, refuse)
+    found = [[] for _ in tape.variables]
+    try:
+        with tape:
+            y_pred = tape.forward(x)
+            loss = sum_of_outputs(model, x, None, y_pred, None, True)
+        for k, factor, use in tape.parts(loss):
+            found[k].append((factor, use))
+    except ValueError as error:
+        refuse(model, error)
+    places = {id(v): k for k, v in enumerate(tape.variables)}
+    for layer in model._flatten_layers():
+        own = [places[id(v)] for v in _own(layer) if id(v) in places]
+        if own or id(layer) in refused:
+            yield _row(layer, own, tape.variables, found, refused, n)
+
+
+def _own(layer):
+    return [
+        v
+        for v in layer._trainable_variables
+        if not any(v is w for sub in layer._layers for w in _weights(sub))
+    ]
+
+
+def _weights(layer):
+    return getattr(layer, "trainable_variables", ())
+
+
+def _row(layer, own, variables, found, refused, n):
+    path = getattr(layer, "path", None) or layer.name
+    head = layer.name, path, type(layer).__name__
+    if id(layer) in refused:
+        return LayerRow(*head, "refused", refused[id(layer)], 1)
+    used = [use for k in own for _, use in found[k]]
+    rules = [use for use in used if hasattr(use, "rule")]
+    reasons = [use.reason for use in used if getattr(use, "reason", None)]
+    served = "ops"
+    if not used:
+        served = "unused"
+    elif reasons:
+        served = "fallback"
+    elif rules:
+        served = "rule"
+    rows = tuple(
+        _variable_row(variables[k], found[k], n) for k in own if found[k]
+    )
+    calls = max((len(found[k]) for k in own), default=1)
+    return LayerRow(*head, served, next(iter(reasons), None), calls, rows)
 
 
 def _look_at_losses(model, refuse):
@@ -187,8 +183,12 @@ def _look_at_losses(model, refuse):
             refuse(model, ValueError(message))
 
 
-def _variable_row(variable, factors, n):
-    factor = widened(join(factors), variable.value.dtype)
+def _variable_row(variable, found, n):
+    factor = widened(join([f for f, _ in found]), variable.value.dtype)
+    ops = tuple(
+        type(use.layer).__name__ if hasattr(use, "rule") else use.type
+        for _, use in found
+    )
     return VariableRow(
         variable.path,
         tuple(variable.shape),
@@ -196,5 +196,6 @@ def _variable_row(variable, factors, n):
         factor.sum_method(),
         n * math.prod(variable.shape) * tf.as_dtype(variable.dtype).size,
         factor.norm_bytes(n),
-        len(factors) > 1,
+        len(found) > 1,
+        ops,
     )

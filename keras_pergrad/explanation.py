@@ -8,6 +8,7 @@ COLUMNS = (
     "layer",
     "served by",
     "variable",
+    "used in",
     "norms",
     "sum",
     "materialized",
@@ -28,6 +29,8 @@ class VariableRow:
         held_bytes: what the norms hold at their peak beside the layer's
             input and output gradient; None where shapes do not tell.
         shared: whether it is used several times, so that the uses are joined.
+        ops: for each use the type of the op in which it meets the data, or
+            the class of the layer whose rule serves it.
     """
 
     path: str
@@ -37,6 +40,7 @@ class VariableRow:
     materialized_bytes: int
     held_bytes: int | None
     shared: bool = False
+    ops: tuple = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,10 +51,12 @@ class LayerRow:
         layer: its name.
         path: its name after those of the layers around it, "block/dense".
         type: its class.
-        served_by: "rule", "fallback", "refused" or "unused": the outputs do
-            not depend on its trainable variables.
+        served_by: "ops": by the rules of the ops that use its weights;
+            "rule": by a rule of the layer; "fallback": an op is
+            differentiated for one sample after the other; "refused"; or
+            "unused": the outputs do not depend on its trainable variables.
         reason: why the fallback serves it, or the text of the refusal.
-        calls: how often it is called in a forward pass.
+        calls: how often a weight of it is used in a forward pass.
         variables: a `VariableRow` for each variable that it yields.
     """
 
@@ -121,16 +127,24 @@ class Explanation:
         )
 
     def _notes(self):
+        """One note for all layers of which the same is to be said."""
+        same = {}
         for row, label in zip(self.rows, _labels(self.rows)):
             if row.reason:
-                yield f"{label}: {row.served_by}: {row.reason}"
+                key = row.served_by, row.reason
+                same.setdefault(key, []).append(label)
+        for (served_by, reason), labels in same.items():
+            shown = ", ".join(labels[:3])
+            if len(labels) > 3:
+                shown += f" and {len(labels) - 3} more"
+            yield f"{shown}: {served_by}: {reason}"
 
     def __str__(self):
         cells = [COLUMNS, *_cells(self.rows)]
         widths = [max(map(len, column)) for column in zip(*cells)]
         lines = [
             "  ".join(
-                cell.rjust(width) if k > 4 else cell.ljust(width)
+                cell.rjust(width) if k > 5 else cell.ljust(width)
                 for k, (cell, width) in enumerate(zip(line, widths))
             ).rstrip()
             for line in cells
@@ -183,12 +197,13 @@ def _cells(rows):
         if row.calls > 1:
             head[0] += f" ×{row.calls}"
         if not row.variables:
-            yield [*head, *[""] * 5]
+            yield [*head, *[""] * 6]
         for variable in row.variables:
             name = variable.path.split("/")[-1]
             yield [
                 *head,
                 name + (" (shared)" if variable.shared else ""),
+                ", ".join(dict.fromkeys(variable.ops)),
                 variable.norms,
                 variable.sum,
                 _size(variable.materialized_bytes),

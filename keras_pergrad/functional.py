@@ -11,13 +11,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad import traces, trial
+from keras_pergrad import traces
 from keras_pergrad.factors import wide
 from keras_pergrad.losses import total_loss
 from keras_pergrad.modes.samples import Samples
 from keras_pergrad.replay import is_composite
+from keras_pergrad.samples import Tape
+from keras_pergrad.samples.values import first_batch
 from keras_pergrad.statistics import GradientStatistics
-from keras_pergrad.tape import Tape
 
 METHODS = ("vectorized", "per_sample")
 
@@ -179,7 +180,8 @@ def _run(what, model, x, y, sample_weight, method, training):
         (what, method, training),
         lambda: _trace(what, method, training, weakref.ref(model)),
     )
-    return function(*batch)
+    with first_batch(batch):
+        return function(*batch)
 
 
 def _trace(what, method, training, model_reference):
@@ -193,11 +195,10 @@ def _trace(what, method, training, model_reference):
 
 
 def _vectorized(what, model, x, y, sample_weight, training):
-    tape = Tape(model, training)
+    tape = Tape(model, (x, y, sample_weight), training)
     with tape:
         y_pred = tape.forward(x)
         loss = total_loss(model, x, y, y_pred, sample_weight, training)
-        trial.require_apart(model, x, y, y_pred, sample_weight)
     factors = tape.sample_gradients(loss)
     n = tf.shape(tf.nest.flatten(x)[0])[0]
     if what == "norms":

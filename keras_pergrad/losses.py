@@ -38,21 +38,22 @@ def components(variable):
 
 
 def regularization_gradients(variables):
-    """The gradient of each variable's own regulariser, or None without one.
+    """The gradient of all regularisers at each variable, or None without one.
 
-    It belongs to no sample, so it is added after aggregation.
+    It belongs to no sample, so it is added after aggregation. A regulariser
+    may read other variables than its own.
     """
-    result = []
-    for variable in variables:
-        if variable.regularizer is None:
-            result.append(None)
-            continue
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            value = tf.convert_to_tensor(variable.value)
-            tape.watch(value)
-            penalty = tf.reduce_sum(variable.regularizer(value))
-        result.append(tape.gradient(penalty, value))
-    return result
+    penalized = [v for v in variables if v.regularizer is not None]
+    if not penalized:
+        return [None] * len(variables)
+    values = [v.value for v in variables]
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        tape.watch(values)
+        penalty = regularization_loss(penalized)
+    return [
+        None if g is None else tf.convert_to_tensor(g)
+        for g in tape.gradient(penalty, values)
+    ]
 
 
 def regularization_loss(variables):

@@ -10,12 +10,13 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.batch_gradient import BatchGradient, squared_norm
+from keras_pergrad.batches import first_tensor
 from keras_pergrad.kept_state import put_back, state_of
 from keras_pergrad.losses import regularization_gradients
 from keras_pergrad.measured_loss import MissingLoss, measured_loss
 from keras_pergrad.modes.base import call_model, loss_scale
 from keras_pergrad.reasons import reason
-from keras_pergrad.tape import Tape, first_tensor
+from keras_pergrad.samples import Tape
 
 
 class GradientMeter:
@@ -55,7 +56,7 @@ class GradientMeter:
         wide = tf.float64 in {v.dtype for v in self._values}
         self._dtype = tf.float64 if wide else tf.float32
         self._joint = True
-        self._coupled = self._refusal = None
+        self._refusal = None
         self._gradient: Callable[[bool], Any] | None = None
         self._squares: Callable[[bool], Any] | None = None
 
@@ -124,18 +125,13 @@ class GradientMeter:
         return self._gradient
 
     def _why(self, error):
-        if self._coupled is not None:
-            text = (
-                f"the samples' own gradients are not defined: {self._coupled}"
-            )
+        if self._refusal is not None:
+            refusal = self._refusal[1]
+            text = f"the samples' own gradients are not defined: {refusal}"
         else:
-            layer, refusal = self._refusal or (None, error)
-            where = ""
-            if layer is not None and repr(layer.name) not in str(refusal):
-                where = f"layer {layer.name!r} ({type(layer).__name__}): "
             text = (
                 "the samples' own gradients cannot be obtained here: "
-                f"{where}{reason(refusal)}"
+                f"{reason(error)}"
             )
         return text if text.endswith(".") else f"{text}."
 
@@ -153,7 +149,7 @@ class GradientMeter:
         In one program, since both need the backward pass, which TensorFlow
         then computes once; the gradient is the same with and without norms.
         """
-        tape = self._tape()
+        tape = self._tape(x, y, sample_weight)
         with tf.GradientTape() as plain, tape:
             y_pred = tape.forward(x)
             loss = measured_loss(self.model, x, y, y_pred, sample_weight)
@@ -161,10 +157,7 @@ class GradientMeter:
         gradients = self._of_data(plain.gradient(target, self._values))
         # A layer that the tape calls in a way of its own, or vectorises, is
         # measured apart: repetitions shall be those of its ordinary call.
-        self._joint = all(
-            call.rule is not None and call.rule.forward is None
-            for call in tape.calls
-        )
+        self._joint = all(call.rule.forward is None for call in tape.calls)
         factors = tape.sample_gradients(target, loss_scale(self.optimizer))
         sums = tf.cond(
             wanted,
@@ -175,7 +168,7 @@ class GradientMeter:
 
     def _only_squares(self, x, y, sample_weight, wanted):
         del wanted
-        tape = self._tape()
+        tape = self._tape(x, y, sample_weight)
         with tape:
             y_pred = tape.forward(x)
             loss = measured_loss(self.model, x, y, y_pred, sample_weight)
@@ -183,19 +176,14 @@ class GradientMeter:
         factors = tape.sample_gradients(target, loss_scale(self.optimizer))
         return [self._sum(f) for f in factors]
 
-    def _tape(self):
-        tape = Tape(self.model)
+    def _tape(self, *batch):
+        tape = Tape(self.model, batch, loss=_measured)
 
-        # Kept, since Keras wraps what is raised in a layer's call.
         def refuse(layer, error):
             self._refusal = layer, error
             raise error
 
-        def refuse_coupled(layer, error):
-            self._coupled = error
-            raise error
-
-        tape.refuse, tape.refuse_coupled = refuse, refuse_coupled
+        tape.refuse = refuse
         return tape
 
     @property
@@ -261,3 +249,8 @@ class GradientMeter:
 
     def _parts(self):
         return [t for t in tf.nest.flatten(self.batch) if t is not None]
+
+
+def _measured(model, x, y, y_pred, sample_weight, training):
+    del training
+    return measured_loss(model, x, y, y_pred, sample_weight)

@@ -17,13 +17,12 @@ from keras.src.models.functional import Functional
 from keras.src.models.model import functional_init_arguments
 
 from keras_pergrad import modes, replicas, strategies, tallies
-from keras_pergrad.batches import check_lengths
+from keras_pergrad.batches import check_lengths, first_tensor
 from keras_pergrad.epochs import end_of_epochs
 from keras_pergrad.inputs import input_gradients
 from keras_pergrad.logs import Logs
 from keras_pergrad.losses import track_loss
 from keras_pergrad.registry import PACKAGE, serialize
-from keras_pergrad.tape import first_tensor
 
 
 @keras.saving.register_keras_serializable(PACKAGE)

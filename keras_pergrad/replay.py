@@ -4,8 +4,7 @@ This is the exact way to a per-sample gradient for a layer that has no rule:
 the call is run again on row i, with the random numbers that row i had in the
 batch, and differentiated alone. Nothing it assigns is kept.
 
-Private names in use: `keras.src.backend.get_keras_mask`, `set_keras_mask`,
-Keras's global attribute `current_call_ctx`.
+Private names in use: `keras.src.backend.get_keras_mask`, `set_keras_mask`.
 """
 
 import dataclasses
@@ -13,7 +12,6 @@ import dataclasses
 import keras
 import tensorflow as tf
 from keras.src import backend
-from keras.src.backend.common import global_state
 
 from keras_pergrad import draws as draws_module
 from keras_pergrad import refusals
@@ -49,12 +47,6 @@ class Recorded:
         if not tensors or tensors[0].shape.rank in (None, 0):
             return None
         return tensors[0].shape[0]
-
-
-def training_inside():
-    """What `training` is in the Keras call that is running, or None."""
-    context = global_state.get_global_attribute("current_call_ctx")
-    return getattr(context, "training", None)
 
 
 class _CallContext(keras.layers.Layer):

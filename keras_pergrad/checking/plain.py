@@ -14,10 +14,11 @@ import keras
 import tensorflow as tf
 from keras.src import backend
 
-from keras_pergrad import coupling, draws
+from keras_pergrad import draws
 from keras_pergrad.checking import precision
 from keras_pergrad.losses import regularization_gradients, total_loss
 from keras_pergrad.modes.base import call_model
+from keras_pergrad.samples import Tape, refusals
 
 
 class Uncheckable(ValueError):
@@ -94,14 +95,11 @@ class PlainTape:
     def _forward(self, values, x):
         """Outputs, logits behind them and added losses, of the batch.
 
-        Layers known to couple the samples go to `coupled`.
+        What couples the samples goes to `coupled`.
         """
-
-        def note(layer, error):
-            self.coupled.append(str(error))
-
-        with coupling.refused(self.model, note):
-            y_pred, added = self._run(values, x)
+        batch = x, self._y, self._sample_weight
+        self.coupled += map(str, refusals(Tape(self.model, batch)))
+        y_pred, added = self._run(values, x)
         self._structure = y_pred
         flat = tf.nest.flatten(y_pred)
         logits = [getattr(t, "_keras_logits", None) for t in flat]

@@ -5,12 +5,12 @@ import functools
 import keras
 import tensorflow as tf
 
-from keras_pergrad.coupling import refused_layers
 from keras_pergrad.inputs.watching import (
     embeddings,
     is_connected,
     of_input,
 )
+from keras_pergrad.samples import Tape, refusals, sum_of_outputs
 
 #: What `reduce` may be: over the samples, but for "norm".
 OVER_SAMPLES = ("sum", "mean", "mean_abs", "mean_square")
@@ -56,9 +56,12 @@ def output_of(model, x):
 
 
 def _gradients(model, targets, reduce, x, indices):
+    tried = Tape(model, (x, None, None), training=False, loss=sum_of_outputs)
+    for error in refusals(tried):
+        raise error
     tensors = tf.nest.flatten(x)
     tape = tf.GradientTape(persistent=True, watch_accessed_variables=False)
-    with tape, embeddings(model, tape) as found, refused_layers(model):
+    with tape, embeddings(model, tape) as found:
         tape.watch([t for t in tensors if t.dtype.is_floating])
         output = output_of(model, x)
     connected = functools.partial(is_connected, tape, output)

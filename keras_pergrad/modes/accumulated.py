@@ -1,12 +1,11 @@
 """The batch in microbatches: the gradient of the whole, in less memory."""
 
-import contextlib
-
 import tensorflow as tf
 
-from keras_pergrad import coupling, replicas
+from keras_pergrad import replicas
 from keras_pergrad.aggregation import is_finite
 from keras_pergrad.arguments import positive_integer
+from keras_pergrad.batches import first_tensor
 from keras_pergrad.modes import added, shares
 from keras_pergrad.modes.base import (
     GradientMode,
@@ -24,7 +23,6 @@ from keras_pergrad.modes.microbatches import sum_over
 from keras_pergrad.modes.pending import Pending
 from keras_pergrad.modes.virtual import WeightedContributions
 from keras_pergrad.registry import serialize
-from keras_pergrad.tape import first_tensor
 
 TAILS = ("apply", "keep", "drop")
 
@@ -103,9 +101,7 @@ class Accumulated(GradientMode):
             batch = *batch, tf.range(tf.shape(first_tensor(x))[0])
         else:
             parts = Contributions(*arguments)
-        refused = coupling.refused(model) if self.per_sample else _nothing()
-        with refused:
-            found = sum_over(parts, batch, self.microbatch_size)
+        found = sum_over(parts, batch, self.microbatch_size)
         totals = parts.totals(found)
         groups, statistics = self._checked(parts.groups(totals), totals, scale)
         if self.steps == 1:
@@ -168,9 +164,6 @@ class Accumulated(GradientMode):
             "inner": serialize(self.inner),
             "tail": self.tail,
         }
-
-
-_nothing = contextlib.nullcontext
 
 
 def _inner(identifier):

@@ -4,11 +4,11 @@ import keras
 import tensorflow as tf
 
 from keras_pergrad import draws, replicas
+from keras_pergrad.batches import first_tensor
 from keras_pergrad.carriers import carriers
 from keras_pergrad.losses import additional_sums, noting_losses
 from keras_pergrad.modes.base import call_model, training_inside
 from keras_pergrad.replay import Recorded, Replay
-from keras_pergrad.tape import first_tensor
 
 LOOKED_AT = 8  # samples at a time; one alone may add a loss of zero
 

@@ -47,6 +47,7 @@ class PartOfBatch:
             regularisers and loss scale, for the model's outputs and the list
             of `add_loss` terms.
         n: the number of samples in the whole batch.
+        y, sample_weight: the part's targets and weights.
         added_weights: for each `add_loss` term the factor of one sample's in
             that of the whole batch.
     """
@@ -54,6 +55,8 @@ class PartOfBatch:
     loss: collections.abc.Callable
     n: tf.Tensor
     added_weights: list
+    y: object
+    sample_weight: object
 
 
 class GradientMode:

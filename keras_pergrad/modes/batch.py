@@ -5,6 +5,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_pergrad import replicas
+from keras_pergrad.batches import first_tensor
 from keras_pergrad.losses import total_loss
 from keras_pergrad.modes import shares
 from keras_pergrad.modes.base import (
@@ -15,7 +16,6 @@ from keras_pergrad.modes.base import (
     scaled,
 )
 from keras_pergrad.modes.contributions import times
-from keras_pergrad.tape import first_tensor
 
 
 class Batch(GradientMode):

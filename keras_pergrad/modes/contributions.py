@@ -16,10 +16,10 @@ import keras
 import tensorflow as tf
 
 from keras_pergrad import replicas, tallies
+from keras_pergrad.batches import first_tensor
 from keras_pergrad.losses import noting_losses, regularization_loss
 from keras_pergrad.modes import fractions
 from keras_pergrad.modes.base import call_model
-from keras_pergrad.tape import first_tensor
 
 
 class Contributions:

@@ -5,6 +5,7 @@ import tensorflow as tf
 from keras_pergrad import replicas
 from keras_pergrad.aggregation import aggregations, is_finite
 from keras_pergrad.arguments import positive_integer
+from keras_pergrad.batches import first_tensor
 from keras_pergrad.factors import squared_norm
 from keras_pergrad.losses import (
     track_loss,
@@ -24,7 +25,6 @@ from keras_pergrad.modes.base import (
 )
 from keras_pergrad.modes.samples import Samples
 from keras_pergrad.registry import serialize
-from keras_pergrad.tape import first_tensor
 
 UPDATES = ("batch", "sample")
 

@@ -2,7 +2,8 @@
 
 import tensorflow as tf
 
-from keras_pergrad import coupling, draws, outside, trial
+from keras_pergrad import draws, outside
+from keras_pergrad.batches import first_tensor
 from keras_pergrad.carriers import carriers
 from keras_pergrad.losses import (
     additional_loss_weights,
@@ -11,7 +12,7 @@ from keras_pergrad.losses import (
 )
 from keras_pergrad.modes.base import call_model, training_inside
 from keras_pergrad.replay import Recorded, Replay
-from keras_pergrad.tape import first_tensor
+from keras_pergrad.samples import Tape
 
 
 class Samples:
@@ -32,9 +33,11 @@ class Samples:
         self.scale = scale
         self.n = tf.shape(first_tensor(x))[0]
         drawn, added = [], []
-        trial.require(model, x, training)
+        if part is not None:
+            y, sample_weight = part.y, part.sample_weight
+        for error in refusals(Tape(model, (x, y, sample_weight), training)):
+            raise error
         with (
-            coupling.refused(model),
             draws.recording(drawn.append),
             noting_losses(model, added),
         ):
@@ -49,7 +52,6 @@ class Samples:
                     self.loss = total_loss(
                         model, x, y, self.y_pred, sample_weight, training
                     )
-                    trial.require_apart(model, x, y, self.y_pred, sample_weight)
                 else:
                     self.whole = part.n
                     self.loss = part.loss(self.y_pred, added)

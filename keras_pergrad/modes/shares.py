@@ -12,8 +12,9 @@ import warnings
 import keras
 import tensorflow as tf
 
-from keras_pergrad import coupling, replicas
+from keras_pergrad import replicas
 from keras_pergrad.aggregation import is_finite
+from keras_pergrad.batches import first_tensor
 from keras_pergrad.factors import squared_norm
 from keras_pergrad.losses import total_loss
 from keras_pergrad.modes import added
@@ -30,7 +31,6 @@ from keras_pergrad.modes.base import (
 from keras_pergrad.modes.contributions import Contributions
 from keras_pergrad.modes.fractions import NotAdditive
 from keras_pergrad.modes.virtual import WeightedContributions
-from keras_pergrad.tape import first_tensor
 
 
 def step(mode, model, x, y, sample_weight):
@@ -47,11 +47,7 @@ def step(mode, model, x, y, sample_weight):
     parts = WeightedContributions(mode, model, x, scale, added.kinds(model, x))
     batch = x, y, sample_weight
     parts.look_through(batch)
-    if mode.per_sample:
-        with coupling.refused(model):
-            found = parts(*batch, tf.range(parts.count))
-    else:
-        found = parts(*batch, tf.range(parts.count))
+    found = parts(*batch, tf.range(parts.count))
     totals = parts.totals(found)
     gradients, norms = totals["gradients"]["batch"], totals["norms"]
     statistics = {}

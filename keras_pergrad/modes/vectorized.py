@@ -2,8 +2,9 @@
 
 import tensorflow as tf
 
-from keras_pergrad import replicas, trial
+from keras_pergrad import replicas
 from keras_pergrad.aggregation import aggregations, is_finite
+from keras_pergrad.batches import first_tensor
 from keras_pergrad.factors import squared_norm
 from keras_pergrad.factors.base import select
 from keras_pergrad.losses import noting_losses, total_loss
@@ -20,8 +21,9 @@ from keras_pergrad.modes.base import (
     scaled,
     spread,
 )
+from keras_pergrad.modes.traced import traced_step
 from keras_pergrad.registry import serialize
-from keras_pergrad.tape import Tape, first_tensor
+from keras_pergrad.samples import Tape
 
 SHARED, BESIDE = "shared", "beside"
 
@@ -67,12 +69,13 @@ class Vectorized(GradientMode):
     def step(self, model, x, y, sample_weight):
         if replicas.several():
             return shares.step(self, model, x, y, sample_weight)
+        if tf.executing_eagerly():
+            return traced_step(self, model, x, y, sample_weight)
         scale = loss_scale(model.optimizer)
-        tape = Tape(model)
+        tape = Tape(model, (x, y, sample_weight))
         with tape:
             y_pred = tape.forward(x)
             loss = total_loss(model, x, y, y_pred, sample_weight)
-            trial.require_apart(model, x, y, y_pred, sample_weight)
             target = loss if scale is None else loss * scale
         factors = tape.sample_gradients(target, scale)
         n = tf.shape(first_tensor(x))[0]
@@ -101,7 +104,7 @@ class Vectorized(GradientMode):
             (outputs, the sums of weighted contributions, the samples' norms
             or None, the plain sums where the statistics need them or None).
         """
-        tape, added = Tape(model), []
+        tape, added = Tape(model, (x, part.y, part.sample_weight)), []
         with tape:
             with noting_losses(model, added):
                 y_pred = tape.forward(x)

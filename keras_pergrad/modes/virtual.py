@@ -6,11 +6,11 @@ import keras
 import tensorflow as tf
 
 from keras_pergrad import replicas
+from keras_pergrad.batches import first_tensor
 from keras_pergrad.modes import fractions
 from keras_pergrad.modes.base import PartOfBatch, call_model
 from keras_pergrad.modes.contributions import Contributions, times
 from keras_pergrad.modes.microbatches import sum_over
-from keras_pergrad.tape import first_tensor
 
 
 class WeightedContributions(Contributions):
@@ -72,7 +72,8 @@ class WeightedContributions(Contributions):
             noted.append((terms, added))
             return self._target(terms, added, rows)
 
-        part = PartOfBatch(loss, self.rows, self._added(1 / self.rows))
+        weights = self._added(1 / self.rows)
+        part = PartOfBatch(loss, self.rows, weights, y, sample_weight)
         y_pred, gradients, norms, *plain = self.inner.weighted_sum(
             self.model, x, part, self.scale
         )

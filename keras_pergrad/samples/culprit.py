@@ -32,9 +32,7 @@ def culprit(trial, forward):
     if op is None:
         return None, ValueError(messages.mixes_somewhere(model))
     layer = layer_of(op, model)
-    draws = any(
-        noisy[k] for k, t in enumerate(look.followed) if t.op is op
-    )
+    draws = any(noisy[k] for k, t in enumerate(look.followed) if t.op is op)
     if op_is_loss and not draws:
         return None, ValueError(messages.loss_couples(model, op))
     return layer, ValueError(messages.mixes(model, layer, op, draws))

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.samples import messages, values
-from keras_pergrad.samples.motion import Motion, watch
+from keras_pergrad.samples.motion import watch
 from keras_pergrad.samples.state import assigned_put_back
 
 _FOUND = weakref.WeakKeyDictionary()
@@ -124,6 +124,22 @@ def exchange_of(tape):
     return kept[1]
 
 
+def refusals(tape):
+    """Return the errors that a tape would raise for what mixes samples.
+
+    Of a model that cannot be tried out nothing is known, and none returned.
+    """
+    try:
+        found = exchange_of(tape)
+    except CannotTry:
+        return []
+    return [error for _, error in found.refusals]
+
+
+class CannotTry(ValueError):
+    """A model takes none of the batches that can be made up."""
+
+
 class Trial:
     """One model tried on a few samples of one kind.
 
@@ -176,7 +192,7 @@ class Trial:
                 return [traced.run(batch) for batch in batches]
             except tf.errors.OpError as found:
                 error = error or found
-        raise ValueError(
+        raise CannotTry(
             messages.cannot_be_tried(self.like.model, error)
         ) from error
 
@@ -211,13 +227,13 @@ class _Looked:
         self.uses = uses = tape.uses()
         self.calls = tape.calls
         watched = [t for call in tape.calls for t in call.watched]
-        outputs = [t for c in uses.candidates for t in c.outputs]
-        targets = watched + outputs
-        found = iter(tf.gradients(loss, targets) if targets else [])
-        self.watched = [(self._keep(t), self._keep(next(found))) for t in watched]
+        at_ops, at_rules = uses.gradients(loss, watched)
+        self.watched = [
+            (self._keep(t), self._keep(g)) for t, g in zip(watched, at_rules)
+        ]
         self.at = [
-            self._candidate(c, [next(found) for _ in c.outputs])
-            for c in uses.candidates
+            self._candidate(c, deltas)
+            for c, deltas in zip(uses.candidates, at_ops)
         ]
         self.outputs = [
             self._keep(t)
@@ -248,9 +264,7 @@ class _Judgement:
     def __init__(self, look, before, after, other):
         self.look = look
         self._runs = before, after, other
-        self._sound = all(
-            np.isfinite(before[k]).all() for k in look.outputs
-        )
+        self._sound = all(np.isfinite(before[k]).all() for k in look.outputs)
         self.seen = tuple(
             Seen(
                 c.op.type,
@@ -258,9 +272,7 @@ class _Judgement:
                 tuple(map(self._motion, outputs)),
                 tuple(map(self._motion, deltas)),
             )
-            for c, (data, outputs, deltas) in zip(
-                look.uses.candidates, look.at
-            )
+            for c, (data, outputs, deltas) in zip(look.uses.candidates, look.at)
         )
         self.misplaced = tuple(
             call.layer

@@ -54,13 +54,14 @@ class Forward:
     def __init__(self, model, training=True):
         self.model = model
         self.training = training
-        self.graph = tf.compat.v1.get_default_graph()
-        self.start = len(self.graph.get_operations())
+        self.graph, self.start = None, 0
         self.calls = []
         self.reasons = {}
         self._muted = False
 
     def __call__(self, x):
+        self.graph = tf.compat.v1.get_default_graph()
+        self.start = len(self.graph.get_operations())
         with contextlib.ExitStack() as stack:
             for layer in self.model._flatten_layers():
                 rule = find_rule(layer) if layer.trainable_variables else None

@@ -18,9 +18,9 @@ from keras_pergrad.samples import messages
 
 def one_by_one(use, place):
     """Return the factor of an op's input of weights; see `OneByOne`."""
-    if "loop" not in use.kept:
-        use.kept["loop"] = _Loop(use)
-    return OneByOne(use.kept["loop"], place)
+    if use.loop is None:
+        use.loop = _Loop(use)
+    return OneByOne(use.loop, place)
 
 
 class OneByOne(SampleGradients):

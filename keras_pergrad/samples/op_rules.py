@@ -45,8 +45,8 @@ def factor_of(use, place):
         found = _RULES[use.type](use, place)
         if not isinstance(found, str):
             return found
-        reason = found
-    use.kept["reason"] = reason
+        reason = f"op {use.type}: {found}"
+    use.reason = reason
     return one_by_one(use, place)
 
 
@@ -116,7 +116,9 @@ def _contraction(use, place, labels, target):
     x = tf.cast(layout.first(x, use.n), dtype)
     dz = use.delta(dtype)
     ones = [
-        k for k, c in enumerate(weight) if shape[k] == 1 and c in source + target
+        k
+        for k, c in enumerate(weight)
+        if shape[k] == 1 and c in source + target
     ]
     broad = {
         weight[k]
@@ -126,7 +128,8 @@ def _contraction(use, place, labels, target):
     if sample in weight and sample not in broad:
         return "the weight has an axis for the samples"
     source, target = (
-        _first(term, where) for term, where in ((source, layout), (target, use.layout))
+        _first(term, where)
+        for term, where in ((source, layout), (target, use.layout))
     )
     kept = "".join(c for c in weight if c not in broad and c != sample)
     alone = [c for c in source if c not in target and c not in kept]

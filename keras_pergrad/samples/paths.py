@@ -55,7 +55,7 @@ def _line(tensor, uses, k):
         places = [
             j for j, t in enumerate(op.inputs) if k in uses.variables_in(t)
         ]
-        if len(places) != 1 or len(op.outputs) > 1 and op.type not in _RULES:
+        if len(places) != 1 or (len(op.outputs) > 1 and op.type not in _RULES):
             return None
         found.append((op, places[0], tensor.value_index))
         tensor = op.inputs[places[0]]
@@ -211,9 +211,7 @@ def _with_shape(factor, op, shape):
         found = factor.gradients
         return Full(tf.reshape(found, [tf.shape(found)[0], *shape]))
     if type(factor) is Rows and shape[:1] == factor.shape[:1]:
-        return Rows(
-            factor.ids, factor.dz, factor.shape, factor.method, shape
-        )
+        return Rows(factor.ids, factor.dz, factor.shape, factor.method, shape)
     return Pulled(factor, op.outputs[0], [op.inputs[0]], True)
 
 
@@ -281,7 +279,8 @@ def _side_by_side(factor, op, source, target):
     """The columns or rows of what is concatenated."""
     axis = tf.get_static_value(op.inputs[-1])
     shapes = [t.shape.as_list() for t in list(op.inputs)[:-1]]
-    if axis is None or source >= len(shapes) or None in sum(shapes, []):
+    known = all(None not in shape for shape in shapes)
+    if axis is None or source >= len(shapes) or not known:
         return _by_gradient(factor, op, source, target)
     axis = int(axis) % len(shapes[0])
     start = sum(s[axis] for s in shapes[:source])
@@ -319,5 +318,3 @@ def _looked_up(factor, op, source, target):
     ids.set_shape([None, positions])
     dz.set_shape([None, positions, columns])
     return Rows(ids, dz, [shape[0], columns], whole=shape)
-
-

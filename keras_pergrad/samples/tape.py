@@ -11,6 +11,7 @@ import contextlib
 
 import tensorflow as tf
 
+from keras_pergrad.batches import first_tensor
 from keras_pergrad.factors import join, widened
 from keras_pergrad.losses import total_loss
 from keras_pergrad.patching import attribute
@@ -138,14 +139,15 @@ class Tape:
             self.refuse(layer, error)
         chosen = exchange.uses_in(uses)
         watched = [t for call in self.calls for t in call.watched]
-        outputs = [t for candidate, _ in chosen for t in candidate.outputs]
-        gradients = iter(_gradients(loss, watched + outputs))
+        at_ops, at_rules = uses.gradients(loss, watched)
+        at_ops = {id(c): d for c, d in zip(uses.candidates, at_ops)}
+        gradients = iter(at_rules)
         n = tf.shape(first_tensor(self.batch[0]))[0]
         for call in self.calls:
             deltas = [next(gradients) for _ in call.watched]
             yield from self._by_layer(call, deltas, scale, uses)
         for candidate, seen in chosen:
-            deltas = [next(gradients) for _ in candidate.outputs]
+            deltas = at_ops[id(candidate)]
             if all(d is None for d in deltas):
                 continue
             use = Use(candidate, seen, deltas, n, scale, uses, self.variables)
@@ -182,16 +184,16 @@ class Tape:
         require_whole_rule(call, served, uses, self.variables)
 
 
-def first_tensor(x):
-    """The tensor whose first axis counts the samples."""
-    return next(t for t in tf.nest.flatten(x) if t is not None)
-
-
-def _gradients(loss, tensors):
-    if not tensors:
-        return []
-    found = tf.gradients(loss, tensors)
-    return [None if g is None else tf.convert_to_tensor(g) for g in found]
+def sum_of_outputs(model, x, y, y_pred, sample_weight, training):
+    """A loss for models without one: the sum of all outputs."""
+    del model, x, y, sample_weight, training
+    return tf.add_n(
+        [
+            tf.reduce_sum(tf.cast(t, tf.float32))
+            for t in tf.nest.flatten(y_pred)
+            if tf.is_tensor(t) and t.dtype.is_floating
+        ]
+    )
 
 
 def _prepared(gradient, dtype, scale):

@@ -17,6 +17,10 @@ class Use:
         scale: the factor by which the loss was multiplied, or None.
         uses: the `Uses` that it is from.
         variables: the trainable Keras variables.
+
+    Attributes:
+        reason: why the op is differentiated for one sample after the other,
+            where it is.
     """
 
     def __init__(self, candidate, seen, deltas, n, scale, uses, variables):
@@ -24,7 +28,7 @@ class Use:
         self.n, self.scale = n, scale
         self.uses, self.variables = uses, variables
         self.op = candidate.op
-        self.kept = {}
+        self.loop = self.reason = None
 
     @property
     def type(self):

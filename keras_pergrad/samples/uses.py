@@ -13,6 +13,7 @@ import dataclasses
 import tensorflow as tf
 
 from keras_pergrad.losses import components
+from keras_pergrad.samples.inlining import CALLS, Inlined, inlined
 
 #: Ops whose outputs follow the size of the batch, never its values.
 SIZES = {"Shape", "ShapeN", "Size", "Rank"}
@@ -37,6 +38,7 @@ class Candidate:
         by_size: whether they depend on its size.
         outputs: its floating-point outputs that some op takes, and those
             that are taken out of the lists that it puts out.
+        within: the `Inlined` call that it is in, or None.
     """
 
     op: tf.Operation
@@ -44,6 +46,7 @@ class Candidate:
     by_value: bool
     by_size: bool
     outputs: list
+    within: Inlined | None = None
 
     @property
     def data(self):
@@ -83,6 +86,7 @@ class Uses:
         self._sizes = set()
         self._handles = _handles(graph, variables)
         self._assigned = set()
+        self._inlined = []
         # The candidates from which a list (a variant tensor) comes.
         self._lists = {}
         for outer, inner in graph.captures:
@@ -91,6 +95,43 @@ class Uses:
         owner = {op: ops for ops in claimed for op in ops}
         for op in operations:
             self._look(op, self.claimed.get(owner.get(op)))
+
+    def gradients(self, loss, others=()):
+        """Return the gradients of a loss at the candidates, and of others.
+
+        Args:
+            loss: a scalar.
+            others: tensors.
+
+        Returns:
+            For each candidate a list with the gradient of each output, and
+            a list of those of the others; None where there is none.
+        """
+        found = {}
+        for within in (None, *self._inlined):
+            targets = list(others) if within is None else []
+            for one in self.candidates:
+                targets += one.outputs if one.within is within else []
+            for one in self._inlined:
+                if one.parent is within:
+                    targets += one.called
+            sources, given = [loss], None
+            if within is not None:
+                pairs = [
+                    (t, found[id(c)])
+                    for t, c in zip(within.outputs, within.called)
+                    if found[id(c)] is not None
+                ]
+                sources = [t for t, _ in pairs]
+                given = [g for _, g in pairs]
+            deltas = [None] * len(targets)
+            if sources and targets:
+                deltas = tf.gradients(sources, targets, given)
+            found.update((id(t), _dense(g)) for t, g in zip(targets, deltas))
+        return (
+            [[found[id(t)] for t in c.outputs] for c in self.candidates],
+            [found[id(t)] for t in others],
+        )
 
     def variables_in(self, tensor):
         """The indices of the variables that a tensor of weights is of."""
@@ -102,7 +143,7 @@ class Uses:
         """Whether it is the handle of a trainable variable."""
         return id(tensor) in self._handles
 
-    def _look(self, op, claimed):
+    def _look(self, op, claimed, within=None):
         inputs, outputs = list(op.inputs), op.outputs
         if op.type in ASSIGN:
             if any(id(t) in self._values for t in inputs[1:]):
@@ -130,12 +171,16 @@ class Uses:
             return
         if op.type in ENDS:
             return
-        makers = {
-            id(c): c for t in inputs for c in self._lists.get(id(t), ())
-        }
-        weights = tuple(
-            k for k, t in enumerate(inputs) if self.variables_in(t)
-        )
+        makers = {id(c): c for t in inputs for c in self._lists.get(id(t), ())}
+        weights = tuple(k for k, t in enumerate(inputs) if self.variables_in(t))
+        if weights and by_value and op.type in CALLS:
+            inside = inlined(op, within)
+            if inside is not None:
+                self._inlined.append(inside)
+                self._operations.update(inside.ops)
+                for one in inside.ops:
+                    self._look(one, None, inside)
+                return
         floats = [
             t
             for t in outputs
@@ -143,7 +188,9 @@ class Uses:
             and not self._operations.isdisjoint(t.consumers())
         ]
         if weights:
-            made = Candidate(op, weights, by_value, by_size, list(floats))
+            made = Candidate(
+                op, weights, by_value, by_size, list(floats), within
+            )
             self.candidates.append(made)
             makers[id(made)] = made
         if by_value and makers:
@@ -173,6 +220,10 @@ class Uses:
             return
         self.reads[index].append(value)
         self._of_weights[id(value)] = frozenset([index])
+
+
+def _dense(gradient):
+    return None if gradient is None else tf.convert_to_tensor(gradient)
 
 
 def _handles(graph, variables):

@@ -99,9 +99,11 @@ def _triple(batch, other):
 
     def cut(count):
         return tf.nest.map_structure(
-            lambda t: t
-            if t is None or np.ndim(t) == 0
-            else tf.convert_to_tensor(t[:count]),
+            lambda t: (
+                t
+                if t is None or np.ndim(t) == 0
+                else tf.convert_to_tensor(t[:count])
+            ),
             batch,
         )
 

@@ -1,0 +1,89 @@
+"""Calls of a `tf.function`, with the ops of its body beside the call.
+
+The call stays what computes the outputs. What is put beside it shows where
+weights meet the data inside; in TensorFlow's own optimisation both become
+one again.
+
+Private names in use: `FuncGraph._get_function`, the op attribute
+`_gradient_op_type`.
+"""
+
+import dataclasses
+
+import tensorflow as tf
+
+CALLS = {"PartitionedCall", "StatefulPartitionedCall"}
+_READS = {"ReadVariableOp", "ResourceGather", "Placeholder"}
+
+
+@dataclasses.dataclass
+class Inlined:
+    """A call, and the ops of its body in the graph of the call.
+
+    Attributes:
+        called: what the call puts out.
+        body: the graph of the function.
+        ops: the ops, in order.
+        outputs: what they put out in place of the call.
+        parent: the `Inlined` whose ops the call is among, or None.
+    """
+
+    called: list
+    body: object
+    ops: list
+    outputs: list
+    parent: object = None
+
+
+def inlined(call, parent=None):
+    """Put the body of a call beside it; None where that would change it."""
+    body = _body(call, call.graph if parent is None else parent.body)
+    if body is None or not _is_pure(body):
+        return None
+    # Differentiating the call gives it other outputs.
+    called = list(call.outputs)
+    operations = body.get_operations()
+    made = {id(a): b for a, b in zip(body.inputs, call.inputs)}
+    first = len(call.graph.get_operations())
+    with call.graph.as_default(), tf.control_dependencies(None):
+        for op in operations:
+            if op.type in ("Placeholder", "NoOp"):
+                continue
+            new = call.graph.create_op(
+                op.type,
+                [made[id(t)] for t in op.inputs],
+                [t.dtype for t in op.outputs],
+                attrs=dict(op.node_def.attr.items()),
+                name=f"{call.name.rsplit('/', 1)[0]}/{op.name}",
+            )
+            for known, copy in zip(op.outputs, new.outputs):
+                copy.set_shape(known.shape)
+                made[id(known)] = copy
+        outputs = [tf.identity(made[id(t)]) for t in body.outputs]
+    ops = call.graph.get_operations()[first:]
+    return Inlined(called, body, ops, outputs, parent)
+
+
+def _body(call, owner):
+    """The graph of the function that is called; None where it is not known."""
+    function = owner._get_function(call.get_attr("f").name)
+    graph = getattr(function, "graph", None)
+    known = graph is not None and len(graph.inputs) == len(call.inputs)
+    return graph if known else None
+
+
+def _is_pure(graph):
+    """Whether its ops only compute, so that they may be computed again."""
+    for op in graph.get_operations():
+        if "_gradient_op_type" in op.node_def.attr:
+            return False
+        if op.type in CALLS:
+            inside = _body(op, graph)
+            if inside is None or not _is_pure(inside):
+                return False
+            continue
+        if op.op_def.is_stateful and op.type not in _READS:
+            return False
+        if any(a.HasField("func") for a in op.node_def.attr.values()):
+            return False
+    return True
