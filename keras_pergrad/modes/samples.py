@@ -12,7 +12,7 @@ from keras_pergrad.losses import (
 )
 from keras_pergrad.modes.base import call_model, training_inside
 from keras_pergrad.replay import Recorded, Replay
-from keras_pergrad.samples import Tape
+from keras_pergrad.samples import Tape, refusals
 
 
 class Samples:

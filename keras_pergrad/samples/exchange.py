@@ -292,7 +292,9 @@ class _Judgement:
         """Yield (layer, error) for what cannot be served."""
         backward = False
         forward = any(self._motion(k).mixed for k in self.look.outputs)
-        for seen in self.seen:
+        for candidate, seen in zip(self.look.uses.candidates, self.seen):
+            if not candidate.by_value and not seen.has_samples:
+                continue
             pairs = list(zip(seen.outputs, seen.deltas))
             alive = [(o, d) for o, d in pairs if d is not None]
             if not alive:

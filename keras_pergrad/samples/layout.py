@@ -38,9 +38,7 @@ class Layout:
         axis = self.axis
         if self.merged is None:
             return moved(tensor, axis, 0)
-        static = tensor.shape.as_list()
-        sizes = tf.shape(tensor)
-        shape = [s if s is not None else sizes[k] for k, s in enumerate(static)]
+        static, shape = tensor.shape.as_list(), sizes_of(tensor)
         count = self.count
         if count is None:
             count = tf.math.floordiv(shape[axis], tf.maximum(n, 1))
@@ -77,6 +75,13 @@ class Layout:
         shape = [1] * tensor.shape.rank
         shape[self.axis] = -1
         return tf.cast(tf.reshape(numbers, shape), tensor.dtype)
+
+
+def sizes_of(tensor):
+    """The sizes of a tensor's axes: numbers where known, else scalars."""
+    sizes = tf.shape(tensor)
+    known = tensor.shape.as_list()
+    return [sizes[k] if s is None else s for k, s in enumerate(known)]
 
 
 def moved(tensor, source, target):

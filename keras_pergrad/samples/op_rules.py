@@ -10,6 +10,7 @@ import string
 import tensorflow as tf
 
 from keras_pergrad.factors import Blocks, Full, Outer, Rows, Sum
+from keras_pergrad.samples.layout import sizes_of
 from keras_pergrad.samples.one_by_one import one_by_one
 
 _RULES = {}
@@ -266,7 +267,7 @@ def broadcast(use, place):
         delta = tf.cast(use.unmoved_delta(dtype), out.dtype)
         (local,) = tf.gradients(copy, [spread], [delta])
         local = tf.cast(local, dtype)
-    return spread_over(use, local, w.shape.as_list())
+    return spread_over(use, local, sizes_of(w))
 
 
 def _copied(op, inputs):
@@ -292,13 +293,13 @@ def spread_over(use, local, shape):
     layout = use.layout
     own = shape
     shape = [1] * (local.shape.rank - len(shape)) + list(shape)
-    if shape[layout.axis] != 1:
+    if _is_not_one(shape[layout.axis]):
         return "the weight has an axis for the samples"
     sizes = local.shape.as_list()
     spread = [
         k
         for k, s in enumerate(shape)
-        if s == 1 and sizes[k] != 1 and k != layout.axis
+        if not _is_not_one(s) and sizes[k] != 1 and k != layout.axis
     ]
     rest = [s for k, s in enumerate(shape) if k != layout.axis]
     places = [k - (k > layout.axis) + 1 for k in spread]
@@ -310,7 +311,7 @@ def spread_over(use, local, shape):
         rest.insert(layout.axis, 1)
     leading = 0
     for s in rest:
-        if s != 1:
+        if _is_not_one(s):
             break
         leading += 1
     if all(k <= leading for k in places):
@@ -321,6 +322,11 @@ def spread_over(use, local, shape):
     return Full(tf.reshape(local, [use.n, *own]))
 
 
+def _is_not_one(size):
+    """Whether an axis is not broadcast; one of unknown size is not."""
+    return tf.is_tensor(size) or size != 1
+
+
 def _without(local, axes, spread):
     """Without those axes of size one that are no positions."""
     gone = [k for k in axes if k not in spread and local.shape[k] == 1]
@@ -328,7 +334,7 @@ def _without(local, axes, spread):
 
 
 def _as_shape(factor, shape):
-    if list(factor.shape) == list(shape):
+    if len(factor.shape) == len(shape):
         return factor
     return Full(tf.reshape(factor.gradients, [-1, *shape]))
 
@@ -339,7 +345,7 @@ def broadcast_to(use, place):
     if place != 0:
         return "its shape is of weights"
     local = use.unmoved_delta(use.dtype(place))
-    return spread_over(use, local, use.op.inputs[0].shape.as_list())
+    return spread_over(use, local, sizes_of(use.op.inputs[0]))
 
 
 @op_rule("Tile")

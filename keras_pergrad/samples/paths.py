@@ -13,6 +13,7 @@ from tensorflow.python.ops import gradients_util
 
 from keras_pergrad.factors import Full, Outer, Rows, SampleGradients
 from keras_pergrad.factors.base import sum_of_squares, weighted
+from keras_pergrad.samples.layout import sizes_of
 
 _RULES = {}
 
@@ -110,7 +111,7 @@ class Pulled(SampleGradients):
         if self._gradients is not None:
             return weighted(self._gradients, weights)
         found = tf.convert_to_tensor(self.factor.weighted_sum(weights))
-        return self._pulled(tf.reshape(found, self.tensor.shape))
+        return self._pulled(tf.reshape(found, sizes_of(self.tensor)))
 
     def materialize(self):
         if self._gradients is None:
@@ -118,7 +119,7 @@ class Pulled(SampleGradients):
             source = self.sources[0]
             self._gradients = tf.map_fn(
                 self._pulled,
-                found,
+                tf.reshape(found, [tf.shape(found)[0], *sizes_of(self.tensor)]),
                 fn_output_signature=tf.TensorSpec(source.shape, found.dtype),
             )
         return self._gradients
@@ -197,14 +198,11 @@ def _same(factor, op, source, target):
 def _reshaped(factor, op, source, target):
     if source:
         return None
-    shape = op.inputs[0].shape.as_list()
-    return _with_shape(factor, op, shape)
+    return _with_shape(factor, op, sizes_of(op.inputs[0]))
 
 
 def _with_shape(factor, op, shape):
     """The factor of a tensor that only has another shape."""
-    if None in shape:
-        return Pulled(factor, op.outputs[0], [op.inputs[0]], True)
     if type(factor) is Outer and factor.perm is None:
         return Outer(factor.x, factor.dz, shape, method=factor.method)
     if isinstance(factor, Full):
@@ -309,12 +307,11 @@ def _looked_up(factor, op, source, target):
         columns *= s
     dz = factor.gradients
     n = tf.shape(dz)[0]
-    positions = ids.shape.num_elements()
-    if positions is None:
-        return _by_gradient(factor, op, source, target)
+    known = ids.shape.num_elements()
+    positions = tf.size(ids) if known is None else known
     ids = tf.reshape(ids, [1, positions])
     dz = tf.reshape(dz, [n, positions, columns])
     ids = tf.tile(ids, [n, 1])
-    ids.set_shape([None, positions])
-    dz.set_shape([None, positions, columns])
+    ids.set_shape([None, known])
+    dz.set_shape([None, known, columns])
     return Rows(ids, dz, [shape[0], columns], whole=shape)
