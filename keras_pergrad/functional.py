@@ -2,7 +2,7 @@
 
 What is traced is kept per model for as long as the model lives.
 
-Private names in use: `Model._symbolic_build`.
+Private names in use: `Model._symbolic_build`, `Model._compile_loss`.
 """
 
 import weakref
@@ -13,9 +13,10 @@ import tensorflow as tf
 
 from keras_pergrad import traces, trial
 from keras_pergrad.factors import wide
+from keras_pergrad.inputs.batches import batches_of
 from keras_pergrad.losses import total_loss
+from keras_pergrad.model_state import random_state_kept, run_and_restore
 from keras_pergrad.modes.samples import Samples
-from keras_pergrad.replay import is_composite
 from keras_pergrad.statistics import GradientStatistics
 from keras_pergrad.tape import Tape
 
@@ -23,21 +24,38 @@ METHODS = ("vectorized", "per_sample")
 
 
 def per_sample_gradients(
-    model, x, y=None, sample_weight=None, method="vectorized", training=True
+    model,
+    x,
+    y=None,
+    sample_weight=None,
+    method="vectorized",
+    training=True,
+    batch_size=None,
+    verbose=1,
 ):
-    """The gradient of every sample of a batch.
+    """The gradient of every sample.
 
-    Their mean is the ordinary gradient of the compiled loss, without weight
-    regularisers, which belong to no sample.
+    Their mean over a batch is the ordinary gradient of the compiled loss,
+    without weight regularisers, which belong to no sample. The model is left
+    as it is: weights, seeds, moving statistics and counters.
 
     Args:
         model: a compiled `keras.Model`, a PerGradModel or not.
-        x: the batch's inputs: an array of shape (n, ...), or the list or
-            dict of arrays that the model takes.
-        y: its targets.
+        x: inputs: an array of shape (n, ...), also memory-mapped, or the list
+            or dict of arrays that the model takes, or a `tf.data.Dataset` of
+            batches of (x, y) or (x, y, sample_weight), without shuffling if
+            you want to know which sample is which.
+        y: its targets; none with a dataset, or for a loss without.
         sample_weight: its weights, (n,), or None.
         method: "vectorized" (layer rules, fast) or "per_sample" (a loop).
-        training: whether layers such as Dropout act as in training.
+        training: whether layers such as Dropout act as in training. False,
+            as in `evaluate`, to find unusual samples or wrong labels: no
+            dropout's draw is in the result, and BatchNormalization, which
+            mixes the samples in training, is served.
+        batch_size: how many samples go through the model at a time, each
+            batch for itself as in `fit`; None: all of x, or the dataset's
+            own batches.
+        verbose: whether several batches show a progress bar.
 
     Returns:
         A list in the order of `model.trainable_variables` of tensors of shape
@@ -45,9 +63,9 @@ def per_sample_gradients(
         depend on.
 
     Raises:
-        ValueError: the model is not compiled, the method is unknown, a layer
-            couples the samples, or samples have NaN or infinite gradients
-            (the message names them).
+        ValueError: the model is not compiled, the method is unknown, y is
+            missing, a layer couples the samples, or samples have NaN or
+            infinite gradients (the message names them).
 
     Example:
 
@@ -59,7 +77,8 @@ def per_sample_gradients(
     >>> [g.shape for g in kpg.per_sample_gradients(model, x, y)]
     [TensorShape([5, 4, 3]), TensorShape([5, 3])]
     """
-    found = _run("gradients", model, x, y, sample_weight, method, training)
+    data = x, y, sample_weight, batch_size, verbose
+    found = _joined(list(_run("gradients", model, data, method, training)))
     norms = [
         np.abs(tf.reshape(wide(g), [g.shape[0], -1])).sum(1)
         for g in found
@@ -78,14 +97,16 @@ def per_sample_norms(
     method="vectorized",
     training=True,
     per_variable=False,
+    batch_size=None,
+    verbose=1,
 ):
     """The Euclidean norm of every sample's gradient.
 
     With the vectorized method no per-sample gradient need be held.
 
     Args:
-        model, x, y, sample_weight, method, training: as for
-            `per_sample_gradients`.
+        model, x, y, sample_weight, method, training, batch_size, verbose: as
+            for `per_sample_gradients`.
         per_variable: whether to return the norms variable by variable.
 
     Returns:
@@ -105,7 +126,8 @@ def per_sample_norms(
     >>> kpg.per_sample_norms(model, np.ones((5, 4)), np.ones((5, 3))).shape
     TensorShape([5])
     """
-    found = _run("norms", model, x, y, sample_weight, method, training)
+    data = x, y, sample_weight, batch_size, verbose
+    found = _joined(list(_run("norms", model, data, method, training)))
     total = tf.sqrt(
         tf.add_n([tf.square(norms) for norms in found if norms is not None])
     )
@@ -114,15 +136,24 @@ def per_sample_norms(
 
 
 def gradient_statistics(
-    model, x, y=None, sample_weight=None, per_variable=False, training=True
+    model,
+    x,
+    y=None,
+    sample_weight=None,
+    per_variable=False,
+    training=True,
+    batch_size=None,
+    verbose=1,
 ):
-    """How the gradients of a batch's samples spread around their mean.
+    """How the gradients of samples spread around their mean.
 
     From norms alone: no array of all per-sample gradients need be held.
     Regularisers, which belong to no sample, are left out.
 
     Args:
-        model, x, y, sample_weight, training: as for `per_sample_gradients`.
+        model, x, y, sample_weight, training, batch_size, verbose: as for
+            `per_sample_gradients`. Over several batches the mean is that of
+            all samples.
         per_variable: whether to look at each variable by itself.
 
     Returns:
@@ -143,43 +174,103 @@ def gradient_statistics(
     >>> kpg.gradient_statistics(model, x, y).variance > 0
     True
     """
-    found = _run(
-        "statistics", model, x, y, sample_weight, "vectorized", training
-    )
-    pairs = [pair for pair in found if pair is not None]
-    dtypes = [square.dtype for pair in pairs for square in pair]
+    data = x, y, sample_weight, batch_size, verbose
+    several = list(_run("statistics", model, data, "vectorized", training))
+    pairs = _over_batches(several)
+    known = [pair for pair in pairs if pair is not None]
+    dtypes = [part.dtype for pair in known for part in pair]
     dtype = tf.float64 if tf.float64 in dtypes else tf.float32
     squares, means = (
-        tf.add_n([tf.cast(pair[k], dtype) for pair in pairs]) for k in (0, 1)
+        tf.add_n([tf.cast(pair[k], dtype) for pair in known]) for k in (0, 1)
     )
     _require_finite(squares.numpy())
     if per_variable:
-        return [pair and GradientStatistics.of(*pair) for pair in found]
+        return [pair and GradientStatistics.of(*pair) for pair in pairs]
     return GradientStatistics.of(squares, means)
 
 
-def _run(what, model, x, y, sample_weight, method, training):
+def _over_batches(several):
+    """(‖g_i‖², ‖ḡ‖²) by variable, over the samples of all batches.
+
+    Args:
+        several: of each batch, for each variable None or its ‖g_i‖², (n,),
+            ‖ḡ‖², and ḡ.
+    """
+    pairs = []
+    for parts in zip(*several):
+        if parts[0] is None:
+            pairs.append(None)
+            continue
+        squares = tf.concat([part[0] for part in parts], 0)
+        squared_mean = parts[0][1]
+        if len(parts) > 1:
+            total = tf.add_n(
+                [g * tf.cast(tf.size(s), g.dtype) for s, _, g in parts]
+            )
+            mean = wide(total) / tf.cast(tf.size(squares), wide(total).dtype)
+            squared_mean = tf.reduce_sum(tf.square(mean))
+        pairs.append((squares, squared_mean))
+    return pairs
+
+
+def _joined(several):
+    """What is known of the samples of all batches, by variable."""
+    if len(several) == 1:
+        return several[0]
+    return [
+        None if parts[0] is None else tf.concat(parts, 0)
+        for parts in zip(*several)
+    ]
+
+
+def _run(what, model, data, method, training):
+    """Yields what is found for each batch."""
     _require_compiled(model)
     if method not in METHODS:
         raise ValueError(
             f"`method` must be one of {METHODS}. Received: method={method!r}"
         )
-    batch = tf.nest.map_structure(_tensor, (x, y, sample_weight))
-    _require_lengths(batch)
-    if not model.built:
-        model(batch[0])
-    if not model.trainable_variables:
-        raise ValueError(
-            f"Model {model.name!r} has no trainable variables, so there is "
-            "no gradient to compute."
+    *data, verbose = data
+    batches = batches_of(*data)
+    count = batches.count
+    shows = verbose and count != 1
+    if shows:
+        bar = keras.utils.Progbar(count, verbose=verbose, unit_name="batch")
+    for number, batch in enumerate(batches):
+        yield _of_batch(what, model, batch, method, training)
+        if shows:
+            bar.update(number + 1, finalize=number + 1 == count)
+
+
+def _of_batch(what, model, batch, method, training):
+    _require_targets(model, batch)
+    with random_state_kept():
+        if not model.built or not model.trainable_variables:
+            _build(model, batch)
+        if not model.trainable_variables:
+            raise ValueError(
+                f"Model {model.name!r} has no trainable variables, so there "
+                "is no gradient to compute."
+            )
+        model._symbolic_build(data_batch=batch)
+        function = traces.kept(
+            model,
+            (what, method, training),
+            lambda: _trace(what, method, training, weakref.ref(model)),
         )
-    model._symbolic_build(data_batch=batch)
-    function = traces.kept(
-        model,
-        (what, method, training),
-        lambda: _trace(what, method, training, weakref.ref(model)),
-    )
-    return function(*batch)
+        try:
+            return run_and_restore(function, *batch)
+        except ValueError as error:
+            if training and _mixes_in_training_only(model, error):
+                raise ValueError(f"{error}{_NOT_IN_TRAINING}") from error
+            raise
+
+
+def _build(model, batch):
+    try:
+        model._symbolic_build(data_batch=batch)
+    except RuntimeError:  # its call needs numbers
+        model(batch[0])
 
 
 def _trace(what, method, training, model_reference):
@@ -211,10 +302,11 @@ def _vectorized(what, model, x, y, sample_weight, training):
 
 
 def _squares(factor, n):
-    """‖g_i‖², (n,), and ‖ḡ‖² of one variable."""
+    """‖g_i‖², (n,), ‖ḡ‖² and ḡ of one variable."""
     squares = factor.squared_norms()
     squares *= tf.square(tf.cast(n, squares.dtype))
-    return squares, factor.squared_norm_of_sum()
+    mean = tf.convert_to_tensor(factor.weighted_sum(None))
+    return squares, factor.squared_norm_of_sum(), mean
 
 
 def _one_by_one(what, model, x, y, sample_weight, training):
@@ -242,13 +334,6 @@ def _one_by_one(what, model, x, y, sample_weight, training):
     return [r if keep else None for r, keep in zip(result, used)]
 
 
-def _tensor(value):
-    """None and sparse or ragged tensors stay: layers may densify these."""
-    if value is None or is_composite(value):
-        return value
-    return tf.convert_to_tensor(value)
-
-
 def _require_compiled(model):
     if not isinstance(model, keras.Model):
         raise TypeError(
@@ -262,22 +347,25 @@ def _require_compiled(model):
         )
 
 
-def _require_lengths(batch):
-    names = ("x", "y", "sample_weight")
-    lengths = [
-        (name, tensor.shape[0] if tensor.shape.rank else None)
-        for name, part in zip(names, batch)
-        for tensor in tf.nest.flatten(part)
-        if tensor is not None
-    ]
-    if len({length for _, length in lengths}) > 1:
+def _require_targets(model, batch):
+    """Refuses a batch without the targets that the loss is of."""
+    if (
+        batch[1] is None
+        and model._compile_loss is not None
+        and type(model).compute_loss is keras.Model.compute_loss
+    ):
         raise ValueError(
-            "x, y and sample_weight must have as many entries on their first "
-            "axis. Received: "
-            + ", ".join(f"{name} with {length}" for name, length in lengths)
+            f"Model {model.name!r} is compiled with a loss that compares its "
+            "outputs with targets. Expected `y`, or a dataset of (x, y). "
+            "Received: y=None"
         )
-    if not lengths or lengths[0][1] == 0:
-        raise ValueError("x must hold at least one sample. Received: none")
+
+
+def _mixes_in_training_only(model, error):
+    return "gradient_mode" in str(error) and any(
+        isinstance(layer, keras.layers.BatchNormalization)
+        for layer in model._flatten_layers()
+    )
 
 
 def _require_finite(norms):
@@ -291,3 +379,10 @@ def _require_finite(norms):
             "or infinity in x[i] and y[i] of these samples, or for a loss "
             "that overflows on them."
         )
+
+
+_NOT_IN_TRAINING = (
+    " Here you may also pass training=False: the layers then act as in "
+    "evaluate(), BatchNormalization by its moving statistics, and every "
+    "sample has a gradient of its own, as for finding wrong labels."
+)

@@ -70,7 +70,7 @@ class Step:
 
         Args:
             device, setting: where ("CPU:0") and how (one of `SETTINGS`).
-            state: the model's `State`.
+            state: the model's `ModelState`.
             repeats: how often, after once to warm up.
 
         Returns:

@@ -12,8 +12,8 @@ from keras_pergrad.checking import (
     reference,
     ways,
 )
-from keras_pergrad.checking.state import State
 from keras_pergrad.checking.table import REFUSED, CheckRow, GradientCheck
+from keras_pergrad.model_state import ModelState
 from keras_pergrad.placement.prediction import check_trainable
 from keras_pergrad.placement.replica import as_in_fit
 from keras_pergrad.reasons import reason
@@ -94,7 +94,7 @@ def check_gradients(
             lambda t: None if t is None else tf.convert_to_tensor(t), batch
         )
     )
-    with State(model) as state:
+    with ModelState(model) as state:
         check = _Check(model, data, batch, samples, repeats, state)
         check.find_reference(chosen)
         rows = [
