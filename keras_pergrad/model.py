@@ -8,6 +8,7 @@ Private names in use: `keras.src.models.model.functional_init_arguments`,
 """
 
 import contextlib
+import copy
 import inspect
 
 import keras
@@ -127,7 +128,10 @@ class PerGradModel(keras.Model):
             self._gradient_logs = Logs(mode.log_metrics)
             self.gradient_state = mode.make_state()
             aggregation = mode.aggregation
-            self.aggregation_state = aggregation and aggregation.make_state()
+            before = getattr(self, "aggregation_state", None)
+            self.aggregation_state = aggregation and aggregation.make_state(
+                before
+            )
         self._watched_step = None
 
     @property
@@ -148,7 +152,9 @@ class PerGradModel(keras.Model):
         if not mode.can_be_watched or mode.is_watched:
             yield
             return
-        mode.is_watched = True
+        # A copy of its own: several models may have been given this mode.
+        self._gradient_mode = copy.copy(mode)
+        self._gradient_mode.is_watched = True
         logs, function = self._gradient_logs, self.train_function
         # What another callback has wrapped is left in place; it is traced
         # with the statistics if it is new.
@@ -161,7 +167,7 @@ class PerGradModel(keras.Model):
         try:
             yield
         finally:
-            del mode.is_watched
+            self._gradient_mode = mode
             self._gradient_logs = logs
             kept = is_ours and self.train_function is watched
             self.train_function = function if kept else None

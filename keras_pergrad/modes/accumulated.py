@@ -136,7 +136,8 @@ class Accumulated(GradientMode):
     def _finish(self, model, gradients, rows):
         """The gradients as the optimizer expects them."""
         if self.aggregation is not None:
-            gradients = finished(self.aggregation, gradients, rows)
+            state = model.aggregation_state
+            gradients = finished(self.aggregation, gradients, rows, state)
         gradients = add_regularizers(gradients, model.trainable_variables)
         return scaled(gradients, loss_scale(model.optimizer))
 

@@ -174,9 +174,9 @@ def add_regularizers(gradients, variables):
     return result
 
 
-def finished(aggregation, gradients, n):
+def finished(aggregation, gradients, n, state=None):
     """What `aggregation.finish` returns, the same on all replicas."""
-    result = aggregation.finish(gradients, n)
+    result = aggregation.finish(gradients, n, state)
     # Noise is drawn by each replica, in its own way.
     return result if result is gradients else replicas.of_the_first(result)
 

@@ -98,7 +98,8 @@ class PerSample(GradientMode):
         scale = loss_scale(model.optimizer)
         samples = Samples(model, x, y, sample_weight, scale)
         gradients, norms, plain = self._aggregate(samples)
-        gradients = self.aggregation.finish(gradients, samples.n)
+        state = model.aggregation_state
+        gradients = self.aggregation.finish(gradients, samples.n, state)
         if scale is not None and self.aggregation.needs_norms:
             finite = is_finite(norms)
             gradients = overflow_to_infinity(gradients, finite, scale)
@@ -206,7 +207,8 @@ class PerSample(GradientMode):
                 else tf.math.multiply_no_nan(g, tf.cast(weight, g.dtype))
                 for g in found
             ]
-        gradients = self.aggregation.finish(found, samples.n)
+        state = model.aggregation_state
+        gradients = self.aggregation.finish(found, samples.n, state)
         if scale is not None and self.aggregation.needs_norms:
             finite = is_finite(norm[None])
             gradients = overflow_to_infinity(gradients, finite, scale)
