@@ -17,7 +17,7 @@ import tensorflow as tf
 from keras.src.models.functional import Functional
 from keras.src.models.model import functional_init_arguments
 
-from keras_pergrad import modes, replicas, strategies, tallies
+from keras_pergrad import custom_step, modes, replicas, strategies, tallies
 from keras_pergrad.batches import check_lengths
 from keras_pergrad.epochs import end_of_epochs
 from keras_pergrad.inputs import input_gradients
@@ -58,6 +58,10 @@ class PerGradModel(keras.Model):
     >>> model = kpg.PerGradModel(inputs, outputs)
     >>> model.compile("adam", "mse", gradient_mode="vectorized")
     """
+
+    #: Set to True where a `train_step` of one's own gets its gradients by
+    #: `compute_gradients` without naming it, in a helper say.
+    step_uses_gradient_mode = False
 
     def __new__(cls, *args, **kwargs):
         # Keras turns a class that is used with inputs and outputs into a
@@ -116,9 +120,16 @@ class PerGradModel(keras.Model):
 
         Raises:
             ValueError: the mode is unknown, or a per-sample mode is asked for
-                a model without trainable variables.
+                a model without trainable variables, or one with a
+                `train_step` of its own that does not use the mode (see
+                `compute_gradients`).
         """
         mode = modes.get(gradient_mode)
+        if type(mode) is not modes.Batch and not custom_step.uses_mode(
+            type(self), PerGradModel
+        ):
+            name = type(self).__name__
+            raise ValueError(custom_step.OWN_STEP.format(name=name, mode=mode))
         if mode.per_sample and self.built and not self.trainable_variables:
             raise ValueError(_NO_VARIABLES.format(name=self.name))
         with strategies.scope_of(self):
@@ -268,6 +279,88 @@ class PerGradModel(keras.Model):
         logs = self._metric_logs(x, y, step.y_pred, sample_weight)
         logs = {**logs, **self._gradient_logs.update(step.statistics)}
         return strategies.as_logs(logs)
+
+    def compute_gradients(
+        self,
+        loss_fn,
+        x,
+        y=None,
+        sample_weight=None,
+        variables=None,
+        optimizer=None,
+        name=None,
+    ):
+        """Get gradients by the compiled mode, in a `train_step` of one's own.
+
+        For GANs, VAEs, distillation and whatever else needs several losses or
+        optimizers: the step keeps its freedom, and every sample's gradient is
+        clipped, measured or accumulated as `gradient_mode` says. To be called
+        inside `train_step`, as often as there are losses.
+
+        Args:
+            loss_fn: `loss_fn(x, y, sample_weight)` calls whatever models it
+                likes (with `training=True` where that matters) and returns
+                the loss of each sample, (n,), whose mean is minimised. What
+                belongs to samples must reach it by its arguments, since it
+                is called with some of them, too; noise is best drawn by
+                `keras.random` with a `SeedGenerator` inside, or handed over
+                in x.
+            x: a tensor of shape (n, ...), or a structure of them, such as
+                (real, noise).
+            y: likewise, or None. Outputs of a frozen teacher can go here.
+            sample_weight: likewise, or None; `loss_fn` multiplies by it.
+            variables: what to differentiate with respect to, a list; by
+                default `self.trainable_variables`. Layers whose weights are
+                not among them are passed through.
+            optimizer: whose gradients they will be, by default
+                `self.optimizer`; it counts only if it scales the loss.
+            name: what goes before the names in the logs where there are
+                several losses: "d" gives "d_loss", "d_clipped_fraction".
+
+        Returns:
+            (gradients, logs): one gradient per variable (None: the loss does
+            not depend on it) for `optimizer.apply(gradients, variables)`,
+            with weight regularisers and noise in them; and a dict of the
+            epoch's mean loss and what the mode logs, by name.
+
+        Raises:
+            ValueError: `loss_fn` does not return one loss for each sample, a
+                layer couples the samples, the mode calls the optimizer
+                itself, or the step runs on several replicas.
+
+        Example:
+
+        >>> import keras
+        >>> import keras_pergrad as kpg
+        >>> class Autoencoder(kpg.PerGradModel):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.encoder = keras.layers.Dense(2)
+        ...         self.decoder = keras.layers.Dense(4)
+        ...     def call(self, x):
+        ...         return self.decoder(self.encoder(x))
+        ...     def train_step(self, data):
+        ...         def loss_fn(x, y, sample_weight):
+        ...             return keras.losses.mean_squared_error(x, self(x))
+        ...         gradients, logs = self.compute_gradients(loss_fn, data)
+        ...         self.optimizer.apply(gradients, self.trainable_variables)
+        ...         return logs
+        >>> model = Autoencoder()
+        >>> clipped = kpg.Vectorized(kpg.ClippedMean(1.0))
+        >>> model.compile("sgd", gradient_mode=clipped)
+        >>> x = keras.ops.ones((8, 4))
+        >>> sorted(model.fit(x, verbose=0).history)
+        ['clipped_fraction', 'loss', 'nonfinite_samples']
+        """
+        mode, batch = self.gradient_mode, (x, y, sample_weight)
+        step = custom_step.gradients_of(
+            self, mode, loss_fn, batch, variables, optimizer
+        )
+        logs = self._gradient_logs.of_loss(name)
+        before = f"{name}_" if name else ""
+        found = {"loss": step.loss, **step.statistics}
+        found = {before + key: value for key, value in found.items()}
+        return tf.tuple(step.gradients), logs.update(found)
 
     def test_step(self, data):
         """One step of `evaluate` on one batch."""

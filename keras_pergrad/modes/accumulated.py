@@ -84,6 +84,10 @@ class Accumulated(GradientMode):
         return self.inner.aggregation
 
     @property
+    def updates_by_itself(self):
+        return self.steps > 1
+
+    @property
     def _weighs(self):
         """Whether samples are looked at one by one."""
         return self.aggregation is not None and self.aggregation.needs_norms

@@ -3,6 +3,7 @@
 import collections.abc
 import dataclasses
 
+import keras
 import tensorflow as tf
 
 from keras_pergrad import replicas, statistics
@@ -72,8 +73,12 @@ class GradientMode:
     #: Whether statistics can be had beside the gradients, which stay the same.
     can_be_watched = False
 
-    #: Whether a callback wants them while it watches.
+    #: Whether a callback wants them while it watches. Set on a copy of the
+    #: mode that belongs to one model, never on the user's own.
     is_watched = False
+
+    #: Whether `step` may call the optimizer itself, and give no gradients.
+    updates_by_itself = False
 
     def step(self, model, x, y, sample_weight):
         """Finds the gradients of one batch.
@@ -154,7 +159,8 @@ def loss_scale(optimizer):
     """The factor that the optimizer wants the loss multiplied by, or None."""
     if optimizer is None:
         return None
-    one = tf.ones([], "float32")
+    wide = keras.config.floatx() == "float64"
+    one = tf.ones([], "float64" if wide else "float32")
     scaled = optimizer.scale_loss(one)
     return None if scaled is one else scaled
 

@@ -86,6 +86,10 @@ class PerSample(GradientMode):
         )
 
     @property
+    def updates_by_itself(self):
+        return self.updates == "sample"
+
+    @property
     def can_be_watched(self):
         # One update by one sample has no variance.
         return self.updates == "batch"
