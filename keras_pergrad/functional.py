@@ -16,6 +16,7 @@ from keras_pergrad.factors import wide
 from keras_pergrad.inputs.batches import batches_of
 from keras_pergrad.losses import total_loss
 from keras_pergrad.model_state import random_state_kept, run_and_restore
+from keras_pergrad.modes.per_sample import require_any_batch_size
 from keras_pergrad.modes.samples import Samples
 from keras_pergrad.statistics import GradientStatistics
 from keras_pergrad.tape import Tape
@@ -310,6 +311,7 @@ def _squares(factor, n):
 
 
 def _one_by_one(what, model, x, y, sample_weight, training):
+    require_any_batch_size(model)
     samples = Samples(model, x, y, sample_weight, training=training)
     used = [False] * len(samples.variables)
 

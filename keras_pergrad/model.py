@@ -81,6 +81,8 @@ class PerGradModel(keras.Model):
     def from_model(cls, model):
         """A PerGradModel that shares the layers and weights of `model`.
 
+        A `compute_loss` or `compute_metrics` of the model's own is used.
+
         Args:
             model: any `keras.Model`: Sequential, functional or subclassed.
 
@@ -89,6 +91,7 @@ class PerGradModel(keras.Model):
 
         Raises:
             TypeError: `model` is no `keras.Model`.
+            ValueError: it has a `train_step` (or another step) of its own.
 
         Example:
 
@@ -102,13 +105,16 @@ class PerGradModel(keras.Model):
                 "`model` must be a keras.Model. Received: "
                 f"{model!r} of type {type(model).__name__}"
             )
-        if isinstance(model, keras.Sequential) and model.built:
+        # Here, since what it wraps models in is derived from this class.
+        from keras_pergrad import wrapped_model
+
+        if type(model) is keras.Sequential and model.built:
             return cls(model.inputs[0], model.outputs[0], name=model.name)
         if type(model) is Functional:
             return cls(
                 model._inputs_struct, model._outputs_struct, name=model.name
             )
-        return WrappedModel(model)
+        return wrapped_model.wrap(model)
 
     def compile(self, *args, gradient_mode="batch", **kwargs):
         """Configures training: `keras.Model.compile` and the gradient mode.
@@ -396,38 +402,6 @@ class PerGradModel(keras.Model):
 @keras.saving.register_keras_serializable(PACKAGE)
 class FunctionalPerGradModel(Functional, PerGradModel):
     """What `PerGradModel(inputs, outputs)` gives."""
-
-
-@keras.saving.register_keras_serializable(PACKAGE)
-class WrappedModel(PerGradModel):
-    """What `PerGradModel.from_model` gives for models that only have `call`.
-
-    Args:
-        model: the model, which is called as it is.
-    """
-
-    def __init__(self, model, name=None, **kwargs):
-        super().__init__(name=name or model.name, **kwargs)
-        self.wrapped = model
-        self.output_names = getattr(model, "output_names", None)
-
-    def call(self, inputs, training=None):
-        if self.wrapped._call_has_training_arg:
-            return self.wrapped(inputs, training=training)
-        return self.wrapped(inputs)
-
-    def get_config(self):
-        config = {"name": self.name}
-        config["model"] = keras.saving.serialize_keras_object(self.wrapped)
-        return config
-
-    @classmethod
-    def from_config(cls, config, custom_objects=None):
-        config = dict(config)
-        config["model"] = keras.saving.deserialize_keras_object(
-            config["model"], custom_objects=custom_objects
-        )
-        return cls(**config)
 
 
 def _make_functional(cls):

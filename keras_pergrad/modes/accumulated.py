@@ -4,7 +4,7 @@ import contextlib
 
 import tensorflow as tf
 
-from keras_pergrad import coupling, replicas
+from keras_pergrad import coupling, refusals, replicas
 from keras_pergrad.aggregation import is_finite
 from keras_pergrad.arguments import positive_integer
 from keras_pergrad.modes import added, shares
@@ -24,6 +24,7 @@ from keras_pergrad.modes.microbatches import sum_over
 from keras_pergrad.modes.pending import Pending
 from keras_pergrad.modes.virtual import WeightedContributions
 from keras_pergrad.registry import serialize
+from keras_pergrad.replay import is_composite
 from keras_pergrad.tape import first_tensor
 
 TAILS = ("apply", "keep", "drop")
@@ -97,6 +98,9 @@ class Accumulated(GradientMode):
 
     def step(self, model, x, y, sample_weight):
         _require_plain(model)
+        for part in tf.nest.flatten((x, y, sample_weight)):
+            if is_composite(part):
+                raise ValueError(refusals.not_dense(part))
         scale = loss_scale(model.optimizer)
         sums = added.kinds(model, x)
         arguments = model, x, scale, sums, self.steps == 1

@@ -1,8 +1,11 @@
-"""One forward and backward pass per sample."""
+"""One forward and backward pass per sample.
+
+Private name in use: `Layer._flatten_layers`.
+"""
 
 import tensorflow as tf
 
-from keras_pergrad import replicas
+from keras_pergrad import refusals, replicas
 from keras_pergrad.aggregation import aggregations, is_finite
 from keras_pergrad.arguments import positive_integer
 from keras_pergrad.factors import squared_norm
@@ -95,6 +98,7 @@ class PerSample(GradientMode):
         return self.updates == "batch"
 
     def step(self, model, x, y, sample_weight):
+        require_any_batch_size(model)
         if self.updates == "sample":
             return self._online_step(model, x, y, sample_weight)
         if replicas.several():
@@ -234,6 +238,26 @@ class PerSample(GradientMode):
             "parallel_iterations": self.parallel_iterations,
             "statistics": self.with_statistics,
         }
+
+
+def require_any_batch_size(model):
+    """Refuses a model that cannot be called with one sample.
+
+    Raises:
+        ValueError: (naming what is made for one batch size).
+    """
+    sizes = {
+        t.shape[0]
+        for t in tf.nest.flatten(getattr(model, "inputs", None) or [])
+        if len(t.shape)
+    }
+    size = next((s for s in sizes if s not in (None, 1)), None)
+    for layer in model._flatten_layers():
+        if getattr(layer, "stateful", False) and size != 1:
+            shown = "one size" if size is None else size
+            raise ValueError(refusals.one_batch_size(layer, shown))
+    if size is not None:
+        raise ValueError(refusals.fixed_batch_size(model, size))
 
 
 modes.register("per_sample", PerSample)
