@@ -11,10 +11,10 @@ import keras
 import tensorflow as tf
 
 from keras_pergrad.noise import Noise
-from keras_pergrad.registry import Registry
+from keras_pergrad.registry import Configured, Registry
 
 
-class Aggregation:
+class Aggregation(Configured):
     """How per-sample gradients become one gradient: a weighted mean.
 
     Subclass it, define `weights`, and register the class with
@@ -72,9 +72,6 @@ class Aggregation:
     @property
     def log_metrics(self):
         """How each of the `statistics` is logged: name to metric class."""
-        return {}
-
-    def get_config(self):
         return {}
 
     @classmethod

@@ -5,13 +5,15 @@ loss a sample and whose compiled loss is their mean, so that every gradient
 mode serves it as any other model.
 
 Private names in use: `Model._compile_loss`, `Model._compile_metrics`,
-`Model._loss_tracker`, `keras.src.trainers.compile_utils.CompileLoss`.
+`Model._loss_tracker`, `keras.src.backend.compute_output_spec`,
+`keras.src.trainers.compile_utils.CompileLoss`.
 """
 
 from types import FunctionType
 
 import keras
 import tensorflow as tf
+from keras.src import backend
 from keras.src.trainers.compile_utils import CompileLoss
 
 from keras_pergrad import replicas
@@ -122,11 +124,21 @@ def gradients_of(owner, mode, loss_fn, batch, variables, optimizer):
     _build(owner, loss_fn, batch)
     if variables is None:
         variables = owner.trainable_variables
-    variables = list(variables)
+    variables = [
+        variable
+        for part in keras.tree.flatten(variables)
+        for variable in (
+            part.trainable_variables
+            if isinstance(part, keras.layers.Layer)
+            else [part]
+        )
+    ]
     if not variables:
         raise ValueError(
             "`variables` expected at least one trainable variable. Received: "
-            "none"
+            "none. Weights of a layer that no call has built yet are not in "
+            "its list: pass the layer or model instead, as in "
+            "variables=self.generator."
         )
     optimizer = owner.optimizer if optimizer is None else optimizer
     model = LossModel(owner, loss_fn, batch, variables, optimizer)
@@ -194,7 +206,7 @@ def _build(owner, loss_fn, batch):
         lambda t: t if t is None else keras.KerasTensor(t.shape, t.dtype.name),
         batch,
     )
-    keras.backend.compute_output_spec(lambda: loss_fn(*specs))
+    backend.compute_output_spec(loss_fn, *specs)
 
 
 OWN_STEP = (

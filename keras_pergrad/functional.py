@@ -176,8 +176,9 @@ def gradient_statistics(
     True
     """
     data = x, y, sample_weight, batch_size, verbose
-    several = list(_run("statistics", model, data, "vectorized", training))
-    pairs = _over_batches(several)
+    pairs = _over_batches(
+        _run("statistics", model, data, "vectorized", training)
+    )
     known = [pair for pair in pairs if pair is not None]
     dtypes = [part.dtype for pair in known for part in pair]
     dtype = tf.float64 if tf.float64 in dtypes else tf.float32
@@ -190,27 +191,37 @@ def gradient_statistics(
     return GradientStatistics.of(squares, means)
 
 
-def _over_batches(several):
+def _over_batches(batches):
     """(‖g_i‖², ‖ḡ‖²) by variable, over the samples of all batches.
 
     Args:
-        several: of each batch, for each variable None or its ‖g_i‖², (n,),
-            ‖ḡ‖², and ḡ.
+        batches: of each batch, for each variable None or its ‖g_i‖², (n,),
+            ‖ḡ‖², and ḡ, which may be None where there is one batch.
     """
+    squares, totals, first = [], [], None
+    for parts in batches:
+        first = first or parts
+        squares.append([part and part[0] for part in parts])
+        sums = [
+            None
+            if part is None or part[2] is None
+            else wide(part[2]) * tf.cast(tf.size(part[0]), wide(part[2]).dtype)
+            for part in parts
+        ]
+        # Of the gradients only their sum so far is held.
+        totals = [
+            None if b is None else a + b for a, b in zip(totals, sums)
+        ] if totals else sums
     pairs = []
-    for parts in zip(*several):
-        if parts[0] is None:
+    for norms, total, part in zip(zip(*squares), totals, first or ()):
+        if part is None:
             pairs.append(None)
             continue
-        squares = tf.concat([part[0] for part in parts], 0)
-        squared_mean = parts[0][1]
-        if len(parts) > 1:
-            total = tf.add_n(
-                [g * tf.cast(tf.size(s), g.dtype) for s, _, g in parts]
-            )
-            mean = wide(total) / tf.cast(tf.size(squares), wide(total).dtype)
+        joined, squared_mean = tf.concat(norms, 0), part[1]
+        if len(squares) > 1:
+            mean = total / tf.cast(tf.size(joined), total.dtype)
             squared_mean = tf.reduce_sum(tf.square(mean))
-        pairs.append((squares, squared_mean))
+        pairs.append((joined, squared_mean))
     return pairs
 
 
@@ -234,6 +245,8 @@ def _run(what, model, data, method, training):
     *data, verbose = data
     batches = batches_of(*data)
     count = batches.count
+    if what == "statistics" and count != 1:
+        what = "sums"
     shows = verbose and count != 1
     if shows:
         bar = keras.utils.Progbar(count, verbose=verbose, unit_name="batch")
@@ -297,16 +310,18 @@ def _vectorized(what, model, x, y, sample_weight, training):
             f and tf.sqrt(s := f.squared_norms()) * tf.cast(n, s.dtype)
             for f in factors
         ]
-    if what == "statistics":
-        return [f and _squares(f, n) for f in factors]
+    if what in ("statistics", "sums"):
+        return [f and _squares(f, n, what == "sums") for f in factors]
     return [f and (g := f.materialize()) * tf.cast(n, g.dtype) for f in factors]
 
 
-def _squares(factor, n):
-    """‖g_i‖², (n,), ‖ḡ‖² and ḡ of one variable."""
+def _squares(factor, n, with_mean):
+    """‖g_i‖², (n,), ‖ḡ‖² and, where it is wanted, ḡ of one variable."""
     squares = factor.squared_norms()
     squares *= tf.square(tf.cast(n, squares.dtype))
-    mean = tf.convert_to_tensor(factor.weighted_sum(None))
+    mean = None
+    if with_mean:
+        mean = tf.convert_to_tensor(factor.weighted_sum(None))
     return squares, factor.squared_norm_of_sum(), mean
 
 

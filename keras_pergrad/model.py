@@ -315,7 +315,8 @@ class PerGradModel(keras.Model):
                 (real, noise).
             y: likewise, or None. Outputs of a frozen teacher can go here.
             sample_weight: likewise, or None; `loss_fn` multiplies by it.
-            variables: what to differentiate with respect to, a list; by
+            variables: what to differentiate with respect to: a list of
+                variables, or a layer or model (built or not), or several; by
                 default `self.trainable_variables`. Layers whose weights are
                 not among them are passed through.
             optimizer: whose gradients they will be, by default

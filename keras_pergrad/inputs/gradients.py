@@ -104,7 +104,7 @@ def input_gradients(
             count = int(tf.nest.flatten(chunk)[0].shape[0])
             own = targets.of_chunk(result.rows, count)
             with random_state_kept():
-                found = run_and_restore(compute, chunk, own)
+                found = run_and_restore(compute, chunk, tf.constant(own))
             result.write(found, count)
             bar.update(number + 1, finalize=number + 1 == chunks.chunks)
         if targets is not None:

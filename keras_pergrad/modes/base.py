@@ -10,7 +10,7 @@ from keras_pergrad import replicas, statistics
 from keras_pergrad.aggregation import is_finite
 from keras_pergrad.losses import regularization_gradients
 from keras_pergrad.metrics import STATISTICS
-from keras_pergrad.registry import Registry
+from keras_pergrad.registry import Configured, Registry
 
 
 @dataclasses.dataclass
@@ -57,7 +57,7 @@ class PartOfBatch:
     added_weights: list
 
 
-class GradientMode:
+class GradientMode(Configured):
     """How a `PerGradModel` turns a batch into gradients.
 
     Subclass it, define `step`, and register the class with
@@ -113,9 +113,6 @@ class GradientMode:
     @property
     def log_metrics(self):
         """What `step` puts into `statistics`: name to metric class."""
-        return {}
-
-    def get_config(self):
         return {}
 
     @classmethod
