@@ -35,8 +35,9 @@ if not _is_command():
         )
 
     from keras_pergrad import callbacks, factors, modes, rules, runs
+
     # Imported for load_model, which asks for its class by a name.
-    from keras_pergrad import wrapped_model as _wrapped_model
+    from keras_pergrad import wrapped_model as _wrapped_model  # noqa: F401
     from keras_pergrad.aggregation import (
         Aggregation,
         ClippedMean,

@@ -17,7 +17,7 @@ from keras.src import backend
 from keras.src.trainers.compile_utils import CompileLoss
 
 from keras_pergrad import replicas
-from keras_pergrad.tape import first_tensor
+from keras_pergrad.modes.batch import Batch
 
 
 class LossModel(keras.Model):
@@ -94,18 +94,18 @@ def losses_of(loss_fn, batch):
     return losses
 
 
-def gradients_of(owner, mode, loss_fn, batch, variables, optimizer):
+def gradients_of(owner, loss_fn, batch, variables, optimizer):
     """Return the `Step` of a gradient mode for a function of a batch.
 
     Args:
         owner: the compiled `PerGradModel`.
-        mode: its gradient mode.
         loss_fn, batch, variables, optimizer: as for `LossModel`; None stands
             for the owner's variables and optimizer.
 
     Raises:
         ValueError: the mode cannot give gradients inside a step.
     """
+    mode = owner.gradient_mode
     if replicas.several():
         raise ValueError(
             "compute_gradients() gives the gradients of one device, and this "
@@ -149,6 +149,12 @@ def gradients_of(owner, mode, loss_fn, batch, variables, optimizer):
     return mode.step(model, inputs, targets, None)
 
 
+def require_mode_used(cls, base, mode):
+    """Refuse a mode that the `train_step` of a class would ignore."""
+    if type(mode) is not Batch and not uses_mode(cls, base):
+        raise ValueError(_OWN_STEP.format(name=cls.__name__, mode=mode))
+
+
 def uses_mode(cls, base):
     """Whether the `train_step` of a class can be seen to use the mode.
 
@@ -172,11 +178,6 @@ def uses_mode(cls, base):
         if "train_step" not in names:
             return False
     return True
-
-
-def samples(batch):
-    """The number of samples in a batch, a tensor."""
-    return tf.shape(first_tensor(batch))[0]
 
 
 class _MeanOfOutputs(keras.losses.Loss):
@@ -209,7 +210,7 @@ def _build(owner, loss_fn, batch):
     backend.compute_output_spec(loss_fn, *specs)
 
 
-OWN_STEP = (
+_OWN_STEP = (
     "{name} has a train_step of its own, which would ignore "
     "gradient_mode={mode!r}. Inside it, get the gradients by the mode:\n\n"
     "    def train_step(self, data):\n"

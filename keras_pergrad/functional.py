@@ -2,10 +2,11 @@
 
 What is traced is kept per model for as long as the model lives.
 
-Private names in use: `Model._symbolic_build`, `Model._compile_loss`.
+Private names in use: `Model._symbolic_build`.
 """
 
 import weakref
+from typing import Any
 
 import keras
 import numpy as np
@@ -14,6 +15,13 @@ import tensorflow as tf
 from keras_pergrad import traces, trial
 from keras_pergrad.factors import wide
 from keras_pergrad.inputs.batches import batches_of
+from keras_pergrad.inspection_checks import (
+    NOT_IN_TRAINING,
+    mixes_in_training_only,
+    require_compiled,
+    require_finite,
+    require_targets,
+)
 from keras_pergrad.losses import total_loss
 from keras_pergrad.model_state import random_state_kept, run_and_restore
 from keras_pergrad.modes.per_sample import require_any_batch_size
@@ -86,7 +94,7 @@ def per_sample_gradients(
         if g is not None
     ]
     if norms:
-        _require_finite(sum(norms))
+        require_finite(sum(norms))
     return found
 
 
@@ -132,7 +140,7 @@ def per_sample_norms(
     total = tf.sqrt(
         tf.add_n([tf.square(norms) for norms in found if norms is not None])
     )
-    _require_finite(total.numpy())
+    require_finite(total.numpy())
     return found if per_variable else total
 
 
@@ -185,7 +193,7 @@ def gradient_statistics(
     squares, means = (
         tf.add_n([tf.cast(pair[k], dtype) for pair in known]) for k in (0, 1)
     )
-    _require_finite(squares.numpy())
+    require_finite(squares.numpy())
     if per_variable:
         return [pair and GradientStatistics.of(*pair) for pair in pairs]
     return GradientStatistics.of(squares, means)
@@ -209,9 +217,11 @@ def _over_batches(batches):
             for part in parts
         ]
         # Of the gradients only their sum so far is held.
-        totals = [
-            None if b is None else a + b for a, b in zip(totals, sums)
-        ] if totals else sums
+        totals = (
+            [None if b is None else a + b for a, b in zip(totals, sums)]
+            if totals
+            else sums
+        )
     pairs = []
     for norms, total, part in zip(zip(*squares), totals, first or ()):
         if part is None:
@@ -225,7 +235,7 @@ def _over_batches(batches):
     return pairs
 
 
-def _joined(several):
+def _joined(several) -> Any:
     """What is known of the samples of all batches, by variable."""
     if len(several) == 1:
         return several[0]
@@ -237,7 +247,7 @@ def _joined(several):
 
 def _run(what, model, data, method, training):
     """Yields what is found for each batch."""
-    _require_compiled(model)
+    require_compiled(model)
     if method not in METHODS:
         raise ValueError(
             f"`method` must be one of {METHODS}. Received: method={method!r}"
@@ -250,14 +260,17 @@ def _run(what, model, data, method, training):
     shows = verbose and count != 1
     if shows:
         bar = keras.utils.Progbar(count, verbose=verbose, unit_name="batch")
+    number = -1
     for number, batch in enumerate(batches):
         yield _of_batch(what, model, batch, method, training)
         if shows:
             bar.update(number + 1, finalize=number + 1 == count)
+    if shows and count is None:
+        bar.update(number + 1, finalize=True)
 
 
 def _of_batch(what, model, batch, method, training):
-    _require_targets(model, batch)
+    require_targets(model, batch)
     with random_state_kept():
         if not model.built or not model.trainable_variables:
             _build(model, batch)
@@ -275,8 +288,8 @@ def _of_batch(what, model, batch, method, training):
         try:
             return run_and_restore(function, *batch)
         except ValueError as error:
-            if training and _mixes_in_training_only(model, error):
-                raise ValueError(f"{error}{_NOT_IN_TRAINING}") from error
+            if training and mixes_in_training_only(model, error):
+                raise ValueError(f"{error}{NOT_IN_TRAINING}") from error
             raise
 
 
@@ -349,57 +362,3 @@ def _one_by_one(what, model, x, y, sample_weight, training):
         specs = [tf.TensorSpec(v.shape, v.dtype) for v in values]
     result = tf.map_fn(one, tf.range(samples.n), fn_output_signature=specs)
     return [r if keep else None for r, keep in zip(result, used)]
-
-
-def _require_compiled(model):
-    if not isinstance(model, keras.Model):
-        raise TypeError(
-            "`model` must be a keras.Model. Received: "
-            f"{model!r} of type {type(model).__name__}"
-        )
-    if not model.compiled:
-        raise ValueError(
-            f"Model {model.name!r} is not compiled, so it has no loss. Call "
-            "model.compile(loss=...) first."
-        )
-
-
-def _require_targets(model, batch):
-    """Refuses a batch without the targets that the loss is of."""
-    if (
-        batch[1] is None
-        and model._compile_loss is not None
-        and type(model).compute_loss is keras.Model.compute_loss
-    ):
-        raise ValueError(
-            f"Model {model.name!r} is compiled with a loss that compares its "
-            "outputs with targets. Expected `y`, or a dataset of (x, y). "
-            "Received: y=None"
-        )
-
-
-def _mixes_in_training_only(model, error):
-    return "gradient_mode" in str(error) and any(
-        isinstance(layer, keras.layers.BatchNormalization)
-        for layer in model._flatten_layers()
-    )
-
-
-def _require_finite(norms):
-    bad = np.flatnonzero(~np.isfinite(norms))
-    if bad.size:
-        shown = ", ".join(map(str, bad[:20])) + (
-            f" and {bad.size - 20} more" if bad.size > 20 else ""
-        )
-        raise ValueError(
-            f"The gradients of samples {shown} are not finite. Look for NaN "
-            "or infinity in x[i] and y[i] of these samples, or for a loss "
-            "that overflows on them."
-        )
-
-
-_NOT_IN_TRAINING = (
-    " Here you may also pass training=False: the layers then act as in "
-    "evaluate(), BatchNormalization by its moving statistics, and every "
-    "sample has a gradient of its own, as for finding wrong labels."
-)

@@ -262,9 +262,7 @@ class GradientMeter:
         ).get_concrete_function(self._parts(), tf.constant(True))
 
         def run(wanted):
-            return run_and_restore(
-                function, self._parts(), tf.constant(wanted)
-            )
+            return run_and_restore(function, self._parts(), tf.constant(wanted))
 
         return run
 

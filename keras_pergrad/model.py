@@ -1,8 +1,7 @@
 """`keras.Model` with the gradient under the user's control.
 
 Private names in use: `keras.src.models.model.functional_init_arguments`,
-`keras.src.models.functional.Functional`, `Model._inputs_struct`,
-`Model._outputs_struct`, `Model._symbolic_build`,
+`keras.src.models.functional.Functional`, `Model._symbolic_build`,
 `Model._maybe_symbolic_build`, `Model._get_metrics_result_or_logs`,
 `Model._distribute_strategy`.
 """
@@ -100,21 +99,10 @@ class PerGradModel(keras.Model):
         >>> net = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
         >>> model = kpg.PerGradModel.from_model(net)
         """
-        if not isinstance(model, keras.Model):
-            raise TypeError(
-                "`model` must be a keras.Model. Received: "
-                f"{model!r} of type {type(model).__name__}"
-            )
         # Here, since what it wraps models in is derived from this class.
-        from keras_pergrad import wrapped_model
+        from keras_pergrad.wrapped_model import from_model
 
-        if type(model) is keras.Sequential and model.built:
-            return cls(model.inputs[0], model.outputs[0], name=model.name)
-        if type(model) is Functional:
-            return cls(
-                model._inputs_struct, model._outputs_struct, name=model.name
-            )
-        return wrapped_model.wrap(model)
+        return from_model(cls, model)
 
     def compile(self, *args, gradient_mode="batch", **kwargs):
         """Configures training: `keras.Model.compile` and the gradient mode.
@@ -131,11 +119,7 @@ class PerGradModel(keras.Model):
                 `compute_gradients`).
         """
         mode = modes.get(gradient_mode)
-        if type(mode) is not modes.Batch and not custom_step.uses_mode(
-            type(self), PerGradModel
-        ):
-            name = type(self).__name__
-            raise ValueError(custom_step.OWN_STEP.format(name=name, mode=mode))
+        custom_step.require_mode_used(type(self), PerGradModel, mode)
         if mode.per_sample and self.built and not self.trainable_variables:
             raise ValueError(_NO_VARIABLES.format(name=self.name))
         with strategies.scope_of(self):
@@ -298,27 +282,22 @@ class PerGradModel(keras.Model):
     ):
         """Get gradients by the compiled mode, in a `train_step` of one's own.
 
-        For GANs, VAEs, distillation and whatever else needs several losses or
-        optimizers: the step keeps its freedom, and every sample's gradient is
-        clipped, measured or accumulated as `gradient_mode` says. To be called
-        inside `train_step`, as often as there are losses.
+        For GANs, VAEs, distillation: the step keeps its freedom, and every
+        sample's gradient is clipped, measured or accumulated as
+        `gradient_mode` says. Call it once for each loss of the step.
 
         Args:
             loss_fn: `loss_fn(x, y, sample_weight)` calls whatever models it
-                likes (with `training=True` where that matters) and returns
-                the loss of each sample, (n,), whose mean is minimised. What
-                belongs to samples must reach it by its arguments, since it
-                is called with some of them, too; noise is best drawn by
-                `keras.random` with a `SeedGenerator` inside, or handed over
-                in x.
+                likes and returns the loss of each sample, (n,), whose mean
+                is minimised. What belongs to samples must reach it by its
+                arguments, since it is called with some of them, too.
             x: a tensor of shape (n, ...), or a structure of them, such as
                 (real, noise).
             y: likewise, or None. Outputs of a frozen teacher can go here.
             sample_weight: likewise, or None; `loss_fn` multiplies by it.
-            variables: what to differentiate with respect to: a list of
-                variables, or a layer or model (built or not), or several; by
-                default `self.trainable_variables`. Layers whose weights are
-                not among them are passed through.
+            variables: what to differentiate with respect to: variables, a
+                layer or model (built or not), or a list of them; by default
+                `self.trainable_variables`.
             optimizer: whose gradients they will be, by default
                 `self.optimizer`; it counts only if it scales the loss.
             name: what goes before the names in the logs where there are
@@ -359,9 +338,9 @@ class PerGradModel(keras.Model):
         >>> sorted(model.fit(x, verbose=0).history)
         ['clipped_fraction', 'loss', 'nonfinite_samples']
         """
-        mode, batch = self.gradient_mode, (x, y, sample_weight)
+        batch = x, y, sample_weight
         step = custom_step.gradients_of(
-            self, mode, loss_fn, batch, variables, optimizer
+            self, loss_fn, batch, variables, optimizer
         )
         logs = self._gradient_logs.of_loss(name)
         before = f"{name}_" if name else ""

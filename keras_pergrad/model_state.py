@@ -127,9 +127,7 @@ class Handle:
 
     def read(self):
         """Return the variable's value."""
-        return tf.raw_ops.ReadVariableOp(
-            resource=self.tensor, dtype=self.dtype
-        )
+        return tf.raw_ops.ReadVariableOp(resource=self.tensor, dtype=self.dtype)
 
     def assign(self, value):
         """Give the variable a value."""

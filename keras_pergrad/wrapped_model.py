@@ -1,12 +1,15 @@
 """What `PerGradModel.from_model` gives for models that only have `call`.
 
 Private names in use: `Model._compute_loss`, `Model._compile_loss`,
-`Model._compile_metrics`, `Model._loss_tracker`, `Layer._metrics`.
+`Model._compile_metrics`, `Model._loss_tracker`, `Layer._metrics`,
+`keras.src.models.functional.Functional`, `Model._inputs_struct`,
+`Model._outputs_struct`.
 """
 
 import contextlib
 
 import keras
+from keras.src.models.functional import Functional
 
 from keras_pergrad.model import PerGradModel
 from keras_pergrad.patching import attribute
@@ -28,6 +31,20 @@ def overrides(model, name):
     """Whether a model's class has a method of its own by a Keras name."""
     ours = (getattr(keras.Model, name), getattr(PerGradModel, name))
     return getattr(type(model), name) not in ours
+
+
+def from_model(cls, model):
+    """Return a `cls` that shares the layers and weights of `model`."""
+    if not isinstance(model, keras.Model):
+        raise TypeError(
+            "`model` must be a keras.Model. Received: "
+            f"{model!r} of type {type(model).__name__}"
+        )
+    if type(model) is keras.Sequential and model.built:
+        return cls(model.inputs[0], model.outputs[0], name=model.name)
+    if type(model) is Functional:
+        return cls(model._inputs_struct, model._outputs_struct, name=model.name)
+    return wrap(model)
 
 
 def wrap(model):

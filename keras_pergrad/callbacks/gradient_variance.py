@@ -16,7 +16,6 @@ from keras_pergrad.callbacks.run_log import RunLog
 from keras_pergrad.pipelines.fit_frame import running_fit
 from keras_pergrad.runs import GradientSketch
 
-
 # What reads the logs, and lacks what a callback behind it puts into them.
 _READERS = (
     keras.callbacks.CSVLogger,
@@ -73,9 +72,10 @@ class GradientVariance(keras.callbacks.Callback):
         repeats: how many times each gradient is computed.
         log_dir: where to write the run; None: logs only.
         run_name: the run's directory in `log_dir`; by default a new name
-            from the time and the seed of `keras.utils.set_random_seed`. A name that is there is refused, unless `fit`
-            resumes the run: with `initial_epoch` above 0, which
-            `keras.callbacks.BackupAndRestore` sets after a crash.
+            from the time and the seed of `keras.utils.set_random_seed`. A
+            name that is there is refused, unless `fit` resumes the run: with
+            `initial_epoch` above 0, which `keras.callbacks.BackupAndRestore`
+            sets after a crash.
         tags: a dict of names to strings or numbers, for groups of runs.
         sketch_size: numbers kept of each gradient's direction.
 

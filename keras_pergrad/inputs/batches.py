@@ -73,10 +73,12 @@ class _OfDataset:
                 "x must be a dataset of x, (x, y) or (x, y, sample_weight). "
                 f"Received: elements of {len(spec)} parts"
             )
-        if any(part.shape.rank == 0 for part in tf.nest.flatten(spec)):
+        shapes = [part.shape for part in tf.nest.flatten(spec)]
+        sizes = {shape[0] for shape in shapes if shape.rank} - {None}
+        if any(shape.rank == 0 for shape in shapes) or len(sizes) > 1:
             raise ValueError(
-                "x must be a dataset of batches. Received: elements without "
-                f"an axis, {spec}. Batch it: x.batch(256)"
+                "x must be a dataset of batches, whose first axis is the "
+                f"sample. Received: elements of {spec}. Batch it: x.batch(256)"
             )
         if batch_size is not None:
             dataset = dataset.rebatch(batch_size)

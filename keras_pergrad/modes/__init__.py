@@ -14,7 +14,6 @@ from keras_pergrad.modes.shares import evaluate
 from keras_pergrad.modes.vectorized import Vectorized
 
 
-
 def get(identifier):
     """Return a `GradientMode` for a name, a config dict or an object.
 

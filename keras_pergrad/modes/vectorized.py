@@ -134,9 +134,7 @@ class Vectorized(GradientMode):
         }
 
 
-def aggregate(
-    aggregation, factors, n, scale=None, statistics=None, state=None
-):
+def aggregate(aggregation, factors, n, scale=None, statistics=None, state=None):
     """The weighted mean of factored per-sample gradients.
 
     Args:
