@@ -1,17 +1,22 @@
 """Gradients under your control for Keras 3 on TensorFlow."""
 
+import os as _os
 import sys as _sys
 
 __version__ = "0.1.0"
 
 
 def _is_command():
-    """Whether Python is looking for the module of `-m keras_pergrad`.
+    """Whether this is `keras-pergrad`, or Python is looking for the module
+    of `-m keras_pergrad`.
 
     `doctor` explains why TensorFlow does not load, so it must not load it.
     Everything else does, for `load_model` to know the classes. (While Python
     locates a module for -m, argv[0] is "-m"; orig_argv names the module.)
     """
+    program = _os.path.basename(_sys.argv[0]) if _sys.argv else ""
+    if _os.path.splitext(program)[0] == "keras-pergrad":
+        return True
     if _sys.argv[:1] != ["-m"] or "-m" not in _sys.orig_argv:
         return False
     module = _sys.orig_argv[_sys.orig_argv.index("-m") + 1]
@@ -30,6 +35,9 @@ if not _is_command():
         )
 
     from keras_pergrad import callbacks, factors, modes, rules, runs
+
+    # Imported for load_model, which asks for its class by a name.
+    from keras_pergrad import wrapped_model as _wrapped_model  # noqa: F401
     from keras_pergrad.aggregation import (
         Aggregation,
         ClippedMean,
@@ -90,3 +98,6 @@ if not _is_command():
         "rules",
         "runs",
     ]
+
+    def __dir__():
+        return [*__all__, "__version__"]

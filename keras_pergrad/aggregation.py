@@ -11,10 +11,10 @@ import keras
 import tensorflow as tf
 
 from keras_pergrad.noise import Noise
-from keras_pergrad.registry import Registry
+from keras_pergrad.registry import Configured, Registry
 
 
-class Aggregation:
+class Aggregation(Configured):
     """How per-sample gradients become one gradient: a weighted mean.
 
     Subclass it, define `weights`, and register the class with
@@ -37,15 +37,16 @@ class Aggregation:
             f"{type(self).__name__} must define weights(norms)."
         )
 
-    def finish(self, gradients, n):
-        """The aggregated gradients as they shall be applied.
+    def finish(self, gradients, n, state=None):
+        """Return the aggregated gradients as they shall be applied.
 
         Args:
             gradients: the weighted means, one per variable, None for a
                 variable without a gradient.
             n: the number of samples.
+            state: what `make_state` gave for the model that is trained.
         """
-        del n
+        del n, state
         return gradients
 
     def statistics(self, norms):
@@ -53,20 +54,24 @@ class Aggregation:
         del norms
         return {}
 
-    def make_state(self):
-        """What goes on from step to step, or None.
+    def make_state(self, before=None):
+        """Make what one model keeps from step to step, or None.
 
-        It becomes the `aggregation_state` of a model at compile(). A
-        `KerasSaveable` is saved with the model's weights.
+        It becomes the `aggregation_state` of a model at compile() and is
+        handed to `finish`. The aggregation itself, which several models may
+        be given, never changes. A `KerasSaveable` is saved with the model's
+        weights.
+
+        Args:
+            before: the state that the model had before it was compiled
+                again, or None.
         """
+        del before
         return None
 
     @property
     def log_metrics(self):
         """How each of the `statistics` is logged: name to metric class."""
-        return {}
-
-    def get_config(self):
         return {}
 
     @classmethod
@@ -101,9 +106,10 @@ class ClippedMean(Aggregation):
             trainable variables keeps; positive, may be infinite.
         noise_multiplier: the noise's standard deviation in units of
             clip_norm / n; 0 for none.
-        seed: an integer makes the noise repeatable. Where it stands is saved
-            with the weights of a compiled model, so that training goes on
-            after a restart with the noise that it had not yet had.
+        seed: an integer makes the noise repeatable, in each model from its
+            beginning. Where it stands belongs to the compiled model and is
+            saved with its weights, so that training goes on after a restart,
+            or another compile(), with the noise that it had not yet had.
 
     | case | what happens |
     |---|---|
@@ -146,7 +152,6 @@ class ClippedMean(Aggregation):
         self.clip_norm = float(clip_norm)
         self.noise_multiplier = float(noise_multiplier)
         self.seed = _integer(seed)
-        self._noise = Noise(self.seed) if noise_multiplier else None
 
     def weights(self, norms):
         clip = tf.constant(self.clip_norm, norms.dtype)
@@ -155,14 +160,23 @@ class ClippedMean(Aggregation):
             weights = tf.ones_like(norms)
         return tf.where(is_finite(norms), weights, tf.zeros_like(norms))
 
-    def make_state(self):
-        if self._noise is not None:
-            self._noise.enter_scope()
-        return self._noise
+    def make_state(self, before=None):
+        if not self.noise_multiplier:
+            return None
+        noise = Noise(self.seed)
+        if isinstance(before, Noise):
+            noise.go_on_from(before)
+        return noise
 
-    def finish(self, gradients, n):
-        if self._noise is None:
+    def finish(self, gradients, n, state=None):
+        if not self.noise_multiplier:
             return gradients
+        if not isinstance(state, Noise):
+            raise ValueError(
+                "ClippedMean draws its noise from the state of one model. "
+                "Expected finish(gradients, n, state) with what make_state() "
+                f"returned. Received: state={state!r}"
+            )
         deviation = self.noise_multiplier * self.clip_norm
         noisy = []
         for gradient in gradients:
@@ -170,7 +184,7 @@ class ClippedMean(Aggregation):
                 noisy.append(None)
                 continue
             gradient = tf.convert_to_tensor(gradient)
-            noise = self._noise.normal(gradient, deviation)
+            noise = state.normal(gradient, deviation)
             noisy.append(gradient + noise / tf.cast(n, gradient.dtype))
         return noisy
 

@@ -4,6 +4,9 @@ import contextlib
 
 import keras
 
+from keras_pergrad import progress_bar
+from keras_pergrad.pipelines.fit_frame import running_fit
+
 
 @contextlib.contextmanager
 def end_of_epochs(model, callbacks):
@@ -27,6 +30,10 @@ def end_of_epochs(model, callbacks):
 
 
 class _EndOfEpoch(keras.callbacks.Callback):
+    def on_train_begin(self, logs=None):
+        callbacks = running_fit(self.model).callbacks
+        progress_bar.leave_out(callbacks, progress_bar.hidden_of_mode)
+
     def on_test_begin(self, logs=None):
         # Within fit: validation follows the last batch.
         self.model.gradient_mode.end_epoch(self.model)

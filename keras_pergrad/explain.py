@@ -10,11 +10,13 @@ Private names in use: `Functional._inputs_struct`, `Layer._flatten_layers`,
 import math
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.arguments import positive_integer
 from keras_pergrad.explanation import Explanation, LayerRow, VariableRow
 from keras_pergrad.factors import join, widened
+from keras_pergrad.model_state import random_state_kept
 from keras_pergrad.refusals import not_one_number
 from keras_pergrad.replay import is_composite
 from keras_pergrad.samples import Tape, sum_of_outputs
@@ -28,8 +30,8 @@ def explain(model, batch_size=32, x=None, jit_compile=None):
 
     Args:
         model: a `keras.Model`, compiled or not.
-        batch_size: the number of samples in a batch; or a batch, in place of
-            `x`, whose number of samples counts then.
+        batch_size: the number of samples in a batch; or a batch of inputs in
+            its place: explain(model, x) takes its size from it.
         x: a batch, or one sample, whose shapes and dtypes are those of
             training; needed where the model does not know its inputs.
         jit_compile: whether the step is compiled by XLA; default: what the
@@ -57,8 +59,8 @@ def explain(model, batch_size=32, x=None, jit_compile=None):
             "`model` must be a keras.Model. Received: "
             f"{model!r} of type {type(model).__name__}"
         )
-    if x is None and _is_batch(batch_size):
-        x, batch_size = batch_size, len(tf.nest.flatten(batch_size)[0])
+    if x is None and not isinstance(batch_size, (int, np.integer)):
+        x, batch_size = batch_size, _rows_in(batch_size)
     batch_size = positive_integer("batch_size", batch_size)
     if jit_compile is None:
         jit_compile = model.compiled and model.jit_compile
@@ -72,16 +74,22 @@ def explain(model, batch_size=32, x=None, jit_compile=None):
     def trace(x):
         rows.extend(_rows(model, x, batch_size))
 
-    tf.function(
-        trace, autograph=False, jit_compile=bool(jit_compile)
-    ).get_concrete_function(specs)
+    with random_state_kept():
+        tf.function(
+            trace, autograph=False, jit_compile=bool(jit_compile)
+        ).get_concrete_function(specs)
     return Explanation(model.name, batch_size, bool(jit_compile), tuple(rows))
 
 
-def _is_batch(value):
-    if isinstance(value, (dict, list, tuple)):
-        return True
-    return bool(getattr(value, "shape", None)) and len(value.shape) > 0
+def _rows_in(x):
+    """The number of samples in a batch given in place of its size."""
+    sizes = [t.shape for t in tf.nest.flatten(x) if hasattr(t, "shape")]
+    if not sizes or not len(sizes[0]):
+        raise ValueError(
+            "`batch_size` expected a positive integer, or a batch of inputs "
+            f"(arrays) in its place. Received: batch_size={x!r}"
+        )
+    return int(sizes[0][0])
 
 
 def _specs(model, batch_size, x):

@@ -6,6 +6,7 @@ Private names in use: `Model._symbolic_build`.
 """
 
 import weakref
+from typing import Any
 
 import keras
 import numpy as np
@@ -13,9 +14,18 @@ import tensorflow as tf
 
 from keras_pergrad import traces
 from keras_pergrad.factors import wide
+from keras_pergrad.inputs.batches import batches_of
+from keras_pergrad.inspection_checks import (
+    NOT_IN_TRAINING,
+    mixes_in_training_only,
+    require_compiled,
+    require_finite,
+    require_targets,
+)
 from keras_pergrad.losses import total_loss
+from keras_pergrad.model_state import random_state_kept, run_and_restore
+from keras_pergrad.modes.per_sample import require_any_batch_size
 from keras_pergrad.modes.samples import Samples
-from keras_pergrad.replay import is_composite
 from keras_pergrad.samples import Tape
 from keras_pergrad.samples.values import first_batch
 from keras_pergrad.statistics import GradientStatistics
@@ -24,21 +34,38 @@ METHODS = ("vectorized", "per_sample")
 
 
 def per_sample_gradients(
-    model, x, y=None, sample_weight=None, method="vectorized", training=True
+    model,
+    x,
+    y=None,
+    sample_weight=None,
+    method="vectorized",
+    training=True,
+    batch_size=None,
+    verbose=1,
 ):
-    """The gradient of every sample of a batch.
+    """The gradient of every sample.
 
-    Their mean is the ordinary gradient of the compiled loss, without weight
-    regularisers, which belong to no sample.
+    Their mean over a batch is the ordinary gradient of the compiled loss,
+    without weight regularisers, which belong to no sample. The model is left
+    as it is: weights, seeds, moving statistics and counters.
 
     Args:
         model: a compiled `keras.Model`, a PerGradModel or not.
-        x: the batch's inputs: an array of shape (n, ...), or the list or
-            dict of arrays that the model takes.
-        y: its targets.
+        x: inputs: an array of shape (n, ...), also memory-mapped, or the list
+            or dict of arrays that the model takes, or a `tf.data.Dataset` of
+            batches of (x, y) or (x, y, sample_weight), without shuffling if
+            you want to know which sample is which.
+        y: its targets; none with a dataset, or for a loss without.
         sample_weight: its weights, (n,), or None.
         method: "vectorized" (layer rules, fast) or "per_sample" (a loop).
-        training: whether layers such as Dropout act as in training.
+        training: whether layers such as Dropout act as in training. False,
+            as in `evaluate`, to find unusual samples or wrong labels: no
+            dropout's draw is in the result, and BatchNormalization, which
+            mixes the samples in training, is served.
+        batch_size: how many samples go through the model at a time, each
+            batch for itself as in `fit`; None: all of x, or the dataset's
+            own batches.
+        verbose: whether several batches show a progress bar.
 
     Returns:
         A list in the order of `model.trainable_variables` of tensors of shape
@@ -46,9 +73,9 @@ def per_sample_gradients(
         depend on.
 
     Raises:
-        ValueError: the model is not compiled, the method is unknown, a layer
-            couples the samples, or samples have NaN or infinite gradients
-            (the message names them).
+        ValueError: the model is not compiled, the method is unknown, y is
+            missing, a layer couples the samples, or samples have NaN or
+            infinite gradients (the message names them).
 
     Example:
 
@@ -60,14 +87,15 @@ def per_sample_gradients(
     >>> [g.shape for g in kpg.per_sample_gradients(model, x, y)]
     [TensorShape([5, 4, 3]), TensorShape([5, 3])]
     """
-    found = _run("gradients", model, x, y, sample_weight, method, training)
+    data = x, y, sample_weight, batch_size, verbose
+    found = _joined(list(_run("gradients", model, data, method, training)))
     norms = [
         np.abs(tf.reshape(wide(g), [g.shape[0], -1])).sum(1)
         for g in found
         if g is not None
     ]
     if norms:
-        _require_finite(sum(norms))
+        require_finite(sum(norms))
     return found
 
 
@@ -79,14 +107,16 @@ def per_sample_norms(
     method="vectorized",
     training=True,
     per_variable=False,
+    batch_size=None,
+    verbose=1,
 ):
     """The Euclidean norm of every sample's gradient.
 
     With the vectorized method no per-sample gradient need be held.
 
     Args:
-        model, x, y, sample_weight, method, training: as for
-            `per_sample_gradients`.
+        model, x, y, sample_weight, method, training, batch_size, verbose: as
+            for `per_sample_gradients`.
         per_variable: whether to return the norms variable by variable.
 
     Returns:
@@ -106,24 +136,34 @@ def per_sample_norms(
     >>> kpg.per_sample_norms(model, np.ones((5, 4)), np.ones((5, 3))).shape
     TensorShape([5])
     """
-    found = _run("norms", model, x, y, sample_weight, method, training)
+    data = x, y, sample_weight, batch_size, verbose
+    found = _joined(list(_run("norms", model, data, method, training)))
     total = tf.sqrt(
         tf.add_n([tf.square(norms) for norms in found if norms is not None])
     )
-    _require_finite(total.numpy())
+    require_finite(total.numpy())
     return found if per_variable else total
 
 
 def gradient_statistics(
-    model, x, y=None, sample_weight=None, per_variable=False, training=True
+    model,
+    x,
+    y=None,
+    sample_weight=None,
+    per_variable=False,
+    training=True,
+    batch_size=None,
+    verbose=1,
 ):
-    """How the gradients of a batch's samples spread around their mean.
+    """How the gradients of samples spread around their mean.
 
     From norms alone: no array of all per-sample gradients need be held.
     Regularisers, which belong to no sample, are left out.
 
     Args:
-        model, x, y, sample_weight, training: as for `per_sample_gradients`.
+        model, x, y, sample_weight, training, batch_size, verbose: as for
+            `per_sample_gradients`. Over several batches the mean is that of
+            all samples.
         per_variable: whether to look at each variable by itself.
 
     Returns:
@@ -144,44 +184,122 @@ def gradient_statistics(
     >>> kpg.gradient_statistics(model, x, y).variance > 0
     True
     """
-    found = _run(
-        "statistics", model, x, y, sample_weight, "vectorized", training
+    data = x, y, sample_weight, batch_size, verbose
+    pairs = _over_batches(
+        _run("statistics", model, data, "vectorized", training)
     )
-    pairs = [pair for pair in found if pair is not None]
-    dtypes = [square.dtype for pair in pairs for square in pair]
+    known = [pair for pair in pairs if pair is not None]
+    dtypes = [part.dtype for pair in known for part in pair]
     dtype = tf.float64 if tf.float64 in dtypes else tf.float32
     squares, means = (
-        tf.add_n([tf.cast(pair[k], dtype) for pair in pairs]) for k in (0, 1)
+        tf.add_n([tf.cast(pair[k], dtype) for pair in known]) for k in (0, 1)
     )
-    _require_finite(squares.numpy())
+    require_finite(squares.numpy())
     if per_variable:
-        return [pair and GradientStatistics.of(*pair) for pair in found]
+        return [pair and GradientStatistics.of(*pair) for pair in pairs]
     return GradientStatistics.of(squares, means)
 
 
-def _run(what, model, x, y, sample_weight, method, training):
-    _require_compiled(model)
+def _over_batches(batches):
+    """(‖g_i‖², ‖ḡ‖²) by variable, over the samples of all batches.
+
+    Args:
+        batches: of each batch, for each variable None or its ‖g_i‖², (n,),
+            ‖ḡ‖², and ḡ, which may be None where there is one batch.
+    """
+    squares, totals, first = [], [], None
+    for parts in batches:
+        first = first or parts
+        squares.append([part and part[0] for part in parts])
+        sums = [
+            None
+            if part is None or part[2] is None
+            else wide(part[2]) * tf.cast(tf.size(part[0]), wide(part[2]).dtype)
+            for part in parts
+        ]
+        # Of the gradients only their sum so far is held.
+        totals = (
+            [None if b is None else a + b for a, b in zip(totals, sums)]
+            if totals
+            else sums
+        )
+    pairs = []
+    for norms, total, part in zip(zip(*squares), totals, first or ()):
+        if part is None:
+            pairs.append(None)
+            continue
+        joined, squared_mean = tf.concat(norms, 0), part[1]
+        if len(squares) > 1:
+            mean = total / tf.cast(tf.size(joined), total.dtype)
+            squared_mean = tf.reduce_sum(tf.square(mean))
+        pairs.append((joined, squared_mean))
+    return pairs
+
+
+def _joined(several) -> Any:
+    """What is known of the samples of all batches, by variable."""
+    if len(several) == 1:
+        return several[0]
+    return [
+        None if parts[0] is None else tf.concat(parts, 0)
+        for parts in zip(*several)
+    ]
+
+
+def _run(what, model, data, method, training):
+    """Yields what is found for each batch."""
+    require_compiled(model)
     if method not in METHODS:
         raise ValueError(
             f"`method` must be one of {METHODS}. Received: method={method!r}"
         )
-    batch = tf.nest.map_structure(_tensor, (x, y, sample_weight))
-    _require_lengths(batch)
-    if not model.built:
-        model(batch[0])
-    if not model.trainable_variables:
-        raise ValueError(
-            f"Model {model.name!r} has no trainable variables, so there is "
-            "no gradient to compute."
+    *data, verbose = data
+    batches = batches_of(*data)
+    count = batches.count
+    if what == "statistics" and count != 1:
+        what = "sums"
+    shows = verbose and count != 1
+    if shows:
+        bar = keras.utils.Progbar(count, verbose=verbose, unit_name="batch")
+    number = -1
+    for number, batch in enumerate(batches):
+        yield _of_batch(what, model, batch, method, training)
+        if shows:
+            bar.update(number + 1, finalize=number + 1 == count)
+    if shows and count is None:
+        bar.update(number + 1, finalize=True)
+
+
+def _of_batch(what, model, batch, method, training):
+    require_targets(model, batch)
+    with random_state_kept():
+        if not model.built or not model.trainable_variables:
+            _build(model, batch)
+        if not model.trainable_variables:
+            raise ValueError(
+                f"Model {model.name!r} has no trainable variables, so there "
+                "is no gradient to compute."
+            )
+        model._symbolic_build(data_batch=batch)
+        function = traces.kept(
+            model,
+            (what, method, training),
+            lambda: _trace(what, method, training, weakref.ref(model)),
         )
-    model._symbolic_build(data_batch=batch)
-    function = traces.kept(
-        model,
-        (what, method, training),
-        lambda: _trace(what, method, training, weakref.ref(model)),
-    )
-    with first_batch(batch):
-        return function(*batch)
+        try:
+            with first_batch(batch):
+                return run_and_restore(function, *batch)
+        except ValueError as error:
+            if training and mixes_in_training_only(model, error):
+                raise ValueError(f"{error}{NOT_IN_TRAINING}") from error
+            raise
+
+
+def _build(model, batch):
+    try:
+        model._symbolic_build(data_batch=batch)
+    except RuntimeError:  # its call needs numbers
+        model(batch[0])
 
 
 def _trace(what, method, training, model_reference):
@@ -206,19 +324,23 @@ def _vectorized(what, model, x, y, sample_weight, training):
             f and tf.sqrt(s := f.squared_norms()) * tf.cast(n, s.dtype)
             for f in factors
         ]
-    if what == "statistics":
-        return [f and _squares(f, n) for f in factors]
+    if what in ("statistics", "sums"):
+        return [f and _squares(f, n, what == "sums") for f in factors]
     return [f and (g := f.materialize()) * tf.cast(n, g.dtype) for f in factors]
 
 
-def _squares(factor, n):
-    """‖g_i‖², (n,), and ‖ḡ‖² of one variable."""
+def _squares(factor, n, with_mean):
+    """‖g_i‖², (n,), ‖ḡ‖² and, where it is wanted, ḡ of one variable."""
     squares = factor.squared_norms()
     squares *= tf.square(tf.cast(n, squares.dtype))
-    return squares, factor.squared_norm_of_sum()
+    mean = None
+    if with_mean:
+        mean = tf.convert_to_tensor(factor.weighted_sum(None))
+    return squares, factor.squared_norm_of_sum(), mean
 
 
 def _one_by_one(what, model, x, y, sample_weight, training):
+    require_any_batch_size(model)
     samples = Samples(model, x, y, sample_weight, training=training)
     used = [False] * len(samples.variables)
 
@@ -241,54 +363,3 @@ def _one_by_one(what, model, x, y, sample_weight, training):
         specs = [tf.TensorSpec(v.shape, v.dtype) for v in values]
     result = tf.map_fn(one, tf.range(samples.n), fn_output_signature=specs)
     return [r if keep else None for r, keep in zip(result, used)]
-
-
-def _tensor(value):
-    """None and sparse or ragged tensors stay: layers may densify these."""
-    if value is None or is_composite(value):
-        return value
-    return tf.convert_to_tensor(value)
-
-
-def _require_compiled(model):
-    if not isinstance(model, keras.Model):
-        raise TypeError(
-            "`model` must be a keras.Model. Received: "
-            f"{model!r} of type {type(model).__name__}"
-        )
-    if not model.compiled:
-        raise ValueError(
-            f"Model {model.name!r} is not compiled, so it has no loss. Call "
-            "model.compile(loss=...) first."
-        )
-
-
-def _require_lengths(batch):
-    names = ("x", "y", "sample_weight")
-    lengths = [
-        (name, tensor.shape[0] if tensor.shape.rank else None)
-        for name, part in zip(names, batch)
-        for tensor in tf.nest.flatten(part)
-        if tensor is not None
-    ]
-    if len({length for _, length in lengths}) > 1:
-        raise ValueError(
-            "x, y and sample_weight must have as many entries on their first "
-            "axis. Received: "
-            + ", ".join(f"{name} with {length}" for name, length in lengths)
-        )
-    if not lengths or lengths[0][1] == 0:
-        raise ValueError("x must hold at least one sample. Received: none")
-
-
-def _require_finite(norms):
-    bad = np.flatnonzero(~np.isfinite(norms))
-    if bad.size:
-        shown = ", ".join(map(str, bad[:20])) + (
-            f" and {bad.size - 20} more" if bad.size > 20 else ""
-        )
-        raise ValueError(
-            f"The gradients of samples {shown} are not finite. Look for NaN "
-            "or infinity in x[i] and y[i] of these samples, or for a loss "
-            "that overflows on them."
-        )

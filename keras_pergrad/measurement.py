@@ -1,6 +1,6 @@
 """What one batch tells of a model's gradient, without changing the model.
 
-Private names in use: `Model._symbolic_build`, `FuncGraph.variables`.
+Private names in use: `Model._symbolic_build`.
 """
 
 from collections.abc import Callable
@@ -11,9 +11,13 @@ import tensorflow as tf
 
 from keras_pergrad.batch_gradient import BatchGradient, squared_norm
 from keras_pergrad.batches import first_tensor
-from keras_pergrad.kept_state import put_back, state_of
 from keras_pergrad.losses import regularization_gradients
 from keras_pergrad.measured_loss import MissingLoss, measured_loss
+from keras_pergrad.model_state import (
+    random_state_kept,
+    run_and_restore,
+    unchanged,
+)
 from keras_pergrad.modes.base import call_model, loss_scale
 from keras_pergrad.reasons import reason
 from keras_pergrad.samples import Tape
@@ -45,7 +49,8 @@ class GradientMeter:
         self.samples = int(first_tensor(batch[0]).shape[0])
         self.undefined = None
         # A model that is built by its first call has no variables before.
-        model._symbolic_build(data_batch=batch)
+        with random_state_kept():
+            model._symbolic_build(data_batch=batch)
         self._variables = list(model.trainable_variables)
         if not self._variables:
             raise ValueError(
@@ -68,7 +73,8 @@ class GradientMeter:
         """
         run = self._gradient or self.prepare()
         # A model that has diverged is measured, too.
-        with np.errstate(invalid="ignore", over="ignore"):
+        quiet = np.errstate(invalid="ignore", over="ignore")
+        with quiet, random_state_kept():
             try:
                 return self._measure(run, repeats)
             except Exception as error:
@@ -102,6 +108,10 @@ class GradientMeter:
         Returns the program that computes the gradient. Raises whatever the
         model and its loss raise for such a batch.
         """
+        with random_state_kept():
+            return self._prepare()
+
+    def _prepare(self):
         if self.samples < 2:
             self.undefined = "one sample alone has no variance."
             return self._without_samples()
@@ -220,7 +230,7 @@ class GradientMeter:
         if self.model.run_eagerly:
 
             def run(wanted):
-                with put_back(state_of(self.model)):
+                with unchanged(self.model):
                     return compute(*self.batch, tf.constant(wanted))
 
             run(False)  # raises what it has to raise
@@ -238,12 +248,9 @@ class GradientMeter:
         function = tf.function(
             packed, autograph=False, jit_compile=bool(self.model.jit_compile)
         ).get_concrete_function(self._parts(), tf.constant(True))
-        trained = {id(value) for value in self._values}
-        changed = [v for v in function.graph.variables if id(v) not in trained]
 
         def run(wanted):
-            with put_back(changed):
-                return function(self._parts(), tf.constant(wanted))
+            return run_and_restore(function, self._parts(), tf.constant(wanted))
 
         return run
 

@@ -1,13 +1,13 @@
 """`keras.Model` with the gradient under the user's control.
 
 Private names in use: `keras.src.models.model.functional_init_arguments`,
-`keras.src.models.functional.Functional`, `Model._inputs_struct`,
-`Model._outputs_struct`, `Model._symbolic_build`,
+`keras.src.models.functional.Functional`, `Model._symbolic_build`,
 `Model._maybe_symbolic_build`, `Model._get_metrics_result_or_logs`,
 `Model._distribute_strategy`.
 """
 
 import contextlib
+import copy
 import inspect
 
 import keras
@@ -16,7 +16,7 @@ import tensorflow as tf
 from keras.src.models.functional import Functional
 from keras.src.models.model import functional_init_arguments
 
-from keras_pergrad import modes, replicas, strategies, tallies
+from keras_pergrad import custom_step, modes, replicas, strategies, tallies
 from keras_pergrad.batches import check_lengths, first_tensor
 from keras_pergrad.epochs import end_of_epochs
 from keras_pergrad.inputs import input_gradients
@@ -57,6 +57,10 @@ class PerGradModel(keras.Model):
     >>> model.compile("adam", "mse", gradient_mode="vectorized")
     """
 
+    #: Set to True where a `train_step` of one's own gets its gradients by
+    #: `compute_gradients` without naming it, in a helper say.
+    step_uses_gradient_mode = False
+
     def __new__(cls, *args, **kwargs):
         # Keras turns a class that is used with inputs and outputs into a
         # functional one for good; a class of its own keeps this one clean.
@@ -75,6 +79,8 @@ class PerGradModel(keras.Model):
     def from_model(cls, model):
         """A PerGradModel that shares the layers and weights of `model`.
 
+        A `compute_loss` or `compute_metrics` of the model's own is used.
+
         Args:
             model: any `keras.Model`: Sequential, functional or subclassed.
 
@@ -83,6 +89,7 @@ class PerGradModel(keras.Model):
 
         Raises:
             TypeError: `model` is no `keras.Model`.
+            ValueError: it has a `train_step` (or another step) of its own.
 
         Example:
 
@@ -91,18 +98,10 @@ class PerGradModel(keras.Model):
         >>> net = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
         >>> model = kpg.PerGradModel.from_model(net)
         """
-        if not isinstance(model, keras.Model):
-            raise TypeError(
-                "`model` must be a keras.Model. Received: "
-                f"{model!r} of type {type(model).__name__}"
-            )
-        if isinstance(model, keras.Sequential) and model.built:
-            return cls(model.inputs[0], model.outputs[0], name=model.name)
-        if type(model) is Functional:
-            return cls(
-                model._inputs_struct, model._outputs_struct, name=model.name
-            )
-        return WrappedModel(model)
+        # Here, since what it wraps models in is derived from this class.
+        from keras_pergrad.wrapped_model import from_model
+
+        return from_model(cls, model)
 
     def compile(self, *args, gradient_mode="batch", **kwargs):
         """Configures training: `keras.Model.compile` and the gradient mode.
@@ -114,9 +113,12 @@ class PerGradModel(keras.Model):
 
         Raises:
             ValueError: the mode is unknown, or a per-sample mode is asked for
-                a model without trainable variables.
+                a model without trainable variables, or one with a
+                `train_step` of its own that does not use the mode (see
+                `compute_gradients`).
         """
         mode = modes.get(gradient_mode)
+        custom_step.require_mode_used(type(self), PerGradModel, mode)
         if mode.per_sample and self.built and not self.trainable_variables:
             raise ValueError(_NO_VARIABLES.format(name=self.name))
         with strategies.scope_of(self):
@@ -126,7 +128,10 @@ class PerGradModel(keras.Model):
             self._gradient_logs = Logs(mode.log_metrics)
             self.gradient_state = mode.make_state()
             aggregation = mode.aggregation
-            self.aggregation_state = aggregation and aggregation.make_state()
+            before = getattr(self, "aggregation_state", None)
+            self.aggregation_state = aggregation and aggregation.make_state(
+                before
+            )
         self._watched_step = None
 
     @property
@@ -147,7 +152,9 @@ class PerGradModel(keras.Model):
         if not mode.can_be_watched or mode.is_watched:
             yield
             return
-        mode.is_watched = True
+        # A copy of its own: several models may have been given this mode.
+        self._gradient_mode = copy.copy(mode)
+        self._gradient_mode.is_watched = True
         logs, function = self._gradient_logs, self.train_function
         # What another callback has wrapped is left in place; it is traced
         # with the statistics if it is new.
@@ -160,7 +167,7 @@ class PerGradModel(keras.Model):
         try:
             yield
         finally:
-            del mode.is_watched
+            self._gradient_mode = mode
             self._gradient_logs = logs
             kept = is_ours and self.train_function is watched
             self.train_function = function if kept else None
@@ -262,6 +269,84 @@ class PerGradModel(keras.Model):
         logs = {**logs, **self._gradient_logs.update(step.statistics)}
         return strategies.as_logs(logs)
 
+    def compute_gradients(
+        self,
+        loss_fn,
+        x,
+        y=None,
+        sample_weight=None,
+        variables=None,
+        optimizer=None,
+        name=None,
+    ):
+        """Get gradients by the compiled mode, in a `train_step` of one's own.
+
+        For GANs, VAEs, distillation: the step keeps its freedom, and every
+        sample's gradient is clipped, measured or accumulated as
+        `gradient_mode` says. Call it once for each loss of the step.
+
+        Args:
+            loss_fn: `loss_fn(x, y, sample_weight)` calls whatever models it
+                likes and returns the loss of each sample, (n,), whose mean
+                is minimised. What belongs to samples must reach it by its
+                arguments, since it is called with some of them, too.
+            x: a tensor of shape (n, ...), or a structure of them, such as
+                (real, noise).
+            y: likewise, or None. Outputs of a frozen teacher can go here.
+            sample_weight: likewise, or None; `loss_fn` multiplies by it.
+            variables: what to differentiate with respect to: variables, a
+                layer or model (built or not), or a list of them; by default
+                `self.trainable_variables`.
+            optimizer: whose gradients they will be, by default
+                `self.optimizer`; it counts only if it scales the loss.
+            name: what goes before the names in the logs where there are
+                several losses: "d" gives "d_loss", "d_clipped_fraction".
+
+        Returns:
+            (gradients, logs): one gradient per variable (None: the loss does
+            not depend on it) for `optimizer.apply(gradients, variables)`,
+            with weight regularisers and noise in them; and a dict of the
+            epoch's mean loss and what the mode logs, by name.
+
+        Raises:
+            ValueError: `loss_fn` does not return one loss for each sample, a
+                layer couples the samples, the mode calls the optimizer
+                itself, or the step runs on several replicas.
+
+        Example:
+
+        >>> import keras
+        >>> import keras_pergrad as kpg
+        >>> class Autoencoder(kpg.PerGradModel):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.encoder = keras.layers.Dense(2)
+        ...         self.decoder = keras.layers.Dense(4)
+        ...     def call(self, x):
+        ...         return self.decoder(self.encoder(x))
+        ...     def train_step(self, data):
+        ...         def loss_fn(x, y, sample_weight):
+        ...             return keras.losses.mean_squared_error(x, self(x))
+        ...         gradients, logs = self.compute_gradients(loss_fn, data)
+        ...         self.optimizer.apply(gradients, self.trainable_variables)
+        ...         return logs
+        >>> model = Autoencoder()
+        >>> clipped = kpg.Vectorized(kpg.ClippedMean(1.0))
+        >>> model.compile("sgd", gradient_mode=clipped)
+        >>> x = keras.ops.ones((8, 4))
+        >>> sorted(model.fit(x, verbose=0).history)
+        ['clipped_fraction', 'loss', 'nonfinite_samples']
+        """
+        batch = x, y, sample_weight
+        step = custom_step.gradients_of(
+            self, loss_fn, batch, variables, optimizer
+        )
+        logs = self._gradient_logs.of_loss(name)
+        before = f"{name}_" if name else ""
+        found = {"loss": step.loss, **step.statistics}
+        found = {before + key: value for key, value in found.items()}
+        return tf.tuple(step.gradients), logs.update(found)
+
     def test_step(self, data):
         """One step of `evaluate` on one batch."""
         if not replicas.several():
@@ -296,38 +381,6 @@ class PerGradModel(keras.Model):
 @keras.saving.register_keras_serializable(PACKAGE)
 class FunctionalPerGradModel(Functional, PerGradModel):
     """What `PerGradModel(inputs, outputs)` gives."""
-
-
-@keras.saving.register_keras_serializable(PACKAGE)
-class WrappedModel(PerGradModel):
-    """What `PerGradModel.from_model` gives for models that only have `call`.
-
-    Args:
-        model: the model, which is called as it is.
-    """
-
-    def __init__(self, model, name=None, **kwargs):
-        super().__init__(name=name or model.name, **kwargs)
-        self.wrapped = model
-        self.output_names = getattr(model, "output_names", None)
-
-    def call(self, inputs, training=None):
-        if self.wrapped._call_has_training_arg:
-            return self.wrapped(inputs, training=training)
-        return self.wrapped(inputs)
-
-    def get_config(self):
-        config = {"name": self.name}
-        config["model"] = keras.saving.serialize_keras_object(self.wrapped)
-        return config
-
-    @classmethod
-    def from_config(cls, config, custom_objects=None):
-        config = dict(config)
-        config["model"] = keras.saving.deserialize_keras_object(
-            config["model"], custom_objects=custom_objects
-        )
-        return cls(**config)
 
 
 def _make_functional(cls):

@@ -15,6 +15,9 @@ STATE = "noise_state"
 class Noise(KerasSaveable):
     """Draws noise, other in each step, and goes on after a restart.
 
+    Under a `tf.distribute` strategy it is made in its scope: a generator from
+    outside would be advanced by each replica.
+
     Args:
         seed: an integer, or None.
     """
@@ -23,17 +26,12 @@ class Noise(KerasSaveable):
         self.seed = seed
         self.generator = keras.random.SeedGenerator(seed)
 
-    def enter_scope(self):
-        """Moves to the `tf.distribute` strategy in force, if there is one.
+    def go_on_from(self, before):
+        """Take over where the noise of a former compile() stands.
 
-        A generator created outside of it would be advanced by each replica.
+        A step whose noise had been there before could be told from it.
         """
-        extended = tf.distribute.get_strategy().extended
-        old = self.generator.state
-        if not extended.variable_created_in_scope(old.value):
-            number = np.asarray(old)
-            self.generator = keras.random.SeedGenerator(int(number[0]))
-            self.generator.state.assign(number)
+        self._set(np.asarray(before.generator.state))
 
     def normal(self, like, deviation):
         """Noise of the shape and type of a tensor."""
@@ -50,7 +48,9 @@ class Noise(KerasSaveable):
     def load_own_variables(self, store):
         if STATE not in list(store.keys()):
             return  # Of a model without noise, or saved before it was kept.
-        number = np.asarray(store[STATE])
+        self._set(np.asarray(store[STATE]))
+
+    def _set(self, number):
         # Whoever gives another seed wants other noise.
         if self.seed in (None, int(number[0])):
             self.generator.state.assign(number)

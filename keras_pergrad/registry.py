@@ -1,5 +1,7 @@
 """Names for classes, resolved as `keras.optimizers.get` resolves them."""
 
+import inspect
+
 import keras
 
 PACKAGE = "keras_pergrad"
@@ -100,6 +102,39 @@ class Registry:
                 f"{config!r}: {error}. Pass an object with its arguments, "
                 f"such as {cls.__name__}(...)."
             ) from error
+
+
+def arguments_shown(thing, arguments):
+    """Return a `repr` that could make the thing again.
+
+    Args:
+        thing: an object.
+        arguments: name to value; those that are defaults are left out.
+    """
+    defaults = inspect.signature(type(thing).__init__).parameters
+    shown = [
+        f"{name}={value!r}"
+        for name, value in arguments.items()
+        if name not in defaults or defaults[name].default != value
+    ]
+    return f"{type(thing).__name__}({', '.join(shown)})"
+
+
+class Configured:
+    """Something with a config, which its `repr` shows."""
+
+    def get_config(self):
+        return {}
+
+    def __repr__(self):
+        # An object in place of the config dict that it is saved as.
+        return arguments_shown(
+            self,
+            {
+                name: getattr(self, name) if isinstance(value, dict) else value
+                for name, value in self.get_config().items()
+            },
+        )
 
 
 def serialize(thing):

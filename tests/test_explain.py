@@ -207,3 +207,12 @@ def test_bad_arguments():
         kpg.explain(layers.Dense(3))
     with pytest.raises(ValueError, match="`batch_size` must be a positive"):
         kpg.explain(_model(), batch_size=0)
+
+
+def test_a_batch_in_place_of_its_size():
+    model = keras.Sequential([keras.layers.Dense(3)])
+    found = kpg.explain(model, np.ones((5, 4), "float32"))
+    assert found.batch_size == 5
+    assert [row.served_by for row in found] == ["rule"]
+    with pytest.raises(ValueError, match="or a batch of inputs"):
+        kpg.explain(model, "four")

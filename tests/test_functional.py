@@ -1,8 +1,11 @@
 """`per_sample_gradients` and `per_sample_norms` against the oracle."""
 
+import re
+
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import keras_pergrad as kpg
 from keras_pergrad import traces
@@ -277,3 +280,94 @@ def test_a_new_loss_is_not_taken_for_one_that_is_gone(monkeypatch):
         model.compile("sgd", loss)
         found.append(kpg.per_sample_norms(model, x, y).numpy())
     assert not np.allclose(*found)
+
+
+def _in_batches():
+    keras.utils.set_random_seed(1)
+    model = _dense()
+    model.compile("sgd", "mse")
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(7, 5)), rng.normal(size=(7, 3))
+    return model, x.astype("float32"), y.astype("float32")
+
+
+def test_batches_and_datasets_give_what_one_batch_gives(capsys):
+    model, x, y = _in_batches()
+    weights = np.arange(1.0, 8.0, dtype="float32")
+    right = kpg.per_sample_gradients(model, x, y, weights)
+    norms = kpg.per_sample_norms(model, x, y, weights)
+    dataset = tf.data.Dataset.from_tensor_slices((x, y, weights)).batch(2)
+    assert "batch" not in capsys.readouterr().out
+    for data in ((x, y, weights), (dataset,)):
+        found = kpg.per_sample_gradients(model, *data, batch_size=3)
+        oracle.assert_agree(found, right)
+        assert re.search(r"3/(3|Unknown)", capsys.readouterr().out)
+        found = kpg.per_sample_norms(model, *data, batch_size=3, verbose=0)
+        np.testing.assert_allclose(found, norms, rtol=1e-5)
+    assert not capsys.readouterr().out
+    found = kpg.per_sample_norms(model, dataset, verbose=0)
+    np.testing.assert_allclose(found, norms, rtol=1e-5)
+
+
+@pytest.mark.parametrize("per_variable", [False, True])
+def test_statistics_over_batches_are_those_of_all_samples(per_variable):
+    model, x, y = _in_batches()
+    how = {"per_variable": per_variable, "verbose": 0}
+    right = kpg.gradient_statistics(model, x, y, **how)
+    found = kpg.gradient_statistics(model, x, y, batch_size=3, **how)
+    pairs = zip(found, right) if per_variable else [(found, right)]
+    for ours, theirs in pairs:
+        for name, value in vars(theirs).items():
+            if value is not None:
+                value = pytest.approx(value, rel=1e-4)
+            assert getattr(ours, name) == value
+
+
+def test_what_is_missing_or_too_much_is_said():
+    model, x, y = _in_batches()
+    with pytest.raises(ValueError, match="Expected `y`, or a dataset of"):
+        kpg.per_sample_norms(model, x)
+    dataset = tf.data.Dataset.from_tensor_slices((x, y))
+    with pytest.raises(ValueError, match=r"Batch it: x\.batch\(256\)"):
+        kpg.per_sample_norms(model, dataset)
+    with pytest.raises(ValueError, match="come with the dataset"):
+        kpg.per_sample_norms(model, dataset.batch(2), y)
+    with pytest.raises(ValueError, match="without an end"):
+        kpg.per_sample_norms(model, dataset.batch(2).repeat())
+    with pytest.raises(ValueError, match=r"`batch_size` .*positive"):
+        kpg.per_sample_norms(model, x, y, batch_size=0)
+
+
+def test_evaluation_is_offered_where_training_mixes_the_samples():
+    model = keras.Sequential(
+        [keras.Input((5,)), layers.BatchNormalization(), layers.Dense(3)]
+    )
+    model.compile("sgd", "mse")
+    _, x, y = _in_batches()
+    with pytest.raises(ValueError, match="you may also pass training=False"):
+        kpg.per_sample_norms(model, x, y)
+    assert kpg.per_sample_norms(model, x, y, training=False).shape == (7,)
+
+
+def test_many_models_do_not_warn_of_retracing(caplog):
+    _, x, y = _in_batches()
+    for _ in range(7):
+        model = keras.Sequential([keras.Input((5,)), layers.Dense(3)])
+        model.compile("sgd", "mse")
+        kpg.per_sample_norms(model, x, y)
+        kpg.input_gradients(model, x, 0, verbose=0)
+    assert not [r for r in caplog.records if "retracing" in r.getMessage()]
+
+
+def test_stateful_layers_are_refused_one_by_one():
+    inputs = keras.Input(batch_shape=(4, 3, 2))
+    outputs = layers.LSTM(2, stateful=True)(inputs)
+    model = keras.Model(inputs, outputs)
+    model.compile("sgd", "mse")
+    x, y = np.ones((4, 3, 2)), np.ones((4, 2))
+    with pytest.raises(ValueError, match=r"\(LSTM\) is stateful, made for ba"):
+        kpg.per_sample_norms(model, x, y, method="per_sample")
+    model = kpg.PerGradModel(inputs, layers.Dense(2)(layers.Flatten()(inputs)))
+    model.compile("sgd", "mse", gradient_mode="per_sample")
+    with pytest.raises(ValueError, match="takes batches of 4 only"):
+        model.fit(x, y, batch_size=4, verbose=0)

@@ -401,3 +401,47 @@ def test_an_activation_with_weights_is_exact():
     x, y = _data()
     found = kpg.per_sample_gradients(model, x, y[:, :2])
     oracle.check(found, model, x, y[:, :2])
+
+
+def test_an_aggregation_for_a_mode_is_explained():
+    said = (
+        r"write Vectorized\(aggregation=ClippedMean\(clip_norm=1.0, "
+        r"noise_multiplier=0.5\)\)"
+    )
+    model = kpg.PerGradModel()
+    with pytest.raises(TypeError, match=said):
+        model.compile("sgd", gradient_mode=kpg.ClippedMean(1.0, 0.5))
+
+
+def test_modes_and_aggregations_show_their_arguments():
+    mode = kpg.Accumulated(steps=2, inner=kpg.PerSample(kpg.ClippedMean(2.0)))
+    assert repr(mode) == (
+        "Accumulated(steps=2, "
+        "inner=PerSample(aggregation=ClippedMean(clip_norm=2.0)))"
+    )
+    assert repr(kpg.Mean()) == "Mean()"
+
+
+def test_the_package_shows_public_names_only():
+    assert set(dir(kpg)) == {*kpg.__all__, "__version__"}
+
+
+def test_loss_scaling_in_double_precision():
+    found = []
+    floatx = keras.config.floatx()
+    keras.config.set_floatx("float64")
+    try:
+        for mode in ("batch", "vectorized", "per_sample"):
+            keras.utils.set_random_seed(1)
+            inputs = keras.Input((5,))
+            model = kpg.PerGradModel(inputs, keras.layers.Dense(3)(inputs))
+            optimizer = keras.optimizers.SGD(0.1)
+            optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
+            model.compile(optimizer, "mse", gradient_mode=mode)
+            model.fit(np.ones((4, 5)), np.ones((4, 3)), verbose=0)
+            found.append(model.get_weights())
+    finally:
+        keras.config.set_floatx(floatx)
+    for ours in found[1:]:
+        for a, b in zip(ours, found[0]):
+            np.testing.assert_allclose(a, b, rtol=1e-12)

@@ -114,3 +114,35 @@ def test_another_seed_is_kept(tmp_path):
     net = model(seed=2)
     net.load_weights(tmp_path / "one.weights.h5")
     assert list(state(net)) == [2, 0]
+
+
+def test_models_of_one_aggregation_have_noise_of_their_own(tmp_path):
+    shared = kpg.Vectorized(noisy())
+    nets = [model() for _ in range(2)]
+    for net in nets:
+        net.compile("sgd", "mse", gradient_mode=shared, jit_compile=False)
+    first, second = nets
+    config = shared.get_config()
+    fit(first).save_weights(tmp_path / "one.weights.h5")
+    once = state(first).tolist()
+    fit(second, epochs=2)
+    further = state(second).tolist()
+    assert further != once
+    assert state(first).tolist() == once
+    first.load_weights(tmp_path / "one.weights.h5")
+    assert state(second).tolist() == further
+    assert shared.get_config() == config
+
+
+def test_noise_goes_on_when_compiled_again():
+    net = fit(model())
+    before = state(net).tolist()
+    net.compile("sgd", "mse", gradient_mode=MODES["vectorized"](1))
+    assert state(net).tolist() == before
+    net.compile("sgd", "mse", gradient_mode=MODES["vectorized"](2))
+    assert state(net).tolist() == [2, 0]
+
+
+def test_noise_without_a_model_is_refused():
+    with pytest.raises(ValueError, match=r"finish\(gradients, n, state\)"):
+        noisy().finish([np.ones(3, "float32")], 2)

@@ -3,6 +3,14 @@
 # What a per-sample mode logs of the training batches.
 _OF_BATCHES = ("gradient_norm", "gradient_variance", "gradient_noise_scale")
 
+# Of the probe a person reads its norm and noise scale.
+_HIDDEN = (
+    "gradient_variance",
+    "gradient_snr",
+    "gradient_repeat_deviation",
+    "bitwise_equal_variables",
+)
+
 
 def logged(found):
     """What of a `BatchGradient` goes into the logs."""
@@ -19,6 +27,12 @@ def logged(found):
                 float("nan") if value is None else value
             )
     return values
+
+
+def hidden(name, value):
+    """Whether a figure of the probe is left out of the progress bar."""
+    del value
+    return name in _HIDDEN or name.startswith("train_gradient_")
 
 
 def set_apart(logs):

@@ -2,17 +2,31 @@
 
 import contextlib
 import functools
+import math
 import weakref
 
 import keras
 import tensorflow as tf
 
+from keras_pergrad import progress_bar
 from keras_pergrad.callbacks import probe as probes
-from keras_pergrad.callbacks.gradient_logs import logged, set_apart
-from keras_pergrad.callbacks.run_description import describe
+from keras_pergrad.callbacks.gradient_logs import hidden, logged, set_apart
+from keras_pergrad.callbacks.run_description import describe, global_seed
 from keras_pergrad.callbacks.run_log import RunLog
 from keras_pergrad.pipelines.fit_frame import running_fit
 from keras_pergrad.runs import GradientSketch
+
+# What reads the logs, and lacks what a callback behind it puts into them.
+_READERS = (
+    keras.callbacks.CSVLogger,
+    keras.callbacks.EarlyStopping,
+    keras.callbacks.ModelCheckpoint,
+    keras.callbacks.ReduceLROnPlateau,
+    keras.callbacks.RemoteMonitor,
+    keras.callbacks.TensorBoard,
+)
+# How many measurements make a curve.
+_CURVE = 20
 
 
 class GradientVariance(keras.callbacks.Callback):
@@ -41,6 +55,10 @@ class GradientVariance(keras.callbacks.Callback):
     the logs as `train_gradient_norm` and so on, also where the mode logs
     them by itself: without a prefix, names mean the probe.
 
+    The progress bar shows the norm and the noise scale, the logs have all.
+    Callbacks that read the logs, such as `CSVLogger` or `TensorBoard`, get
+    them wherever they stand: this one moves before the first of them.
+
     With `log_dir` every measurement is recorded for `kpg.compare_runs`. Runs
     can be compared if they have the same probe, so pass one.
 
@@ -48,13 +66,16 @@ class GradientVariance(keras.callbacks.Callback):
         probe: (x, y) or (x, y, sample_weight), arrays; by default the first
             batch of each `fit`.
         every: "epoch", or after how many updates to measure. With a number,
-            an epoch's logs show its last measurement.
+            an epoch's logs show its last measurement. By default, with
+            `log_dir`, such a number that a `fit` of few epochs is measured
+            about twenty times, and its record is a curve; else "epoch".
         repeats: how many times each gradient is computed.
         log_dir: where to write the run; None: logs only.
         run_name: the run's directory in `log_dir`; by default a new name
-            from the time. A name that is there is refused, unless `fit`
-            resumes the run: with `initial_epoch` above 0, which
-            `keras.callbacks.BackupAndRestore` sets after a crash.
+            from the time and the seed of `keras.utils.set_random_seed`. A
+            name that is there is refused, unless `fit` resumes the run: with
+            `initial_epoch` above 0, which `keras.callbacks.BackupAndRestore`
+            sets after a crash.
         tags: a dict of names to strings or numbers, for groups of runs.
         sketch_size: numbers kept of each gradient's direction.
 
@@ -90,7 +111,7 @@ class GradientVariance(keras.callbacks.Callback):
     def __init__(
         self,
         probe=None,
-        every="epoch",
+        every=None,
         repeats=3,
         log_dir=None,
         run_name=None,
@@ -98,7 +119,7 @@ class GradientVariance(keras.callbacks.Callback):
         sketch_size=1024,
     ):
         super().__init__()
-        if every != "epoch" and not _is_count(every):
+        if every not in (None, "epoch") and not _is_count(every):
             raise ValueError(
                 "`every` expected 'epoch' or a positive number of updates. "
                 f"Received: every={every!r}"
@@ -122,6 +143,7 @@ class GradientVariance(keras.callbacks.Callback):
         self.measurements, self.steps, self.messages = [], [], []
         self.run_directory = None
         self._meter = self._run = None
+        self._every = every
         self._fit = contextlib.ExitStack()
 
     # Hooks, in the order in which Keras calls them.
@@ -134,8 +156,11 @@ class GradientVariance(keras.callbacks.Callback):
         siblings = running_fit(self.model).callbacks
         if siblings is not None:
             weakref.finalize(siblings, self._fit.close)
+            self._go_before_readers(siblings.callbacks)
+            progress_bar.leave_out(siblings, hidden)
         self.measurements, self.steps, self.messages = [], [], []
         self.run_directory = self._meter = None
+        self._every = self._chosen_every()
         self._batches_seen, self._explained = 0, False
         watch = getattr(self.model, "watch_gradients", None)
         if watch is not None:
@@ -152,14 +177,14 @@ class GradientVariance(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         self._batches_seen += 1
-        if isinstance(self.every, int) and self._meter is not None:
+        if isinstance(self._every, int) and self._meter is not None:
             step = self._step()
-            if step - self._last_step >= self.every:
+            if step - self._last_step >= self._every:
                 self._measure(step)
         set_apart(logs)
 
     def on_epoch_end(self, epoch, logs=None):
-        if self.every == "epoch" and self._meter is not None:
+        if self._every == "epoch" and self._meter is not None:
             self._measure(self._step())
         if logs is None:
             return
@@ -171,6 +196,14 @@ class GradientVariance(keras.callbacks.Callback):
         self._fit.close()
 
     # The run.
+
+    def _go_before_readers(self, callbacks):
+        """Moves before the first callback that the logs are written for."""
+        here = callbacks.index(self) if self in callbacks else 0
+        for place, other in enumerate(callbacks[:here]):
+            if isinstance(other, _READERS):
+                callbacks.insert(place, callbacks.pop(here))
+                return
 
     def _need_probe(self):
         """What is to be called with the first batch, or None."""
@@ -192,8 +225,18 @@ class GradientVariance(keras.callbacks.Callback):
                 self.run_name,
                 self._resumes(epoch),
                 self._sketch,
+                global_seed(),
             )
             self.run_directory = self._run.directory
+
+    def _chosen_every(self):
+        """After how many updates to measure in this `fit`."""
+        epochs, steps = self.params.get("epochs"), self.params.get("steps")
+        if self.every is not None:
+            return self.every
+        if self.log_dir is None or not steps or not epochs or epochs >= _CURVE:
+            return "epoch"
+        return math.ceil(steps * epochs / _CURVE)
 
     def _known(self):
         """What is known of this `fit`."""

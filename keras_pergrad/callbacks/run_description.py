@@ -62,7 +62,7 @@ def describe(model, batch, fit, tags, run, sketch_size):
         machine=_machine(),
         devices=["CPU", *(f"{d.name} ({d.platform})" for d in accelerators)],
         device=kind,
-        seed=_seed(),
+        seed=global_seed(),
         optimizer=None
         if optimizer is None
         else plain(
@@ -127,8 +127,8 @@ def _machine():
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def _seed():
-    """The seed of `keras.utils.set_random_seed`, if it was called."""
+def global_seed():
+    """Return the seed of `keras.utils.set_random_seed`, if it was called."""
     if hasattr(rng_utils, "get_random_seed"):
         return rng_utils.get_random_seed()
     # Keras before 3.11 forgets it, TensorFlow does not.

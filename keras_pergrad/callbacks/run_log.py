@@ -15,6 +15,7 @@ class RunLog:
         run_name: the run's name, or None for a new one.
         resumes: whether a run of that name is gone on with.
         sketch: a `GradientSketch`.
+        seed: what new names say of the seed, or None.
 
     Attributes:
         directory: of the run.
@@ -23,11 +24,14 @@ class RunLog:
         OSError, ValueError: as `RunWriter.create` and `RunWriter.resume`.
     """
 
-    def __init__(self, log_dir, describe, run_name, resumes, sketch):
+    def __init__(self, log_dir, describe, run_name, resumes, sketch, seed=None):
         make = RunWriter.resume if run_name and resumes else RunWriter.create
         if run_name is None:
             # Sorted by time; a few random digits for runs of one second.
-            run_name = time.strftime("%Y%m%d-%H%M%S-") + os.urandom(3).hex()
+            run_name = time.strftime("%Y%m%d-%H%M%S-")
+            if seed is not None:
+                run_name += f"seed{seed}-"
+            run_name += os.urandom(3).hex()
         self._sketch = sketch
         self._writer = make(os.fspath(log_dir), describe(run_name, sketch.size))
         self.directory = self._writer.directory

@@ -1,5 +1,7 @@
 """The same gradient in every way it can be computed: do they agree?"""
 
+import dataclasses
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -12,8 +14,14 @@ from keras_pergrad.checking import (
     reference,
     ways,
 )
-from keras_pergrad.checking.state import State
-from keras_pergrad.checking.table import REFUSED, CheckRow, GradientCheck
+from keras_pergrad.checking.table import (
+    CANNOT_TELL,
+    LARGEST_LIMIT,
+    REFUSED,
+    CheckRow,
+    GradientCheck,
+)
+from keras_pergrad.model_state import ModelState
 from keras_pergrad.placement.prediction import check_trainable
 from keras_pergrad.placement.replica import as_in_fit
 from keras_pergrad.reasons import reason
@@ -39,8 +47,11 @@ def check_gradients(
     CPU (in the model's own format where an op has no float64). A difference
     is called rounding as far as the float format, the number of summed terms
     and the model's own amplification of rounding explain it, and wrong
-    beyond. The model is left as it is: weights, seeds, metrics and moving
-    statistics. Random layers draw the same numbers everywhere.
+    beyond; where rounding alone may be above a quarter of a gradient, as in
+    half precision, the verdict is "cannot tell". The model is left as it is:
+    weights, seeds, metrics and moving statistics. Random layers are given
+    the same seeds everywhere; where they draw other numbers from them (by XLA,
+    mostly, and in microbatches), the row says that it cannot be compared.
 
     Where samples have no gradient of their own (BatchNormalization in
     training), the reference is the batch's gradient in float64, and the
@@ -94,7 +105,7 @@ def check_gradients(
             lambda t: None if t is None else tf.convert_to_tensor(t), batch
         )
     )
-    with State(model) as state:
+    with ModelState(model) as state:
         check = _Check(model, data, batch, samples, repeats, state)
         check.find_reference(chosen)
         rows = [
@@ -251,9 +262,19 @@ class _Check:
             how = self.dtype, self.terms, scales
             verdicts.append(judgement.judge_all(names, right, values, *how))
         return {
-            name: max((v[name] for v in verdicts), key=lambda v: v.relative)
+            name: _told(
+                max((v[name] for v in verdicts), key=lambda v: v.relative)
+            )
             for name in names
         }
+
+
+def _told(verdict):
+    """The same, unless its limit is so large that it says nothing."""
+    tells = verdict.tolerance <= LARGEST_LIMIT
+    if tells or verdict.verdict != judgement.ROUNDING:
+        return verdict
+    return dataclasses.replace(verdict, verdict=CANNOT_TELL)
 
 
 def _rounded(gradient, variable):
@@ -273,7 +294,12 @@ def _names(paths):
 
 
 def _worst(verdicts):
-    order = (judgement.WRONG, judgement.ROUNDING, judgement.EXACT)
+    order = (
+        judgement.WRONG,
+        CANNOT_TELL,
+        judgement.ROUNDING,
+        judgement.EXACT,
+    )
     return next(v for v in order if v in verdicts)
 
 

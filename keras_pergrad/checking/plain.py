@@ -175,7 +175,9 @@ class PlainTape:
 
 
 def _compiled(function):
-    return tf.function(function, autograph=False)
+    # TensorFlow counts the traces of one piece of code, over all models, and
+    # warns of too many; a partial function counts by itself.
+    return tf.function(functools.partial(function), autograph=False)
 
 
 def _is_float(variable):

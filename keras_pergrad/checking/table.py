@@ -7,6 +7,9 @@ import textwrap
 from keras_pergrad.judgement import EXACT, ROUNDING, WRONG
 
 REFUSED = "refused"
+CANNOT_TELL = "cannot tell"
+#: Above this part of a gradient's size, a limit for rounding says nothing.
+LARGEST_LIMIT = 0.25
 COLUMNS = (
     "mode",
     "device",
@@ -29,7 +32,9 @@ class CheckRow:
         mode: the gradient mode.
         device: its device.
         setting: `"eager"`, `"graph"` or `"xla"`.
-        verdict: `"exact"`, `"rounding"`, `"wrong"` or `"refused"`.
+        verdict: `"exact"`, `"rounding"`, `"wrong"` or `"refused"`; or
+            `"cannot tell"`: within the limit, which is above a quarter of
+            the gradient's size, so that it would hide most mistakes.
         verdicts: variable's path → `Verdict`, the worst of all repeats.
         between_repeats: the largest difference between repeats.
         step_ms: the median time of a step's gradients.
@@ -114,6 +119,8 @@ class GradientCheck:
         compared = [row for row in self.rows if row.verdict != REFUSED]
         if not compared:
             return "No answer: every way to the gradient was refused."
+        if {row.verdict for row in compared} == {CANNOT_TELL}:
+            return _no_telling(compared)
         sentences = [_agreement(compared), _repeats(compared)]
         if self.refused:
             modes = ", ".join(dict.fromkeys(row.mode for row in self.refused))
@@ -203,12 +210,25 @@ def _wrapped(line):
 def _agreement(rows):
     wrong = [row for row in rows if row.verdict == WRONG]
     if not wrong:
-        same = f"Yes: {len(rows)} of {len(rows)} ways give the same gradients"
+        told = [row for row in rows if row.verdict != CANNOT_TELL]
+        same = f"Yes: {len(told)} of {len(rows)} ways give the same gradients"
+        if len(told) < len(rows):
+            return f"{same}; of the others the number format cannot tell."
         largest = max(row.relative for row in rows)
         if not largest:
             return f"{same}, to the last bit."
         return f"{same}, to {largest:.1g} of their size, which is rounding."
     return f"No: {len(wrong)} of {len(rows)} ways are wrong. {_blame(rows)}"
+
+
+def _no_telling(rows):
+    limit = max(row.worst[1].tolerance for row in rows)
+    return (
+        f"Cannot tell: rounding alone may be {limit:.0%} of a gradient in "
+        "this number format, so that no difference means anything. Check the "
+        "model in float32 (keras.config.set_dtype_policy('float32') before "
+        "it is made)."
+    )
 
 
 def _blame(rows):

@@ -14,6 +14,11 @@ from keras_pergrad.inputs.chunk import (
 from keras_pergrad.inputs.results import Rows, Total
 from keras_pergrad.inputs.sources import source
 from keras_pergrad.inputs.targets import Targets
+from keras_pergrad.model_state import (
+    random_state_kept,
+    run_and_restore,
+    unchanged,
+)
 
 
 def input_gradients(
@@ -92,12 +97,15 @@ def input_gradients(
         for number, chunk in enumerate(chunks):
             chunk = tf.nest.map_structure(tf.convert_to_tensor, chunk)
             if targets is None:
-                shape = output_of(model, _first(chunk)).shape
+                with unchanged(model):
+                    shape = output_of(model, _first(chunk)).shape
                 targets = Targets(outputs, shape, chunks.samples)
                 compute = traced(model, targets, reduce)
             count = int(tf.nest.flatten(chunk)[0].shape[0])
             own = targets.of_chunk(result.rows, count)
-            result.write(compute(chunk, own), count)
+            with random_state_kept():
+                found = run_and_restore(compute, chunk, tf.constant(own))
+            result.write(found, count)
             bar.update(number + 1, finalize=number + 1 == chunks.chunks)
         if targets is not None:
             targets.check_end(result.rows)

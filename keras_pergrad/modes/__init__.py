@@ -1,5 +1,6 @@
 """How gradients are obtained; one class a file."""
 
+from keras_pergrad.aggregation import Aggregation
 from keras_pergrad.modes.accumulated import Accumulated
 from keras_pergrad.modes.base import (
     GradientMode,
@@ -12,7 +13,22 @@ from keras_pergrad.modes.per_sample import PerSample
 from keras_pergrad.modes.shares import evaluate
 from keras_pergrad.modes.vectorized import Vectorized
 
-get = modes.get
+
+def get(identifier):
+    """Return a `GradientMode` for a name, a config dict or an object.
+
+    Raises:
+        ValueError: the name is unknown, or the config cannot be read.
+        TypeError: the identifier is of another type.
+    """
+    if isinstance(identifier, Aggregation):
+        raise TypeError(
+            f"Expected a gradient mode. Received: {identifier!r}, an "
+            "aggregation, which a mode applies to its gradients; write "
+            f"Vectorized(aggregation={identifier!r})."
+        )
+    return modes.get(identifier)
+
 
 __all__ = [
     "Accumulated",

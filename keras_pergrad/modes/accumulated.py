@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from keras_pergrad import replicas
+from keras_pergrad import refusals, replicas
 from keras_pergrad.aggregation import is_finite
 from keras_pergrad.arguments import positive_integer
 from keras_pergrad.batches import first_tensor
@@ -23,6 +23,7 @@ from keras_pergrad.modes.microbatches import sum_over
 from keras_pergrad.modes.pending import Pending
 from keras_pergrad.modes.virtual import WeightedContributions
 from keras_pergrad.registry import serialize
+from keras_pergrad.replay import is_composite
 
 TAILS = ("apply", "keep", "drop")
 
@@ -82,6 +83,10 @@ class Accumulated(GradientMode):
         return self.inner.aggregation
 
     @property
+    def updates_by_itself(self):
+        return self.steps > 1
+
+    @property
     def _weighs(self):
         """Whether samples are looked at one by one."""
         return self.aggregation is not None and self.aggregation.needs_norms
@@ -91,6 +96,9 @@ class Accumulated(GradientMode):
 
     def step(self, model, x, y, sample_weight):
         _require_plain(model)
+        for part in tf.nest.flatten((x, y, sample_weight)):
+            if is_composite(part):
+                raise ValueError(refusals.not_dense(part))
         scale = loss_scale(model.optimizer)
         sums = added.kinds(model, x)
         arguments = model, x, scale, sums, self.steps == 1
@@ -132,7 +140,8 @@ class Accumulated(GradientMode):
     def _finish(self, model, gradients, rows):
         """The gradients as the optimizer expects them."""
         if self.aggregation is not None:
-            gradients = finished(self.aggregation, gradients, rows)
+            state = model.aggregation_state
+            gradients = finished(self.aggregation, gradients, rows, state)
         gradients = add_regularizers(gradients, model.trainable_variables)
         return scaled(gradients, loss_scale(model.optimizer))
 

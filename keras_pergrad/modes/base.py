@@ -3,13 +3,14 @@
 import collections.abc
 import dataclasses
 
+import keras
 import tensorflow as tf
 
 from keras_pergrad import replicas, statistics
 from keras_pergrad.aggregation import is_finite
 from keras_pergrad.losses import regularization_gradients
 from keras_pergrad.metrics import STATISTICS
-from keras_pergrad.registry import Registry
+from keras_pergrad.registry import Configured, Registry
 
 
 @dataclasses.dataclass
@@ -59,7 +60,7 @@ class PartOfBatch:
     sample_weight: object
 
 
-class GradientMode:
+class GradientMode(Configured):
     """How a `PerGradModel` turns a batch into gradients.
 
     Subclass it, define `step`, and register the class with
@@ -75,8 +76,12 @@ class GradientMode:
     #: Whether statistics can be had beside the gradients, which stay the same.
     can_be_watched = False
 
-    #: Whether a callback wants them while it watches.
+    #: Whether a callback wants them while it watches. Set on a copy of the
+    #: mode that belongs to one model, never on the user's own.
     is_watched = False
+
+    #: Whether `step` may call the optimizer itself, and give no gradients.
+    updates_by_itself = False
 
     def step(self, model, x, y, sample_weight):
         """Finds the gradients of one batch.
@@ -111,9 +116,6 @@ class GradientMode:
     @property
     def log_metrics(self):
         """What `step` puts into `statistics`: name to metric class."""
-        return {}
-
-    def get_config(self):
         return {}
 
     @classmethod
@@ -157,7 +159,8 @@ def loss_scale(optimizer):
     """The factor that the optimizer wants the loss multiplied by, or None."""
     if optimizer is None:
         return None
-    one = tf.ones([], "float32")
+    wide = keras.config.floatx() == "float64"
+    one = tf.ones([], "float64" if wide else "float32")
     scaled = optimizer.scale_loss(one)
     return None if scaled is one else scaled
 
@@ -177,9 +180,9 @@ def add_regularizers(gradients, variables):
     return result
 
 
-def finished(aggregation, gradients, n):
+def finished(aggregation, gradients, n, state=None):
     """What `aggregation.finish` returns, the same on all replicas."""
-    result = aggregation.finish(gradients, n)
+    result = aggregation.finish(gradients, n, state)
     # Noise is drawn by each replica, in its own way.
     return result if result is gradients else replicas.of_the_first(result)
 

@@ -1,8 +1,11 @@
-"""One forward and backward pass per sample."""
+"""One forward and backward pass per sample.
+
+Private name in use: `Layer._flatten_layers`.
+"""
 
 import tensorflow as tf
 
-from keras_pergrad import replicas
+from keras_pergrad import refusals, replicas
 from keras_pergrad.aggregation import aggregations, is_finite
 from keras_pergrad.arguments import positive_integer
 from keras_pergrad.batches import first_tensor
@@ -86,11 +89,16 @@ class PerSample(GradientMode):
         )
 
     @property
+    def updates_by_itself(self):
+        return self.updates == "sample"
+
+    @property
     def can_be_watched(self):
         # One update by one sample has no variance.
         return self.updates == "batch"
 
     def step(self, model, x, y, sample_weight):
+        require_any_batch_size(model)
         if self.updates == "sample":
             return self._online_step(model, x, y, sample_weight)
         if replicas.several():
@@ -98,7 +106,8 @@ class PerSample(GradientMode):
         scale = loss_scale(model.optimizer)
         samples = Samples(model, x, y, sample_weight, scale)
         gradients, norms, plain = self._aggregate(samples)
-        gradients = self.aggregation.finish(gradients, samples.n)
+        state = model.aggregation_state
+        gradients = self.aggregation.finish(gradients, samples.n, state)
         if scale is not None and self.aggregation.needs_norms:
             finite = is_finite(norms)
             gradients = overflow_to_infinity(gradients, finite, scale)
@@ -206,7 +215,8 @@ class PerSample(GradientMode):
                 else tf.math.multiply_no_nan(g, tf.cast(weight, g.dtype))
                 for g in found
             ]
-        gradients = self.aggregation.finish(found, samples.n)
+        state = model.aggregation_state
+        gradients = self.aggregation.finish(found, samples.n, state)
         if scale is not None and self.aggregation.needs_norms:
             finite = is_finite(norm[None])
             gradients = overflow_to_infinity(gradients, finite, scale)
@@ -228,6 +238,26 @@ class PerSample(GradientMode):
             "parallel_iterations": self.parallel_iterations,
             "statistics": self.with_statistics,
         }
+
+
+def require_any_batch_size(model):
+    """Refuses a model that cannot be called with one sample.
+
+    Raises:
+        ValueError: (naming what is made for one batch size).
+    """
+    sizes = {
+        t.shape[0]
+        for t in tf.nest.flatten(getattr(model, "inputs", None) or [])
+        if len(t.shape)
+    }
+    size = next((s for s in sizes if s not in (None, 1)), None)
+    for layer in model._flatten_layers():
+        if getattr(layer, "stateful", False) and size != 1:
+            shown = "one size" if size is None else size
+            raise ValueError(refusals.one_batch_size(layer, shown))
+    if size is not None:
+        raise ValueError(refusals.fixed_batch_size(model, size))
 
 
 modes.register("per_sample", PerSample)

@@ -58,7 +58,9 @@ def step(mode, model, x, y, sample_weight):
         statistics = spread(norms, squares, parts.rows)
     aggregation = mode.aggregation
     if aggregation is not None:
-        gradients = finished(aggregation, gradients, parts.rows)
+        gradients = finished(
+            aggregation, gradients, parts.rows, model.aggregation_state
+        )
         if aggregation.needs_norms:
             statistics |= aggregation.statistics(norms)
             if scale is not None:

@@ -81,7 +81,7 @@ class Vectorized(GradientMode):
         n = tf.shape(first_tensor(x))[0]
         wanted = self._statistics()
         gradients, statistics = aggregate(
-            self.aggregation, factors, n, scale, wanted
+            self.aggregation, factors, n, scale, wanted, model.aggregation_state
         )
         gradients = add_regularizers(gradients, tape.variables)
         return Step(loss, y_pred, scaled(gradients, scale), statistics)
@@ -137,7 +137,7 @@ class Vectorized(GradientMode):
         }
 
 
-def aggregate(aggregation, factors, n, scale=None, statistics=None):
+def aggregate(aggregation, factors, n, scale=None, statistics=None, state=None):
     """The weighted mean of factored per-sample gradients.
 
     Args:
@@ -148,6 +148,7 @@ def aggregate(aggregation, factors, n, scale=None, statistics=None):
         statistics: whether the spread of the gradients is wanted, too: None,
             or `SHARED`: what the norms hold serves the gradient (cheaper), or
             `BESIDE`: the gradient keeps the bits that it has without.
+        state: the model's `aggregation_state`.
 
     Returns:
         (gradients, statistics).
@@ -163,12 +164,12 @@ def aggregate(aggregation, factors, n, scale=None, statistics=None):
             # The gradient that is applied is the mean: its norm is free.
             mean = [squared_norm(g) for g in gradients if g is not None]
             found = spread(norms, mean, n)
-        return aggregation.finish(gradients, n), found
+        return aggregation.finish(gradients, n, state), found
     gradients, norms = weighted_sum(aggregation, factors, n)
     if statistics:
         mean = [f.squared_norm_of_sum() for f in factors if f is not None]
         found = spread(norms, mean, n)
-    gradients = aggregation.finish(gradients, n)
+    gradients = aggregation.finish(gradients, n, state)
     if scale is not None:
         finite = is_finite(norms)
         gradients = overflow_to_infinity(gradients, finite, scale)

@@ -88,6 +88,7 @@ def _variables(model):
         *model.variables,
         *model.optimizer.variables,
         *_held_by(getattr(model, "gradient_mode", None)),
+        *_held_by(getattr(model, "aggregation_state", None)),
     ]
     # Of layers that were given no seed; asking Keras for it makes it.
     seeds = global_state.get_global_attribute("global_seed_generator")

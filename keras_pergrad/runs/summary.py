@@ -7,6 +7,12 @@ import numpy as np
 from keras_pergrad.runs.wording import number, relative
 
 _WIDTH = 79
+_MOST = 12
+_ONE_STEP = (
+    "There is one step to compare, which says nothing of how differences "
+    "grow. Record more: GradientVariance(log_dir=..., every=1) measures after "
+    "each update, or train for more epochs."
+)
 COLUMNS = (
     "step",
     "runs",
@@ -31,14 +37,22 @@ def text(comparison):
             sentence, _WIDTH, initial_indent="- ", subsequent_indent="  "
         )
     shown = [COLUMNS.index(column) for column in _SHOWN]
-    table = [[row[k] for k in shown] for row in [COLUMNS, *rows(c, 12)]]
+    found = rows(c, _MOST)
+    table = [[row[k] for k in shown] for row in [COLUMNS, *found]]
     lines += ["", *_aligned(table)]
+    steps = len(c.data["step"])
+    if len(found) < steps:
+        lines.append(
+            f"{len(found)} of {steps} steps are shown; .data and .to_html() "
+            "have all"
+        )
     lines += [
         "apart, repeats: distance of two runs over the gradient's norm",
         "sampling: variance between batches at equal weights over that between",
         "runs, at most 100 %: a yardstick and not a cause",
     ]
-    for note in c.notes:
+    notes = [*c.notes, _ONE_STEP] if steps == 1 else c.notes
+    for note in notes:
         lines += textwrap.wrap(
             note, _WIDTH, initial_indent="* ", subsequent_indent="  "
         )

@@ -13,9 +13,13 @@ import weakref
 import numpy as np
 import tensorflow as tf
 
+from keras_pergrad.model_state import (
+    losses_kept,
+    random_state_kept,
+    run_and_restore,
+)
 from keras_pergrad.samples import messages, values
 from keras_pergrad.samples.motion import watch
-from keras_pergrad.samples.state import assigned_put_back
 
 _FOUND = weakref.WeakKeyDictionary()
 
@@ -118,7 +122,7 @@ def exchange_of(tape):
     known = _FOUND.setdefault(model, {})
     kept = known.get(key)
     if kept is None or kept[0]() is not (loss or model):
-        with tf.init_scope():
+        with tf.init_scope(), random_state_kept(), losses_kept(model):
             found = Trial(tape, specs).exchange()
         known[key] = kept = weakref.ref(loss or model), found
     return kept[1]
@@ -210,8 +214,7 @@ class _Traced:
     def run(self, batch):
         """The tensors for a batch, as arrays."""
         flat = [t for t in tf.nest.flatten(batch) if t is not None]
-        with assigned_put_back(self.function):
-            return [np.asarray(t) for t in self.function(*flat)]
+        return [np.asarray(t) for t in run_and_restore(self.function, *flat)]
 
 
 class _Looked:

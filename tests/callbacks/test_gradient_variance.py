@@ -5,6 +5,7 @@ import errno
 import gc
 import json
 import os
+import re
 import subprocess
 import sys
 import warnings
@@ -250,7 +251,7 @@ def test_logs_reach_the_csv_file(tmp_path):
 def test_a_run_is_recorded(tmp_path):
     model = make(cls=kpg.PerGradModel, gradient_mode="vectorized")
     watch = GradientVariance(
-        PROBE, log_dir=tmp_path, tags={"learning": "fast", "fold": 3}
+        PROBE, "epoch", log_dir=tmp_path, tags={"learning": "fast", "fold": 3}
     )
     logs = fit(model, watch, epochs=3).history
     assert list_runs(tmp_path) == [watch.run_directory]
@@ -282,7 +283,10 @@ def test_equal_runs_have_equal_records_and_fingerprints(tmp_path):
     tf.config.experimental.enable_op_determinism()
     try:
         for cls in (keras.Model, kpg.PerGradModel, keras.Model):
-            fit(make(cls=cls), GradientVariance(PROBE, log_dir=tmp_path))
+            fit(
+                make(cls=cls),
+                GradientVariance(PROBE, "epoch", log_dir=tmp_path),
+            )
     finally:
         from tensorflow.python.framework import config
 
@@ -315,7 +319,7 @@ def test_another_probe_has_another_fingerprint():
 
 
 def test_an_existing_name_is_refused_before_training(tmp_path):
-    options = {"log_dir": tmp_path, "run_name": "mine"}
+    options = {"every": "epoch", "log_dir": tmp_path, "run_name": "mine"}
     fit(make(), GradientVariance(PROBE, **options))
     for probe in (PROBE, None):
         model = make()
@@ -335,7 +339,7 @@ def test_a_broken_off_run_is_resumed(tmp_path):
     def train(*crash):
         keras.backend.clear_session()
         watch = GradientVariance(
-            PROBE, log_dir=tmp_path / "runs", run_name="mine"
+            PROBE, "epoch", log_dir=tmp_path / "runs", run_name="mine"
         )
         backup = keras.callbacks.BackupAndRestore(str(tmp_path / "backup"))
         fit(make(), watch, *crash, backup, epochs=4)
@@ -353,8 +357,56 @@ def test_a_broken_off_run_is_resumed(tmp_path):
     assert run.scalars["step"].tolist() == [3, 6, 9, 12]
 
 
-def test_a_new_name_for_every_fit(tmp_path):
+def test_a_short_fit_records_a_curve(tmp_path):
     watch = GradientVariance(PROBE, log_dir=tmp_path)
+    fit(make(), watch, epochs=4)
+    assert watch.steps == list(range(1, 13))
+    assert len(read_run(watch.run_directory)) == 12
+    assert watch._chosen_every() == 1
+    watch.params = {"epochs": 5, "steps": 1000}
+    assert watch._chosen_every() == 250
+    watch.params = {"epochs": 20, "steps": 1000}
+    assert watch._chosen_every() == "epoch"
+    watch.log_dir = None
+    watch.params = {"epochs": 5, "steps": 1000}
+    assert watch._chosen_every() == "epoch"
+
+
+def test_a_name_says_the_seed(tmp_path):
+    watch = GradientVariance(PROBE, "epoch", log_dir=tmp_path)
+    fit(make(), watch)
+    assert re.search(r"-seed3-[0-9a-f]{6}$", str(watch.run_directory))
+
+
+def test_those_who_read_the_logs_have_all(tmp_path, capsys):
+    """They stand before it here; the progress bar shows two figures."""
+    path = tmp_path / "log.csv"
+    watch = GradientVariance(PROBE)
+    readers = (
+        keras.callbacks.CSVLogger(path),
+        keras.callbacks.EarlyStopping("gradient_noise_scale", mode="min"),
+    )
+    mode = kpg.Vectorized(kpg.ClippedMean(1e9), statistics=True)
+    model = make(cls=kpg.PerGradModel, gradient_mode=mode)
+    history = model.fit(X, Y, verbose=2, callbacks=[*readers, watch]).history
+    with path.open() as file:
+        written = next(csv.DictReader(file))
+    for name in PROBE_KEYS:
+        assert float(written[name]) == pytest.approx(history[name][0])
+    shown = re.findall(r"(\w+): ", capsys.readouterr().out)
+    assert sorted(shown) == [
+        "accuracy",
+        "clipped_fraction",
+        "gradient_noise_scale",
+        "gradient_norm",
+        "loss",
+    ]
+    assert history["nonfinite_samples"] == [0.0]
+    assert "train_gradient_variance" in history
+
+
+def test_a_new_name_for_every_fit(tmp_path):
+    watch = GradientVariance(PROBE, "epoch", log_dir=tmp_path)
     model = make()
     fit(model, watch)
     first = watch.run_directory
@@ -385,7 +437,7 @@ def test_training_goes_on_when_the_disk_is_full(tmp_path, capsys, monkeypatch):
         write(file, data)
 
     monkeypatch.setattr(files, "_write", full)
-    watch = GradientVariance(PROBE, log_dir=tmp_path)
+    watch = GradientVariance(PROBE, "epoch", log_dir=tmp_path)
     logs = fit(make(), watch, epochs=4).history
     assert capsys.readouterr().out.count("records stopped at step 6") == 1
     assert "No space left" in watch.messages[0]
@@ -397,7 +449,7 @@ def test_training_goes_on_when_the_disk_is_full(tmp_path, capsys, monkeypatch):
 def test_a_model_that_has_diverged_is_recorded(tmp_path):
     model = make()
     model.set_weights([w * np.nan for w in model.get_weights()])
-    watch = GradientVariance(PROBE, log_dir=tmp_path)
+    watch = GradientVariance(PROBE, "epoch", log_dir=tmp_path)
     logs = fit(model, watch).history
     assert np.isnan(logs["gradient_norm"]).all()
     run = read_run(watch.run_directory)
@@ -417,7 +469,9 @@ def test_nothing_stays_when_a_step_raises(tmp_path):
     loss = "sparse_categorical_crossentropy"
     model.compile("sgd", loss, gradient_mode="vectorized")
     for _ in range(2):
-        watch = GradientVariance(log_dir=tmp_path, run_name="mine")
+        watch = GradientVariance(
+            every="epoch", log_dir=tmp_path, run_name="mine"
+        )
         with pytest.raises(RuntimeError, match="on purpose"):
             fit(model, watch)
         assert not model.gradient_mode.is_watched
@@ -434,7 +488,9 @@ def test_nothing_stays_when_another_callback_raises(tmp_path):
     fit(model)
     function = model.train_function
     for name in ("one", "other"):
-        watch = GradientVariance(PROBE, log_dir=tmp_path, run_name=name)
+        watch = GradientVariance(
+            PROBE, "epoch", log_dir=tmp_path, run_name=name
+        )
         with pytest.raises(RuntimeError, match="on purpose"):
             fit(model, watch, Failing())
         gc.collect()
@@ -541,7 +597,7 @@ def test_under_a_distribution_strategy(tmp_path):
         fit(model, *callbacks, epochs=2)
         return state(model)
 
-    watch = GradientVariance(PROBE, log_dir=tmp_path)
+    watch = GradientVariance(PROBE, "epoch", log_dir=tmp_path)
     assert_same(trained(), trained(watch))
     assert len(read_run(watch.run_directory)) == 2
     assert watch.measurements[-1].norm > 0

@@ -315,3 +315,21 @@ def test_refusals_name_what_came():
             kpg.check_gradients(model, x, y, **wrong)
     with pytest.raises(ValueError, match="not compiled"):
         kpg.check_gradients(keras.Sequential([layers.Dense(1)]), x, y)
+
+
+def test_half_precision_cannot_tell():
+    keras.utils.set_random_seed(1)
+    policy = keras.DTypePolicy("mixed_bfloat16")
+    model = keras.Sequential(
+        [keras.Input((100,)), keras.layers.Dense(3, dtype=policy)]
+    )
+    model.compile("sgd", "mse")
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(4, 100)), rng.normal(size=(4, 3))
+    found = kpg.check_gradients(
+        model, x, y, modes=["batch"], repeats=1, settings=["graph"]
+    )
+    (row,) = found.rows
+    assert row.verdict == "cannot tell"
+    assert not found.ok
+    assert found.answer.startswith("Cannot tell: rounding alone may be ")

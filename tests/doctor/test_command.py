@@ -6,6 +6,7 @@ import pathlib
 import subprocess
 import sys
 import textwrap
+import tomllib
 import venv
 
 import pytest
@@ -136,3 +137,22 @@ def test_a_plugin_loaded_twice_is_explained():
     again.unlink()
     assert code == 1
     assert "loaded twice" in errors(said)["import tensorflow"]["message"]
+
+
+def test_the_command_does_not_load_tensorflow_for_help():
+    code = (
+        "import sys; sys.argv = ['/bin/keras-pergrad', '--help']\n"
+        "from keras_pergrad.__main__ import main\n"
+        "try:\n    main()\n"
+        "finally:\n    print('tensorflow' in sys.modules)"
+    )
+    run = [sys.executable, "-c", code]
+    said = subprocess.run(run, capture_output=True, text=True).stdout
+    assert said.startswith("usage: keras-pergrad [-h] {doctor,compare}")
+    assert said.endswith("False\n")
+
+
+def test_the_command_is_declared():
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    scripts = declared["project"]["scripts"]
+    assert scripts == {"keras-pergrad": "keras_pergrad.__main__:main"}

@@ -256,3 +256,13 @@ def test_nothing_stays_patched_when_the_loss_raises():
     assert model._compile_loss._flat_losses[0] is entry
     assert attributes == (set(vars(entry.loss)), set(vars(model.layers[1])))
     assert entry.loss.reduction == "sum_over_batch_size"
+
+
+def test_sparse_inputs_are_refused_by_name():
+    inputs = keras.Input((5,), sparse=True)
+    model = kpg.PerGradModel(inputs, keras.layers.Dense(3)(inputs))
+    model.compile("sgd", "mse", gradient_mode="accumulated")
+    x, y = tf.sparse.from_dense(np.eye(8, 5)), np.ones((8, 3))
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(4)
+    with pytest.raises(ValueError, match="Received: a SparseTensor in the ba"):
+        model.fit(data, shuffle=False, verbose=0)

@@ -1,0 +1,226 @@
+"""A `train_step` of one's own that gets its gradients by the mode."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_pergrad as kpg
+
+layers = keras.layers
+X = np.random.default_rng(0).normal(size=(6, 4)).astype("float32")
+
+
+class Plain(kpg.PerGradModel):
+    """Ignores the mode."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(4)
+
+    def call(self, x):
+        return self.dense(x)
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(data) - data) ** 2)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        return {"loss": loss}
+
+
+class WithLogs(kpg.PerGradModel):
+    """Adds to the ordinary step."""
+
+    def train_step(self, data):
+        return {**super().train_step(data), "more": 1.0}
+
+
+class Helped(Plain):
+    """Says that a helper asks for the gradients."""
+
+    step_uses_gradient_mode = True
+
+    def train_step(self, data):
+        return self.update(data, data)
+
+    def update(self, x, y):
+        gradients, logs = self.compute_gradients(self.loss_of, x, y)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        return logs
+
+    def loss_of(self, x, y, sample_weight):
+        return keras.losses.mean_squared_error(y, self(x))
+
+
+def test_a_step_that_ignores_the_mode_is_refused():
+    model = Plain()
+    model.compile("sgd")
+    with pytest.raises(ValueError, match=r"Plain has a train_step of its own"):
+        model.compile("sgd", gradient_mode=kpg.Vectorized())
+    with pytest.raises(ValueError, match=r"self\.compute_gradients\(loss_fn"):
+        model.compile("sgd", gradient_mode="per_sample")
+
+
+@pytest.mark.parametrize("cls", [WithLogs, Helped])
+def test_a_step_that_uses_the_mode_is_taken(cls):
+    model = cls()
+    model.compile("sgd", "mse", gradient_mode=kpg.Vectorized())
+    assert model.gradient_mode.per_sample
+
+
+class Adversarial(kpg.PerGradModel):
+    """Two losses and two optimizers, with dropout in between."""
+
+    def __init__(self):
+        super().__init__()
+        self.generator = keras.Sequential(
+            [keras.Input((2,)), layers.Dense(4, "tanh")]
+        )
+        self.judge = keras.Sequential(
+            [keras.Input((4,)), layers.Dropout(0.3), layers.Dense(1)]
+        )
+        self.judge_optimizer = keras.optimizers.SGD(1.0)
+        self.noise = keras.random.SeedGenerator(1)
+
+    def call(self, x):
+        return self.judge(x)
+
+    def train_step(self, real):
+        noise = keras.random.normal((tf.shape(real)[0], 2), seed=self.noise)
+
+        def judge_loss(x, y, sample_weight):
+            real, noise = x
+            made = self.judge(self.generator(noise), training=True)
+            right = self.judge(real, training=True)
+            return tf.nn.softplus(made - right)[:, 0]
+
+        def generator_loss(noise, y, sample_weight):
+            return -self.judge(self.generator(noise), training=True)[:, 0]
+
+        gradients, first = self.compute_gradients(
+            judge_loss,
+            (real, noise),
+            variables=self.judge.trainable_variables,
+            optimizer=self.judge_optimizer,
+            name="judge",
+        )
+        self.judge_optimizer.apply(gradients, self.judge.trainable_variables)
+        gradients, second = self.compute_gradients(
+            generator_loss,
+            noise,
+            variables=self.generator.trainable_variables,
+            name="generator",
+        )
+        self.optimizer.apply(gradients, self.generator.trainable_variables)
+        return {**first, **second}
+
+
+def trained(mode, **how):
+    keras.utils.set_random_seed(2)
+    model = Adversarial()
+    model.compile(keras.optimizers.SGD(1.0), gradient_mode=mode, **how)
+    before = model.get_weights()
+    history = model.fit(X, batch_size=6, verbose=0, shuffle=False).history
+    after = model.get_weights()
+    return [b - a for a, b in zip(before, after)], history
+
+
+@pytest.fixture(scope="module")
+def by_keras():
+    return trained("batch")
+
+
+@pytest.mark.parametrize(
+    ("mode", "eagerly"),
+    [("vectorized", False), ("vectorized", True), ("per_sample", False)],
+)
+def test_two_losses_by_every_mode(mode, eagerly, by_keras):
+    changes, history = trained(mode, run_eagerly=eagerly)
+    assert history.keys() == {"judge_loss", "generator_loss"}
+    for ours, right in zip(changes, by_keras[0], strict=True):
+        np.testing.assert_allclose(ours, right, atol=1e-6)
+    for name, right in by_keras[1].items():
+        np.testing.assert_allclose(history[name], right, rtol=1e-5)
+
+
+def test_each_loss_is_clipped():
+    changes, history = trained(kpg.Vectorized(kpg.ClippedMean(1e-3)))
+    moved = np.sqrt(sum((c**2).sum() for c in changes))
+    assert 0 < moved <= np.sqrt(2) * 1.001e-3
+    assert history["judge_clipped_fraction"] == [1.0]
+    assert history["generator_clipped_fraction"] == [1.0]
+
+
+class Distilled(kpg.PerGradModel):
+    """A teacher's outputs come with the targets."""
+
+    def __init__(self, teacher):
+        super().__init__()
+        self.student = layers.Dense(3, kernel_regularizer="l2")
+        self.teacher = teacher
+
+    def call(self, x):
+        return self.student(x)
+
+    def train_step(self, data):
+        x, y = data
+
+        def loss_fn(x, y, sample_weight):
+            right, taught = y
+            out = self.student(x)
+            return keras.losses.mean_squared_error(
+                right, out
+            ) + keras.losses.mean_absolute_error(taught, out)
+
+        gradients, logs = self.compute_gradients(
+            loss_fn,
+            x,
+            (y, self.teacher(x)),
+            variables=self.student,
+        )
+        self.optimizer.apply(gradients, self.student.trainable_variables)
+        return logs
+
+
+@pytest.mark.parametrize("loss_scale", [False, True])
+def test_accumulated_with_regularizer_and_loss_scale(loss_scale):
+    found = []
+    for mode in ("batch", kpg.Accumulated(microbatch_size=4)):
+        keras.utils.set_random_seed(3)
+        teacher = keras.Sequential([keras.Input((4,)), layers.Dense(3)])
+        model = Distilled(teacher)
+        optimizer = keras.optimizers.SGD(0.1)
+        if loss_scale:
+            optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
+        model.compile(optimizer, gradient_mode=mode)
+        history = model.fit(X, X[:, :3], batch_size=6, verbose=0).history
+        found.append([*model.student.get_weights(), history["loss"]])
+    for right, ours in zip(*found, strict=True):
+        np.testing.assert_allclose(ours, right, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("losses", "said"),
+    [
+        (lambda y: tf.reduce_mean(y), "one number for the batch"),
+        (lambda y: y, r"losses of shape \(6, 4\)"),
+        (lambda y: {"a": y}, "Received: a dict"),
+    ],
+)
+def test_losses_of_another_shape_are_refused(losses, said):
+    class Model(Helped):
+        def loss_of(self, x, y, sample_weight):
+            return losses(self(x))
+
+    model = Model()
+    model.compile("sgd", gradient_mode="vectorized", run_eagerly=True)
+    with pytest.raises(ValueError, match=said):
+        model.fit(X, verbose=0)
+
+
+def test_modes_that_update_by_themselves_are_refused():
+    model = Helped()
+    model.compile("sgd", gradient_mode=kpg.Accumulated(steps=2))
+    with pytest.raises(ValueError, match=r"Accumulated\(steps=2, .* calls the"):
+        model.fit(X, verbose=0)
