@@ -1,18 +1,22 @@
-"""How gradients vary: between samples, repetitions and runs."""
+"""The variance of gradients between samples, repetitions and runs."""
 
 import contextlib
-import functools
+import math
 import weakref
 
 import keras
 import tensorflow as tf
 
+from keras_pergrad.arguments import positive_integer
 from keras_pergrad.callbacks import probe as probes
 from keras_pergrad.callbacks.gradient_logs import logged, set_apart
 from keras_pergrad.callbacks.run_description import describe
 from keras_pergrad.callbacks.run_log import RunLog
 from keras_pergrad.pipelines.fit_frame import running_fit
 from keras_pergrad.runs import GradientSketch
+
+# Measurements of a `fit`, for a curve.
+_FEWEST = 10
 
 
 class GradientVariance(keras.callbacks.Callback):
@@ -47,13 +51,15 @@ class GradientVariance(keras.callbacks.Callback):
     Args:
         probe: (x, y) or (x, y, sample_weight), arrays; by default the first
             batch of each `fit`.
-        every: "epoch", or after how many updates to measure. With a number,
-            an epoch's logs show its last measurement.
+        every: "auto", "epoch", or after how many updates to measure. With
+            "auto" each epoch's end is measured and, in a `fit` of fewer than
+            10 epochs, as many steps between, evenly spread, as give 10
+            measurements. An epoch's logs show its last measurement.
         repeats: how many times each gradient is computed.
         log_dir: where to write the run; None: logs only.
         run_name: the run's directory in `log_dir`; by default a new name
-            from the time. A name that is there is refused, unless `fit`
-            resumes the run: with `initial_epoch` above 0, which
+            from the time and the seed. A name that is there is refused,
+            unless `fit` resumes the run: with `initial_epoch` above 0, which
             `keras.callbacks.BackupAndRestore` sets after a crash.
         tags: a dict of names to strings or numbers, for groups of runs.
         sketch_size: numbers kept of each gradient's direction.
@@ -90,7 +96,7 @@ class GradientVariance(keras.callbacks.Callback):
     def __init__(
         self,
         probe=None,
-        every="epoch",
+        every="auto",
         repeats=3,
         log_dir=None,
         run_name=None,
@@ -98,16 +104,12 @@ class GradientVariance(keras.callbacks.Callback):
         sketch_size=1024,
     ):
         super().__init__()
-        if every != "epoch" and not _is_count(every):
-            raise ValueError(
-                "`every` expected 'epoch' or a positive number of updates. "
-                f"Received: every={every!r}"
-            )
-        if not _is_count(repeats):
-            raise ValueError(
-                "`repeats` expected a positive whole number. "
-                f"Received: repeats={repeats!r}"
-            )
+        if every not in ("auto", "epoch"):
+            try:
+                every = positive_integer("every", every)
+            except ValueError as error:
+                raise ValueError(f"{error}. Or 'auto', or 'epoch'.") from None
+        repeats = positive_integer("repeats", repeats)
         if log_dir is None and (run_name is not None or tags):
             raise ValueError(
                 "`run_name` and `tags` belong to a run in `log_dir`. "
@@ -137,6 +139,7 @@ class GradientVariance(keras.callbacks.Callback):
         self.measurements, self.steps, self.messages = [], [], []
         self.run_directory = self._meter = None
         self._batches_seen, self._explained = 0, False
+        self._interval = self._steps_between()
         watch = getattr(self.model, "watch_gradients", None)
         if watch is not None:
             self._fit.enter_context(watch())
@@ -152,15 +155,17 @@ class GradientVariance(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         self._batches_seen += 1
-        if isinstance(self.every, int) and self._meter is not None:
+        if self._interval is not None and self._meter is not None:
             step = self._step()
-            if step - self._last_step >= self.every:
+            if step - self._last_step >= self._interval:
                 self._measure(step)
         set_apart(logs)
 
     def on_epoch_end(self, epoch, logs=None):
-        if self.every == "epoch" and self._meter is not None:
-            self._measure(self._step())
+        if self.every in ("auto", "epoch") and self._meter is not None:
+            step = self._step()
+            if not self.steps or self.steps[-1] != step:
+                self._measure(step)
         if logs is None:
             return
         set_apart(logs)
@@ -186,10 +191,14 @@ class GradientVariance(keras.callbacks.Callback):
         if self.log_dir is not None and self._writes():
             self._run = RunLog(
                 self.log_dir,
-                functools.partial(
-                    describe, self.model, batch, self._known(), self.tags
+                describe(
+                    self.model,
+                    batch,
+                    self._known(),
+                    self.tags,
+                    self.run_name or "",
+                    self._sketch.size,
                 ),
-                self.run_name,
                 self._resumes(epoch),
                 self._sketch,
             )
@@ -215,6 +224,17 @@ class GradientVariance(keras.callbacks.Callback):
     def _writes(self):
         """Of several workers the chief alone keeps the record."""
         return self.model.distribute_strategy.extended.should_checkpoint
+
+    def _steps_between(self):
+        """After how many updates to measure within an epoch, or None."""
+        if isinstance(self.every, int):
+            return self.every
+        epochs, steps = self.params.get("epochs"), self.params.get("steps")
+        # The number of steps of some data sets is not known.
+        if self.every == "epoch" or not epochs or not steps or steps < 1:
+            return None
+        measured = math.ceil(_FEWEST / epochs)  # in an epoch
+        return math.ceil(steps / measured) if measured > 1 else None
 
     def _step(self):
         optimizer = self.model.optimizer
@@ -260,10 +280,6 @@ class GradientVariance(keras.callbacks.Callback):
         message = f"GradientVariance: {message}"
         self.messages.append(message)
         print(f"\n{message}", flush=True)
-
-
-def _is_count(value):
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def _require_tags(tags):
