@@ -23,7 +23,8 @@ ALLOWED = {
     "aggregation": {"registry", "noise"},
     "statistics": set(),
     "metrics": set(),
-    "runs": {"runs"},
+    "tables": set(),
+    "runs": {"runs", "tables", "arguments"},
     "compare_command": {"runs"},
     "draws": {"patching"},
     "coupling": {"patching"},
@@ -135,6 +136,7 @@ ALLOWED = {
         "tape",
     },
     "callbacks": {
+        "arguments",
         "callbacks",
         "runs",
         "functional",

@@ -88,11 +88,9 @@ def _finite(what, data):
 
 def svg(chart, data):
     """Return a `Chart` as an inline SVG element, in the page's colours."""
-    figure = extras.matplotlib(".figure").Figure(
-        figsize=(4.6, 2.8), layout="constrained"
-    )
+    figure = extras.matplotlib(".figure").Figure(figsize=(4.6, 2.8))
     figure.patch.set_visible(False)
-    ax = figure.add_subplot()
+    ax = figure.add_axes((0.13, 0.16, 0.85, 0.81))
     ax.patch.set_visible(False)
     draw(ax, chart, data)
     for spine in ax.spines.values():

@@ -184,14 +184,16 @@ def compare_runs(log_dir, by=None, tolerance=1e-3, max_steps=512):
     extras.scipy_special()  # before the work
     aligned = alignment.align(log_dir, max_steps)
     grouping = Grouping(aligned.infos, by)
-    data, apart = statistics.figures(aligned, grouping)
+    with aligned.opened():
+        data, apart = statistics.figures(aligned, grouping)
+        parted = divergence.divergences(aligned, grouping, tolerance)
     # Repeats that share no finite step say nothing of nondeterminism.
     repeats = grouping.repeats & np.isfinite(apart)
     return RunComparison(
         runs=_runs(aligned, grouping),
         data=data,
         apart=apart,
-        divergences=divergence.divergences(aligned, grouping, tolerance),
+        divergences=parted,
         groups=effects.effects(apart, grouping, by) if by else [],
         by=by,
         seeds=len(np.unique(grouping.seeds)),

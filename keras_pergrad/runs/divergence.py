@@ -137,7 +137,7 @@ def _ends(names, runs, step):
 
 def _where_there(runs, rows):
     """Each step's largest relative difference of those that have it."""
-    apart = np.zeros((len(rows), runs[0].norms.shape[1]))
+    apart = np.zeros((len(rows), len(runs[0].info["variables"])))
     patterns, which = np.unique(rows >= 0, axis=0, return_inverse=True)
     for k, there in enumerate(patterns):
         at = np.flatnonzero(which.reshape(-1) == k)
@@ -174,8 +174,8 @@ def _differences(runs, rows):
 
 
 def _read(run, rows):
-    sketches = run.read("variable_sketches", rows).astype(np.float64)
-    return sketches, run.read("norms", rows).astype(np.float64)
+    found = run.read("variables", rows).astype(np.float64)
+    return found[..., 2:], found[..., 0]
 
 
 def _odd_one(runs, rows):

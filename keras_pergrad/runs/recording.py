@@ -212,12 +212,19 @@ class RunWriter:
                 f"Expected an open run. Received: {self.directory!r}, closed."
             )
         record = _record(scalars)
+        count, width = self._shapes["variables"]
         if variances is None:
-            variances = np.full(self._shapes["variances"], np.nan)
-        values = (norms, variances, variable_sketches, sketch)
+            variances = np.full(count, np.nan)
+        variables = [
+            _float32("norms", norms, (count,))[:, None],
+            _float32("variances", variances, (count,))[:, None],
+            _float32(
+                "variable_sketches", variable_sketches, (count, width - 2)
+            ),
+        ]
         vectors = [
-            self._bytes(name, value)
-            for name, value in zip(store.VECTORS, values)
+            np.concatenate(variables, 1).tobytes(),
+            _float32("sketch", sketch, self._shapes["sketch"]).tobytes(),
         ]
         try:
             if not self._connection.in_transaction:  # the last one failed
@@ -312,17 +319,17 @@ class RunWriter:
                     "`run_name`."
                 )
 
-    def _bytes(self, name, value):
-        shape = self._shapes[name]
-        if np.shape(value) != shape:
-            name = "sketch" if name == "sketches" else name
-            raise ValueError(
-                f"`{name}` expected the shape {shape}, that of this run. "
-                f"Received: shape {np.shape(value)}"
-            )
-        # A float64 beyond float32 becomes infinite, as it should.
-        with np.errstate(over="ignore"):
-            return np.asarray(value, "<f4").tobytes()
+
+def _float32(name, value, shape):
+    """Return a vector of a record as an array."""
+    if np.shape(value) != shape:
+        raise ValueError(
+            f"`{name}` expected the shape {shape}, that of this run. "
+            f"Received: shape {np.shape(value)}"
+        )
+    # A float64 beyond float32 becomes infinite, as it should.
+    with np.errstate(over="ignore"):
+        return np.asarray(value, "<f4")
 
 
 def _record(scalars):
@@ -356,4 +363,3 @@ def _path(log_dir, run):
             f"Received: run_name={run!r}"
         )
     return os.path.join(os.fspath(log_dir), run)
-

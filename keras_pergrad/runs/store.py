@@ -1,9 +1,11 @@
 """The store of run records: one SQLite file a run.
 
 `log_dir/<run>/run.sqlite` has the table `info` with one JSON text, and for
-each measurement a row of `records`, its scalars, and a row of `vectors`, the
-numbers of each variable as little-endian float32. A record is a transaction:
-SQLite rolls back one that a killed process or a power cut left unfinished.
+each measurement a row of `records`, its scalars, and a row of `vectors`, as
+little-endian float32: `variables`, with the norm, the variance and the sketch
+of each variable's gradient, (V, 2 + R), and `sketch`, of the whole gradient,
+(S,). A record is a transaction: SQLite rolls back one that a killed process or
+a power cut left unfinished.
 Its rollback journal, unlike its write-ahead log, needs no shared memory, so
 that records may stand on a network file system.
 """
@@ -30,15 +32,21 @@ SCALARS = (
     "gradient_repeat_deviation",
     "bitwise_equal_variables",
 )
-VECTORS = ("norms", "variances", "variable_sketches", "sketches")
+# What `Run.read` gives: the column that it is in, and where.
+VECTORS = {
+    "norms": ("variables", (..., 0)),
+    "variances": ("variables", (..., 1)),
+    "variable_sketches": ("variables", (..., slice(2, None))),
+    "variables": ("variables", ...),
+    "sketches": ("sketch", ...),
+}
 SCHEMA = (
     "CREATE TABLE info (json TEXT NOT NULL)",
     "CREATE TABLE records (step INTEGER PRIMARY KEY, epoch INTEGER, "
     + ", ".join(f"{name} REAL" for name in SCALARS)
     + ")",
-    "CREATE TABLE vectors (step INTEGER PRIMARY KEY, "
-    + ", ".join(f"{name} BLOB" for name in VECTORS)
-    + ")",
+    "CREATE TABLE vectors "
+    "(step INTEGER PRIMARY KEY, variables BLOB, sketch BLOB)",
     f"PRAGMA user_version = {FORMAT}",
 )
 # Seconds for which a reader waits for a record that is being written, and
@@ -130,6 +138,8 @@ def _reading(directory):
         )
     try:
         with contextlib.closing(connect(path)) as connection:
+            # What is read is not read again; many runs may be open.
+            connection.execute("PRAGMA cache_size = -64")
             found = format_of(connection)
             if not found:
                 raise DamagedRun(
@@ -166,6 +176,7 @@ class Run:
         self.path = path
         self.info = info
         self.scalars = scalars
+        self._connection = None
 
     def __len__(self):
         return len(self.scalars["step"])
@@ -175,7 +186,7 @@ class Run:
 
         Args:
             name: `"norms"`, `"variances"`, `"variable_sketches"` or
-                `"sketches"`.
+                `"sketches"`; `"variables"` are the first three side by side.
             records: indices of records; None for all.
 
         Returns:
@@ -191,23 +202,36 @@ class Run:
                 f"`name` expected one of {', '.join(VECTORS)}. Received: "
                 f"name={name!r}"
             )
+        column, part = VECTORS[name]
         steps = self.scalars["step"]
         steps = steps if records is None else steps[np.asarray(records, int)]
-        with _reading(self.path) as connection:
+        with self.opened() as connection:
             # CROSS keeps the order of the steps asked for.
-            found = connection.execute(
-                f"SELECT {name} FROM json_each(?) CROSS JOIN vectors "
+            data = connection.execute(
+                f"SELECT {column} FROM json_each(?) CROSS JOIN vectors "
                 "ON step = value",
                 [json.dumps(steps.tolist())],
-            )
-            data = [row for (row,) in found]
+            ).fetchall()
         if len(data) < len(steps):
             raise OSError(
                 f"The run {self.path!r} was resumed while it was read: read "
                 "it again."
             )
-        shape = shapes(self.info)[name]
-        return np.frombuffer(b"".join(data), "<f4").reshape(len(steps), *shape)
+        values = np.frombuffer(b"".join([row[0] for row in data]), "<f4")
+        shape = shapes(self.info)[column]
+        return values.reshape(len(steps), *shape)[part]
+
+    @contextlib.contextmanager
+    def opened(self):
+        """Keep the file open over several readings."""
+        if self._connection is not None:
+            yield self._connection
+            return
+        with _reading(self.path) as self._connection:
+            try:
+                yield self._connection
+            finally:
+                self._connection = None
 
     @property
     def norms(self):
@@ -231,13 +255,10 @@ class Run:
 
 
 def shapes(info):
-    """Return the shape of each vector of a record, by its name."""
-    count = len(info["variables"])
+    """Return the shapes of a record's two vectors, by their names."""
     return {
-        "norms": (count,),
-        "variances": (count,),
-        "variable_sketches": (count, info["variable_sketch_size"]),
-        "sketches": (info["sketch_size"],),
+        "variables": (len(info["variables"]), 2 + info["variable_sketch_size"]),
+        "sketch": (info["sketch_size"],),
     }
 
 

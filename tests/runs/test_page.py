@@ -3,10 +3,11 @@ import re
 
 import numpy as np
 import pytest
-from keras_pergrad.runs.series import Chart, Line
 
 import keras_pergrad as kpg
-from keras_pergrad.runs import charts
+from keras_pergrad import tables
+from keras_pergrad.runs import charts, page
+from keras_pergrad.runs.report import Chart, Line
 from tests.runs import made_up
 
 NASTY = "<script>alert('x')</script>\"&$\\frac{"
@@ -164,7 +165,8 @@ def test_many_runs_have_no_map(tmp_path):
 
 
 def test_a_table_as_text_and_as_html():
-    lines = tables.as_text(["name", "n"], [["a", "10"], ["long", "9"]], "name")
+    rows = [["a", "10"], ["long", "9"]]
+    lines = tables.as_text(["name", "n"], rows, left=["name"])
     assert lines == ["name   n", "a     10", "long   9"]
     html = tables.as_html(["<n>"], [["&"], ["x" * 50]])
     reader = Reader(html)
