@@ -62,7 +62,7 @@ def settings(model):
     for number, layer in enumerate(layers):
         name = f"{number} {type(layer).__name__}"
         inputs = [
-            [numbers.get(id(parent.operation)) for parent in node.parent_nodes]
+            [_place(parent.operation, numbers) for parent in node.parent_nodes]
             for node in layer._inbound_nodes
         ]
         if any(inputs):
@@ -120,6 +120,13 @@ def _layers(model):
             yield layer
         if isinstance(layer, keras.Model) or not _is_keras(type(layer)):
             yield from _layers(layer)
+
+
+def _place(operation, numbers):
+    """The number of a layer, or what else an operation is."""
+    if isinstance(operation, keras.Model):
+        return "model"
+    return numbers.get(id(operation), type(operation).__name__)
 
 
 def _is_keras(cls):
