@@ -61,11 +61,16 @@ def settings(model):
     found = {}
     for number, layer in enumerate(layers):
         name = f"{number} {type(layer).__name__}"
+        # Not of operations: which ones make masks depends on the version.
         inputs = [
-            [_place(parent.operation, numbers) for parent in node.parent_nodes]
+            [
+                _place(parent.operation, numbers)
+                for parent in node.parent_nodes
+                if isinstance(parent.operation, keras.Layer)
+            ]
             for node in layer._inbound_nodes
         ]
-        if any(inputs):
+        if inputs:
             found[f"{name} inputs"] = str(inputs)
         found |= _flat(name, _config(layer))
     return plain(found)
@@ -122,11 +127,11 @@ def _layers(model):
             yield from _layers(layer)
 
 
-def _place(operation, numbers):
-    """The number of a layer, or what else an operation is."""
-    if isinstance(operation, keras.Model):
+def _place(layer, numbers):
+    """The number of a layer, or what it is instead."""
+    if isinstance(layer, keras.Model):
         return "model"
-    return numbers.get(id(operation), type(operation).__name__)
+    return numbers.get(id(layer), type(layer).__name__)
 
 
 def _is_keras(cls):
