@@ -40,7 +40,7 @@ test-timing: $(READY)
 OLDEST_TESTS ?= tests/modes/test_witness.py tests/modes/test_corners.py \
 	tests/test_functional.py tests/test_model.py tests/test_aggregation.py \
 	tests/test_onednn.py tests/test_architecture.py \
-	tests/callbacks/test_architecture.py
+	tests/callbacks/test_model_description.py
 test-oldest:
 	$(MAKE) test VENV=.venv-oldest CONSTRAINTS=constraints/oldest.txt \
 		TESTS="$(OLDEST_TESTS)"

@@ -9,7 +9,6 @@ Linux).
 
 import argparse
 import json
-import pathlib
 import subprocess
 import sys
 import tempfile
@@ -17,9 +16,7 @@ import time
 
 import numpy as np
 
-from keras_pergrad.runs import RunInfo
-from keras_pergrad.runs.info import write_info
-from keras_pergrad.runs.record import LINES_FILE, ROWS_FILE, encode
+from keras_pergrad.runs import RunInfo, RunWriter
 
 VARIABLES, SKETCH = 10, 1024
 
@@ -33,11 +30,12 @@ def peak():  # KiB; what getrusage tells includes the parent process
     status = open("/proc/self/status").read()
     return int(re.search(r"VmHWM:\\s+(\\d+)", status)[1])
 
-before, start = peak(), time.perf_counter()
+before, start, cpu = peak(), time.perf_counter(), time.process_time()
 comparison = compare_runs(sys.stdin.read(), by="group")
 text, page = str(comparison), comparison._repr_html_()
 print(json.dumps({
     "seconds": time.perf_counter() - start,
+    "cpu": time.process_time() - cpu,
     "memory": peak() - before,
     "page": len(page),
 }))
@@ -60,26 +58,27 @@ def write(log_dir, runs, records, repeats):
             seed=r // repeats,
             tags={"group": r % 2},
         )
-        rows = np.zeros(records, info.layout.dtype)
-        rows["norms"] = 1
-        rows["variable_sketches"] = 0.25 + noise[0]
-        rows["sketch"] = path + (0.3 * of_seed + noise).astype("float32")
-        directory = pathlib.Path(log_dir, info.run)
-        directory.mkdir()
-        rows.tofile(directory / ROWS_FILE)
-        with open(directory / LINES_FILE, "wb") as file:
-            for step, row in enumerate(rows):
-                scalars = {
-                    "step": step,
-                    "epoch": step // 100,
-                    "time": time.time(),
-                    "loss": 1.2345678,
-                    "gradient_norm": 32.1 + r / 1000,
-                    "gradient_variance": 12.345678,
-                    "gradient_noise_scale": 0.567891,
-                }
-                file.write(encode(scalars, row.tobytes()))
-        write_info(directory, info)
+        sketches = path + (0.3 * of_seed + noise).astype("float32")
+        with RunWriter.create(log_dir, info) as writer:
+            # All in one transaction: the disk need not have each at once.
+            writer._commit = lambda: None
+            for step, sketch in enumerate(sketches):
+                writer.append(
+                    {
+                        "step": step,
+                        "epoch": step // 100,
+                        "time": time.time(),
+                        "loss": 1.2345678,
+                        "gradient_norm": 32.1 + r / 1000,
+                        "gradient_variance": 12.345678,
+                        "gradient_noise_scale": 0.567891,
+                    },
+                    norms=np.ones(VARIABLES),
+                    variances=None,
+                    variable_sketches=np.full((VARIABLES, 16), 0.25 + noise[0]),
+                    sketch=sketch,
+                )
+            writer._connection.execute("COMMIT")
 
 
 def main():
@@ -100,8 +99,9 @@ def main():
     found = json.loads(done.stdout)
     print(
         f"{chosen.runs} runs × {chosen.records} records: "
-        f"{found['seconds']:.1f} s, {found['memory'] / 1024:.0f} MiB more, "
-        f"page of {found['page'] / 1024:.0f} KiB"
+        f"{found['seconds']:.1f} s, {found['cpu']:.1f} s of CPU, "
+        f"{found['memory'] / 1024:.0f} MiB more, page of "
+        f"{found['page'] / 1024:.0f} KiB"
     )
 
 

@@ -8,7 +8,7 @@ import sys
 
 
 def add_to(subcommands):
-    """Adds `compare` to a parser's subcommands."""
+    """Add `compare` to a parser's subcommands."""
     parser = subcommands.add_parser(
         "compare",
         help="say whether the gradients of recorded runs agree",
@@ -37,7 +37,7 @@ def add_to(subcommands):
 
 
 def run(chosen):
-    """Prints the comparison; returns 0, or 2 where there is none."""
+    """Print the comparison; return 0, or 2 where there is none."""
     from keras_pergrad.runs.comparison import compare_runs
 
     try:
@@ -47,7 +47,7 @@ def run(chosen):
         print(comparison)
         if chosen.html:
             print(f"Written: {comparison.to_html(chosen.html)}")
-    except (ValueError, OSError) as error:
+    except (ImportError, ValueError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
     return 0

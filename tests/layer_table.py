@@ -12,8 +12,8 @@ import re
 import keras
 import numpy as np
 import tensorflow as tf
-
 from keras_pergrad.tape import Tape
+
 from tests import oracle
 from tests.rules.exact import randomized
 

@@ -25,7 +25,8 @@ ALLOWED = {
     "aggregation": {"registry", "noise"},
     "statistics": set(),
     "metrics": set(),
-    "runs": {"runs"},
+    "tables": set(),
+    "runs": {"runs", "tables", "arguments"},
     "compare_command": {"runs"},
     "draws": {"patching"},
     "coupling": {"patching"},
@@ -146,6 +147,7 @@ ALLOWED = {
         "tape",
     },
     "callbacks": {
+        "arguments",
         "callbacks",
         "runs",
         "functional",

@@ -4,10 +4,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras_pergrad.trial.trust import keeps_apart
 
 import keras_pergrad as kpg
 from keras_pergrad import trial
-from keras_pergrad.trial.trust import keeps_apart
 from tests import oracle
 
 layers, ops = keras.layers, keras.ops

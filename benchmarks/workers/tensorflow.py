@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import tensorflow as tf
+from keras_pergrad.tape import Tape
 
 import keras_pergrad as kpg
 from benchmarks.models import make_batch
@@ -11,7 +12,6 @@ from benchmarks.workers import tensorflow_peers
 from benchmarks.workers.job import CLIP_NORM, LEARNING_RATE, Job
 from benchmarks.workers.keras_models import build_model, make_loss, targets
 from keras_pergrad.losses import total_loss
-from keras_pergrad.tape import Tape
 
 
 def build(rival, model, task, batch):

@@ -1,7 +1,6 @@
-"""How gradients vary: between samples, repetitions and runs."""
+"""The variance of gradients between samples, repetitions and runs."""
 
 import contextlib
-import functools
 import math
 import weakref
 
@@ -9,9 +8,10 @@ import keras
 import tensorflow as tf
 
 from keras_pergrad import progress_bar
+from keras_pergrad.arguments import positive_integer
 from keras_pergrad.callbacks import probe as probes
 from keras_pergrad.callbacks.gradient_logs import hidden, logged, set_apart
-from keras_pergrad.callbacks.run_description import describe, global_seed
+from keras_pergrad.callbacks.run_description import describe
 from keras_pergrad.callbacks.run_log import RunLog
 from keras_pergrad.pipelines.fit_frame import running_fit
 from keras_pergrad.runs import GradientSketch
@@ -25,8 +25,8 @@ _READERS = (
     keras.callbacks.RemoteMonitor,
     keras.callbacks.TensorBoard,
 )
-# How many measurements make a curve.
-_CURVE = 20
+# Measurements of a `fit`, for a curve.
+_FEWEST = 10
 
 
 class GradientVariance(keras.callbacks.Callback):
@@ -65,17 +65,16 @@ class GradientVariance(keras.callbacks.Callback):
     Args:
         probe: (x, y) or (x, y, sample_weight), arrays; by default the first
             batch of each `fit`.
-        every: "epoch", or after how many updates to measure. With a number,
-            an epoch's logs show its last measurement. By default, with
-            `log_dir`, such a number that a `fit` of few epochs is measured
-            about twenty times, and its record is a curve; else "epoch".
+        every: "auto", "epoch", or after how many updates to measure. With
+            "auto" each epoch's end is measured and, in a `fit` of fewer than
+            10 epochs, as many steps between, evenly spread, as give 10
+            measurements. An epoch's logs show its last measurement.
         repeats: how many times each gradient is computed.
         log_dir: where to write the run; None: logs only.
         run_name: the run's directory in `log_dir`; by default a new name
-            from the time and the seed of `keras.utils.set_random_seed`. A
-            name that is there is refused, unless `fit` resumes the run: with
-            `initial_epoch` above 0, which `keras.callbacks.BackupAndRestore`
-            sets after a crash.
+            from the time and the seed. A name that is there is refused,
+            unless `fit` resumes the run: with `initial_epoch` above 0, which
+            `keras.callbacks.BackupAndRestore` sets after a crash.
         tags: a dict of names to strings or numbers, for groups of runs.
         sketch_size: numbers kept of each gradient's direction.
 
@@ -111,7 +110,7 @@ class GradientVariance(keras.callbacks.Callback):
     def __init__(
         self,
         probe=None,
-        every=None,
+        every="auto",
         repeats=3,
         log_dir=None,
         run_name=None,
@@ -119,16 +118,12 @@ class GradientVariance(keras.callbacks.Callback):
         sketch_size=1024,
     ):
         super().__init__()
-        if every not in (None, "epoch") and not _is_count(every):
-            raise ValueError(
-                "`every` expected 'epoch' or a positive number of updates. "
-                f"Received: every={every!r}"
-            )
-        if not _is_count(repeats):
-            raise ValueError(
-                "`repeats` expected a positive whole number. "
-                f"Received: repeats={repeats!r}"
-            )
+        if every not in ("auto", "epoch"):
+            try:
+                every = positive_integer("every", every)
+            except ValueError as error:
+                raise ValueError(f"{error}. Or 'auto', or 'epoch'.") from None
+        repeats = positive_integer("repeats", repeats)
         if log_dir is None and (run_name is not None or tags):
             raise ValueError(
                 "`run_name` and `tags` belong to a run in `log_dir`. "
@@ -143,7 +138,6 @@ class GradientVariance(keras.callbacks.Callback):
         self.measurements, self.steps, self.messages = [], [], []
         self.run_directory = None
         self._meter = self._run = None
-        self._every = every
         self._fit = contextlib.ExitStack()
 
     # Hooks, in the order in which Keras calls them.
@@ -160,8 +154,8 @@ class GradientVariance(keras.callbacks.Callback):
             progress_bar.leave_out(siblings, hidden)
         self.measurements, self.steps, self.messages = [], [], []
         self.run_directory = self._meter = None
-        self._every = self._chosen_every()
         self._batches_seen, self._explained = 0, False
+        self._interval = self._steps_between()
         watch = getattr(self.model, "watch_gradients", None)
         if watch is not None:
             self._fit.enter_context(watch())
@@ -177,15 +171,17 @@ class GradientVariance(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         self._batches_seen += 1
-        if isinstance(self._every, int) and self._meter is not None:
+        if self._interval is not None and self._meter is not None:
             step = self._step()
-            if step - self._last_step >= self._every:
+            if step - self._last_step >= self._interval:
                 self._measure(step)
         set_apart(logs)
 
     def on_epoch_end(self, epoch, logs=None):
-        if self._every == "epoch" and self._meter is not None:
-            self._measure(self._step())
+        if self.every in ("auto", "epoch") and self._meter is not None:
+            step = self._step()
+            if not self.steps or self.steps[-1] != step:
+                self._measure(step)
         if logs is None:
             return
         set_apart(logs)
@@ -219,24 +215,18 @@ class GradientVariance(keras.callbacks.Callback):
         if self.log_dir is not None and self._writes():
             self._run = RunLog(
                 self.log_dir,
-                functools.partial(
-                    describe, self.model, batch, self._known(), self.tags
+                describe(
+                    self.model,
+                    batch,
+                    self._known(),
+                    self.tags,
+                    self.run_name or "",
+                    self._sketch.size,
                 ),
-                self.run_name,
                 self._resumes(epoch),
                 self._sketch,
-                global_seed(),
             )
             self.run_directory = self._run.directory
-
-    def _chosen_every(self):
-        """After how many updates to measure in this `fit`."""
-        epochs, steps = self.params.get("epochs"), self.params.get("steps")
-        if self.every is not None:
-            return self.every
-        if self.log_dir is None or not steps or not epochs or epochs >= _CURVE:
-            return "epoch"
-        return math.ceil(steps * epochs / _CURVE)
 
     def _known(self):
         """What is known of this `fit`."""
@@ -258,6 +248,17 @@ class GradientVariance(keras.callbacks.Callback):
     def _writes(self):
         """Of several workers the chief alone keeps the record."""
         return self.model.distribute_strategy.extended.should_checkpoint
+
+    def _steps_between(self):
+        """After how many updates to measure within an epoch, or None."""
+        if isinstance(self.every, int):
+            return self.every
+        epochs, steps = self.params.get("epochs"), self.params.get("steps")
+        # The number of steps of some data sets is not known.
+        if self.every == "epoch" or not epochs or not steps or steps < 1:
+            return None
+        measured = math.ceil(_FEWEST / epochs)  # in an epoch
+        return math.ceil(steps / measured) if measured > 1 else None
 
     def _step(self):
         optimizer = self.model.optimizer
@@ -303,10 +304,6 @@ class GradientVariance(keras.callbacks.Callback):
         message = f"GradientVariance: {message}"
         self.messages.append(message)
         print(f"\n{message}", flush=True)
-
-
-def _is_count(value):
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def _require_tags(tags):

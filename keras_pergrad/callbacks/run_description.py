@@ -1,4 +1,4 @@
-"""Describes a model, its probe batch and the machine for a run's record.
+"""The description of a run: its model, probe batch and machine.
 
 Private names in use: `Layer._flatten_layers`, `keras.src.utils.rng_utils`,
 `tensorflow.python.framework.config.is_op_determinism_enabled`.
@@ -17,9 +17,12 @@ import tensorflow as tf
 from keras.src.utils import rng_utils
 from tensorflow.python.framework.config import is_op_determinism_enabled
 
-from keras_pergrad.callbacks.architecture import architecture
-from keras_pergrad.callbacks.compiled_loss import compiled_loss
-from keras_pergrad.callbacks.plain import plain
+from keras_pergrad.callbacks.model_description import (
+    architecture,
+    compiled_loss,
+    plain,
+    settings,
+)
 from keras_pergrad.placement import devices
 from keras_pergrad.runs import RunInfo
 
@@ -28,7 +31,7 @@ _UNSET = 87654321
 
 
 def describe(model, batch, fit, tags, run, sketch_size):
-    """The `RunInfo` of training `model`, measured on `batch`.
+    """Return the `RunInfo` of training `model`, measured on `batch`.
 
     Args:
         model: the built and compiled model, whose loss was traced.
@@ -45,6 +48,7 @@ def describe(model, batch, fit, tags, run, sketch_size):
     return RunInfo(
         run=run,
         architecture=architecture(model),
+        settings=settings(model),
         loss=compiled_loss(model),
         probe=fingerprint(batch),
         probe_samples=int(tf.nest.flatten(batch[0])[0].shape[0]),
@@ -79,7 +83,7 @@ def describe(model, batch, fit, tags, run, sketch_size):
 
 
 def fingerprint(batch):
-    """A fingerprint of the content of a batch."""
+    """Return a fingerprint of the content of a batch."""
     found = hashlib.sha256()
     for tensor in tf.nest.flatten(batch):
         if tensor is None:

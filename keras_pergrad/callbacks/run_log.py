@@ -1,5 +1,6 @@
-"""Writes a callback's measurements as the records of one run."""
+"""The recording of a callback's measurements as a run."""
 
+import dataclasses
 import os
 import time
 
@@ -11,8 +12,7 @@ class RunLog:
 
     Args:
         log_dir: where runs are written.
-        describe: gives the `RunInfo` for a name and a sketch size.
-        run_name: the run's name, or None for a new one.
+        info: the `RunInfo`; an empty name is replaced by a new one.
         resumes: whether a run of that name is gone on with.
         sketch: a `GradientSketch`.
         seed: what new names say of the seed, or None.
@@ -24,20 +24,15 @@ class RunLog:
         OSError, ValueError: as `RunWriter.create` and `RunWriter.resume`.
     """
 
-    def __init__(self, log_dir, describe, run_name, resumes, sketch, seed=None):
-        make = RunWriter.resume if run_name and resumes else RunWriter.create
-        if run_name is None:
-            # Sorted by time; a few random digits for runs of one second.
-            run_name = time.strftime("%Y%m%d-%H%M%S-")
-            if seed is not None:
-                run_name += f"seed{seed}-"
-            run_name += os.urandom(3).hex()
+    def __init__(self, log_dir, info, resumes, sketch):
+        make = RunWriter.resume if info.run and resumes else RunWriter.create
+        info = dataclasses.replace(info, run=info.run or _new_name(info.seed))
         self._sketch = sketch
-        self._writer = make(os.fspath(log_dir), describe(run_name, sketch.size))
+        self._writer = make(os.fspath(log_dir), info)
         self.directory = self._writer.directory
 
     def add(self, step, epoch, found, gradient):
-        """Records a `BatchGradient` and its mean gradient.
+        """Record a `BatchGradient` and its mean gradient.
 
         Raises:
             OSError: it cannot be written.
@@ -58,5 +53,11 @@ class RunLog:
         self._writer.append(scalars, found.norms, found.variances, each, whole)
 
     def close(self):
-        """Gives the run free."""
+        """Give the run free."""
         self._writer.close()
+
+
+def _new_name(seed):
+    """A name that sorts by time, tells the seed, and is no other run's."""
+    known = "" if seed is None else f"seed{seed}-"
+    return time.strftime("%Y%m%d-%H%M%S-") + known + os.urandom(3).hex()

@@ -1,14 +1,13 @@
 """Run records on disk, and their comparison."""
 
-from keras_pergrad.runs.info import RunInfo
-from keras_pergrad.runs.reader import (
+from keras_pergrad.runs.recording import RunInfo, RunWriter
+from keras_pergrad.runs.sketch import GradientSketch
+from keras_pergrad.runs.store import (
     Run,
     RunRecordWarning,
     list_runs,
     read_run,
 )
-from keras_pergrad.runs.sketch import GradientSketch
-from keras_pergrad.runs.writer import RunWriter
 
 __all__ = [
     "GradientSketch",

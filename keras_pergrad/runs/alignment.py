@@ -1,12 +1,14 @@
-"""Which runs are compared, and at which steps."""
+"""The runs that are compared, and the steps at which they are."""
 
+import contextlib
 import dataclasses
 import os
+import warnings
 
 import numpy as np
 
-from keras_pergrad.runs.reader import Run, list_runs, read_run
-from keras_pergrad.runs.record import INFO_FILE
+from keras_pergrad.runs import store
+from keras_pergrad.runs.store import Run, RunRecordWarning
 
 # Gradients can be compared where all of these are equal.
 _EQUAL = (
@@ -17,8 +19,8 @@ _EQUAL = (
     "sketch_size",
     "variable_sketch_size",
 )
-# Checksums cost one reading of all vectors; above this the disk is trusted.
-_VERIFIED_BYTES = 2**29
+_COMPARED = ("loss", "gradient_norm", "gradient_variance")
+_MOST = 5
 
 
 @dataclasses.dataclass
@@ -50,8 +52,16 @@ class AlignedRuns:
         """The variables' paths, as the first run has them."""
         return [v["path"] for v in self.runs[0].info["variables"]]
 
+    @contextlib.contextmanager
+    def opened(self):
+        """Keep the runs' files open."""
+        with contextlib.ExitStack() as stack:
+            for run in self.runs:
+                stack.enter_context(run.opened())
+            yield
+
     def scalars(self, name):
-        """A scalar of every step and run, (T, R); NaN for none."""
+        """Return a scalar of every step and run, (T, R); NaN for none."""
         out = np.full(self.rows.shape, np.nan)
         for r, run in enumerate(self.runs):
             there = self.rows[:, r] >= 0
@@ -59,7 +69,7 @@ class AlignedRuns:
         return out
 
     def shared_rows(self, chosen):
-        """All steps that two or more chosen runs have, and their records.
+        """Find all steps that two or more chosen runs have.
 
         Returns:
             (steps (T,), rows (T, chosen), -1 for none); not thinned.
@@ -70,26 +80,25 @@ class AlignedRuns:
 
 
 def align(log_dir, max_steps):
-    """Reads the runs of one directory or several, and checks them.
+    """Read the runs of one directory or several, and check them.
+
+    A run whose file is damaged is left out with a `RunRecordWarning`.
 
     Raises:
         ValueError: fewer than two runs with records, runs of different
             models, losses or probe batches, or no step that two runs share.
     """
     directories = _directories(log_dir)
-    paths = [p for d in directories for p in list_runs(d)]
-    size = sum(_size(path) for path in paths)
-    runs = [read_run(p, verify=size <= _VERIFIED_BYTES) for p in paths]
+    paths = [path for d in directories for path in store.list_runs(d)]
+    runs = [run for run in map(_read, paths) if run is not None]
     notes = []
-    if size > _VERIFIED_BYTES:
-        notes.append("Checksums were not verified: more than 512 MiB.")
     empty = [r.info["run"] for r in runs if not len(r)]
     if empty:
         notes.append(f"Without any record: {', '.join(map(str, empty))}.")
     runs = [run for run in runs if len(run)]
     where = ", ".join(repr(d) for d in directories)
     for directory in directories:
-        if os.path.isfile(os.path.join(directory, INFO_FILE)):
+        if os.path.isfile(os.path.join(directory, store.FILE)):
             raise ValueError(
                 "`log_dir` expected a directory that holds runs. Received: "
                 f"log_dir={directory!r}, which is one run. Pass "
@@ -109,11 +118,22 @@ def align(log_dir, max_steps):
             "or, to see nondeterminism, with the same."
         )
     _check_equal(runs)
-    steps, common = _steps(runs, max_steps)
-    if common > len(steps):
-        notes.append(f"{len(steps)} of {common} common steps are shown.")
-    rows = np.stack([_find(r.scalars["step"], steps) for r in runs], 1)
-    return AlignedRuns(runs, _names(runs), steps, rows, common, notes)
+    each = [run.scalars["step"] for run in runs]
+    steps, common = _steps(runs, each, max_steps)
+    rows = np.stack([_find(mine, steps) for mine in each], 1)
+    found = AlignedRuns(runs, _names(runs), steps, rows, common, notes)
+    notes += [*_on_settings(found), *_on_steps(found)]
+    return found
+
+
+def _read(path):
+    try:
+        return store.read_run(path, _COMPARED)
+    except store.DamagedRun as error:
+        warnings.warn(
+            f"{error} The run is left out.", RunRecordWarning, stacklevel=4
+        )
+        return None
 
 
 def _directories(log_dir):
@@ -128,18 +148,12 @@ def _directories(log_dir):
     return directories
 
 
-def _size(path):
-    return sum(entry.stat().st_size for entry in os.scandir(path))
-
-
 def _check_equal(runs):
     for field in _EQUAL:
         values = [run.info.get(field) for run in runs]
-        # Older records do not know their loss.
-        known = [value for value in values if value is not None]
-        most = max(known, key=known.count, default=None)
+        most = max(values, key=values.count)
         for run, value in zip(runs, values):
-            if value is None or value == most:
+            if value == most:
                 continue
             other = runs[values.index(most)].info["run"]
             raise ValueError(
@@ -151,28 +165,30 @@ def _check_equal(runs):
             )
 
 
-def _steps(runs, max_steps):
-    """The steps to compare, and how many there are in all."""
-    each = [run.scalars["step"] for run in runs]
+def _steps(runs, each, max_steps):
+    """Return the steps to compare, and how many there are in all."""
     steps = _shared(each)
     if not len(steps):
         raise ValueError(
             "Expected runs that were measured at the same steps. Received: "
             + "; ".join(
                 f"{run.info['run']!r} at {_some(mine)}"
-                for run, mine in zip(runs[:3], map(np.unique, each))
+                for run, mine in zip(runs[:3], each)
             )
-            + ". Give GradientVariance the same `every` in all runs."
+            + ". Give GradientVariance the same number `every` in all runs."
         )
-    count = min(len(steps), max_steps)
-    kept = np.unique(np.linspace(0, len(steps) - 1, count).round().astype(int))
-    return steps[kept], len(steps)
+    return steps[evenly(len(steps), max_steps)], len(steps)
+
+
+def evenly(count, most):
+    """Return up to `most` of `count` indices, evenly spread, with the ends."""
+    chosen = np.linspace(0, count - 1, min(count, most))
+    return np.unique(chosen.round().astype(int))
 
 
 def _shared(each):
     """The steps that two or more of some runs have."""
-    steps = np.concatenate([np.unique(mine) for mine in each])
-    steps, counts = np.unique(steps, return_counts=True)
+    steps, counts = np.unique(np.concatenate(each), return_counts=True)
     return steps[counts > 1]
 
 
@@ -182,12 +198,9 @@ def _some(steps):
 
 
 def _find(steps, wanted):
-    """The last record of each wanted step; -1 for none."""
-    order = np.argsort(steps, kind="stable")
-    ordered = steps[order]
-    at = np.searchsorted(ordered, wanted, side="right") - 1
-    found = (at >= 0) & (ordered[at] == wanted)
-    return np.where(found, order[at], -1)
+    """The record of each wanted step; -1 for none."""
+    at = np.minimum(np.searchsorted(steps, wanted), len(steps) - 1)
+    return np.where(steps[at] == wanted, at, -1)
 
 
 def _names(runs):
@@ -202,3 +215,45 @@ def _names(runs):
         name if plain.count(name) == 1 else f"{name} ({i + 1})"
         for i, name in enumerate(plain)
     ]
+
+
+def _on_settings(aligned):
+    """Say which layer settings differ, of those that two runs know."""
+    first, values = {}, {}
+    for name, info in zip(aligned.names, aligned.infos):
+        for setting, value in (info.get("settings") or {}).items():
+            first.setdefault((setting, str(value)), name)
+            values.setdefault(setting, []).append(str(value))
+    found = [
+        f"{setting} is "
+        + ", but ".join(
+            f"{value} in {first[setting, value]}"
+            for value in dict.fromkeys(seen)
+        )
+        for setting, seen in values.items()
+        if len(set(seen)) > 1
+    ]
+    if found:
+        more = f" ({len(found) - 3} more)" if len(found) > 3 else ""
+        yield f"The models differ: {'; '.join(found[:3])}{more}."
+
+
+def _on_steps(aligned):
+    """Say which steps are missing, and what to change."""
+    shown, common = len(aligned.steps), aligned.common_steps
+    if common > shown:
+        yield f"{shown} of {common} common steps are compared."
+    if common == 1:
+        yield (
+            "All runs share one step only: for curves record more often, "
+            "with GradientVariance(every=10) or more epochs."
+        )
+    counts = (aligned.rows >= 0).sum(0)
+    if counts.min() < shown:
+        short = [n for n, c in zip(aligned.names, counts) if c < counts.max()]
+        yield (
+            "Not every run has every step"
+            + (f": fewer in {', '.join(short[:_MOST])}" if short else "")
+            + (", …" if len(short) > _MOST else "")
+            + ". At each step the runs that have it are compared."
+        )

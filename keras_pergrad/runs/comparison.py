@@ -1,40 +1,36 @@
-"""`compare_runs`: are the gradients of several runs consistent?"""
+"""The comparison of runs: are their gradients consistent?"""
 
 import dataclasses
 import os
 
 import numpy as np
 
+from keras_pergrad.arguments import positive_integer
 from keras_pergrad.runs import (
     alignment,
+    charts,
     divergence,
     effects,
-    facts,
-    kinship,
+    extras,
+    findings,
     page,
-    plots,
-    spread,
-    summary,
-    verdict,
-    weighting,
+    report,
+    statistics,
 )
-from keras_pergrad.runs.moments import Moments
+from keras_pergrad.runs.grouping import Grouping, mode_of
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(repr=False)
 class RunComparison:
-    """What `compare_runs` found. Print it, `plot` it, write it `to_html`.
+    """The comparison of several runs. Print it, `plot` it, write it `to_html`.
 
     Attributes:
         runs: one dict a run: its name, seed, device, mode, group, tags, how
             many records, the last step and the first one at which its
             gradient is not finite, or None.
-        data: name → array, one entry a step: `step`, `runs`, `loss`,
-            `norm`, `norm_sd`, `variance`, `variance_low`, `variance_high`,
-            `repeat_variance`, `sampling_variance`, `sampling_ratio`,
-            `sampling_share`, `cosine`, `cosine_min`, `distance`,
-            `repeat_distance`, `sampling_distance`. NaN where undefined.
-            Means and spreads count each seed once, whatever its repeats.
+        data: figure → array, one entry a step, NaN where undefined; what
+            each figure is, is in `meanings`. Means and spreads count each
+            seed once, whatever its repeats.
         apart: squared distances between the runs, relative to the
             gradient's norm and averaged over the steps, (R, R).
         divergences: where runs part: repeats, then all runs of a seed, then
@@ -46,10 +42,6 @@ class RunComparison:
         samples: how many samples the probe batch has.
         tolerance: what was given.
         notes: what else the reader should know.
-        moments: of `gradient_norm`, `gradient_variance` and `loss` across
-            the runs, at each step, each run counted once, repeats too;
-            those of another comparison with the same steps can be merged
-            into them.
     """
 
     runs: list[dict]
@@ -63,21 +55,32 @@ class RunComparison:
     samples: int
     tolerance: float
     notes: list[str]
-    moments: dict[str, Moments]
+
+    @property
+    def meanings(self):
+        """What each figure of `data` is, by its name."""
+        return dict(statistics.MEANINGS)
+
+    @property
+    def findings(self):
+        """The answer: a list of `Finding`, the most important first."""
+        return findings.findings(self)
 
     @property
     def verdict(self):
-        """The answer in words: a list of sentences."""
-        return verdict.sentences(self)
+        """The findings in words: a list of strings."""
+        return [str(finding) for finding in self.findings]
 
     def __str__(self):
-        return summary.text(self)
+        return report.text(self)
+
+    __repr__ = __str__
 
     def _repr_html_(self):
         return page.fragment(self)
 
     def plot(self, axes=None):
-        """Draws norm, distances, variance and cosine over the steps.
+        """Draw norm, distances, variance and cosine over the steps.
 
         Args:
             axes: four matplotlib axes, or None for a new figure.
@@ -88,16 +91,19 @@ class RunComparison:
         Raises:
             ImportError: matplotlib is not installed.
         """
-        return plots.plot(self, axes)
+        return charts.plot(self, axes)
 
     def to_html(self, path):
-        """Writes one page that needs no other file and no network.
+        """Write one page that needs no other file and no network.
 
         Args:
             path: of the file to write.
 
         Returns:
             The path.
+
+        Raises:
+            ImportError: matplotlib is not installed.
         """
         with open(path, "w", encoding="utf-8") as file:
             file.write(page.document(self))
@@ -105,7 +111,7 @@ class RunComparison:
 
 
 def compare_runs(log_dir, by=None, tolerance=1e-3, max_steps=512):
-    """Compares the gradients of runs on the same probe batch.
+    """Compare the gradients of runs on the same probe batch.
 
     The runs were recorded by `callbacks.GradientVariance(log_dir=...)`. Of
     each two, the distance is known to about 3 % from the sketches of their
@@ -143,6 +149,8 @@ def compare_runs(log_dir, by=None, tolerance=1e-3, max_steps=512):
         A `RunComparison`.
 
     Raises:
+        ImportError: SciPy is not installed, which the extra
+            `keras-pergrad[compare]` brings.
         FileNotFoundError: `log_dir` is not a directory.
         ValueError: there are no two runs with records, they are of different
             models or probe batches or of another version, no step is in two
@@ -163,90 +171,76 @@ def compare_runs(log_dir, by=None, tolerance=1e-3, max_steps=512):
     >>> comparison = kpg.compare_runs(log_dir)
     >>> print(comparison)
     3 runs of 2 seeds, 2 steps
-    - Runs of different seeds are apart by ...
+    - Runs of different seeds differ by ...
     >>> comparison.data["cosine"].shape
     (2,)
     """
-    _check(tolerance, max_steps)
-    aligned = alignment.align(log_dir, max_steps)
-    related = kinship.Kinship(aligned.infos, by)
-    found = spread.measure(aligned, related)
-    scalars = {
-        name: _finite(aligned.scalars(name))
-        for name in ("gradient_norm", "gradient_variance", "loss")
-    }
-    samples = int(aligned.infos[0]["probe_samples"])
-    # Repeats that share no finite step say nothing of nondeterminism.
-    repeats = related.repeats & np.isfinite(found.apart)
-    return RunComparison(
-        runs=facts.runs(aligned, related),
-        data=_data(aligned, found, scalars, weighting.units(related), samples),
-        apart=found.apart,
-        divergences=divergence.divergences(aligned, related, tolerance),
-        groups=effects.effects(found.apart, related, by) if by else [],
-        by=by,
-        seeds=len(np.unique(related.seeds)),
-        repeated=int(repeats.any(1).sum()),
-        samples=samples,
-        tolerance=tolerance,
-        notes=aligned.notes + facts.notes(aligned, related, by, repeats),
-        moments={name: _moments(scalars[name]) for name in scalars},
-    )
-
-
-def _check(tolerance, max_steps):
     if not 0 <= tolerance < np.inf:
         raise ValueError(
             "`tolerance` expected a number of 0 or more. Received: "
             f"tolerance={tolerance!r}"
         )
-    if not isinstance(max_steps, int) or max_steps < 1:
-        raise ValueError(
-            "`max_steps` expected a whole number of 1 or more. Received: "
-            f"max_steps={max_steps!r}"
-        )
+    max_steps = positive_integer("max_steps", max_steps)
+    extras.scipy_special()  # before the work
+    aligned = alignment.align(log_dir, max_steps)
+    grouping = Grouping(aligned.infos, by)
+    with aligned.opened():
+        data, apart = statistics.figures(aligned, grouping)
+        parted = divergence.divergences(aligned, grouping, tolerance)
+    # Repeats that share no finite step say nothing of nondeterminism.
+    repeats = grouping.repeats & np.isfinite(apart)
+    return RunComparison(
+        runs=_runs(aligned, grouping),
+        data=data,
+        apart=apart,
+        divergences=parted,
+        groups=effects.effects(apart, grouping, by) if by else [],
+        by=by,
+        seeds=len(np.unique(grouping.seeds)),
+        repeated=int(repeats.any(1).sum()),
+        samples=int(aligned.infos[0]["probe_samples"]),
+        tolerance=tolerance,
+        notes=[*aligned.notes, *_notes(grouping, by, repeats)],
+    )
 
 
-def _finite(values):
-    return np.where(np.isfinite(values), values, np.nan)
-
-
-def _moments(values):
-    """Across the runs, of a scalar (T, R)."""
-    moments = Moments(values.shape[:1])
-    for column in values.T:
-        moments.add(column)
-    return moments
-
-
-def _data(aligned, found, scalars, units, samples):
-    variance = weighting.average(scalars["gradient_variance"], units)
-    sampling = variance / samples
-    with np.errstate(invalid="ignore", divide="ignore"):
-        ratio = np.where(found.variance > 0, sampling / found.variance, np.nan)
-        # Two draws of variance v are √(2v) apart.
-        distances = {
-            name: np.sqrt(2 * np.maximum(variance, 0) / found.scale)
-            for name, variance in (
-                ("distance", found.variance),
-                ("repeat_distance", found.repeat_variance),
-                ("sampling_distance", sampling),
-            )
+def _runs(aligned, grouping):
+    """Return one dict a run."""
+    return [
+        {
+            "name": name,
+            "seed": run.info.get("seed"),
+            "device": run.info.get("device"),
+            "mode": mode_of(run.info),
+            "group": grouping.groups[r] if grouping.groups else None,
+            "tags": dict(run.info.get("tags") or {}),
+            "records": len(run),
+            "last_step": int(run.scalars["step"][-1]),
+            "first_not_finite": _first_not_finite(run.scalars),
         }
-    return {
-        "step": aligned.steps,
-        "runs": (aligned.rows >= 0).sum(1),
-        "loss": weighting.average(scalars["loss"], units),
-        "norm": weighting.average(scalars["gradient_norm"], units),
-        "norm_sd": weighting.deviation(scalars["gradient_norm"], units),
-        "variance": found.variance,
-        "variance_low": found.variance_low,
-        "variance_high": found.variance_high,
-        "repeat_variance": found.repeat_variance,
-        "sampling_variance": sampling,
-        "sampling_ratio": ratio,
-        "sampling_share": np.minimum(ratio, 1.0),
-        "cosine": found.cosine,
-        "cosine_min": found.cosine_min,
-        **distances,
-    }
+        for r, (name, run) in enumerate(zip(aligned.names, aligned.runs))
+    ]
+
+
+def _first_not_finite(scalars):
+    """Return the first step with a gradient that is not finite, or None."""
+    bad = np.flatnonzero(~np.isfinite(scalars["gradient_norm"]))
+    return int(scalars["step"][bad[0]]) if len(bad) else None
+
+
+def _notes(grouping, by, repeats):
+    """Say what seeds and groups lack; `repeats` have a distance, (R, R)."""
+    if grouping.groups and len(set(grouping.groups)) == 1:
+        group = grouping.groups[0]
+        yield f"All runs have {by} {group!r}: no groups to compare."
+    unknown = int((~grouping.known).sum())
+    if unknown:
+        yield (
+            f"{unknown} runs have no known seed and count as runs of "
+            "different seeds; keras.utils.set_random_seed sets one."
+        )
+    if grouping.repeats.any() and not repeats.any():
+        yield (
+            "Runs that repeat each other share no step at which gradients "
+            "are finite and not zero: they count as not repeated."
+        )

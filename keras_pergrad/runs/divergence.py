@@ -1,4 +1,4 @@
-"""Where runs that began together part."""
+"""Divergence: the first step at which runs differ."""
 
 import dataclasses
 
@@ -46,7 +46,7 @@ class Divergence:
 
 
 def diverge(aligned, chosen, tolerance, common=None, repeats=False):
-    """Compares, at every step, those of some runs that have it.
+    """Compare, at every step, those of some runs that have it.
 
     Args:
         aligned: the `AlignedRuns`.
@@ -62,10 +62,9 @@ def diverge(aligned, chosen, tolerance, common=None, repeats=False):
     """
     steps, rows = aligned.shared_rows(chosen)
     runs = [aligned.runs[r] for r in chosen]
-    # All runs' small sketches are held, and one run's whole rows.
-    small = int(np.prod(runs[0].variable_sketches.shape[1:]))
-    row = 2 * small + runs[0].sketches.shape[1]
-    at_once = max(1, _NUMBERS_AT_ONCE // (small * len(runs) + row))
+    info = runs[0].info
+    small = len(info["variables"]) * info["variable_sketch_size"]
+    at_once = max(1, _NUMBERS_AT_ONCE // (small * (len(runs) + 2)))
     differ, largest, found = None, 0.0, None
     for start in range(0, len(steps), at_once):
         block = slice(start, start + at_once)
@@ -104,17 +103,17 @@ def diverge(aligned, chosen, tolerance, common=None, repeats=False):
     )
 
 
-def divergences(aligned, related, tolerance):
-    """Of repeats, then of all runs of a seed, then of all runs."""
+def divergences(aligned, grouping, tolerance):
+    """Compare repeats, then all runs of a seed, then all runs."""
     sets = {}
-    for r, seed in enumerate(related.seeds):
-        same = related.repeats[r].copy()
+    for r, seed in enumerate(grouping.seeds):
+        same = grouping.repeats[r].copy()
         same[r] = True
-        of_seed = related.seeds == seed
+        of_seed = grouping.seeds == seed
         name = f"seed {aligned.infos[r]['seed']}"
         where = f", {aligned.infos[r].get('device')}"
-        if related.groups is not None and related.groups[r] != name:
-            where = f", {related.groups[r]}"
+        if grouping.groups is not None and grouping.groups[r] != name:
+            where = f", {grouping.groups[r]}"
         if same.all() or (same == of_seed).all():
             where = ""
         sets.setdefault(tuple(np.flatnonzero(same)), (name + where, True))
@@ -138,7 +137,7 @@ def _ends(names, runs, step):
 
 def _where_there(runs, rows):
     """Each step's largest relative difference of those that have it."""
-    apart = np.zeros((len(rows), runs[0].norms.shape[1]))
+    apart = np.zeros((len(rows), len(runs[0].info["variables"])))
     patterns, which = np.unique(rows >= 0, axis=0, return_inverse=True)
     for k, there in enumerate(patterns):
         at = np.flatnonzero(which.reshape(-1) == k)
@@ -175,9 +174,8 @@ def _differences(runs, rows):
 
 
 def _read(run, rows):
-    found = run.read(rows)
-    sketches = found["variable_sketches"].astype(np.float64)
-    return sketches, found["norms"].astype(np.float64)
+    found = run.read("variables", rows).astype(np.float64)
+    return found[..., 2:], found[..., 0]
 
 
 def _odd_one(runs, rows):
@@ -185,8 +183,8 @@ def _odd_one(runs, rows):
     there = np.flatnonzero(rows >= 0)
     if len(there) < 3:
         return None
-    sketches = np.stack([runs[r].sketches[rows[r]] for r in there])
-    sketches = sketches.astype(float)
+    sketches = [runs[r].read("sketches", rows[r : r + 1])[0] for r in there]
+    sketches = np.stack(sketches).astype(float)
     broken = np.flatnonzero(~np.isfinite(sketches).all(1))
     if len(broken):
         return int(there[broken[0]]) if len(broken) == 1 else None

@@ -1,4 +1,4 @@
-"""Whether groups of runs differ by more than their runs do anyway.
+"""Effects of groups: differences beyond those between the groups' own runs.
 
 `apart` holds squared distances between runs, relative to the gradient's norm
 and averaged over the steps. Two groups are judged by the pairs that differ in
@@ -12,7 +12,7 @@ import math
 
 import numpy as np
 
-from keras_pergrad.runs.distributions import f_tail
+from keras_pergrad.runs import extras
 
 REPEATS, SEEDS, RUNS = "repeats", "seeds", "runs"
 _SHUFFLES = 1999
@@ -45,13 +45,13 @@ class Effect:
     first: str
     second: str
     counts: tuple[int, int]
-    distance: float
-    yardstick: str | None
-    floor: float
-    ratio: float
-    probability: float | None
-    paired: bool
-    confounded: bool
+    distance: float = math.nan
+    yardstick: str | None = None
+    floor: float = math.nan
+    ratio: float = math.nan
+    probability: float | None = None
+    paired: bool = False
+    confounded: bool = False
     besides: list[str] = dataclasses.field(default_factory=list)
 
     @property
@@ -64,30 +64,35 @@ class Effect:
         return self.probability < _LEVEL
 
 
-def effects(apart, kinship, by):
-    """An `Effect` for each two groups, the largest ratio first."""
-    names = sorted(set(kinship.groups))
-    groups = np.array([names.index(g) for g in kinship.groups])
+def effects(apart, grouping, by):
+    """Return an `Effect` for each two groups, the largest ratio first."""
+    names = sorted(set(grouping.groups))
+    groups = np.array([names.index(g) for g in grouping.groups])
     found = []
     for a, b in itertools.combinations(range(len(names)), 2):
         chosen = np.flatnonzero((groups == a) | (groups == b))
         chosen = chosen[_measured(apart[np.ix_(chosen, chosen)]).any(1)]
-        effect = _effect(
-            apart[np.ix_(chosen, chosen)],
-            groups[chosen] == b,
-            # Groups made of seeds: a seed cannot be on both sides.
-            kinship.seeds[chosen],
-            kinship.repeats[np.ix_(chosen, chosen)],
-            kinship.known[chosen].all(),
-            by == "seed",
-            (names[a], names[b]),
-            (int((groups == a).sum()), int((groups == b).sum())),
-        )
-        besides = kinship.always_differ(
+        besides = grouping.always_differ(
             np.flatnonzero(groups == a), np.flatnonzero(groups == b)
         )
-        besides = [name for name in besides if name != by]
-        found.append(dataclasses.replace(effect, besides=besides))
+        effect = Effect(
+            names[a],
+            names[b],
+            (int((groups == a).sum()), int((groups == b).sum())),
+            besides=[name for name in besides if name != by],
+        )
+        found.append(
+            _effect(
+                effect,
+                apart[np.ix_(chosen, chosen)],
+                groups[chosen] == b,
+                grouping.seeds[chosen],
+                grouping.repeats[np.ix_(chosen, chosen)],
+                grouping.known[chosen].all(),
+                # A seed cannot be on both sides of groups made of seeds.
+                by == "seed",
+            )
+        )
     return sorted(
         found, key=lambda e: -e.ratio if e.ratio == e.ratio else math.inf
     )
@@ -98,54 +103,45 @@ def _measured(apart):
     return ~np.isnan(apart) & ~np.eye(len(apart), dtype=bool)
 
 
-def _effect(apart, side, seeds, repeats, known, by_seed, names, counts):
+def _effect(effect, apart, side, seeds, repeats, known, by_seed):
+    """Fill in an `Effect` that knows nothing but its groups."""
     measured = _measured(apart)
-    same_seed = seeds[:, None] == seeds[None, :]
-    cross = side[:, None] != side[None, :]
+    same_seed = _equal(seeds)
+    cross = ~_equal(side)
     within = ~cross & ~np.eye(len(side), dtype=bool)
+    if not (cross & measured).any():
+        return effect
     paired = bool((cross & same_seed & measured).any())
     repeated = bool((repeats & measured).any())
     several = bool((within & ~same_seed & measured).any())
-    if not (cross & measured).any():
-        return Effect(
-            *names,
-            counts=counts,
-            distance=math.nan,
-            yardstick=None,
-            floor=math.nan,
-            ratio=math.nan,
-            probability=None,
-            paired=False,
-            confounded=False,
-        )
+    confounded = False
+    strata = seeds
     if by_seed:
         distance, floor = _rms(apart, cross), _rms(apart, repeats)
         yardstick, strata = (REPEATS if repeated else None), seeds * 0
-        confounded = False
-    elif paired:
+    elif paired and repeated:
         distance = _rms(apart, cross & same_seed)
-        floor = _rms(apart, repeats if repeated else within & ~same_seed)
-        yardstick = REPEATS if repeated else SEEDS if several else None
-        strata, confounded = seeds, False
-        if not repeated:
-            # Beyond the seeds' noise is what shows without pairing.
-            apart, side = _by_seed(apart, side, seeds)
-            strata = np.zeros(len(side), int)
+        floor, yardstick = _rms(apart, repeats), REPEATS
     else:
-        # Repeats say nothing of how far two seeds are apart.
+        if paired:
+            distance = _rms(apart, cross & same_seed)
+            floor = _rms(apart, within & ~same_seed)
+        # Repeats say nothing of how far two seeds are apart; and beyond the
+        # seeds' noise is what shows without pairing.
         apart, side = _by_seed(apart, side, seeds)
-        cross = side[:, None] != side[None, :]
-        within = ~cross & ~np.eye(len(side), dtype=bool)
-        distance, floor = _rms(apart, cross), _rms(apart, within)
+        strata = np.zeros(len(side), int)
         yardstick = (SEEDS if known else RUNS) if several else None
-        strata, confounded = np.zeros(len(side), int), not several
+        if not paired:
+            cross = ~_equal(side)
+            within = ~cross & ~np.eye(len(side), dtype=bool)
+            distance, floor = _rms(apart, cross), _rms(apart, within)
+            confounded = not several
     ratio = _ratio(distance, floor)
     probability = None
     if yardstick and np.isfinite(ratio):
         probability = _probability(apart, side, strata)
-    return Effect(
-        *names,
-        counts=counts,
+    return dataclasses.replace(
+        effect,
         distance=distance,
         yardstick=yardstick,
         floor=floor,
@@ -154,6 +150,10 @@ def _effect(apart, side, seeds, repeats, known, by_seed, names, counts):
         paired=paired,
         confounded=confounded,
     )
+
+
+def _equal(values):
+    return values[:, None] == values[None, :]
 
 
 def _rms(apart, pairs):
@@ -230,4 +230,5 @@ def _by_f(apart, side, strata):
             groups += 1
     if not freedom or not groups or not inner:
         return None
-    return f_tail((between / groups) / (inner / freedom), groups, freedom)
+    value = (between / groups) / (inner / freedom)
+    return float(extras.scipy_special().fdtrc(groups, freedom, value))

@@ -1,54 +1,22 @@
-"""A comparison as one web page: no script, no other file, no network."""
+"""The page of a comparison: no script, no other file, no network."""
 
 from html import escape
 
 import numpy as np
 
-from keras_pergrad.runs import charts, summary
-from keras_pergrad.runs.series import charts as charts_of
+from keras_pergrad.runs import charts, report
+from keras_pergrad.runs.findings import share
+from keras_pergrad.runs.report import number
+from keras_pergrad.runs.statistics import MEANINGS
 from keras_pergrad.runs.style import STYLE
-from keras_pergrad.runs.wording import number, relative
+from keras_pergrad.tables import as_html
 
 _MOST_ROWS = 40
 _MOST_SQUARES = 40
-_LONG = 40
-_READING = (
-    (
-        "apart",
-        "Distance between the gradients of two runs of different seeds, over "
-        "the gradient's norm. Gradients are compared by sketches, to about "
-        "3 %.",
-    ),
-    (
-        "repeats",
-        "The same for runs of one seed on the same device, machine, "
-        "optimizer and mode: nondeterminism, the noise floor.",
-    ),
-    (
-        "variance",
-        "Trace of the covariance of the gradient across runs, with a 95 % "
-        "interval for normally distributed differences.",
-    ),
-    (
-        "sampling",
-        "The probe batch is the same in every run; sampling enters by the "
-        "path of the weights. The yardstick is the variance of one batch's "
-        "gradient at equal weights (trace of the per-sample covariance over "
-        "the batch size). Its share of the variance between runs is near 1 "
-        "where runs differ no more than batches do, near 0 where the weights "
-        "have gone elsewhere; it is a yardstick and not a cause.",
-    ),
-    ("cosine", "Mean and least over pairs of runs of different seeds."),
-    (
-        "seeds and repeats",
-        "Each seed counts once in every mean and spread, however often it "
-        "was repeated. Where all runs are of one seed, each counts.",
-    ),
-)
 
 
 def document(comparison):
-    """The whole page."""
+    """Return the whole page."""
     title = f"Gradients of {len(comparison.runs)} runs"
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -60,31 +28,38 @@ def document(comparison):
 
 
 def fragment(comparison):
-    """The page's content, as a notebook shows it."""
+    """Return the page's content, as a notebook shows it."""
     c = comparison
     steps = c.data["step"]
     first, *rest = c.verdict
     parts = [
         f"<h1>Gradients of {len(c.runs)} runs</h1>",
-        f'<p class="muted">{summary.seeds(c)} · {len(steps)} steps, {steps[0]} '
+        f'<p class="muted">{report.seeds(c)} · {report.steps(c)}, {steps[0]} '
         f"to {steps[-1]} · probe batch of {c.samples} samples</p>",
         f'<p class="first">{escape(first)}</p>',
         _list(rest),
         '<div class="charts">',
-        *[_figure(chart, steps) for chart in charts_of(c)],
+        *[
+            _figure(chart.title, charts.svg(chart, c.data), chart.note)
+            for chart in report.CHARTS
+        ],
         _map(c),
         "</div>",
-        *_groups(c),
+        _groups(c),
         "<h2>Where runs part</h2>",
         _divergences(c),
         "<h2>Step by step</h2>",
-        _table(summary.COLUMNS, summary.rows(c, _MOST_ROWS)),
+        as_html(
+            [column.head for column in report.COLUMNS],
+            report.rows(c, report.COLUMNS, _MOST_ROWS),
+        ),
+        _list(report.left_out(c, _MOST_ROWS)),
         "<h2>Runs</h2>",
         _runs(c),
-        "<h2>How to read this</h2><dl>",
-        *[f"<dt>{term}</dt><dd>{text}</dd>" for term, text in _READING],
-        "</dl>",
         f"<h2>Notes</h2>{_list(c.notes)}" if c.notes else "",
+        "<h2>What the figures mean</h2><dl>",
+        *[f"<dt>{k}</dt><dd>{escape(v)}</dd>" for k, v in MEANINGS.items()],
+        "</dl>",
     ]
     return f'<style>{STYLE}</style><main class="kpg">{"".join(parts)}</main>'
 
@@ -94,63 +69,79 @@ def _list(sentences):
     return f"<ul>{items}</ul>" if items else ""
 
 
-def _figure(chart, steps):
-    keys = "".join(
-        f'<span class="key c{k}">{escape(line.label)}</span>'
-        for k, line in enumerate(chart.lines, 1)
-    )
+def _figure(title, drawing, note):
     return (
-        f"<figure><figcaption><b>{chart.title}</b>{keys}</figcaption>"
-        f"{charts.line_chart(steps, chart)}"
-        f'<p class="muted">{chart.note}</p></figure>'
+        f"<figure><figcaption>{escape(title)}</figcaption>{drawing}"
+        f'<p class="muted">{escape(note)}</p></figure>'
     )
 
 
 def _map(c):
     """The distances between all runs, those of a group or seed together."""
-    count = len(c.runs)
-    if count > _MOST_SQUARES:
+    if len(c.runs) > _MOST_SQUARES:
         return ""
-    names = [run["name"] for run in c.runs]
     order = sorted(
-        range(count),
+        range(len(c.runs)),
         key=lambda r: (str(c.runs[r]["group"]), str(c.runs[r]["seed"]), r),
     )
-    return (
-        "<figure><figcaption><b>Run against run</b></figcaption>"
-        f"{charts.distance_map(names, c.apart, order)}"
-        '<p class="muted">Distance over the gradient\'s norm, mean over the '
-        "steps, on a logarithmic scale: the stronger the colour, the farther; "
-        "empty is equal, grey is unknown.</p></figure>"
+    distance = np.sqrt(np.maximum(c.apart, 0))
+    np.fill_diagonal(distance, np.nan)
+    names = [escape(run["name"]) for run in c.runs]
+    shades = _shades(distance)
+    rows = "".join(
+        f'<tr><th scope="row" title="{names[a]}">{names[a]}</th>'
+        + "".join(
+            f'<td title="{names[a]} – {names[b]}: {share(distance[a, b])}" '
+            f"{shades(distance[a, b])}></td>"
+            for b in order
+        )
+        + "</tr>"
+        for a in order
     )
+    return _figure(
+        "Run against run",
+        f'<table class="map">{rows}</table>',
+        "Distance over the gradient's norm, mean over the steps, on a "
+        "logarithmic scale: the stronger the colour, the farther; empty is "
+        "equal, grey is unknown.",
+    )
+
+
+def _shades(distance):
+    """Return what gives the attributes of a square from its distance."""
+    found = np.log(distance[distance > 0])
+    low, high = (found.min(), found.max()) if len(found) else (0.0, 0.0)
+
+    def attributes(value):
+        if np.isnan(value):
+            return 'class="none"'
+        if value == 0:
+            return ""
+        place = (np.log(value) - low) / (high - low) if high > low else 0.6
+        color = f"color-mix(in srgb,var(--c1) {15 + 80 * place:.0f}%,"
+        return f'style="background:{color}transparent)"'
+
+    return attributes
 
 
 def _groups(c):
     if not c.groups:
-        return
-    yield f"<h2>Groups by {escape(c.by)}</h2>"
+        return ""
     rows = [
         (
             f"{e.first} – {e.second}",
             f"{e.counts[0]}, {e.counts[1]}",
-            relative(e.distance),
-            f"{relative(e.floor)} ({e.yardstick})" if e.yardstick else "–",
+            share(e.distance),
+            f"{share(e.floor)} ({e.yardstick})" if e.yardstick else "–",
             "∞" if np.isinf(e.ratio) else number(e.ratio),
             "–" if e.probability is None else number(e.probability),
             "yes" if e.paired else "no",
         )
         for e in c.groups
     ]
-    columns = (
-        "groups",
-        "runs",
-        "apart",
-        "inside a group",
-        "ratio",
-        "p",
-        "equal seeds",
-    )
-    yield _table(columns, rows)
+    heads = ("groups", "runs", "distance", "inside a group", "ratio", "p")
+    table = as_html([*heads, "equal seeds"], rows)
+    return f"<h2>Groups by {escape(c.by)}</h2>{table}"
 
 
 def _divergences(c):
@@ -160,20 +151,16 @@ def _divergences(c):
             str(len(d.runs)),
             _when(d, d.differ_step),
             _when(d, d.step),
-            ", ".join(f"{p} ({relative(v)})" for p, v in d.variables) or "–",
+            ", ".join(f"{p} ({share(v)})" for p, v in d.variables) or "–",
             d.odd or "–",
         )
         for d in c.divergences
     ]
-    columns = (
-        "runs",
-        "count",
-        "first bit differs at",
-        f"beyond {c.tolerance:g} at",
-        "variables, largest first",
-        "odd run",
+    heads = ("runs", "count", "first bit differs at")
+    beyond = f"beyond {c.tolerance:g} at"
+    return as_html(
+        [*heads, beyond, "variables, largest first", "odd run"], rows
     )
-    return _table(columns, rows)
 
 
 def _when(d, step):
@@ -195,19 +182,5 @@ def _runs(c):
         )
         for run in c.runs
     ]
-    columns = ("run", "seed", "device", "mode", "records", "last step", "tags")
-    return _table(columns, rows)
-
-
-def _table(columns, rows):
-    head = "".join(f'<th scope="col">{escape(c)}</th>' for c in columns)
-    body = "".join("<tr>" + "".join(map(_cell, row)) + "</tr>" for row in rows)
-    return (
-        '<div class="wide" tabindex="0"><table><thead><tr>'
-        f"{head}</tr></thead><tbody>{body}</tbody></table></div>"
-    )
-
-
-def _cell(text):
-    long = ' class="long"' if len(text) > _LONG else ""
-    return f"<td{long}>{escape(text)}</td>"
+    heads = ("run", "seed", "device", "mode", "records", "last step", "tags")
+    return as_html(heads, rows)

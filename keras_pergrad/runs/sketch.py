@@ -1,4 +1,4 @@
-"""Small stand-ins for gradients, with the same lengths and angles.
+"""Sketches: small vectors that keep the lengths and angles of gradients.
 
 A sketch is a random projection that is the same in every run, on every
 machine: distances between the sketches of two runs tell those between their
@@ -19,8 +19,9 @@ block by block: nothing of the size of the model is held.
 
 import numpy as np
 
-from keras_pergrad.runs.record import VARIABLE_SKETCH_SIZE
+from keras_pergrad.arguments import positive_integer
 
+VARIABLE_SKETCH_SIZE = 16
 # Never to be changed: the sketches of all runs must be made alike.
 _KEY = 0x6B70675F736B6574
 _BLOCKS_AT_ONCE = 256
@@ -49,12 +50,11 @@ class GradientSketch:
     """
 
     def __init__(self, size=1024, variable_size=VARIABLE_SKETCH_SIZE):
-        whole_number = isinstance(size, int) and not isinstance(size, bool)
-        if not whole_number or size < variable_size:
+        size = positive_integer("sketch_size", size)
+        if size < variable_size:
             raise ValueError(
-                "`sketch_size` expected a whole number of at least "
-                f"{variable_size}; 1024 keeps lengths and angles to about "
-                f"3 %. Received: sketch_size={size!r}"
+                f"`sketch_size` must be at least {variable_size}; 1024 keeps "
+                f"lengths and angles to about 3 %. Received: sketch_size={size}"
             )
         self.size = size
         self.variable_size = variable_size

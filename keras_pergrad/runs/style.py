@@ -1,4 +1,4 @@
-"""How the page of a comparison looks, in light and dark."""
+"""The style sheet of the page, for light and dark."""
 
 STYLE = """
 .kpg{--back:#fff;--soft:#f5f5f2;--text:#1d1d1b;--muted:#63625c;--rule:#dcdbd4;
@@ -22,33 +22,16 @@ padding-left:.9rem;border-left:4px solid var(--c1);overflow-wrap:anywhere}
 .kpg .charts{display:grid;gap:1rem;margin-top:1.5rem;
 grid-template-columns:repeat(auto-fit,minmax(min(100%,20rem),1fr))}
 .kpg figure{margin:0;padding:.8rem;background:var(--soft);border-radius:10px;
-max-width:34rem}
-.kpg figcaption{display:flex;flex-wrap:wrap;gap:.1rem .9rem;
-align-items:baseline;font-size:.9rem;margin-bottom:.4rem}
-.kpg figcaption b{flex:1 0 100%}
+max-width:34rem;overflow-x:auto}
+.kpg figcaption{font-weight:600;font-size:.9rem}
 .kpg figure p{margin:.3rem 0 0;font-size:.8rem}
-.kpg .key::before{content:"";display:inline-block;width:1.4em;height:0;
-border-top:2.5px solid;margin-right:.4em;vertical-align:middle}
-.kpg .key.c1{color:var(--c1)}.kpg .key.c2{color:var(--c2)}
-.kpg .key.c3{color:var(--c3)}
-.kpg .key.c2::before{border-top-style:dashed}
-.kpg .key.c3::before{border-top-style:dotted}
 .kpg svg{display:block;width:100%;height:auto}
-.kpg svg text{fill:var(--muted);font:11px system-ui,sans-serif;
-text-anchor:start}
-.kpg svg .end{text-anchor:end}.kpg svg .middle{text-anchor:middle}
-.kpg svg .grid{stroke:var(--rule);stroke-width:1}
-.kpg svg .line{fill:none;stroke-width:2;stroke-linejoin:round}
-.kpg svg .line.c1{stroke:var(--c1)}
-.kpg svg .line.c2{stroke:var(--c2);stroke-dasharray:6 4}
-.kpg svg .line.c3{stroke:var(--c3);stroke-dasharray:2 4;
-stroke-linecap:round}
-.kpg svg circle.c1,.kpg svg .band.c1{fill:var(--c1)}
-.kpg svg circle.c2,.kpg svg .band.c2{fill:var(--c2)}
-.kpg svg circle.c3{fill:var(--c3)}
-.kpg svg .band{fill-opacity:.16;stroke:none}
-.kpg svg .cell{fill:var(--c1);stroke:var(--rule);stroke-width:.5}
-.kpg svg .none{fill:var(--rule);fill-opacity:.5}
+.kpg .map{width:100%;table-layout:fixed;border-collapse:separate;
+border-spacing:1px}
+.kpg .map td{padding:0;border:0;height:.9rem}
+.kpg .map th{padding:0 .4rem 0 0;border:0;width:7.5rem;overflow:hidden;
+text-overflow:ellipsis;font-weight:400;font-size:.7rem;text-align:right}
+.kpg .map .none{background:var(--rule)}
 .kpg .wide{overflow-x:auto;max-width:100%}
 .kpg table{border-collapse:collapse;font-size:.875rem;
 font-variant-numeric:tabular-nums}

@@ -8,9 +8,9 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.callbacks import GradientVariance
-from keras_pergrad.callbacks.compiled_loss import compiled_loss
-from keras_pergrad.runs.info import read_info
-from keras_pergrad.runs.kinship import Kinship
+from keras_pergrad.callbacks.model_description import compiled_loss
+from keras_pergrad.runs import read_run
+from keras_pergrad.runs.grouping import Grouping
 
 layers = keras.layers
 X = np.linspace(-1, 1, 40, dtype="float32").reshape(20, 2)
@@ -18,7 +18,7 @@ Y = X[:, :1]
 
 
 def recorded(log_dir, precision=None, data=None, **options):
-    """The `run.json` of one `fit`."""
+    """The `RunInfo` of one `fit`."""
     fitting = {k: options.pop(k) for k in ("batch_size",) if k in options}
     model = keras.Sequential(
         [keras.Input((2,)), layers.Dense(1, dtype=precision)]
@@ -28,7 +28,7 @@ def recorded(log_dir, precision=None, data=None, **options):
     data = (X, Y) if data is None else (data,)
     keras.utils.set_random_seed(1)
     model.fit(*data, shuffle=False, verbose=0, callbacks=[watch], **fitting)
-    return read_info(watch.run_directory)
+    return read_run(watch.run_directory).info
 
 
 # What `besides` says of it, and what makes it.
@@ -36,7 +36,7 @@ DIFFERENCES = {
     "precision": {"precision": "mixed_bfloat16"},
     "jit_compile": {"jit_compile": True},
     "run_eagerly": {"run_eagerly": True},
-    "batch size": {"batch_size": 25},
+    "batch_size": {"batch_size": 25},
     "loss": {"loss": "mae"},
 }
 
@@ -52,7 +52,7 @@ def test_one_difference_is_named(tmp_path):
     for name, options in DIFFERENCES.items():
         other = recorded(tmp_path, **options)
         assert other["architecture"] == plain["architecture"]
-        related = Kinship([plain, plain, other])
+        related = Grouping([plain, plain, other])
         assert related.repeats[0, 1]
         assert not related.repeats[2].any()
         assert related.always_differ([0], [2]) == [name]
@@ -63,7 +63,7 @@ def test_the_batch_size_of_a_dataset_is_known_by_its_steps(tmp_path):
     one, other = (recorded(tmp_path, data=data.batch(n)) for n in (5, 10))
     assert one["batch_size"] is other["batch_size"] is None
     assert (one["steps_per_epoch"], other["steps_per_epoch"]) == (4, 2)
-    assert Kinship([one, other]).always_differ([0], [1]) == ["steps per epoch"]
+    assert Grouping([one, other]).always_differ([0], [1]) == ["steps_per_epoch"]
 
 
 def test_op_determinism_is_recorded(tmp_path):

@@ -3,8 +3,8 @@
 import keras
 import numpy as np
 import tensorflow as tf
-
 from keras_pergrad.tape import Tape
+
 from tests import oracle
 
 RUNS = ("eager", "graph", "xla")

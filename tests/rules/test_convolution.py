@@ -2,10 +2,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras_pergrad.tape import Tape
 
 from keras_pergrad.factors import convolution_method
 from keras_pergrad.factors.patches import METHODS
-from keras_pergrad.tape import Tape
 from tests import oracle
 from tests.rules.convolution_cases import CASES, FORCED, SLOW, UNDER_XLA
 from tests.rules.exact import assert_exact, normal, stack

@@ -2,9 +2,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras_pergrad.tape import Tape
 
 import keras_pergrad as kpg
-from keras_pergrad.tape import Tape
 from tests.rules.exact import assert_exact, normal, randomized, stack
 
 layers = keras.layers

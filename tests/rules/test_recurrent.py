@@ -2,10 +2,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras_pergrad.tape import Tape
 
 import keras_pergrad as kpg
 from keras_pergrad.rules import scan
-from keras_pergrad.tape import Tape
 from tests import oracle
 from tests.rules.exact import assert_exact, normal, randomized, stack
 

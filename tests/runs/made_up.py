@@ -25,6 +25,9 @@ def write(log_dir, name, gradients, steps=None, variance=None, **info):
     ends = np.cumsum([np.prod(s) for s in SHAPES.values()])
     steps = range(len(gradients)) if steps is None else steps
     with RunWriter.create(log_dir, RunInfo(name, **info)) as writer:
+        # The disk need not have it at once.
+        for statement in ("COMMIT", "PRAGMA synchronous = OFF", "BEGIN"):
+            writer._connection.execute(statement)
         for step, gradient in zip(steps, gradients):
             parts = np.split(gradient, ends[:-1])
             whole, each = sketch(parts)

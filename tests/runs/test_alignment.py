@@ -1,12 +1,12 @@
-import json
-import os
 import re
 
 import numpy as np
 import pytest
 
+from keras_pergrad.runs import RunRecordWarning
 from keras_pergrad.runs.alignment import align
 from tests.runs import made_up
+from tests.runs.test_store import set_format
 
 
 def _some(count):
@@ -36,7 +36,15 @@ def test_many_steps_are_thinned_evenly(tmp_path):
         made_up.write(tmp_path, name, _some(21))
     aligned = align(tmp_path, 5)
     np.testing.assert_array_equal(aligned.steps, [0, 5, 10, 15, 20])
-    assert aligned.notes == ["5 of 21 common steps are shown."]
+    assert aligned.notes == ["5 of 21 common steps are compared."]
+
+
+def test_a_single_step_is_no_curve(tmp_path):
+    for name in "ab":
+        made_up.write(tmp_path, name, _some(1))
+    (note,) = align(tmp_path, 5).notes
+    assert "one step only" in note
+    assert "GradientVariance(every=10)" in note
 
 
 def test_directories_are_joined(tmp_path):
@@ -47,7 +55,7 @@ def test_directories_are_joined(tmp_path):
 
 
 def test_a_run_without_records_is_left_out(tmp_path):
-    for name, count in (("a", 1), ("b", 1), ("new", 0)):
+    for name, count in (("a", 2), ("b", 2), ("new", 0)):
         made_up.write(tmp_path, name, _some(count))
     aligned = align(tmp_path, 9)
     assert aligned.names == ["a", "b"]
@@ -68,19 +76,29 @@ def test_what_cannot_be_compared_is_refused_by_name(tmp_path, field, value):
     loss = [{"loss": "mean_squared_error"}]
     for name, other in (("a", {}), ("b", {}), ("odd", {field: value})):
         made_up.write(tmp_path, name, _some(1), **{"loss": loss, **other})
-    # A record of before losses were written can be compared.
-    made_up.write(tmp_path, "old", _some(1), loss=None)
-    counted = 2 if field == "loss" else 3
     said = re.escape(f"same `{field}`. Received: {value!r} in run 'odd'")
-    said += f".*{counted} of 4 runs"
+    said += ".*2 of 3 runs"
     with pytest.raises(ValueError, match=said):
         align(tmp_path, 9)
 
 
-def test_a_loss_that_is_not_known_is_no_other(tmp_path):
-    made_up.write(tmp_path, "old", _some(1))
-    made_up.write(tmp_path, "new", _some(1), loss=[{"loss": "huber"}])
-    assert align(tmp_path, 9).names == ["new", "old"]
+def test_layer_settings_that_differ_are_noted(tmp_path):
+    """Of those that both runs know: versions of Keras have others."""
+    for name, activation in (("a", "tanh"), ("b", "relu"), ("c", "relu")):
+        settings = {"0 Dense activation": activation, "0 Dense units": 3}
+        settings |= {"0 Dense new": 1} if name == "a" else {}
+        made_up.write(tmp_path, name, _some(2), settings=settings)
+    (note,) = align(tmp_path, 9).notes
+    expected = "0 Dense activation is tanh in a, but relu in b."
+    assert note == f"The models differ: {expected}"
+
+
+def test_a_damaged_run_is_left_out_with_a_warning(tmp_path):
+    for name in "abc":
+        made_up.write(tmp_path, name, _some(2))
+    (tmp_path / "b" / "run.sqlite").write_bytes(b"x" * 999)
+    with pytest.warns(RunRecordWarning, match=r"b/run\.sqlite.* left out"):
+        assert align(tmp_path, 9).names == ["a", "c"]
 
 
 def test_too_few_runs(tmp_path):
@@ -100,7 +118,7 @@ def test_too_few_runs(tmp_path):
 def test_no_common_step(tmp_path):
     made_up.write(tmp_path, "a", _some(4), steps=[0, 2, 4, 6])
     made_up.write(tmp_path, "b", _some(2), steps=[1, 3])
-    said = r"'a' at 0, 2, 4, …; 'b' at 1, 3\. Give .* same `every`"
+    said = r"'a' at 0, 2, 4, …; 'b' at 1, 3\. Give .* same number"
     with pytest.raises(ValueError, match=said):
         align(tmp_path, 9)
 
@@ -108,10 +126,6 @@ def test_no_common_step(tmp_path):
 def test_records_of_another_version(tmp_path):
     for name in "ab":
         made_up.write(tmp_path, name, _some(1))
-    path = os.path.join(tmp_path, "b", "run.json")
-    with open(path) as file:
-        info = json.load(file)
-    with open(path, "w") as file:
-        json.dump({**info, "format": 2}, file)
+    set_format(tmp_path / "b", 2)
     with pytest.raises(ValueError, match=r"format 1\. Received: format 2"):
         align(tmp_path, 9)

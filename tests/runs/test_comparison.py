@@ -1,14 +1,12 @@
-import dataclasses
-import re
 import subprocess
 import sys
-import warnings
 
 import numpy as np
 import pytest
 
 import keras_pergrad as kpg
 from keras_pergrad.__main__ import main
+from keras_pergrad.runs import report
 from tests.runs import made_up
 
 
@@ -32,27 +30,28 @@ def test_seeds_and_nondeterminism_are_separated(comparison):
     np.testing.assert_allclose(data["repeat_variance"], 0.64, rtol=0.3)
     assert comparison.seeds == 5
     assert comparison.repeated == 3
-    (first, *_) = comparison.verdict
-    assert "Runs of different seeds are apart by" in first
-    share = re.search(r"nondeterminism explains ([\d.]+) % of", first)
-    assert float(share[1]) == pytest.approx(1, abs=0.3)
+    first, second, *_ = comparison.findings
+    assert (first.kind, second.kind) == ("seeds", "repeats")
+    assert second.values["explained"] == pytest.approx(0.01, abs=0.003)
+    assert "nondeterminism explains 0" in comparison.verdict[1]
 
 
 def test_deterministic_repeats_explain_nothing(tmp_path):
     made_up.seeds_and_repeats(tmp_path)
     comparison = kpg.compare_runs(tmp_path)
     assert (comparison.data["repeat_variance"] == 0).all()
-    text = " ".join(str(comparison).split())
-    assert "repeats of a seed are equal in every bit recorded" in text
-    assert "The 3 runs of seed 0 are equal at every step, in every" in text
+    kinds = [finding.kind for finding in comparison.findings]
+    assert kinds == ["seeds", "repeats_equal", "sampling", "equal"]
+    assert "nondeterminism none" in comparison.verdict[1]
+    assert "The 3 runs of seed 0 are equal at every" in comparison.verdict[3]
 
 
 def test_a_seed_that_was_not_set_again_is_suspected(tmp_path):
     for k in range(4):
         gradients = made_up.around(1, 8, 4, k)
         made_up.write(tmp_path, f"{k}", gradients, seed=k // 2)
-    (first, *_) = kpg.compare_runs(tmp_path).verdict
-    assert "as if the seed had not been set again before each run" in first
+    _, second, *_ = kpg.compare_runs(tmp_path).findings
+    assert second.kind == "repeats_not_repeated"
 
 
 def test_sampling_share(comparison):
@@ -62,9 +61,9 @@ def test_sampling_share(comparison):
     expected = 20 / data["variance"]
     np.testing.assert_allclose(data["sampling_share"], expected)
     assert (data["sampling_ratio"] < 1).all()
-    share = f"{100 * np.median(data['sampling_share']):.0f} % of that between"
-    text = " ".join(comparison.verdict)
-    assert f"the variance of such draws is {share} runs (median), a yar" in text
+    (found,) = [f for f in comparison.findings if f.kind == "sampling"]
+    assert found.values["ratio"] == np.median(data["sampling_ratio"])
+    assert f"{100 * found.values['ratio']:.0f} %" in str(found)
 
 
 def test_what_was_not_measured_is_absent(tmp_path):
@@ -73,11 +72,10 @@ def test_what_was_not_measured_is_absent(tmp_path):
     comparison = kpg.compare_runs(tmp_path)
     assert np.isnan(comparison.data["sampling_share"]).all()
     assert np.isnan(comparison.data["repeat_variance"]).all()
-    text = " ".join(str(comparison).split())
-    assert "the variance of such draws" not in text
-    assert "unknown seeds" in text
-    assert "cannot be told apart: train one seed twice" in text
-    assert "2 runs have no known seed" in text
+    kinds = [finding.kind for finding in comparison.findings]
+    assert kinds == ["seeds", "no_repeats"]
+    assert "unknown seeds" in comparison.verdict[0]
+    assert any("2 runs have no known seed" in n for n in comparison.notes)
 
 
 @pytest.mark.parametrize("nondeterminism", [0.0, 1e-6, 0.5])
@@ -87,13 +85,13 @@ def test_repeats_alone(tmp_path, nondeterminism):
         noise = made_up.around(0, nondeterminism, 4, k + 1)
         made_up.write(tmp_path, f"{k}", path + noise, seed=3, variance=9.0)
     comparison = kpg.compare_runs(tmp_path)
-    text = " ".join(str(comparison).split())
+    last = {0.0: "equal", 1e-6: "within", 0.5: "apart_from_start"}
+    kinds = [finding.kind for finding in comparison.findings]
     if nondeterminism == 0:
-        assert "The 3 runs have the same gradients at every step" in text
+        assert kinds == ["all_equal", "equal"]
     else:
-        assert "The 3 runs repeat one seed, and yet are apart by" in text
-        assert "times as far as these runs" in text
-    assert ("stay within 0.001" in text) == (nondeterminism == 1e-6)
+        assert kinds[:2] == ["repeats_apart", "sampling_of_one_seed"]
+    assert kinds[-1] == last[nondeterminism]
 
 
 def _with_a_fault(log_dir):
@@ -116,23 +114,25 @@ def _with_a_fault(log_dir):
                 )
 
 
-def test_groups_and_a_fault_in_words(tmp_path):
+def test_groups_and_a_fault_are_found(tmp_path):
     _with_a_fault(tmp_path)
     comparison = kpg.compare_runs(tmp_path, by="device", tolerance=5e-3)
-    text = " ".join(str(comparison).split())
     (effect,) = comparison.groups
     assert effect.real
-    assert f"CPU and METAL differ by {effect.ratio:.2g} times what rep" in text
-    assert "They differ in machine, too." in text
-    found = "The 3 runs of seed 1, CPU part at step 7 (within 0.005 before)"
-    assert f"{found}, first in last/kernel, by " in text
-    assert "CPU 1 2 is the odd one" in text
+    first, *_ = comparison.findings
+    assert first.kinds == ("groups_differ", "besides")
+    assert first.values["besides"] == ["machine"]
+    (found,) = [f for f in comparison.findings if f.kind == "part"]
+    assert found.values["who"] == "The 3 runs of seed 1, CPU"
+    assert found.values["step"] == 7
+    assert found.values["variable"] == "last/kernel"
+    assert "CPU 1 2 is the odd one" in str(found)
     html = comparison._repr_html_()
     assert "Groups by device" in html
     assert "CPU – METAL" in html
 
 
-def test_no_difference_beyond_seed_noise_in_words(tmp_path):
+def test_no_difference_beyond_seed_noise(tmp_path):
     for device in ("CPU", "GPU"):
         for seed in range(5):
             gradients = made_up.around(1, 8, 4, [seed, len(device)])
@@ -143,8 +143,9 @@ def test_no_difference_beyond_seed_noise_in_words(tmp_path):
                 seed=seed + 10 * len(device),
                 tags={"where": device},
             )
-    text = str(kpg.compare_runs(tmp_path, by="where"))
-    assert "CPU and GPU: no difference beyond seed noise (" in text
+    first, *_ = kpg.compare_runs(tmp_path, by="where").findings
+    assert first.kind == "groups_alike"
+    assert "no difference beyond seed noise" in str(first)
 
 
 def test_one_group_is_none(log_dir):
@@ -155,66 +156,31 @@ def test_one_group_is_none(log_dir):
     )
 
 
-def test_an_effect_in_every_case():
-    from keras_pergrad.runs.effect_words import effect
-    from keras_pergrad.runs.effects import Effect
-
-    base = Effect(
-        "A", "B", (2, 2), 0.1, "repeats", 0.025, 4.0, 0.0004, True, False
-    )
-    said = {
-        "A and B differ by 4 times what repeats differ by at equal seeds, "
-        "p < 0.001.": {},
-        "A and B: no difference beyond nondeterminism (1.1 times what "
-        "repeats differ by at equal seeds, p = 0.3).": {
-            "ratio": 1.1,
-            "probability": 0.3,
-        },
-        "A and B are 10 % of the gradient's norm apart at equal seeds, where "
-        "repeats are equal in every bit.": {"floor": 0.0, "ratio": np.inf},
-        "A and B have the same gradients at equal seeds, in every bit "
-        "recorded.": {
-            "floor": 0.0,
-            "distance": 0.0,
-            "ratio": 1.0,
-        },
-        "A and B are 10 % of the gradient's norm apart, but no two runs "
-        "differ in the group alone: train the same seed in both groups, "
-        "twice in one of them.": {"confounded": True, "yardstick": None},
-        "A and B are 10 % of the gradient's norm apart at equal seeds; train "
-        "a seed twice in one group to know what is normal.": {
-            "yardstick": None
-        },
-        "A and B could not be compared: at no step that a run of each has "
-        "are both gradients finite and not zero.": {"distance": np.nan},
-        "A and B could not be compared: at no step that two repeats have are "
-        "both gradients finite and not zero.": {"floor": np.nan},
-        "A and B are 10 % of the gradient's norm apart at equal seeds, 4 "
-        "times what repeats differ by; how likely that is by chance is not "
-        "known, since not every two runs share a step.": {"probability": None},
-    }
-    for sentence, changes in said.items():
-        assert effect(dataclasses.replace(base, **changes)) == sentence
-    alike = dataclasses.replace(base, ratio=1.1, probability=0.3)
-    assert effect(alike, broken=["x", "y"]) == (
-        "A and B, where finite: no difference beyond nondeterminism (1.1 "
-        "times what repeats differ by at equal seeds, p = 0.3). Not finite: x "
-        "and y."
-    )
-
-
-def test_moments_of_two_machines_merge(log_dir, tmp_path, comparison):
-    """Joined by directory, or by the moments alone: the same."""
+def test_directories_are_joined(log_dir, tmp_path):
     for seed in (8, 9):
         gradients = made_up.around(1, 8, 6, seed)
         made_up.write(tmp_path, f"{seed}", gradients, seed=seed)
-    there = kpg.compare_runs(tmp_path).moments["gradient_norm"]
-    merged = comparison.moments["gradient_norm"].merge(there)
     joined = kpg.compare_runs([log_dir, tmp_path])
-    norms = joined.moments["gradient_norm"]
-    np.testing.assert_allclose(merged.mean, norms.mean, rtol=1e-12)
-    np.testing.assert_allclose(merged.variance, norms.variance, rtol=1e-9)
-    assert len(joined.runs) == 9
+    assert (len(joined.runs), joined.seeds) == (9, 7)
+
+
+def test_the_table_says_that_rows_are_left_out(tmp_path):
+    for seed in range(2):
+        gradients = made_up.around(1, 8, 60, seed)
+        made_up.write(tmp_path, f"{seed}", gradients, seed=seed)
+    comparison = kpg.compare_runs(tmp_path)
+    assert "12 of 60 steps" in str(comparison)
+    assert "40 of 60 steps" in comparison._repr_html_()
+    assert "of 60 steps" not in str(kpg.compare_runs(tmp_path, max_steps=12))
+
+
+def test_a_figure_is_shown_by_a_column_alone(comparison, monkeypatch):
+    """What `statistics` computes, `report` shows, in text and page."""
+    column = report.Column("loss", lambda at: f"{at['loss']:.4f}")
+    monkeypatch.setattr(report, "COLUMNS", (*report.COLUMNS, column))
+    assert "1.0000" in str(comparison)
+    assert "<td>1.0000</td>" in comparison._repr_html_()
+    assert set(comparison.data) == set(comparison.meanings)
 
 
 def test_a_broken_run_is_named(tmp_path):
@@ -224,9 +190,7 @@ def test_a_broken_run_is_named(tmp_path):
         made_up.write(tmp_path, f"run {seed}", gradients[: 5 - seed], seed=seed)
     comparison = kpg.compare_runs(tmp_path)
     text = " ".join(str(comparison).split())
-    assert "Run run 1 has a gradient that is not finite, first at step 3" in (
-        text
-    )
+    assert "run 1 (from step 3)" in text
     assert "Not every run has every step: fewer in run 2" in text
     np.testing.assert_array_equal(comparison.data["runs"], [3, 3, 3, 2])
     assert np.isnan(comparison.data["variance"][3])
@@ -237,8 +201,10 @@ def test_zero_gradients_have_no_direction(tmp_path):
     for seed in range(2):
         made_up.write(tmp_path, f"{seed}", np.zeros((3, 300)), seed=seed)
     comparison = kpg.compare_runs(tmp_path)
-    said = "At no common step is a gradient finite and not zero"
-    assert said in str(comparison)
+    assert [f.kind for f in comparison.findings] == [
+        "nothing_compared",
+        "equal",
+    ]
     assert "<svg" in comparison._repr_html_()
     comparison.plot()
 
@@ -268,8 +234,18 @@ def test_plot(comparison):
 
 def test_plot_says_what_it_needs(comparison, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ImportError, match=r"pip install 'keras-pergrad\[plot"):
+    with pytest.raises(
+        ImportError, match=r"pip install 'keras-pergrad\[compare"
+    ):
         comparison.plot()
+    with pytest.raises(ImportError, match="Drawing needs matplotlib"):
+        comparison.to_html("page.html")
+
+
+def test_a_comparison_says_what_it_needs(log_dir, monkeypatch):
+    monkeypatch.setitem(sys.modules, "scipy.special", None)
+    with pytest.raises(ImportError, match="Comparing runs needs scipy"):
+        kpg.compare_runs(log_dir)
 
 
 def test_command(log_dir, tmp_path, capsys):
@@ -282,8 +258,8 @@ def test_command(log_dir, tmp_path, capsys):
     arguments = ["compare", str(log_dir), "--by", "seed", "--tolerance", "2"]
     assert main(arguments) == 0
     out = capsys.readouterr().out
-    assert "times what repeats differ by" in out
-    assert "stay within 2 of each other" in out
+    assert "what repeats differ by" in out
+    assert "within 2 of each other" in out
 
 
 def test_command_says_what_is_wrong(log_dir, tmp_path, capsys):
@@ -312,16 +288,3 @@ def test_command_needs_no_tensorflow(log_dir):
     imported = {line.split("|")[-1].strip() for line in done.stderr.split("\n")}
     assert "numpy" in imported
     assert not imported & {"tensorflow", "keras", "matplotlib"}
-
-
-def test_a_run_that_is_being_written_is_read_past(tmp_path):
-    for seed in range(2):
-        made_up.write(
-            tmp_path, f"{seed}", made_up.around(1, 5, 3, seed), seed=seed
-        )
-    with open(tmp_path / "1" / "records.jsonl", "ab") as file:
-        file.write(b'{"step": 3, "ep')
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        comparison = kpg.compare_runs(tmp_path)
-    np.testing.assert_array_equal(comparison.data["step"], [0, 1, 2])

@@ -3,7 +3,6 @@ import pytest
 
 from keras_pergrad.runs.alignment import align
 from keras_pergrad.runs.divergence import diverge
-from keras_pergrad.runs.divergence_words import divergence
 from tests.runs import made_up
 
 STEPS = 30
@@ -105,10 +104,6 @@ def test_runs_without_a_common_step(tmp_path, runs):
         made_up.write(tmp_path, name, runs[0][:15], steps=steps)
     found = diverge(align(tmp_path, 99), [0, 1], 1e-3, "seed 0")
     assert (found.first_step, found.step) == (None, None)
-    assert divergence(found, 1e-3) == (
-        "The 2 runs of seed 0 have no step in common: they could not be "
-        "compared."
-    )
 
 
 @pytest.mark.parametrize("short", [0, 2])
@@ -121,19 +116,13 @@ def test_a_run_that_ends_early_hides_nothing(tmp_path, runs, short):
     assert (found.step, found.odd) == (17, "b")
     assert [v for v, _ in found.variables] == ["last/kernel"]
     assert found.ends == [("abc"[short], 2)]
-    said = divergence(found, 1e-3)
-    assert "part at step 17 (within 0.001 before), first in last/" in said
-    assert said.endswith(f"b is the odd one; {'abc'[short]} ends at step 2.")
 
 
-def test_where_a_set_ends_is_said(tmp_path, runs):
+def test_where_a_set_ends_is_known(tmp_path, runs):
     lengths = 9, 5, 4, 3, 2
     found = _diverge(tmp_path, [runs[0][:length] for length in lengths])
-    assert divergence(found, 1e-3) == (
-        "All 5 runs are equal at every step that two of them have, in every "
-        "bit recorded; e ends at step 1, d at step 2, c at step 3 and 1 more "
-        "later."
-    )
+    assert found.differ_step is None
+    assert found.ends == [("e", 1), ("d", 2), ("c", 3), ("b", 4)]
 
 
 def test_runs_that_were_measured_at_different_steps(tmp_path, runs):

@@ -5,12 +5,15 @@ import numpy as np
 import pytest
 
 import keras_pergrad as kpg
-from keras_pergrad.runs import charts
-from keras_pergrad.runs.series import Chart, Line
+from keras_pergrad import tables
+from keras_pergrad.runs import charts, page
+from keras_pergrad.runs.report import Chart, Line
 from tests.runs import made_up
 
-NASTY = "<script>alert('x')</script>\"&"
+NASTY = "<script>alert('x')</script>\"&$\\frac{"
 VOID = {"meta"}
+# What drawings call their parts.
+IDS = r'id="[^"]*"|"#\w+"|url\(#\w+\)'
 
 
 class Reader(html.parser.HTMLParser):
@@ -40,12 +43,12 @@ class Reader(html.parser.HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory):
+def html_page(tmp_path_factory):
     log_dir = tmp_path_factory.mktemp("runs")
     for seed in range(4):
         made_up.write(
             log_dir,
-            NASTY.replace("/", "") + str(seed),
+            NASTY.translate({47: "", 92: ""}) + str(seed),
             made_up.around(1, 8, 5, seed // 2),
             seed=seed // 2,
             variance=50.0,
@@ -61,39 +64,46 @@ def page(tmp_path_factory):
         return file.read()
 
 
-def test_the_page_stands_alone(page):
-    reader = Reader(page)
+def test_the_page_stands_alone(html_page):
+    reader = Reader(html_page)
     assert not {"script", "link", "img", "iframe"} & set(reader.seen)
     names = {name for name, _ in reader.attributes}
     assert not {"src", "href", "onload", "onclick"} & names
-    assert "//" not in page.replace("<!DOCTYPE", "")
-    assert "@import" not in page
-    assert "url(" not in page
-    assert reader.seen.count("svg") == 5
-    assert "prefers-color-scheme:dark" in page
-    assert 'name="viewport"' in page
+    # Parts of a drawing refer to each other.
+    links = [v for name, v in reader.attributes if name == "xlink:href"]
+    assert links
+    assert all(link.startswith("#") for link in links)
+    assert "//" not in html_page.replace("<!DOCTYPE", "")
+    assert "@import" not in html_page
+    assert "url(" not in html_page.replace("url(#", "")
+    assert reader.seen.count("svg") == 4
+    assert 'name="viewport"' in html_page
 
 
-def test_names_from_outside_are_only_text(page):
-    reader = Reader(page)
+def test_the_page_has_a_light_and_a_dark_side(html_page):
+    """Drawings take their colours from the style sheet alone."""
+    style, _, content = html_page.partition("</style>")
+    assert "prefers-color-scheme:dark" in style
+    drawn = set(re.findall(r"var\((--\w+)\)", content))
+    assert {"--c1", "--c2", "--text"} <= drawn
+    for name in drawn:  # once in light, once in dark
+        assert style.count(f"{name}:") == 2
+    assert not re.findall(r"#[0-9a-f]{6}\b(?!\d)", re.sub(IDS, "", content))
+
+
+def test_names_from_outside_are_only_text(html_page):
+    reader = Reader(html_page)
     assert f"{NASTY}={NASTY}1" in reader.text
     assert f"{NASTY}0 – {NASTY}1" in reader.text
     assert f"{NASTY}first/kernel" in reader.text
     assert f"Groups by {NASTY}" in reader.text
-    assert "<script" not in page
+    assert "<script" not in html_page
 
 
-def test_the_figures_are_there(page):
-    text = Reader(page).text
+def test_the_figures_are_there(html_page):
+    text = Reader(html_page).text
     for words in ("Gradient norm", "Step by step", "Where runs part", "95 %"):
         assert words in text
-
-
-def _numbers(svg):
-    places = re.findall(r' (?:cy|y|x|cx)="([^"]*)"', svg)
-    for path in re.findall(r' d="([^"]*)"', svg):
-        places += re.findall(r"[\d.eE+-]+|nan|inf", path)
-    return np.array(places, float)
 
 
 @pytest.mark.parametrize("logarithmic", [False, True])
@@ -105,55 +115,65 @@ def _numbers(svg):
         [1e-12, np.nan, 1e3],
         [0.0, 1e-7, 1.0],
         [np.nan, 4.0, np.inf],
+        [0.0, 0.0, 0.0],
+        [np.nan, np.nan, np.nan],
     ],
 )
-def test_every_chart_stays_inside_its_frame(values, logarithmic):
+def test_every_chart_can_be_drawn(values, logarithmic):
     values = np.array(values)
-    line = Line("a", values, values * 0.1, values * 1e6)
-    chart = Chart("t", "n", [line], logarithmic)
-    svg = charts.line_chart(np.array([0, 5, 10]), chart)
+    data = {"step": np.array([0, 5, 10]), "a": values, "b": values * 1e6}
+    chart = Chart("t", "n", (Line("a", "a", "a", "b"),), logarithmic)
+    svg = charts.svg(chart, data)
     Reader(svg)
-    numbers = _numbers(svg)
-    assert np.isfinite(numbers).all()
-    assert ((numbers >= 0) & (numbers <= 360)).all()
-    assert svg.count("<circle") == np.isfinite(values).sum()
+    assert "nan" not in svg
+    assert svg.count("<use ") >= np.isfinite(values).sum()
 
 
-def test_a_chart_of_zeros_and_a_single_step():
-    chart = Chart("t", "n", [Line("a", np.zeros(1))], False)
-    svg = charts.line_chart(np.array([7]), chart)
-    assert np.isfinite(_numbers(svg)).all()
-
-
-def test_zero_is_below_what_a_logarithmic_axis_shows():
-    line = Line("a", np.array([1.0, 1e-6, 0.0]))
-    svg = charts.line_chart(np.arange(3), Chart("t", "n", [line], True))
-    heights = [float(y) for y in re.findall(r'cy="([^"]*)"', svg)]
-    assert heights == sorted(heights)
-    assert len(set(heights)) == 3
-    assert ">0</text>" in svg
+def test_an_interval_does_not_hide_the_line():
+    figure = pytest.importorskip("matplotlib.figure").Figure()
+    ax = figure.add_subplot()
+    line = Line("a", "a", "a", "b")
+    steps = np.arange(3)
+    data = {"step": steps, "a": steps + 1.0, "b": np.full(3, 1e9)}
+    charts.draw(ax, Chart("t", "n", (line,)), data)
+    assert ax.get_ylim()[1] < 10
 
 
 def test_long_runs_are_drawn_without_dots():
-    line = Line("a", np.random.default_rng(0).random(300))
-    svg = charts.line_chart(np.arange(300), Chart("t", "n", [line], False))
-    assert "<circle" not in svg
-    assert len(svg) < 10_000
+    values = np.random.default_rng(0).random(300)
+    data = {"step": np.arange(300), "a": values}
+    svg = charts.svg(Chart("t", "n", (Line("a", "a"),), False), data)
+    assert svg.count("<use ") < 60
+    assert len(svg) < 30_000
 
 
 def test_the_map_tells_unknown_from_equal():
-    apart = np.array([[0, 0, np.nan], [0, 0, 4.0], [np.nan, 4.0, 0]])
-    svg = charts.distance_map(list("abc"), apart, [0, 1, 2])
-    squares = re.findall(r'class="(\w+)"[^>]*><title>(. – .: [^<]*)<', svg)
-    assert ("cell", "a – b: 0") in squares
-    assert ("none", "a – c: –") in squares
-    assert ("cell", "b – c: 200 %") in squares
+    shades = page._shades(np.array([[np.nan, 0.0], [2.0, 0.5]]))
+    assert shades(np.nan) == 'class="none"'
+    assert shades(0.0) == ""
+    assert "var(--c1) 95%" in shades(2.0)
+    assert "var(--c1) 15%" in shades(0.5)
 
 
 def test_many_runs_have_no_map(tmp_path):
     for seed in range(41):
         gradients = made_up.around(1, 8, 1, seed)
         made_up.write(tmp_path, f"{seed:02}", gradients, seed=seed)
-    page = kpg.compare_runs(tmp_path)._repr_html_()
-    assert "Run against run" not in page
-    assert "<td>40</td>" in page
+    html = kpg.compare_runs(tmp_path)._repr_html_()
+    assert "Run against run" not in html
+    assert "<td>40</td>" in html
+
+
+def test_a_table_as_text_and_as_html():
+    rows = [["a", "10"], ["long", "9"]]
+    lines = tables.as_text(["name", "n"], rows, left=["name"])
+    assert lines == ["name   n", "a     10", "long   9"]
+    html = tables.as_html(["<n>"], [["&"], ["x" * 50]])
+    reader = Reader(html)
+    assert reader.text == "<n>&" + "x" * 50
+    assert ("class", "long") in reader.attributes
+
+
+def test_sentences_are_wrapped():
+    lines = tables.bullets(["one two three", "four"], "*", width=9)
+    assert lines == ["* one two", "  three", "* four"]

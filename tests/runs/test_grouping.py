@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from keras_pergrad.runs.kinship import Kinship, labels
+from keras_pergrad.runs.grouping import Grouping, labels
 
 
 def test_repeats_share_seed_and_setting():
@@ -16,7 +16,7 @@ def test_repeats_share_seed_and_setting():
         {**base, "optimizer": {"learning_rate": 0.1}},
         {**base, "versions": {"tensorflow": "2.18.1", "python": "3.12"}},
     ]
-    related = Kinship(infos)
+    related = Grouping(infos)
     repeats = np.zeros((8, 8), bool)
     repeats[0, 1] = repeats[1, 0] = True
     np.testing.assert_array_equal(related.repeats, repeats)
@@ -31,9 +31,9 @@ DIFFERENCES = {
     "precision": {"precision": "mixed_bfloat16"},
     "jit_compile": {"jit_compile": True},
     "run_eagerly": {"run_eagerly": True},
-    "op determinism": {"op_determinism": True},
-    "batch size": {"batch_size": 8},
-    "steps per epoch": {"steps_per_epoch": 20},
+    "op_determinism": {"op_determinism": True},
+    "batch_size": {"batch_size": 8},
+    "steps_per_epoch": {"steps_per_epoch": 20},
     "loss": {"loss": [{"loss": "mean_absolute_error"}]},
 }
 
@@ -50,14 +50,14 @@ def test_another_way_of_training_is_no_repeat(name):
         "batch_size": 16,
         "steps_per_epoch": 10,
     }
-    related = Kinship([base, base, {**base, **DIFFERENCES[name]}])
+    related = Grouping([base, base, {**base, **DIFFERENCES[name]}])
     assert related.repeats[0, 1]
     assert not related.repeats[2].any()
     assert related.always_differ([0, 1], [2]) == [name]
     # An older record does not know.
     (field,) = DIFFERENCES[name]
     old = {k: v for k, v in base.items() if k != field}
-    related = Kinship([base, old, old])
+    related = Grouping([base, old, old])
     assert not related.repeats[0].any()
     assert related.repeats[1, 2]
     assert related.always_differ([0], [1, 2]) == []
@@ -68,12 +68,12 @@ def test_a_second_optimizer_of_a_process_is_the_same_one():
         {"seed": 1, "optimizer": {"class": "Adam", "name": name, "rate": 0.1}}
         for name in ("adam", "adam_1")
     ]
-    assert Kinship(infos).repeats[0, 1]
+    assert Grouping(infos).repeats[0, 1]
 
 
 def test_a_group_parts_repeats():
     infos = [{"seed": 1, "tags": {"op": op}} for op in ("old", "new", "new")]
-    related = Kinship(infos, by="op")
+    related = Grouping(infos, by="op")
     assert related.groups == ["old", "new", "new"]
     assert related.repeats.sum() == 2
 

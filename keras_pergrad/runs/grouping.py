@@ -1,4 +1,4 @@
-"""Which runs repeat each other, which differ by seed, which by a tag.
+"""Groups of runs: repeats, seeds, and those that a tag makes.
 
 Two runs are *repeats* with the same seed on the same kind of device and
 machine, with the same versions and everything in `_SETTINGS`: only
@@ -13,23 +13,24 @@ import numpy as np
 # What `by` may name besides the runs' own tags.
 FIELDS = ("device", "seed", "machine", "mode")
 WITHOUT = "(none)"
-# What is compared besides; None, as in older records, is unknown.
-_SETTINGS = {
-    "loss": "loss",
-    "precision": "precision",
-    "jit_compile": "jit_compile",
-    "run_eagerly": "run_eagerly",
-    "op determinism": "op_determinism",
-    "batch size": "batch_size",
-    "steps per epoch": "steps_per_epoch",
-}
+# What is compared besides; None is unknown.
+_SETTINGS = (
+    "settings",
+    "loss",
+    "precision",
+    "jit_compile",
+    "run_eagerly",
+    "op_determinism",
+    "batch_size",
+    "steps_per_epoch",
+)
 
 
-class Kinship:
+class Grouping:
     """How each two runs are related.
 
     Args:
-        infos: the runs' `run.json`, as dicts.
+        infos: what was run, one dict a run.
         by: a tag, or one of `FIELDS`; None for no groups.
 
     Attributes:
@@ -39,6 +40,8 @@ class Kinship:
         groups: each run's group, or None.
         repeats: whether two runs repeat each other, (R, R).
         independent: whether their seeds differ or are unknown, (R, R).
+        units: for each run a number, equal for those that count as one draw:
+            the runs of a seed; where all are of one seed, each run.
 
     Raises:
         ValueError: no run has the tag `by`.
@@ -48,13 +51,11 @@ class Kinship:
         seeds = [info.get("seed") for info in infos]
         self.known = np.array([seed is not None for seed in seeds])
         self.seeds = _numbers(
-            [
-                f"unknown {i}" if seed is None else str(seed)
-                for i, seed in enumerate(seeds)
-            ]
+            f"unknown {i}" if seed is None else str(seed)
+            for i, seed in enumerate(seeds)
         )
-        self._settings = [_setting(info) for info in infos]
-        settings = _numbers([_text(setting) for setting in self._settings])
+        self._settings = [_settings(info) for info in infos]
+        settings = _numbers(map(_text, self._settings))
         self.groups = None if by is None else labels(infos, by)
         different = ~np.eye(len(infos), dtype=bool)
         same_seed = _equal(self.seeds) & different
@@ -62,9 +63,11 @@ class Kinship:
         self.repeats = same_seed & _equal(settings)
         if self.groups is not None:
             self.repeats &= _equal(_numbers(self.groups))
+        alone = not self.independent.any()
+        self.units = np.arange(len(infos)) if alone else self.seeds
 
     def always_differ(self, first, second):
-        """In which settings each run of one group differs from each other's.
+        """Name the settings that differ between any runs of two groups.
 
         Args:
             first, second: indices of the runs of two groups.
@@ -84,14 +87,12 @@ class Kinship:
 
 
 def labels(infos, by):
-    """Each run's group by a tag or field.
+    """Return each run's group by a tag or field.
 
     Raises:
         ValueError: no run has it.
     """
-    tags = sorted(
-        {str(tag) for info in infos for tag in info.get("tags") or ()}
-    )
+    tags = sorted({tag for info in infos for tag in info.get("tags") or ()})
     if by in tags:
         found = [(info.get("tags") or {}).get(by) for info in infos]
     elif by in FIELDS:
@@ -113,17 +114,17 @@ def _label(by, value):
 
 
 def mode_of(info):
-    """The gradient mode's name; plain Keras has none."""
+    """Return the gradient mode's name; plain Keras has none."""
     mode = info.get("gradient_mode")
     if not isinstance(mode, dict):
         return mode
     return mode.get("class") or _text(mode)
 
 
-def _setting(info):
+def _settings(info):
     """What two runs must share to repeat each other, by name."""
     versions = info.get("versions") or {}
-    settings: dict[str, object] = {
+    always = {
         "device": info.get("device"),
         "machine": info.get("machine"),
         "mode": info.get("gradient_mode"),
@@ -131,13 +132,11 @@ def _setting(info):
         "TensorFlow": versions.get("tensorflow"),
         "Keras": versions.get("keras"),
     }
-    found: dict[str, str | None] = {
-        name: _text(value) for name, value in settings.items()
+    others = {name: info.get(name) for name in _SETTINGS}
+    return {name: _text(value) for name, value in always.items()} | {
+        name: None if value is None else _text(value)
+        for name, value in others.items()
     }
-    for name, field in _SETTINGS.items():
-        value = info.get(field)
-        found[name] = None if value is None else _text(value)
-    return found
 
 
 def _without_names(config):

@@ -1,19 +1,31 @@
+import types
+
 import numpy as np
 import pytest
 
+from keras_pergrad.runs import statistics
 from keras_pergrad.runs.alignment import align
-from keras_pergrad.runs.kinship import Kinship
-from keras_pergrad.runs.spread import _interval, measure
-from keras_pergrad.runs.weighting import members as members_of
-from keras_pergrad.runs.weighting import pairs
+from keras_pergrad.runs.grouping import Grouping
+from keras_pergrad.runs.statistics import _interval, members_of, pairs
 from tests.runs import made_up
 
 STEPS = 5
 
 
-def _measure(log_dir, monkeypatch=None):
+def _measure(log_dir):
     aligned = align(log_dir, 512)
-    return aligned, measure(aligned, Kinship(aligned.infos))
+    data, apart = statistics.figures(aligned, Grouping(aligned.infos))
+    return aligned, types.SimpleNamespace(**data, apart=apart)
+
+
+def test_every_figure_has_a_meaning(tmp_path):
+    for seed in range(2):
+        gradients = made_up.around(1.0, 9.0, STEPS, seed)
+        made_up.write(tmp_path, f"{seed}", gradients, seed=seed)
+    _, spread = _measure(tmp_path)
+    assert {*vars(spread)} == {*statistics.MEANINGS, "apart"}
+    for name in statistics.MEANINGS:
+        assert getattr(spread, name).shape == (STEPS,)
 
 
 def test_variance_is_the_sample_variance_of_the_sketches(tmp_path):
@@ -107,7 +119,13 @@ def test_repeats_do_not_dilute_the_cosine_or_the_scale(tmp_path):
                 made_up.write(where, f"{seed} {k}", run, seed=seed)
     _, once = _measure(tmp_path / "1")
     _, often = _measure(tmp_path / "8")
-    for name in ("variance", "variance_high", "cosine", "cosine_min", "scale"):
+    for name in (
+        "variance",
+        "variance_high",
+        "cosine",
+        "cosine_min",
+        "distance",
+    ):
         found, expected = getattr(often, name), getattr(once, name)
         np.testing.assert_allclose(found, expected, rtol=1e-9)
 
@@ -115,7 +133,7 @@ def test_repeats_do_not_dilute_the_cosine_or_the_scale(tmp_path):
 def test_blocks_change_nothing(tmp_path, monkeypatch):
     made_up.seeds_and_repeats(tmp_path, nondeterminism=0.5)
     _, whole = _measure(tmp_path)
-    monkeypatch.setattr("keras_pergrad.runs.spread._NUMBERS_AT_ONCE", 4000)
+    monkeypatch.setattr("keras_pergrad.runs.statistics._NUMBERS_AT_ONCE", 4000)
     _, parts = _measure(tmp_path)
     np.testing.assert_allclose(parts.variance_high, whole.variance_high)
     np.testing.assert_allclose(parts.apart, whole.apart, rtol=1e-12)
@@ -151,3 +169,49 @@ def test_the_interval_covers_the_truth_with_an_unequal_number_of_repeats():
     assert variance.mean() == pytest.approx(truth, rel=0.05)
     low, high = _interval(variance, apart, members, size=10**9)
     assert ((low <= truth) & (truth <= high)).mean() > 0.935
+
+
+def test_without_repeats_they_are_those_of_the_sample():
+    values = np.random.default_rng(0).normal(1e6, 1.0, (4, 7))
+    units = np.arange(7)
+    mean = statistics.average(values, units)
+    np.testing.assert_allclose(mean, values.mean(1), rtol=1e-14)
+    found = statistics.deviation(values, units)
+    np.testing.assert_allclose(found, values.std(1, ddof=1), rtol=1e-6)
+
+
+def test_equal_repeats_count_as_one():
+    once = np.array([[1.0, 5.0, 9.5]])
+    often = np.repeat(once, [8, 1, 2], axis=1)
+    units = np.repeat([4, 0, 7], [8, 1, 2])
+    mean = statistics.average(often, units)
+    np.testing.assert_allclose(mean, once.mean(1), rtol=1e-12)
+    found = statistics.deviation(often, units)
+    np.testing.assert_allclose(found, once.std(1, ddof=1), rtol=1e-12)
+
+
+def test_the_deviation_is_the_mean_difference_of_two_units():
+    """As the trace is: what repeats differ by is in it."""
+    units = np.array([0, 0, 0, 1, 2])
+    values = np.array([[1.0, 2.0, 4.0, 8.0, 7.0]])
+    weights = pairs(members_of(units))
+    assert weights.sum() == pytest.approx(1)
+    apart = (values[0][:, None] - values[0]) ** 2
+    expected = np.sqrt(0.5 * (weights * apart).sum())
+    assert statistics.deviation(values, units) == pytest.approx(expected)
+
+
+def test_what_is_not_there_does_not_count():
+    values = np.array([[np.nan, 3.0, 5.0], [np.nan, 2.0, np.nan], [np.nan] * 3])
+    mean = statistics.average(values, np.array([0, 0, 1]))
+    np.testing.assert_allclose(mean, [4, 2, np.nan])
+    found = statistics.deviation(values, np.array([0, 0, 1]))
+    np.testing.assert_allclose(found, [np.sqrt(2), np.nan, np.nan])
+    assert (statistics.deviation(np.full((1, 3), 0.1), np.arange(3)) == 0).all()
+
+
+def test_runs_of_one_seed_alone_count_each_for_itself():
+    alone = Grouping([{"seed": 3}] * 3)
+    np.testing.assert_array_equal(alone.units, [0, 1, 2])
+    three = Grouping([{"seed": 3}, {"seed": 3}, {"seed": 4}])
+    np.testing.assert_array_equal(three.units, three.seeds)

@@ -1,0 +1,190 @@
+"""The description of a model: its architecture, settings and loss.
+
+Runs of different versions of Keras are compared, so that the architecture and
+the loss hold nothing that depends on the version. The settings may: of these
+the ones are compared that both versions know.
+
+Private names in use: `Layer._flatten_layers`, `Sequential._functional`,
+`Operation._inbound_nodes`, `Model._compile_loss`, `CompileLoss._flat_losses`,
+`LossFunctionWrapper._fn_kwargs`.
+"""
+
+import functools
+import hashlib
+import inspect
+import json
+import warnings
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+# What tells two layers of one function apart, says how they began, or is
+# described elsewhere.
+_NOT_SETTINGS = {
+    "name",
+    "dtype",
+    "trainable",
+    "seed",
+    "build_config",
+    "registered_name",
+    "module",
+    "shared_object_id",
+    "class_name",
+    "batch_shape",
+    "code",  # of a lambda: depends on the version of Python
+}
+
+
+def architecture(model):
+    """Return a fingerprint of a built model.
+
+    It tells the classes of its layers, in their order, and the shapes of its
+    trainable variables; not what they begin with, how they are called, or how
+    the gradient is found.
+    """
+    classes = [type(layer).__name__ for layer in _layers(model)]
+    shapes = [[v.dtype, list(v.shape)] for v in model.trainable_variables]
+    text = json.dumps([classes, shapes])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def settings(model):
+    """Return the settings of a built model's layers, as plain values.
+
+    Returns:
+        A dict such as `{"2 Dense activation": "relu"}`; a layer's "inputs"
+        are the numbers of the layers before it.
+    """
+    layers = list(_layers(model))
+    numbers = {id(layer): number for number, layer in enumerate(layers)}
+    found = {}
+    for number, layer in enumerate(layers):
+        name = f"{number} {type(layer).__name__}"
+        # Not of operations: which ones make masks depends on the version.
+        inputs = [
+            [
+                _place(parent.operation, numbers)
+                for parent in node.parent_nodes
+                if isinstance(parent.operation, keras.Layer)
+            ]
+            for node in layer._inbound_nodes
+        ]
+        if inputs:
+            found[f"{name} inputs"] = str(inputs)
+        found |= _flat(name, _config(layer))
+    return plain(found)
+
+
+def compiled_loss(model):
+    """Return the losses of a model that has been trained or traced.
+
+    Returns:
+        A list with a dict for each loss: the qualified name of its function
+        or class, and what is not the default. How it was given ("mse", a
+        function or an object) makes no difference.
+    """
+    compiled = getattr(model, "_compile_loss", None)
+    found = [
+        _loss(known)
+        for known in getattr(compiled, "_flat_losses", None) or ()
+        if known.loss is not None
+    ]
+    own = type(model).compute_loss
+    if own is not keras.Model.compute_loss:
+        found.append({"loss": own.__qualname__})
+    return plain(found)
+
+
+def plain(config):
+    """Return a config with plain values only, as JSON holds them."""
+    return json.loads(json.dumps(config, default=_plain_value))
+
+
+def _plain_value(value):
+    if isinstance(value, (np.generic, np.ndarray, tf.Tensor)):
+        return np.asarray(value).tolist()
+    if hasattr(value, "get_config") and not isinstance(value, type):
+        return {"class": type(value).__name__, **value.get_config()}
+    if isinstance(value, functools.partial):
+        bound = [_plain_value(value.func), value.args, value.keywords]
+        return {"partial": plain(bound)}
+    return getattr(value, "__qualname__", type(value).__name__)
+
+
+def _layers(model):
+    """The layers of a model and of layers of the user's own, each once.
+
+    What Keras's own layers are made of depends on its version.
+    """
+    graph = getattr(model, "_functional", None)
+    for layer in model._flatten_layers(include_self=False, recursive=False):
+        if layer is graph or isinstance(layer, keras.layers.InputLayer):
+            continue
+        if not isinstance(layer, keras.Model):
+            yield layer
+        if isinstance(layer, keras.Model) or not _is_keras(type(layer)):
+            yield from _layers(layer)
+
+
+def _place(layer, numbers):
+    """The number of a layer, or what it is instead."""
+    if isinstance(layer, keras.Model):
+        return "model"
+    return numbers.get(id(layer), type(layer).__name__)
+
+
+def _is_keras(cls):
+    return cls.__module__.partition(".")[0] == "keras"
+
+
+def _config(thing):
+    try:
+        with warnings.catch_warnings():
+            # That a lambda is unsafe to save.
+            warnings.simplefilter("ignore", UserWarning)
+            return thing.get_config()
+    except Exception:  # a user's class may raise anything here
+        return {}
+
+
+def _flat(name, config):
+    """Settings by name, those of layers inside of layers, too."""
+    if not isinstance(config, dict):
+        return {name: config}
+    found = {}
+    for key, value in config.items():
+        if key in _NOT_SETTINGS or "initializer" in key:
+            continue
+        inner = key in ("config", "value")
+        found |= _flat(name if inner else f"{name} {key}", value)
+    return found
+
+
+def _loss(known):
+    loss = known.loss
+    if isinstance(getattr(loss, "_fn_kwargs", None), dict):
+        found = {"loss": _plain_value(loss.fn)}
+        given, function = loss._fn_kwargs, loss.fn
+    else:
+        found = {"loss": type(loss).__qualname__}
+        given, function = _config(loss), type(loss).__init__
+    try:
+        known_names = inspect.signature(function).parameters
+        defaults = {name: p.default for name, p in known_names.items()}
+    except (TypeError, ValueError):  # no Python function
+        defaults = {}
+    found |= {
+        name: value
+        for name, value in given.items()
+        if name not in ("name", "dtype", "reduction")
+        and plain(value) != plain(defaults.get(name))
+    }
+    reduction = getattr(loss, "reduction", "sum_over_batch_size")
+    if reduction != "sum_over_batch_size":
+        found["reduction"] = reduction
+    if known.path:
+        found["output"] = list(known.path)
+    if known.loss_weights not in (None, 1):
+        found["weight"] = known.loss_weights
+    return found

@@ -1,0 +1,365 @@
+"""The recording of a run: what was run, and its writer."""
+
+import contextlib
+import dataclasses
+import errno
+import json
+import os
+import sqlite3
+import time
+
+import numpy as np
+
+from keras_pergrad.runs import store
+from keras_pergrad.runs.sketch import VARIABLE_SKETCH_SIZE
+
+# A resumed run must measure the same thing as before.
+_EQUAL_ON_RESUME = (
+    "architecture",
+    "settings",
+    "loss",
+    "probe",
+    "probe_samples",
+    "sketch_size",
+    "variable_sketch_size",
+)
+
+
+@dataclasses.dataclass
+class RunInfo:
+    """What was run, as far as a comparison needs it.
+
+    Attributes:
+        run: the run's name, that of its directory.
+        architecture: fingerprint of the model: layer classes and shapes.
+        probe: fingerprint of the probe batch.
+        probe_samples: how many samples the probe batch has.
+        variables: one dict a trainable variable: its `path` and `shape`.
+        sketch_size: numbers in the sketch of the whole gradient.
+        variable_sketch_size: numbers in the sketch of one variable.
+        settings: setting of a layer → value, as far as these are known.
+        versions, platform: of what computed the gradients, by name.
+        machine: a short hash, equal for the runs of one machine.
+        devices: the devices TensorFlow sees.
+        device: the kind that computes: "CPU", "GPU" or "METAL".
+        seed: the seed that the user set, or None.
+        optimizer, gradient_mode: their configs, or None.
+        loss: one dict a compiled loss, or None.
+        precision: the layers' dtype policy by name, or a list of them.
+        jit_compile, run_eagerly: how the training step is run.
+        op_determinism: whether TensorFlow was told to be deterministic.
+        batch_size, steps_per_epoch: of `fit`; None where it is not known.
+        tags: what the user says of the run, for grouping.
+        created: seconds since 1970.
+    """
+
+    run: str
+    architecture: str
+    probe: str
+    probe_samples: int
+    variables: list
+    sketch_size: int
+    variable_sketch_size: int = VARIABLE_SKETCH_SIZE
+    settings: dict = dataclasses.field(default_factory=dict)
+    versions: dict = dataclasses.field(default_factory=dict)
+    platform: dict = dataclasses.field(default_factory=dict)
+    machine: str | None = None
+    devices: list = dataclasses.field(default_factory=list)
+    device: str = "CPU"
+    seed: int | None = None
+    optimizer: dict | None = None
+    gradient_mode: dict | None = None
+    loss: list | None = None
+    precision: str | list | None = None
+    jit_compile: bool | None = None
+    run_eagerly: bool | None = None
+    op_determinism: bool | None = None
+    batch_size: int | None = None
+    steps_per_epoch: int | None = None
+    tags: dict = dataclasses.field(default_factory=dict)
+    created: float = dataclasses.field(default_factory=time.time)
+
+    def to_json(self):
+        """Return the fields as JSON; what it does not know as its `str`."""
+        return json.dumps(dataclasses.asdict(self), default=str)
+
+
+class RunWriter:
+    """Appends records to one run.
+
+    Make one by `create` or `resume`. The run belongs to the writer until
+    `close`: another process that wants to write it is refused, and may read
+    it.
+
+    Example:
+
+    >>> import tempfile, numpy
+    >>> from keras_pergrad.runs import RunInfo, RunWriter, read_run
+    >>> variables = [{"path": "dense/kernel", "shape": [4, 1]}]
+    >>> info = RunInfo("first", "ab12", "cd34", 8, variables, 64)
+    >>> log_dir = tempfile.mkdtemp()
+    >>> with RunWriter.create(log_dir, info) as writer:
+    ...     writer.append(
+    ...         {"step": 1, "epoch": 0, "gradient_norm": 2.0},
+    ...         norms=[2.0],
+    ...         variances=None,
+    ...         variable_sketches=numpy.zeros((1, 16)),
+    ...         sketch=numpy.zeros(64),
+    ...     )
+    >>> read_run(writer.directory).scalars["gradient_norm"]
+    array([2.])
+    """
+
+    def __init__(self, log_dir, info):
+        self.directory = _path(log_dir, info.run)
+        self._log_dir = os.fspath(log_dir)
+        self._shapes = store.shapes(dataclasses.asdict(info))
+        path = os.path.join(self.directory, store.FILE)
+        try:
+            os.makedirs(self.directory, exist_ok=True)
+            names = os.listdir(self.directory)
+        except OSError as error:
+            raise store.os_error(error, log_dir) from error
+        if names and store.FILE not in names:
+            raise FileExistsError(
+                errno.EEXIST,
+                f"`run_name` expected a new name, but {self.directory!r} is a "
+                f"directory with other files in it, such as {min(names)!r}. "
+                "Choose another name",
+            )
+        try:
+            self._connection = store.connect(path, create=True)
+        except sqlite3.Error as error:
+            raise store.os_error(error, log_dir) from error
+        # An open transaction keeps other writers out, but no reader.
+        try:
+            self._connection.execute("PRAGMA busy_timeout = 0")
+            # A third of the time of making and removing the journal.
+            self._connection.execute("PRAGMA journal_mode = TRUNCATE")
+            self._connection.execute("BEGIN IMMEDIATE")
+            self._connection.execute(
+                f"PRAGMA busy_timeout = {1000 * store.PATIENCE}"
+            )
+        except sqlite3.Error as error:
+            self._connection.close()
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY:
+                raise store.os_error(error, log_dir) from error
+            raise FileExistsError(
+                errno.EEXIST,
+                f"The run {self.directory!r} is being written by another "
+                "process. Give each run a `run_name` of its own",
+            ) from None
+
+    @classmethod
+    def create(cls, log_dir, info):
+        """Start a run in `log_dir`, a directory that is made if need be.
+
+        A run of that name without any record, as a process leaves it that
+        was killed early, is taken over.
+
+        Raises:
+            FileExistsError: there is a run of that name, or another process
+                is about to write it.
+            OSError: `log_dir` cannot be written.
+            ValueError: the name cannot be that of a directory.
+        """
+        writer = cls(log_dir, info)
+        with writer._closing_on_error():
+            writer._start(info)
+        return writer
+
+    @classmethod
+    def resume(cls, log_dir, info):
+        """Go on with the run `info.run`, or start it where there is none.
+
+        At the first `append` the records of that step and of later ones are
+        removed: they are about to be measured again.
+
+        Raises:
+            ValueError: the run was made with another model, loss, probe
+                batch or sketch size; the message names the field.
+            FileExistsError: another process is writing the run.
+            OSError: `log_dir` cannot be written.
+        """
+        writer = cls(log_dir, info)
+        with writer._closing_on_error():
+            if store.format_of(writer._connection) == 0:
+                writer._start(info)
+            else:
+                writer._check_resumed(info)
+        return writer
+
+    def append(self, scalars, norms, variances, variable_sketches, sketch):
+        """Write one record.
+
+        Records of the same or a later step, which a resumed run may have,
+        are removed first.
+
+        Args:
+            scalars: a dict with `step`, `epoch` and any of the other scalars
+                of a record; what is absent or None is undefined.
+            norms: of each variable's mean gradient, (V,).
+            variances: of each variable's gradients, (V,), or None.
+            variable_sketches: (V, R).
+            sketch: (S,).
+
+        Raises:
+            OSError: the record could not be written; the earlier ones stay.
+            ValueError: an unknown scalar, a wrong shape, or a closed writer.
+        """
+        if self._connection is None:
+            raise ValueError(
+                f"Expected an open run. Received: {self.directory!r}, closed."
+            )
+        record = _record(scalars)
+        count, width = self._shapes["variables"]
+        if variances is None:
+            variances = np.full(count, np.nan)
+        variables = [
+            _float32("norms", norms, (count,))[:, None],
+            _float32("variances", variances, (count,))[:, None],
+            _float32(
+                "variable_sketches", variable_sketches, (count, width - 2)
+            ),
+        ]
+        vectors = [
+            np.concatenate(variables, 1).tobytes(),
+            _float32("sketch", sketch, self._shapes["sketch"]).tobytes(),
+        ]
+        try:
+            if not self._connection.in_transaction:  # the last one failed
+                self._connection.execute("BEGIN IMMEDIATE")
+            for table, row in (
+                ("records", record),
+                ("vectors", [record[0], *vectors]),
+            ):
+                self._connection.execute(
+                    f"DELETE FROM {table} WHERE step >= ?", record[:1]
+                )
+                marks = ", ".join("?" * len(row))
+                self._connection.execute(
+                    f"INSERT INTO {table} VALUES ({marks})", row
+                )
+            self._commit()
+        except sqlite3.Error as error:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            raise store.os_error(error, self._log_dir) from error
+
+    def close(self):
+        """Give the run free; may be called again."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.close()
+
+    @contextlib.contextmanager
+    def _closing_on_error(self):
+        try:
+            yield
+        except sqlite3.Error as error:
+            self.close()
+            raise store.os_error(error, self._log_dir) from error
+        except BaseException:
+            self.close()
+            raise
+
+    def _commit(self):
+        self._connection.execute("COMMIT")
+        self._connection.execute("BEGIN IMMEDIATE")
+
+    def _start(self, info):
+        connection = self._connection
+        found = store.format_of(connection)
+        count = 0
+        if found == store.FORMAT:
+            count = connection.execute("SELECT count(*) FROM records")
+            count = count.fetchone()[0]
+        if count or found not in (0, store.FORMAT):
+            what = f"{count} records" if count else f"format {found}"
+            raise FileExistsError(
+                errno.EEXIST,
+                f"`run_name` expected a new name, since {self._log_dir!r} has "
+                f"a run {info.run!r} with {what}. Choose another name, remove "
+                "the directory, or resume the run: restore its weights and "
+                "pass `initial_epoch` to fit(), as "
+                "keras.callbacks.BackupAndRestore does",
+            )
+        for table in ("info", "records", "vectors"):
+            connection.execute(f"DROP TABLE IF EXISTS {table}")
+        for statement in store.SCHEMA:
+            connection.execute(statement)
+        connection.execute("INSERT INTO info VALUES (?)", [info.to_json()])
+        self._commit()
+
+    def _check_resumed(self, info):
+        found = store.format_of(self._connection)
+        if found != store.FORMAT:
+            raise ValueError(
+                f"The run {info.run!r} expected records of format "
+                f"{store.FORMAT}. Received: format {found}. Choose another "
+                "`run_name`."
+            )
+        old = store.info_of(self._connection)
+        new = json.loads(info.to_json())
+        for known in (old, new):
+            # Keras numbers layers anew in every process: names may differ.
+            known["variables"] = [v["shape"] for v in known["variables"]]
+        for field in (*_EQUAL_ON_RESUME, "variables"):
+            if old.get(field) != new[field]:
+                raise ValueError(
+                    f"The run {info.run!r} in {self._log_dir!r} cannot be "
+                    f"resumed: `{field}` expected {old.get(field)!r}, as when "
+                    f"it began. Received: {new[field]!r}. Choose another "
+                    "`run_name`."
+                )
+
+
+def _float32(name, value, shape):
+    """Return a vector of a record as an array."""
+    if np.shape(value) != shape:
+        raise ValueError(
+            f"`{name}` expected the shape {shape}, that of this run. "
+            f"Received: shape {np.shape(value)}"
+        )
+    # A float64 beyond float32 becomes infinite, as it should.
+    with np.errstate(over="ignore"):
+        return np.asarray(value, "<f4")
+
+
+def _record(scalars):
+    """Return a record's scalars in the order of the table."""
+    names = (*store.COUNTERS, *store.SCALARS)
+    unknown = sorted(set(scalars) - set(names))
+    missing = sorted(set(store.COUNTERS) - set(scalars))
+    if unknown or missing:
+        raise ValueError(
+            f"A record's scalars are {', '.join(names)}, of which "
+            f"{' and '.join(store.COUNTERS)} are required. Received: unknown "
+            f"{unknown}, missing {missing}"
+        )
+    counters = [int(scalars[name]) for name in store.COUNTERS]
+    values = [scalars.get(name) for name in store.SCALARS]
+    return [*counters, *(None if v is None else float(v) for v in values)]
+
+
+def _path(log_dir, run):
+    if (
+        not isinstance(run, str)
+        or run != os.path.basename(run)
+        or not run.strip()
+        or run.startswith(".")
+        or "\\" in run
+        or "\0" in run
+    ):
+        raise ValueError(
+            "`run_name` becomes the name of a directory; expected letters, "
+            "digits, spaces, '-', '_' and '.' (not at the start). "
+            f"Received: run_name={run!r}"
+        )
+    return os.path.join(os.fspath(log_dir), run)

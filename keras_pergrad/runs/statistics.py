@@ -1,0 +1,298 @@
+"""Statistics of the runs' gradients, step by step.
+
+R runs, T steps, S numbers a sketch, U units: a unit is the runs of one seed,
+or each run where all are of one seed. Each unit counts once, however often
+it was repeated. x is a sketch, d² a squared distance. The variance between
+runs is the trace of their covariance: ½ the mean d² of two units' runs, which
+for runs of different seeds is Σ‖xᵢ − x̄‖²/(R − 1).
+
+A figure more: an entry of `MEANINGS`, computed in `_of_block` from sketches or
+in `figures` from the others.
+"""
+
+import numpy as np
+
+from keras_pergrad.runs import extras
+
+_NUMBERS_AT_ONCE = 2**22
+
+MEANINGS = {
+    "step": "The number of the optimizer's updates before the measurement.",
+    "runs": "How many runs have a record of the step.",
+    "loss": "Mean loss of the probe batch.",
+    "norm": "Mean norm of the gradient.",
+    "norm_sd": "Its standard deviation between runs of different seeds.",
+    "distance": "Root mean square distance between the gradients of two runs "
+    "of different seeds, over the gradient's norm.",
+    "repeat_distance": "The same for runs of one seed on the same device and "
+    "machine with the same settings: nondeterminism, the noise floor.",
+    "sampling_distance": "The same for two batches of the probe's size at "
+    "equal weights.",
+    "variance": "Trace of the covariance of the gradient between runs of "
+    "different seeds; where all runs are of one seed, between these.",
+    "variance_low": "Lower end of its 95 % interval, for normally distributed "
+    "differences.",
+    "variance_high": "Upper end of its 95 % interval.",
+    "repeat_variance": "The variance between the repeats of a seed.",
+    "sampling_variance": "Variance of one batch's gradient at equal weights: "
+    "trace of the per-sample covariance over the size of the probe.",
+    "sampling_ratio": "That over the variance between runs. The probe is the "
+    "same in every run, and sampling enters by the path of the weights: this "
+    "is a yardstick and not a cause. Near 1, runs differ no more than batches "
+    "do; near 0, their weights have gone to other places.",
+    "sampling_share": "The same, at most 1.",
+    "cosine": "Mean cosine over pairs of runs of different seeds.",
+    "cosine_min": "The least of these.",
+}
+_OF_BLOCKS = (
+    "variance",
+    "variance_low",
+    "variance_high",
+    "repeat_variance",
+    "cosine",
+    "cosine_min",
+    "scale",
+)
+
+
+def figures(aligned, grouping):
+    """Compute every figure, and how far apart each two runs are.
+
+    Args:
+        aligned: the `AlignedRuns`.
+        grouping: their `Grouping`.
+
+    Returns:
+        (name → array (T,), NaN where undefined; mean d² over the steps that
+        two runs share, relative to the squared norm, (R, R), NaN where they
+        share none).
+    """
+    found, apart = _of_sketches(aligned, grouping)
+    scale = found.pop("scale")
+    scalars = {
+        name: _finite(aligned.scalars(name))
+        for name in ("loss", "gradient_norm", "gradient_variance")
+    }
+    units = grouping.units
+    per_sample = average(scalars["gradient_variance"], units)
+    samples = aligned.infos[0]["probe_samples"]
+    sampling = per_sample / samples
+    with np.errstate(invalid="ignore", divide="ignore"):
+        ratio = sampling / found["variance"]
+        ratio = np.where(found["variance"] > 0, ratio, np.nan)
+        # Two draws of variance v are √(2v) apart.
+        for name, variance in (
+            ("distance", found["variance"]),
+            ("repeat_distance", found["repeat_variance"]),
+            ("sampling_distance", sampling),
+        ):
+            found[name] = np.sqrt(2 * np.maximum(variance, 0) / scale)
+    found |= {
+        "step": aligned.steps,
+        "runs": (aligned.rows >= 0).sum(1),
+        "loss": average(scalars["loss"], units),
+        "norm": average(scalars["gradient_norm"], units),
+        "norm_sd": deviation(scalars["gradient_norm"], units),
+        "sampling_variance": sampling,
+        "sampling_ratio": ratio,
+        "sampling_share": np.minimum(ratio, 1.0),
+    }
+    return {name: found[name] for name in MEANINGS}, apart
+
+
+def _finite(values):
+    return np.where(np.isfinite(values), values, np.nan)
+
+
+def _of_sketches(aligned, grouping):
+    """Go through the sketches, a few steps at a time."""
+    steps, count = aligned.rows.shape
+    found = {name: np.full(steps, np.nan) for name in _OF_BLOCKS}
+    total, shared = np.zeros((count, count)), np.zeros((count, count))
+    for where, present, sketches in _blocks(aligned):
+        both = np.ix_(present, present)
+        members = members_of(grouping.units[present])
+        apart = _distances(sketches)
+        block = _of_block(sketches, apart, members, grouping.repeats[both])
+        for name, values in block.items():
+            found[name][where] = values
+        scale = block["scale"]
+        defined = scale > 0
+        total[both] += (apart[defined] / scale[defined, None, None]).sum(0)
+        shared[both] += defined.sum()
+    with np.errstate(invalid="ignore"):
+        return found, np.where(shared > 0, total / shared, np.nan)
+
+
+def _of_block(sketches, apart, members, repeats):
+    """Compute figures of some steps at which the same runs are there.
+
+    Args:
+        sketches: (T, R, S).
+        apart: d² of each two runs, (T, R, R).
+        members: (U, R), as `members_of` gives them.
+        repeats: whether two runs repeat each other, (R, R).
+    """
+    square = np.einsum("trs,trs->tr", sketches, sketches)
+    found = {"scale": square @ members.mean(0)}
+    if repeats.any():
+        found["repeat_variance"] = 0.5 * apart[:, repeats].mean(1)
+    if len(members) > 1:
+        weights = pairs(members)
+        variance = 0.5 * np.einsum("tij,ij->t", apart, weights)
+        low, high = _interval(variance, apart, members, sketches.shape[2])
+        mean, least = _cosines(square, apart, weights)
+        found |= {
+            "variance": variance,
+            "variance_low": low,
+            "variance_high": high,
+            "cosine": mean,
+            "cosine_min": least,
+        }
+    return found
+
+
+def _blocks(aligned):
+    """Steps that the same runs have: (their indices, the runs, sketches)."""
+    size = aligned.infos[0]["sketch_size"]
+    finite = np.isfinite(aligned.scalars("gradient_norm"))
+    there = (aligned.rows >= 0) & finite
+    patterns, which = np.unique(there, axis=0, return_inverse=True)
+    for k, pattern in enumerate(patterns):
+        present = np.flatnonzero(pattern)
+        if len(present) < 2:
+            continue
+        where = np.flatnonzero(which.reshape(-1) == k)
+        at_once = max(1, _NUMBERS_AT_ONCE // (len(present) * size))
+        for start in range(0, len(where), at_once):
+            block = where[start : start + at_once]
+            out = np.empty((len(block), len(present), size))
+            for j, r in enumerate(present):
+                rows = aligned.rows[block, r]
+                out[:, j] = aligned.runs[r].read("sketches", rows)
+            yield block, present, out
+
+
+def _distances(sketches):
+    """d² of each two runs, (T, R, R); exactly 0 where they are equal.
+
+    From the products of what differs from the mean: products of the
+    sketches themselves would lose the difference of nearly equal runs.
+    """
+    centred = sketches - sketches.mean(1, keepdims=True)
+    # One by one: NumPy knows a product with its own transpose, and takes
+    # a fifth of the time.
+    products = np.stack([one @ one.T for one in centred])
+    square = np.einsum("tii->ti", products)
+    apart = np.maximum(
+        square[:, :, None] + square[:, None, :] - 2 * products, 0
+    )
+    # Bitwise equal runs: rounding in the products is no distance.
+    for step, values in zip(apart, sketches):
+        seen = {}
+        same = [seen.setdefault(v.tobytes(), len(seen)) for v in values]
+        same = np.array(same)
+        step[same[:, None] == same[None, :]] = 0
+    return apart
+
+
+def _cosines(square, apart, weights):
+    """Weighted mean and least cosine over the pairs, each (T,)."""
+    first, second = np.nonzero(np.triu(weights, 1))
+    a, b = square[:, first], square[:, second]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        cosine = (a + b - apart[:, first, second]) / (2 * np.sqrt(a * b))
+        # A gradient of zero has no direction: NaN.
+        mean = cosine @ (2 * weights[first, second])
+    return mean, cosine.min(1)
+
+
+def _interval(variance, apart, members, size):
+    """Return a 95 % interval for the variance, by Satterthwaite's chi-square.
+
+    A trace is a sum of chi-squares, one a direction in which runs differ.
+    How many directions matter, (Σλ)²/Σλ², is estimated by what the sample
+    shows: never more than there are runs less one, so that the interval is
+    too wide rather than too narrow. The sketch adds its own 2/(S·directions).
+    """
+    special = extras.scipy_special()
+    count = len(members)
+    freedom = count - 1
+    if count < members.shape[1]:
+        apart = members @ apart @ members.T
+    # Products of the centred means from their distances (Gower).
+    products = -0.5 * apart
+    products = products - products.mean(1, keepdims=True)
+    products -= products.mean(2, keepdims=True)
+    trace = np.einsum("tii->t", products)
+    square = np.einsum("tij,tij->t", products, products)
+    there = (variance > 0) & (square > 0)
+    directions = np.ones_like(variance)
+    np.divide(trace**2, square, out=directions, where=there)
+    directions = np.clip(directions, 1.0, freedom)
+    degrees = directions * freedom * size / (freedom + size)
+    scale = np.where(there, degrees * variance, 0.0)
+    return scale / special.chdtri(degrees, 0.025), scale / special.chdtri(
+        degrees, 0.975
+    )
+
+
+def members_of(units):
+    """Return (U, R), whose row u averages the runs of unit u."""
+    found = (units[None, :] == np.unique(units)[:, None]).astype(float)
+    return found / found.sum(1, keepdims=True)
+
+
+def pairs(members):
+    """Return weights (R, R) of a mean in which each two units count once.
+
+    All zero where there are no two units.
+    """
+    between = 1 - np.eye(len(members))
+    return members.T @ (between / max(between.sum(), 1)) @ members
+
+
+def average(values, units):
+    """Return the mean over the units of a scalar (T, R), without NaN."""
+    start, centred = _centred(values)
+    return start + _mean(_of_units(centred, units))
+
+
+def deviation(values, units):
+    """Return the standard deviation of a scalar (T, R) between units, (T,).
+
+    From ½ the mean squared difference of two units' runs, as the variance
+    of the gradient; without repeats that is the sample variance. NaN where
+    fewer than two units have a value.
+    """
+    _, centred = _centred(values)
+    means = _of_units(centred, units)
+    squares = _of_units(centred**2, units)
+    count = (~np.isnan(means)).sum(1)
+    crossed = np.nansum(means, 1) ** 2 - np.nansum(means**2, 1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        variance = (np.nansum(squares, 1) - crossed / (count - 1)) / count
+    return np.where(count > 1, np.sqrt(np.maximum(variance, 0)), np.nan)
+
+
+def _centred(values):
+    """Each step's first value, and all values less that.
+
+    Equal values become zeros, without rounding, and stay so.
+    """
+    first = np.argmax(~np.isnan(values), axis=1)
+    start = values[np.arange(len(values)), first]
+    return start, values - start[:, None]
+
+
+def _of_units(values, units):
+    """The mean over each unit's runs, (T, U); NaN of none."""
+    return np.stack(
+        [_mean(values[:, units == unit]) for unit in np.unique(units)], 1
+    )
+
+
+def _mean(values):
+    there = ~np.isnan(values)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where(there, values, 0).sum(1) / there.sum(1)
