@@ -44,7 +44,8 @@ class Case:
             inside; None: not accumulated.
         clips: whether the step clips at the middle of all norms.
         execution: "graph", "eager" or "xla".
-        asks: "gradients" or "norms", of the functions.
+        asks: what is looked at: "gradients" or "norms" by a function, or a
+            "step" of training and what it leaves.
         kind: "functional" or "subclass".
         is_random: whether layers draw numbers.
         is_coupled: whether samples meet, so that nothing may be served.
@@ -123,8 +124,12 @@ class Case:
 
     def names(self):
         """The names of its parts, for statistics of what failed."""
-        text = " ".join((*self.blocks, *(" ".join(o[:2]) for o in self.outputs)))
-        return re.findall(r"(?:L|losses)\.(\w+)|(\w+\('\w+'\))|(lambda a)", text)
+        text = " ".join(
+            (*self.blocks, *(" ".join(o[:2]) for o in self.outputs))
+        )
+        return re.findall(
+            r"(?:L|losses)\.(\w+)|(\w+\('\w+'\))|(lambda a)", text
+        )
 
 
 class Wraps(keras.Model):
@@ -173,15 +178,17 @@ def draw(seed, index):
     d = pool.Draw(rng, smooth=dtype == "mixed_bfloat16")
     fields = {"seed": number, "dtype": str(dtype)}
     fields["is_coupled"] = d.chance(0.15)
-    fields["n"] = d.one([2, 3, 4, 5] if fields["is_coupled"] else [1, 2, 3, 4, 5])
+    fields["n"] = d.one(
+        [2, 3, 4, 5] if fields["is_coupled"] else [1, 2, 3, 4, 5]
+    )
     maker = _draw_coupled if fields["is_coupled"] else _draw_sound
     fields.update(maker(d, fields["n"]))
     fields["mode"] = d.one(["vectorized", "vectorized", "per_sample"])
     if d.chance(0.25) and not fields.get("is_random"):
         fields["microbatch"] = d.one([1, 2, 3])
     fields["clips"] = d.chance(0.7) and not fields.get("is_random")
-    fields["execution"] = d.one(["graph"] * 26 + ["eager"] * 6 + ["xla"])
-    fields["asks"] = d.one(["gradients", "norms"])
+    fields["execution"] = d.one(["graph"] * 50 + ["eager"] * 10 + ["xla"])
+    fields["asks"] = d.one(["gradients", "norms", "step", "step"])
     fields["kind"] = d.one(["functional"] * 4 + ["subclass"])
     return Case(**fields)
 
@@ -194,7 +201,9 @@ def _draw_sound(d, n):
         fields["inputs"] = f"keras.Input(({t},), dtype='int32')"
         fields["data"] = f"rng.integers({rows}, size=({n}, {t}))"
         if zero:
-            fields["data"] += f" * (np.arange({t}) < rng.integers(1, {t + 1}, size=({n}, 1)))"
+            fields["data"] += (
+                f" * (np.arange({t}) < rng.integers(1, {t + 1}, size=({n}, 1)))"
+            )
         blocks.append(f"L.Embedding({rows}, {width}, mask_zero={zero})(h)")
         if d.chance(0.2):
             blocks[-1] = (
@@ -207,19 +216,16 @@ def _draw_sound(d, n):
         shape = d.one(_SHAPES)
         fields["inputs"] = f"keras.Input({shape})"
         fields["data"] = f"rng.normal(size={(n, *shape)})"
-    fields["is_random"] = d.chance(0.07)
-    count = d.one([1, 2, 2, 3, 3, 4])
+    fields["is_random"] = len(shape) < 4 and d.chance(0.07)
+    count = d.one([1, 2, 2, 2, 3, 3, 4])
     at = int(d.rng.integers(count)) if fields["is_random"] else None
     for k in range(count):
         kind = "own" if d.chance(_CHANCES["own"]) else "keras"
         if not d.smooth and d.chance(0.06):
             kind = "kinked"
-        if len(shape) == 4 and kind != "kinked":
+        kind = "random" if k == at else kind
+        if len(shape) == 4:
             kind = "keras"
-        if len(shape) == 4 and kind == "kinked":
-            kind = "keras"
-        if k == at and len(shape) < 4:
-            kind = "random"
         made, shape = pool.block(d, shape, kind)
         blocks.append(made)
         if len(shape) > 2 and d.chance(0.4):
@@ -230,7 +236,10 @@ def _draw_sound(d, n):
         blocks.append(made)
     fields["blocks"] = tuple(blocks)
     outputs, u = [], None
-    options = heads.SOUND if d.smooth else heads.SOUND + heads.KINKED
+    options = heads.SOUND + heads.KINKED
+    if d.smooth:
+        # Keras cannot add up such losses of half precision.
+        options = [h for h in heads.SOUND if not h[1].startswith(heads.PLAIN)]
     for _ in range(2 if d.chance(0.2) else 1):
         head = d.one(options)
         u = shape[-1] if head[0] == "h" else d.one([2, 3, 4])
@@ -241,12 +250,12 @@ def _draw_sound(d, n):
     plain = any(o[1].startswith(heads.PLAIN) for o in outputs)
     if d.chance(0.35) and not plain:
         rows = (n, *shape[:-1])
-        size = rows if d.chance(0.5) else (n,)
+        size = (n, 1) if len(rows) == 2 and d.chance(0.5) else rows
         fields["weights"] = f"rng.choice([0.0, 0.5, 1.0, 2.0], size={size})"
-        if len(size) == 1 and len(shape) == 2:
-            fields["weights"] = f"rng.choice([0.5, 1.0, 2.0], size={size})"
-        if d.chance(0.3) and len(outputs) == len(shape) == 1 and "Sparse" in (
-            outputs[0][1]
+        if (
+            d.chance(0.3)
+            and len(outputs) == len(shape) == 1
+            and "Sparse" in (outputs[0][1])
         ):
             fields["class_weight"] = "{k: 0.5 + k for k in range(9)}"
             fields["weights"] = "0.5 + y"
@@ -267,7 +276,8 @@ def _draw_coupled(d, n):
         blocks.append(made)
     by_loss = d.chance(0.35)
     if not by_loss:
-        blocks.append(d.one(pool.COUPLED))
+        options = pool.COUPLED[: None if len(shape) == 1 else -1]
+        blocks.append(d.one(options))
         if "L.Dense" in blocks[-1]:
             shape = (*shape[:-1], 3)
     if len(shape) == 2 and d.chance(0.7):

@@ -43,7 +43,9 @@ def added_losses(model, n):
     for layer in model._flatten_layers():
         for loss in layer._get_own_losses():
             is_sum = getattr(layer, "added", "mean") == "sum"
-            total += tf.cast(loss if is_sum else loss / n, keras.config.floatx())
+            total += tf.cast(
+                loss if is_sum else loss / n, keras.config.floatx()
+            )
     return total
 
 

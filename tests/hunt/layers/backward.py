@@ -10,10 +10,7 @@ __all__ = ["Backward"]
 class Backward(Own):
     """A stopped, replaced or rescaled gradient; each sample's by itself."""
 
-    FORMS = (
-        "straight_through reversal with_variables clipped_values stopped_part "
-        "stopped_sum scaled_by_weight row_clipped sign"
-    ).split()
+    FORMS = ["straight_through", "reversal", "with_variables", "clipped_values", "stopped_part", "stopped_sum", "scaled_by_weight", "row_clipped", "sign"]
 
     def build(self, shape):
         d = shape[-1]

@@ -12,10 +12,7 @@ __all__ = ["Inside", "Nested"]
 class Inside(Own):
     """x @ k + b inside of something."""
 
-    FORMS = (
-        "function nested_function cond tf_cond switch cond_of_weight "
-        "cond_of_training recompute remat autograph"
-    ).split()
+    FORMS = ["function", "nested_function", "cond", "tf_cond", "switch", "cond_of_weight", "cond_of_training", "recompute", "remat", "autograph"]
 
     def build(self, shape):
         d = shape[-1]
@@ -61,24 +58,31 @@ class Inside(Own):
 class Nested(Own):
     """Layers of Keras inside, in front of or behind an own weight."""
 
-    FORMS = (
-        "before after twice regularized normed list embedding functional"
-    ).split()
+    FORMS = ["before", "after", "twice", "regularized", "normed", "list", "embedding", "functional"]
 
     def build(self, shape):
-        d = shape[-1]
-        self.k = self.weight(d)
-        self.dense = keras.layers.Dense(d, activation="tanh")
+        self.k = self.weight(shape[-1])
+        self.dense = self.inner(keras.layers.Dense, shape, activation="tanh")
         if self.form == "regularized":
             self.dense.activity_regularizer = keras.regularizers.L2(0.3)
-        self.norm = keras.layers.LayerNormalization()
-        self.parts = [keras.layers.Dense(d) for _ in range(2)]
-        for layer in [self.dense, self.norm, *self.parts]:
-            layer.build((*shape[:-1], d))
-        self.table = keras.layers.Embedding(3, d)
-        self.table.build()
-        inputs = keras.Input(shape[1:])
-        self.net = keras.Model(inputs, keras.layers.Dense(d)(inputs))
+        if self.form == "normed":
+            self.norm = keras.layers.LayerNormalization()
+            self.norm.build(shape)
+        if self.form == "list":
+            dense = keras.layers.Dense
+            self.parts = [self.inner(dense, shape) for _ in range(2)]
+        if self.form == "embedding":
+            self.table = keras.layers.Embedding(3, shape[-1])
+            self.table.build()
+        if self.form == "functional":
+            inputs = keras.Input(shape[1:])
+            outputs = keras.layers.Dense(shape[-1])(inputs)
+            self.net = keras.Model(inputs, outputs)
+
+    def inner(self, cls, shape, **arguments):
+        layer = cls(shape[-1], **arguments)
+        layer.build(shape)
+        return layer
 
     def call(self, x):
         k = self.k

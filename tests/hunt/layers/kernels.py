@@ -10,12 +10,7 @@ __all__ = ["Kernel", "Vector"]
 class Kernel(Own):
     """x @ f(weights); `form` says which f."""
 
-    FORMS = (
-        "weight_norm low_rank standardised sliced split concat transposed "
-        "tied cast symmetric cayley band gathered kronecker softmax masked "
-        "padded reversed cumulative stacked expm stopped scaled shared_rows "
-        "inverse squared_norm scattered complex conditional"
-    ).split()
+    FORMS = ["weight_norm", "low_rank", "standardised", "sliced", "split", "concat", "transposed", "tied", "cast", "symmetric", "cayley", "band", "gathered", "kronecker", "softmax", "masked", "padded", "reversed", "cumulative", "stacked", "expm", "stopped", "scaled", "shared_rows", "inverse", "squared_norm", "scattered", "complex", "conditional"]
 
     def build(self, shape):
         d = shape[-1]
@@ -36,12 +31,13 @@ class Kernel(Own):
         return {
             "weight_norm": lambda: g * k / tf.norm(k, axis=0),
             "low_rank": lambda: k + a @ c,
-            "standardised": lambda: (k - tf.reduce_mean(k, 0)) / (
-                tf.math.reduce_std(k, 0) + 0.1
+            "standardised": lambda: (
+                (k - tf.reduce_mean(k, 0)) / (tf.math.reduce_std(k, 0) + 0.1)
             ),
             "sliced": lambda: k[:, :1] * c[0] + k[:, 1:] @ k[1:],
-            "split": lambda: tf.matmul(*tf.split(tf.concat([a, a], 1), 2, 1),
-                                       transpose_b=True),
+            "split": lambda: tf.matmul(
+                *tf.split(tf.concat([a, a], 1), 2, 1), transpose_b=True
+            ),
             "concat": lambda: tf.concat([a, k[:, 2:]], 1),
             "transposed": lambda: tf.transpose(k),
             "tied": lambda: k @ tf.transpose(k),
@@ -50,9 +46,7 @@ class Kernel(Own):
             "cayley": lambda: tf.linalg.solve(one + skew, one - skew),
             "band": lambda: tf.linalg.band_part(k, -1, 0),
             "gathered": lambda: tf.gather(k, [0, *last[1:]]),
-            "kronecker": lambda: tf.reshape(
-                tf.einsum("a,b->ab", g, g), [d, d]
-            ),
+            "kronecker": lambda: tf.reshape(tf.einsum("a,b->ab", g, g), [d, d]),
             "softmax": lambda: tf.nn.softmax(k, 0),
             "masked": lambda: k * tf.cast(1 - eye, k.dtype),
             "padded": lambda: tf.pad(k[1:], [[1, 0], [0, 0]]),
@@ -78,7 +72,7 @@ class Kernel(Own):
 class Vector(Own):
     """A vector of weights, rearranged, times the data."""
 
-    FORMS = "reversed gathered split broadcast norm chain circulant".split()
+    FORMS = ["reversed", "gathered", "split", "broadcast", "norm", "chain", "circulant"]
 
     def build(self, shape):
         self.d = shape[-1]

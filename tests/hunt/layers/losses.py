@@ -10,7 +10,7 @@ __all__ = ["AddsLoss"]
 class AddsLoss(Own):
     """`added` says what the loss is over the batch; the oracle reads it."""
 
-    FORMS = "mean sum zero behind before annealed two mean_entries".split()
+    FORMS = ["mean", "sum", "zero", "behind", "before", "annealed", "two", "mean_entries"]
 
     def build(self, shape):
         self.added = "sum" if self.form in ("sum", "zero") else "mean"

@@ -11,10 +11,7 @@ __all__ = ["Added", "Broadcast", "Looked", "Meets", "Scalar"]
 class Meets(Own):
     """A weight of the size of the last axis; `form` names the op."""
 
-    FORMS = (
-        "add sub rsub mul div rdiv pow rpow square atan2 no_nan twice bell "
-        "lerp softplus add_n scalar_product where maximum minimum prelu"
-    ).split()
+    FORMS = ["add", "sub", "rsub", "mul", "div", "rdiv", "pow", "rpow", "square", "atan2", "no_nan", "twice", "bell", "lerp", "softplus", "add_n", "scalar_product", "where", "maximum", "minimum", "prelu"]
     SMOOTH = FORMS[:-4]
 
     def build(self, shape):
@@ -50,7 +47,7 @@ class Meets(Own):
 class Scalar(Own):
     """A single number as temperature, scale or shift."""
 
-    FORMS = "scale shift temperature power".split()
+    FORMS = ["scale", "shift", "temperature", "power"]
 
     def build(self, shape):
         self.k = self.weight()
@@ -67,7 +64,7 @@ class Scalar(Own):
 class Broadcast(Own):
     """A weight spread over the samples before it meets them."""
 
-    FORMS = "broadcast_to tile repeat zeros_like concat stack ones".split()
+    FORMS = ["broadcast_to", "tile", "repeat", "zeros_like", "concat", "stack", "ones"]
 
     def build(self, shape):
         self.k = self.weight(shape[-1])
@@ -77,9 +74,7 @@ class Broadcast(Own):
         rows = tf.reduce_prod(shape[:-1])
         return {
             "broadcast_to": lambda: x * tf.broadcast_to(k, shape),
-            "tile": lambda: (
-                x + tf.reshape(tf.tile(k[None], [rows, 1]), shape)
-            ),
+            "tile": lambda: x + tf.reshape(tf.tile(k[None], [rows, 1]), shape),
             "repeat": lambda: (
                 x * tf.reshape(tf.repeat(k[None], rows, 0), shape)
             ),
@@ -95,7 +90,7 @@ class Broadcast(Own):
 class Looked(Own):
     """Rows of a table chosen by the data."""
 
-    FORMS = "gather lookup one_hot gather_nd batched".split()
+    FORMS = ["gather", "lookup", "one_hot", "gather_nd", "batched"]
 
     def build(self, shape):
         self.k = self.weight(4, shape[-1])
@@ -119,7 +114,7 @@ class Looked(Own):
 class Added(Own):
     """Learned positions, for (n, positions, features)."""
 
-    FORMS = "positions scaled features_first sinus".split()
+    FORMS = ["positions", "scaled", "features_first", "sinus"]
 
     def build(self, shape):
         self.k = self.weight(*shape[1:])

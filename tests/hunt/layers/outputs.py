@@ -11,7 +11,7 @@ __all__ = ["Join", "Two"]
 class Two(Own):
     """(h, f(h)), (h, h) and kin: outputs that depend on each other."""
 
-    FORMS = "squared same sigmoid sum variational dictionary split".split()
+    FORMS = ["squared", "same", "sigmoid", "sum", "variational", "dictionary", "split"]
 
     def build(self, shape):
         self.k, self.b = self.weight(shape[-1], shape[-1]), self.weight()

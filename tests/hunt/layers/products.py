@@ -10,10 +10,7 @@ __all__ = ["Filters", "Matrix", "Positions"]
 class Matrix(Own):
     """x @ k for (n, d), written in many ways."""
 
-    FORMS = (
-        "matmul einsum weight_first samples_last matvec bilinear tensordot "
-        "batched transpose_b distances outer doubled ellipsis"
-    ).split()
+    FORMS = ["matmul", "einsum", "weight_first", "samples_last", "matvec", "bilinear", "tensordot", "batched", "transpose_b", "distances", "outer", "doubled", "ellipsis"]
 
     def build(self, shape):
         d = shape[-1]
@@ -48,11 +45,7 @@ class Matrix(Own):
 class Positions(Own):
     """A matrix for (n, t, d): time-major, merged axes, over positions."""
 
-    FORMS = (
-        "dense time_major features_major samples_positions positions_samples "
-        "over_positions each_position time_major_einsum weight_first "
-        "unstacked flat"
-    ).split()
+    FORMS = ["dense", "time_major", "features_major", "samples_positions", "positions_samples", "over_positions", "each_position", "time_major_einsum", "weight_first", "unstacked", "flat"]
 
     def build(self, shape):
         _, t, d = shape
@@ -104,9 +97,7 @@ class Positions(Own):
 class Filters(Own):
     """A convolution over (n, t, d) by ops of TensorFlow."""
 
-    FORMS = (
-        "conv1d dilated depthwise transposed standardised grouped as_image"
-    ).split()
+    FORMS = ["conv1d", "dilated", "depthwise", "transposed", "standardised", "grouped", "as_image"]
 
     def build(self, shape):
         d = shape[-1]

@@ -12,9 +12,7 @@ __all__ = ["Keeps", "Penalised", "Unused"]
 class Keeps(Own):
     """Updates a variable that is not trained, in training."""
 
-    FORMS = (
-        "counter plain annealed moving assigned counter_of_samples after"
-    ).split()
+    FORMS = ["counter", "plain", "annealed", "moving", "assigned", "counter_of_samples", "after"]
 
     def build(self, shape):
         self.k = self.weight(shape[-1])
@@ -49,7 +47,7 @@ class Keeps(Own):
 class Unused(Own):
     """One weight does not reach the output, one does so times zero."""
 
-    FORMS = "unused zero frozen stopped".split()
+    FORMS = ["unused", "zero", "frozen", "stopped"]
 
     def build(self, shape):
         self.k, self.other = self.weight(shape[-1]), self.weight(2, 2)
@@ -60,15 +58,16 @@ class Unused(Own):
             "unused": lambda: x * self.k,
             "zero": lambda: x * self.k + 0 * self.other[0, 0],
             "frozen": lambda: x * self.fixed + self.k,
-            "stopped": lambda: x * self.k
-            + ops.stop_gradient(ops.sum(self.other)),
+            "stopped": lambda: (
+                x * self.k + ops.stop_gradient(ops.sum(self.other))
+            ),
         }[self.form]()
 
 
 class Penalised(Own):
     """Weights with a regulariser, also one that reads another variable."""
 
-    FORMS = "own other both".split()
+    FORMS = ["own", "other", "both"]
 
     def build(self, shape):
         d = shape[-1]
