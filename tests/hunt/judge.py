@@ -1,5 +1,6 @@
 """What the package makes of a case, against the oracle."""
 
+import contextlib
 import dataclasses
 import gc
 import pathlib
@@ -72,21 +73,49 @@ def _shifted(case, shift):
     return dataclasses.replace(case, seed=case.seed + shift)
 
 
+def meets(case):
+    """Whether the samples of a coupled case meet, by the oracle alone.
+
+    Raises:
+        Invalid: plain Keras cannot run the case, or the samples of a case
+            that is not coupled do meet.
+    """
+    with _tidy():
+        return _Judge(case).meets
+
+
 def _judge(case):
-    policy, floatx = keras.config.dtype_policy(), keras.config.floatx()
-    keras.config.disable_traceback_filtering()
-    tf.debugging.disable_traceback_filtering()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with _tidy():
         try:
             return _Judge(case).verdicts()
         except Invalid as error:
             return [Verdict("case", INVALID, str(error))]
+
+
+@contextlib.contextmanager
+def _tidy():
+    """Puts back the float type and policy, and what Keras remembers."""
+    policy, floatx = keras.config.dtype_policy(), keras.config.floatx()
+    with _whole_tracebacks(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            yield
         finally:
             keras.config.set_floatx(floatx)
             keras.config.set_dtype_policy(policy)
             keras.backend.clear_session(free_memory=False)
             gc.collect(0)
+
+
+@contextlib.contextmanager
+def _whole_tracebacks():
+    """Lets it be seen where an error was raised."""
+    with contextlib.ExitStack() as stack:
+        for config in (keras.config, tf.debugging):
+            if config.is_traceback_filtering_enabled():
+                config.disable_traceback_filtering()
+                stack.callback(config.enable_traceback_filtering)
+        yield
 
 
 class Invalid(Exception):

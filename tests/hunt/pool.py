@@ -190,7 +190,7 @@ _MAKERS = {
         _keras(FLAT, "L.SpectralNormalization(L.Dense({u}))(h)", _units, u=U),
         _keras(ANY, "L.LayerNormalization({o})(h)", o=["", "center=False"]),
         _keras(ANY, "L.UnitNormalization()(h)"),
-        _keras(LINE + (3,), "L.GroupNormalization(1)(h)"),
+        _keras((*LINE, 3), "L.GroupNormalization(1)(h)"),
         _keras(ANY, "L.BatchNormalization(trainable=False)(h)"),
         _keras(ANY, "L.ActivityRegularization(l2=0.1)(h)"),
         _keras(

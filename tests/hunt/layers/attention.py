@@ -5,13 +5,20 @@ from keras import ops
 
 from tests.hunt.layers.base import Own
 
-__all__ = ["Attends", "Norm", "Token"]
-
 
 class Attends(Own):
     """Scaled products of positions; `form` says of which."""
 
-    FORMS = ["plain", "packed", "bias", "learned_queries", "linear", "relative", "causal", "per_head"]
+    FORMS = (
+        "plain",
+        "packed",
+        "bias",
+        "learned_queries",
+        "linear",
+        "relative",
+        "causal",
+        "per_head",
+    )
 
     def build(self, shape):
         _, t, d = shape
@@ -50,7 +57,7 @@ class Attends(Own):
 class Token(Own):
     """A learned token put beside the positions of every sample."""
 
-    FORMS = ["first", "last", "tile", "sum"]
+    FORMS = ("first", "last", "tile", "sum")
 
     def build(self, shape):
         self.k = self.weight(1, 1, shape[-1])
@@ -71,7 +78,7 @@ class Token(Own):
 class Norm(Own):
     """Normalises over features, with a scale of its own."""
 
-    FORMS = ["rms", "layer", "single", "group_free", "one_plus"]
+    FORMS = ("rms", "layer", "single", "group_free", "one_plus")
 
     def build(self, shape):
         self.k, self.b = self.weight(shape[-1]), self.weight(shape[-1])

@@ -4,13 +4,21 @@ import tensorflow as tf
 
 from tests.hunt.layers.base import Own
 
-__all__ = ["Backward"]
-
 
 class Backward(Own):
     """A stopped, replaced or rescaled gradient; each sample's by itself."""
 
-    FORMS = ["straight_through", "reversal", "with_variables", "clipped_values", "stopped_part", "stopped_sum", "scaled_by_weight", "row_clipped", "sign"]
+    FORMS = (
+        "straight_through",
+        "reversal",
+        "with_variables",
+        "clipped_values",
+        "stopped_part",
+        "stopped_sum",
+        "scaled_by_weight",
+        "row_clipped",
+        "sign",
+    )
 
     def build(self, shape):
         d = shape[-1]

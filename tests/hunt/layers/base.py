@@ -2,8 +2,6 @@
 
 import keras
 
-__all__ = ["Own"]
-
 
 class Own(keras.layers.Layer):
     """A layer with weights of its own; `form` says which of its kinds."""

@@ -5,13 +5,31 @@ from keras import ops
 
 from tests.hunt.layers.base import Own
 
-__all__ = ["Couples"]
-
 
 class Couples(Own):
     """Not to be served by a per-sample mode; `form` says why."""
 
-    FORMS = ["mean", "sort", "roll", "softmax", "normalised", "cumsum", "flip", "max", "gram", "weighted_mean", "gradient_norm", "gradient_mean", "loss_gram", "loss_variance", "loss_pairs", "merged_mean", "state", "function", "loop"]
+    FORMS = (
+        "mean",
+        "sort",
+        "roll",
+        "softmax",
+        "normalised",
+        "cumsum",
+        "flip",
+        "max",
+        "gram",
+        "weighted_mean",
+        "gradient_norm",
+        "gradient_mean",
+        "loss_gram",
+        "loss_variance",
+        "loss_pairs",
+        "merged_mean",
+        "state",
+        "function",
+        "loop",
+    )
 
     def build(self, shape):
         self.k = self.weight(shape[-1])

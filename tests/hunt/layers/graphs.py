@@ -6,13 +6,22 @@ from keras import ops
 
 from tests.hunt.layers.base import Own
 
-__all__ = ["Inside", "Nested"]
-
 
 class Inside(Own):
     """x @ k + b inside of something."""
 
-    FORMS = ["function", "nested_function", "cond", "tf_cond", "switch", "cond_of_weight", "cond_of_training", "recompute", "remat", "autograph"]
+    FORMS = (
+        "function",
+        "nested_function",
+        "cond",
+        "tf_cond",
+        "switch",
+        "cond_of_weight",
+        "cond_of_training",
+        "recompute",
+        "remat",
+        "autograph",
+    )
 
     def build(self, shape):
         d = shape[-1]
@@ -58,7 +67,16 @@ class Inside(Own):
 class Nested(Own):
     """Layers of Keras inside, in front of or behind an own weight."""
 
-    FORMS = ["before", "after", "twice", "regularized", "normed", "list", "embedding", "functional"]
+    FORMS = (
+        "before",
+        "after",
+        "twice",
+        "regularized",
+        "normed",
+        "list",
+        "embedding",
+        "functional",
+    )
 
     def build(self, shape):
         self.k = self.weight(shape[-1])

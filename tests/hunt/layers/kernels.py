@@ -4,13 +4,41 @@ import tensorflow as tf
 
 from tests.hunt.layers.base import Own
 
-__all__ = ["Kernel", "Vector"]
-
 
 class Kernel(Own):
     """x @ f(weights); `form` says which f."""
 
-    FORMS = ["weight_norm", "low_rank", "standardised", "sliced", "split", "concat", "transposed", "tied", "cast", "symmetric", "cayley", "band", "gathered", "kronecker", "softmax", "masked", "padded", "reversed", "cumulative", "stacked", "expm", "stopped", "scaled", "shared_rows", "inverse", "squared_norm", "scattered", "complex", "conditional"]
+    FORMS = (
+        "weight_norm",
+        "low_rank",
+        "standardised",
+        "sliced",
+        "split",
+        "concat",
+        "transposed",
+        "tied",
+        "cast",
+        "symmetric",
+        "cayley",
+        "band",
+        "gathered",
+        "kronecker",
+        "softmax",
+        "masked",
+        "padded",
+        "reversed",
+        "cumulative",
+        "stacked",
+        "expm",
+        "stopped",
+        "scaled",
+        "shared_rows",
+        "inverse",
+        "squared_norm",
+        "scattered",
+        "complex",
+        "conditional",
+    )
 
     def build(self, shape):
         d = shape[-1]
@@ -72,7 +100,15 @@ class Kernel(Own):
 class Vector(Own):
     """A vector of weights, rearranged, times the data."""
 
-    FORMS = ["reversed", "gathered", "split", "broadcast", "norm", "chain", "circulant"]
+    FORMS = (
+        "reversed",
+        "gathered",
+        "split",
+        "broadcast",
+        "norm",
+        "chain",
+        "circulant",
+    )
 
     def build(self, shape):
         self.d = shape[-1]

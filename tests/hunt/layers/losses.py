@@ -4,13 +4,20 @@ from keras import ops
 
 from tests.hunt.layers.base import Own
 
-__all__ = ["AddsLoss"]
-
 
 class AddsLoss(Own):
     """`added` says what the loss is over the batch; the oracle reads it."""
 
-    FORMS = ["mean", "sum", "zero", "behind", "before", "annealed", "two", "mean_entries"]
+    FORMS = (
+        "mean",
+        "sum",
+        "zero",
+        "behind",
+        "before",
+        "annealed",
+        "two",
+        "mean_entries",
+    )
 
     def build(self, shape):
         self.added = "sum" if self.form in ("sum", "zero") else "mean"

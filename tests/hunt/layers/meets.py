@@ -5,13 +5,33 @@ from keras import ops
 
 from tests.hunt.layers.base import Own
 
-__all__ = ["Added", "Broadcast", "Looked", "Meets", "Scalar"]
-
 
 class Meets(Own):
     """A weight of the size of the last axis; `form` names the op."""
 
-    FORMS = ["add", "sub", "rsub", "mul", "div", "rdiv", "pow", "rpow", "square", "atan2", "no_nan", "twice", "bell", "lerp", "softplus", "add_n", "scalar_product", "where", "maximum", "minimum", "prelu"]
+    FORMS = (
+        "add",
+        "sub",
+        "rsub",
+        "mul",
+        "div",
+        "rdiv",
+        "pow",
+        "rpow",
+        "square",
+        "atan2",
+        "no_nan",
+        "twice",
+        "bell",
+        "lerp",
+        "softplus",
+        "add_n",
+        "scalar_product",
+        "where",
+        "maximum",
+        "minimum",
+        "prelu",
+    )
     SMOOTH = FORMS[:-4]
 
     def build(self, shape):
@@ -47,7 +67,7 @@ class Meets(Own):
 class Scalar(Own):
     """A single number as temperature, scale or shift."""
 
-    FORMS = ["scale", "shift", "temperature", "power"]
+    FORMS = ("scale", "shift", "temperature", "power")
 
     def build(self, shape):
         self.k = self.weight()
@@ -64,7 +84,15 @@ class Scalar(Own):
 class Broadcast(Own):
     """A weight spread over the samples before it meets them."""
 
-    FORMS = ["broadcast_to", "tile", "repeat", "zeros_like", "concat", "stack", "ones"]
+    FORMS = (
+        "broadcast_to",
+        "tile",
+        "repeat",
+        "zeros_like",
+        "concat",
+        "stack",
+        "ones",
+    )
 
     def build(self, shape):
         self.k = self.weight(shape[-1])
@@ -90,7 +118,7 @@ class Broadcast(Own):
 class Looked(Own):
     """Rows of a table chosen by the data."""
 
-    FORMS = ["gather", "lookup", "one_hot", "gather_nd", "batched"]
+    FORMS = ("gather", "lookup", "one_hot", "gather_nd", "batched")
 
     def build(self, shape):
         self.k = self.weight(4, shape[-1])
@@ -114,7 +142,7 @@ class Looked(Own):
 class Added(Own):
     """Learned positions, for (n, positions, features)."""
 
-    FORMS = ["positions", "scaled", "features_first", "sinus"]
+    FORMS = ("positions", "scaled", "features_first", "sinus")
 
     def build(self, shape):
         self.k = self.weight(*shape[1:])

@@ -5,13 +5,20 @@ from keras import ops
 
 from tests.hunt.layers.base import Own
 
-__all__ = ["Gate", "Mixture", "Squeeze"]
-
 
 class Gate(Own):
     """One part of the features opens another."""
 
-    FORMS = ["glu", "swiglu", "highway", "sigmoid", "softmax", "masked", "stopped", "sorted"]
+    FORMS = (
+        "glu",
+        "swiglu",
+        "highway",
+        "sigmoid",
+        "softmax",
+        "masked",
+        "stopped",
+        "sorted",
+    )
 
     def build(self, shape):
         d = shape[-1]
@@ -34,7 +41,7 @@ class Gate(Own):
 class Mixture(Own):
     """Weights chosen or made by each sample, for (n, d)."""
 
-    FORMS = ["experts", "top", "gathered", "hyper", "low_rank", "switched"]
+    FORMS = ("experts", "top", "gathered", "hyper", "low_rank", "switched")
 
     def build(self, shape):
         d = shape[-1]
@@ -64,7 +71,7 @@ class Mixture(Own):
 class Squeeze(Own):
     """Squeeze and excite: features scaled by what all positions say."""
 
-    FORMS = ["mean", "max_free", "standardised"]
+    FORMS = ("mean", "max_free", "standardised")
 
     def build(self, shape):
         d = shape[-1]

@@ -5,13 +5,19 @@ from keras import ops
 
 from tests.hunt.layers.base import Own
 
-__all__ = ["Join", "Two"]
-
 
 class Two(Own):
     """(h, f(h)), (h, h) and kin: outputs that depend on each other."""
 
-    FORMS = ["squared", "same", "sigmoid", "sum", "variational", "dictionary", "split"]
+    FORMS = (
+        "squared",
+        "same",
+        "sigmoid",
+        "sum",
+        "variational",
+        "dictionary",
+        "split",
+    )
 
     def build(self, shape):
         self.k, self.b = self.weight(shape[-1], shape[-1]), self.weight()

@@ -4,13 +4,25 @@ import tensorflow as tf
 
 from tests.hunt.layers.base import Own
 
-__all__ = ["Filters", "Matrix", "Positions"]
-
 
 class Matrix(Own):
     """x @ k for (n, d), written in many ways."""
 
-    FORMS = ["matmul", "einsum", "weight_first", "samples_last", "matvec", "bilinear", "tensordot", "batched", "transpose_b", "distances", "outer", "doubled", "ellipsis"]
+    FORMS = (
+        "matmul",
+        "einsum",
+        "weight_first",
+        "samples_last",
+        "matvec",
+        "bilinear",
+        "tensordot",
+        "batched",
+        "transpose_b",
+        "distances",
+        "outer",
+        "doubled",
+        "ellipsis",
+    )
 
     def build(self, shape):
         d = shape[-1]
@@ -45,7 +57,19 @@ class Matrix(Own):
 class Positions(Own):
     """A matrix for (n, t, d): time-major, merged axes, over positions."""
 
-    FORMS = ["dense", "time_major", "features_major", "samples_positions", "positions_samples", "over_positions", "each_position", "time_major_einsum", "weight_first", "unstacked", "flat"]
+    FORMS = (
+        "dense",
+        "time_major",
+        "features_major",
+        "samples_positions",
+        "positions_samples",
+        "over_positions",
+        "each_position",
+        "time_major_einsum",
+        "weight_first",
+        "unstacked",
+        "flat",
+    )
 
     def build(self, shape):
         _, t, d = shape
@@ -97,7 +121,15 @@ class Positions(Own):
 class Filters(Own):
     """A convolution over (n, t, d) by ops of TensorFlow."""
 
-    FORMS = ["conv1d", "dilated", "depthwise", "transposed", "standardised", "grouped", "as_image"]
+    FORMS = (
+        "conv1d",
+        "dilated",
+        "depthwise",
+        "transposed",
+        "standardised",
+        "grouped",
+        "as_image",
+    )
 
     def build(self, shape):
         d = shape[-1]

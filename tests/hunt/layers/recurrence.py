@@ -6,13 +6,19 @@ from keras import ops
 
 from tests.hunt.layers.base import Own
 
-__all__ = ["Loop", "OverSamples", "Steps"]
-
 
 class Steps(Own):
     """h ← tanh(x_t + h @ k) over the positions of (n, t, d)."""
 
-    FORMS = ["python", "scan", "while_loop", "ops_while", "fori", "tf_scan", "cell"]
+    FORMS = (
+        "python",
+        "scan",
+        "while_loop",
+        "ops_while",
+        "fori",
+        "tf_scan",
+        "cell",
+    )
 
     def build(self, shape):
         _, self.t, self.d = shape
@@ -54,7 +60,7 @@ class Steps(Own):
 class Loop(Own):
     """h ← tanh(x + h @ k) three times, for (n, d)."""
 
-    FORMS = ["python", "while_loop", "fori", "function", "unrolled_scan"]
+    FORMS = ("python", "while_loop", "fori", "function", "unrolled_scan")
 
     def build(self, shape):
         self.k = self.weight(shape[-1], shape[-1])
@@ -80,7 +86,7 @@ class Loop(Own):
 class OverSamples(Own):
     """A function of one sample applied to each, for (n, d)."""
 
-    FORMS = ["map_fn", "vectorized_map", "ops_map", "ops_vectorized_map"]
+    FORMS = ("map_fn", "vectorized_map", "ops_map", "ops_vectorized_map")
 
     def build(self, shape):
         self.k = self.weight(shape[-1], shape[-1])

@@ -6,13 +6,19 @@ from keras import ops
 
 from tests.hunt.layers.base import Own
 
-__all__ = ["Keeps", "Penalised", "Unused"]
-
 
 class Keeps(Own):
     """Updates a variable that is not trained, in training."""
 
-    FORMS = ["counter", "plain", "annealed", "moving", "assigned", "counter_of_samples", "after"]
+    FORMS = (
+        "counter",
+        "plain",
+        "annealed",
+        "moving",
+        "assigned",
+        "counter_of_samples",
+        "after",
+    )
 
     def build(self, shape):
         self.k = self.weight(shape[-1])
@@ -47,7 +53,7 @@ class Keeps(Own):
 class Unused(Own):
     """One weight does not reach the output, one does so times zero."""
 
-    FORMS = ["unused", "zero", "frozen", "stopped"]
+    FORMS = ("unused", "zero", "frozen", "stopped")
 
     def build(self, shape):
         self.k, self.other = self.weight(shape[-1]), self.weight(2, 2)
@@ -67,7 +73,7 @@ class Unused(Own):
 class Penalised(Own):
     """Weights with a regulariser, also one that reads another variable."""
 
-    FORMS = ["own", "other", "both"]
+    FORMS = ("own", "other", "both")
 
     def build(self, shape):
         d = shape[-1]
