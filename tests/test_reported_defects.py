@@ -240,10 +240,14 @@ TRAINS = {
 }
 
 
+def label(mode):
+    return "in twos" if mode is IN_TWOS else mode
+
+
 @pytest.mark.parametrize(
     ("name", "mode"),
     [
-        pytest.param(name, mode, id=f"{name}, {getattr(mode, 'steps', mode)}")
+        pytest.param(name, mode, id=f"{name}, {label(mode)}")
         for name, (_, modes, _) in TRAINS.items()
         for mode in modes
     ],

@@ -206,6 +206,9 @@ def _draw_sound(d, n):
             )
         blocks.append(f"L.Embedding({rows}, {width}, mask_zero={zero})(h)")
         if d.chance(0.2):
+            blocks[-1] = f"Tied({rows}, {width})(h)"
+            width = rows
+        elif d.chance(0.2):
             blocks[-1] = (
                 "(lambda e: L.Dot(2)([e(h), L.Activation('tanh')(e(h))]))"
                 f"({blocks[-1].removesuffix('(h)')})"

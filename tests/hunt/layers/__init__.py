@@ -5,7 +5,7 @@ needs nothing from its file but what `HEADER` in cases.py imports, so that
 its source can stand in a script.
 """
 
-from tests.hunt.layers.attention import Attends, Norm, Token
+from tests.hunt.layers.attention import Attends, Norm, Tied, Token
 from tests.hunt.layers.backward import Backward
 from tests.hunt.layers.base import Own
 from tests.hunt.layers.coupled import Couples
@@ -46,6 +46,7 @@ __all__ = [
     "Scalar",
     "Squeeze",
     "Steps",
+    "Tied",
     "Token",
     "Two",
     "Unused",

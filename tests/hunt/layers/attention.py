@@ -92,3 +92,19 @@ class Norm(Own):
         if self.form == "one_plus":
             return h * (1 + self.k)
         return h * self.k + (self.b if self.form == "layer" else 0)
+
+
+class Tied(Own):
+    """Embeds ids and compares the result with the same table."""
+
+    def __init__(self, rows, width):
+        super().__init__()
+        self.sizes = rows, width
+
+    def build(self, shape):
+        self.table = self.weight(*self.sizes)
+        self.k = self.weight(self.sizes[1], self.sizes[1])
+
+    def call(self, ids):
+        h = ops.tanh(ops.matmul(ops.take(self.table, ids, 0), self.k))
+        return ops.matmul(h, ops.transpose(self.table))
