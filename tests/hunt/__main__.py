@@ -2,6 +2,7 @@
 
 import argparse
 import collections
+import re
 import sys
 
 from tests.hunt import shrink, workers
@@ -45,16 +46,18 @@ def report(found, seed):
     """Prints the counts and the failures; returns these."""
     from tests.hunt import cases, judge
 
-    refused, served, failures = (collections.Counter() for _ in range(3))
+    refused, served, failures, said = (collections.Counter() for _ in range(4))
     failing = []
     for index, verdicts, _ in found:
         case = cases.draw(seed, index)
-        names = {n for names in case.names() for n in names if n}
+        names = case.names()
         if any(v.failed for v in verdicts):
             failing.append((index, verdicts, case))
             failures.update(names)
         elif any(v.outcome == judge.REFUSED for v in verdicts):
-            refused.update(() if case.is_coupled else names)
+            if not case.is_coupled:
+                refused.update(names)
+                said.update(_without_names(v.detail) for v in verdicts)
         else:
             served.update(names)
     for index, verdicts, case in failing:
@@ -72,14 +75,20 @@ def report(found, seed):
     print(
         f"\nNames of {len(failing)} failing draws: {failures.most_common(30)}"
     )
+    for text, count in said.most_common(12):
+        print(f"Refused though sound, {count} times: {text}")
     refusals = {
         name: f"{count} of {count + served[name]}"
         for name, count in refused.most_common(40)
     }
     print(f"Refused though sound, by name: {refusals}")
     spent = sum(seconds for *_, seconds in found) / max(len(found), 1)
-    print(f"{workers.outcomes(found)}, {spent:.2f} s a draw on one core")
+    print(f"{workers.outcomes(found)}, {spent:.2f} s of processor time a draw")
     return failing
+
+
+def _without_names(text):
+    return re.sub(r"'[^']*'", "…", text)[:160]
 
 
 def distinct(failures, most):
@@ -87,7 +96,7 @@ def distinct(failures, most):
     chosen, seen = [], set()
     for index, verdicts, case in failures:
         failed = next(v for v in verdicts if v.failed)
-        names = {n for names in case.names() for n in names if n}
+        names = case.names()
         keys = {(failed.check, failed.outcome, name) for name in names}
         if not keys <= seen:
             seen |= keys

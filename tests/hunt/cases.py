@@ -119,17 +119,17 @@ class Case:
 
     @property
     def is_single(self):
-        """Whether it computes in float32 somewhere, whatever the policy."""
-        return "float32" in (self.dtype, *re.findall("float32", self.source()))
+        """Whether a layer computes in float32, whatever the policy."""
+        return re.search(r"\('(single|cast)'\)", self.source()) is not None
 
     def names(self):
-        """The names of its parts, for statistics of what failed."""
-        text = " ".join(
-            (*self.blocks, *(" ".join(o[:2]) for o in self.outputs))
-        )
-        return re.findall(
-            r"(?:L|losses)\.(\w+)|(\w+\('\w+'\))|(lambda a)", text
-        )
+        """The names of its layers and losses, for statistics."""
+        parts = [*self.blocks]
+        for layers_on_h, loss, _ in self.outputs:
+            parts += [layers_on_h, loss]
+        pattern = r"(?:L|losses)\.\w+|\w+\('\w+'\)|lambda a"
+        found = re.findall(pattern, " ".join(parts))
+        return {name.split(".")[-1] for name in found}
 
 
 class Wraps(keras.Model):

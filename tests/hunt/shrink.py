@@ -2,7 +2,6 @@
 
 import dataclasses
 import inspect
-import itertools
 
 from tests.hunt import cases, heads, judge, oracle
 
@@ -88,18 +87,12 @@ def _by_loss(case):
 
 def signature(case):
     """What tells one kind of failure from another, as a line."""
-    parts = [*itertools.chain(*(names for names in _named(case)))]
-    extra = [
+    changed = [
         str(getattr(case, name))
         for name, value in _PLAIN.items()
         if getattr(case, name) != value
     ]
-    return " ".join([*parts, *extra])
-
-
-def _named(case):
-    for names in case.names():
-        yield [name for name in names if name]
+    return " ".join([*sorted(case.names()), *changed])
 
 
 def script(case, verdicts):
