@@ -132,14 +132,12 @@ def test_single_samples_of_every_layer_add_up(name):
     """Plain Keras and the oracle agree: the layer mixes no samples."""
     wrong = {}
     for form in OWN[name].FORMS:
-        tried = [
-            oracle_of(with_block(f"Join()([{name}({form!r})(h)])", shape))
-            if name != "Two"
-            else oracle_of(with_block(f"Join()(Two({form!r})(h))", shape))
-            for shape in ((4,), (3, 4))
-        ]
-        if all(tried):
-            wrong[form] = tried
+        layer = f"{name}({form!r})(h)"
+        block = f"Join()({layer if name == 'Two' else f'[{layer}]'})"
+        said = [objection(with_block(block, s)) for s in ((4,), (3, 4))]
+        # Many take inputs of one rank only.
+        if all(said) or any("add up" in str(text) for text in said):
+            wrong[form] = said
     assert not wrong
 
 
@@ -151,7 +149,7 @@ def test_samples_of_a_coupled_layer_meet(form):
     assert judge.meets(case)
 
 
-def oracle_of(case):
+def objection(case):
     """What speaks against a case, or None."""
     try:
         judge.meets(case)
