@@ -24,9 +24,6 @@ def main():
     arguments = parser.parse_args()
     found = prove(arguments.seed, arguments.most, arguments.workers)
     missing = [name for name, index in found.items() if index is None]
-    for name, index in found.items():
-        after = f"after {index + 1} draws" if index is not None else "NOT FOUND"
-        print(f"{name}: {after}")
     sys.exit(bool(missing))
 
 
@@ -51,8 +48,11 @@ def prove(seed, most, processes):
             for name, index in part.items():
                 before = found[name]
                 found[name] = index if before is None else min(before, index)
-        left = sum(index is None for index in found.values())
-        print(f"{start} draws: {left} faults left", flush=True)
+        for name in names:
+            if found[name] is not None:
+                print(f"{name}: after {found[name] + 1} draws", flush=True)
+        left = [name for name, index in found.items() if index is None]
+        print(f"{start} draws; not found: {left}", flush=True)
     return found
 
 

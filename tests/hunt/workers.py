@@ -7,7 +7,7 @@ import os
 import time
 
 #: After so many draws a process ends, and with it what TensorFlow keeps.
-CHUNK = 100
+CHUNK = 50
 
 
 def prepare():
@@ -74,7 +74,10 @@ def hunt(seed, first, count, workers, tell=lambda text: None):
         found += part
         counts = outcomes(found)
         spent = time.perf_counter() - begin
-        tell(f"{len(found)}/{count} in {spent:.0f} s: {counts}")
+        failed = [
+            k for k, verdicts, _ in part if any(v.failed for v in verdicts)
+        ]
+        tell(f"{len(found)}/{count} in {spent:.0f} s: {counts} {failed}")
     return sorted(found, key=lambda f: f[0])
 
 
