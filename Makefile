@@ -8,8 +8,8 @@ WORKERS ?= 2
 TESTS ?= tests
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: setup demo test test-slow test-timing test-oldest test-cpu-wheel lint \
-	format bench bench-venvs clean
+.PHONY: setup demo test test-slow test-timing test-oldest test-cpu-wheel hunt \
+	hunt-proof lint format bench bench-venvs clean
 
 setup: $(READY)
 
@@ -66,6 +66,18 @@ $(CPU_VENV)/.ready: pyproject.toml $(CONSTRAINTS)
 	$(CPU_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
 		--no-deps -e .
 	touch $@
+
+# Random models against single samples and plain Keras; on the oldest pair with
+# VENV=.venv-oldest CONSTRAINTS=constraints/oldest.txt. A failure's script is
+# printed at the end.
+N ?= 5000
+SEED ?= 0
+hunt: $(READY)
+	$(BIN)/python -m tests.hunt $(N) --seed $(SEED) --workers $(WORKERS)
+
+# After how many draws the hunt finds faults that are planted on purpose.
+hunt-proof: $(READY)
+	$(BIN)/python -m tests.hunt.proof --workers $(WORKERS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -1,0 +1,1 @@
+"""A machine that looks for wrong per-sample gradients in random models."""

@@ -1,0 +1,364 @@
+"""What the package makes of a case, against the oracle."""
+
+import contextlib
+import dataclasses
+import gc
+import pathlib
+import re
+import traceback
+import warnings
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import keras_pergrad as kpg
+from tests.hunt import oracle
+from tests.hunt.cases import LEARNING_RATE
+
+SERVED, REFUSED, DIFFERS = "served", "refused", "DIFFERS"
+CRASHED, COUPLED = "CRASHED", "COUPLED SERVED"
+#: The case itself is at fault: no statement about the package.
+INVALID, UNCLEAR = "invalid", "unclear"
+FAILURES = (DIFFERS, CRASHED, COUPLED)
+
+_PACKAGE = str(pathlib.Path(kpg.__file__).parent)
+_LIMITS = {"float64": 1e-7, "float32": 2e-3, "mixed_bfloat16": 0.15}
+_GENERIC = {"Input", "InputLayer", "Functional", "Join", "Model"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What came of one check of a case.
+
+    Attributes:
+        check: "gradients", "norms", "state of the functions", "step",
+            "state", "loss", or "case" where none was made.
+        outcome: one of the words above.
+        detail: how far apart, or the message.
+    """
+
+    check: str
+    outcome: str
+    detail: str = ""
+
+    @property
+    def failed(self):
+        return self.outcome in FAILURES
+
+
+def judge(case):
+    """The verdicts on a case; of half precision those that come again.
+
+    Rounding can take a sample over a kink; it does so for other numbers or
+    not at all, whereas a defect stays.
+    """
+    found = _judge(case)
+    if case.dtype != "mixed_bfloat16":
+        return found
+    for shift in (1, 2):
+        if not any(v.failed for v in found):
+            break
+        other = {(v.check, v.outcome) for v in _judge(_shifted(case, shift))}
+        found = [
+            v
+            if not v.failed or (v.check, v.outcome) in other
+            else dataclasses.replace(v, outcome=UNCLEAR)
+            for v in found
+        ]
+    return found
+
+
+def _shifted(case, shift):
+    return dataclasses.replace(case, seed=case.seed + shift)
+
+
+def meets(case):
+    """Whether the samples of a coupled case meet, by the oracle alone.
+
+    Raises:
+        Invalid: plain Keras cannot run the case, or the samples of a case
+            that is not coupled do meet.
+    """
+    with _tidy():
+        return _Judge(case).meets
+
+
+def _judge(case):
+    with _tidy():
+        try:
+            return _Judge(case).verdicts()
+        except Invalid as error:
+            return [Verdict("case", INVALID, str(error))]
+
+
+@contextlib.contextmanager
+def _tidy():
+    """Puts back the float type and policy, and what Keras remembers."""
+    policy, floatx = keras.config.dtype_policy(), keras.config.floatx()
+    with _whole_tracebacks(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            yield
+        finally:
+            keras.config.set_floatx(floatx)
+            keras.config.set_dtype_policy(policy)
+            keras.backend.clear_session(free_memory=False)
+            gc.collect(0)
+
+
+@contextlib.contextmanager
+def _whole_tracebacks():
+    """Lets it be seen where an error was raised."""
+    with contextlib.ExitStack() as stack:
+        for config in (keras.config, tf.debugging):
+            if config.is_traceback_filtering_enabled():
+                config.disable_traceback_filtering()
+                stack.callback(config.enable_traceback_filtering)
+        yield
+
+
+class Invalid(Exception):
+    """Plain Keras cannot run the case, or the oracle contradicts it."""
+
+
+class _Judge:
+    def __init__(self, case):
+        self.case = case
+        single = case.is_single and case.dtype == "float64"
+        self.limit = _LIMITS["float32" if single else case.dtype]
+        try:
+            space = case.run()
+            self.model = space["make"]()
+            self.space = space
+            self.x, self.y = space["x"], space["y"]
+            self.sample_weight = space["sample_weight"]
+            self.compile(self.model, run_eagerly=True)
+            if not self.model.built:
+                self.model(self.x)
+            self.start = self.values()
+            self.ask_oracle()
+            self.ask_keras()
+        except Exception as error:
+            raise Invalid(brief(error)) from error
+
+    def compile(self, model, **arguments):
+        optimizer = keras.optimizers.SGD(LEARNING_RATE)
+        names = ("loss", "loss_weights")
+        model.compile(
+            optimizer, **{k: self.space[k] for k in names}, **arguments
+        )
+
+    def values(self):
+        return [np.array(v) for v in oracle.all_variables(self.model)]
+
+    def put_back(self):
+        for v, value in zip(oracle.all_variables(self.model), self.start):
+            v.assign(value)
+
+    def ask_oracle(self):
+        case, batch = self.case, (self.x, self.y, self.sample_weight)
+        self.mean = oracle.batch_gradient(self.model, *batch)
+        self.samples = None
+        if case.is_random:
+            return
+        try:
+            self.samples = oracle.contributions(self.model, *batch)
+            apart = oracle.distance(_mean(self.samples), self.mean)
+        except Exception:
+            if not case.is_coupled:
+                raise
+            self.samples, apart = None, np.inf
+        if not case.is_coupled and apart > self.limit:
+            raise Invalid(f"single samples do not add up: {apart:.1e}")
+        self.meets = case.is_coupled and (
+            max(apart, self.moves()) > 3 * self.limit
+        )
+
+    def moves(self):
+        """How far sample 0 goes when only the others' inputs change."""
+        if self.samples is None:
+            return np.inf
+        other = np.array(self.x)
+        other[1:] = other[1:] * 0.3 + 1
+        moved = oracle.contributions(
+            self.model, other, self.y, self.sample_weight, [0]
+        )
+        return oracle.distance(moved[0], self.samples[0])
+
+    def ask_keras(self):
+        """One step of plain Keras: its weights, state and loss."""
+        logs = self.model.train_on_batch(
+            self.x, self.y, return_dict=True, **self.weighting()
+        )
+        self.after, self.loss = self.values(), float(logs["loss"])
+        self.put_back()
+        if not np.isfinite([np.abs(a).sum() for a in self.after]).all():
+            raise ValueError("not finite")
+
+    def weighting(self):
+        given = self.space.get("class_weight")
+        if self.case.class_weight != "None":
+            given = eval(self.case.class_weight)
+            return {"class_weight": given}
+        return {"sample_weight": self.sample_weight}
+
+    def verdicts(self):
+        if self.case.is_coupled and not self.meets:
+            return [Verdict("case", UNCLEAR, "the samples did not meet")]
+        return self.step() if self.case.asks == "step" else self.functions()
+
+    def functions(self):
+        asks, method = self.case.asks, self.case.mode
+        function = getattr(kpg, f"per_sample_{asks}")
+        if asks == "norms" and self.samples is None:
+            function, asks = kpg.per_sample_gradients, "gradients"
+        try:
+            found = function(
+                self.model, self.x, self.y, self.sample_weight, method=method
+            )
+        except Exception as error:
+            self.put_back()
+            return [self.thrown(asks, error)]
+        after = self.values()
+        self.put_back()
+        if self.case.is_coupled:
+            return [Verdict(asks, COUPLED, method)]
+        return [
+            self.compared(asks, *self.expected(asks, found)),
+            self.compared("state of the functions", after, self.start),
+        ]
+
+    def expected(self, asks, found):
+        """What was found and what it should be, both as lists of arrays."""
+        if asks == "norms":
+            return [found], [oracle.norms(self.samples)]
+        found = [None if g is None else np.asarray(g) for g in found]
+        if self.samples is None:
+            return [g if g is None else g.mean(0) for g in found], self.mean
+        return found, [
+            None if g[0] is None else np.stack(g) for g in zip(*self.samples)
+        ]
+
+    def step(self):
+        case = self.case
+        norms = self.samples and oracle.norms(self.samples)
+        clip = max(float(np.median(norms)), 1e-3) if norms is not None else 1.0
+        mode = _mode(case, clip)
+        try:
+            model = kpg.PerGradModel.from_model(self.model)
+            arguments = {"run_eagerly": case.execution == "eager"}
+            if case.execution != "eager":
+                arguments["jit_compile"] = case.execution == "xla"
+            self.compile(model, gradient_mode=mode, **arguments)
+            logs = model.train_on_batch(
+                self.x, self.y, return_dict=True, **self.weighting()
+            )
+        except Exception as error:
+            self.put_back()
+            return [self.thrown("step", error)]
+        found = self.values()
+        self.put_back()
+        if case.is_coupled:
+            return [Verdict("step", COUPLED, repr(mode))]
+        trained = {id(v) for v in self.model.trainable_variables}
+        variables = oracle.all_variables(self.model)
+        is_trained = [id(v) in trained for v in variables]
+        changes = self.changes(norms, clip)
+        checks = [
+            self.compared("step", *self.moved(found, is_trained, changes)),
+            self.compared("loss", [logs["loss"]], [self.loss]),
+        ]
+        of_batch = any(
+            getattr(layer, "of_batch", False)
+            for layer in self.model._flatten_layers()
+        )
+        if not (case.microbatch and of_batch):
+            kept = [k for k, t in enumerate(is_trained) if not t]
+            checks.append(
+                self.compared(
+                    "state",
+                    [found[k] for k in kept],
+                    [self.after[k] for k in kept],
+                )
+            )
+        return checks
+
+    def changes(self, norms, clip):
+        """What the aggregation adds to Keras's gradient, per variable."""
+        if not self.case.clips or norms is None:
+            return [0.0] * len(self.model.trainable_variables)
+        weights = np.minimum(1, clip / np.maximum(norms, 1e-30)) - 1
+        return [
+            0.0
+            if column[0] is None
+            else np.tensordot(weights, np.stack(column), 1) / len(weights)
+            for column in zip(*self.samples)
+        ]
+
+    def moved(self, found, is_trained, changes):
+        """The steps that were made, and those that should be, in gradients."""
+        places = {
+            id(v): k for k, v in enumerate(oracle.all_variables(self.model))
+        }
+        ours, wanted = [], []
+        for variable, change in zip(self.model.trainable_variables, changes):
+            k = places[id(variable)]
+            start = self.start[k].astype("float64")
+            ours.append((start - found[k]) / LEARNING_RATE)
+            wanted.append((start - self.after[k]) / LEARNING_RATE + change)
+        return ours, wanted
+
+    def compared(self, check, found, expected):
+        apart = oracle.distance(found, expected)
+        if apart <= self.limit:
+            return Verdict(check, SERVED)
+        return Verdict(check, DIFFERS, f"{apart:.1e}")
+
+    def thrown(self, check, error):
+        text = str(error)
+        deliberate = isinstance(error, (ValueError, NotImplementedError))
+        deliberate = deliberate and _raised_in_package(error)
+        asserted = isinstance(error, tf.errors.InvalidArgumentError)
+        deliberate |= asserted and "gradient_mode" in text
+        if deliberate and self.names_something(text):
+            return Verdict(check, REFUSED, brief(error))
+        return Verdict(
+            check, CRASHED, f"{type(error).__name__}: {brief(error)}"
+        )
+
+    def names_something(self, text):
+        """Whether a message says which layer, op, variable or loss it is."""
+        words = set(re.findall(r"[\w./]+", text))
+        layers = list(self.model._flatten_layers())
+        known = {layer.name for layer in layers}
+        known |= {type(layer).__name__ for layer in layers} - _GENERIC
+        known |= {v.path for v in self.model.trainable_variables}
+        known |= {w for w in words if hasattr(tf.raw_ops, w)} - {"Print"}
+        return bool(words & known) or "loss" in words or "output" in words
+
+
+def _mean(samples):
+    return [
+        None if g[0] is None else np.mean(np.stack(g), 0) for g in zip(*samples)
+    ]
+
+
+def _mode(case, clip):
+    aggregation = kpg.ClippedMean(clip) if case.clips else "mean"
+    cls = kpg.Vectorized if case.mode == "vectorized" else kpg.PerSample
+    mode = cls(aggregation=aggregation)
+    if case.microbatch is None:
+        return mode
+    return kpg.Accumulated(microbatch_size=case.microbatch, inner=mode)
+
+
+def _raised_in_package(error):
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and frames[-1].filename.startswith(_PACKAGE)
+
+
+def brief(error):
+    """The first lines of a message, without colours."""
+    text = re.sub(r"\x1b\[\d+m", "", str(error))
+    return " ".join(text.split())[:300]

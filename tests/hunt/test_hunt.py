@@ -1,0 +1,172 @@
+"""The hunt itself, and a few hundred of its draws."""
+
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+
+import keras_pergrad as kpg
+from tests.hunt import cases, judge, layers, shrink, workers
+from tests.hunt.faults import Fault
+
+DRAWS = 250
+
+PLAIN = cases.Case(
+    seed=5,
+    n=4,
+    inputs="keras.Input((3,))",
+    data="rng.normal(size=(4, 3))",
+    blocks=("L.Dense(4, activation='tanh')(h)",),
+    outputs=(
+        (
+            "L.Dense(2)(h)",
+            "keras.losses.MeanSquaredError()",
+            "rng.normal(size=(4, 2))",
+        ),
+    ),
+    clips=True,
+    asks="step",
+)
+
+OWN = {
+    name: cls
+    for name, cls in cases.layers_by_name().items()
+    if getattr(cls, "FORMS", None) and name != "Couples"
+}
+
+
+def with_block(block, shape, **changes):
+    """The plain case with one layer, on inputs of this shape."""
+    layer = "L.Dense(2)(L.Flatten()(h))" if len(shape) > 1 else "L.Dense(2)(h)"
+    return dataclasses.replace(
+        PLAIN,
+        inputs=f"keras.Input({shape})",
+        data=f"rng.normal(size={(4, *shape)})",
+        blocks=(block,),
+        outputs=((layer, *PLAIN.outputs[0][1:]),),
+        **changes,
+    )
+
+
+def outcomes(case):
+    return {verdict.outcome for verdict in judge.judge(case)}
+
+
+def test_a_draw_is_the_same_every_time():
+    first = [cases.draw(3, k) for k in range(50)]
+    assert first == [cases.draw(3, k) for k in range(50)]
+    assert len(set(first)) == 50
+
+
+def test_dense_layers_are_served():
+    assert outcomes(PLAIN) == {judge.SERVED}
+
+
+def test_a_wrong_weight_is_a_difference():
+    fault = Fault(
+        "twice", kpg.ClippedMean, "weights", lambda w: lambda *a: 2 * w(*a)
+    )
+    with fault.planted():
+        found = {v.check: v.outcome for v in judge.judge(PLAIN)}
+    assert found["step"] == judge.DIFFERS
+    assert found["loss"] == judge.SERVED
+    assert outcomes(PLAIN) == {judge.SERVED}
+
+
+def test_an_error_that_names_nothing_is_a_crash():
+    def fails(weights):
+        def called(self, norms):
+            raise TypeError("unsupported operand")
+
+        return called
+
+    with Fault("", kpg.ClippedMean, "weights", fails).planted():
+        assert outcomes(PLAIN) == {judge.CRASHED}
+
+
+def test_batch_normalization_is_refused():
+    case = with_block("L.BatchNormalization()(h)", (3,), is_coupled=True)
+    assert outcomes(case) == {judge.REFUSED}
+
+
+def test_a_failure_shrinks_to_what_it_needs():
+    case = dataclasses.replace(
+        PLAIN,
+        blocks=("A()(h)", "B()(h)", "C()(h)"),
+        weights="0",
+        dtype="float64",
+        execution="xla",
+    )
+
+    def verdicts(case):
+        fails = "B()(h)" in case.blocks and case.dtype == "float64"
+        outcome = judge.DIFFERS if fails else judge.SERVED
+        return [judge.Verdict("step", outcome)]
+
+    found = shrink.smallest(case, verdicts)
+    assert found.blocks == ("B()(h)",)
+    assert (found.dtype, found.execution) == ("float64", "graph")
+    assert found.weights == "None"
+    assert not found.clips
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("asks", ["step", "gradients"])
+def test_a_script_stands_alone(asks, tmp_path):
+    case = with_block("Steps('scan')(h)", (3, 2), asks=asks)
+    verdicts = [judge.Verdict(asks, judge.DIFFERS, "0.5")]
+    path = tmp_path / "script.py"
+    path.write_text(shrink.script(case, verdicts))
+    assert "tests.hunt" not in path.read_text()
+    done = subprocess.run(
+        [sys.executable, path], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "ours:" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OWN)
+def test_single_samples_of_every_layer_add_up(name):
+    """Plain Keras and the oracle agree: the layer mixes no samples."""
+    wrong = {}
+    for form in OWN[name].FORMS:
+        layer = f"{name}({form!r})(h)"
+        block = f"Join()({layer if name == 'Two' else f'[{layer}]'})"
+        said = [objection(with_block(block, s)) for s in ((4,), (3, 4))]
+        # Many take inputs of one rank only.
+        if all(said) or any("add up" in str(text) for text in said):
+            wrong[form] = said
+    assert not wrong
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", layers.Couples.FORMS)
+def test_samples_of_a_coupled_layer_meet(form):
+    block = f"Couples({form!r})(L.Dense(4, activation='tanh')(h))"
+    case = with_block(block, (4,), is_coupled=True)
+    assert judge.meets(case)
+
+
+def objection(case):
+    """What speaks against a case, or None."""
+    try:
+        judge.meets(case)
+    except judge.Invalid as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.slow
+def test_draws_of_a_fixed_seed():
+    found = workers.hunt(seed=12, first=0, count=DRAWS, workers=2)
+    failed = {
+        index: [v for v in verdicts if v.failed]
+        for index, verdicts, _ in found
+        if any(v.failed for v in verdicts)
+    }
+    assert not failed, f"python -m tests.hunt 1 --seed 12 --first {min(failed)}"
+    counts = workers.outcomes(found)
+    assert counts[judge.SERVED] > DRAWS / 2
+    assert counts.get(judge.INVALID, 0) < DRAWS / 20
