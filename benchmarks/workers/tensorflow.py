@@ -6,6 +6,7 @@ import tensorflow as tf
 
 import keras_pergrad as kpg
 from benchmarks.models import make_batch
+from benchmarks.real_models import TASK as REAL_MODELS
 from benchmarks.rivals import MATERIALISED
 from benchmarks.workers import tensorflow_peers
 from benchmarks.workers.job import CLIP_NORM, LEARNING_RATE, Job
@@ -14,7 +15,12 @@ from keras_pergrad.losses import total_loss
 from keras_pergrad.tape import Tape
 
 
-def build(rival, model, task, batch):
+def build(rival, model, task, batch, size=None):
+    if task == REAL_MODELS:
+        # Imported here, since it needs the tests.
+        from benchmarks.workers import real_models
+
+        return real_models.build(rival, model, size)
     x, y = make_batch(model, batch)
     data = tf.constant(x), tf.constant(targets(model, y))
     base, xla, _ = rival.removesuffix("_eigen").partition("_xla")
