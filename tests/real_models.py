@@ -150,7 +150,7 @@ def _swin(s):
 
 
 #: Name: the class of keras_hub.models, and its settings by size.
-_HUB = {
+HUB = {
     "gemma": ("GemmaBackbone", _decoder_with_head_size),
     "llama": ("LlamaBackbone", _decoder),
     "mistral": ("MistralBackbone", _decoder),
@@ -179,7 +179,7 @@ _HUB = {
 def _backbone(name, s):
     import keras_hub
 
-    cls, settings = _HUB[name]
+    cls, settings = HUB[name]
     return getattr(keras_hub.models, cls)(**settings(s))
 
 
@@ -392,7 +392,7 @@ def unfrozen(name, size="tiny"):
 
 
 MODELS = {
-    **{name: functools.partial(_hub_classifier, name) for name in _HUB},
+    **{name: functools.partial(_hub_classifier, name) for name in HUB},
     "gpt2_causal": _gpt2_causal,
     "convnext": _convnext,
     **{
@@ -413,5 +413,5 @@ MODELS = {
 NEED_KERAS_HUB = frozenset(
     name
     for name in MODELS
-    if name in _HUB or name.endswith("_lora") or name.startswith("gpt2")
+    if name in HUB or name.endswith("_lora") or name.startswith("gpt2")
 )

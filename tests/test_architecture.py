@@ -123,6 +123,7 @@ ALLOWED = {
     },
     "doctor": {"doctor", "judgement", "placement"},
     "batch_gradient": set(),
+    "batch_norm": {"batch_norm", "patching"},
     "kept_state": set(),
     "measured_loss": {"losses"},
     "measurement": {
