@@ -159,7 +159,7 @@ def _check_exchange(layer, by):
             f"{where} has its channels on axis 0, that of the samples: "
             f"axis={layer.axis}, input shape {shape}. Expected another axis."
         )
-    channels, positions = shape[axis], _positions(shape, axis)
+    channels, positions = shape[axis], _positions(layer)
     if channels * (1 if by == "layer" else positions or 2) == 1:
         raise ValueError(
             f"{where} would normalise single values, which makes each of them "
@@ -177,10 +177,14 @@ def _axis(layer):
     return layer.axis % len(_shape(layer))
 
 
-def _positions(shape, axis):
-    """How many values of a channel a sample has; None: not known."""
-    sizes = [s for i, s in enumerate(shape) if i not in (0, axis)]
-    return None if None in sizes else math.prod(sizes)
+def _positions(layer):
+    """The fewest values of a channel that a sample has; None: not known."""
+    calls = (node.input_tensors[0].shape for node in layer._inbound_nodes)
+    axis, found = _axis(layer), []
+    for shape in (_shape(layer), *calls):
+        sizes = [s for i, s in enumerate(shape) if i not in (0, axis)]
+        found.append(None if None in sizes else math.prod(sizes))
+    return None if None in found else min(found)
 
 
 def _groups(channels, positions, most):
@@ -210,8 +214,7 @@ def _replacement(layer, by, groups):
     if by == "layer":
         new = keras.layers.LayerNormalization.from_config(settings)
     else:
-        positions = _positions(shape, axis)
-        settings["groups"] = _groups(shape[axis], positions, groups)
+        settings["groups"] = _groups(shape[axis], _positions(layer), groups)
         new = keras.layers.GroupNormalization.from_config(settings)
     with contextlib.ExitStack() as scopes:
         for part in layer.path.split("/")[:-1]:
