@@ -88,7 +88,7 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# Side-by-side timings: about half an hour on two quiet cores. A part of them:
+# Side-by-side timings: an hour and more on two quiet cores. A part of them:
 # make bench BENCH="--models mnist --rivals ours,plain --rounds 4"
 bench: bench-venvs
 	$(BIN)/python -m benchmarks.data_stall_overhead

@@ -1,27 +1,27 @@
 """First-step time and peak memory, one rival a process."""
 
-from benchmarks.process import Worker, WorkerError
+from benchmarks.process import LIMIT, Worker, WorkerError
 
 
-def run(entries, log=print):
-    """Measures each entry in a process of its own.
+def run(entries, log=print, limit=LIMIT):
+    """Measures each entry in a process of its own, `limit` seconds at most.
 
     Returns:
-        {entry key: {"first_ms", "peak_mb"} or {"error"}}.
+        {entry key: {"first_ms", "peak_mb", "process_mb"} or {"error"}}.
     """
     found = {}
     for entry in entries:
-        found[entry.key] = _alone(entry)
+        found[entry.key] = _alone(entry, limit)
         log(f"  {entry.key}: {found[entry.key]}")
     return found
 
 
-def _alone(entry):
+def _alone(entry, limit):
     if entry.error is not None:
         return {"error": entry.error}
     try:
         framework, process = entry.process
-        worker = Worker(framework, onednn=process != "eigen")
+        worker = Worker(framework, onednn=process != "eigen", limit=limit)
     except WorkerError as error:
         return {"error": str(error)}
     try:

@@ -2,7 +2,7 @@
 
 import contextlib
 
-from benchmarks.process import Worker, WorkerError
+from benchmarks.process import LIMIT, Worker, WorkerError
 from benchmarks.rivals import RIVALS
 
 #: Steps that take longer sit out two rounds of three.
@@ -37,37 +37,46 @@ class Entry:
         return self.rival.framework, self.rival.process
 
 
-def run(entries, rounds, log=print):
-    """Measures all entries in turn, `rounds` times; fills them in."""
+def run(entries, rounds, log=print, limit=LIMIT, slow_ms=SLOW_MS):
+    """Measures all entries in turn, `rounds` times; fills them in.
+
+    Args:
+        entries: what to measure.
+        rounds: turns of each.
+        log: takes a line of progress.
+        limit: seconds that a request may take.
+        slow_ms: steps that take longer sit out; None: nobody does.
+    """
     with contextlib.ExitStack() as stack:
-        workers = _prepare(entries, stack, log)
+        workers = _prepare(entries, stack, log, limit)
         for turn in range(rounds):
             # Another neighbour each round.
             shift = turn % max(len(entries), 1)
             for entry in entries[shift:] + entries[:shift]:
                 if entry.error is None:
-                    _take_turn(entry, turn, workers[entry.process])
+                    _take_turn(entry, turn, workers[entry.process], slow_ms)
 
 
-def _prepare(entries, stack, log):
+def _prepare(entries, stack, log, limit):
     """Starts one worker a process name, each with its rivals prepared."""
     groups = {}
     for entry in entries:
         if entry.error is None:
             groups.setdefault(entry.process, []).append(entry)
     return {
-        process: _start(process, group, stack, log)
+        process: _start(process, group, stack, log, limit)
         for process, group in groups.items()
     }
 
 
-def _start(process, entries, stack, log):
+def _start(process, entries, stack, log, limit):
     """A worker with every entry prepared that does not kill it."""
     while True:
         pending = [e for e in entries if e.error is None]
         worker = None
         try:
-            worker = Worker(process[0], onednn=process[1] != "eigen")
+            onednn = process[1] != "eigen"
+            worker = Worker(process[0], onednn, limit)
             for entry in pending:
                 _prepare_one(entry, worker, log)
             stack.callback(worker.close)
@@ -92,8 +101,8 @@ def _prepare_one(entry, worker, log):
             raise
 
 
-def _take_turn(entry, turn, worker):
-    slow = entry.times and entry.times[0] > SLOW_MS
+def _take_turn(entry, turn, worker, slow_ms):
+    slow = slow_ms and entry.times and entry.times[0] > slow_ms
     if slow and turn % 3:
         entry.times.append(None)
         return

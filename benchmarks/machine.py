@@ -9,7 +9,11 @@ from benchmarks.process import THREADS, interpreter
 
 #: Names in the report and names of the distributions.
 PACKAGES = {
-    "tensorflow": {"TensorFlow": "tensorflow", "Keras": "keras"},
+    "tensorflow": {
+        "TensorFlow": "tensorflow",
+        "Keras": "keras",
+        "keras-hub": "keras-hub",
+    },
     "torch": {
         "torch": "torch",
         "Opacus": "opacus",

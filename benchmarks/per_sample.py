@@ -7,7 +7,15 @@
 
 import argparse
 
-from benchmarks import alone, interleaved, machine, models, report, results
+from benchmarks import (
+    alone,
+    interleaved,
+    machine,
+    models,
+    real_models,
+    report,
+    results,
+)
 from benchmarks.rivals import (
     BOTH,
     CLIPPED,
@@ -16,7 +24,7 @@ from benchmarks.rivals import (
     RIVALS,
 )
 
-SECTIONS = (*BOTH, "growth", "alone", "large")
+SECTIONS = (*BOTH, "growth", "alone", "large", real_models.TASK)
 _UNITS = ("plain", "plain_xla")
 
 
@@ -69,12 +77,19 @@ def _alone(section, model, options):
     return alone.run(_entries(CLIPPED, model, rivals, [options.batch]), _log)
 
 
+def _real_models(section, model, options):
+    """Plain and clipped `fit` steps of what people train."""
+    del section
+    return real_models.measure(model, options.rounds, options.size, _log)
+
+
 _SECTIONS = {
     CLIPPED: _interleaved,
     MATERIALISED: _interleaved,
     "growth": _growth,
     "alone": _alone,
     "large": _large,
+    real_models.TASK: _real_models,
 }
 
 
@@ -93,7 +108,9 @@ def _entries(task, model, rivals, sizes):
 
 
 def _models(section, chosen):
-    known = models.LARGE if section == "large" else models.STANDARD
+    known = {"large": models.LARGE, real_models.TASK: real_models.LIMITS}.get(
+        section, models.STANDARD
+    )
     return [m for m in known if not chosen or m in chosen]
 
 
@@ -108,9 +125,12 @@ def _parse(arguments):
     )
     add = parser.add_argument
     add("--sections", type=_names(SECTIONS), default=",".join(SECTIONS))
-    add("--models", type=_names(models.SPECS), default="", help="all if empty")
+    names = _names({**models.SPECS, **real_models.LIMITS})
+    add("--models", type=names, default="", help="all if empty")
     add("--rivals", type=_names(RIVALS), default=",".join(RIVALS))
-    add("--batch", type=int, default=64)
+    add("--batch", type=int, default=64, help="not of real models")
+    sizes = {"choices": ("bench", "tiny"), "default": "bench"}
+    add("--size", **sizes, help="of real models")
     add("--rounds", type=int, default=12)
     add("--output", type=results.pathlib.Path, default=results.PATH)
     return parser.parse_args(arguments)

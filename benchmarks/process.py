@@ -11,7 +11,7 @@ import tempfile
 ROOT = pathlib.Path(__file__).parent.parent
 THREADS = 2
 
-#: No request takes longer than this many seconds.
+#: No request takes longer than this many seconds, unless it may.
 LIMIT = 100
 
 
@@ -37,12 +37,14 @@ class Worker:
     Args:
         framework: which worker module to run.
         onednn: whether TensorFlow may use oneDNN.
+        limit: seconds that a request may take.
 
     Raises:
         WorkerError: the framework's environment is not installed.
     """
 
-    def __init__(self, framework, onednn=True):
+    def __init__(self, framework, onednn=True, limit=LIMIT):
+        self._limit = limit
         python = interpreter(framework)
         if python is None:
             raise WorkerError("not installed (see `make bench-venvs`)")
@@ -70,10 +72,10 @@ class Worker:
             raise WorkerError(self._last_words(), fatal=True) from None
 
     def receive(self):
-        ready, _, _ = select.select([self._process.stdout], [], [], LIMIT)
+        ready, _, _ = select.select([self._process.stdout], [], [], self._limit)
         if not ready:
             self.close()
-            raise WorkerError(f"no answer in {LIMIT} s", fatal=True)
+            raise WorkerError(f"no answer in {self._limit} s", fatal=True)
         line = self._process.stdout.readline()
         if not line:
             raise WorkerError(self._last_words(), fatal=True)

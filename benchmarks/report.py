@@ -1,6 +1,6 @@
 """The results as Markdown tables, with the picture beside them."""
 
-from benchmarks import picture, targets
+from benchmarks import picture, real_models, targets
 from benchmarks.models import LARGE, STANDARD
 from benchmarks.rivals import BOTH, CLIPPED, RIVALS
 
@@ -10,6 +10,8 @@ _TITLES = {
     CLIPPED: "Clipped step: milliseconds (times plain Keras)",
     "materialised": "All per-sample gradients written out",
 }
+
+_REAL_MODELS = "## Models that people train, clipped"
 
 
 def write(stored, path):
@@ -51,6 +53,9 @@ def markdown(stored):
         parts += ["## First step, clipped, ms", _alone(timed, "first_ms")]
     if "large" in stored:
         parts += ["## Large layers, clipped", _large(stored["large"])]
+    if real_models.TASK in stored:
+        section = stored[real_models.TASK]
+        parts += [_REAL_MODELS, real_models.table(section)]
     parts += ["## Targets", targets.table(stored), _reasons(stored)]
     return "\n\n".join(part for part in parts if part) + "\n"
 

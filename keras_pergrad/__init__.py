@@ -44,6 +44,7 @@ if not _is_command():
         Mean,
         register_aggregation,
     )
+    from keras_pergrad.batch_norm import replace_batch_norm
     from keras_pergrad.checking.check import check_gradients
     from keras_pergrad.explain import explain
     from keras_pergrad.functional import (
@@ -95,6 +96,7 @@ if not _is_command():
         "register_aggregation",
         "register_gradient_mode",
         "register_rule",
+        "replace_batch_norm",
         "rules",
         "runs",
     ]

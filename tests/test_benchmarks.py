@@ -2,10 +2,11 @@
 
 import pytest
 
-from benchmarks import report, results, targets
+from benchmarks import real_models, report, results, targets
 from benchmarks.interleaved import Entry
 from benchmarks.models import STANDARD, make_batch, make_weights
 from benchmarks.per_sample import main
+from tests.real_models import MODELS
 
 PARAMETERS = {
     "logreg": 105,
@@ -114,3 +115,66 @@ def test_a_run_writes_everything(tmp_path):
     assert found["ours@3"]["ratio"][0] > 0
     assert path.with_suffix(".png").stat().st_size > 0
     assert "keras_pergrad" in path.with_suffix(".md").read_text()
+
+
+def real(time, memory, first):
+    return {
+        "plain@16": {
+            "ms": [10.0, 9.0, 11.0],
+            "process_mb": 1000.0,
+            "peak_mb": 100.0,
+            "first_ms": 1000.0,
+        },
+        "ours@16": {
+            "ms": [12.0, 9.0, 11.0],
+            "ratio": [time, time, time],
+            "process_mb": 1000.0 * memory,
+            "peak_mb": 150.0,
+            "first_ms": 1000.0 * first,
+        },
+    }
+
+
+def test_real_models_are_judged_by_their_limits():
+    refused = real(1.0, 1.0, 1.0)
+    refused["ours@16"] = {"error": "ValueError: it mixes samples"}
+    plain = real(1.0, 1.0, 1.0)
+    plain["plain@16"] = {"error": "no answer in 600 s"}
+    lines = real_models.table(
+        {
+            "gemma": real(1.15, 1.25, 2.5),
+            "bert": real(1.3, 1.34, 2.6),
+            "gpt2_124m": real(1.1, 3.0, 1.0),
+            "swin": real(9.0, 9.0, 1.0),
+            "xlnet": refused,
+            "vit": plain,
+        }
+    ).splitlines()[2:]
+    rows = {line.split("|")[1].strip(): line for line in lines}
+    assert rows["gemma"] == (
+        "| gemma | 10.0 | 12.0 | 1.15 (1.15) | 1000 | 1.25 (1.25) | 100 | 150 "
+        "| 2.50 | reached |"
+    )
+    assert rows["bert"].endswith("| **not reached**: time, first step |")
+    assert "| **1.30** (1.2) |" in rows["bert"]
+    assert rows["gpt2_124m"].endswith("| reached |")
+    assert rows["swin"].endswith("| reached |")
+    assert "**not reached**: ValueError: it mixes samples" in rows["xlnet"]
+    assert "the plain step: no answer in 600 s" in rows["vit"]
+
+
+def test_every_real_model_is_measured():
+    assert set(real_models.LIMITS) == set(MODELS)
+
+
+@pytest.mark.slow
+def test_a_run_measures_a_real_model(tmp_path):
+    path = tmp_path / "found.json"
+    arguments = ["--sections", "real_models", "--models", "resnet50_frozen"]
+    arguments += ["--size", "tiny", "--rounds", "2", "--output", str(path)]
+    main(arguments)
+    found = results.load(path)["real_models"]["resnet50_frozen"]
+    assert found["ours@16"]["ratio"][0] > 0
+    assert found["ours@16"]["process_mb"] > found["ours@16"]["peak_mb"] > 0
+    assert found["plain@16"]["first_ms"] > 0
+    assert "| resnet50_frozen |" in path.with_suffix(".md").read_text()

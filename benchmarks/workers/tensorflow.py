@@ -7,6 +7,7 @@ from keras_pergrad.tape import Tape
 
 import keras_pergrad as kpg
 from benchmarks.models import make_batch
+from benchmarks.real_models import TASK as REAL_MODELS
 from benchmarks.rivals import MATERIALISED
 from benchmarks.workers import tensorflow_peers
 from benchmarks.workers.job import CLIP_NORM, LEARNING_RATE, Job
@@ -14,7 +15,12 @@ from benchmarks.workers.keras_models import build_model, make_loss, targets
 from keras_pergrad.losses import total_loss
 
 
-def build(rival, model, task, batch):
+def build(rival, model, task, batch, size=None):
+    if task == REAL_MODELS:
+        # Imported here, since it needs the tests.
+        from benchmarks.workers import real_models
+
+        return real_models.build(rival, model, size)
     x, y = make_batch(model, batch)
     data = tf.constant(x), tf.constant(targets(model, y))
     base, xla, _ = rival.removesuffix("_eigen").partition("_xla")
