@@ -17,7 +17,12 @@ from keras_pergrad.pipelines.tfdata_model import (
 )
 
 PASS_ON = ("Repeat", "Take", "Skip", "AssertCardinality")
-RUN_AHEAD = ("ParallelMap", "ParallelMapAndBatch", "ParallelInterleave")
+RUN_AHEAD = (
+    "MapAndBatch",
+    "ParallelMap",
+    "ParallelMapAndBatch",
+    "ParallelInterleave",
+)
 LARGE = 0.3  # a stage with less of the work is not the cause
 # Handing one element from stage to stage takes 10 to 20 us (measured): a
 # function that takes no longer costs less than being called.
@@ -116,9 +121,9 @@ class Facts:
         """Whether batches are made while the model computes."""
         if self._prefetches:
             return True
-        # A parallel stage that does the work runs ahead by itself.
-        ahead = any(stage.kind in RUN_AHEAD for stage in self.stages)
-        return ahead and (self.share(*RUN_AHEAD, "MapAndBatch") or 0.0) > 0.5
+        # A parallel stage that does the work runs ahead by itself, and so
+        # does a map that TensorFlow has fused with its batch.
+        return (self.share(*RUN_AHEAD) or 0.0) > 0.5
 
     @property
     def _prefetches(self):

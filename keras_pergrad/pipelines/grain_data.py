@@ -43,10 +43,15 @@ def read_threads(data):
     for node in _nodes(data):
         options = getattr(node, "_read_options", None)
         if options is not None:
-            return int(options.num_threads)
+            return _number(options.num_threads)
     # An IterDataset of one's own reads in the thread that asks.
     maps = [n for n in _nodes(data) if isinstance(n, grain.MapDataset)]
-    return int(grain.ReadOptions().num_threads) if maps else 0
+    return _number(grain.ReadOptions().num_threads) if maps else 0
+
+
+def _number(setting):
+    """A setting that Grain may choose by itself as a plain number."""
+    return int(getattr(setting, "value", setting))
 
 
 def worker_processes(data):

@@ -194,8 +194,9 @@ def _loader_name(data, stage):
 
 def text_of(rows, cpu_budget=None, ram_budget=None):
     """The rows as a table of text."""
-    head = ("stage", "of the work", "ms/element", "parallel", "buffer")
-    cells = [head]
+    cells: list[tuple[str, ...]] = [
+        ("stage", "of the work", "ms/element", "parallel", "buffer")
+    ]
     for row in rows:
         tuned = " auto" if row.autotuned else ""
         size = row.buffer_size

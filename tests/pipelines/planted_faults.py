@@ -47,8 +47,8 @@ class Fault:
         finish: If not None, applied to `dataset` after the printed code.
         step: Seconds of a step.
         epochs: Epochs of a `fit`; the last one is looked at.
-        computes: Whether the loading computes: how much time the advice saves
-            depends on what else the machine does.
+        computes: Whether how much time the advice saves depends on what else
+            the machine does.
         cpu_ms: For faults that are told by what this process computes (on a
             quiet machine only): that, for a batch of 20 ms.
         stalls: Whether the fault costs time.
@@ -267,7 +267,9 @@ def the_same_work_every_epoch(folder):
 
 def ordered_results_for_a_shuffle(folder):
     data = slow_data.in_bursts(deterministic=True)
-    return Fault(data, "unordered", {"dataset": data}, step=0.01, epochs=2)
+    return Fault(
+        data, "unordered", {"dataset": data}, step=0.01, epochs=2, computes=True
+    )
 
 
 def a_shuffle_of_batches(folder):
@@ -278,6 +280,7 @@ def a_shuffle_of_batches(folder):
         {"dataset": source},
         lambda data: data.map(as_batch),
         step=0,
+        computes=True,
     )
 
 

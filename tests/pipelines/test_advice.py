@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from keras_pergrad.callbacks import DataStall
-from keras_pergrad.pipelines import advice, tfdata_advice
+from keras_pergrad.pipelines import advice, map_advice, tfdata_advice
 from keras_pergrad.pipelines.facts import gather
 from keras_pergrad.pipelines.tfdata_model import (
     RunningPipeline,
@@ -35,7 +35,7 @@ CASES = {
         lambda _: slow_data.generated_plainly().prefetch(tf.data.AUTOTUNE),
     ),
     "parallel_map": (
-        "dataset.map(function, num_parallel_calls=",
+        "dataset.map(call, num_parallel_calls=",
         lambda _: slow_data.serial_map(),
         lambda _: slow_data.parallel_map(),
     ),
@@ -237,7 +237,7 @@ def test_a_cache_is_for_data_that_is_read_again(passes, steps, change, given):
         change(slow_data.computed()), None, 9, 1, passes=passes, steps=steps
     )
     facts.running = working("Map")
-    assert (tfdata_advice.cache(facts) is not None) == given
+    assert (map_advice.cache(facts) is not None) == given
 
 
 @pytest.mark.parametrize("method", ["fit", "evaluate"])

@@ -9,6 +9,8 @@ import tensorflow as tf
 
 from keras_pergrad.callbacks import DataStall
 from keras_pergrad.pipelines.diagnosis import diagnose
+from keras_pergrad.pipelines.advice import advise
+from keras_pergrad.pipelines.facts import gather
 from keras_pergrad.pipelines.stall_accounting import StallReport
 from keras_pergrad.pipelines.tfdata_model import (
     RunningPipeline,
@@ -91,6 +93,8 @@ def test_a_planted_fault_is_named_and_mended_as_printed(plant, tmp_path):
     if isinstance(data, tf.data.Dataset):
         assert data.element_spec == fault.data.element_spec
     after = fit(data, fault.step, fault.epochs)
+    if "pool" in fault.names:  # of processes, which must not live on
+        fault.names["pool"].shutdown()
     assert after.reports[-1].steps > 0
     if not fault.cpu_ms:
         assert fault.advice not in [advice.name for advice in after.advice]
@@ -115,6 +119,26 @@ def assert_named(fault, stall, first):
     assert fault.advice in names, stall.reports
     if first:
         assert names[0] == fault.advice
+
+
+def test_files_that_are_read_in_turn_are_read_together_as_printed(tmp_path):
+    files = [str(tmp_path / name) for name in "ab"]
+    for path in files:
+        with tf.io.TFRecordWriter(path) as writer:
+            writer.write(path.encode())
+    data = tf.data.TFRecordDataset(files)
+    running = RunningPipeline([RunningStage("FlatMap", 1.0)])
+    facts = gather(data, running, 20.0, 1.0)
+    (advice,) = (a for a in advise(facts) if a.name == "parallel reads")
+    scope = {"tf": tf, "files": files}
+    exec(advice.code, scope)
+    assert sorted(scope["dataset"].as_numpy_iterator()) == [
+        path.encode() for path in files
+    ]
+    facts = gather(scope["dataset"], running, 20.0, 1.0)
+    assert "parallel reads" not in [a.name for a in advise(facts)]
+    alone = gather(tf.data.TFRecordDataset(files[:1]), running, 20.0, 1.0)
+    assert "parallel reads" not in [a.name for a in advise(alone)]
 
 
 def test_a_python_generator_becomes_a_pydataset_as_printed():
