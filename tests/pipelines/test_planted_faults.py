@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 from keras_pergrad.callbacks import DataStall
-from keras_pergrad.pipelines.diagnosis import diagnose
 from keras_pergrad.pipelines.advice import advise
+from keras_pergrad.pipelines.diagnosis import diagnose
 from keras_pergrad.pipelines.facts import gather
 from keras_pergrad.pipelines.stall_accounting import StallReport
 from keras_pergrad.pipelines.tfdata_model import (
