@@ -1,4 +1,4 @@
-"""How long training waits for data, and why."""
+"""The wait of training for its data, and the reasons."""
 
 import numbers
 import time
@@ -6,41 +6,74 @@ import weakref
 
 import keras
 
-from keras_pergrad.pipelines.account import Account, StallReport
-from keras_pergrad.pipelines.armer import arm_last, remove_armers
 from keras_pergrad.pipelines.diagnosis import diagnose
+from keras_pergrad.pipelines.facts import Advice, kind_of
 from keras_pergrad.pipelines.fit_frame import running_fit
+from keras_pergrad.pipelines.pipeline_samples import PipelineSamples
+from keras_pergrad.pipelines.stage_table import (
+    StageRow,
+    load_and_transform,
+    stage_rows,
+    text_of,
+)
+from keras_pergrad.pipelines.stages import stages
+from keras_pergrad.pipelines.stall_accounting import Account, StallReport
+from keras_pergrad.pipelines.step_hooks import (
+    arm_last,
+    around_bar,
+    remove_hooks,
+)
 from keras_pergrad.pipelines.stopwatch import Stopwatch
 
 TRAIN, TEST = "train_function", "test_function"
-LOGGED = ("data_stall_s", "data_stall_fraction", "step_ms")
+SHOWN = ("data_stall_fraction", "step_ms")
+HIDDEN = (
+    "data_stall_s",
+    "stall_load_fraction",
+    "stall_transform_fraction",
+    "step_fraction",
+)
 
 
 class DataStall(keras.callbacks.Callback):
     """Measures how long each step waits for its batch.
 
     Works with `fit` and `evaluate` of any compiled model and any kind of
-    data. Every epoch's `logs` get `data_stall_s`, `data_stall_fraction` and
-    `step_ms`; put the callback before a `CSVLogger` that shall see them. The
-    first batch, tracing and validation are kept apart: see `reports`.
+    data. Every epoch's `logs` get `data_stall_fraction` and `step_ms`, which
+    the progress bar shows, and for `History`, `CSVLogger`, `TensorBoard`
+    also `data_stall_s` and where the time went: `step_fraction`,
+    `stall_load_fraction` (reading and generating) and
+    `stall_transform_fraction` (all other stages), which together are 1; the
+    last two only where TensorFlow keeps an account of the pipeline. Put the
+    callback before a `CSVLogger` that shall see them. The first batch,
+    tracing and validation are kept apart: see `reports`.
 
     What is measured is the wait of the host. On an accelerator that runs
     behind the host, the device's idle time can be shorter.
 
     Args:
         warn_above: Share of the time, 0 to 1. After the first epoch that
-            waits longer, one message is printed.
+            waits longer, one message is printed, behind the progress bar.
+            Waits below 0.2 ms a batch bring none, unless this is 0.
         per_batch: Also report percentiles of the wait and keep a timeline
             for `plot`. Memory stays constant.
         advise: Say in the message why, and what to change.
+        verbose: 0: print nothing; 1: the message; 2: also, after every
+            epoch, a table of the pipeline's stages with what TensorFlow's
+            AUTOTUNE has chosen for each.
 
     Attributes:
         reports: One `StallReport` an epoch of the last `fit`, or one of the
             last `evaluate`.
         message: The message that was printed, or None.
+        advice: List of `Advice` in the message, the most useful first: each
+            has a `name`, a `cause`, the `code` to write and `gain_ms`.
+        stages: List of `StageRow` of the last epoch, the source first; empty
+            where TensorFlow keeps no account.
 
     Raises:
-        ValueError: If `warn_above` is not a number from 0 to 1.
+        ValueError: If `warn_above` is not a number from 0 to 1, or `verbose`
+            not 0, 1 or 2.
 
     Example:
 
@@ -51,7 +84,9 @@ class DataStall(keras.callbacks.Callback):
     ```
     """
 
-    def __init__(self, warn_above=0.05, per_batch=False, advise=True):
+    def __init__(
+        self, warn_above=0.05, per_batch=False, advise=True, verbose=1
+    ):
         super().__init__()
         number = isinstance(warn_above, numbers.Real)
         if (
@@ -63,11 +98,19 @@ class DataStall(keras.callbacks.Callback):
                 "`warn_above` is a share of the time; expected a number from "
                 f"0 to 1. Received: warn_above={warn_above!r}"
             )
+        if verbose not in (0, 1, 2):
+            raise ValueError(
+                f"`verbose` expected 0, 1 or 2. Received: verbose={verbose!r}"
+            )
         self.warn_above = float(warn_above)
+        self.verbose = int(verbose)
         self.per_batch = per_batch
         self.advise = advise
         self.reports: list[StallReport] = []
         self.message: str | None = None
+        self.advice: list[Advice] = []
+        self.stages: list[StageRow] = []
+        self._samples = PipelineSamples()
         self._stopwatch = None
         self._accounts: dict[str, Account] = {}
         self._data = None
@@ -145,35 +188,46 @@ class DataStall(keras.callbacks.Callback):
                 self._publish(account.report(), account, slot, None)
         self._leave()
 
-    def plot(self, ax=None):
-        """Draws wait and compute of the batches of the last epoch.
+    def plot(self, ax=None, by=None):
+        """Draw where the time of the run went.
 
         Args:
             ax: Matplotlib axes to draw on; by default new ones.
+            by: "epoch": for each epoch the shares of the step, of loading
+                and of transforming. "batch": wait and compute of the batches
+                of the last epoch, which needs `per_batch=True`. By default
+                batches if they were recorded, else epochs.
 
         Returns:
             The axes.
 
         Raises:
-            ValueError: If nothing was recorded, which needs
-                `per_batch=True` and a `fit` or `evaluate`.
+            ValueError: If `by` is something else, or nothing was recorded.
             ImportError: If matplotlib is not installed.
         """
-        from keras_pergrad.pipelines.stall_plot import plot_timeline
+        from keras_pergrad.pipelines import stall_plot
 
-        if self._timeline is None:
+        by = by or ("batch" if self.per_batch else "epoch")
+        if by not in ("epoch", "batch"):
             raise ValueError(
-                "`plot` draws single batches; expected a callback with "
-                "`per_batch=True` that a `fit` or `evaluate` has used. "
-                f"Received: per_batch={self.per_batch}, "
+                f'`by` expected "epoch" or "batch". Received: by={by!r}'
+            )
+        if by == "epoch" and self.reports:
+            return stall_plot.plot_epochs(self.reports, ax)
+        if by == "epoch" or self._timeline is None:
+            raise ValueError(
+                "`plot` expected a callback that a `fit` or `evaluate` has "
+                "used, for single batches with `per_batch=True`. "
+                f"Received: by={by!r}, per_batch={self.per_batch}, "
                 f"epochs measured={len(self.reports)}"
             )
-        return plot_timeline(self._timeline, ax)
+        return stall_plot.plot_timeline(self._timeline, ax)
 
     # Inner workings.
 
     def _enter(self):
         self.reports, self.message = [], None
+        self.advice, self.stages = [], []
         self._accounts, self._timeline = {}, None
         self._stopwatch = Stopwatch.of(self.model)
         self._stopwatch.disarm()
@@ -184,9 +238,10 @@ class DataStall(keras.callbacks.Callback):
         self._callbacks = _nothing
         if running.callbacks is not None:
             self._callbacks = weakref.ref(running.callbacks)
-            remove_armers(running.callbacks)
+            remove_hooks(running.callbacks)
 
     def _arm(self, slot):
+        self._samples.tick(self._stopwatch.iterator(slot))
         callbacks = self._callbacks()
         if callbacks is None:
             self._stopwatch.arm(self.model, slot)
@@ -195,6 +250,7 @@ class DataStall(keras.callbacks.Callback):
 
     def _open(self, slot):
         self._accounts[slot] = Account(time.time())
+        self._samples = PipelineSamples()
 
     def _is_validation(self):
         fit_callbacks = self._fit_callbacks()
@@ -204,30 +260,58 @@ class DataStall(keras.callbacks.Callback):
 
     def _publish(self, report, account, slot, logs):
         self._timeline = account.timeline if self.per_batch else None
+        running = self._samples.summary(self._stopwatch.iterator(slot))
+        self._note_stages(report, running)
+        figures = _figures(report)
         if logs is not None:
-            for key in LOGGED:
-                value = getattr(report, key)
-                if value is not None:
-                    logs[key] = value
+            logs.update(figures)
+        texts = []
         if self.message is None:
-            self.message = diagnose(
+            self.message, self.advice = diagnose(
                 report,
                 self.warn_above,
                 data=self._data if self.advise else None,
-                iterator=self._stopwatch.iterator(slot),
+                running=running,
                 advise=self.advise,
                 passes=self._passes,
             )
             if self.message is not None:
-                print(f"\n{self.message}", flush=True)
+                texts.append(self.message)
+        if self.verbose == 2 and self.stages:
+            texts.append(
+                text_of(self.stages, running.cpu_budget, running.ram_budget)
+            )
+        text = "\n".join(texts) if self.verbose else None
+        if logs is None:  # an error is on its way: no bar comes any more
+            if text:
+                print(f"\n{text}", flush=True)
+        else:
+            around_bar(self._callbacks(), self, HIDDEN, text)
         if not self.per_batch:
             report.hide_batches()
         self.reports.append(report)
+
+    def _note_stages(self, report, running):
+        kind = kind_of(self._data)
+        written = stages(self._data) if kind == "dataset" else []
+        self.stages = stage_rows(self._data, kind, written, running)
+        shares = load_and_transform(self.stages)
+        if shares is not None and report.data_stall_fraction is not None:
+            load, transform = shares
+            lost = report.data_stall_fraction
+            report.stall_load_fraction = lost * load
+            report.stall_transform_fraction = lost * transform
 
     def _leave(self):
         self._stopwatch.disarm()
         self._stopwatch.listeners.discard(self)
         self._accounts, self._data = {}, None
+
+
+def _figures(report):
+    """What of a `StallReport` goes into the logs; nothing that is None."""
+    values = {name: getattr(report, name) for name in (*SHOWN, *HIDDEN)}
+    return {k: v for k, v in values.items() if v is not None}
 
 
 def _nothing():

@@ -1,4 +1,4 @@
-"""Runs data through Keras's own loading path without training.
+"""Keras's own loading path, run without training.
 
 A do-nothing model's `evaluate` turns any kind of data into the iterator that
 `fit` would use; its test function is ours and takes the batches itself.
@@ -13,9 +13,11 @@ import time
 import keras
 import tensorflow as tf
 
-from keras_pergrad.pipelines.account import Account, StallReport
+from keras_pergrad.pipelines.memory import resident_bytes
+from keras_pergrad.pipelines.pipeline_samples import PipelineSamples
+from keras_pergrad.pipelines.stall_accounting import Account, StallReport
 from keras_pergrad.pipelines.stopwatch import SLOTS, Stopwatch
-from keras_pergrad.pipelines.tf_model import running_stages
+from keras_pergrad.pipelines.tfdata_model import RunningPipeline
 
 # Keras annotates `verbose` as a string only.
 QUIET: dict = {"verbose": 0}
@@ -72,10 +74,11 @@ FETCH = Step(lambda iterator: iterator.get_next())
 
 @dataclasses.dataclass
 class Measured:
-    """What `measure` found."""
+    """What `measure` found; `memory` in bytes, worker processes included."""
 
     report: StallReport
-    running: list | None
+    running: RunningPipeline | None
+    memory: int | None = None
 
     @property
     def batches_per_s(self):
@@ -109,16 +112,18 @@ def _run(data, batches, step, stopwatch):
     found = []
 
     def consume(iterator):
-        listener = _Listener()
+        listener, samples = _Listener(), PipelineSamples()
         stopwatch.listeners.add(listener)
         with contextlib.suppress(StopIteration, tf.errors.OutOfRangeError):
             for _ in range(math.ceil((batches + 1) / step.batches)):
                 stopwatch.reserve(step.fetches)
                 stopwatch.call(SLOTS[0], step.function, iterator)
+                samples.tick(iterator)
+        memory = resident_bytes()
         stopwatch.drain()
         stopwatch.listeners.discard(listener)
         report = listener.account.report()
-        found.append(Measured(report, running_stages(iterator)))
+        found.append(Measured(report, samples.summary(iterator), memory))
 
     _evaluate(data, consume, step.strategy)
     return found[0] if found else Measured(StallReport(), None)

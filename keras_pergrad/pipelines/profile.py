@@ -1,4 +1,4 @@
-"""What a pipeline gives and a model takes, measured without training."""
+"""Rates of a pipeline and a model, measured without training."""
 
 import contextlib
 import copy
@@ -8,13 +8,29 @@ import keras
 import tensorflow as tf
 
 from keras_pergrad.arguments import positive_integer
-from keras_pergrad.pipelines.account import TOO_MANY
+from keras_pergrad.pipelines import grain_data
 from keras_pergrad.pipelines.facts import kind_of
 from keras_pergrad.pipelines.probe import FETCH, first_batch, measure
 from keras_pergrad.pipelines.rewrite import with_parallel_maps
+from keras_pergrad.pipelines.stage_table import (
+    GRAIN_STAGES,
+    StageRow,
+    aligned,
+    slowest,
+    stage_rows,
+    text_of,
+)
+from keras_pergrad.pipelines.stages import stages
+from keras_pergrad.pipelines.stall_accounting import TOO_MANY
 from keras_pergrad.pipelines.stopwatch import Stopwatch
-from keras_pergrad.pipelines.tf_model import slowest_stage
 from keras_pergrad.pipelines.untrained import untrained
+from keras_pergrad.pipelines.worker_sweep import (
+    WorkerTrial,
+    can_sweep,
+    knee,
+    trials,
+    worker_counts,
+)
 
 
 @dataclasses.dataclass
@@ -28,6 +44,12 @@ class PipelineProfile:
         stall_fraction: The share of the time that this is.
         slowest_stage: Name and share of the work, or None if unknown.
         what_if: For each change its measured (batches a second, wait in ms).
+        stages: List of `StageRow`, the source first: what each stage costs,
+            and what AUTOTUNE chose; empty if unknown. Grain's are by its own
+            timing.
+        workers: List of `WorkerTrial`, if `workers` was given.
+        cpu_budget, ram_budget: Cores, and bytes for buffers, that AUTOTUNE
+            may use; None if unknown.
     """
 
     pipeline_batches_per_s: float
@@ -37,6 +59,18 @@ class PipelineProfile:
     stall_fraction: float | None
     slowest_stage: tuple[str, float] | None
     what_if: dict[str, tuple[float, float]]
+    stages: list[StageRow] = dataclasses.field(default_factory=list)
+    workers: list[WorkerTrial] = dataclasses.field(default_factory=list)
+    cpu_budget: int | None = None
+    ram_budget: int | None = None
+
+    @property
+    def knee(self):
+        """The fewest workers that come within a tenth of the best rate.
+
+        A `WorkerTrial`; None without a sweep.
+        """
+        return knee(self.workers)
 
     def __str__(self):
         lines = [
@@ -49,33 +83,47 @@ class PipelineProfile:
         if self.slowest_stage is not None:
             name, share = self.slowest_stage
             lines.append(f"slowest stage   {name} ({share:.0%} of the work)")
-        lines.append(f"{'':<16}{'batches/s':>10}{'wait ms':>10}")
         now = (self.together_batches_per_s, self.wait_ms)
+        cells = [("", "batches/s", "wait ms")]
         for name, (rate, wait) in {"as it is": now, **self.what_if}.items():
-            lines.append(f"{name:<16}{rate:>10.1f}{wait:>10.2f}")
+            cells.append((name, f"{rate:.1f}", f"{wait:.2f}"))
+        lines += ["", *aligned(cells)]
+        if self.stages:
+            table = text_of(self.stages, self.cpu_budget, self.ram_budget)
+            lines += ["", table]
+        if self.workers:
+            cells = [("workers", "batches/s", "memory MiB")]
+            cells += [trial.cells(trial is self.knee) for trial in self.workers]
+            lines += ["", *aligned(cells)]
         return "\n".join(lines)
 
 
-def profile_pipeline(data, model=None, batches=100):
-    """Measures a pipeline, a model, both together, and what would help.
+def profile_pipeline(data, model=None, batches=100, workers=None):
+    """Measure a pipeline, a model, both together, and what would help.
 
     Nothing is trained: the model's weights and seeds, its optimizer and what
     its gradient mode has summed up are put back; its metrics start afresh.
     The data is iterated several times.
 
     Args:
-        data: A `tf.data.Dataset`, `PyDataset`, torch DataLoader, or a tuple
+        data: A `tf.data.Dataset`, `PyDataset`, torch DataLoader, Grain
+            DataLoader, MapDataset or IterDataset, or a tuple
             `(x, y, sample_weight)` of arrays.
         model: A compiled and built `keras.Model`, or None.
         batches: Batches per measurement, rounded up to whole executions
             where the model was compiled with `steps_per_execution`.
+        workers: Numbers of workers to try, such as `(0, 1, 2, 4)`, for a
+            PyDataset, a torch DataLoader and Grain: each with threads and
+            with processes, as far as the kind of data has them. 0 loads in
+            the training thread.
 
     Returns:
         A `PipelineProfile`.
 
     Raises:
         ValueError: If `batches` is not positive, `data` is a generator or
-            gives fewer than two batches, or `model` is not built.
+            gives fewer than two batches, `model` is not built, or `workers`
+            are not whole numbers or the data has none.
 
     Example:
 
@@ -84,7 +132,14 @@ def profile_pipeline(data, model=None, batches=100):
     ```
     """
     batches = positive_integer("batches", batches)
-    if kind_of(data) == "generator":
+    kind = kind_of(data)
+    counts = worker_counts(workers)
+    if counts and not can_sweep(kind):
+        raise ValueError(
+            "`workers` expected a PyDataset, a torch DataLoader or a Grain "
+            f"pipeline, which have workers. Received: {data!r}"
+        )
+    if kind == "generator":
         raise ValueError(
             "A Python generator can be read only once, and profiling reads "
             "the data several times. Pass a `tf.data.Dataset` or a "
@@ -111,14 +166,30 @@ def profile_pipeline(data, model=None, batches=100):
                     _measure(changed, batches + 1)  # fills it, to its end
                 tried = _measure(changed, batches, step, stopwatch)
                 what_if[name] = (tried.batches_per_s, tried.report.wait_ms)
+        swept = trials(
+            data,
+            kind,
+            counts,
+            lambda changed: _measure(changed, batches, step, stopwatch),
+        )
+    written = stages(data) if kind == "dataset" else []
+    running = alone.running
+    rows = stage_rows(data, kind, written, running)
+    if kind == "grain":
+        own = grain_data.measured_stages(data, batches)
+        rows = stage_rows(data, GRAIN_STAGES, [], own) or rows
     return PipelineProfile(
         pipeline_batches_per_s=alone.batches_per_s or 0.0,
         model_batches_per_s=model_rate,
         together_batches_per_s=together.batches_per_s or 0.0,
         wait_ms=together.report.wait_ms,
         stall_fraction=together.report.data_stall_fraction,
-        slowest_stage=slowest_stage(alone.running),
+        slowest_stage=slowest(rows),
         what_if=what_if,
+        stages=rows,
+        workers=swept,
+        cpu_budget=getattr(running, "cpu_budget", None),
+        ram_budget=getattr(running, "ram_budget", None),
     )
 
 

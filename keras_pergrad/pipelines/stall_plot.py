@@ -1,8 +1,62 @@
-"""Draws wait and compute of the batches."""
+"""Drawings of wait and compute, over batches or over epochs."""
 
 
 def plot_timeline(timeline, ax=None):
-    """Stacks mean compute and wait; returns the matplotlib axes."""
+    """Stack mean compute and wait; return the matplotlib axes."""
+    ax = _axes(ax)
+    first, wait, compute = timeline.arrays()
+    labels = ["compute", "wait for data"]
+    ax.stackplot(first, 1e3 * compute, 1e3 * wait, labels=labels, step="post")
+    if timeline.group > 1:
+        ax.set_title(f"means of {timeline.group} batches")
+    ax.set_xlabel("batch")
+    ax.set_ylabel("ms")
+    ax.legend()
+    return ax
+
+
+def plot_epochs(reports, ax=None):
+    """Stack the shares of step, loading and transforming of each epoch.
+
+    Args:
+        reports: `StallReport`s; those without figures are left out.
+        ax: Matplotlib axes; by default new ones.
+
+    Returns:
+        The axes.
+    """
+    ax = _axes(ax)
+    known = [
+        (epoch, report)
+        for epoch, report in enumerate(reports, 1)
+        if report.data_stall_fraction is not None
+    ]
+    epochs = [epoch for epoch, _ in known]
+    bottom = [0.0] * len(known)
+    for label, share_of in (
+        ("step", lambda r: r.step_fraction),
+        ("load", lambda r: r.stall_load_fraction),
+        ("transform", lambda r: r.stall_transform_fraction),
+        ("wait for data", _of_unknown_cause),
+    ):
+        shares = [share_of(report) or 0.0 for _, report in known]
+        if any(shares):
+            ax.bar(epochs, shares, bottom=bottom, label=label)
+        bottom = [low + share for low, share in zip(bottom, shares)]
+    ax.set_xlabel("epoch")
+    ax.set_ylabel("share of the time")
+    ax.set_ylim(0, 1)
+    ax.legend()
+    return ax
+
+
+def _of_unknown_cause(report):
+    if report.stall_load_fraction is None:
+        return report.data_stall_fraction
+    return 0.0
+
+
+def _axes(ax):
     try:
         from matplotlib import pyplot
     except ImportError as error:
@@ -12,12 +66,4 @@ def plot_timeline(timeline, ax=None):
         ) from error
     if ax is None:
         _, ax = pyplot.subplots(figsize=(8, 3))
-    first, wait, compute = timeline.arrays()
-    labels = ["compute", "wait for data"]
-    ax.stackplot(first, 1e3 * compute, 1e3 * wait, labels=labels, step="post")
-    if timeline.group > 1:
-        ax.set_title(f"means of {timeline.group} batches")
-    ax.set_xlabel("batch")
-    ax.set_ylabel("ms")
-    ax.legend()
     return ax

@@ -35,12 +35,25 @@ def fetches_of_a_call(model):
 
 
 class Call:
-    """One call of a train function: begin, end, and what it did."""
+    """One call of a train function: begin, end, and what it did.
 
-    __slots__ = ("began", "ended", "finished", "fresh", "slot", "traced")
+    `cpu` are the seconds that all threads of this process computed in it;
+    None if unknown.
+    """
 
-    def __init__(self, slot, began, ended, traced, fresh, finished):
+    __slots__ = (
+        "began",
+        "cpu",
+        "ended",
+        "finished",
+        "fresh",
+        "slot",
+        "traced",
+    )
+
+    def __init__(self, slot, began, ended, traced, fresh, finished, cpu=None):
         self.slot = slot
+        self.cpu = cpu
         self.began = began
         self.ended = ended
         self.traced = traced
@@ -112,6 +125,7 @@ class Stopwatch:
         timed = TimedIterator(iterator, self._specs[slot])
         traces = TraceCounter.count
         finished = failed = False
+        computed = time.process_time()
         began = time.time()
         try:
             result = function(timed)
@@ -124,8 +138,10 @@ class Stopwatch:
             raise
         finally:
             traced = TraceCounter.count > traces
+            ended = time.time()
+            computed = time.process_time() - computed
             self._calls.append(
-                Call(slot, began, time.time(), traced, fresh, finished)
+                Call(slot, began, ended, traced, fresh, finished, computed)
             )
             if failed:
                 # Reporting must not hide the error that is on its way.

@@ -584,12 +584,114 @@ def test_bad_thresholds_are_refused(bad):
         DataStall(warn_above=bad)
 
 
+def slow_pipeline():
+    return mapped(sleeper(Clock(), [0.02] * N))
+
+
+def test_the_message_comes_after_the_bar_which_shows_two_figures(
+    capsys, tmp_path
+):
+    stall, table = DataStall(), tmp_path / "log.csv"
+    loggers = [stall, keras.callbacks.CSVLogger(str(table))]
+    model = small()
+    both = keras.callbacks.CallbackList(
+        loggers,
+        add_history=True,
+        add_progbar=True,
+        model=model,
+        epochs=2,
+        verbose=2,
+        steps=None,
+    )
+    before = list(both.callbacks)
+    model.fit(slow_pipeline(), epochs=2, callbacks=both)
+    assert both.callbacks == before
+    printed = capsys.readouterr().out
+    assert printed.count(stall.message) == 1
+    bar, after = printed.split(stall.message)
+    assert "data_stall_fraction" in bar
+    assert "step_ms" in bar
+    assert "\nDataStall" in f"{bar}DataStall"
+    assert "Epoch 1/2" not in after
+    for hidden in ("data_stall_s", "step_fraction", "stall_transform"):
+        assert hidden not in printed
+        assert hidden in table.read_text()
+        assert any(hidden in name for name in model.history.history)
+    shares = [
+        model.history.history[name]
+        for name in (
+            "step_fraction",
+            "stall_load_fraction",
+            "stall_transform_fraction",
+        )
+    ]
+    np.testing.assert_allclose(np.sum(shares, 0), [1.0, 1.0])
+
+
+def test_tensorboard_gets_the_shares(tmp_path):
+    pytest.importorskip("tensorboard")
+    board = keras.callbacks.TensorBoard(str(tmp_path))
+    small().fit(
+        slow_pipeline(),
+        verbose=0,
+        callbacks=[DataStall(warn_above=1), board],
+    )
+    (file,) = tmp_path.glob("train/events*")
+    events = b"".join(
+        record.numpy() for record in tf.data.TFRecordDataset(str(file))
+    )
+    for name in (b"step_fraction", b"stall_load_fraction", b"step_ms"):
+        assert b"epoch_" + name in events
+
+
+def test_a_small_stall_brings_no_word(capsys):
+    stall = DataStall(warn_above=1e-6)
+    small().fit(batches(20), verbose=0, callbacks=[stall])
+    if stall.reports[0].wait_ms < 0.2:
+        assert stall.message is None
+        assert capsys.readouterr().out == ""
+
+
+def test_quiet_and_verbose(capsys):
+    stall = DataStall(verbose=0)
+    small().fit(slow_pipeline(), verbose=0, callbacks=[stall])
+    assert stall.message is not None
+    assert capsys.readouterr().out == ""
+    stall = DataStall(warn_above=1, verbose=2)
+    small().fit(slow_pipeline(), verbose=0, callbacks=[stall])
+    printed = capsys.readouterr().out
+    assert "ms/element" in printed
+    assert "<- bottleneck" in printed
+    assert "AUTOTUNE may use" in printed
+    assert "map(call)" in [row.name for row in stall.stages]
+    assert sum(row.share for row in stall.stages) == pytest.approx(1)
+    with pytest.raises(ValueError, match=r"0, 1 or 2\. Received: verbose=3"):
+        DataStall(verbose=3)
+
+
+def test_epochs_are_drawn_by_cause():
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    pyplot.switch_backend("agg")
+    stall = DataStall(warn_above=1)
+    with pytest.raises(ValueError, match="epochs measured=0"):
+        stall.plot()
+    small().fit(slow_pipeline(), epochs=3, verbose=0, callbacks=[stall])
+    axes = stall.plot()
+    labels = [t.get_text() for t in axes.get_legend().get_texts()]
+    assert labels == ["step", "load", "transform"]
+    tops = [bar.get_y() + bar.get_height() for bar in axes.patches[-3:]]
+    np.testing.assert_allclose(tops, 1.0)
+    with pytest.raises(ValueError, match=r'"epoch" or "batch"\. Received'):
+        stall.plot(by="step")
+    pyplot.close("all")
+
+
 def test_plot_needs_batches_and_draws_them():
     pyplot = pytest.importorskip("matplotlib.pyplot")
     pyplot.switch_backend("agg")
     stall = DataStall(warn_above=1)
     with pytest.raises(ValueError, match="per_batch=True"):
-        stall.plot()
+        stall.plot(by="batch")
     stall = DataStall(warn_above=1, per_batch=True)
     small().fit(batches(8), verbose=0, callbacks=[stall])
     axes = stall.plot()

@@ -39,7 +39,7 @@ def test_a_dataset_and_its_changes_are_measured():
     assert model.train_function is function
     assert profile.pipeline_batches_per_s < 1 / 0.016
     assert profile.model_batches_per_s < 1 / 0.003
-    assert profile.slowest_stage[0] == "MapAndBatch"
+    assert profile.slowest_stage[0] == "map(call) + batch"
     assert set(profile.what_if) == {"prefetch", "parallel map", "cache"}
     assert profile.what_if["cache"][1] < 0.5 * profile.wait_ms
     assert "parallel map" in str(profile)

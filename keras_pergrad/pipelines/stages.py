@@ -5,14 +5,21 @@ state, and training would differ.
 
 Private names of TensorFlow in use here, each tested: `Dataset._inputs()`,
 `Dataset._functions()`, `_map_func._func`, `_deterministic`, `_buffer_size`,
-`_num_parallel_reads`.
+`_batch_size`, and of readers `_impl` with its `_input_dataset`.
 """
 
 import dataclasses
+import re
 
 import tensorflow as tf
 
 READERS = ("TextLine", "TFRecord", "FixedLengthRecord")
+_READER_OPS = tuple(f"{name}Dataset" for name in READERS)
+_WRITTEN = {
+    "TensorSlice": "from_tensor_slices",
+    "Tensor": "from_tensors",
+    "FromTensor": "from_tensors",
+}
 PYTHON_OPS = ("PyFunc", "EagerPyFunc", "PyFuncStateless")
 
 
@@ -25,6 +32,16 @@ class Stage:
     dataset: tf.data.Dataset
     ops: frozenset
     deterministic: bool
+    function: str | None = None
+
+    @property
+    def is_reader(self):
+        return self.kind in READERS
+
+    @property
+    def reads_files(self):
+        """Whether its function opens files as datasets of their own."""
+        return any(op.startswith(_READER_OPS) for op in self.ops)
 
     @property
     def runs_python(self):
@@ -67,15 +84,43 @@ def _stage(kind, dataset):
         ops.update(nodes)
     function = getattr(getattr(dataset, "_map_func", None), "_func", None)
     name = getattr(function, "__name__", None)
+    name = name and name.removesuffix("V2")  # a dataset class of TensorFlow
     label = f"{_plain(kind)}({name})" if name else _plain(kind)
     if "GeneratorDataset" in ops:
         label = "from_generator"
     ordered = getattr(dataset, "_deterministic", "default")
-    return Stage(kind, label, dataset, frozenset(ops), ordered != "false")
+    return Stage(kind, label, dataset, frozenset(ops), ordered != "false", name)
+
+
+def size_of(stage, name):
+    """A number the stage was made with (`_buffer_size`), None if unknown."""
+    value = getattr(stage.dataset, name, None)
+    if isinstance(value, tf.Tensor):
+        value = tf.get_static_value(value)
+    return None if value is None else int(value)
 
 
 def _plain(kind):
-    return kind.removeprefix("Parallel").lower()
+    return written_name(kind.removeprefix("Parallel"))
+
+
+def written_name(kind):
+    """TensorFlow's word for a stage as one writes it: FlatMap, flat_map."""
+    if kind in _WRITTEN:
+        return _WRITTEN[kind]
+    if kind in READERS:
+        return f"{kind}Dataset"
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind).lower()
+
+
+def files_in_turn(stage):
+    """Whether a file reader has several files and reads one at a time."""
+    implementation = getattr(stage.dataset, "_impl", None)
+    files = getattr(implementation, "_input_dataset", None)
+    if not stage.is_reader or files is None:
+        return False
+    several = int(files.cardinality()) not in (0, 1)
+    return several and "Parallel" not in type(implementation).__name__
 
 
 def reader_buffer(stage):

@@ -1,9 +1,10 @@
-"""Turns timed calls into one epoch's report."""
+"""One epoch's report, made of its timed calls."""
 
 import dataclasses
 
 import numpy as np
 
+from keras_pergrad.pipelines.cpu_demand import crowding, thread_seconds
 from keras_pergrad.pipelines.wait_profile import Timeline, WaitHistogram
 
 #: Why fetches can be missing from the log.
@@ -26,6 +27,12 @@ class StallReport:
         data_stall_fraction: `data_stall_s` over the time from the first
             batch's arrival to the end of the last step, tracing left out.
         step_ms: Mean time of a step without its wait.
+        cpu_ms: Mean time that this process's threads computed for a batch,
+            or stood ready while others had the cores (step and loading; more
+            than passed where several did).
+        stall_load_fraction: The part of `data_stall_fraction` that reading
+            and generating data took; None if nobody knows.
+        stall_transform_fraction: The part that the other stages took.
         first_batch_s: From the start of the epoch to the first batch.
         tracing_s: Calls that traced and compiled, without their waits but
             with their own steps.
@@ -43,6 +50,9 @@ class StallReport:
     data_stall_s: float | None = None
     data_stall_fraction: float | None = None
     step_ms: float | None = None
+    cpu_ms: float | None = None
+    stall_load_fraction: float | None = None
+    stall_transform_fraction: float | None = None
     first_batch_s: float | None = None
     tracing_s: float | None = None
     end_of_data_s: float | None = None
@@ -55,8 +65,26 @@ class StallReport:
     wait_longest_step: int | None = None
     not_recorded: int = 0
 
+    @property
+    def step_fraction(self):
+        """Share of the time that was no stall, or None."""
+        stall = self.data_stall_fraction
+        return None if stall is None else 1.0 - stall
+
+    @property
+    def first_batch_fraction(self):
+        """Share of the epoch, without tracing, before its first batch."""
+        if self.first_batch_s is None or not self.data_stall_fraction:
+            steady = (self.steps or 0) * (self.step_ms or 0.0) / 1e3
+        else:
+            steady = (self.data_stall_s or 0.0) / self.data_stall_fraction
+        whole = (self.first_batch_s or 0.0) + steady
+        if self.first_batch_s is None or not whole:
+            return None
+        return self.first_batch_s / whole
+
     def hide_batches(self):
-        """Forgets what only `per_batch=True` asks for."""
+        """Forget what only `per_batch=True` asks for."""
         for field in dataclasses.fields(self):
             if field.name.startswith(("wait_p", "wait_longest")):
                 setattr(self, field.name, None)
@@ -71,10 +99,15 @@ class StallReport:
 
 
 def exposed_waits(rows):
-    """Seconds each step of one call truly waited.
+    """Return the seconds that each step of one call truly waited.
 
-    A row is (asked, arrived, had a batch, end of the step beside the fetch):
-    what passed while that step still ran was no wait.
+    Args:
+        rows: Array of shape (steps, 4): asked, arrived, had a batch, end of
+            the step that ran beside the fetch (0 if none did). What passed
+            while that step still ran was no wait.
+
+    Returns:
+        Array of shape (steps,).
     """
     asked, arrived, _, step_ended = rows.T
     return np.maximum(arrived - np.maximum(asked, step_ended), 0.0)
@@ -97,6 +130,9 @@ class Account:
         self.stall = 0.0
         self.waits = 0
         self.compute = 0.0
+        self.threads = thread_seconds()
+        self.cpu = 0.0
+        self.cpu_steps = 0
         self.timed_steps = 0
         self.steady_from = None
         self.steady_to = None
@@ -108,7 +144,7 @@ class Account:
         self.timeline = Timeline()
 
     def add_calls(self, calls, rows):
-        """`Call`s in order, and for each its rows of the `WaitLog`."""
+        """Add `Call`s in order, and for each its rows of the `WaitLog`."""
         plain = []
         for call, its_rows in zip(calls, rows):
             ordinary = call.finished and not (call.traced or call.fresh)
@@ -121,7 +157,7 @@ class Account:
         self._add_plain(plain)
 
     def _add_plain(self, pairs):
-        """Many calls at once: one by one costs 15 us each (measured)."""
+        """Add many calls at once: one by one costs 15 us each (measured)."""
         if not pairs:
             return
         rows = np.concatenate([rows for _, rows in pairs])
@@ -136,6 +172,8 @@ class Account:
         self.stall += waits.sum()
         self.waits += len(waits)
         self.compute += computes[steps > 0].sum()
+        for (call, _), count in zip(pairs, steps):
+            self._add_cpu(call, count)
         self.timed_steps += len(waits)
         self.steps += len(waits)
         self.steady_to = pairs[-1][0].ended
@@ -169,13 +207,19 @@ class Account:
         else:
             self.compute += compute
             self.timed_steps += len(rows)
+            self._add_cpu(call, len(rows))
         self.histogram.add(counted)
         if not call.traced:
             self.timeline.add(waits, np.full(len(rows), compute / len(rows)))
         self.steps += len(rows)
 
+    def _add_cpu(self, call, steps):
+        if call.cpu is not None:
+            self.cpu += call.cpu
+            self.cpu_steps += int(steps)
+
     def report(self):
-        """The `StallReport` of what came in so far."""
+        """Return the `StallReport` of what came in so far."""
         if self.lost:
             return StallReport(steps=None, not_recorded=self.lost)
         report = StallReport(
@@ -193,6 +237,9 @@ class Account:
                 report.data_stall_fraction = min(share, 1.0)
         if self.timed_steps:
             report.step_ms = float(1e3 * self.compute / self.timed_steps)
+        if self.cpu_steps:
+            cpu = self.cpu * crowding(self.threads, thread_seconds())
+            report.cpu_ms = float(1e3 * cpu / self.cpu_steps)
         if self.histogram.total:
             for percent in (50, 95, 99):
                 wait = self.histogram.percentile(percent)

@@ -1,0 +1,46 @@
+"""What this process's threads compute, and wait for a core to compute."""
+
+import pathlib
+
+# Threads that wake up often wait longer for a core than they need it: more
+# than this says nothing of what they compute.
+MOST = 2.0
+_THREADS = pathlib.Path("/proc/self/task")
+
+
+def thread_seconds():
+    """Return the live threads' seconds on a core and in wait for one.
+
+    Linux only; None elsewhere.
+    """
+    on_core = ready = 0
+    try:
+        threads = list(_THREADS.iterdir())
+    except OSError:
+        return None
+    for thread in threads:
+        try:
+            times = (thread / "schedstat").read_text().split()
+        except OSError:
+            continue  # it has just ended, or the system keeps no account
+        on_core += int(times[0])
+        ready += int(times[1])
+    return on_core * 1e-9, ready * 1e-9
+
+
+def crowding(before, after):
+    """Return how much longer computing took for want of cores.
+
+    Args:
+        before, after: What `thread_seconds` gave at two times.
+
+    Returns:
+        1.0 where every thread had a core at once, or where nobody knows; 2.0
+        where the threads waited at least as long for cores as they had them.
+    """
+    if before is None or after is None:
+        return 1.0
+    on_core, ready = after[0] - before[0], after[1] - before[1]
+    if on_core <= 0 or ready <= 0:
+        return 1.0
+    return min(1.0 + ready / on_core, MOST)

@@ -1,0 +1,97 @@
+"""Callbacks that join Keras's list for the length of one hook.
+
+They stand where the callback that needs them does not: last while a batch
+begins, and around the progress bar while an epoch ends.
+"""
+
+import keras
+
+
+class _Hook(keras.callbacks.Callback):
+    """One of the callbacks here; `remove_hooks` finds them by this class."""
+
+
+class _Armer(_Hook):
+    """Stands last while a batch begins: no other hook runs once armed.
+
+    Then it leaves the list, which is the user's where `fit` was given one.
+    """
+
+    def __init__(self, callbacks, stopwatch, model, slot):
+        super().__init__()
+        self._arguments = callbacks, stopwatch, model, slot
+
+    def on_train_batch_begin(self, batch, logs=None):
+        callbacks, stopwatch, model, slot = self._arguments
+        callbacks.remove(self)
+        stopwatch.arm(model, slot)
+
+    on_test_batch_begin = on_train_batch_begin
+
+
+def arm_last(callback_list, stopwatch, model, slot):
+    """Arm behind all other callbacks; called while a batch begins."""
+    callbacks = callback_list.callbacks
+    if type(callbacks[-1]) is not _Armer:
+        callbacks.append(_Armer(callbacks, stopwatch, model, slot))
+
+
+class _AtEnd(_Hook):
+    """Calls a function with the logs when an epoch or `evaluate` ends."""
+
+    def __init__(self, function):
+        super().__init__()
+        self._function = function
+
+    def on_epoch_end(self, epoch, logs=None):
+        self._function(logs)
+
+    def on_test_end(self, logs=None):
+        self._function(logs)
+
+
+def around_bar(callback_list, callback, hidden, text):
+    """Keep some logs out of the progress bar, and print a text after it.
+
+    Called by `callback` while an epoch or `evaluate` ends. All other
+    callbacks see the logs as they are.
+
+    Args:
+        callback_list: Keras's list, or None.
+        callback: Who calls.
+        hidden: Names in the logs that the bar does not show.
+        text: What to print, or None.
+    """
+    callbacks = [] if callback_list is None else callback_list.callbacks
+    bars = [
+        at
+        for at, other in enumerate(callbacks)
+        if isinstance(other, keras.callbacks.ProgbarLogger)
+    ]
+    if not bars or callback not in callbacks[: bars[0]]:
+        if text:
+            print(text, flush=True)
+        return
+    taken = {}
+
+    def hide(logs):
+        for name in hidden:
+            if logs and name in logs:
+                taken[name] = logs.pop(name)
+
+    def show(logs):
+        if logs is not None:
+            logs.update(taken)
+        if text:
+            print(text, flush=True)
+
+    # The list is being gone through: what stands before stays in its place.
+    callbacks.insert(bars[0] + 1, _AtEnd(show))
+    callbacks.insert(bars[0], _AtEnd(hide))
+    callbacks.append(_AtEnd(lambda logs: remove_hooks(callback_list)))
+
+
+def remove_hooks(callback_list):
+    """Remove all of them, also what an error elsewhere has left behind."""
+    callbacks = callback_list.callbacks
+    callbacks[:] = [c for c in callbacks if not isinstance(c, _Hook)]

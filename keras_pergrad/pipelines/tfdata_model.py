@@ -1,0 +1,152 @@
+"""tf.data's own account of where its time goes, read from a live iterator.
+
+TensorFlow rewrites pipelines (it fuses stages and adds a prefetch), so the
+stages here can differ from what was written; `stage_table` joins the two.
+
+Private in use: `tf.raw_ops.IteratorGetModelProto` gives a `ModelProto` of
+tensorflow/core/framework/model.proto.
+"""
+
+import dataclasses
+
+import tensorflow as tf
+from tensorflow.core.framework import model_pb2
+
+PARALLELISM, BUFFER = "parallelism", "buffer_size"
+#: Stages that make a pipeline of its own of each of their elements.
+NESTING = ("FlatMap", "Interleave", "ParallelInterleave")
+
+
+@dataclasses.dataclass
+class RunningStage:
+    """One stage as it runs.
+
+    Attributes:
+        name: TensorFlow's name, without a version: MapAndBatch, Prefetch.
+        seconds: Time worked so far, over the calls that work side by side,
+            with the pipelines that the stage makes of its elements.
+        nested_s: Time in those pipelines for one element that it gives; 0
+            where there are none, or none runs at the moment.
+        elements: Elements given so far; None if TensorFlow does not count.
+        sources: Elements taken so far, of a stage that makes a pipeline of
+            each; else None.
+        parallelism: Calls side by side as TensorFlow has set them, or None.
+        parallelism_max: The most that TensorFlow would choose, or None.
+        buffer_size: Elements its buffer may hold, as set now, or None.
+        buffered: Elements in its buffer now.
+        autotuned: Whether TensorFlow chooses parallelism or buffer size.
+        ratio: Elements it takes for one that it gives; 0 where they vary.
+    """
+
+    name: str
+    seconds: float
+    elements: int | None = None
+    sources: int | None = None
+    parallelism: int | None = None
+    parallelism_max: int | None = None
+    buffer_size: int | None = None
+    buffered: int = 0
+    autotuned: bool = False
+    ratio: float = 1.0
+    nested_s: float = 0.0
+
+    @property
+    def own_s(self):
+        return self.seconds - self.nested_s * (self.elements or 0)
+
+
+class RunningPipeline(list):
+    """`RunningStage`s from the last to the source.
+
+    Attributes:
+        cpu_budget: Cores that autotuning may use, or None.
+        ram_budget: Bytes that autotuning may use for buffers, or None.
+    """
+
+    def __init__(self, stages=(), cpu_budget=None, ram_budget=None):
+        super().__init__(stages)
+        self.cpu_budget = cpu_budget
+        self.ram_budget = ram_budget
+
+
+def running_pipeline(iterator):
+    """Return the stages of a pipeline as they really run.
+
+    Returns:
+        A `RunningPipeline`; None when TensorFlow keeps no account for this
+        iterator (distributed, or autotuning is off).
+    """
+    if not isinstance(iterator, tf.data.Iterator):
+        return None
+    resource = tf.nest.flatten(iterator, expand_composites=True)[0]
+    try:
+        text = tf.raw_ops.IteratorGetModelProto(iterator=resource).numpy()
+    except (tf.errors.OpError, AttributeError):
+        return None
+    model = model_pb2.ModelProto.FromString(text)
+    found = _walk(model, model.output)
+    budget = model.optimization_params
+    return (
+        RunningPipeline(
+            found, budget.cpu_budget or None, budget.ram_budget or None
+        )
+        if found
+        else None
+    )
+
+
+def _walk(model, key):
+    if key not in model.nodes:
+        return []
+    node = model.nodes[key]
+    stage = _stage(node)
+    inputs = list(node.inputs)
+    if stage.name in NESTING:
+        if inputs and inputs[0] in model.nodes:
+            stage.sources = int(model.nodes[inputs[0]].num_elements)
+        stage.nested_s = _nested_seconds(model, node, inputs[1:])
+        stage.seconds += stage.nested_s * (stage.elements or 0)
+        inputs = inputs[:1]
+    found = [] if stage.name == "Root" else [stage]
+    for key in inputs:
+        found += _walk(model, key)
+    return found
+
+
+def _stage(node):
+    parameters = {p.name: p for p in node.parameters}
+    calls, buffer = parameters.get(PARALLELISM), parameters.get(BUFFER)
+    tuned = [p for p in (calls, buffer) if p is not None and p.tunable]
+    parallel = max(calls.value, 1.0) if calls is not None else 1.0
+    return RunningStage(
+        name=_plain(node.name),
+        seconds=node.processing_time * 1e-9 / parallel,
+        elements=int(node.num_elements) or None,
+        parallelism=None if calls is None else int(calls.value),
+        parallelism_max=None if calls is None else int(calls.max),
+        buffer_size=None if buffer is None else int(buffer.value),
+        buffered=int(node.buffered_elements),
+        autotuned=bool(tuned),
+        ratio=node.ratio,
+    )
+
+
+def _plain(name):
+    """`ParallelMapV2[...]` -> `ParallelMap`."""
+    name = name.split("[")[0]
+    return name.rstrip("0123456789").removesuffix("V")
+
+
+def _nested_seconds(model, node, keys):
+    """Return the time for one element in the pipelines of a stage.
+
+    TensorFlow forgets those that have ended, so what one element took in
+    those that still run stands for all.
+    """
+    worked = elements = 0
+    for key in keys:
+        if key in model.nodes:
+            worked += sum(stage.seconds for stage in _walk(model, key))
+            elements += model.nodes[key].num_elements
+    calls = [p.value for p in node.parameters if p.name == PARALLELISM]
+    return worked / elements / max(*calls, 1.0, 1.0) if elements else 0.0
