@@ -57,8 +57,7 @@ class PerGradModel(keras.Model):
     >>> model.compile("adam", "mse", gradient_mode="vectorized")
     """
 
-    #: Set to True where a `train_step` of one's own gets its gradients by
-    #: `compute_gradients` without naming it, in a helper say.
+    #: True where a helper of one's own `train_step` calls compute_gradients.
     step_uses_gradient_mode = False
 
     def __new__(cls, *args, **kwargs):
@@ -128,10 +127,8 @@ class PerGradModel(keras.Model):
             self._gradient_logs = Logs(mode.log_metrics)
             self.gradient_state = mode.make_state()
             aggregation = mode.aggregation
-            before = getattr(self, "aggregation_state", None)
-            self.aggregation_state = aggregation and aggregation.make_state(
-                before
-            )
+            old = getattr(self, "aggregation_state", None)
+            self.aggregation_state = aggregation and aggregation.make_state(old)
         self._watched_step = None
 
     @property
@@ -152,7 +149,7 @@ class PerGradModel(keras.Model):
         if not mode.can_be_watched or mode.is_watched:
             yield
             return
-        # A copy of its own: several models may have been given this mode.
+        # A copy: several models may have been given this mode.
         self._gradient_mode = copy.copy(mode)
         self._gradient_mode.is_watched = True
         logs, function = self._gradient_logs, self.train_function
@@ -292,8 +289,7 @@ class PerGradModel(keras.Model):
                 arguments, since it is called with some of them, too.
             x: a tensor of shape (n, ...), or a structure of them, such as
                 (real, noise).
-            y: likewise, or None. Outputs of a frozen teacher can go here.
-            sample_weight: likewise, or None; `loss_fn` multiplies by it.
+            y, sample_weight: likewise, or None; handed on to `loss_fn`.
             variables: what to differentiate with respect to: variables, a
                 layer or model (built or not), or a list of them; by default
                 `self.trainable_variables`.
@@ -309,9 +305,9 @@ class PerGradModel(keras.Model):
             epoch's mean loss and what the mode logs, by name.
 
         Raises:
-            ValueError: `loss_fn` does not return one loss for each sample, a
-                layer couples the samples, the mode calls the optimizer
-                itself, or the step runs on several replicas.
+            ValueError: the losses are not of shape (n,), a layer couples the
+                samples, the mode calls the optimizer itself, or there are
+                several replicas.
 
         Example:
 
