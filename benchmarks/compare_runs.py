@@ -51,6 +51,7 @@ def write(log_dir, runs, records, repeats):
     for r in range(runs):
         if r % repeats == 0:
             of_seed = random.normal(size=SKETCH)
+        # Seeds differ from the start, as they do; repeats by rounding.
         noise = 1e-6 * random.normal(size=SKETCH)
         info = RunInfo(
             f"run {r:04}",
@@ -59,6 +60,7 @@ def write(log_dir, runs, records, repeats):
             tags={"group": r % 2},
         )
         sketches = path + (0.3 * of_seed + noise).astype("float32")
+        small = 0.25 + 0.1 * of_seed[0] + noise[0]
         with RunWriter.create(log_dir, info) as writer:
             # All in one transaction: the disk need not have each at once.
             writer._commit = lambda: None
@@ -75,7 +77,7 @@ def write(log_dir, runs, records, repeats):
                     },
                     norms=np.ones(VARIABLES),
                     variances=None,
-                    variable_sketches=np.full((VARIABLES, 16), 0.25 + noise[0]),
+                    variable_sketches=np.full((VARIABLES, 16), small),
                     sketch=sketch,
                 )
             writer._connection.execute("COMMIT")
