@@ -1,6 +1,11 @@
 """Per-sample gradients from the ops in which weights meet the data."""
 
-from keras_pergrad.samples import convolution_rules  # noqa: F401
+from keras_pergrad.samples import (  # noqa: F401
+    broadcast_rules,
+    contraction_rules,
+    convolution_rules,
+    table_rules,
+)
 from keras_pergrad.samples.exchange import refusals
 from keras_pergrad.samples.tape import Tape, sum_of_outputs
 

@@ -1,0 +1,174 @@
+"""The rules of matrix products and einsums.
+
+n sample, T position, i input, o output.
+"""
+
+import string
+
+import tensorflow as tf
+
+from keras_pergrad.factors import Blocks, Outer
+from keras_pergrad.samples.op_rules import op_rule
+
+
+@op_rule("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
+def product(use, place):
+    """The weight: Σ_T x ⊗ dz, on either side."""
+    if use.type == "MatMul":
+        turned = [use.attribute(f"transpose_{c}") for c in "ab"]
+    else:
+        turned = [use.attribute(f"adj_{c}") for c in "xy"]
+    ranks = [t.shape.rank for t in use.op.inputs]
+    if None in ranks:
+        return "the rank of an input is not known"
+    most = max(ranks)
+    leading = string.ascii_uppercase[: most - 2]
+    labels = []
+    for rank, flip, pair in zip(ranks, turned, ("ab", "bc")):
+        pair = pair[::-1] if flip else pair
+        labels.append(leading[most - rank :] + pair)
+    return _contraction(use, place, labels, leading + "ac")
+
+
+@op_rule("Einsum")
+def einsum(use, place):
+    """The weight: the same for any equation without repeated labels."""
+    if len(use.op.inputs) != 2:
+        return "it has one input"
+    equation = use.attribute("equation").decode()
+    inputs, target = equation.split("->")
+    labels = inputs.split(",")
+    if "..." in equation:
+        free = [c for c in string.ascii_letters if c not in equation]
+        ranks = [t.shape.rank for t in use.op.inputs]
+        dots = [
+            r - len(term.replace("...", "")) if "..." in term else 0
+            for r, term in zip(ranks, labels)
+        ]
+        names = "".join(free[: max(dots)])
+        labels = [
+            term.replace("...", names[len(names) - d :])
+            for term, d in zip(labels, dots)
+        ]
+        target = target.replace("...", names)
+    if any(len(set(term)) < len(term) for term in (*labels, target)):
+        return f"equation {equation!r} repeats a label"
+    return _contraction(use, place, labels, target)
+
+
+def _contraction(use, place, labels, target):
+    """The factor of one of two factors in a sum of products.
+
+    A label in data, weight and output is a block: each has a weight of its
+    own. One in data and output alone is a position.
+    """
+    weight, source = labels[place], labels[1 - place]
+    w, x = use.op.inputs[place], use.op.inputs[1 - place]
+    shape = w.shape.as_list()
+    dtype = use.dtype(place)
+    layout = use.input_layout(1 - place)
+    if layout is None:
+        return "its other input has no samples"
+    if set(weight) - set(source) - set(target):
+        return "it sums over an axis of the weight alone"
+    sample = source[layout.axis]
+    if target[use.layout.axis : use.layout.axis + 1] != sample:
+        return "the samples change their axis in it"
+    x = tf.cast(layout.first(x, use.n), dtype)
+    dz = use.delta(dtype)
+    ones = [
+        k
+        for k, c in enumerate(weight)
+        if shape[k] == 1 and c in source + target
+    ]
+    broad = {
+        weight[k]
+        for k in ones
+        if _size(use.op, 1 - place, source, target, weight[k]) != 1
+    }
+    if sample in weight and sample not in broad:
+        return "the weight has an axis for the samples"
+    source, target = (
+        _first(term, where)
+        for term, where in ((source, layout), (target, use.layout))
+    )
+    kept = "".join(c for c in weight if c not in broad and c != sample)
+    alone = [c for c in source if c not in target and c not in kept]
+    alone = [c for c in alone if c not in broad]
+    if alone:
+        x = tf.reduce_sum(x, [source.index(c) for c in alone])
+        source = "".join(c for c in source if c not in alone)
+    blocks = [c for c in kept if c in source and c in target]
+    i = [c for c in kept if c in source and c not in target]
+    o = [c for c in kept if c in target and c not in source]
+    rest = [c for c in target[1:] if c in source and c not in kept]
+    rest += [c for c in source[1:] if c not in target and c not in kept]
+    lonely = [
+        c
+        for c in target[1:]
+        if c not in source and c not in kept and c not in rest
+    ]
+    if lonely:
+        dz = tf.reduce_sum(dz, [target.index(c) for c in lonely])
+        target = "".join(c for c in target if c not in lonely)
+    if any(c not in target for c in rest):
+        return "an axis is broadcast in it"
+    sizes = {c: shape[k] for k, c in enumerate(weight)}
+    if any(sizes[c] is None for c in kept):
+        return "the shape of the weight is not known"
+    order = [source[0], *blocks, *rest]
+    x = _arranged(x, source, [*order, *i], len(blocks), len(i), sizes)
+    dz = _arranged(dz, target, [*order, *o], len(blocks), len(o), sizes)
+    labels = [*blocks, *i, *o]
+    perm = [labels.index(c) for c in kept]
+    unpermuted = [sizes[c] for c in labels]
+    if perm == sorted(perm):
+        perm = unpermuted = None
+    if not blocks:
+        return Outer(x, dz, shape, perm, unpermuted)
+    return Blocks(x, dz, shape, perm, unpermuted)
+
+
+def _first(term, layout):
+    """The labels after `layout.first`; a merged axis gives one more."""
+    sample = term[layout.axis]
+    if layout.merged is None:
+        return sample + term.replace(sample, "")
+    return sample + term.replace(sample, "0")
+
+
+def _size(op, place, source, target, label):
+    if label in source:
+        return op.inputs[place].shape[source.index(label)]
+    return op.outputs[0].shape[target.index(label)]
+
+
+def _arranged(tensor, labels, order, blocks, last, sizes):
+    """(n, blocks as one axis if there are any, positions, features)."""
+    axes = [labels.index(c) for c in order]
+    if axes != sorted(axes):
+        tensor = tf.transpose(tensor, axes)
+    dynamic = tf.shape(tensor)
+    static = tensor.shape.as_list()
+    positions = static[1 + blocks : len(static) - last]
+    count = 1
+    for size in positions:
+        count = None if size is None or count is None else count * size
+    features = 1
+    for c in order[len(order) - last :] if last else []:
+        features *= sizes[c]
+    front = []
+    if blocks:
+        front = [1]
+        for c in order[1 : 1 + blocks]:
+            front[0] *= sizes[c]
+    if count is None:
+        middle = tf.reduce_prod(dynamic[1 + blocks : len(static) - last])
+    else:
+        middle = count
+    shape = [-1 if count else dynamic[0], *front, middle, features]
+    if len(shape) == len(static) and static[1:] == [*front, count, features]:
+        return tensor
+    tensor = tf.reshape(tensor, shape)
+    tensor.set_shape([None, *front, count, features])
+    return tensor
