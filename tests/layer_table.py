@@ -12,8 +12,9 @@ import re
 import keras
 import numpy as np
 import tensorflow as tf
-from keras_pergrad.tape import Tape
 
+from keras_pergrad import draws as draws_module
+from keras_pergrad.samples import Tape
 from tests import oracle
 from tests.rules.exact import randomized
 
@@ -345,8 +346,7 @@ def examine(name):
     state = [(v, v.numpy()) for v in model.variables]
     _restore(state)
     try:
-        draws, calls, factors = _record(model, x, y, training=True)
-        found = [None if f is None else f.materialize() for f in factors]
+        draws, uses, found = _record(model, x, y, training=True)
     except (ValueError, tf.errors.InvalidArgumentError) as error:
         if "per-sample gradient" not in str(error):
             raise
@@ -356,7 +356,7 @@ def examine(name):
     sums = [None if g is None else np.sum(g, 0) for g in found]
     oracle.assert_agree(sums, expected)
     _assert_apart(model, x, state)
-    if CASES[name].inputs == (IMAGE,) and not calls_of(layer, calls):
+    if CASES[name].inputs == (IMAGE,) and not layer.trainable_variables:
         assert_images_apart(CASES[name].make)
     _restore(state)
     if not draws:
@@ -370,17 +370,14 @@ def examine(name):
         oracle.assert_agree(
             [None if g is None else N * g for g in found], expected
         )
-    return _row(name, layer, [c for c in calls if not _around(c.layer)])
+    own = {v.path for v in layer.trainable_variables}
+    return _row(name, [use for path, use in uses if path in own])
 
 
 def _plain(error):
     """The text of an error without what Keras puts around it."""
     inner = re.search(r"\x1b\[1m(.*?)\x1b\[0m", str(error), re.DOTALL)
     return " ".join((inner.group(1) if inner else str(error)).split())
-
-
-def _around(layer):
-    return layer.name.startswith(("before", "after"))
 
 
 def _restore(state, seed=3):
@@ -395,13 +392,21 @@ def _restore(state, seed=3):
 
 
 def _record(model, x, y, training):
-    tape = Tape(model, training)
-    drawn = []
-    notice = tape._on_draw
-    tape._on_draw = lambda draw: (drawn.append(draw), notice(draw))
-    with tape:
-        loss = model._compile_loss(y, tape.forward(x))
-    return drawn, tape.calls, tape.sample_gradients(loss)
+    """The draws, the uses with their variables' paths, all gradients."""
+    drawn, uses = [], []
+
+    @tf.function(autograph=False)
+    def step(x, y):
+        tape = Tape(model, (x, y, None), training)
+        with tape, draws_module.recording(drawn.append):
+            loss = model._compile_loss(y, tape.forward(x))
+        uses.extend(
+            (tape.variables[k].path, use) for k, _, use in tape.parts(loss)
+        )
+        factors = tape.sample_gradients(loss)
+        return [None if f is None else f.materialize() for f in factors]
+
+    return drawn, uses, step(x, tf.convert_to_tensor(y))
 
 
 def _assert_apart(model, x, state):
@@ -413,12 +418,6 @@ def _assert_apart(model, x, state):
         outputs.append(np.asarray(model(batch, training=True))[1:])
     limits = oracle.tolerance(keras.config.floatx())
     np.testing.assert_allclose(*outputs, **limits)
-
-
-def calls_of(layer, calls):
-    """Those of a layer with weights, and of the layers inside it."""
-    inside = layer._flatten_layers()
-    return [c for c in calls if any(c.layer is part for part in inside)]
 
 
 def assert_images_apart(make, seeds=5):
@@ -441,25 +440,23 @@ def assert_images_apart(make, seeds=5):
 
 
 NOTES = {
-    "Lambda": "its function must treat each sample alone: not checked",
-    "TimeDistributed": "around layers with a rule that only needs their call",
     **dict.fromkeys(
         ("GRUCell", "LSTMCell", "SimpleRNNCell"), "in an RNN layer"
     ),
 }
 
 
-def _row(name, layer, calls):
+def _row(name, uses):
     note = NOTES.get(name, "")
-    if not calls:
+    if not uses:
         return Row(name, "no weights", note)
-    reasons = sorted({c.reason for c in calls if c.reason})
-    if any(c.rule is None for c in calls):
-        return Row(name, "fallback", "; ".join(reasons))
-    if all(c.layer is not layer for c in calls):
-        parts = sorted({type(c.layer).__name__ for c in calls})
-        return Row(name, "rule", "by those of " + ", ".join(parts))
-    return Row(name, "rule", note)
+    ops = sorted({use.type for use in uses if not hasattr(use, "rule")})
+    reasons = {use.reason for use in uses if getattr(use, "reason", None)}
+    if reasons:
+        return Row(name, "one by one", "; ".join(sorted(reasons)))
+    if not ops:
+        return Row(name, "rule", note)
+    return Row(name, "ops", ", ".join(ops))
 
 
 HEAD = """# How each layer of Keras is served
@@ -469,8 +466,9 @@ compares this page with what it finds.
 
 | | |
 |---|---|
-| rule | a rule of its own, or those of the layers inside it |
-| fallback | exact, by repeating the layer's call sample by sample |
+| ops | the rules of the ops in which its weights meet the data, as named |
+| rule | a rule of the layer: its weights are used in a loop |
+| one by one | exact: the op is differentiated for one sample after the other |
 | no weights | nothing to differentiate; samples pass through it alone |
 | refused | a per-sample gradient is not defined: training stops with the text |
 

@@ -19,15 +19,15 @@ def culprit(trial, forward):
         trial: the `Trial` in which it was seen.
         forward: whether it was on the way forward, or only back.
     """
-    traced = trial.traced(_All if forward else _Back)
-    runs = trial.run(traced)
-    again = trial.run(traced)[0]
-    look, model = traced.look, trial.like.model
+    make = _All if forward else _Back
+    look, before, after, other, *known = trial.looked(make)
+    again = trial.looked(make)[1]
+    model = trial.like.model
     motions = [
-        watch(*(r[k] for r in runs[:2]), runs[2][k].shape)
-        for k in range(len(look.tensors))
+        watch(a, b, None if other is None else other[k], *known)
+        for k, (a, b) in enumerate(zip(before, after))
     ]
-    noisy = [bool((a != b).any()) for a, b in zip(runs[0], again)]
+    noisy = [bool((a != b).any()) for a, b in zip(before, again)]
     op, op_is_loss = look.first_mixed([m.mixed for m in motions])
     if op is None:
         return None, ValueError(messages.mixes_somewhere(model))

@@ -13,13 +13,15 @@ import weakref
 import numpy as np
 import tensorflow as tf
 
+from keras_pergrad.batches import first_tensor
+from keras_pergrad.factors.xla import in_xla
 from keras_pergrad.model_state import (
     losses_kept,
     random_state_kept,
     run_and_restore,
 )
 from keras_pergrad.samples import messages, values
-from keras_pergrad.samples.motion import watch
+from keras_pergrad.samples.motion import SAMPLES, watch
 
 _FOUND = weakref.WeakKeyDictionary()
 
@@ -122,8 +124,10 @@ def exchange_of(tape):
     known = _FOUND.setdefault(model, {})
     kept = known.get(key)
     if kept is None or kept[0]() is not (loss or model):
+        compiled = in_xla()
+        number = first_tensor(tape.batch[0]).shape[0]
         with tf.init_scope(), random_state_kept(), losses_kept(model):
-            found = Trial(tape, specs).exchange()
+            found = Trial(tape, specs, number, compiled).exchange()
         known[key] = kept = weakref.ref(loss or model), found
     return kept[1]
 
@@ -150,21 +154,69 @@ class Trial:
     Args:
         tape: the tape of the step; others like it are made.
         specs: the types of the batch, (x, y, sample_weight).
+        number: the number of samples in the step, where it is known.
+        in_xla: whether XLA compiles the step.
     """
 
-    def __init__(self, tape, specs):
+    def __init__(self, tape, specs, number, in_xla):
         self.like, self.specs = tape, specs
+        self.number = number if (number or 0) > 1 else None
+        self.in_xla = in_xla
+        self.fixed = all(
+            s is None or None not in s.shape[1:] for s in tf.nest.flatten(specs)
+        )
 
     def exchange(self):
         """Return an `Exchange`."""
-        traced = self.traced(_Looked)
-        before, after, other = self.run(traced)
-        judged = _Judgement(traced.look, before, after, other)
+        judged = _Judgement(*self.looked(_Looked))
         refusals = list(judged.refusals(self))
+        refusals += _mixes_by_chance(self.like)
         return Exchange(judged.seen, tuple(refusals), judged.misplaced)
 
-    def traced(self, make):
-        """Trace a step; return what `make(tape, y_pred, loss)` looks at."""
+    def looked(self, make):
+        """Run a step on a few samples in the way in which the model can.
+
+        Args:
+            make: `make(tape, y_pred, loss, behind)` says what to look at.
+
+        Returns:
+            What it said; the arrays for a batch, for the same with one
+            sample exchanged and for more samples (None: the model takes one
+            number of samples only); and two arguments of `watch`.
+        """
+        error = None
+        for number, compiled in self._ways():
+            try:
+                traced = self._traced(make, number, compiled)
+            except Exception as found:
+                # A step of its own number of samples may do.
+                if self.number is None:
+                    raise
+                error = error or found
+                continue
+            for batches in values.batches(self.specs, number):
+                try:
+                    runs = [traced.run(batch) for batch in batches]
+                except tf.errors.OpError as found:
+                    error = error or found
+                    continue
+                if number is not None:
+                    runs.append(None)
+                return traced.look, *runs, number or SAMPLES, self.fixed
+        raise CannotTry(
+            messages.cannot_be_tried(self.like.model, error)
+        ) from error
+
+    def _ways(self):
+        """(number of samples or None for any, whether XLA compiles it)."""
+        yield None, False
+        # Some ops have a kernel in XLA only.
+        if self.in_xla:
+            yield None, True
+        if self.number is not None:
+            yield self.number, False
+
+    def _traced(self, make, number, compiled):
         found = _Traced()
 
         def run(*given):
@@ -182,23 +234,23 @@ class Trial:
             found.look = make(tape, y_pred, loss, behind)
             return found.look.tensors
 
-        flat = [s for s in tf.nest.flatten(self.specs) if s is not None]
+        specs = [s for s in tf.nest.flatten(self.specs) if s is not None]
+        if number is not None:
+            specs = [values.of_number(s, number) for s in specs]
         found.function = tf.function(
-            run, autograph=False
-        ).get_concrete_function(*flat)
+            run, autograph=False, jit_compile=compiled
+        ).get_concrete_function(*specs)
         return found
 
-    def run(self, traced):
-        """Return the tensors of a batch, with one exchanged, of another."""
-        error = None
-        for batches in values.batches(self.specs):
-            try:
-                return [traced.run(batch) for batch in batches]
-            except tf.errors.OpError as found:
-                error = error or found
-        raise CannotTry(
-            messages.cannot_be_tried(self.like.model, error)
-        ) from error
+
+def _mixes_by_chance(tape):
+    """What may mix images, or not, from draw to draw: a run is no proof."""
+    layers = tape.model._flatten_layers() if tape.training else []
+    return [
+        (layer, ValueError(messages.mixes_by_chance(layer)))
+        for layer in layers
+        if isinstance(layer, messages.MIX_BY_CHANCE)
+    ]
 
 
 class _Traced:
@@ -264,10 +316,10 @@ class _Looked:
 class _Judgement:
     """What the runs say of what was looked at."""
 
-    def __init__(self, look, before, after, other):
+    def __init__(self, look, before, after, other, number, fixed):
         self.look = look
         self._runs = before, after, other
-        self._sound = all(np.isfinite(before[k]).all() for k in look.outputs)
+        self._number, self._fixed = number, fixed
         self.seen = tuple(
             Seen(
                 c.op.type,
@@ -288,8 +340,10 @@ class _Judgement:
     def _motion(self, place):
         if place is None:
             return None
-        before, after, other = (run[place] for run in self._runs)
-        return watch(before, after, other.shape)
+        before, after, other = (
+            None if run is None else run[place] for run in self._runs
+        )
+        return watch(before, after, other, self._number, self._fixed)
 
     def refusals(self, trial):
         """Yield (layer, error) for what cannot be served."""

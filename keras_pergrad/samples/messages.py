@@ -12,6 +12,12 @@ COMPOSITE = (
     "The batch has a sparse or ragged tensor, whose samples cannot be told "
     "apart. Densify it in the data set, or use gradient_mode='batch'."
 )
+#: Layers of Keras that draw whether and how they mix images.
+MIX_BY_CHANCE = tuple(
+    getattr(keras.layers, name)
+    for name in ("AugMix", "CutMix", "MixUp", "RandAugment")
+    if hasattr(keras.layers, name)
+)
 _WAY_OUT = (
     "Make it act on each sample alone, or compile with gradient_mode='batch'."
 )
@@ -44,6 +50,16 @@ def mixes(model, layer, op, draws):
         f"{where} mixes the samples of a batch in the op {op.type} "
         f"({op.name}): a sample's output depends on other samples, so that "
         f"per-sample gradients are not defined. {_WAY_OUT}"
+    )
+
+
+def mixes_by_chance(layer):
+    """A layer of Keras mixes images in some draws."""
+    return (
+        f"{_named(layer)} mixes the images of a batch, or takes one histogram "
+        "for all of them, so that per-sample gradients are not defined. Apply "
+        "it to the data set, with its labels, before the model: "
+        "data.map(...); or compile with gradient_mode='batch'."
     )
 
 

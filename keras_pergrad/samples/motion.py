@@ -37,34 +37,41 @@ class Motion:
     ordered: bool = True
 
 
-def watch(before, after, other_shape):
+def watch(before, after, other, number=SAMPLES, fixed=True):
     """Tell where the samples are in a tensor.
 
     Args:
         before: the tensor, an array, for the batch.
         after: the same with one sample exchanged.
-        other_shape: its shape for another number of samples.
+        other: the tensor for another number of samples; None: there is one
+            number only.
+        number: how many samples the batch has.
+        fixed: whether every batch has the same sizes but for the samples.
 
     Returns:
         A `Motion`.
     """
-    if before.shape != after.shape or before.ndim != len(other_shape):
+    if before.shape != after.shape:
         return Motion(moved=True, mixed=True)
     change = _change(before, after)
-    axes = [
-        k
-        for k, (one, other) in enumerate(zip(before.shape, other_shape))
-        if one != other
-    ]
+    if other is None:
+        axes = [k for k, s in enumerate(before.shape) if s and not s % number]
+    elif other.ndim != before.ndim:
+        return Motion(moved=True, mixed=True)
+    else:
+        pairs = zip(before.shape, other.shape)
+        axes = [k for k, (one, more) in enumerate(pairs) if one != more]
     moved = bool(change.any())
-    if not axes:
+    if not axes or (other is None and not moved):
         return Motion(moved=moved, mixed=moved)
-    found = [_on_axis(change, k, before.dtype.name) for k in axes]
-    single = [m for m in found if m is not None and not m.mixed]
-    if len(axes) == 1 and found[0] is not None:
+    dtype = before.dtype.name
+    found = [_on_axis(change, k, dtype, number, fixed) for k in axes]
+    found = [m for m in found if m is not None]
+    if len(axes) == 1 and found:
         return found[0]
-    if len(single) == 1 and moved:
-        return single[0]
+    sound = [m for m in found if m.moved and not m.mixed]
+    if len(sound) == 1:
+        return sound[0]
     return Motion(moved=moved, mixed=True)
 
 
@@ -81,21 +88,22 @@ def _change(before, after):
     return np.where(same, 0.0, distance)
 
 
-def _on_axis(change, axis, dtype):
+def _on_axis(change, axis, dtype, number, fixed):
     """The motion if the samples are on this axis, or None."""
     size = change.shape[axis]
-    if size % SAMPLES:
+    if size % number:
         return None
-    count = size // SAMPLES
+    count = size // number
     others = tuple(k for k in range(change.ndim) if k != axis)
     line = change.max(axis=others, initial=0.0) if others else change
     limit = ROUNDING.get(dtype, 0.02) * line.max(initial=0.0)
     line = np.where(line > limit, line, 0.0)
+    known = count if fixed or count == 1 else None
     if not line.any():
         merged = None if count == 1 else "samples first"
-        return Motion(Layout(axis, merged, count), ordered=count == 1)
-    first = line.reshape(SAMPLES, count).any(axis=1)
-    last = line.reshape(count, SAMPLES).any(axis=0)
+        return Motion(Layout(axis, merged, known), ordered=count == 1)
+    first = line.reshape(number, count).any(axis=1)
+    last = line.reshape(count, number).any(axis=0)
     fits = [
         merged
         for merged, pattern in (
@@ -108,4 +116,4 @@ def _on_axis(change, axis, dtype):
         return Motion(Layout(axis), moved=True, mixed=True)
     merged = None if count == 1 else fits[0]
     ordered = count == 1 or len(fits) == 1
-    return Motion(Layout(axis, merged, count), moved=True, ordered=ordered)
+    return Motion(Layout(axis, merged, known), moved=True, ordered=ordered)

@@ -40,7 +40,14 @@ def spec(tensor):
     return tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype)
 
 
-def batches(specs):
+def of_number(one, number):
+    """Return a type of a part of the batch, with a number of samples."""
+    if one.shape.rank in (None, 0):
+        return one
+    return tf.TensorSpec([number, *one.shape[1:]], one.dtype)
+
+
+def batches(specs, number=None):
     """Yield triples of batches: some samples, one exchanged, more samples.
 
     Those after the first are for models that refuse the values before. All
@@ -49,11 +56,15 @@ def batches(specs):
 
     Args:
         specs: the types, (x, y, sample_weight).
+        number: how many samples a batch must have; there are two batches
+            then. None: any.
     """
     x, y, sample_weight = specs
-    given = _given(specs)
+    counts = (SAMPLES, OTHER_SAMPLES) if number is None else (number,)
+    count = max(counts)
+    given = _given(specs, count)
     if given is not None:
-        yield _triple(given, _exchanged(given[0]))
+        yield _triple(given, _exchanged(given[0]), counts)
     kinds = [s for s in tf.nest.flatten(x) if s is not None]
     whole = [k for k, s in enumerate(kinds) if s.dtype.is_integer]
     choices = [(1, 2)] * len(kinds)
@@ -70,7 +81,6 @@ def batches(specs):
                 break
     for numbers in tried:
         rng = np.random.default_rng(0)
-        count = max(SAMPLES, OTHER_SAMPLES)
         first, second = [], []
         for one, pair in zip(kinds, numbers):
             a, b = _pair(one, count, rng, pair)
@@ -84,7 +94,7 @@ def batches(specs):
             tf.nest.pack_sequence_as(sample_weight, weights),
         )
         other = tf.nest.pack_sequence_as(x, _with_none(x, second))
-        yield _triple(packed, other)
+        yield _triple(packed, other, counts)
 
 
 def _with_none(structure, parts):
@@ -94,7 +104,7 @@ def _with_none(structure, parts):
     ]
 
 
-def _triple(batch, other):
+def _triple(batch, other, counts):
     """(some, exchanged, more) as tensors, from arrays of enough samples."""
 
     def cut(count):
@@ -110,13 +120,13 @@ def _triple(batch, other):
     def swap(a, b):
         if a is None or np.ndim(a) == 0:
             return a
-        a = np.array(a[:SAMPLES])
+        a = np.array(a[: counts[0]])
         a[EXCHANGED] = b[EXCHANGED]
         return tf.convert_to_tensor(a)
 
-    some = cut(SAMPLES)
+    some = cut(counts[0])
     x = tf.nest.map_structure(swap, batch[0], other)
-    return some, (x, *some[1:]), cut(OTHER_SAMPLES)
+    return some, (x, *some[1:]), *map(cut, counts[1:])
 
 
 def _shape(one, count):
@@ -161,7 +171,7 @@ def _ones(one, count):
     return np.ones(shape, one.dtype.as_numpy_dtype)
 
 
-def _given(specs):
+def _given(specs, count):
     """The first samples of the user's batch, as arrays, or None."""
     batch = _FIRST.get()
     if batch is None:
@@ -182,7 +192,7 @@ def _given(specs):
         if value.ndim:
             if not len(value):
                 return None
-            rows = np.arange(max(SAMPLES, OTHER_SAMPLES)) % len(value)
+            rows = np.arange(count) % len(value)
             value = value[rows]
         if one.dtype != tf.string:
             value = value.astype(one.dtype.as_numpy_dtype)

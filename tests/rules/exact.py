@@ -3,15 +3,16 @@
 import keras
 import numpy as np
 import tensorflow as tf
-from keras_pergrad.tape import Tape
 
+from keras_pergrad.losses import total_loss
+from keras_pergrad.samples import Tape
 from tests import oracle
 
-RUNS = ("eager", "graph", "xla")
+RUNS = ("graph", "known size", "xla")
 
 
 def assert_exact(
-    model, x, y=None, run="graph", fallback=(), training=False, loss="mse"
+    model, x, y=None, run="graph", one_by_one=(), training=False, loss="mse"
 ):
     """Asserts that gradients, norms and weighted sums are the oracle's.
 
@@ -19,8 +20,8 @@ def assert_exact(
         model: a built model; it is compiled here.
         x, y: a batch; without `y` the targets are drawn.
         run: one of `RUNS`.
-        fallback: the names of the classes that the fallback must serve; all
-            other layers must be served by a rule.
+        one_by_one: the types of the ops that must be differentiated for one
+            sample after the other; all others must have a rule.
         training: whether the model is called for training.
         loss: what the model is compiled with.
     """
@@ -34,16 +35,17 @@ def assert_exact(
         )
     n = int(tf.nest.flatten(x)[0].shape[0])
     weights = np.linspace(0.3, 1.7, n)
-    served = {}
+    slow = set()
 
     def compute(x, y):
-        tape = Tape(model, training)
+        tape = Tape(model, (x, y, None), training)
         with tape:
-            target = model._compile_loss(y, tape.forward(x))
+            y_pred = tape.forward(x)
+            target = total_loss(model, x, y, y_pred, None, training)
+        for _, _, use in tape.parts(target):
+            if getattr(use, "reason", None):
+                slow.add(use.type)
         factors = tape.sample_gradients(target)
-        for call in tape.calls:
-            name = type(call.layer).__name__
-            served[name] = call.reason if call.rule is None else "rule"
         keep = tf.ones([n], tf.bool)
         norms = [f and f.squared_norms() for f in factors]
         full = [f and f.materialize() for f in factors]
@@ -55,12 +57,15 @@ def assert_exact(
         ]
         return norms, full, *dense
 
-    if run == "eager":
-        found = compute(x, y)
+    function = tf.function(compute, jit_compile=run == "xla", autograph=False)
+    if run == "known size":
+        found = function(x, y)
     else:
-        found = tf.function(compute, jit_compile=run == "xla", autograph=False)(
-            x, y
+        specs = tf.nest.map_structure(
+            lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), (x, y)
         )
+        concrete = function.get_concrete_function(*specs)
+        found = concrete(*tf.nest.flatten((x, y)))
     norms, full, plain, sums = found
     expected = oracle.per_sample_gradients(model, x, y, training=training)
     contributions = [None if g is None else g / n for g in expected]
@@ -82,8 +87,7 @@ def assert_exact(
             for g in contributions
         ],
     )
-    slow = {name: why for name, why in served.items() if why != "rule"}
-    assert set(slow) == set(fallback), slow
+    assert slow == set(one_by_one)
 
 
 def stack(shape, *layers, dtype=None):

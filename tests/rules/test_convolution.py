@@ -2,10 +2,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras_pergrad.tape import Tape
 
 from keras_pergrad.factors import convolution_method
 from keras_pergrad.factors.patches import METHODS
+from keras_pergrad.samples import Tape
 from tests import oracle
 from tests.rules.convolution_cases import CASES, FORCED, SLOW, UNDER_XLA
 from tests.rules.exact import assert_exact, normal, stack
@@ -28,8 +28,8 @@ def test_is_exact(name):
 
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("name", ["1d causal", "2d same", "2d separable"])
-def test_is_exact_eagerly(name):
-    assert_exact(_model(name), normal(2, *CASES[name][1]), run="eager")
+def test_is_exact_for_a_known_batch_size(name):
+    assert_exact(_model(name), normal(2, *CASES[name][1]), run="known size")
 
 
 @pytest.mark.parametrize("name", UNDER_XLA)
@@ -70,12 +70,12 @@ def test_lora_is_exact(name):
     assert_exact(model, normal(3, *shape))
 
 
-def test_lora_on_groups_falls_back():
+def test_lora_on_groups_is_exact():
     layer = layers.Conv2D(4, 2, groups=2)
     model = stack((4, 4, 4), layer)
     layer.enable_lora(2)
     layer.lora_kernel_b.assign(normal(2, 4))
-    assert_exact(model, normal(2, 4, 4, 4), fallback=["Conv2D"])
+    assert_exact(model, normal(2, 4, 4, 4))
 
 
 class Standardized(layers.Conv2D):
@@ -93,9 +93,9 @@ class Doubled(layers.Conv2D):
 
 
 @pytest.mark.parametrize("cls", [Standardized, Doubled])
-def test_a_subclass_that_changes_the_kernel_falls_back(cls):
+def test_a_subclass_that_changes_the_kernel_is_exact(cls):
     model = stack((5, 4, 2), cls(3, 2))
-    assert_exact(model, normal(3, 5, 4, 2), fallback=[cls.__name__])
+    assert_exact(model, normal(3, 5, 4, 2))
 
 
 @pytest.mark.usefixtures("float64")
@@ -104,29 +104,24 @@ def test_a_subclass_that_adds_nothing_has_the_rule():
     assert_exact(stack((5, 4, 2), named(3, 2)), normal(2, 5, 4, 2))
 
 
-def test_an_unknown_size_falls_back():
-    model = stack((None, 2), layers.Conv1D(3, 3))
+def test_an_unknown_size_is_exact():
+    model = stack((None, 2), layers.Conv1D(3, 3), layers.Conv1D(2, 2))
     x = tf.constant(normal(2, 6, 2))
-    signature = [tf.TensorSpec([None, None, 2])]
+    y = tf.zeros([2, 3, 2])
     model.compile(loss="mse")
-    reasons = []
 
-    @tf.function(input_signature=signature, autograph=False)
-    def compute(x):
-        tape = Tape(model)
-        with tape:
-            y = tape.forward(x)
-            loss = model._compile_loss(tf.zeros_like(y), y)
-        factors = tape.sample_gradients(loss)
-        reasons.extend(call.reason for call in tape.calls)
-        return [f.materialize() for f in factors]
+    @tf.function(
+        input_signature=[
+            tf.TensorSpec([None, None, 2]),
+            tf.TensorSpec([None, None, 2]),
+        ],
+        autograph=False,
+    )
+    def compute(x, y):
+        return [f.materialize() for f in _factors(model, x, y)]
 
-    found = compute(x)
-    assert reasons == [
-        "the input's shape (None, None, 2) is not known when tracing"
-    ]
-    expected = oracle.per_sample_gradients(model, x, tf.zeros([2, 4, 3]))
-    oracle.assert_agree(found, [g / 2 for g in expected])
+    expected = oracle.per_sample_gradients(model, x, y)
+    oracle.assert_agree(compute(x, y), [g / 2 for g in expected])
 
 
 CHANNELS_FIRST = {
@@ -189,12 +184,16 @@ def _compiled_gradients(model, x):
 
     @tf.function(jit_compile=True, autograph=False)
     def compute(x):
-        tape = Tape(model)
-        with tape:
-            y = tape.forward(x)
-            loss = model._compile_loss(tf.zeros_like(y), y)
-        factors = tape.sample_gradients(loss)
-        assert all(call.rule for call in tape.calls)
+        factors = _factors(
+            model, x, tf.zeros(model.compute_output_shape(x.shape))
+        )
         return [f.materialize() for f in factors]
 
     return compute(x)
+
+
+def _factors(model, x, y):
+    tape = Tape(model, (x, y, None), training=False)
+    with tape:
+        loss = model._compile_loss(y, tape.forward(x))
+    return tape.sample_gradients(loss)

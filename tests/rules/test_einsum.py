@@ -42,7 +42,7 @@ def _layer(name, **kwargs):
 def test_is_exact(name):
     shape = EQUATIONS[name][1]
     model = stack(shape, _layer(name, activation="tanh"))
-    for run, n in (("graph", 3), ("eager", 1)):
+    for run, n in (("graph", 3), ("known size", 1)):
         assert_exact(model, normal(n, *shape), run=run)
 
 
@@ -118,7 +118,7 @@ def test_attention_is_exact(name):
     query, value = keras.Input((3, 4)), keras.Input((5, 4))
     outputs = ATTENTION[name]()(query, value, use_causal_mask=True)
     model = randomized(keras.Model([query, value], outputs))
-    for run, n in (("graph", 3), ("eager", 1)):
+    for run, n in (("graph", 3), ("known size", 1)):
         x = [normal(n, 3, 4), normal(n, 5, 4)]
         assert_exact(model, x, run=run)
 
