@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from keras_pergrad import refusals, replicas
+from keras_pergrad import replicas
 from keras_pergrad.aggregation import is_finite
 from keras_pergrad.arguments import positive_integer
 from keras_pergrad.batches import first_tensor
@@ -22,7 +22,9 @@ from keras_pergrad.modes.contributions import Contributions, divided
 from keras_pergrad.modes.microbatches import sum_over
 from keras_pergrad.modes.pending import Pending
 from keras_pergrad.modes.virtual import WeightedContributions
+from keras_pergrad.refusals import not_dense
 from keras_pergrad.registry import serialize
+from keras_pergrad.samples import Tape, refusals
 from keras_pergrad.replay import is_composite
 
 TAILS = ("apply", "keep", "drop")
@@ -98,7 +100,7 @@ class Accumulated(GradientMode):
         _require_plain(model)
         for part in tf.nest.flatten((x, y, sample_weight)):
             if is_composite(part):
-                raise ValueError(refusals.not_dense(part))
+                raise ValueError(not_dense(part))
         scale = loss_scale(model.optimizer)
         sums = added.kinds(model, x)
         arguments = model, x, scale, sums, self.steps == 1
@@ -109,6 +111,8 @@ class Accumulated(GradientMode):
             batch = *batch, tf.range(tf.shape(first_tensor(x))[0])
         else:
             parts = Contributions(*arguments)
+            for error in refusals(Tape(model, batch)) * self.per_sample:
+                raise error
         found = sum_over(parts, batch, self.microbatch_size)
         totals = parts.totals(found)
         groups, statistics = self._checked(parts.groups(totals), totals, scale)

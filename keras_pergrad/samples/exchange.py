@@ -8,6 +8,7 @@ refused by name. Whatever the runs assign is put back.
 """
 
 import dataclasses
+import itertools
 import weakref
 
 import numpy as np
@@ -89,9 +90,10 @@ class Exchange:
         Raises:
             ValueError: the step has other ops than the trial had.
         """
-        kinds = [c.op.type for c in uses.candidates]
-        if kinds != [s.kind for s in self.seen]:
-            raise ValueError(messages.OTHER_OPS)
+        pairs = itertools.zip_longest(uses.candidates, self.seen)
+        for candidate, seen in pairs:
+            if not candidate or not seen or candidate.op.type != seen.kind:
+                raise ValueError(messages.other_ops(candidate, seen))
         behind, found = set(), []
         for candidate, seen in zip(uses.candidates, self.seen):
             op = candidate.op

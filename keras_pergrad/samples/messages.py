@@ -2,12 +2,6 @@
 
 import keras
 
-OTHER_OPS = (
-    "The model runs other ops in this step than when it was tried out on a "
-    "few samples, so that it is not known where its samples are. Let it do "
-    "the same in every call (no Python state that changes), or use "
-    "gradient_mode='per_sample'."
-)
 COMPOSITE = (
     "The batch has a sparse or ragged tensor, whose samples cannot be told "
     "apart. Densify it in the data set, or use gradient_mode='batch'."
@@ -50,6 +44,20 @@ def mixes(model, layer, op, draws):
         f"{where} mixes the samples of a batch in the op {op.type} "
         f"({op.name}): a sample's output depends on other samples, so that "
         f"per-sample gradients are not defined. {_WAY_OUT}"
+    )
+
+
+def other_ops(candidate, seen):
+    """The step has another op with weights than the trial had."""
+    found = "none" if candidate is None else candidate.op.type
+    if candidate is not None:
+        found += f" ({candidate.op.name})"
+    tried = "none" if seen is None else seen.kind
+    return (
+        f"The step uses a weight in the op {found}, where the trial on a few "
+        f"samples used it in {tried}, so that it is not known where its "
+        "samples are. Let the model do the same in every call (no Python "
+        "state that changes), or use gradient_mode='per_sample'."
     )
 
 

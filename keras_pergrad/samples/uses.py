@@ -95,6 +95,16 @@ class Uses:
         owner = {op: ops for ops in claimed for op in ops}
         for op in operations:
             self._look(op, self.claimed.get(owner.get(op)))
+        self._drop_what_leads_nowhere()
+
+    def _drop_what_leads_nowhere(self):
+        """Leave out ops on weights that never meet data: regularisers'."""
+        needed, kept = set(), []
+        for one in reversed(self.candidates):
+            if one.by_value or any(id(t) in needed for t in one.op.outputs):
+                kept.append(one)
+                needed.update(id(one.op.inputs[k]) for k in one.weights)
+        self.candidates = kept[::-1]
 
     def gradients(self, loss, others=()):
         """Return the gradients of a loss at the candidates, and of others.
