@@ -24,8 +24,8 @@ from keras_pergrad.modes.pending import Pending
 from keras_pergrad.modes.virtual import WeightedContributions
 from keras_pergrad.refusals import not_dense
 from keras_pergrad.registry import serialize
-from keras_pergrad.samples import Tape, refusals
 from keras_pergrad.replay import is_composite
+from keras_pergrad.samples import Tape, refusals
 
 TAILS = ("apply", "keep", "drop")
 
