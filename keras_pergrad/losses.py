@@ -123,6 +123,7 @@ def additional_sums(replay, n):
 
     A batch in which every sample stands twice shows whether the term is a
     sum over the batch or a mean. (One sample would not do: its term may be 0.)
+    Of a term that is 0 for both, the op that reduced it tells.
     """
     if not replay.recorded.losses:
         return []
@@ -132,6 +133,7 @@ def additional_sums(replay, n):
     for single, double in zip(
         replay.forward(once)[1], replay.forward(twice)[1]
     ):
+        guess = tf.constant(_looks_like_sum(double))
         single, double = tf.reduce_sum(single), tf.reduce_sum(double)
         to_sum = tf.abs(double - 2 * single)
         to_mean = tf.abs(double - single)
@@ -141,8 +143,25 @@ def additional_sums(replay, n):
         right = tf.logical_or(right, tf.equal(n, 0))
         check = tf.debugging.Assert(right, [_LOSS_MESSAGE, single, double])
         with tf.control_dependencies([check] if check is not None else []):
-            found.append((single, tf.identity(to_sum < to_mean)))
+            zero = tf.logical_and(tf.equal(single, 0), tf.equal(double, 0))
+            is_sum = tf.where(zero, guess, to_sum < to_mean)
+            found.append((single, is_sum))
     return found
+
+
+def _looks_like_sum(term):
+    """Whether the last reduction behind a scalar of a graph is a sum."""
+    waiting = [] if tf.executing_eagerly() else [term]
+    while waiting:
+        tensor = waiting.pop()
+        if tensor.op.type in ("Sum", "Mean"):
+            return tensor.op.type == "Sum"
+        if tensor.op.type in ("RealDiv", "DivNoNan"):
+            if tf.get_static_value(tensor.op.inputs[1]) is None:
+                return False  # by a number of samples, most likely
+        if tensor.shape.rank == 0:
+            waiting += tensor.op.inputs
+    return False
 
 
 @contextlib.contextmanager

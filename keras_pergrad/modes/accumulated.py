@@ -1,4 +1,7 @@
-"""The batch in microbatches: the gradient of the whole, in less memory."""
+"""The batch in microbatches: the gradient of the whole, in less memory.
+
+Private names in use: `Layer._flatten_layers`.
+"""
 
 import tensorflow as tf
 
@@ -6,6 +9,7 @@ from keras_pergrad import replicas
 from keras_pergrad.aggregation import is_finite
 from keras_pergrad.arguments import positive_integer
 from keras_pergrad.batches import first_tensor
+from keras_pergrad.model_state import plain_variables
 from keras_pergrad.modes import added, shares
 from keras_pergrad.modes.base import (
     GradientMode,
@@ -101,10 +105,13 @@ class Accumulated(GradientMode):
         for part in tf.nest.flatten((x, y, sample_weight)):
             if is_composite(part):
                 raise ValueError(not_dense(part))
+        batch = x, y, sample_weight
+        if plain_variables(model._flatten_layers()):
+            for error in refusals(Tape(model, batch), repeated="microbatch"):
+                raise error
         scale = loss_scale(model.optimizer)
         sums = added.kinds(model, x)
         arguments = model, x, scale, sums, self.steps == 1
-        batch = x, y, sample_weight
         if self._weighs:
             parts = WeightedContributions(self.inner, *arguments)
             parts.look_through(batch, self.microbatch_size)

@@ -35,8 +35,14 @@ class Samples:
         drawn, added = [], []
         if part is not None:
             y, sample_weight = part.y, part.sample_weight
-        for error in refusals(Tape(model, (x, y, sample_weight), training)):
+        tried = Tape(model, (x, y, sample_weight), training)
+        for error in refusals(tried, repeated="sample"):
             raise error
+        # What a layer reads before it assigns it, each sample reads as well.
+        state = [
+            (v, tf.identity(tf.convert_to_tensor(v.value)))
+            for v in model.non_trainable_variables
+        ]
         with (
             draws.recording(drawn.append),
             noting_losses(model, added),
@@ -67,7 +73,7 @@ class Samples:
         ]
         inside = training_inside(model, training)
         recorded = Recorded(model, (x,), {}, inside, drawn, outputs, added)
-        self._replay = Replay(recorded, self.variables)
+        self._replay = Replay(recorded, self.variables, state)
         if part is None:
             self._loss_weights = additional_loss_weights(
                 self._replay, self.n, scale

@@ -5,6 +5,8 @@ of them exchanged, and on five. From what moves in the tensors at each use of
 a weight, and in the gradients there, follows where these tensors hold the
 samples (see `motion`). What mixes samples, on the way forward or back, is
 refused by name. Whatever the runs assign is put back.
+
+Private name in use: `keras.src.backend.common.global_state`.
 """
 
 import dataclasses
@@ -13,10 +15,13 @@ import weakref
 
 import numpy as np
 import tensorflow as tf
+from keras.src.backend.common import global_state
 
 from keras_pergrad.batches import first_tensor
 from keras_pergrad.factors.xla import in_xla
+from keras_pergrad.losses import components
 from keras_pergrad.model_state import (
+    assigned_variables,
     losses_kept,
     random_state_kept,
     run_and_restore,
@@ -75,11 +80,16 @@ class Exchange:
         refusals: a list of (layer or None, error).
         misplaced: which calls of rules do not have the samples on the first
             axis.
+        assigned: the paths of the trainable variables that the forward pass
+            assigns.
+        counted: whether it assigns variables that Keras does not know.
     """
 
     seen: tuple
     refusals: tuple = ()
     misplaced: tuple = ()
+    assigned: tuple = ()
+    counted: bool = False
 
     def uses_in(self, uses):
         """Return (candidate, `Seen`) for each candidate that is a use.
@@ -134,16 +144,28 @@ def exchange_of(tape):
     return kept[1]
 
 
-def refusals(tape):
+def refusals(tape, repeated=None):
     """Return the errors that a tape would raise for what mixes samples.
 
     Of a model that cannot be tried out nothing is known, and none returned.
+
+    Args:
+        tape: the tape.
+        repeated: "sample", for which the forward pass is repeated: what that
+            may not change is refused, too. "microbatch": that alone is.
     """
     try:
         found = exchange_of(tape)
     except CannotTry:
         return []
-    return [error for _, error in found.refusals]
+    errors = [error for _, error in found.refusals]
+    if repeated == "microbatch":
+        errors = []
+    if repeated == "sample" and found.assigned:
+        errors.append(ValueError(messages.assigns_weights(found.assigned)))
+    if repeated and found.counted:
+        errors.append(ValueError(messages.counts(tape.model, repeated)))
+    return errors
 
 
 class CannotTry(ValueError):
@@ -170,10 +192,16 @@ class Trial:
 
     def exchange(self):
         """Return an `Exchange`."""
-        judged = _Judgement(*self.looked(_Looked))
+        look, *runs = self.looked(_Looked)
+        judged = _Judgement(look, *runs)
         refusals = list(judged.refusals(self))
         refusals += _mixes_by_chance(self.like)
-        return Exchange(judged.seen, tuple(refusals), judged.misplaced)
+        return Exchange(
+            judged.seen,
+            tuple(refusals),
+            judged.misplaced,
+            *_assigned(self.like, look.function),
+        )
 
     def looked(self, make):
         """Run a step on a few samples in the way in which the model can.
@@ -202,6 +230,7 @@ class Trial:
                 except tf.errors.OpError as found:
                     error = error or found
                     continue
+                traced.look.function = traced.function
                 if number is not None:
                     runs.append(None)
                 return traced.look, *runs, number or SAMPLES, self.fixed
@@ -243,6 +272,29 @@ class Trial:
             run, autograph=False, jit_compile=compiled
         ).get_concrete_function(*specs)
         return found
+
+
+def _assigned(tape, function):
+    """The first two of what `Exchange` says of assigned variables."""
+    handles = assigned_variables(function)
+
+    def among(variables):
+        parts = [p for v in variables for p in components(v)]
+        return [h for h in handles if any(h.is_of(part) for part in parts)]
+
+    model = tape.model
+    losses = getattr(model, "_compile_loss", None)
+    metrics = [*model.metrics, *getattr(losses, "metrics", ())]
+    known = [*model.variables, *(v for m in metrics for v in m.variables)]
+    known += [v for v in _seeds() if v is not None]
+    paths = [v.path for v in tape.variables if among([v])]
+    return tuple(paths), len(among(known)) < len(handles)
+
+
+def _seeds():
+    """The state of Keras's own seeds, if something has drawn by them."""
+    seeds = global_state.get_global_attribute("global_seed_generator")
+    return [seeds and seeds.state]
 
 
 def _mixes_by_chance(tape):

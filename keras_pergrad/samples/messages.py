@@ -145,3 +145,24 @@ def entangled(op):
         "cannot be differentiated for one sample after the other. Take the "
         "weight out of the loop, or use gradient_mode='per_sample'."
     )
+
+
+def assigns_weights(paths):
+    """The forward pass changes a weight that it then reads."""
+    names = ", ".join(map(repr, paths))
+    return (
+        f"The forward pass assigns the trainable variables {names}, so that "
+        "it cannot be repeated for one sample after the other. Use "
+        "gradient_mode='vectorized', where it runs once."
+    )
+
+
+def counts(model, repeated):
+    """A layer keeps a state of its own that each repetition would change."""
+    return (
+        f"A layer of model {model.name!r} assigns a tf.Variable that Keras "
+        f"does not know, and the forward pass is repeated for each {repeated} "
+        "here, which would change it as often. Make it a Keras variable "
+        "(add_weight(trainable=False)) where each sample may repeat what the "
+        "batch read, or use gradient_mode='vectorized'."
+    )
