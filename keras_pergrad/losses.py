@@ -156,9 +156,9 @@ def _looks_like_sum(term):
         tensor = waiting.pop()
         if tensor.op.type in ("Sum", "Mean"):
             return tensor.op.type == "Sum"
-        if tensor.op.type in ("RealDiv", "DivNoNan"):
-            if tf.get_static_value(tensor.op.inputs[1]) is None:
-                return False  # by a number of samples, most likely
+        divides = tensor.op.type in ("RealDiv", "DivNoNan")
+        if divides and tf.get_static_value(tensor.op.inputs[1]) is None:
+            return False  # by a number of samples, most likely
         if tensor.shape.rank == 0:
             waiting += tensor.op.inputs
     return False

@@ -219,7 +219,7 @@ def variables_of(model):
     if seeds is not None:
         variables.append(seeds.state)
     found = [v.value for v in variables]
-    found += plain_variables(model._flatten_layers())
+    found += _plain_variables(model._flatten_layers())
     return list({id(v): v for v in found}.values())
 
 
@@ -256,8 +256,8 @@ class ModelState:
         self._stack.close()
 
 
-def plain_variables(layers):
-    """List the `tf.Variable`s that layers hold without Keras's knowledge."""
+def _plain_variables(layers):
+    """The `tf.Variable`s that layers hold without Keras's knowledge."""
     found, seen = [], {}
     waiting = [value for layer in layers for value in vars(layer).values()]
     while waiting:

@@ -305,7 +305,7 @@ def test_images_of_unknown_size_with_a_sigmoid_train_as_keras():
     )
     data = tf.data.Dataset.from_generator(
         lambda: iter([(x, y)]), output_signature=signature
-    )
+    ).repeat()
 
     def step(**mode):
         keras.utils.set_random_seed(0)
@@ -319,7 +319,7 @@ def test_images_of_unknown_size_with_a_sigmoid_train_as_keras():
         model = kpg.PerGradModel.from_model(model) if mode else model
         model.compile(keras.optimizers.SGD(0.1), "mse", **mode)
         start = [np.asarray(w) for w in model.weights]
-        model.fit(data, verbose=0, shuffle=False)
+        model.fit(data, verbose=0, shuffle=False, steps_per_epoch=1)
         return [np.asarray(w) - s for w, s in zip(model.weights, start)]
 
     assert distance(step(gradient_mode="vectorized"), step()) < 1e-3

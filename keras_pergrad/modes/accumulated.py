@@ -1,7 +1,4 @@
-"""The batch in microbatches: the gradient of the whole, in less memory.
-
-Private names in use: `Layer._flatten_layers`.
-"""
+"""The batch in microbatches: the gradient of the whole, in less memory."""
 
 import tensorflow as tf
 
@@ -9,7 +6,6 @@ from keras_pergrad import replicas
 from keras_pergrad.aggregation import is_finite
 from keras_pergrad.arguments import positive_integer
 from keras_pergrad.batches import first_tensor
-from keras_pergrad.model_state import plain_variables
 from keras_pergrad.modes import added, shares
 from keras_pergrad.modes.base import (
     GradientMode,
@@ -106,9 +102,8 @@ class Accumulated(GradientMode):
             if is_composite(part):
                 raise ValueError(not_dense(part))
         batch = x, y, sample_weight
-        if plain_variables(model._flatten_layers()):
-            for error in refusals(Tape(model, batch), repeated="microbatch"):
-                raise error
+        for error in refusals(Tape(model, batch), repeated="microbatch"):
+            raise error
         scale = loss_scale(model.optimizer)
         sums = added.kinds(model, x)
         arguments = model, x, scale, sums, self.steps == 1

@@ -152,7 +152,8 @@ def refusals(tape, repeated=None):
     Args:
         tape: the tape.
         repeated: "sample", for which the forward pass is repeated: what that
-            may not change is refused, too. "microbatch": that alone is.
+            may not change is refused, too. "microbatch": layers may take
+            the statistics of each, as BatchNormalization does.
     """
     try:
         found = exchange_of(tape)
@@ -160,7 +161,11 @@ def refusals(tape, repeated=None):
         return []
     errors = [error for _, error in found.refusals]
     if repeated == "microbatch":
-        errors = []
+        errors = [
+            error
+            for layer, error in found.refusals
+            if not isinstance(layer, messages.OF_MICROBATCHES)
+        ]
     if repeated == "sample" and found.assigned:
         errors.append(ValueError(messages.assigns_weights(found.assigned)))
     if repeated and found.counted:

@@ -12,6 +12,8 @@ MIX_BY_CHANCE = tuple(
     for name in ("AugMix", "CutMix", "MixUp", "RandAugment")
     if hasattr(keras.layers, name)
 )
+#: Layers that act on each microbatch as on a batch, as their users know.
+OF_MICROBATCHES = (keras.layers.BatchNormalization, *MIX_BY_CHANCE)
 _WAY_OUT = (
     "Make it act on each sample alone, or compile with gradient_mode='batch'."
 )
