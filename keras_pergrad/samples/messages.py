@@ -117,6 +117,10 @@ def cannot_be_tried(model, error):
 def _first_line(error):
     text = getattr(error, "message", None) or str(error)
     lines = [one.strip() for one in text.splitlines() if one.strip()]
+    if lines and lines[0].startswith("Graph execution error"):
+        # The reason comes before the names of the nodes.
+        nodes = [k for k, one in enumerate(lines) if one.startswith("[[")]
+        lines = lines[nodes[0] - 1 :] if nodes else lines[1:]
     return lines[0][:300] if lines else type(error).__name__
 
 
