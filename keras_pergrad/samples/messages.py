@@ -12,10 +12,10 @@ COMPOSITE = (
     "The batch has a sparse or ragged tensor, whose samples cannot be told "
     "apart. Densify it in the data set, or use gradient_mode='batch'."
 )
-#: Layers of Keras that draw whether and how they mix images.
+#: Layers of Keras that mix images in some draws, or for some values.
 MIX_BY_CHANCE = tuple(
     getattr(keras.layers, name)
-    for name in ("AugMix", "CutMix", "MixUp", "RandAugment")
+    for name in ("AugMix", "CutMix", "Equalization", "MixUp", "RandAugment")
     if hasattr(keras.layers, name)
 )
 _WAY_OUT = (
