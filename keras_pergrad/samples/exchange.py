@@ -175,9 +175,8 @@ class Trial:
     def exchange(self):
         """Return an `Exchange`."""
         judged = _Judgement(*self.looked(_Looked))
-        refusals = list(judged.refusals(self))
-        refusals += _mixes_by_chance(self.like)
-        return Exchange(judged.seen, tuple(refusals), judged.misplaced)
+        refusals = *_mixes_by_chance(self.like), *judged.refusals(self)
+        return Exchange(judged.seen, refusals, judged.misplaced)
 
     def looked(self, make):
         """Run a step on a few samples in the way in which the model can.
