@@ -284,7 +284,7 @@ def test_penalties_on_weights_in_the_loss_are_refused():
         return ops.mean(ops.square(y - y_pred)) + ops.sum(kernel**2)
 
     model.compile("sgd", loss)
-    with pytest.raises(ValueError, match="kernel' .* no longer apart"):
+    with pytest.raises(ValueError, match=r"kernel' .* no longer apart"):
         kpg.per_sample_norms(model, *_batch(T, model))
 
 
