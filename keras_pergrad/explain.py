@@ -128,6 +128,9 @@ def _rows(model, x, n):
     tape = Tape(model, (x, None, None), loss=sum_of_outputs)
 
     def refuse(layer, error):
+        if layer is None and refused:
+            # It follows from what was refused before.
+            return
         refused.setdefault(id(layer or model), str(error))
 
     tape.refuse = refuse
@@ -140,12 +143,24 @@ def _rows(model, x, n):
         for k, factor, use in tape.parts(loss):
             found[k].append((factor, use))
     except ValueError as error:
-        refuse(model, error)
+        refuse(None, error)
     places = {id(v): k for k, v in enumerate(tape.variables)}
-    for layer in model._flatten_layers():
+    for layer in _nested(model):
         own = [places[id(v)] for v in _own(layer) if id(v) in places]
-        if own or id(layer) in refused:
+        # After a refusal not all uses are known.
+        known = any(found[k] for k in own) or (own and not refused)
+        if known or id(layer) in refused:
             yield _row(layer, own, tape.variables, found, refused, n)
+
+
+def _nested(layer, seen=None):
+    """A layer and all inside, each once, as they were made."""
+    seen = set() if seen is None else seen
+    if id(layer) not in seen:
+        seen.add(id(layer))
+        yield layer
+        for inner in layer._layers:
+            yield from _nested(inner, seen)
 
 
 def _own(layer):

@@ -302,7 +302,7 @@ class Around(keras.Model):
         ]
         outputs = _call(self.layer, found, training)
         flat = [
-            tf.reshape(tf.cast(t, self.compute_dtype), [len(t), -1])
+            tf.reshape(tf.cast(t, self.compute_dtype), [tf.shape(t)[0], -1])
             for t in tf.nest.flatten(outputs)
         ]
         return self.after(tf.concat(flat, -1))

@@ -277,10 +277,9 @@ class Folded(layers.Layer):
 @pytest.mark.parametrize(
     ("layer", "match"),
     [
-        (Centre, "gives another output for a sample alone"),
-        (Raw, "gives another output for a sample alone"),
-        (OwnPenalty, "a loss that depends on its own weights"),
-        (Folded, "samples are no longer on the first axis"),
+        (Centre, r"'centre'.* mixes the samples of a batch in the op Mean"),
+        (Raw, "'raw'.* draws numbers by the op"),
+        (OwnPenalty, "depends on 'own_penalty.* samples are no longer apart"),
     ],
 )
 @pytest.mark.parametrize("eager", [False, True])
@@ -296,6 +295,18 @@ def test_layers_that_cannot_be_handled_are_refused(layer, match, eager):
         model.fit(*_data(), verbose=0)
     for a, b in zip(before, model.get_weights(), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.usefixtures("float64")
+def test_a_layer_that_folds_samples_into_one_axis_is_exact():
+    inputs = keras.Input((4,))
+    outputs = layers.Dense(3)(Folded()(layers.Dense(4)(inputs)))
+    model = keras.Model(inputs, outputs)
+    model.compile("sgd", "mse")
+    x, y = (a.astype("float64") for a in _data())
+    found = kpg.per_sample_gradients(model, x, y)
+    looped = kpg.per_sample_gradients(model, x, y, method="per_sample")
+    oracle.assert_agree(found, looped)
 
 
 def test_layers_are_as_before_when_a_call_raises():
@@ -364,20 +375,32 @@ class Unused(Rematerialised):
         return x
 
 
-@pytest.mark.parametrize(
-    ("layer", "match"),
-    [
-        (Rematerialised, "custom gradient"),
-        (Looped, "inside a tf.function, loop"),
-        (Unused, "no layer of model .* was seen to read"),
-    ],
-)
-def test_calls_out_of_sight_are_refused(layer, match):
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("layer", [Rematerialised, Looped, Unused])
+def test_calls_out_of_sight_are_exact(layer):
     inputs = keras.Input((4,))
-    model = kpg.PerGradModel(inputs, layers.Dense(3)(layer()(inputs)))
-    model.compile("sgd", "mse", gradient_mode="vectorized", jit_compile=False)
-    with pytest.raises(ValueError, match=match):
+    model = keras.Model(inputs, layers.Dense(3)(layer()(inputs)))
+    model.compile("sgd", "mse", jit_compile=False)
+    x, y = (a.astype("float64") for a in _data())
+    oracle.check(kpg.per_sample_gradients(model, x, y), model, x, y)
+
+
+def test_weights_that_are_not_used_get_no_gradient_as_in_keras():
+    inputs = keras.Input((4,))
+    layer = Unused()
+    model = kpg.PerGradModel(inputs, layers.Dense(3)(layer(inputs)))
+    model.compile("sgd", "mse", gradient_mode="vectorized")
+    before = layer.get_weights()
+    with pytest.warns(UserWarning, match="Gradients do not exist"):
         model.fit(*_data(), verbose=0)
+    for a, b in zip(before, layer.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+_BESIDE = {
+    "vectorized": "'decayed/dense/kernel' .* the samples are no longer apart",
+    "per_sample": "outside the forward pass",
+}
 
 
 def test_a_loss_that_reads_weights_is_refused():
@@ -389,7 +412,7 @@ def test_a_loss_that_reads_weights_is_refused():
     for mode in ("vectorized", "per_sample"):
         model = Decayed()
         model.compile("sgd", "mse", gradient_mode=mode)
-        with pytest.raises(ValueError, match="outside the forward pass"):
+        with pytest.raises(ValueError, match=_BESIDE[mode]):
             model.fit(*_data(), verbose=0)
 
 

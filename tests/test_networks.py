@@ -169,4 +169,4 @@ def test_trains(make):
     assert history["loss"][-1] < history["loss"][0]
     assert all(np.isfinite(history["gradient_variance"]))
     served = {row.served_by for row in kpg.explain(model, 4)}
-    assert served <= {"rule", "fallback"}
+    assert served <= {"rule", "ops"}

@@ -21,7 +21,7 @@ def culprit(trial, forward):
     """
     make = _All if forward else _Back
     look, before, after, other, *known = trial.looked(make)
-    again = trial.looked(make)[1]
+    again = look.again()
     model = trial.like.model
     motions = [
         watch(a, b, None if other is None else other[k], *known)

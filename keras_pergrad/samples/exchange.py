@@ -10,9 +10,11 @@ Private name in use: `keras.src.backend.common.global_state`.
 """
 
 import dataclasses
+import functools
 import itertools
 import weakref
 
+import keras
 import numpy as np
 import tensorflow as tf
 from keras.src.backend.common import global_state
@@ -26,8 +28,10 @@ from keras_pergrad.model_state import (
     random_state_kept,
     run_and_restore,
 )
+from keras_pergrad.rules.registry import find_rule
 from keras_pergrad.samples import messages, values
 from keras_pergrad.samples.motion import SAMPLES, watch
+from keras_pergrad.samples.use import Use
 
 _FOUND = weakref.WeakKeyDictionary()
 
@@ -121,16 +125,18 @@ class Exchange:
 def exchange_of(tape):
     """Return the `Exchange` for a tape's model and batch.
 
-    It is kept as long as the model, its loss and what is trainable.
+    It is kept as long as the model, its loss, its layers' rules and what is
+    trainable.
     """
     model = tape.model
+    layers = model._flatten_layers()
     specs = tf.nest.map_structure(values.spec, tape.batch)
     key = (
         tape.training,
         tape.loss,
         str(specs),
         tuple(map(id, tape.variables)),
-        tuple(layer.trainable for layer in model._flatten_layers()),
+        tuple((layer.trainable, find_rule(layer)) for layer in layers),
     )
     loss = getattr(model, "_compile_loss", None)
     known = _FOUND.setdefault(model, {})
@@ -199,11 +205,10 @@ class Trial:
         """Return an `Exchange`."""
         look, *runs = self.looked(_Looked)
         judged = _Judgement(look, *runs)
-        refusals = list(judged.refusals(self))
-        refusals += _mixes_by_chance(self.like)
+        refusals = *_mixes_by_chance(self.like), *judged.refusals(self)
         return Exchange(
             judged.seen,
-            tuple(refusals),
+            refusals,
             judged.misplaced,
             *_assigned(self.like, look.function),
         )
@@ -215,7 +220,8 @@ class Trial:
             make: `make(tape, y_pred, loss, behind)` says what to look at.
 
         Returns:
-            What it said; the arrays for a batch, for the same with one
+            What it said, which can run the first batch `again`; the arrays
+            for a batch, for the same with one
             sample exchanged and for more samples (None: the model takes one
             number of samples only); and two arguments of `watch`.
         """
@@ -238,6 +244,7 @@ class Trial:
                 traced.look.function = traced.function
                 if number is not None:
                     runs.append(None)
+                traced.look.again = functools.partial(traced.run, batches[0])
                 return traced.look, *runs, number or SAMPLES, self.fixed
         raise CannotTry(
             messages.cannot_be_tried(self.like.model, error)
@@ -333,11 +340,12 @@ class _Looked:
 
     Attributes:
         tensors: all of them, flat; the others refer to them by their places.
+        behind: the ops of the loss.
     """
 
     def __init__(self, tape, y_pred, loss, behind):
-        del behind
         self.tensors = []
+        self.behind = set(tape.graph.get_operations()[behind:])
         self.uses = uses = tape.uses()
         self.calls = tape.calls
         watched = [t for call in tape.calls for t in call.watched]
@@ -406,7 +414,7 @@ class _Judgement:
 
     def refusals(self, trial):
         """Yield (layer, error) for what cannot be served."""
-        backward = False
+        beside, backward = [], False
         forward = any(self._motion(k).mixed for k in self.look.outputs)
         for candidate, seen in zip(self.look.uses.candidates, self.seen):
             if not candidate.by_value and not seen.has_samples:
@@ -414,6 +422,9 @@ class _Judgement:
             pairs = list(zip(seen.outputs, seen.deltas))
             alive = [(o, d) for o, d in pairs if d is not None]
             if not alive:
+                continue
+            if candidate.op in self.look.behind and alive[0][0].mixed:
+                beside.append(candidate)
                 continue
             forward |= any(m.mixed for m in seen.data.values())
             forward |= any(o.mixed for o, _ in alive)
@@ -425,7 +436,22 @@ class _Judgement:
         if forward or backward:
             from keras_pergrad.samples.culprit import culprit
 
-            yield culprit(trial, forward)
+            found, error = culprit(trial, forward)
+            yield found, error
+            normalization = keras.layers.BatchNormalization
+            if isinstance(found, normalization):
+                # What follows is mixed, so that a run shows the first only.
+                model = trial.like.model
+                for layer in model._flatten_layers():
+                    if isinstance(layer, normalization) and layer.trainable:
+                        text = messages.mixes(model, layer, None, False)
+                        yield layer, ValueError(text)
+        for candidate in beside:
+            variables = trial.like.variables
+            use = Use(
+                candidate, None, (), None, None, self.look.uses, variables
+            )
+            yield None, ValueError(messages.no_samples(use))
 
 
 def _leads(motion):

@@ -6,10 +6,10 @@ COMPOSITE = (
     "The batch has a sparse or ragged tensor, whose samples cannot be told "
     "apart. Densify it in the data set, or use gradient_mode='batch'."
 )
-#: Layers of Keras that draw whether and how they mix images.
+#: Layers of Keras that mix images in some draws, or for some values.
 MIX_BY_CHANCE = tuple(
     getattr(keras.layers, name)
-    for name in ("AugMix", "CutMix", "MixUp", "RandAugment")
+    for name in ("AugMix", "CutMix", "Equalization", "MixUp", "RandAugment")
     if hasattr(keras.layers, name)
 )
 #: Layers that act on each microbatch as on a batch, as their users know.
@@ -127,6 +127,10 @@ def cannot_be_tried(model, error):
 def _first_line(error):
     text = getattr(error, "message", None) or str(error)
     lines = [one.strip() for one in text.splitlines() if one.strip()]
+    if lines and lines[0].startswith("Graph execution error"):
+        # The reason comes before the names of the nodes.
+        nodes = [k for k, one in enumerate(lines) if one.startswith("[[")]
+        lines = lines[nodes[0] - 1 :] if nodes else lines[1:]
     return lines[0][:300] if lines else type(error).__name__
 
 

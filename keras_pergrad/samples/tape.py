@@ -151,7 +151,10 @@ class Tape:
             if all(d is None for d in deltas):
                 continue
             use = Use(candidate, seen, deltas, n, scale, uses, self.variables)
-            yield from self._by_op(use)
+            try:
+                yield from self._by_op(use)
+            except ValueError as error:
+                self.refuse(None, error)
 
     def _by_op(self, use):
         for place in use.candidate.weights:

@@ -36,8 +36,9 @@ class Candidate:
             handles of trainable variables.
         by_value: whether its outputs depend on the batch's values.
         by_size: whether they depend on its size.
-        outputs: its floating-point outputs that some op takes, and those
-            that are taken out of the lists that it puts out.
+        outputs: its floating-point outputs (of several, those that some op
+            takes), and those that are taken out of the lists that it puts
+            out.
         within: the `Inlined` call that it is in, or None.
     """
 
@@ -195,7 +196,11 @@ class Uses:
             t
             for t in outputs
             if t.dtype.is_floating
-            and not self._operations.isdisjoint(t.consumers())
+            and (
+                # The loss is taken by no op.
+                len(outputs) == 1
+                or not self._operations.isdisjoint(t.consumers())
+            )
         ]
         if weights:
             made = Candidate(

@@ -79,14 +79,14 @@ def batches(specs, number=None):
             )
             if len(tried) > 64:
                 break
-    for numbers in tried:
+    for numbers, classes in itertools.product(tried, (2, 1)):
         rng = np.random.default_rng(0)
         first, second = [], []
         for one, pair in zip(kinds, numbers):
             a, b = _pair(one, count, rng, pair)
             first.append(a)
             second.append(b)
-        targets = [_fixed(s, count, rng) for s in tf.nest.flatten(y)]
+        targets = [_fixed(s, count, rng, classes) for s in tf.nest.flatten(y)]
         weights = [_ones(s, count) for s in tf.nest.flatten(sample_weight)]
         packed = (
             tf.nest.pack_sequence_as(x, _with_none(x, first)),
@@ -150,8 +150,12 @@ def _pair(one, count, rng, numbers):
     return numbers[chosen], numbers[1 - chosen]
 
 
-def _fixed(one, count, rng):
-    """Targets: classes are all the first, which every model has."""
+def _fixed(one, count, rng, classes):
+    """Targets: samples of the first classes in turn.
+
+    With two of them a loss that compares samples has something to compare;
+    one class every model has.
+    """
     if one is None:
         return None
     if one.shape.rank in (None, 0):
@@ -161,7 +165,9 @@ def _fixed(one, count, rng):
     if one.dtype.is_floating:
         values = rng.uniform(size=_shape(one, count))
         return values.astype(one.dtype.as_numpy_dtype)
-    return np.zeros(_shape(one, count), one.dtype.as_numpy_dtype)
+    shape = _shape(one, count)
+    chosen = (np.arange(count) % classes).reshape(-1, *[1] * (len(shape) - 1))
+    return np.broadcast_to(chosen, shape).astype(one.dtype.as_numpy_dtype)
 
 
 def _ones(one, count):
