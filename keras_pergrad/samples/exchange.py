@@ -168,7 +168,8 @@ class Trial:
 
     def exchange(self):
         """Return an `Exchange`."""
-        judged = _Judgement(*self.looked(_Looked))
+        look, before, after, other, *known = self.looked(_Looked)
+        judged = _Judgement(look, before, after, other, *known)
         refusals = list(judged.refusals(self))
         refusals += _mixes_by_chance(self.like)
         return Exchange(judged.seen, tuple(refusals), judged.misplaced)
@@ -200,9 +201,9 @@ class Trial:
                 except tf.errors.OpError as found:
                     error = error or found
                     continue
-                if number is not None:
-                    runs.append(None)
-                return traced.look, *runs, number or SAMPLES, self.fixed
+                other = runs[2] if number is None else None
+                known = number or SAMPLES, self.fixed
+                return traced.look, runs[0], runs[1], other, *known
         raise CannotTry(
             messages.cannot_be_tried(self.like.model, error)
         ) from error

@@ -69,8 +69,8 @@ def batches(specs, number=None):
     whole = [k for k, s in enumerate(kinds) if s.dtype.is_integer]
     choices = [(1, 2)] * len(kinds)
     tried = [tuple(choices)]
-    for count in range(1, len(whole) + 1):
-        for some in itertools.combinations(whole, count):
+    for size in range(1, len(whole) + 1):
+        for some in itertools.combinations(whole, size):
             tried.append(
                 tuple(
                     (0, 1) if k in some else choice
