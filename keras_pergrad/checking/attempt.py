@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from keras_pergrad import draws
 from keras_pergrad.modes.base import call_model, loss_scale
+from keras_pergrad.patching import attribute
 from keras_pergrad.placement.devices import short_name
 from keras_pergrad.placement.replica import NotReplayable, Replica, trace_step
 
@@ -59,6 +60,9 @@ class Step:
         self.model, self.mode, self.data = model, mode, data
         self._used = []
         self._scaled = False
+        # The mode's own: the model may be compiled with another, or be plain.
+        aggregation = mode.aggregation
+        self._state = aggregation and aggregation.make_state()
         self._traced = trace_step(self._compute, data)
 
     @property
@@ -94,7 +98,8 @@ class Step:
     def _compute(self, data):
         data = tf.nest.map_structure(tf.convert_to_tensor, data)
         batch = keras.utils.unpack_x_y_sample_weight(data)
-        gradients = self.mode.step(self.model, *batch).gradients
+        with attribute(self.model, "aggregation_state", self._state):
+            gradients = self.mode.step(self.model, *batch).gradients
         if gradients is None:
             raise Refused(NO_GRADIENT)
         self._used = [g is not None for g in gradients]

@@ -154,6 +154,8 @@ class _Check:
         self._aggregations = [None]
         for mode in modes.values():
             weighs = ways.aggregation(mode)
+            if getattr(weighs, "noise_multiplier", 0):
+                continue
             if weighs is not None and weighs not in self._aggregations:
                 self._aggregations.append(weighs)
         self.reference = reference.find(

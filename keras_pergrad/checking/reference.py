@@ -177,7 +177,7 @@ def _by_loop(plain, values, x, aggregations, reference):
 def _finished(total, aggregation, penalties, rows):
     if aggregation is not None:
         tensors = [None if t is None else tf.constant(t) for t in total]
-        total = aggregation.finish(tensors, rows)
+        total = aggregation.finish(tensors, rows, aggregation.make_state())
         total = [None if t is None else np.asarray(t) for t in total]
     return [
         t if p is None else np.asarray(p, float) + (0.0 if t is None else t)

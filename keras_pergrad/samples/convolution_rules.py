@@ -57,7 +57,9 @@ def _patches(use, big, small):
         big, small = (_channels_last(t, added) for t in (big, small))
     sizes = big.shape.as_list()[1 + added : -1]
     positions = small.shape.as_list()[1 + added : -1]
-    if None in shape or None in sizes or None in positions:
+    channels = big.shape[-1]
+    known = None not in (channels, *shape, *sizes, *positions)
+    if channels is None or not known:
         return "the sizes of its input are not known when tracing"
     inner = slice(1, -1) if last else slice(2, None)
     windows = _windows(use, shape[:rank], sizes, positions, inner)
@@ -66,9 +68,7 @@ def _patches(use, big, small):
         if count is None:
             return "the sizes of its input are not known when tracing"
         windows = _with_positions(windows, count)
-    groups = big.shape[-1] // shape[-2]
-    if use.type in _DEPTHWISE:
-        groups = big.shape[-1]
+    groups = channels if use.type in _DEPTHWISE else channels // shape[-2]
     return Patches(big, small, windows, shape, groups)
 
 

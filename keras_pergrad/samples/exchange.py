@@ -82,8 +82,6 @@ class Exchange:
     Attributes:
         seen: a `Seen` for each `Candidate`, in order.
         refusals: a list of (layer or None, error).
-        misplaced: which calls of rules do not have the samples on the first
-            axis.
         assigned: the paths of the trainable variables that the forward pass
             assigns.
         counted: whether it assigns variables that Keras does not know.
@@ -91,7 +89,6 @@ class Exchange:
 
     seen: tuple
     refusals: tuple = ()
-    misplaced: tuple = ()
     assigned: tuple = ()
     counted: bool = False
 
@@ -203,15 +200,11 @@ class Trial:
 
     def exchange(self):
         """Return an `Exchange`."""
-        look, *runs = self.looked(_Looked)
-        judged = _Judgement(look, *runs)
+        look, before, after, other, *known = self.looked(_Looked)
+        judged = _Judgement(look, before, after, other, *known)
         refusals = *_mixes_by_chance(self.like), *judged.refusals(self)
-        return Exchange(
-            judged.seen,
-            refusals,
-            judged.misplaced,
-            *_assigned(self.like, look.function),
-        )
+        assigned = _assigned(self.like, look.function)
+        return Exchange(judged.seen, refusals, *assigned)
 
     def looked(self, make):
         """Run a step on a few samples in the way in which the model can.
@@ -242,10 +235,10 @@ class Trial:
                     error = error or found
                     continue
                 traced.look.function = traced.function
-                if number is not None:
-                    runs.append(None)
                 traced.look.again = functools.partial(traced.run, batches[0])
-                return traced.look, *runs, number or SAMPLES, self.fixed
+                other = runs[2] if number is None else None
+                known = number or SAMPLES, self.fixed
+                return traced.look, runs[0], runs[1], other, *known
         raise CannotTry(
             messages.cannot_be_tried(self.like.model, error)
         ) from error
@@ -396,13 +389,13 @@ class _Judgement:
             )
             for c, (data, outputs, deltas) in zip(look.uses.candidates, look.at)
         )
-        self.misplaced = tuple(
-            call.layer
-            for call, (value, _) in zip(
-                (c for c in look.calls for _ in c.watched), look.watched
-            )
-            if not _leads(self._motion(value))
-        )
+        # What rules watch must have the samples on the first axis.
+        owners = (c.layer for c in look.calls for _ in c.watched)
+        self.misplaced = [
+            layer
+            for layer, (value, delta) in zip(owners, look.watched)
+            if delta is not None and not _leads(self._motion(value))
+        ]
 
     def _motion(self, place):
         if place is None:
@@ -446,6 +439,9 @@ class _Judgement:
                     if isinstance(layer, normalization) and layer.trainable:
                         text = messages.mixes(model, layer, None, False)
                         yield layer, ValueError(text)
+        elif self.misplaced:
+            layer = self.misplaced[0]
+            yield layer, ValueError(messages.misplaced(layer))
         for candidate in beside:
             variables = trial.like.variables
             use = Use(

@@ -172,3 +172,12 @@ def counts(model, repeated):
         "(add_weight(trainable=False)) where each sample may repeat what the "
         "batch read, or use gradient_mode='vectorized'."
     )
+
+
+def misplaced(layer):
+    """A layer with a rule is given samples on another axis than the first."""
+    return (
+        f"{_named(layer)} has a rule, which needs the samples on the first "
+        "axis, and is called where they are elsewhere. Keep (batch, ...) as "
+        "the layout, or use gradient_mode='batch'."
+    )

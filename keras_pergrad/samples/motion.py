@@ -110,7 +110,7 @@ def _on_axis(change, axis, dtype, number, fixed):
             ("samples first", first),
             ("positions first", last),
         )
-        if pattern[EXCHANGED] and pattern.sum() == 1
+        if np.flatnonzero(pattern).tolist() == [EXCHANGED]
     ]
     if not fits:
         return Motion(Layout(axis), moved=True, mixed=True)

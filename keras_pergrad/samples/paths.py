@@ -289,9 +289,15 @@ def _side_by_side(factor, op, source, target):
     matrix = type(factor) is Outer and factor.perm is None
     if matrix and len(shapes[0]) == 2:
         if axis == 1:
-            return Outer(factor.x, factor.dz[..., part], method=factor.method)
-        return Outer(factor.x[..., part], factor.dz, method=factor.method)
+            return Outer(
+                factor.x, _columns(factor.dz, part), method=factor.method
+            )
+        return Outer(_columns(factor.x, part), factor.dz, method=factor.method)
     return _by_gradient(factor, op, source, target)
+
+
+def _columns(tensor, part):
+    return tensor[(slice(None),) * (tensor.shape.rank - 1) + (part,)]
 
 
 @_path_rule("GatherV2")
@@ -311,7 +317,7 @@ def _looked_up(factor, op, source, target):
     positions = tf.size(ids) if known is None else known
     ids = tf.reshape(ids, [1, positions])
     dz = tf.reshape(dz, [n, positions, columns])
-    ids = tf.tile(ids, [n, 1])
+    ids = tf.tile(ids, tf.stack([n, 1]))
     ids.set_shape([None, known])
     dz.set_shape([None, known, columns])
     return Rows(ids, dz, [shape[0], columns], whole=shape)
