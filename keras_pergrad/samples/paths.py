@@ -292,9 +292,7 @@ def _side_by_side(factor, op, source, target):
             return Outer(
                 factor.x, _columns(factor.dz, part), method=factor.method
             )
-        return Outer(
-            _columns(factor.x, part), factor.dz, method=factor.method
-        )
+        return Outer(_columns(factor.x, part), factor.dz, method=factor.method)
     return _by_gradient(factor, op, source, target)
 
 
