@@ -116,9 +116,12 @@ class GradientMeter:
             self.undefined = "one sample alone has no variance."
             return self._without_samples()
         try:
-            self._gradient = self._compiled(self._with_squares)
-            if not self._joint:
-                self._squares = self._compiled(self._only_squares)
+            eager = self.model.run_eagerly
+            if not eager:
+                self._gradient = self._compiled(self._with_squares)
+            if eager or not self._joint:
+                # Uses of weights are seen in a graph only.
+                self._squares = self._compiled(self._only_squares, eager=False)
                 self._gradient = self._compiled(self._plainly)
         except MissingLoss:
             raise
@@ -225,9 +228,14 @@ class GradientMeter:
         total = tf.reduce_sum(tf.cast(factor.squared_norms(), self._dtype))
         return total * tf.cast(self.samples**2, self._dtype)
 
-    def _compiled(self, compute):
-        """`compute` of the batch, in the way in which the model trains."""
-        if self.model.run_eagerly:
+    def _compiled(self, compute, eager=True):
+        """`compute` of the batch, in the way in which the model trains.
+
+        Args:
+            compute: `compute(x, y, sample_weight, wanted)`.
+            eager: whether it runs eagerly where the model does.
+        """
+        if eager and self.model.run_eagerly:
 
             def run(wanted):
                 with unchanged(self.model):
