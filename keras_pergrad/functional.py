@@ -29,6 +29,7 @@ from keras_pergrad.modes.samples import Samples
 from keras_pergrad.samples import Tape
 from keras_pergrad.samples.values import first_batch
 from keras_pergrad.statistics import GradientStatistics
+from keras_pergrad.tracing import traced_functions
 
 METHODS = ("vectorized", "per_sample")
 
@@ -287,7 +288,7 @@ def _of_batch(what, model, batch, method, training):
             lambda: _trace(what, method, training, weakref.ref(model)),
         )
         try:
-            with first_batch(batch):
+            with first_batch(batch), traced_functions():
                 return run_and_restore(function, *batch)
         except ValueError as error:
             if training and mixes_in_training_only(model, error):

@@ -7,6 +7,7 @@ import tensorflow as tf
 from keras_pergrad import traces
 from keras_pergrad.modes.base import Step
 from keras_pergrad.samples.values import first_batch
+from keras_pergrad.tracing import traced_functions
 
 
 def traced_step(mode, model, x, y, sample_weight):
@@ -25,7 +26,7 @@ def traced_step(mode, model, x, y, sample_weight):
     function = traces.kept(
         model, key, lambda: _traced(mode, weakref.ref(model))
     )
-    with first_batch(batch):
+    with first_batch(batch), traced_functions():
         loss, y_pred, masks, gradients, statistics = function(*batch)
     for tensor, mask in zip(_tensors(y_pred), masks):
         if mask is not None:

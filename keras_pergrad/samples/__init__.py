@@ -6,7 +6,7 @@ from keras_pergrad.samples import (  # noqa: F401
     convolution_rules,
     table_rules,
 )
-from keras_pergrad.samples.exchange import refusals
 from keras_pergrad.samples.tape import Tape, sum_of_outputs
+from keras_pergrad.samples.trial import refusals
 
 __all__ = ["Tape", "refusals", "sum_of_outputs"]

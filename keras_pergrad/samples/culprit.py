@@ -8,7 +8,6 @@ import re
 import tensorflow as tf
 
 from keras_pergrad.samples import messages
-from keras_pergrad.samples.motion import watch
 from keras_pergrad.samples.uses import SIZES
 
 
@@ -20,15 +19,11 @@ def culprit(trial, forward):
         forward: whether it was on the way forward, or only back.
     """
     make = _All if forward else _Back
-    look, before, after, other, *known = trial.looked(make)
-    again = look.again()
+    look, runs = trial.looked(make)
     model = trial.like.model
-    motions = [
-        watch(a, b, None if other is None else other[k], *known)
-        for k, (a, b) in enumerate(zip(before, after))
-    ]
-    noisy = [bool((a != b).any()) for a, b in zip(before, again)]
-    op, op_is_loss = look.first_mixed([m.mixed for m in motions])
+    mixed = [runs.motion(k).mixed for k in range(len(look.tensors))]
+    noisy = runs.noisy()
+    op, op_is_loss = look.first_mixed(mixed)
     if op is None:
         return None, ValueError(messages.mixes_somewhere(model))
     layer = layer_of(op, model)

@@ -1,7 +1,7 @@
 """The layout of tensors, from what moves when one sample is exchanged.
 
-A model is run on a few samples, again with one of them exchanged, and on
-another number of samples. The axis whose size follows the number of samples
+A model is run on a few samples, again with each of them exchanged in turn, and
+on another number of samples. The axis whose size follows the number of samples
 is theirs; entries that moved tell in which order samples and positions are
 merged on it, and whether other samples moved along: then they are mixed.
 """
@@ -12,8 +12,8 @@ import numpy as np
 
 from keras_pergrad.samples.layout import Layout
 
-#: How many samples there are, which of them is exchanged, how many else.
-SAMPLES, EXCHANGED, OTHER_SAMPLES = 3, 1, 5
+#: How many samples there are, and how many another time.
+SAMPLES, OTHER_SAMPLES = 3, 5
 #: What others may move, relative to what the exchanged sample moves.
 ROUNDING = {"float64": 1e-9, "float32": 1e-4}
 
@@ -37,12 +37,13 @@ class Motion:
     ordered: bool = True
 
 
-def watch(before, after, other, number=SAMPLES, fixed=True):
+def watch(before, exchanged, other, number=SAMPLES, fixed=True):
     """Tell where the samples are in a tensor.
 
     Args:
         before: the tensor, an array, for the batch.
-        after: the same with one sample exchanged.
+        exchanged: pairs of the number of a sample and the tensor with that
+            sample exchanged.
         other: the tensor for another number of samples; None: there is one
             number only.
         number: how many samples the batch has.
@@ -51,6 +52,22 @@ def watch(before, after, other, number=SAMPLES, fixed=True):
     Returns:
         A `Motion`.
     """
+    found = [
+        _watch_one(before, after, k, other, number, fixed)
+        for k, after in exchanged
+    ]
+    moved = [m for m in found if m.moved]
+    if any(m.mixed for m in found):
+        return Motion(moved=True, mixed=True)
+    if not moved:
+        return found[0]
+    if len({(m.layout and m.layout.axis) for m in moved}) > 1:
+        return Motion(moved=True, mixed=True)
+    return next((m for m in moved if m.ordered), moved[0])
+
+
+def _watch_one(before, after, sample, other, number, fixed):
+    """The motion when one sample is exchanged."""
     if before.shape != after.shape:
         return Motion(moved=True, mixed=True)
     change = _change(before, after)
@@ -65,7 +82,7 @@ def watch(before, after, other, number=SAMPLES, fixed=True):
     if not axes or (other is None and not moved):
         return Motion(moved=moved, mixed=moved)
     dtype = before.dtype.name
-    found = [_on_axis(change, k, dtype, number, fixed) for k in axes]
+    found = [_on_axis(change, k, sample, dtype, number, fixed) for k in axes]
     found = [m for m in found if m is not None]
     if len(axes) == 1 and found:
         return found[0]
@@ -88,7 +105,7 @@ def _change(before, after):
     return np.where(same, 0.0, distance)
 
 
-def _on_axis(change, axis, dtype, number, fixed):
+def _on_axis(change, axis, sample, dtype, number, fixed):
     """The motion if the samples are on this axis, or None."""
     size = change.shape[axis]
     if size % number:
@@ -110,7 +127,7 @@ def _on_axis(change, axis, dtype, number, fixed):
             ("samples first", first),
             ("positions first", last),
         )
-        if np.flatnonzero(pattern).tolist() == [EXCHANGED]
+        if np.flatnonzero(pattern).tolist() == [sample]
     ]
     if not fits:
         return Motion(Layout(axis), moved=True, mixed=True)

@@ -16,9 +16,9 @@ from keras_pergrad.factors import join, widened
 from keras_pergrad.losses import total_loss
 from keras_pergrad.patching import attribute
 from keras_pergrad.samples import paths
-from keras_pergrad.samples.exchange import exchange_of
 from keras_pergrad.samples.forward import Forward
 from keras_pergrad.samples.op_rules import factor_of
+from keras_pergrad.samples.trial import exchange_of
 from keras_pergrad.samples.use import Use, require_whole_rule
 from keras_pergrad.samples.uses import Uses
 

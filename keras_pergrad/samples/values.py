@@ -2,17 +2,34 @@
 
 import contextlib
 import contextvars
+import dataclasses
 import itertools
 
 import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.samples import messages
-from keras_pergrad.samples.motion import EXCHANGED, OTHER_SAMPLES, SAMPLES
+from keras_pergrad.samples.motion import OTHER_SAMPLES, SAMPLES
 
 _FIRST = contextvars.ContextVar("first batch", default=None)
 #: The size of an axis that the model takes any of.
 UNKNOWN = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Batches:
+    """Batches, (x, y, sample_weight) each, to try a model on.
+
+    Attributes:
+        some: some samples.
+        exchanged: pairs of the number of a sample and the batch with other
+            values for it.
+        more: more samples; None where the model takes one number only.
+    """
+
+    some: tuple
+    exchanged: list
+    more: tuple | None
 
 
 @contextlib.contextmanager
@@ -48,7 +65,7 @@ def of_number(one, number):
 
 
 def batches(specs, number=None):
-    """Yield triples of batches: some samples, one exchanged, more samples.
+    """Yield `Batches` of some samples.
 
     Those after the first are for models that refuse the values before. All
     that is not in x stays the same when a sample is exchanged, so that
@@ -56,15 +73,14 @@ def batches(specs, number=None):
 
     Args:
         specs: the types, (x, y, sample_weight).
-        number: how many samples a batch must have; there are two batches
-            then. None: any.
+        number: how many samples a batch must have; None: any.
     """
     x, y, sample_weight = specs
     counts = (SAMPLES, OTHER_SAMPLES) if number is None else (number,)
     count = max(counts)
     given = _given(specs, count)
     if given is not None:
-        yield _triple(given, _exchanged(given[0]), counts)
+        yield _batches(given, _exchanged(given[0]), counts)
     kinds = [s for s in tf.nest.flatten(x) if s is not None]
     whole = [k for k, s in enumerate(kinds) if s.dtype.is_integer]
     choices = [(1, 2)] * len(kinds)
@@ -94,7 +110,7 @@ def batches(specs, number=None):
             tf.nest.pack_sequence_as(sample_weight, weights),
         )
         other = tf.nest.pack_sequence_as(x, _with_none(x, second))
-        yield _triple(packed, other, counts)
+        yield _batches(packed, other, counts)
 
 
 def _with_none(structure, parts):
@@ -104,8 +120,8 @@ def _with_none(structure, parts):
     ]
 
 
-def _triple(batch, other, counts):
-    """(some, exchanged, more) as tensors, from arrays of enough samples."""
+def _batches(batch, other, counts):
+    """The `Batches` of arrays of enough samples, and of others in x."""
 
     def cut(count):
         return tf.nest.map_structure(
@@ -117,16 +133,22 @@ def _triple(batch, other, counts):
             batch,
         )
 
-    def swap(a, b):
-        if a is None or np.ndim(a) == 0:
-            return a
-        a = np.array(a[: counts[0]])
-        a[EXCHANGED] = b[EXCHANGED]
-        return tf.convert_to_tensor(a)
+    def swapped(k):
+        def swap(a, b):
+            if a is None or np.ndim(a) == 0:
+                return a
+            a = np.array(a[: counts[0]])
+            a[k] = b[k]
+            return tf.convert_to_tensor(a)
+
+        return tf.nest.map_structure(swap, batch[0], other)
 
     some = cut(counts[0])
-    x = tf.nest.map_structure(swap, batch[0], other)
-    return some, (x, *some[1:]), *map(cut, counts[1:])
+    # Of many, the ends and one between.
+    chosen = sorted({0, 1, counts[0] - 1})
+    exchanged = [(k, (swapped(k), *some[1:])) for k in chosen]
+    more = cut(counts[1]) if len(counts) > 1 else None
+    return Batches(some, exchanged, more)
 
 
 def _shape(one, count):

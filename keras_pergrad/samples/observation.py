@@ -1,0 +1,132 @@
+"""What is looked at in a step that runs on a few samples, and what it says."""
+
+import keras
+import tensorflow as tf
+
+from keras_pergrad.samples import messages
+from keras_pergrad.samples.culprit import culprit
+from keras_pergrad.samples.exchange import Seen
+from keras_pergrad.samples.use import Use
+
+
+class Looked:
+    """The tensors at the candidates of a step.
+
+    Attributes:
+        tensors: all of them, flat; the others refer to them by their places.
+        behind: the ops of the loss.
+    """
+
+    def __init__(self, tape, y_pred, loss, behind):
+        self.tensors = []
+        self.behind = set(tape.graph.get_operations()[behind:])
+        self.uses = uses = tape.uses()
+        self.calls = tape.calls
+        watched = [t for call in tape.calls for t in call.watched]
+        at_ops, at_rules = uses.gradients(loss, watched)
+        self.watched = [
+            (self._keep(t), self._keep(g)) for t, g in zip(watched, at_rules)
+        ]
+        self.at = [
+            self._candidate(c, deltas)
+            for c, deltas in zip(uses.candidates, at_ops)
+        ]
+        self.outputs = [
+            self._keep(t)
+            for t in tf.nest.flatten(y_pred)
+            if tf.is_tensor(t) and t.dtype.is_floating
+        ]
+
+    def _candidate(self, candidate, deltas):
+        if not candidate.by_value and not candidate.by_size:
+            return {}, [], []
+        data = {}
+        if any(d is not None for d in deltas):
+            inputs = candidate.op.inputs
+            data = {k: self._keep(inputs[k]) for k in candidate.data}
+        outputs = [self._keep(t) for t in candidate.outputs]
+        return data, outputs, [self._keep(d) for d in deltas]
+
+    def _keep(self, tensor):
+        if tensor is None:
+            return None
+        self.tensors.append(tf.convert_to_tensor(tensor))
+        return len(self.tensors) - 1
+
+
+class Judgement:
+    """What the runs say of what was looked at."""
+
+    def __init__(self, look, runs):
+        self.look = look
+        self._runs, self._motions = runs, {}
+        self.seen = tuple(
+            Seen(
+                c.op.type,
+                {k: self._motion(t) for k, t in data.items()},
+                tuple(map(self._motion, outputs)),
+                tuple(map(self._motion, deltas)),
+            )
+            for c, (data, outputs, deltas) in zip(look.uses.candidates, look.at)
+        )
+        # What rules watch must have the samples on the first axis.
+        owners = (c.layer for c in look.calls for _ in c.watched)
+        self.misplaced = [
+            layer
+            for layer, (value, delta) in zip(owners, look.watched)
+            if delta is not None and not _leads(self._motion(value))
+        ]
+
+    def _motion(self, place):
+        if place is None:
+            return None
+        if place not in self._motions:
+            self._motions[place] = self._runs.motion(place)
+        return self._motions[place]
+
+    def refusals(self, trial):
+        """Yield (layer, error) for what cannot be served."""
+        beside, backward = [], False
+        forward = any(self._motion(k).mixed for k in self.look.outputs)
+        for candidate, seen in zip(self.look.uses.candidates, self.seen):
+            if not candidate.by_value and not seen.has_samples:
+                continue
+            pairs = list(zip(seen.outputs, seen.deltas))
+            alive = [(o, d) for o, d in pairs if d is not None]
+            if not alive:
+                continue
+            if candidate.op in self.look.behind and alive[0][0].mixed:
+                beside.append(candidate)
+                continue
+            forward |= any(m.mixed for m in seen.data.values())
+            forward |= any(o.mixed for o, _ in alive)
+            backward |= any(d.mixed for _, d in alive)
+        for value, delta in self.look.watched:
+            if delta is not None:
+                forward |= self._motion(value).mixed
+                backward |= self._motion(delta).mixed
+        if forward or backward:
+            found, error = culprit(trial, forward)
+            yield found, error
+            normalization = keras.layers.BatchNormalization
+            if isinstance(found, normalization):
+                # What follows is mixed, so that a run shows the first only.
+                model = trial.like.model
+                for layer in model._flatten_layers():
+                    if isinstance(layer, normalization) and layer.trainable:
+                        text = messages.mixes(model, layer, None, False)
+                        yield layer, ValueError(text)
+        elif self.misplaced:
+            layer = self.misplaced[0]
+            yield layer, ValueError(messages.misplaced(layer))
+        for candidate in beside:
+            variables = trial.like.variables
+            use = Use(
+                candidate, None, (), None, None, self.look.uses, variables
+            )
+            yield None, ValueError(messages.no_samples(use))
+
+
+def _leads(motion):
+    layout = motion.layout
+    return layout is not None and layout.axis == 0 and layout.merged is None

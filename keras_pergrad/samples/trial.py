@@ -1,0 +1,277 @@
+"""Trials of a model on a few samples: where they are, and whether they mix.
+
+The step is traced once aside and run on three samples, on the same with each
+of them exchanged in turn, and on five. From what moves in the tensors at each
+use of a weight, and in the gradients there, follows where these tensors hold
+the samples (see `motion`). What mixes samples, on the way forward or back, is
+refused by name. Whatever the runs assign is put back.
+
+Private name in use: `keras.src.backend.common.global_state`.
+"""
+
+import weakref
+
+import numpy as np
+import tensorflow as tf
+from keras.src.backend.common import global_state
+
+from keras_pergrad.batches import first_tensor
+from keras_pergrad.factors.xla import in_xla
+from keras_pergrad.losses import components
+from keras_pergrad.model_state import (
+    assigned_variables,
+    losses_kept,
+    random_state_kept,
+    run_and_restore,
+)
+from keras_pergrad.rules.registry import find_rule
+from keras_pergrad.samples import messages, values
+from keras_pergrad.samples.exchange import Exchange
+from keras_pergrad.samples.motion import SAMPLES, watch
+from keras_pergrad.samples.observation import Judgement, Looked
+from keras_pergrad.tracing import traced_functions
+
+_FOUND = weakref.WeakKeyDictionary()
+
+
+def exchange_of(tape):
+    """Return the `Exchange` for a tape's model and batch.
+
+    It is kept as long as the model, its loss, its layers' rules and what is
+    trainable.
+    """
+    model = tape.model
+    layers = model._flatten_layers()
+    specs = tf.nest.map_structure(values.spec, tape.batch)
+    key = (
+        tape.training,
+        tape.loss,
+        str(specs),
+        tuple(map(id, tape.variables)),
+        tuple((layer.trainable, find_rule(layer)) for layer in layers),
+    )
+    loss = getattr(model, "_compile_loss", None)
+    known = _FOUND.setdefault(model, {})
+    kept = known.get(key)
+    if kept is None or kept[0]() is not (loss or model):
+        compiled = in_xla()
+        number = first_tensor(tape.batch[0]).shape[0]
+        with (
+            tf.init_scope(),
+            traced_functions(),
+            random_state_kept(),
+            losses_kept(model),
+        ):
+            found = Trial(tape, specs, number, compiled).exchange()
+        known[key] = kept = weakref.ref(loss or model), found
+    return kept[1]
+
+
+def refusals(tape, repeated=None):
+    """Return the errors that a tape would raise for what mixes samples.
+
+    Of a model that cannot be tried out nothing is known, and none returned.
+
+    Args:
+        tape: the tape.
+        repeated: "sample", for which the forward pass is repeated: what that
+            may not change is refused, too. "microbatch": layers may take
+            the statistics of each, as BatchNormalization does.
+    """
+    try:
+        found = exchange_of(tape)
+    except CannotTry:
+        return []
+    errors = [error for _, error in found.refusals]
+    if repeated == "microbatch":
+        errors = [
+            error
+            for layer, error in found.refusals
+            if not isinstance(layer, messages.OF_MICROBATCHES)
+        ]
+    if repeated == "sample" and found.assigned:
+        errors.append(ValueError(messages.assigns_weights(found.assigned)))
+    if repeated and found.counted:
+        errors.append(ValueError(messages.counts(tape.model, repeated)))
+    return errors
+
+
+class CannotTry(ValueError):
+    """A model takes none of the batches that can be made up."""
+
+
+class Trial:
+    """One model tried on a few samples of one kind.
+
+    Args:
+        tape: the tape of the step; others like it are made.
+        specs: the types of the batch, (x, y, sample_weight).
+        number: the number of samples in the step, where it is known.
+        in_xla: whether XLA compiles the step.
+    """
+
+    def __init__(self, tape, specs, number, in_xla):
+        self.like, self.specs = tape, specs
+        self.number = number if (number or 0) > 1 else None
+        self.in_xla = in_xla
+        self.fixed = all(
+            s is None or None not in s.shape[1:] for s in tf.nest.flatten(specs)
+        )
+
+    def exchange(self):
+        """Return an `Exchange`."""
+        look, runs = self.looked(Looked)
+        judged = Judgement(look, runs)
+        refusals = *_mixes_by_chance(self.like), *judged.refusals(self)
+        assigned = _assigned(self.like, runs.function)
+        return Exchange(judged.seen, refusals, *assigned)
+
+    def looked(self, make):
+        """Run a step on a few samples in the way in which the model can.
+
+        Args:
+            make: `make(tape, y_pred, loss, behind)` says what to look at.
+
+        Returns:
+            What it said, and the `Runs`.
+        """
+        error = None
+        for number, compiled in self._ways():
+            try:
+                traced = self._traced(make, number, compiled)
+            except Exception as found:
+                # A step of its own number of samples may do.
+                if self.number is None:
+                    raise
+                error = error or found
+                continue
+            for batches in values.batches(self.specs, number):
+                try:
+                    runs = Runs(traced, batches, number, self.fixed)
+                except tf.errors.OpError as found:
+                    error = error or found
+                    continue
+                return traced.look, runs
+        raise CannotTry(
+            messages.cannot_be_tried(self.like.model, error)
+        ) from error
+
+    def _ways(self):
+        """(number of samples or None for any, whether XLA compiles it)."""
+        yield None, False
+        # Some ops have a kernel in XLA only.
+        if self.in_xla:
+            yield None, True
+        if self.number is not None:
+            yield self.number, False
+
+    def _traced(self, make, number, compiled):
+        found = _Traced()
+
+        def run(*given):
+            parts = iter(given)
+            batch = tf.nest.map_structure(
+                lambda s: None if s is None else next(parts), self.specs
+            )
+            tape = self.like.another(batch)
+            with tape:
+                y_pred = tape.forward(batch[0])
+                behind = len(tape.graph.get_operations())
+                loss = tape.loss(
+                    tape.model, *batch[:2], y_pred, batch[2], tape.training
+                )
+            found.look = make(tape, y_pred, loss, behind)
+            return found.look.tensors
+
+        specs = [s for s in tf.nest.flatten(self.specs) if s is not None]
+        if number is not None:
+            specs = [values.of_number(s, number) for s in specs]
+        found.function = tf.function(
+            run, autograph=False, jit_compile=compiled
+        ).get_concrete_function(*specs)
+        return found
+
+
+def _assigned(tape, function):
+    """The first two of what `Exchange` says of assigned variables."""
+    handles = assigned_variables(function)
+
+    def among(variables):
+        parts = [p for v in variables for p in components(v)]
+        return [h for h in handles if any(h.is_of(part) for part in parts)]
+
+    model = tape.model
+    losses = getattr(model, "_compile_loss", None)
+    metrics = [*model.metrics, *getattr(losses, "metrics", ())]
+    known = [*model.variables, *(v for m in metrics for v in m.variables)]
+    known += [v for v in _seeds() if v is not None]
+    paths = [v.path for v in tape.variables if among([v])]
+    return tuple(paths), len(among(known)) < len(handles)
+
+
+def _seeds():
+    """The state of Keras's own seeds, if something has drawn by them."""
+    seeds = global_state.get_global_attribute("global_seed_generator")
+    return [seeds and seeds.state]
+
+
+def _mixes_by_chance(tape):
+    """What may mix images, or not, from draw to draw: a run is no proof."""
+    layers = tape.model._flatten_layers() if tape.training else []
+    return [
+        (layer, ValueError(messages.mixes_by_chance(layer)))
+        for layer in layers
+        if isinstance(layer, messages.MIX_BY_CHANCE)
+    ]
+
+
+class Runs:
+    """What a traced step gives for some batches.
+
+    Args:
+        traced: the `_Traced` step.
+        batches: `values.Batches`.
+        number: the only number of samples that the model takes, or None.
+        fixed: whether every batch has the same sizes but for the samples.
+    """
+
+    def __init__(self, traced, batches, number, fixed):
+        self.function = traced.function
+        self._traced, self._batches = traced, batches
+        self._number, self._fixed = number or SAMPLES, fixed
+        self._before = traced.run(batches.some)
+        self._after = [(k, traced.run(batch)) for k, batch in batches.exchanged]
+        self._more = None
+        if batches.more is not None:
+            self._more = traced.run(batches.more)
+
+    def motion(self, place):
+        """The `Motion` of a tensor, by its place."""
+        return watch(
+            self._before[place],
+            [(k, after[place]) for k, after in self._after],
+            None if self._more is None else self._more[place],
+            self._number,
+            self._fixed,
+        )
+
+    def noisy(self):
+        """For each tensor whether it is another when the step is repeated."""
+        again = self._traced.run(self._batches.some)
+        return [bool((a != b).any()) for a, b in zip(self._before, again)]
+
+
+class _Traced:
+    """A traced step, and what it shows.
+
+    Attributes:
+        function: the concrete function.
+        look: what its results are, in order.
+    """
+
+    look, function = None, None
+
+    def run(self, batch):
+        """The tensors for a batch, as arrays."""
+        flat = [t for t in tf.nest.flatten(batch) if t is not None]
+        return [np.asarray(t) for t in run_and_restore(self.function, *flat)]
