@@ -102,7 +102,7 @@ class Judgement:
             forward |= any(o.mixed for o, _ in alive)
             backward |= any(d.mixed for _, d in alive)
         for value, delta in self.look.watched:
-            if delta is not None:
+            if delta is not None and not self.misplaced:
                 forward |= self._motion(value).mixed
                 backward |= self._motion(delta).mixed
         if forward or backward:

@@ -260,5 +260,7 @@ def _other(array, rng, flip):
         step = rng.integers(1, most, array.shape) if most > 1 else 0
         other = (array - 1 + step) % most + 1
         return np.where(array > 0, other, array).astype(array.dtype)
-    factors = rng.uniform(0.5, 1.5, array.shape)
+    # Far from what they were, so that another sample may be the largest.
+    least = -2.0 if array.min() < 0 else 0.0
+    factors = rng.uniform(least, 2.0, array.shape)
     return (array * factors).astype(array.dtype)

@@ -102,11 +102,10 @@ def _batch(n, model):
     [
         lambda: _around(Positions()),
         lambda: _around(Turned(layers.Dense(3))),
-        lambda: _around(Recurrent()),
         lambda: _around(Folded(layers.Dense(3))),
         Net,
     ],
-    ids=["positions", "turned", "recurrent", "folded", "model"],
+    ids=["positions", "turned", "folded", "model"],
 )
 def test_a_first_axis_that_is_not_the_samples_is_exact(make, eager):
     """The sizes may agree by chance, or not."""
@@ -183,19 +182,24 @@ def test_a_model_that_mixes_samples_itself_is_refused():
         kpg.per_sample_norms(model, np.eye(3), np.ones((3, 2)))
 
 
+def test_a_rule_whose_layer_is_given_no_samples_is_refused():
+    model = _around(Recurrent())
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match=r"\(SimpleRNN\) has a rule, which"):
+        kpg.per_sample_gradients(model, *_batch(T, model))
+
+
 @pytest.mark.parametrize("method", ["vectorized", "per_sample"])
 def test_added_losses_that_couple_samples_are_refused(method):
-    error = {
-        "vectorized": r"The loss of model .* compares the samples",
-        "per_sample": "neither a sum",
-    }
     for layer in (
-        Spread(),
-        layers.Dense(3, activity_regularizer=ops.max),
+        Spread(name="spread"),
+        layers.Dense(3, activity_regularizer=ops.max, name="spread"),
     ):
         model = _around(layer)
         model.compile("sgd", "mse")
-        with pytest.raises(ValueError, match=error[method]):
+        with pytest.raises(
+            ValueError, match=r"'spread'.* mixes the samples|neither a sum"
+        ):
             kpg.per_sample_norms(model, *_batch(T, model), method=method)
 
 
