@@ -12,12 +12,20 @@ def traced_functions():
     `tf.config.run_functions_eagerly(True)` would keep them from it; the
     setting is put back at the end.
     """
-    eagerly = tf.config.functions_run_eagerly()
-    if not eagerly:
+    with _functions_run_eagerly(False):
         yield
-        return
-    tf.config.run_functions_eagerly(False)
+
+
+def functions_in_line():
+    """Let the ops of `tf.function`s called inside be those of the caller."""
+    return _functions_run_eagerly(True)
+
+
+@contextlib.contextmanager
+def _functions_run_eagerly(wanted):
+    before = tf.config.functions_run_eagerly()
+    tf.config.run_functions_eagerly(wanted)
     try:
         yield
     finally:
-        tf.config.run_functions_eagerly(True)
+        tf.config.run_functions_eagerly(before)

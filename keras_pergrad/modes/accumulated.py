@@ -102,8 +102,6 @@ class Accumulated(GradientMode):
             if is_composite(part):
                 raise ValueError(not_dense(part))
         batch = x, y, sample_weight
-        for error in refusals(Tape(model, batch), repeated="microbatch"):
-            raise error
         scale = loss_scale(model.optimizer)
         sums = added.kinds(model, x)
         arguments = model, x, scale, sums, self.steps == 1
@@ -115,7 +113,10 @@ class Accumulated(GradientMode):
             parts = Contributions(*arguments)
             for error in refusals(Tape(model, batch)) * self.per_sample:
                 raise error
+        tried = Tape(model, (x, y, sample_weight))
         found = sum_over(parts, batch, self.microbatch_size)
+        for error in refusals(tried, repeated="microbatch"):
+            raise error
         totals = parts.totals(found)
         groups, statistics = self._checked(parts.groups(totals), totals, scale)
         if self.steps == 1:

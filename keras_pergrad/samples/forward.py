@@ -14,8 +14,10 @@ import inspect
 import keras
 import tensorflow as tf
 
+from keras_pergrad.factors.xla import in_xla
 from keras_pergrad.patching import attribute
 from keras_pergrad.rules.registry import find_rule
+from keras_pergrad.tracing import functions_in_line
 
 
 @dataclasses.dataclass
@@ -63,6 +65,9 @@ class Forward:
         self.graph = tf.compat.v1.get_default_graph()
         self.start = len(self.graph.get_operations())
         with contextlib.ExitStack() as stack:
+            if in_xla():
+                # XLA has no gradient of a call of a function.
+                stack.enter_context(functions_in_line())
             for layer in self.model._flatten_layers():
                 rule = find_rule(layer) if layer.trainable_variables else None
                 if rule is not None:
