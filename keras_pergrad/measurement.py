@@ -167,7 +167,8 @@ class GradientMeter:
             y_pred = tape.forward(x)
             loss = measured_loss(self.model, x, y, y_pred, sample_weight)
             target = self._scaled(loss)
-        gradients = self._of_data(plain.gradient(target, self._values))
+        # The tape keeps the gradients of regularisers apart.
+        gradients = self._of_data(plain.gradient(target, self._values), False)
         # A layer that the tape calls in a way of its own, or vectorises, is
         # measured apart: repetitions shall be those of its ordinary call.
         self._joint = all(call.rule.forward is None for call in tape.calls)
@@ -207,10 +208,12 @@ class GradientMeter:
         scale = loss_scale(self.optimizer)
         return loss if scale is None else loss * tf.cast(scale, loss.dtype)
 
-    def _of_data(self, gradients):
+    def _of_data(self, gradients, penalized=True):
         """Dense, without loss scale and without weight regularisers."""
         scale = loss_scale(self.optimizer)
-        penalties = regularization_gradients(self._variables)
+        penalties = [None] * len(self._variables)
+        if penalized:
+            penalties = regularization_gradients(self._variables)
         found = []
         for value, gradient, penalty in zip(self._values, gradients, penalties):
             if gradient is None:
