@@ -5,15 +5,13 @@ import contextlib
 import tensorflow as tf
 
 
-@contextlib.contextmanager
 def traced_functions():
     """Let `tf.function`s that are called inside be traced.
 
     `tf.config.run_functions_eagerly(True)` would keep them from it; the
     setting is put back at the end.
     """
-    with _functions_run_eagerly(False):
-        yield
+    return _functions_run_eagerly(False)
 
 
 def functions_in_line():
@@ -24,6 +22,9 @@ def functions_in_line():
 @contextlib.contextmanager
 def _functions_run_eagerly(wanted):
     before = tf.config.functions_run_eagerly()
+    if before == wanted:
+        yield
+        return
     tf.config.run_functions_eagerly(wanted)
     try:
         yield

@@ -50,7 +50,6 @@ class Forward:
         graph: the graph.
         start: how many ops it had before.
         calls: a list of `RuleCall`.
-        reasons: for each layer whose rule does not serve its call, why.
     """
 
     def __init__(self, model, training=True):
@@ -58,7 +57,6 @@ class Forward:
         self.training = training
         self.graph, self.start = None, 0
         self.calls = []
-        self.reasons = {}
         self._muted = False
 
     def __call__(self, x):
@@ -86,9 +84,7 @@ class Forward:
             if self._muted or inside:
                 return original(*args, **kwargs)
             args, kwargs = _first_by_place(original, args, kwargs)
-            reason = rule.reason_against(layer, *args, **kwargs)
-            if reason is not None:
-                self.reasons[id(layer)] = reason
+            if rule.reason_against(layer, *args, **kwargs) is not None:
                 return original(*args, **kwargs)
             return self._follow(layer, rule, original, args, kwargs)
 

@@ -21,11 +21,6 @@ def op_rule(*types):
     return register
 
 
-def has_rule(op_type):
-    """Whether ops of a type have a rule."""
-    return op_type in _RULES
-
-
 def factor_of(use, place):
     """Return the per-sample gradients of an op's input of weights.
 

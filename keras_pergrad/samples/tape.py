@@ -19,7 +19,7 @@ from keras_pergrad.samples import paths
 from keras_pergrad.samples.forward import Forward
 from keras_pergrad.samples.op_rules import factor_of
 from keras_pergrad.samples.trial import exchange_of
-from keras_pergrad.samples.use import Use, require_whole_rule
+from keras_pergrad.samples.use import Use, require_whole_rule, unscaled
 from keras_pergrad.samples.uses import Uses
 
 
@@ -171,7 +171,7 @@ class Tape:
             return
         dtype = call.layer.variable_dtype
         deltas = [
-            _prepared(tf.zeros_like(t) if d is None else d, dtype, scale)
+            unscaled(tf.zeros_like(t) if d is None else d, dtype, scale)
             for t, d in zip(call.watched, deltas)
         ]
         inputs = tf.nest.map_structure(lambda t: _cast(t, dtype), call.inputs)
@@ -197,11 +197,6 @@ def sum_of_outputs(model, x, y, y_pred, sample_weight, training):
             if tf.is_tensor(t) and t.dtype.is_floating
         ]
     )
-
-
-def _prepared(gradient, dtype, scale):
-    gradient = tf.cast(gradient, dtype)
-    return gradient if scale is None else gradient / tf.cast(scale, dtype)
 
 
 def _cast(tensor, dtype):

@@ -67,17 +67,11 @@ class Use:
     def delta(self, dtype, k=0):
         """The gradient of output k, samples first, without loss scale."""
         found = self.layout_of(k).first(self.deltas[k], self.n)
-        return self._prepared(found, dtype)
+        return unscaled(found, dtype, self.scale)
 
     def unmoved_delta(self, dtype, k=0):
         """The same with the samples where they are."""
-        return self._prepared(self.deltas[k], dtype)
-
-    def _prepared(self, delta, dtype):
-        delta = tf.cast(delta, dtype)
-        if self.scale is None:
-            return delta
-        return delta / tf.cast(self.scale, dtype)
+        return unscaled(self.deltas[k], dtype, self.scale)
 
     def input_layout(self, place):
         """Where the samples are in an input; None: nowhere."""
@@ -95,6 +89,12 @@ class Use:
     def attribute(self, name):
         """An attribute of the op."""
         return self.op.get_attr(name)
+
+
+def unscaled(gradient, dtype, scale):
+    """Return a gradient in this type and without the loss scale, if any."""
+    gradient = tf.cast(gradient, dtype)
+    return gradient if scale is None else gradient / tf.cast(scale, dtype)
 
 
 def require_whole_rule(call, served, uses, variables):

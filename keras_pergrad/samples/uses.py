@@ -164,7 +164,9 @@ class Uses:
             self._read(inputs[0], outputs[0], claimed)
             return
         if op.type in SIZES:
-            if any(id(t) in self._values | self._sizes for t in inputs):
+            if any(
+                id(t) in self._values or id(t) in self._sizes for t in inputs
+            ):
                 self._sizes.update(map(id, outputs))
             return
         by_value = any(
