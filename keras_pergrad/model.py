@@ -23,6 +23,7 @@ from keras_pergrad.inputs import input_gradients
 from keras_pergrad.logs import Logs
 from keras_pergrad.losses import track_loss
 from keras_pergrad.registry import PACKAGE, serialize
+from keras_pergrad.samples.values import first_batch
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
@@ -211,7 +212,9 @@ class PerGradModel(keras.Model):
     def fit(self, *args, **kwargs):
         bound = inspect.signature(super().fit).bind(*args, **kwargs)
         callbacks = bound.arguments.get("callbacks")
+        batch = map(bound.arguments.get, ("x", "y", "sample_weight"))
         with (
+            first_batch(tuple(batch)),
             strategies.explaining(self.distribute_strategy),
             end_of_epochs(self, callbacks) as callbacks,
         ):

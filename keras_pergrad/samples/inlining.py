@@ -38,7 +38,7 @@ class Inlined:
 def inlined(call, parent=None):
     """Put the body of a call beside it; None where that would change it."""
     body = _body(call, call.graph if parent is None else parent.body)
-    if body is None or not _is_pure(body):
+    if body is None or not _is_pure(body) or _needs_xla(call, body):
         return None
     # Differentiating the call gives it other outputs.
     called = list(call.outputs)
@@ -70,6 +70,20 @@ def _body(call, owner):
     graph = getattr(function, "graph", None)
     known = graph is not None and len(graph.inputs) == len(call.inputs)
     return graph if known else None
+
+
+def _needs_xla(call, body):
+    """Whether an op has a kernel in XLA alone: grouped convolutions in 3D."""
+    attributes = call.node_def.attr
+    return "_XlaMustCompile" in attributes and any(
+        op.type == "Conv3D" and _channels(op) != op.inputs[1].shape[-2]
+        for op in body.get_operations()
+    )
+
+
+def _channels(op):
+    first = op.get_attr("data_format").startswith(b"NC")
+    return op.inputs[0].shape[1 if first else -1]
 
 
 def _is_pure(graph):

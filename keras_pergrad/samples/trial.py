@@ -145,7 +145,7 @@ class Trial:
                     raise
                 error = error or found
                 continue
-            for batches in values.batches(self.specs, number):
+            for batches in values.batches(self.specs, number, self._sizes):
                 try:
                     runs = Runs(traced, batches, number, self.fixed)
                 except tf.errors.OpError as found:
@@ -155,6 +155,30 @@ class Trial:
         raise CannotTry(
             messages.cannot_be_tried(self.like.model, error)
         ) from error
+
+    def _sizes(self, x):
+        """The shape of each output for inputs x; none where it fails."""
+        specs = [values.spec(tf.convert_to_tensor(t)) for t in _parts(x)]
+
+        def run(*given):
+            parts = iter(given)
+            taken = tf.nest.map_structure(
+                lambda t: None if t is None else next(parts), x
+            )
+            tape = self.like.another((taken, None, None))
+            with tape:
+                outputs = tape.forward(taken)
+            return [tf.shape(t) for t in tf.nest.flatten(outputs)]
+
+        try:
+            function = tf.function(run, autograph=False)
+            found = run_and_restore(
+                function.get_concrete_function(*specs),
+                *map(tf.convert_to_tensor, _parts(x)),
+            )
+        except (ValueError, TypeError, tf.errors.OpError):
+            return ()
+        return [tuple(shape.numpy()) for shape in found]
 
     def _ways(self):
         """(number of samples or None for any, whether XLA compiles it)."""
@@ -183,13 +207,17 @@ class Trial:
             found.look = make(tape, y_pred, loss, behind)
             return found.look.tensors
 
-        specs = [s for s in tf.nest.flatten(self.specs) if s is not None]
+        specs = _parts(self.specs)
         if number is not None:
             specs = [values.of_number(s, number) for s in specs]
         found.function = tf.function(
             run, autograph=False, jit_compile=compiled
         ).get_concrete_function(*specs)
         return found
+
+
+def _parts(structure):
+    return [t for t in tf.nest.flatten(structure) if t is not None]
 
 
 def _assigned(tape, function):
@@ -273,5 +301,5 @@ class _Traced:
 
     def run(self, batch):
         """The tensors for a batch, as arrays."""
-        flat = [t for t in tf.nest.flatten(batch) if t is not None]
-        return [np.asarray(t) for t in run_and_restore(self.function, *flat)]
+        found = run_and_restore(self.function, *_parts(batch))
+        return [np.asarray(t) for t in found]

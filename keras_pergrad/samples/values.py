@@ -37,13 +37,27 @@ def first_batch(batch):
     """Let models be tried on the first samples of this batch inside.
 
     Args:
-        batch: (x, y, sample_weight), arrays or eager tensors.
+        batch: (x, y, sample_weight); where they are no arrays or eager
+            tensors, it changes nothing.
     """
-    token = _FIRST.set(batch)
+    token = _FIRST.set(_rows(batch))
     try:
         yield
     finally:
         _FIRST.reset(token)
+
+
+def _rows(batch):
+    """A few rows of each part of a batch, or None for what has no rows."""
+    flat = tf.nest.flatten(batch)
+    for part in flat:
+        is_array = isinstance(part, np.ndarray) or (
+            tf.is_tensor(part) and hasattr(part, "numpy")
+        )
+        if part is not None and not is_array:
+            return None
+    rows = [t if t is None or not t.ndim else t[:OTHER_SAMPLES] for t in flat]
+    return tf.nest.pack_sequence_as(batch, rows)
 
 
 def spec(tensor):
@@ -64,7 +78,7 @@ def of_number(one, number):
     return tf.TensorSpec([number, *one.shape[1:]], one.dtype)
 
 
-def batches(specs, number=None):
+def batches(specs, number=None, sizes_of_outputs=None):
     """Yield `Batches` of some samples.
 
     Those after the first are for models that refuse the values before. All
@@ -74,6 +88,8 @@ def batches(specs, number=None):
     Args:
         specs: the types, (x, y, sample_weight).
         number: how many samples a batch must have; None: any.
+        sizes_of_outputs: for inputs the sizes of each output of the model,
+            for targets that may have any.
     """
     x, y, sample_weight = specs
     counts = (SAMPLES, OTHER_SAMPLES) if number is None else (number,)
@@ -102,15 +118,42 @@ def batches(specs, number=None):
             a, b = _pair(one, count, rng, pair)
             first.append(a)
             second.append(b)
-        targets = [_fixed(s, count, rng, classes) for s in tf.nest.flatten(y)]
-        weights = [_ones(s, count) for s in tf.nest.flatten(sample_weight)]
+        made = tf.nest.pack_sequence_as(x, _with_none(x, first))
+        kinds_of_y = tf.nest.flatten(y)
+        if sizes_of_outputs is not None and not all(map(_is_sized, kinds_of_y)):
+            kinds_of_y = _sized(kinds_of_y, sizes_of_outputs(made))
+        targets = [_fixed(s, count, rng, classes) for s in kinds_of_y]
+        weights = [
+            _ones(s, count)
+            for s in _sized(
+                tf.nest.flatten(sample_weight), [np.shape(t) for t in targets]
+            )
+        ]
         packed = (
-            tf.nest.pack_sequence_as(x, _with_none(x, first)),
+            made,
             tf.nest.pack_sequence_as(y, targets),
             tf.nest.pack_sequence_as(sample_weight, weights),
         )
         other = tf.nest.pack_sequence_as(x, _with_none(x, second))
         yield _batches(packed, other, counts)
+
+
+def _is_sized(one):
+    return one is None or None not in list(one.shape or [])[1:]
+
+
+def _sized(kinds, shapes):
+    """These types with the sizes of these shapes where they have none."""
+    if len(kinds) != len(shapes):
+        return kinds
+    found = []
+    for one, shape in zip(kinds, shapes):
+        if one is not None and not _is_sized(one):
+            sizes = [*shape, *[None] * one.shape.rank][: one.shape.rank]
+            known = [a or b for a, b in zip(one.shape[1:], sizes[1:])]
+            one = tf.TensorSpec([None, *known], one.dtype)
+        found.append(one)
+    return found
 
 
 def _with_none(structure, parts):
@@ -205,14 +248,18 @@ def _given(specs, count):
     if batch is None:
         return None
     try:
-        tf.nest.assert_same_structure(batch, specs)
+        tf.nest.assert_same_structure(batch, specs, check_types=False)
     except (ValueError, TypeError):
         return None
     flat, kinds = tf.nest.flatten(batch), tf.nest.flatten(specs)
     found = []
     for value, one in zip(flat, kinds):
-        if value is None:
+        if one is None:
             found.append(None)
+            continue
+        if value is None:
+            # Weights of the classes come after the data.
+            found.append(_ones(one, count))
             continue
         value = np.asarray(value)
         if value.ndim != one.shape.rank:

@@ -163,11 +163,10 @@ def test_what_a_gradient_mode_holds_is_left_alone(mode):
     x = np.random.default_rng(0).normal(size=(16, 3)).astype("float32")
     y = x[:, :1]
     data = tf.data.Dataset.from_tensor_slices((100 * x, y)).batch(4)
-    model = kpg.PerGradModel.from_model(
-        keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-    )
-    start, found = model.get_weights(), []
+    net = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    start, found = net.get_weights(), []
     for profiled in (False, True):
+        model = kpg.PerGradModel.from_model(net)
         sgd = keras.optimizers.SGD(0.1)
         model.compile(
             sgd, "mse", jit_compile=False, gradient_mode=MODES[mode]()

@@ -22,8 +22,10 @@ def _model(name):
 @pytest.mark.parametrize("name", CASES)
 def test_is_exact(name):
     model = _model(name)
+    # It has a kernel in XLA alone, so that the call is not looked into.
+    call = {"StatefulPartitionedCall"} if name == "3d groups" else ()
     for n in (2,) if name in SLOW else (3, 1):
-        assert_exact(model, normal(n, *CASES[name][1]))
+        assert_exact(model, normal(n, *CASES[name][1]), one_by_one=call)
 
 
 @pytest.mark.usefixtures("float64")
@@ -137,26 +139,24 @@ CHANNELS_FIRST = {
 
 @pytest.mark.parametrize("name", CHANNELS_FIRST)
 def test_channels_first_is_exact_under_xla(name):
-    """Against a channels-last twin: TensorFlow's CPU ops have no other."""
+    """Against single samples under XLA: TensorFlow's CPU ops have no other."""
     cls, kwargs = CHANNELS_FIRST[name]
-    arguments = {"kernel_size": 3, **kwargs}
+    arguments = {"kernel_size": 3, "data_format": "channels_first", **kwargs}
     if cls is not layers.DepthwiseConv2D:
         arguments["filters"] = 4
-    rank = int(name[0])
-    shape = (5, 6, 4)[:rank]
-    layer = cls(**arguments, data_format="channels_first")
-    first = keras.Sequential([keras.Input((2, *shape)), layer])
-    twin = stack((*shape, 2), cls(**arguments))
-    first.set_weights(twin.get_weights())
-    first.compile(loss="mse")
-    twin.compile(loss="mse")
-    x = normal(3, *shape, 2)
-    turned = tf.transpose(x, [0, rank + 1, *range(1, rank + 1)])
+    model = stack((2, *(5, 6, 4)[: int(name[0])]), cls(**arguments))
+    model.compile(loss="mse")
+    x = tf.constant(normal(3, *model.input_shape[1:]))
 
-    found = _compiled_gradients(first, turned)
-    y = np.zeros(twin(x).shape, "float32")
-    expected = oracle.per_sample_gradients(twin, tf.constant(x), y)
-    oracle.assert_agree(found, [g / 3 for g in expected])
+    @tf.function(jit_compile=True, autograph=False)
+    def of_one(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(model(x)))
+        return tape.gradient(loss, model.trainable_variables)
+
+    singles = [of_one(x[i : i + 1]) for i in range(3)]
+    expected = [np.stack(g) / 3 for g in zip(*singles)]
+    oracle.assert_agree(_compiled_gradients(model, x), expected)
 
 
 def test_dilated_transposed_convolution_is_exact_under_xla():

@@ -94,11 +94,11 @@ def test_other_draws_for_one_sample_than_for_the_batch():
             again = self.dropout(x, training=True) if x.shape[0] == 1 else x
             return self.dropout(again * self.scale, training=True)
 
-    model = stack((3,), Odd())
-    model.compile("sgd", "mse")
+    model = kpg.PerGradModel.from_model(stack((3,), Odd()))
+    model.compile("sgd", "mse", gradient_mode="per_sample")
     x = normal(4, 3)
     with pytest.raises(ValueError, match="hand `training` on to the layers"):
-        kpg.per_sample_gradients(model, x, x)
+        model.fit(x, x, verbose=0)
 
 
 class Pair(layers.Layer):
