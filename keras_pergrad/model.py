@@ -119,8 +119,8 @@ class PerGradModel(keras.Model):
         """
         mode = modes.get(gradient_mode)
         custom_step.require_mode_used(type(self), PerGradModel, mode)
-        if mode.per_sample and self.built and not self.trainable_variables:
-            raise ValueError(_NO_VARIABLES.format(name=self.name))
+        if mode.per_sample and self.built:
+            self._require_variables()
         with strategies.scope_of(self):
             super().compile(*args, **kwargs)
             self._gradient_mode = mode
@@ -211,10 +211,10 @@ class PerGradModel(keras.Model):
 
     def fit(self, *args, **kwargs):
         bound = inspect.signature(super().fit).bind(*args, **kwargs)
+        given = map(bound.arguments.get, ("x", "y", "sample_weight"))
         callbacks = bound.arguments.get("callbacks")
-        batch = map(bound.arguments.get, ("x", "y", "sample_weight"))
         with (
-            first_batch(tuple(batch)),
+            first_batch(tuple(given)),
             strategies.explaining(self.distribute_strategy),
             end_of_epochs(self, callbacks) as callbacks,
         ):
@@ -237,7 +237,7 @@ class PerGradModel(keras.Model):
         mode = self._gradient_mode
         if type(mode) is modes.Batch and not replicas.several():
             return super().train_step(data)
-        # Eager train_on_batch hands on NumPy arrays.
+        # Eager train_on_batch hands on arrays.
         data = tf.nest.map_structure(
             lambda t: (
                 tf.convert_to_tensor(t) if isinstance(t, np.ndarray) else t
@@ -250,8 +250,7 @@ class PerGradModel(keras.Model):
         # loops and the optimizer need them all.
         self._symbolic_build(data_batch=(x, y, sample_weight))
         mode.build(self)
-        if not self.trainable_variables:
-            raise ValueError(_NO_VARIABLES.format(name=self.name))
+        self._require_variables()
         step = mode.step(self, x, y, sample_weight)
         if step.loss is not None:
             samples = tf.shape(first_tensor(x))[0]
@@ -268,6 +267,13 @@ class PerGradModel(keras.Model):
         logs = self._metric_logs(x, y, step.y_pred, sample_weight)
         logs = {**logs, **self._gradient_logs.update(step.statistics)}
         return strategies.as_logs(logs)
+
+    def _require_variables(self):
+        if not self.trainable_variables:
+            raise ValueError(
+                f"Model {self.name!r} has no trainable variables. Expected "
+                "layers with `trainable = True` before compile()."
+            )
 
     def compute_gradients(
         self,
@@ -353,20 +359,18 @@ class PerGradModel(keras.Model):
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         loss, y_pred, whole = modes.evaluate(self, x, y, sample_weight)
         track_loss(self, loss, tf.shape(first_tensor(x))[0], whole)
-        return strategies.as_logs(
-            self._metric_logs(x, y, y_pred, sample_weight)
-        )
+        logs = self._metric_logs(x, y, y_pred, sample_weight)
+        return strategies.as_logs(logs)
 
     def _metric_logs(self, x, y, y_pred, sample_weight):
         """Updates the metrics, if there are outputs; returns the results."""
+        batch = x, y, y_pred, sample_weight
         if y_pred is None:
             return self.get_metrics_result()
         if not replicas.several():
-            return self.compute_metrics(x, y, y_pred, sample_weight)
-        tallies.update(
-            self.metrics_variables,
-            lambda: self.compute_metrics(x, y, y_pred, sample_weight),
-        )
+            return self.compute_metrics(*batch)
+        variables = self.metrics_variables
+        tallies.update(variables, lambda: self.compute_metrics(*batch))
         return self.get_metrics_result()
 
     def _get_metrics_result_or_logs(self, logs):
@@ -394,9 +398,3 @@ def _make_functional(cls):
         for base in cls.__bases__:
             if issubclass(base, PerGradModel):
                 _make_functional(base)
-
-
-_NO_VARIABLES = (
-    "Model {name!r} has no trainable variables, so there is no gradient to "
-    "compute. Set `trainable = True` on the layers to train before compile()."
-)

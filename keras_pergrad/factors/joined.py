@@ -1,8 +1,9 @@
 """Several uses of one variable: shared layers and tied weights.
 
 Norms do not add up over the uses. Tables, and matrices of one layout, are
-joined along their positions: a use more is like a longer sample, and nothing
-of the size of the variable is held. Others are added, written out.
+joined along their positions: a use more is like a longer sample. A table that
+is a matrix, too (tied embeddings), has its cross terms added. For these,
+nothing of the size of the variable is held; others are added, written out.
 """
 
 import tensorflow as tf
@@ -21,7 +22,29 @@ def join(parts):
     """
     for kind, joined in ((Rows, JoinedRows), (Outer, JoinedOuter)):
         parts = _together(parts, kind, joined)
-    return parts[0] if len(parts) == 1 else Joined(parts)
+    if len(parts) == 1:
+        return parts[0]
+    return tied(parts) or Joined(parts)
+
+
+def tied(parts):
+    """One factor for a table that is a matrix, too, or None."""
+    table = next((p for p in parts if isinstance(p, Rows)), None)
+    matrix = next((p for p in parts if isinstance(p, Outer)), None)
+    if len(parts) != 2 or table is None or matrix is None:
+        return None
+    if table.whole != list(matrix.shape) or table.dz.dtype != matrix.x.dtype:
+        return None
+    sizes = [matrix.x.shape[-1], matrix.dz.shape[-1]]
+    as_it_is = matrix.perm is None and list(matrix.shape) == sizes
+    turned = (
+        matrix.perm is not None
+        and list(matrix.perm) == [1, 0]
+        and list(matrix.unpermuted or ()) == sizes
+    )
+    if not as_it_is and not turned:
+        return None
+    return Tied(table, matrix, turned)
 
 
 def _together(parts, kind, joined):
@@ -74,6 +97,52 @@ class Joined(SampleGradients):
 
     def norm_bytes(self, n):
         return held_bytes(self.parts[0].materialize(), n)
+
+
+class Tied(Joined):
+    """A table that is a matrix, too: embeddings tied to output logits.
+
+    With contributions Σ_s onehot(ids_s) ⊗ dz_s and Σ_t a_t ⊗ b_t the cross
+    term of the squared norm is 2 Σ_st a_t[ids_s] ⟨b_t, dz_s⟩.
+
+    Args:
+        table: a `Rows`.
+        matrix: an `Outer` of the same shape.
+        turned: whether its `dz`, not its `x`, has the rows of the table.
+    """
+
+    def __init__(self, table, matrix, turned):
+        super().__init__([table, matrix])
+        self._turned = turned
+
+    def squared_norms(self):
+        table, matrix = self.parts
+        a, b = matrix.x, matrix.dz
+        if self._turned:
+            a, b = b, a
+        # (n, positions of the matrix, positions of the table)
+        positions = tf.shape(a)[1]
+        ids = tf.tile(table.ids[:, None], [1, positions, 1])
+        chosen = tf.gather(a, ids, axis=2, batch_dims=2)
+        products = tf.matmul(b, table.dz, transpose_b=True)
+        cross = tf.reduce_sum(chosen * products, [1, 2])
+        squares = table.squared_norms() + matrix.squared_norms()
+        # Rounding can leave a tiny negative number.
+        return tf.maximum(squares + 2 * cross, 0)
+
+    def chosen_method(self):
+        return self.parts[1].chosen_method()
+
+    def sum_method(self):
+        return self.parts[1].sum_method()
+
+    def norm_bytes(self, n):
+        table, matrix = self.parts
+        found = [part.norm_bytes(n) for part in self.parts]
+        if None in (*found, table.ids.shape[1], matrix.positions):
+            return None
+        pairs = table.ids.shape[1] * matrix.positions
+        return sum(found) + 2 * n * pairs * matrix.x.dtype.size
 
 
 class JoinedRows(Rows):

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 import keras_pergrad as kpg
 from keras_pergrad.factors import Full, Joined, Outer, Rows, join
+from keras_pergrad.factors.joined import Tied
 from tests.rules.exact import RUNS, assert_exact, normal, randomized
 
 layers = keras.layers
@@ -29,12 +30,21 @@ def _full():
     return Full(tf.constant(RNG.normal(size=(3, 5, 4))))
 
 
+def _turned(positions):
+    x, dz = (
+        tf.constant(RNG.normal(size=(3, *positions, size))) for size in (4, 5)
+    )
+    return Outer(x, dz, [5, 4], [1, 0], [4, 5])
+
+
 TURNED = {"shape": [5, 4], "perm": [0, 1], "unpermuted": [5, 4]}
 USES = {
     "tables": (lambda: [_rows(2), _rows(1), _rows(3, "int64")], Rows),
     "matrices": (lambda: [_outer(()), _outer((2, 3))], Outer),
     "other layouts": (lambda: [_outer(()), _outer((), **TURNED)], Joined),
     "other kinds": (lambda: [_rows(2), _full(), _rows(1)], Joined),
+    "tied": (lambda: [_rows(2), _outer((3,)), _rows(4, "int64")], Tied),
+    "tied, turned": (lambda: [_turned((3,)), _rows(2)], Tied),
     "one": (lambda: [_full()], Full),
 }
 
