@@ -39,8 +39,8 @@ test-timing: $(READY)
 # plain Keras and the oracle. `make test-oldest OLDEST_TESTS=tests` runs all.
 OLDEST_TESTS ?= tests/modes/test_witness.py tests/modes/test_corners.py \
 	tests/test_functional.py tests/test_model.py tests/test_aggregation.py \
-	tests/test_onednn.py tests/test_architecture.py \
-	tests/callbacks/test_model_description.py
+	tests/modes/test_matmul_defect.py tests/test_architecture.py \
+	tests/analysis/measurement/test_model_description.py
 test-oldest:
 	$(MAKE) test VENV=.venv-oldest CONSTRAINTS=constraints/oldest.txt \
 		TESTS="$(OLDEST_TESTS)"
@@ -48,10 +48,13 @@ test-oldest:
 # The tests for which it matters which TensorFlow wheel is installed: with
 # `tensorflow-cpu` (Linux on x86-64) the stand-in device is a "GPU", as on a Mac.
 CPU_VENV := .venv-cpu
-CPU_WHEEL_TESTS ?= tests/placement/test_on_stand_in.py \
-	tests/placement/test_comparison.py tests/placement/test_prediction.py \
-	tests/placement/test_kernels.py tests/placement/test_devices.py \
-	tests/doctor/test_command.py tests/checking/test_on_stand_in.py
+CPU_WHEEL_TESTS ?= tests/analysis/placement/test_on_stand_in.py \
+	tests/analysis/placement/test_device_comparison.py \
+	tests/analysis/placement/test_prediction.py \
+	tests/analysis/placement/test_kernels.py \
+	tests/keras_internals/test_devices.py \
+	tests/analysis/doctor/test_command.py \
+	tests/analysis/checking/test_on_stand_in.py
 test-cpu-wheel: $(CPU_VENV)/.ready
 	$(CPU_VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile \
 		$(CPU_WHEEL_TESTS)

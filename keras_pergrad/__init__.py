@@ -34,7 +34,7 @@ if not _is_command():
             '"backend": "tensorflow" in ~/.keras/keras.json).'
         )
 
-    from keras_pergrad import callbacks, factors, modes, rules, runs
+    from keras_pergrad import callbacks, factors, modes, runs
 
     # Imported for load_model, which asks for its class by a name.
     from keras_pergrad import wrapped_model as _wrapped_model  # noqa: F401
@@ -44,15 +44,20 @@ if not _is_command():
         Mean,
         register_aggregation,
     )
-    from keras_pergrad.batch_norm import replace_batch_norm
-    from keras_pergrad.checking.check import check_gradients
-    from keras_pergrad.explain import explain
+    from keras_pergrad.analysis.batch_norm import replace_batch_norm
+    from keras_pergrad.analysis.checking.check import check_gradients
+    from keras_pergrad.analysis.explain.layer_report import explain
+    from keras_pergrad.analysis.input_gradients import input_gradients
+    from keras_pergrad.analysis.pipelines.profile import profile_pipeline
+    from keras_pergrad.analysis.placement.device_comparison import (
+        compare_devices,
+    )
+    from keras_pergrad.analysis.placement.prediction import predict_placement
     from keras_pergrad.functional import (
         gradient_statistics,
         per_sample_gradients,
         per_sample_norms,
     )
-    from keras_pergrad.inputs import input_gradients
     from keras_pergrad.model import PerGradModel
     from keras_pergrad.modes import (
         Accumulated,
@@ -62,11 +67,9 @@ if not _is_command():
         Vectorized,
         register_gradient_mode,
     )
-    from keras_pergrad.pipelines.profile import profile_pipeline
-    from keras_pergrad.placement.comparison import compare_devices
-    from keras_pergrad.placement.prediction import predict_placement
-    from keras_pergrad.rules import register_rule
     from keras_pergrad.runs.comparison import compare_runs
+    from keras_pergrad.samples import layer_rules as rules
+    from keras_pergrad.samples.layer_rules import register_rule
     from keras_pergrad.statistics import GradientStatistics
 
     __all__ = [

@@ -4,8 +4,7 @@ import argparse
 import pathlib
 import sys
 
-from keras_pergrad import compare_command
-from keras_pergrad.doctor import command as doctor_command
+from keras_pergrad.analysis.doctor import command as doctor_command
 
 
 def main(arguments=None):
@@ -13,7 +12,7 @@ def main(arguments=None):
     parser = argparse.ArgumentParser(prog=_program())
     subcommands = parser.add_subparsers(dest="command", required=True)
     doctor_command.add_to(subcommands)
-    compare_command.add_to(subcommands)
+    _add_compare(subcommands)
     chosen = parser.parse_args(arguments)
     return chosen.run(chosen)
 
@@ -22,6 +21,53 @@ def _program():
     """What the user has typed, for the help."""
     called = pathlib.Path(sys.argv[0]).stem
     return called if called == "keras-pergrad" else "python -m keras_pergrad"
+
+
+def _add_compare(subcommands):
+    """Add `compare` to a parser's subcommands."""
+    parser = subcommands.add_parser(
+        "compare",
+        help="say whether the gradients of recorded runs agree",
+    )
+    parser.add_argument(
+        "dir",
+        nargs="+",
+        help="log_dir of GradientVariance; several are joined",
+    )
+    parser.add_argument(
+        "--by",
+        metavar="TAG",
+        help="compare groups: a tag, or device, seed, machine or mode",
+    )
+    parser.add_argument(
+        "--tolerance",
+        type=float,
+        default=1e-3,
+        help="differences of a variable's gradient, relative to its norm, "
+        "up to which runs count as equal (default: 0.001)",
+    )
+    parser.add_argument(
+        "--html", metavar="FILE", help="also write a page with charts"
+    )
+    parser.set_defaults(run=_compare)
+
+
+def _compare(chosen):
+    """Print the comparison; return 0, or 2 where there is none."""
+    # NumPy is loaded here: `doctor` has to start without it.
+    from keras_pergrad.runs.comparison import compare_runs
+
+    try:
+        comparison = compare_runs(
+            chosen.dir, by=chosen.by, tolerance=chosen.tolerance
+        )
+        print(comparison)
+        if chosen.html:
+            print(f"Written: {comparison.to_html(chosen.html)}")
+    except (ImportError, ValueError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ import operator
 import keras
 import tensorflow as tf
 
-from keras_pergrad.noise import Noise
-from keras_pergrad.registry import Configured, Registry
+from keras_pergrad.keras_internals.noise import Noise
+from keras_pergrad.keras_internals.registry import Configured, Registry
 
 
 class Aggregation(Configured):

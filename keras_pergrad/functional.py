@@ -12,24 +12,26 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad import traces
 from keras_pergrad.factors import wide
-from keras_pergrad.inputs.batches import batches_of
-from keras_pergrad.inspection_checks import (
+from keras_pergrad.keras_internals.data_batches import batches_of
+from keras_pergrad.keras_internals.inspection_checks import (
     NOT_IN_TRAINING,
     mixes_in_training_only,
     require_compiled,
     require_finite,
     require_targets,
 )
-from keras_pergrad.losses import total_loss
-from keras_pergrad.model_state import random_state_kept, run_and_restore
+from keras_pergrad.keras_internals.losses import total_loss
+from keras_pergrad.keras_internals.model_state import (
+    random_state_kept,
+    run_and_restore,
+)
+from keras_pergrad.keras_internals.tracing import traced_functions
 from keras_pergrad.modes.per_sample import require_any_batch_size
-from keras_pergrad.modes.samples import Samples
-from keras_pergrad.samples import Tape
-from keras_pergrad.samples.values import first_batch
+from keras_pergrad.modes.single_samples import Samples
+from keras_pergrad.samples import Tape, function_cache
+from keras_pergrad.samples.trial_batches import first_batch
 from keras_pergrad.statistics import GradientStatistics
-from keras_pergrad.tracing import traced_functions
 
 METHODS = ("vectorized", "per_sample")
 
@@ -282,7 +284,7 @@ def _of_batch(what, model, batch, method, training):
                 "is no gradient to compute."
             )
         model._symbolic_build(data_batch=batch)
-        function = traces.kept(
+        function = function_cache.kept(
             model,
             (what, method, training),
             lambda: _trace(what, method, training, weakref.ref(model)),

@@ -16,14 +16,15 @@ import tensorflow as tf
 from keras.src.models.functional import Functional
 from keras.src.models.model import functional_init_arguments
 
-from keras_pergrad import custom_step, modes, replicas, strategies, tallies
-from keras_pergrad.batches import check_lengths, first_tensor
-from keras_pergrad.epochs import end_of_epochs
-from keras_pergrad.inputs import input_gradients
-from keras_pergrad.logs import Logs
-from keras_pergrad.losses import track_loss
-from keras_pergrad.registry import PACKAGE, serialize
-from keras_pergrad.samples.values import first_batch
+from keras_pergrad import modes
+from keras_pergrad.analysis.input_gradients import input_gradients
+from keras_pergrad.keras_internals import replica_metrics, replicas, strategies
+from keras_pergrad.keras_internals.batches import check_lengths, first_tensor
+from keras_pergrad.keras_internals.epochs import end_of_epochs
+from keras_pergrad.keras_internals.losses import track_loss
+from keras_pergrad.keras_internals.registry import PACKAGE, serialize
+from keras_pergrad.modes import custom_step
+from keras_pergrad.samples.trial_batches import first_batch
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
@@ -125,7 +126,7 @@ class PerGradModel(keras.Model):
             super().compile(*args, **kwargs)
             self._gradient_mode = mode
             # Not a list of metrics: Keras would report them in evaluate(), too.
-            self._gradient_logs = Logs(mode.log_metrics)
+            self._gradient_logs = modes.Logs(mode.log_metrics)
             self.gradient_state = mode.make_state()
             aggregation = mode.aggregation
             old = getattr(self, "aggregation_state", None)
@@ -179,7 +180,7 @@ class PerGradModel(keras.Model):
 
     def _new_logs(self):
         with strategies.scope_of(self):
-            return Logs(self._gradient_mode.log_metrics)
+            return modes.Logs(self._gradient_mode.log_metrics)
 
     def get_compile_config(self):
         config = super().get_compile_config()
@@ -229,7 +230,7 @@ class PerGradModel(keras.Model):
 
     def reset_metrics(self):
         super().reset_metrics()
-        if getattr(self, "_gradient_logs", None) is not None:
+        if getattr(self, "_gradient_logs", None):
             self._gradient_logs.reset()
 
     def train_step(self, data):
@@ -246,8 +247,7 @@ class PerGradModel(keras.Model):
         )
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         check_lengths(x, y, sample_weight)
-        # A model that is built by its first call has no variables before;
-        # loops and the optimizer need them all.
+        # Loops and the optimizer need all variables.
         self._symbolic_build(data_batch=(x, y, sample_weight))
         mode.build(self)
         self._require_variables()
@@ -271,8 +271,8 @@ class PerGradModel(keras.Model):
     def _require_variables(self):
         if not self.trainable_variables:
             raise ValueError(
-                f"Model {self.name!r} has no trainable variables. Expected "
-                "layers with `trainable = True` before compile()."
+                f"Model {self.name!r} has no trainable variables. Set "
+                "`trainable = True` on layers before compile()."
             )
 
     def compute_gradients(
@@ -370,7 +370,7 @@ class PerGradModel(keras.Model):
         if not replicas.several():
             return self.compute_metrics(*batch)
         variables = self.metrics_variables
-        tallies.update(variables, lambda: self.compute_metrics(*batch))
+        replica_metrics.update(variables, lambda: self.compute_metrics(*batch))
         return self.get_metrics_result()
 
     def _get_metrics_result_or_logs(self, logs):

@@ -11,9 +11,9 @@ import contextlib
 import keras
 from keras.src.models.functional import Functional
 
+from keras_pergrad.keras_internals.patching import attribute
+from keras_pergrad.keras_internals.registry import PACKAGE
 from keras_pergrad.model import PerGradModel
-from keras_pergrad.patching import attribute
-from keras_pergrad.registry import PACKAGE
 
 # What compile() sets and the methods below read.
 _COMPILED = ("_compile_loss", "_compile_metrics", "_loss_tracker", "compiled")

@@ -3,7 +3,7 @@ import pytest
 
 from keras_pergrad.aggregation import aggregations
 from keras_pergrad.modes.base import modes
-from keras_pergrad.rules import registry
+from keras_pergrad.samples.layer_rules import rule_registry
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +24,7 @@ def _fresh_registries(monkeypatch):
     for owner, name in (
         (modes, "_classes"),
         (aggregations, "_classes"),
-        (registry, "_RULES"),
+        (rule_registry, "_RULES"),
     ):
         monkeypatch.setattr(owner, name, dict(getattr(owner, name)))
 

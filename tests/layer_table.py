@@ -13,10 +13,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad import draws as draws_module
+from keras_pergrad.keras_internals import draws as draws_module
 from keras_pergrad.samples import Tape
 from tests import oracle
-from tests.rules.exact import randomized
+from tests.samples.rules.exact import randomized
 
 L = keras.layers
 N = 3

@@ -1,74 +1,120 @@
-"""Who may import whom, and how long a file may be."""
+"""The layout of the package: who may import whom, names, and file sizes."""
 
 import ast
+import collections
 import pathlib
 
 import keras_pergrad
 
 ROOT = pathlib.Path(keras_pergrad.__file__).parent
 
-#: Parts of the package that know none of those behind them.
-NEVER = {
-    "factors": {"samples", "modes", "rules", "losses", "aggregation"},
-    "samples": {"modes", "aggregation", "model", "functional", "replay"},
-    "rules": {"samples", "modes"},
-    "aggregation": {"modes", "samples", "factors"},
-    "statistics": {"modes", "factors"},
-    "modes": {"model", "functional", "callbacks", "explain", "checking"},
-    "model": {"callbacks", "runs", "placement", "checking", "explain"},
-    "functional": {"model", "callbacks"},
-    "runs": {"model", "modes", "samples", "callbacks", "placement"},
-    "pipelines": {"modes", "samples", "callbacks", "runs"},
-    "placement": {"callbacks", "runs", "checking", "pipelines"},
-    "doctor": {"model", "modes", "samples", "callbacks", "runs"},
+#: Each package or root module, with those that it may import: all above it.
+MAY_IMPORT = {
+    "factors": set(),
+    "statistics": set(),
+    "keras_internals": set(),
+    "runs": {"keras_internals"},
+    "aggregation": {"keras_internals"},
+    "samples": {"factors", "keras_internals"},
+    "modes": {
+        "aggregation",
+        "factors",
+        "keras_internals",
+        "samples",
+        "statistics",
+    },
+    "analysis": {"factors", "keras_internals", "modes", "runs", "samples"},
+    "functional": {
+        "factors",
+        "keras_internals",
+        "modes",
+        "samples",
+        "statistics",
+    },
+    "model": {"analysis", "keras_internals", "modes", "samples"},
+    "callbacks": {"analysis", "keras_internals", "runs"},
+    "privacy": {
+        "aggregation",
+        "callbacks",
+        "keras_internals",
+        "model",
+        "modes",
+    },
 }
+#: A model makes wrapped ones, and those are models: one part of two files.
+SAME_PART = {"wrapped_model": "model"}
+START = {"__init__", "__main__"}
 
 
 def _imports(path):
+    """Yield the dotted names below the package that a file imports."""
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            names = [f"{node.module}.{a.name}" for a in node.names]
-            yield from (
-                names if node.module == "keras_pergrad" else [node.module]
-            )
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            names = [alias.name for alias in node.names]
+        else:
+            continue
+        for name in names:
+            if name.startswith("keras_pergrad."):
+                yield name.split(".")[1:]
+
+
+def _part(name):
+    return SAME_PART.get(name, name)
 
 
 def _edges():
-    """For each part of the package those that it imports."""
-    found = {}
-    for path in sorted(ROOT.rglob("*.py")):
+    """Return the parts that each part imports."""
+    edges = collections.defaultdict(set)
+    for path in ROOT.rglob("*.py"):
         part = path.relative_to(ROOT).parts[0].removesuffix(".py")
-        # Each needs the other, when a wrapped model is made.
-        part = part.replace("wrapped_model", "model")
-        if part in ("__init__", "__main__"):
-            continue
-        targets = found.setdefault(part, set())
-        targets.update(
-            name.split(".")[1]
-            for name in _imports(path)
-            if name.startswith("keras_pergrad.")
-        )
-        targets -= {part, "wrapped_model"}
-    return found
+        if part not in START:
+            targets = {_part(first) for first, *_ in _imports(path)}
+            edges[_part(part)] |= targets - {_part(part)}
+    return edges
 
 
-def test_parts_know_none_of_those_behind_them():
-    edges = _edges()
-    assert set(NEVER) <= set(edges)
-    for part, never in NEVER.items():
-        assert never <= set(edges), f"{never - set(edges)} is no part"
-        assert not edges[part] & never, part
+def test_imports_go_one_way():
+    for part, targets in _edges().items():
+        assert part in MAY_IMPORT, f"{part}: say what it may import"
+        more = targets - MAY_IMPORT[part]
+        assert not more, f"{part} may not import {', '.join(sorted(more))}"
 
 
-def test_imports_make_no_circle():
-    edges = _edges()
-    while edges:
-        last = [p for p, targets in edges.items() if not targets & set(edges)]
-        assert last, f"a circle among {sorted(edges)}"
-        for part in last:
-            del edges[part]
+def test_parts_stand_in_the_order_of_their_imports():
+    above = set()
+    for part, targets in MAY_IMPORT.items():
+        assert targets <= above, part
+        above.add(part)
+
+
+def test_analyses_do_not_need_each_other():
+    folders = {p.parent.name for p in ROOT.glob("analysis/*/__init__.py")}
+    for name in folders:
+        for path in (ROOT / "analysis" / name).rglob("*.py"):
+            others = {
+                rest[0]
+                for first, *rest in _imports(path)
+                if first == "analysis" and rest
+            }
+            assert not others & folders - {name}, path
+
+
+def test_few_packages_and_modules_at_the_root():
+    packages = {path.parent.name for path in ROOT.glob("*/__init__.py")}
+    modules = {path.stem for path in ROOT.glob("*.py")} - START
+    assert len(packages) <= 8, packages
+    assert len(modules) <= 6, modules
+
+
+def test_no_name_stands_twice():
+    names = collections.Counter(
+        path.parent.name if path.stem == "__init__" else path.stem
+        for path in ROOT.rglob("*.py")
+        if path.stem != "__main__"
+    )
+    assert [name for name, count in names.items() if count > 1] == []
 
 
 def test_files_stay_short():

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import keras_pergrad as kpg
-from keras_pergrad import traces
+from keras_pergrad.samples import function_cache
 from tests import oracle
 
 layers = keras.layers
@@ -201,7 +201,7 @@ def test_does_not_retrace_or_keep_the_model():
     model.compile("sgd", "mse")
     x, y = _batch(model)
     kpg.per_sample_norms(model, x, y)
-    functions = traces._TRACED[model]
+    functions = function_cache._TRACED[model]
     for n in (5, 3, 4, 2):
         kpg.per_sample_norms(model, *_batch(model, n))
     assert len(functions) == 1
@@ -272,7 +272,7 @@ def test_a_new_rule_is_seen():
 
 def test_a_new_loss_is_not_taken_for_one_that_is_gone(monkeypatch):
     """Python may give a new object the id of an old one."""
-    monkeypatch.setattr(traces, "id", lambda _: 1, raising=False)
+    monkeypatch.setattr(function_cache, "id", lambda _: 1, raising=False)
     model = _dense()
     x, y = np.ones((3, 5), "float32"), 3 * np.ones((3, 3), "float32")
     found = []

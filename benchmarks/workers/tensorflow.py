@@ -11,7 +11,7 @@ from benchmarks.rivals import MATERIALISED
 from benchmarks.workers import tensorflow_peers
 from benchmarks.workers.job import CLIP_NORM, LEARNING_RATE, Job
 from benchmarks.workers.keras_models import build_model, make_loss, targets
-from keras_pergrad.losses import total_loss
+from keras_pergrad.keras_internals.losses import total_loss
 from keras_pergrad.samples.tape import Tape
 
 

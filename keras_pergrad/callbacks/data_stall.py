@@ -6,24 +6,27 @@ import weakref
 
 import keras
 
-from keras_pergrad.pipelines.diagnosis import diagnose
-from keras_pergrad.pipelines.facts import Advice, kind_of
-from keras_pergrad.pipelines.fit_frame import running_fit
-from keras_pergrad.pipelines.pipeline_samples import PipelineSamples
-from keras_pergrad.pipelines.stage_table import (
+from keras_pergrad.analysis.pipelines.diagnosis import diagnose
+from keras_pergrad.analysis.pipelines.pipeline_facts import Advice, kind_of
+from keras_pergrad.analysis.pipelines.pipeline_samples import PipelineSamples
+from keras_pergrad.analysis.pipelines.stage_table import (
     StageRow,
     load_and_transform,
     stage_rows,
     text_of,
 )
-from keras_pergrad.pipelines.stages import stages
-from keras_pergrad.pipelines.stall_accounting import Account, StallReport
-from keras_pergrad.pipelines.step_hooks import (
+from keras_pergrad.analysis.pipelines.stages import stages
+from keras_pergrad.analysis.pipelines.stall_accounting import (
+    Account,
+    StallReport,
+)
+from keras_pergrad.analysis.pipelines.step_hooks import (
     arm_last,
     around_bar,
     remove_hooks,
 )
-from keras_pergrad.pipelines.stopwatch import Stopwatch
+from keras_pergrad.analysis.pipelines.stopwatch import Stopwatch
+from keras_pergrad.keras_internals.running_fit import running_fit
 
 TRAIN, TEST = "train_function", "test_function"
 SHOWN = ("data_stall_fraction", "step_ms")
@@ -205,7 +208,7 @@ class DataStall(keras.callbacks.Callback):
             ValueError: If `by` is something else, or nothing was recorded.
             ImportError: If matplotlib is not installed.
         """
-        from keras_pergrad.pipelines import stall_plot
+        from keras_pergrad.analysis.pipelines import stall_plot
 
         by = by or ("batch" if self.per_batch else "epoch")
         if by not in ("epoch", "batch"):

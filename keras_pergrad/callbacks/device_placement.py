@@ -6,17 +6,17 @@ import warnings
 import keras
 import tensorflow as tf
 
-from keras_pergrad.placement import (
+from keras_pergrad.analysis.placement import (
     collection,
-    devices,
     eager,
     hazards,
     layers,
     operations,
 )
-from keras_pergrad.placement.first_batch import set_aside
-from keras_pergrad.placement.replay import replay
-from keras_pergrad.placement.report import PlacementReport
+from keras_pergrad.analysis.placement.placement_report import PlacementReport
+from keras_pergrad.analysis.placement.step_profile import replay
+from keras_pergrad.keras_internals import devices
+from keras_pergrad.keras_internals.first_batch import set_aside
 
 
 class PlacementWarning(UserWarning):

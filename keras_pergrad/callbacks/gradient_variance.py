@@ -7,13 +7,17 @@ import weakref
 import keras
 import tensorflow as tf
 
-from keras_pergrad import progress_bar
-from keras_pergrad.arguments import positive_integer
-from keras_pergrad.callbacks import probe as probes
-from keras_pergrad.callbacks.gradient_logs import hidden, logged, set_apart
-from keras_pergrad.callbacks.run_description import describe
-from keras_pergrad.callbacks.run_log import RunLog
-from keras_pergrad.pipelines.fit_frame import running_fit
+from keras_pergrad.analysis.measurement import probe_batch as probes
+from keras_pergrad.analysis.measurement.gradient_logs import (
+    hidden,
+    logged,
+    set_apart,
+)
+from keras_pergrad.analysis.measurement.run_description import describe
+from keras_pergrad.analysis.measurement.run_log import RunLog
+from keras_pergrad.keras_internals import progress_bar
+from keras_pergrad.keras_internals.arguments import positive_integer
+from keras_pergrad.keras_internals.running_fit import running_fit
 from keras_pergrad.runs import GradientSketch
 
 # What reads the logs, and lacks what a callback behind it puts into them.

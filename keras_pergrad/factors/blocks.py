@@ -2,8 +2,8 @@
 
 import tensorflow as tf
 
-from keras_pergrad.factors.base import SampleGradients, expand
 from keras_pergrad.factors.outer import Outer
+from keras_pergrad.factors.sample_gradients import SampleGradients, expand
 
 
 class Blocks(SampleGradients):

@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from keras_pergrad.factors.base import SampleGradients
+from keras_pergrad.factors.sample_gradients import SampleGradients
 
 
 class Columns(SampleGradients):

@@ -13,7 +13,7 @@ import math
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.factors.base import sum_of_squares
+from keras_pergrad.factors.sample_gradients import sum_of_squares
 
 SHORT = 16
 

@@ -2,7 +2,11 @@
 
 import tensorflow as tf
 
-from keras_pergrad.factors.base import SampleGradients, sum_of_squares, weighted
+from keras_pergrad.factors.sample_gradients import (
+    SampleGradients,
+    sum_of_squares,
+    weighted,
+)
 
 
 class Full(SampleGradients):

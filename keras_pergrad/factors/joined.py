@@ -8,10 +8,14 @@ nothing of the size of the variable is held; others are added, written out.
 
 import tensorflow as tf
 
-from keras_pergrad.factors.base import SampleGradients, sum_of_squares, weighted
 from keras_pergrad.factors.full import held_bytes
 from keras_pergrad.factors.outer import Outer
 from keras_pergrad.factors.rows import Rows
+from keras_pergrad.factors.sample_gradients import (
+    SampleGradients,
+    sum_of_squares,
+    weighted,
+)
 
 
 def join(parts):
@@ -121,8 +125,8 @@ class Tied(Joined):
         if self._turned:
             a, b = b, a
         # (n, positions of the matrix, positions of the table)
-        positions = tf.shape(a)[1]
-        ids = tf.tile(table.ids[:, None], [1, positions, 1])
+        copies = tf.stack([1, tf.shape(a)[1], 1])
+        ids = tf.tile(table.ids[:, None], copies)
         chosen = tf.gather(a, ids, axis=2, batch_dims=2)
         products = tf.matmul(b, table.dz, transpose_b=True)
         cross = tf.reduce_sum(chosen * products, [1, 2])

@@ -4,7 +4,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_pergrad.factors.base import (
+from keras_pergrad.factors.sample_gradients import (
     SampleGradients,
     expand,
     sum_of_squares,

@@ -7,7 +7,7 @@ import math
 import tensorflow as tf
 
 from keras_pergrad.factors import convolution_costs, convolution_methods
-from keras_pergrad.factors.base import (
+from keras_pergrad.factors.sample_gradients import (
     SampleGradients,
     expand,
     sum_of_squares,

@@ -2,13 +2,13 @@
 
 import tensorflow as tf
 
-from keras_pergrad.factors.base import (
+from keras_pergrad.factors.full import held_bytes
+from keras_pergrad.factors.sample_gradients import (
     SampleGradients,
     expand,
     sum_of_squares,
     wide,
 )
-from keras_pergrad.factors.full import held_bytes
 from keras_pergrad.factors.xla import in_xla
 
 METHODS = ("unique", "compare", "sort")

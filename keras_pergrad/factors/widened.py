@@ -6,7 +6,7 @@ zero; bfloat16 keeps three digits, too few for a sum.
 
 import tensorflow as tf
 
-from keras_pergrad.factors.base import HALF, SampleGradients, wide
+from keras_pergrad.factors.sample_gradients import HALF, SampleGradients, wide
 from keras_pergrad.factors.sums import Sum
 
 

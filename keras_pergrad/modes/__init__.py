@@ -9,8 +9,9 @@ from keras_pergrad.modes.base import (
     register_gradient_mode,
 )
 from keras_pergrad.modes.batch import Batch
+from keras_pergrad.modes.logs import Logs
 from keras_pergrad.modes.per_sample import PerSample
-from keras_pergrad.modes.shares import evaluate
+from keras_pergrad.modes.replica_step import evaluate
 from keras_pergrad.modes.vectorized import Vectorized
 
 
@@ -34,6 +35,7 @@ __all__ = [
     "Accumulated",
     "Batch",
     "GradientMode",
+    "Logs",
     "PerSample",
     "Step",
     "Vectorized",

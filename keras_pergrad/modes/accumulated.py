@@ -2,11 +2,13 @@
 
 import tensorflow as tf
 
-from keras_pergrad import replicas
 from keras_pergrad.aggregation import is_finite
-from keras_pergrad.arguments import positive_integer
-from keras_pergrad.batches import first_tensor
-from keras_pergrad.modes import added, shares
+from keras_pergrad.keras_internals import replicas
+from keras_pergrad.keras_internals.arguments import positive_integer
+from keras_pergrad.keras_internals.batches import first_tensor, is_composite
+from keras_pergrad.keras_internals.refusal_messages import not_dense
+from keras_pergrad.keras_internals.registry import serialize
+from keras_pergrad.modes import add_loss_reduction, replica_step
 from keras_pergrad.modes.base import (
     GradientMode,
     Step,
@@ -18,13 +20,10 @@ from keras_pergrad.modes.base import (
     scaled,
 )
 from keras_pergrad.modes.batch import Batch
-from keras_pergrad.modes.contributions import Contributions, divided
+from keras_pergrad.modes.gradient_accumulator import Pending
+from keras_pergrad.modes.microbatch_sums import Contributions, divided
 from keras_pergrad.modes.microbatches import sum_over
-from keras_pergrad.modes.pending import Pending
-from keras_pergrad.modes.virtual import WeightedContributions
-from keras_pergrad.refusals import not_dense
-from keras_pergrad.registry import serialize
-from keras_pergrad.replay import is_composite
+from keras_pergrad.modes.virtual_batch import WeightedContributions
 from keras_pergrad.samples import Tape, refusals
 
 TAILS = ("apply", "keep", "drop")
@@ -103,7 +102,7 @@ class Accumulated(GradientMode):
                 raise ValueError(not_dense(part))
         batch = x, y, sample_weight
         scale = loss_scale(model.optimizer)
-        sums = added.kinds(model, x)
+        sums = add_loss_reduction.kinds(model, x)
         arguments = model, x, scale, sums, self.steps == 1
         if self._weighs:
             parts = WeightedContributions(self.inner, *arguments)
@@ -208,7 +207,7 @@ def _inner(identifier):
 
 
 def _require_plain(model):
-    shares.require_parts(model)
+    replica_step.require_parts(model)
     optimizer = model.optimizer
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
     if optimizer.gradient_accumulation_steps:

@@ -6,11 +6,12 @@ import dataclasses
 import keras
 import tensorflow as tf
 
-from keras_pergrad import replicas, statistics
+from keras_pergrad import statistics
 from keras_pergrad.aggregation import is_finite
-from keras_pergrad.losses import regularization_gradients
-from keras_pergrad.metrics import STATISTICS
-from keras_pergrad.registry import Configured, Registry
+from keras_pergrad.keras_internals import replicas
+from keras_pergrad.keras_internals.losses import regularization_gradients
+from keras_pergrad.keras_internals.registry import Configured, Registry
+from keras_pergrad.modes.logs import STATISTICS
 
 
 @dataclasses.dataclass

@@ -4,10 +4,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_pergrad import replicas
-from keras_pergrad.batches import first_tensor
-from keras_pergrad.losses import total_loss
-from keras_pergrad.modes import shares
+from keras_pergrad.keras_internals import replicas
+from keras_pergrad.keras_internals.batches import first_tensor
+from keras_pergrad.keras_internals.losses import total_loss
+from keras_pergrad.modes import replica_step
 from keras_pergrad.modes.base import (
     GradientMode,
     Step,
@@ -15,7 +15,7 @@ from keras_pergrad.modes.base import (
     modes,
     scaled,
 )
-from keras_pergrad.modes.contributions import times
+from keras_pergrad.modes.microbatch_sums import times
 
 
 class Batch(GradientMode):
@@ -35,9 +35,9 @@ class Batch(GradientMode):
     def step(self, model, x, y, sample_weight):
         if replicas.several():
             try:
-                return shares.step(self, model, x, y, sample_weight)
-            except shares.NotAdditive as error:
-                shares.warn(error)
+                return replica_step.step(self, model, x, y, sample_weight)
+            except replica_step.NotAdditive as error:
+                replica_step.warn(error)
         with tf.GradientTape() as tape:
             y_pred = call_model(model, x)
             loss = total_loss(model, x, y, y_pred, sample_weight)
@@ -51,7 +51,7 @@ class Batch(GradientMode):
     def weighted_sum(self, model, x, part, scale):
         """As `Vectorized.weighted_sum`; no sample is looked at alone."""
         with tf.GradientTape() as tape:
-            with shares.Postponed() as scope:
+            with replica_step.Postponed() as scope:
                 y_pred = call_model(model, x)
             scope.assign(tf.shape(first_tensor(x))[0])
             target: Any = times(part.loss(y_pred, scope.losses), scale)

@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from keras_pergrad.batches import first_tensor
+from keras_pergrad.keras_internals.batches import first_tensor
 
 
 def sum_over(function, batch, size):

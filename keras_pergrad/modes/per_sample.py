@@ -5,15 +5,14 @@ Private name in use: `Layer._flatten_layers`.
 
 import tensorflow as tf
 
-from keras_pergrad import refusals, replicas
 from keras_pergrad.aggregation import aggregations, is_finite
-from keras_pergrad.arguments import positive_integer
-from keras_pergrad.batches import first_tensor
 from keras_pergrad.factors import squared_norm
-from keras_pergrad.losses import (
-    track_loss,
-)
-from keras_pergrad.modes import shares
+from keras_pergrad.keras_internals import refusal_messages, replicas
+from keras_pergrad.keras_internals.arguments import positive_integer
+from keras_pergrad.keras_internals.batches import first_tensor
+from keras_pergrad.keras_internals.losses import track_loss
+from keras_pergrad.keras_internals.registry import serialize
+from keras_pergrad.modes import replica_step
 from keras_pergrad.modes.base import (
     GradientMode,
     Step,
@@ -26,8 +25,7 @@ from keras_pergrad.modes.base import (
     scaled,
     spread,
 )
-from keras_pergrad.modes.samples import Samples
-from keras_pergrad.registry import serialize
+from keras_pergrad.modes.single_samples import Samples
 
 UPDATES = ("batch", "sample")
 
@@ -102,7 +100,7 @@ class PerSample(GradientMode):
         if self.updates == "sample":
             return self._online_step(model, x, y, sample_weight)
         if replicas.several():
-            return shares.step(self, model, x, y, sample_weight)
+            return replica_step.step(self, model, x, y, sample_weight)
         scale = loss_scale(model.optimizer)
         samples = Samples(model, x, y, sample_weight, scale)
         gradients, norms, plain = self._aggregate(samples)
@@ -255,9 +253,9 @@ def require_any_batch_size(model):
     for layer in model._flatten_layers():
         if getattr(layer, "stateful", False) and size != 1:
             shown = "one size" if size is None else size
-            raise ValueError(refusals.one_batch_size(layer, shown))
+            raise ValueError(refusal_messages.one_batch_size(layer, shown))
     if size is not None:
-        raise ValueError(refusals.fixed_batch_size(model, size))
+        raise ValueError(refusal_messages.fixed_batch_size(model, size))
 
 
 modes.register("per_sample", PerSample)

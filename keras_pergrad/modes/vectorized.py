@@ -2,13 +2,14 @@
 
 import tensorflow as tf
 
-from keras_pergrad import replicas
 from keras_pergrad.aggregation import aggregations, is_finite
-from keras_pergrad.batches import first_tensor
 from keras_pergrad.factors import squared_norm
-from keras_pergrad.factors.base import select
-from keras_pergrad.losses import noting_losses, total_loss
-from keras_pergrad.modes import shares
+from keras_pergrad.factors.sample_gradients import select
+from keras_pergrad.keras_internals import replicas
+from keras_pergrad.keras_internals.batches import first_tensor
+from keras_pergrad.keras_internals.losses import noting_losses, total_loss
+from keras_pergrad.keras_internals.registry import serialize
+from keras_pergrad.modes import replica_step
 from keras_pergrad.modes.base import (
     GradientMode,
     Step,
@@ -21,8 +22,7 @@ from keras_pergrad.modes.base import (
     scaled,
     spread,
 )
-from keras_pergrad.modes.traced import traced_step
-from keras_pergrad.registry import serialize
+from keras_pergrad.modes.traced_step import traced_step
 from keras_pergrad.samples import Tape
 
 SHARED, BESIDE = "shared", "beside"
@@ -68,7 +68,7 @@ class Vectorized(GradientMode):
 
     def step(self, model, x, y, sample_weight):
         if replicas.several():
-            return shares.step(self, model, x, y, sample_weight)
+            return replica_step.step(self, model, x, y, sample_weight)
         if tf.executing_eagerly():
             return traced_step(self, model, x, y, sample_weight)
         scale = loss_scale(model.optimizer)

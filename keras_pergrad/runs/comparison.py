@@ -5,7 +5,7 @@ import os
 
 import numpy as np
 
-from keras_pergrad.arguments import positive_integer
+from keras_pergrad.keras_internals.arguments import positive_integer
 from keras_pergrad.runs import (
     alignment,
     charts,
@@ -15,7 +15,7 @@ from keras_pergrad.runs import (
     findings,
     page,
     report,
-    statistics,
+    step_statistics,
 )
 from keras_pergrad.runs.grouping import Grouping, mode_of
 
@@ -59,7 +59,7 @@ class RunComparison:
     @property
     def meanings(self):
         """What each figure of `data` is, by its name."""
-        return dict(statistics.MEANINGS)
+        return dict(step_statistics.MEANINGS)
 
     @property
     def findings(self):
@@ -185,7 +185,7 @@ def compare_runs(log_dir, by=None, tolerance=1e-3, max_steps=512):
     aligned = alignment.align(log_dir, max_steps)
     grouping = Grouping(aligned.infos, by)
     with aligned.opened():
-        data, apart = statistics.figures(aligned, grouping)
+        data, apart = step_statistics.figures(aligned, grouping)
         parted = divergence.divergences(aligned, grouping, tolerance)
     # Repeats that share no finite step say nothing of nondeterminism.
     repeats = grouping.repeats & np.isfinite(apart)

@@ -4,12 +4,12 @@ from html import escape
 
 import numpy as np
 
+from keras_pergrad.keras_internals.tables import as_html
 from keras_pergrad.runs import charts, report
 from keras_pergrad.runs.findings import share
 from keras_pergrad.runs.report import number
-from keras_pergrad.runs.statistics import MEANINGS
+from keras_pergrad.runs.step_statistics import MEANINGS
 from keras_pergrad.runs.style import STYLE
-from keras_pergrad.tables import as_html
 
 _MOST_ROWS = 40
 _MOST_SQUARES = 40

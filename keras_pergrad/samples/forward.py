@@ -15,9 +15,9 @@ import keras
 import tensorflow as tf
 
 from keras_pergrad.factors.xla import in_xla
-from keras_pergrad.patching import attribute
-from keras_pergrad.rules.registry import find_rule
-from keras_pergrad.tracing import functions_in_line
+from keras_pergrad.keras_internals.patching import attribute
+from keras_pergrad.keras_internals.tracing import functions_in_line
+from keras_pergrad.samples.layer_rules.rule_registry import find_rule
 
 
 @dataclasses.dataclass

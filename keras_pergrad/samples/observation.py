@@ -4,8 +4,8 @@ import keras
 import tensorflow as tf
 
 from keras_pergrad.samples import messages
-from keras_pergrad.samples.culprit import culprit
 from keras_pergrad.samples.exchange import Seen
+from keras_pergrad.samples.mixing_op import culprit
 from keras_pergrad.samples.use import Use
 
 

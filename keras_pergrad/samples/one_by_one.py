@@ -12,7 +12,7 @@ import tensorflow as tf
 from tensorflow.python.ops import gradients_util
 
 from keras_pergrad.factors import SampleGradients
-from keras_pergrad.factors.base import sum_of_squares, wide
+from keras_pergrad.factors.sample_gradients import sum_of_squares, wide
 from keras_pergrad.samples import messages
 
 

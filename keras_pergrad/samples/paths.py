@@ -12,7 +12,7 @@ import tensorflow as tf
 from tensorflow.python.ops import gradients_util
 
 from keras_pergrad.factors import Full, Outer, Rows, SampleGradients
-from keras_pergrad.factors.base import sum_of_squares, weighted
+from keras_pergrad.factors.sample_gradients import sum_of_squares, weighted
 from keras_pergrad.samples.layout import sizes_of
 
 _RULES = {}

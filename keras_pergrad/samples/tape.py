@@ -11,10 +11,10 @@ import contextlib
 
 import tensorflow as tf
 
-from keras_pergrad.batches import first_tensor
 from keras_pergrad.factors import join, widened
-from keras_pergrad.losses import total_loss
-from keras_pergrad.patching import attribute
+from keras_pergrad.keras_internals.batches import first_tensor
+from keras_pergrad.keras_internals.losses import total_loss
+from keras_pergrad.keras_internals.patching import attribute
 from keras_pergrad.samples import paths
 from keras_pergrad.samples.forward import Forward
 from keras_pergrad.samples.op_rules import factor_of

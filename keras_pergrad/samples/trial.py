@@ -15,21 +15,21 @@ import numpy as np
 import tensorflow as tf
 from keras.src.backend.common import global_state
 
-from keras_pergrad.batches import first_tensor
 from keras_pergrad.factors.xla import in_xla
-from keras_pergrad.losses import components
-from keras_pergrad.model_state import (
+from keras_pergrad.keras_internals.batches import first_tensor
+from keras_pergrad.keras_internals.losses import components
+from keras_pergrad.keras_internals.model_state import (
     assigned_variables,
     losses_kept,
     random_state_kept,
     run_and_restore,
 )
-from keras_pergrad.rules.registry import find_rule
-from keras_pergrad.samples import messages, values
+from keras_pergrad.keras_internals.tracing import traced_functions
+from keras_pergrad.samples import messages, trial_batches
 from keras_pergrad.samples.exchange import Exchange
+from keras_pergrad.samples.layer_rules.rule_registry import find_rule
 from keras_pergrad.samples.motion import SAMPLES, watch
 from keras_pergrad.samples.observation import Judgement, Looked
-from keras_pergrad.tracing import traced_functions
 
 _FOUND = weakref.WeakKeyDictionary()
 
@@ -42,7 +42,7 @@ def exchange_of(tape):
     """
     model = tape.model
     layers = model._flatten_layers()
-    specs = tf.nest.map_structure(values.spec, tape.batch)
+    specs = tf.nest.map_structure(trial_batches.spec, tape.batch)
     key = (
         tape.training,
         tape.loss,
@@ -145,7 +145,9 @@ class Trial:
                     raise
                 error = error or found
                 continue
-            for batches in values.batches(self.specs, number, self._sizes):
+            for batches in trial_batches.batches(
+                self.specs, number, self._sizes
+            ):
                 try:
                     runs = Runs(traced, batches, number, self.fixed)
                 except tf.errors.OpError as found:
@@ -158,7 +160,7 @@ class Trial:
 
     def _sizes(self, x):
         """The shape of each output for inputs x; none where it fails."""
-        specs = [values.spec(tf.convert_to_tensor(t)) for t in _parts(x)]
+        specs = [trial_batches.spec(tf.convert_to_tensor(t)) for t in _parts(x)]
 
         def run(*given):
             parts = iter(given)
@@ -209,7 +211,7 @@ class Trial:
 
         specs = _parts(self.specs)
         if number is not None:
-            specs = [values.of_number(s, number) for s in specs]
+            specs = [trial_batches.of_number(s, number) for s in specs]
         found.function = tf.function(
             run, autograph=False, jit_compile=compiled
         ).get_concrete_function(*specs)

@@ -12,7 +12,7 @@ import dataclasses
 
 import tensorflow as tf
 
-from keras_pergrad.losses import components
+from keras_pergrad.keras_internals.losses import components
 from keras_pergrad.samples.inlining import CALLS, Inlined, inlined
 
 #: Ops whose outputs follow the size of the batch, never its values.

@@ -1,12 +1,12 @@
-"""The callback where there is no accelerator; tests/placement has one."""
+"""The callback without an accelerator; tests/analysis/placement has one."""
 
 import keras
 import numpy as np
 import pytest
 
 import keras_pergrad as kpg
+from keras_pergrad.analysis.placement import collection
 from keras_pergrad.callbacks import DevicePlacement
-from keras_pergrad.placement import collection
 from tests.metal_stub import models
 
 KEYS = {"ops_on_accelerator", "ops_on_cpu", "device_copies"}

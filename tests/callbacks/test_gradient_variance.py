@@ -334,7 +334,7 @@ def test_equal_runs_have_equal_records_and_fingerprints(tmp_path):
 
 
 def test_another_probe_has_another_fingerprint():
-    from keras_pergrad.callbacks.run_description import fingerprint
+    from keras_pergrad.analysis.measurement.run_description import fingerprint
 
     x = np.arange(6, dtype="float32").reshape(3, 2)
     batches = [

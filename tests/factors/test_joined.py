@@ -8,7 +8,7 @@ import tensorflow as tf
 import keras_pergrad as kpg
 from keras_pergrad.factors import Full, Joined, Outer, Rows, join
 from keras_pergrad.factors.joined import Tied
-from tests.rules.exact import RUNS, assert_exact, normal, randomized
+from tests.samples.rules.exact import RUNS, assert_exact, normal, randomized
 
 layers = keras.layers
 RNG = np.random.default_rng(0)

@@ -13,8 +13,8 @@ import tensorflow as tf
 
 import keras_pergrad as kpg
 from keras_pergrad import factors
-from keras_pergrad.factors.base import sum_of_squares
-from keras_pergrad.modes import added
+from keras_pergrad.factors.sample_gradients import sum_of_squares
+from keras_pergrad.modes import add_loss_reduction
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,7 +191,7 @@ FAULTS = [
     ),
     Fault(
         "every add_loss taken for a mean when accumulating",
-        added,
+        add_loss_reduction,
         "kinds",
         _all_means,
     ),

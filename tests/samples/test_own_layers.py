@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 from keras import layers, ops
 
-from tests.rules.exact import RUNS, assert_exact, normal, randomized
+from tests.samples.rules.exact import RUNS, assert_exact, normal, randomized
 
 pytestmark = pytest.mark.usefixtures("float64")
 

@@ -1,0 +1,1 @@
+"""Reports on models, data and machines; each package by itself."""

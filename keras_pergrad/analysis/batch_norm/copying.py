@@ -1,0 +1,156 @@
+"""Copies of models, with weights of their own.
+
+Private names in use: `Functional`, `functional_like_constructor`,
+`KerasTensor._keras_history`, `Layer._flatten_layers`, `Layer._path`,
+`Layer._trainable`, `Variable._path`.
+"""
+
+import inspect
+import tempfile
+
+import keras
+from keras.src.models import functional
+
+from keras_pergrad.keras_internals.patching import attribute
+
+
+def copy_model(model):
+    """Return a model with weights of its own, and their values.
+
+    Args:
+        model: a built `keras.Model`.
+
+    Returns:
+        A model that is not compiled. What is shared inside of `model` is
+        shared in it (Keras's own saving loses layers that a model shares with
+        a model inside of it). Names stay.
+
+    Raises:
+        ValueError: a config does not make an equal layer.
+    """
+    copier = _Copier()
+    own = {
+        keras.saving.get_registered_name(type(layer)): _Maker(type(layer))
+        for layer in model._flatten_layers()
+        if not type(layer).__module__.startswith("keras.")
+    }
+    try:
+        with keras.saving.custom_object_scope(own):
+            copy = copier(model)
+            if not copy.built:
+                copy.build_from_config(model.get_build_config())
+    except Exception as error:
+        raise ValueError(_NOT_COPIED.format(model.name, error)) from error
+    shapes = [[tuple(w.shape) for w in m.weights] for m in (model, copy)]
+    if shapes[0] != shapes[1]:
+        raise ValueError(
+            _NOT_COPIED.format(model.name, "the copy has other weights")
+        )
+    for old, new in copier.pairs():
+        _restore(old, new)
+    return copy
+
+
+_NOT_COPIED = (
+    "model {!r} cannot be copied by its config: {}\n"
+    "Give layers and models of your own a `get_config` with the arguments of "
+    "`__init__`, and create their layers in `__init__` or `build`."
+)
+
+
+class _Copier:
+    """Copies layers, each of them once: what is shared stays shared."""
+
+    def __init__(self):
+        self._twins = {}
+
+    def __call__(self, layer):
+        """Return the layer's copy; operations without state are shared."""
+        if not isinstance(layer, keras.Layer):
+            return layer
+        if id(layer) not in self._twins:
+            self._twins[id(layer)] = layer, self._make(layer)
+        return self._twins[id(layer)][1]
+
+    def pairs(self):
+        """Yield all layers and their copies, those inside others, too."""
+        for layer, twin in self._twins.values():
+            if _is_graph(layer):
+                yield layer, twin
+            else:
+                # Made by the same code, so in the same order.
+                yield from zip(layer._flatten_layers(), twin._flatten_layers())
+
+    def _make(self, layer):
+        if _is_graph(layer):
+            # Else the copy would be compiled, too.
+            with attribute(layer, "compiled", False):
+                return keras.models.clone_model(
+                    layer, _input_tensors(layer), clone_function=self
+                )
+        config = layer.get_config()
+        if isinstance(layer, keras.layers.Lambda):
+            return type(layer).from_config(config, safe_mode=False)
+        return _Maker(type(layer)).from_config(config)
+
+
+def _input_tensors(layer):
+    """New inputs under the old names; None: `clone_model` has them."""
+    if isinstance(layer, keras.Sequential):
+        return None
+    return keras.tree.map_structure(
+        lambda t: (
+            keras.layers.InputLayer.from_config(
+                t._keras_history.operation.get_config()
+            ).output
+        ),
+        layer.input,
+    )
+
+
+def _is_graph(layer):
+    """Whether it is made of its layers alone, with no code of its own."""
+    return type(layer) is keras.Sequential or (
+        isinstance(layer, functional.Functional)
+        and functional.functional_like_constructor(type(layer))
+    )
+
+
+class _Maker:
+    """Stands for a class whose `__init__` does not take what Keras gives.
+
+    Args:
+        cls: a class of layers or models.
+    """
+
+    def __init__(self, cls):
+        self._cls = cls
+
+    def from_config(self, config):
+        """Return a new object; `_restore` gives it its name."""
+        accepted = inspect.signature(self._cls.__init__).parameters.values()
+        if not any(p.kind is p.VAR_KEYWORD for p in accepted):
+            names = {p.name for p in accepted}
+            for name in {"name", "trainable", "dtype"} - names:
+                config.pop(name, None)
+        return self._cls.from_config(config)
+
+
+def _restore(old, new):
+    """Gives a layer's copy the values, and what is in no config."""
+    new.name, new._path = old.name, old.path
+    new._trainable = old._trainable
+    if _is_graph(old):
+        return
+    # The state of random layers is no weight; metrics are no part of a copy.
+    kind = "weights" if isinstance(old, keras.Model) else "variables"
+    for source, target in zip(getattr(old, kind), getattr(new, kind)):
+        target._path = source.path
+        target.trainable = source.trainable
+        target.assign(source)
+    if hasattr(old, "save_assets"):
+        with tempfile.TemporaryDirectory() as folder:
+            old.save_assets(folder)
+            new.load_assets(folder)
+    if isinstance(old, keras.layers.Normalization):
+        new.finalize_state()

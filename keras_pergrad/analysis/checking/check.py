@@ -1,0 +1,319 @@
+"""The same gradient in every way it can be computed: do they agree?"""
+
+import dataclasses
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_pergrad.analysis import numerics
+from keras_pergrad.analysis.checking import (
+    configurations,
+    execution,
+    onednn,
+    recorded_draws,
+    reference,
+)
+from keras_pergrad.analysis.checking.check_table import (
+    CANNOT_TELL,
+    LARGEST_LIMIT,
+    REFUSED,
+    CheckRow,
+    GradientCheck,
+)
+from keras_pergrad.keras_internals.error_text import reason
+from keras_pergrad.keras_internals.graph_session import as_in_fit
+from keras_pergrad.keras_internals.inspection_checks import check_trainable
+from keras_pergrad.keras_internals.model_state import ModelState
+
+# What TensorFlow, XLA and the modes raise where they cannot do it.
+_CANNOT = (ValueError, NotImplementedError, tf.errors.OpError)
+
+
+def check_gradients(
+    model,
+    x,
+    y=None,
+    sample_weight=None,
+    modes=None,
+    repeats=3,
+    devices=None,
+    settings=execution.SETTINGS,
+):
+    """Compares the gradients of one batch, computed in every possible way.
+
+    Each mode, on each device, op by op, as a graph and by XLA, is judged by a
+    loop over single samples on a plain `tf.GradientTape` in float64 on the
+    CPU (in the model's own format where an op has no float64). A difference
+    is called rounding as far as the float format, the number of summed terms
+    and the model's own amplification of rounding explain it, and wrong
+    beyond; where rounding alone may be above a quarter of a gradient, as in
+    half precision, the verdict is "cannot tell". The model is left as it is:
+    weights, seeds, metrics and moving statistics. Random layers are given
+    the same seeds everywhere; where they draw other numbers from them (by XLA,
+    mostly, and in microbatches), the row says that it cannot be compared.
+
+    Where samples have no gradient of their own (BatchNormalization in
+    training), the reference is the batch's gradient in float64, and the
+    per-sample modes get a row that says why they refuse.
+
+    Args:
+        model: a compiled and built `keras.Model` or `PerGradModel`. Its
+            loss is used, not a `train_step` of its own.
+        x: one batch of inputs.
+        y: its targets.
+        sample_weight: its weights, or `None`.
+        modes: names and `GradientMode` objects; by default "batch",
+            "vectorized", "per_sample", "accumulated" (in three
+            microbatches), and the mode that the model is compiled with.
+        repeats: how often each is computed, after once to warm up. A time
+            is the median; the verdict is the worst.
+        devices: names such as `"GPU:0"`; by default the CPU and every
+            accelerator.
+        settings: any of `"eager"`, `"graph"` and `"xla"`. XLA is left out
+            on Metal, and runs only where the variables are.
+
+    Returns:
+        A `GradientCheck` with `.rows`, `.ok` and `.answer`.
+
+    Raises:
+        ValueError: a model that is not compiled or not built, or draws
+            random numbers without `keras.random`; an unknown mode, device
+            or setting; `repeats` below 1.
+
+    Example:
+
+    >>> import keras, numpy
+    >>> import keras_pergrad as kpg
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+    >>> model.compile("sgd", "mse")
+    >>> x, y = numpy.eye(4), numpy.ones((4, 3))
+    >>> found = kpg.check_gradients(model, x, y, modes=["batch"], repeats=1)
+    >>> found.ok
+    True
+    """
+    check_trainable(model)
+    _check(repeats, settings)
+    data = keras.utils.pack_x_y_sample_weight(x, y, sample_weight)
+    data = as_in_fit(data if isinstance(data, tuple) else (data,))
+    batch = keras.utils.unpack_x_y_sample_weight(data)
+    samples = len(tf.nest.flatten(batch[0])[0])
+    chosen = configurations.modes(modes, model, samples)
+    places = configurations.places(devices)
+    model._symbolic_build(
+        data_batch=tf.nest.map_structure(
+            lambda t: None if t is None else tf.convert_to_tensor(t), batch
+        )
+    )
+    with ModelState(model) as state:
+        check = _Check(model, data, batch, samples, repeats, state)
+        check.find_reference(chosen)
+        rows = [
+            check.row(label, mode, device, setting)
+            for label, mode in chosen.items()
+            for device in places
+            for setting in settings
+            if configurations.exists(device, setting, model)
+        ]
+    found = check.reference
+    how = "single samples one by one" if found.how == "loop" else "the batch"
+    title = f"{how} in {found.dtype}"
+    return GradientCheck(model.name, samples, title, rows, found.notes)
+
+
+def _check(repeats, settings):
+    if repeats < 1:
+        raise ValueError(
+            f"`repeats` expected a whole number, 1 or more. Received: "
+            f"repeats={repeats}"
+        )
+    unknown = [s for s in settings if s not in execution.SETTINGS]
+    if isinstance(settings, str) or unknown or not settings:
+        raise ValueError(
+            f"`settings` expected a list with some of {execution.SETTINGS}. "
+            f"Received: settings={settings!r}"
+        )
+
+
+class _Check:
+    """One batch of one model, and what its gradients are judged by."""
+
+    def __init__(self, model, data, batch, samples, repeats, state):
+        self.model, self.data, self.batch = model, data, batch
+        self.samples, self.repeats, self.state = samples, repeats, state
+        self.dtype = numerics.precision(model)
+        self.terms = numerics.terms(model, tf.nest.flatten(batch[0])[0])
+        self.limit = numerics.tolerance(self.dtype, self.terms)
+        self._steps = {}
+        self._refused = {}
+        self._same_draws = {}
+
+    def find_reference(self, modes):
+        self.drawn = recorded_draws.record(self.model, self.batch[0])
+        self.state.restore()
+        self._aggregations = [None]
+        for mode in modes.values():
+            weighs = configurations.aggregation(mode)
+            if getattr(weighs, "noise_multiplier", 0):
+                continue
+            if weighs is not None and weighs not in self._aggregations:
+                self._aggregations.append(weighs)
+        self.reference = reference.find(
+            self.model, self.batch, self._aggregations, self.dtype, self.drawn
+        )
+
+    def row(self, label, mode, device, setting):
+        try:
+            self._require_comparable(mode, device, setting)
+            step = self._step(label, mode)
+            if device.startswith("CPU") and setting != "xla":
+                harm = onednn.defect(step.graph)
+                if harm:
+                    wrong = numerics.WRONG
+                    return CheckRow(label, device, setting, wrong, reason=harm)
+            outcome = step.run(device, setting, self.state, self.repeats)
+            self._require_numbers(label, outcome)
+        except _CANNOT as error:
+            why = reason(error)
+            self._refused.setdefault(label, why)
+            return CheckRow(label, device, setting, REFUSED, reason=why)
+        verdicts = self._judge(mode, outcome.gradients)
+        return CheckRow(
+            label,
+            device,
+            setting,
+            _worst([v.verdict for v in verdicts.values()]),
+            verdicts,
+            _spread(outcome.gradients),
+            outcome.step_ms,
+        )
+
+    def _step(self, label, mode):
+        """The mode's step, traced once."""
+        if label not in self._steps:
+            step = execution.Step(self.model, mode, self.data)
+            self.state.restore()
+            self._steps[label] = step
+        return self._steps[label]
+
+    def _require_comparable(self, mode, device, setting):
+        if getattr(mode, "updates", "batch") != "batch":
+            raise execution.Refused(execution.NO_GRADIENT)
+        if getattr(mode, "steps", 1) > 1:
+            raise execution.Refused(execution.NO_GRADIENT)
+        weighs = configurations.aggregation(mode)
+        if getattr(weighs, "noise_multiplier", 0):
+            raise execution.Refused("it adds noise, which no two runs share")
+        if weighs is not None and self.reference.how != "loop":
+            raise execution.Refused(
+                "its samples are weighted, and they have no gradient of "
+                "their own"
+            )
+        split = getattr(mode, "microbatch_size", self.samples) < self.samples
+        if split and self.reference.how != "loop":
+            raise execution.Refused(
+                "each microbatch goes through the model alone, and the "
+                "samples depend on each other, so its gradient is another one"
+            )
+        if not self.drawn:
+            return
+        if split:
+            raise execution.Refused(
+                "random layers draw afresh for each microbatch, so its "
+                "gradient is another one"
+            )
+        here = (device, setting)
+        if here not in self._same_draws:
+            found = execution.drawn(
+                self.model, self.batch[0], *here, self.state
+            )
+            self._same_draws[here] = all(
+                np.allclose(a, b, 1e-5, 1e-6) for a, b in zip(found, self.drawn)
+            )
+        if not self._same_draws[here]:
+            raise execution.Refused(
+                f"random layers draw other numbers on {device}, {setting}"
+            )
+
+    def _require_numbers(self, label, outcome):
+        """XLA drops assertions; a mode that would refuse then gives NaN."""
+        finite = all(
+            np.isfinite(g).all()
+            for found in outcome.gradients
+            for g in found
+            if g is not None
+        )
+        if not finite and label in self._refused:
+            raise execution.Refused(self._refused[label])
+
+    def _judge(self, mode, repeats):
+        """The worst verdict of all repeats, by variable."""
+        k = self._aggregations.index(configurations.aggregation(mode))
+        found = self.reference
+        variables = self.model.trainable_variables
+        names = _names([v.path for v in variables])
+        right = [_rounded(g, v) for g, v in zip(found.gradients[k], variables)]
+        scales = [
+            max(size, 16 * wobble / self.limit)
+            for size, wobble in zip(found.magnitudes[k], found.wobbles[k])
+        ]
+        verdicts = []
+        for gradients in repeats:
+            values = [
+                np.zeros(v.shape) if g is None else g
+                for g, v in zip(gradients, variables)
+            ]
+            how = self.dtype, self.terms, scales
+            verdicts.append(numerics.judge_all(names, right, values, *how))
+        return {
+            name: _told(
+                max((v[name] for v in verdicts), key=lambda v: v.relative)
+            )
+            for name in names
+        }
+
+
+def _told(verdict):
+    """The same, unless its limit is so large that it says nothing."""
+    tells = verdict.tolerance <= LARGEST_LIMIT
+    if tells or verdict.verdict != numerics.ROUNDING:
+        return verdict
+    return dataclasses.replace(verdict, verdict=CANNOT_TELL)
+
+
+def _rounded(gradient, variable):
+    """To the variable's format: the best that a computation can give."""
+    if gradient is None:
+        return np.zeros(variable.shape)
+    return np.asarray(tf.cast(gradient, variable.dtype), "float64")
+
+
+def _names(paths):
+    """Paths, with a number where several variables share one."""
+    seen, names = {}, []
+    for path in paths:
+        seen[path] = seen.get(path, 0) + 1
+        names.append(path if seen[path] == 1 else f"{path} #{seen[path]}")
+    return names
+
+
+def _worst(verdicts):
+    order = (
+        numerics.WRONG,
+        CANNOT_TELL,
+        numerics.ROUNDING,
+        numerics.EXACT,
+    )
+    return next(v for v in order if v in verdicts)
+
+
+def _spread(repeats):
+    """The largest difference between repeats, by element."""
+    first = repeats[0]
+    gaps = [0.0]
+    for other in repeats[1:]:
+        for a, b in zip(first, other):
+            if a is not None:
+                with np.errstate(invalid="ignore"):
+                    gaps.append(float(np.max(np.abs(a - b), initial=0.0)))
+    return max(gaps)

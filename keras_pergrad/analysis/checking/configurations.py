@@ -1,0 +1,73 @@
+"""The ways to a gradient: which modes, where and how."""
+
+import math
+
+from keras_pergrad.analysis.checking import execution
+from keras_pergrad.keras_internals.devices import accelerators, chosen
+from keras_pergrad.keras_internals.registry import serialize
+from keras_pergrad.modes import Accumulated
+from keras_pergrad.modes import modes as registry
+
+
+def modes(wanted, model, samples):
+    """Label → mode, for what the user asked for.
+
+    Args:
+        wanted: names and `GradientMode` objects, or `None`.
+        model: the compiled model.
+        samples: the size of the batch.
+    """
+    if wanted is None:
+        thirds = Accumulated(microbatch_size=math.ceil(samples / 3))
+        wanted = ["batch", "vectorized", "per_sample", thirds]
+        own = getattr(model, "_gradient_mode", None)
+        wanted += [own] if own is not None else []
+    if isinstance(wanted, str) or not hasattr(wanted, "__iter__"):
+        wanted = [wanted]
+    found = {}
+    for mode in map(registry.get, wanted):
+        known = [_same(mode, other) for other in found.values()]
+        if not any(known):
+            label = _label(mode)
+            again = sum(name.partition(" #")[0] == label for name in found)
+            found[f"{label} #{again + 1}" if again else label] = mode
+    return found
+
+
+def _same(mode, other):
+    return type(mode) is type(other) and serialize(mode) == serialize(other)
+
+
+def _label(mode):
+    names = [name for name, cls in registry.items() if cls is type(mode)]
+    label = names[0] if names else type(mode).__name__
+    if isinstance(mode, Accumulated):
+        label += f" by {mode.microbatch_size}"
+        if type(mode.inner).__name__ != "Batch":
+            return f"{label}, {_label(mode.inner)}"
+    aggregation = getattr(mode, "aggregation", None)
+    if aggregation is not None and aggregation.needs_norms:
+        label += f", {type(aggregation).__name__}"
+    return label
+
+
+def places(devices):
+    """The names of the devices to compute on."""
+    if devices is None:
+        return ["CPU:0", *chosen(None)]
+    return chosen(devices)
+
+
+def exists(device, setting, model):
+    """XLA compiles for where the variables are, and not for Metal."""
+    if setting != "xla":
+        return True
+    metal = {d.name for d in accelerators() if d.is_metal}
+    return device == execution.home(model) and device not in metal
+
+
+def aggregation(mode):
+    """What weighs the samples, None for the mean."""
+    mode = getattr(mode, "inner", mode)
+    found = getattr(mode, "aggregation", None)
+    return found if getattr(found, "needs_norms", False) else None

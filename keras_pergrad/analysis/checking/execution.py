@@ -1,0 +1,183 @@
+"""One way to the gradient: a mode on a device, eager, in a graph or by XLA."""
+
+import contextlib
+import dataclasses
+import functools
+import time
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_pergrad.keras_internals import draws
+from keras_pergrad.keras_internals.devices import short_name
+from keras_pergrad.keras_internals.graph_session import (
+    NotReplayable,
+    Replica,
+    trace_step,
+)
+from keras_pergrad.keras_internals.patching import attribute
+from keras_pergrad.modes.base import call_model, loss_scale
+
+SETTINGS = ("eager", "graph", "xla")
+NO_GRADIENT = (
+    "it calls the optimizer itself: there is no gradient of the batch to "
+    "compare"
+)
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What the repeats of one step gave.
+
+    Attributes:
+        gradients: of each repeat, for each variable an array or None.
+        step_ms: the median time of the repeats after the first.
+    """
+
+    gradients: list
+    step_ms: float
+
+
+class Refused(ValueError):
+    """This way does not give a gradient to compare, and says why."""
+
+
+def home(model):
+    """The device on which the variables live."""
+    return short_name(model.trainable_weights[0].value.device)
+
+
+class Step:
+    """A mode's gradients of one batch, traced.
+
+    Args:
+        model: the compiled model.
+        mode: a `GradientMode`.
+        data: the batch as `fit` packs it, of arrays.
+
+    Raises:
+        Refused: the mode applies its gradients itself.
+    """
+
+    def __init__(self, model, mode, data):
+        self.model, self.mode, self.data = model, mode, data
+        self._used = []
+        self._scaled = False
+        # The mode's own: the model may be compiled with another, or be plain.
+        aggregation = mode.aggregation
+        self._state = aggregation and aggregation.make_state()
+        self._traced = trace_step(self._compute, data)
+
+    @property
+    def graph(self):
+        """The graph of the step, not optimised."""
+        return self._traced[0].graph
+
+    def run(self, device, setting, state, repeats):
+        """Computes the gradient a few times, from the same state.
+
+        Args:
+            device, setting: where ("CPU:0") and how (one of `SETTINGS`).
+            state: the model's `ModelState`.
+            repeats: how often, after once to warm up.
+
+        Returns:
+            An `Outcome`.
+
+        Raises:
+            Refused: the loss scale makes the gradient overflow.
+        """
+        runs, times = [], []
+        how = self._compute, self.data, self._traced, device, setting, state
+        with _runner(*how) as (make_ready, once):
+            for _ in range(repeats + 1):
+                make_ready()
+                start = time.perf_counter()
+                found = once()
+                times.append(time.perf_counter() - start)
+                runs.append(self._by_variable(found))
+        return Outcome(runs[1:], sorted(times[1:])[repeats // 2] * 1e3)
+
+    def _compute(self, data):
+        data = tf.nest.map_structure(tf.convert_to_tensor, data)
+        batch = keras.utils.unpack_x_y_sample_weight(data)
+        with attribute(self.model, "aggregation_state", self._state):
+            gradients = self.mode.step(self.model, *batch).gradients
+        if gradients is None:
+            raise Refused(NO_GRADIENT)
+        self._used = [g is not None for g in gradients]
+        scale = loss_scale(self.model.optimizer)
+        self._scaled = scale is not None
+        return [
+            _unscaled(tf.convert_to_tensor(g), scale)
+            for g in gradients
+            if g is not None
+        ]
+
+    def _by_variable(self, found):
+        found = iter([np.asarray(f, "float64") for f in found])
+        gradients = [next(found) if used else None for used in self._used]
+        if self._scaled and not all(
+            np.isfinite(g).all() for g in gradients if g is not None
+        ):
+            raise Refused(
+                "the loss scale makes the gradient overflow: the optimizer "
+                "would leave this step out and lower the scale"
+            )
+        return gradients
+
+
+def _unscaled(gradient, scale):
+    if scale is None:
+        return gradient
+    return gradient / tf.cast(scale, gradient.dtype)
+
+
+def drawn(model, x, device, setting, state):
+    """The numbers that random layers draw there; see `random_draws.record`."""
+    found = []
+
+    def draw(batch):
+        found.clear()
+        with draws.recording(found.append):
+            call_model(model, batch)
+        graph = draws.current_graph()
+        if any(d.graph is not graph for d in found):
+            raise Refused("numbers are drawn in a loop, out of sight")
+        return [d.rows() for d in found]
+
+    traced = trace_step(draw, x) if setting == "graph" else None
+    with _runner(draw, x, traced, device, setting, state) as (ready, once):
+        ready()
+        return once()
+
+
+@contextlib.contextmanager
+def _runner(step, data, traced, device, setting, state):
+    """Gives two functions: to make ready for a run, and to run once."""
+    place = f"/device:{device}"
+    with contextlib.ExitStack() as stack:
+        stack.callback(state.restore)
+        replica = None
+        if setting == "graph":
+            concrete, values = traced
+            # A table stays where it is, with the variables: no copy of that.
+            with contextlib.suppress(NotReplayable):
+                replica = Replica(concrete, device=place, keep=True)
+        if replica is not None:
+            stack.enter_context(replica)
+            yield replica.restore, lambda: replica.run(values)
+            return
+        if setting != "eager":
+            xla = setting == "xla"
+            # By itself, in TensorFlow's count of traces of one function.
+            own = functools.partial(step)
+            step = tf.function(own, autograph=False, jit_compile=xla)
+
+        def here():
+            with tf.device(place):
+                found = step(tf.nest.map_structure(tf.constant, data))
+                return [np.asarray(f) for f in found]
+
+        yield state.restore, here

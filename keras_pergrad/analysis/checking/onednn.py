@@ -1,0 +1,80 @@
+"""Keeps a step from being run that would damage the process.
+
+On the CPU some builds of TensorFlow compute a product of shapes [b, 1, t, k]
+and [k, n] wrong or corrupt the heap (tensorflow#117700), which ends this
+process with whatever it was doing. So the shape is looked for in the traced
+step, and such a product is tried in a process of its own.
+
+Private name in use, covered by `tests/analysis/checking/test_onednn.py`:
+`FuncGraph._functions`.
+"""
+
+import functools
+import os
+import subprocess
+import sys
+
+_PRODUCTS = ("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
+_SECONDS = 120
+
+
+def defect(graph):
+    """What a step would do wrong on the CPU, or None.
+
+    Args:
+        graph: the graph of the traced step.
+    """
+    for op in _operations(graph):
+        shape = _shape(op)
+        if shape is not None:
+            harm = _harm(*shape)
+            if harm:
+                b, t, k, n = shape
+                return (
+                    f"a product of shapes [{b}, 1, {t}, {k}] and [{k}, {n}] "
+                    f"({op.name}) {harm}: a defect of oneDNN in TensorFlow. "
+                    "It was tried apart and is not run here. Set "
+                    "TF_ENABLE_ONEDNN_OPTS=0 before TensorFlow is imported, "
+                    "or leave out the axis of size 1"
+                )
+    return None
+
+
+def _operations(graph):
+    yield from graph.get_operations()
+    for function in graph._functions.values():
+        inner = getattr(function, "graph", None)
+        if inner is not None:
+            yield from _operations(inner)
+
+
+def _shape(op):
+    """(b, t, k, n) of a product of that kind, or None."""
+    if op.type not in _PRODUCTS or op.inputs[0].dtype.size > 4:
+        return None
+    left, right = (tensor.shape for tensor in op.inputs)
+    if (left.rank, right.rank) != (4, 2) or left[1] != 1:
+        return None
+    t, k = (left[3], left[2]) if op.get_attr("adj_x") else (left[2], left[3])
+    n = right[0] if op.get_attr("adj_y") else right[1]
+    # An axis of unknown size is that of the samples, or like it.
+    return tuple(8 if d is None else int(d) for d in (left[0], t, k, n))
+
+
+@functools.cache
+def _harm(*shape):
+    """What such a product does here, "" if it is right."""
+    done = subprocess.run(
+        [sys.executable, "-m", "keras_pergrad.analysis.doctor.matmul"]
+        + [str(size) for size in shape],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        timeout=_SECONDS,
+        check=False,
+    )
+    if done.returncode == 0 and done.stdout.strip().endswith("right"):
+        return ""
+    if "wrong" in done.stdout:
+        return "gives wrong numbers"
+    return "crashes the process"

@@ -1,0 +1,214 @@
+"""Forward and backward on a plain tape, in a chosen float format.
+
+Nothing of the package's tape, rules or factors is in here: what they compute
+is judged against it.
+
+Private names in use: the tensor attribute `_keras_logits`,
+`StatelessScope.state_mapping`, `keras.src.backend.get_keras_mask`.
+"""
+
+import contextlib
+import functools
+
+import keras
+import tensorflow as tf
+from keras.src import backend
+
+from keras_pergrad.analysis.checking import precision
+from keras_pergrad.keras_internals import draws
+from keras_pergrad.keras_internals.losses import (
+    regularization_gradients,
+    total_loss,
+)
+from keras_pergrad.modes.base import call_model
+from keras_pergrad.samples import Tape, refusals
+
+
+class Uncheckable(ValueError):
+    """There is nothing to compare with."""
+
+
+class PlainTape:
+    """Differentiates a model's compiled loss, of a batch or one sample.
+
+    Args:
+        model: a compiled and built model. Its variables are not used but
+            for their first values, and nothing it assigns is kept.
+        y, sample_weight: the batch but for its inputs.
+        dtype: the format to compute in; None: the model's own.
+        drawn: the numbers of the batch's random draws, in order.
+        eager: whether to run op by op.
+    """
+
+    def __init__(
+        self, model, y, sample_weight, dtype=None, drawn=(), eager=False
+    ):
+        self.model = model
+        self.dtype = dtype
+        self.drawn = list(drawn)
+        self.coupled = []
+        self._variables = [v for v in model.variables if _is_float(v)]
+        self.trainable = list(model.trainable_variables)
+        places = {id(v): k for k, v in enumerate(self._variables)}
+        self._wanted = [places[id(v)] for v in self.trainable]
+        self._y, self._sample_weight = y, sample_weight
+        self._structure = None
+        wrap = (lambda f: f) if eager else _compiled
+        self.forward = wrap(self._forward)
+        self.sample = wrap(self._sample)
+        self.added = wrap(self._added)
+        self.batch = wrap(self._batch)
+
+    def values(self):
+        """The variables' values, a list of tensors."""
+        tensors = [tf.convert_to_tensor(v.value) for v in self._variables]
+        return precision.cast(tensors, self.dtype)
+
+    def _run(self, values, x, row=None):
+        """What the model gives for the batch, or for one row of it."""
+        with self._scope(values) as scope, draws.replaying(self._draws(row)):
+            y_pred = call_model(self.model, x)
+        return y_pred, scope.losses
+
+    @contextlib.contextmanager
+    def _scope(self, values):
+        scope = keras.StatelessScope(collect_losses=True)
+        # Not by its argument, which casts to the variable's own format.
+        for variable, value in zip(self._variables, values):
+            scope.state_mapping[id(variable)] = value
+        with precision.computing_in(self.model, self.dtype), scope:
+            yield scope
+        for k in self._wanted:
+            variable = self._variables[k]
+            if scope.state_mapping[id(variable)] is not values[k]:
+                raise Uncheckable(
+                    f"The forward pass writes to the trainable variable "
+                    f"{variable.path!r}, so that the gradient is not one of "
+                    f"the weights that it starts from. Such a model (with "
+                    f"SpectralNormalization, for example) cannot be checked."
+                )
+
+    def _draws(self, row):
+        drawn = [tf.convert_to_tensor(numbers) for numbers in self.drawn]
+        drawn = precision.cast(drawn, self.dtype)
+        if row is None:
+            return drawn
+        return [d if d.shape[0] == 1 else _only(d, row) for d in drawn]
+
+    def _forward(self, values, x):
+        """Outputs, logits behind them and added losses, of the batch.
+
+        What couples the samples goes to `coupled`.
+        """
+        batch = x, self._y, self._sample_weight
+        self.coupled += map(str, refusals(Tape(self.model, batch)))
+        y_pred, added = self._run(values, x)
+        self._structure = y_pred
+        flat = tf.nest.flatten(y_pred)
+        logits = [getattr(t, "_keras_logits", None) for t in flat]
+        masks = [backend.get_keras_mask(t) for t in flat]
+        return flat, logits, masks, added
+
+    def _added(self, values, x, row):
+        """What a sample alone gives to `add_loss`."""
+        alone = tf.nest.map_structure(lambda t: _only(t, row), x)
+        return [tf.reduce_sum(a) for a in self._run(values, alone, row)[1]]
+
+    def _sample(self, values, x, row, whole, factors):
+        """One sample's contribution to the gradient of the batch's loss.
+
+        The other samples' outputs are constants, so the loss keeps the
+        denominators that it has for the batch.
+
+        Args:
+            values, x, row: the variables, the batch, and which sample.
+            whole: what `forward` gave.
+            factors: of each added loss, its factor in the batch's.
+
+        Returns:
+            (contributions, how far the outputs are from the batch's).
+        """
+        flat, logits, masks, _ = whole
+        alone = tf.nest.map_structure(lambda t: _only(t, row), x)
+        wanted = [values[k] for k in self._wanted]
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(wanted)
+            y_pred, added = self._run(values, alone, row)
+            single = tf.nest.flatten(y_pred)
+            joined = [_join(b, s, row) for b, s in zip(flat, single)]
+            for tensor, old, mask, new in zip(joined, logits, masks, single):
+                if old is not None:
+                    inner = _join(old, new._keras_logits, row)
+                    tensor._keras_logits = inner
+                if mask is not None:
+                    backend.set_keras_mask(tensor, mask)
+            loss = self._loss(tf.nest.pack_sequence_as(self._structure, joined))
+            parts = [] if loss is None else [loss]
+            parts += [f * tf.reduce_sum(a) for f, a in zip(factors, added)]
+        found = tape.gradient(parts, wanted) if parts else [None] * len(wanted)
+        return [_dense(g) for g in found], _gap(flat, single, row)
+
+    def _loss(self, y_pred):
+        compiled = self.model._compile_loss
+        if compiled is None:
+            return None
+        # The compiled loss updates metrics of its own: inside a scope.
+        with (
+            precision.computing_in(self.model, self.dtype),
+            keras.StatelessScope(),
+        ):
+            return compiled(self._y, y_pred, self._sample_weight)
+
+    def _batch(self, values, x):
+        """The gradient of the whole loss, for the batch as one."""
+        wanted = [values[k] for k in self._wanted]
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(wanted)
+            with self._scope(values), draws.replaying(self._draws(None)):
+                y_pred = call_model(self.model, x)
+                loss = total_loss(
+                    self.model, x, self._y, y_pred, self._sample_weight
+                )
+        return [_dense(g) for g in tape.gradient(loss, wanted)]
+
+    def penalties(self, values):
+        """The gradients of the weight regularisers, None without one."""
+        with self._scope(values):
+            return regularization_gradients(self.trainable)
+
+
+def _compiled(function):
+    # TensorFlow counts the traces of one piece of code, over all models, and
+    # warns of too many; a partial function counts by itself.
+    return tf.function(functools.partial(function), autograph=False)
+
+
+def _is_float(variable):
+    return str(variable.dtype).startswith(("float", "bfloat"))
+
+
+def _join(batch, single, row):
+    """The batch with one row in which the gradient flows."""
+    n, rank = batch.shape[0], batch.shape.rank
+    here = tf.reshape(tf.range(n) == row, [n] + [1] * (rank - 1))
+    return tf.where(here, single, tf.stop_gradient(batch))
+
+
+def _only(tensor, row):
+    """That row; a gather keeps the size of the batch, 1, known."""
+    return tf.gather(tensor, tf.reshape(row, [1]))
+
+
+def _dense(gradient):
+    return None if gradient is None else tf.convert_to_tensor(gradient)
+
+
+def _gap(batch, single, row):
+    """The largest difference of a sample's outputs, relative to all."""
+    gaps = [tf.zeros([], tf.float64)]
+    for b, s in zip(batch, single):
+        if b.dtype.is_floating:
+            b, s = tf.cast(b, tf.float64), tf.cast(s, tf.float64)
+            error = tf.reduce_max(tf.abs(b[row] - s[0]))
+            gaps.append(error / (tf.reduce_max(tf.abs(b)) + 1e-300))
+    return functools.reduce(tf.maximum, gaps)

@@ -1,0 +1,61 @@
+"""A model that computes in another float format for a while.
+
+No copy is made: a copy needs a `get_config` that many models lack. The layers
+and losses are told another format, and get their values from a scope.
+
+Private names in use: `Layer._dtype_policy`, `Loss._dtype`,
+`CompileLoss._flat_losses`, `KerasTensor._dtype`, `Functional._inputs`.
+"""
+
+import contextlib
+
+import keras
+import tensorflow as tf
+
+from keras_pergrad.keras_internals.patching import attribute
+
+
+@contextlib.contextmanager
+def computing_in(model, dtype):
+    """Makes the layers and losses of a compiled model compute in `dtype`.
+
+    Args:
+        model: a compiled model, whose loss is built.
+        dtype: "float64", or None to leave everything as it is.
+    """
+    if dtype is None:
+        yield
+        return
+    floatx = keras.config.floatx()
+    policy = keras.DTypePolicy(dtype)
+    with contextlib.ExitStack() as stack:
+        for layer in model._flatten_layers():
+            stack.enter_context(attribute(layer, "_dtype_policy", policy))
+            # A functional model casts to the formats of its symbolic inputs.
+            for tensor in getattr(layer, "_inputs", None) or ():
+                if tensor.dtype.startswith(("float", "bfloat")):
+                    stack.enter_context(attribute(tensor, "_dtype", dtype))
+        for loss in _losses(model._compile_loss):
+            if hasattr(loss, "_dtype"):
+                stack.enter_context(attribute(loss, "_dtype", dtype))
+        stack.callback(keras.config.set_floatx, floatx)
+        keras.config.set_floatx(dtype)
+        yield
+
+
+def _losses(compiled):
+    if compiled is None:
+        return []
+    return [compiled, *(known.loss for known in compiled._flat_losses or ())]
+
+
+def cast(structure, dtype):
+    """The floating-point tensors of a structure in `dtype`, None: as is."""
+    return tf.nest.map_structure(
+        lambda t: (
+            tf.cast(t, dtype)
+            if dtype and tf.is_tensor(t) and t.dtype.is_floating
+            else t
+        ),
+        structure,
+    )

@@ -1,0 +1,218 @@
+"""The gradient to judge by: one sample after the other, on the CPU."""
+
+import dataclasses
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_pergrad.analysis.checking import precision
+from keras_pergrad.analysis.checking.plain_tape import PlainTape, Uncheckable
+from keras_pergrad.analysis.checking.sensitivity import wobbles
+from keras_pergrad.keras_internals.error_text import reason
+
+# What a sample's outputs may differ by, alone and in its batch, if nothing
+# but rounding does it.
+_GAP = {"float64": 1e-6, "float32": 1e-3}
+# An op without a float64 kernel, or one that mixes the formats.
+_NOT_THERE = (tf.errors.OpError, TypeError, ValueError)
+_NOT_FINITE = (
+    "The gradient of {what} is not finite, so that there is nothing to "
+    "compare. Look for NaN or infinity in x, y and the weights, or for a "
+    "loss that overflows."
+)
+
+
+@dataclasses.dataclass
+class Reference:
+    """What every other computation is judged by.
+
+    Attributes:
+        dtype: the format that it was computed in.
+        how: "loop", over single samples, or "batch", where that is not
+            defined.
+        notes: sentences on how it was computed.
+        gradients: for each aggregation the gradient of each variable, an
+            array or None.
+        magnitudes: likewise, the size of the numbers that it was summed from.
+        wobbles: likewise, how much it changes when the weights and inputs
+            are off by a few units in the last place of the model's format.
+    """
+
+    dtype: str
+    how: str
+    notes: list
+    gradients: list
+    magnitudes: list
+    wobbles: list
+
+
+def find(model, batch, aggregations, dtype, drawn=()):
+    """Computes the reference.
+
+    Args:
+        model: a compiled and built model, which is left as it is.
+        batch: (x, y, sample_weight), of arrays.
+        aggregations: a list of `Aggregation`; None stands for the mean.
+        dtype: the format that the model computes in.
+        drawn: the numbers that the batch's random layers draw.
+
+    Raises:
+        ValueError: the model draws random numbers without `keras.random`.
+    """
+    batch = tf.nest.map_structure(
+        lambda t: None if t is None else tf.convert_to_tensor(t), batch
+    )
+    with tf.device("/device:CPU:0"):
+        try:
+            return _find(model, batch, aggregations, dtype, "float64", drawn)
+        except _NOT_THERE as error:
+            if dtype == "float64" or isinstance(error, Uncheckable):
+                raise
+            found = _find(model, batch, aggregations, dtype, None, drawn)
+            found.notes.append(
+                f"the reference is in {found.dtype}, since the model does not "
+                f"run in float64: {reason(error)[:200]}"
+            )
+            return found
+
+
+def _find(model, batch, aggregations, dtype, wide, drawn):
+    x, y, sample_weight = batch
+    # Draws are handed out in order, which a loop in a graph does only once.
+    eager = bool(drawn) or model.run_eagerly
+    plain = PlainTape(model, y, sample_weight, wide, drawn, eager)
+    values, x = plain.values(), precision.cast(x, wide)
+    whole = plain.forward(values, x)
+    _require_repeatable(model, whole, plain.forward(values, x))
+    own = keras.config.floatx() if dtype in ("float16", "bfloat16") else dtype
+    found = Reference(wide or own, "loop", [], [], [], [])
+    compute = _by_loop
+    try:
+        _require_samples(model, plain)
+        base = _by_loop(plain, values, x, aggregations, found)
+    except _Coupled as why:
+        found.how, compute, aggregations = "batch", _as_one, [None]
+        found.notes.append(
+            f"no sample has a gradient of its own ({why}): the reference "
+            f"is the batch's gradient in {found.dtype}"
+        )
+        base = _as_one(plain, values, x, aggregations, found)
+    found.gradients = [gradients for gradients, _ in base]
+    found.magnitudes = [sizes for _, sizes in base]
+    found.wobbles = wobbles(
+        compute, plain, (values, x, aggregations, found), base, dtype
+    )
+    return found
+
+
+class _Coupled(Exception):
+    """The batch is not the sum of its samples."""
+
+
+def _require_repeatable(model, first, second):
+    for a, b in zip(tf.nest.flatten(first[0]), tf.nest.flatten(second[0])):
+        if not np.allclose(a, b, rtol=1e-3, atol=1e-6, equal_nan=True):
+            raise Uncheckable(
+                f"Expected a model that computes the same from the same "
+                f"numbers. Received: {model.name!r}, whose outputs differ "
+                f"from call to call: it draws random numbers without "
+                f"keras.random, which nothing can repeat. Draw them with "
+                f"keras.random and a keras.random.SeedGenerator."
+            )
+
+
+def _require_samples(model, plain):
+    if plain.coupled:
+        raise _Coupled(plain.coupled[0].split(", so that")[0])
+    if type(model).compute_loss is not keras.Model.compute_loss:
+        raise _Coupled(f"{type(model).__name__} overrides compute_loss")
+
+
+def _check_gap(gap, reference):
+    """Takes note of samples whose outputs depend on their batch."""
+    if gap <= _GAP[reference.dtype]:
+        return
+    what = "a sample alone gives other outputs than in its batch"
+    if reference.dtype == "float64":
+        raise _Coupled(f"{what}: a layer mixes the samples")
+    note = f"{what}: a layer mixes the samples, or an op is wrong on batches"
+    if note not in reference.notes:
+        reference.notes.append(note)
+
+
+def _by_loop(plain, values, x, aggregations, reference):
+    """(gradients, sizes of what they were summed from) by aggregation."""
+    whole = plain.forward(values, x)
+    rows = len(tf.nest.flatten(x)[0])
+    factors = _factors(plain, values, x, whole, rows)
+    totals: list = [[None] * len(plain.trainable) for _ in aggregations]
+    sizes = [np.zeros(len(plain.trainable)) for _ in aggregations]
+    for row in range(rows):
+        found, gap = plain.sample(values, x, tf.constant(row), whole, factors)
+        _check_gap(float(gap), reference)
+        found = [None if g is None else np.asarray(g, float) for g in found]
+        norm = rows * np.sqrt(
+            sum(np.sum(np.square(g)) for g in found if g is not None)
+        )
+        if not np.isfinite(norm):
+            raise Uncheckable(_NOT_FINITE.format(what=f"sample {row}"))
+        for total, size, aggregation in zip(totals, sizes, aggregations):
+            weight = 1.0
+            if aggregation is not None:
+                one = tf.constant([norm], tf.float64)
+                weight = float(aggregation.weights(one)[0])
+            for k, gradient in enumerate(found):
+                if gradient is not None:
+                    part = weight * gradient
+                    total[k] = part if total[k] is None else total[k] + part
+                    size[k] += np.max(np.abs(part), initial=0.0)
+    penalties = plain.penalties(values)
+    return [
+        (_finished(total, aggregation, penalties, rows), size)
+        for total, size, aggregation in zip(totals, sizes, aggregations)
+    ]
+
+
+def _finished(total, aggregation, penalties, rows):
+    if aggregation is not None:
+        tensors = [None if t is None else tf.constant(t) for t in total]
+        total = aggregation.finish(tensors, rows, aggregation.make_state())
+        total = [None if t is None else np.asarray(t) for t in total]
+    return [
+        t if p is None else np.asarray(p, float) + (0.0 if t is None else t)
+        for t, p in zip(total, penalties)
+    ]
+
+
+def _factors(plain, values, x, whole, rows):
+    """Of each added loss: 1 where it is a sum over the samples, or 1/n."""
+    added = [tf.reduce_sum(a) for a in whole[3]]
+    if not added:
+        return []
+    total = [0.0] * len(added)
+    for row in range(rows):
+        single = plain.added(values, x, tf.constant(row))
+        total = [t + float(s) for t, s in zip(total, single)]
+    factors = []
+    for loss, summed in zip(added, total):
+        to_sum = abs(float(loss) - summed)
+        to_mean = abs(float(loss) - summed / rows)
+        if min(to_sum, to_mean) > 1e-3 * (abs(float(loss)) + 1e-6):
+            raise _Coupled(
+                "a loss given to add_loss is neither a sum nor a mean over "
+                "the samples"
+            )
+        factor = 1.0 if to_sum < to_mean else 1.0 / rows
+        factors.append(tf.constant(factor, loss.dtype))
+    return factors
+
+
+def _as_one(plain, values, x, aggregations, reference):
+    del aggregations, reference
+    found = plain.batch(values, x)
+    found = [None if g is None else np.asarray(g, float) for g in found]
+    sizes = [0.0 if g is None else np.max(np.abs(g), initial=0) for g in found]
+    if not np.isfinite(sizes).all():
+        raise Uncheckable(_NOT_FINITE.format(what="the batch"))
+    return [(found, np.asarray(sizes))]

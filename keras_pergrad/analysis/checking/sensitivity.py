@@ -1,0 +1,48 @@
+"""How strongly a model amplifies the rounding of what it starts from."""
+
+import numpy as np
+import tensorflow as tf
+
+from keras_pergrad.analysis.numerics import unit
+
+
+def wobbles(compute, plain, arguments, base, dtype):
+    """How far a few roundings at the start carry.
+
+    Two things that no count of terms tells: how much the model amplifies the
+    rounding of its weights and inputs (and whether a ReLU sits at its kink);
+    and the noise of a gradient that is zero by cancellation, such as that of
+    a bias before a normalisation, which the wide format shows in small.
+    """
+    found = [np.zeros(len(plain.trainable)) for _ in base]
+    tries = [(unit(dtype), True, 1.0)]
+    *_, reference = arguments
+    wide = reference.dtype
+    if wide != dtype:
+        tries.append((unit(wide), False, unit(dtype) / unit(wide)))
+    for size, inputs, factor in tries:
+        values, x, *rest = arguments
+        shake = _Shake(size)
+        values = [shake(v) for v in values]
+        x = tf.nest.map_structure(shake, x) if inputs else x
+        moved = compute(plain, values, x, *rest)
+        for wobble, (old, _), (new, _) in zip(found, base, moved):
+            for k, (a, b) in enumerate(zip(old, new)):
+                if a is not None and b is not None:
+                    change = np.max(np.abs(a - b), initial=0.0) * factor
+                    wobble[k] = max(wobble[k], change)
+    return found
+
+
+class _Shake:
+    """Moves tensors by a few units in the last place."""
+
+    def __init__(self, size):
+        self._steps = [-4.0 * size, 4.0 * size]
+        self._random = np.random.default_rng(0)
+
+    def __call__(self, tensor):
+        if not tensor.dtype.is_floating:
+            return tensor
+        steps = self._random.choice(self._steps, tensor.shape)
+        return tensor * tf.constant(1.0 + steps, tensor.dtype)

@@ -1,0 +1,113 @@
+"""Looks at TensorFlow from the inside; runs in a process of its own.
+
+Prints one JSON object a line as soon as it is known, so that what came
+before a crash is kept.
+
+Private name in use, covered by `tests/analysis/doctor/test_command.py`:
+`tensorflow.python.framework.config.is_op_determinism_enabled`.
+"""
+
+import json
+import os
+import sys
+
+
+def say(step, **facts):
+    """Prints what is known of one step."""
+    print("PROBE " + json.dumps({"step": step, **facts}), flush=True)
+
+
+def attempt(step, look):
+    """Says what `look` returns, or the error it raised."""
+    try:
+        say(step, **look())
+    except Exception as error:  # whatever it is, it belongs in the report
+        text = str(error).strip().splitlines()
+        say(step, error=f"{type(error).__name__}: {(text or [''])[0]}")
+
+
+def devices():
+    """How many CPUs TensorFlow sees, and which accelerators."""
+    import tensorflow as tf
+
+    from keras_pergrad.keras_internals.devices import accelerators
+
+    cpus = tf.config.list_physical_devices("CPU")
+    found = [{"name": d.name, "platform": d.platform} for d in accelerators()]
+    return {"cpus": len(cpus), "accelerators": found}
+
+
+def xla():
+    """Whether XLA compiles for the CPU."""
+    import tensorflow as tf
+
+    with tf.device("/CPU:0"):
+        double = tf.function(lambda x: x + x, jit_compile=True)
+        return {"works": float(double(tf.constant(1.0))) == 2.0}
+
+
+def determinism():
+    """What is set that makes runs repeat to the bit."""
+    from tensorflow.python.framework import config
+
+    enabled = config.is_op_determinism_enabled()
+    return {
+        "op_determinism": bool(enabled),
+        "TF_DETERMINISTIC_OPS": os.environ.get("TF_DETERMINISTIC_OPS"),
+        "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED"),
+    }
+
+
+def training(device):
+    """Losses of a two-layer model, from the same weights on each device."""
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    random = np.random.default_rng(0)
+    x = random.normal(size=(32, 8)).astype("float32")
+    y = x[:, :1] - 2 * x[:, 1:2]
+    weights = [(8, 16), (16,), (16, 1), (1,)]
+    with tf.device(f"/device:{device}"):
+        model = keras.Sequential(
+            [
+                keras.Input((8,)),
+                keras.layers.Dense(16, activation="relu"),
+                keras.layers.Dense(1),
+            ]
+        )
+        model.set_weights(
+            [
+                random.normal(scale=0.3, size=w).astype("float32")
+                for w in weights
+            ]
+        )
+        sgd = keras.optimizers.SGD(0.05)
+        model.compile(sgd, "mse", jit_compile=False)  # type: ignore[arg-type]
+        losses = [float(model.train_on_batch(x, y)) for _ in range(3)]
+    return {"device": device, "losses": losses}
+
+
+def main():
+    """Looks at everything, the likeliest to crash last."""
+    import tensorflow as tf
+
+    say("tensorflow", version=tf.__version__)
+    import keras
+
+    backend = keras.backend.backend()
+    say("keras", version=keras.__version__, backend=backend)
+    attempt("devices", devices)
+    attempt("determinism", determinism)
+    attempt("training", lambda: training("CPU:0"))
+    from keras_pergrad.keras_internals.devices import accelerators
+
+    for device in accelerators():
+        name = device.name
+        attempt("training", lambda name=name: training(name))
+    attempt("xla", xla)
+    say("done")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The table of how each layer's gradients will be found."""

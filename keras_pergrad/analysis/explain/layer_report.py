@@ -1,0 +1,228 @@
+"""What a vectorized step would do with a model, layer by layer.
+
+The step is traced on symbolic inputs, and the model is tried out on a few
+samples.
+
+Private names in use: `Functional._inputs_struct`, `Layer._flatten_layers`,
+`Trainer._resolve_auto_jit_compile`.
+"""
+
+import math
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_pergrad.analysis.explain.explanation import (
+    Explanation,
+    LayerRow,
+    VariableRow,
+)
+from keras_pergrad.factors import join, widened
+from keras_pergrad.keras_internals.arguments import positive_integer
+from keras_pergrad.keras_internals.batches import is_composite
+from keras_pergrad.keras_internals.model_state import random_state_kept
+from keras_pergrad.keras_internals.refusal_messages import not_one_number
+from keras_pergrad.samples import Tape, sum_of_outputs
+
+
+def explain(model, batch_size=32, x=None, jit_compile=None):
+    """Say before training how each layer's gradients will be found.
+
+    The model is traced on inputs of this batch size, and tried out on a few
+    samples (made up, where no `x` is given): what mixes them is refused.
+
+    Args:
+        model: a `keras.Model`, compiled or not.
+        batch_size: the number of samples in a batch; or a batch of inputs in
+            its place: explain(model, x) takes its size from it.
+        x: a batch, or one sample, whose shapes and dtypes are those of
+            training; needed where the model does not know its inputs.
+        jit_compile: whether the step is compiled by XLA; default: what the
+            model was compiled with.
+
+    Returns:
+        An `Explanation`: prints as a table, in a terminal and in a notebook;
+        iterates over `LayerRow` objects.
+
+    Raises:
+        TypeError: `model` is no `keras.Model`.
+        ValueError: `batch_size` is not positive, or the inputs are unknown.
+
+    Example:
+
+    >>> import keras
+    >>> import keras_pergrad as kpg
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+    >>> table = kpg.explain(model, batch_size=64)
+    >>> table.rows[0].served_by, table.rows[0].variables[0].ops
+    ('ops', ('MatMul',))
+    """
+    if not isinstance(model, keras.Model):
+        raise TypeError(
+            "`model` must be a keras.Model. Received: "
+            f"{model!r} of type {type(model).__name__}"
+        )
+    if x is None and not isinstance(batch_size, (int, np.integer)):
+        x, batch_size = batch_size, _rows_in(batch_size)
+    batch_size = positive_integer("batch_size", batch_size)
+    if jit_compile is None:
+        jit_compile = model.compiled and model.jit_compile
+    if jit_compile == "auto":
+        jit_compile = model._resolve_auto_jit_compile()
+    specs = _specs(model, batch_size, x)
+    if not model.built:
+        model(tf.nest.map_structure(_zeros, specs))
+    rows = []
+
+    def trace(x):
+        rows.extend(_rows(model, x, batch_size))
+
+    with random_state_kept():
+        tf.function(
+            trace, autograph=False, jit_compile=bool(jit_compile)
+        ).get_concrete_function(specs)
+    return Explanation(model.name, batch_size, bool(jit_compile), tuple(rows))
+
+
+def _rows_in(x):
+    """The number of samples in a batch given in place of its size."""
+    sizes = [t.shape for t in tf.nest.flatten(x) if hasattr(t, "shape")]
+    if not sizes or not len(sizes[0]):
+        raise ValueError(
+            "`batch_size` expected a positive integer, or a batch of inputs "
+            f"(arrays) in its place. Received: batch_size={x!r}"
+        )
+    return int(sizes[0][0])
+
+
+def _specs(model, batch_size, x):
+    if x is not None:
+        return tf.nest.map_structure(lambda t: _spec(t, batch_size), x)
+    known = getattr(model, "_inputs_struct", None)
+    if known is None and getattr(model, "inputs", None):
+        known = model.inputs if len(model.inputs) > 1 else model.inputs[0]
+    if known is None:
+        raise ValueError(
+            f"Model {model.name!r} does not know the shapes of its inputs. "
+            "Pass a batch: explain(model, batch_size, x=x)."
+        )
+    return tf.nest.map_structure(lambda t: _spec(t, batch_size), known)
+
+
+def _spec(tensor, n):
+    """The type of `n` samples like those in a tensor, perhaps symbolic."""
+    if not isinstance(tensor, keras.KerasTensor) and not is_composite(tensor):
+        tensor = tf.convert_to_tensor(tensor)
+    shape = [n, *tensor.shape[1:]]
+    if isinstance(tensor, tf.SparseTensor) or getattr(tensor, "sparse", False):
+        return tf.SparseTensorSpec(shape, tensor.dtype)
+    if isinstance(tensor, tf.RaggedTensor) or getattr(tensor, "ragged", False):
+        return tf.RaggedTensorSpec(shape, tensor.dtype)
+    return tf.TensorSpec(shape, tensor.dtype)
+
+
+def _zeros(spec):
+    return tf.zeros([1 if s is None else s for s in spec.shape], spec.dtype)
+
+
+def _rows(model, x, n):
+    """A `LayerRow` for each layer with trainable weights, or refused."""
+    refused = {}
+    tape = Tape(model, (x, None, None), loss=sum_of_outputs)
+
+    def refuse(layer, error):
+        if layer is None and refused:
+            # It follows from what was refused before.
+            return
+        refused.setdefault(id(layer or model), str(error))
+
+    tape.refuse = refuse
+    _look_at_losses(model, refuse)
+    found = [[] for _ in tape.variables]
+    try:
+        with tape:
+            y_pred = tape.forward(x)
+            loss = sum_of_outputs(model, x, None, y_pred, None, True)
+        for k, factor, use in tape.parts(loss):
+            found[k].append((factor, use))
+    except ValueError as error:
+        refuse(None, error)
+    places = {id(v): k for k, v in enumerate(tape.variables)}
+    for layer in _nested(model):
+        own = [places[id(v)] for v in _own(layer) if id(v) in places]
+        # After a refusal not all uses are known.
+        known = any(found[k] for k in own) or (own and not refused)
+        if known or id(layer) in refused:
+            yield _row(layer, own, tape.variables, found, refused, n)
+
+
+def _nested(layer, seen=None):
+    """A layer and all inside, each once, as they were made."""
+    seen = set() if seen is None else seen
+    if id(layer) not in seen:
+        seen.add(id(layer))
+        yield layer
+        for inner in layer._layers:
+            yield from _nested(inner, seen)
+
+
+def _own(layer):
+    return [
+        v
+        for v in layer._trainable_variables
+        if not any(v is w for sub in layer._layers for w in _weights(sub))
+    ]
+
+
+def _weights(layer):
+    return getattr(layer, "trainable_variables", ())
+
+
+def _row(layer, own, variables, found, refused, n):
+    path = getattr(layer, "path", None) or layer.name
+    head = layer.name, path, type(layer).__name__
+    if id(layer) in refused:
+        return LayerRow(*head, "refused", refused[id(layer)], 1)
+    used = [use for k in own for _, use in found[k]]
+    rules = [use for use in used if hasattr(use, "rule")]
+    reasons = [use.reason for use in used if getattr(use, "reason", None)]
+    served = "ops"
+    if not used:
+        served = "unused"
+    elif reasons:
+        served = "fallback"
+    elif rules:
+        served = "rule"
+    rows = tuple(
+        _variable_row(variables[k], found[k], n) for k in own if found[k]
+    )
+    calls = max((len(found[k]) for k in own), default=1)
+    return LayerRow(*head, served, next(iter(reasons), None), calls, rows)
+
+
+def _look_at_losses(model, refuse):
+    """Refuses what training would: a loss for each sample, not for all."""
+    for loss in tf.nest.flatten(getattr(model, "loss", None)):
+        reduction = getattr(loss, "reduction", "sum")
+        if isinstance(loss, keras.losses.Loss) and reduction in (None, "none"):
+            message = not_one_number(f"a loss with reduction={reduction!r}")
+            refuse(model, ValueError(message))
+
+
+def _variable_row(variable, found, n):
+    factor = widened(join([f for f, _ in found]), variable.value.dtype)
+    ops = tuple(
+        type(use.layer).__name__ if hasattr(use, "rule") else use.type
+        for _, use in found
+    )
+    return VariableRow(
+        variable.path,
+        tuple(variable.shape),
+        factor.chosen_method(),
+        factor.sum_method(),
+        n * math.prod(variable.shape) * tf.as_dtype(variable.dtype).size,
+        factor.norm_bytes(n),
+        len(found) > 1,
+        ops,
+    )

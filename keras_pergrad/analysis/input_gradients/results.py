@@ -1,0 +1,133 @@
+"""Where the gradients of all chunks go."""
+
+import numpy as np
+import tensorflow as tf
+
+from keras_pergrad.analysis.input_gradients.paging import release
+
+
+class Rows:
+    """One row a sample, written to the caller's arrays or to its own.
+
+    Args:
+        out: the caller's arrays in the structure of x, or None.
+        samples: how many rows there will be; None where unknown.
+
+    Attributes:
+        rows: how many have been written.
+    """
+
+    def __init__(self, out, samples):
+        self.rows = 0
+        self._out = out
+        self._samples = samples
+        self._structure = None
+        self._arrays = None
+        self._parts = []
+
+    def write(self, gradients, count):
+        parts = [g.numpy() for g in tf.nest.flatten(gradients)]
+        if self._structure is None:
+            self._structure = gradients
+            self._arrays = self._open(gradients, parts)
+        if self._arrays is None:
+            self._parts.append(parts)
+        else:
+            self._fill(self._arrays, parts, count)
+        self.rows += count
+
+    def _open(self, gradients, parts):
+        if self._out is not None:
+            return _checked(self._out, gradients, parts, self._samples)
+        if self._samples is None:
+            return None
+        n = self._samples
+        return [np.empty((n, *p.shape[1:]), p.dtype) for p in parts]
+
+    def _fill(self, arrays, parts, count):
+        stop = self.rows + count
+        if stop > len(arrays[0]):
+            raise ValueError(
+                f"`out` has {len(arrays[0])} rows, but x has more samples. "
+                f"The first {self.rows} are written."
+            )
+        for array, part in zip(arrays, parts):
+            array[self.rows : stop] = part
+            release(array, part.nbytes)
+
+    def result(self):
+        if self._structure is None:
+            raise ValueError("x must hold at least one sample. Received: none")
+        arrays = self._arrays
+        if arrays is None:
+            arrays = [np.concatenate(parts) for parts in zip(*self._parts)]
+        elif self.rows < len(arrays[0]):
+            raise ValueError(
+                f"`out` has {len(arrays[0])} rows, but x has only {self.rows} "
+                "samples. They are written."
+            )
+        if self._out is not None:
+            return self._out
+        return tf.nest.pack_sequence_as(self._structure, arrays)
+
+
+class Total:
+    """The sum or the mean over all samples.
+
+    Args:
+        mean: whether to divide by the number of samples.
+
+    Attributes:
+        rows: how many samples went into it.
+    """
+
+    def __init__(self, mean):
+        self.rows = 0
+        self._mean = mean
+        self._total = None
+
+    def write(self, sums, count):
+        sums = tf.nest.map_structure(lambda t: t.numpy(), sums)
+        if self._total is None:
+            self._total = sums
+        else:
+            self._total = tf.nest.map_structure(np.add, self._total, sums)
+        self.rows += count
+
+    def result(self):
+        if self._total is None:
+            raise ValueError("x must hold at least one sample. Received: none")
+        count = self.rows if self._mean else 1
+        return tf.nest.map_structure(lambda t: t / count, self._total)
+
+
+def _checked(out, gradients, parts, samples):
+    """The arrays of `out`, once they are known to fit."""
+    try:
+        tf.nest.assert_same_structure(out, gradients)
+    except (TypeError, ValueError):
+        raise ValueError(
+            "`out` must have the structure of x: one array for each input. "
+            f"Received: out={type(out).__name__}"
+        ) from None
+    arrays = tf.nest.flatten(out)
+    for array, part in zip(arrays, parts):
+        if not isinstance(array, np.ndarray):
+            raise TypeError(
+                "`out` must be a NumPy array or a memory-mapped one "
+                "(numpy.lib.format.open_memmap). Received: "
+                f"{type(array).__name__}"
+            )
+        n = samples or (len(array) if array.ndim else 0)
+        shape = (n, *part.shape[1:])
+        if array.shape != shape or array.dtype != part.dtype:
+            raise ValueError(
+                f"`out` must have shape {shape} and dtype {part.dtype}. "
+                f"Received: shape {array.shape}, dtype {array.dtype}"
+            )
+        if not array.flags.writeable:
+            raise ValueError(
+                "`out` is read-only. Open a memory-mapped file with "
+                'mode="r+" (or "w+" to make it).'
+            )
+    return arrays

@@ -1,0 +1,136 @@
+"""Reads inputs of any size in chunks, the next one while one is worked on."""
+
+import concurrent.futures
+import math
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_pergrad.analysis.input_gradients.paging import release
+
+
+def source(x, batch_size):
+    """What reads `x` chunk by chunk: an `Arrays` or a `Dataset`.
+
+    Raises:
+        TypeError, ValueError: `x` is nothing that can be read, is empty, has
+            no end, or its parts differ in length.
+    """
+    if isinstance(x, tf.data.Dataset):
+        return Dataset(x, batch_size)
+    return Arrays(x, batch_size)
+
+
+class Arrays:
+    """Arrays, memory-mapped or not, in any structure.
+
+    Attributes:
+        samples: how many there are.
+    """
+
+    def __init__(self, x, batch_size):
+        self.structure = x
+        self.arrays = [_array(a) for a in tf.nest.flatten(x)]
+        lengths = {len(a) for a in self.arrays}
+        if len(lengths) != 1:
+            raise ValueError(
+                "all inputs must have as many entries on their first axis. "
+                f"Received: {[tuple(a.shape) for a in self.arrays]}"
+            )
+        self.samples = lengths.pop()
+        if self.samples == 0:
+            raise ValueError("x must hold at least one sample. Received: none")
+        self.batch_size = batch_size
+
+    @property
+    def chunks(self):
+        return math.ceil(self.samples / self.batch_size)
+
+    def __iter__(self):
+        starts = range(0, self.samples, self.batch_size)
+        with concurrent.futures.ThreadPoolExecutor(1) as reader:
+            following = reader.submit(self._read, 0)
+            for start in starts:
+                chunk = following.result()
+                if start + self.batch_size < self.samples:
+                    following = reader.submit(
+                        self._read, start + self.batch_size
+                    )
+                yield chunk
+
+    def _read(self, start):
+        found = []
+        for array in self.arrays:
+            part = array[start : start + self.batch_size]
+            if np.issubdtype(part.dtype, np.floating):
+                # As `fit` and `predict` convert arrays.
+                part = np.array(part, keras.config.floatx())
+            else:
+                part = np.array(part)
+            release(array, part.nbytes)
+            found.append(part)
+        return tf.nest.pack_sequence_as(self.structure, found)
+
+
+class Dataset:
+    """A `tf.data.Dataset` of batches of x, (x, y) or (x, y, sample_weight).
+
+    Attributes:
+        samples: how many there are; None where that is not known before.
+    """
+
+    samples = None
+    chunks = None
+
+    def __init__(self, dataset, batch_size):
+        if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
+            raise ValueError(
+                "x is a dataset without an end. Give it one: x.take(batches)"
+            )
+        dataset = dataset.map(_only_x)
+        for spec in tf.nest.flatten(dataset.element_spec):
+            if spec.shape.rank == 0:
+                raise ValueError(
+                    "x must be a dataset of batches. Received: elements "
+                    f"without an axis, {dataset.element_spec}. Batch it: "
+                    "x.batch(256)"
+                )
+        self.dataset = dataset.rebatch(batch_size).prefetch(1)
+
+    def __iter__(self):
+        return iter(self.dataset)
+
+
+def _only_x(x, *others):
+    """The inputs, converted as those in arrays are."""
+    del others
+    floatx = keras.config.floatx()
+    return tf.nest.map_structure(
+        lambda t: tf.cast(t, floatx) if t.dtype.is_floating else t, x
+    )
+
+
+def _array(value):
+    if isinstance(value, (list, tuple, int, float, str, bytes)):
+        raise TypeError(
+            "x must be an array, a memory-mapped array, a structure of them or "
+            f"a tf.data.Dataset. Received: a {type(value).__name__} in it. "
+            "Use numpy.asarray(...) first."
+        )
+    if isinstance(value, np.ndarray):
+        array = value
+    elif hasattr(value, "shape") and hasattr(value, "__getitem__"):
+        array = np.asarray(value) if tf.is_tensor(value) else value
+    else:
+        raise TypeError(
+            "x must be an array, a memory-mapped array, a structure of them or "
+            f"a tf.data.Dataset. Received: {value!r} of type "
+            f"{type(value).__name__}"
+        )
+    if len(array.shape) == 0:
+        raise ValueError(
+            "the first axis of x must be the sample. Received: a number "
+            "without axes"
+        )
+    return array

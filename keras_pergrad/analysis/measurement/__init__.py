@@ -1,0 +1,1 @@
+"""Measurements of the gradient on a fixed batch, and their record."""

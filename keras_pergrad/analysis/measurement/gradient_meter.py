@@ -1,0 +1,306 @@
+"""What one batch tells of a model's gradient, without changing the model.
+
+Private names in use: `Model._symbolic_build`, `Model._compile_loss`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_pergrad.analysis.measurement.batch_gradient import (
+    BatchGradient,
+    squared_norm,
+)
+from keras_pergrad.keras_internals.batches import first_tensor
+from keras_pergrad.keras_internals.error_text import reason
+from keras_pergrad.keras_internals.losses import (
+    additional_losses,
+    regularization_gradients,
+    total_loss,
+)
+from keras_pergrad.keras_internals.model_state import (
+    random_state_kept,
+    run_and_restore,
+    unchanged,
+)
+from keras_pergrad.modes.base import call_model, loss_scale
+from keras_pergrad.samples import Tape
+
+
+class GradientMeter:
+    """Measures the gradient of one batch at a model's present weights.
+
+    Layers act as in training. Whatever that changes (seeds, moving
+    statistics, metrics) is put back, so that repetitions draw the same random
+    numbers and training goes on as if nothing had been measured.
+
+    Args:
+        model: a compiled `keras.Model`.
+        batch: (x, y, sample_weight), tensors; y and sample_weight may be
+            None.
+
+    Attributes:
+        batch: what is measured; may be replaced by one of the same shapes.
+        undefined: a clause that says why nothing is known of the samples'
+            own gradients: they are not defined (two samples are coupled, say)
+            or cannot be obtained. None: they are known. Set by `prepare`, or
+            by the first `measure` in which it turns out.
+    """
+
+    def __init__(self, model, batch):
+        self.model = model
+        self.batch = batch
+        self.samples = int(first_tensor(batch[0]).shape[0])
+        self.undefined = None
+        # A model that is built by its first call has no variables before.
+        with random_state_kept():
+            model._symbolic_build(data_batch=batch)
+        self._variables = list(model.trainable_variables)
+        if not self._variables:
+            raise ValueError(
+                f"Model {model.name!r} has no trainable variables, so there "
+                "is no gradient to measure."
+            )
+        self._values = [v.value for v in self._variables]
+        wide = tf.float64 in {v.dtype for v in self._values}
+        self._dtype = tf.float64 if wide else tf.float32
+        self._joint = True
+        self._refusal = None
+        self._gradient: Callable[[bool], Any] | None = None
+        self._squares: Callable[[bool], Any] | None = None
+
+    def measure(self, repeats=1):
+        """Computes the gradient `repeats` times, each time from the start.
+
+        Returns:
+            A `BatchGradient`.
+        """
+        run = self._gradient or self.prepare()
+        # A model that has diverged is measured, too.
+        quiet = np.errstate(invalid="ignore", over="ignore")
+        with quiet, random_state_kept():
+            try:
+                return self._measure(run, repeats)
+            except Exception as error:
+                if self.undefined is not None:
+                    raise
+                # That a layer mixes samples may show as late as this.
+                return self._measure(self._without_samples(error), repeats)
+
+    def _measure(self, run, repeats):
+        loss, values, sums = run(True)
+        values = [np.asarray(g) for g in values]
+        squares = np.array([squared_norm(g) for g in values])
+        if self._squares is not None:
+            sums = self._squares(True)
+        variances = None
+        if self.undefined is None:
+            sums = np.array([float(s) for s in sums])
+            spread = sums - self.samples * squares
+            # Rounding can leave a tiny negative number.
+            variances = np.maximum(spread, 0) / (self.samples - 1)
+        found = BatchGradient(
+            self.samples, float(loss), values, squares, variances
+        )
+        if repeats > 1:
+            found.compare(run(False)[1] for _ in range(repeats - 1))
+        return found
+
+    def prepare(self):
+        """Traces; finds out whether samples have gradients of their own.
+
+        Returns the program that computes the gradient. Raises whatever the
+        model and its loss raise for such a batch.
+        """
+        with random_state_kept():
+            return self._prepare()
+
+    def _prepare(self):
+        if self.samples < 2:
+            self.undefined = "one sample alone has no variance."
+            return self._without_samples()
+        try:
+            eager = self.model.run_eagerly
+            if not eager:
+                self._gradient = self._compiled(self._with_squares)
+            if eager or not self._joint:
+                # Uses of weights are seen in a graph only.
+                self._squares = self._compiled(self._only_squares, eager=False)
+                self._gradient = self._compiled(self._plainly)
+        except MissingLoss:
+            raise
+        except Exception as error:  # if it is the batch's, it comes again
+            return self._without_samples(error)
+        return self._gradient
+
+    def _without_samples(self, error=None):
+        """The program for the gradient alone, since the samples' failed."""
+        self._squares = None
+        self._gradient = self._compiled(self._plainly)
+        if error is not None:
+            self.undefined = self._why(error)
+        return self._gradient
+
+    def _why(self, error):
+        if self._refusal is not None:
+            refusal = self._refusal[1]
+            text = f"the samples' own gradients are not defined: {refusal}"
+        else:
+            text = (
+                "the samples' own gradients cannot be obtained here: "
+                f"{reason(error)}"
+            )
+        return text if text.endswith(".") else f"{text}."
+
+    def _plainly(self, x, y, sample_weight, wanted):
+        del wanted
+        with tf.GradientTape() as tape:
+            y_pred = call_model(self.model, x)
+            loss = measured_loss(self.model, x, y, y_pred, sample_weight)
+            target = self._scaled(loss)
+        return loss, self._of_data(tape.gradient(target, self._values)), []
+
+    def _with_squares(self, x, y, sample_weight, wanted):
+        """The gradient, and the samples' norms where they are wanted.
+
+        In one program, since both need the backward pass, which TensorFlow
+        then computes once; the gradient is the same with and without norms.
+        """
+        tape = self._tape(x, y, sample_weight)
+        with tf.GradientTape() as plain, tape:
+            y_pred = tape.forward(x)
+            loss = measured_loss(self.model, x, y, y_pred, sample_weight)
+            target = self._scaled(loss)
+        # The tape keeps the gradients of regularisers apart.
+        gradients = self._of_data(plain.gradient(target, self._values), False)
+        # A layer that the tape calls in a way of its own, or vectorises, is
+        # measured apart: repetitions shall be those of its ordinary call.
+        self._joint = all(call.rule.forward is None for call in tape.calls)
+        factors = tape.sample_gradients(target, loss_scale(self.optimizer))
+        sums = tf.cond(
+            wanted,
+            lambda: [self._sum(f) for f in factors],
+            lambda: [tf.zeros([], self._dtype) for _ in factors],
+        )
+        return loss, gradients, sums
+
+    def _only_squares(self, x, y, sample_weight, wanted):
+        del wanted
+        tape = self._tape(x, y, sample_weight)
+        with tape:
+            y_pred = tape.forward(x)
+            loss = measured_loss(self.model, x, y, y_pred, sample_weight)
+            target = self._scaled(loss)
+        factors = tape.sample_gradients(target, loss_scale(self.optimizer))
+        return [self._sum(f) for f in factors]
+
+    def _tape(self, *batch):
+        tape = Tape(self.model, batch, loss=_measured)
+
+        def refuse(layer, error):
+            self._refusal = layer, error
+            raise error
+
+        tape.refuse = refuse
+        return tape
+
+    @property
+    def optimizer(self):
+        return self.model.optimizer
+
+    def _scaled(self, loss):
+        scale = loss_scale(self.optimizer)
+        return loss if scale is None else loss * tf.cast(scale, loss.dtype)
+
+    def _of_data(self, gradients, penalized=True):
+        """Dense, without loss scale and without weight regularisers."""
+        scale = loss_scale(self.optimizer)
+        penalties = [None] * len(self._variables)
+        if penalized:
+            penalties = regularization_gradients(self._variables)
+        found = []
+        for value, gradient, penalty in zip(self._values, gradients, penalties):
+            if gradient is None:
+                gradient = tf.zeros(value.shape, value.dtype)
+            gradient = tf.convert_to_tensor(gradient)
+            if scale is not None:
+                gradient /= tf.cast(scale, gradient.dtype)
+            found.append(gradient if penalty is None else gradient - penalty)
+        return found
+
+    def _sum(self, factor):
+        """Σ ‖g_i‖² over the samples; a contribution is g_i / n."""
+        if factor is None:
+            return tf.zeros([], self._dtype)
+        total = tf.reduce_sum(tf.cast(factor.squared_norms(), self._dtype))
+        return total * tf.cast(self.samples**2, self._dtype)
+
+    def _compiled(self, compute, eager=True):
+        """`compute` of the batch, in the way in which the model trains.
+
+        Args:
+            compute: `compute(x, y, sample_weight, wanted)`.
+            eager: whether it runs eagerly where the model does.
+        """
+        if eager and self.model.run_eagerly:
+
+            def run(wanted):
+                with unchanged(self.model):
+                    return compute(*self.batch, tf.constant(wanted))
+
+            run(False)  # raises what it has to raise
+            return run
+
+        # Without what is None: a call that does not have the shape of the
+        # signature first prints its arguments, which takes longer than it.
+        def packed(parts, wanted):
+            parts = iter(parts)
+            batch = tf.nest.map_structure(
+                lambda t: None if t is None else next(parts), self.batch
+            )
+            return compute(*batch, wanted)
+
+        function = tf.function(
+            packed, autograph=False, jit_compile=bool(self.model.jit_compile)
+        ).get_concrete_function(self._parts(), tf.constant(True))
+
+        def run(wanted):
+            return run_and_restore(function, self._parts(), tf.constant(wanted))
+
+        return run
+
+    def _parts(self):
+        return [t for t in tf.nest.flatten(self.batch) if t is not None]
+
+
+def _measured(model, x, y, y_pred, sample_weight, training):
+    del training
+    return measured_loss(model, x, y, y_pred, sample_weight)
+
+
+class MissingLoss(ValueError):
+    """There is no loss to take a gradient of."""
+
+
+def measured_loss(model, x, y, y_pred, sample_weight):
+    """The scalar loss of a batch, after the forward pass.
+
+    Raises:
+        MissingLoss: none was compiled, and the model adds none by itself.
+    """
+    if (
+        getattr(model, "_compile_loss", None) is None
+        and not additional_losses(model)
+        and type(model).compute_loss is keras.Model.compute_loss
+    ):
+        raise MissingLoss(
+            f"Model {model.name!r} was compiled without a loss, and that of a "
+            "`train_step` of its own is not seen from outside. Expected "
+            "compile(loss=...) with the loss that it is trained by, or a "
+            "`compute_loss` or `add_loss` of the model's own. Received: no "
+            "loss"
+        )
+    return total_loss(model, x, y, y_pred, sample_weight)

@@ -1,0 +1,137 @@
+"""The fixed batch that gradients are measured on."""
+
+import contextlib
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_pergrad.analysis.measurement.gradient_meter import (
+    GradientMeter,
+    MissingLoss,
+)
+from keras_pergrad.keras_internals.first_batch import set_aside
+from keras_pergrad.keras_internals.graph_session import as_in_fit
+
+_END_OF_DATA = (StopIteration, tf.errors.OutOfRangeError)
+
+
+def as_batch(probe):
+    """(x, y, sample_weight) as tensors, from what a user gave.
+
+    Raises:
+        ValueError: it is not of that structure.
+    """
+    if not isinstance(probe, (tuple, list)) or not 1 <= len(probe) <= 3:
+        received = type(probe).__name__
+        if isinstance(probe, (tuple, list)):
+            received += f" of {len(probe)}"
+        raise ValueError(
+            "`probe` expected a batch: (x, y) or (x, y, sample_weight) of "
+            f"arrays. Received: a {received}"
+        )
+    batch = (*probe, None, None)[:3]
+    try:
+        batch = tf.nest.map_structure(_tensor, batch)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            "`probe` expected arrays, or lists or dicts of arrays as the "
+            f"model takes them. Received: {_shown(probe)}, which is no "
+            f"tensor: {error}"
+        ) from None
+    sizes = {
+        tensor.shape[0] if tensor.shape.rank else None
+        for tensor in tf.nest.flatten(batch)
+        if tensor is not None
+    }
+    if len(sizes) != 1 or sizes & {None, 0}:
+        raise ValueError(
+            "`probe` expected x, y and sample_weight with the same number of "
+            f"samples on their first axis. Received: {_shown(probe)}"
+        )
+    return batch
+
+
+def meter(model, batch):
+    """A `GradientMeter` that is ready to measure.
+
+    Raises:
+        ValueError: the batch is not one that the model can be trained on,
+            or the model has no loss.
+    """
+    try:
+        found = GradientMeter(model, batch)
+        found.prepare()
+    except MissingLoss as error:
+        raise MissingLoss(f"GradientVariance: {error}.") from None
+    except Exception as error:  # whatever a model may say to a wrong input
+        raise ValueError(
+            "`probe` expected a batch like those that model "
+            f"{model.name!r} is trained on. Received: {_shown(batch)}, for "
+            f"which its gradient cannot be computed: {error}"
+        ) from error
+    return found
+
+
+@contextlib.contextmanager
+def guarded_steps(model, need, failed):
+    """While this is open, sees each training step of `model`.
+
+    Args:
+        model: a model within `fit`.
+        need: called before each step; gives what is to be called with the
+            first batch, or None.
+        failed: called if a step raises, which no callback is told.
+    """
+    original, over = model.train_function, []
+
+    def step(iterator):
+        if over:  # another callback holds on to us
+            return original(iterator)
+        try:
+            take = need()
+            if take is not None:
+                iterator = _first_batch(model, iterator, take)
+            return original(iterator)
+        except _END_OF_DATA:
+            raise
+        except BaseException:
+            failed()
+            raise
+
+    model.train_function = step
+    try:
+        yield
+    finally:
+        over.append(True)
+        if model.train_function is step:
+            model.train_function = original
+
+
+def _first_batch(model, iterator, take):
+    """Shows the next batch, and gives an iterator that starts with it."""
+    if not isinstance(iterator, tf.data.Iterator):
+        raise ValueError(
+            "`probe` expected a batch, since the first one cannot be looked "
+            "at before it is split over the replicas of "
+            f"{type(model.distribute_strategy).__name__}. Received: probe=None"
+        )
+    batches, iterator = set_aside(iterator, model.steps_per_execution)
+    if batches:
+        take(keras.utils.unpack_x_y_sample_weight(batches[0]))
+    return iterator
+
+
+def _tensor(part):
+    return None if part is None else tf.convert_to_tensor(as_in_fit(part))
+
+
+def _shown(probe):
+    names = ("x", "y", "sample_weight")
+    parts = [
+        f"{name} of shape {np.shape(tensor)}"
+        for name, part in zip(names, probe)
+        for tensor in tf.nest.flatten(part)
+        if tensor is not None
+    ]
+    return ", ".join(parts)

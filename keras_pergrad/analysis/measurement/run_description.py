@@ -1,0 +1,140 @@
+"""The description of a run: its model, probe batch and machine.
+
+Private names in use: `Layer._flatten_layers`, `keras.src.utils.rng_utils`,
+`tensorflow.python.framework.config.is_op_determinism_enabled`.
+"""
+
+import contextlib
+import hashlib
+import importlib.metadata
+import platform
+import sys
+import uuid
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras.src.utils import rng_utils
+from tensorflow.python.framework.config import is_op_determinism_enabled
+
+from keras_pergrad.analysis.measurement.model_description import (
+    architecture,
+    compiled_loss,
+    plain,
+    settings,
+)
+from keras_pergrad.keras_internals import devices
+from keras_pergrad.runs import RunInfo
+
+# What TensorFlow answers where no global seed was set.
+_UNSET = 87654321
+
+
+def describe(model, batch, fit, tags, run, sketch_size):
+    """Return the `RunInfo` of training `model`, measured on `batch`.
+
+    Args:
+        model: the built and compiled model, whose loss was traced.
+        batch: (x, y, sample_weight), as tensors.
+        fit: a dict of what is known of the call of `fit`: its `batch_size`
+            and `steps_per_epoch`.
+        tags, run, sketch_size: as `GradientVariance` takes them.
+    """
+    accelerators = devices.accelerators()
+    kind = "CPU"
+    if accelerators:
+        kind = "METAL" if accelerators[0].is_metal else accelerators[0].type
+    optimizer = model.optimizer
+    return RunInfo(
+        run=run,
+        architecture=architecture(model),
+        settings=settings(model),
+        loss=compiled_loss(model),
+        probe=fingerprint(batch),
+        probe_samples=int(tf.nest.flatten(batch[0])[0].shape[0]),
+        variables=[
+            {"path": v.path, "shape": [int(size) for size in v.shape]}
+            for v in model.trainable_variables
+        ],
+        sketch_size=sketch_size,
+        versions=_versions(),
+        platform={
+            "system": platform.system(),
+            "release": platform.release(),
+            "processor": platform.machine(),
+        },
+        machine=_machine(),
+        devices=["CPU", *(f"{d.name} ({d.platform})" for d in accelerators)],
+        device=kind,
+        seed=global_seed(),
+        optimizer=None
+        if optimizer is None
+        else plain(
+            {"class": type(optimizer).__name__, **optimizer.get_config()}
+        ),
+        gradient_mode=_gradient_mode(model),
+        precision=_precision(model),
+        jit_compile=bool(model.jit_compile),
+        run_eagerly=bool(model.run_eagerly),
+        op_determinism=bool(is_op_determinism_enabled()),
+        **fit,
+        tags=dict(tags or {}),
+    )
+
+
+def fingerprint(batch):
+    """Return a fingerprint of the content of a batch."""
+    found = hashlib.sha256()
+    for tensor in tf.nest.flatten(batch):
+        if tensor is None:
+            found.update(b"none")
+            continue
+        array = np.asarray(tensor)
+        found.update(f"{array.dtype.name}{array.shape}".encode())
+        if array.dtype == object:  # strings
+            found.update(repr(array.tolist()).encode())
+        else:
+            found.update(np.ascontiguousarray(array).tobytes())
+    return found.hexdigest()[:16]
+
+
+def _precision(model):
+    """The name of the layers' dtype policy, or of each one's."""
+    names = [
+        layer.dtype_policy.name
+        for layer in model._flatten_layers(include_self=False)
+        if not isinstance(layer, (keras.Model, keras.layers.InputLayer))
+    ]
+    return names[0] if len(set(names)) == 1 else names
+
+
+def _gradient_mode(model):
+    mode = getattr(model, "gradient_mode", None)
+    if mode is None:
+        return None
+    return plain({"class": type(mode).__name__, **mode.get_config()})
+
+
+def _versions():
+    found = {"python": platform.python_version()}
+    for package in (tf, keras, np, sys.modules["keras_pergrad"]):
+        found[package.__name__] = package.__version__
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        metal = "tensorflow-metal"
+        found[metal] = importlib.metadata.version(metal)
+    return found
+
+
+def _machine():
+    """Tells machines apart without naming them."""
+    text = f"{uuid.getnode()} {platform.machine()} {platform.system()}"
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def global_seed():
+    """Return the seed of `keras.utils.set_random_seed`, if it was called."""
+    if hasattr(rng_utils, "get_random_seed"):
+        return rng_utils.get_random_seed()
+    # Keras before 3.11 forgets it, TensorFlow does not.
+    seed = tf.compat.v1.get_seed(1)[0]
+    return None if seed == _UNSET else seed

@@ -1,0 +1,228 @@
+"""Whether two arrays of numbers are equal, differ by rounding, or are wrong.
+
+Two correct computations of the same sum differ, because they add in another
+order or fuse a multiplication with an addition. How far they may differ
+follows from the number format and from how many terms went into each
+number; a difference beyond that has another cause.
+"""
+
+import dataclasses
+import math
+
+import numpy as np
+
+EXACT, ROUNDING, WRONG = "exact", "rounding", "wrong"
+
+# Bits of precision are a property of the format that did the arithmetic.
+# bfloat16 is not a NumPy type, so its unit roundoff stands here by name.
+_EPSILON = {
+    "float64": 2.0**-52,
+    "float32": 2.0**-23,
+    "float16": 2.0**-10,
+    "bfloat16": 2.0**-7,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """The outcome of one comparison.
+
+    Attributes:
+        verdict: `"exact"`, `"rounding"` or `"wrong"`.
+        error: the largest absolute difference (infinite for a NaN or an
+            infinity on one side only).
+        relative: `error` over the magnitude it was judged against.
+        tolerance: the largest relative error that rounding explains.
+        index: where the largest difference is, `None` when exact.
+    """
+
+    verdict: str
+    error: float
+    relative: float
+    tolerance: float
+    index: tuple[int, ...] | None
+
+    @property
+    def ok(self):
+        """Whether rounding explains the difference."""
+        return self.verdict != WRONG
+
+    def sentence(self, name):
+        """What to say of `name`, whose difference is no rounding."""
+        return (
+            f"{name} differs by {self.error:.3g} (relative "
+            f"{self.relative:.1g}, rounding explains {self.tolerance:.1g}): "
+            f"not rounding"
+        )
+
+
+def unit(dtype):
+    """The gap between 1 and the next number of a format.
+
+    Args:
+        dtype: float64, float32, float16 or bfloat16, as a name or a type.
+
+    Raises:
+        ValueError: `dtype` is not a floating-point format known here.
+
+    Example:
+
+    >>> from keras_pergrad.analysis.numerics import unit
+    >>> unit("float16")
+    0.0009765625
+    """
+    name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
+    if name not in _EPSILON:
+        raise ValueError(
+            f"`dtype` expected one of {', '.join(_EPSILON)}. Received: "
+            f"{name}. Whole numbers have no rounding: compare them with ==."
+        )
+    return _EPSILON[name]
+
+
+def tolerance(dtype, terms=1):
+    """The largest relative error that rounding explains.
+
+    A sum of `terms` numbers gathers an error of about √terms roundings
+    (they are as often up as down); the constants leave room for the chain
+    of layers in front of it.
+
+    Args:
+        dtype: the format of the arithmetic: float64, float32, float16 or
+            bfloat16, as a name or a NumPy type.
+        terms: how many products were summed into each number.
+
+    Returns:
+        A float, relative to the magnitude of the numbers compared.
+
+    Raises:
+        ValueError: `dtype` is not a floating-point format known here, or
+            `terms` is below 1.
+
+    Example:
+
+    >>> from keras_pergrad.analysis.numerics import tolerance
+    >>> tolerance("float32") < tolerance("float32", terms=1000)
+    True
+    """
+    roundoff = unit(dtype)
+    if terms < 1:
+        raise ValueError(
+            f"`terms` expected the number of summed products, 1 or more. "
+            f"Received: terms={terms}"
+        )
+    return roundoff * (16.0 + 4.0 * math.sqrt(terms))
+
+
+def judge(reference, value, dtype="float32", terms=1, scale=0.0):
+    """Compares `value` with `reference`.
+
+    Args:
+        reference: the array that is taken to be right.
+        value: the array to judge, of the same shape.
+        dtype: the format of the less precise of the two computations.
+        terms: how many products were summed into each number.
+        scale: a magnitude that the numbers were computed from. The error
+            is judged against the larger of it and the largest reference:
+            a true zero got by cancellation needs it.
+
+    Returns:
+        A `Verdict`.
+
+    Raises:
+        ValueError: the shapes differ, or `dtype` or `terms` is refused.
+
+    Example:
+
+    >>> from keras_pergrad.analysis.numerics import judge
+    >>> judge([1.0, 2.0], [1.0, 2.0000002]).verdict
+    'rounding'
+    >>> judge([1.0, 2.0], [1.0, 2.4]).verdict
+    'wrong'
+    """
+    limit = tolerance(dtype, terms)
+    reference = np.asarray(reference, dtype="float64")
+    value = np.asarray(value, dtype="float64")
+    if reference.shape != value.shape:
+        raise ValueError(
+            f"Expected two arrays of one shape. Received: "
+            f"{reference.shape} and {value.shape}"
+        )
+    same = (reference == value) | (np.isnan(reference) & np.isnan(value))
+    if same.all():
+        return Verdict(EXACT, 0.0, 0.0, limit, None)
+    with np.errstate(invalid="ignore", over="ignore"):
+        gap = np.where(same, 0.0, np.abs(reference - value))
+    gap = np.where(np.isnan(gap), np.inf, gap)
+    index = np.unravel_index(int(np.argmax(gap)), gap.shape)
+    error = float(gap[index])
+    finite = np.abs(reference[np.isfinite(reference)])
+    against = max(float(scale), float(finite.max(initial=0.0)))
+    relative = error / against if against else math.inf
+    return Verdict(
+        ROUNDING if relative <= limit else WRONG,
+        error,
+        relative,
+        limit,
+        tuple(int(i) for i in index),
+    )
+
+
+def judge_all(names, references, values, dtype, terms=1, scales=None):
+    """`judge` for the named results of one computation.
+
+    Args:
+        names, references, values: as many of each.
+        dtype, terms: as for `judge`.
+        scales: for each result the magnitude of what it was computed from.
+            By default the same for all: a result that is zero by
+            cancellation was computed from numbers of about the size of its
+            neighbours.
+
+    Returns:
+        A dict from name to `Verdict`.
+
+    Example:
+
+    >>> from keras_pergrad.analysis.numerics import judge_all
+    >>> right, found = [[1.0], [0.0]], [[1.0], [1e-9]]
+    >>> found = judge_all(["a", "b"], right, found, "float32")
+    >>> [verdict.verdict for verdict in found.values()]
+    ['exact', 'rounding']
+    """
+    if scales is None:
+        sizes = [float(np.max(np.abs(r), initial=0.0)) for r in references]
+        finite = [size for size in sizes if math.isfinite(size)]
+        floor = max(finite, default=0.0) * math.sqrt(unit("float32"))
+        scales = [floor] * len(sizes)
+    return {
+        name: judge(reference, value, dtype, terms, scale)
+        for name, reference, value, scale in zip(
+            names, references, values, scales
+        )
+    }
+
+
+def precision(model):
+    """The least precise format that a layer with weights computes in."""
+    policies = {
+        layer.compute_dtype
+        for layer in model._flatten_layers(include_self=False)
+        if layer.weights
+    }
+    for dtype in ("bfloat16", "float16", "float32", "float64"):
+        if dtype in policies:
+            return dtype
+    return "float32"
+
+
+def terms(model, x):
+    """How many products go into one number of a step, at most.
+
+    Args:
+        model: a built model.
+        x: its input for one batch; of several, the first.
+    """
+    fan_in = [math.prod(v.shape[:-1]) for v in model.trainable_weights]
+    positions = math.prod(np.shape(x)[:-1]) if np.ndim(x) > 1 else np.size(x)
+    return max([1, int(positions), *fan_in])

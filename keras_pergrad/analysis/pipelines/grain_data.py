@@ -1,0 +1,141 @@
+"""What a Grain pipeline is made of.
+
+Grain is an optional dependency: nothing here imports it until the data is
+Grain's own.
+
+Private names of Grain in use, each tested: `_parents`, `_read_options`,
+`_multiprocessing_options`, `dataset.get_execution_summary`.
+"""
+
+import re
+import sys
+
+from keras_pergrad.analysis.pipelines.tfdata_model import (
+    RunningPipeline,
+    RunningStage,
+)
+
+_CLASSES = ("MapDataset", "IterDataset", "DataLoader")
+
+
+def is_grain(data):
+    """Whether this is a Grain DataLoader, MapDataset or IterDataset."""
+    grain = sys.modules.get("grain")
+    if grain is None:
+        return False
+    classes = tuple(
+        c for c in (getattr(grain, name, None) for name in _CLASSES) if c
+    )
+    return isinstance(data, classes)
+
+
+def _nodes(data):
+    """A dataset and all that it is made of, the last stage first."""
+    found, waiting = [], [data]
+    while waiting:
+        node = waiting.pop(0)
+        found.append(node)
+        waiting += getattr(node, "_parents", ())
+    return found
+
+
+def read_threads(data):
+    """Threads that read samples; Grain's 16 where nothing else is said."""
+    import grain
+
+    for node in _nodes(data):
+        options = getattr(node, "_read_options", None)
+        if options is not None:
+            return _number(options.num_threads)
+    # An IterDataset of one's own reads in the thread that asks.
+    maps = [n for n in _nodes(data) if isinstance(n, grain.MapDataset)]
+    return _number(grain.ReadOptions().num_threads) if maps else 0
+
+
+def _number(setting):
+    """A setting that Grain may choose by itself as a plain number."""
+    return int(getattr(setting, "value", setting))
+
+
+def worker_processes(data):
+    """Worker processes; 0 where the training process does all."""
+    options = getattr(data, "_multiprocessing_options", None)
+    if options is not None:
+        return int(options.num_workers)
+    for node in _nodes(data):
+        name = type(node).__name__
+        if "Interleave" in name or "ProcessPrefetch" in name:
+            options = getattr(node, "_multiprocessing_options", None)
+            processes = len(getattr(node, "_datasets", ()) or ())
+            return int(options.num_workers) if options else processes
+    return 0
+
+
+def is_random_access(data):
+    """Whether samples are read by number: a MapDataset."""
+    import grain
+
+    return isinstance(data, grain.MapDataset)
+
+
+def measured_stages(data, batches):
+    """Grain's own timing of its stages over some batches.
+
+    Args:
+        data: A MapDataset or IterDataset; it is iterated anew.
+        batches: Number of batches.
+
+    Returns:
+        A `RunningPipeline`, the last stage first; None for a DataLoader, and
+        where this version of Grain gives no timing.
+    """
+    try:
+        import grain
+        from grain._src.python.dataset.dataset import get_execution_summary
+
+        options = grain.experimental.DatasetOptions(
+            execution_tracking_mode=(
+                grain.experimental.ExecutionTrackingMode.STAGE_TIMING
+            )
+        )
+        if is_random_access(data):
+            data = data.to_iter_dataset()
+        if not isinstance(data, grain.IterDataset):
+            return None
+        watched = grain.experimental.WithOptionsIterDataset(data, options)
+    except (ImportError, AttributeError):
+        return None
+    iterator = iter(watched)
+    for _, _ in zip(range(batches), iterator):
+        pass
+    summary = get_execution_summary(iterator)
+    return _pipeline(summary)
+
+
+def _pipeline(summary):
+    found, key = RunningPipeline(), 0
+    while key is not None and key in summary.nodes:
+        node = summary.nodes[key]
+        found.append(
+            RunningStage(
+                name=_plain(node.name),
+                seconds=node.total_processing_time_ns * 1e-9,
+                elements=int(node.num_produced_elements) or None,
+                parallelism=_threads(node.name),
+            )
+        )
+        key = node.inputs[0] if node.inputs else None
+    return found
+
+
+def _threads(name):
+    threads = re.search(r"num_(?:threads|workers)=(\d+)", name)
+    return int(threads.group(1)) if threads else None
+
+
+def _plain(name):
+    """`MapMapDataset(transform=decode @ a.py:8)` -> `map(decode)`."""
+    kind, _, arguments = name.partition("(")
+    kind = re.sub(r"(Map|Iter)?Dataset(Iterator)?$", "", kind).strip("_")
+    inside = re.match(r"(?:transform|source)=([^\s,)@]+)", arguments)
+    return kind.lower() + (f"({inside.group(1)})" if inside else "")

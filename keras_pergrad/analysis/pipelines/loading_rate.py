@@ -1,0 +1,147 @@
+"""Keras's own loading path, run without training.
+
+A do-nothing model's `evaluate` turns any kind of data into the iterator that
+`fit` would use; its test function is ours and takes the batches itself.
+"""
+
+import collections.abc
+import contextlib
+import dataclasses
+import math
+import time
+
+import keras
+import tensorflow as tf
+
+from keras_pergrad.analysis.pipelines.memory import resident_bytes
+from keras_pergrad.analysis.pipelines.pipeline_samples import PipelineSamples
+from keras_pergrad.analysis.pipelines.stall_accounting import (
+    Account,
+    StallReport,
+)
+from keras_pergrad.analysis.pipelines.stopwatch import SLOTS, Stopwatch
+from keras_pergrad.analysis.pipelines.tfdata_model import RunningPipeline
+
+# Keras annotates `verbose` as a string only.
+QUIET: dict = {"verbose": 0}
+
+
+class _Probe(keras.Model):
+    def __init__(self, consume):
+        super().__init__()
+        self._consume = consume
+        self.compile()
+
+    def make_test_function(self, force=False):
+        def test_function(iterator):
+            self._consume(iterator)
+            self.stop_evaluating = True
+            return {}
+
+        self.test_function = test_function
+
+
+class _Listener:
+    def __init__(self):
+        self.account = Account(time.time())
+
+    def calls_done(self, calls, rows):
+        self.account.add_calls(calls, rows)
+
+    def rows_lost(self, count):
+        self.account.lost += count
+
+    def call_failed(self):
+        pass
+
+
+@dataclasses.dataclass
+class Step:
+    """What is done with the iterator, again and again.
+
+    Attributes:
+        function: called with the iterator.
+        strategy: the model's `tf.distribute` strategy, or None.
+        batches: how many batches a call takes, unless the data ends.
+        fetches: how many fetches a call makes at most.
+    """
+
+    function: collections.abc.Callable
+    strategy: tf.distribute.Strategy | None = None
+    batches: int = 1
+    fetches: int = 1
+
+
+FETCH = Step(lambda iterator: iterator.get_next())
+
+
+@dataclasses.dataclass
+class Measured:
+    """What `measure` found; `memory` in bytes, worker processes included."""
+
+    report: StallReport
+    running: RunningPipeline | None
+    memory: int | None = None
+
+    @property
+    def batches_per_s(self):
+        """At the mean wait and the mean step; None if either is unknown."""
+        wait, step = self.report.wait_ms, self.report.step_ms
+        if wait is None or step is None or not wait + step > 0:
+            return None
+        return 1e3 / (wait + step)
+
+
+def measure(data, batches, step=FETCH, stopwatch=None):
+    """Times `batches` batches after the first one.
+
+    Rounded up to whole calls of the step.
+
+    Args:
+        data: What `fit` takes as `x`, or a tuple of arrays.
+        batches: Number of batches.
+        step: The `Step`; by default the batches are only fetched.
+        stopwatch: Where several measurements share their traces.
+    """
+    stopwatch = stopwatch or Stopwatch()
+    found = _run(data, batches, step, stopwatch)
+    if step.batches > 1 and found.report.tracing_s is not None:
+        # The call that traced has used up many batches, perhaps all.
+        found = _run(data, batches, step, stopwatch)
+    return found
+
+
+def _run(data, batches, step, stopwatch):
+    found = []
+
+    def consume(iterator):
+        listener, samples = _Listener(), PipelineSamples()
+        stopwatch.listeners.add(listener)
+        with contextlib.suppress(StopIteration, tf.errors.OutOfRangeError):
+            for _ in range(math.ceil((batches + 1) / step.batches)):
+                stopwatch.reserve(step.fetches)
+                stopwatch.call(SLOTS[0], step.function, iterator)
+                samples.tick(iterator)
+        memory = resident_bytes()
+        stopwatch.drain()
+        stopwatch.listeners.discard(listener)
+        report = listener.account.report()
+        found.append(Measured(report, samples.summary(iterator), memory))
+
+    _evaluate(data, consume, step.strategy)
+    return found[0] if found else Measured(StallReport(), None)
+
+
+def first_batch(data):
+    """One batch of `data` as `fit` would get it."""
+    taken = []
+    _evaluate(data, lambda iterator: taken.append(next(iterator)))
+    return taken[0]
+
+
+def _evaluate(data, consume, strategy=None):
+    strategy = strategy or tf.distribute.get_strategy()
+    with strategy.scope():
+        probe = _Probe(consume)
+    x, y, weights = data if isinstance(data, tuple) else (data, None, None)
+    probe.evaluate(x, y, sample_weight=weights, **QUIET)

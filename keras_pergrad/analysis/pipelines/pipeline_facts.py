@@ -1,0 +1,222 @@
+"""What is known about the data when advice is asked for."""
+
+import dataclasses
+import math
+import os
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_pergrad.analysis.pipelines.grain_data import is_grain
+from keras_pergrad.analysis.pipelines.stage_table import matched
+from keras_pergrad.analysis.pipelines.stages import Stage, stages
+from keras_pergrad.analysis.pipelines.tfdata_model import (
+    RunningPipeline,
+    running_pipeline,
+)
+
+PASS_ON = ("Repeat", "Take", "Skip", "AssertCardinality")
+RUN_AHEAD = (
+    "MapAndBatch",
+    "ParallelMap",
+    "ParallelMapAndBatch",
+    "ParallelInterleave",
+)
+LARGE = 0.3  # a stage with less of the work is not the cause
+# Handing one element from stage to stage takes 10 to 20 us (measured): a
+# function that takes no longer costs less than being called.
+CHEAP_MS = 0.03
+
+
+@dataclasses.dataclass
+class Advice:
+    """One cause and what to write against it.
+
+    Attributes:
+        name: What it is called in tests and documentation.
+        cause: One or two sentences.
+        code: Lines that run as they stand, given the names in them.
+        gain_ms: Estimated gain a batch; None if it cannot be estimated.
+        is_mistake: Whether training itself differs from what was meant, or
+            one line undoes what another was written for.
+    """
+
+    name: str
+    cause: str
+    code: str
+    gain_ms: float | None
+    is_mistake: bool = False
+
+
+@dataclasses.dataclass
+class Facts:
+    """What the rules may look at.
+
+    Attributes:
+        kind: dataset, pydataset, generator, dataloader (torch), grain,
+            arrays or unknown.
+        data: What the user passed.
+        wait_ms, step_ms: Per batch.
+        burst_ms: Mean wait minus median wait: what single slow batches cost.
+        first_batch_ms: From the start of the epoch to the first batch.
+        passes: How many epochs there are, from this one on; None if unknown.
+        steps: Batches of this epoch; None if unknown.
+        cpu_ms: Time that this process's threads computed, per batch; None if
+            unknown.
+        stages: As written, last first; for datasets.
+        running: As they run; None if unknown.
+    """
+
+    kind: str
+    data: object
+    wait_ms: float
+    step_ms: float
+    burst_ms: float = 0.0
+    first_batch_ms: float = 0.0
+    passes: int | None = None
+    steps: int | None = None
+    cpu_ms: float | None = None
+    stages: list[Stage] = dataclasses.field(default_factory=list)
+    running: RunningPipeline | None = None
+
+    def share(self, *names):
+        """Share of the pipeline's work done in stages of these names."""
+        if not self.running:
+            return None
+        total = sum(stage.seconds for stage in self.running)
+        named = sum(s.seconds for s in self.running if s.name in names)
+        return named / total if total else None
+
+    def running_of(self, stage):
+        """The `RunningStage` that a written stage became, or None."""
+        place = self.stages.index(stage)
+        pairs = zip(
+            self.running or (), matched(self.stages, self.running or ())
+        )
+        for running, parts in pairs:
+            if place in parts:
+                return running
+        return None
+
+    def share_of(self, stage):
+        """Share of the pipeline's work done in one written stage, or None."""
+        running = self.running_of(stage)
+        if running is None:
+            return None
+        total = sum(other.seconds for other in self.running or ())
+        return running.seconds / total if total else None
+
+    def element_ms(self, stage):
+        """Time for one element in one written stage; None if unknown."""
+        running = self.running_of(stage)
+        if running is None or not running.elements:
+            return None
+        # A fused map and batch gives batches, and takes elements.
+        taken = running.elements * max(running.ratio, 1.0)
+        return 1e3 * running.seconds / taken
+
+    @property
+    def overlaps(self):
+        """Whether batches are made while the model computes."""
+        if self._prefetches:
+            return True
+        # A parallel stage that does the work runs ahead by itself, and so
+        # does a map that TensorFlow has fused with its batch.
+        return (self.share(*RUN_AHEAD) or 0.0) > 0.5
+
+    @property
+    def _prefetches(self):
+        if _ends_in_prefetch(stage.kind for stage in self.stages):
+            return True
+        if self.running:
+            return _ends_in_prefetch(stage.name for stage in self.running)
+        if self.kind == "dataset":
+            options = self.data.options()
+            off = options.autotune.enabled is False
+            injects = options.experimental_optimization.inject_prefetch
+            return not off and injects is not False
+        return self.kind != "unknown"
+
+    @property
+    def pipeline_ms(self):
+        """Time the pipeline takes for a batch."""
+        return self.wait_ms + (self.step_ms if self.overlaps else 0.0)
+
+    @property
+    def sleeps(self):
+        """Whether the loading surely sleeps (disk, network) most of the time.
+
+        All that this process computes, the step included, is less than half
+        of what the step waits.
+        """
+        return self.cpu_ms is not None and self.cpu_ms < 0.5 * self.wait_ms
+
+    @property
+    def computes(self):
+        """Whether the loading surely computes, even if the step took every
+        core."""
+        if self.cpu_ms is None:
+            return False
+        return self.cpu_ms - self.step_ms * cores() > 0.5 * self.wait_ms
+
+    @property
+    def threads_to_hide(self):
+        """Threads that hide loading which sleeps behind the step: 4 to 64."""
+        needed = 2 * math.ceil(self.pipeline_ms / max(self.step_ms, 0.1))
+        return min(max(needed, 4), 64)
+
+
+def cores():
+    """Cores of this machine."""
+    return os.cpu_count() or 1
+
+
+def _ends_in_prefetch(names):
+    """Also behind stages that only pass batches on."""
+    for name in names:
+        if not any(passing in name for passing in PASS_ON):
+            return name.startswith("Prefetch")
+    return False
+
+
+def kind_of(data):
+    """Which of the kinds of `Facts` the data is."""
+    if isinstance(data, tf.data.Dataset):
+        return "dataset"
+    if isinstance(data, keras.utils.PyDataset):
+        return "pydataset"
+    if hasattr(data, "gi_frame"):
+        return "generator"
+    if is_grain(data):
+        return "grain"
+    if type(data).__name__ == "DataLoader":
+        return "dataloader"
+    parts = tf.nest.flatten(data)
+    if parts and all(isinstance(p, (np.ndarray, tf.Tensor)) for p in parts):
+        return "arrays"
+    return "unknown"
+
+
+def gather(data, running, wait_ms, step_ms, **others):
+    """Collects the `Facts`; nothing is iterated.
+
+    Args:
+        data: What the user passed.
+        running: A `RunningPipeline`, a live iterator to read it from, or
+            None.
+        wait_ms, step_ms: Per batch.
+        **others: More fields of `Facts`.
+    """
+    kind = kind_of(data)
+    if running is not None and not isinstance(running, RunningPipeline):
+        running = running_pipeline(running)
+    return Facts(
+        kind=kind,
+        data=data,
+        wait_ms=wait_ms,
+        step_ms=step_ms,
+        stages=stages(data) if kind == "dataset" else [],
+        running=running,
+        **others,
+    )

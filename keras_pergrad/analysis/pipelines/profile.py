@@ -1,0 +1,224 @@
+"""Rates of a pipeline and a model, measured without training."""
+
+import contextlib
+import copy
+import dataclasses
+
+import keras
+import tensorflow as tf
+
+from keras_pergrad.analysis.pipelines import grain_data
+from keras_pergrad.analysis.pipelines.dry_run import untrained
+from keras_pergrad.analysis.pipelines.loading_rate import (
+    FETCH,
+    first_batch,
+    measure,
+)
+from keras_pergrad.analysis.pipelines.pipeline_facts import kind_of
+from keras_pergrad.analysis.pipelines.rewrite import with_parallel_maps
+from keras_pergrad.analysis.pipelines.stage_table import (
+    GRAIN_STAGES,
+    StageRow,
+    aligned,
+    slowest,
+    stage_rows,
+    text_of,
+)
+from keras_pergrad.analysis.pipelines.stages import stages
+from keras_pergrad.analysis.pipelines.stall_accounting import TOO_MANY
+from keras_pergrad.analysis.pipelines.stopwatch import Stopwatch
+from keras_pergrad.analysis.pipelines.worker_sweep import (
+    WorkerTrial,
+    can_sweep,
+    knee,
+    trials,
+    worker_counts,
+)
+from keras_pergrad.keras_internals.arguments import positive_integer
+
+
+@dataclasses.dataclass
+class PipelineProfile:
+    """Result of `profile_pipeline`; `print` it to read it.
+
+    Attributes:
+        pipeline_batches_per_s: What the pipeline gives by itself.
+        model_batches_per_s: What the model takes of a cached batch, or None.
+        wait_ms: Wait a batch when both run together (alone, without model).
+        stall_fraction: The share of the time that this is.
+        slowest_stage: Name and share of the work, or None if unknown.
+        what_if: For each change its measured (batches a second, wait in ms).
+        stages: List of `StageRow`, the source first: what each stage costs,
+            and what AUTOTUNE chose; empty if unknown. Grain's are by its own
+            timing.
+        workers: List of `WorkerTrial`, if `workers` was given.
+        cpu_budget, ram_budget: Cores, and bytes for buffers, that AUTOTUNE
+            may use; None if unknown.
+    """
+
+    pipeline_batches_per_s: float
+    model_batches_per_s: float | None
+    together_batches_per_s: float
+    wait_ms: float | None
+    stall_fraction: float | None
+    slowest_stage: tuple[str, float] | None
+    what_if: dict[str, tuple[float, float]]
+    stages: list[StageRow] = dataclasses.field(default_factory=list)
+    workers: list[WorkerTrial] = dataclasses.field(default_factory=list)
+    cpu_budget: int | None = None
+    ram_budget: int | None = None
+
+    @property
+    def knee(self):
+        """The fewest workers that come within a tenth of the best rate.
+
+        A `WorkerTrial`; None without a sweep.
+        """
+        return knee(self.workers)
+
+    def __str__(self):
+        lines = [
+            f"pipeline alone  {self.pipeline_batches_per_s:8.1f} batches/s"
+        ]
+        if self.model_batches_per_s is not None:
+            lines.append(
+                f"model alone     {self.model_batches_per_s:8.1f} batches/s"
+            )
+        if self.slowest_stage is not None:
+            name, share = self.slowest_stage
+            lines.append(f"slowest stage   {name} ({share:.0%} of the work)")
+        now = (self.together_batches_per_s, self.wait_ms)
+        cells = [("", "batches/s", "wait ms")]
+        for name, (rate, wait) in {"as it is": now, **self.what_if}.items():
+            cells.append((name, f"{rate:.1f}", f"{wait:.2f}"))
+        lines += ["", *aligned(cells)]
+        if self.stages:
+            table = text_of(self.stages, self.cpu_budget, self.ram_budget)
+            lines += ["", table]
+        if self.workers:
+            cells = [("workers", "batches/s", "memory MiB")]
+            cells += [trial.cells(trial is self.knee) for trial in self.workers]
+            lines += ["", *aligned(cells)]
+        return "\n".join(lines)
+
+
+def profile_pipeline(data, model=None, batches=100, workers=None):
+    """Measure a pipeline, a model, both together, and what would help.
+
+    Nothing is trained: the model's weights and seeds, its optimizer and what
+    its gradient mode has summed up are put back; its metrics start afresh.
+    The data is iterated several times.
+
+    Args:
+        data: A `tf.data.Dataset`, `PyDataset`, torch DataLoader, Grain
+            DataLoader, MapDataset or IterDataset, or a tuple
+            `(x, y, sample_weight)` of arrays.
+        model: A compiled and built `keras.Model`, or None.
+        batches: Batches per measurement, rounded up to whole executions
+            where the model was compiled with `steps_per_execution`.
+        workers: Numbers of workers to try, such as `(0, 1, 2, 4)`, for a
+            PyDataset, a torch DataLoader and Grain: each with threads and
+            with processes, as far as the kind of data has them. 0 loads in
+            the training thread.
+
+    Returns:
+        A `PipelineProfile`.
+
+    Raises:
+        ValueError: If `batches` is not positive, `data` is a generator or
+            gives fewer than two batches, `model` is not built, or `workers`
+            are not whole numbers or the data has none.
+
+    Example:
+
+    ```python
+    print(kpg.profile_pipeline(dataset, model))
+    ```
+    """
+    batches = positive_integer("batches", batches)
+    kind = kind_of(data)
+    counts = worker_counts(workers)
+    if counts and not can_sweep(kind):
+        raise ValueError(
+            "`workers` expected a PyDataset, a torch DataLoader or a Grain "
+            f"pipeline, which have workers. Received: {data!r}"
+        )
+    if kind == "generator":
+        raise ValueError(
+            "A Python generator can be read only once, and profiling reads "
+            "the data several times. Pass a `tf.data.Dataset` or a "
+            f"`keras.utils.PyDataset` that makes it. Received: {data!r}"
+        )
+    if isinstance(data, tuple):
+        data = (*data, None, None)[:3]
+    alone = _measure(data, batches)
+    with contextlib.ExitStack() as undo:
+        model_rate = None
+        step, stopwatch = FETCH, Stopwatch()
+        together = alone
+        if model is not None:
+            step = undo.enter_context(untrained(model, batches))
+            cached = tf.data.Dataset.from_tensors(first_batch(data)).repeat()
+            cached = cached.prefetch(2)
+            rate = _measure(cached, batches, step, stopwatch)
+            model_rate = rate.batches_per_s
+            together = _measure(data, batches, step, stopwatch)
+        what_if = {}
+        for name, changed in _changes(data, batches, model):
+            if changed is not None:
+                if name == "cache":
+                    _measure(changed, batches + 1)  # fills it, to its end
+                tried = _measure(changed, batches, step, stopwatch)
+                what_if[name] = (tried.batches_per_s, tried.report.wait_ms)
+        swept = trials(
+            data,
+            kind,
+            counts,
+            lambda changed: _measure(changed, batches, step, stopwatch),
+        )
+    written = stages(data) if kind == "dataset" else []
+    running = alone.running
+    rows = stage_rows(data, kind, written, running)
+    if kind == "grain":
+        own = grain_data.measured_stages(data, batches)
+        rows = stage_rows(data, GRAIN_STAGES, [], own) or rows
+    return PipelineProfile(
+        pipeline_batches_per_s=alone.batches_per_s or 0.0,
+        model_batches_per_s=model_rate,
+        together_batches_per_s=together.batches_per_s or 0.0,
+        wait_ms=together.report.wait_ms,
+        stall_fraction=together.report.data_stall_fraction,
+        slowest_stage=slowest(rows),
+        what_if=what_if,
+        stages=rows,
+        workers=swept,
+        cpu_budget=getattr(running, "cpu_budget", None),
+        ram_budget=getattr(running, "ram_budget", None),
+    )
+
+
+def _measure(data, batches, step=FETCH, stopwatch=None):
+    measured = measure(data, batches, step, stopwatch)
+    if measured.report.not_recorded:
+        raise RuntimeError(
+            f"{measured.report.not_recorded} fetches of batches were not "
+            f"recorded, so nothing can be told of this model: {TOO_MANY}"
+        )
+    if measured.batches_per_s is None:
+        raise ValueError(
+            "Profiling needs a first batch and at least one more. Received "
+            f"data with {measured.report.steps} batch(es): {data!r}"
+        )
+    return measured
+
+
+def _changes(data, batches, model):
+    if isinstance(data, tf.data.Dataset):
+        if model is not None:  # it overlaps with a step; alone it is nothing
+            yield "prefetch", data.prefetch(tf.data.AUTOTUNE)
+        yield "parallel map", with_parallel_maps(data)
+        yield "cache", data.take(batches + 1).cache()
+    elif isinstance(data, keras.utils.PyDataset) and data.workers <= 1:
+        several = copy.copy(data)
+        several.workers = 4
+        yield "4 workers", several

@@ -1,0 +1,239 @@
+"""The stages of a pipeline by the user's names, with what each one costs."""
+
+import dataclasses
+
+from keras_pergrad.analysis.pipelines.stages import written_name
+from keras_pergrad.analysis.pipelines.tfdata_model import NESTING
+
+#: What TensorFlow makes one stage of, from the last to the first.
+FUSED = {
+    "MapAndBatch": ("Batch", "Map"),
+    "ParallelMapAndBatch": ("Batch", "Map"),
+    "ShuffleAndRepeat": ("Repeat", "Shuffle"),
+    "MapAndFilter": ("Filter", "Map"),
+}
+#: Kinds of data that reach TensorFlow as a generator.
+LOADERS = ("pydataset", "generator", "dataloader", "grain")
+#: The kind for stages of Grain's own timing.
+GRAIN_STAGES = "grain stages"
+_GENERATOR = ("FlatMap", "Generator")
+#: Stages that bring data in; what the others do is transforming it.
+_LOADING = (*NESTING, "Generator")
+
+
+@dataclasses.dataclass
+class StageRow:
+    """What one stage of a running pipeline costs.
+
+    Attributes:
+        name: As the user wrote it, `map(decode)`; what TensorFlow has added
+            says so.
+        share: Share of the pipeline's work, 0 to 1.
+        element_ms: Time for one element that it gives; None if unknown.
+        parallelism: Calls side by side; None where there is one by nature.
+        buffer_size: Elements that its buffer may hold, or None.
+        buffered: Elements in its buffer when it was looked at.
+        autotuned: Whether TensorFlow chose these numbers.
+        is_bottleneck: Whether it does most of the work.
+        loads: Whether it brings data in (a source, a reader, a generator),
+            and does not only transform it.
+    """
+
+    name: str
+    share: float
+    element_ms: float | None = None
+    parallelism: int | None = None
+    buffer_size: int | None = None
+    buffered: int | None = None
+    autotuned: bool = False
+    is_bottleneck: bool = False
+    loads: bool = False
+
+
+def stage_rows(data, kind, written, running):
+    """Joins the stages as written with the stages as they run.
+
+    Args:
+        data: What the user passed.
+        kind: Its kind, as in `Facts`.
+        written: `Stage`s, last first; empty for other data than datasets.
+        running: A `RunningPipeline`, or None.
+
+    Returns:
+        List of `StageRow`, the source first; empty if nothing is known.
+    """
+    if not running:
+        return []
+    names, reading = _names(data, kind, written, running)
+    total = sum(stage.seconds for stage in running) or 1.0
+    rows = []
+    last = len(running) - 1
+    for at, (name, stage) in enumerate(zip(names, running)):
+        per_element = None
+        if stage.elements:
+            per_element = 1e3 * stage.seconds / stage.elements
+        holds = stage.buffered or stage.buffer_size is not None
+        rows.append(
+            StageRow(
+                name=name,
+                share=stage.seconds / total,
+                element_ms=per_element,
+                parallelism=stage.parallelism,
+                buffer_size=stage.buffer_size,
+                buffered=stage.buffered if holds else None,
+                autotuned=stage.autotuned,
+                loads=at == last or at in reading or stage.name in _LOADING,
+            )
+        )
+    # A prefetch does no work: where it seems to, TensorFlow has booked a
+    # stage that it keeps no account of (a file reader) there.
+    top = max(range(len(rows)), key=lambda at: rows[at].share)
+    if running[top].name != "Prefetch" and rows[top].share > 0:
+        rows[top].is_bottleneck = True
+    return rows[::-1]
+
+
+def slowest(rows):
+    """(name, share of the work) of the bottleneck, or None."""
+    for row in rows:
+        if row.is_bottleneck:
+            return row.name, row.share
+    return None
+
+
+def load_and_transform(rows):
+    """Shares of the work: (bringing data in, all else); None if unknown."""
+    if not rows or not any(row.share for row in rows):
+        return None
+    load = sum(row.share for row in rows if row.loads)
+    return load, 1.0 - load
+
+
+def _names(data, kind, written, running):
+    """Names of the stages that run, and the places of those that read files
+    in a map."""
+    if kind in LOADERS:
+        return [_loader_name(data, stage) for stage in running], set()
+    if kind == GRAIN_STAGES:  # these have names as one writes them
+        return [stage.name for stage in running], set()
+    labels = _numbered(written)
+    names, reading = [], set()
+    for place, (stage, parts) in enumerate(
+        zip(running, matched(written, running))
+    ):
+        names.append(
+            " + ".join(labels[part] for part in reversed(parts))
+            or _added(stage.name)
+        )
+        if any("ReadFile" in written[part].ops for part in parts):
+            reading.add(place)
+    return names, reading
+
+
+def matched(written, running):
+    """Find which written stages each running stage was made of.
+
+    Args:
+        written: `Stage`s, last first.
+        running: `RunningStage`s, last first.
+
+    Returns:
+        For each running stage a list of places in `written`, last first;
+        empty for what TensorFlow has added.
+    """
+    found, at = [], 0
+    for stage in running:
+        parts = []
+        for part in FUSED.get(stage.name, (stage.name,)):
+            place = _find(part, written, at)
+            if place is not None:
+                parts.append(place)
+                at = place + 1
+        found.append(parts)
+    return found
+
+
+def _numbered(written):
+    """Labels of the stages; equal ones are counted from the source."""
+    labels = [stage.label for stage in written]
+    counts = {label: labels.count(label) for label in labels}
+    numbered = list(labels)
+    seen = {}
+    for at in reversed(range(len(labels))):
+        label = labels[at]
+        if counts[label] > 1:
+            seen[label] = seen.get(label, 0) + 1
+            numbered[at] = f"{label} no. {seen[label]}"
+    return numbered
+
+
+def _find(name, written, start):
+    kind = name.removeprefix("Parallel")
+    for at in range(start, len(written)):
+        stage = written[at]
+        if stage.kind.removeprefix("Parallel") == kind:
+            return at
+        if stage.is_generator and name in _GENERATOR:
+            return at
+        if stage.is_reader and name in (*_GENERATOR, "TensorSlice"):
+            return at
+    return None
+
+
+def _added(name):
+    plain = name.removeprefix("Parallel").removesuffix("Dataset")
+    added = " (added)" if plain == "Prefetch" else ""
+    return written_name(plain) + added
+
+
+def _loader_name(data, stage):
+    if stage.name in _GENERATOR:
+        return f"the {type(data).__name__}"
+    return f"{written_name(stage.name)} (Keras)"
+
+
+def text_of(rows, cpu_budget=None, ram_budget=None):
+    """The rows as a table of text."""
+    cells: list[tuple[str, ...]] = [
+        ("stage", "of the work", "ms/element", "parallel", "buffer")
+    ]
+    for row in rows:
+        tuned = " auto" if row.autotuned else ""
+        size = row.buffer_size
+        held = "" if row.buffered is None else str(row.buffered)
+        if size is not None:
+            held = f"{held or 0} of {size}"
+        cells.append(
+            (
+                row.name + (" <- bottleneck" if row.is_bottleneck else ""),
+                f"{row.share:.0%}",
+                "" if row.element_ms is None else f"{row.element_ms:.3g}",
+                "" if row.parallelism is None else f"{row.parallelism}{tuned}",
+                held + (tuned if held and row.parallelism is None else ""),
+            )
+        )
+    lines = aligned(cells)
+    if cpu_budget or ram_budget:
+        budget = []
+        if cpu_budget:
+            budget.append(f"{cpu_budget} cores")
+        if ram_budget:
+            budget.append(f"{ram_budget / 2**30:.3g} GiB for buffers")
+        lines.append(f"AUTOTUNE may use {' and '.join(budget)}.")
+    return "\n".join(lines)
+
+
+def aligned(cells):
+    """Lines of a table: the first column to the left, others to the right.
+
+    Args:
+        cells: Rows of strings, all of one length.
+    """
+    widths = [max(map(len, column)) for column in zip(*cells)]
+    return [
+        "  ".join(
+            cell.rjust(width) if at else cell.ljust(width)
+            for at, (cell, width) in enumerate(zip(row, widths))
+        ).rstrip()
+        for row in cells
+    ]

@@ -1,0 +1,259 @@
+"""One epoch's report, made of its timed calls."""
+
+import dataclasses
+
+import numpy as np
+
+from keras_pergrad.analysis.pipelines.cpu_demand import crowding, thread_seconds
+from keras_pergrad.analysis.pipelines.wait_profile import (
+    Timeline,
+    WaitHistogram,
+)
+
+#: Why fetches can be missing from the log.
+TOO_MANY = (
+    "a call of its train function fetched more batches than "
+    "`steps_per_execution` says. Compile it with at least as many."
+)
+
+
+@dataclasses.dataclass
+class StallReport:
+    """What one pass over the data cost; seconds unless the name says ms.
+
+    What could not be measured is None, never 0.
+
+    Attributes:
+        steps: Batches trained on.
+        data_stall_s: Time the steps waited for their batch, without the
+            first batch of a fresh iterator.
+        data_stall_fraction: `data_stall_s` over the time from the first
+            batch's arrival to the end of the last step, tracing left out.
+        step_ms: Mean time of a step without its wait.
+        cpu_ms: Mean time that this process's threads computed for a batch,
+            or stood ready while others had the cores (step and loading; more
+            than passed where several did).
+        stall_load_fraction: The part of `data_stall_fraction` that reading
+            and generating data took; None if nobody knows.
+        stall_transform_fraction: The part that the other stages took.
+        first_batch_s: From the start of the epoch to the first batch.
+        tracing_s: Calls that traced and compiled, without their waits but
+            with their own steps.
+        end_of_data_s: The call that only found out that no batch is left.
+        validation_s: The validation inside the epoch.
+        validation_stall_s: What that validation waited for data.
+        wait_p50_ms, wait_p95_ms, wait_p99_ms, wait_longest_ms: With
+            `per_batch=True`; percentiles to one per cent of their value.
+        wait_longest_step: The step (from 0) of the longest wait.
+        not_recorded: Fetches that found no room in the log. Unless it is 0,
+            everything else is None.
+    """
+
+    steps: int | None = 0
+    data_stall_s: float | None = None
+    data_stall_fraction: float | None = None
+    step_ms: float | None = None
+    cpu_ms: float | None = None
+    stall_load_fraction: float | None = None
+    stall_transform_fraction: float | None = None
+    first_batch_s: float | None = None
+    tracing_s: float | None = None
+    end_of_data_s: float | None = None
+    validation_s: float | None = None
+    validation_stall_s: float | None = None
+    wait_p50_ms: float | None = None
+    wait_p95_ms: float | None = None
+    wait_p99_ms: float | None = None
+    wait_longest_ms: float | None = None
+    wait_longest_step: int | None = None
+    not_recorded: int = 0
+
+    @property
+    def step_fraction(self):
+        """Share of the time that was no stall, or None."""
+        stall = self.data_stall_fraction
+        return None if stall is None else 1.0 - stall
+
+    @property
+    def first_batch_fraction(self):
+        """Share of the epoch, without tracing, before its first batch."""
+        if self.first_batch_s is None or not self.data_stall_fraction:
+            steady = (self.steps or 0) * (self.step_ms or 0.0) / 1e3
+        else:
+            steady = (self.data_stall_s or 0.0) / self.data_stall_fraction
+        whole = (self.first_batch_s or 0.0) + steady
+        if self.first_batch_s is None or not whole:
+            return None
+        return self.first_batch_s / whole
+
+    def hide_batches(self):
+        """Forget what only `per_batch=True` asks for."""
+        for field in dataclasses.fields(self):
+            if field.name.startswith(("wait_p", "wait_longest")):
+                setattr(self, field.name, None)
+
+    @property
+    def wait_ms(self):
+        """Mean wait for a batch after the first, or None."""
+        steps = self.steps or 0
+        if self.data_stall_s is None or steps < 2:
+            return None
+        return 1e3 * self.data_stall_s / (steps - 1)
+
+
+def exposed_waits(rows):
+    """Return the seconds that each step of one call truly waited.
+
+    Args:
+        rows: Array of shape (steps, 4): asked, arrived, had a batch, end of
+            the step that ran beside the fetch (0 if none did). What passed
+            while that step still ran was no wait.
+
+    Returns:
+        Array of shape (steps,).
+    """
+    asked, arrived, _, step_ended = rows.T
+    return np.maximum(arrived - np.maximum(asked, step_ended), 0.0)
+
+
+class Account:
+    """Sums up the calls of one epoch.
+
+    Args:
+        began: Wall clock (`time.time()`) at the start of the epoch.
+
+    Attributes:
+        lost: Rows that are missing; add to it where some were.
+    """
+
+    def __init__(self, began):
+        self.began = began
+        self.lost = 0
+        self.steps = 0
+        self.stall = 0.0
+        self.waits = 0
+        self.compute = 0.0
+        self.threads = thread_seconds()
+        self.cpu = 0.0
+        self.cpu_steps = 0
+        self.timed_steps = 0
+        self.steady_from = None
+        self.steady_to = None
+        self.not_steady = 0.0
+        self.first_batch = None
+        self.tracing = None
+        self.end_of_data = None
+        self.histogram = WaitHistogram()
+        self.timeline = Timeline()
+
+    def add_calls(self, calls, rows):
+        """Add `Call`s in order, and for each its rows of the `WaitLog`."""
+        plain = []
+        for call, its_rows in zip(calls, rows):
+            ordinary = call.finished and not (call.traced or call.fresh)
+            if ordinary and self.steady_from is not None and len(its_rows):
+                plain.append((call, its_rows))
+                continue
+            self._add_plain(plain)
+            plain = []
+            self._add_one(call, its_rows)
+        self._add_plain(plain)
+
+    def _add_plain(self, pairs):
+        """Add many calls at once: one by one costs 15 us each (measured)."""
+        if not pairs:
+            return
+        rows = np.concatenate([rows for _, rows in pairs])
+        owner = np.repeat(np.arange(len(pairs)), [len(r) for _, r in pairs])
+        real = rows[:, 2] > 0
+        rows, owner = rows[real], owner[real]
+        waits = exposed_waits(rows)
+        seconds = np.array([call.ended - call.began for call, _ in pairs])
+        steps = np.bincount(owner, minlength=len(pairs))
+        waited = np.bincount(owner, waits, minlength=len(pairs))
+        computes = np.maximum(seconds - waited, 0.0)
+        self.stall += waits.sum()
+        self.waits += len(waits)
+        self.compute += computes[steps > 0].sum()
+        for (call, _), count in zip(pairs, steps):
+            self._add_cpu(call, count)
+        self.timed_steps += len(waits)
+        self.steps += len(waits)
+        self.steady_to = pairs[-1][0].ended
+        self.histogram.add(waits)
+        self.timeline.add(waits, (computes / np.maximum(steps, 1))[owner])
+
+    def _add_one(self, call, rows):
+        rows = rows[(rows[:, 2] > 0) & (rows[:, 0] <= call.ended)]
+        if not len(rows):
+            if not call.finished:
+                seconds = call.ended - call.began
+                self.end_of_data = (self.end_of_data or 0.0) + seconds
+            return
+        waits = exposed_waits(rows)
+        compute = max(call.ended - call.began - waits.sum(), 0.0)
+        starts = call.fresh and self.first_batch is None
+        if starts:
+            # Before the call: the iterator was made. In the call, tracing
+            # came first, and is no part of it.
+            self.first_batch = call.began - self.began + waits[0]
+        if self.steady_from is None:
+            self.steady_from = rows[0, 1] if starts else rows[0, 0]
+        self.steady_to = call.ended
+        counted = waits[1:] if starts else waits
+        self.stall += counted.sum()
+        self.waits += len(counted)
+        if call.traced:
+            self.tracing = (self.tracing or 0.0) + compute
+            start = max(call.began, self.steady_from)
+            self.not_steady += call.ended - start - counted.sum()
+        else:
+            self.compute += compute
+            self.timed_steps += len(rows)
+            self._add_cpu(call, len(rows))
+        self.histogram.add(counted)
+        if not call.traced:
+            self.timeline.add(waits, np.full(len(rows), compute / len(rows)))
+        self.steps += len(rows)
+
+    def _add_cpu(self, call, steps):
+        if call.cpu is not None:
+            self.cpu += call.cpu
+            self.cpu_steps += int(steps)
+
+    def report(self):
+        """Return the `StallReport` of what came in so far."""
+        if self.lost:
+            return StallReport(steps=None, not_recorded=self.lost)
+        report = StallReport(
+            steps=self.steps,
+            first_batch_s=_seconds(self.first_batch),
+            tracing_s=_seconds(self.tracing),
+            end_of_data_s=_seconds(self.end_of_data),
+        )
+        if self.waits:
+            report.data_stall_s = float(self.stall)
+            steady = (self.steady_to or 0.0) - (self.steady_from or 0.0)
+            steady -= self.not_steady
+            if steady > 0:
+                share = float(self.stall / steady)
+                report.data_stall_fraction = min(share, 1.0)
+        if self.timed_steps:
+            report.step_ms = float(1e3 * self.compute / self.timed_steps)
+        if self.cpu_steps:
+            cpu = self.cpu * crowding(self.threads, thread_seconds())
+            report.cpu_ms = float(1e3 * cpu / self.cpu_steps)
+        if self.histogram.total:
+            for percent in (50, 95, 99):
+                wait = self.histogram.percentile(percent)
+                setattr(report, f"wait_p{percent}_ms", 1e3 * (wait or 0.0))
+            report.wait_longest_ms = 1e3 * self.histogram.longest
+            first = self.steps - self.histogram.total
+            report.wait_longest_step = (
+                self.histogram.longest_step or 0
+            ) + first
+        return report
+
+
+def _seconds(value):
+    return None if value is None else float(value)

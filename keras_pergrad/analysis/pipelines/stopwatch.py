@@ -1,0 +1,193 @@
+"""Times the train and test functions of one model, one call at a time.
+
+The model's function is replaced just before it is called and put back as the
+call begins. So between two calls, whatever happens there (an exception in
+another callback, Ctrl-C), the model is as it was.
+"""
+
+import contextlib
+import time
+import weakref
+
+import numpy as np
+import tensorflow as tf
+
+from keras_pergrad.analysis.pipelines.timed_iterator import (
+    TimedIterator,
+    TraceCounter,
+    timed_spec,
+)
+from keras_pergrad.analysis.pipelines.wait_log import WaitLog
+
+ITERATORS = (tf.data.Iterator, tf.distribute.DistributedIterator)
+SLOTS = ("train_function", "test_function")
+
+_stopwatches = weakref.WeakKeyDictionary()
+
+
+def fetches_of_a_call(model):
+    """How often a call of the model's train function fetches, at most.
+
+    Once for each step, rounded up to the unrolled loop, and once more.
+    """
+    steps = int(getattr(model, "steps_per_execution", 1))
+    return steps + int(getattr(model, "unrolled_steps_per_execution", 1)) + 1
+
+
+class Call:
+    """One call of a train function: begin, end, and what it did.
+
+    `cpu` are the seconds that all threads of this process computed in it;
+    None if unknown.
+    """
+
+    __slots__ = (
+        "began",
+        "cpu",
+        "ended",
+        "finished",
+        "fresh",
+        "slot",
+        "traced",
+    )
+
+    def __init__(self, slot, began, ended, traced, fresh, finished, cpu=None):
+        self.slot = slot
+        self.cpu = cpu
+        self.began = began
+        self.ended = ended
+        self.traced = traced
+        self.fresh = fresh  # the first on this iterator
+        self.finished = finished  # False: no batch was left
+
+
+class Stopwatch:
+    """Shared by all callbacks that watch the same model.
+
+    Listeners have a method `calls_done(calls, rows)`, given `Call`s and for
+    each the rows of the `WaitLog`, `rows_lost(count)`, called instead where
+    some rows were overwritten unread, and `call_failed()`.
+    """
+
+    def __init__(self):
+        self.listeners = weakref.WeakSet()
+        self._log = WaitLog()
+        self._calls = []
+        self._undrained = 0
+        self._iterators = dict.fromkeys(SLOTS, _gone)
+        self._specs = {}
+        self._armed = None
+
+    @staticmethod
+    def of(model):
+        """The one stopwatch of `model`; nothing is stored on the model."""
+        if model not in _stopwatches:
+            _stopwatches[model] = Stopwatch()
+        return _stopwatches[model]
+
+    def iterator(self, slot):
+        """The iterator last used by that function, or None if it is gone."""
+        return self._iterators[slot]()
+
+    def arm(self, model, slot):
+        """Makes the next call of `model`'s function a timed one."""
+        function = getattr(model, slot)
+        if isinstance(function, TimedCall):
+            return
+        self.reserve(fetches_of_a_call(model))
+        self._armed = TimedCall(self, model, slot, function)
+        # Not through Keras's tracking `__setattr__`, which costs more.
+        object.__setattr__(model, slot, self._armed)
+
+    def reserve(self, fetches):
+        """Makes room in the log for a call that fetches so often."""
+        if self._undrained + fetches > self._log.capacity:
+            self.drain()
+        if fetches > self._log.capacity:
+            self._log = WaitLog(fetches)
+        self._undrained += fetches
+
+    def disarm(self):
+        """Puts an armed function back that was never called."""
+        if self._armed is not None:
+            self._armed.restore()
+            self._armed = None
+
+    def call(self, slot, function, iterator):
+        if not isinstance(iterator, ITERATORS):
+            return function(iterator)
+        fresh = self.iterator(slot) is not iterator
+        if fresh:
+            # Weakly: a pipeline must not live on because it was timed.
+            self._iterators[slot] = weakref.ref(iterator)
+        if fresh or self._specs[slot].log_key != self._log.key:
+            self._specs[slot] = timed_spec(iterator, self._log)
+        timed = TimedIterator(iterator, self._specs[slot])
+        traces = TraceCounter.count
+        finished = failed = False
+        computed = time.process_time()
+        began = time.time()
+        try:
+            result = function(timed)
+            finished = True
+            return result
+        except (StopIteration, tf.errors.OutOfRangeError):
+            raise
+        except BaseException:
+            failed = True
+            raise
+        finally:
+            traced = TraceCounter.count > traces
+            ended = time.time()
+            computed = time.process_time() - computed
+            self._calls.append(
+                Call(slot, began, ended, traced, fresh, finished, computed)
+            )
+            if failed:
+                # Reporting must not hide the error that is on its way.
+                with contextlib.suppress(Exception):
+                    self._tell_of_failure()
+
+    def _tell_of_failure(self):
+        self.drain()
+        for listener in list(self.listeners):
+            listener.call_failed()
+
+    def drain(self):
+        """Hands what was measured to the listeners."""
+        calls, self._calls = self._calls, []
+        self._undrained = 0
+        rows, lost = self._log.drain()
+        if lost:
+            for listener in list(self.listeners):
+                listener.rows_lost(lost)
+            return
+        if not calls:
+            return
+        edges = np.searchsorted(rows[:, 0], [c.began for c in calls])
+        rows = np.split(rows, edges)[1:]
+        for listener in list(self.listeners):
+            listener.calls_done(calls, rows)
+
+
+def _gone():
+    return None
+
+
+class TimedCall:
+    """Stands in for a train function for exactly one call."""
+
+    def __init__(self, stopwatch, model, slot, function):
+        self._stopwatch = stopwatch
+        self._model = weakref.ref(model)
+        self._slot = slot
+        self._function = function
+
+    def restore(self):
+        model = self._model()
+        if model is not None and getattr(model, self._slot) is self:
+            object.__setattr__(model, self._slot, self._function)
+
+    def __call__(self, iterator):
+        self.restore()
+        return self._stopwatch.call(self._slot, self._function, iterator)

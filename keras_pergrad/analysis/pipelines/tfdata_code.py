@@ -1,0 +1,22 @@
+"""What the rules about `tf.data` share."""
+
+from keras_pergrad.analysis.pipelines.pipeline_facts import cores
+
+
+def parallel_gain(facts, share, workers=None):
+    workers = workers or max(cores(), 2)
+    return facts.pipeline_ms * share * (1 - 1 / workers)
+
+
+def written_as(stage, default="function"):
+    """The name of a stage's function where it is one to write."""
+    name = stage.function or ""
+    return name if name.isidentifier() else default
+
+
+def thread_pool_code(threads):
+    return (
+        "\noptions = tf.data.Options()\n"
+        f"options.threading.private_threadpool_size = {threads}\n"
+        "dataset = dataset.with_options(options)"
+    )

@@ -1,0 +1,203 @@
+"""The same step on every device: do the numbers agree, and how fast is it."""
+
+import dataclasses
+
+import tensorflow as tf
+
+from keras_pergrad.analysis import numerics
+from keras_pergrad.analysis.placement import layers, wrong_op
+from keras_pergrad.analysis.placement.step_profile import median_ms
+from keras_pergrad.keras_internals.devices import (
+    chosen,
+)
+from keras_pergrad.keras_internals.graph_session import (
+    Replica,
+    as_in_fit,
+    trace_step,
+)
+from keras_pergrad.keras_internals.inspection_checks import check_trainable
+
+_RANDOM = ("Random", "StatelessRandom", "StatelessTruncated", "Truncated")
+_RANDOM += ("Multinomial", "StatefulUniform", "StatelessMultinomial")
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceComparison:
+    """One device against the CPU.
+
+    Attributes:
+        device: its name.
+        step_ms: median time of loss and gradients there.
+        verdicts: what was compared (`"loss"`, `"output 0"`, or a variable's
+            path) → `Verdict`.
+        suspect: a `Suspect` if something is wrong, else `None`.
+    """
+
+    device: str
+    step_ms: float
+    verdicts: dict
+    suspect: object = None
+
+    @property
+    def ok(self):
+        """Whether rounding explains every difference."""
+        return all(verdict.ok for verdict in self.verdicts.values())
+
+    @property
+    def wrong(self):
+        """The names whose difference rounding does not explain."""
+        return [name for name, v in self.verdicts.items() if not v.ok]
+
+    @property
+    def agreement(self):
+        """The largest relative difference."""
+        return max(v.relative for v in self.verdicts.values())
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """What `compare_devices` found. `print` it.
+
+    Attributes:
+        cpu_ms: median time of loss and gradients on the CPU.
+        devices: a list of `DeviceComparison`.
+        notes: sentences about how it was compared.
+    """
+
+    cpu_ms: float
+    devices: list
+    notes: list
+
+    @property
+    def ok(self):
+        """Whether every device agrees with the CPU."""
+        return all(device.ok for device in self.devices)
+
+    def __str__(self):
+        lines = [f"CPU: {self.cpu_ms:.2f} ms for loss and gradients"]
+        for device in self.devices:
+            lines += _lines(device, self.cpu_ms)
+        if not self.devices:
+            lines.append("no accelerator to compare it with")
+        return "\n".join([*lines, *(f"note: {n}" for n in self.notes)])
+
+
+def _lines(device, cpu_ms):
+    ratio = cpu_ms / device.step_ms
+    pace = f"{ratio:.2g}× faster" if ratio >= 1 else f"{1 / ratio:.2g}× slower"
+    lines = [f"{device.device}: {pace} ({device.step_ms:.2f} ms)"]
+    if device.ok:
+        agree = device.agreement
+        how = f"agree to {agree:.1g}" if agree else "are equal to the last bit"
+        lines.append(f"  loss, outputs and gradients {how}")
+        return lines
+    for name in device.wrong[:5]:
+        lines.append(f"  {device.verdicts[name].sentence(name)}")
+    if len(device.wrong) > 5:
+        lines.append(f"  and {len(device.wrong) - 5} more")
+    if device.suspect is not None:
+        lines.append(f"  {device.suspect}")
+    return lines
+
+
+def compare_devices(model, x, y, devices=None, repeats=3):
+    """Compares a model's numbers and speed on each device with the CPU's.
+
+    Loss, outputs and the gradient of every variable are computed from the
+    same weights and the same batch, in graphs as TensorFlow optimises them
+    for each device. The model is left as it is.
+
+    Where a difference is more than rounding, the op that makes it is
+    looked for: each op is given the CPU's numbers and judged alone; what
+    that does not find (inside loops, or only when fused) is found by moving
+    one type of op after the other to the CPU.
+
+    Args:
+        model: a compiled and built `keras.Model` or `PerGradModel`.
+        x: one batch of inputs.
+        y: its targets.
+        devices: names such as `"GPU:0"`; by default every accelerator.
+        repeats: how often each device is timed; the median counts.
+
+    Returns:
+        A `Comparison`.
+
+    Raises:
+        ValueError: a device that does not exist, a model that is not
+            compiled or not built, or `repeats` below 1.
+
+    Example:
+
+    >>> import keras, numpy
+    >>> import keras_pergrad as kpg
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    >>> model.compile("sgd", "mse")
+    >>> x, y = numpy.ones((8, 4)), numpy.ones((8, 1))
+    >>> kpg.compare_devices(model, x, y, devices=["CPU:0"]).ok
+    True
+    """
+    check_trainable(model)
+    if repeats < 1:
+        raise ValueError(
+            f"`repeats` expected a whole number, 1 or more. Received: "
+            f"repeats={repeats}"
+        )
+    names = chosen(devices)
+    step, labels, notes = _step(model, as_in_fit((x, y)))
+    concrete, values = step
+    terms = numerics.terms(model, values[0])
+    dtype = numerics.precision(model)
+    with Replica(concrete, device="/device:CPU:0") as cpu:
+        reference = cpu.run(values)
+        cpu_ms = median_ms(cpu, values, repeats)
+
+    def judge(outputs):
+        return numerics.judge_all(labels, reference, outputs, dtype, terms)
+
+    found = []
+    for name in names:
+        with Replica(concrete, device=f"/device:{name}") as replica:
+            verdicts = judge(replica.run(values))
+            step_ms = median_ms(replica, values, repeats)
+        suspect = None
+        if not all(verdict.ok for verdict in verdicts.values()):
+            ops = [op.name for op in concrete.graph.get_operations()]
+            layer_of = layers.Layers(model, ops)
+            suspect = wrong_op.find(concrete, values, name, layer_of, judge)
+        found.append(DeviceComparison(name, step_ms, verdicts, suspect))
+    return Comparison(cpu_ms, found, notes)
+
+
+def _step(model, data):
+    """The traced loss and gradients: `((concrete, values), labels, notes)`."""
+    traced = _trace(model, data, training=True)
+    operations = traced[0][0].graph.get_operations()
+    if any(op.type.startswith(_RANDOM) for op in operations):
+        note = (
+            "the model draws random numbers in training, which differ from "
+            "device to device: compared with training=False."
+        )
+        return *_trace(model, data, training=False), [note]
+    return *traced, []
+
+
+def _trace(model, data, training):
+    labels = []
+
+    def step(batch):
+        x, y = batch
+        variables = [v.value for v in model.trainable_weights]
+        with tf.GradientTape() as tape:
+            outputs = model(x, training=training)
+            loss = model.compute_loss(x=x, y=y, y_pred=outputs)
+        gradients = tape.gradient(loss, variables)
+        results = [loss, *tf.nest.flatten(outputs)]
+        labels[:] = ["loss"]
+        labels.extend(f"output {i}" for i in range(len(results) - 1))
+        for variable, gradient in zip(model.trainable_weights, gradients):
+            if gradient is not None:
+                labels.append(variable.path)
+                results.append(tf.convert_to_tensor(gradient))
+        return results
+
+    return trace_step(step, data), labels

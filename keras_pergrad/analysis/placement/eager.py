@@ -1,0 +1,195 @@
+"""The ops of a step that runs eagerly, as they are executed.
+
+A `tf.function` inside such a step is executed as one op. Its body is read
+from the graphs that TensorFlow places for it, where they can be had.
+
+Private names in use, covered by `tests/analysis/placement/test_eager.py`:
+`tensorflow.python.framework.op_callbacks.add_op_callback` and
+`remove_op_callback`, `tensorflow.python.framework.op_def_registry.get`,
+`tensorflow.python.eager.context.context()`: `scope_name`, `device_name`,
+`has_function`, `get_function_def`, `export_run_metadata`.
+"""
+
+import contextlib
+import dataclasses
+
+import tensorflow as tf
+from tensorflow.core.framework import node_def_pb2
+from tensorflow.python.eager import context as eager_context
+from tensorflow.python.framework import op_callbacks, op_def_registry
+
+from keras_pergrad.analysis.placement import (
+    calls,
+    collection,
+    kernels,
+    loops,
+    operations,
+)
+from keras_pergrad.analysis.placement import graph as graphs
+from keras_pergrad.keras_internals.devices import short_name
+
+NOTE = (
+    "run_eagerly=True: ops were seen one by one as they ran, those of a "
+    "tf.function in its placed graph; copies between devices are not visible "
+    "and not counted."
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Executed:
+    """One op, or one call of a function.
+
+    Attributes:
+        definition: a `NodeDef`.
+        device: the short name of where it ran.
+        scope: the name scope it ran in.
+        hides: `"XLA"` or `"call"` for a function, else `""`.
+        partitions: for a function, its graphs, one a device; empty if
+            TensorFlow does not show them.
+    """
+
+    definition: object
+    device: str
+    scope: str
+    hides: str = ""
+    partitions: tuple = ()
+
+
+@contextlib.contextmanager
+def watch():
+    """Yields a list that grows by an `Executed` for each op."""
+    executed, placed = [], {}
+
+    def note(op_type, inputs, attrs, outputs, op_name=None, graph=None):
+        if graph is not None:
+            return
+        # Whatever was placed since the last op was placed for this one.
+        fresh = eager_context.context().export_run_metadata()
+        op_type = op_type.decode() if isinstance(op_type, bytes) else op_type
+        if op_type in graphs.PLUMBING:
+            return
+        device = _device(outputs) or _device(inputs) or "CPU:0"
+        scope = eager_context.context().scope_name or ""
+        definition = _definition(op_type, attrs, scope)
+        hides, parts = _hides(definition), ()
+        if hides and hides != calls.XLA:
+            # A function is placed once for the same devices of its inputs.
+            key = _placement_key(definition, inputs)
+            parts = placed.setdefault(key, _only(fresh))
+        executed.append(Executed(definition, device, scope, hides, parts))
+
+    op_callbacks.add_op_callback(note)
+    try:
+        # A function called in an earlier step would not be placed again.
+        with collection.collect(again=True):
+            yield executed
+    finally:
+        op_callbacks.remove_op_callback(note)
+
+
+def _device(tensors):
+    for tensor in tensors or ():
+        if tensor is not None and getattr(tensor, "device", ""):
+            return short_name(tensor.device)
+    return None
+
+
+def _definition(op_type, attrs, scope):
+    definition = node_def_pb2.NodeDef(op=op_type, name=f"{scope}{op_type}")
+    known = op_def_registry.get(op_type)
+    kinds = {a.name: a.type for a in known.attr} if known else {}
+    for key, value in zip((attrs or ())[::2], (attrs or ())[1::2]):
+        key = key.decode() if isinstance(key, bytes) else key
+        if kinds.get(key) == "type":
+            dtype = tf.dtypes.as_dtype(value)
+            definition.attr[key].type = dtype.as_datatype_enum
+        elif kinds.get(key) in ("func", "list(func)"):
+            definition.attr[key].func.SetInParent()
+    return definition
+
+
+def _hides(definition):
+    context = eager_context.context()
+    if not context.has_function(definition.op):
+        return calls.kind(definition)
+    body = context.get_function_def(definition.op)
+    compiled = body is not None and calls.must_compile(body.attr)
+    return calls.XLA if compiled else calls.CALL
+
+
+def _placement_key(definition, inputs):
+    devices = [getattr(t, "backing_device", None) for t in inputs or ()]
+    where = eager_context.context().device_name
+    return definition.op, where, tuple(devices)
+
+
+def _only(metadata):
+    """The graphs of the one function that was placed, or `()`."""
+    placed = [
+        tuple(part for part in function.partition_graphs if part.node)
+        for function in metadata.function_graphs
+    ]
+    return placed[0] if len(placed) == 1 else ()
+
+
+def names(executed):
+    """All node names, with the scopes that were open around them."""
+    found = []
+    for one in executed:
+        inside = [node.name for part in one.partitions for node in part.node]
+        found += [one.scope + name for name in inside or [one.definition.op]]
+    return found
+
+
+def read(executed, layer_of, device):
+    """What was executed.
+
+    Args:
+        executed: a list of `Executed`.
+        layer_of: a function from node name to layer.
+        device: the accelerator, a `devices.Device`, or `None`.
+
+    Returns:
+        `(list of Operation, list of (name, device, "XLA" or "call"))`.
+    """
+    found, opaque = [], []
+    for one in executed:
+        if not one.hides:
+            found.append(_operation(one, layer_of, device))
+        elif not one.partitions:
+            opaque.append((one.definition.name, one.device, one.hides))
+        else:
+            inside, hidden = _body(one, layer_of, device)
+            found += inside
+            opaque += hidden
+    return found, opaque
+
+
+def _body(one, layer_of, device):
+    nodes = graphs.read(one.partitions)
+
+    def layer_inside(name):
+        return layer_of(one.scope + name)
+
+    runs = loops.Runs(nodes)
+    return operations.of_nodes(nodes, runs, layer_inside, device)
+
+
+def _operation(one, layer_of, device):
+    definition, dtypes = one.definition, graphs.type_names(one.definition)
+    kind, why = "cpu", ""
+    if not one.device.startswith("CPU"):
+        kind = kernels.serving(definition, one.device.partition(":")[0])
+        kind = kernels.DEVICE if kind == kernels.NONE else kind
+    elif device is not None:
+        why = kernels.reason(definition, dtypes, device.type, device.platform)
+    return operations.Operation(
+        definition.op,
+        definition.name,
+        one.device,
+        kind,
+        dtypes,
+        layer_of(one.scope + definition.op),
+        1,
+        why,
+    )

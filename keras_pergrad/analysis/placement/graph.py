@@ -1,0 +1,143 @@
+"""Partition graphs as one graph: nodes, edges, and the edges between devices.
+
+A node keeps TensorFlow's `NodeDef`; what is added is the device's short
+name, who feeds it, and which send belongs to which receive.
+"""
+
+import dataclasses
+
+import tensorflow as tf
+
+from keras_pergrad.analysis.placement import calls
+from keras_pergrad.keras_internals.devices import short_name
+
+SENDS = ("_Send", "_HostSend")
+RECEIVES = ("_Recv", "_HostRecv")
+# The runtime's own nodes: they carry tensors and compute nothing.
+RUNTIME = {
+    *SENDS,
+    *RECEIVES,
+    "_Arg",
+    "_Retval",
+    "_DeviceArg",
+    "_DeviceRetval",
+    "_SysArg",
+    "Const",
+    "NoOp",
+    "Placeholder",
+    "VarHandleOp",
+}
+CONTROL = {
+    "ControlTrigger",
+    "Enter",
+    "Exit",
+    "Identity",
+    "IdentityN",
+    "LoopCond",
+    "Merge",
+    "NextIteration",
+    "PreventGradient",
+    "StopGradient",
+    "Switch",
+    "_SwitchN",
+}
+PLUMBING = RUNTIME | CONTROL
+
+
+@dataclasses.dataclass(eq=False)
+class Node:
+    """One node of a partition graph."""
+
+    definition: object
+    part: int
+    device: str
+    inputs: list = dataclasses.field(default_factory=list)  # (Node, slot)
+    controls: list = dataclasses.field(default_factory=list)
+    partner: "Node | None" = None  # the other end of a send or receive
+    hides: str = ""  # "XLA" or "call" if it stands for a whole function
+
+    @property
+    def name(self):
+        return self.definition.name
+
+    @property
+    def op(self):
+        # On x86, oneDNN puts a prefix before the op it takes over.
+        name = self.definition.op
+        if not name.startswith("_Mkl"):
+            return name
+        name = name.removeprefix("_Mkl").removeprefix("Native")
+        return f"_{name}" if name.startswith("Fused") else name
+
+    @property
+    def attr(self):
+        return self.definition.attr
+
+    @property
+    def dtypes(self):
+        """The names of the types among its attributes, `T` first."""
+        return type_names(self.definition)
+
+
+def type_names(definition):
+    """The names of the types among a `NodeDef`'s attributes, `T` first."""
+    found = []
+    for key in sorted(definition.attr, key=lambda k: (k != "T", k)):
+        value = definition.attr[key]
+        kind = value.WhichOneof("value")
+        if kind == "type":
+            found.append(value.type)
+        elif kind == "list":
+            found += value.list.type
+    return tuple(dict.fromkeys(tf.dtypes.as_dtype(t).name for t in found if t))
+
+
+def read(partitions):
+    """Joins partition graphs.
+
+    Args:
+        partitions: a list of `GraphDef`.
+
+    Returns:
+        A list of `Node`, linked.
+    """
+    nodes, by_name = [], {}
+    for part, graph in enumerate(partitions):
+        functions = {f.signature.name for f in graph.library.function}
+        for definition in graph.node:
+            node = Node(definition, part, short_name(definition.device))
+            node.hides = calls.kind(definition, functions)
+            nodes.append(node)
+            by_name[part, definition.name] = node
+    ends = {}
+    for node in nodes:
+        for source in node.definition.input:
+            if source.startswith("^"):
+                feeder = by_name.get((node.part, source[1:]))
+                if feeder is not None:
+                    node.controls.append(feeder)
+                continue
+            name, _, slot = source.partition(":")
+            feeder = by_name.get((node.part, name))
+            if feeder is not None:
+                node.inputs.append((feeder, int(slot or 0)))
+        if node.op in SENDS + RECEIVES:
+            key = node.attr["tensor_name"].s, node.attr["send_device"].s
+            ends.setdefault(key, []).append(node)
+    for pair in ends.values():
+        sends = [node for node in pair if node.op in SENDS]
+        receives = [node for node in pair if node.op in RECEIVES]
+        for send, receive in zip(sends, receives):
+            send.partner, receive.partner = receive, send
+    return nodes
+
+
+def through_plumbing(node, slot=0):
+    """The node that really made a tensor: skips identities and receives."""
+    while True:
+        if node.op in RECEIVES and node.partner is not None:
+            node, slot = node.partner.inputs[0]
+        elif node.op in ("Identity", "StopGradient") and node.inputs:
+            node, slot = node.inputs[0]
+        else:
+            return node, slot

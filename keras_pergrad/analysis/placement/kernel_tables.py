@@ -1,0 +1,107 @@
+"""Which kernels a Mac has, as tables that ship with the package.
+
+`tensorflow_metal_1_2_0_kernels.json` was extracted from the plugin's binary:
+op → types (`"from->to"` for Cast, `"any"` where nothing is constrained).
+`tensorflow_generic_kernels.json` holds what TensorFlow registers by itself
+for any pluggable device, in a wheel without CUDA: op → a list of type
+constraints. Its kernels are host code.
+"""
+
+import dataclasses
+import functools
+import importlib.resources
+import json
+
+from keras_pergrad.analysis.placement.graph import type_names
+
+METAL_VERSION = "tensorflow-metal 1.2.0"
+OWN = "a table of your own"
+DEVICE, GENERIC, NONE = "device", "generic", "none"
+
+
+@functools.cache
+def _load(name):
+    folder = importlib.resources.files("keras_pergrad.analysis.placement")
+    return json.loads((folder / name).read_text())
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """The kernels of a plugin, and TensorFlow's own for it.
+
+    Attributes:
+        version: what the table describes.
+        kernels: op → names of types.
+        generic: op → list of constraints, each attribute → names of types.
+    """
+
+    version: str
+    kernels: dict
+    generic: dict
+
+    def serving(self, definition, op=None):
+        """What would run a node: `"device"`, `"generic"` or `"none"`."""
+        op = op or definition.op
+        types = self.kernels.get(op)
+        if types is not None and _fits(definition, types):
+            return DEVICE
+        for constraints in self.generic.get(op, ()):
+            if _allows(definition, constraints):
+                return GENERIC
+        return NONE
+
+    def known_types(self, op):
+        """The types for which the table has the op."""
+        types = set(self.kernels.get(op, ()))
+        for constraints in self.generic.get(op, ()):
+            types.update(*constraints.values())
+        return sorted(types)
+
+
+def metal(kernels=None):
+    """The table of tensorflow-metal 1.2.0, or one with the user's kernels."""
+    generic = _load("tensorflow_generic_kernels.json")
+    if kernels is not None:
+        return Table(OWN, kernels, generic)
+    kernels = _load("tensorflow_metal_1_2_0_kernels.json")
+    # Which data the plugin's Tile takes cannot be read from its binary.
+    return Table(METAL_VERSION, {**kernels, "Tile": ["any"]}, generic)
+
+
+def _type(definition, key):
+    import tensorflow as tf
+
+    if key not in definition.attr:
+        return None
+    return tf.dtypes.as_dtype(definition.attr[key].type).name
+
+
+def data_type(definition):
+    """The type an op computes in, as the table lists it."""
+    if "SrcT" in definition.attr:
+        source, target = _type(definition, "SrcT"), _type(definition, "DstT")
+        return f"{source}->{target}"
+    # A random op's T is the type of its shape.
+    random = definition.op.startswith(("Random", "Stateless", "Truncated"))
+    keys = ("dtype", "T") if random else ("T", "dtype")
+    for key in (*keys, "Tparams", "Tidx"):
+        found = _type(definition, key)
+        if found is not None:
+            return found
+    names = type_names(definition)
+    return names[0] if names else None
+
+
+def _fits(definition, types):
+    if "any" in types:
+        return True
+    wanted = data_type(definition)
+    return wanted is None or wanted in types
+
+
+def _allows(definition, constraints):
+    for attr, types in constraints.items():
+        found = _type(definition, attr)
+        if found is not None and found not in types:
+            return False
+    return True

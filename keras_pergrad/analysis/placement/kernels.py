@@ -1,0 +1,175 @@
+"""Which kernel serves a node on a device, and why a node has none there.
+
+Private name in use, covered by `tests/analysis/placement/test_kernels.py`:
+`tensorflow.python.framework.kernels.get_registered_kernels_for_op`.
+"""
+
+import functools
+
+import tensorflow as tf
+from tensorflow.python.framework import kernels as tf_kernels
+
+DEVICE, GENERIC, NONE = "device", "generic", "none"
+
+# Kernels that TensorFlow registers for "GPU" itself, in wheels without CUDA
+# too. They pass tensors on, or hand whole graphs to XLA: none of them is the
+# plugin's. Those for the data pipeline and XLA are matched by prefix.
+_OWN_GPU = {
+    "BatchFunction",
+    "CheckPinned",
+    "DebugGradientIdentity",
+    "DeserializeSparse",
+    "DummyIterationCounter",
+    "Enter",
+    "Exit",
+    "Fact",
+    "GetOptions",
+    "Identity",
+    "IsTensorFloat32Enabled",
+    "MakeIterator",
+    "Merge",
+    "NextIteration",
+    "PlaceholderWithDefault",
+    "PreventGradient",
+    "RaggedTensorFromVariant",
+    "Reshape",
+    "StopGradient",
+    "Switch",
+    "UnwrapDatasetVariant",
+    "WrapDatasetVariant",
+    "_SwitchN",
+}
+_OWN_GPU_PREFIXES = (
+    "AnonymousIterator",
+    "Collective",
+    "DeleteIterator",
+    "Iterator",
+    "Optional",
+    "Ref",
+    "TensorArray",
+    "Xla",
+    "_EagerConst",
+    "_ScopedAllocator",
+    "_Xla",
+)
+# Ops that live on the host whatever the accelerator: they talk to Python,
+# to files or to the data pipeline.
+_HOST_PREFIXES = (
+    "AnonymousIterator",
+    "Assert",
+    "DeleteIterator",
+    "EagerPyFunc",
+    "Iterator",
+    "Optional",
+    "Print",
+    "PyFunc",
+    "String",
+    "Timestamp",
+    "WriteSummary",
+)
+_HOST_SUFFIXES = ("Dataset", "DatasetV2", "DatasetV3", "DatasetV4", "Summary")
+_HOST_TYPES = {"string"}
+
+
+@functools.cache
+def registered(op):
+    """The kernels registered for an op, in this process."""
+    return tuple(tf_kernels.get_registered_kernels_for_op(op).kernel)
+
+
+def _allows(kernel, attr):
+    """Whether a kernel's type constraints admit a node's attributes."""
+    for constraint in kernel.constraint:
+        allowed = constraint.allowed_values.list.type
+        if not allowed or constraint.name not in attr:
+            continue
+        value = attr[constraint.name]
+        wanted = value.list.type or [value.type]
+        if any(w not in allowed for w in wanted):
+            return False
+    return True
+
+
+def owned_by_tensorflow(op):
+    """Whether TensorFlow has a "GPU" kernel for the op without any GPU."""
+    return op in _OWN_GPU or op.startswith(_OWN_GPU_PREFIXES)
+
+
+def serving(definition, device_type):
+    """What would run a node on a device of this type.
+
+    Args:
+        definition: a `NodeDef`.
+        device_type: `"GPU"`, `"METAL"`, ...
+
+    Returns:
+        `"device"`: a kernel of the accelerator. `"generic"`: TensorFlow's
+        own host code, run in the accelerator's name. `"none"`.
+    """
+    for kernel in registered(definition.op):
+        if kernel.device_type == device_type:
+            if not _allows(kernel, definition.attr):
+                continue
+            generic = owned_by_tensorflow(definition.op)
+            return GENERIC if generic else DEVICE
+    for kernel in registered(definition.op):
+        if kernel.device_type == "DEFAULT" and _allows(kernel, definition.attr):
+            return GENERIC
+    return NONE
+
+
+def is_host_op(op, dtypes=()):
+    """Whether an op belongs on the host in any case."""
+    return (
+        op.startswith(_HOST_PREFIXES)
+        or op.endswith(_HOST_SUFFIXES)
+        or bool(_HOST_TYPES.intersection(dtypes))
+    )
+
+
+def reason(definition, dtypes, device_type, platform):
+    """Why a node is on the CPU although there is an accelerator."""
+    if is_host_op(definition.op, dtypes):
+        return "host-only op"
+    kind = serving(definition, device_type)
+    if kind != NONE:
+        return (
+            f"{platform} has a kernel: TensorFlow kept it beside a tensor "
+            f"on the CPU, or the program asked for the CPU"
+        )
+    kernels = [
+        k
+        for k in registered(definition.op)
+        if k.device_type in (device_type, "DEFAULT")
+    ]
+    if not kernels:
+        return f"no {platform} kernel"
+    refused = _refused(definition, kernels)
+    if not refused:
+        return f"no {platform} kernel for {'/'.join(dtypes)} together"
+    return f"no {platform} kernel for " + ", ".join(
+        f"{wanted} (only {', '.join(sorted(types))})"
+        for wanted, types in refused.items()
+    )
+
+
+def _refused(definition, kernels):
+    """The types that no kernel takes → those that are taken in their place.
+
+    A kernel may be chosen by several types (data, indices), most of which
+    are fine.
+    """
+    refused = {}
+    for attr, value in definition.attr.items():
+        allowed = [
+            constraint.allowed_values.list.type
+            for kernel in kernels
+            for constraint in kernel.constraint
+            if constraint.name == attr
+        ]
+        free = len(allowed) < len(kernels)
+        taken = {t for types in allowed for t in types}
+        if not free and value.type and value.type not in taken:
+            names = {tf.dtypes.as_dtype(t).name for t in taken}
+            refused[tf.dtypes.as_dtype(value.type).name] = names
+    return refused

@@ -1,0 +1,111 @@
+"""The operations of a placed step, one record each."""
+
+import dataclasses
+
+from keras_pergrad.analysis.placement import (
+    copies,
+    graph,
+    kernels,
+    layers,
+    loops,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Operation:
+    """One op of the placed and optimised step.
+
+    Attributes:
+        op: its type, `"MatMul"`.
+        name: its name in the graph.
+        device: `"CPU:0"`, `"GPU:0"`, ...
+        kind: `"device"` (a kernel of the accelerator), `"generic"`
+            (TensorFlow's host code placed on the accelerator) or `"cpu"`.
+        dtypes: the types it works on.
+        layer: the layer it comes from, `"optimizer"`, `"loss"` or `""`.
+        runs: how often a step runs it, `None` if that is unknown.
+        reason: for an op on the CPU beside an accelerator, why.
+    """
+
+    op: str
+    name: str
+    device: str
+    kind: str
+    dtypes: tuple[str, ...]
+    layer: str
+    runs: int | None
+    reason: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Placed:
+    """What the partition graphs of one step say."""
+
+    operations: list
+    copies: list
+    opaque: list  # (name, device, "XLA" or "call")
+    nodes: list
+
+
+def read(partitions, model, device=None):
+    """Summarises partition graphs.
+
+    Args:
+        partitions: a list of `GraphDef`.
+        model: the Keras model, for the layers' names.
+        device: the accelerator, a `devices.Device`, or `None`.
+
+    Returns:
+        A `Placed`.
+    """
+    nodes = graph.read(partitions)
+    runs = loops.Runs(nodes)
+    layer_of = layers.Layers(model, [node.name for node in nodes])
+    operations, opaque = of_nodes(nodes, runs, layer_of, device)
+    return Placed(operations, copies.find(nodes, runs, layer_of), opaque, nodes)
+
+
+def of_nodes(nodes, runs, layer_of, device):
+    """The operations among nodes, and what hides others.
+
+    Args:
+        nodes: linked nodes.
+        runs: a `loops.Runs`.
+        layer_of: a function from node name to layer.
+        device: the accelerator, or `None`.
+
+    Returns:
+        `(list of Operation, list of (name, device, "XLA" or "call"))`.
+    """
+    operations, opaque = [], []
+    for node in nodes:
+        if node.op in graph.PLUMBING:
+            continue
+        if node.hides:
+            opaque.append((node.name, node.device, node.hides))
+        else:
+            operations.append(_operation(node, runs, layer_of, device))
+    return operations, opaque
+
+
+def _operation(node, runs, layer_of, device):
+    kind, why = "cpu", ""
+    if not node.device.startswith("CPU"):
+        device_type = node.device.partition(":")[0]
+        kind = kernels.serving(node.definition, device_type)
+        # Kernels made for one graph at run time are not in the registry.
+        kind = kernels.DEVICE if kind == kernels.NONE else kind
+    elif device is not None:
+        why = kernels.reason(
+            node.definition, node.dtypes, device.type, device.platform
+        )
+    return Operation(
+        node.op,
+        node.name,
+        node.device,
+        kind,
+        node.dtypes,
+        layer_of(node.name),
+        runs(node),
+        why,
+    )

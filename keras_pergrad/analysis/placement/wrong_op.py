@@ -1,0 +1,165 @@
+"""Finds the op that computes wrong numbers on a device."""
+
+import dataclasses
+
+import numpy as np
+import tensorflow as tf
+
+from keras_pergrad.analysis import numerics
+from keras_pergrad.analysis.placement import graph, kernels
+from keras_pergrad.keras_internals.graph_session import Replica
+
+_MOST = 40  # ops judged one by one
+_SUMS = ("Sum", "Mean", "MatMul", "Conv", "BiasAddGrad", "AddN", "Einsum")
+_SUMS += ("BatchMatMul", "UnsortedSegment", "AvgPool", "Softmax")
+
+
+@dataclasses.dataclass(frozen=True)
+class Suspect:
+    """What makes the difference.
+
+    Attributes:
+        op: the op's type, `""` if it was not found.
+        name: its name in the graph, `""` if only the type is known.
+        layer: the layer where the numbers first differ, or `""`.
+        alone: whether the op was wrong when given the CPU's own inputs.
+        error: the largest difference of its output, or `None`.
+    """
+
+    op: str
+    name: str
+    layer: str
+    alone: bool
+    error: float | None = None
+
+    def __str__(self):
+        where = f" in layer {self.layer}" if self.layer else ""
+        if self.alone:
+            return (
+                f"{self.op}{where} is wrong: given the CPU's inputs, its "
+                f"output differs by {self.error:.3g} ({self.name})"
+            )
+        if self.op:
+            return (
+                f"{self.op}{where} is wrong, in a loop or fused with its "
+                f"neighbours: with it on the CPU the numbers agree"
+            )
+        return f"first difference{where}; no single op explains it"
+
+
+def find(concrete, values, device, layer_of, judge):
+    """Looks for the op behind a difference.
+
+    Args:
+        concrete: the traced function.
+        values: its inputs.
+        device: the device's short name.
+        layer_of: a function from node name to layer.
+        judge: a function from outputs to name → `Verdict`.
+
+    Returns:
+        A `Suspect`.
+    """
+    differing, suspect = _one_by_one(concrete, values, device, layer_of)
+    if suspect is not None:
+        return suspect
+    layer = layer_of(differing) if differing else ""
+    op = _by_type(concrete, values, device, judge)
+    return Suspect(op, "", layer or _layer_with(concrete, op, layer_of), False)
+
+
+def _one_by_one(concrete, values, device, layer_of):
+    """Each op on the device with the CPU's inputs.
+
+    Returns:
+        `(name of the first op that differs in place, Suspect or None)`.
+    """
+    with Replica(concrete, device="/device:CPU:0") as cpu:
+        tensors = _fetchable(cpu)
+        right = dict(
+            zip([t.name for t in tensors], cpu.run(values, fetches=tensors))
+        )
+    first, tried = None, 0
+    with Replica(concrete, device=f"/device:{device}") as replica:
+        tensors = _fetchable(replica)
+        there = dict(zip(tensors, replica.run(values, fetches=tensors)))
+        for op in replica.graph.get_operations():
+            outputs = [t for t in op.outputs if t in there and _is_real(t)]
+            if all(_verdict(op, right, t, there[t]).ok for t in outputs):
+                continue
+            first = first or op.name
+            feeds = {t: right[t.name] for t in op.inputs if t.name in right}
+            if len(feeds) < sum(t.dtype != tf.resource for t in op.inputs):
+                continue  # takes something that cannot be handed over
+            tried += 1
+            if tried > _MOST:
+                break
+            alone = replica.run(values, fetches=outputs, feeds=feeds)
+            for tensor, value in zip(outputs, alone):
+                verdict = _verdict(op, right, tensor, value)
+                if not verdict.ok:
+                    layer = layer_of(op.name)
+                    found = Suspect(
+                        op.type, op.name, layer, True, verdict.error
+                    )
+                    return first, found
+    return first, None
+
+
+def _fetchable(replica):
+    """The tensors of the graph that can be read, and handed over."""
+    idle = graph.RUNTIME - {"Const"}
+    made = [
+        tensor
+        for op in replica.graph.get_operations()
+        if op.type not in idle
+        for tensor in op.outputs
+    ]
+    handles = (tf.resource, tf.variant, tf.string)
+    return [t for t in [*replica.inputs, *made] if t.dtype not in handles]
+
+
+def _is_real(tensor):
+    return tensor.dtype.is_floating
+
+
+def _verdict(op, right, tensor, value):
+    """Judges one output, with what its inputs say about its rounding."""
+    inputs = [right[t.name] for t in op.inputs if t.name in right]
+    terms, scale = 1, 0.0
+    if op.type.startswith(_SUMS) and inputs:
+        terms = max(1, *(np.size(a) for a in inputs))
+        real = [a for a in inputs if np.asarray(a).dtype.kind == "f"]
+        sizes = [float(np.max(np.abs(a), initial=0.0)) for a in real]
+        product = op.type.startswith(("MatMul", "Conv", "Batch", "Einsum"))
+        scale = float(np.prod(sizes)) if product else max(sizes, default=0.0)
+    dtype = tensor.dtype.name
+    return numerics.judge(right[tensor.name], value, dtype, terms, scale)
+
+
+def _by_type(concrete, values, device, judge):
+    """The type of op that makes the difference vanish on the CPU."""
+    definition = concrete.graph.as_graph_def()
+    bodies = [definition.node]
+    bodies += [f.node_def for f in definition.library.function]
+    ops = dict.fromkeys(node.op for body in bodies for node in body)
+    device_type = device.partition(":")[0]
+    for op in ops:
+        if op in graph.PLUMBING or not kernels.registered(op):
+            continue
+        types = {k.device_type for k in kernels.registered(op)}
+        if device_type not in types or kernels.owned_by_tensorflow(op):
+            continue
+        pins = {op: "/device:CPU:0"}
+        with Replica(concrete, f"/device:{device}", pins) as replica:
+            verdicts = judge(replica.run(values))
+        if all(verdict.ok for verdict in verdicts.values()):
+            return op
+    return ""
+
+
+def _layer_with(concrete, op, layer_of):
+    for node in concrete.graph.get_operations():
+        if node.type == op and layer_of(node.name):
+            return layer_of(node.name)
+    return ""

@@ -1,0 +1,132 @@
+"""The batches of arrays or a dataset, with targets and weights."""
+
+import math
+
+import tensorflow as tf
+
+from keras_pergrad.keras_internals.arguments import positive_integer
+from keras_pergrad.keras_internals.batches import is_composite
+
+
+def batches_of(x, y=None, sample_weight=None, batch_size=None):
+    """Return what gives (x, y, sample_weight), tensors, batch by batch.
+
+    Args:
+        x: an array (n, ...), a structure of arrays, or a `tf.data.Dataset` of
+            batches of x, (x, y) or (x, y, sample_weight).
+        y, sample_weight: arrays or None; None with a dataset.
+        batch_size: samples in a batch; None: all, or the dataset's batches.
+
+    Returns:
+        An iterable with the number of batches in `count`; None where it is
+        not known beforehand.
+
+    Raises:
+        ValueError: x is empty, has no end, is no dataset of batches, or the
+            lengths differ.
+    """
+    if batch_size is not None:
+        batch_size = positive_integer("batch_size", batch_size)
+    if isinstance(x, tf.data.Dataset):
+        if y is not None or sample_weight is not None:
+            raise ValueError(
+                "`y` and `sample_weight` come with the dataset: expected a "
+                "dataset of (x, y) or (x, y, sample_weight) and nothing else. "
+                "Received: a dataset as x, and "
+                + ("y" if y is not None else "sample_weight")
+            )
+        return _OfDataset(x, batch_size)
+    return _OfArrays((x, y, sample_weight), batch_size)
+
+
+class _OfArrays:
+    def __init__(self, parts, batch_size):
+        # As one batch nested lists of numbers are taken, too.
+        if batch_size is None:
+            parts = tf.nest.map_structure(_tensor, parts)
+        self.parts = parts
+        self.samples = _length(parts)
+        self.size = batch_size or self.samples
+        self.count = math.ceil(self.samples / self.size)
+
+    def __iter__(self):
+        if self.count == 1:
+            yield tf.nest.map_structure(_tensor, self.parts)
+            return
+        for start in range(0, self.samples, self.size):
+            stop = min(start + self.size, self.samples)
+            yield tf.nest.map_structure(
+                lambda part, a=start, b=stop: _tensor(_rows(part, a, b)),
+                self.parts,
+            )
+
+
+class _OfDataset:
+    def __init__(self, dataset, batch_size):
+        if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
+            raise ValueError(
+                "x is a dataset without an end. Give it one: x.take(batches)"
+            )
+        spec = dataset.element_spec
+        if isinstance(spec, tuple) and not 1 <= len(spec) <= 3:
+            raise ValueError(
+                "x must be a dataset of x, (x, y) or (x, y, sample_weight). "
+                f"Received: elements of {len(spec)} parts"
+            )
+        shapes = [part.shape for part in tf.nest.flatten(spec)]
+        sizes = {shape[0] for shape in shapes if shape.rank} - {None}
+        if any(shape.rank == 0 for shape in shapes) or len(sizes) > 1:
+            raise ValueError(
+                "x must be a dataset of batches, whose first axis is the "
+                f"sample. Received: elements of {spec}. Batch it: x.batch(256)"
+            )
+        if batch_size is not None:
+            dataset = dataset.rebatch(batch_size)
+        self.dataset = dataset.prefetch(1)
+        count = int(self.dataset.cardinality())
+        self.count = count if count >= 0 else None
+
+    def __iter__(self):
+        for batch in self.dataset:
+            batch = batch if isinstance(batch, tuple) else (batch,)
+            batch = (*batch, None, None)[:3]
+            _length(batch)
+            yield batch
+
+
+def _tensor(value):
+    """None and sparse or ragged tensors stay: layers may densify these."""
+    if value is None or is_composite(value):
+        return value
+    return tf.convert_to_tensor(value)
+
+
+def _rows(part, start, stop):
+    if part is None:
+        return None
+    if isinstance(part, tf.SparseTensor):
+        inner = part.dense_shape[1:]
+        begin = tf.concat([[tf.cast(start, tf.int64)], 0 * inner], 0)
+        size = tf.concat([[tf.cast(stop - start, tf.int64)], inner], 0)
+        return tf.sparse.slice(part, begin, size)
+    return part[start:stop]
+
+
+def _length(batch):
+    """How many samples there are, the same in all parts."""
+    names = ("x", "y", "sample_weight")
+    lengths = [
+        (name, array.shape[0] if len(array.shape) else None)
+        for name, part in zip(names, batch)
+        for array in tf.nest.flatten(part)
+        if array is not None
+    ]
+    if len({length for _, length in lengths}) > 1:
+        raise ValueError(
+            "x, y and sample_weight must have as many entries on their first "
+            "axis. Received: "
+            + ", ".join(f"{name} with {length}" for name, length in lengths)
+        )
+    if not lengths or not lengths[0][1]:
+        raise ValueError("x must hold at least one sample. Received: none")
+    return lengths[0][1]

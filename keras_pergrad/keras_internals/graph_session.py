@@ -1,0 +1,204 @@
+"""A private copy of a traced function, to run as often as one likes.
+
+The function's graph is imported into a session of its own with a copy of
+every variable, so that the model's weights, metrics and step number stay
+as they are. A session also says what a function call cannot: per node, the
+device, the executions, the time and the bytes.
+
+Private attributes in use, covered by
+`tests/keras_internals/test_graph_session.py`:
+`FuncGraph.captures`, `FuncGraph.variables`, `FuncGraph.control_outputs`.
+"""
+
+import itertools
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+v1 = tf.compat.v1
+_numbers = itertools.count()
+
+
+class NotReplayable(ValueError):
+    """The function holds state that cannot be copied."""
+
+
+class Replica:
+    """Runs a copy of a traced function.
+
+    Use as a context manager; the copies are freed at the end.
+
+    Args:
+        concrete: the traced function (a `ConcreteFunction`).
+        device: a device for every op, or `None` to let TensorFlow place
+            them. Ops that cannot run there go where they can.
+        pins: op type → device, for single types; wins over `device`.
+        rewrites: options for grappler, a dict of `RewriterConfig` fields.
+        keep: whether to hold the variables' first values, for `restore`.
+
+    Raises:
+        NotReplayable: it captures a table, an iterator or another
+            resource that is not a variable.
+    """
+
+    def __init__(
+        self, concrete, device=None, pins=None, rewrites=None, keep=False
+    ):
+        self._keep = keep
+        self.graph = tf.Graph()
+        self._source = concrete.graph
+        self._device = device
+        definition = concrete.graph.as_graph_def()
+        _pin(definition, device, pins or {})
+        state = list(_state(concrete.graph))  # while still eager
+        with self.graph.as_default():
+            self._build(definition, state)
+        options = v1.ConfigProto(allow_soft_placement=True)
+        for key, value in (rewrites or {}).items():
+            setattr(options.graph_options.rewrite_options, key, value)
+        self._session = v1.Session(graph=self.graph, config=options)
+
+    def __enter__(self):
+        self.restore()
+        if not self._keep:
+            self._values = {}
+        return self
+
+    def restore(self):
+        """Gives every variable the value that it was copied with."""
+        self._session.run(self._assign, self._values)
+
+    def __exit__(self, *_):
+        self._session.close()
+
+    def _build(self, definition, state):
+        mapping, self._assign, self._values = {}, [], {}
+        captured = set()
+        for internal, external, variable in state:
+            captured.add(id(internal))
+            if variable is not None:
+                mapping[internal.name] = self._copy(variable, external)
+            else:
+                with tf.device(self._device), tf.name_scope("replica/"):
+                    mapping[internal.name] = tf.constant(external)
+        inputs = [t for t in self._source.inputs if id(t) not in captured]
+        with tf.name_scope("replica/"):
+            self.inputs = [v1.placeholder(t.dtype, t.shape) for t in inputs]
+        mapping |= {t.name: p for t, p in zip(inputs, self.inputs)}
+        self.outputs = tf.import_graph_def(
+            definition,
+            input_map=mapping,
+            return_elements=[t.name for t in self._source.outputs],
+            name="",
+        )
+        self.controls = [
+            self.graph.get_operation_by_name(op.name)
+            for op in self._source.control_outputs
+        ]
+
+    def _copy(self, variable, numbers):
+        """A variable of its own, with the value of another."""
+        shape, dtype = variable.shape, variable.dtype
+        # A scope of its own: the step's nodes keep their names.
+        with tf.device(self._device), tf.name_scope("replica/"):
+            handle = tf.raw_ops.VarHandleOp(
+                dtype=dtype,
+                shape=shape,
+                shared_name=f"replica_{next(_numbers)}",
+            )
+            value = v1.placeholder(dtype, shape)
+            self._assign.append(
+                tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+            )
+        self._values[value] = numbers
+        return handle
+
+    def run(self, values, fetches=None, trace=None, feeds=None):
+        """Runs the function once.
+
+        Args:
+            values: the flat list of input arrays.
+            fetches: tensors of `self.graph` to return; by default the
+                function's outputs, with all its side effects.
+            trace: a `RunMetadata` to fill with a full trace.
+            feeds: tensor → array, put in place of computed tensors.
+
+        Returns:
+            What was fetched, as NumPy arrays.
+        """
+        feed = dict(zip(self.inputs, values)) | (feeds or {})
+        wanted = [self.outputs, self.controls] if fetches is None else fetches
+        if trace is None:
+            result = self._session.run(wanted, feed)
+        else:
+            options = v1.RunOptions(
+                trace_level=v1.RunOptions.FULL_TRACE,
+                output_partition_graphs=True,
+            )
+            result = self._session.run(
+                wanted, feed, options=options, run_metadata=trace
+            )
+        return result[0] if fetches is None else result
+
+
+def _state(source):
+    """Yields `(placeholder, value, variable or None)` for each capture."""
+    handles = {id(v.handle): v for v in source.variables}
+    for external, internal in source.captures:
+        if id(external) in handles:
+            variable = handles[id(external)]
+            yield internal, variable.numpy(), variable
+        elif external.dtype in (tf.resource, tf.variant):
+            raise NotReplayable(
+                f"Expected a step whose only state is variables. Received "
+                f"one that also captures {external!r}: such a step runs in "
+                f"fit() only."
+            )
+        else:
+            yield internal, external.numpy(), None
+
+
+def _pin(definition, device, pins):
+    bodies = [definition.node]
+    bodies += [function.node_def for function in definition.library.function]
+    for body in bodies:
+        for node in body:
+            if node.op in pins:
+                node.device = pins[node.op]
+            elif device:
+                node.device = device
+
+
+def as_in_fit(data):
+    """Arrays with the types that `fit` gives them: Python's and NumPy's
+    double precision becomes Keras's float type."""
+
+    def convert(array):
+        array = np.asarray(array)
+        wide = array.dtype == np.float64
+        return array.astype(keras.config.floatx()) if wide else array
+
+    return tf.nest.map_structure(convert, data)
+
+
+def trace_step(step, data, spec=None):
+    """Traces a step function for one batch, without running it.
+
+    Args:
+        step: `model.train_step` or another function of `data`.
+        data: a structure of arrays.
+        spec: the batch's `TensorSpec`s; by default its exact shapes. The
+            shapes decide how much grappler can compute in advance, so
+            give those of the real input pipeline where there is one.
+
+    Returns:
+        `(concrete function, flat list of arrays)`.
+    """
+    arrays = tf.nest.map_structure(np.asarray, data)
+    if spec is None:
+        spec = tf.nest.map_structure(
+            lambda a: tf.TensorSpec(a.shape, a.dtype), arrays
+        )
+    concrete = tf.function(step, autograph=False).get_concrete_function(spec)
+    return concrete, tf.nest.flatten(arrays)

@@ -1,0 +1,78 @@
+"""What a model and a batch must be to look at per-sample gradients.
+
+Private names in use: `Model._compile_loss`, `Layer._flatten_layers`.
+"""
+
+import keras
+import numpy as np
+
+
+def require_compiled(model):
+    """Refuse a model that has no loss."""
+    if not isinstance(model, keras.Model):
+        raise TypeError(
+            "`model` must be a keras.Model. Received: "
+            f"{model!r} of type {type(model).__name__}"
+        )
+    if not model.compiled:
+        raise ValueError(
+            f"Model {model.name!r} is not compiled, so it has no loss. Call "
+            "model.compile(loss=...) first."
+        )
+
+
+def require_targets(model, batch):
+    """Refuse a batch without the targets that the loss is of."""
+    if (
+        batch[1] is None
+        and model._compile_loss is not None
+        and type(model).compute_loss is keras.Model.compute_loss
+    ):
+        raise ValueError(
+            f"Model {model.name!r} is compiled with a loss that compares its "
+            "outputs with targets. Expected `y`, or a dataset of (x, y). "
+            "Received: y=None"
+        )
+
+
+def mixes_in_training_only(model, error):
+    """Whether an error is of a model whose samples meet in training alone."""
+    return "gradient_mode" in str(error) and any(
+        isinstance(layer, keras.layers.BatchNormalization)
+        for layer in model._flatten_layers()
+    )
+
+
+def require_finite(norms):
+    """Refuse gradients with NaN or infinity, by the samples' numbers."""
+    bad = np.flatnonzero(~np.isfinite(norms))
+    if bad.size:
+        shown = ", ".join(map(str, bad[:20])) + (
+            f" and {bad.size - 20} more" if bad.size > 20 else ""
+        )
+        raise ValueError(
+            f"The gradients of samples {shown} are not finite. Look for NaN "
+            "or infinity in x[i] and y[i] of these samples, or for a loss "
+            "that overflows on them."
+        )
+
+
+NOT_IN_TRAINING = (
+    " Here you may also pass training=False: the layers then act as in "
+    "evaluate(), BatchNormalization by its moving statistics, and every "
+    "sample has a gradient of its own, as for finding wrong labels."
+)
+
+
+def check_trainable(model):
+    """Refuses a model that has no training step yet."""
+    if not getattr(model, "compiled", False):
+        raise ValueError(
+            f"Expected a compiled model. Received: {model.name!r}, which is "
+            f"not compiled: call model.compile(...) first."
+        )
+    if not model.built:
+        raise ValueError(
+            f"Expected a built model. Received: {model.name!r}, which has "
+            f"no weights yet: call it on a batch, or model.build(...)."
+        )

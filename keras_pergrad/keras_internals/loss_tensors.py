@@ -1,0 +1,30 @@
+"""The tensors through which a loss may depend on a layer's output.
+
+Keras's crossentropies take the logits behind a softmax or sigmoid output
+where they find them, so that the loss may not depend on the output itself.
+
+Private names in use: the tensor attribute `_keras_logits`.
+"""
+
+import tensorflow as tf
+
+
+def loss_tensors(outputs):
+    """All tensors in it, flat, followed by the logits behind them.
+
+    Args:
+        outputs: a tensor or a nested structure of tensors, None and others.
+    """
+    flat = [t for t in tf.nest.flatten(outputs) if tf.is_tensor(t)]
+    logits = [_logits(t) for t in flat]
+    return flat + [t for t in logits if t is not None]
+
+
+def _logits(tensor):
+    logits = getattr(tensor, "_keras_logits", None)
+    if logits is not None:
+        return logits
+    if tf.executing_eagerly() or not isinstance(tensor, tf.Tensor):
+        return None
+    behind = tensor.op.type in ("Softmax", "Sigmoid")
+    return tensor.op.inputs[0] if behind else None

@@ -1,0 +1,190 @@
+"""The loss of a batch as Keras reduces it, and the parts beside the samples.
+
+Private names in use: `Model._compute_loss`, `Model._loss_tracker`,
+`Layer._flatten_layers`, `Layer._get_own_losses`,
+`keras.src.losses.loss.unscale_loss_for_distribution`.
+"""
+
+import contextlib
+
+import keras
+import tensorflow as tf
+from keras.src.losses.loss import unscale_loss_for_distribution
+
+from keras_pergrad.keras_internals import replica_metrics
+from keras_pergrad.keras_internals.patching import attribute
+from keras_pergrad.keras_internals.refusal_messages import not_one_number
+
+
+def total_loss(model, x, y, y_pred, sample_weight, training=True):
+    """The scalar that Keras minimises, regularisers and `add_loss` included.
+
+    Raises:
+        ValueError: the loss is not one number for the batch.
+    """
+    loss = model._compute_loss(
+        x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training
+    )
+    if loss is None or loss.shape.rank not in (0, None):
+        shape = None if loss is None else tuple(loss.shape)
+        raise ValueError(not_one_number(f"a loss of shape {shape}"))
+    return loss
+
+
+def components(variable):
+    """The `tf.Variable`s behind a Keras variable, one a local replica."""
+    strategy = tf.distribute.get_strategy()
+    return strategy.experimental_local_results(variable.value)
+
+
+def regularization_gradients(variables):
+    """The gradient of all regularisers at each variable, or None without one.
+
+    It belongs to no sample, so it is added after aggregation. A regulariser
+    may read other variables than its own.
+    """
+    penalized = [v for v in variables if v.regularizer is not None]
+    if not penalized:
+        return [None] * len(variables)
+    values = [v.value for v in variables]
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        tape.watch(values)
+        penalty = regularization_loss(penalized)
+    return [
+        None if g is None else tf.convert_to_tensor(g)
+        for g in tape.gradient(penalty, values)
+    ]
+
+
+def regularization_loss(variables):
+    """The sum of the variables' regularisers, a scalar."""
+    terms = [
+        tf.cast(tf.reduce_sum(v.regularizer(v.value)), keras.config.floatx())
+        for v in variables
+        if v.regularizer is not None
+    ]
+    return tf.add_n(terms) if terms else tf.zeros([], keras.config.floatx())
+
+
+def track_loss(model, loss, samples, whole=False):
+    """Updates the running mean that Keras logs as `loss`.
+
+    Args:
+        model: a compiled model.
+        loss: the loss of some samples, as Keras scales it.
+        samples: how many they are.
+        whole: whether it is the loss of the samples of all replicas, and
+            `samples` how many of them this one has.
+    """
+    if not whole:
+        loss = unscale_loss_for_distribution(loss)
+    tracker = model._loss_tracker
+    replica_metrics.update(
+        tracker.variables,
+        lambda: tracker.update_state(loss, sample_weight=samples),
+    )
+
+
+def additional_losses(model):
+    """The tensors that layers gave to `add_loss` in the last forward pass.
+
+    Regularisers of activities are among them, those of weights are not.
+    """
+    return [
+        loss
+        for layer in model._flatten_layers()
+        for loss in layer._get_own_losses()
+    ]
+
+
+def additional_loss_weights(replay, n, scale=None):
+    """The factor of one sample's `add_loss` terms in those of the batch.
+
+    A term is a sum over the batch (factor 1) or a mean (factor 1/n).
+
+    Args:
+        replay: a `Replay` of the model's call.
+        n: the number of samples.
+        scale: the loss scale, or None.
+
+    Returns:
+        A list of scalars, in the order of the calls of `add_loss`.
+    """
+    weights = []
+    for single, is_sum in additional_sums(replay, n):
+        inverse = 1 / tf.cast(n, single.dtype)
+        weight = tf.where(is_sum, tf.ones_like(inverse), inverse)
+        weights.append(weight if scale is None else weight * scale)
+    return weights
+
+
+def additional_sums(replay, n):
+    """Each `add_loss` term of n samples, and whether it is a sum.
+
+    A batch in which every sample stands twice shows whether the term is a
+    sum over the batch or a mean. (One sample would not do: its term may be 0.)
+    Of a term that is 0 for both, the op that reduced it tells.
+    """
+    if not replay.recorded.losses:
+        return []
+    found = []
+    once = tf.range(n)
+    twice = tf.concat([once, once], 0)
+    for single, double in zip(
+        replay.forward(once)[1], replay.forward(twice)[1]
+    ):
+        guess = tf.constant(_looks_like_sum(double))
+        single, double = tf.reduce_sum(single), tf.reduce_sum(double)
+        to_sum = tf.abs(double - 2 * single)
+        to_mean = tf.abs(double - single)
+        error = tf.minimum(to_sum, to_mean)
+        right = error <= 1e-3 * (tf.abs(single) + 1e-3)
+        # A replica may be left without a sample, and a mean of none is NaN.
+        right = tf.logical_or(right, tf.equal(n, 0))
+        check = tf.debugging.Assert(right, [_LOSS_MESSAGE, single, double])
+        with tf.control_dependencies([check] if check is not None else []):
+            zero = tf.logical_and(tf.equal(single, 0), tf.equal(double, 0))
+            is_sum = tf.where(zero, guess, to_sum < to_mean)
+            found.append((single, is_sum))
+    return found
+
+
+def _looks_like_sum(term):
+    """Whether the last reduction behind a scalar of a graph is a sum."""
+    waiting = [] if tf.executing_eagerly() else [term]
+    while waiting:
+        tensor = waiting.pop()
+        if tensor.op.type in ("Sum", "Mean"):
+            return tensor.op.type == "Sum"
+        divides = tensor.op.type in ("RealDiv", "DivNoNan")
+        if divides and tf.get_static_value(tensor.op.inputs[1]) is None:
+            return False  # by a number of samples, most likely
+        if tensor.shape.rank == 0:
+            waiting += tensor.op.inputs
+    return False
+
+
+@contextlib.contextmanager
+def noting_losses(model, found):
+    """Appends what is given to `add_loss` inside to `found`, in order."""
+    with contextlib.ExitStack() as stack:
+        for layer in model._flatten_layers():
+            stack.enter_context(
+                attribute(layer, "add_loss", _noting(layer.add_loss, found))
+            )
+        yield
+
+
+def _noting(original, found):
+    def add_loss(loss):
+        found.extend(tf.nest.flatten(loss))
+        return original(loss)
+
+    return add_loss
+
+
+_LOSS_MESSAGE = (
+    "A loss given to `add_loss` is neither a sum nor a mean over the samples "
+    "of the batch, so that no sample's part in it is defined. Reduce it with "
+    "ops.sum or ops.mean over all axes, or use gradient_mode='batch'."
+)

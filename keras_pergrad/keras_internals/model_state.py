@@ -1,0 +1,332 @@
+"""A model's state while something looks at it: kept, and put back.
+
+Whoever looks at a model leaves it as it was. Of a traced function it is known
+what it assigns, whoever owns that: `run_and_restore` puts back Keras
+variables, seeds and plain `tf.Variable`s alike. Code that runs op by op, which
+may assign anything, goes inside `unchanged`.
+
+Private names in use: `Graph._get_function`, `Tensor._handle_data`,
+`tensorflow.python.eager.context.Context._rng`,
+`keras.src.backend.common.global_state`, `Layer._flatten_layers`,
+`Layer._losses`, `Layer._loss_ids`, `Model._compile_loss`.
+"""
+
+import contextlib
+import random
+import types
+import weakref
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras.src.backend.common import global_state
+from tensorflow.python.eager import context
+
+from keras_pergrad.keras_internals.patching import attribute
+
+# Ops that take a variable and leave it as it is. Of all others it is assumed
+# that they assign: restoring too much costs a copy, too little is wrong.
+_READS = frozenset(
+    {
+        "ReadVariableOp",
+        "ResourceGather",
+        "ResourceGatherNd",
+        "VariableShape",
+        "VarIsInitializedOp",
+    }
+)
+_assigned = weakref.WeakKeyDictionary()
+# What a layer may hold without owning variables of its own, or is asked itself.
+_CLOSED = (
+    type,
+    types.ModuleType,
+    types.FunctionType,
+    types.MethodType,
+    keras.layers.Layer,
+    keras.optimizers.Optimizer,
+    keras.Variable,
+    tf.types.experimental.PolymorphicFunction,
+)
+
+
+def run_and_restore(function, *args):
+    """Call a traced function and put back every variable that it assigns.
+
+    Args:
+        function: a `tf.function`, or a concrete one.
+        *args: its arguments, without variables among them.
+
+    Returns:
+        What the function returns.
+
+    Example:
+
+    >>> import tensorflow as tf
+    >>> from keras_pergrad.keras_internals.model_state import run_and_restore
+    >>> count = tf.Variable(0)
+    >>> step = tf.function(lambda: count.assign_add(1))
+    >>> int(run_and_restore(step)), int(count)
+    (1, 0)
+    """
+    concrete = function
+    if isinstance(function, tf.types.experimental.PolymorphicFunction):
+        concrete = function.get_concrete_function(*args)
+    with kept(assigned_variables(concrete)):
+        return function(*args)
+
+
+def assigned_variables(function):
+    """List what a concrete function assigns, in loops and calls as well.
+
+    Args:
+        function: a concrete function.
+
+    Returns:
+        A tuple of `Handle`s of the variables that were there before.
+    """
+    found = _assigned.get(function)
+    if found is None:
+        inside = {id(t) for t in _assigned_inputs(function.graph)}
+        outside = function.captured_inputs
+        captures = function.graph.inputs[-len(outside) :] if outside else []
+        found = tuple(
+            Handle(handle)
+            for handle, tensor in zip(outside, captures)
+            if id(tensor) in inside and Handle.is_variable(handle)
+        )
+        _assigned[function] = found
+    return found
+
+
+class Handle:
+    """A variable behind a resource handle, whether its object lives or not.
+
+    Args:
+        tensor: the handle, an eager tensor.
+    """
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+        (data,) = tensor._handle_data.shape_and_type
+        self.dtype = tf.as_dtype(data.dtype)
+
+    @staticmethod
+    def is_variable(tensor):
+        """Whether a captured tensor is a variable's handle."""
+        data = getattr(tensor, "_handle_data", None)
+        return (
+            tensor.dtype == tf.resource
+            and data is not None
+            and data.is_set
+            and len(data.shape_and_type) == 1
+        )
+
+    def is_of(self, variable):
+        """Whether it is the handle of a `tf.Variable`."""
+        return getattr(variable, "handle", None) is self.tensor
+
+    def read(self):
+        """Return the variable's value."""
+        return tf.raw_ops.ReadVariableOp(resource=self.tensor, dtype=self.dtype)
+
+    def assign(self, value):
+        """Give the variable a value."""
+        tf.raw_ops.AssignVariableOp(resource=self.tensor, value=value)
+
+
+@contextlib.contextmanager
+def kept(variables):
+    """Give variables the values that they have now, at the end.
+
+    Args:
+        variables: `tf.Variable`s or `Handle`s.
+    """
+    saved = [
+        (v, v.read() if isinstance(v, Handle) else tf.identity(v))
+        for v in variables
+    ]
+    try:
+        yield
+    finally:
+        for variable, value in saved:
+            variable.assign(value)
+
+
+@contextlib.contextmanager
+def random_state_kept():
+    """Let nothing inside move the random states of the process.
+
+    They are those of TensorFlow's eager ops, which a global seed makes
+    repeatable, of Python and of NumPy, from which Keras draws its seeds.
+    """
+    eager = context.context()
+    seeds = getattr(eager, "_rng", None)
+    python, numpy = random.getstate(), np.random.get_state()
+    if seeds is not None:
+        # Winding back would not do: a kernel goes on where its seed is used
+        # again. So what runs inside gets seeds of its own.
+        eager._rng = random.Random("seeds of an inspection")
+    try:
+        yield
+    finally:
+        if seeds is not None:
+            eager._rng = seeds
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+
+@contextlib.contextmanager
+def losses_kept(model):
+    """Leave no loss of a forward pass inside behind in a model's layers."""
+    with contextlib.ExitStack() as stack:
+        for layer in model._flatten_layers():
+            for name, value in {"_losses": [], "_loss_ids": set()}.items():
+                stack.enter_context(attribute(layer, name, value))
+        yield
+
+
+@contextlib.contextmanager
+def unchanged(model):
+    """Leave a model, and the process's random states, as they are now.
+
+    For code that runs the model op by op; it copies every variable.
+
+    Args:
+        model: a built `keras.Model`, compiled or not.
+    """
+    with (
+        random_state_kept(),
+        losses_kept(model),
+        kept(variables_of(model)),
+    ):
+        yield
+
+
+def variables_of(model):
+    """List every `tf.Variable` that a forward pass of a model may assign.
+
+    They are those of its layers, which may be plain ones that Keras does not
+    know, of metrics, and seeds, Keras's own included.
+    """
+    compile_loss = getattr(model, "_compile_loss", None)
+    metrics = [*model.metrics, *getattr(compile_loss, "metrics", ())]
+    variables = [
+        *model.variables,
+        *(v for metric in metrics for v in metric.variables),
+    ]
+    # Of layers that were given no seed; asking Keras for it makes it.
+    seeds = global_state.get_global_attribute("global_seed_generator")
+    if seeds is not None:
+        variables.append(seeds.state)
+    found = [v.value for v in variables]
+    found += _plain_variables(model._flatten_layers())
+    return list({id(v): v for v in found}.values())
+
+
+class ModelState:
+    """Every number of a model: weights, seeds, metrics, optimizer.
+
+    As a context manager it gives the numbers back at the end, however that
+    comes, and leaves no loss of a traced step behind.
+
+    Args:
+        model: a built and compiled `keras.Model`.
+    """
+
+    def __init__(self, model):
+        variables = variables_of(model)
+        if model.optimizer is not None:
+            variables += [v.value for v in model.optimizer.variables]
+        self._held = [(v, v.numpy()) for v in variables]
+        self._model = model
+
+    def restore(self):
+        """Give every variable its number back."""
+        for variable, number in self._held:
+            variable.assign(number)
+
+    def __enter__(self):
+        self._stack = contextlib.ExitStack()
+        self._stack.callback(self.restore)
+        self._stack.enter_context(random_state_kept())
+        self._stack.enter_context(losses_kept(self._model))
+        return self
+
+    def __exit__(self, *_):
+        self._stack.close()
+
+
+def _plain_variables(layers):
+    """The `tf.Variable`s that layers hold without Keras's knowledge."""
+    found, seen = [], {}
+    waiting = [value for layer in layers for value in vars(layer).values()]
+    while waiting:
+        this = waiting.pop()
+        if isinstance(this, _CLOSED) or id(this) in seen:
+            continue
+        seen[id(this)] = this
+        if isinstance(this, tf.Variable):
+            found.append(this)
+        elif isinstance(this, tf.random.Generator):
+            found.append(this.state)
+        elif isinstance(this, dict):
+            waiting += this.values()
+        elif isinstance(this, (list, tuple, set, frozenset)):
+            waiting += this
+        elif isinstance(this, tf.Module):
+            waiting += vars(this).values()
+    return found
+
+
+def _assigned_inputs(graph):
+    """The inputs of a function's graph that some op inside assigns."""
+    # Each handle is followed from op to op: alias → input.
+    origin = {id(tensor): tensor for tensor in graph.inputs}
+    found = []
+    for op in graph.get_operations():
+        taken = [
+            (place, origin.get(id(tensor)))
+            for place, tensor in enumerate(op.inputs)
+            if tensor.dtype == tf.resource
+        ]
+        if not taken or op.type in _READS:
+            continue
+        if op.type == "Identity":
+            origin[id(op.outputs[0])] = taken[0][1]
+            continue
+        places = _assigned_places(op)
+        found += [
+            tensor
+            for place, tensor in taken
+            if tensor is not None and (places is None or place in places)
+        ]
+        if op.type in ("While", "StatelessWhile"):  # hands on what it is given
+            for place, tensor in taken:
+                origin[id(op.outputs[place])] = tensor
+    return found
+
+
+def _assigned_places(op):
+    """Which inputs of an op its functions assign; None: it has none."""
+    bodies = list(_bodies(op))
+    if not bodies:
+        return None
+    places = set()
+    for body in bodies:
+        # Conditions and cases take the choice before what they hand on.
+        first = len(op.inputs) - len(body.inputs)
+        numbers = {id(t): first + k for k, t in enumerate(body.inputs)}
+        places |= {numbers[id(t)] for t in _assigned_inputs(body)}
+    return places
+
+
+def _bodies(op):
+    """The graphs of the functions that an op calls."""
+    for name, attr in op.node_def.attr.items():
+        if name.startswith("_"):
+            continue
+        functions = [attr.func] if attr.HasField("func") else attr.list.func
+        for function in functions:
+            known = op.graph._get_function(function.name)
+            if known is not None:
+                yield known.graph

@@ -1,0 +1,55 @@
+"""What metrics count, added up over the replicas of a strategy.
+
+The variables of a metric live in one of two ways. In recent versions of Keras
+each replica has its own value, and reading outside of the replicas adds them
+up. In older ones all have the same, and whatever the replicas assign is added
+up; Keras lets each of them assign the old value and its part, so that the old
+value is counted once for each replica. Here it is counted once.
+"""
+
+import keras
+import tensorflow as tf
+
+from keras_pergrad.keras_internals import replicas
+
+
+def found(variables, update):
+    """What `update()` adds to variables that are sums, without adding it.
+
+    Returns:
+        One tensor for each of `variables`.
+    """
+    zeros = [(v, tf.zeros(v.shape, v.dtype)) for v in variables]
+    with keras.StatelessScope(zeros) as scope:
+        update()
+    values: list = [scope.get_current_value(v) for v in variables]
+    return [tf.convert_to_tensor(value) for value in values]
+
+
+def add(variables, values, whole=False):
+    """Adds to the variables of metrics on one of several replicas.
+
+    Args:
+        variables: Keras variables.
+        values: what this replica has found.
+        whole: whether each replica has found the same, of all samples.
+    """
+    context = tf.distribute.get_replica_context()
+    is_first = tf.equal(context.replica_id_in_sync_group, 0)
+    for variable, value in zip(variables, values):
+        old = tf.convert_to_tensor(variable.value)
+        value = tf.cast(value, old.dtype)
+        if getattr(variable, "synchronization", None) != "on_read":
+            nothing = tf.zeros_like(old)
+            old = tf.where(is_first, old, nothing)
+            if whole:
+                value = tf.where(is_first, value, nothing)
+        variable.assign(old + value)
+
+
+def update(variables, function, whole=False):
+    """Calls `function()`, which updates metrics with these variables."""
+    if replicas.several():
+        add(variables, found(variables, function), whole)
+    else:
+        function()

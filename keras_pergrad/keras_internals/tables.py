@@ -1,0 +1,70 @@
+"""Tables as plain text and as HTML, and sentences wrapped for a terminal."""
+
+import textwrap
+from html import escape
+
+WIDTH = 79
+_LONG = 40
+
+
+def as_text(columns, rows, left=()):
+    """Return the lines of a table; its columns are aligned to the right.
+
+    Args:
+        columns: the heads.
+        rows: sequences of strings, one a row.
+        left: heads of the columns that are aligned to the left.
+
+    Example:
+
+    >>> from keras_pergrad.keras_internals.tables import as_text
+    >>> print(*as_text(["name", "n"], [["a", "10"], ["long", "9"]], ["name"]),
+    ...       sep="\\n")
+    name   n
+    a     10
+    long   9
+    """
+    table = [tuple(columns), *map(tuple, rows)]
+    widths = [max(map(len, column)) for column in zip(*table)]
+    pads = [str.ljust if head in left else str.rjust for head in columns]
+    return [
+        "  ".join(
+            pad(cell, width) for pad, cell, width in zip(pads, row, widths)
+        ).rstrip()
+        for row in table
+    ]
+
+
+def as_html(columns, rows):
+    """Return a table as HTML, in a `div` that scrolls; all text is escaped.
+
+    Args:
+        columns: the heads.
+        rows: sequences of strings, one a row; long cells get the class
+            "long".
+    """
+    head = "".join(f'<th scope="col">{escape(c)}</th>' for c in columns)
+    body = "".join("<tr>" + "".join(map(_cell, row)) + "</tr>" for row in rows)
+    return (
+        '<div class="wide" tabindex="0"><table><thead><tr>'
+        f"{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def _cell(text):
+    long = ' class="long"' if len(text) > _LONG else ""
+    return f"<td{long}>{escape(text)}</td>"
+
+
+def bullets(sentences, mark="-", width=WIDTH):
+    """Return the lines of a list of sentences, wrapped."""
+    lines = []
+    for sentence in sentences:
+        lines += textwrap.wrap(
+            sentence,
+            width,
+            initial_indent=f"{mark} ",
+            subsequent_indent=" " * (len(mark) + 1),
+            break_on_hyphens=False,
+        )
+    return lines

@@ -1,0 +1,99 @@
+"""Which of the losses that layers add are sums over the batch, which means."""
+
+import keras
+import tensorflow as tf
+
+from keras_pergrad.keras_internals import draws, replicas
+from keras_pergrad.keras_internals.batches import first_tensor
+from keras_pergrad.keras_internals.loss_tensors import loss_tensors
+from keras_pergrad.keras_internals.losses import additional_sums, noting_losses
+from keras_pergrad.modes.base import call_model, training_inside
+from keras_pergrad.samples.sample_replay import Recorded, Replay
+
+LOOKED_AT = 8  # samples at a time; one alone may add a loss of zero
+
+
+def kinds(model, x, training=True):
+    """Whether each `add_loss` term is a sum over the samples, or a mean.
+
+    Zero is both, so that samples are looked at until every term has been
+    something else. One that is zero for all counts as a mean: its factor does
+    not matter. Nothing that the model assigns meanwhile is kept.
+
+    Args:
+        model: a built `keras.Model`.
+        x: a batch; mostly only its first samples are looked at.
+        training: whether its layers are called for training.
+
+    Returns:
+        A list of boolean scalars, in the order of the calls of `add_loss`.
+    """
+    # Layers that wait for other replicas cannot do so in a loop.
+    together = bool(replicas.waiting(model))
+    look = _Look(model, x, training, None if together else LOOKED_AT)
+    found = look(0)
+    if found is None:
+        return []
+    if not together:
+        n = tf.shape(first_tensor(x))[0]
+        _, found = tf.while_loop(
+            lambda start, found: (start < n) & ~tf.reduce_all(found[0]),
+            lambda start, found: (
+                start + LOOKED_AT,
+                tf.where(found[0], found, look(start)),
+            ),
+            (tf.constant(LOOKED_AT), found),
+            parallel_iterations=1,
+        )
+    # A replica without such a sample learns it from the others.
+    return [replicas.any_of(is_sum) for is_sum in tf.unstack(found[1])]
+
+
+class _Look:
+    """What a few samples say about each term.
+
+    Args:
+        model, x, training: as for `kinds`.
+        size: how many samples are looked at; None: all.
+    """
+
+    def __init__(self, model, x, training, size):
+        self.model, self.x, self.training = model, x, training
+        self.size = size
+
+    def __call__(self, start):
+        """Which terms show what they are, and which of these are sums.
+
+        Args:
+            start: the first of the samples; at the end of the batch some
+                before it are taken, so that they are always as many.
+
+        Returns:
+            Booleans of shape (2, terms), or None where nothing is added.
+        """
+        n = tf.shape(first_tensor(self.x))[0]
+        # XLA would not find it a constant if it came from outside of a loop.
+        size = n if self.size is None else tf.minimum(n, self.size)
+        rows = tf.minimum(start, n - size) + tf.range(size)
+        few = tf.nest.map_structure(
+            lambda t: None if t is None else tf.gather(t, rows), self.x
+        )
+        drawn, added = [], []
+        with (
+            keras.StatelessScope(collect_losses=True),
+            draws.recording(drawn.append),
+            noting_losses(self.model, added),
+        ):
+            outputs = call_model(self.model, few, self.training)
+        if not added:
+            return None
+        inside = training_inside(self.model, self.training)
+        call = (few,), {}, inside
+        recorded = Recorded(
+            self.model, *call, drawn, loss_tensors(outputs), added
+        )
+        replay = Replay(recorded, list(self.model.trainable_variables))
+        found = additional_sums(replay, size)
+        # A mean over no samples is NaN.
+        known = [tf.logical_and(value != 0, n > 0) for value, _ in found]
+        return tf.stack([known, [is_sum for _, is_sum in found]])

@@ -1,0 +1,226 @@
+"""Gradients by the compiled mode inside a `train_step` of one's own.
+
+The user's function of a batch becomes the call of a model whose output is one
+loss a sample and whose compiled loss is their mean, so that every gradient
+mode serves it as any other model.
+
+Private names in use: `Model._compile_loss`, `Model._compile_metrics`,
+`Model._loss_tracker`, `keras.src.backend.compute_output_spec`,
+`keras.src.trainers.compile_utils.CompileLoss`.
+"""
+
+from types import FunctionType
+
+import keras
+import tensorflow as tf
+from keras.src import backend
+from keras.src.trainers.compile_utils import CompileLoss
+
+from keras_pergrad.keras_internals import replicas
+from keras_pergrad.modes.batch import Batch
+
+
+class LossModel(keras.Model):
+    """A model whose outputs are the losses of samples, (n,).
+
+    Args:
+        owner: the compiled `PerGradModel`, whose layers are looked at.
+        loss_fn: as `PerGradModel.compute_gradients` takes it.
+        batch: (x, y, sample_weight), as it is called with.
+        variables: what is differentiated with respect to.
+        optimizer: what the gradients are for.
+    """
+
+    def __init__(self, owner, loss_fn, batch, variables, optimizer):
+        # A batch is handed on as it came, not cast to the owner's format.
+        super().__init__(name=owner.name, dtype="float32", autocast=False)
+        self.owner = owner
+        # Past Keras, which would take the variables for this model's own.
+        object.__setattr__(self, "_chosen", list(variables))
+        object.__setattr__(self, "_loss_fn", loss_fn)
+        object.__setattr__(self, "_batch", batch)
+        # What compile() would do, but for the variables of its metrics, which
+        # may not be made while a step is traced.
+        self._compile_loss = CompileLoss(
+            _MeanOfOutputs(dtype=keras.config.floatx()), None
+        )
+        one = tf.zeros([1], keras.config.floatx())
+        self._compile_loss.build(one, one)
+        self._compile_metrics = None
+        self._loss_tracker = owner._loss_tracker
+        self.run_eagerly = owner.run_eagerly
+        self.optimizer = optimizer
+        self.compiled = True
+        self.aggregation_state = owner.aggregation_state
+        self.gradient_state = None
+        self.built = True
+
+    @property
+    def trainable_variables(self):
+        return self._chosen
+
+    def call(self, inputs):
+        return losses_of(self._loss_fn, _unpacked(inputs, self._batch))
+
+
+def losses_of(loss_fn, batch):
+    """Return what `loss_fn` gives for a batch, once it is of shape (n,).
+
+    Raises:
+        ValueError: it is something else.
+    """
+    losses = loss_fn(*batch)
+    if isinstance(losses, (list, tuple, dict)) or losses is None:
+        raise ValueError(
+            "`loss_fn` expected to return one tensor, the losses of the "
+            f"samples. Received: a {type(losses).__name__}"
+        )
+    losses = tf.convert_to_tensor(losses)
+    if losses.shape.rank == 0:
+        raise ValueError(
+            "`loss_fn` expected to return one loss for each sample, of shape "
+            "(n,), whose mean is minimised. Received: one number for the "
+            "batch. Leave the mean over the samples away: use "
+            "keras.losses.mean_squared_error(y, y_pred) and the like, or a "
+            "keras.losses.Loss with reduction=None, and ops.mean over all "
+            "axes but the first."
+        )
+    if losses.shape.rank not in (1, None):
+        raise ValueError(
+            "`loss_fn` expected to return one loss for each sample, of shape "
+            f"(n,). Received: losses of shape {tuple(losses.shape)}. Take "
+            "their mean or sum over all axes but the first."
+        )
+    return losses
+
+
+def gradients_of(owner, loss_fn, batch, variables, optimizer):
+    """Return the `Step` of a gradient mode for a function of a batch.
+
+    Args:
+        owner: the compiled `PerGradModel`.
+        loss_fn, batch, variables, optimizer: as for `LossModel`; None stands
+            for the owner's variables and optimizer.
+
+    Raises:
+        ValueError: the mode cannot give gradients inside a step.
+    """
+    mode = owner.gradient_mode
+    if replicas.several():
+        raise ValueError(
+            "compute_gradients() gives the gradients of one device, and this "
+            "step runs on several replicas of a tf.distribute strategy. Train "
+            "without the strategy, or without a train_step of its own."
+        )
+    if mode.updates_by_itself:
+        raise ValueError(
+            "compute_gradients() leaves the update to its caller, but "
+            f"gradient_mode={mode!r} calls the optimizer itself. Use "
+            "updates='batch', or Accumulated(steps=1, microbatch_size=...)."
+        )
+    batch = tf.nest.map_structure(
+        lambda t: None if t is None else tf.convert_to_tensor(t), batch
+    )
+    _build(owner, loss_fn, batch)
+    if variables is None:
+        variables = owner.trainable_variables
+    variables = [
+        variable
+        for part in keras.tree.flatten(variables)
+        for variable in (
+            part.trainable_variables
+            if isinstance(part, keras.layers.Layer)
+            else [part]
+        )
+    ]
+    if not variables:
+        raise ValueError(
+            "`variables` expected at least one trainable variable. Received: "
+            "none. Weights of a layer that no call has built yet are not in "
+            "its list: pass the layer or model instead, as in "
+            "variables=self.generator."
+        )
+    optimizer = owner.optimizer if optimizer is None else optimizer
+    model = LossModel(owner, loss_fn, batch, variables, optimizer)
+    inputs = tuple(t for t in tf.nest.flatten(batch) if t is not None)
+    n = tf.shape(inputs[0])[0]
+    targets = tf.zeros(tf.reshape(n, [1]), keras.config.floatx())
+    targets.set_shape([inputs[0].shape[0]])
+    return mode.step(model, inputs, targets, None)
+
+
+def require_mode_used(cls, base, mode):
+    """Refuse a mode that the `train_step` of a class would ignore."""
+    if type(mode) is not Batch and not uses_mode(cls, base):
+        raise ValueError(_OWN_STEP.format(name=cls.__name__, mode=mode))
+
+
+def uses_mode(cls, base):
+    """Whether the `train_step` of a class can be seen to use the mode.
+
+    It does if it calls `compute_gradients`, or the `train_step` of `base`.
+
+    Args:
+        cls: a subclass of `base`.
+        base: `PerGradModel`.
+    """
+    for owner in cls.__mro__:
+        if owner is base:
+            return True
+        step = vars(owner).get("train_step")
+        if step is None:
+            continue
+        step = getattr(step, "python_function", step)
+        step = getattr(step, "__wrapped__", step)
+        names = step.__code__.co_names if isinstance(step, FunctionType) else ()
+        if "compute_gradients" in names or owner.step_uses_gradient_mode:
+            return True
+        if "train_step" not in names:
+            return False
+    return True
+
+
+class _MeanOfOutputs(keras.losses.Loss):
+    """The mean of the outputs, which are losses already."""
+
+    def __init__(self, dtype=None):
+        super().__init__(
+            name="loss_fn", reduction="sum_over_batch_size", dtype=dtype
+        )
+
+    def call(self, y_true, y_pred):
+        return y_pred
+
+
+def _unpacked(inputs, batch):
+    inputs = iter(inputs)
+    return tf.nest.map_structure(
+        lambda t: None if t is None else next(inputs), batch
+    )
+
+
+def _build(owner, loss_fn, batch):
+    """Creates the weights of layers that no call has built yet."""
+    if all(layer.built for layer in owner._flatten_layers(include_self=False)):
+        return
+    specs = tf.nest.map_structure(
+        lambda t: t if t is None else keras.KerasTensor(t.shape, t.dtype.name),
+        batch,
+    )
+    backend.compute_output_spec(loss_fn, *specs)
+
+
+_OWN_STEP = (
+    "{name} has a train_step of its own, which would ignore "
+    "gradient_mode={mode!r}. Inside it, get the gradients by the mode:\n\n"
+    "    def train_step(self, data):\n"
+    "        x, y = data\n"
+    "        def loss_fn(x, y, sample_weight):  # one loss for each sample\n"
+    "            y_pred = self(x, training=True)\n"
+    "            return keras.losses.mean_squared_error(y, y_pred)\n"
+    "        gradients, logs = self.compute_gradients(loss_fn, x, y)\n"
+    "        self.optimizer.apply(gradients, self.trainable_variables)\n"
+    "        return logs\n\n"
+    "(Where a helper of train_step calls it, say so by the class attribute "
+    "step_uses_gradient_mode = True.) Or leave gradient_mode='batch'."
+)

@@ -1,0 +1,146 @@
+"""What has been summed for an update that is not yet complete.
+
+Private names in use: `keras.src.saving.keras_saveable.KerasSaveable`, whose
+subclasses are saved with the model they are an attribute of.
+"""
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras.src.saving.keras_saveable import KerasSaveable
+
+from keras_pergrad.modes.microbatch_sums import divided
+
+
+class Pending(KerasSaveable):
+    """The sums of numerators' gradients and of denominators over batches.
+
+    It is saved and loaded with the weights of its model, so that training
+    goes on after a restart as if it had not stopped.
+
+    Attributes:
+        count: a variable: how many batches have been added.
+    """
+
+    def __init__(self):
+        self.count = _variable("pending_batches", np.zeros((), "int32"))
+        self.slack = {}
+        self._keys = None
+        self._sums = {}
+        self._denominators = {}
+        self._loaded = {}
+
+    def add(self, groups, slack, variables):
+        """Adds the sums of one batch.
+
+        Args:
+            groups: as from `Contributions.groups`.
+            slack: as for `divided`.
+            variables: the variables that the gradients are of.
+
+        Raises:
+            ValueError: the loss has other terms than before.
+        """
+        if self._keys not in (None, set(groups)):
+            raise ValueError(
+                "The denominators of the loss are of another kind than in the "
+                f"batches before: {sorted(groups)} instead of "
+                f"{sorted(self._keys)}. Call compile() again to start afresh."
+            )
+        self._keys, self.slack = set(groups), slack
+        # All or nothing: first every check inside them must have passed.
+        found = [t for t in tf.nest.flatten(groups) if t is not None]
+        with tf.control_dependencies(found):
+            for key, (gradients, denominator) in groups.items():
+                self._add_group(key, gradients, denominator, variables)
+            self.count.assign_add(1)
+
+    def _add_group(self, key, gradients, denominator, variables):
+        for k, (variable, gradient) in enumerate(zip(variables, gradients)):
+            if gradient is None:
+                continue
+            if (key, id(variable)) not in self._sums:
+                self._create(key, k, variable)
+            self._sums[key, id(variable)].assign_add(gradient)
+        if denominator is None:
+            return
+        if key not in self._denominators:
+            self._denominators[key] = self._made(
+                f"pending_{key}", (), keras.config.floatx()
+            )
+        self._denominators[key].assign_add(denominator)
+
+    def _create(self, key, k, variable):
+        self._sums[key, id(variable)] = self._made(
+            f"pending_{key}_{k}", variable.shape, variable.dtype
+        )
+
+    def gradients(self, variables):
+        """The gradient of all that was added, for each of `variables`."""
+        groups = {
+            key: (
+                [_value(self._sums.get((key, id(v)))) for v in variables],
+                _value(self._denominators.get(key)),
+            )
+            for key in sorted(self._keys or ())
+        }
+        return divided(groups, self.slack)
+
+    @property
+    def rows(self):
+        """How many samples were added, where that divides anything."""
+        return _value(self._denominators.get("rows"))
+
+    @property
+    def waiting(self):
+        """Whether there is a batch that no update has seen; not in graphs."""
+        return bool(tf.convert_to_tensor(self.count) > 0)
+
+    def reset(self):
+        """Starts from zero."""
+        for variable in self._variables:
+            variable.assign(tf.zeros(variable.shape, variable.dtype))
+
+    @property
+    def _variables(self):
+        return [
+            self.count,
+            *self._sums.values(),
+            *self._denominators.values(),
+        ]
+
+    def _made(self, name, shape, dtype):
+        # Replicas make it together, each with the value that was loaded.
+        value = self._loaded.get(name, np.zeros(shape))
+        return _variable(name, np.asarray(value, dtype))
+
+    def save_own_variables(self, store):
+        for variable in self._variables:
+            store[variable.name] = np.asarray(_value(variable))
+        # What was loaded and has not been needed since.
+        made = {variable.name for variable in self._variables}
+        for name, value in self._loaded.items():
+            if name not in made:
+                store[name] = value
+
+    def load_own_variables(self, store):
+        names = list(store.keys())
+        self._loaded = {name: np.asarray(store[name]) for name in names}
+        for variable in self._variables:
+            zeros = np.zeros(variable.shape, variable.dtype)
+            variable.assign(self._loaded.get(variable.name, zeros))
+
+    def _obj_type(self):
+        return "Loss"
+
+
+def _variable(name, value):
+    # Not in the graph of a train step that is being traced.
+    with tf.init_scope():
+        return keras.Variable(
+            value, dtype=value.dtype.name, trainable=False, name=name
+        )
+
+
+def _value(variable):
+    return None if variable is None else tf.convert_to_tensor(variable)

@@ -1,0 +1,102 @@
+"""Running values of what a gradient mode logs, over an epoch."""
+
+import keras
+import tensorflow as tf
+
+from keras_pergrad.keras_internals import replica_metrics
+
+
+class Logs:
+    """The running values of a mode's statistics, apart from the metrics."""
+
+    def __init__(self, metrics):
+        self._makers = metrics
+        self._metrics = {
+            name: make(name=name) for name, make in metrics.items()
+        }
+        self._of_losses = {}
+
+    def of_loss(self, name=None):
+        """The logs of one of several losses of a step, with the loss itself.
+
+        Args:
+            name: what goes before the names in the logs, or None.
+        """
+        if name not in self._of_losses:
+            metrics = {"loss": keras.metrics.Mean, **self._makers}
+            before = f"{name}_" if name else ""
+            with tf.init_scope():
+                self._of_losses[name] = Logs(
+                    {before + key: make for key, make in metrics.items()}
+                )
+        return self._of_losses[name]
+
+    def reset(self):
+        for logs in self._of_losses.values():
+            logs.reset()
+        for metric in self._metrics.values():
+            metric.reset_state()
+
+    def update(self, statistics):
+        logs = {}
+        for name, value in statistics.items():
+            metric = self._metrics[name]
+            # Every replica has the statistics of the whole batch.
+            replica_metrics.update(
+                metric.variables,
+                lambda m=metric, v=value: m.update_state(v),
+                whole=True,
+            )
+            logs[name] = metric.result()
+        return logs
+
+
+class DefinedMean(keras.metrics.Mean):
+    """The mean of the finite values; NaN, not 0, before the first one.
+
+    The variance of a batch of one is not defined, and a batch whose gradient
+    overflowed has no norm: such batches are left out.
+    """
+
+    def update_state(self, values, sample_weight=None):
+        values = tf.cast(values, self.dtype)
+        defined = tf.cast(tf.math.is_finite(values), self.dtype)
+        super().update_state(tf.math.multiply_no_nan(values, defined), defined)
+
+    def result(self):
+        return self.total / self.count
+
+
+class RatioOfMeans(keras.metrics.Metric):
+    """The mean of the numerators over the mean of the denominators.
+
+    The denominator of a noise scale is an estimate that may come near zero
+    or below, so a mean of ratios is biased without bound; each mean alone is
+    unbiased. The result is NaN where the mean denominator is not positive.
+    Batches with a value that is not finite are left out.
+    """
+
+    def __init__(self, name="ratio_of_means", dtype=None):
+        super().__init__(name=name, dtype=dtype)
+        self.numerators = self.add_variable((), "zeros", name="numerators")
+        self.denominators = self.add_variable((), "zeros", name="denominators")
+
+    def update_state(self, values, sample_weight=None):
+        """Takes in a pair (numerator, denominator), as a tensor (2,)."""
+        values = tf.cast(values, self.dtype)
+        defined = tf.cast(tf.reduce_all(tf.math.is_finite(values)), self.dtype)
+        values = tf.math.multiply_no_nan(values, defined)
+        self.numerators.assign_add(values[0])
+        self.denominators.assign_add(values[1])
+
+    def result(self):
+        below = tf.convert_to_tensor(self.denominators)
+        nan = tf.constant(float("nan"), below.dtype)
+        return tf.where(below > 0, self.numerators / below, nan)
+
+
+STATISTICS = {
+    "gradient_norm": DefinedMean,
+    "gradient_variance": DefinedMean,
+    "gradient_noise_scale": RatioOfMeans,
+}

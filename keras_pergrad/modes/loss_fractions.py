@@ -1,0 +1,245 @@
+"""The compiled losses of a microbatch, as numerators and denominators.
+
+A Keras loss is N / D: N is the sum of its weighted values, and D, given by its
+reduction, is one ("sum"), how many values there are, how many of them are not
+masked, or the sum of their weights. Both N and D add up over microbatches;
+their quotient does not.
+
+Private names in use: `CompileLoss._flat_losses`, `CompileLoss._metrics`,
+`keras.src.backend.get_keras_mask`, `set_keras_mask`.
+"""
+
+import dataclasses
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras.src import backend
+
+from keras_pergrad.keras_internals.patching import attribute
+
+SUM = "sum"
+ROWS = "rows"
+DATA = "data"
+
+
+class NotAdditive(ValueError):
+    """A loss is not the sum of what parts of a batch add to it."""
+
+
+@dataclasses.dataclass
+class Fraction:
+    """One compiled loss of a microbatch.
+
+    Attributes:
+        name: the loss's name, for errors.
+        kind: what the denominator is: "sum": 1; "rows": in proportion to the
+            number of samples; "data": known only from the data.
+        numerator: the sum of the weighted values, without the loss weight.
+        denominator: its part of the denominator (None for "sum").
+        slack: what Keras adds once to the sum of the denominators.
+        loss_weight: from `compile(loss_weights=...)`, or None.
+        per_row: the number of values of one sample, if known while tracing.
+        rank: how many axes they have.
+        by_weight: whether sample weights make part of the denominator.
+    """
+
+    name: str
+    kind: str
+    numerator: tf.Tensor
+    denominator: tf.Tensor | None
+    slack: float
+    loss_weight: float | None
+    per_row: int | None
+    rank: int
+    by_weight: bool
+
+
+def evaluate(compile_loss, y, y_pred, sample_weight):
+    """The compiled losses as fractions, in the order of the outputs.
+
+    Args:
+        compile_loss: what Keras made of `compile(loss=...)`, built; or None.
+        y, y_pred, sample_weight: the microbatch.
+
+    Raises:
+        NotAdditive: a loss is not a sum over samples divided by something.
+    """
+    if compile_loss is None:
+        return []
+    found = []
+    flat = compile_loss._flat_losses
+    split = [_Split(entry, found) for entry in flat]
+    with (
+        attribute(
+            compile_loss,
+            "_flat_losses",
+            [entry._replace(loss=s) for entry, s in zip(flat, split)],
+        ),
+        # The running means of the outputs' losses are updated afterwards.
+        attribute(compile_loss, "_metrics", [None] * len(flat)),
+    ):
+        compile_loss(y, y_pred, sample_weight)
+    if not tf.nest.is_nested(y) and not tf.nest.is_nested(y_pred):
+        # Of several losses of a single output Keras minimises the first.
+        return found[:1]
+    return found
+
+
+def track(compile_loss, values, samples):
+    """Updates the running means that Keras logs of several outputs' losses.
+
+    Args:
+        compile_loss: as for `evaluate`.
+        values: the losses of the whole batch, without loss weights.
+        samples: the batch size where it is known while tracing, or None.
+    """
+    metrics = [] if compile_loss is None else compile_loss.metrics
+    for metric, value in zip(metrics, values):
+        metric.update_state(value, sample_weight=samples)
+
+
+def mask_slack():
+    """What Keras adds to the number of unmasked values it divides by.
+
+    Nothing in recent versions, `keras.config.epsilon()` in older ones.
+    """
+    with tf.init_scope():
+        y_pred = tf.zeros([2, 1], tf.float64)
+        backend.set_keras_mask(y_pred, tf.constant([True, False]))
+        loss = keras.losses.MeanAbsoluteError(dtype="float64")
+        value = loss(tf.ones([2, 1], tf.float64), y_pred)
+        return _scale_of_means() / float(np.asarray(value)) - 1
+
+
+def _scale_of_means():
+    """What Keras multiplies every mean by: one over the number of replicas.
+
+    A third is rounded on the way, so that it is asked for.
+    """
+    with tf.init_scope():
+        loss = keras.losses.MeanAbsoluteError(dtype="float64")
+        one = tf.ones([1, 1], tf.float64)
+        return float(np.asarray(loss(one, tf.zeros_like(one))))
+
+
+class _Split:
+    """Stands in for a loss, and notes its numerator and denominator."""
+
+    def __init__(self, entry, found):
+        self.loss = entry.loss
+        self.loss_weight = entry.loss_weights
+        self.found = found
+
+    def __call__(self, y_true, y_pred, sample_weight=None):
+        loss = self.loss
+        _require_additive(loss)
+        call, values = loss.call, []
+
+        def noting(*args):
+            values.append(call(*args))
+            _require_rows(loss, values[0], y_pred, sample_weight)
+            return values[0]
+
+        with _reduced(loss, None), attribute(loss, "call", noting):
+            weighted = loss(y_true, y_pred, sample_weight)
+        numerator = tf.reduce_sum(weighted)
+        kind, denominator, slack = self._denominator(
+            y_true, y_pred, sample_weight, values[0], weighted
+        )
+        self.found.append(
+            Fraction(
+                loss.name,
+                kind,
+                numerator,
+                denominator,
+                slack,
+                self.loss_weight,
+                weighted.shape[1:].num_elements(),
+                weighted.shape.rank,
+                loss.reduction == "mean_with_sample_weight",
+            )
+        )
+        return numerator
+
+    def _denominator(self, y_true, y_pred, sample_weight, values, weighted):
+        loss = self.loss
+        if loss.reduction == "sum":
+            return SUM, None, 0.0
+        mask = backend.get_keras_mask(values)
+        masked = mask is not None or backend.get_keras_mask(y_pred) is not None
+        by_weight = loss.reduction == "mean_with_sample_weight"
+        if not masked and not (by_weight and sample_weight is not None):
+            count = tf.cast(tf.size(weighted), weighted.dtype)
+            fixed = weighted.shape[1:].is_fully_defined()
+            return (ROWS if fixed else DATA), count, 0.0
+        ones = tf.ones_like(values)
+        if mask is not None:
+            backend.set_keras_mask(ones, mask)
+        weights = sample_weight if by_weight else None
+        with attribute(loss, "call", lambda *_: ones):
+            with _reduced(loss, "sum"):
+                total = loss(y_true, y_pred, weights)
+            if not by_weight:
+                return DATA, total, mask_slack()
+            mean = loss(y_true, y_pred, weights)
+            total *= _scale_of_means()
+        return DATA, tf.math.divide_no_nan(total, mean), 0.0
+
+
+def _reduced(loss, reduction):
+    """`loss` with another reduction for a while."""
+    return attribute(loss, "reduction", reduction)
+
+
+def _require_additive(loss):
+    name = getattr(loss, "name", None) or repr(loss)
+    why = None
+    if not isinstance(loss, keras.losses.Loss):
+        why = "it is no keras.losses.Loss, so that its reduction is unknown"
+    elif type(loss).__call__ is not keras.losses.Loss.__call__:
+        why = "it overrides __call__, so that its reduction is unknown"
+    elif loss.reduction in (None, "none"):
+        why = "it has no reduction, so that it is not one number for the batch"
+    elif isinstance(loss, keras.losses.Circle):
+        why = "it compares the samples of a batch with each other"
+    if why:
+        raise NotAdditive(_NOT_ADDITIVE.format(name=name, why=why))
+
+
+def _require_rows(loss, values, y_pred, sample_weight):
+    """Refuses values that do not belong to one sample each."""
+    rows = tf.nest.flatten(y_pred)[0].shape[0]
+    if values.shape.rank == 0:
+        why = "it returns one number for the batch instead of one per sample"
+    elif rows is not None and values.shape[0] not in (None, rows):
+        why = (
+            f"it returns values of shape {tuple(values.shape)} for {rows} "
+            "samples, so that they do not belong to one sample each"
+        )
+    elif sample_weight is not None and not _fit(values, sample_weight):
+        # Keras would spread the weights along the wrong axis.
+        why = (
+            f"its values of shape {tuple(values.shape)} and the sample "
+            f"weights of shape {tuple(sample_weight.shape)} differ in their "
+            "number of axes"
+        )
+    else:
+        return
+    raise NotAdditive(_NOT_ADDITIVE.format(name=loss.name, why=why))
+
+
+def _fit(a, b):
+    """Whether Keras brings both to the same number of axes."""
+    a, b = sorted((a, b), key=lambda t: t.shape.rank)
+    return a.shape.rank == b.shape.rank or (
+        a.shape.rank + 1 == b.shape.rank and b.shape[-1] == 1
+    )
+
+
+_NOT_ADDITIVE = (
+    "The loss {name!r} cannot be added up over microbatches or replicas: "
+    "{why}. Use a loss that returns one value per sample (or per position), "
+    "with reduction 'sum', 'sum_over_batch_size' or "
+    "'mean_with_sample_weight', or use gradient_mode='batch'."
+)

@@ -1,0 +1,282 @@
+"""What each microbatch adds to the gradient and the loss of its batch.
+
+Every term of the loss is N / D (see fractions). Terms with the same D share a
+backward pass and a sum; each sum is divided by its D once, at the end:
+
+    "batch"   D is known beforehand: where a batch makes an update of its own,
+              all that are sums or in proportion to the number of samples
+    "sum"     D = 1
+    "rows"    D = the number of samples
+    "loss3"   D is that of the fourth loss alone, known from the data
+"""
+
+import dataclasses
+
+import keras
+import tensorflow as tf
+
+from keras_pergrad.keras_internals import replica_metrics, replicas
+from keras_pergrad.keras_internals.batches import first_tensor
+from keras_pergrad.keras_internals.losses import (
+    noting_losses,
+    regularization_loss,
+)
+from keras_pergrad.modes import loss_fractions
+from keras_pergrad.modes.base import call_model
+
+
+class Contributions:
+    """A function of a microbatch whose results add up over the batch.
+
+    Args:
+        model: the compiled and built model.
+        x: the inputs of the whole batch, or of a replica's share in it.
+        scale: the loss scale, or None.
+        sums: for each `add_loss` term whether it is a sum, or a mean.
+        alone: whether the batch makes an update of its own, so that its
+            number of samples is all there is.
+    """
+
+    def __init__(self, model, x, scale, sums, alone=True):
+        self.model = model
+        self.variables = list(model.trainable_variables)
+        self.scale = scale
+        self.sums = sums
+        self.alone = alone
+        self.static_rows = first_tensor(x).shape[0]
+        self.dtype = keras.config.floatx()
+        self.count = tf.shape(first_tensor(x))[0]
+        self.several = replicas.several()
+        self.own_rows = tf.cast(self.count, self.dtype)
+        self.rows = replicas.total(self.own_rows)
+        self.terms = []
+        self.slack = {}
+        self.per_row = []
+
+    def __call__(self, x, y, sample_weight):
+        """Forward and backward passes of one microbatch.
+
+        Returns:
+            A dict of what adds up: the gradients of each group of terms, the
+            numerators and denominators of each loss, the `add_loss` terms.
+        """
+        added = []
+        with tf.GradientTape(persistent=True) as tape:
+            with noting_losses(self.model, added):
+                y_pred = call_model(self.model, x)
+            terms = self.evaluate(x, y, y_pred, sample_weight)
+            targets = self._targets(terms, added, _rows(x, self.dtype))
+        gradients = {
+            key: self._gradients(tape, target, unit)
+            for key, (target, unit) in targets.items()
+        }
+        del tape
+        return {
+            "gradients": gradients,
+            "metrics": self.update_metrics(x, y, y_pred, sample_weight),
+            **self.parts_of_loss(terms, added, _rows(x, self.dtype)),
+        }
+
+    def update_metrics(self, x, y, y_pred, sample_weight):
+        """Updates the metrics; of several replicas, returns what to add.
+
+        What all replicas share cannot be updated in a loop of one of them.
+        """
+
+        def update():
+            self.model.compute_metrics(x, y, y_pred, sample_weight)
+
+        if self.several:
+            return replica_metrics.found(self.model.metrics_variables, update)
+        update()
+        return None
+
+    def evaluate(self, x, y, y_pred, sample_weight):
+        """The compiled losses of a microbatch, as fractions."""
+        terms = loss_fractions.evaluate(
+            self.model._compile_loss, y, y_pred, sample_weight
+        )
+        if not self.alone:
+            terms = [self._for_any_batch(t) for t in terms]
+        if not self.terms:
+            self._note(terms)
+        return terms
+
+    def _for_any_batch(self, term):
+        """A batch to come may have longer samples, or weights."""
+        sure = term.rank == 1 or _fixed_shapes(self.model)
+        if term.kind != loss_fractions.ROWS or (sure and not term.by_weight):
+            return term
+        return dataclasses.replace(term, kind=loss_fractions.DATA)
+
+    def _note(self, terms):
+        """Keeps what is fixed, from the first microbatch."""
+        self.terms = terms
+        self.per_row = [
+            t.per_row if t.kind == loss_fractions.ROWS else None for t in terms
+        ]
+        self.slack = {
+            f"loss{k}": t.slack
+            for k, t in enumerate(terms)
+            if t.kind == loss_fractions.DATA
+        }
+
+    def fixed(self, value, k):
+        """The value of loss k where its denominator is known beforehand."""
+        value, per_row = tf.cast(value, self.dtype), self.per_row[k]
+        return value if per_row is None else value / (per_row * self.rows)
+
+    def _targets(self, terms, added, rows):
+        """What to differentiate, and factors for the gradients, by group."""
+        parts, units = {}, {}
+        for k, term in enumerate(terms):
+            key = "batch" if self.alone else term.kind
+            value = self.fixed(term.numerator, k)
+            if term.kind == loss_fractions.DATA:
+                # Divided by something of the right size, so that half
+                # precision does not overflow, and multiplied afterwards.
+                key, value = f"loss{k}", value / rows
+                units[key] = rows
+            parts.setdefault(key, []).append(times(value, term.loss_weight))
+        share = rows / self.rows
+        for loss, is_sum in zip(added, self.sums, strict=True):
+            loss = tf.cast(tf.reduce_sum(loss), self.dtype)
+            one, zero = tf.ones_like(share), tf.zeros_like(share)
+            if self.alone:
+                factors = {"batch": tf.where(is_sum, one, share)}
+            else:
+                factors = {
+                    loss_fractions.SUM: tf.where(is_sum, one, zero),
+                    loss_fractions.ROWS: tf.where(is_sum, zero, share),
+                }
+            for key, factor in factors.items():
+                parts.setdefault(key, []).append(loss * factor)
+        if not parts:
+            raise ValueError(
+                "No loss to compute. Provide a `loss` argument in `compile()`."
+            )
+        return {
+            key: (times(tf.add_n(values), self.scale), units.get(key))
+            for key, values in parts.items()
+        }
+
+    def _gradients(self, tape, target, unit):
+        result = []
+        for gradient in tape.gradient(target, self.variables):
+            if gradient is not None:
+                gradient = tf.convert_to_tensor(gradient)
+                if self.scale is not None:
+                    gradient /= tf.cast(self.scale, gradient.dtype)
+                gradient = times(gradient, unit)
+            result.append(gradient)
+        return result
+
+    def parts_of_loss(self, terms, added, rows):
+        """What `loss` needs of one microbatch."""
+        extra = tf.zeros([], self.dtype)
+        for loss, is_sum in zip(added, self.sums, strict=True):
+            loss = tf.cast(tf.reduce_sum(loss), self.dtype)
+            extra += tf.where(is_sum, loss, loss * rows / self.rows)
+        return {
+            "numerators": [t.numerator for t in terms],
+            "denominators": [t.denominator for t in terms],
+            "added": extra,
+        }
+
+    def totals(self, found):
+        """What the samples of all replicas add up to.
+
+        Args:
+            found: the sums over the samples of this replica.
+        """
+        if not self.several:
+            return found
+        found = replicas.present(self.count, found)
+        metrics, norms = found.pop("metrics", None), found.pop("norms", None)
+        replica_metrics.add(self.model.metrics_variables, metrics or ())
+        if norms is not None:
+            norms = replicas.gathered(norms)
+        return {**replicas.total(found), "norms": norms}
+
+    def groups(self, totals):
+        """The sums of the batch, by group: (gradients, denominator)."""
+        found = {}
+        for key, gradients in totals["gradients"].items():
+            denominator = None
+            if key == loss_fractions.ROWS:
+                denominator = self.rows
+                gradients = [times(g, self.rows) for g in gradients]
+            elif key in self.slack:
+                k = int(key.removeprefix("loss"))
+                denominator = tf.cast(totals["denominators"][k], self.dtype)
+            found[key] = gradients, denominator
+        return found
+
+    def loss(self, totals):
+        """The loss of the batch; also updates those of several outputs."""
+        values = []
+        for k, term in enumerate(self.terms):
+            value = totals["numerators"][k]
+            if term.kind == loss_fractions.DATA:
+                denominator = totals["denominators"][k] + term.slack
+                value = tf.math.divide_no_nan(value, denominator)
+            values.append(self.fixed(value, k))
+        replica_metrics.update(
+            self.model.metrics_variables,
+            lambda: loss_fractions.track(
+                self.model._compile_loss, values, self.static_rows
+            ),
+        )
+        loss = regularization_loss(self.variables) + totals["added"]
+        for value, term in zip(values, self.terms):
+            loss += times(value, term.loss_weight)
+        return loss
+
+
+def divided(groups, slack):
+    """The gradient: the sum over all groups, each divided by its own.
+
+    Args:
+        groups: as from `Contributions.groups`.
+        slack: what is added to the denominators of some groups.
+    """
+    result = None
+    for key, (gradients, denominator) in groups.items():
+        if denominator is not None:
+            below = denominator + slack.get(key, 0.0)
+            gradients = [
+                None
+                if g is None
+                else tf.math.divide_no_nan(g, tf.cast(below, g.dtype))
+                for g in gradients
+            ]
+        result = gradients if result is None else _add(result, gradients)
+    return result
+
+
+def times(value, factor):
+    """The product; None stands for no value, or for a factor of one."""
+    if value is None or factor is None:
+        return value
+    # A cast would take a Python number through single precision.
+    factor = tf.cast(factor, value.dtype) if tf.is_tensor(factor) else factor
+    return value * factor
+
+
+def _rows(x, dtype):
+    return tf.cast(tf.shape(first_tensor(x))[0], dtype)
+
+
+def _fixed_shapes(model):
+    """Whether every batch of a functional model has the same shapes."""
+    inputs = getattr(model, "inputs", None)
+    return bool(inputs) and all(
+        None not in t.shape[1:] for t in tf.nest.flatten(inputs)
+    )
+
+
+def _add(first, second):
+    return [
+        b if a is None else a if b is None else a + b
+        for a, b in zip(first, second)
+    ]

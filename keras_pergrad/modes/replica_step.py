@@ -1,0 +1,152 @@
+"""One replica's share of a batch, as a part of the batch of all replicas.
+
+Keras lets each replica divide by what it has itself, and divides the sum by
+the number of replicas, which is right only where all have equally much. Here
+each replica finds numerators and denominators of its own samples, both are
+added up over the replicas, and divided once: what all replicas then hold is
+what one device would have found.
+"""
+
+import warnings
+
+import keras
+import tensorflow as tf
+
+from keras_pergrad.aggregation import is_finite
+from keras_pergrad.factors import squared_norm
+from keras_pergrad.keras_internals import replicas
+from keras_pergrad.keras_internals.batches import first_tensor
+from keras_pergrad.keras_internals.losses import total_loss
+from keras_pergrad.modes import add_loss_reduction
+from keras_pergrad.modes.base import (
+    Step,
+    add_regularizers,
+    call_model,
+    finished,
+    loss_scale,
+    overflow_to_infinity,
+    scaled,
+    spread,
+)
+from keras_pergrad.modes.loss_fractions import NotAdditive
+from keras_pergrad.modes.microbatch_sums import Contributions
+from keras_pergrad.modes.virtual_batch import WeightedContributions
+
+
+def step(mode, model, x, y, sample_weight):
+    """The step of a mode with a `weighted_sum` on one of several replicas.
+
+    Returns:
+        A `Step` of the whole batch, equal on every replica.
+
+    Raises:
+        NotAdditive: the loss has no parts that add up.
+    """
+    require_parts(model)
+    scale = loss_scale(model.optimizer)
+    parts = WeightedContributions(
+        mode, model, x, scale, add_loss_reduction.kinds(model, x)
+    )
+    batch = x, y, sample_weight
+    parts.look_through(batch)
+    found = parts(*batch, tf.range(parts.count))
+    totals = parts.totals(found)
+    gradients, norms = totals["gradients"]["batch"], totals["norms"]
+    statistics = {}
+    # Not every mode that comes here has statistics of its own.
+    if mode.is_watched or getattr(mode, "with_statistics", False):
+        plain = gradients if totals["plain"] is None else totals["plain"]
+        squares = [squared_norm(g) for g in plain if g is not None]
+        statistics = spread(norms, squares, parts.rows)
+    aggregation = mode.aggregation
+    if aggregation is not None:
+        gradients = finished(
+            aggregation, gradients, parts.rows, model.aggregation_state
+        )
+        if aggregation.needs_norms:
+            statistics |= aggregation.statistics(norms)
+            if scale is not None:
+                finite = is_finite(norms)
+                gradients = overflow_to_infinity(gradients, finite, scale)
+    gradients = add_regularizers(gradients, parts.variables)
+    loss = parts.loss(totals)
+    return Step(loss, None, scaled(gradients, scale), statistics, whole=True)
+
+
+def evaluate(model, x, y, sample_weight):
+    """The loss of a batch without training, of all replicas if that is known.
+
+    Returns:
+        (loss, the outputs for this replica's samples, whether the loss is
+        that of the whole batch, and not Keras's for this replica alone).
+    """
+    try:
+        return *_evaluate(model, x, y, sample_weight), True
+    except NotAdditive as error:
+        warn(error)
+        y_pred = call_model(model, x, training=False)
+        loss = total_loss(model, x, y, y_pred, sample_weight, training=False)
+        samples = tf.shape(first_tensor(x))[0]
+        return replicas.present(samples, loss), y_pred, False
+
+
+def _evaluate(model, x, y, sample_weight):
+    require_parts(model)
+    sums = add_loss_reduction.kinds(model, x, training=False)
+    parts = Contributions(model, x, None, sums)
+    with Postponed() as scope:
+        y_pred = call_model(model, x, training=False)
+    scope.assign(parts.count)
+    terms = parts.evaluate(x, y, y_pred, sample_weight)
+    found = parts.parts_of_loss(terms, scope.losses, parts.own_rows)
+    return parts.loss(parts.totals(found)), y_pred
+
+
+def require_parts(model):
+    """Refuses a loss that was put together where it cannot be looked into."""
+    if type(model).compute_loss is not keras.Model.compute_loss:
+        raise NotAdditive(
+            f"{type(model).__name__} overrides compute_loss, so that it is "
+            "not known how its loss adds up over the parts of a batch. Put "
+            "the loss into a keras.losses.Loss for compile(loss=...) or into "
+            "add_loss(), or use gradient_mode='batch'."
+        )
+
+
+class Postponed(keras.StatelessScope):
+    """Holds back what layers assign, and what they give to `add_loss`.
+
+    Replicas take turns wherever a layer assigns what they share, so that a
+    model of one would lose its `losses` to another.
+    """
+
+    def __init__(self):
+        super().__init__(collect_losses=True)
+        self._updated = {}
+
+    def add_update(self, update):
+        self._updated[id(update[0])] = update[0]
+        super().add_update(update)
+
+    def assign(self, samples):
+        """Assigns what was held back; to be called outside of the scope.
+
+        Args:
+            samples: how many samples it is from: statistics of none are NaN.
+        """
+        for variable in self._updated.values():
+            value = self.get_current_value(variable)
+            if value.dtype.is_floating:
+                old = tf.convert_to_tensor(variable.value)
+                value = tf.where(samples > 0, value, tf.cast(old, value.dtype))
+            variable.assign(value)
+
+
+def warn(error):
+    """Says that a batch is trained as by `keras.Model`, and what that means."""
+    warnings.warn(
+        "The replicas have equal weight in this batch, as in keras.Model, "
+        "also where they have unequally many samples, since: "
+        f"{error}",
+        stacklevel=2,
+    )

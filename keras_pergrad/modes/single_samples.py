@@ -1,0 +1,113 @@
+"""A batch whose samples can be differentiated one at a time."""
+
+import tensorflow as tf
+
+from keras_pergrad.keras_internals import draws, stray_weights
+from keras_pergrad.keras_internals.batches import first_tensor
+from keras_pergrad.keras_internals.loss_tensors import loss_tensors
+from keras_pergrad.keras_internals.losses import (
+    additional_loss_weights,
+    noting_losses,
+    total_loss,
+)
+from keras_pergrad.modes.base import call_model, training_inside
+from keras_pergrad.samples import Tape, refusals
+from keras_pergrad.samples.sample_replay import Recorded, Replay
+
+
+class Samples:
+    """A batch whose samples can be differentiated one at a time.
+
+    Args:
+        model: a compiled `keras.Model`.
+        x, y, sample_weight: the batch.
+        scale: the loss scale, or None.
+        training: whether layers are called for training.
+        part: a `PartOfBatch`, for samples of a larger batch, or None.
+    """
+
+    def __init__(
+        self, model, x, y, sample_weight, scale=None, training=True, part=None
+    ):
+        self.variables = list(model.trainable_variables)
+        self.scale = scale
+        self.n = tf.shape(first_tensor(x))[0]
+        drawn, added = [], []
+        if part is not None:
+            y, sample_weight = part.y, part.sample_weight
+        tried = Tape(model, (x, y, sample_weight), training)
+        for error in refusals(tried, repeated="sample"):
+            raise error
+        # What a layer reads before it assigns it, each sample reads as well.
+        state = [
+            (v, tf.identity(tf.convert_to_tensor(v.value)))
+            for v in model.non_trainable_variables
+        ]
+        with (
+            draws.recording(drawn.append),
+            noting_losses(model, added),
+        ):
+            self.y_pred = call_model(model, x, training)
+        outputs = loss_tensors(self.y_pred)
+        floats = [t for t in outputs if t.dtype.is_floating]
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(floats)
+            with stray_weights.watched(tape, self.variables):
+                if part is None:
+                    self.whole = self.n
+                    self.loss = total_loss(
+                        model, x, y, self.y_pred, sample_weight, training
+                    )
+                else:
+                    self.whole = part.n
+                    self.loss = part.loss(self.y_pred, added)
+            target = self.loss if scale is None else self.loss * scale
+        values = [v.value for v in self.variables]
+        found = tape.gradient(target, floats + values)
+        error = stray_weights.error(self.variables, found[len(floats) :])
+        if error is not None:
+            raise error
+        found = iter(found)
+        self._output_gradients = [
+            next(found) if t.dtype.is_floating else None for t in outputs
+        ]
+        inside = training_inside(model, training)
+        recorded = Recorded(model, (x,), {}, inside, drawn, outputs, added)
+        self._replay = Replay(recorded, self.variables, state)
+        if part is None:
+            self._loss_weights = additional_loss_weights(
+                self._replay, self.n, scale
+            )
+        else:
+            self._loss_weights = [
+                w if scale is None else w * tf.cast(scale, w.dtype)
+                for w in part.added_weights
+            ]
+
+    @property
+    def norm_dtype(self):
+        """float64 where a variable is, else float32."""
+        dtypes = {v.value.dtype for v in self.variables}
+        return tf.float64 if tf.float64 in dtypes else tf.float32
+
+    def contributions(self, i):
+        """What sample i contributes to each variable's gradient, or None."""
+        found = self._replay.gradients(
+            i, self._output_gradients, self._loss_weights
+        )
+        if self.scale is None:
+            return found
+        return [
+            None if g is None else g / tf.cast(self.scale, g.dtype)
+            for g in found
+        ]
+
+    def norm(self, contributions):
+        """The norm of the per-sample gradient: contribution times batch."""
+        squares = [
+            tf.reduce_sum(tf.square(tf.cast(g, self.norm_dtype)))
+            for g in contributions
+            if g is not None
+        ]
+        total = tf.add_n(squares) if squares else tf.zeros([], self.norm_dtype)
+        return tf.cast(self.whole, self.norm_dtype) * tf.sqrt(total)

@@ -1,0 +1,48 @@
+"""A step that is traced, also where everything else runs eagerly."""
+
+import weakref
+
+import tensorflow as tf
+
+from keras_pergrad.keras_internals.tracing import traced_functions
+from keras_pergrad.modes.base import Step
+from keras_pergrad.samples import function_cache
+from keras_pergrad.samples.trial_batches import first_batch
+
+
+def traced_step(mode, model, x, y, sample_weight):
+    """Return the `Step` of a mode, computed by a `tf.function`.
+
+    Weights are found in a graph, so there must be one. The function is kept
+    with the model.
+
+    Args:
+        mode: a mode that computes nothing in Python.
+        model: the compiled model.
+        x, y, sample_weight: the batch, eager tensors.
+    """
+    batch = x, y, sample_weight
+    key = "step", id(mode), mode.is_watched
+    function = function_cache.kept(
+        model, key, lambda: _traced(mode, weakref.ref(model))
+    )
+    with first_batch(batch), traced_functions():
+        loss, y_pred, masks, gradients, statistics = function(*batch)
+    for tensor, mask in zip(_tensors(y_pred), masks):
+        if mask is not None:
+            tensor._keras_mask = mask
+    return Step(loss, y_pred, gradients, statistics)
+
+
+def _traced(mode, model_reference):
+    @tf.function(autograph=False, reduce_retracing=True)
+    def function(x, y, sample_weight):
+        step = mode.step(model_reference(), x, y, sample_weight)
+        masks = [getattr(t, "_keras_mask", None) for t in _tensors(step.y_pred)]
+        return step.loss, step.y_pred, masks, step.gradients, step.statistics
+
+    return function
+
+
+def _tensors(structure):
+    return [t for t in tf.nest.flatten(structure) if tf.is_tensor(t)]

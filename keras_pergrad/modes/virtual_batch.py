@@ -1,0 +1,137 @@
+"""Microbatches of a virtual batch, whose samples are clipped one by one."""
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_pergrad.keras_internals import replicas
+from keras_pergrad.keras_internals.batches import first_tensor
+from keras_pergrad.modes import loss_fractions
+from keras_pergrad.modes.base import PartOfBatch, call_model
+from keras_pergrad.modes.microbatch_sums import Contributions, times
+from keras_pergrad.modes.microbatches import sum_over
+
+
+class WeightedContributions(Contributions):
+    """Contributions summed with the weights of an aggregation.
+
+    A sample's gradient is scaled as in the whole virtual batch, so that all
+    denominators must be known before the first norm is taken: from the size
+    of the batch, or by looking through it beforehand for masks and weights.
+
+    Args:
+        inner: the mode that gives the weighted sums.
+        *args: as for `Contributions`.
+    """
+
+    def __init__(self, inner, *args):
+        super().__init__(*args)
+        if not self.alone:
+            self.sums = [_require_mean(is_sum) for is_sum in self.sums]
+        self.inner = inner
+        self._denominators: Any = []
+
+    def look_through(self, batch, size=None):
+        """Finds the denominators of the batch; nothing assigned is kept.
+
+        In a graph all that they do not depend on is left out again.
+
+        Args:
+            batch: the inputs, targets and sample weights.
+            size: the number of samples in a microbatch; None: all at once.
+        """
+
+        def denominators(x, y, sample_weight):
+            with keras.StatelessScope():
+                y_pred = call_model(self.model, x)
+            terms = self.evaluate(x, y, y_pred, sample_weight)
+            self._require_known(terms)
+            return [t.denominator for t in terms]
+
+        found = (
+            denominators(*batch)
+            if size is None
+            else sum_over(denominators, batch, size)
+        )
+        found = replicas.total(replicas.present(self.count, found or []))
+        self._denominators = list(found)
+
+    def _require_known(self, terms):
+        for term in terms:
+            if not self.alone and term.kind != loss_fractions.ROWS:
+                raise ValueError(_UNKNOWN.format(name=term.name))
+
+    def __call__(self, x, y, sample_weight, index):
+        """The weighted sums and the norms of one microbatch."""
+        rows = tf.cast(tf.shape(first_tensor(x))[0], self.dtype)
+        noted = []
+
+        def loss(y_pred, added):
+            terms = self.evaluate(x, y, y_pred, sample_weight)
+            noted.append((terms, added))
+            return self._target(terms, added, rows)
+
+        weights = self._added(1 / self.rows)
+        part = PartOfBatch(loss, self.rows, weights, y, sample_weight)
+        y_pred, gradients, norms, *plain = self.inner.weighted_sum(
+            self.model, x, part, self.scale
+        )
+        if norms is not None:
+            norms = tf.scatter_nd(
+                tf.expand_dims(index, 1), norms, tf.reshape(self.count, [1])
+            )
+        metrics = self.update_metrics(x, y, y_pred, sample_weight)
+        (terms, added), key = noted[0], "batch" if self.alone else "rows"
+        return {
+            "gradients": {key: gradients},
+            "metrics": metrics,
+            "norms": norms,
+            "plain": plain[0] if plain else None,
+            **self.parts_of_loss(terms, added, rows),
+        }
+
+    def _target(self, terms, added, rows):
+        """The microbatch's part in the loss of the whole batch."""
+        values = []
+        for k, term in enumerate(terms):
+            value = self.fixed(term.numerator, k)
+            if term.kind == loss_fractions.DATA:
+                below = tf.cast(self._denominators[k], self.dtype) + term.slack
+                value = tf.math.divide_no_nan(value, below)
+            values.append(times(value, term.loss_weight))
+        weights = self._added(rows / self.rows)
+        for loss, weight in zip(added, weights, strict=True):
+            values.append(tf.cast(tf.reduce_sum(loss), self.dtype) * weight)
+        return tf.add_n(values)
+
+    def _added(self, share):
+        """The factors of `add_loss` terms of this share of the batch."""
+        # A sum's part in a mean over samples yet to come is not known; XLA
+        # drops the assertion that there is none, but not NaN.
+        whole = 1.0 if self.alone else float("nan")
+        whole = whole * tf.ones_like(share)
+        return [tf.where(is_sum, whole, share) for is_sum in self.sums]
+
+
+def _require_mean(is_sum):
+    """Stops where a term of `add_loss` is a sum; False otherwise."""
+    is_mean = tf.logical_not(is_sum)
+    check = tf.debugging.Assert(is_mean, [_SUM_OVER_STEPS])
+    with tf.control_dependencies([check] if check is not None else []):
+        return tf.identity(is_sum)
+
+
+_SUM_OVER_STEPS = (
+    "A loss given to `add_loss` is a sum over the samples of the batch, so "
+    "that over several steps the scale of a sample's gradient is not known "
+    "before it is clipped. Reduce it with ops.mean over all axes, or use "
+    "steps=1 with larger batches."
+)
+_UNKNOWN = (
+    "The loss {name!r} is not a mean over a number of values in proportion to "
+    "the number of samples, so that over several steps the scale of a "
+    "sample's gradient is not known before it is clipped. Use steps=1 with "
+    "larger batches, or a loss with reduction 'sum_over_batch_size' on "
+    "outputs without mask."
+)

@@ -1,0 +1,161 @@
+"""Rules of SimpleRNN, LSTM, GRU and RNN with one of their cells.
+
+The layer's own `call` runs with its inner loop replaced by an equal one that
+projects the whole input at once. The gradient of that projection Z is the
+gate gradient of every step:
+
+    kernel = Σ_t x_t ⊗ dz_t,  recurrent kernel = Σ_t h_{t-1} ⊗ dz_t.
+"""
+
+import keras
+import tensorflow as tf
+
+from keras_pergrad.keras_internals.patching import attribute
+from keras_pergrad.samples.layer_rules import recurrent_cells
+from keras_pergrad.samples.layer_rules.rule_registry import register_rule
+from keras_pergrad.samples.layer_rules.scan import Scan
+
+_CELLS = {
+    keras.layers.SimpleRNNCell: recurrent_cells.Simple,
+    keras.layers.LSTMCell: recurrent_cells.Lstm,
+    keras.layers.GRUCell: recurrent_cells.Gru,
+}
+_LAYERS = (
+    keras.layers.RNN,
+    keras.layers.SimpleRNN,
+    keras.layers.LSTM,
+    keras.layers.GRU,
+)
+
+
+def _cell(layer):
+    make = _CELLS[type(layer.cell)]
+    if make is recurrent_cells.Gru and not layer.cell.reset_after:
+        make = recurrent_cells.GruResetBefore
+    return make(layer.cell)
+
+
+def _unsupported(layer, *args, training=None, **kwargs):
+    cell = layer.cell
+    if type(cell) not in _CELLS:
+        return f"its cell is a {type(cell).__name__}"
+    if type(layer).inner_loop not in {c.inner_loop for c in _LAYERS}:
+        return "it has an inner loop of its own"
+    if training and (cell.dropout or cell.recurrent_dropout):
+        return "dropout inside the recurrence"
+    used = [cell.activation]
+    used += [getattr(cell, "recurrent_activation", cell.activation)]
+    if not all(map(recurrent_cells.is_elementwise, used)):
+        return "its activation is not known to be elementwise"
+    return None
+
+
+def _forward(layer, call, watch, *args, **kwargs):
+    found = {}
+
+    def inner_loop(sequences, initial_state, mask, training=False):
+        mask = tf.nest.flatten(mask)[0] if mask is not None else None
+        if mask is not None:
+            mask = tf.cast(mask, tf.bool)
+            mask = mask[..., 0] if mask.shape.rank == 3 else mask
+        inputs = tf.cast(sequences, layer.cell.compute_dtype)
+        if layer.go_backwards:
+            inputs = tf.reverse(inputs, [1])
+            mask = None if mask is None else tf.reverse(mask, [1])
+        cell = _cell(layer)
+        z = watch(cell.project(inputs))
+        whole, states, rest = _recurrence(
+            cell, z, initial_state, mask, layer.return_sequences
+        )
+        found["inputs"] = (inputs, *rest)
+        last = states[0]
+        if mask is not None:
+            shown = _shown(mask, layer.zero_output_for_mask)
+            last = _where(shown[:, -1], last)
+            whole = None if whole is None else _where(shown, whole)
+        return last, last if whole is None else whole, list(states)
+
+    with attribute(layer, "inner_loop", inner_loop):
+        outputs = call(*args, **kwargs)
+    return outputs, found["inputs"]
+
+
+def _shown(mask, zero_output_for_mask):
+    """Where the output is the state: at masked steps Keras gives zeros, or
+    repeats the last output, which before the first one is zero, too."""
+    if zero_output_for_mask:
+        return mask
+    return tf.cumsum(tf.cast(mask, tf.int32), 1) > 0
+
+
+def _where(condition, tensor):
+    return tf.where(condition[..., None], tensor, tf.zeros([], tensor.dtype))
+
+
+def _recurrence(cell, z, initial_state, mask, sequence):
+    """All steps, with a gradient for `z` and the initial state alone.
+
+    Returns:
+        h of all steps (n, t, u) if `sequence`, else None; the last states;
+        h before each step and what else the cell's gradients need.
+    """
+    steps = z.shape[1]
+    scan = Scan(tf.shape(z)[1] if steps is None else steps)
+    masks = [] if mask is None else [scan.split(mask[..., None])]
+    kept = {}
+
+    def forward(states, items):
+        new, saved, extras = cell.forward(items[0], states)
+        if masks:
+            new = [tf.where(items[1], a, b) for a, b in zip(new, states)]
+        kept["saved"], kept["extras"] = len(saved), len(extras)
+        return new, [new[0], states[0], *extras, *saved]
+
+    def backward(states, items):
+        saved, items = items[: kept["saved"]], items[kept["saved"] :]
+        if sequence:
+            states = [states[0] + items[0], *states[1:]]
+        dz, back = cell.backward(saved, states)
+        if masks:
+            dz = tf.where(items[-1], dz, tf.zeros_like(dz))
+            back = [tf.where(items[-1], a, b) for a, b in zip(back, states)]
+        return back, [dz]
+
+    @tf.custom_gradient
+    def run(z, *states):
+        states, columns = scan.run(
+            forward, list(states), [scan.split(z), *masks]
+        )
+        count = 2 + kept["extras"]
+        kept["rest"] = [scan.join(c) for c in columns[1:count]]
+        outputs = [scan.join(columns[0])] if sequence else []
+
+        def gradient(*upstream):
+            given = [scan.split(d) for d in upstream[: len(outputs)]]
+            d_states, found = scan.run(
+                backward,
+                list(upstream[len(outputs) :]),
+                [*columns[count:], *given, *masks],
+                reverse=True,
+            )
+            return scan.join(found[0]), *d_states
+
+        return (*outputs, *states), gradient
+
+    outputs = run(z, *initial_state)
+    rest = [tf.stop_gradient(t) for t in kept["rest"]]
+    if sequence:
+        return outputs[0], list(outputs[1:]), rest
+    return None, list(outputs), rest
+
+
+def _gradients(layer, inputs, dz):
+    """kernel, recurrent kernel and bias, summed over the steps."""
+    inputs, hidden, *extras = inputs
+    yield from _cell(layer).gradients(inputs, hidden, extras, dz)
+
+
+for _layer in _LAYERS:
+    register_rule(_layer, forward=_forward, unsupported=_unsupported)(
+        _gradients
+    )

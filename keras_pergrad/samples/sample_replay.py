@@ -1,0 +1,235 @@
+"""One layer's call, repeated for a single sample of a recorded batch.
+
+This is the exact way to a per-sample gradient for a layer that has no rule:
+the call is run again on row i, with the random numbers that row i had in the
+batch, and differentiated alone. Nothing it assigns is kept.
+
+Private names in use: `keras.src.backend.get_keras_mask`, `set_keras_mask`.
+"""
+
+import dataclasses
+
+import keras
+import tensorflow as tf
+from keras.src import backend
+
+from keras_pergrad.keras_internals import draws as draws_module
+from keras_pergrad.keras_internals import refusal_messages
+from keras_pergrad.keras_internals.batches import is_composite
+from keras_pergrad.keras_internals.loss_tensors import loss_tensors
+
+
+@dataclasses.dataclass
+class Recorded:
+    """What a call of `layer` took and gave for the whole batch.
+
+    Attributes:
+        layer: the layer (or model).
+        args, kwargs: what its `call` was given.
+        training: what `training` was inside: layers that are called without
+            the argument take it from the call around them. None: nothing.
+        draws: the random draws made inside, in order.
+        outputs: the flat list of the `loss_tensors` of its output.
+        losses: the tensors given to `add_loss` inside.
+    """
+
+    layer: keras.layers.Layer
+    args: tuple
+    kwargs: dict
+    training: bool | None
+    draws: list
+    outputs: list
+    losses: list = dataclasses.field(default_factory=list)
+
+    @property
+    def batch_axis(self):
+        """The static batch size (None: unknown), from the first tensor."""
+        tensors = _tensors((self.args, self.kwargs))
+        if not tensors or tensors[0].shape.rank in (None, 0):
+            return None
+        return tensors[0].shape[0]
+
+
+class _CallContext(keras.layers.Layer):
+    """Runs a function with Keras's `training` flag set for all layers in it."""
+
+    def __init__(self, function):
+        super().__init__(name="sample", dtype="float32")
+        self.function = function
+
+    def call(self, inputs, training=None):
+        del inputs, training
+        return self.function()
+
+
+def _tensors(structure):
+    return [t for t in tf.nest.flatten(structure) if tf.is_tensor(t)]
+
+
+class Replay:
+    """Repeats a recorded call row by row.
+
+    Args:
+        recorded: the call.
+        variables: the Keras variables to differentiate with respect to.
+        state: pairs of other variables and the values that they had before
+            the recorded call.
+
+    Raises:
+        ValueError: when the call drew random numbers in a way that cannot be
+            repeated for one sample.
+    """
+
+    def __init__(self, recorded, variables, state=()):
+        self.recorded = recorded
+        self._state = list(state)
+        self.variables = variables
+        self.values = [tf.convert_to_tensor(v.value) for v in variables]
+        self._rows = [self._draw_rows(draw) for draw in recorded.draws]
+
+    def _draw_rows(self, draw):
+        where = f"layer {self.recorded.layer.name!r}"
+        if draw.name == "shuffle":
+            raise ValueError(
+                f"{where} calls keras.random.shuffle, which mixes the "
+                "samples of a batch: a per-sample gradient is not defined. "
+                "Shuffle in the input pipeline instead."
+            )
+        if draw.graph is not draws_module.current_graph():
+            raise ValueError(
+                f"{where} calls keras.random.{draw.name} inside a loop or a "
+                "condition, so that one sample's numbers cannot be told from "
+                "the batch's. Draw the numbers before the loop."
+            )
+        rows = draw.rows()
+        size = self.recorded.batch_axis
+        if rows.shape.rank == 0 or rows.shape[0] not in (None, 1, size):
+            raise ValueError(
+                f"{where} calls keras.random.{draw.name} for an array of "
+                f"shape {tuple(rows.shape)}, whose first axis is not the "
+                "batch. Draw numbers of shape (batch, ...) or (1, ...)."
+            )
+        return rows
+
+    def _take(self, tensor, rows):
+        """These rows of a batch tensor; other tensors as they are."""
+        if is_composite(tensor):
+            raise ValueError(refusal_messages.composite(self.recorded.layer))
+        if not tf.is_tensor(tensor) or tensor.shape.rank in (None, 0):
+            return tensor
+        if tensor.shape[0] != self.recorded.batch_axis:
+            return tensor
+        taken = tf.gather(tensor, rows)
+        mask = backend.get_keras_mask(tensor)
+        if mask is not None:
+            backend.set_keras_mask(taken, tf.gather(mask, rows))
+        return taken
+
+    def forward(self, rows):
+        """Runs the call on a batch of these rows, given by their indices.
+
+        Returns:
+            The `loss_tensors` of the output, and the losses that were added.
+        """
+        args, kwargs = tf.nest.map_structure(
+            lambda t: self._take(t, rows),
+            (self.recorded.args, self.recorded.kwargs),
+        )
+        drawn = [
+            r if r.shape[0] == 1 else tf.gather(r, rows) for r in self._rows
+        ]
+        scope = keras.StatelessScope(
+            [*zip(self.variables, self.values), *self._state],
+            collect_losses=True,
+        )
+        layer = self.recorded.layer
+        context = _CallContext(lambda: layer(*args, **kwargs))
+        with scope, draws_module.replaying(drawn):
+            outputs = context(tf.zeros([]), training=self.recorded.training)
+        return loss_tensors(outputs), scope.losses
+
+    def gradients(self, i, output_gradients, loss_weights=()):
+        """What row i contributes to the gradient of each variable.
+
+        Args:
+            i: the row.
+            output_gradients: for each output, the gradient of the total loss
+                with respect to it, (n, ...), or None.
+            loss_weights: for each `add_loss` tensor its factor in the total.
+
+        Returns:
+            A list with a tensor of the variable's shape, or None where the
+            variable has no influence, for each variable.
+        """
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(self.values)
+            # A gather keeps the size of the batch, 1, known to XLA.
+            row = tf.reshape(i, [1])
+            outputs, losses = self.forward(row)
+            targets, weights = [], []
+            for output, gradient in zip(outputs, output_gradients):
+                if gradient is not None:
+                    targets.append(output)
+                    weights.append(tf.gather(gradient, row))
+            for loss, weight in zip(losses, loss_weights):
+                targets.append(loss)
+                weights.append(tf.cast(weight, loss.dtype))
+        result = tape.gradient(targets, self.values, output_gradients=weights)
+        right = self._reproduced(row, outputs, output_gradients)
+        return [
+            None if g is None else _poison_unless(right, g)
+            for g in map(_dense, result)
+        ]
+
+    def _reproduced(self, row, outputs, output_gradients):
+        """Whether row i of the batch came out again; asserts it in graphs."""
+        checks = []
+        for single, batch, gradient in zip(
+            outputs, self.recorded.outputs, output_gradients
+        ):
+            if gradient is None:
+                continue
+            if single.shape.rank != batch.shape.rank:
+                raise ValueError(self._message())
+            checks.append(close(single, tf.gather(batch, row)))
+        right = tf.reduce_all(checks) if checks else tf.constant(True)
+        check = tf.debugging.Assert(right, [self._message()])
+        if check is None:
+            return right
+        with tf.control_dependencies([check]):
+            return tf.identity(right)
+
+    def _message(self):
+        layer = self.recorded.layer
+        return (
+            f"layer {layer.name!r} ({type(layer).__name__}) gives another "
+            "output for a sample alone than for the same sample in its batch. "
+            "It mixes the samples of a batch, moves the batch off the first "
+            "axis, or draws numbers without keras.random; its per-sample "
+            "gradient cannot be computed. Make the layer act on each sample "
+            "alone and draw with keras.random, or use gradient_mode='batch'."
+        )
+
+
+def _dense(gradient):
+    return None if gradient is None else tf.convert_to_tensor(gradient)
+
+
+def _poison_unless(right, gradient):
+    """NaN where the check failed: XLA drops assertions, but not this."""
+    nan = tf.constant(float("nan"), gradient.dtype)
+    return tf.where(right, gradient, nan)
+
+
+def close(single, batch):
+    """Equal up to rounding (non-finite values count as reproduced)."""
+    if not single.dtype.is_floating:
+        return tf.constant(True)
+    # A model of float64 may compute in float32 inside.
+    epsilon = {"float64": 1e-4, "float32": 1e-3}.get(single.dtype.name, 0.05)
+    single = tf.cast(single, tf.float64)
+    batch = tf.cast(batch, tf.float64)
+    error = tf.reduce_max(tf.abs(single - batch))
+    scale = tf.reduce_max(tf.abs(batch))
+    wrong = error > epsilon * (scale + 1e-3)
+    return tf.logical_or(tf.logical_not(wrong), tf.math.is_nan(error))

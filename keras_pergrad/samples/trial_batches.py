@@ -1,0 +1,314 @@
+"""Batches of a few samples to try a model on: the user's, or made up."""
+
+import contextlib
+import contextvars
+import dataclasses
+import itertools
+
+import numpy as np
+import tensorflow as tf
+
+from keras_pergrad.samples import messages
+from keras_pergrad.samples.motion import OTHER_SAMPLES, SAMPLES
+
+_FIRST = contextvars.ContextVar("first batch", default=None)
+#: The size of an axis that the model takes any of.
+UNKNOWN = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Batches:
+    """Batches, (x, y, sample_weight) each, to try a model on.
+
+    Attributes:
+        some: some samples.
+        exchanged: pairs of the number of a sample and the batch with other
+            values for it.
+        more: more samples; None where the model takes one number only.
+    """
+
+    some: tuple
+    exchanged: list
+    more: tuple | None
+
+
+@contextlib.contextmanager
+def first_batch(batch):
+    """Let models be tried on the first samples of this batch inside.
+
+    Args:
+        batch: (x, y, sample_weight); where they are no arrays or eager
+            tensors, it changes nothing.
+    """
+    token = _FIRST.set(_rows(batch))
+    try:
+        yield
+    finally:
+        _FIRST.reset(token)
+
+
+def _rows(batch):
+    """A few rows of each part of a batch, or None for what has no rows."""
+    flat = tf.nest.flatten(batch)
+    for part in flat:
+        is_array = isinstance(part, np.ndarray) or (
+            tf.is_tensor(part) and hasattr(part, "numpy")
+        )
+        if part is not None and not is_array:
+            return None
+    rows = [t if t is None or not t.ndim else t[:OTHER_SAMPLES] for t in flat]
+    return tf.nest.pack_sequence_as(batch, rows)
+
+
+def spec(tensor):
+    """Return the type of a part of the batch, of any number of samples."""
+    if tensor is None:
+        return None
+    if isinstance(tensor, (tf.SparseTensor, tf.RaggedTensor)):
+        raise ValueError(messages.COMPOSITE)
+    if tensor.shape.rank in (None, 0):
+        return tf.TensorSpec(tensor.shape, tensor.dtype)
+    return tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype)
+
+
+def of_number(one, number):
+    """Return a type of a part of the batch, with a number of samples."""
+    if one.shape.rank in (None, 0):
+        return one
+    return tf.TensorSpec([number, *one.shape[1:]], one.dtype)
+
+
+def batches(specs, number=None, sizes_of_outputs=None):
+    """Yield `Batches` of some samples.
+
+    Those after the first are for models that refuse the values before. All
+    that is not in x stays the same when a sample is exchanged, so that
+    masks and weights, and what the loss is divided by, do.
+
+    Args:
+        specs: the types, (x, y, sample_weight).
+        number: how many samples a batch must have; None: any.
+        sizes_of_outputs: for inputs the sizes of each output of the model,
+            for targets that may have any.
+    """
+    x, y, sample_weight = specs
+    counts = (SAMPLES, OTHER_SAMPLES) if number is None else (number,)
+    count = max(counts)
+    given = _given(specs, count)
+    if given is not None:
+        yield _batches(given, _exchanged(given[0]), counts)
+    kinds = [s for s in tf.nest.flatten(x) if s is not None]
+    whole = [k for k, s in enumerate(kinds) if s.dtype.is_integer]
+    choices = [(1, 2)] * len(kinds)
+    tried = [tuple(choices)]
+    for size in range(1, len(whole) + 1):
+        for some in itertools.combinations(whole, size):
+            tried.append(
+                tuple(
+                    (0, 1) if k in some else choice
+                    for k, choice in enumerate(choices)
+                )
+            )
+            if len(tried) > 64:
+                break
+    for numbers, classes in itertools.product(tried, (2, 1)):
+        rng = np.random.default_rng(0)
+        first, second = [], []
+        for one, pair in zip(kinds, numbers):
+            a, b = _pair(one, count, rng, pair)
+            first.append(a)
+            second.append(b)
+        made = tf.nest.pack_sequence_as(x, _with_none(x, first))
+        kinds_of_y = tf.nest.flatten(y)
+        if sizes_of_outputs is not None and not all(map(_is_sized, kinds_of_y)):
+            kinds_of_y = _sized(kinds_of_y, sizes_of_outputs(made))
+        targets = [_fixed(s, count, rng, classes) for s in kinds_of_y]
+        weights = [
+            _ones(s, count)
+            for s in _sized(
+                tf.nest.flatten(sample_weight),
+                [() if t is None else t.shape for t in targets],
+            )
+        ]
+        packed = (
+            made,
+            tf.nest.pack_sequence_as(y, targets),
+            tf.nest.pack_sequence_as(sample_weight, weights),
+        )
+        other = tf.nest.pack_sequence_as(x, _with_none(x, second))
+        yield _batches(packed, other, counts)
+
+
+def _is_sized(one):
+    return one is None or None not in list(one.shape or [])[1:]
+
+
+def _sized(kinds, shapes):
+    """These types with the sizes of these shapes where they have none."""
+    if len(kinds) != len(shapes):
+        return kinds
+    found = []
+    for one, shape in zip(kinds, shapes):
+        if one is not None and not _is_sized(one):
+            sizes = [*shape, *[None] * one.shape.rank][: one.shape.rank]
+            known = [a or b for a, b in zip(one.shape[1:], sizes[1:])]
+            one = tf.TensorSpec([None, *known], one.dtype)
+        found.append(one)
+    return found
+
+
+def _with_none(structure, parts):
+    parts = iter(parts)
+    return [
+        None if s is None else next(parts) for s in tf.nest.flatten(structure)
+    ]
+
+
+def _batches(batch, other, counts):
+    """The `Batches` of arrays of enough samples, and of others in x."""
+
+    def cut(count):
+        return tf.nest.map_structure(
+            lambda t: (
+                t
+                if t is None or np.ndim(t) == 0
+                else tf.convert_to_tensor(t[:count])
+            ),
+            batch,
+        )
+
+    def swapped(k):
+        def swap(a, b):
+            if a is None or np.ndim(a) == 0:
+                return a
+            a = np.array(a[: counts[0]])
+            a[k] = b[k]
+            return tf.convert_to_tensor(a)
+
+        return tf.nest.map_structure(swap, batch[0], other)
+
+    some = cut(counts[0])
+    # Of many, the ends and one between.
+    chosen = sorted({0, 1, counts[0] - 1})
+    exchanged = [(k, (swapped(k), *some[1:])) for k in chosen]
+    more = cut(counts[1]) if len(counts) > 1 else None
+    return Batches(some, exchanged, more)
+
+
+def _shape(one, count):
+    return [count, *(UNKNOWN if s is None else s for s in one.shape[1:])]
+
+
+def _pair(one, count, rng, numbers):
+    """Two arrays that differ in every entry."""
+    if one.shape.rank in (None, 0):
+        value = np.zeros([], one.dtype.as_numpy_dtype)
+        return value, value
+    shape = _shape(one, count)
+    if one.dtype.is_floating or one.dtype.is_complex:
+        both = rng.uniform(size=(2, *shape))
+        return tuple(both.astype(one.dtype.as_numpy_dtype))
+    chosen = rng.integers(0, 2, shape)
+    if one.dtype == tf.string:
+        words = np.array(["a", "b"], object)
+        return words[chosen], words[1 - chosen]
+    numbers = np.array(numbers).astype(one.dtype.as_numpy_dtype)
+    return numbers[chosen], numbers[1 - chosen]
+
+
+def _fixed(one, count, rng, classes):
+    """Targets: samples of the first classes in turn.
+
+    With two of them a loss that compares samples has something to compare;
+    one class every model has.
+    """
+    if one is None:
+        return None
+    if one.shape.rank in (None, 0):
+        return np.zeros([], one.dtype.as_numpy_dtype)
+    if one.dtype == tf.string:
+        return np.full(_shape(one, count), "a", object)
+    if one.dtype.is_floating:
+        values = rng.uniform(size=_shape(one, count))
+        return values.astype(one.dtype.as_numpy_dtype)
+    shape = _shape(one, count)
+    chosen = (np.arange(count) % classes).reshape(-1, *[1] * (len(shape) - 1))
+    return np.broadcast_to(chosen, shape).astype(one.dtype.as_numpy_dtype)
+
+
+def _ones(one, count):
+    if one is None:
+        return None
+    shape = [] if one.shape.rank in (None, 0) else _shape(one, count)
+    return np.ones(shape, one.dtype.as_numpy_dtype)
+
+
+def _given(specs, count):
+    """The first samples of the user's batch, as arrays, or None."""
+    batch = _FIRST.get()
+    if batch is None:
+        return None
+    try:
+        tf.nest.assert_same_structure(batch, specs, check_types=False)
+    except (ValueError, TypeError):
+        return None
+    flat, kinds = tf.nest.flatten(batch), tf.nest.flatten(specs)
+    found = []
+    for value, one in zip(flat, kinds):
+        if one is None:
+            found.append(None)
+            continue
+        if value is None:
+            # Weights of the classes come after the data.
+            found.append(_ones(one, count))
+            continue
+        value = np.asarray(value)
+        if value.ndim != one.shape.rank:
+            return None
+        if value.ndim:
+            if not len(value):
+                return None
+            rows = np.arange(count) % len(value)
+            value = value[rows]
+        if one.dtype != tf.string:
+            value = value.astype(one.dtype.as_numpy_dtype)
+        found.append(value)
+    return tf.nest.pack_sequence_as(specs, found)
+
+
+def _exchanged(x):
+    """Other values for every sample of x, with the same zeros.
+
+    Zeros may be masked, so they stay, and so do flags (0 and 1) where there
+    is something else to exchange.
+    """
+    flat = [t for t in tf.nest.flatten(x) if t is not None]
+    only_flags = all(_is_flags(t) for t in flat)
+    rng = np.random.default_rng(0)
+    return tf.nest.map_structure(
+        lambda t: None if t is None else _other(t, rng, only_flags), x
+    )
+
+
+def _is_flags(array):
+    if array.dtype.kind in "fc" or array.dtype == object:
+        return False
+    return array.size == 0 or array.max() <= 1
+
+
+def _other(array, rng, flip):
+    if array.ndim == 0 or array.dtype == object or not array.size:
+        return array
+    if _is_flags(array):
+        if not flip:
+            return array
+        return np.logical_not(array).astype(array.dtype)
+    if array.dtype.kind in "iu":
+        most = array.max()
+        step = rng.integers(1, most, array.shape) if most > 1 else 0
+        other = (array - 1 + step) % most + 1
+        return np.where(array > 0, other, array).astype(array.dtype)
+    # Far from what they were, so that another sample may be the largest.
+    least = -2.0 if array.min() < 0 else 0.0
+    factors = rng.uniform(least, 2.0, array.shape)
+    return (array * factors).astype(array.dtype)

@@ -1,0 +1,287 @@
+"""Each advice: a pipeline that calls for it, and what following it brings."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_pergrad.analysis.pipelines import (
+    map_advice,
+    stall_advice,
+    tfdata_advice,
+)
+from keras_pergrad.analysis.pipelines.pipeline_facts import gather
+from keras_pergrad.analysis.pipelines.tfdata_model import (
+    RunningPipeline,
+    RunningStage,
+)
+from keras_pergrad.callbacks import DataStall
+from tests.analysis.pipelines import slow_data
+from tests.analysis.pipelines.slow_data import PARALLEL, as_batch, numbers
+from tests.callbacks.stall_truth import (
+    BATCH,
+    Clock,
+    Loader,
+    TimedStepModel,
+    no_hidden_prefetch,
+)
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Your input ran out of data"),
+    pytest.mark.filterwarnings("ignore:`shuffle=True` was passed"),
+    pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork"),
+]
+
+# For each rule: words of its message, data before and after following it.
+CASES = {
+    "prefetch": (
+        "dataset.prefetch(tf.data.AUTOTUNE)",
+        lambda _: slow_data.generated_plainly(),
+        lambda _: slow_data.generated_plainly().prefetch(tf.data.AUTOTUNE),
+    ),
+    "parallel_map": (
+        "dataset.map(call, num_parallel_calls=",
+        lambda _: slow_data.serial_map(),
+        lambda _: slow_data.parallel_map(),
+    ),
+    "from_generator": (
+        "`from_generator` runs in one Python thread",
+        lambda _: slow_data.generated(),
+        lambda _: slow_data.loaded_by_number(),
+    ),
+    "workers": (
+        "dataset.workers = ",
+        lambda _: slow_data.py_dataset(),
+        lambda _: slow_data.py_dataset(workers=4),
+    ),
+    "python_generator": (
+        "class Data(keras.utils.PyDataset)",
+        lambda _: slow_data.python_generator(),
+        lambda _: slow_data.py_dataset(workers=4),
+    ),
+    "dataloader_workers": (
+        "drop_last=loader.drop_last, num_workers=",
+        lambda _: slow_data.torch_loader(),
+        lambda _: slow_data.torch_loader(num_workers=2),
+    ),
+    "cache": (
+        "dataset.cache()",
+        lambda _: slow_data.computed(),
+        lambda _: slow_data.computed().cache(),
+    ),
+    "unordered": (
+        "options.deterministic = False",
+        lambda _: slow_data.in_bursts(deterministic=True),
+        lambda _: slow_data.in_bursts(deterministic=False),
+    ),
+    "shuffle_after_batch": (
+        "`shuffle` stands after `batch`",
+        lambda _: slow_data.shuffled(late=True),
+        lambda _: slow_data.shuffled(late=False),
+    ),
+    "tiny_reads": (
+        "reads 16 bytes at a time",
+        lambda folder: slow_data.read_lines(folder, buffer_size=16),
+        lambda folder: slow_data.read_lines(folder),
+    ),
+}
+# A generator lasts one epoch. For the others the second one counts: tracing
+# gives a pipeline time to run ahead, and a cache must be filled.
+EPOCHS = {"python_generator": 1}
+# Where the data computes instead of sleeping, or half of it is there before
+# the first step, the step itself takes next to nothing.
+STEPS = {"cache": 0, "tiny_reads": 0, "shuffle_after_batch": 0}
+
+
+#: In test_planted_faults.py, in test_grain.py.
+ELSEWHERE = (
+    *("python_map", "batch_first", "interleave", "tiny_files", "thread_pool"),
+    *("frozen_augmentation", "shuffle_buffer", "parallel_reads"),
+    *("too_many_workers", "threads_that_compute"),
+    *("read_threads", "processes", "too_many_processes"),
+)
+
+
+class Case:
+    """One rule, and its pipelines."""
+
+    def __init__(self, name, folder):
+        (self.rule,) = (r for r in stall_advice.RULES if r.__name__ == name)
+        self.words, before, after = CASES[name]
+        self.before = lambda: before(folder)
+        self.after = lambda: after(folder)
+        self.settings = {
+            "epochs": EPOCHS.get(name, 2),
+            "step": STEPS.get(name, 0.01),
+        }
+        self.running = working(RUNNING[name]) if name in RUNNING else None
+
+    def fires_on(self, data):
+        """Without running it, on what it would measure before."""
+        times = {"burst_ms": 16.0, "first_batch_ms": 1e3}
+        facts = gather(data, None, 20.0, 10.0, **times)
+        facts.running = self.running
+        return self.rule(facts) is not None
+
+
+@pytest.fixture(params=CASES)
+def case(request, tmp_path):
+    if request.param == "dataloader_workers":
+        pytest.importorskip("torch.utils.data")
+    return Case(request.param, tmp_path)
+
+
+def fit(data, epochs=1, step=0.003):
+    model = TimedStepModel(Clock(), step)
+    model.compile("sgd", "mse", jit_compile=False)
+    stall = DataStall()
+    model.fit(data, epochs=epochs, verbose=0, callbacks=[stall])
+    return stall
+
+
+def message_of(stall):
+    """On one line: causes are wrapped."""
+    return " ".join((stall.message or "").split())
+
+
+def names(data, wait_ms, step_ms, **times):
+    facts = gather(data, None, wait_ms, step_ms, **times)
+    return [given.name for given in stall_advice.advise(facts)]
+
+
+# Stages that do all the work, as TensorFlow would name them.
+RUNNING = {
+    "prefetch": "FlatMap",
+    "parallel_map": "MapAndBatch",
+    "from_generator": "FlatMap",
+    "cache": "Map",
+}
+
+
+def working(name):
+    """A pipeline in which one stage does all the work."""
+    return RunningPipeline([RunningStage(name, 1.0)])
+
+
+def test_every_rule_has_a_case():
+    rules = [rule.__name__ for rule in stall_advice.RULES]
+    assert sorted([*CASES, *ELSEWHERE]) == sorted(rules)
+
+
+def test_advice_is_given_once_and_not_where_it_was_followed(case, capsys):
+    stall = fit(case.before(), **case.settings)
+    assert case.words in message_of(stall), stall.reports
+    assert capsys.readouterr().out.count(f"{stall.message}\n") == 1
+    assert case.fires_on(case.before())
+    assert not case.fires_on(case.after())
+
+
+@pytest.mark.timing
+def test_following_the_advice_cuts_the_wait(case):
+    stall = fit(case.before(), **case.settings)
+    followed = fit(case.after(), **case.settings)
+    figure = "wait_ms"
+    if case.rule is tfdata_advice.shuffle_after_batch:
+        figure = "first_batch_s"  # it promises no more than that
+    before, after = (getattr(s.reports[-1], figure) for s in (stall, followed))
+    print(f"{case.rule.__name__}: {figure} {before:.4g} -> {after:.4g}")
+    assert after < 0.7 * before
+    assert case.words not in message_of(followed)
+
+
+FINE = {
+    "dataset": lambda: numbers().batch(4).map(as_batch, **PARALLEL),
+    "float32": lambda: np.zeros((64, 3), "float32"),
+    # Keras converts such arrays once, before training: nothing to gain.
+    "float64": lambda: np.zeros((64, 3)),
+    "PyDataset": lambda: Loader(lambda i: BATCH, 16),
+    "generator": lambda: (BATCH for _ in range(16)),
+}
+
+
+@pytest.mark.parametrize("kind", FINE)
+def test_a_pipeline_that_is_fine_gets_no_message(kind):
+    data = FINE[kind]()
+    model = TimedStepModel(Clock(), 0.05)
+    model.compile("sgd", "mse", jit_compile=False)
+    stall = DataStall()
+    arrays = isinstance(data, np.ndarray)
+    y, batch_size = (data[:, :1], 4) if arrays else (None, None)
+    model.fit(data, y, batch_size=batch_size, verbose=0, callbacks=[stall])
+    assert stall.reports[0].steps == 16
+    assert stall.message is None
+
+
+def test_a_buffer_of_usual_size_is_no_tiny_read(tmp_path):
+    fine = slow_data.read_lines(tmp_path, buffer_size=4096)
+    assert "tiny reads" not in names(fine, 1.0, 1.0)
+
+
+def test_unordered_needs_bursts_and_a_shuffle():
+    data = slow_data.in_bursts(deterministic=True)
+    assert "unordered" in names(data, 5.0, 1.0, burst_ms=4.0)
+    assert "unordered" not in names(data, 5.0, 1.0, burst_ms=0.1)
+    in_order = slow_data.parallel_map()
+    assert "unordered" not in names(in_order, 5.0, 1.0, burst_ms=4.0)
+
+
+@pytest.mark.parametrize(
+    ("passes", "steps", "change", "given"),
+    [
+        (1, 16, lambda data: data, False),
+        (2, 16, lambda data: data, True),
+        (None, 16, lambda data: data, True),
+        (3, 4, lambda data: data, False),  # three quarters of a pass
+        (8, 4, lambda data: data, True),
+        (1, 32, lambda data: data.repeat(2), True),
+        (1, 32, lambda data: data.repeat(2).map(lambda x, y: (x, y)), False),
+    ],
+)
+def test_a_cache_is_for_data_that_is_read_again(passes, steps, change, given):
+    facts = gather(
+        change(slow_data.computed()), None, 9, 1, passes=passes, steps=steps
+    )
+    facts.running = working("Map")
+    assert (map_advice.cache(facts) is not None) == given
+
+
+@pytest.mark.parametrize("method", ["fit", "evaluate"])
+def test_no_cache_for_a_single_pass(method):
+    model = TimedStepModel(Clock(), 0)
+    model.compile("sgd", "mse", jit_compile=False)
+    stall = DataStall()
+    data = slow_data.computed()
+    getattr(model, method)(data, verbose=0, callbacks=[stall])
+    assert "`map(heavy)` handles one element" in message_of(stall)
+    assert "dataset.cache()" not in message_of(stall)
+
+
+def test_a_late_shuffle_that_starts_quickly_is_left_alone():
+    data = slow_data.shuffled(late=True)
+    late = "shuffle after batch"
+    assert late in names(data, 10.0, 3.0, first_batch_ms=160.0)
+    assert late not in names(data, 10.0, 3.0, first_batch_ms=20.0)
+
+
+def test_no_prefetch_advice_where_it_would_hide_nothing():
+    data = no_hidden_prefetch(numbers().batch(4))
+    assert "prefetch" not in names(data, 100.0, 1.0)
+
+
+def test_a_prefetch_before_repeat_is_seen():
+    data = slow_data.generated_plainly()
+    assert "prefetch" in names(data.repeat(), 20.0, 10.0)
+    data = data.prefetch(2).repeat().take(16)
+    assert "prefetch" not in names(data, 20.0, 10.0)
+    stall = DataStall(warn_above=0)
+    model = TimedStepModel(Clock(), 0.01)
+    model.compile("sgd", "mse", jit_compile=False)
+    model.fit(data, verbose=0, callbacks=[stall])
+    assert "from_generator" in message_of(stall)
+    assert "does not end in a prefetch" not in message_of(stall)
+
+
+def test_a_slow_pipeline_is_told_what_it_must_reach():
+    message = message_of(fit(slow_data.generated().prefetch(2)))
+    assert "the pipeline must give" in message
+    assert "Slowest stage: from_generator" in message
+    assert "prefetch(tf" not in message

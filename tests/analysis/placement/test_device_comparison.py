@@ -1,0 +1,80 @@
+import numpy as np
+import pytest
+
+from keras_pergrad.analysis.placement.device_comparison import compare_devices
+from tests.analysis.placement import comparison_checks
+from tests.metal_stub import models, session
+
+LAYERS = {
+    "dense": "dense",
+    "cnn": "conv2d",
+    "rnn": "lstm/lstm_cell",
+    "embedding": "global_average_pooling1d",
+    "attention": "self_attention/multi_head_attention",
+}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    check = "tests.analysis.placement.comparison_checks:compare"
+    return session.run_once(tmp_path_factory, check)
+
+
+@pytest.mark.parametrize("name", comparison_checks.RIGHT)
+def test_right_kernels_are_not_accused(found, name):
+    assert found[name]["ok"], found[name]["text"]
+    assert found[name]["agreement"] < 1e-5
+    assert found[name]["op"] is None
+    assert found[name]["unchanged"]
+
+
+@pytest.mark.parametrize(
+    ("model", "op"), [case[:2] for case in comparison_checks.DAMAGE]
+)
+def test_a_wrong_kernel_is_named_with_its_layer(found, model, op):
+    result = found[f"{model} {op}"]
+    assert not result["ok"]
+    assert (result["op"], result["alone"]) == (op, True)
+    assert result["layer"].startswith(LAYERS[model])
+    assert "not rounding" in result["text"]
+    assert f"{op} in layer {result['layer']} is wrong" in result["text"]
+
+
+def test_without_an_accelerator_the_cpu_is_timed():
+    model, x, y = models.make("dense")
+    result = compare_devices(model, x, y)
+    assert result.ok
+    assert result.devices == []
+    assert result.cpu_ms > 0
+    assert "no accelerator" in str(result)
+
+
+def test_the_cpu_agrees_with_itself():
+    model, x, y = models.make("cnn")
+    weights = [w.copy() for w in model.get_weights()]
+    [cpu] = compare_devices(model, x, y, devices="CPU:0").devices
+    assert cpu.ok
+    assert len(cpu.verdicts) == 2 + len(model.trainable_weights)
+    for before, after in zip(weights, model.get_weights()):
+        np.testing.assert_array_equal(before, after)
+
+
+def test_random_layers_are_compared_without_training():
+    import keras
+
+    model = keras.Sequential(
+        [keras.Input((4,)), keras.layers.Dropout(0.5), keras.layers.Dense(1)]
+    )
+    model.compile("sgd", "mse", jit_compile=False)
+    x, y = np.ones((8, 4), "float32"), np.ones((8, 1), "float32")
+    result = compare_devices(model, x, y, devices=["CPU:0"])
+    assert result.ok
+    assert "training=False" in str(result)
+
+
+def test_refusals():
+    model, x, y = models.make("dense")
+    with pytest.raises(ValueError, match=r"from: CPU:0.*Received: GPU:7"):
+        compare_devices(model, x, y, devices=["GPU:7"])
+    with pytest.raises(ValueError, match="repeats=0"):
+        compare_devices(model, x, y, repeats=0)

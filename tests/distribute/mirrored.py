@@ -1,9 +1,0 @@
-"""What holds under MirroredStrategy on two devices; run by test_mirrored."""
-
-from tests.distribute import mirrored_gradients, mirrored_training
-from tests.distribute.two_devices import CHECKS, main
-
-__all__ = ["CHECKS", "mirrored_gradients", "mirrored_training"]
-
-if __name__ == "__main__":
-    main()

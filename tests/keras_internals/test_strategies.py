@@ -1,0 +1,58 @@
+"""Strategies that are not served are refused by name."""
+
+import keras
+import pytest
+import tensorflow as tf
+
+import keras_pergrad as kpg
+from keras_pergrad.keras_internals import strategies
+from keras_pergrad.keras_internals.patching import attribute
+
+UNSERVED = [
+    tf.distribute.TPUStrategy,
+    tf.distribute.ParameterServerStrategy,
+    tf.distribute.experimental.CentralStorageStrategy,
+]
+
+
+@pytest.mark.parametrize("strategy", UNSERVED)
+def test_refused_by_name(strategy):
+    inputs = keras.Input((3,))
+    model = kpg.PerGradModel(inputs, keras.layers.Dense(1)(inputs))
+    # One that is connected to nothing: only its class is looked at.
+    created = strategy.__new__(strategy)
+    with (
+        attribute(model, "_distribute_strategy", created),
+        pytest.raises(ValueError, match=strategy.__name__),
+    ):
+        model.compile("sgd", "mse")
+    model.compile("sgd", "mse")
+
+
+@pytest.mark.parametrize("strategy", strategies.SERVED)
+def test_served(strategy):
+    strategies.require_served(strategy.__new__(strategy))
+
+
+def test_one_device_is_as_without_a_strategy():
+    results = []
+    for strategy in (None, tf.distribute.OneDeviceStrategy("CPU:0")):
+        keras.utils.set_random_seed(3)
+        with (strategy or tf.distribute.get_strategy()).scope():
+            inputs = keras.Input((3,))
+            model = kpg.PerGradModel(inputs, keras.layers.Dense(1)(inputs))
+            model.compile("sgd", "mse", gradient_mode="vectorized")
+        x, y = tf.random.normal((7, 3), seed=1), tf.ones((7, 1))
+        history = model.fit(x, y, batch_size=4, verbose=0, shuffle=False)
+        results.append(history.history["loss"])
+    assert results[0] == pytest.approx(results[1])
+
+
+def test_only_errors_of_several_workers_are_explained():
+    error = tf.errors.UnavailableError(None, None, "gone")
+    with (
+        pytest.raises(tf.errors.UnavailableError) as caught,
+        strategies.explaining(tf.distribute.get_strategy()),
+    ):
+        raise error
+    assert not getattr(caught.value, "__notes__", [])

@@ -1,0 +1,69 @@
+"""Sums and means given to `add_loss` are told apart, zeros or not."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_pergrad as kpg
+from keras_pergrad.modes import add_loss_reduction
+
+pytestmark = pytest.mark.usefixtures("float64")
+
+
+class Late(keras.layers.Layer):
+    """Adds a sum and a mean that are zero for samples of zeros, and nothing."""
+
+    def call(self, x):
+        self.add_loss(0.01 * keras.ops.sum(x**2))
+        self.add_loss(keras.ops.mean(keras.ops.maximum(x - 1, 0)))
+        self.add_loss(0 * keras.ops.sum(x))
+        return x
+
+
+def model(cls, **arguments):
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((5,))
+    hidden = keras.layers.Dense(4, activation="relu")(inputs)
+    result = cls(inputs, keras.layers.Dense(3)(Late()(hidden)))
+    result.compile(keras.optimizers.SGD(0.1), "mse", **arguments)
+    return result
+
+
+def data(zeros):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(19, 5)), rng.normal(size=(19, 3))
+    x[:zeros] = 0
+    return x, y
+
+
+def trained(cls, zeros, **arguments):
+    net = model(cls, **{"jit_compile": False, **arguments})
+    x, y = data(zeros)
+    loss = net.fit(x, y, batch_size=19, verbose=0).history["loss"]
+    return net.get_weights(), loss
+
+
+@pytest.mark.parametrize("execution", ["graph", "eager", "xla"])
+def test_first_samples_without_a_loss(execution):
+    arguments = {
+        "run_eagerly": execution == "eager",
+        "jit_compile": execution == "xla",
+    }
+    mode = kpg.Accumulated(microbatch_size=4)
+    found = trained(kpg.PerGradModel, 17, gradient_mode=mode, **arguments)
+    expected = trained(keras.Model, 17)
+    for a, b in zip(found[0], expected[0], strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-10)
+    # An eager step logs in single precision with Keras 3.8.
+    np.testing.assert_allclose(found[1], expected[1], rtol=1e-6)
+
+
+@pytest.mark.parametrize("zeros", [0, 8, 17, 19])
+def test_kinds(zeros):
+    net = model(keras.Model)
+    x, _ = data(zeros)
+    found = [
+        bool(is_sum) for is_sum in add_loss_reduction.kinds(net, tf.constant(x))
+    ]
+    assert found == [zeros < 19, False, False]

@@ -1,0 +1,221 @@
+import types
+
+import numpy as np
+import pytest
+
+from keras_pergrad.runs import step_statistics
+from keras_pergrad.runs.alignment import align
+from keras_pergrad.runs.grouping import Grouping
+from keras_pergrad.runs.step_statistics import _interval, members_of, pairs
+from tests.runs import made_up
+
+STEPS = 5
+
+
+def _measure(log_dir):
+    aligned = align(log_dir, 512)
+    data, apart = step_statistics.figures(aligned, Grouping(aligned.infos))
+    return aligned, types.SimpleNamespace(**data, apart=apart)
+
+
+def test_every_figure_has_a_meaning(tmp_path):
+    for seed in range(2):
+        gradients = made_up.around(1.0, 9.0, STEPS, seed)
+        made_up.write(tmp_path, f"{seed}", gradients, seed=seed)
+    _, spread = _measure(tmp_path)
+    assert {*vars(spread)} == {*step_statistics.MEANINGS, "apart"}
+    for name in step_statistics.MEANINGS:
+        assert getattr(spread, name).shape == (STEPS,)
+
+
+def test_variance_is_the_sample_variance_of_the_sketches(tmp_path):
+    for seed in range(4):
+        gradients = made_up.around(1.0, 9.0, STEPS, seed)
+        made_up.write(tmp_path, f"{seed}", gradients, seed=seed)
+    aligned, spread = _measure(tmp_path)
+    sketches = np.stack([np.array(r.sketches, float) for r in aligned.runs])
+    expected = sketches.var(0, ddof=1).sum(-1)
+    np.testing.assert_allclose(spread.variance, expected, rtol=1e-10)
+    assert np.isnan(spread.repeat_variance).all()
+    # The sketch's own error is below what its size promises, times three.
+    np.testing.assert_allclose(spread.variance, 81.0, rtol=0.4)
+    unit = sketches / np.linalg.norm(sketches, axis=-1, keepdims=True)
+    cosines = np.einsum("ats,bts->tab", unit, unit)[:, *np.triu_indices(4, 1)]
+    np.testing.assert_allclose(spread.cosine, cosines.mean(1), rtol=1e-10)
+    np.testing.assert_allclose(spread.cosine_min, cosines.min(1), rtol=1e-10)
+
+
+def test_repeats_are_told_from_seeds_and_do_not_dilute_them(tmp_path):
+    made_up.seeds_and_repeats(tmp_path, nondeterminism=0.5)
+    aligned, spread = _measure(tmp_path)
+    x = np.stack([np.array(r.sketches, float) for r in aligned.runs])
+    repeats = x[:3].var(0, ddof=1).sum(-1)
+    np.testing.assert_allclose(spread.repeat_variance, repeats, rtol=1e-9)
+    # Each two seeds count once: pairs with the repeated one are averaged.
+    pairs = [
+        ((x[a] - x[b]) ** 2).sum(-1) / (3 if a < 3 else 1)
+        for a in range(7)
+        for b in range(max(a + 1, 3), 7)
+    ]
+    expected = np.sum(pairs, 0) / 10 / 2
+    np.testing.assert_allclose(spread.variance, expected, rtol=1e-9)
+
+
+def test_equal_runs_are_at_distance_zero(tmp_path):
+    made_up.seeds_and_repeats(tmp_path)
+    _, spread = _measure(tmp_path)
+    assert (spread.apart[:3, :3] == 0).all()
+    assert (spread.repeat_variance == 0).all()
+    assert (spread.apart[3:, :3] > 0.1).all()
+
+
+def test_nearly_equal_runs_keep_their_distance(tmp_path):
+    base = made_up.around(1.0, 5.0, STEPS, 0)
+    step = made_up.around(0.0, 1e-4, STEPS, 1)
+    for name, gradients in (("a", base), ("b", base + step)):
+        made_up.write(tmp_path, name, gradients, seed=0)
+    aligned, spread = _measure(tmp_path)
+    a, b = (np.array(r.sketches, float) for r in aligned.runs)
+    expected = ((a - b) ** 2).sum(-1) / 2
+    np.testing.assert_allclose(spread.variance, expected, rtol=1e-6)
+
+
+def test_missing_and_broken_records_leave_the_others(tmp_path):
+    for seed in range(4):
+        gradients = made_up.around(1.0, 9.0, STEPS, seed)
+        if seed == 2:
+            gradients[3] = np.nan
+        gradients = gradients[: 2 if seed == 3 else STEPS]
+        made_up.write(tmp_path, f"{seed}", gradients, seed=seed)
+    aligned, spread = _measure(tmp_path)
+    x = [np.array(run.sketches, float) for run in aligned.runs]
+    for step, there in ((1, [0, 1, 2, 3]), (2, [0, 1, 2]), (3, [0, 1])):
+        of_step = np.stack([x[r][step] for r in there])
+        expected = of_step.var(0, ddof=1).sum()
+        assert spread.variance[step] == pytest.approx(expected, rel=1e-9)
+    assert np.isfinite(spread.apart).all()
+
+
+def test_steps_that_only_repeats_have_say_nothing_of_seeds(tmp_path):
+    """Repeats' variance does not stand in for that between seeds."""
+    repeated = made_up.around(1.0, 9.0, STEPS, 0)
+    other = made_up.around(1.0, 9.0, 2, 1)
+    for name, run, seed in zip("abc", (repeated, repeated, other), (0, 0, 1)):
+        made_up.write(tmp_path, name, run, seed=seed)
+    _, spread = _measure(tmp_path)
+    for column in (spread.variance, spread.variance_high, spread.cosine):
+        assert np.isfinite(column[:2]).all()
+        assert np.isnan(column[2:]).all()
+    assert (spread.repeat_variance == 0).all()
+
+
+def test_repeats_do_not_dilute_the_cosine_or_the_scale(tmp_path):
+    """Eight equal repeats of a seed count as one run of it."""
+    runs = [made_up.around(0.2, 3.0 * (s + 1), STEPS, s) for s in range(3)]
+    for copies in (1, 8):
+        for seed, run in enumerate(runs):
+            for k in range(copies if seed == 0 else 1):
+                where = tmp_path / str(copies)
+                made_up.write(where, f"{seed} {k}", run, seed=seed)
+    _, once = _measure(tmp_path / "1")
+    _, often = _measure(tmp_path / "8")
+    for name in (
+        "variance",
+        "variance_high",
+        "cosine",
+        "cosine_min",
+        "distance",
+    ):
+        found, expected = getattr(often, name), getattr(once, name)
+        np.testing.assert_allclose(found, expected, rtol=1e-9)
+
+
+def test_blocks_change_nothing(tmp_path, monkeypatch):
+    made_up.seeds_and_repeats(tmp_path, nondeterminism=0.5)
+    _, whole = _measure(tmp_path)
+    monkeypatch.setattr(
+        "keras_pergrad.runs.step_statistics._NUMBERS_AT_ONCE", 4000
+    )
+    _, parts = _measure(tmp_path)
+    np.testing.assert_allclose(parts.variance_high, whole.variance_high)
+    np.testing.assert_allclose(parts.apart, whole.apart, rtol=1e-12)
+
+
+@pytest.mark.parametrize("runs", [2, 3, 5, 12])
+@pytest.mark.parametrize("directions", [1, 4, 60])
+def test_the_interval_covers_the_truth(runs, directions):
+    """In at least 95 % of 2,000 draws, less what 2,000 draws leave open."""
+    draws = np.random.default_rng(3).normal(size=(2000, runs, directions))
+    products = draws @ draws.transpose(0, 2, 1)
+    square = np.einsum("tii->ti", products)
+    apart = square[:, :, None] + square[:, None] - 2 * products
+    members = members_of(np.arange(runs))
+    variance = 0.5 * np.einsum("tij,ij->t", apart, pairs(members))
+    assert variance.mean() == pytest.approx(directions, rel=0.1)
+    low, high = _interval(variance, apart, members, size=10**9)
+    covered = ((low <= directions) & (directions <= high)).mean()
+    assert covered > 0.935
+    if directions == 1:  # exact there
+        assert covered < 0.965
+
+
+def test_the_interval_covers_the_truth_with_an_unequal_number_of_repeats():
+    seeds = np.array([0, 0, 0, 0, 1, 2, 3])
+    random = np.random.default_rng(4)
+    of_seed = random.normal(size=(2000, 4, 3))[:, seeds]
+    draws = of_seed + 0.3 * random.normal(size=(2000, 7, 3))
+    apart = ((draws[:, :, None] - draws[:, None]) ** 2).sum(-1)
+    members = members_of(seeds)
+    variance = 0.5 * np.einsum("tij,ij->t", apart, pairs(members))
+    truth = 3 * (1 + 0.3**2)
+    assert variance.mean() == pytest.approx(truth, rel=0.05)
+    low, high = _interval(variance, apart, members, size=10**9)
+    assert ((low <= truth) & (truth <= high)).mean() > 0.935
+
+
+def test_without_repeats_they_are_those_of_the_sample():
+    values = np.random.default_rng(0).normal(1e6, 1.0, (4, 7))
+    units = np.arange(7)
+    mean = step_statistics.average(values, units)
+    np.testing.assert_allclose(mean, values.mean(1), rtol=1e-14)
+    found = step_statistics.deviation(values, units)
+    np.testing.assert_allclose(found, values.std(1, ddof=1), rtol=1e-6)
+
+
+def test_equal_repeats_count_as_one():
+    once = np.array([[1.0, 5.0, 9.5]])
+    often = np.repeat(once, [8, 1, 2], axis=1)
+    units = np.repeat([4, 0, 7], [8, 1, 2])
+    mean = step_statistics.average(often, units)
+    np.testing.assert_allclose(mean, once.mean(1), rtol=1e-12)
+    found = step_statistics.deviation(often, units)
+    np.testing.assert_allclose(found, once.std(1, ddof=1), rtol=1e-12)
+
+
+def test_the_deviation_is_the_mean_difference_of_two_units():
+    """As the trace is: what repeats differ by is in it."""
+    units = np.array([0, 0, 0, 1, 2])
+    values = np.array([[1.0, 2.0, 4.0, 8.0, 7.0]])
+    weights = pairs(members_of(units))
+    assert weights.sum() == pytest.approx(1)
+    apart = (values[0][:, None] - values[0]) ** 2
+    expected = np.sqrt(0.5 * (weights * apart).sum())
+    assert step_statistics.deviation(values, units) == pytest.approx(expected)
+
+
+def test_what_is_not_there_does_not_count():
+    values = np.array([[np.nan, 3.0, 5.0], [np.nan, 2.0, np.nan], [np.nan] * 3])
+    mean = step_statistics.average(values, np.array([0, 0, 1]))
+    np.testing.assert_allclose(mean, [4, 2, np.nan])
+    found = step_statistics.deviation(values, np.array([0, 0, 1]))
+    np.testing.assert_allclose(found, [np.sqrt(2), np.nan, np.nan])
+    assert (
+        step_statistics.deviation(np.full((1, 3), 0.1), np.arange(3)) == 0
+    ).all()
+
+
+def test_runs_of_one_seed_alone_count_each_for_itself():
+    alone = Grouping([{"seed": 3}] * 3)
+    np.testing.assert_array_equal(alone.units, [0, 1, 2])
+    three = Grouping([{"seed": 3}, {"seed": 3}, {"seed": 4}])
+    np.testing.assert_array_equal(three.units, three.seeds)

@@ -1,0 +1,121 @@
+"""Compares what the rules give for a model with the oracle."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_pergrad.keras_internals.losses import total_loss
+from keras_pergrad.samples import Tape
+from tests import oracle
+
+RUNS = ("graph", "known size", "xla")
+
+
+def assert_exact(
+    model, x, y=None, run="graph", one_by_one=(), training=False, loss="mse"
+):
+    """Asserts that gradients, norms and weighted sums are the oracle's.
+
+    Args:
+        model: a built model; it is compiled here.
+        x, y: a batch; without `y` the targets are drawn.
+        run: one of `RUNS`.
+        one_by_one: the types of the ops that must be differentiated for one
+            sample after the other; all others must have a rule.
+        training: whether the model is called for training.
+        loss: what the model is compiled with.
+    """
+    model.compile(loss=loss)
+    x = tf.nest.map_structure(tf.convert_to_tensor, x)
+    out = model(x, training=training)
+    if y is None:
+        rng = np.random.default_rng(1)
+        y = tf.nest.map_structure(
+            lambda t: tf.constant(rng.normal(size=t.shape), t.dtype), out
+        )
+    n = int(tf.nest.flatten(x)[0].shape[0])
+    weights = np.linspace(0.3, 1.7, n)
+    slow = set()
+
+    def compute(x, y):
+        tape = Tape(model, (x, y, None), training)
+        with tape:
+            y_pred = tape.forward(x)
+            target = total_loss(model, x, y, y_pred, None, training)
+        for _, _, use in tape.parts(target):
+            if getattr(use, "reason", None):
+                slow.add(use.type)
+        factors = tape.sample_gradients(target)
+        keep = tf.ones([n], tf.bool)
+        norms = [f and f.squared_norms() for f in factors]
+        full = [f and f.materialize() for f in factors]
+        plain = [f and f.weighted_sum(None) for f in factors]
+        sums = [f and f.select(keep).weighted_sum(weights) for f in factors]
+        dense = [
+            [None if g is None else tf.convert_to_tensor(g) for g in group]
+            for group in (plain, sums)
+        ]
+        return norms, full, *dense
+
+    function = tf.function(compute, jit_compile=run == "xla", autograph=False)
+    if run == "known size":
+        found = function(x, y)
+    else:
+        specs = tf.nest.map_structure(
+            lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), (x, y)
+        )
+        concrete = function.get_concrete_function(*specs)
+        found = concrete(*tf.nest.flatten((x, y)))
+    norms, full, plain, sums = found
+    expected = oracle.per_sample_gradients(model, x, y, training=training)
+    contributions = [None if g is None else g / n for g in expected]
+    oracle.assert_agree(full, contributions)
+    oracle.assert_agree(
+        plain, oracle.batch_gradient(model, x, y, None, training)
+    )
+    oracle.assert_agree(
+        sums,
+        [
+            None if g is None else np.tensordot(weights.astype(g.dtype), g, 1)
+            for g in contributions
+        ],
+    )
+    oracle.assert_agree(
+        norms,
+        [
+            None if g is None else np.square(g).reshape(n, -1).sum(1)
+            for g in contributions
+        ],
+    )
+    assert slow == set(one_by_one)
+
+
+def stack(shape, *layers, dtype=None):
+    """A functional model of these layers, ended by one number a sample.
+
+    Every variable starts at a random value: zeros hide mistakes.
+    """
+    inputs = keras.Input(shape, dtype=dtype)
+    outputs = inputs
+    for layer in layers:
+        outputs = layer(outputs)
+    return randomized(keras.Model(inputs, outputs))
+
+
+def randomized(model):
+    """`model` with every variable at a random value."""
+    rng = np.random.default_rng(5)
+    for variable in model.weights:
+        if "float" not in variable.dtype:
+            continue
+        value = rng.normal(size=variable.shape) * 0.5
+        if "variance" in variable.path:
+            value = np.abs(value) + 0.5
+        variable.assign(value)
+    return model
+
+
+def normal(*shape):
+    """A batch of normal numbers of the default float type."""
+    values = np.random.default_rng(3).normal(size=shape)
+    return values.astype(keras.config.floatx())
