@@ -29,7 +29,7 @@ test: $(READY)
 
 # The long ones; CI runs them, too.
 test-slow: $(READY)
-	$(BIN)/python -m pytest -n $(WORKERS) -m slow $(TESTS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m slow $(TESTS)
 
 # Tests that compare times: one after the other, on an otherwise idle machine.
 test-timing: $(READY)

@@ -5,12 +5,18 @@ import numpy as np
 import tensorflow as tf
 
 
-def per_sample_gradients(model, x, y, sample_weight=None, training=False):
+def per_sample_gradients(
+    model, x, y, sample_weight=None, training=False, alone=True
+):
     """n times what each sample contributes to the batch's gradient.
 
     Sample i alone goes through the model under the tape; the other rows of
     the prediction are constants. So the loss keeps the batch's denominators,
     whatever its reduction, weights and masks.
+
+    Args:
+        alone: False: the others go through the model with it, for models
+            whose outputs depend on the number of samples.
 
     Returns:
         One array (n, *shape) per trainable variable, None without influence.
@@ -22,7 +28,11 @@ def per_sample_gradients(model, x, y, sample_weight=None, training=False):
     for i in range(n):
         row = tf.nest.map_structure(lambda t, i=i: t[i : i + 1], x)
         with tf.GradientTape() as tape:
-            single = tf.nest.flatten(model(row, training=training))
+            if alone:
+                single = tf.nest.flatten(model(row, training=training))
+            else:
+                whole = tf.nest.flatten(model(x, training=training))
+                single = [t[i : i + 1] for t in whole]
             joined = [_insert(b, s, i) for b, s in zip(flat, single)]
             y_pred = tf.nest.pack_sequence_as(batch, joined)
             loss = model._compile_loss(y, y_pred, sample_weight)

@@ -245,6 +245,25 @@ def _hub_classifier(name, size="tiny"):
     return _finish(_perturb(_classifier(name, _backbone(name, s)), size), s)
 
 
+def padded_xlnet():
+    """A small XLNet as keras-hub has it: it mixes the samples' padding."""
+    return _hub_classifier("xlnet")
+
+
+def _xlnet(size="tiny"):
+    """Without padding, since keras-hub mixes the samples' padding masks."""
+    s = SIZES[size]
+    model = _classifier("xlnet", _backbone("xlnet", s))
+    inputs = {
+        name: keras.Input(tensor.shape[1:], dtype=tensor.dtype, name=name)
+        for name, tensor in model.input.items()
+        if name != "padding_mask"
+    }
+    mask = keras.ops.ones_like(inputs["token_ids"])
+    outputs = model({**inputs, "padding_mask": mask})
+    return _finish(_perturb(keras.Model(inputs, outputs), size), s)
+
+
 def _lora(name, size="tiny"):
     """Rank 4 in queries and values; of the rest only the head is trained."""
     s = SIZES[size]
@@ -393,6 +412,7 @@ def unfrozen(name, size="tiny"):
 
 MODELS = {
     **{name: functools.partial(_hub_classifier, name) for name in HUB},
+    "xlnet": _xlnet,
     "gpt2_causal": _gpt2_causal,
     "convnext": _convnext,
     **{

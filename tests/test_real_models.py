@@ -1,10 +1,12 @@
-"""The table of real models: what its builders give fits together."""
+"""Real models: exact, and served by their ops."""
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
+import keras_pergrad as kpg
+from tests import oracle, real_models
 from tests.real_models import HUB, MODELS, NEED_KERAS_HUB, loss
 
 #: Trained variables that a classifier does not use, as published.
@@ -19,20 +21,59 @@ UNUSED = {
 QUICK = ("llama", "bert", "gpt2_causal", "gemma_lora", "resnet50_frozen_norms")
 
 
-@pytest.mark.parametrize(
+every_model = pytest.mark.parametrize(
     "name",
     [
         pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow)
         for name in MODELS
     ],
 )
-def test_every_weight_but_the_unused_has_a_gradient(name):
+
+
+def _made(name):
+    """The tiny model of this name, and a batch."""
     if name in NEED_KERAS_HUB:
         hub = pytest.importorskip("keras_hub")
         cls = HUB.get(name, ("Backbone",))[0]
         if not hasattr(hub.models, cls):
             pytest.skip(f"keras-hub {hub.__version__} has no {cls}")
-    model, x, y = MODELS[name]("tiny")
+    return MODELS[name]("tiny")
+
+
+@every_model
+def test_gradients_are_those_of_single_samples(name):
+    model, x, y = _made(name)
+    model.compile("sgd", loss())
+    served = {row.served_by for row in kpg.explain(model, 3, x=x)}
+    assert served <= {"ops", "unused"}
+    expected = oracle.per_sample_gradients(
+        model,
+        tf.nest.map_structure(tf.convert_to_tensor, x),
+        tf.convert_to_tensor(y),
+        # keras-hub's XLNet makes positions by the number of samples.
+        alone=name != "xlnet",
+    )
+    squares = sum(
+        np.square(g).reshape(len(g), -1).sum(1)
+        for g in expected
+        if g is not None
+    )
+    norms = kpg.per_sample_norms(model, x, y)
+    np.testing.assert_allclose(norms, np.sqrt(squares), rtol=2e-5)
+    oracle.assert_agree(kpg.per_sample_gradients(model, x, y), expected)
+
+
+def test_mixed_padding_is_found():
+    pytest.importorskip("keras_hub")
+    model, x, y = real_models.padded_xlnet()
+    model.compile("sgd", loss())
+    with pytest.raises(ValueError, match=r"AttentionMaskLayer.* mixes"):
+        kpg.per_sample_norms(model, x, y)
+
+
+@every_model
+def test_every_weight_but_the_unused_has_a_gradient(name):
+    model, x, y = _made(name)
     flat = tf.nest.flatten(x)
     assert {len(a) for a in flat} == {len(y)} == {3}
     with tf.GradientTape() as tape:

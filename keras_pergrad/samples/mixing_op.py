@@ -11,17 +11,22 @@ from keras_pergrad.samples import messages
 from keras_pergrad.samples.uses import SIZES
 
 
-def culprit(trial, forward):
+def culprit(trial, forward, padding=False):
     """Return (layer or None, error) for what mixes samples.
 
     Args:
         trial: the `Trial` in which it was seen.
         forward: whether it was on the way forward, or only back.
+        padding: whether it was by the zeros in a sample's integers.
     """
-    make = _All if forward else _Back
+    make = _All if forward or padding else _Back
     look, runs = trial.looked(make)
     model = trial.like.model
-    mixed = [runs.motion(k).mixed for k in range(len(look.tensors))]
+    places = range(len(look.tensors))
+    if padding:
+        mixed = [runs.mixes_padding(k) for k in places]
+    else:
+        mixed = [runs.motion(k).mixed for k in places]
     noisy = runs.noisy()
     op, op_is_loss = look.first_mixed(mixed)
     if op is None:

@@ -105,8 +105,13 @@ class Judgement:
             if delta is not None and not self.misplaced:
                 forward |= self._motion(value).mixed
                 backward |= self._motion(delta).mixed
-        if forward or backward:
-            found, error = culprit(trial, forward)
+        # What a loss is divided by may follow the padding, so that only the
+        # way forward is looked at.
+        padding = not forward and any(
+            map(self._runs.mixes_padding, self.look.outputs)
+        )
+        if forward or backward or padding:
+            found, error = culprit(trial, forward, padding)
             yield found, error
             normalization = keras.layers.BatchNormalization
             if isinstance(found, normalization):

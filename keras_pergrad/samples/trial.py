@@ -9,6 +9,7 @@ refused by name. Whatever the runs assign is put back.
 Private name in use: `keras.src.backend.common.global_state`.
 """
 
+import contextlib
 import weakref
 
 import numpy as np
@@ -16,6 +17,7 @@ import tensorflow as tf
 from keras.src.backend.common import global_state
 
 from keras_pergrad.factors.xla import in_xla
+from keras_pergrad.keras_internals import onednn
 from keras_pergrad.keras_internals.batches import first_tensor
 from keras_pergrad.keras_internals.losses import components
 from keras_pergrad.keras_internals.model_state import (
@@ -145,6 +147,11 @@ class Trial:
                     raise
                 error = error or found
                 continue
+            graph = traced.function.graph
+            harm = None if compiled else onednn.defect(graph)
+            if harm is not None:
+                error = error or ValueError(harm)
+                continue
             for batches in trial_batches.batches(
                 self.specs, number, self._sizes
             ):
@@ -271,9 +278,13 @@ class Runs:
         self._number, self._fixed = number or SAMPLES, fixed
         self._before = traced.run(batches.some)
         self._after = [(k, traced.run(batch)) for k, batch in batches.exchanged]
-        self._more = None
+        self._more = self._blanked = None
         if batches.more is not None:
             self._more = traced.run(batches.more)
+        if batches.blanked is not None:
+            k, batch = batches.blanked
+            with contextlib.suppress(tf.errors.OpError):
+                self._blanked = k, traced.run(batch)
 
     def motion(self, place):
         """The `Motion` of a tensor, by its place."""
@@ -284,6 +295,17 @@ class Runs:
             self._number,
             self._fixed,
         )
+
+    def mixes_padding(self, place):
+        """Whether zeros in one sample's integers move others in a tensor."""
+        if self._blanked is None:
+            return False
+        k, after = self._blanked
+        pair = [(k, after[place])]
+        more = None if self._more is None else self._more[place]
+        return watch(
+            self._before[place], pair, more, self._number, self._fixed
+        ).mixed
 
     def noisy(self):
         """For each tensor whether it is another when the step is repeated."""

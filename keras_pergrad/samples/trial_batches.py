@@ -25,11 +25,15 @@ class Batches:
         exchanged: pairs of the number of a sample and the batch with other
             values for it.
         more: more samples; None where the model takes one number only.
+        blanked: the number of a sample, and `some` with zeros in the second
+            half of its integers, as padding has them; None where there are
+            no integers.
     """
 
     some: tuple
     exchanged: list
     more: tuple | None
+    blanked: tuple | None = None
 
 
 @contextlib.contextmanager
@@ -192,7 +196,29 @@ def _batches(batch, other, counts):
     chosen = sorted({0, 1, counts[0] - 1})
     exchanged = [(k, (swapped(k), *some[1:])) for k in chosen]
     more = cut(counts[1]) if len(counts) > 1 else None
-    return Batches(some, exchanged, more)
+    blanked = None
+    if any(map(_may_blank, tf.nest.flatten(some[0]))):
+        x = tf.nest.map_structure(_blank_second, some[0])
+        blanked = 1, (x, *some[1:])
+    return Batches(some, exchanged, more, blanked)
+
+
+def _may_blank(tensor):
+    return (
+        tensor is not None
+        and tensor.shape.rank > 1
+        and len(tensor) > 1
+        and (tensor.dtype.is_integer or tensor.dtype.is_bool)
+    )
+
+
+def _blank_second(tensor):
+    """With zeros in the second half of sample 1."""
+    if not _may_blank(tensor):
+        return tensor
+    array = np.array(tensor)
+    array[1, array.shape[1] // 2 :] = 0
+    return tf.convert_to_tensor(array)
 
 
 def _shape(one, count):

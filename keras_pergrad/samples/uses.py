@@ -40,6 +40,7 @@ class Candidate:
             takes), and those that are taken out of the lists that it puts
             out.
         within: the `Inlined` call that it is in, or None.
+        repeated: the places of weights that were repeated for each sample.
     """
 
     op: tf.Operation
@@ -48,14 +49,15 @@ class Candidate:
     by_size: bool
     outputs: list
     within: Inlined | None = None
+    repeated: tuple = ()
 
     @property
     def data(self):
-        """The places of its other inputs, as far as a run can show them."""
+        """The places of its inputs with samples that a run can show."""
         return [
             k
             for k, t in enumerate(self.op.inputs)
-            if k not in self.weights
+            if (k not in self.weights or k in self.repeated)
             and t.dtype not in (tf.resource, tf.variant, tf.string)
         ]
 
@@ -205,8 +207,9 @@ class Uses:
             )
         ]
         if weights:
+            repeated = tuple(k for k in weights if id(inputs[k]) in self._sizes)
             made = Candidate(
-                op, weights, by_value, by_size, list(floats), within
+                op, weights, by_value, by_size, list(floats), within, repeated
             )
             self.candidates.append(made)
             makers[id(made)] = made

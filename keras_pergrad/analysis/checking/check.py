@@ -10,7 +10,6 @@ from keras_pergrad.analysis import numerics
 from keras_pergrad.analysis.checking import (
     configurations,
     execution,
-    onednn,
     recorded_draws,
     reference,
 )
@@ -21,6 +20,7 @@ from keras_pergrad.analysis.checking.check_table import (
     CheckRow,
     GradientCheck,
 )
+from keras_pergrad.keras_internals import onednn
 from keras_pergrad.keras_internals.error_text import reason
 from keras_pergrad.keras_internals.graph_session import as_in_fit
 from keras_pergrad.keras_internals.inspection_checks import check_trainable

@@ -3,8 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.analysis.checking import onednn
-from keras_pergrad.keras_internals import draws
+from keras_pergrad.keras_internals import draws, onednn
 from keras_pergrad.keras_internals.graph_session import trace_step
 from keras_pergrad.modes.base import call_model
 

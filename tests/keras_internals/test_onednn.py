@@ -6,7 +6,7 @@ import sys
 import pytest
 import tensorflow as tf
 
-from keras_pergrad.analysis.checking import onednn
+from keras_pergrad.keras_internals import onednn
 
 # In a process of its own: should it be run after all, it may end there.
 CODE = """

@@ -5,7 +5,7 @@ and [k, n] wrong or corrupt the heap (tensorflow#117700), which ends this
 process with whatever it was doing. So the shape is looked for in the traced
 step, and such a product is tried in a process of its own.
 
-Private name in use, covered by `tests/analysis/checking/test_onednn.py`:
+Private name in use, covered by `tests/keras_internals/test_onednn.py`:
 `FuncGraph._functions`.
 """
 
