@@ -246,6 +246,9 @@ SINGLE = {
     "MaxPooling3D",
     "MelSpectrogram",
     "RandAugment",
+    "RandomColorJitter",
+    "RandomCrop",
+    "RandomHue",
     "RandomRotation",
 }
 

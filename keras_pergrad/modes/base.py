@@ -77,6 +77,9 @@ class GradientMode(Configured):
     #: Whether statistics can be had beside the gradients, which stay the same.
     can_be_watched = False
 
+    #: Whether `weighted_sum` looks at ops, which only a graph shows.
+    needs_graph = False
+
     #: Whether a callback wants them while it watches. Set on a copy of the
     #: mode that belongs to one model, never on the user's own.
     is_watched = False

@@ -1,4 +1,4 @@
-"""A step that is traced, also where everything else runs eagerly."""
+"""Steps that are traced, also where everything else runs eagerly."""
 
 import weakref
 
@@ -32,6 +32,12 @@ def traced_step(mode, model, x, y, sample_weight):
         if mask is not None:
             tensor._keras_mask = mask
     return Step(loss, y_pred, gradients, statistics)
+
+
+def traced_once(function):
+    """Return what `function()` gives, computed in a graph of its own."""
+    with traced_functions():
+        return tf.function(function, autograph=False).get_concrete_function()()
 
 
 def _traced(mode, model_reference):

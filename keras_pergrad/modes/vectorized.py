@@ -61,6 +61,7 @@ class Vectorized(GradientMode):
 
     per_sample = True
     can_be_watched = True
+    needs_graph = True
 
     def __init__(self, aggregation="mean", statistics=False):
         self.aggregation = aggregations.get(aggregation)

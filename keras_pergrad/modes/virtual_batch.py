@@ -11,6 +11,7 @@ from keras_pergrad.modes import loss_fractions
 from keras_pergrad.modes.base import PartOfBatch, call_model
 from keras_pergrad.modes.microbatch_sums import Contributions, times
 from keras_pergrad.modes.microbatches import sum_over
+from keras_pergrad.modes.traced_step import traced_once
 
 
 class WeightedContributions(Contributions):
@@ -64,6 +65,12 @@ class WeightedContributions(Contributions):
 
     def __call__(self, x, y, sample_weight, index):
         """The weighted sums and the norms of one microbatch."""
+        part = x, y, sample_weight, index
+        if self.inner.needs_graph and tf.executing_eagerly():
+            return traced_once(lambda: self._sums(*part))
+        return self._sums(*part)
+
+    def _sums(self, x, y, sample_weight, index):
         rows = tf.cast(tf.shape(first_tensor(x))[0], self.dtype)
         noted = []
 

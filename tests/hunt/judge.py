@@ -243,7 +243,10 @@ class _Judge:
     def step(self):
         case = self.case
         norms = self.samples and oracle.norms(self.samples)
-        clip = max(float(np.median(norms)), 1e-3) if norms is not None else 1.0
+        # Of samples with a weight of 0 there may be many, and a step that is
+        # too small is lost among the digits of the weights.
+        some = norms is not None and norms[norms > 0]
+        clip = max(float(np.median(some)), 1e-3) if np.any(some) else 1.0
         mode = _mode(case, clip)
         try:
             model = kpg.PerGradModel.from_model(self.model)
@@ -256,7 +259,10 @@ class _Judge:
             )
         except Exception as error:
             self.put_back()
-            return [self.thrown("step", error)]
+            verdict = self.thrown("step", error)
+            if verdict.outcome == CRASHED and self.keras_crashes(arguments):
+                return [Verdict("step", INVALID, "plain Keras crashes, too")]
+            return [verdict]
         found = self.values()
         self.put_back()
         if case.is_coupled:
@@ -283,6 +289,17 @@ class _Judge:
                 )
             )
         return checks
+
+    def keras_crashes(self, arguments):
+        """Whether plain Keras fails when it is compiled in this way."""
+        try:
+            self.compile(self.model, **arguments)
+            self.model.train_on_batch(self.x, self.y, **self.weighting())
+        except Exception:
+            return True
+        finally:
+            self.put_back()
+        return False
 
     def changes(self, norms, clip):
         """What the aggregation adds to Keras's gradient, per variable."""
