@@ -9,6 +9,7 @@ import keras_pergrad as kpg
 from keras_pergrad import statistics
 from keras_pergrad.factors import Outer, Rows, squared_norm
 from keras_pergrad.modes.logs import DefinedMean, RatioOfMeans
+from tests.marks import few
 
 layers = keras.layers
 MODES = [kpg.PerSample, kpg.Vectorized]
@@ -109,7 +110,7 @@ def test_of_a_model_and_of_each_variable():
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("run", ["graph", "eager", "xla"])
+@pytest.mark.parametrize("run", few(["graph", "eager", "xla"], ["graph"]))
 @pytest.mark.parametrize("clip", [None, 0.05])
 def test_modes_log_them(mode, run, clip):
     x, y = _data()

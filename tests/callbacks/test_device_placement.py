@@ -7,6 +7,7 @@ import pytest
 import keras_pergrad as kpg
 from keras_pergrad.analysis.placement import collection
 from keras_pergrad.callbacks import DevicePlacement
+from tests.marks import few
 from tests.metal_stub import models
 
 KEYS = {"ops_on_accelerator", "ops_on_cpu", "device_copies"}
@@ -32,7 +33,9 @@ def test_a_machine_without_accelerator_gets_a_short_report(capsys):
     assert len(printed.strip().splitlines()) == 3
 
 
-@pytest.mark.parametrize("name", ["rnn", "cnn", "embedding", "attention"])
+@pytest.mark.parametrize(
+    "name", few(["rnn", "cnn", "embedding", "attention"], ["embedding"])
+)
 def test_executions_equal_those_of_a_trace(name):
     placement = DevicePlacement(deep=True)
     model, x, y = models.make(name)

@@ -16,6 +16,7 @@ import keras_pergrad as kpg
 from keras_pergrad.callbacks import GradientVariance
 from keras_pergrad.runs import RunRecordWarning, list_runs, read_run
 from tests import zoo
+from tests.marks import few
 
 layers = keras.layers
 PROBE_KEYS = {
@@ -124,7 +125,9 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", few(CASES, ["eager", "clipped, noisy", "accumulated"])
+)
 def test_training_is_the_same_to_the_bit(case):
     maker, cls, compiling = CASES[case]
     runs = []

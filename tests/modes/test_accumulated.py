@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 import keras_pergrad as kpg
+from tests.marks import few
 from tests.modes.big_batch import CASES, assert_same, dense, train
 
 EXECUTION = {
@@ -16,6 +17,12 @@ EXECUTION = {
 # One of each kind: compiling takes seconds.
 XLA = ("masked-mean_with_sample_weight-weighted", "outputs-mixed", "added")
 RUNS = [(n, e) for n in CASES for e in EXECUTION if e != "xla" or n in XLA]
+QUICK = [(n, "graph") for n in XLA] + [
+    ("class_weight", "graph"),
+    ("function", "eager"),
+    ("sum-weighted", "eager"),
+    ("added", "xla"),
+]
 _plain = {}
 
 
@@ -33,7 +40,7 @@ def ours(name, size=4, **arguments):
 
 
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize(("name", "execution"), RUNS)
+@pytest.mark.parametrize(("name", "execution"), few(RUNS, QUICK))
 def test_equals_the_big_batch(name, execution):
     # Batches of 10, 10 and 3 in microbatches of 4, 4, 2 and 3.
     found = ours(name, **EXECUTION[execution])

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import keras_pergrad as kpg
+from tests.marks import few
 from tests.modes.big_batch import CASES, assert_same, train
 
 EXECUTION = {
@@ -22,6 +23,12 @@ for done_elsewhere in (
     ("masked-sum-plain", "graph"),
 ):
     RUNS.remove(done_elsewhere)
+QUICK = (
+    ("masked-mean_with_sample_weight-weighted", "graph"),
+    ("sum-plain", "graph"),
+    ("outputs-mixed", "eager"),
+    ("added", "xla"),
+)
 SIZES = (4, 4, 2, 4, 4, 2, 3)
 _plain = {}
 
@@ -33,7 +40,7 @@ def plain(name):
 
 
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize(("name", "execution"), RUNS)
+@pytest.mark.parametrize(("name", "execution"), few(RUNS, QUICK))
 def test_equals_the_big_batch(name, execution):
     # 4 + 4 + 2 = 10 twice, and a tail of 3; microbatches of 3, 1 and 2.
     mode = kpg.Accumulated(steps=3, microbatch_size=3)

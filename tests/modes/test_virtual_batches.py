@@ -7,6 +7,7 @@ import tensorflow as tf
 
 import keras_pergrad as kpg
 from tests import oracle
+from tests.marks import few
 from tests.modes.big_batch import (
     CASES,
     X,
@@ -39,6 +40,11 @@ FEW = (
     ("added", "vectorized", "xla"),
     ("added", "per_sample", "eager"),
 )
+QUICK = (
+    (WHOLE[0], "vectorized", "graph"),
+    ("outputs-mixed", "per_sample", "graph"),
+    ("added", "vectorized", "xla"),
+)
 _big = {}
 
 
@@ -59,7 +65,7 @@ def big_batch(name):
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize(
     ("name", "inner", "execution"),
-    [(n, "vectorized", "graph") for n in WHOLE] + list(FEW),
+    few([(n, "vectorized", "graph") for n in WHOLE] + list(FEW), QUICK),
 )
 def test_in_microbatches(name, inner, execution):
     inner = INNER[inner](aggregation=clipped())

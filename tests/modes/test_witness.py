@@ -6,6 +6,7 @@ import pytest
 
 import keras_pergrad as kpg
 from tests import zoo
+from tests.marks import few
 
 EXECUTION = {
     "graph": {"jit_compile": False},
@@ -49,7 +50,7 @@ def plain(make, execution):
     return _plain[key]
 
 
-@pytest.mark.parametrize("execution", EXECUTION)
+@pytest.mark.parametrize("execution", few(EXECUTION, ["graph", "eager"]))
 @pytest.mark.parametrize("make", zoo.MAKERS.values(), ids=zoo.MAKERS)
 @pytest.mark.parametrize(
     "mode", ["batch", "per_sample", "vectorized", "accumulated"]

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 import keras_pergrad as kpg
 from tests import oracle
+from tests.marks import few
 
 layers, ops = keras.layers, keras.ops
 T = 4
@@ -160,7 +161,7 @@ MIXERS = [
 
 
 @pytest.mark.parametrize("mode", ["vectorized", "per_sample"])
-@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("run", few(RUNS, ["graph"]))
 def test_layers_that_mix_samples_are_refused(run, mode):
     for make in MIXERS:
         layer = make()

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 import keras_pergrad as kpg
+from tests.marks import few
 from tests.samples.rules.exact import normal, stack
 
 layers = keras.layers
@@ -61,7 +62,7 @@ def test_the_jacobian_however_it_is_cut(batch_size):
 
 
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", few(MODELS, ["conv", "positions"]))
 def test_all_some_one_and_own_outputs(name):
     make, shape = MODELS[name]
     model, x = make(), normal(5, *shape)

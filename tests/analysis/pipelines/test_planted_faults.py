@@ -81,6 +81,7 @@ def as_if_measured(fault):
     return stall
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plant", EVERY, ids=lambda plant: plant.__name__)
 def test_a_planted_fault_is_named_and_mended_as_printed(plant, tmp_path):
     fault = plant(tmp_path)

@@ -5,6 +5,8 @@ from keras_pergrad.analysis.placement.device_comparison import compare_devices
 from tests.analysis.placement import comparison_checks
 from tests.metal_stub import models, session
 
+pytestmark = pytest.mark.slow
+
 LAYERS = {
     "dense": "dense",
     "cnn": "conv2d",

@@ -12,6 +12,8 @@ WORKER = "tests.keras_internals.distribution.worker"
 LIMIT = 30
 MODES = ["batch", "per_sample", "vectorized", "accumulated"]
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):

@@ -2,6 +2,7 @@ import keras
 import pytest
 
 import keras_pergrad as kpg
+from tests.marks import few
 from tests.samples.rules.exact import assert_exact, normal, randomized, stack
 
 layers = keras.layers
@@ -24,13 +25,14 @@ LAYERS = {
     "prelu one": ((3, 4), lambda: layers.PReLU(shared_axes=2)),
     "unit": ((4,), lambda: layers.UnitNormalization()),
 }
+QUICK = ("layer axes", "layer center", "group middle", "prelu shared", "unit")
 if hasattr(layers, "RMSNormalization"):
     LAYERS["rms"] = ((5, 4), lambda: layers.RMSNormalization())
     LAYERS["rms axes"] = ((5, 4, 3), lambda: layers.RMSNormalization([2, 3]))
 
 
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", few(LAYERS, QUICK))
 def test_is_exact(name):
     shape, make = LAYERS[name]
     model = stack(shape, layers.Dense(shape[-1]), make(), layers.Dense(2))

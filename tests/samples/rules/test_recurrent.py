@@ -7,6 +7,7 @@ import keras_pergrad as kpg
 from keras_pergrad.samples import Tape
 from keras_pergrad.samples.layer_rules import scan
 from tests import oracle
+from tests.marks import few
 from tests.samples.rules.exact import assert_exact, normal, randomized, stack
 
 layers = keras.layers
@@ -34,7 +35,7 @@ def steps(request, monkeypatch):
 
 
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("setting", few(SETTINGS, ["last", "backwards"]))
 @pytest.mark.parametrize("name", LAYERS)
 def test_is_exact(name, setting):
     layer = LAYERS[name](3, **SETTINGS[setting])
