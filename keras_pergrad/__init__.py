@@ -53,10 +53,6 @@ if not _is_command():
     )
     from keras_pergrad.analysis.placement.prediction import predict_placement
     from keras_pergrad.clipping import ClippedMean
-    from keras_pergrad.clipping_variants import (
-        AdaptiveClippedMean,
-        AutomaticClippedMean,
-    )
     from keras_pergrad.functional import (
         gradient_statistics,
         per_sample_gradients,
@@ -72,6 +68,10 @@ if not _is_command():
         register_gradient_mode,
     )
     from keras_pergrad.privacy import PrivateTraining, audit_privacy
+    from keras_pergrad.privacy.clipping_variants import (
+        AdaptiveClippedMean,
+        AutomaticClippedMean,
+    )
     from keras_pergrad.runs.comparison import compare_runs
     from keras_pergrad.samples import layer_rules as rules
     from keras_pergrad.samples.layer_rules import register_rule

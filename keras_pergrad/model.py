@@ -212,15 +212,14 @@ class PerGradModel(keras.Model):
 
     def fit(self, *args, **kwargs):
         bound = inspect.signature(super().fit).bind(*args, **kwargs)
-        prepare_fit(self, bound.arguments)
-        given = map(bound.arguments.get, ("x", "y", "sample_weight"))
-        callbacks = bound.arguments.get("callbacks")
+        given = bound.arguments
+        prepare_fit(self, given)
         with (
-            first_batch(tuple(given)),
+            first_batch(tuple(map(given.get, ("x", "y", "sample_weight")))),
             strategies.explaining(self.distribute_strategy),
-            end_of_epochs(self, callbacks) as callbacks,
+            end_of_epochs(self, given.get("callbacks")) as callbacks,
         ):
-            bound.arguments["callbacks"] = callbacks
+            given["callbacks"] = callbacks
             return super().fit(*bound.args, **bound.kwargs)
 
     fit.__doc__ = keras.Model.fit.__doc__

@@ -1,7 +1,8 @@
 """Private training on two replicas, in a process of its own.
 
 `mirrored`: two devices of this process; else one of two workers, as
-`tests.keras_internals.distribution.cluster` starts them. Prints one line of JSON in the end.
+`tests.keras_internals.distribution.cluster` starts them. Prints one line of
+JSON in the end.
 """
 
 import json
