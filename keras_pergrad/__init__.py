@@ -40,7 +40,6 @@ if not _is_command():
     from keras_pergrad import wrapped_model as _wrapped_model  # noqa: F401
     from keras_pergrad.aggregation import (
         Aggregation,
-        ClippedMean,
         Mean,
         register_aggregation,
     )
@@ -53,6 +52,7 @@ if not _is_command():
         compare_devices,
     )
     from keras_pergrad.analysis.placement.prediction import predict_placement
+    from keras_pergrad.clipping import ClippedMean
     from keras_pergrad.functional import (
         gradient_statistics,
         per_sample_gradients,
@@ -67,6 +67,11 @@ if not _is_command():
         Vectorized,
         register_gradient_mode,
     )
+    from keras_pergrad.privacy import PrivateTraining, audit_privacy
+    from keras_pergrad.privacy.clipping_variants import (
+        AdaptiveClippedMean,
+        AutomaticClippedMean,
+    )
     from keras_pergrad.runs.comparison import compare_runs
     from keras_pergrad.samples import layer_rules as rules
     from keras_pergrad.samples.layer_rules import register_rule
@@ -74,7 +79,9 @@ if not _is_command():
 
     __all__ = [
         "Accumulated",
+        "AdaptiveClippedMean",
         "Aggregation",
+        "AutomaticClippedMean",
         "Batch",
         "ClippedMean",
         "GradientMode",
@@ -82,7 +89,9 @@ if not _is_command():
         "Mean",
         "PerGradModel",
         "PerSample",
+        "PrivateTraining",
         "Vectorized",
+        "audit_privacy",
         "callbacks",
         "check_gradients",
         "compare_devices",

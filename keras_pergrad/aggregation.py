@@ -5,9 +5,7 @@ samples is the ordinary gradient.
 """
 
 import math
-import operator
 
-import keras
 import tensorflow as tf
 
 from keras_pergrad.keras_internals.noise import Noise
@@ -21,17 +19,45 @@ class Aggregation(Configured):
     `register_aggregation` to use it by name.
     """
 
+    #: Whether every update is counted in a ledger, which outlives it.
+    counts = False
+
     #: False: all weights are 1, so that no norm need be computed.
     needs_norms = True
 
-    def weights(self, norms):
-        """The factor of each sample in the mean, (n,).
+    def groups(self, variables):
+        """Which variables share a norm, and so a weight.
 
-        Each weight may depend on its own sample's norm only.
+        Args:
+            variables: the trainable variables.
+
+        Returns:
+            None: all of them; or the number of its group for each of them,
+            from 0 on. Norms and weights are then of shape (n, groups).
+        """
+        del variables
+        return None
+
+    def at(self, state):
+        """Return this aggregation as it is at the step that comes.
+
+        Args:
+            state: what `make_state` gave for the model that is trained.
+
+        Returns:
+            Itself, or for one step another with numbers of that step.
+        """
+        del state
+        return self
+
+    def weights(self, norms):
+        """The factor of each sample in the mean, of the shape of `norms`.
+
+        Each weight may depend on its own sample's norms only.
 
         Args:
             norms: the norm of each per-sample gradient over all trainable
-                variables, (n,).
+                variables, (n,), or over each group of them, (n, groups).
         """
         raise NotImplementedError(
             f"{type(self).__name__} must define weights(norms)."
@@ -53,6 +79,22 @@ class Aggregation(Configured):
         """Scalars to log, by name."""
         del norms
         return {}
+
+    def observe(self, norms, state):
+        """Take in the norms of a batch, before its update is finished.
+
+        Args:
+            norms: of all samples of the batch, as for `weights`.
+            state: what `make_state` gave for the model that is trained.
+        """
+
+    def prepare_fit(self, model, arguments):
+        """Check and change the arguments of a `fit` that is to begin.
+
+        Args:
+            model: the compiled model.
+            arguments: name to value, of those that were given.
+        """
 
     def make_state(self, before=None):
         """Make what one model keeps from step to step, or None.
@@ -88,131 +130,6 @@ class Mean(Aggregation):
         return tf.ones_like(norms)
 
 
-class ClippedMean(Aggregation):
-    """The mean of per-sample gradients, each clipped to a norm, plus noise.
-
-    ```
-    g_i ← g_i · min(1, clip_norm / ‖g_i‖)      for each sample i
-    g   ← mean_i(g_i) + N(0, (noise_multiplier · clip_norm / n)²)
-    ```
-
-    Abadi et al., "Deep learning with differential privacy", arXiv 1607.00133.
-    A sample whose gradient holds NaN or infinity contributes zero and is
-    counted in the logs as `nonfinite_samples`; with loss scaling above 1 it
-    makes the optimizer skip the step and lower the scale, as in Keras.
-
-    Args:
-        clip_norm: the largest norm that a sample's gradient over all
-            trainable variables keeps; positive, may be infinite.
-        noise_multiplier: the noise's standard deviation in units of
-            clip_norm / n; 0 for none.
-        seed: an integer makes the noise repeatable, in each model from its
-            beginning. Where it stands belongs to the compiled model and is
-            saved with its weights, so that training goes on after a restart,
-            or another compile(), with the noise that it had not yet had.
-
-    | case | what happens |
-    |---|---|
-    | `clip_norm <= 0` or NaN | ValueError |
-    | `clip_norm = inf` | nothing is clipped; noise must be 0 |
-    | a gradient of norm 0 | stays 0 |
-    | a gradient with NaN or infinity | contributes 0, is counted |
-
-    Raises:
-        ValueError: an argument is out of range.
-
-    Example:
-
-    >>> import keras_pergrad as kpg
-    >>> aggregation = kpg.ClippedMean(clip_norm=1.0, noise_multiplier=1.1)
-    >>> mode = kpg.Vectorized(aggregation=aggregation)
-    """
-
-    def __init__(self, clip_norm, noise_multiplier=0.0, seed=None):
-        if not _is_number(clip_norm) or not clip_norm > 0:
-            raise ValueError(
-                "`clip_norm` must be a positive number. "
-                f"Received: clip_norm={clip_norm!r}"
-            )
-        if (
-            not _is_number(noise_multiplier)
-            or not noise_multiplier >= 0
-            or math.isinf(noise_multiplier)
-        ):
-            raise ValueError(
-                "`noise_multiplier` must be a finite number of at least 0. "
-                f"Received: noise_multiplier={noise_multiplier!r}"
-            )
-        if noise_multiplier and math.isinf(clip_norm):
-            raise ValueError(
-                "Noise is measured in units of `clip_norm`, which must be "
-                f"finite then. Received: clip_norm={clip_norm!r}, "
-                f"noise_multiplier={noise_multiplier!r}"
-            )
-        self.clip_norm = float(clip_norm)
-        self.noise_multiplier = float(noise_multiplier)
-        self.seed = _integer(seed)
-
-    def weights(self, norms):
-        clip = tf.constant(self.clip_norm, norms.dtype)
-        weights = clip / tf.maximum(norms, clip)
-        if math.isinf(self.clip_norm):
-            weights = tf.ones_like(norms)
-        return tf.where(is_finite(norms), weights, tf.zeros_like(norms))
-
-    def make_state(self, before=None):
-        if not self.noise_multiplier:
-            return None
-        noise = Noise(self.seed)
-        if isinstance(before, Noise):
-            noise.go_on_from(before)
-        return noise
-
-    def finish(self, gradients, n, state=None):
-        if not self.noise_multiplier:
-            return gradients
-        if not isinstance(state, Noise):
-            raise ValueError(
-                "ClippedMean draws its noise from the state of one model. "
-                "Expected finish(gradients, n, state) with what make_state() "
-                f"returned. Received: state={state!r}"
-            )
-        deviation = self.noise_multiplier * self.clip_norm
-        noisy = []
-        for gradient in gradients:
-            if gradient is None:
-                noisy.append(None)
-                continue
-            gradient = tf.convert_to_tensor(gradient)
-            noise = state.normal(gradient, deviation)
-            noisy.append(gradient + noise / tf.cast(n, gradient.dtype))
-        return noisy
-
-    @property
-    def log_metrics(self):
-        return {
-            "clipped_fraction": keras.metrics.Mean,
-            "nonfinite_samples": keras.metrics.Sum,
-        }
-
-    def statistics(self, norms):
-        finite = is_finite(norms)
-        clipped = tf.logical_and(finite, norms > self.clip_norm)
-        return {
-            "clipped_fraction": tf.reduce_mean(tf.cast(clipped, norms.dtype)),
-            "nonfinite_samples": tf.reduce_sum(
-                tf.cast(tf.logical_not(finite), norms.dtype)
-            ),
-        }
-
-    def get_config(self):
-        return {
-            "clip_norm": self.clip_norm,
-            "noise_multiplier": self.noise_multiplier,
-            "seed": self.seed,
-        }
-
-
 def is_finite(norms):
     """Which norms are neither NaN nor infinite.
 
@@ -222,22 +139,68 @@ def is_finite(norms):
     return norms < tf.constant(math.inf, norms.dtype)
 
 
-def _is_number(value):
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+def of_samples(norms):
+    """The norm of each sample over all variables, (n,)."""
+    if norms.shape.rank == 1:
+        return norms
+    return tf.sqrt(tf.reduce_sum(tf.square(norms), axis=1))
 
 
-def _integer(seed):
-    try:
-        return None if seed is None else operator.index(seed)
-    except TypeError:
-        raise ValueError(
-            f"`seed` must be an integer or None. Received: seed={seed!r}"
-        ) from None
+def weight_of(weights, groups, k):
+    """The samples' weights, (n,), for the variable number k.
 
+    Args:
+        weights: of shape (n,) or (n, groups).
+        groups: as from `Aggregation.groups`.
+        k: the place of the variable.
+    """
+    return weights if groups is None else weights[:, groups[k]]
+
+
+def state_of(aggregation, before):
+    """Return the `aggregation_state` of a model that is compiled.
+
+    Args:
+        aggregation: that of its mode, or None.
+        before: the state it had before, or None.
+
+    Raises:
+        ValueError: what was spent would be forgotten.
+    """
+    state = aggregation and aggregation.make_state(before)
+    kept = isinstance(before, Noise) and before.begun
+    if not kept or (aggregation is not None and aggregation.counts):
+        return state
+    if state is not None:
+        raise ValueError(_FORGOTTEN.format(aggregation))
+    return before
+
+
+def prepare_fit(model, arguments):
+    """Have the arguments of a `fit` checked before it begins.
+
+    Args:
+        model: a `PerGradModel`.
+        arguments: name to value, of those that were given; changed in place.
+    """
+    if not model.compiled:
+        return  # Keras says so.
+    aggregation = model.gradient_mode.aggregation
+    if aggregation is not None:
+        aggregation.prepare_fit(model, arguments)
+    if isinstance(model.aggregation_state, Noise):
+        model.aggregation_state.begin_fit(aggregation)
+
+
+_FORGOTTEN = (
+    "The model was trained privately, and what was spent would be forgotten. "
+    "Expected the gradient_mode of a PrivateTraining, or one without a state. "
+    "Received: {}. To give up the statement of what was spent, set "
+    "model.aggregation_state = None before."
+)
 
 aggregations = Registry("aggregation", Aggregation)
 aggregations.register("mean", Mean)
-aggregations.register("clipped_mean", ClippedMean)
 
 
 def register_aggregation(name):

@@ -17,6 +17,7 @@ from keras.src.models.functional import Functional
 from keras.src.models.model import functional_init_arguments
 
 from keras_pergrad import modes
+from keras_pergrad.aggregation import prepare_fit, state_of
 from keras_pergrad.analysis.input_gradients import input_gradients
 from keras_pergrad.keras_internals import replica_metrics, replicas, strategies
 from keras_pergrad.keras_internals.batches import check_lengths, first_tensor
@@ -128,9 +129,8 @@ class PerGradModel(keras.Model):
             # Not a list of metrics: Keras would report them in evaluate(), too.
             self._gradient_logs = modes.Logs(mode.log_metrics)
             self.gradient_state = mode.make_state()
-            aggregation = mode.aggregation
             old = getattr(self, "aggregation_state", None)
-            self.aggregation_state = aggregation and aggregation.make_state(old)
+            self.aggregation_state = state_of(mode.aggregation, old)
         self._watched_step = None
 
     @property
@@ -212,14 +212,14 @@ class PerGradModel(keras.Model):
 
     def fit(self, *args, **kwargs):
         bound = inspect.signature(super().fit).bind(*args, **kwargs)
-        given = map(bound.arguments.get, ("x", "y", "sample_weight"))
-        callbacks = bound.arguments.get("callbacks")
+        given = bound.arguments
+        prepare_fit(self, given)
         with (
-            first_batch(tuple(given)),
+            first_batch(tuple(map(given.get, ("x", "y", "sample_weight")))),
             strategies.explaining(self.distribute_strategy),
-            end_of_epochs(self, callbacks) as callbacks,
+            end_of_epochs(self, given.get("callbacks")) as callbacks,
         ):
-            bound.arguments["callbacks"] = callbacks
+            given["callbacks"] = callbacks
             return super().fit(*bound.args, **bound.kwargs)
 
     fit.__doc__ = keras.Model.fit.__doc__

@@ -24,6 +24,53 @@ def check_lengths(x, y, sample_weight):
         )
 
 
+class Filled:
+    """A batch that may have no sample, with one of zeros in that case.
+
+    TensorFlow's convolutions fail on no sample, or give garbage.
+
+    Args:
+        batch: a nested structure of tensors and None.
+
+    Attributes:
+        batch: it with at least one sample.
+        n: how many samples it had.
+        present: whether it had one.
+    """
+
+    def __init__(self, batch):
+        self.n = tf.shape(first_tensor(batch))[0]
+        self.present = self.n > 0
+        tensors = [t for t in tf.nest.flatten(batch) if t is not None]
+        filled = tf.cond(
+            self.present,
+            lambda: [tf.identity(t) for t in tensors],
+            lambda: [tf.zeros([1, *t.shape[1:]], t.dtype) for t in tensors],
+        )
+        for tensor, before in zip(filled, tensors):
+            tensor.set_shape([None, *before.shape[1:]])
+        filled = iter(filled)
+        self.batch = tf.nest.map_structure(
+            lambda t: None if t is None else next(filled), batch
+        )
+
+    def weights(self, weights):
+        """The weights of samples, (rows, ...), or none if there are none."""
+        return tf.where(self.present, weights, tf.zeros_like(weights))
+
+    def outputs(self, y_pred):
+        """The model's outputs without that for a sample of zeros."""
+
+        def cut(tensor):
+            found = tensor[: self.n]
+            mask = getattr(tensor, "_keras_mask", None)
+            if mask is not None:
+                found._keras_mask = mask[: self.n]
+            return found
+
+        return tf.nest.map_structure(cut, y_pred)
+
+
 def is_composite(tensor):
     """Whether it is sparse or ragged."""
     return isinstance(tensor, (tf.SparseTensor, tf.RaggedTensor))

@@ -6,6 +6,7 @@ Private names in use: `Model._compute_loss`, `Model._loss_tracker`,
 """
 
 import contextlib
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -78,6 +79,9 @@ def track_loss(model, loss, samples, whole=False):
     """
     if not whole:
         loss = unscale_loss_for_distribution(loss)
+    # A mean over no sample is NaN, and would stay in the running mean.
+    found: Any = loss
+    loss = tf.where(samples > 0, found, tf.zeros([], found.dtype))
     tracker = model._loss_tracker
     replica_metrics.update(
         tracker.variables,

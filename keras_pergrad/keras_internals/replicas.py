@@ -44,11 +44,15 @@ def any_of(flag):
 
 
 def gathered(values):
-    """The vectors (n,) of all replicas one after the other, on each."""
+    """The rows, (n, ...), of all replicas one after the other, on each."""
     if not several():
         return values
     context = tf.distribute.get_replica_context()
-    return context.all_gather(values, axis=0)
+    # With a row too many on each: where none has any, TensorFlow crashes.
+    padding = [[0, 1]] + [[0, 0]] * (values.shape.rank - 1)
+    rows = context.all_gather(tf.pad(values, padding), axis=0)
+    is_row = tf.pad(tf.ones(tf.shape(values)[:1], values.dtype), [[0, 1]])
+    return tf.boolean_mask(rows, context.all_gather(is_row, axis=0) > 0)
 
 
 def of_the_first(values):

@@ -16,6 +16,7 @@ from keras_pergrad.modes.base import (
     finished,
     loss_scale,
     modes,
+    observed,
     overflow_to_infinity,
     scaled,
 )
@@ -117,7 +118,9 @@ class Accumulated(GradientMode):
         for error in refusals(tried, repeated="microbatch"):
             raise error
         totals = parts.totals(found)
-        groups, statistics = self._checked(parts.groups(totals), totals, scale)
+        groups, statistics = self._checked(
+            model, parts.groups(totals), totals, scale
+        )
         if self.steps == 1:
             gradients = divided(groups, parts.slack)
             gradients = self._finish(model, gradients, parts.rows)
@@ -130,7 +133,7 @@ class Accumulated(GradientMode):
         loss = parts.loss(totals)
         return Step(loss, None, gradients, statistics, whole=True)
 
-    def _checked(self, groups, totals, scale):
+    def _checked(self, model, groups, totals, scale):
         """Hands on an overflow; the statistics of the batch."""
         if not self._weighs:
             return groups, {}
@@ -141,13 +144,15 @@ class Accumulated(GradientMode):
                 key: (overflow_to_infinity(gradients, finite, scale), below)
                 for key, (gradients, below) in groups.items()
             }
-        return groups, self.aggregation.statistics(norms)
+        state = model.aggregation_state
+        return groups, observed(self.aggregation.at(state), norms, state)
 
     def _finish(self, model, gradients, rows):
         """The gradients as the optimizer expects them."""
         if self.aggregation is not None:
             state = model.aggregation_state
-            gradients = finished(self.aggregation, gradients, rows, state)
+            aggregation = self.aggregation.at(state)
+            gradients = finished(aggregation, gradients, rows, state)
         gradients = add_regularizers(gradients, model.trainable_variables)
         return scaled(gradients, loss_scale(model.optimizer))
 

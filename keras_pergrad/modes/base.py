@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from keras_pergrad import statistics
-from keras_pergrad.aggregation import is_finite
+from keras_pergrad.aggregation import is_finite, of_samples
 from keras_pergrad.keras_internals import replicas
 from keras_pergrad.keras_internals.losses import regularization_gradients
 from keras_pergrad.keras_internals.registry import Configured, Registry
@@ -184,6 +184,12 @@ def add_regularizers(gradients, variables):
     return result
 
 
+def observed(aggregation, norms, state):
+    """Show an aggregation the norms of a batch; return its statistics."""
+    aggregation.observe(norms, state)
+    return aggregation.statistics(norms)
+
+
 def finished(aggregation, gradients, n, state=None):
     """What `aggregation.finish` returns, the same on all replicas."""
     result = aggregation.finish(gradients, n, state)
@@ -231,11 +237,12 @@ def spread(norms, squared_sums, n):
     """The statistics of a batch, over the samples with finite gradients.
 
     Args:
-        norms: of the per-sample gradients, (n,).
+        norms: of the per-sample gradients, (n,) or (n, groups).
         squared_sums: for each variable ‖Σ_i c_i‖² of its contributions, in
             which samples that are not finite are blank.
         n: the number of samples.
     """
+    norms = of_samples(norms)
     finite = is_finite(norms)
     count = tf.reduce_sum(tf.cast(finite, norms.dtype))
     squares = tf.where(finite, tf.square(norms), tf.zeros([], norms.dtype))

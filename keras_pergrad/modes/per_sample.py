@@ -5,11 +5,16 @@ Private name in use: `Layer._flatten_layers`.
 
 import tensorflow as tf
 
-from keras_pergrad.aggregation import aggregations, is_finite
+from keras_pergrad.aggregation import (
+    aggregations,
+    is_finite,
+    of_samples,
+    weight_of,
+)
 from keras_pergrad.factors import squared_norm
 from keras_pergrad.keras_internals import refusal_messages, replicas
 from keras_pergrad.keras_internals.arguments import positive_integer
-from keras_pergrad.keras_internals.batches import first_tensor
+from keras_pergrad.keras_internals.batches import Filled, first_tensor
 from keras_pergrad.keras_internals.losses import track_loss
 from keras_pergrad.keras_internals.registry import serialize
 from keras_pergrad.modes import replica_step
@@ -21,6 +26,7 @@ from keras_pergrad.modes.base import (
     log_metrics,
     loss_scale,
     modes,
+    observed,
     overflow_to_infinity,
     scaled,
     spread,
@@ -101,16 +107,23 @@ class PerSample(GradientMode):
             return self._online_step(model, x, y, sample_weight)
         if replicas.several():
             return replica_step.step(self, model, x, y, sample_weight)
-        scale = loss_scale(model.optimizer)
+        scale, filled = loss_scale(model.optimizer), None
+        if self.aggregation.counts:
+            filled = Filled((x, y, sample_weight))
+            x, y, sample_weight = filled.batch
         samples = Samples(model, x, y, sample_weight, scale)
-        gradients, norms, plain = self._aggregate(samples)
         state = model.aggregation_state
-        gradients = self.aggregation.finish(gradients, samples.n, state)
+        aggregation = self.aggregation.at(state)
+        gradients, norms, plain = self._aggregate(samples, aggregation, filled)
+        if filled is not None:
+            norms = norms[: filled.n]
+            samples.y_pred = filled.outputs(samples.y_pred)
+        statistics = observed(aggregation, norms, state)
+        gradients = aggregation.finish(gradients, samples.n, state)
         if scale is not None and self.aggregation.needs_norms:
             finite = is_finite(norms)
             gradients = overflow_to_infinity(gradients, finite, scale)
         gradients = add_regularizers(gradients, samples.variables)
-        statistics = self.aggregation.statistics(norms)
         if gives_statistics(self):
             squares = [squared_norm(g) for g in plain]
             statistics |= spread(norms, squares, samples.n)
@@ -121,34 +134,39 @@ class PerSample(GradientMode):
     def weighted_sum(self, model, x, part, scale):
         """As `Vectorized.weighted_sum`."""
         samples = Samples(model, x, None, None, scale, part=part)
-        gradients, norms, plain = self._aggregate(samples)
+        aggregation = self.aggregation.at(model.aggregation_state)
+        gradients, norms, plain = self._aggregate(samples, aggregation)
         return samples.y_pred, gradients, norms, plain or None
 
-    def _aggregate(self, samples):
+    def _aggregate(self, samples, aggregation, filled=None):
         """The weighted sum of the contributions, all norms, the plain sum.
 
         The plain sum is given for the statistics, without None in it.
         """
         used = [False] * len(samples.variables)
-        separate = gives_statistics(self) and self.aggregation.needs_norms
+        separate = gives_statistics(self) and aggregation.needs_norms
+        groups = aggregation.groups(samples.variables)
 
         def body(i, sums, plain, norms):
             found = samples.contributions(i)
             for k, gradient in enumerate(found):
                 used[k] = gradient is not None
-            norm = samples.norm(found)
-            weight = self.aggregation.weights(norm[None])[0]
+            norm = samples.norm(found, groups)
+            weight = aggregation.weights(norm[None])
+            if filled is not None:
+                weight = filled.weights(weight)
             added = []
-            for total, gradient in zip(sums, found):
+            for k, (total, gradient) in enumerate(zip(sums, found)):
                 if gradient is not None:
-                    factor = tf.cast(weight, total.dtype)
-                    if self.aggregation.needs_norms:
+                    factor = weight_of(weight, groups, k)[0]
+                    factor = tf.cast(factor, total.dtype)
+                    if aggregation.needs_norms:
                         # Zero times NaN is NaN.
                         gradient = tf.math.multiply_no_nan(gradient, factor)
                     total = total + gradient
                 added.append(total)
             if separate:
-                finite = is_finite(norm)
+                finite = is_finite(of_samples(norm[None]))[0]
                 plain = [
                     p
                     if g is None
@@ -159,7 +177,10 @@ class PerSample(GradientMode):
             return i + 1, added, plain, norms.write(i, norm)
 
         zeros = [tf.zeros(v.shape, v.value.dtype) for v in samples.variables]
-        norms = tf.TensorArray(samples.norm_dtype, samples.n, element_shape=[])
+        shape = [] if groups is None else [max(groups) + 1]
+        norms = tf.TensorArray(
+            samples.norm_dtype, samples.n, element_shape=shape
+        )
         _, sums, plain, norms = tf.while_loop(
             lambda i, *_: i < samples.n,
             body,
@@ -179,7 +200,9 @@ class PerSample(GradientMode):
                 f"{tf.distribute.get_strategy().num_replicas_in_sync} replicas"
             )
         n = tf.shape(first_tensor(x))[0]
-        norms = tf.TensorArray(tf.float32, n, element_shape=[])
+        groups = self.aggregation.groups(model.trainable_variables)
+        shape = [] if groups is None else [max(groups) + 1]
+        norms = tf.TensorArray(tf.float32, n, element_shape=shape)
 
         def body(i, norms):
             row = tf.nest.map_structure(
@@ -195,7 +218,8 @@ class PerSample(GradientMode):
             (tf.constant(0), norms),
             parallel_iterations=1,
         )
-        statistics = self.aggregation.statistics(norms.stack())
+        aggregation = self.aggregation.at(model.aggregation_state)
+        statistics = aggregation.statistics(norms.stack())
         return Step(None, None, None, statistics)
 
     def _update_once(self, model, x, y, sample_weight):
@@ -203,19 +227,25 @@ class PerSample(GradientMode):
         scale = loss_scale(model.optimizer)
         samples = Samples(model, x, y, sample_weight, scale)
         track_loss(model, samples.loss, 1)
+        state = model.aggregation_state
+        aggregation = self.aggregation.at(state)
+        groups = aggregation.groups(samples.variables)
         found = samples.contributions(tf.constant(0))
-        norm = samples.norm(found)
-        if self.aggregation.needs_norms:
-            weight = self.aggregation.weights(norm[None])[0]
+        norm = samples.norm(found, groups)
+        if aggregation.needs_norms:
+            weight = aggregation.weights(norm[None])
+            weights = [
+                weight_of(weight, groups, k)[0] for k in range(len(found))
+            ]
             found = [
                 None
                 if g is None
-                else tf.math.multiply_no_nan(g, tf.cast(weight, g.dtype))
-                for g in found
+                else tf.math.multiply_no_nan(g, tf.cast(w, g.dtype))
+                for g, w in zip(found, weights)
             ]
-        state = model.aggregation_state
-        gradients = self.aggregation.finish(found, samples.n, state)
-        if scale is not None and self.aggregation.needs_norms:
+        aggregation.observe(norm[None], state)
+        gradients = aggregation.finish(found, samples.n, state)
+        if scale is not None and aggregation.needs_norms:
             finite = is_finite(norm[None])
             gradients = overflow_to_infinity(gradients, finite, scale)
         gradients = add_regularizers(gradients, samples.variables)

@@ -8,6 +8,7 @@ what one device would have found.
 """
 
 import warnings
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -24,13 +25,18 @@ from keras_pergrad.modes.base import (
     call_model,
     finished,
     loss_scale,
+    observed,
     overflow_to_infinity,
     scaled,
     spread,
 )
 from keras_pergrad.modes.loss_fractions import NotAdditive
 from keras_pergrad.modes.microbatch_sums import Contributions
+from keras_pergrad.modes.microbatches import sum_over
 from keras_pergrad.modes.virtual_batch import WeightedContributions
+
+#: More samples than a batch has, which is one microbatch then.
+_MOST = 2**24
 
 
 def step(mode, model, x, y, sample_weight):
@@ -48,8 +54,14 @@ def step(mode, model, x, y, sample_weight):
         mode, model, x, scale, add_loss_reduction.kinds(model, x)
     )
     batch = x, y, sample_weight
-    parts.look_through(batch)
-    found = parts(*batch, tf.range(parts.count))
+    indexed = *batch, tf.range(parts.count)
+    if mode.aggregation is not None and mode.aggregation.counts:
+        # A model must not be called with no sample, which comes about here.
+        parts.look_through(batch, _MOST)
+        found: Any = sum_over(parts, indexed, _MOST)
+    else:
+        parts.look_through(batch)
+        found = parts(*indexed)
     totals = parts.totals(found)
     gradients, norms = totals["gradients"]["batch"], totals["norms"]
     statistics = {}
@@ -58,16 +70,15 @@ def step(mode, model, x, y, sample_weight):
         plain = gradients if totals["plain"] is None else totals["plain"]
         squares = [squared_norm(g) for g in plain if g is not None]
         statistics = spread(norms, squares, parts.rows)
-    aggregation = mode.aggregation
+    aggregation, state = mode.aggregation, model.aggregation_state
     if aggregation is not None:
-        gradients = finished(
-            aggregation, gradients, parts.rows, model.aggregation_state
-        )
+        aggregation = aggregation.at(state)
         if aggregation.needs_norms:
-            statistics |= aggregation.statistics(norms)
-            if scale is not None:
-                finite = is_finite(norms)
-                gradients = overflow_to_infinity(gradients, finite, scale)
+            statistics |= observed(aggregation, norms, state)
+        gradients = finished(aggregation, gradients, parts.rows, state)
+        if aggregation.needs_norms and scale is not None:
+            finite = is_finite(norms)
+            gradients = overflow_to_infinity(gradients, finite, scale)
     gradients = add_regularizers(gradients, parts.variables)
     loss = parts.loss(totals)
     return Step(loss, None, scaled(gradients, scale), statistics, whole=True)

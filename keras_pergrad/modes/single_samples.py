@@ -102,12 +102,21 @@ class Samples:
             for g in found
         ]
 
-    def norm(self, contributions):
-        """The norm of the per-sample gradient: contribution times batch."""
-        squares = [
-            tf.reduce_sum(tf.square(tf.cast(g, self.norm_dtype)))
-            for g in contributions
-            if g is not None
-        ]
-        total = tf.add_n(squares) if squares else tf.zeros([], self.norm_dtype)
+    def norm(self, contributions, groups=None):
+        """The norm of the per-sample gradient: contribution times batch.
+
+        Args:
+            contributions: as from `contributions`.
+            groups: as from `Aggregation.groups`; the norm of each of them is
+                given then, (groups,).
+        """
+        count = 1 if groups is None else max(groups) + 1
+        totals = [tf.zeros([], self.norm_dtype)] * count
+        for k, g in enumerate(contributions):
+            if g is not None:
+                square = tf.square(tf.cast(g, self.norm_dtype))
+                totals[0 if groups is None else groups[k]] += tf.reduce_sum(
+                    square
+                )
+        total = totals[0] if groups is None else tf.stack(totals)
         return tf.cast(self.whole, self.norm_dtype) * tf.sqrt(total)

@@ -2,11 +2,16 @@
 
 import tensorflow as tf
 
-from keras_pergrad.aggregation import aggregations, is_finite
+from keras_pergrad.aggregation import (
+    aggregations,
+    is_finite,
+    of_samples,
+    weight_of,
+)
 from keras_pergrad.factors import squared_norm
 from keras_pergrad.factors.sample_gradients import select
 from keras_pergrad.keras_internals import replicas
-from keras_pergrad.keras_internals.batches import first_tensor
+from keras_pergrad.keras_internals.batches import Filled, first_tensor
 from keras_pergrad.keras_internals.losses import noting_losses, total_loss
 from keras_pergrad.keras_internals.registry import serialize
 from keras_pergrad.modes import replica_step
@@ -18,6 +23,7 @@ from keras_pergrad.modes.base import (
     log_metrics,
     loss_scale,
     modes,
+    observed,
     overflow_to_infinity,
     scaled,
     spread,
@@ -72,7 +78,10 @@ class Vectorized(GradientMode):
             return replica_step.step(self, model, x, y, sample_weight)
         if tf.executing_eagerly():
             return traced_step(self, model, x, y, sample_weight)
-        scale = loss_scale(model.optimizer)
+        scale, filled = loss_scale(model.optimizer), None
+        if self.aggregation.counts:
+            filled = Filled((x, y, sample_weight))
+            x, y, sample_weight = filled.batch
         tape = Tape(model, (x, y, sample_weight))
         with tape:
             y_pred = tape.forward(x)
@@ -80,10 +89,13 @@ class Vectorized(GradientMode):
             target = loss if scale is None else loss * scale
         factors = tape.sample_gradients(target, scale)
         n = tf.shape(first_tensor(x))[0]
-        wanted = self._statistics()
+        wanted, state = self._statistics(), model.aggregation_state
+        groups = self.aggregation.groups(tape.variables)
         gradients, statistics = aggregate(
-            self.aggregation, factors, n, scale, wanted, model.aggregation_state
+            self.aggregation, factors, n, scale, wanted, state, groups, filled
         )
+        if filled is not None:
+            y_pred = filled.outputs(y_pred)
         gradients = add_regularizers(gradients, tape.variables)
         return Step(loss, y_pred, scaled(gradients, scale), statistics)
 
@@ -121,7 +133,9 @@ class Vectorized(GradientMode):
             if wanted == BESIDE:
                 norms = sample_norms(factors, part.n)
             return y_pred, sums, norms
-        found = weighted_sum(self.aggregation, factors, part.n)
+        aggregation = self.aggregation.at(model.aggregation_state)
+        groups = aggregation.groups(tape.variables)
+        found = weighted_sum(aggregation, factors, part.n, groups)
         plain = None
         if wanted:
             plain = [f and f.weighted_sum(None) for f in factors]
@@ -138,7 +152,16 @@ class Vectorized(GradientMode):
         }
 
 
-def aggregate(aggregation, factors, n, scale=None, statistics=None, state=None):
+def aggregate(
+    aggregation,
+    factors,
+    n,
+    scale=None,
+    statistics=None,
+    state=None,
+    groups=None,
+    filled=None,
+):
     """The weighted mean of factored per-sample gradients.
 
     Args:
@@ -150,11 +173,14 @@ def aggregate(aggregation, factors, n, scale=None, statistics=None, state=None):
             or `SHARED`: what the norms hold serves the gradient (cheaper), or
             `BESIDE`: the gradient keeps the bits that it has without.
         state: the model's `aggregation_state`.
+        groups: as from `Aggregation.groups`.
+        filled: a `Filled`, where the batch may have no sample.
 
     Returns:
         (gradients, statistics).
     """
     found = {}
+    aggregation = aggregation.at(state)
     if not aggregation.needs_norms:
         if statistics == SHARED:
             norms = sample_norms(factors, n)
@@ -166,36 +192,63 @@ def aggregate(aggregation, factors, n, scale=None, statistics=None, state=None):
             mean = [squared_norm(g) for g in gradients if g is not None]
             found = spread(norms, mean, n)
         return aggregation.finish(gradients, n, state), found
-    gradients, norms = weighted_sum(aggregation, factors, n)
+    gradients, norms = weighted_sum(aggregation, factors, n, groups, filled)
+    norms = norms if filled is None else norms[: filled.n]
     if statistics:
         mean = [f.squared_norm_of_sum() for f in factors if f is not None]
         found = spread(norms, mean, n)
+    found = {**observed(aggregation, norms, state), **found}
     gradients = aggregation.finish(gradients, n, state)
     if scale is not None:
         finite = is_finite(norms)
         gradients = overflow_to_infinity(gradients, finite, scale)
-    return gradients, {**aggregation.statistics(norms), **found}
+    return gradients, found
 
 
-def weighted_sum(aggregation, factors, n):
+def weighted_sum(aggregation, factors, n, groups=None, filled=None):
     """The sum of the contributions by their weights, and all norms."""
-    norms = sample_norms(factors, n)
+    norms = sample_norms(factors, n, groups)
     weights = aggregation.weights(norms)
-    finite = is_finite(norms)
+    finite = is_finite(of_samples(norms))
+    if filled is not None:
+        weights = filled.weights(weights)
+        finite = tf.logical_and(finite, filled.present)
     select([f for f in factors if f is not None], finite)
-    gradients = [f and f.weighted_sum(weights) for f in factors]
+    gradients = [
+        f and f.weighted_sum(weight_of(weights, groups, k))
+        for k, f in enumerate(factors)
+    ]
     return gradients, norms
 
 
-def sample_norms(factors, n):
-    """Norms of the per-sample gradients over all variables, (n,)."""
-    squares = [f.squared_norms() for f in factors if f is not None]
-    dtype = (
-        tf.float64
-        if any(s.dtype == tf.float64 for s in squares)
-        else (tf.float32)
-    )
-    total = tf.add_n([tf.cast(s, dtype) for s in squares])
+def sample_norms(factors, n, groups=None):
+    """Norms of the per-sample gradients.
+
+    Args:
+        factors: contributions, one `SampleGradients` (or None) a variable.
+        n: the number of samples in the whole batch.
+        groups: as from `Aggregation.groups`.
+
+    Returns:
+        Over all variables, (n,), or over each group of them, (n, groups).
+    """
+    squares = [f and f.squared_norms() for f in factors]
+    known = [s for s in squares if s is not None]
+    wide = any(s.dtype == tf.float64 for s in known)
+    dtype = tf.float64 if wide else tf.float32
+    squares = [None if s is None else tf.cast(s, dtype) for s in squares]
+    if groups is None:
+        total = tf.add_n([s for s in squares if s is not None])
+    else:
+        nothing = [tf.zeros_like(known[0], dtype)]
+        parts = [
+            tf.add_n(
+                [s for s, h in zip(squares, groups) if h == g and s is not None]
+                or nothing
+            )
+            for g in range(max(groups) + 1)
+        ]
+        total = tf.stack(parts, 1)
     return tf.cast(n, dtype) * tf.sqrt(total)
 
 

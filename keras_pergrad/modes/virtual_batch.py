@@ -85,9 +85,10 @@ class WeightedContributions(Contributions):
             self.model, x, part, self.scale
         )
         if norms is not None:
-            norms = tf.scatter_nd(
-                tf.expand_dims(index, 1), norms, tf.reshape(self.count, [1])
-            )
+            shape = tf.concat([[self.count], tf.shape(norms)[1:]], 0)
+            groups = norms.shape[1:]
+            norms = tf.scatter_nd(tf.expand_dims(index, 1), norms, shape)
+            norms.set_shape([None, *groups])
         metrics = self.update_metrics(x, y, y_pred, sample_weight)
         (terms, added), key = noted[0], "batch" if self.alone else "rows"
         return {

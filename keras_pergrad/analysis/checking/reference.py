@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_pergrad.aggregation import weight_of
 from keras_pergrad.analysis.checking import precision
 from keras_pergrad.analysis.checking.plain_tape import PlainTape, Uncheckable
 from keras_pergrad.analysis.checking.sensitivity import wobbles
@@ -152,19 +153,17 @@ def _by_loop(plain, values, x, aggregations, reference):
         found, gap = plain.sample(values, x, tf.constant(row), whole, factors)
         _check_gap(float(gap), reference)
         found = [None if g is None else np.asarray(g, float) for g in found]
-        norm = rows * np.sqrt(
-            sum(np.sum(np.square(g)) for g in found if g is not None)
-        )
+        squares = [0.0 if g is None else np.sum(np.square(g)) for g in found]
+        norm = rows * np.sqrt(sum(squares))
         if not np.isfinite(norm):
             raise Uncheckable(_NOT_FINITE.format(what=f"sample {row}"))
         for total, size, aggregation in zip(totals, sizes, aggregations):
-            weight = 1.0
+            weights = np.ones(len(found))
             if aggregation is not None:
-                one = tf.constant([norm], tf.float64)
-                weight = float(aggregation.weights(one)[0])
+                weights = _weights(aggregation, plain.trainable, squares, rows)
             for k, gradient in enumerate(found):
                 if gradient is not None:
-                    part = weight * gradient
+                    part = weights[k] * gradient
                     total[k] = part if total[k] is None else total[k] + part
                     size[k] += np.max(np.abs(part), initial=0.0)
     penalties = plain.penalties(values)
@@ -174,10 +173,25 @@ def _by_loop(plain, values, x, aggregations, reference):
     ]
 
 
+def _weights(aggregation, variables, squares, rows):
+    """The weight of one sample for each variable."""
+    aggregation = aggregation.at(aggregation.make_state())
+    groups = aggregation.groups(variables)
+    if groups is None:
+        norms = [np.sqrt(sum(squares))]
+    else:
+        norms = np.sqrt(np.bincount(groups, squares))[None]
+    norms = tf.constant(rows * np.asarray(norms), tf.float64)
+    weights = aggregation.weights(norms)
+    every = range(len(squares))
+    return [float(weight_of(weights, groups, k)[0]) for k in every]
+
+
 def _finished(total, aggregation, penalties, rows):
     if aggregation is not None:
         tensors = [None if t is None else tf.constant(t) for t in total]
-        total = aggregation.finish(tensors, rows, aggregation.make_state())
+        state = aggregation.make_state()
+        total = aggregation.at(state).finish(tensors, rows, state)
         total = [None if t is None else np.asarray(t) for t in total]
     return [
         t if p is None else np.asarray(p, float) + (0.0 if t is None else t)

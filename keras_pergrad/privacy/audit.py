@@ -1,0 +1,251 @@
+"""A lower bound for epsilon, from a training run with canaries."""
+
+import dataclasses
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_pergrad.functional import per_sample_gradients
+from keras_pergrad.keras_internals.model_state import run_and_restore
+from keras_pergrad.privacy.ledger import Ledger
+from keras_pergrad.privacy.lower_bound import epsilon_lower_bound
+from keras_pergrad.privacy.training import PrivateTraining
+
+SCORES = ("loss", "gradient")
+#: What fractions of the canaries are guessed; fixed beforehand, each costs.
+_FRACTIONS = (0.25, 0.5, 1.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class AuditResult:
+    """What an audit found.
+
+    Attributes:
+        lower_bound: epsilon is above it, with the given confidence, if the
+            canaries were drawn as they should be; 0 if nothing was found.
+        claimed: the epsilon that the ledger of the model says was spent.
+        confidence: the probability with which the lower bound is right.
+        canaries: how many there were.
+        by_score: for each score ("loss": how far a canary's loss fell in
+            training; "gradient": the dot product of its gradient with what
+            training moved the weights by) its lower bound, how many guesses
+            led to it, and how many of them were right.
+    """
+
+    lower_bound: float
+    claimed: float
+    delta: float
+    confidence: float
+    canaries: int
+    by_score: dict
+
+    @property
+    def passed(self):
+        """Whether the claim is not refuted. It is no proof of it."""
+        return self.lower_bound <= self.claimed
+
+    def __str__(self):
+        verdict = (
+            "The claim is not refuted."
+            if self.passed
+            else "THE CLAIM IS REFUTED: the mechanism is broken."
+        )
+        lines = [
+            f"epsilon is at least {self.lower_bound:.3g} "
+            f"({self.confidence:.0%} confidence, {self.canaries} canaries); "
+            f"claimed is {self.claimed:.3g} at delta={self.delta:g}. {verdict}"
+        ]
+        for name, (bound, guesses, correct) in self.by_score.items():
+            lines.append(
+                f"- by {name}: {correct} of {guesses} guesses right, at least "
+                f"{bound:.3g}"
+            )
+        return "\n".join(lines)
+
+
+def audit_privacy(
+    make_model,
+    private,
+    x,
+    y,
+    canaries,
+    epochs,
+    sample_weight=None,
+    confidence=0.95,
+    seed=None,
+    training=None,
+):
+    """Train once with canaries and bound epsilon from below by what they tell.
+
+    Each canary is in the training data with probability ½. After training,
+    those that look most as if they had been trained on are guessed to be in,
+    those that look least so to be out; too many right guesses refute the
+    claimed epsilon (Steinke et al., arXiv 2305.08846). It finds gross faults,
+    such as missing noise; the bound is far below the true epsilon.
+
+    Args:
+        make_model: `make_model()` returns a `PerGradModel`, compiled with
+            `private.gradient_mode`, with new weights.
+        private: a `PrivateTraining`.
+        x, y: all examples, as for `private.batches`: arrays.
+        canaries: the rows of x and y that are canaries, such as a few hundred
+            examples with random labels; (m,) integers.
+        epochs: how many epochs to train for.
+        sample_weight: as for `private.batches`, or None.
+        confidence: the probability with which the lower bound shall hold.
+        seed: of the draw of canaries, an integer or None.
+        training: `training(model, data)`, which trains the model in place of
+            `fit(data, epochs=epochs, callbacks=[private.callback])`.
+
+    Returns:
+        An `AuditResult`; print it.
+
+    Raises:
+        ValueError: an argument is out of range.
+
+    Example:
+
+    >>> import keras, numpy as np
+    >>> import keras_pergrad as kpg
+    >>> x = np.random.default_rng(0).normal(size=(60, 8))
+    >>> y = np.random.default_rng(1).normal(size=(60, 1))
+    >>> private = kpg.PrivateTraining(
+    ...     noise_multiplier=2.0,
+    ...     delta=1e-3,
+    ...     examples=60,
+    ...     batch_size=30,
+    ...     user_ids="unique",
+    ... )
+    >>> def make_model():
+    ...     inputs = keras.Input((8,))
+    ...     model = kpg.PerGradModel(inputs, keras.layers.Dense(1)(inputs))
+    ...     model.compile("sgd", "mse", gradient_mode=private.gradient_mode)
+    ...     return model
+    >>> found = kpg.audit_privacy(
+    ...     make_model, private, x, y, canaries=range(40), epochs=2
+    ... )
+    >>> found.passed
+    True
+    """
+    rows = _canaries(canaries, private)
+    if not 0 < confidence < 1:
+        raise ValueError(
+            "`confidence` must be a number between 0 and 1. "
+            f"Received: confidence={confidence!r}"
+        )
+    generator = np.random.default_rng(seed)
+    is_in = generator.random(len(rows)) < 0.5
+    data = private._batches_without(x, y, sample_weight, rows[~is_in])
+    model = make_model()
+    ledger = getattr(model, "aggregation_state", None)
+    if not isinstance(ledger, Ledger) or ledger.begun:
+        raise ValueError(
+            "`make_model` must return a new model, compiled with the "
+            f"gradient_mode of `private`. Received: {model!r}"
+        )
+    batch = _batch(data.source, rows)
+    model._symbolic_build(data_batch=batch)
+    start = [v.numpy() for v in model.trainable_variables]
+    losses = _losses(model, batch)
+    if training is None:
+        model.fit(data, epochs=epochs, callbacks=[private.callback], verbose=0)
+    else:
+        training(model, data)
+    scores = {
+        "loss": losses - _losses(model, batch),
+        "gradient": _along(model, batch, start),
+    }
+    found = {
+        name: _best(score, is_in, private.delta, confidence, len(scores))
+        for name, score in scores.items()
+    }
+    return AuditResult(
+        max(bound for bound, *_ in found.values()),
+        private.statement(model)["epsilon"],
+        private.delta,
+        confidence,
+        len(rows),
+        found,
+    )
+
+
+def _canaries(canaries, private):
+    if not isinstance(private, PrivateTraining) or private.has_users:
+        raise ValueError(
+            "`private` must be a PrivateTraining whose unit is an example. "
+            f"Received: private={private!r}"
+        )
+    if private.mechanism.sampling == "fixed":
+        raise ValueError(
+            "Canaries are in the data or missing, while sampling='fixed' "
+            "protects the exchange of one example for another. Audit the same "
+            "model with sampling='poisson'."
+        )
+    rows = np.unique(np.asarray(canaries, int))
+    if len(rows) < 10 or rows[0] < 0 or rows[-1] >= private.mechanism.examples:
+        raise ValueError(
+            "`canaries` must be at least 10 different rows of the examples. "
+            f"Received: {len(rows)} rows"
+        )
+    return rows
+
+
+def _batch(source, rows):
+    data = keras.tree.map_structure(
+        lambda part: None if part is None else tf.convert_to_tensor(part),
+        source.take(rows),
+    )
+    return keras.utils.unpack_x_y_sample_weight(data)
+
+
+def _losses(model, batch):
+    """The loss of each canary, (m,); nothing of the model changes."""
+
+    @tf.function(autograph=False)
+    def look(*batch):
+        def one(k):
+            x, y, weight = tf.nest.map_structure(
+                lambda t: None if t is None else t[k : k + 1], batch
+            )
+            y_pred = model(x, training=False)
+            return tf.cast(
+                model.compute_loss(x, y, y_pred, weight, training=False),
+                tf.float32,
+            )
+
+        count = tf.shape(tf.nest.flatten(batch)[0])[0]
+        return tf.map_fn(one, tf.range(count), fn_output_signature=tf.float32)
+
+    return np.asarray(run_and_restore(look, *batch))
+
+
+def _along(model, batch, start):
+    """How far training went down each canary's gradient, (m,)."""
+    gradients = per_sample_gradients(model, *batch, training=False, verbose=0)
+    total = np.zeros(len(tf.nest.flatten(batch)[0]))
+    for gradient, before, variable in zip(
+        gradients, start, model.trainable_variables
+    ):
+        if gradient is not None:
+            moved = before - variable.numpy()
+            total += np.tensordot(np.asarray(gradient), moved, moved.ndim)
+    return total
+
+
+def _best(score, is_in, delta, confidence, scores):
+    """The best lower bound of several numbers of guesses.
+
+    Each of them, and each score, has its share of what may go wrong.
+    """
+    order = np.argsort(score, kind="stable")
+    share = (1 - confidence) / (len(_FRACTIONS) * scores)
+    found = []
+    for fraction in _FRACTIONS:
+        half = max(int(fraction * len(score) / 2), 1)
+        correct = is_in[order[-half:]].sum() + (~is_in[order[:half]]).sum()
+        bound = epsilon_lower_bound(
+            len(score), 2 * half, int(correct), delta, 1 - share
+        )
+        found.append((bound, 2 * half, int(correct)))
+    return max(found)

@@ -1,0 +1,104 @@
+"""The callback that logs epsilon and stops training within the budget."""
+
+import keras
+
+from keras_pergrad.privacy.accounting import epsilon_of, most_steps
+
+
+class PrivacyBudget(keras.callbacks.Callback):
+    """Logs `epsilon` and stops training before a budget is passed.
+
+    `PrivateTraining.callback` gives it. In the logs of a batch `epsilon` is
+    what will be spent at the end of the epoch, since each figure takes about
+    a tenth of a second; in those of an epoch it is what is spent.
+
+    Args:
+        mechanism: the `Mechanism` that is accounted for.
+        delta: the probability with which epsilon need not hold.
+        target_epsilon: the budget, or None.
+        watched: called with each model that is trained.
+    """
+
+    def __init__(self, mechanism, delta, target_epsilon=None, watched=None):
+        super().__init__()
+        self.mechanism = mechanism
+        self.delta = delta
+        self.target_epsilon = target_epsilon
+        self._watched = watched
+        self._first = self._limit = self._step = 0
+        self._epsilon = 0.0
+
+    def on_epoch_begin(self, epoch, logs=None):
+        """Allow as many updates as the budget is enough for."""
+        ledger = self.model.aggregation_state
+        if self._watched is not None:
+            self._watched(self.model)
+        self._first = self._step = ledger.updates
+        self._limit = self._allowed(ledger, self._first)
+        if self._limit - self._first < self._at_once:
+            raise ValueError(
+                "The privacy budget is spent. Expected that one more step "
+                f"keeps epsilon at most {self.target_epsilon}, at delta="
+                f"{self.delta}. Received: a model with epsilon="
+                f"{self._spent(ledger, self._first):.6g} after {self._first} "
+                "steps. The model is as it was; to go on, compile with a "
+                "PrivateTraining of a larger target_epsilon: the ledger goes "
+                "on."
+            )
+        ledger.limit.assign(self._limit)
+        ledger.epoch_start = self._first
+        self._epsilon = self._spent(ledger, self._limit)
+
+    def on_train_batch_end(self, batch, logs=None):
+        """Stop where the next steps would pass the budget."""
+        self._step = self._first + batch + 1
+        if logs is not None:
+            logs["epsilon"] = self._epsilon
+        within = self._limit < self._first + self.mechanism.steps_per_epoch
+        if within and self._step + self._at_once > self._limit:
+            self.model.stop_training = True
+
+    def on_epoch_end(self, epoch, logs=None):
+        """Log what is spent, and stop where nothing is left."""
+        ledger = self.model.aggregation_state
+        steps = ledger.updates
+        epsilon = self._spent(ledger, steps)
+        if logs is not None:
+            logs["epsilon"] = epsilon
+        if self._allowed(ledger, steps) - steps < self._at_once:
+            self.model.stop_training = True
+            self._say(epsilon, steps)
+
+    def on_train_end(self, logs=None):
+        self.model.aggregation_state.limit.assign(0)
+
+    @property
+    def _at_once(self):
+        """How many updates Keras makes before a callback is asked."""
+        return self.model.steps_per_execution
+
+    def _spent(self, ledger, steps):
+        phases = (*ledger.phases, (self.mechanism, steps))
+        return epsilon_of(phases, self.delta)
+
+    def _allowed(self, ledger, steps):
+        """Up to which step the budget is enough, within the next epoch."""
+        most = steps + self.mechanism.steps_per_epoch
+        if self.target_epsilon is None:
+            return most
+        return most_steps(
+            ledger.phases,
+            self.mechanism,
+            self.target_epsilon,
+            self.delta,
+            steps,
+            most,
+        )
+
+    def _say(self, epsilon, steps):
+        epochs = self.params.get("epochs") or 0
+        if self.params.get("verbose") and steps and epochs:
+            print(
+                f"The budget of epsilon={self.target_epsilon} is enough for "
+                f"{steps} steps: epsilon={epsilon:.4g} is spent."
+            )

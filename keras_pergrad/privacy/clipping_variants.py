@@ -1,0 +1,238 @@
+"""Clipping whose norm need not be tuned."""
+
+import copy
+import math
+
+import keras
+import tensorflow as tf
+
+from keras_pergrad.aggregation import aggregations, is_finite
+from keras_pergrad.clipping import ClippedMean, is_schedule
+from keras_pergrad.keras_internals import replicas
+
+
+class AutomaticClippedMean(ClippedMean):
+    """The mean of per-sample gradients, each brought to about the same norm.
+
+    ```
+    g_i ← g_i · clip_norm / (‖g_i‖ + gamma)      for each sample i
+    ```
+
+    Bu et al., "Automatic clipping", arXiv 2206.07136. A change of `clip_norm`
+    is one of the learning rate, so that it need not be tuned. All else is as
+    in `ClippedMean`; `clipped_fraction` counts norms above `clip_norm`.
+
+    Args:
+        clip_norm: what the norms of large gradients become; no sample keeps
+            more.
+        noise_multiplier, seed, per, expected_batch_size: as for
+            `ClippedMean`.
+        gamma: a positive number; gradients whose norms are much smaller stay
+            smaller.
+
+    Raises:
+        ValueError: an argument is out of range.
+
+    Example:
+
+    >>> import keras_pergrad as kpg
+    >>> mode = kpg.Vectorized(kpg.AutomaticClippedMean(1.0))
+    """
+
+    def __init__(
+        self,
+        clip_norm=1.0,
+        noise_multiplier=0.0,
+        seed=None,
+        per="model",
+        expected_batch_size=None,
+        gamma=0.01,
+    ):
+        super().__init__(
+            clip_norm, noise_multiplier, seed, per, expected_batch_size
+        )
+        if self.clip_norm == math.inf:
+            raise ValueError(
+                "`clip_norm` must be finite: gradients are scaled to it. "
+                f"Received: clip_norm={clip_norm!r}"
+            )
+        if not isinstance(gamma, (int, float)) or not 0 < gamma < math.inf:
+            raise ValueError(
+                f"`gamma` must be a positive number. Received: gamma={gamma!r}"
+            )
+        self.gamma = float(gamma)
+
+    def _scales(self, norms, limit):
+        return limit / (norms + tf.cast(self.gamma, norms.dtype))
+
+    def get_config(self):
+        return {**super().get_config(), "gamma": self.gamma}
+
+
+class AdaptiveClippedMean(ClippedMean):
+    """The mean of clipped per-sample gradients; the clip follows a quantile.
+
+    ```
+    b   ← ½ + (Σ_i (1[‖g_i‖ ≤ C] − ½) + N(0, count_noise²)) / n
+    C   ← C · exp(−clip_rate · (b − quantile))
+    ```
+
+    Andrew et al., "Differentially private learning with adaptive clipping",
+    arXiv 1905.03871. C belongs to the compiled model, as `aggregation_state.
+    clip`, and is saved with its weights; it is `clip_norm` in the logs. The
+    count of each step is one more query of the data: `noise_multiplier` is
+    what both together amount to, and the gradients have the somewhat larger
+
+    ```
+    z = (noise_multiplier⁻² − (2 · count_noise)⁻²)^(−½)
+    ```
+
+    Args:
+        clip_norm: what C is at first, a positive finite number.
+        noise_multiplier, seed: as for `ClippedMean`; a number.
+        expected_batch_size: as for `ClippedMean`; it stands for n.
+        quantile: the fraction of samples that C shall leave as they are.
+        clip_rate: how fast C follows, about 0.2.
+        count_noise: the standard deviation of the noise of the count, more
+            than noise_multiplier / 2. None: a twentieth of
+            `expected_batch_size`, at least noise_multiplier, as in the paper;
+            0 without noise.
+
+    Raises:
+        ValueError: an argument is out of range.
+
+    Example:
+
+    >>> import keras_pergrad as kpg
+    >>> mode = kpg.Vectorized(kpg.AdaptiveClippedMean(quantile=0.5))
+    """
+
+    def __init__(
+        self,
+        clip_norm=0.1,
+        noise_multiplier=0.0,
+        seed=None,
+        expected_batch_size=None,
+        quantile=0.5,
+        clip_rate=0.2,
+        count_noise=None,
+    ):
+        super().__init__(
+            clip_norm,
+            noise_multiplier,
+            seed,
+            expected_batch_size=expected_batch_size,
+        )
+        self.changes = True
+        for name in ("clip_norm", "noise_multiplier"):
+            value = getattr(self, name)
+            if is_schedule(value) or math.isinf(value):
+                raise ValueError(
+                    f"`{name}` must be a finite number: the clip is not "
+                    f"known beforehand. Received: {name}={value!r}"
+                )
+        if not isinstance(quantile, (int, float)) or not 0 < quantile < 1:
+            raise ValueError(
+                "`quantile` must be a number between 0 and 1. "
+                f"Received: quantile={quantile!r}"
+            )
+        if not isinstance(clip_rate, (int, float)) or not clip_rate >= 0:
+            raise ValueError(
+                "`clip_rate` must be a number of at least 0. "
+                f"Received: clip_rate={clip_rate!r}"
+            )
+        self.quantile, self.clip_rate = float(quantile), float(clip_rate)
+        self.count_noise = count_noise
+        if self.adds_noise and not 2 * self._deviation > self.noise_multiplier:
+            raise ValueError(
+                "`count_noise` must be more than noise_multiplier / 2, since "
+                "the noise of both is to amount to `noise_multiplier`. "
+                f"Received: count_noise={count_noise!r}, "
+                f"noise_multiplier={noise_multiplier!r}"
+            )
+        if self._deviation and not self.adds_noise:
+            raise ValueError(
+                "`count_noise` goes with a `noise_multiplier` only. "
+                f"Received: count_noise={count_noise!r}, noise_multiplier=0"
+            )
+
+    @property
+    def _deviation(self):
+        """The standard deviation of the noise of the count."""
+        if self.count_noise is not None or not self.adds_noise:
+            return float(self.count_noise or 0.0)
+        size = self.expected_batch_size or 0
+        return max(size / 20, self.noise_multiplier)
+
+    @property
+    def gradient_noise(self):
+        """The noise multiplier of the gradients alone."""
+        if not self.adds_noise:
+            return 0.0
+        count = (2 * self._deviation) ** -2
+        return (self.noise_multiplier**-2 - count) ** -0.5
+
+    def kept(self):
+        return {"clip": self.clip_norm, "below": 0.0, "seen": 0.0}
+
+    def at(self, state):
+        now = copy.copy(self)
+        now.clip_norm = tf.convert_to_tensor(self._own(state).clip)
+        return now
+
+    def observe(self, norms, state):
+        """Count the samples whose norms C leaves as they are."""
+        state = self._own(state)
+        below = is_finite(norms) & (norms <= tf.cast(state.clip, norms.dtype))
+        state.advance("below", tf.reduce_sum(tf.cast(below, "float32")))
+        state.advance("seen", tf.cast(tf.size(norms), "float32"))
+
+    def finish(self, gradients, n, state=None):
+        state = self._own(state)
+        now = copy.copy(self)
+        now.noise_multiplier = self.gradient_noise
+        now.clip_norm = tf.convert_to_tensor(state.clip)
+        now.changes = False
+        gradients = ClippedMean.finish(now, gradients, n, state)
+        self._follow(state)
+        return gradients
+
+    def _follow(self, state):
+        """Moves the clip towards the quantile, and forgets the counts."""
+        below, seen = state.below, state.seen
+        centered = tf.convert_to_tensor(below) - seen / 2
+        if self._deviation:
+            like = tf.zeros([], "float32")
+            centered += replicas.of_the_first(
+                [state.normal(like, self._deviation)]
+            )[0]
+        size = self.expected_batch_size
+        if not size:
+            size = tf.maximum(tf.convert_to_tensor(seen), 1)
+        fraction = 0.5 + centered / size
+        factor = tf.exp(-self.clip_rate * (fraction - self.quantile))
+        state.clip.assign(state.clip * factor)
+        below.assign(tf.zeros([], "float32"))
+        seen.assign(tf.zeros([], "float32"))
+
+    @property
+    def log_metrics(self):
+        return {**super().log_metrics, "clip_norm": keras.metrics.Mean}
+
+    def statistics(self, norms):
+        found = super().statistics(norms)
+        return {**found, "clip_norm": tf.identity(self.clip_norm)}
+
+    def get_config(self):
+        config = super().get_config()
+        del config["per"]
+        return {
+            **config,
+            "quantile": self.quantile,
+            "clip_rate": self.clip_rate,
+            "count_noise": self.count_noise,
+        }
+
+
+aggregations.register("automatic_clipped_mean", AutomaticClippedMean)
+aggregations.register("adaptive_clipped_mean", AdaptiveClippedMean)

@@ -1,0 +1,164 @@
+"""What is checked, and put in order, before private training begins."""
+
+import json
+import warnings
+from typing import Any
+
+import keras
+
+from keras_pergrad.keras_internals.registry import serialize
+from keras_pergrad.privacy import model_check
+from keras_pergrad.privacy.budget import PrivacyBudget
+from keras_pergrad.privacy.ledger import Ledger
+from keras_pergrad.privacy.private_batches import PrivateBatches
+
+
+def prepare(aggregation, model, arguments):
+    """Check a `fit` that is to begin, and give it what it shall train on.
+
+    Args:
+        aggregation: the `PrivateMean` of the model's mode.
+        model: the compiled model.
+        arguments: name to value of what `fit` was called with; changed.
+
+    Raises:
+        ValueError: something would break the guarantee; all is named.
+    """
+    batches = _batches(aggregation, arguments)
+    _require_unchanged(aggregation, model)
+    callbacks = arguments.get("callbacks")
+    found = [
+        *_of_arguments(arguments),
+        *_of_callbacks(callbacks),
+        *model_check.problems(model, batches, aggregation.public_layers),
+    ]
+    if found:
+        listed = "\n".join(f"- {text}" for text in found)
+        raise ValueError(f"This training would not be private:\n{listed}")
+    _warn_of_same_data(batches, arguments.get("validation_data"))
+    arguments["callbacks"] = _counting_first(aggregation, callbacks)
+    strategy = model.distribute_strategy
+    arguments["shuffle"] = False  # They are drawn; Keras would warn.
+    arguments["x"] = batches.dataset(model.aggregation_state, strategy)
+    if strategy.num_replicas_in_sync > 1:
+        arguments["steps_per_epoch"] = len(batches)
+
+
+def clipping_json(clipping):
+    """Return what clips and adds noise as JSON, but for its seed."""
+    config: Any = serialize(clipping)
+    inside = {k: v for k, v in config["config"].items() if k != "seed"}
+    return json.dumps({config["class_name"]: inside}, sort_keys=True)
+
+
+def _batches(aggregation, arguments):
+    batches = arguments.get("x")
+    if not isinstance(batches, PrivateBatches):
+        raise ValueError(
+            "The accounting holds for batches that are drawn as it assumes. "
+            "Expected fit(private.batches(x, y), ...) with the "
+            "PrivateTraining of the gradient mode. Received: "
+            f"{type(batches).__name__}"
+        )
+    if batches.mechanism != aggregation.mechanism:
+        raise ValueError(
+            "The batches are of another PrivateTraining than the gradient "
+            f"mode. Expected {aggregation.mechanism}. Received: "
+            f"{batches.mechanism}. Call compile(gradient_mode="
+            "private.gradient_mode) and private.batches() of the same one."
+        )
+    return batches
+
+
+def _require_unchanged(aggregation, model):
+    state = model.aggregation_state
+    known = isinstance(state, Ledger) and (
+        state.mechanism == aggregation.mechanism
+        and clipping_json(aggregation.clipping)
+        == aggregation.mechanism.clipping
+    )
+    if not known:
+        raise ValueError(
+            "What clips and adds noise is not what is accounted for. Expected "
+            f"{aggregation.mechanism.clipping}. Received: "
+            f"{clipping_json(aggregation.clipping)}. Make another "
+            "PrivateTraining and compile with its gradient_mode: the ledger "
+            "goes on."
+        )
+
+
+def _of_arguments(arguments):
+    if arguments.get("validation_split"):
+        yield (
+            "`validation_split` takes validation data from the examples that "
+            "are protected. Split them before, and give validation_data."
+        )
+    for name in ("y", "sample_weight"):
+        if arguments.get(name) is not None:
+            yield f"`{name}` belongs into private.batches(x, y, sample_weight)."
+    for name in ("batch_size", "steps_per_epoch"):
+        if arguments.get(name) is not None:
+            yield (
+                f"`{name}` is that of PrivateTraining. Received: "
+                f"{name}={arguments[name]!r}. Leave it out."
+            )
+
+
+def _of_callbacks(callbacks):
+    """Callbacks that act on what was computed from training data."""
+    kinds = keras.callbacks
+    for callback in _listed(callbacks):
+        name = type(callback).__name__
+        acts = isinstance(
+            callback, (kinds.EarlyStopping, kinds.ReduceLROnPlateau)
+        ) or (
+            isinstance(callback, kinds.ModelCheckpoint)
+            and callback.save_best_only
+        )
+        if acts and not callback.monitor.startswith("val_"):
+            yield (
+                f"The callback {name} acts on {callback.monitor!r}, which is "
+                "computed from the protected examples without noise. Monitor "
+                "a metric of other data, such as 'val_loss'."
+            )
+        if isinstance(callback, kinds.TerminateOnNaN):
+            yield (
+                "The callback TerminateOnNaN acts on the loss of the "
+                "protected examples. Leave it out: samples whose gradients "
+                "are not finite count as zero."
+            )
+
+
+def _listed(callbacks):
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        return list(callbacks.callbacks)
+    return keras.tree.flatten(callbacks or [])
+
+
+def _counting_first(aggregation, callbacks):
+    """The callbacks with the one that logs epsilon before all others."""
+    own = [c for c in _listed(callbacks) if isinstance(c, PrivacyBudget)]
+    if len(own) != 1 or own[0].mechanism != aggregation.mechanism:
+        raise ValueError(
+            "The budget is kept by a callback. Expected fit(..., callbacks="
+            "[private.callback]) with the PrivateTraining of the gradient "
+            f"mode, once. Received: {own or callbacks!r}"
+        )
+    others = [c for c in _listed(callbacks) if c is not own[0]]
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        callbacks.callbacks[:] = [*own, *others]
+        return callbacks
+    return [*own, *others]
+
+
+def _warn_of_same_data(batches, validation_data):
+    parts = getattr(batches.source, "parts", ())
+    own = {id(part) for part in keras.tree.flatten(parts) if part is not None}
+    given = keras.tree.flatten(validation_data or ())
+    if own & {id(part) for part in given}:
+        warnings.warn(
+            "The validation data are the protected examples: figures that "
+            "are computed from them are not private, and nothing may be "
+            "chosen by them.",
+            stacklevel=5,
+        )

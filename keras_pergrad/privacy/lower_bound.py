@@ -1,0 +1,57 @@
+"""How many correct guesses a given epsilon allows, and what follows.
+
+Steinke, Nasr and Jagielski, "Privacy auditing with one (1) training run",
+arXiv 2305.08846: m canaries are in the data with probability ½ each; someone
+who sees the result guesses for r of them whether they were, and v guesses are
+right.
+"""
+
+import numpy as np
+
+_LARGEST = 1e3
+_TOLERANCE = 1e-6
+
+
+def p_value(canaries, guesses, correct, epsilon, delta):
+    """Return how likely so many correct guesses are under an epsilon.
+
+    Args:
+        canaries: m, how many there were.
+        guesses: r, how many were guessed.
+        correct: v, how many of the guesses were right.
+        epsilon, delta: what is supposed to hold.
+
+    Returns:
+        An upper bound of the probability.
+    """
+    from scipy import stats
+
+    rate = 1 / (1 + np.exp(-epsilon))
+    at_least = stats.binom.sf(correct - 1, guesses, rate)
+    counts = np.arange(1, correct + 1)
+    between = np.cumsum(stats.binom.pmf(correct - counts, guesses, rate))
+    worst = np.max(between / counts, initial=0.0)
+    return float(min(at_least + 2 * canaries * delta * worst, 1))
+
+
+def epsilon_lower_bound(canaries, guesses, correct, delta, confidence):
+    """Return the largest epsilon that the guesses rule out; 0 for none.
+
+    Args:
+        canaries, guesses, correct, delta: as for `p_value`.
+        confidence: the probability with which the true epsilon is above it.
+    """
+
+    def is_ruled_out(epsilon):
+        found = p_value(canaries, guesses, correct, epsilon, delta)
+        return found <= 1 - confidence
+
+    if not is_ruled_out(0.0):
+        return 0.0
+    low, high = 0.0, 1.0
+    while is_ruled_out(high) and high < _LARGEST:
+        low, high = high, 2 * high
+    while high - low > _TOLERANCE * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if is_ruled_out(middle) else (low, middle)
+    return low

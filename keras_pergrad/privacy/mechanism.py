@@ -1,0 +1,75 @@
+"""What the privacy of training depends on, as numbers that never change."""
+
+import dataclasses
+import functools
+import json
+import math
+
+import keras
+import numpy as np
+
+SAMPLINGS = ("poisson", "fixed", "shuffled")
+
+
+@dataclasses.dataclass(frozen=True)
+class Mechanism:
+    """One phase of private training, apart from how long it goes on.
+
+    Attributes:
+        sampling: one of `SAMPLINGS`.
+        examples: how many examples there are.
+        batch_size: how many of them a batch has, or is expected to have.
+        noise_multiplier: the standard deviation of the noise on the sum of
+            clipped gradients, over the clip norm; or the JSON of a schedule.
+        clipping: the JSON of the aggregation that clips.
+        examples_per_user: how many examples one user may have; 1 where the
+            unit of privacy is an example.
+    """
+
+    sampling: str
+    examples: int
+    batch_size: int
+    noise_multiplier: float | str
+    clipping: str
+    examples_per_user: int = 1
+
+    @property
+    def rate(self):
+        """The probability of an example to be in a batch."""
+        return self.batch_size / self.examples
+
+    @property
+    def steps_per_epoch(self):
+        """How many batches `fit` calls an epoch."""
+        return math.ceil(self.examples / self.batch_size)
+
+    @property
+    def is_full_batch(self):
+        """Whether every example is in every batch."""
+        return self.batch_size == self.examples
+
+    def noise(self, first, steps):
+        """The noise multipliers of some steps, an array.
+
+        Args:
+            first: the number of updates before.
+            steps: how many.
+        """
+        if isinstance(self.noise_multiplier, float):
+            return np.full(steps, self.noise_multiplier)
+        return _scheduled(self.noise_multiplier, first + steps)[first:]
+
+    def to_dict(self):
+        """Return what `from_dict` takes, for JSON."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, config):
+        return cls(**config)
+
+
+@functools.lru_cache(maxsize=32)
+def _scheduled(config, steps):
+    schedule = keras.saving.deserialize_keras_object(json.loads(config))
+    values = [float(schedule(step)) for step in range(steps)]
+    return np.asarray(values)

@@ -1,0 +1,123 @@
+"""The aggregation of private training: clip, add noise, count."""
+
+import copy
+
+import tensorflow as tf
+
+from keras_pergrad.aggregation import Aggregation, aggregations
+from keras_pergrad.keras_internals.noise import Noise
+from keras_pergrad.keras_internals.registry import serialize
+from keras_pergrad.privacy import fit_check
+from keras_pergrad.privacy.ledger import STEPS, Ledger
+from keras_pergrad.privacy.mechanism import Mechanism
+
+
+class PrivateMean(Aggregation):
+    """What another aggregation gives, with a ledger of the updates made.
+
+    It is made by `PrivateTraining`, which says what it is for.
+
+    Args:
+        clipping: a `ClippedMean` or one of its kin, with noise and
+            `expected_batch_size`, or its config dict.
+        mechanism: what the accounting knows, a `Mechanism` or its dict.
+        delta: the probability with which epsilon need not hold.
+        target_epsilon: the budget, or None.
+        public_layers: names of layers whose statistics are of public data.
+
+    """
+
+    counts = True
+
+    def __init__(
+        self,
+        clipping,
+        mechanism,
+        delta,
+        target_epsilon=None,
+        public_layers=(),
+    ):
+        self.clipping = aggregations.get(clipping)
+        if isinstance(mechanism, dict):
+            mechanism = Mechanism.from_dict(mechanism)
+        self.mechanism = mechanism
+        self.delta = delta
+        self.target_epsilon = target_epsilon
+        self.public_layers = tuple(public_layers)
+
+    @property
+    def noise_multiplier(self):
+        """That of the aggregation inside."""
+        return self.clipping.noise_multiplier
+
+    @property
+    def needs_norms(self):
+        return self.clipping.needs_norms
+
+    def groups(self, variables):
+        return self.clipping.groups(variables)
+
+    def at(self, state):
+        now = copy.copy(self)
+        now.clipping = self.clipping.at(state)
+        return now
+
+    def weights(self, norms):
+        return self.clipping.weights(norms)
+
+    def observe(self, norms, state):
+        self.clipping.observe(norms, state)
+
+    def statistics(self, norms):
+        return self.clipping.statistics(norms)
+
+    @property
+    def log_metrics(self):
+        return self.clipping.log_metrics
+
+    def make_state(self, before=None):
+        kept = self.clipping.kept()
+        state = Ledger(self.mechanism, self.clipping.seed, **kept)
+        if isinstance(before, Noise):
+            state.go_on_from(before)
+        return state
+
+    def finish(self, gradients, n, state=None):
+        if not isinstance(state, Ledger):
+            raise ValueError(
+                "Private training counts every update. Expected finish("
+                "gradients, n, state) with what make_state() returned. "
+                f"Received: state={state!r}"
+            )
+        done = tf.convert_to_tensor(getattr(state, STEPS))
+        allowed = done < tf.convert_to_tensor(state.limit)
+        check = tf.debugging.Assert(allowed, [_NOT_ALLOWED, done])
+        with tf.control_dependencies([check] if check is not None else []):
+            gradients = [
+                None if g is None else tf.identity(tf.convert_to_tensor(g))
+                for g in gradients
+            ]
+            gradients = self.clipping.finish(gradients, n, state)
+            state.advance(STEPS)
+        return gradients
+
+    def prepare_fit(self, model, arguments):
+        fit_check.prepare(self, model, arguments)
+
+    def get_config(self):
+        return {
+            "clipping": serialize(self.clipping),
+            "mechanism": self.mechanism.to_dict(),
+            "delta": self.delta,
+            "target_epsilon": self.target_epsilon,
+            "public_layers": list(self.public_layers),
+        }
+
+
+aggregations.register("private_mean", PrivateMean)
+
+_NOT_ALLOWED = (
+    "This update was not made: it is beyond the privacy budget, or outside of "
+    "a fit(private.batches(...), callbacks=[private.callback]), so that it is "
+    "not known how its batch was drawn. Updates so far:"
+)

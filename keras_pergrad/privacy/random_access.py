@@ -1,0 +1,212 @@
+"""Data of which any examples can be taken, whatever holds them."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+
+def source_of(x, y=None, sample_weight=None):
+    """Return what gives any examples of the data.
+
+    Args:
+        x: arrays of shape (n, ...), one or a structure of them, also
+            memory-mapped; an object with `len(x)` examples that `x[i]` gives
+            one by one, as (inputs, targets) or (inputs, targets, weight); a
+            `keras.utils.PyDataset` of batches of one size; or a
+            `tf.data.Dataset` of single examples that can be indexed.
+        y, sample_weight: with arrays, arrays of as many rows, or None.
+
+    Raises:
+        ValueError: examples of it cannot be taken at random.
+        TypeError: it is something else.
+    """
+    alone = y is None and sample_weight is None
+    if isinstance(x, tf.data.Dataset):
+        source = _DatasetSource
+    elif isinstance(x, keras.utils.PyDataset):
+        source = _PyDatasetSource
+    elif all(hasattr(part, "shape") for part in keras.tree.flatten(x)):
+        return _ArraySource(x, y, sample_weight)
+    elif hasattr(x, "__getitem__") and hasattr(x, "__len__"):
+        source = _ItemSource
+    else:
+        raise TypeError(
+            "Batches are drawn from data whose examples can be taken in any "
+            "order. Expected arrays, an object with len() and [i], a "
+            "keras.utils.PyDataset, or a tf.data.Dataset of single examples. "
+            f"Received: {type(x).__name__}. Put what a generator gives into "
+            "arrays first, such as memory-mapped ones."
+        )
+    if not alone:
+        raise ValueError(
+            f"A {type(x).__name__} gives its targets and weights itself. "
+            "Expected batches(data). Received: y or sample_weight, too."
+        )
+    return source(x)
+
+
+class _ArraySource:
+    def __init__(self, x, y, sample_weight):
+        if sample_weight is not None:
+            self.parts = x, y, sample_weight
+        else:
+            self.parts = (x,) if y is None else (x, y)
+        self.parts = keras.tree.map_structure(_readable, self.parts)
+        sizes = [len(part) for part in _arrays(self.parts)]
+        if len(set(sizes)) > 1:
+            raise ValueError(
+                "All arrays must have as many rows, one for each example. "
+                f"Received: {sizes}"
+            )
+        self.size = sizes[0]
+
+    def take(self, rows):
+        return keras.tree.map_structure(
+            lambda part: None if part is None else _plain(part[rows]),
+            self.parts,
+        )
+
+    def tensors(self):
+        """All of the data, where it is in memory anyway; or None."""
+        if any(type(part) is not np.ndarray for part in _arrays(self.parts)):
+            return None
+        return keras.tree.map_structure(
+            lambda part: None if part is None else tf.constant(_plain(part)),
+            self.parts,
+        )
+
+
+class _OneByOne:
+    """Examples that are given one at a time."""
+
+    def tensors(self):
+        return None
+
+    def take(self, rows):
+        examples = [self.example(int(row)) for row in rows]
+        if not examples:
+            return keras.tree.map_structure(
+                lambda part: part[:0], self.take([0])
+            )
+        return keras.tree.map_structure(
+            lambda *parts: _plain(np.stack(parts)), *examples
+        )
+
+
+class _ItemSource(_OneByOne):
+    def __init__(self, items):
+        self.items = items
+        self.size = len(items)
+
+    def example(self, row):
+        found = self.items[row]
+        return found if isinstance(found, tuple) else (found,)
+
+
+class _DatasetSource(_OneByOne):
+    def __init__(self, dataset):
+        self.size = int(dataset.cardinality())
+        if self.size < 0:
+            raise ValueError(
+                "Batches are drawn from data of known size. Received: a "
+                "tf.data.Dataset of unknown or infinite size. Give arrays, or "
+                "leave out .repeat(), .filter() and generators; where you "
+                "know the size, say it by "
+                ".apply(tf.data.experimental.assert_cardinality(n))."
+            )
+        try:
+            tf.data.experimental.at(dataset, 0)
+        except tf.errors.OpError as error:
+            raise ValueError(
+                "Batches are drawn from data whose examples can be taken in "
+                "any order, which this tf.data.Dataset does not allow "
+                f"({error.message.splitlines()[0]}). Expected one made by "
+                "from_tensor_slices(), .map() and the like. Give arrays, such "
+                "as memory-mapped ones, instead."
+            ) from error
+        self.dataset = dataset
+
+    def example(self, row):
+        found = tf.data.experimental.at(self.dataset, row)
+        found = found if isinstance(found, tuple) else (found,)
+        return keras.tree.map_structure(np.asarray, found)
+
+
+class _PyDatasetSource(_OneByOne):
+    """A PyDataset, which gives batches; each batch that is needed is read."""
+
+    def __init__(self, dataset):
+        self.dataset = dataset
+        count = dataset.num_batches
+        if not count:
+            raise ValueError(
+                "Batches are drawn from data of known size. Received: a "
+                f"{type(dataset).__name__} without a number of batches. "
+                "Define __len__()."
+            )
+        self.length = self._length(dataset[0])
+        rest = self.length if count == 1 else self._length(dataset[count - 1])
+        self.size = (count - 1) * self.length + rest
+
+    def take(self, rows):
+        parts, found = np.divmod(np.asarray(rows, int), self.length), []
+        for number in np.unique(parts[0]):
+            batch = self.dataset[int(number)]
+            if self._length(batch) < parts[1][parts[0] == number].max() + 1:
+                raise ValueError(
+                    "The batches of a PyDataset must have one size, but for "
+                    f"the last. Expected {self.length} examples in batch "
+                    f"{number}. Received: {self._length(batch)}"
+                )
+            chosen = parts[1][parts[0] == number]
+            found.append(
+                keras.tree.map_structure(lambda a, c=chosen: a[c], batch)
+            )
+        if not found:
+            return keras.tree.map_structure(
+                lambda part: part[:0], self.take([0])
+            )
+        return keras.tree.map_structure(
+            lambda *parts: _plain(np.concatenate(parts)), *found
+        )
+
+    def _length(self, batch):
+        return len(keras.tree.flatten(batch)[0])
+
+
+def spec_of(source):
+    """Return the `tf.TensorSpec`s of batches of any size."""
+    return keras.tree.map_structure(
+        lambda part: (
+            None
+            if part is None
+            else tf.TensorSpec([None, *part.shape[1:]], part.dtype)
+        ),
+        source.take(np.arange(1)),
+    )
+
+
+def _arrays(parts):
+    return [part for part in keras.tree.flatten(parts) if part is not None]
+
+
+def _readable(part):
+    """What can be indexed by an array of rows."""
+    if part is None or isinstance(part, np.ndarray):
+        return part
+    if isinstance(part, (tf.RaggedTensor, tf.SparseTensor)):
+        raise ValueError(
+            "Batches are drawn from dense arrays. Received: a "
+            f"{type(part).__name__}. Densify it before."
+        )
+    if tf.is_tensor(part) or not hasattr(part, "__getitem__"):
+        return np.asarray(part)
+    return part
+
+
+def _plain(part):
+    """An array in the float type that Keras casts data to."""
+    part = np.asarray(part)
+    if part.dtype == np.float64:
+        return part.astype(keras.config.floatx())
+    return part

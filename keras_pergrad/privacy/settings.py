@@ -1,0 +1,145 @@
+"""What is asked of the arguments of private training."""
+
+import math
+import warnings
+
+from keras_pergrad.clipping import ClippedMean
+from keras_pergrad.keras_internals.arguments import positive_integer
+from keras_pergrad.privacy.ledger import Ledger
+from keras_pergrad.privacy.mechanism import SAMPLINGS
+
+
+def probability(name, value):
+    """A number between 0 and 1."""
+    if isinstance(value, float) and 0 < value < 1:
+        return value
+    raise ValueError(
+        f"`{name}` must be a number between 0 and 1. Received: {name}={value!r}"
+    )
+
+
+def budget(value):
+    """A budget for epsilon as float, or None."""
+    if value is None:
+        return None
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if number and 0 < value < math.inf:
+        return float(value)
+    raise ValueError(
+        "`target_epsilon` must be a positive number or None. "
+        f"Received: target_epsilon={value!r}"
+    )
+
+
+def multiplier(value):
+    """A noise multiplier as float."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if number and 0 < value < math.inf:
+        return float(value)
+    raise ValueError(
+        "`noise_multiplier` must be a positive number or a schedule: without "
+        "noise nothing is private. Received: "
+        f"noise_multiplier={value!r}"
+    )
+
+
+def known_sampling(value):
+    """One of `SAMPLINGS`."""
+    if value in SAMPLINGS:
+        return value
+    raise ValueError(
+        f"`sampling` must be one of {SAMPLINGS}. Received: sampling={value!r}"
+    )
+
+
+def size_of_batch(value, examples):
+    """A batch size that is at most the number of examples."""
+    size = positive_integer("batch_size", value)
+    if size > examples:
+        raise ValueError(
+            "`batch_size` must be at most the number of examples. Received: "
+            f"batch_size={size}, with {examples} examples"
+        )
+    return size
+
+
+def number_of_steps(epochs, steps, mechanism):
+    """The number of steps that are planned, or None."""
+    if epochs is not None and steps is not None:
+        raise ValueError(
+            "Expected `epochs` or `steps`. Received: both, "
+            f"epochs={epochs!r}, steps={steps!r}"
+        )
+    if epochs is not None:
+        return positive_integer("epochs", epochs) * mechanism.steps_per_epoch
+    return None if steps is None else positive_integer("steps", steps)
+
+
+def spent_by(model):
+    """The phases of a model that was trained privately; none of None."""
+    if model is None:
+        return ()
+    ledger = getattr(model, "aggregation_state", None)
+    if not isinstance(ledger, Ledger):
+        raise ValueError(
+            "`after` must be a model that was trained privately. "
+            f"Received: after={model!r}"
+        )
+    return ledger.spent
+
+
+def clipping_with_noise(clipping, clip_norm, noise, seed, size):
+    """What clips, with the noise, the seed and the batch size it is given.
+
+    Args:
+        clipping, clip_norm: as for `PrivateTraining`.
+        noise: the noise multiplier, or a schedule.
+        seed: an integer or None.
+        size: the expected batch size.
+    """
+    if clipping is None:
+        clip_norm = 1.0 if clip_norm is None else clip_norm
+        clipping = ClippedMean(clip_norm)
+    elif clip_norm is not None:
+        raise ValueError(
+            "Expected `clip_norm` or `clipping`. Received: both, "
+            f"clip_norm={clip_norm!r}, clipping={clipping!r}"
+        )
+    given = ("noise_multiplier", "seed", "expected_batch_size")
+    if not isinstance(clipping, ClippedMean) or any(
+        getattr(clipping, name) for name in given
+    ):
+        raise ValueError(
+            "`clipping` must be a ClippedMean, an AutomaticClippedMean or an "
+            "AdaptiveClippedMean, without noise_multiplier, seed and "
+            "expected_batch_size, which PrivateTraining gives it. "
+            f"Received: clipping={clipping!r}"
+        )
+    if clipping.clip_norm == math.inf:
+        raise ValueError(
+            "`clip_norm` must be finite: what is not clipped is not hidden by "
+            "any noise. Received: clip_norm=inf"
+        )
+    config = {
+        **clipping.get_config(),
+        "noise_multiplier": noise,
+        "seed": seed,
+        "expected_batch_size": size,
+    }
+    return type(clipping).from_config(config)
+
+
+def warn_of_weights(weights):
+    """Says that weights seem to have been divided by their sum."""
+    if weights is None or not hasattr(weights, "mean"):
+        return
+    mean, spread = float(weights.mean()), float(weights.std())
+    total = mean * len(weights)
+    if spread > 0 and min(abs(mean - 1), abs(total - 1)) < 1e-6:
+        warnings.warn(
+            "The sample weights add up to 1, or to their number: if they were "
+            "divided by their sum, each depends on other examples, which the "
+            "guarantee does not cover. Use weights that follow from each "
+            "example alone.",
+            stacklevel=4,
+        )

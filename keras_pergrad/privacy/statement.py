@@ -1,0 +1,159 @@
+"""What private training guarantees, in words and as a dict."""
+
+import textwrap
+
+import numpy as np
+
+from keras_pergrad.privacy import accounting
+
+_NEIGHBOURS = {
+    "add_or_remove": "one {unit} more or one {unit} less",
+    "replace": "one {unit} exchanged for another, of a known number of them",
+    "blank": "one {unit} exchanged for a blank, which counts and adds nothing",
+}
+_SAMPLING = {
+    "poisson": (
+        "each example is in a batch with probability {rate:.6g}, "
+        "independently of all others and of other batches"
+    ),
+    "fixed": (
+        "each batch is {batch_size} of {examples} examples, drawn without "
+        "replacement, independently of other batches"
+    ),
+    "shuffled": (
+        "each epoch goes through all examples in a new order; no "
+        "amplification by sampling or shuffling is claimed"
+    ),
+}
+_NOT_COVERED = (
+    "the choice of hyper-parameters by several runs on these examples",
+    "figures in the logs, such as the loss, clipped_fraction and "
+    "nonfinite_samples, and whatever is evaluated on these examples: they "
+    "are computed without noise",
+    "preprocessing that saw these examples, such as a vocabulary or a mean",
+    "the number of examples, which is taken to be public",
+    "checkpoints, which hold the seeds: publish the weights of a plain "
+    "keras.Model alone",
+    "training that began from weights which had seen these examples",
+)
+
+
+class Statement(dict):
+    """What is guaranteed, to whom, on what assumptions, and what is not.
+
+    As a dict it has the entries of `of`; printed, it is text.
+    """
+
+    @classmethod
+    def of(cls, phases, delta, private, planned=False, outside=False):
+        """Make the statement for what was spent.
+
+        Args:
+            phases: a tuple of (`Mechanism`, steps).
+            delta: the probability with which epsilon need not hold.
+            private: a `PrivateTraining`.
+            planned: whether it is a plan, and nothing has been spent.
+            outside: whether the model was trained without privacy, too.
+        """
+        begun = [(m, steps) for m, steps in phases if steps]
+        relation = accounting.relation_of(begun or phases)
+        users = max(m.examples_per_user for m, _ in phases)
+        unit = "user" if users > 1 or private.has_users else "example"
+        if len({m.examples_per_user for m, _ in begun}) > 1:
+            unit = "example"
+        return cls(
+            epsilon=accounting.epsilon_of(tuple(phases), delta),
+            delta=delta,
+            planned=planned,
+            budget=private.target_epsilon,
+            unit=unit,
+            neighbours=_NEIGHBOURS[relation].format(unit=unit),
+            accountant=_accountant(begun),
+            outside=outside,
+            phases=[_phase(m, steps) for m, steps in begun or phases],
+            assumptions=list(_assumptions(begun or phases, private)),
+            not_covered=list(_NOT_COVERED),
+        )
+
+    def __str__(self):
+        verb = "will be" if self["planned"] else "is"
+        lines = [
+            f"The weights {'would be' if self['planned'] else 'are'} "
+            f"({self['epsilon']:.4g}, {self['delta']:.3g})-differentially "
+            f"private: for data that differ by {self['neighbours']}, every "
+            "set of results has a probability that is at most "
+            f"e^{self['epsilon']:.4g} times the other plus "
+            f"{self['delta']:.3g}. "
+            f"This {verb} counted by dp-accounting ({self['accountant']})."
+        ]
+        if self["outside"]:
+            lines.append(
+                "THIS DOES NOT HOLD if the examples were used when the model "
+                "was trained without privacy in between."
+            )
+        lines += [f"Phase: {_in_words(phase)}" for phase in self["phases"]]
+        lines.append("It is assumed that")
+        lines += [f"- {text};" for text in self["assumptions"]]
+        lines.append("Not covered:")
+        lines += [f"- {text};" for text in self["not_covered"]]
+        return "\n".join(
+            textwrap.fill(line, 80, subsequent_indent="  ") for line in lines
+        )
+
+    __repr__ = __str__
+
+
+def _accountant(begun):
+    return accounting.accountant_of(tuple(begun)) if begun else "PLD"
+
+
+def _phase(mechanism, steps):
+    noise = mechanism.noise(0, max(steps, 1))
+    return {
+        "steps": steps,
+        "sampling": mechanism.sampling,
+        "examples": mechanism.examples,
+        "batch_size": mechanism.batch_size,
+        "examples_per_user": mechanism.examples_per_user,
+        "noise_multiplier": (float(np.min(noise)), float(np.max(noise))),
+        "clipping": mechanism.clipping,
+    }
+
+
+def _in_words(phase):
+    least, most = phase["noise_multiplier"]
+    noise = f"{least:.6g}" if least == most else f"{least:.6g} to {most:.6g}"
+    return (
+        f"{phase['steps']} steps, sampling={phase['sampling']!r}, batches of "
+        f"{phase['batch_size']} from {phase['examples']} examples, noise "
+        f"multiplier {noise}, {phase['clipping']}"
+    )
+
+
+def _assumptions(phases, private):
+    for mechanism in dict.fromkeys(m for m, _ in phases):
+        yield _SAMPLING[mechanism.sampling].format(
+            rate=mechanism.rate,
+            batch_size=mechanism.batch_size,
+            examples=mechanism.examples,
+        )
+    if private.has_users:
+        most = private.mechanism.examples_per_user
+        yield f"`user_ids` are right; of each user {most} examples are used"
+    elif not private.says_unit:
+        yield "each example is of another person: else a person has less"
+    yield (
+        "nobody who sees the result knows or can guess the seeds of noise "
+        "and batches, which come from pseudo-random generators (the noise "
+        "from a 32-bit seed)"
+    )
+    yield (
+        "noise and sums are computed with floating-point numbers as if they "
+        "were real ones"
+    )
+    yield (
+        "a sample's gradient depends on its own example alone; what was "
+        "found by looking (mixing layers and losses) was refused, and sample "
+        "weights are taken to do so"
+    )
+    yield "the weights were changed by no other training on these examples"

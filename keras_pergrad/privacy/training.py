@@ -1,0 +1,386 @@
+"""Private training as one object: mode, batches, accounting."""
+
+import dataclasses
+import json
+import operator
+import warnings
+import weakref
+
+import numpy as np
+
+from keras_pergrad.clipping import is_schedule
+from keras_pergrad.keras_internals.arguments import positive_integer
+from keras_pergrad.keras_internals.registry import serialize
+from keras_pergrad.modes import Accumulated, PerSample, Vectorized
+from keras_pergrad.privacy import accounting
+from keras_pergrad.privacy.budget import PrivacyBudget
+from keras_pergrad.privacy.calibration import calibrated
+from keras_pergrad.privacy.fit_check import clipping_json
+from keras_pergrad.privacy.ledger import Ledger
+from keras_pergrad.privacy.mechanism import Mechanism
+from keras_pergrad.privacy.private_batches import PrivateBatches
+from keras_pergrad.privacy.private_mean import PrivateMean
+from keras_pergrad.privacy.random_access import source_of
+from keras_pergrad.privacy.settings import (
+    budget,
+    clipping_with_noise,
+    known_sampling,
+    multiplier,
+    number_of_steps,
+    probability,
+    size_of_batch,
+    spent_by,
+    warn_of_weights,
+)
+from keras_pergrad.privacy.statement import Statement
+from keras_pergrad.privacy.user_bound import bounded_rows
+
+METHODS = {"vectorized": Vectorized, "per_sample": PerSample}
+UNIQUE = "unique"
+
+
+class PrivateTraining:
+    """Training whose result tells little of any one example (DP-SGD).
+
+    One object gives the gradient mode, the batches and the callback, so that
+    clipping, noise, sampling and accounting cannot disagree. It never changes,
+    and several models may be trained with it: what each has spent is kept in
+    the model and saved with it.
+
+    ```
+    B ← each example with probability batch_size / examples
+    g ← (Σ_{i in B} clip(g_i) + N(0, (noise_multiplier · clip_norm)²))
+        / batch_size
+    ```
+
+    Abadi et al., "Deep learning with differential privacy", arXiv 1607.00133;
+    epsilon is counted by dp-accounting (`pip install keras-pergrad[privacy]`),
+    from privacy loss distributions where it can be.
+
+    | `sampling` | a batch has | similar data have | amplified |
+    |---|---|---|---|
+    | `"poisson"` | each with a probability | one example more or less | yes |
+    | `"fixed"` | batch_size, drawn anew | one example exchanged | yes |
+    | `"shuffled"` | the next of an epoch | a blank for an example | no |
+
+    Args:
+        delta: the probability with which epsilon need not hold; less than
+            1 / examples.
+        examples: how many examples there are; taken to be public.
+        batch_size: how many of them a batch is expected to have.
+        target_epsilon: the budget: the noise is calibrated to it, unless
+            `noise_multiplier` is given, and training stops before it is
+            passed. None: `noise_multiplier` says what epsilon follows.
+        clip_norm: the norm that each example's gradient is clipped to, or a
+            schedule of it (see `ClippedMean`). Default: 1.0.
+        epochs: how many epochs of ⌈examples / batch_size⌉ steps the noise is
+            calibrated for.
+        steps: the number of steps in place of `epochs`.
+        sampling: "poisson", "fixed" or "shuffled".
+        noise_multiplier: the noise's standard deviation over the clip norm,
+            or a schedule of it; then epsilon follows.
+        clipping: in place of `clip_norm` a `ClippedMean`, such as one with
+            per="variable", an `AutomaticClippedMean` or an
+            `AdaptiveClippedMean`, without noise, seed and expected batch
+            size, which it is given.
+        microbatch_size: how many examples go through the model at a time.
+        method: "vectorized" or "per_sample", the mode inside.
+        seed: an integer makes noise and batches repeatable. Whoever knows it
+            can take the noise away: keep it secret, or leave it out.
+        user_ids: whose each example is, (examples,): the guarantee then is
+            for users, with all their examples. "unique": each is another
+            person's, so that no warning is needed that it is for examples.
+        examples_per_user: with `user_ids`, how many examples one user may
+            have; of those who have more some are chosen at random.
+        public_layers: names of layers, such as Normalization, that were
+            adapted to public data.
+        after: a model trained privately, on which this training goes on: the
+            noise is calibrated so that both together keep to the budget.
+
+    Raises:
+        ValueError: an argument is out of range.
+        ImportError: dp-accounting is not installed.
+
+    Example:
+
+    >>> import keras, numpy as np
+    >>> import keras_pergrad as kpg
+    >>> x, y = np.random.normal(size=(200, 4)), np.zeros((200, 1))
+    >>> private = kpg.PrivateTraining(
+    ...     target_epsilon=3.0,
+    ...     delta=1e-3,
+    ...     examples=len(x),
+    ...     batch_size=50,
+    ...     epochs=2,
+    ...     user_ids="unique",
+    ... )
+    >>> inputs = keras.Input((4,))
+    >>> model = kpg.PerGradModel(inputs, keras.layers.Dense(1)(inputs))
+    >>> model.compile("sgd", "mse", gradient_mode=private.gradient_mode)
+    >>> history = model.fit(
+    ...     private.batches(x, y),
+    ...     epochs=2,
+    ...     callbacks=[private.callback],
+    ...     verbose=0,
+    ... )
+    >>> history.history["epsilon"][-1] <= 3.0
+    True
+    >>> private.statement()["epsilon"] == history.history["epsilon"][-1]
+    True
+    """
+
+    def __init__(
+        self,
+        *,
+        delta,
+        examples,
+        batch_size,
+        target_epsilon=None,
+        clip_norm=None,
+        epochs=None,
+        steps=None,
+        sampling="poisson",
+        noise_multiplier=None,
+        clipping=None,
+        microbatch_size=None,
+        method="vectorized",
+        seed=None,
+        user_ids=None,
+        examples_per_user=None,
+        public_layers=(),
+        after=None,
+    ):
+        accounting.library()
+        self.delta = probability("delta", delta)
+        self.target_epsilon = budget(target_epsilon)
+        self.microbatch_size = microbatch_size and positive_integer(
+            "microbatch_size", microbatch_size
+        )
+        if method not in METHODS:
+            raise ValueError(
+                f"`method` must be one of {sorted(METHODS)}. "
+                f"Received: method={method!r}"
+            )
+        self.method = method
+        self.public_layers = tuple(public_layers)
+        self.seed = None if seed is None else operator.index(seed)
+        self.total = positive_integer("examples", examples)
+        self._rows = self._rows_of(user_ids, examples_per_user, sampling)
+        self.says_unit = user_ids is not None
+        self.has_users = self._rows is not None
+        used = self.total if self._rows is None else len(self._rows)
+        if self.delta > 1 / used:
+            warnings.warn(
+                f"delta={delta} is more than 1 / examples: it would allow to "
+                "publish an example. Take a delta well below that.",
+                stacklevel=2,
+            )
+        mechanism = Mechanism(
+            sampling=known_sampling(sampling),
+            examples=used,
+            batch_size=size_of_batch(batch_size, used),
+            noise_multiplier=0.0,
+            clipping="",
+            examples_per_user=examples_per_user or 1,
+        )
+        self.steps = number_of_steps(epochs, steps, mechanism)
+        self._before = spent_by(after)
+        noise = self._noise(noise_multiplier, mechanism)
+        self.clipping = clipping_with_noise(
+            clipping, clip_norm, noise, self.seed, mechanism.batch_size
+        )
+        described = noise
+        if is_schedule(noise):
+            described = json.dumps(serialize(noise), sort_keys=True)
+        self.mechanism = dataclasses.replace(
+            mechanism,
+            noise_multiplier=described,
+            clipping=clipping_json(self.clipping),
+        )
+        self._require_enough()
+        self._models = weakref.WeakSet()
+
+    @property
+    def noise_multiplier(self):
+        """The noise's standard deviation over the clip norm, or a schedule."""
+        return self.clipping.noise_multiplier
+
+    @property
+    def steps_per_epoch(self):
+        """How many batches an epoch of `fit` has."""
+        return self.mechanism.steps_per_epoch
+
+    @property
+    def gradient_mode(self):
+        """What `compile(gradient_mode=...)` is to be given."""
+        inner = METHODS[self.method](
+            PrivateMean(
+                self.clipping,
+                self.mechanism,
+                self.delta,
+                self.target_epsilon,
+                self.public_layers,
+            )
+        )
+        if self.microbatch_size is None:
+            return inner
+        return Accumulated(microbatch_size=self.microbatch_size, inner=inner)
+
+    @property
+    def callback(self):
+        """A new callback for `fit(callbacks=[...])`.
+
+        It puts `epsilon` into the logs and stops training in time.
+        """
+        if not self.says_unit:
+            warnings.warn(
+                "The guarantee is for one example. If several may be of one "
+                "person, give user_ids=..., and it is for persons; if each is "
+                "another person's, say so by user_ids='unique'.",
+                stacklevel=2,
+            )
+        return PrivacyBudget(
+            self.mechanism,
+            self.delta,
+            self.target_epsilon,
+            self._models.add,
+        )
+
+    def batches(self, x, y=None, sample_weight=None):
+        """Return what `fit` is to be given as `x`.
+
+        Args:
+            x: arrays of shape (examples, ...), also memory-mapped, one or a
+                structure; or an object with `len(x)` and `x[i]`, which gives
+                one example as (inputs, targets); a `keras.utils.PyDataset` of
+                batches of one size; or a `tf.data.Dataset` of single examples
+                that can be indexed. Under a strategy each replica draws its
+                own part of the examples.
+            y, sample_weight: with arrays, arrays of as many rows, or None. A
+                weight may depend on its own example only.
+
+        Raises:
+            ValueError: there are not `examples` examples, or they cannot be
+                taken at random.
+            TypeError: `x` is something else.
+        """
+        return self._batches_without(x, y, sample_weight, ())
+
+    def _batches_without(self, x, y, sample_weight, without):
+        source = source_of(x, y, sample_weight)
+        if source.size != self.total:
+            raise ValueError(
+                "The accounting is for another number of examples. Expected "
+                f"examples={self.total}. Received: {source.size}"
+            )
+        warn_of_weights(sample_weight)
+        return PrivateBatches(source, self.mechanism, self._rows, without)
+
+    def epsilon(self, steps=None):
+        """Return what some steps spend, with those of `after` before.
+
+        Args:
+            steps: how many; by default those that are planned.
+        """
+        if steps is None:
+            steps = self.steps
+        if steps is None:
+            raise ValueError(
+                "The number of steps is not known. Expected epsilon(steps), "
+                "or PrivateTraining(epochs=...)."
+            )
+        phases = (*self._before, (self.mechanism, operator.index(steps)))
+        return accounting.epsilon_of(phases, self.delta)
+
+    def statement(self, model=None):
+        """Return what is guaranteed for a model, a `Statement`.
+
+        Args:
+            model: one that was trained with this; by default the one that
+                was. Before training the statement is of what is planned.
+
+        Raises:
+            ValueError: it is not known which model is meant.
+        """
+        if model is None:
+            trained = list(self._models)
+            if len(trained) > 1:
+                raise ValueError(
+                    "Several models were trained with this PrivateTraining. "
+                    "Expected statement(model). Received: no model"
+                )
+            model = trained[0] if trained else None
+        if model is None:
+            phases = (*self._before, (self.mechanism, self.steps or 0))
+            return Statement.of(phases, self.delta, self, planned=True)
+        ledger = getattr(model, "aggregation_state", None)
+        if not isinstance(ledger, Ledger):
+            raise ValueError(
+                "Expected a model that was compiled with the gradient_mode of "
+                f"a PrivateTraining. Received: {model!r}"
+            )
+        return Statement.of(
+            ledger.spent, self.delta, self, outside=ledger.outside
+        )
+
+    def __repr__(self):
+        m = self.mechanism
+        return (
+            f"PrivateTraining(target_epsilon={self.target_epsilon}, delta="
+            f"{self.delta}, noise_multiplier={self.noise_multiplier}, "
+            f"examples={m.examples}, batch_size={m.batch_size}, "
+            f"sampling={m.sampling!r})"
+        )
+
+    def _rows_of(self, user_ids, most, sampling):
+        """The rows that are used where users have several, or None."""
+        named = user_ids is not None and not isinstance(user_ids, str)
+        if named != (most is not None) or (
+            isinstance(user_ids, str) and user_ids != UNIQUE
+        ):
+            raise ValueError(
+                "Expected `user_ids`, one for each example, together with "
+                "`examples_per_user`; or user_ids='unique'. Received: "
+                f"user_ids of type {type(user_ids).__name__}, "
+                f"examples_per_user={most!r}"
+            )
+        if not named:
+            return None
+        count = len(np.asarray(user_ids))
+        if count != self.total:
+            raise ValueError(
+                f"Expected {self.total} `user_ids`, one for each example. "
+                f"Received: {count}"
+            )
+        positive_integer("examples_per_user", most)
+        if sampling != "poisson":
+            raise ValueError(
+                "With `user_ids` only sampling='poisson' is accounted for. "
+                f"Received: sampling={sampling!r}"
+            )
+        return bounded_rows(user_ids, most, self.seed)
+
+    def _noise(self, given, mechanism):
+        if given is not None:
+            return given if is_schedule(given) else multiplier(given)
+        if self.target_epsilon is None or self.steps is None:
+            raise ValueError(
+                "Expected `target_epsilon` with `epochs` or `steps`, for which "
+                "the noise is calibrated, or `noise_multiplier`. Received: "
+                f"target_epsilon={self.target_epsilon}, steps={self.steps}"
+            )
+        return calibrated(
+            mechanism, self.steps, self.target_epsilon, self.delta, self._before
+        )
+
+    def _require_enough(self):
+        """Refuses a budget that is too small for one step."""
+        if self.target_epsilon is None:
+            return
+        if self.epsilon(1) > self.target_epsilon:
+            raise ValueError(
+                "The budget is not enough for one step. Expected a larger "
+                "`target_epsilon` or `noise_multiplier`. Received: "
+                f"target_epsilon={self.target_epsilon}, while one step spends "
+                f"{self.epsilon(1):.4g}"
+            )

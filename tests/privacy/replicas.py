@@ -1,0 +1,124 @@
+"""Private training on two replicas, in a process of its own.
+
+`mirrored`: two devices of this process; else one of two workers, as
+`tests.keras_internals.distribution.cluster` starts them. Prints one line of
+JSON in the end.
+"""
+
+import json
+import sys
+
+import tensorflow as tf
+
+if __name__ == "__main__":
+    # Before anything else of TensorFlow runs.
+    arguments = json.loads(sys.argv[1])
+    if arguments["mirrored"]:
+        cpu = tf.config.list_physical_devices("CPU")[0]
+        two = [tf.config.LogicalDeviceConfiguration()] * 2
+        tf.config.set_logical_device_configuration(cpu, two)
+        strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    else:
+        strategy = tf.distribute.MultiWorkerMirroredStrategy()
+
+import keras
+import numpy as np
+
+import keras_pergrad as kpg
+from keras_pergrad.keras_internals.noise import Noise
+from tests.privacy.tiny import N, X, Y, fit, model, private
+
+RATE = 1e-4
+
+
+def trained(training, without=(), epochs=1):
+    """The model, and how far it moved, times the expected size."""
+    with strategy.scope():
+        net = model(training, keras.optimizers.SGD(RATE))
+    data = training.batches(X, Y)
+    data.without = np.asarray(without, int)
+    before = net.get_weights()
+    history = fit(net, training, epochs, data=data)
+    after = net.get_weights()
+    moved = [
+        ((a - b) * 10 / RATE).ravel()
+        for a, b in zip(before, after, strict=True)
+    ]
+    return net, np.concatenate(moved), history
+
+
+def clipped_sums():
+    """The sum of both replicas' parts, against NumPy on what they drew."""
+    training = private(noise_multiplier=1e-3, clip_norm=0.05)
+    net, found, history = trained(training)
+    plain = model(training)
+    plain.compile("sgd", "binary_crossentropy")
+    data = training.batches(X, Y)
+    expected, drawn = 0, []
+    for step in range(4):
+        for part in range(2):
+            x, y = data.batch(net.aggregation_state, step, part, 2)
+            drawn.append(len(x))
+            if not len(x):
+                continue
+            norms = kpg.per_sample_norms(plain, x, y, verbose=0).numpy()
+            gradients = kpg.per_sample_gradients(plain, x, y, verbose=0)
+            flat = [np.asarray(g).reshape(len(x), -1) for g in gradients]
+            factors = np.minimum(1, 0.05 / norms)
+            expected = expected + factors @ np.concatenate(flat, 1)
+    return {
+        "error": float(np.abs(found - expected).max()),
+        "size": float(np.abs(expected).max()),
+        "drawn": drawn,
+        "updates": net.aggregation_state.updates,
+        "epsilon": history["epsilon"][0],
+        "alone": training.epsilon(4),
+    }
+
+
+def noise(times=4):
+    """The deviation of noise over that of one draw, on no examples."""
+    found = [
+        trained(private(seed=s, clip_norm=0.05), range(N), epochs=4)[1]
+        for s in range(times)
+    ]
+    return float(np.std(found) / (2.0 * 0.05 * 4))
+
+
+def added_by_each_replica():
+    """`noise`, where each replica adds noise of its own."""
+    from keras_pergrad.keras_internals import replicas
+
+    sound_normal, sound_first = Noise.normal, replicas.of_the_first
+
+    def own(self, like, deviation):
+        context = tf.distribute.get_replica_context()
+        steps = tf.cast(tf.convert_to_tensor(self.phase_steps), tf.int32)
+        first = context.replica_id_in_sync_group + 2 * steps
+        seed = tf.stack([first, 100 * self.seed + tf.size(like)])
+        drawn = tf.random.stateless_normal(tf.shape(like), seed)
+        sound_normal(self, like, deviation)
+        return drawn * deviation
+
+    Noise.normal, replicas.of_the_first = own, replicas.total
+    try:
+        return noise()
+    finally:
+        Noise.normal, replicas.of_the_first = sound_normal, sound_first
+
+
+def refusal():
+    training = private(sampling="fixed", batch_size=5)
+    try:
+        trained(training)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+if __name__ == "__main__":
+    results = {"sums": clipped_sums(), "noise": noise()}
+    if arguments["mirrored"]:
+        results["broken"] = added_by_each_replica()
+        results["refusal"] = refusal()
+    print(json.dumps(results))

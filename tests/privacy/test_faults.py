@@ -1,0 +1,186 @@
+"""Mechanisms broken on purpose are caught; sound ones are not accused.
+
+Each check is run on the real mechanism, which passes, and on a broken one.
+"""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_pergrad as kpg
+from keras_pergrad.clipping import ClippedMean
+from keras_pergrad.keras_internals.noise import Noise
+from tests.privacy.tiny import N, X, Y, fit, model, private
+
+CLIP, NOISE, SIZE = 0.05, 2.0, 10
+
+
+def moved(without=(), noise=NOISE, scale=1.0, steps=4, **arguments):
+    """What some steps moved the weights by, times the expected size.
+
+    The learning rate is so small that all of them see the same weights.
+    """
+    rate = 1e-4
+    training = private(noise_multiplier=noise, clip_norm=CLIP, **arguments)
+    net = model(training, keras.optimizers.SGD(rate))
+    data = training.batches(X * scale, Y)
+    data.without = np.asarray(without, int)
+    before = net.get_weights()
+    fit(net, training, steps // 4, data=data)
+    after = net.get_weights()
+    flat = [(a - b).ravel() for a, b in zip(before, after, strict=True)]
+    return np.concatenate(flat) * SIZE / rate
+
+
+def check_noise():
+    """The spread of 48 steps on no examples is that of the noise."""
+    found = np.array([moved(range(N), seed=s, steps=16) for s in range(3)])
+    expected = NOISE * CLIP * np.sqrt(16)
+    # Twelve numbers: three and a half standard deviations of their spread.
+    assert 0.4 * expected < found.std() < 1.7 * expected
+
+
+def check_sensitivity():
+    """One example moves the sum of full batches by at most the clip norm."""
+    for scale in (1.0, 100.0):
+        arguments = {"noise": 1e-3, "batch_size": N, "scale": scale}
+        whole = moved(**arguments)
+        for row in (0, 1):
+            part = moved([row], **arguments)
+            change = np.linalg.norm(whole - part) * N / SIZE
+            assert change <= CLIP * 1.05
+
+
+def check_division():
+    """Half of the examples move the weights by half, not as much."""
+    arguments = {"noise": 1e-3, "batch_size": N}
+    whole = moved(**arguments)
+    half = moved(range(0, N, 2), **arguments)
+    other = moved(range(1, N, 2), **arguments)
+    np.testing.assert_allclose(half + other, whole, rtol=0.05, atol=2e-2)
+
+
+def no_noise(self, like, deviation):
+    return tf.zeros_like(like)
+
+
+def divided_by_the_actual_size(self, gradients, n, state=None):
+    size = tf.cast(self.expected_batch_size, tf.float32)
+    found = sound_finish(self, gradients, n, state)
+    return [g * size / tf.cast(n, g.dtype) for g in found]
+
+
+def clipped_per_batch(self, norms):
+    # As if the mean of the batch were clipped, not each of its samples.
+    mean = tf.reduce_mean(norms)
+    return tf.ones_like(norms) * tf.minimum(1.0, CLIP * SIZE / mean)
+
+
+sound_finish = ClippedMean.finish
+FAULTS = {
+    "no noise": (Noise, "normal", no_noise, check_noise),
+    "division by the actual size": (
+        ClippedMean,
+        "finish",
+        divided_by_the_actual_size,
+        check_division,
+    ),
+    "clipping per batch": (
+        ClippedMean,
+        "weights",
+        clipped_per_batch,
+        check_sensitivity,
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_broken_mechanisms_are_caught(fault, monkeypatch):
+    owner, name, broken, check = FAULTS[fault]
+    check()
+    monkeypatch.setattr(owner, name, broken)
+    with pytest.raises(AssertionError):
+        check()
+
+
+def test_noise_of_steps_and_variables_is_independent():
+    training = private(noise_multiplier=1.0, clip_norm=1.0)
+    state = training.gradient_mode.aggregation.make_state()
+    state.limit.assign(10**6)
+    zeros = [tf.zeros([6]), tf.zeros([6])]
+    finish = tf.function(
+        lambda: training.gradient_mode.aggregation.finish(zeros, 3, state)
+    )
+    draws = np.array([np.concatenate(finish()) for _ in range(400)]) * SIZE
+    assert draws.std() == pytest.approx(1.0, rel=0.06)
+    numbers = np.corrcoef(draws.T)[np.triu_indices(12, 1)]
+    assert np.abs(numbers).max() < 0.25
+    following = np.corrcoef(draws[1:].ravel(), draws[:-1].ravel())[0, 1]
+    assert abs(following) < 0.08
+    assert len(np.unique(draws)) == draws.size
+
+
+def test_updates_outside_of_fit_are_not_made():
+    training = private()
+    net = model(training)
+    before = net.get_weights()
+    with pytest.raises(tf.errors.InvalidArgumentError, match="beyond the pri"):
+        net.train_on_batch(X, Y)
+    fit(net, training)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="not made"):
+        net.train_on_batch(X, Y)
+    assert net.aggregation_state.updates == 4
+    assert np.abs(net.get_weights()[0] - before[0]).max() > 0
+
+
+@pytest.fixture(scope="module")
+def canaries():
+    """Examples that a linear model learns one by one, and their targets."""
+    rng = np.random.default_rng(1)
+    return np.eye(100, dtype="float32"), rng.choice([-1.0, 1.0], (100, 1))
+
+
+def audited(canaries, noise=1.0):
+    x, y = canaries
+    training = private(
+        examples=100,
+        batch_size=50,
+        noise_multiplier=noise,
+        clipping=kpg.AutomaticClippedMean(1.0),
+        delta=1e-3,
+    )
+
+    def make_model():
+        inputs = keras.Input((100,))
+        outputs = keras.layers.Dense(1, use_bias=False)(inputs)
+        net = kpg.PerGradModel(inputs, outputs)
+        net.compile(
+            keras.optimizers.SGD(1.0),
+            "mse",
+            gradient_mode=training.gradient_mode,
+            jit_compile=False,
+        )
+        return net
+
+    return kpg.audit_privacy(
+        make_model, training, x, y, np.arange(100), epochs=4, seed=1
+    )
+
+
+def test_an_audit_finds_missing_noise(canaries, monkeypatch):
+    found = audited(canaries, noise=6.0)
+    assert found.passed, str(found)
+    assert set(found.by_score) == {"loss", "gradient"}
+    monkeypatch.setattr(Noise, "normal", no_noise)
+    broken = audited(canaries, noise=6.0)
+    assert not broken.passed, str(broken)
+    assert broken.lower_bound > 2 * broken.claimed
+    assert "REFUTED" in str(broken)
+    assert broken.claimed == found.claimed
+
+
+def test_an_audit_sees_through_little_noise(canaries):
+    """Where little is promised, what leaks is seen, and within the claim."""
+    found = audited(canaries, noise=0.5)
+    assert 1 < found.lower_bound < found.claimed

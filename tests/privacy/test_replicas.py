@@ -1,0 +1,66 @@
+"""Replicas each draw their own part; noise is added once."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.keras_internals.distribution.cluster import ROOT, Cluster
+
+MODULE = "tests.privacy.replicas"
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def mirrored():
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-W",
+            "ignore",
+            "-m",
+            MODULE,
+            json.dumps({"mirrored": True}),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+        cwd=ROOT,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def workers():
+    with Cluster(MODULE, 2, mirrored=False) as cluster:
+        return cluster.results(timeout=600)
+
+
+def check(found):
+    sums = found["sums"]
+    # Noise of 1e-3 of the clip, and rounding.
+    assert sums["error"] < 0.02 * sums["size"]
+    assert sums["updates"] == 4
+    assert sums["epsilon"] == pytest.approx(sums["alone"])
+    assert len(set(sums["drawn"])) > 1
+    # 16 numbers of four runs.
+    assert 0.5 < found["noise"] < 1.5
+
+
+def test_mirrored(mirrored):
+    check(mirrored)
+    assert "multiples of 2, the number of replicas" in mirrored["refusal"]
+
+
+def test_noise_of_each_replica_would_be_seen(mirrored):
+    ratio = mirrored["broken"] / mirrored["noise"]
+    assert ratio > 1.15
+
+
+def test_workers(workers):
+    for found in workers:
+        check(found)
+    assert workers[0] == workers[1]

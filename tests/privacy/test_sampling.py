@@ -1,0 +1,130 @@
+"""Batches are drawn as the accounting assumes."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from keras_pergrad.privacy.mechanism import Mechanism
+from keras_pergrad.privacy.sampling import draw, make_key, poisson
+from keras_pergrad.privacy.user_bound import bounded_rows
+
+KEY = make_key(1)
+STEPS = 3000
+
+
+def mechanism(sampling="poisson", examples=20, batch_size=5):
+    return Mechanism(sampling, examples, batch_size, 1.0, "")
+
+
+@pytest.fixture(scope="module", params=[0.02, 0.25, 0.9])
+def drawn(request):
+    """Which of 20 examples are in each of many batches."""
+    rate = request.param
+    now = Mechanism("poisson", 20, 20 * rate, 1.0, "")
+    found = np.zeros((STEPS, 20), bool)
+    for step in range(STEPS):
+        found[step, draw(now, KEY, step)] = True
+    return rate, found
+
+
+def chi_square(counts, rate, total):
+    """The p-value of counts, each binomial with the same rate."""
+    variance = total * rate * (1 - rate)
+    statistic = ((counts - total * rate) ** 2 / variance).sum()
+    return stats.chi2.sf(statistic, np.size(counts))
+
+
+def test_each_example_has_the_same_probability(drawn):
+    rate, found = drawn
+    assert chi_square(found.sum(0), rate, STEPS) > 1e-4
+
+
+def test_examples_are_independent(drawn):
+    rate, found = drawn
+    # Pairs in one batch, and sizes of batches, which are binomial.
+    first, second = np.triu_indices(20, 1)
+    together = (found[:, first] & found[:, second]).sum(0)
+    assert chi_square(together, rate**2, STEPS) > 1e-4
+    sizes = np.bincount(found.sum(1), minlength=21)
+    expected = STEPS * stats.binom.pmf(np.arange(21), 20, rate)
+    seen = expected > 5
+    rest = STEPS - expected[seen].sum()
+    observed = [*sizes[seen], sizes[~seen].sum()]
+    assert stats.chisquare(observed, [*expected[seen], rest]).pvalue > 1e-4
+
+
+def test_steps_are_independent(drawn):
+    rate, found = drawn
+    again = (found[1:] & found[:-1]).sum(0)
+    # Neighbouring pairs of steps overlap, which widens the spread.
+    total = STEPS - 1
+    variance = total * rate**2 * (1 + 2 * rate - 3 * rate**2)
+    statistic = ((again - total * rate**2) ** 2 / variance).sum()
+    assert stats.chi2.sf(statistic, 20) > 1e-4
+
+
+def test_a_step_is_drawn_alike_and_others_are_not():
+    now = mechanism()
+    np.testing.assert_array_equal(draw(now, KEY, 7), draw(now, KEY, 7))
+    different = [
+        tuple(draw(now, key, step, phase))
+        for key in (KEY, make_key(2))
+        for step in (7, 8)
+        for phase in (0, 1)
+    ]
+    assert len(set(different)) == len(different)
+    assert make_key(None) != make_key(None)
+
+
+def test_all_and_none():
+    rng = np.random.default_rng(0)
+    assert len(poisson(rng, 9, 1.0)) == 9
+    sizes = {len(draw(mechanism(batch_size=1), KEY, s)) for s in range(50)}
+    assert 0 in sizes
+
+
+def test_fixed():
+    now = mechanism("fixed")
+    counts = np.zeros(20)
+    for step in range(STEPS):
+        rows = draw(now, KEY, step)
+        assert len(set(rows)) == 5
+        counts[rows] += 1
+    assert chi_square(counts, 0.25, STEPS) > 1e-4
+
+
+def test_shuffled_epochs_have_every_example_once():
+    now = mechanism("shuffled", 22, 5)
+    assert now.steps_per_epoch == 5
+    epochs = [
+        np.concatenate([draw(now, KEY, 5 * e + s) for s in range(5)])
+        for e in range(2)
+    ]
+    for epoch in epochs:
+        assert sorted(epoch) == list(range(22))
+    assert list(epochs[0]) != list(epochs[1])
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "fixed", "shuffled"])
+def test_workers_draw_from_parts_of_their_own(sampling):
+    now = mechanism(sampling, 20, 10)
+    counts = np.zeros(20)
+    for step in range(400):
+        parts = [draw(now, KEY, step, part=k, parts=2) for k in range(2)]
+        assert all((rows % 2 == k).all() for k, rows in enumerate(parts))
+        counts[np.concatenate(parts)] += 1
+    np.testing.assert_allclose(counts / 400, 0.5, atol=0.13)
+
+
+def test_fixed_batches_that_cannot_be_shared_are_refused():
+    with pytest.raises(ValueError, match="multiples of 2, the number of"):
+        draw(mechanism("fixed", 21, 10), KEY, 0, parts=2)
+
+
+def test_users_have_at_most_so_many_examples():
+    users = np.array(list("aaaaabbc"))
+    rows = bounded_rows(users, 2, seed=1)
+    assert sorted(users[rows]) == list("aabbc")
+    assert list(rows) == sorted(rows)
+    others = {tuple(bounded_rows(users, 2, seed=s)) for s in range(20)}
+    assert len(others) > 3

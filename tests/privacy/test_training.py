@@ -1,0 +1,330 @@
+"""Private training in `fit`, from its beginning to its budget's end."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_pergrad as kpg
+from keras_pergrad.privacy.accounting import epsilon_of
+from tests.privacy.tiny import N, X, Y, compile_privately, fit, model, private
+
+callbacks = keras.callbacks
+
+
+def weights(net):
+    return np.concatenate([w.ravel() for w in net.get_weights()])
+
+
+def spent(training, steps):
+    return epsilon_of(((training.mechanism, steps),), training.delta)
+
+
+def test_epsilon_is_in_the_logs(tmp_path):
+    training = private(noise_multiplier=None, target_epsilon=2.0, epochs=3)
+    path = tmp_path / "log.csv"
+    seen = []
+    watch = callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: seen.append(logs["epsilon"])
+    )
+    net = model(training)
+    # The callback stands last, and others read what it logs.
+    history = fit(net, training, 2, [callbacks.CSVLogger(path), watch])
+    expected = [spent(training, 4), spent(training, 8)]
+    assert history["epsilon"] == pytest.approx(expected, abs=1e-12)
+    assert seen == pytest.approx(np.repeat(expected, 4))
+    assert "epsilon" in path.read_text().splitlines()[0]
+    statement = training.statement()
+    assert statement["epsilon"] == history["epsilon"][-1]
+    # A second fit goes on counting.
+    later = fit(net, training, 1)["epsilon"][0]
+    assert later == pytest.approx(spent(training, 12), abs=1e-12)
+    assert 1.99 < later <= 2.0
+
+
+def test_training_stops_before_the_budget_is_passed():
+    training = private(target_epsilon=spent(private(), 6))
+    net = model(training)
+    history = fit(net, training, 5)
+    assert len(history["epsilon"]) == 2
+    assert history["epsilon"][-1] == pytest.approx(spent(training, 6))
+    assert history["epsilon"][-1] <= training.target_epsilon
+    before = weights(net)
+    with pytest.raises(ValueError, match="The privacy budget is spent"):
+        fit(net, training, 1)
+    np.testing.assert_array_equal(weights(net), before)
+
+
+def test_several_steps_at_once_keep_to_the_budget():
+    training = private(target_epsilon=spent(private(), 7))
+    net = model(training, steps_per_execution=2)
+    history = fit(net, training, 3)
+    assert history["epsilon"][-1] == pytest.approx(spent(training, 6))
+
+
+def test_the_clipped_sum_is_divided_by_the_expected_size():
+    """Two steps against the formula, one after the other in NumPy."""
+    training = private(noise_multiplier=1e-3, clip_norm=0.1)
+    net = model(training, keras.optimizers.SGD(1.0))
+    data = training.batches(X, Y)
+    ledger = net.aggregation_state
+    plain = model(training)
+    plain.compile("sgd", "binary_crossentropy")
+    fit(net, training, data=data)
+    for step in range(4):
+        x, y = data.batch(ledger, step)
+        gradients = kpg.per_sample_gradients(plain, x, y, verbose=0)
+        norms = kpg.per_sample_norms(plain, x, y, verbose=0).numpy()
+        factors = np.minimum(1, 0.1 / norms)
+        after = [
+            w - np.tensordot(factors, np.asarray(g), 1) / 10
+            for w, g in zip(plain.get_weights(), gradients)
+        ]
+        plain.set_weights(after)
+    np.testing.assert_allclose(weights(net), weights(plain), atol=2e-4)
+
+
+def test_batches_of_all_sizes_are_one_trace():
+    training = private(batch_size=2, examples=N)
+    net = model(training)
+    traces, step = [], net.train_step
+
+    def counting(data):
+        traces.append(data[0].shape)
+        return step(data)
+
+    net.train_step = counting
+    fit(net, training, 2)
+    sizes = {
+        len(training.batches(X, Y).batch(net.aggregation_state, s)[0])
+        for s in range(40)
+    }
+    assert 0 in sizes
+    assert len(sizes) > 3
+    assert len(traces) == 1
+    assert np.isfinite(weights(net)).all()
+
+
+def test_an_empty_batch_counts_and_adds_noise():
+    training = private()
+    net = model(training)
+    data = training.batches(X, Y)
+    data.without = np.arange(N)  # Nobody is there.
+    before = weights(net)
+    history = fit(net, training, data=data)
+    assert history["loss"] == [0]
+    assert history["epsilon"][0] == pytest.approx(spent(training, 4))
+    assert net.aggregation_state.updates == 4
+    assert np.abs(weights(net) - before).min() > 0
+
+
+def test_the_same_seed_trains_alike():
+    one, same, other = (
+        model(training)
+        for training in (private(seed=1), private(seed=1), private(seed=2))
+    )
+    for net, seed in ((one, 1), (same, 1), (other, 2)):
+        fit(net, private(seed=seed))
+    np.testing.assert_array_equal(weights(one), weights(same))
+    assert np.abs(weights(one) - weights(other)).max() > 1e-3
+
+
+class PowerCut(callbacks.Callback):
+    """Stops the second epoch behind its first update."""
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self.epoch == 1 and batch > 0:
+            raise RuntimeError("power cut")
+
+
+@pytest.mark.parametrize("seed", [3, None])
+def test_a_restart_goes_on_as_if_nothing_had_happened(seed, tmp_path):
+    training = private(
+        seed=seed, clipping=kpg.AdaptiveClippedMean(0.1), microbatch_size=4
+    )
+    keys = None
+
+    def run(*extra):
+        nonlocal keys
+        net = model(training)
+        # What the undisturbed run draws, where the system draws the seeds.
+        if keys is None or extra:
+            keys = keys or net.aggregation_state.key
+            net.aggregation_state.key = keys
+        history = fit(net, training, 3, extra)
+        return net, history["epsilon"]
+
+    def backup():
+        return callbacks.BackupAndRestore(tmp_path / "backup")
+
+    undisturbed, expected = run()
+    with pytest.raises(RuntimeError, match="power cut"):
+        run(backup(), PowerCut())
+    # Another process draws other seeds, and takes those of the file.
+    keys = (1, 2) if seed is None else None
+    resumed, found = run(backup())
+    assert found == expected[1:]
+    np.testing.assert_allclose(weights(resumed), weights(undisturbed), 1e-5)
+    states = [n.aggregation_state for n in (resumed, undisturbed)]
+    assert states[0].spent == states[1].spent
+    assert float(states[0].clip.numpy()) == pytest.approx(
+        float(states[1].clip.numpy())
+    )
+
+
+def test_the_ledger_is_saved_with_the_model(tmp_path):
+    training = private()
+    net = model(training)
+    fit(net, training)
+    net.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert loaded.aggregation_state.spent == net.aggregation_state.spent
+    statement = training.statement(loaded)
+    assert statement["epsilon"] == training.statement(net)["epsilon"]
+    fit(loaded, training)
+    with pytest.raises(ValueError, match=r"Expected statement\(model\)"):
+        training.statement()
+    plain = keras.Model(net.inputs, net.outputs)
+    plain.save_weights(tmp_path / "plain.weights.h5")
+    assert b"ledger" not in (tmp_path / "plain.weights.h5").read_bytes()
+
+
+def test_phases_compose():
+    first, second = private(), private(noise_multiplier=4.0, batch_size=5)
+    net = model(first)
+    fit(net, first)
+    compile_privately(net, second)
+    history = fit(net, second)
+    expected = epsilon_of(((first.mechanism, 4), (second.mechanism, 8)), 1e-2)
+    assert history["epsilon"] == pytest.approx([expected])
+    calibrated = private(
+        noise_multiplier=None,
+        target_epsilon=expected + 1,
+        epochs=1,
+        after=net,
+    )
+    assert expected + 0.99 < calibrated.epsilon() <= expected + 1
+    assert second.statement(net)["phases"][0]["steps"] == 4
+
+
+def test_schedules_begin_with_their_phase():
+    pieces = keras.optimizers.schedules.PiecewiseConstantDecay([3], [2.0, 4.0])
+    first = private(noise_multiplier=pieces)
+    second = private(noise_multiplier=pieces, batch_size=8)
+    net = model(first)
+    history = fit(net, first, 2)
+    assert history["epsilon"][-1] < spent(private(), 8)
+    assert int(net.aggregation_state.steps.numpy()) == 8
+    compile_privately(net, second)
+    assert int(net.aggregation_state.steps.numpy()) == 0
+    assert net.aggregation_state.spent[0] == (first.mechanism, 8)
+
+
+def test_what_was_spent_is_not_forgotten():
+    training = private()
+    net = model(training)
+    fit(net, training)
+    with pytest.raises(ValueError, match="would be forgotten"):
+        net.compile(
+            "sgd", "mse", gradient_mode=kpg.Vectorized(kpg.ClippedMean(1, 1))
+        )
+    net.compile("sgd", "binary_crossentropy", jit_compile=False)
+    assert not training.statement(net)["outside"]
+    net.fit(X, Y, verbose=0)
+    compile_privately(net, training)
+    assert net.aggregation_state.updates == 4
+    statement = training.statement(net)
+    assert statement["outside"]
+    assert "DOES NOT HOLD" in str(statement)
+
+
+class _Items:
+    def __len__(self):
+        return N
+
+    def __getitem__(self, row):
+        return X[row], Y[row]
+
+
+class _Batches(keras.utils.PyDataset):
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, number):
+        rows = slice(7 * number, 7 * number + 7)
+        return X[rows], Y[rows]
+
+
+def test_sources_give_the_same_batches():
+    training = private()
+    ledger = model(training).aggregation_state
+    expected = training.batches(X, Y).batch(ledger, 2)
+    indexed = tf.data.Dataset.from_tensor_slices((X, Y))
+    for source in (_Items(), _Batches(), indexed):
+        data = training.batches(source)
+        found = data.batch(ledger, 2)
+        for a, b in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(a, b)
+        data.without = np.arange(N)
+        assert [len(part) for part in data.batch(ledger, 2)] == [0, 0]
+    weighted = training.batches({"a": X}, Y, np.linspace(0, 1, N))
+    x, _, w = weighted.batch(ledger, 2)
+    np.testing.assert_array_equal(x["a"], expected[0])
+    assert w.dtype == "float32"
+
+
+def test_users(tmp_path):
+    users = np.arange(N) // 4
+    training = private(user_ids=users, examples_per_user=2, batch_size=5)
+    assert training.mechanism.examples == N // 2
+    data = training.batches(X, Y)
+    net = model(training)
+    history = fit(net, training, data=data)
+    alone = private(batch_size=5)
+    assert history["epsilon"][0] > spent(alone, 4)
+    statement = training.statement(net)
+    assert statement["unit"] == "user"
+    assert "one user more" in str(statement)
+
+
+def test_data_that_cannot_be_drawn_from_are_refused():
+    training = private()
+    with pytest.raises(ValueError, match=r"examples=40. Received: 39"):
+        training.batches(X[1:], Y[1:])
+    with pytest.raises(ValueError, match=r"as many rows.*\[40, 39\]"):
+        training.batches(X, Y[1:])
+    with pytest.raises(TypeError, match="Received: generator"):
+        training.batches(x for x in X)
+    data = tf.data.Dataset.from_tensor_slices((X, Y))
+    with pytest.raises(ValueError, match="unknown or infinite size"):
+        training.batches(data.repeat())
+    with pytest.raises(ValueError, match="in any order"):
+        training.batches(
+            data.filter(lambda x, y: True).apply(
+                tf.data.experimental.assert_cardinality(N)
+            )
+        )
+    with pytest.raises(ValueError, match="y or sample_weight, too"):
+        training.batches(data, Y)
+
+
+@pytest.mark.parametrize("method", ["vectorized", "per_sample"])
+def test_convolutions_of_an_empty_batch(method):
+    """TensorFlow's own fail on it."""
+    layers = keras.layers
+    training = private(method=method)
+    inputs = keras.Input((3, 1))
+    x = layers.Conv1D(4, 2, activation="relu")(inputs)
+    x = layers.Conv1D(4, 2, activation="relu")(x)
+    net = kpg.PerGradModel(inputs, layers.Dense(1)(layers.Flatten()(x)))
+    compile_privately(net, training, loss="mse", metrics=["mae"])
+    data = training.batches(X[..., None], Y)
+    fit(net, training, data=data)
+    data.without = np.arange(N)
+    history = fit(net, training, data=data)
+    assert history["loss"] == [0]
+    assert net.aggregation_state.updates == 8
+    assert np.isfinite(weights(net)).all()
