@@ -326,4 +326,5 @@ class _Traced:
     def run(self, batch):
         """The tensors for a batch, as arrays."""
         found = run_and_restore(self.function, *_parts(batch))
-        return [np.asarray(t) for t in found]
+        # `__array__` fails for a bfloat16 number.
+        return [np.asarray(t.numpy()) for t in found]
