@@ -20,6 +20,8 @@ WORDS = {
     "normalize_in_pipeline": ["pipeline", "model", "step"],
     "multi_worker": ["weights agree: True", "from one process"],
     "data_service": ["fed by the service", "weights: 0.0e+00"],
+    "private_digits": ["epsilon", "none", "differentially", ".png"],
+    "private_lora": ["weights are trained", "ms with privacy", "epsilon"],
     "compare_runs": ["7 runs of 5 seeds", "different seeds", ".html"],
 }
 # Run with its options by test_where_does_it_run.py.
