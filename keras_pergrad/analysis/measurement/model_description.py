@@ -65,7 +65,7 @@ def settings(model):
         inputs = [
             [
                 _place(parent.operation, numbers)
-                for parent in node.parent_nodes
+                for parent in _behind_casts(node.parent_nodes)
                 if isinstance(parent.operation, keras.Layer)
             ]
             for node in layer._inbound_nodes
@@ -74,6 +74,15 @@ def settings(model):
             found[f"{name} inputs"] = str(inputs)
         found |= _flat(name, _config(layer))
     return plain(found)
+
+
+def _behind_casts(nodes):
+    """These nodes, and in place of casts what they cast: Keras 3.8 has them."""
+    for node in nodes:
+        if type(node.operation).__name__ == "Cast":
+            yield from _behind_casts(node.parent_nodes)
+        else:
+            yield node
 
 
 def compiled_loss(model):
