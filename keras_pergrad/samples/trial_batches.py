@@ -55,8 +55,9 @@ def _rows(batch):
     """A few rows of each part of a batch, or None for what has no rows."""
     flat = tf.nest.flatten(batch)
     for part in flat:
+        # Ragged and sparse tensors have no rows of one kind.
         is_array = isinstance(part, np.ndarray) or (
-            tf.is_tensor(part) and hasattr(part, "numpy")
+            isinstance(part, tf.Tensor) and hasattr(part, "numpy")
         )
         if part is not None and not is_array:
             return None
