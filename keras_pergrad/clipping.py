@@ -2,7 +2,6 @@
 
 import copy
 import math
-import operator
 
 import keras
 import tensorflow as tf
@@ -13,6 +12,7 @@ from keras_pergrad.aggregation import (
     is_finite,
     of_samples,
 )
+from keras_pergrad.keras_internals.arguments import is_number, seed_or_none
 from keras_pergrad.keras_internals.noise import Noise
 from keras_pergrad.keras_internals.registry import serialize
 from keras_pergrad.modes.logs import DefinedMean
@@ -88,7 +88,7 @@ class ClippedMean(Aggregation):
                 f"finite then. Received: clip_norm={clip_norm!r}, "
                 f"noise_multiplier={noise_multiplier!r}"
             )
-        self.seed = _integer(seed)
+        self.seed = seed_or_none(seed)
         if per not in PER:
             raise ValueError(
                 f"`per` must be one of {PER}. Received: per={per!r}"
@@ -137,7 +137,7 @@ class ClippedMean(Aggregation):
         """What each of the norms is clipped to, as a tensor, or infinity."""
         if not tf.is_tensor(self.clip_norm) and math.isinf(self.clip_norm):
             return math.inf
-        limit = tf.cast(self.clip_norm, norms.dtype)
+        limit = _of_dtype(self.clip_norm, norms.dtype)
         if norms.shape.rank > 1:
             limit *= tf.math.rsqrt(tf.cast(tf.shape(norms)[1], norms.dtype))
         return limit
@@ -176,7 +176,7 @@ class ClippedMean(Aggregation):
                 noisy.append(None)
                 continue
             gradient = tf.convert_to_tensor(gradient)
-            below = tf.cast(n if size is None else size, gradient.dtype)
+            below = _of_dtype(n if size is None else size, gradient.dtype)
             if size is not None:
                 # The mean over no sample is NaN where some op divides by n.
                 share = tf.cast(n, gradient.dtype) / below
@@ -229,7 +229,14 @@ def _number_or_schedule(value):
         value = keras.saving.deserialize_keras_object(value)
     if is_schedule(value):
         return value
-    return float(value) if _is_number(value) else value
+    return float(value) if is_number(value) else value
+
+
+def _of_dtype(value, dtype):
+    # A cast would take a Python number through single precision.
+    if tf.is_tensor(value):
+        return tf.cast(value, dtype)
+    return tf.constant(value, dtype)
 
 
 def _configured(value):
@@ -243,7 +250,7 @@ def _at_step(value, steps):
 
 
 def _check_clip(value, received):
-    if not is_schedule(value) and not (_is_number(value) and value > 0):
+    if not is_schedule(value) and not (is_number(value) and value > 0):
         raise ValueError(
             "`clip_norm` must be a positive number or a schedule. "
             f"Received: clip_norm={received!r}"
@@ -253,7 +260,7 @@ def _check_clip(value, received):
 def _check_noise(value, received):
     if is_schedule(value):
         return
-    if not (_is_number(value) and 0 <= value < math.inf):
+    if not (is_number(value) and 0 <= value < math.inf):
         raise ValueError(
             "`noise_multiplier` must be a finite number of at least 0, or a "
             f"schedule. Received: noise_multiplier={received!r}"
@@ -261,25 +268,12 @@ def _check_noise(value, received):
 
 
 def _batch_size(value):
-    if value is None or (_is_number(value) and 0 < value < math.inf):
+    if value is None or (is_number(value) and 0 < value < math.inf):
         return value
     raise ValueError(
         "`expected_batch_size` must be a positive number or None. "
         f"Received: expected_batch_size={value!r}"
     )
-
-
-def _is_number(value):
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _integer(seed):
-    try:
-        return None if seed is None else operator.index(seed)
-    except TypeError:
-        raise ValueError(
-            f"`seed` must be an integer or None. Received: seed={seed!r}"
-        ) from None
 
 
 aggregations.register("clipped_mean", ClippedMean)

@@ -100,6 +100,25 @@ def test_no_sample_keeps_more_than_the_clip_norm():
         assert total > 0.005
 
 
+@pytest.mark.parametrize("per", ["model", "variable"])
+@pytest.mark.parametrize(
+    "make",
+    [kpg.ClippedMean, kpg.AutomaticClippedMean],
+    ids=lambda m: m.__name__,
+)
+def test_numbers_keep_the_digits_of_float64(make, per):
+    aggregation = make(0.1, per=per, expected_batch_size=0.3)
+    size = [2, 3] if per == "variable" else [2]
+    norms = 0.7 + np.arange(np.prod(size)).reshape(size)
+    limit = 0.1 / np.sqrt(size[1:] or 1)
+    expected = limit / (norms + getattr(aggregation, "gamma", 0.0))
+    found = aggregation.weights(tf.constant(norms, "float64"))
+    np.testing.assert_allclose(found, expected, 1e-15)
+    gradients = [tf.constant([0.7, -0.2], "float64")]
+    [mean] = aggregation.finish(gradients, tf.constant(2))
+    np.testing.assert_allclose(mean, gradients[0] * 2 / 0.3, 1e-15)
+
+
 def test_statistics_are_of_the_whole_gradient():
     logs = [
         step(

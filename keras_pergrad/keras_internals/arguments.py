@@ -5,6 +5,25 @@ import operator
 import numpy as np
 
 
+def is_number(value):
+    """Whether it is an int or a float, and no truth value."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def seed_or_none(value):
+    """A seed as an `int`, or None.
+
+    Raises:
+        ValueError: it is no integer.
+    """
+    try:
+        return None if value is None else operator.index(value)
+    except TypeError:
+        raise ValueError(
+            f"`seed` must be an integer or None. Received: seed={value!r}"
+        ) from None
+
+
 def positive_integer(name, value):
     """An argument as an `int`; NumPy's integers are taken, too.
 

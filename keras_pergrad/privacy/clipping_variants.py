@@ -63,7 +63,7 @@ class AutomaticClippedMean(ClippedMean):
         self.gamma = float(gamma)
 
     def _scales(self, norms, limit):
-        return limit / (norms + tf.cast(self.gamma, norms.dtype))
+        return limit / (norms + self.gamma)
 
     def get_config(self):
         return {**super().get_config(), "gamma": self.gamma}

@@ -4,6 +4,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_pergrad.keras_internals.batches import is_composite
+
 
 def source_of(x, y=None, sample_weight=None):
     """Return what gives any examples of the data.
@@ -194,7 +196,7 @@ def _readable(part):
     """What can be indexed by an array of rows."""
     if part is None or isinstance(part, np.ndarray):
         return part
-    if isinstance(part, (tf.RaggedTensor, tf.SparseTensor)):
+    if is_composite(part):
         raise ValueError(
             "Batches are drawn from dense arrays. Received: a "
             f"{type(part).__name__}. Densify it before."

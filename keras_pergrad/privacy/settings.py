@@ -4,7 +4,7 @@ import math
 import warnings
 
 from keras_pergrad.clipping import ClippedMean
-from keras_pergrad.keras_internals.arguments import positive_integer
+from keras_pergrad.keras_internals.arguments import is_number, positive_integer
 from keras_pergrad.privacy.ledger import Ledger
 from keras_pergrad.privacy.mechanism import SAMPLINGS
 
@@ -22,8 +22,7 @@ def budget(value):
     """A budget for epsilon as float, or None."""
     if value is None:
         return None
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if number and 0 < value < math.inf:
+    if is_number(value) and 0 < value < math.inf:
         return float(value)
     raise ValueError(
         "`target_epsilon` must be a positive number or None. "
@@ -33,8 +32,7 @@ def budget(value):
 
 def multiplier(value):
     """A noise multiplier as float."""
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if number and 0 < value < math.inf:
+    if is_number(value) and 0 < value < math.inf:
         return float(value)
     raise ValueError(
         "`noise_multiplier` must be a positive number or a schedule: without "

@@ -9,7 +9,10 @@ import weakref
 import numpy as np
 
 from keras_pergrad.clipping import is_schedule
-from keras_pergrad.keras_internals.arguments import positive_integer
+from keras_pergrad.keras_internals.arguments import (
+    positive_integer,
+    seed_or_none,
+)
 from keras_pergrad.keras_internals.registry import serialize
 from keras_pergrad.modes import Accumulated, PerSample, Vectorized
 from keras_pergrad.privacy import accounting
@@ -163,7 +166,7 @@ class PrivateTraining:
             )
         self.method = method
         self.public_layers = tuple(public_layers)
-        self.seed = None if seed is None else operator.index(seed)
+        self.seed = seed_or_none(seed)
         self.total = positive_integer("examples", examples)
         self._rows = self._rows_of(user_ids, examples_per_user, sampling)
         self.says_unit = user_ids is not None

@@ -11,22 +11,18 @@ from keras_pergrad.samples import messages
 from keras_pergrad.samples.uses import SIZES
 
 
-def culprit(trial, forward, padding=False):
+def culprit(trial, forward, mixes):
     """Return (layer or None, error) for what mixes samples.
 
     Args:
         trial: the `Trial` in which it was seen.
         forward: whether it was on the way forward, or only back.
-        padding: whether it was by the zeros in a sample's integers.
+        mixes: `mixes(runs, place)`: whether samples are in a tensor.
     """
-    make = _All if forward or padding else _Back
+    make = _All if forward else _Back
     look, runs = trial.looked(make)
     model = trial.like.model
-    places = range(len(look.tensors))
-    if padding:
-        mixed = [runs.mixes_padding(k) for k in places]
-    else:
-        mixed = [runs.motion(k).mixed for k in places]
+    mixed = [mixes(runs, k) for k in range(len(look.tensors))]
     noisy = runs.noisy()
     op, op_is_loss = look.first_mixed(mixed)
     if op is None:

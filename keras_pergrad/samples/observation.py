@@ -111,7 +111,9 @@ class Judgement:
             map(self._runs.mixes_padding, self.look.outputs)
         )
         if forward or backward or padding:
-            found, error = culprit(trial, forward, padding)
+            runs = type(self._runs)
+            mixes = runs.mixes_padding if padding else runs.mixes
+            found, error = culprit(trial, forward or padding, mixes)
             yield found, error
             normalization = keras.layers.BatchNormalization
             if isinstance(found, normalization):

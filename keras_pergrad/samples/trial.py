@@ -9,7 +9,7 @@ refused by name. Whatever the runs assign is put back.
 Private name in use: `keras.src.backend.common.global_state`.
 """
 
-import contextlib
+import functools
 import weakref
 
 import numpy as np
@@ -170,10 +170,7 @@ class Trial:
         specs = [trial_batches.spec(tf.convert_to_tensor(t)) for t in _parts(x)]
 
         def run(*given):
-            parts = iter(given)
-            taken = tf.nest.map_structure(
-                lambda t: None if t is None else next(parts), x
-            )
+            taken = trial_batches.packed(x, given)
             tape = self.like.another((taken, None, None))
             with tape:
                 outputs = tape.forward(taken)
@@ -202,10 +199,7 @@ class Trial:
         found = _Traced()
 
         def run(*given):
-            parts = iter(given)
-            batch = tf.nest.map_structure(
-                lambda s: None if s is None else next(parts), self.specs
-            )
+            batch = trial_batches.packed(self.specs, given)
             tape = self.like.another(batch)
             with tape:
                 y_pred = tape.forward(batch[0])
@@ -267,7 +261,7 @@ class Runs:
 
     Args:
         traced: the `_Traced` step.
-        batches: `values.Batches`.
+        batches: `trial_batches.Batches`.
         number: the only number of samples that the model takes, or None.
         fixed: whether every batch has the same sizes but for the samples.
     """
@@ -278,34 +272,42 @@ class Runs:
         self._number, self._fixed = number or SAMPLES, fixed
         self._before = traced.run(batches.some)
         self._after = [(k, traced.run(batch)) for k, batch in batches.exchanged]
-        self._more = self._blanked = None
+        self._more = None
         if batches.more is not None:
             self._more = traced.run(batches.more)
-        if batches.blanked is not None:
-            k, batch = batches.blanked
-            with contextlib.suppress(tf.errors.OpError):
-                self._blanked = k, traced.run(batch)
 
     def motion(self, place):
         """The `Motion` of a tensor, by its place."""
+        return self._watched(place, self._after)
+
+    def mixes(self, place):
+        """Whether one sample's values move others in a tensor."""
+        return self.motion(place).mixed
+
+    def mixes_padding(self, place):
+        """Whether zeros in one sample's integers move others in a tensor."""
+        after = self._blanked
+        return bool(after) and self._watched(place, after).mixed
+
+    @functools.cached_property
+    def _blanked(self):
+        """What padding gives, like `_after`; nothing if it cannot run."""
+        if self._batches.blanked is None:
+            return []
+        k, batch = self._batches.blanked
+        try:
+            return [(k, self._traced.run(batch))]
+        except tf.errors.OpError:
+            return []
+
+    def _watched(self, place, exchanged):
         return watch(
             self._before[place],
-            [(k, after[place]) for k, after in self._after],
+            [(k, after[place]) for k, after in exchanged],
             None if self._more is None else self._more[place],
             self._number,
             self._fixed,
         )
-
-    def mixes_padding(self, place):
-        """Whether zeros in one sample's integers move others in a tensor."""
-        if self._blanked is None:
-            return False
-        k, after = self._blanked
-        pair = [(k, after[place])]
-        more = None if self._more is None else self._more[place]
-        return watch(
-            self._before[place], pair, more, self._number, self._fixed
-        ).mixed
 
     def noisy(self):
         """For each tensor whether it is another when the step is repeated."""

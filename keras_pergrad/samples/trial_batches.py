@@ -8,6 +8,7 @@ import itertools
 import numpy as np
 import tensorflow as tf
 
+from keras_pergrad.keras_internals.batches import is_composite
 from keras_pergrad.samples import messages
 from keras_pergrad.samples.motion import OTHER_SAMPLES, SAMPLES
 
@@ -69,7 +70,7 @@ def spec(tensor):
     """Return the type of a part of the batch, of any number of samples."""
     if tensor is None:
         return None
-    if isinstance(tensor, (tf.SparseTensor, tf.RaggedTensor)):
+    if is_composite(tensor):
         raise ValueError(messages.COMPOSITE)
     if tensor.shape.rank in (None, 0):
         return tf.TensorSpec(tensor.shape, tensor.dtype)
@@ -116,6 +117,7 @@ def batches(specs, number=None, sizes_of_outputs=None):
             )
             if len(tried) > 64:
                 break
+    sizes = None
     for numbers, classes in itertools.product(tried, (2, 1)):
         rng = np.random.default_rng(0)
         first, second = [], []
@@ -123,10 +125,12 @@ def batches(specs, number=None, sizes_of_outputs=None):
             a, b = _pair(one, count, rng, pair)
             first.append(a)
             second.append(b)
-        made = tf.nest.pack_sequence_as(x, _with_none(x, first))
+        made = packed(x, first)
         kinds_of_y = tf.nest.flatten(y)
         if sizes_of_outputs is not None and not all(map(_is_sized, kinds_of_y)):
-            kinds_of_y = _sized(kinds_of_y, sizes_of_outputs(made))
+            # They are those of any values that the model takes.
+            sizes = sizes or sizes_of_outputs(made)
+            kinds_of_y = _sized(kinds_of_y, sizes)
         targets = [_fixed(s, count, rng, classes) for s in kinds_of_y]
         weights = [
             _ones(s, count)
@@ -135,13 +139,12 @@ def batches(specs, number=None, sizes_of_outputs=None):
                 [() if t is None else t.shape for t in targets],
             )
         ]
-        packed = (
+        batch = (
             made,
             tf.nest.pack_sequence_as(y, targets),
             tf.nest.pack_sequence_as(sample_weight, weights),
         )
-        other = tf.nest.pack_sequence_as(x, _with_none(x, second))
-        yield _batches(packed, other, counts)
+        yield _batches(batch, packed(x, second), counts)
 
 
 def _is_sized(one):
@@ -162,11 +165,12 @@ def _sized(kinds, shapes):
     return found
 
 
-def _with_none(structure, parts):
+def packed(structure, parts):
+    """Return parts in a structure, without those for which it has None."""
     parts = iter(parts)
-    return [
-        None if s is None else next(parts) for s in tf.nest.flatten(structure)
-    ]
+    return tf.nest.map_structure(
+        lambda s: None if s is None else next(parts), structure
+    )
 
 
 def _batches(batch, other, counts):

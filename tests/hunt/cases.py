@@ -21,7 +21,8 @@ from keras import ops
 
 import keras_pergrad as kpg
 """
-LEARNING_RATE = 0.1
+#: Exact in float32, in which optimizers hold it.
+LEARNING_RATE = 0.125
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,7 +23,7 @@ INVALID, UNCLEAR = "invalid", "unclear"
 FAILURES = (DIFFERS, CRASHED, COUPLED)
 
 _PACKAGE = str(pathlib.Path(kpg.__file__).parent)
-_LIMITS = {"float64": 1e-7, "float32": 2e-3, "mixed_bfloat16": 0.15}
+_LIMITS = {"float64": 1e-9, "float32": 2e-3, "mixed_bfloat16": 0.15}
 _GENERIC = {"Input", "InputLayer", "Functional", "Join", "Model"}
 
 

@@ -5,6 +5,7 @@ import html
 import textwrap
 
 from keras_pergrad.analysis.numerics import EXACT, ROUNDING, WRONG
+from keras_pergrad.keras_internals.tables import as_text
 
 REFUSED = "refused"
 CANNOT_TELL = "cannot tell"
@@ -152,15 +153,7 @@ class GradientCheck:
         )
 
     def __str__(self):
-        cells = [COLUMNS, *map(_cells, self.rows)]
-        widths = [max(map(len, column)) for column in zip(*cells)]
-        lines = [
-            "  ".join(
-                cell.rjust(width) if k > 3 else cell.ljust(width)
-                for k, (cell, width) in enumerate(zip(line, widths))
-            ).rstrip()
-            for line in cells
-        ]
+        lines = as_text(COLUMNS, map(_cells, self.rows), COLUMNS[:4])
         rule = "-" * max(map(len, lines))
         wrapped = [_wrapped(line) for line in self._lines()]
         table = [lines[0], rule, *lines[1:], rule]

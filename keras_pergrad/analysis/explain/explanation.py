@@ -4,6 +4,8 @@ import dataclasses
 import html
 import textwrap
 
+from keras_pergrad.keras_internals.tables import as_text
+
 COLUMNS = (
     "layer",
     "served by",
@@ -140,15 +142,7 @@ class Explanation:
             yield f"{shown}: {served_by}: {reason}"
 
     def __str__(self):
-        cells = [COLUMNS, *_cells(self.rows)]
-        widths = [max(map(len, column)) for column in zip(*cells)]
-        lines = [
-            "  ".join(
-                cell.rjust(width) if k > 5 else cell.ljust(width)
-                for k, (cell, width) in enumerate(zip(line, widths))
-            ).rstrip()
-            for line in cells
-        ]
+        lines = as_text(COLUMNS, _cells(self.rows), COLUMNS[:6])
         rule = "-" * max(map(len, lines))
         return "\n".join(
             [
