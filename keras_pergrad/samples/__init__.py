@@ -5,6 +5,7 @@ from keras_pergrad.samples import (  # noqa: F401
     contraction_rules,
     convolution_rules,
     table_rules,
+    weight_products,
 )
 from keras_pergrad.samples.tape import Tape, sum_of_outputs
 from keras_pergrad.samples.trial import refusals

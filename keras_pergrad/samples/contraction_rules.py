@@ -10,37 +10,46 @@ import tensorflow as tf
 from keras_pergrad.factors import Blocks, Outer
 from keras_pergrad.samples.op_rules import op_rule
 
+CONTRACTIONS = (
+    "MatMul",
+    "BatchMatMul",
+    "BatchMatMulV2",
+    "BatchMatMulV3",
+    "Einsum",
+)
 
-@op_rule("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
-def product(use, place):
-    """The weight: Σ_T x ⊗ dz, on either side."""
-    if use.type == "MatMul":
-        turned = [use.attribute(f"transpose_{c}") for c in "ab"]
-    else:
-        turned = [use.attribute(f"adj_{c}") for c in "xy"]
-    ranks = [t.shape.rank for t in use.op.inputs]
+
+def labelled(op):
+    """Return an op of `CONTRACTIONS` as an einsum, or why that cannot be.
+
+    Returns:
+        The labels of the axes of both inputs, and those of the output; a
+        string where there are none.
+    """
+    ranks = [t.shape.rank for t in op.inputs]
     if None in ranks:
         return "the rank of an input is not known"
+    if op.type == "Einsum":
+        return _of_equation(op.get_attr("equation").decode(), ranks)
+    names = ("transpose_a", "transpose_b")
+    if op.type != "MatMul":
+        names = ("adj_x", "adj_y")
     most = max(ranks)
     leading = string.ascii_uppercase[: most - 2]
     labels = []
-    for rank, flip, pair in zip(ranks, turned, ("ab", "bc")):
-        pair = pair[::-1] if flip else pair
+    for rank, name, pair in zip(ranks, names, ("ab", "bc")):
+        pair = pair[::-1] if op.get_attr(name) else pair
         labels.append(leading[most - rank :] + pair)
-    return _contraction(use, place, labels, leading + "ac")
+    return labels, leading + "ac"
 
 
-@op_rule("Einsum")
-def einsum(use, place):
-    """The weight: the same for any equation without repeated labels."""
-    if len(use.op.inputs) != 2:
+def _of_equation(equation, ranks):
+    if len(ranks) != 2:
         return "it has one input"
-    equation = use.attribute("equation").decode()
     inputs, target = equation.split("->")
     labels = inputs.split(",")
     if "..." in equation:
         free = [c for c in string.ascii_letters if c not in equation]
-        ranks = [t.shape.rank for t in use.op.inputs]
         dots = [
             r - len(term.replace("...", "")) if "..." in term else 0
             for r, term in zip(ranks, labels)
@@ -53,15 +62,20 @@ def einsum(use, place):
         target = target.replace("...", names)
     if any(len(set(term)) < len(term) for term in (*labels, target)):
         return f"equation {equation!r} repeats a label"
-    return _contraction(use, place, labels, target)
+    return labels, target
 
 
-def _contraction(use, place, labels, target):
+@op_rule(*CONTRACTIONS)
+def contraction(use, place):
     """The factor of one of two factors in a sum of products.
 
     A label in data, weight and output is a block: each has a weight of its
     own. One in data and output alone is a position.
     """
+    found = labelled(use.op)
+    if isinstance(found, str):
+        return found
+    labels, target = found
     weight, source = labels[place], labels[1 - place]
     w, x = use.op.inputs[place], use.op.inputs[1 - place]
     shape = w.shape.as_list()

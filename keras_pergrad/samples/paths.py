@@ -36,11 +36,18 @@ def to_variable(factor, use, place, k):
     ops = _line(tensor, use.uses, k)
     if ops is None:
         return _through_graph(factor, tensor, use.uses.reads[k])
+    numbers = []
     for op, source, target in ops:
-        rule = _RULES.get(op.type, _by_gradient)
+        rule = _RULES.get(op.type, by_gradient)
         factor = rule(factor, op, source, target)
         if factor is None:
             return None
+        if isinstance(factor, Scaled):
+            # All rules are linear.
+            numbers.append(factor.number)
+            factor = factor.factor
+    for number in numbers:
+        factor = Scaled(factor, number)
     return factor
 
 
@@ -68,7 +75,8 @@ def _through_graph(factor, tensor, reads):
     return Pulled(factor, tensor, reads)
 
 
-def _by_gradient(factor, op, source, target):
+def by_gradient(factor, op, source, target):
+    """Return the factor of an input by the op's own gradient."""
     return Pulled(factor, op.outputs[target], [op.inputs[source]])
 
 
@@ -180,7 +188,14 @@ class Scaled(SampleGradients):
         return self._times(self.factor.materialize())
 
 
-def _path_rule(*types):
+def path_rule(*types):
+    """Function decorator: the rule of these types of ops on weights.
+
+    A rule takes a factor of an output, the op, the place of the input to
+    which it is pulled back and that of the output; it returns the factor of
+    the input, or None where no gradient flows.
+    """
+
     def register(function):
         for one in types:
             _RULES[one] = function
@@ -189,12 +204,12 @@ def _path_rule(*types):
     return register
 
 
-@_path_rule("Identity", "Cast", "CheckNumerics", "EnsureShape")
+@path_rule("Identity", "Cast", "CheckNumerics", "EnsureShape")
 def _same(factor, op, source, target):
     return factor
 
 
-@_path_rule("Reshape", "ExpandDims", "Squeeze")
+@path_rule("Reshape", "ExpandDims", "Squeeze")
 def _reshaped(factor, op, source, target):
     if source:
         return None
@@ -203,8 +218,15 @@ def _reshaped(factor, op, source, target):
 
 def _with_shape(factor, op, shape):
     """The factor of a tensor that only has another shape."""
-    if type(factor) is Outer and factor.perm is None:
-        return Outer(factor.x, factor.dz, shape, method=factor.method)
+    if type(factor) is Outer:
+        return Outer(
+            factor.x,
+            factor.dz,
+            shape,
+            factor.perm,
+            factor.unpermuted,
+            factor.method,
+        )
     if isinstance(factor, Full):
         found = factor.gradients
         return Full(tf.reshape(found, [tf.shape(found)[0], *shape]))
@@ -213,11 +235,11 @@ def _with_shape(factor, op, shape):
     return Pulled(factor, op.outputs[0], [op.inputs[0]], True)
 
 
-@_path_rule("Transpose")
+@path_rule("Transpose")
 def _transposed(factor, op, source, target):
     perm = tf.get_static_value(op.inputs[1])
     if perm is None or source:
-        return _by_gradient(factor, op, source, target)
+        return by_gradient(factor, op, source, target)
     perm = [int(p) for p in perm]
     back = [perm.index(k) for k in range(len(perm))]
     if type(factor) is Outer and factor.perm is None:
@@ -235,7 +257,7 @@ def _transposed(factor, op, source, target):
     return Pulled(factor, op.outputs[0], [op.inputs[0]], True)
 
 
-@_path_rule("Slice", "StridedSlice", "Split", "SplitV", "Unpack")
+@path_rule("Slice", "StridedSlice", "Split", "SplitV", "Unpack")
 def _part(factor, op, source, target):
     """The factor of a part: the rest of the gradient is zero."""
     if source != (1 if op.type == "Split" else 0):
@@ -243,25 +265,25 @@ def _part(factor, op, source, target):
     return Pulled(factor, op.outputs[target], [op.inputs[source]], True)
 
 
-@_path_rule("Neg")
+@path_rule("Neg")
 def _negative(factor, op, source, target):
     return Scaled(factor, -1)
 
 
-@_path_rule("AddV2", "Add", "Sub", "AddN")
+@path_rule("AddV2", "Add", "Sub", "AddN")
 def _added(factor, op, source, target):
     if op.inputs[source].shape != op.outputs[0].shape:
-        return _by_gradient(factor, op, source, target)
+        return by_gradient(factor, op, source, target)
     if op.type == "Sub" and source == 1:
         return Scaled(factor, -1)
     return factor
 
 
-@_path_rule("Mul", "RealDiv", "Div")
+@path_rule("Mul", "RealDiv", "Div")
 def _multiplied(factor, op, source, target):
     same = op.inputs[source].shape == op.outputs[0].shape
     if not same or (op.type != "Mul" and source == 1):
-        return _by_gradient(factor, op, source, target)
+        return by_gradient(factor, op, source, target)
     other = op.inputs[1 - source]
     number = other if op.type == "Mul" else tf.math.reciprocal(other)
     if number.shape.num_elements() == 1:
@@ -269,17 +291,17 @@ def _multiplied(factor, op, source, target):
     if isinstance(factor, Full):
         found = factor.gradients
         return Full(found * tf.cast(number, found.dtype)[None])
-    return _by_gradient(factor, op, source, target)
+    return by_gradient(factor, op, source, target)
 
 
-@_path_rule("ConcatV2")
+@path_rule("ConcatV2")
 def _side_by_side(factor, op, source, target):
     """The columns or rows of what is concatenated."""
     axis = tf.get_static_value(op.inputs[-1])
     shapes = [t.shape.as_list() for t in list(op.inputs)[:-1]]
     known = all(None not in shape for shape in shapes)
     if axis is None or source >= len(shapes) or not known:
-        return _by_gradient(factor, op, source, target)
+        return by_gradient(factor, op, source, target)
     axis = int(axis) % len(shapes[0])
     start = sum(s[axis] for s in shapes[:source])
     part = slice(start, start + shapes[source][axis])
@@ -293,21 +315,21 @@ def _side_by_side(factor, op, source, target):
                 factor.x, _columns(factor.dz, part), method=factor.method
             )
         return Outer(_columns(factor.x, part), factor.dz, method=factor.method)
-    return _by_gradient(factor, op, source, target)
+    return by_gradient(factor, op, source, target)
 
 
 def _columns(tensor, part):
     return tensor[(slice(None),) * (tensor.shape.rank - 1) + (part,)]
 
 
-@_path_rule("GatherV2")
+@path_rule("GatherV2")
 def _looked_up(factor, op, source, target):
     """Rows of a table that are the same for all samples."""
     axis = tf.get_static_value(op.inputs[2])
     shape = op.inputs[0].shape.as_list()
     known = source == 0 and axis == 0 and not op.get_attr("batch_dims")
     if not known or not isinstance(factor, Full) or None in shape:
-        return _by_gradient(factor, op, source, target)
+        return by_gradient(factor, op, source, target)
     ids, columns = op.inputs[1], 1
     for s in shape[1:]:
         columns *= s

@@ -164,6 +164,11 @@ LAYERS = {
     ),
     "weight standardisation": (standardized, (5, 4)),
     "low rank": (lambda x, k, a, b: x @ (k + a @ b), (5, 4), (5, 2), (2, 4)),
+    "low rank of heads": (
+        lambda x, a, b: ops.einsum("ntd,dhe->nthe", x, ops.matmul(a, b)),
+        (5, 3, 2),
+        (2, 4),
+    ),
     "transposed": (lambda x, w: x @ ops.transpose(w), (4, 5)),
     "reshaped": (lambda x, w: x @ ops.reshape(w, (5, 4)), (20,)),
     "slices": (lambda x, w: x @ w[:, :3] + (x @ w[:, 3:]) ** 2, (5, 6)),

@@ -1,0 +1,238 @@
+"""Products of weights with weights: LoRA and other low ranks.
+
+The weight that meets the data is W = A·B. A sample's gradient of W is
+Σ_t x_t ⊗ dz_t; that of A is Σ_t x_t ⊗ (dz_t Bᵀ), that of B Σ_t (Aᵀ x_t) ⊗ dz_t
+(Hu et al., arXiv 2106.09685). W's own gradient is never written out.
+"""
+
+import math
+import string
+
+import tensorflow as tf
+
+from keras_pergrad.factors import Full, Outer, Rows
+from keras_pergrad.samples.contraction_rules import CONTRACTIONS, labelled
+from keras_pergrad.samples.paths import by_gradient, path_rule
+
+
+@path_rule(*CONTRACTIONS)
+def product(factor, op, source, target):
+    """The factor of A, or of B, from that of their product."""
+    rules = {Outer: _outer, Full: _full, Rows: _rows}
+    term = _Product.of(op, source)
+    if term is not None and type(factor) in rules:
+        found = rules[type(factor)](factor, term)
+        if found is not None:
+            return found
+    return by_gradient(factor, op, source, target)
+
+
+class _Product:
+    """A product as an einsum.
+
+    Attributes:
+        own: the labels of the factor whose gradient is wanted.
+        other: those of the other factor.
+        out: those of the product.
+        sizes: label to size.
+        spare: labels that none of them has.
+    """
+
+    def __init__(self, own, other, out, sizes, tensor):
+        self.own, self.other, self.out = own, other, out
+        self.sizes, self._tensor = sizes, tensor
+        self.spare = [c for c in string.ascii_letters if c not in sizes]
+
+    @classmethod
+    def of(cls, op, source):
+        """None where an axis is broadcast, or summed in one factor alone."""
+        found = labelled(op)
+        if isinstance(found, str):
+            return None
+        labels, out = found
+        sizes = {}
+        for tensor, term in zip((*op.inputs, op.outputs[0]), (*labels, out)):
+            for c, size in zip(term, tensor.shape.as_list()):
+                if size is None or sizes.setdefault(c, size) != size:
+                    return None
+        own, other = labels[source], labels[1 - source]
+        if set(own) - set(other) - set(out):
+            return None
+        return cls(own, other, out, sizes, op.inputs[1 - source])
+
+    def refined(self, sizes):
+        """The product with axes of `out` taken apart as others are.
+
+        Args:
+            sizes: those of the same elements, in the same order.
+
+        Returns:
+            The product, and for each of `sizes` the labels that make it up;
+            None where their bounds do not fit.
+        """
+        term, found = self, []
+        rest = [(c, self.sizes[c]) for c in self.out]
+        for wanted in sizes:
+            found.append([])
+            while wanted > 1 and rest:
+                c, size = rest.pop(0)
+                if size > wanted:
+                    if size % wanted:
+                        return None
+                    new = term.spare[0]
+                    term = term._split(c, new, wanted, size // wanted)
+                    rest.insert(0, (new, size // wanted))
+                    size = wanted
+                if wanted % size:
+                    return None
+                wanted //= size
+                found[-1].append(c)
+        # What is left has one element.
+        found[-1] += [c for c, _ in rest]
+        return term, found
+
+    def _split(self, c, new, first, second):
+        own, other, out = (
+            labels.replace(c, c + new)
+            for labels in (self.own, self.other, self.out)
+        )
+        sizes = {**self.sizes, c: first, new: second}
+        tensor = tf.reshape(self._tensor, [sizes[label] for label in other])
+        return _Product(own, other, out, sizes, tensor)
+
+    def times(self, tensor, labels, wanted):
+        """The einsum of a tensor with the other factor."""
+        other = tf.cast(self._tensor, tensor.dtype)
+        equation = f"{''.join(labels)},{self.other}->{''.join(wanted)}"
+        return tf.einsum(equation, tensor, other)
+
+    def rows(self, ids, axis):
+        """The other factor at some indices of an axis, which comes first."""
+        rest = self.other.replace(axis, "")
+        table = tf.einsum(f"{self.other}->{axis}{rest}", self._tensor)
+        return tf.gather(table, ids), rest
+
+    def shape(self, labels):
+        """The sizes of axes."""
+        return [self.sizes[c] for c in labels]
+
+    def count(self, labels):
+        """The number of elements of axes."""
+        return math.prod(self.shape(labels))
+
+
+def _full(factor, term):
+    n = term.spare[0]
+    gradients = factor.gradients
+    return Full(term.times(gradients, n + term.out, n + term.own))
+
+
+def _rows(factor, term):
+    if len(term.out) != 2 or factor.whole != term.shape(term.out):
+        return None
+    row, column = term.out
+    dtype = factor.dz.dtype
+    if row in term.other:
+        if row in term.own or column not in term.own or len(term.own) != 2:
+            return None
+        x, rest = term.rows(factor.ids, row)
+        if column in rest or len(rest) != 1:
+            return None
+        x, shape = tf.cast(x, dtype), term.shape(term.own)
+        return _arranged(term, shape, x, rest, factor.dz, [column])
+    n, t = term.spare[:2]
+    if term.own[0] != row or len(term.own) != 2:
+        return None
+    dz = term.times(factor.dz, [n, t, column], [n, t, term.own[1]])
+    return Rows(factor.ids, dz, term.shape(term.own), factor.method)
+
+
+def _outer(factor, term):
+    if list(factor.shape) != term.shape(term.out):
+        return None
+    shape = term.shape(term.own)
+    found = _sides(factor, term)
+    if found is None:
+        return None
+    term, sides = found
+    # The other factor is multiplied to that side for which fewer axes of it
+    # become positions.
+    options = []
+    for side in (0, 1):
+        beside = [c for c in sides[1 - side][1] if c in term.other]
+        if not any(c in term.own for c in beside):
+            options.append((term.count(beside), side, beside))
+    if not options:
+        return None
+    _, side, beside = min(options)
+    n, t = term.spare[:2]
+    (made, its), (still, labels) = sides[side], sides[1 - side]
+    kept = [c for c in labels if c in term.own]
+    new = [c for c in term.own if c not in kept]
+    made = term.times(
+        _unfolded(made, term.shape(its)), [n, t, *its], [n, t, *beside, *new]
+    )
+    still = tf.einsum(
+        f"{n}{t}{''.join(labels)}->{n}{t}{''.join([*beside, *kept])}",
+        _unfolded(still, term.shape(labels)),
+    )
+    made = _folded(made, term, beside, new), new
+    still = _folded(still, term, beside, kept), kept
+    (x, left), (dz, right) = (still, made) if side else (made, still)
+    return _arranged(term, shape, x, left, dz, right, factor.method)
+
+
+def _sides(factor, term):
+    """The product with the labels of x and of dz apart, or None.
+
+    As (the product, [(x, its labels), (dz, its labels)]).
+    """
+    widths = [factor.x.shape[-1], factor.dz.shape[-1]]
+    sizes = widths
+    if factor.perm is not None:
+        sizes = [factor.unpermuted[k] for k in factor.perm]
+    found = term.refined(sizes)
+    if found is None:
+        return None
+    term, parts = found
+    if factor.perm is not None:
+        parts = [parts[factor.perm.index(k)] for k in range(len(parts))]
+    left, right = [], [c for part in parts for c in part]
+    while right and term.count(left) < widths[0]:
+        left.append(right.pop(0))
+    if [term.count(left), term.count(right)] != widths:
+        return None
+    return term, [(factor.x, left), (factor.dz, right)]
+
+
+def _unfolded(tensor, sizes):
+    """(n, T, features) with the features as several axes."""
+    found = tf.reshape(tensor, [*_first_two(tensor), *sizes])
+    found.set_shape([*tensor.shape[:2], *sizes])
+    return found
+
+
+def _folded(tensor, term, positions, features):
+    """(n, T and more positions, features)."""
+    sizes = [*term.shape(positions), term.count(features)]
+    found = tf.reshape(tensor, [*_first_two(tensor), *sizes])
+    found.set_shape([*tensor.shape[:2], *sizes])
+    return found
+
+
+def _first_two(tensor):
+    dynamic = tf.shape(tensor)
+    return [
+        dynamic[k] if size is None else size
+        for k, size in enumerate(tensor.shape.as_list()[:2])
+    ]
+
+
+def _arranged(term, shape, x, left, dz, right, method=None):
+    """The factor whose axes are `left` and `right`, in the order of `own`."""
+    labels = [*left, *right]
+    perm = [labels.index(c) for c in term.own]
+    unpermuted = term.shape(labels)
+    if perm == sorted(perm):
+        perm = unpermuted = None
+    return Outer(x, dz, shape, perm, unpermuted, method)
