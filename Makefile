@@ -97,6 +97,7 @@ bench: bench-venvs
 	$(BIN)/python -m benchmarks.data_stall_overhead
 	$(BIN)/python -m benchmarks.gradient_variance_overhead
 	$(BIN)/python -m benchmarks.input_gradients
+	$(BIN)/python -m benchmarks.private_batches
 	$(BIN)/python benchmarks/accumulation_memory.py
 	$(BIN)/python -m benchmarks.per_sample $(BENCH)
 

@@ -65,9 +65,14 @@ class PrivacyBudget(keras.callbacks.Callback):
         epsilon = self._spent(ledger, steps)
         if logs is not None:
             logs["epsilon"] = epsilon
-        if self._allowed(ledger, steps) - steps < self._at_once:
+        is_last = epoch + 1 == self.params.get("epochs")
+        if not is_last and not self._goes_on(ledger, steps):
             self.model.stop_training = True
-            self._say(epsilon, steps)
+            if self.params.get("verbose"):
+                print(
+                    f"The budget of epsilon={self.target_epsilon} is enough "
+                    f"for {steps} steps: epsilon={epsilon:.4g} is spent."
+                )
 
     def on_train_end(self, logs=None):
         self.model.aggregation_state.limit.assign(0)
@@ -95,10 +100,13 @@ class PrivacyBudget(keras.callbacks.Callback):
             most,
         )
 
-    def _say(self, epsilon, steps):
-        epochs = self.params.get("epochs") or 0
-        if self.params.get("verbose") and steps and epochs:
-            print(
-                f"The budget of epsilon={self.target_epsilon} is enough for "
-                f"{steps} steps: epsilon={epsilon:.4g} is spent."
-            )
+    def _goes_on(self, ledger, steps):
+        """Whether the budget is enough for some of the next epoch."""
+        if self.target_epsilon is None:
+            return True
+        # The first is asked for anyway when that epoch begins.
+        lengths = self.mechanism.steps_per_epoch, self._at_once
+        return any(
+            self._spent(ledger, steps + length) <= self.target_epsilon
+            for length in lengths
+        )

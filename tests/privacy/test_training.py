@@ -321,3 +321,17 @@ def test_convolutions_of_an_empty_batch(method):
     assert history["loss"] == [0]
     assert net.aggregation_state.updates == 8
     assert np.isfinite(weights(net)).all()
+
+
+def test_data_that_are_read_one_by_one_train_alike(tmp_path):
+    path = tmp_path / "x.npy"
+    np.save(path, X)
+    mapped = np.load(path, mmap_mode="r")
+    nets = []
+    for source in ((X, Y), (mapped, Y), (_Items(),)):
+        training = private()
+        net = model(training)
+        fit(net, training, data=training.batches(*source))
+        nets.append(weights(net))
+    np.testing.assert_array_equal(nets[0], nets[1])
+    np.testing.assert_array_equal(nets[0], nets[2])
