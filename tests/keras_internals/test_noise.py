@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import keras_pergrad as kpg
+from tests.power_cut import PowerCut
 
 _rng = np.random.default_rng(2)
 X, Y = _rng.normal(size=(12, 3)), _rng.normal(size=(12, 1))
@@ -58,17 +59,6 @@ def assert_equal(a, b):
     np.testing.assert_array_equal(state(a), state(b))
     for ours, right in zip(a.get_weights(), b.get_weights(), strict=True):
         np.testing.assert_allclose(ours, right, rtol=1e-6)
-
-
-class PowerCut(keras.callbacks.Callback):
-    """Stops the second epoch behind its first update."""
-
-    def on_epoch_begin(self, epoch, logs=None):
-        self.epoch = epoch
-
-    def on_train_batch_end(self, batch, logs=None):
-        if self.epoch == 1 and batch > 0:
-            raise RuntimeError("power cut")
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,8 @@
 """Replicas each draw their own part; noise is added once."""
 
-import json
-import subprocess
-import sys
-
 import pytest
 
-from tests.keras_internals.distribution.cluster import ROOT, Cluster
+from tests.keras_internals.distribution.cluster import Cluster, run_alone
 
 MODULE = "tests.privacy.replicas"
 pytestmark = pytest.mark.slow
@@ -14,23 +10,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def mirrored():
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-W",
-            "ignore",
-            "-m",
-            MODULE,
-            json.dumps({"mirrored": True}),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-        cwd=ROOT,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return run_alone(MODULE, timeout=600, mirrored=True)
 
 
 @pytest.fixture(scope="module")

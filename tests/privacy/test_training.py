@@ -7,6 +7,7 @@ import tensorflow as tf
 
 import keras_pergrad as kpg
 from keras_pergrad.privacy.accounting import epsilon_of
+from tests.power_cut import PowerCut
 from tests.privacy.tiny import N, X, Y, compile_privately, fit, model, private
 
 callbacks = keras.callbacks
@@ -124,17 +125,6 @@ def test_the_same_seed_trains_alike():
     for net in (one, same):
         fit(net, private(seed=1))
     np.testing.assert_array_equal(weights(one), weights(same))
-
-
-class PowerCut(callbacks.Callback):
-    """Stops the second epoch behind its first update."""
-
-    def on_epoch_begin(self, epoch, logs=None):
-        self.epoch = epoch
-
-    def on_train_batch_end(self, batch, logs=None):
-        if self.epoch == 1 and batch > 0:
-            raise RuntimeError("power cut")
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,29 @@ import tempfile
 ROOT = pathlib.Path(__file__).parents[3]
 
 
+def run_alone(module, timeout, **arguments):
+    """Run a module of the tests in a process of its own.
+
+    Args:
+        module: the module, such as "tests.privacy.replicas".
+        timeout: seconds.
+        **arguments: what it gets on its command line, as JSON.
+
+    Returns:
+        What its last line says, read as JSON.
+    """
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", module, json.dumps(arguments)],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+        cwd=ROOT,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
 class Cluster:
     """Workers that run a module of the tests; always stopped at the end.
 

@@ -1,29 +1,16 @@
 """MirroredStrategy on two devices gives what one device gives."""
 
-import json
-import subprocess
-import sys
-
 import pytest
 
 from tests.keras_internals.distribution import mirrored
-from tests.keras_internals.distribution.cluster import ROOT
+from tests.keras_internals.distribution.cluster import run_alone
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def results():
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", mirrored.__name__],
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-        cwd=ROOT,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return run_alone(mirrored.__name__, timeout=900)
 
 
 @pytest.mark.parametrize("name", mirrored.CHECKS)
