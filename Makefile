@@ -94,10 +94,11 @@ format: $(READY)
 # The site, into build/site, in an environment of its own without TensorFlow.
 # A warning is an error: a link that leads nowhere, a public name without
 # docstring or place in the reference, a notebook that is not up to date.
+# (Not --quiet: mkdocs does not count the warnings that it does not show.)
 DOCS_VENV := .venv-docs
 docs: $(DOCS_VENV)/.ready
 	$(DOCS_VENV)/bin/python docs/make_notebooks.py --check
-	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/python -m mkdocs build --strict
 
 # The notebooks of the first guides, from their pages.
 notebooks: $(DOCS_VENV)/.ready

@@ -47,19 +47,20 @@ def blocks(text):
     ]
 
 
-def run(page, namespace=None):
+def run(page, before=""):
     """Run a page's Python in one namespace, in the current folder.
 
     Args:
         page: the path of the page.
-        namespace: what its code may take for granted, by name.
+        before: code that makes what the page takes for granted.
 
     Yields:
         Each Python `Block`, and what it has printed.
     """
     page = pathlib.Path(page)
     text = page.read_text(encoding="utf-8")
-    namespace = {"__name__": "__main__", **(namespace or {})}
+    namespace = {"__name__": "__main__"}
+    exec(before, namespace)
     for block in blocks(text):
         if block.language != "python":
             continue

@@ -33,6 +33,7 @@ MODULES = {"callbacks", "factors", "modes", "rules", "runs"}
 LINK = re.compile(
     r"(?P<before>\]\()(?P<target>[^)\s#:]+)(?P<anchor>#[^)\s]*)?\)"
 )
+PAPER = re.compile(r"\barXiv:? (\d{4}\.\d{4,5})\b")
 ENTRY = re.compile(r"^::: ([\w.]+)", re.MULTILINE)
 
 
@@ -94,7 +95,11 @@ def on_page_markdown(markdown, page, config, files):
         url = _url(file, here, config, match["anchor"] or "")
         return f"{match['before']}{url})"
 
-    return outside_of_code(lambda text: LINK.sub(link, text), markdown)
+    def linked(text):
+        text = LINK.sub(link, text)
+        return PAPER.sub(r"[arXiv \1](https://arxiv.org/abs/\1)", text)
+
+    return outside_of_code(linked, markdown)
 
 
 def outside_of_code(change, markdown):

@@ -20,7 +20,7 @@ PAGES = {
     "docs/guides/batch_does_not_fit.md": 10,
     "docs/guides/cheaper_gradients.md": 22,
     "docs/guides/coming_from.md": 7,
-    "docs/guides/consistent_gradients.md": 18,
+    "docs/guides/consistent_gradients.md": 20,
     "docs/guides/input_gradients.md": 9,
     "docs/guides/noise_and_batch_size.md": 11,
     "docs/guides/odd_samples.md": 9,
@@ -30,6 +30,38 @@ PAGES = {
     "docs/guides/your_own_model.md": 10,
 }
 SLOW = 20
+#: Pages that take a model and data for granted.
+OTHER_PAGES = [
+    "docs/compare_runs.md",
+    "docs/data_stall.md",
+    "docs/device_placement.md",
+    "docs/gradient_variance.md",
+    "docs/private_training.md",
+]
+BEFORE = """
+import keras
+import numpy as np
+import tensorflow as tf
+
+import keras_pergrad as kpg
+
+x = np.random.default_rng(0).normal(size=(300, 4)).astype("float32")
+y = x[:, :1] * x[:, 1:2]
+rows, loss, private = range(40), "mse", None
+
+
+def make_model():
+    inputs = keras.Input((4,))
+    hidden = keras.layers.Dense(8, activation="tanh")(inputs)
+    model = kpg.PerGradModel(inputs, keras.layers.Dense(1)(hidden))
+    mode = "batch" if private is None else private.gradient_mode
+    model.compile("adam", loss, gradient_mode=mode)
+    return model
+
+
+model = make_model()
+dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(50)
+"""
 #: What fences may say: run here, shown, or checked by the tests below.
 LANGUAGES = {"python", "text", "sh"}
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
@@ -61,6 +93,19 @@ def test_code_runs(page, tmp_path, monkeypatch):
     finally:
         keras.config.set_dtype_policy(policy)
         matplotlib.pyplot.close("all")
+
+
+@pytest.mark.parametrize(
+    "page", [_mark(page, 22 * ("private" in page)) for page in OTHER_PAGES]
+)
+# Where a dataset is given, Keras tells that it does not shuffle it.
+@pytest.mark.filterwarnings("ignore:`shuffle=True` was passed")
+def test_code_runs_on_a_model(page, tmp_path):
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("scipy")
+    pytest.importorskip("dp_accounting")
+    with contextlib.chdir(tmp_path):
+        assert list(blocks.run(ROOT / page, BEFORE))
 
 
 def test_every_page_with_code_is_run():
