@@ -22,7 +22,7 @@ WORDS = {
     "data_service": ["fed by the service", "weights: 0.0e+00"],
     "private_digits": ["epsilon", "none", "differentially", ".png"],
     "private_lora": ["weights are trained", "ms with privacy", "epsilon"],
-    "text_model": ["15 of 15 wrong labels", "clipped_fraction", ".png"],
+    "text_model": ["of 15 wrong labels are", "clipped_fraction", ".png"],
     "vae": ["epoch 25: loss", "clipped", ".png"],
     "saliency_map": ["accuracy", "explain all but 0", ".png"],
     "batch_does_not_fit": ["in parts of 32", "weights differ by", ".png"],
