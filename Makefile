@@ -9,7 +9,7 @@ TESTS ?= tests
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
 .PHONY: setup demo test test-slow test-timing test-oldest test-cpu-wheel hunt \
-	hunt-proof lint format bench bench-venvs clean
+	hunt-proof lint format docs notebooks outputs bench bench-venvs clean
 
 setup: $(READY)
 
@@ -91,6 +91,30 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# The site, into build/site, in an environment of its own without TensorFlow.
+# A warning is an error: a link that leads nowhere, a public name without
+# docstring or place in the reference, a notebook that is not up to date.
+# (Not --quiet: mkdocs does not count the warnings that it does not show.)
+DOCS_VENV := .venv-docs
+docs: $(DOCS_VENV)/.ready
+	$(DOCS_VENV)/bin/python docs/make_notebooks.py --check
+	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/python -m mkdocs build --strict
+
+# The notebooks of the first guides, from their pages.
+notebooks: $(DOCS_VENV)/.ready
+	$(DOCS_VENV)/bin/python docs/make_notebooks.py
+
+# Runs pages and writes what they print and draw: make outputs PAGES=README.md
+PAGES ?= docs/gradient_modes.md docs/guides/*.md
+outputs: $(READY)
+	$(BIN)/python docs/make_outputs.py $(PAGES)
+
+$(DOCS_VENV)/.ready: docs/requirements.txt constraints/newest.txt
+	test -x $(DOCS_VENV)/bin/python || $(PYTHON) -m venv $(DOCS_VENV)
+	$(DOCS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
+		-c constraints/newest.txt -r docs/requirements.txt
+	touch $@
+
 # Side-by-side timings: an hour and more on two quiet cores. A part of them:
 # make bench BENCH="--models mnist --rivals ours,plain --rounds 4"
 bench: bench-venvs
@@ -114,4 +138,4 @@ bench-venvs: $(READY) $(PEERS:%=.bench-venvs/%/.ready)
 	  && touch $@ || rm -rf .bench-venvs/$*
 
 clean:
-	rm -rf .venv .venv-oldest .venv-cpu .bench-venvs .pytest_cache .ruff_cache
+	rm -rf .venv .venv-oldest .venv-cpu .venv-docs .bench-venvs build .pytest_cache .ruff_cache

@@ -118,6 +118,7 @@ class Aggregation(Configured):
 
     @classmethod
     def from_config(cls, config):
+        """Return one that is made with the arguments of `get_config`."""
         return cls(**config)
 
 

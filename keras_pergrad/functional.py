@@ -60,7 +60,7 @@ def per_sample_gradients(
             you want to know which sample is which.
         y: its targets; none with a dataset, or for a loss without.
         sample_weight: its weights, (n,), or None.
-        method: "vectorized" (layer rules, fast) or "per_sample" (a loop).
+        method: "vectorized" (one pass, fast) or "per_sample" (a loop).
         training: whether layers such as Dropout act as in training. False,
             as in `evaluate`, to find unusual samples or wrong labels: no
             dropout's draw is in the result, and BatchNormalization, which

@@ -39,7 +39,7 @@ class PerGradModel(keras.Model):
     |---|---|
     | `"batch"` (default) | exactly what `keras.Model` does |
     | `"per_sample"`, `PerSample(...)` | one pass per sample, in a loop |
-    | `"vectorized"`, `Vectorized(...)` | one pass, by layer rules |
+    | `"vectorized"`, `Vectorized(...)` | one pass, by ops and their rules |
     | `"accumulated"`, `Accumulated(...)` | the batch in microbatches |
 
     The mean of the per-sample gradients is the ordinary gradient of the Keras

@@ -32,3 +32,24 @@ def test_examples_run(name):
         for test in finder.find(member, name, globs={}):
             runner.run(test)
     assert runner.summarize(verbose=False).failed == 0
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, thing in PUBLIC.items() if inspect.isclass(thing)]
+)
+def test_public_methods_have_docstrings(name):
+    """Their own, or that of what they override; Keras tells of its own."""
+    cls = PUBLIC[name]
+    ours = "keras_pergrad"
+    others = [base for base in cls.__mro__ if ours not in base.__module__]
+    without = [
+        key
+        for key in vars(cls)
+        if key[0] != "_"
+        and not any(key in vars(base) for base in others)
+        and (
+            callable(getattr(cls, key)) or isinstance(vars(cls)[key], property)
+        )
+        and not inspect.getdoc(getattr(cls, key))
+    ]
+    assert without == []

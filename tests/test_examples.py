@@ -22,6 +22,10 @@ WORDS = {
     "data_service": ["fed by the service", "weights: 0.0e+00"],
     "private_digits": ["epsilon", "none", "differentially", ".png"],
     "private_lora": ["weights are trained", "ms with privacy", "epsilon"],
+    "text_model": ["of 15 wrong labels are", "clipped_fraction", ".png"],
+    "vae": ["epoch 25: loss", "clipped", ".png"],
+    "saliency_map": ["accuracy", "explain all but 0", ".png"],
+    "batch_does_not_fit": ["in parts of 32", "weights differ by", ".png"],
     "compare_runs": ["7 runs of 5 seeds", "different seeds", ".html"],
 }
 # Run with its options by test_where_does_it_run.py.

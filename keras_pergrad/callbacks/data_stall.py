@@ -173,12 +173,14 @@ class DataStall(keras.callbacks.Callback):
     # What the stopwatch tells.
 
     def calls_done(self, calls, rows):
+        """Take in the train function's calls and the waits in them."""
         for slot, account in self._accounts.items():
             mine = [pair for pair in zip(calls, rows) if pair[0].slot == slot]
             if mine:
                 account.add_calls(*zip(*mine))
 
     def rows_lost(self, count):
+        """Take in how many waits were not recorded."""
         for account in self._accounts.values():
             account.lost += count
 

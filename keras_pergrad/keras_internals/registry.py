@@ -124,6 +124,7 @@ class Configured:
     """Something with a config, which its `repr` shows."""
 
     def get_config(self):
+        """Return the arguments that make another one like it."""
         return {}
 
     def __repr__(self):

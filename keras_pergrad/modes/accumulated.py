@@ -82,6 +82,7 @@ class Accumulated(GradientMode):
 
     @property
     def aggregation(self):
+        """That of the inner mode."""
         return self.inner.aggregation
 
     @property

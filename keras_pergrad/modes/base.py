@@ -124,6 +124,7 @@ class GradientMode(Configured):
 
     @classmethod
     def from_config(cls, config):
+        """Return one that is made with the arguments of `get_config`."""
         return cls(**config)
 
 

@@ -35,7 +35,7 @@ SHARED, BESIDE = "shared", "beside"
 
 
 class Vectorized(GradientMode):
-    """Per-sample gradients by layer rules, in one pass for the whole batch.
+    """Per-sample gradients in one pass, from the ops that use the weights.
 
     Args:
         aggregation: "mean", a `ClippedMean` or another `Aggregation`, or its

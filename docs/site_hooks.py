@@ -1,0 +1,129 @@
+"""What mkdocs does beside its ordinary work.
+
+Pages that stand at the root of the repository become pages of the site, links
+between files become links between pages or to the repository, and a public
+name without a docstring or a place in the reference fails the build.
+"""
+
+import pathlib
+import posixpath
+import re
+
+import griffe
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File
+
+ROOT = pathlib.Path(__file__).parents[1]
+#: Files outside of docs/ and where the site has them.
+ELSEWHERE = {
+    "README.md": "index.md",
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CODE_OF_CONDUCT.md": "code_of_conduct.md",
+    "SECURITY.md": "security.md",
+    "benchmarks/README.md": "benchmarks.md",
+    "benchmarks/results.png": "pictures/results.png",
+    "benchmarks/accumulation_memory.png": "pictures/accumulation_memory.png",
+}
+#: Modules whose `__all__` is public.
+PUBLIC = ["keras_pergrad", "keras_pergrad.callbacks", "keras_pergrad.runs"]
+#: Names in them that are modules.
+MODULES = {"callbacks", "factors", "modes", "rules", "runs"}
+
+LINK = re.compile(
+    r"(?P<before>\]\()(?P<target>[^)\s#:]+)(?P<anchor>#[^)\s]*)?\)"
+)
+PAPER = re.compile(r"\barXiv:? (\d{4}\.\d{4,5})\b")
+ENTRY = re.compile(r"^::: ([\w.]+)", re.MULTILINE)
+
+
+def on_config(config):
+    """Refuse to build where the reference is not complete."""
+    names = [
+        name
+        for page in sorted(ROOT.glob("docs/reference/*.md"))
+        for name in ENTRY.findall(page.read_text())
+    ]
+    package = griffe.load("keras_pergrad", search_paths=[ROOT])
+    wrong = [f"{name} stands twice" for name in names if names.count(name) > 1]
+    for name in names:
+        entry = package[name.removeprefix("keras_pergrad.")]
+        if not entry.has_docstring:
+            wrong.append(f"{name} has no docstring")
+    wrong += [
+        f"{name} has no place in docs/reference"
+        for name in public_names(package)
+        if name not in names
+    ]
+    if wrong:
+        raise PluginError("\n".join(sorted(set(wrong))))
+    return config
+
+
+def public_names(package):
+    """Return the dotted names that the reference must have."""
+    for path in PUBLIC:
+        module = package
+        for part in path.split(".")[1:]:
+            module = module[part]
+        for name in module.exports:
+            if name not in MODULES:
+                yield f"{path}.{name}"
+
+
+def on_files(files, config):
+    """Add the pages and pictures from outside of docs/."""
+    for source, target in ELSEWHERE.items():
+        files.append(
+            File.generated(config, target, abs_src_path=str(ROOT / source))
+        )
+    return files
+
+
+def on_page_markdown(markdown, page, config, files):
+    """Turn links between files into links of the site."""
+    here = page.file.src_uri
+    path = next((s for s, t in ELSEWHERE.items() if t == here), f"docs/{here}")
+
+    def link(match):
+        target = match["target"]
+        if target.startswith("/"):
+            return match[0]
+        file = posixpath.normpath(
+            posixpath.join(posixpath.dirname(path), target)
+        )
+        url = _url(file, here, config, match["anchor"] or "")
+        return f"{match['before']}{url})"
+
+    def linked(text):
+        text = LINK.sub(link, text)
+        return PAPER.sub(r"[arXiv \1](https://arxiv.org/abs/\1)", text)
+
+    return outside_of_code(linked, markdown)
+
+
+def outside_of_code(change, markdown):
+    """Apply a function to what is not inside of a fenced block."""
+    parts = re.split(
+        r"(^```.*?^```$)", markdown, flags=re.DOTALL | re.MULTILINE
+    )
+    return "".join(
+        part if part.startswith("```") else change(part) for part in parts
+    )
+
+
+def _url(file, here, config, anchor):
+    """Where a file of the repository is to be found, seen from a page."""
+    page = ELSEWHERE.get(file)
+    if page is None and file.startswith("docs/"):
+        inside = file.removeprefix("docs/")
+        is_page = inside.endswith((".md", ".png", ".svg", ".css"))
+        if is_page and inside != "requirements.txt":
+            page = inside
+    if page is not None:
+        start = posixpath.dirname(here) or "."
+        return posixpath.relpath(page, start) + anchor
+    if not (ROOT / file).exists():
+        raise PluginError(f"{here} links to {file}, which is not there")
+    kind = "tree" if (ROOT / file).is_dir() else "blob"
+    return f"{config.repo_url.rstrip('/')}/{kind}/main/{file}{anchor}"

@@ -1,0 +1,214 @@
+"""The README and the guides: their code runs, their commands exist."""
+
+import contextlib
+import functools
+import json
+import pathlib
+import re
+import tomllib
+
+import keras
+import pytest
+
+from docs import blocks
+
+ROOT = pathlib.Path(__file__).parents[1]
+#: Pages whose code runs as it stands, with the seconds it takes on one core.
+PAGES = {
+    "README.md": 40,
+    "docs/gradient_modes.md": 8,
+    "docs/guides/batch_does_not_fit.md": 10,
+    "docs/guides/cheaper_gradients.md": 22,
+    "docs/guides/coming_from.md": 7,
+    "docs/guides/consistent_gradients.md": 20,
+    "docs/guides/input_gradients.md": 9,
+    "docs/guides/noise_and_batch_size.md": 11,
+    "docs/guides/odd_samples.md": 9,
+    "docs/guides/parallel.md": 11,
+    "docs/guides/slow_training.md": 21,
+    "docs/guides/text_models.md": 15,
+    "docs/guides/your_own_model.md": 10,
+}
+SLOW = 20
+#: Pages that take a model and data for granted.
+OTHER_PAGES = [
+    "docs/compare_runs.md",
+    "docs/data_stall.md",
+    "docs/device_placement.md",
+    "docs/gradient_variance.md",
+    "docs/private_training.md",
+]
+BEFORE = """
+import keras
+import numpy as np
+import tensorflow as tf
+
+import keras_pergrad as kpg
+
+x = np.random.default_rng(0).normal(size=(300, 4)).astype("float32")
+y = x[:, :1] * x[:, 1:2]
+rows, loss, private = range(40), "mse", None
+
+
+def make_model():
+    inputs = keras.Input((4,))
+    hidden = keras.layers.Dense(8, activation="tanh")(inputs)
+    model = kpg.PerGradModel(inputs, keras.layers.Dense(1)(hidden))
+    mode = "batch" if private is None else private.gradient_mode
+    model.compile("adam", loss, gradient_mode=mode)
+    return model
+
+
+model = make_model()
+dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(50)
+"""
+#: What fences may say: run here, shown, or checked by the tests below.
+LANGUAGES = {"python", "text", "sh"}
+NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
+
+
+def _mark(page, seconds):
+    marks = [pytest.mark.slow] if seconds >= SLOW else []
+    return pytest.param(page, marks=marks, id=pathlib.Path(page).stem)
+
+
+@functools.cache
+def _blocks(page):
+    return blocks.blocks((ROOT / page).read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("page", [_mark(*page) for page in PAGES.items()])
+# Keras tells a loop over models that each is traced anew.
+@pytest.mark.filterwarnings("ignore:.*retracing")
+def test_code_runs(page, tmp_path, monkeypatch):
+    matplotlib = pytest.importorskip("matplotlib")
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    matplotlib.use("Agg")
+    policy = keras.config.dtype_policy()
+    try:
+        with contextlib.chdir(tmp_path):
+            for block, _ in blocks.run(ROOT / page):
+                assert block.code.strip()
+    finally:
+        keras.config.set_dtype_policy(policy)
+        matplotlib.pyplot.close("all")
+
+
+@pytest.mark.parametrize(
+    "page", [_mark(page, 22 * ("private" in page)) for page in OTHER_PAGES]
+)
+# Where a dataset is given, Keras tells that it does not shuffle it.
+@pytest.mark.filterwarnings("ignore:`shuffle=True` was passed")
+def test_code_runs_on_a_model(page, tmp_path):
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("scipy")
+    pytest.importorskip("dp_accounting")
+    with contextlib.chdir(tmp_path):
+        assert list(blocks.run(ROOT / page, BEFORE))
+
+
+def test_every_page_with_code_is_run():
+    guides = {f"docs/guides/{p.name}" for p in ROOT.glob("docs/guides/*.md")}
+    with_code = {
+        page
+        for page in guides | {"README.md"}
+        if any(block.language == "python" for block in _blocks(page))
+    }
+    assert with_code == set(PAGES) - {"docs/gradient_modes.md"}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_outputs_are_filled_in(page):
+    """`make outputs` writes what stands behind a block of Python."""
+    for block in _blocks(page):
+        assert block.language in LANGUAGES, block
+        assert block.code.strip(), f"{page}, line {block.line}: make outputs"
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/install.md"])
+def test_commands_exist(page):
+    make = (ROOT / "Makefile").read_text()
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = extras["optional-dependencies"]
+    commands = "".join(b.code for b in _blocks(page) if b.language == "sh")
+    assert commands
+    for target in re.findall(r"make (\w+)", commands):
+        assert re.search(rf"^{target}:", make, re.MULTILINE), target
+    for names in re.findall(r"\[([\w,]+)\]", commands):
+        assert set(names.split(",")) <= set(extras), names
+
+
+def test_named_examples_exist():
+    for page in [
+        "README.md",
+        *(f"docs/{p.name}" for p in ROOT.glob("docs/*.md")),
+    ]:
+        text = (ROOT / page).read_text(encoding="utf-8")
+        for name in re.findall(r"examples/(\w+\.py)", text):
+            assert (ROOT / "examples" / name).exists(), f"{page}: {name}"
+
+
+def test_readme_is_one_page():
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 150
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook_has_the_code_of_its_guide(path):
+    """`make docs` also compares the text, for which it has jupytext."""
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    code = ["".join(c["source"]) for c in cells if c["cell_type"] == "code"]
+    guide = [
+        block.code.rstrip("\n")
+        for block in _blocks(f"docs/guides/{path.stem}.md")
+        if block.language == "python"
+    ]
+    assert "pip install" in code[0]
+    assert code[1:] == guide
+    assert "colab" in "".join(cells[0]["source"])
+
+
+def test_there_are_five_notebooks():
+    assert len(NOTEBOOKS) == 5
+
+
+def test_addresses_stand_in_one_place():
+    """The site, the badges and the citation name the same repository."""
+    urls = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "urls"
+    ]
+    repository = urls["Repository"]
+    for name in ("mkdocs.yml", "CITATION.cff"):
+        text = (ROOT / name).read_text()
+        assert repository in text, name
+        assert urls["Documentation"] in text, name
+    name = repository.removeprefix("https://github.com/")
+    badge = f"https://colab.research.google.com/github/{name}/"
+    for path in NOTEBOOKS:
+        guide = (ROOT / "docs/guides" / f"{path.stem}.md").read_text()
+        assert f"{badge}blob/main/docs/notebooks/{path.name}" in guide
+
+
+def test_versions_agree():
+    """The version stands in the package; what cites it follows."""
+    text = (ROOT / "keras_pergrad" / "__init__.py").read_text()
+    version = re.search(r'__version__ = "(.+)"', text)[1]
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"## [{version}]" in (ROOT / "CHANGELOG.md").read_text()
+
+
+@pytest.mark.parametrize(
+    "path",
+    sorted(p.relative_to(ROOT) for p in ROOT.glob(".github/**/*.yml")),
+    ids=lambda path: path.stem,
+)
+def test_github_file_is_well_formed(path):
+    yaml = pytest.importorskip("yaml")
+    found = yaml.safe_load((ROOT / path).read_text())
+    if path.parent.name == "workflows":
+        # YAML reads the key `on` as true.
+        assert found["jobs"]
+        assert True in found
+        for job in found["jobs"].values():
+            assert {"steps", "runs-on"} <= set(job)
