@@ -343,14 +343,10 @@ class PerGradModel(keras.Model):
         ['clipped_fraction', 'loss', 'nonfinite_samples']
         """
         batch = x, y, sample_weight
-        step = custom_step.gradients_of(
-            self, loss_fn, batch, variables, optimizer
+        gradients, logs = custom_step.gradients_of(
+            self, loss_fn, batch, variables, optimizer, name
         )
-        logs = self._gradient_logs.of_loss(name)
-        before = f"{name}_" if name else ""
-        found = {"loss": step.loss, **step.statistics}
-        found = {before + key: value for key, value in found.items()}
-        return tf.tuple(step.gradients), logs.update(found)
+        return gradients, self._gradient_logs.of_loss(name).update(logs)
 
     def test_step(self, data):
         """One step of `evaluate` on one batch."""
@@ -375,8 +371,9 @@ class PerGradModel(keras.Model):
 
     def _get_metrics_result_or_logs(self, logs):
         """An epoch's metrics of all replicas, and what is logged besides."""
-        if not isinstance(logs, dict):
-            return logs
+        own = type(self).train_step is not PerGradModel.train_step
+        if own or not isinstance(logs, dict):
+            return super()._get_metrics_result_or_logs(logs)
         metrics = self.get_metrics_result()
         return {**logs, **metrics} if set(metrics) <= set(logs) else logs
 

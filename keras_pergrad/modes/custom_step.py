@@ -17,6 +17,7 @@ from keras.src import backend
 from keras.src.trainers.compile_utils import CompileLoss
 
 from keras_pergrad.keras_internals import replicas
+from keras_pergrad.keras_internals.losses import track_loss
 from keras_pergrad.modes.batch import Batch
 
 
@@ -94,13 +95,14 @@ def losses_of(loss_fn, batch):
     return losses
 
 
-def gradients_of(owner, loss_fn, batch, variables, optimizer):
-    """Return the `Step` of a gradient mode for a function of a batch.
+def gradients_of(owner, loss_fn, batch, variables, optimizer, name=None):
+    """Return gradients by the mode of a function of a batch, and what to log.
 
     Args:
         owner: the compiled `PerGradModel`.
         loss_fn, batch, variables, optimizer: as for `LossModel`; None stands
             for the owner's variables and optimizer.
+        name: that of the loss among several, or None: it is the owner's.
 
     Raises:
         ValueError: the mode cannot give gradients inside a step.
@@ -146,7 +148,14 @@ def gradients_of(owner, loss_fn, batch, variables, optimizer):
     n = tf.shape(inputs[0])[0]
     targets = tf.zeros(tf.reshape(n, [1]), keras.config.floatx())
     targets.set_shape([inputs[0].shape[0]])
-    return mode.step(model, inputs, targets, None)
+    step = mode.step(model, inputs, targets, None)
+    if not name:
+        # Keras lays what its metrics say over what a step returns.
+        track_loss(owner, step.loss, n)
+    before = f"{name}_" if name else ""
+    logs = {"loss": step.loss, **step.statistics}
+    logs = {before + key: value for key, value in logs.items()}
+    return tf.tuple(step.gradients), logs
 
 
 def require_mode_used(cls, base, mode):

@@ -62,6 +62,32 @@ def test_a_step_that_ignores_the_mode_is_refused():
         model.compile("sgd", gradient_mode="per_sample")
 
 
+@pytest.mark.parametrize(
+    ("mode", "eagerly"),
+    [("batch", False), ("vectorized", False), ("vectorized", True)],
+)
+def test_the_loss_of_an_epoch_is_in_the_logs(mode, eagerly):
+    model = Helped()
+    model.compile(
+        keras.optimizers.SGD(0.0), gradient_mode=mode, run_eagerly=eagerly
+    )
+    logs = model.fit(X, batch_size=4, verbose=0).history
+    # Batches of 4 and of 2.
+    assert logs["loss"] == [pytest.approx(np.mean((model(X) - X) ** 2), 1e-5)]
+
+
+def test_what_an_own_step_returns_is_what_is_logged():
+    class Two(Plain):
+        def train_step(self, data):
+            return {**super().train_step(data), "more": 1.0}
+
+    model = Two()
+    model.compile(keras.optimizers.SGD(0.0))
+    logs = model.fit(X, batch_size=6, verbose=0).history
+    assert logs["loss"] == [pytest.approx(np.mean((model(X) - X) ** 2), 1e-5)]
+    assert logs["more"] == [1.0]
+
+
 @pytest.mark.parametrize("cls", [WithLogs, Helped])
 def test_a_step_that_uses_the_mode_is_taken(cls):
     model = cls()
@@ -195,6 +221,7 @@ def test_accumulated_with_regularizer_and_loss_scale(loss_scale):
             optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
         model.compile(optimizer, gradient_mode=mode)
         history = model.fit(X, X[:, :3], batch_size=6, verbose=0).history
+        assert history["loss"][0] > 0.1
         found.append([*model.student.get_weights(), history["loss"]])
     for right, ours in zip(*found, strict=True):
         np.testing.assert_allclose(ours, right, rtol=1e-5, atol=1e-6)
