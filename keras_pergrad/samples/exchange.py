@@ -27,6 +27,11 @@ class Seen:
         """Whether there are samples in its outputs."""
         return any(m.layout is not None or m.moved for m in self.outputs)
 
+    @property
+    def mixed(self):
+        """Whether samples meet in what goes in or comes out."""
+        return any(m.mixed for m in (*self.data.values(), *self.outputs))
+
     def layout(self, k):
         """Where the samples are in output k, or None where it is not known."""
         delta, output = self.deltas[k], self.outputs[k]

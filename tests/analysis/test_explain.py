@@ -96,6 +96,15 @@ def test_lists_every_refusal_with_its_text():
     assert all("call" not in vars(layer) for layer in model.layers)
 
 
+def test_behind_a_refusal_no_layer_is_called_a_fallback():
+    inputs = keras.Input((6,))
+    x = layers.Dense(5, name="before")(inputs)
+    x = layers.BatchNormalization(name="mixes")(x)
+    model = keras.Model(inputs, layers.Dense(3, name="behind")(x))
+    served = {row.layer: row.served_by for row in kpg.explain(model, 8)}
+    assert served == {"before": "ops", "mixes": "refused"}
+
+
 def test_a_frozen_or_unreached_layer():
     inputs = keras.Input((6,))
     frozen = layers.BatchNormalization(trainable=False)

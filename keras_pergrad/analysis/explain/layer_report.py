@@ -145,7 +145,10 @@ def _rows(model, x, n):
             y_pred = tape.forward(x)
             loss = sum_of_outputs(model, x, None, y_pred, None, True)
         for k, factor, use in tape.parts(loss):
-            found[k].append((factor, use))
+            seen = getattr(use, "seen", None)
+            # Behind what was refused nothing tells how an op is served.
+            if not refused or seen is None or not seen.mixed:
+                found[k].append((factor, use))
     except ValueError as error:
         refuse(None, error)
     places = {id(v): k for k, v in enumerate(tape.variables)}
