@@ -44,6 +44,7 @@ def plot_epochs(reports, ax=None):
             ax.bar(epochs, shares, bottom=bottom, label=label)
         bottom = [low + share for low, share in zip(bottom, shares)]
     ax.set_xlabel("epoch")
+    ax.xaxis.get_major_locator().set_params(integer=True)
     ax.set_ylabel("share of the time")
     ax.set_ylim(0, 1)
     ax.legend()
@@ -65,5 +66,5 @@ def _axes(ax):
             "with: pip install 'keras-pergrad[plot]'"
         ) from error
     if ax is None:
-        _, ax = pyplot.subplots(figsize=(8, 3))
+        _, ax = pyplot.subplots(figsize=(8, 3), layout="constrained")
     return ax
