@@ -49,9 +49,13 @@ class PrivacyBudget(keras.callbacks.Callback):
         ledger.epoch_start = self._first
         self._epsilon = self._spent(ledger, self._limit)
 
+    def on_train_batch_begin(self, batch, logs=None):
+        """Take note of the steps that Keras makes at once from here."""
+        # At their end Keras 3.8 names the first of them, later ones the last.
+        self._step = self._first + batch + self._at_once
+
     def on_train_batch_end(self, batch, logs=None):
         """Stop where the next steps would pass the budget."""
-        self._step = self._first + batch + 1
         if logs is not None:
             logs["epsilon"] = self._epsilon
         within = self._limit < self._first + self.mechanism.steps_per_epoch
