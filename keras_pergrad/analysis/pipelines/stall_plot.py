@@ -44,7 +44,7 @@ def plot_epochs(reports, ax=None):
             ax.bar(epochs, shares, bottom=bottom, label=label)
         bottom = [low + share for low, share in zip(bottom, shares)]
     ax.set_xlabel("epoch")
-    ax.xaxis.get_major_locator().set_params(integer=True)
+    ax.locator_params("x", integer=True)
     ax.set_ylabel("share of the time")
     ax.set_ylim(0, 1)
     ax.legend()
