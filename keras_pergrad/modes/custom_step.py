@@ -19,6 +19,7 @@ from keras.src.trainers.compile_utils import CompileLoss
 from keras_pergrad.keras_internals import replicas
 from keras_pergrad.keras_internals.losses import track_loss
 from keras_pergrad.modes.batch import Batch
+from keras_pergrad.modes.logs import named
 
 
 class LossModel(keras.Model):
@@ -152,9 +153,7 @@ def gradients_of(owner, loss_fn, batch, variables, optimizer, name=None):
     if not name:
         # Keras lays what its metrics say over what a step returns.
         track_loss(owner, step.loss, n)
-    before = f"{name}_" if name else ""
-    logs = {"loss": step.loss, **step.statistics}
-    logs = {before + key: value for key, value in logs.items()}
+    logs = named(name, {"loss": step.loss, **step.statistics})
     return tf.tuple(step.gradients), logs
 
 

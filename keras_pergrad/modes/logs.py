@@ -6,6 +6,17 @@ import tensorflow as tf
 from keras_pergrad.keras_internals import replica_metrics
 
 
+def named(loss, values):
+    """Return values by the names that they have in the logs.
+
+    Args:
+        loss: the name of one of several losses, or None.
+        values: a dict by the names without it.
+    """
+    before = f"{loss}_" if loss else ""
+    return {before + name: value for name, value in values.items()}
+
+
 class Logs:
     """The running values of a mode's statistics, apart from the metrics."""
 
@@ -24,11 +35,8 @@ class Logs:
         """
         if name not in self._of_losses:
             metrics = {"loss": keras.metrics.Mean, **self._makers}
-            before = f"{name}_" if name else ""
             with tf.init_scope():
-                self._of_losses[name] = Logs(
-                    {before + key: make for key, make in metrics.items()}
-                )
+                self._of_losses[name] = Logs(named(name, metrics))
         return self._of_losses[name]
 
     def reset(self):

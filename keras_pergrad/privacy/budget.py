@@ -25,7 +25,7 @@ class PrivacyBudget(keras.callbacks.Callback):
         self.delta = delta
         self.target_epsilon = target_epsilon
         self._watched = watched
-        self._first = self._limit = self._step = 0
+        self._first = self._limit = 0
         self._epsilon = 0.0
 
     def on_epoch_begin(self, epoch, logs=None):
@@ -33,7 +33,7 @@ class PrivacyBudget(keras.callbacks.Callback):
         ledger = self.model.aggregation_state
         if self._watched is not None:
             self._watched(self.model)
-        self._first = self._step = ledger.updates
+        self._first = ledger.updates
         self._limit = self._allowed(ledger, self._first)
         if self._limit - self._first < self._at_once:
             raise ValueError(
@@ -50,17 +50,17 @@ class PrivacyBudget(keras.callbacks.Callback):
         self._epsilon = self._spent(ledger, self._limit)
 
     def on_train_batch_begin(self, batch, logs=None):
-        """Take note of the steps that Keras makes at once from here."""
+        """Stop after these steps where the next would pass the budget."""
         # At their end Keras 3.8 names the first of them, later ones the last.
-        self._step = self._first + batch + self._at_once
+        next_end = self._first + batch + 2 * self._at_once
+        within = self._limit < self._first + self.mechanism.steps_per_epoch
+        if within and next_end > self._limit:
+            self.model.stop_training = True
 
     def on_train_batch_end(self, batch, logs=None):
-        """Stop where the next steps would pass the budget."""
+        """Log what will be spent at the end of the epoch."""
         if logs is not None:
             logs["epsilon"] = self._epsilon
-        within = self._limit < self._first + self.mechanism.steps_per_epoch
-        if within and self._step + self._at_once > self._limit:
-            self.model.stop_training = True
 
     def on_epoch_end(self, epoch, logs=None):
         """Log what is spent, and stop where nothing is left."""

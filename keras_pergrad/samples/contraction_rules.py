@@ -131,16 +131,24 @@ def contraction(use, place):
     if any(sizes[c] is None for c in kept):
         return "the shape of the weight is not known"
     order = [source[0], *blocks, *rest]
-    x = _arranged(x, source, [*order, *i], len(blocks), len(i), sizes)
-    dz = _arranged(dz, target, [*order, *o], len(blocks), len(o), sizes)
-    labels = [*blocks, *i, *o]
-    perm = [labels.index(c) for c in kept]
-    unpermuted = [sizes[c] for c in labels]
+    x = arranged(x, source, [*order, *i], len(blocks), len(i), sizes)
+    dz = arranged(dz, target, [*order, *o], len(blocks), len(o), sizes)
+    order = in_order([*blocks, *i, *o], kept, sizes)
+    return (Blocks if blocks else Outer)(x, dz, shape, *order)
+
+
+def in_order(labels, wanted, sizes):
+    """Return `perm` and `unpermuted` of a factor whose axes have labels.
+
+    Args:
+        labels: those of its axes as they are.
+        wanted: the same in the order of the variable's axes.
+        sizes: label to size.
+    """
+    perm = [labels.index(c) for c in wanted]
     if perm == sorted(perm):
-        perm = unpermuted = None
-    if not blocks:
-        return Outer(x, dz, shape, perm, unpermuted)
-    return Blocks(x, dz, shape, perm, unpermuted)
+        return None, None
+    return perm, [sizes[c] for c in labels]
 
 
 def _first(term, layout):
@@ -157,8 +165,17 @@ def _size(op, place, source, target, label):
     return op.outputs[0].shape[target.index(label)]
 
 
-def _arranged(tensor, labels, order, blocks, last, sizes):
-    """(n, blocks as one axis if there are any, positions, features)."""
+def arranged(tensor, labels, order, blocks, last, sizes):
+    """Return (n, blocks as one axis if there are any, positions, features).
+
+    Args:
+        tensor: what has the axes.
+        labels: their labels.
+        order: the same in the order that is wanted, that of the samples first.
+        blocks: how many of them follow it as blocks.
+        last: how many at the end are features.
+        sizes: label to size, of blocks and features.
+    """
     axes = [labels.index(c) for c in order]
     if axes != sorted(axes):
         tensor = tf.transpose(tensor, axes)

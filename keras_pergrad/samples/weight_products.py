@@ -11,7 +11,13 @@ import string
 import tensorflow as tf
 
 from keras_pergrad.factors import Full, Outer, Rows
-from keras_pergrad.samples.contraction_rules import CONTRACTIONS, labelled
+from keras_pergrad.samples.contraction_rules import (
+    CONTRACTIONS,
+    arranged,
+    in_order,
+    labelled,
+)
+from keras_pergrad.samples.layout import sizes_of
 from keras_pergrad.samples.paths import by_gradient, path_rule
 
 
@@ -112,6 +118,11 @@ class _Product:
         table = tf.einsum(f"{self.other}->{axis}{rest}", self._tensor)
         return tf.gather(table, ids), rest
 
+    def apart(self, tensor, labels):
+        """A tensor (n, T, features) with the features as labelled axes."""
+        shape = [*sizes_of(tensor)[:2], *self.shape(labels)]
+        return tf.reshape(tensor, shape)
+
     def shape(self, labels):
         """The sizes of axes."""
         return [self.sizes[c] for c in labels]
@@ -131,15 +142,15 @@ def _rows(factor, term):
     if len(term.out) != 2 or factor.whole != term.shape(term.out):
         return None
     row, column = term.out
-    dtype = factor.dz.dtype
     if row in term.other:
         if row in term.own or column not in term.own or len(term.own) != 2:
             return None
         x, rest = term.rows(factor.ids, row)
         if column in rest or len(rest) != 1:
             return None
-        x, shape = tf.cast(x, dtype), term.shape(term.own)
-        return _arranged(term, shape, x, rest, factor.dz, [column])
+        turned = in_order([*rest, column], term.own, term.sizes)
+        x = tf.cast(x, factor.dz.dtype)
+        return Outer(x, factor.dz, term.shape(term.own), *turned)
     n, t = term.spare[:2]
     if term.own[0] != row or len(term.own) != 2:
         return None
@@ -165,21 +176,27 @@ def _outer(factor, term):
     if not options:
         return None
     _, side, beside = min(options)
-    n, t = term.spare[:2]
+    both = term.spare[:2]  # samples and positions
     (made, its), (still, labels) = sides[side], sides[1 - side]
     kept = [c for c in labels if c in term.own]
     new = [c for c in term.own if c not in kept]
-    made = term.times(
-        _unfolded(made, term.shape(its)), [n, t, *its], [n, t, *beside, *new]
+    order = [*both, *beside]
+    made = term.times(term.apart(made, its), [*both, *its], [*order, *new])
+    made = arranged(
+        made, [*order, *new], [*order, *new], 0, len(new), term.sizes
     )
-    still = tf.einsum(
-        f"{n}{t}{''.join(labels)}->{n}{t}{''.join([*beside, *kept])}",
-        _unfolded(still, term.shape(labels)),
+    still = arranged(
+        term.apart(still, labels),
+        [*both, *labels],
+        [*order, *kept],
+        0,
+        len(kept),
+        term.sizes,
     )
-    made = _folded(made, term, beside, new), new
-    still = _folded(still, term, beside, kept), kept
-    (x, left), (dz, right) = (still, made) if side else (made, still)
-    return _arranged(term, shape, x, left, dz, right, factor.method)
+    pair = [(made, new), (still, kept)]
+    (x, left), (dz, right) = pair[::-1] if side else pair
+    turned = in_order([*left, *right], term.own, term.sizes)
+    return Outer(x, dz, shape, *turned, factor.method)
 
 
 def _sides(factor, term):
@@ -203,36 +220,3 @@ def _sides(factor, term):
     if [term.count(left), term.count(right)] != widths:
         return None
     return term, [(factor.x, left), (factor.dz, right)]
-
-
-def _unfolded(tensor, sizes):
-    """(n, T, features) with the features as several axes."""
-    found = tf.reshape(tensor, [*_first_two(tensor), *sizes])
-    found.set_shape([*tensor.shape[:2], *sizes])
-    return found
-
-
-def _folded(tensor, term, positions, features):
-    """(n, T and more positions, features)."""
-    sizes = [*term.shape(positions), term.count(features)]
-    found = tf.reshape(tensor, [*_first_two(tensor), *sizes])
-    found.set_shape([*tensor.shape[:2], *sizes])
-    return found
-
-
-def _first_two(tensor):
-    dynamic = tf.shape(tensor)
-    return [
-        dynamic[k] if size is None else size
-        for k, size in enumerate(tensor.shape.as_list()[:2])
-    ]
-
-
-def _arranged(term, shape, x, left, dz, right, method=None):
-    """The factor whose axes are `left` and `right`, in the order of `own`."""
-    labels = [*left, *right]
-    perm = [labels.index(c) for c in term.own]
-    unpermuted = term.shape(labels)
-    if perm == sorted(perm):
-        perm = unpermuted = None
-    return Outer(x, dz, shape, perm, unpermuted, method)

@@ -1,31 +1,14 @@
 """Layers that no rule knows, behind and before a Dense, against the oracle."""
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras import layers, ops
+from keras import ops
 
-from tests.samples.rules.exact import RUNS, assert_exact, normal, randomized
+from tests.samples.own_layer import between
+from tests.samples.rules.exact import RUNS, assert_exact, normal
 
 pytestmark = pytest.mark.usefixtures("float64")
-
-
-class Own(layers.Layer):
-    """A function of its input and of weights of these shapes."""
-
-    def __init__(self, function, *shapes):
-        super().__init__()
-        self.function, self.shapes = function, shapes
-
-    def build(self, shape):
-        self.own = [
-            self.add_weight(shape=s, name=f"w{k}")
-            for k, s in enumerate(self.shapes)
-        ]
-
-    def call(self, x):
-        return self.function(x, *self.own)
 
 
 def loop(x, w, b):
@@ -247,27 +230,18 @@ ONE_BY_ONE = {
 }
 
 
-def _between(function, *shapes):
-    """A model with the layer between two with weights."""
-    inputs = keras.Input((6, 5))
-    x = layers.Dense(5, activation="tanh")(inputs)
-    x = Own(function, *shapes)(x)
-    x = layers.Flatten()(x)
-    return randomized(keras.Model(inputs, layers.Dense(3)(x)))
-
-
 @pytest.mark.parametrize("name", LAYERS)
 def test_is_exact(name):
-    assert_exact(_between(*LAYERS[name]), normal(4, 6, 5))
+    assert_exact(between(*LAYERS[name]), normal(4, 6, 5))
 
 
 @pytest.mark.parametrize("name", ONE_BY_ONE)
 def test_is_exact_one_by_one(name):
     op, case = ONE_BY_ONE[name]
-    assert_exact(_between(*case), normal(4, 6, 5), one_by_one=[op])
+    assert_exact(between(*case), normal(4, 6, 5), one_by_one=[op])
 
 
 @pytest.mark.parametrize("run", [r for r in RUNS if r != "graph"])
 @pytest.mark.parametrize("name", ["class token", "tied", "time-major"])
 def test_however_it_runs(name, run):
-    assert_exact(_between(*LAYERS[name]), normal(3, 6, 5), run=run)
+    assert_exact(between(*LAYERS[name]), normal(3, 6, 5), run=run)

@@ -18,13 +18,15 @@ def run_alone(module, timeout, **arguments):
     Args:
         module: the module, such as "tests.privacy.replicas".
         timeout: seconds.
-        **arguments: what it gets on its command line, as JSON.
+        **arguments: what it gets on its command line, as JSON; without any,
+            the command line is empty.
 
     Returns:
         What its last line says, read as JSON.
     """
+    line = [json.dumps(arguments)] if arguments else []
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", module, json.dumps(arguments)],
+        [sys.executable, "-W", "ignore", "-m", module, *line],
         capture_output=True,
         text=True,
         timeout=timeout,
