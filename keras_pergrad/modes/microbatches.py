@@ -49,8 +49,9 @@ def _sum_eagerly(function, batch, size, rows):
 
 
 def _add(a, b):
+    # Gradients of look-ups are `tf.IndexedSlices`, which know no "+".
     return tf.nest.map_structure(
-        lambda s, t: None if s is None else s + t, a, b
+        lambda s, t: None if s is None else tf.convert_to_tensor(s) + t, a, b
     )
 
 

@@ -57,6 +57,27 @@ def test_nothing_left_over(jit_compile):
 
 
 @pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("inner", [kpg.Vectorized, kpg.PerSample])
+def test_look_ups_that_are_clipped_eagerly(inner):
+    # In microbatches of 4, 4 and 2, whose gradients hold rows of the table.
+    clips = inner(aggregation=kpg.ClippedMean(0.1))
+    modes = [clips, kpg.Accumulated(microbatch_size=4, inner=clips)]
+    x = np.random.default_rng(0).integers(5, size=(10, 3))
+    found = []
+    for mode in modes:
+        keras.utils.set_random_seed(1)
+        inputs = keras.Input((3,), dtype="int32")
+        h = keras.layers.Embedding(5, 4)(inputs)
+        outputs = keras.layers.Dense(1)(keras.layers.Flatten()(h))
+        model = kpg.PerGradModel(inputs, outputs)
+        model.compile("sgd", "mse", gradient_mode=mode, run_eagerly=True)
+        model.train_on_batch(x, x[:, :1])
+        found.append(model.get_weights())
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("size", [1, 1000])
 def test_any_microbatch_size(size):
     name = "masked-sum_over_batch_size-weighted"
