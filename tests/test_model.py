@@ -363,6 +363,11 @@ class Rematerialised(layers.Layer):
         return tf.recompute_grad(self.dense)(x)
 
 
+class RematerialisedByKeras(Rematerialised):
+    def call(self, x):
+        return keras.remat(self.dense)(x)
+
+
 class Looped(Rematerialised):
     def call(self, x):
         return tf.while_loop(
@@ -376,13 +381,17 @@ class Unused(Rematerialised):
 
 
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("layer", [Rematerialised, Looped, Unused])
-def test_calls_out_of_sight_are_exact(layer):
+@pytest.mark.parametrize("method", ["vectorized", "per_sample"])
+@pytest.mark.parametrize(
+    "layer", [Rematerialised, RematerialisedByKeras, Looped, Unused]
+)
+def test_calls_out_of_sight_are_exact(layer, method):
     inputs = keras.Input((4,))
     model = keras.Model(inputs, layers.Dense(3)(layer()(inputs)))
     model.compile("sgd", "mse", jit_compile=False)
     x, y = (a.astype("float64") for a in _data())
-    oracle.check(kpg.per_sample_gradients(model, x, y), model, x, y)
+    found = kpg.per_sample_gradients(model, x, y, method=method)
+    oracle.check(found, model, x, y)
 
 
 def test_weights_that_are_not_used_get_no_gradient_as_in_keras():

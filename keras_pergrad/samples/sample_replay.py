@@ -83,8 +83,9 @@ class Replay:
     def __init__(self, recorded, variables, state=()):
         self.recorded = recorded
         self._state = list(state)
-        self.variables = variables
-        self.values = [tf.convert_to_tensor(v.value) for v in variables]
+        # The variables themselves, not their values: a custom gradient, such
+        # as of `keras.remat`, does not hand on those of tensors around it.
+        self.values = [v.value for v in variables]
         self._rows = [self._draw_rows(draw) for draw in recorded.draws]
 
     def _draw_rows(self, draw):
@@ -138,10 +139,7 @@ class Replay:
         drawn = [
             r if r.shape[0] == 1 else tf.gather(r, rows) for r in self._rows
         ]
-        scope = keras.StatelessScope(
-            [*zip(self.variables, self.values), *self._state],
-            collect_losses=True,
-        )
+        scope = keras.StatelessScope(self._state, collect_losses=True)
         layer = self.recorded.layer
         context = _CallContext(lambda: layer(*args, **kwargs))
         with scope, draws_module.replaying(drawn):
@@ -162,7 +160,8 @@ class Replay:
             variable has no influence, for each variable.
         """
         with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch(self.values)
+            for value in self.values:
+                tape.watch(value)
             # A gather keeps the size of the batch, 1, known to XLA.
             row = tf.reshape(i, [1])
             outputs, losses = self.forward(row)
