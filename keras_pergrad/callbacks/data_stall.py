@@ -34,6 +34,7 @@ HIDDEN = (
     "data_stall_s",
     "stall_load_fraction",
     "stall_transform_fraction",
+    "copy_fraction",
     "step_fraction",
 )
 
@@ -45,6 +46,7 @@ class DataStall(keras.callbacks.Callback):
     data. Every epoch's `logs` get `data_stall_fraction` and `step_ms`, which
     the progress bar shows, and for `History`, `CSVLogger`, `TensorBoard`
     also `data_stall_s` and where the time went: `step_fraction`,
+    `copy_fraction` (to an accelerator, where there is one),
     `stall_load_fraction` (reading and generating) and
     `stall_transform_fraction` (all other stages), which together are 1; the
     last two only where TensorFlow keeps an account of the pipeline. Put the
@@ -198,10 +200,11 @@ class DataStall(keras.callbacks.Callback):
 
         Args:
             ax: Matplotlib axes to draw on; by default new ones.
-            by: "epoch": for each epoch the shares of the step, of loading
-                and of transforming. "batch": wait and compute of the batches
-                of the last epoch, which needs `per_batch=True`. By default
-                batches if they were recorded, else epochs.
+            by: "epoch": for each epoch the shares of the step, of the copy
+                to an accelerator, of loading and of transforming.
+                "batch": wait and compute of the batches of the last epoch,
+                which needs `per_batch=True`. By default batches if they were
+                recorded, else epochs.
 
         Returns:
             The axes.

@@ -103,7 +103,6 @@ uint64_t TimerNs(SP_Timer t) { return t->stop - t->start; }
 enum Direction { kH2D, kD2H, kD2D };
 void Copy(Direction way, void* dst, const void* src, uint64_t n, Status st) {
   static const int slow_us = atoi(Env("METALSTUB_SLOW_COPY_US", "0").c_str());
-  // A lone number is no batch.
   if (slow_us && way == kH2D && n >= 1024)
     std::this_thread::sleep_for(std::chrono::microseconds(slow_us));
   memcpy(dst, src, n);

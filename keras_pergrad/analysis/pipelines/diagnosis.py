@@ -54,7 +54,7 @@ def diagnose(
         given = advice_for(facts)
         return _message(_headline(report), facts, given), given
     late = (report.first_batch_fraction or 0.0) > max(warn_above, LATE_SHARE)
-    rules = tfdata_advice.OF_THE_CONTENT
+    rules = tfdata_advice.WITHOUT_WAIT
     if warn_above < 1 and late and (report.first_batch_s or 0.0) > LATE_S:
         rules += tfdata_advice.OF_THE_START
     given = [a for a in (rule(facts) for rule in rules) if a is not None]
@@ -76,6 +76,7 @@ def _facts(report, data, running, passes):
         passes=passes,
         steps=report.steps,
         cpu_ms=report.cpu_ms,
+        copy_ms=report.copy_ms,
     )
 
 

@@ -64,6 +64,8 @@ class Facts:
         steps: Batches of this epoch; None if unknown.
         cpu_ms: Time that this process's threads computed, per batch; None if
             unknown.
+        copy_ms: Time of a batch's copy to the accelerator, in `step_ms`;
+            None if unknown.
         stages: As written, last first; for datasets.
         running: As they run; None if unknown.
     """
@@ -77,6 +79,7 @@ class Facts:
     passes: int | None = None
     steps: int | None = None
     cpu_ms: float | None = None
+    copy_ms: float | None = None
     stages: list[Stage] = dataclasses.field(default_factory=list)
     running: RunningPipeline | None = None
 

@@ -8,6 +8,10 @@ import keras
 import tensorflow as tf
 
 from keras_pergrad.analysis.pipelines import grain_data
+from keras_pergrad.analysis.pipelines.device_copy import (
+    accelerator,
+    prefetching,
+)
 from keras_pergrad.analysis.pipelines.dry_run import untrained
 from keras_pergrad.analysis.pipelines.loading_rate import (
     FETCH,
@@ -46,6 +50,8 @@ class PipelineProfile:
         model_batches_per_s: What the model takes of a cached batch, or None.
         wait_ms: Wait a batch when both run together (alone, without model).
         stall_fraction: The share of the time that this is.
+        copy_ms: The copy of a batch to an accelerator, which is part of the
+            step; None without one, or if it was not timed.
         slowest_stage: Name and share of the work, or None if unknown.
         what_if: For each change its measured (batches a second, wait in ms).
         stages: List of `StageRow`, the source first: what each stage costs,
@@ -67,6 +73,7 @@ class PipelineProfile:
     workers: list[WorkerTrial] = dataclasses.field(default_factory=list)
     cpu_budget: int | None = None
     ram_budget: int | None = None
+    copy_ms: float | None = None
 
     @property
     def knee(self):
@@ -84,6 +91,8 @@ class PipelineProfile:
             lines.append(
                 f"model alone     {self.model_batches_per_s:8.1f} batches/s"
             )
+        if self.copy_ms is not None:
+            lines.append(f"copy to device  {self.copy_ms:8.3g} ms a batch")
         if self.slowest_stage is not None:
             name, share = self.slowest_stage
             lines.append(f"slowest stage   {name} ({share:.0%} of the work)")
@@ -194,6 +203,7 @@ def profile_pipeline(data, model=None, batches=100, workers=None):
         workers=swept,
         cpu_budget=getattr(running, "cpu_budget", None),
         ram_budget=getattr(running, "ram_budget", None),
+        copy_ms=together.report.copy_ms,
     )
 
 
@@ -216,6 +226,7 @@ def _changes(data, batches, model):
     if isinstance(data, tf.data.Dataset):
         if model is not None:  # it overlaps with a step; alone it is nothing
             yield "prefetch", data.prefetch(tf.data.AUTOTUNE)
+            yield "prefetch to device", prefetching(data, accelerator())
         yield "parallel map", with_parallel_maps(data)
         yield "cache", data.take(batches + 1).cache()
     elif isinstance(data, keras.utils.PyDataset) and data.workers <= 1:

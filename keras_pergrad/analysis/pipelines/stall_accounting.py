@@ -29,7 +29,11 @@ class StallReport:
             first batch of a fresh iterator.
         data_stall_fraction: `data_stall_s` over the time from the first
             batch's arrival to the end of the last step, tracing left out.
-        step_ms: Mean time of a step without its wait.
+        step_ms: Mean time of a step without its wait; the copy of its batch
+            to an accelerator is in it.
+        copy_ms: Mean time of that copy; None where none was timed.
+        copy_fraction: The same as a share of the time of
+            `data_stall_fraction`.
         cpu_ms: Mean time that this process's threads computed for a batch,
             or stood ready while others had the cores (step and loading; more
             than passed where several did).
@@ -53,6 +57,8 @@ class StallReport:
     data_stall_s: float | None = None
     data_stall_fraction: float | None = None
     step_ms: float | None = None
+    copy_ms: float | None = None
+    copy_fraction: float | None = None
     cpu_ms: float | None = None
     stall_load_fraction: float | None = None
     stall_transform_fraction: float | None = None
@@ -70,9 +76,11 @@ class StallReport:
 
     @property
     def step_fraction(self):
-        """Share of the time that was no stall, or None."""
+        """Share of the time that was neither stall nor copy, or None."""
         stall = self.data_stall_fraction
-        return None if stall is None else 1.0 - stall
+        if stall is None:
+            return None
+        return max(1.0 - stall - (self.copy_fraction or 0.0), 0.0)
 
     @property
     def first_batch_fraction(self):
@@ -105,15 +113,30 @@ def exposed_waits(rows):
     """Return the seconds that each step of one call truly waited.
 
     Args:
-        rows: Array of shape (steps, 4): asked, arrived, had a batch, end of
-            the step that ran beside the fetch (0 if none did). What passed
-            while that step still ran was no wait.
+        rows: Array of shape (steps, 5): asked, arrived, had a batch, end of
+            the step that ran beside the fetch (0 if none did), and what is
+            not looked at here. What passed while that step still ran was no
+            wait.
 
     Returns:
         Array of shape (steps,).
     """
-    asked, arrived, _, step_ended = rows.T
+    asked, arrived, _, step_ended, _ = rows.T
     return np.maximum(arrived - np.maximum(asked, step_ended), 0.0)
+
+
+def copy_times(rows):
+    """Return the seconds that the copies to an accelerator took, if timed.
+
+    Args:
+        rows: Array of shape (steps, 5): see `exposed_waits`, and in the end
+            when the batch was on the accelerator, or 0.
+
+    Returns:
+        Array of shape (steps that have the time,).
+    """
+    timed = rows[rows[:, 4] > 0]
+    return np.maximum(timed[:, 4] - timed[:, 1], 0.0)
 
 
 class Account:
@@ -133,6 +156,8 @@ class Account:
         self.stall = 0.0
         self.waits = 0
         self.compute = 0.0
+        self.copies = 0.0
+        self.copied = 0
         self.threads = thread_seconds()
         self.cpu = 0.0
         self.cpu_steps = 0
@@ -175,6 +200,7 @@ class Account:
         self.stall += waits.sum()
         self.waits += len(waits)
         self.compute += computes[steps > 0].sum()
+        self._add_copies(rows)
         for (call, _), count in zip(pairs, steps):
             self._add_cpu(call, count)
         self.timed_steps += len(waits)
@@ -209,6 +235,7 @@ class Account:
             self.not_steady += call.ended - start - counted.sum()
         else:
             self.compute += compute
+            self._add_copies(rows)
             self.timed_steps += len(rows)
             self._add_cpu(call, len(rows))
         self.histogram.add(counted)
@@ -220,6 +247,11 @@ class Account:
         if call.cpu is not None:
             self.cpu += call.cpu
             self.cpu_steps += int(steps)
+
+    def _add_copies(self, rows):
+        times = copy_times(rows)
+        self.copies += times.sum()
+        self.copied += len(times)
 
     def report(self):
         """Return the `StallReport` of what came in so far."""
@@ -238,8 +270,13 @@ class Account:
             if steady > 0:
                 share = float(self.stall / steady)
                 report.data_stall_fraction = min(share, 1.0)
+                if self.copied:
+                    copies = float(self.copies / steady)
+                    report.copy_fraction = min(copies, 1.0)
         if self.timed_steps:
             report.step_ms = float(1e3 * self.compute / self.timed_steps)
+        if self.copied:
+            report.copy_ms = float(1e3 * self.copies / self.copied)
         if self.cpu_steps:
             cpu = self.cpu * crowding(self.threads, thread_seconds())
             report.cpu_ms = float(1e3 * cpu / self.cpu_steps)

@@ -16,7 +16,7 @@ def plot_timeline(timeline, ax=None):
 
 
 def plot_epochs(reports, ax=None):
-    """Stack the shares of step, loading and transforming of each epoch.
+    """Stack the shares of step, copy, loading and transforming of each epoch.
 
     Args:
         reports: `StallReport`s; those without figures are left out.
@@ -35,6 +35,7 @@ def plot_epochs(reports, ax=None):
     bottom = [0.0] * len(known)
     for label, share_of in (
         ("step", lambda r: r.step_fraction),
+        ("copy to device", lambda r: r.copy_fraction),
         ("load", lambda r: r.stall_load_fraction),
         ("transform", lambda r: r.stall_transform_fraction),
         ("wait for data", _of_unknown_cause),

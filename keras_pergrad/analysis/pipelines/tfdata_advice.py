@@ -1,10 +1,16 @@
 """Advice on `tf.data` pipelines, the order of their stages first."""
 
 from keras_pergrad.analysis.pipelines import map_advice, source_advice
+from keras_pergrad.analysis.pipelines.device_copy import (
+    accelerator,
+    has_iterators,
+)
 from keras_pergrad.analysis.pipelines.pipeline_facts import Advice
 from keras_pergrad.analysis.pipelines.stages import size_of
 from keras_pergrad.analysis.pipelines.tfdata_code import written_as
 
+# A copy to the accelerator that is worth a word: of the step, and at least.
+LONG_COPY, LONG_COPY_MS = 0.05, 0.2
 LONG_START = 4  # times the making of a batch, before the first one is there
 
 
@@ -27,6 +33,28 @@ def prefetch(facts):
         "the model computes, and the model stands still while it works.",
         "dataset = dataset.prefetch(tf.data.AUTOTUNE)",
         gain,
+    )
+
+
+def prefetch_to_device(facts):
+    """The copy to the accelerator stands between the wait and the step."""
+    device = accelerator()
+    if facts.kind != "dataset" or not has_iterators(device):
+        return None
+    copy, step = facts.copy_ms or 0.0, facts.step_ms
+    if copy < max(LONG_COPY * step, LONG_COPY_MS):
+        return None
+    rest = max(step - copy, 0.0)
+    hides = "all" if rest >= copy else f"{rest:.3g} ms"
+    return Advice(
+        "prefetch to device",
+        f"The copy of a batch to {device} takes {copy:.3g} of the {step:.3g} "
+        f"ms of a step. Copied ahead, {hides} of it hides behind the step "
+        "before. This must be the pipeline's last stage.",
+        "dataset = dataset.apply(\n"
+        f'    tf.data.experimental.prefetch_to_device("{device}")\n'
+        ")",
+        min(copy, rest),
     )
 
 
@@ -130,6 +158,7 @@ def shuffle_buffer(facts):
 RULES = (
     map_advice.frozen_augmentation,
     prefetch,
+    prefetch_to_device,
     map_advice.parallel_map,
     map_advice.python_map,
     source_advice.from_generator,
@@ -147,5 +176,5 @@ RULES = (
 
 #: Rules that look at how long the first batch took.
 OF_THE_START = (shuffle_buffer, shuffle_after_batch)
-#: Rules about what training gets, however fast it comes.
-OF_THE_CONTENT = (map_advice.frozen_augmentation,)
+#: Rules that do not look at the wait.
+WITHOUT_WAIT = (map_advice.frozen_augmentation, prefetch_to_device)

@@ -15,6 +15,10 @@ import time
 
 import tensorflow as tf
 
+from keras_pergrad.analysis.pipelines.device_copy import (
+    copied_to,
+    time_on_device,
+)
 from keras_pergrad.analysis.pipelines.wait_log import log_of_key
 
 STEPS = ("If", "StatelessIf", "PartitionedCall", "StatefulPartitionedCall")
@@ -84,9 +88,13 @@ class TimedIterator(tf.data.Iterator):
         self._log.write_fetch(row, asked, arrived, had_batch(batch))
         # The step must not overtake the time stamp on a busy machine.
         with tf.control_dependencies([arrived]):
-            return tf.nest.map_structure(
+            batch = tf.nest.map_structure(
                 _pass_on, batch, expand_composites=True
             )
+        copied = time_on_device(batch, self._spec.copied_to)
+        if copied is not None:
+            self._log.write_copied(row, copied)
+        return batch
 
 
 def _pass_on(part):
@@ -120,20 +128,24 @@ def _row_with_step_end(log):
 
 def timed_spec(iterator, log):
     """The type of `iterator` when it is timed into `log`."""
-    return TimedIteratorSpec(tf.type_spec_from_value(iterator), log.key)
+    return TimedIteratorSpec(
+        tf.type_spec_from_value(iterator), log.key, copied_to(iterator)
+    )
 
 
 class TimedIteratorSpec(tf.TypeSpec):
     """Type of a `TimedIterator`: the iterator's own type, and the log's key.
 
-    The log is part of the type and captured by the trace: as an argument it
-    would cost 60 us a call (measured), most of it in comparing types.
+    And the accelerator to which batches are copied, or None. The log is part
+    of the type and captured by the trace: as an argument it would cost 60 us
+    a call (measured), most of it in comparing types.
     """
 
-    def __init__(self, iterator_spec, log_key):
+    def __init__(self, iterator_spec, log_key, copied_to):
         self._iterator_spec = iterator_spec
         self.log_key = log_key
-        self._hash = hash((iterator_spec, log_key))
+        self.copied_to = copied_to
+        self._hash = hash((iterator_spec, log_key, copied_to))
 
     def __hash__(self):
         return self._hash
@@ -149,7 +161,7 @@ class TimedIteratorSpec(tf.TypeSpec):
         return TimedIterator
 
     def _serialize(self):
-        return (self._iterator_spec, self.log_key)
+        return (self._iterator_spec, self.log_key, self.copied_to)
 
     @property
     def _component_specs(self):

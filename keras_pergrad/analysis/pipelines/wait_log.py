@@ -1,7 +1,8 @@
 """Where a train function writes down, while it runs, when data arrived.
 
-The log is three small resources on the CPU: a counter, one row for each
-fetch, and one time stamp for each step that ran beside a fetch. A row costs
+The log is four small resources on the CPU: a counter, one row for each
+fetch, and for each fetch two time stamps that it may lack: the end of the step
+that ran beside it, and when the batch was on the accelerator. A row costs
 a few microseconds; the host reads the log once in some hundred steps, so
 neither the steps nor the memory feel it.
 
@@ -31,9 +32,11 @@ def log_of_key(key):
 
 
 class WaitLog:
-    """Rows of (asked, arrived, had a batch, end of the step beside it).
+    """Rows of (asked, arrived, had a batch, end of step, on the device).
 
-    Times are `tf.timestamp()`, the clock of `time.time()`.
+    The last two are 0 where no step ran beside the fetch, or no copy to an
+    accelerator was timed. Times are `tf.timestamp()`, the clock of
+    `time.time()`.
 
     Args:
         capacity: Rows kept until `drain`; older ones are overwritten.
@@ -50,12 +53,13 @@ class WaitLog:
                 "fetches", tf.float64, [capacity, COLUMNS]
             )
             self.step_ends = self._resource("ends", tf.float64, [capacity])
+            self.copies = self._resource("copies", tf.float64, [capacity])
             tf.raw_ops.AssignVariableOp(
                 resource=self.counter, value=tf.constant(0, tf.int64)
             )
             self._wipe()
         self._eager = []
-        handles = (self.counter, self.fetches, self.step_ends)
+        handles = (self.counter, self.fetches, self.step_ends, self.copies)
         weakref.finalize(self, _destroy, handles).atexit = False
 
     def _resource(self, part, dtype, shape):
@@ -67,6 +71,7 @@ class WaitLog:
         for resource, shape in (
             (self.fetches, [self.capacity, COLUMNS]),
             (self.step_ends, [self.capacity]),
+            (self.copies, [self.capacity]),
         ):
             tf.raw_ops.AssignVariableOp(
                 resource=resource, value=tf.zeros(shape, tf.float64)
@@ -74,7 +79,7 @@ class WaitLog:
 
     def add(self, asked, arrived, had_batch):
         """A fetch that Python made itself (eager mode)."""
-        self._eager.append((asked, arrived, float(had_batch), 0.0))
+        self._eager.append((asked, arrived, float(had_batch), 0.0, 0.0))
 
     def next_row(self):
         """Takes the next row (in a graph)."""
@@ -99,16 +104,17 @@ class WaitLog:
 
     def write_step_end(self, row, time):
         """Fills in when the step beside the fetch ended (in a graph)."""
-        with tf.device("CPU:0"):
-            tf.raw_ops.ResourceScatterUpdate(
-                resource=self.step_ends, indices=row, updates=time
-            )
+        _write(self.step_ends, row, time)
+
+    def write_copied(self, row, time):
+        """Fills in when the batch was on the accelerator (in a graph)."""
+        _write(self.copies, row, time)
 
     def drain(self):
         """Hands out the rows since the last call, in order, and forgets them.
 
         Returns:
-            Array of shape (rows, 4), see the class, and the number of rows
+            Array of shape (rows, 5), see the class, and the number of rows
             that were overwritten before.
         """
         eager, self._eager = self._eager, []
@@ -117,20 +123,30 @@ class WaitLog:
             written = int(read(resource=self.counter, dtype=tf.int64))
             fresh = min(written - self._read, self.capacity)
             lost = written - self._read - fresh
-            rows = np.zeros((0, COLUMNS + 1))
+            rows = np.zeros((0, COLUMNS + 2))
             if fresh:
                 fetches = read(resource=self.fetches, dtype=tf.float64)
-                ends = read(resource=self.step_ends, dtype=tf.float64)
-                rows = np.column_stack([fetches.numpy(), ends.numpy()])
+                times = [
+                    read(resource=resource, dtype=tf.float64).numpy()
+                    for resource in (self.step_ends, self.copies)
+                ]
+                rows = np.column_stack([fetches.numpy(), *times])
                 order = np.arange(written - fresh, written) + 1
                 order %= self.capacity
                 rows = rows[order]
                 self._wipe()
         self._read = written
-        rows = np.concatenate([rows, np.reshape(eager, (-1, COLUMNS + 1))])
+        rows = np.concatenate([rows, np.reshape(eager, (-1, COLUMNS + 2))])
         # No arrival: the pipeline ended or raised inside that fetch, or a
         # loop over steps took no further batch.
         return rows[rows[:, 1] > 0], lost
+
+
+def _write(resource, row, time):
+    with tf.device("CPU:0"):
+        tf.raw_ops.ResourceScatterUpdate(
+            resource=resource, indices=row, updates=time
+        )
 
 
 def _destroy(handles):

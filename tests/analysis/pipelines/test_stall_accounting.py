@@ -20,9 +20,9 @@ def call(began, ended, traced=False, fresh=False, finished=True, cpu=None):
 
 
 def rows(*fetches):
-    """(asked, arrived) or (asked, arrived, had a batch, step's end)."""
-    filled = [(*f, *(1.0, 0.0)[len(f) - 2 :]) for f in fetches]
-    return np.array(filled, float).reshape(-1, 4)
+    """Of (asked, arrived), and, if given, had a batch, step's end, copied."""
+    filled = [(*f, *(1.0, 0.0, 0.0)[len(f) - 2 :]) for f in fetches]
+    return np.array(filled, float).reshape(-1, 5)
 
 
 def test_a_wait_is_what_goes_beyond_the_step_beside_it():
@@ -102,6 +102,29 @@ def test_many_steps_in_one_call():
     assert report.steps == 3  # the last fetch found the end
     assert report.data_stall_s == pytest.approx(1.0 + 1.0)
     assert report.step_ms == pytest.approx(1e3 * (0.5 + 6.0) / 3)
+
+
+def test_a_copy_to_an_accelerator_is_a_part_of_its_step():
+    account = Account(began=0.0)
+    account.add_calls(
+        [
+            call(0.0, 4.0, traced=True, fresh=True),
+            call(4.0, 7.0),
+            call(7.0, 10.0),
+        ],
+        [
+            rows((0.0, 1.0, 1.0, 0.0, 3.5)),  # traced: not counted
+            rows((4.0, 5.0, 1.0, 0.0, 5.5)),
+            rows((7.0, 8.0, 1.0, 0.0, 9.0)),
+        ],
+    )
+    report = account.report()
+    assert report.step_ms == pytest.approx(2e3)
+    assert report.copy_ms == pytest.approx(750)
+    # Of 6 s from the end of tracing.
+    assert report.copy_fraction == pytest.approx(1.5 / 6)
+    assert report.data_stall_fraction == pytest.approx(2 / 6)
+    assert report.step_fraction == pytest.approx(2.5 / 6)
 
 
 def test_lost_rows_leave_no_figures():

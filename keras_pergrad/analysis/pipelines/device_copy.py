@@ -1,0 +1,76 @@
+"""The copy of a batch to the accelerator, timed inside the train function.
+
+Private names in use: `tf.Operation._set_attr`.
+"""
+
+import tensorflow as tf
+
+from keras_pergrad.keras_internals.devices import accelerators
+
+
+def accelerator():
+    """Return the name of the device that steps run on, such as "GPU:0".
+
+    None if there is a CPU only.
+    """
+    found = accelerators()
+    return found[0].name if found else None
+
+
+def has_iterators(device):
+    """Return whether TensorFlow has iterators for an accelerator."""
+    return device is not None and device.startswith("GPU:")
+
+
+def prefetching(dataset, device):
+    """Return the dataset with batches that are copied to `device` ahead.
+
+    None where TensorFlow cannot do that.
+    """
+    if not has_iterators(device):
+        return None
+    return dataset.apply(tf.data.experimental.prefetch_to_device(device))
+
+
+def copied_to(iterator):
+    """Return the name of the accelerator that needs copies of the batches.
+
+    None without one, if the batches are there already, or if several
+    replicas share them.
+    """
+    held = tf.nest.flatten(iterator, expand_composites=True)
+    is_one = isinstance(iterator, tf.data.Iterator)
+    if is_one and all(part.device.endswith("CPU:0") for part in held):
+        return accelerator()
+    return None
+
+
+def time_on_device(batch, device):
+    """Return a tensor with the time at which `batch` is on the accelerator.
+
+    To be called in a graph. The step takes the same copy: TensorFlow sends a
+    tensor to a device once.
+
+    Args:
+        batch: nested structure of tensors, in the host's memory.
+        device: the accelerator's name, or None.
+
+    Returns:
+        A float64 scalar, seconds; None without an accelerator, or if there
+        is nothing that can be copied.
+    """
+    parts = [
+        part
+        for part in tf.nest.flatten(batch, expand_composites=True)
+        if part.dtype not in (tf.string, tf.variant, tf.resource)
+    ]
+    if device is None or not parts:
+        return None
+    with tf.device(device):
+        copies = [tf.identity(part) for part in parts]
+    for copied in copies:
+        # TensorFlow would drop what only a time stamp waits for.
+        keep = tf.compat.v1.AttrValue(b=True)
+        copied.op._set_attr("_grappler_do_not_remove", keep)
+    with tf.control_dependencies(copies), tf.device("CPU:0"):
+        return tf.timestamp()
