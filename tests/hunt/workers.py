@@ -8,6 +8,20 @@ import time
 
 #: After so many draws a process ends, and with it what TensorFlow keeps.
 CHUNK = 50
+#: What takes time in the optimising of graphs. Not what drops ops that nobody
+#: waits for: gradients of functions that need none cannot be run.
+_OPTIMISERS = (
+    "arithmetic_optimization",
+    "auto_mixed_precision",
+    "constant_folding",
+    "debug_stripper",
+    "layout_optimizer",
+    "loop_optimization",
+    "pin_to_host_optimization",
+    "remapping",
+    "scoped_allocator_optimization",
+    "shape_optimization",
+)
 
 
 def prepare():
@@ -20,7 +34,7 @@ def prepare():
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
     tf.config.optimizer.set_experimental_options(
-        {"disable_meta_optimizer": True}
+        dict.fromkeys(_OPTIMISERS, False)
     )
 
 
