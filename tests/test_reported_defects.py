@@ -193,7 +193,7 @@ TRAINS = {
     ),
     "weight assigned in call": (
         lambda: functional(AssignsItsKernel()),
-        ["vectorized", "per_sample"],
+        ["vectorized", "per_sample", IN_TWOS],
         {},
     ),
     "custom gradient over the batch": (
@@ -219,7 +219,7 @@ TRAINS = {
     ),
     "annealed loss": (
         lambda: functional(L.Dense(4), AnnealedLoss()),
-        ["vectorized", "per_sample"],
+        ["vectorized", "per_sample", IN_TWOS],
         {},
     ),
     "regulariser of another variable": (
@@ -229,7 +229,7 @@ TRAINS = {
     ),
     "spectral normalisation": (
         spectrally_normalised,
-        ["vectorized", "per_sample"],
+        ["vectorized", "per_sample", IN_TWOS],
         {"epochs": 3},
     ),
     "added sum of value zero": (

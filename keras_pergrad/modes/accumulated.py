@@ -25,7 +25,7 @@ from keras_pergrad.modes.gradient_accumulator import Pending
 from keras_pergrad.modes.microbatch_sums import Contributions, divided
 from keras_pergrad.modes.microbatches import sum_over
 from keras_pergrad.modes.virtual_batch import WeightedContributions
-from keras_pergrad.samples import Tape, refusals
+from keras_pergrad.samples import Tape, counters, refusals
 
 TAILS = ("apply", "keep", "drop")
 
@@ -115,8 +115,18 @@ class Accumulated(GradientMode):
             for error in refusals(Tape(model, batch)) * self.per_sample:
                 raise error
         tried = Tape(model, (x, y, sample_weight))
-        found = sum_over(parts, batch, self.microbatch_size)
-        for error in refusals(tried, repeated="microbatch"):
+        rows = first_tensor(x).shape[0]
+        once = rows is not None and rows <= self.microbatch_size
+        read = [(v, tf.identity(v.value)) for v in counters(tried)]
+
+        def part(*batch):
+            # What the whole batch would read, each part of it reads.
+            for variable, value in read:
+                variable.assign(value)
+            return parts(*batch)
+
+        found = sum_over(part, batch, self.microbatch_size)
+        for error in refusals(tried, repeated="microbatch", once=once):
             raise error
         totals = parts.totals(found)
         groups, statistics = self._checked(

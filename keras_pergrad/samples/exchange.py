@@ -60,12 +60,15 @@ class Exchange:
         assigned: the paths of the trainable variables that the forward pass
             assigns.
         counted: whether it assigns variables that Keras does not know.
+        counting: the indices, among those that are not trained, of the
+            variables that it assigns whatever the batch is: counters.
     """
 
     seen: tuple
     refusals: tuple = ()
     assigned: tuple = ()
     counted: bool = False
+    counting: tuple = ()
 
     def uses_in(self, uses):
         """Return (candidate, `Seen`) for each candidate that is a use.

@@ -153,13 +153,18 @@ def entangled(op):
     )
 
 
-def assigns_weights(paths):
+def assigns_weights(paths, repeated):
     """The forward pass changes a weight that it then reads."""
     names = ", ".join(map(repr, paths))
     return (
         f"The forward pass assigns the trainable variables {names}, so that "
-        "it cannot be repeated for one sample after the other. Use "
-        "gradient_mode='vectorized', where it runs once."
+        f"it cannot be repeated for one {repeated} after the other. Use "
+        "gradient_mode='vectorized', where it runs once"
+        + {
+            "sample": ".",
+            "microbatch": ", or microbatches as large as a batch whose size "
+            "is known, as of `dataset.batch(size, drop_remainder=True)`.",
+        }[repeated]
     )
 
 

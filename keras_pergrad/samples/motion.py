@@ -15,7 +15,12 @@ from keras_pergrad.samples.layout import Layout
 #: How many samples there are, and how many another time.
 SAMPLES, OTHER_SAMPLES = 3, 5
 #: What others may move, relative to what the exchanged sample moves.
-ROUNDING = {"float64": 1e-9, "float32": 1e-4}
+ROUNDING = {
+    "float64": 1e-9,
+    "complex128": 1e-9,
+    "float32": 1e-4,
+    "complex64": 1e-4,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,14 +99,15 @@ def _watch_one(before, after, sample, other, number, fixed):
 
 def _change(before, after):
     """How far each entry moved; NaN that stays has not moved."""
-    if before.dtype.kind not in "fV" and before.dtype.name != "bfloat16":
+    if before.dtype.kind not in "cfV" and before.dtype.name != "bfloat16":
         return (before != after).astype(np.float64)
-    wide = np.float64
+    wide = np.complex128 if before.dtype.kind == "c" else np.float64
     before, after = before.astype(wide), after.astype(wide)
     same = (before == after) | (np.isnan(before) & np.isnan(after))
     with np.errstate(invalid="ignore", over="ignore"):
         distance = np.abs(before - after)
-    distance = np.where(np.isfinite(distance), distance, np.finfo(wide).max)
+    most = np.finfo(np.float64).max
+    distance = np.where(np.isfinite(distance), distance, most)
     return np.where(same, 0.0, distance)
 
 

@@ -68,7 +68,7 @@ class _Loop:
         ]
         _require_apart(use.op, self.outputs)
         # What `select` blanks: a factor for each sample.
-        self.keep = tf.ones([use.n], use.dtype(self.places[0]))
+        self.keep = tf.ones([use.n], use.dtype(self.places[0]).real_dtype)
 
     def squares(self):
         """By place the squared norms, (n,)."""

@@ -31,7 +31,10 @@ def factor_of(use, place):
         place: the place of the input.
     """
     reason = f"op {use.type} has no rule"
-    if use.type in _RULES:
+    if use.is_complex(place):
+        # The gradient of a product there is that with the conjugate.
+        reason = f"op {use.type} on complex numbers has no rule"
+    elif use.type in _RULES:
         found = _RULES[use.type](use, place)
         if not isinstance(found, str):
             return found

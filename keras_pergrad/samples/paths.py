@@ -34,7 +34,7 @@ def to_variable(factor, use, place, k):
     if use.uses.is_handle(tensor):
         return factor
     ops = _line(tensor, use.uses, k)
-    if ops is None:
+    if ops is None or any(op.inputs[j].dtype.is_complex for op, j, _ in ops):
         return _through_graph(factor, tensor, use.uses.reads[k])
     numbers = []
     for op, source, target in ops:
@@ -128,7 +128,9 @@ class Pulled(SampleGradients):
             self._gradients = tf.map_fn(
                 self._pulled,
                 tf.reshape(found, [tf.shape(found)[0], *sizes_of(self.tensor)]),
-                fn_output_signature=tf.TensorSpec(source.shape, found.dtype),
+                fn_output_signature=tf.TensorSpec(
+                    source.shape, self._dtype(found)
+                ),
             )
         return self._gradients
 
@@ -140,14 +142,21 @@ class Pulled(SampleGradients):
             [tf.cast(gradient, tensor.dtype)],
             src_graph=tensor.graph,
         )
+        dtype = self._dtype(gradient)
         found = [
-            tf.cast(tf.convert_to_tensor(g), gradient.dtype)
+            tf.cast(tf.convert_to_tensor(g), dtype)
             for g in found
             if g is not None
         ]
         if not found:
-            return tf.zeros(self.sources[0].shape, gradient.dtype)
+            return tf.zeros(self.sources[0].shape, dtype)
         return tf.add_n(found)
+
+    def _dtype(self, gradient):
+        """The type of what is pulled back, for a gradient of the tensor."""
+        if self.sources[0].dtype.is_complex:
+            return gradient.dtype
+        return gradient.dtype.real_dtype
 
 
 class Scaled(SampleGradients):

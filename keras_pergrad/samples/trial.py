@@ -33,6 +33,8 @@ from keras_pergrad.samples.layer_rules.rule_registry import find_rule
 from keras_pergrad.samples.motion import SAMPLES, watch
 from keras_pergrad.samples.observation import Judgement, Looked
 
+#: What Keras calls the state of a seed: every draw moves it on.
+SEED = "seed_generator_state"
 _FOUND = weakref.WeakKeyDictionary()
 
 
@@ -69,7 +71,7 @@ def exchange_of(tape):
     return kept[1]
 
 
-def refusals(tape, repeated=None):
+def refusals(tape, repeated=None, once=False):
     """Return the errors that a tape would raise for what mixes samples.
 
     Of a model that cannot be tried out nothing is known, and none returned.
@@ -79,6 +81,7 @@ def refusals(tape, repeated=None):
         repeated: "sample", for which the forward pass is repeated: what that
             may not change is refused, too. "microbatch": layers may take
             the statistics of each, as BatchNormalization does.
+        once: whether there is but one of them.
     """
     try:
         found = exchange_of(tape)
@@ -91,11 +94,25 @@ def refusals(tape, repeated=None):
             for layer, error in found.refusals
             if not isinstance(layer, messages.OF_MICROBATCHES)
         ]
-    if repeated == "sample" and found.assigned:
-        errors.append(ValueError(messages.assigns_weights(found.assigned)))
+    if repeated and found.assigned and not once:
+        text = messages.assigns_weights(found.assigned, repeated)
+        errors.append(ValueError(text))
     if repeated and found.counted:
         errors.append(ValueError(messages.counts(tape.model, repeated)))
     return errors
+
+
+def counters(tape):
+    """Return the variables that a pass changes whatever its batch is.
+
+    Each microbatch shall find them as the whole batch would. Of a model that
+    cannot be tried out nothing is known, and none returned.
+    """
+    try:
+        found = exchange_of(tape).counting
+    except CannotTry:
+        return []
+    return [tape.model.non_trainable_variables[k] for k in found]
 
 
 class CannotTry(ValueError):
@@ -114,7 +131,8 @@ class Trial:
 
     def __init__(self, tape, specs, number, in_xla):
         self.like, self.specs = tape, specs
-        self.number = number if (number or 0) > 1 else None
+        # With one sample there is none to exchange it for.
+        self.number = max(number, 2) if number else None
         self.in_xla = in_xla
         self.fixed = all(
             s is None or None not in s.shape[1:] for s in tf.nest.flatten(specs)
@@ -125,7 +143,7 @@ class Trial:
         look, runs = self.looked(Looked)
         judged = Judgement(look, runs)
         refusals = *_mixes_by_chance(self.like), *judged.refusals(self)
-        assigned = _assigned(self.like, runs.function)
+        assigned = _assigned(self.like, runs.function, look.uses)
         return Exchange(judged.seen, refusals, *assigned)
 
     def looked(self, make):
@@ -223,8 +241,8 @@ def _parts(structure):
     return [t for t in tf.nest.flatten(structure) if t is not None]
 
 
-def _assigned(tape, function):
-    """The first two of what `Exchange` says of assigned variables."""
+def _assigned(tape, function, uses):
+    """The three things that `Exchange` says of assigned variables."""
     handles = assigned_variables(function)
 
     def among(variables):
@@ -236,8 +254,15 @@ def _assigned(tape, function):
     metrics = [*model.metrics, *getattr(losses, "metrics", ())]
     known = [*model.variables, *(v for m in metrics for v in m.variables)]
     known += [v for v in _seeds() if v is not None]
-    paths = [v.path for v in tape.variables if among([v])]
-    return tuple(paths), len(among(known)) < len(handles)
+    paths = tuple(v.path for v in tape.variables if among([v]))
+    others = model.non_trainable_variables
+    following = uses.places_of(function.graph, others)
+    counting = [
+        k
+        for k, v in enumerate(others)
+        if k not in following and v.name != SEED and among([v])
+    ]
+    return paths, len(among(known)) < len(handles), tuple(counting)
 
 
 def _seeds():

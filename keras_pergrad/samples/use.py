@@ -11,7 +11,7 @@ class Use:
     Args:
         candidate: the `Candidate`.
         seen: what the trial showed of it, `Seen`.
-        deltas: for each floating-point output the gradient of the loss, or
+        deltas: for each of the candidate's outputs the gradient of the loss, or
             None.
         n: the number of samples, a scalar tensor.
         scale: the factor by which the loss was multiplied, or None.
@@ -45,6 +45,9 @@ class Use:
 
     def dtype(self, place):
         """The type in which the gradients of an input are found."""
+        found = self.op.inputs[place].dtype
+        if found.is_complex:
+            return found
         k = self.variables_in(place)[0]
         return self.variables[k].value.dtype
 
@@ -85,6 +88,11 @@ class Use:
                 raise ValueError(messages.no_samples(self))
             return type(same)(motion.layout.axis, same.merged, same.count)
         return motion.layout
+
+    def is_complex(self, place):
+        """Whether complex numbers go in or come out."""
+        tensors = self.op.inputs[place], *self.candidate.outputs
+        return any(t.dtype.is_complex for t in tensors)
 
     def attribute(self, name):
         """An attribute of the op."""

@@ -36,9 +36,9 @@ class Candidate:
             handles of trainable variables.
         by_value: whether its outputs depend on the batch's values.
         by_size: whether they depend on its size.
-        outputs: its floating-point outputs (of several, those that some op
-            takes), and those that are taken out of the lists that it puts
-            out.
+        outputs: its floating-point and complex outputs (of several, those
+            that some op takes), and those that are taken out of the lists
+            that it puts out.
         within: the `Inlined` call that it is in, or None.
         repeated: the places of weights that were repeated for each sample.
     """
@@ -77,6 +77,8 @@ class Uses:
         candidates: a list of `Candidate`, in order.
         reads: for each variable the tensors that were read from it.
         claimed: for each such tuple the variables that are read in it.
+        following: the ids of the handles to which something is assigned that
+            may follow the batch.
     """
 
     def __init__(self, operations, graph, data, variables, claimed=()):
@@ -88,7 +90,7 @@ class Uses:
         self._values = {id(t) for t in data}
         self._sizes = set()
         self._handles = _handles(graph, variables)
-        self._assigned = set()
+        self._assigned, self.following = set(), set()
         self._inlined = []
         # The candidates from which a list (a variant tensor) comes.
         self._lists = {}
@@ -161,6 +163,7 @@ class Uses:
         if op.type in ASSIGN:
             if any(id(t) in self._values for t in inputs[1:]):
                 self._assigned.add(id(inputs[0]))
+            self._follow(inputs[1:], inputs[:1])
             return
         if op.type == "ReadVariableOp":
             self._read(inputs[0], outputs[0], claimed)
@@ -175,6 +178,7 @@ class Uses:
             id(t) in self._values or id(t) in self._assigned for t in inputs
         )
         by_size = any(id(t) in self._sizes for t in inputs)
+        self._follow(inputs, inputs)
         if by_value:
             self._values.update(map(id, outputs))
         if by_size:
@@ -199,7 +203,7 @@ class Uses:
         floats = [
             t
             for t in outputs
-            if t.dtype.is_floating
+            if _has_gradients(t.dtype)
             and (
                 # The loss is taken by no op.
                 len(outputs) == 1
@@ -226,8 +230,20 @@ class Uses:
             *(self.variables_in(inputs[k]) for k in weights)
         )
         for t in outputs:
-            if t.dtype.is_floating or t.dtype in (tf.variant, tf.resource):
+            if _has_gradients(t.dtype) or t.dtype in (tf.variant, tf.resource):
                 self._of_weights[id(t)] = found
+
+    def _follow(self, given, handles):
+        """Note that an op may assign what it is given to variables."""
+        if any(id(t) in self._values or id(t) in self._sizes for t in given):
+            self.following.update(
+                id(t) for t in handles if t.dtype == tf.resource
+            )
+
+    def places_of(self, graph, variables):
+        """Return the indices of the variables among those of `following`."""
+        handles = _handles(graph, variables)
+        return {handles[key] for key in self.following if key in handles}
 
     def _read(self, handle, value, claimed):
         if id(handle) in self._assigned or id(handle) in self._values:
@@ -240,6 +256,11 @@ class Uses:
             return
         self.reads[index].append(value)
         self._of_weights[id(value)] = frozenset([index])
+
+
+def _has_gradients(dtype):
+    """Whether gradients flow through tensors of this type."""
+    return dtype.is_floating or dtype.is_complex
 
 
 def _dense(gradient):

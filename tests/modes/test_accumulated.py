@@ -56,6 +56,55 @@ def test_nothing_left_over(jit_compile):
     assert_same(found, train("class_weight", keras.Model, **arguments))
 
 
+class Counts(keras.layers.Layer):
+    """Counts its calls and what it saw, and multiplies by the calls."""
+
+    def __init__(self, before):
+        super().__init__()
+        self.before = before
+
+    def build(self, shape):
+        counter = {"trainable": False, "initializer": "zeros"}
+        self.calls = self.add_weight(name="calls", **counter)
+        self.samples = self.add_weight(name="samples", **counter)
+        self.total = self.add_weight(name="total", **counter)
+
+    def call(self, x, training=None):
+        factor = 1 + self.calls
+        if training:
+            self.calls.assign_add(1)
+            rows = keras.ops.cast(keras.ops.shape(x)[0], x.dtype)
+            self.samples.assign_add(rows)
+            self.total.assign_add(keras.ops.sum(x))
+        return x * (factor if self.before else self.calls)
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("execution", EXECUTION)
+@pytest.mark.parametrize("inner", ["batch", "vectorized", "per_sample"])
+def test_counters_count_batches(inner, execution):
+    # In microbatches of 4, 4 and 2.
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(10, 3)), rng.normal(size=(10, 2))
+    found = []
+    for cls in (keras.Model, kpg.PerGradModel):
+        keras.utils.set_random_seed(1)
+        inputs = keras.Input((3,))
+        h = keras.layers.Dense(3)(Counts(before=True)(inputs))
+        model = cls(inputs, keras.layers.Dense(2)(Counts(before=False)(h)))
+        mode = kpg.Accumulated(microbatch_size=4, inner=inner)
+        ours = {"gradient_mode": mode} if cls is not keras.Model else {}
+        model.compile("sgd", "mse", **ours, **EXECUTION[execution])
+        for _ in range(2):
+            model.train_on_batch(x, y)
+        found.append({v.path: np.array(v) for v in model.weights})
+    plain, accumulated = (list(one.values()) for one in found)
+    for path, one, other in zip(found[0], plain, accumulated, strict=True):
+        np.testing.assert_allclose(other, one, rtol=1e-10, err_msg=path)
+    calls = [v for path, v in found[1].items() if path.endswith("calls")]
+    assert calls == [2, 2]
+
+
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("inner", [kpg.Vectorized, kpg.PerSample])
 def test_look_ups_that_are_clipped_eagerly(inner):

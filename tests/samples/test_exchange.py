@@ -265,6 +265,24 @@ def test_what_fails_on_a_few_samples_is_tried_on_its_own_number():
     assert all("call" not in vars(part) for part in model._flatten_layers())
 
 
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("method", ["vectorized", "per_sample"])
+def test_one_sample_of_a_model_that_must_know_how_many(method):
+    class Known(layers.Layer):
+        def call(self, x):
+            return x + np.zeros(x.shape)  # fails where one is None
+
+        def compute_output_shape(self, shape):
+            return shape
+
+    model = _around(Known())
+    model.compile("sgd", "mse")
+    x = np.random.default_rng(8).normal(size=(1, T, 3))
+    y = np.ones((1, 2))
+    found = kpg.per_sample_gradients(model, x, y, method=method)
+    oracle.check(found, model, x, y)
+
+
 def test_targets_of_several_classes_are_made_up():
     """A loss that compares samples of different classes is refused."""
 

@@ -138,6 +138,26 @@ def split(x, w):
     return sum((x @ q) ** (k + 1) for k, q in enumerate(ops.split(w, 2, 1)))
 
 
+def fourier(x, re, im):
+    """Weights for frequencies (FNO, arXiv 2010.08895)."""
+    transformed = tf.signal.fft(tf.complex(x, 0 * x))
+    weighted = transformed * tf.complex(*map(tf.convert_to_tensor, (re, im)))
+    return tf.math.real(tf.signal.ifft(weighted))
+
+
+def mixed_frequencies(x, re, im):
+    transformed = tf.signal.fft(tf.complex(x, 0 * x))
+    kernel = tf.complex(*map(tf.convert_to_tensor, (re, im)))
+    return tf.math.real(tf.signal.ifft(tf.matmul(transformed, kernel)))
+
+
+def spectral_kernel(x, w):
+    """A kernel of real numbers that is computed by way of complex ones."""
+    w = tf.cast(w, tf.complex128)
+    eye = tf.eye(5, dtype=tf.float64)
+    return x @ tf.math.imag(w @ w * tf.complex(eye + 1, 2 * eye))
+
+
 LAYERS = {
     "one plus": (lambda x, s: x * (1 + s), (5,)),
     "weight normalisation": (
@@ -146,6 +166,7 @@ LAYERS = {
         (4,),
     ),
     "weight standardisation": (standardized, (5, 4)),
+    "kernel of frequencies": (spectral_kernel, (5, 5)),
     "low rank": (lambda x, k, a, b: x @ (k + a @ b), (5, 4), (5, 2), (2, 4)),
     "low rank of heads": (
         lambda x, a, b: ops.einsum("ntd,dhe->nthe", x, ops.matmul(a, b)),
@@ -217,6 +238,11 @@ ONE_BY_ONE = {
         (lambda x, w: ops.map(lambda r: ops.tanh(r @ w), x), (5, 4)),
     ),
     "condition": ("If", (conditional, (5, 4))),
+    "weights for frequencies": ("Mul", (fourier, (6, 5), (6, 5))),
+    "frequencies mixed": (
+        "BatchMatMulV2",
+        (mixed_frequencies, (5, 5), (5, 5)),
+    ),
     "own gradient": ("IdentityN", (with_own_gradient, (5, 4))),
     "look-up of rows": (
         "GatherNd",
