@@ -34,7 +34,7 @@ def to_variable(factor, use, place, k):
     if use.uses.is_handle(tensor):
         return factor
     ops = _line(tensor, use.uses, k)
-    if ops is None or any(op.inputs[j].dtype.is_complex for op, j, _ in ops):
+    if ops is None or any(op.outputs[j].dtype.is_complex for op, _, j in ops):
         return _through_graph(factor, tensor, use.uses.reads[k])
     numbers = []
     for op, source, target in ops:

@@ -239,6 +239,22 @@ ONE_BY_ONE = {
     ),
     "condition": ("If", (conditional, (5, 4))),
     "weights for frequencies": ("Mul", (fourier, (6, 5), (6, 5))),
+    "real weights for frequencies": (
+        "Mul",
+        (
+            lambda x, w: fourier(x, w, tf.zeros_like(w)),
+            (6, 5),
+        ),
+    ),
+    "weights cast to complex": (
+        "Mul",
+        (
+            lambda x, w: tf.math.imag(
+                tf.complex(x, 2 * x) * tf.cast(w, tf.complex128)
+            ),
+            (6, 5),
+        ),
+    ),
     "frequencies mixed": (
         "BatchMatMulV2",
         (mixed_frequencies, (5, 5), (5, 5)),
