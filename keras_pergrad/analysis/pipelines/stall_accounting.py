@@ -36,7 +36,8 @@ class StallReport:
             `data_stall_fraction`.
         cpu_ms: Mean time that this process's threads computed for a batch,
             or stood ready while others had the cores (step and loading; more
-            than passed where several did).
+            than passed where several did). In a long epoch it is that of a
+            sample of the batches.
         stall_load_fraction: The part of `data_stall_fraction` that reading
             and generating data took; None if nobody knows.
         stall_transform_fraction: The part that the other stages took.

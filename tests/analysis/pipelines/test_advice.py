@@ -92,12 +92,13 @@ EPOCHS = {"python_generator": 1}
 STEPS = {"cache": 0, "tiny_reads": 0, "shuffle_after_batch": 0}
 
 
-#: In test_planted_faults.py, in test_grain.py.
+#: In test_planted_faults.py, in test_grain.py, and below.
 ELSEWHERE = (
     *("python_map", "batch_first", "interleave", "tiny_files", "thread_pool"),
     *("frozen_augmentation", "shuffle_buffer", "parallel_reads"),
     *("too_many_workers", "threads_that_compute"),
     *("read_threads", "processes", "too_many_processes"),
+    "prefetch_to_device",
 )
 
 
@@ -173,6 +174,26 @@ def test_advice_is_given_once_and_not_where_it_was_followed(case, capsys):
     assert capsys.readouterr().out.count(f"{stall.message}\n") == 1
     assert case.fires_on(case.before())
     assert not case.fires_on(case.after())
+
+
+@pytest.mark.parametrize(
+    ("device", "copy_ms", "gain"),
+    [
+        ("GPU:0", 4.0, 4.0),
+        ("GPU:0", 7.0, 3.0),  # the rest of the step hides no more
+        ("GPU:0", 0.4, None),  # of a step of 10 ms
+        ("GPU:0", None, None),
+        ("METAL:0", 4.0, None),  # for which there are no iterators
+        (None, 4.0, None),
+    ],
+)
+def test_what_is_copied_ahead_hides_behind_the_step(
+    monkeypatch, device, copy_ms, gain
+):
+    monkeypatch.setattr(tfdata_advice, "accelerator", lambda: device)
+    facts = gather(tf.data.Dataset.range(9), None, 0.0, 10.0, copy_ms=copy_ms)
+    advice = tfdata_advice.prefetch_to_device(facts)
+    assert (advice and advice.gain_ms) == gain
 
 
 @pytest.mark.timing
