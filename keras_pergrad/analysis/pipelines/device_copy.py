@@ -1,9 +1,11 @@
 """The copy of a batch to the accelerator, timed inside the train function.
 
-Private names in use: `tf.Operation._set_attr`.
+Private names in use: `tf.Operation._set_attr`,
+`tensorflow.python.eager.context.Context.device_name`.
 """
 
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 from keras_pergrad.keras_internals.devices import accelerators
 
@@ -35,9 +37,11 @@ def prefetching(dataset, device):
 def copied_to(iterator):
     """Return the name of the accelerator that needs copies of the batches.
 
-    None without one, if the batches are there already, or if several
-    replicas share them.
+    None without one, inside of `tf.device("CPU:0")`, if the batches are there
+    already, or if several replicas share them.
     """
+    if "CPU" in (context.context().device_name or "").upper():
+        return None
     held = tf.nest.flatten(iterator, expand_composites=True)
     is_one = isinstance(iterator, tf.data.Iterator)
     if is_one and all(part.device.endswith("CPU:0") for part in held):

@@ -32,6 +32,8 @@ def copies(plugin):
             found["after"] = _figures(_fit(names["dataset"]))
     found["several steps"] = _figures(_fit(dataset, steps_per_execution=3))
     found["eager"] = _figures(_fit(dataset, run_eagerly=True))
+    with tf.device("CPU:0"):
+        found["on the CPU"] = _figures(_fit(dataset))
     found["weights"] = _weights(dataset, [])
     found["weights timed"] = _weights(dataset, [kpg.callbacks.DataStall()])
     return found

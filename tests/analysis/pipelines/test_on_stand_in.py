@@ -45,7 +45,7 @@ def test_prefetch_to_device_hides_it_as_printed(found):
     assert "prefetch to device" in what_if
 
 
-@pytest.mark.parametrize("how", ["several steps", "eager"])
+@pytest.mark.parametrize("how", ["several steps", "eager", "on the CPU"])
 def test_where_it_is_not_timed_nothing_is_said(found, how):
     assert found[how]["steps"] == 12
     assert found[how]["copy_ms"] is None
