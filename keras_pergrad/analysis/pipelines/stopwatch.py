@@ -21,9 +21,9 @@ from keras_pergrad.analysis.pipelines.wait_log import WaitLog
 
 ITERATORS = (tf.data.Iterator, tf.distribute.DistributedIterator)
 SLOTS = ("train_function", "test_function")
-# Asking for the processor time of many threads takes 30 us (measured): of so
-# many calls on an iterator each is asked, afterwards every so manieth.
-CPU_AT_FIRST, CPU_EVERY = 64, 16
+# Asking for the processor time of many threads takes 30 us and more (measured):
+# of so many calls on an iterator each is asked, then every so manieth.
+CPU_AT_FIRST, CPU_EVERY = 24, 64
 
 _stopwatches = weakref.WeakKeyDictionary()
 
