@@ -23,7 +23,7 @@ from keras_pergrad.modes.base import (
 from keras_pergrad.modes.batch import Batch
 from keras_pergrad.modes.gradient_accumulator import Pending
 from keras_pergrad.modes.microbatch_sums import Contributions, divided
-from keras_pergrad.modes.microbatches import sum_over
+from keras_pergrad.modes.microbatches import is_one, sum_over
 from keras_pergrad.modes.virtual_batch import WeightedContributions
 from keras_pergrad.samples import Tape, counters, refusals
 
@@ -115,8 +115,7 @@ class Accumulated(GradientMode):
             for error in refusals(Tape(model, batch)) * self.per_sample:
                 raise error
         tried = Tape(model, (x, y, sample_weight))
-        rows = first_tensor(x).shape[0]
-        once = rows is not None and rows <= self.microbatch_size
+        once = is_one(batch, self.microbatch_size)
         read = [(v, tf.identity(v.value)) for v in counters(tried)]
 
         def part(*batch):

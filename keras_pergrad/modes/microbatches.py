@@ -5,6 +5,12 @@ import tensorflow as tf
 from keras_pergrad.keras_internals.batches import first_tensor
 
 
+def is_one(batch, size):
+    """Return whether a batch is surely a single microbatch."""
+    rows = first_tensor(batch).shape[0]
+    return rows is not None and rows <= size
+
+
 def sum_over(function, batch, size):
     """Adds up what `function` returns for each microbatch.
 
@@ -22,9 +28,9 @@ def sum_over(function, batch, size):
     Returns:
         What `function` returns, summed.
     """
-    rows = first_tensor(batch).shape[0]
-    if rows is not None and rows <= size:
+    if is_one(batch, size):
         return function(*batch)
+    rows = first_tensor(batch).shape[0]
     if tf.executing_eagerly():
         return _sum_eagerly(function, batch, size, rows)
     flat = _Flat(function, batch)
