@@ -11,7 +11,6 @@ import copy
 import inspect
 
 import keras
-import numpy as np
 import tensorflow as tf
 from keras.src.models.functional import Functional
 from keras.src.models.model import functional_init_arguments
@@ -19,8 +18,13 @@ from keras.src.models.model import functional_init_arguments
 from keras_pergrad import modes
 from keras_pergrad.aggregation import prepare_fit, state_of
 from keras_pergrad.analysis.input_gradients import input_gradients
-from keras_pergrad.keras_internals import replica_metrics, replicas, strategies
-from keras_pergrad.keras_internals.batches import check_lengths, first_tensor
+from keras_pergrad.keras_internals import (
+    batches,
+    replica_metrics,
+    replicas,
+    strategies,
+    trained_parts,
+)
 from keras_pergrad.keras_internals.epochs import end_of_epochs
 from keras_pergrad.keras_internals.losses import track_loss
 from keras_pergrad.keras_internals.registry import PACKAGE, serialize
@@ -76,6 +80,7 @@ class PerGradModel(keras.Model):
             Functional.__init__(self, *args, **kwargs)
         else:
             super().__init__(*args, **kwargs)
+        setattr(self, trained_parts.ATTRIBUTE, trained_parts.LoRA(self))
 
     @classmethod
     def from_model(cls, model):
@@ -186,10 +191,12 @@ class PerGradModel(keras.Model):
         config = super().get_compile_config()
         if config:
             config["gradient_mode"] = serialize(self._gradient_mode)
+            config["trained_parts"] = trained_parts.config_of(self)
         return config
 
     def compile_from_config(self, config):
         config = keras.saving.deserialize_keras_object(config)
+        trained_parts.restore(self, config.pop("trained_parts", None))
         self.compile(**config)
         if self.optimizer is not None and self.built:
             self.optimizer.build(self.trainable_variables)
@@ -238,22 +245,16 @@ class PerGradModel(keras.Model):
         mode = self._gradient_mode
         if type(mode) is modes.Batch and not replicas.several():
             return super().train_step(data)
-        # Eager train_on_batch hands on arrays.
-        data = tf.nest.map_structure(
-            lambda t: (
-                tf.convert_to_tensor(t) if isinstance(t, np.ndarray) else t
-            ),
-            data,
-        )
+        data = batches.as_tensors(data)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        check_lengths(x, y, sample_weight)
+        batches.check_lengths(x, y, sample_weight)
         # Loops and the optimizer need all variables.
         self._symbolic_build(data_batch=(x, y, sample_weight))
         mode.build(self)
         self._require_variables()
         step = mode.step(self, x, y, sample_weight)
         if step.loss is not None:
-            samples = tf.shape(first_tensor(x))[0]
+            samples = tf.shape(batches.first_tensor(x))[0]
             track_loss(self, step.loss, samples, step.whole)
         if step.gradients is not None:
             # No weight changes before every check inside them has passed.
@@ -354,7 +355,7 @@ class PerGradModel(keras.Model):
             return super().test_step(data)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         loss, y_pred, whole = modes.evaluate(self, x, y, sample_weight)
-        track_loss(self, loss, tf.shape(first_tensor(x))[0], whole)
+        track_loss(self, loss, tf.shape(batches.first_tensor(x))[0], whole)
         logs = self._metric_logs(x, y, y_pred, sample_weight)
         return strategies.as_logs(logs)
 

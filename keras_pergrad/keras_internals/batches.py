@@ -1,6 +1,15 @@
 """What is asked of a batch before anything is computed."""
 
+import numpy as np
 import tensorflow as tf
+
+
+def as_tensors(batch):
+    """Return a batch with tensors for arrays, which an eager step is given."""
+    return tf.nest.map_structure(
+        lambda t: tf.convert_to_tensor(t) if isinstance(t, np.ndarray) else t,
+        batch,
+    )
 
 
 def first_tensor(x):

@@ -2,9 +2,10 @@
 
 The log is four small resources on the CPU: a counter, one row for each
 fetch, and for each fetch two time stamps that it may lack: the end of the step
-that ran beside it, and when the batch was on the accelerator. A row costs
-a few microseconds; the host reads the log once in some hundred steps, so
-neither the steps nor the memory feel it.
+that ran beside it, and when the batch was on the accelerator. They are apart
+since TensorFlow keeps the writes to one resource in order: a fetch would wait
+for the step beside it. A row costs a few microseconds; the host reads the log
+once in some hundred steps, so neither the steps nor the memory feel it.
 
 Raw resources are used, not `tf.Variable`: inside a `tf.distribute` scope a
 variable would become a mirrored one.
@@ -19,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-CAPACITY = 512  # rows, where a call needs no more
+CAPACITY = 2048  # rows, where a call needs no more
 COLUMNS = 3  # asked, arrived, whether there was a batch
 
 _keys = itertools.count()
@@ -47,35 +48,27 @@ class WaitLog:
         self.key = next(_keys)
         _logs[self.key] = self
         self._read = 0
+        # What no trace writes need not be read.
+        self._has_step_ends = self._has_copies = False
         with tf.init_scope(), tf.device("CPU:0"):
-            self.counter = self._resource("counter", tf.int64, [])
-            self.fetches = self._resource(
-                "fetches", tf.float64, [capacity, COLUMNS]
-            )
-            self.step_ends = self._resource("ends", tf.float64, [capacity])
-            self.copies = self._resource("copies", tf.float64, [capacity])
-            tf.raw_ops.AssignVariableOp(
-                resource=self.counter, value=tf.constant(0, tf.int64)
-            )
-            self._wipe()
+            self._no_rows = tf.zeros([capacity, COLUMNS], tf.float64)
+            self._no_times = tf.zeros([capacity], tf.float64)
+            self.counter = self._resource("counter", tf.constant(0, tf.int64))
+            self.fetches = self._resource("fetches", self._no_rows)
+            self.step_ends = self._resource("ends", self._no_times)
+            self.copies = self._resource("copies", self._no_times)
         self._eager = []
         handles = (self.counter, self.fetches, self.step_ends, self.copies)
         weakref.finalize(self, _destroy, handles).atexit = False
 
-    def _resource(self, part, dtype, shape):
-        return tf.raw_ops.VarHandleOp(
-            dtype=dtype, shape=shape, shared_name=f"wait_log_{self.key}_{part}"
+    def _resource(self, part, value):
+        resource = tf.raw_ops.VarHandleOp(
+            dtype=value.dtype,
+            shape=value.shape,
+            shared_name=f"wait_log_{self.key}_{part}",
         )
-
-    def _wipe(self):
-        for resource, shape in (
-            (self.fetches, [self.capacity, COLUMNS]),
-            (self.step_ends, [self.capacity]),
-            (self.copies, [self.capacity]),
-        ):
-            tf.raw_ops.AssignVariableOp(
-                resource=resource, value=tf.zeros(shape, tf.float64)
-            )
+        tf.raw_ops.AssignVariableOp(resource=resource, value=value)
+        return resource
 
     def add(self, asked, arrived, had_batch):
         """A fetch that Python made itself (eager mode)."""
@@ -104,10 +97,12 @@ class WaitLog:
 
     def write_step_end(self, row, time):
         """Fills in when the step beside the fetch ended (in a graph)."""
+        self._has_step_ends = True
         _write(self.step_ends, row, time)
 
     def write_copied(self, row, time):
         """Fills in when the batch was on the accelerator (in a graph)."""
+        self._has_copies = True
         _write(self.copies, row, time)
 
     def drain(self):
@@ -119,22 +114,20 @@ class WaitLog:
         """
         eager, self._eager = self._eager, []
         with tf.init_scope(), tf.device("CPU:0"):
-            read = tf.raw_ops.ReadVariableOp
-            written = int(read(resource=self.counter, dtype=tf.int64))
+            written = int(
+                tf.raw_ops.ReadVariableOp(resource=self.counter, dtype=tf.int64)
+            )
             fresh = min(written - self._read, self.capacity)
             lost = written - self._read - fresh
-            rows = np.zeros((0, COLUMNS + 2))
+            rows = np.zeros((fresh, COLUMNS + 2))
             if fresh:
-                fetches = read(resource=self.fetches, dtype=tf.float64)
-                times = [
-                    read(resource=resource, dtype=tf.float64).numpy()
-                    for resource in (self.step_ends, self.copies)
-                ]
-                rows = np.column_stack([fetches.numpy(), *times])
-                order = np.arange(written - fresh, written) + 1
-                order %= self.capacity
-                rows = rows[order]
-                self._wipe()
+                at = np.arange(written - fresh, written) + 1
+                at %= self.capacity
+                rows[:, :COLUMNS] = _taken(self.fetches, self._no_rows)[at]
+                if self._has_step_ends:
+                    rows[:, -2] = _taken(self.step_ends, self._no_times)[at]
+                if self._has_copies:
+                    rows[:, -1] = _taken(self.copies, self._no_times)[at]
         self._read = written
         rows = np.concatenate([rows, np.reshape(eager, (-1, COLUMNS + 2))])
         # No arrival: the pipeline ended or raised inside that fetch, or a
@@ -147,6 +140,13 @@ def _write(resource, row, time):
         tf.raw_ops.ResourceScatterUpdate(
             resource=resource, indices=row, updates=time
         )
+
+
+def _taken(resource, empty):
+    """The numbers in `resource`, which is wiped."""
+    value = tf.raw_ops.ReadVariableOp(resource=resource, dtype=empty.dtype)
+    tf.raw_ops.AssignVariableOp(resource=resource, value=empty)
+    return value.numpy()
 
 
 def _destroy(handles):

@@ -10,6 +10,7 @@ import keras_pergrad as kpg
 from keras_pergrad.analysis.pipelines.dry_run import untrained
 from keras_pergrad.analysis.pipelines.loading_rate import measure
 from keras_pergrad.analysis.pipelines.profile import profile_pipeline
+from keras_pergrad.analysis.pipelines.wait_log import CAPACITY
 from keras_pergrad.callbacks import DataStall
 from tests.analysis.pipelines.slow_data import py_dataset, serial_map
 from tests.callbacks.stall_truth import BATCH, Clock, TimedStepModel
@@ -142,10 +143,10 @@ def test_no_figures_where_fetches_were_not_recorded():
     model.compile("sgd", "mse")
     model(BATCH[0])
     stall = DataStall(warn_above=0)
-    model.fit(repeated(600), verbose=0, callbacks=[stall])
+    model.fit(repeated(CAPACITY + 88), verbose=0, callbacks=[stall])
     report = stall.reports[0]
     # All that the log had no room for, and the one that found the end.
-    assert report.not_recorded == 600 - 512 + 1
+    assert report.not_recorded == 88 + 1
     assert (report.steps, report.data_stall_s, report.step_ms) == (None,) * 3
     assert "no figures, since 89 fetches" in stall.message
     with pytest.raises(RuntimeError, match=r"not recorded.*steps_per_exec"):

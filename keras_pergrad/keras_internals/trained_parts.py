@@ -1,0 +1,141 @@
+"""Which parts of a model are trained, saved with it: LoRA, and what is frozen.
+
+Keras merges a layer's LoRA weights into its kernel when it saves, and sets
+both factors to zero when it loads, from where no gradient leads away; and
+models that do not keep their layers' configs, such as those of keras-hub,
+come back with everything trainable, to which no saved optimizer fits.
+
+Private names in use: `keras.src.saving.keras_saveable.KerasSaveable`, whose
+subclasses are saved with the model they are an attribute of; of layers
+`_flatten_layers`, `_trainable_variables`, `_non_trainable_variables`; of
+keras-hub's models what `save_lora_weights` reads: `_lora_rank`,
+`_lora_enabled_layers`.
+"""
+
+import warnings
+import weakref
+
+import numpy as np
+from keras.src.saving.keras_saveable import KerasSaveable
+
+#: The attribute of the model. Keras loads attributes by name, and this has to
+#: come after all layers.
+ATTRIBUTE = "~lora"
+_OF_KERAS_HUB = ("_lora_rank", "_lora_enabled_layers")
+
+
+class LoRA(KerasSaveable):
+    """The variables of layers with LoRA as they are: not merged.
+
+    Args:
+        model: the model that has this as its attribute `ATTRIBUTE`.
+    """
+
+    def __init__(self, model):
+        # Weakly, else Keras would go through the model again.
+        self._model = weakref.ref(model)
+
+    def save_own_variables(self, store):
+        for key, variable in self._variables():
+            store[key] = np.asarray(variable.value)
+
+    def load_own_variables(self, store):
+        variables = dict(self._variables())
+        # A file of Keras, or of a model with LoRA elsewhere, has only what is
+        # merged, which has been loaded.
+        if set(variables) == set(store.keys()):
+            for key, variable in variables.items():
+                variable.assign(store[key])
+
+    def _variables(self):
+        """(key, variable) of each of those layers' own variables."""
+        for at, layer in enumerate(_layers(self._model())):
+            if getattr(layer, "lora_enabled", False):
+                own = (
+                    layer._trainable_variables + layer._non_trainable_variables
+                )
+                for number, variable in enumerate(own):
+                    yield f"{at}_{number}", variable
+
+    def _obj_type(self):
+        return "Loss"
+
+
+def config_of(model):
+    """Describe what of a model is trained.
+
+    Args:
+        model: a `keras.Model`.
+
+    Returns:
+        A dict for `restore` and JSON; None of a model that is not built.
+    """
+    if not model.built:
+        return None
+    layers = _layers(model)
+    return {
+        "layers": [int(layer.trainable) for layer in layers],
+        "variables": [int(v.trainable) for v in model.variables],
+        "lora": {
+            str(at): _lora_of(layer)
+            for at, layer in enumerate(layers)
+            if getattr(layer, "lora_enabled", False)
+        },
+        "keras_hub": {
+            str(at): {name: getattr(layer, name) for name in _OF_KERAS_HUB}
+            for at, layer in enumerate(layers)
+            if all(hasattr(layer, name) for name in _OF_KERAS_HUB)
+        },
+    }
+
+
+def restore(model, config):
+    """Make trainable of a model what was, and give it its LoRA weights.
+
+    Args:
+        model: a model, made anew from its config.
+        config: as from `config_of`; with None, or if the model is not built,
+            nothing is done.
+    """
+    if config is None or not model.built:
+        return
+    layers = _layers(model)
+    if len(layers) != len(config["layers"]):
+        _warn(model, "layers", len(layers), len(config["layers"]))
+        return
+    for at, arguments in config["lora"].items():
+        if not layers[int(at)].lora_enabled:
+            layers[int(at)].enable_lora(**arguments)
+    for at, attributes in config["keras_hub"].items():
+        for name, value in attributes.items():
+            setattr(layers[int(at)], name, value)
+    variables = model.variables
+    if len(variables) != len(config["variables"]):
+        _warn(model, "variables", len(variables), len(config["variables"]))
+        return
+    # A layer hands its flag on to what is in it, which comes after it.
+    for layer, trainable in zip(layers, config["layers"]):
+        layer.trainable = bool(trainable)
+    for variable, trainable in zip(variables, config["variables"]):
+        variable.trainable = bool(trainable)
+
+
+def _layers(model):
+    return list(model._flatten_layers(include_self=False))
+
+
+def _lora_of(layer):
+    """The arguments for `enable_lora`."""
+    arguments = {"rank": layer.lora_rank}
+    if hasattr(layer, "lora_alpha"):  # new in Keras 3.9
+        arguments["lora_alpha"] = layer.lora_alpha
+    return arguments
+
+
+def _warn(model, what, found, expected):
+    warnings.warn(
+        f"Model {model.name!r} was saved with {expected} {what} and is made "
+        f"anew with {found}: which of them were trainable is not restored. "
+        "Set `trainable` of its layers, and compile it again.",
+        stacklevel=2,
+    )
