@@ -21,6 +21,10 @@ _EQUAL = (
 )
 _COMPARED = ("loss", "gradient_norm", "gradient_variance")
 _MOST = 5
+_ONE_PROBE = (
+    "Unless one is given, the probe is the first batch, which each shuffle "
+    "changes: train with GradientVariance(probe=(x[:64], y[:64])). "
+)
 
 
 @dataclasses.dataclass
@@ -160,8 +164,9 @@ def _check_equal(runs):
                 f"Runs can be compared when they have the same `{field}`. "
                 f"Received: {value!r} in run {run.info['run']!r}, but "
                 f"{most!r} in run {other!r} ({values.count(most)} of "
-                f"{len(runs)} runs). Keep runs of another model, loss or "
-                "probe batch in a directory of their own."
+                f"{len(runs)} runs). {_ONE_PROBE if field == 'probe' else ''}"
+                "Keep runs of another model, loss or probe batch in a "
+                "directory of their own."
             )
 
 

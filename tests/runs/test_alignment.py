@@ -78,8 +78,9 @@ def test_what_cannot_be_compared_is_refused_by_name(tmp_path, field, value):
         made_up.write(tmp_path, name, _some(1), **{"loss": loss, **other})
     said = re.escape(f"same `{field}`. Received: {value!r} in run 'odd'")
     said += ".*2 of 3 runs"
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=said) as error:
         align(tmp_path, 9)
+    assert ("GradientVariance(probe=" in str(error.value)) == (field == "probe")
 
 
 def test_layer_settings_that_differ_are_noted(tmp_path):
