@@ -1,4 +1,4 @@
-"""`keras-pergrad doctor` and `compare`, also by `python -m keras_pergrad`."""
+"""The commands `keras-pergrad doctor` and `compare`."""
 
 import argparse
 import pathlib
@@ -18,7 +18,7 @@ def main(arguments=None):
 
 
 def _program():
-    """What the user has typed, for the help."""
+    """Return what the user has typed, for the help."""
     called = pathlib.Path(sys.argv[0]).stem
     return called if called == "keras-pergrad" else "python -m keras_pergrad"
 

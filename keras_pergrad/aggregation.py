@@ -51,7 +51,7 @@ class Aggregation(Configured):
         return self
 
     def weights(self, norms):
-        """The factor of each sample in the mean, of the shape of `norms`.
+        """Get the factor of each sample in the mean, of the shape of `norms`.
 
         Each weight may depend on its own sample's norms only.
 
@@ -141,14 +141,14 @@ def is_finite(norms):
 
 
 def of_samples(norms):
-    """The norm of each sample over all variables, (n,)."""
+    """Return the norm of each sample over all variables, (n,)."""
     if norms.shape.rank == 1:
         return norms
     return tf.sqrt(tf.reduce_sum(tf.square(norms), axis=1))
 
 
 def weight_of(weights, groups, k):
-    """The samples' weights, (n,), for the variable number k.
+    """Return the samples' weights, (n,), for the variable number k.
 
     Args:
         weights: of shape (n,) or (n, groups).

@@ -128,13 +128,13 @@ class ClippedMean(Aggregation):
         return tf.where(finite, weights, tf.zeros_like(norms))
 
     def _scales(self, norms, limit):
-        """The weights of samples with finite norms."""
+        """Return the weights of samples with finite norms."""
         if isinstance(limit, float):  # infinite
             return tf.ones_like(norms)
         return limit / tf.maximum(norms, limit)
 
     def _limit(self, norms):
-        """What each of the norms is clipped to, as a tensor, or infinity."""
+        """Return the bound of each norm, as a tensor, or infinity."""
         if not tf.is_tensor(self.clip_norm) and math.isinf(self.clip_norm):
             return math.inf
         limit = _of_dtype(self.clip_norm, norms.dtype)
@@ -151,7 +151,7 @@ class ClippedMean(Aggregation):
         return state
 
     def kept(self):
-        """The variables of a model's state beside the noise: name to value."""
+        """Return the state of a model beside the noise, values by name."""
         return {"steps": 0} if self.changes else {}
 
     def _own(self, state):
@@ -224,7 +224,7 @@ def is_schedule(value):
 
 
 def _number_or_schedule(value):
-    """A number as float, a schedule or its config dict as schedule."""
+    """Return a number as float, a schedule or its config dict as schedule."""
     if isinstance(value, dict):
         value = keras.saving.deserialize_keras_object(value)
     if is_schedule(value):

@@ -46,7 +46,7 @@ def per_sample_gradients(
     batch_size=None,
     verbose=1,
 ):
-    """The gradient of every sample.
+    """Return the gradient of every sample.
 
     Their mean over a batch is the ordinary gradient of the compiled loss,
     without weight regularisers, which belong to no sample. The model is left
@@ -113,7 +113,7 @@ def per_sample_norms(
     batch_size=None,
     verbose=1,
 ):
-    """The Euclidean norm of every sample's gradient.
+    """Return the Euclidean norm of every sample's gradient.
 
     With the vectorized method no per-sample gradient need be held.
 
@@ -240,7 +240,7 @@ def _over_batches(batches):
 
 
 def _joined(several) -> Any:
-    """What is known of the samples of all batches, by variable."""
+    """Return what is known of the samples of all batches, by variable."""
     if len(several) == 1:
         return several[0]
     return [
@@ -250,7 +250,7 @@ def _joined(several) -> Any:
 
 
 def _run(what, model, data, method, training):
-    """Yields what is found for each batch."""
+    """Yield what is found for each batch."""
     require_compiled(model)
     if method not in METHODS:
         raise ValueError(

@@ -84,7 +84,7 @@ class PerGradModel(keras.Model):
 
     @classmethod
     def from_model(cls, model):
-        """A PerGradModel that shares the layers and weights of `model`.
+        """Return a PerGradModel that shares the layers and weights of `model`.
 
         A `compute_loss` or `compute_metrics` of the model's own is used.
 
@@ -111,7 +111,7 @@ class PerGradModel(keras.Model):
         return from_model(cls, model)
 
     def compile(self, *args, gradient_mode="batch", **kwargs):
-        """Configures training: `keras.Model.compile` and the gradient mode.
+        """Configure training: `keras.Model.compile` and the gradient mode.
 
         Args:
             gradient_mode: a name, a `GradientMode` object or its config dict.
@@ -177,7 +177,7 @@ class PerGradModel(keras.Model):
             self.train_function = function if kept else None
 
     def _watched(self):
-        """The logs and the train function with statistics, kept."""
+        """Return the logs and the train function with statistics, kept."""
         if self._watched_step is None:
             self.make_train_function(force=True)
             self._watched_step = self._new_logs(), self.train_function
@@ -202,7 +202,7 @@ class PerGradModel(keras.Model):
             self.optimizer.build(self.trainable_variables)
 
     def _maybe_symbolic_build(self, iterator=None, data_batch=None):
-        """Builds all that is shared by replicas before they take their turns.
+        """Build all that is shared by replicas before they take their turns.
 
         Keras takes the mean of the batches of all replicas, which fails on
         several workers; what one of them gets has the same shapes.
@@ -360,7 +360,7 @@ class PerGradModel(keras.Model):
         return strategies.as_logs(logs)
 
     def _metric_logs(self, x, y, y_pred, sample_weight):
-        """Updates the metrics, if there are outputs; returns the results."""
+        """Update the metrics, if there are outputs; return the results."""
         batch = x, y, y_pred, sample_weight
         if y_pred is None:
             return self.get_metrics_result()
@@ -371,7 +371,7 @@ class PerGradModel(keras.Model):
         return self.get_metrics_result()
 
     def _get_metrics_result_or_logs(self, logs):
-        """An epoch's metrics of all replicas, and what is logged besides."""
+        """Return an epoch's metrics of all replicas, and the other logs."""
         own = type(self).train_step is not PerGradModel.train_step
         if own or not isinstance(logs, dict):
             return super()._get_metrics_result_or_logs(logs)

@@ -1,4 +1,4 @@
-"""How per-sample gradients spread around their mean, from norms alone.
+"""The spread of per-sample gradients around their mean, from norms alone.
 
 n sample, g_i its gradient, ḡ their mean, G the gradient of the whole
 distribution that the samples were drawn from.
@@ -11,7 +11,7 @@ import tensorflow as tf
 
 
 def variance(squared_norms, squared_mean, n):
-    """The trace of the per-sample covariance, unbiased.
+    """Return the trace of the per-sample covariance, unbiased.
 
     tr Σ = (Σ‖g_i‖² − n‖ḡ‖²) / (n − 1)
 
@@ -38,7 +38,7 @@ def squared_true_norm(squared_mean, trace, n):
 
 
 def of_batch(squared_norms, squared_mean, n):
-    """What is logged of a batch, by name.
+    """Return what is logged of a batch, by name.
 
     `gradient_noise_scale` is the pair of its numerator and denominator.
     """

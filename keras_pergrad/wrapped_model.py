@@ -1,4 +1,4 @@
-"""What `PerGradModel.from_model` gives for models that only have `call`.
+"""The models that `PerGradModel.from_model` makes of those with only a `call`.
 
 Private names in use: `Model._compute_loss`, `Model._compile_loss`,
 `Model._compile_metrics`, `Model._loss_tracker`, `Layer._metrics`,
@@ -104,7 +104,7 @@ class WrappedModel(PerGradModel):
 
     @contextlib.contextmanager
     def _compiled_wrapped(self):
-        """The wrapped model, as if compiled as this one is."""
+        """Yield the wrapped model, as if compiled as this one is."""
         with contextlib.ExitStack() as stack:
             for name in _COMPILED:
                 value = getattr(self, name)

@@ -140,3 +140,16 @@ def test_files_stay_short():
         if (lines := len(path.read_text().splitlines())) > 400
     }
     assert not long
+
+
+def test_modules_are_described_by_noun_phrases():
+    questions = {"What", "Which", "How", "Where", "Whether", "Why", "When"}
+    asking = {
+        path.name: text
+        for path in ROOT.rglob("*.py")
+        if (
+            text := ast.get_docstring(ast.parse(path.read_text())) or "?"
+        ).split()[0]
+        in questions | {"?"}
+    }
+    assert not asking

@@ -1,4 +1,4 @@
-"""Whether two arrays of numbers are equal, differ by rounding, or are wrong.
+"""The verdict on two arrays: equal, different by rounding, or wrong.
 
 Two correct computations of the same sum differ, because they add in another
 order or fuse a multiplication with an addition. How far they may differ
@@ -48,7 +48,7 @@ class Verdict:
         return self.verdict != WRONG
 
     def sentence(self, name):
-        """What to say of `name`, whose difference is no rounding."""
+        """Return what to say of `name`, whose difference is no rounding."""
         return (
             f"{name} differs by {self.error:.3g} (relative "
             f"{self.relative:.1g}, rounding explains {self.tolerance:.1g}): "
@@ -57,7 +57,7 @@ class Verdict:
 
 
 def unit(dtype):
-    """The gap between 1 and the next number of a format.
+    """Return the gap between 1 and the next number of a format.
 
     Args:
         dtype: float64, float32, float16 or bfloat16, as a name or a type.
@@ -81,7 +81,7 @@ def unit(dtype):
 
 
 def tolerance(dtype, terms=1):
-    """The largest relative error that rounding explains.
+    """Return the largest relative error that rounding explains.
 
     A sum of `terms` numbers gathers an error of about √terms roundings
     (they are as often up as down); the constants leave room for the chain
@@ -115,7 +115,7 @@ def tolerance(dtype, terms=1):
 
 
 def judge(reference, value, dtype="float32", terms=1, scale=0.0):
-    """Compares `value` with `reference`.
+    """Compare `value` with `reference`.
 
     Args:
         reference: the array that is taken to be right.
@@ -204,7 +204,7 @@ def judge_all(names, references, values, dtype, terms=1, scales=None):
 
 
 def precision(model):
-    """The least precise format that a layer with weights computes in."""
+    """Return the least precise format that a layer with weights computes in."""
     policies = {
         layer.compute_dtype
         for layer in model._flatten_layers(include_self=False)

@@ -187,7 +187,7 @@ class DataStall(keras.callbacks.Callback):
             account.lost += count
 
     def call_failed(self):
-        """An error passes through the train function: report what there is."""
+        """Report what there is: an error passes through the train function."""
         accounts = [s for s in (TRAIN, TEST) if s in self._accounts]
         for slot in accounts:
             account = self._accounts.pop(slot)
@@ -317,7 +317,7 @@ class DataStall(keras.callbacks.Callback):
 
 
 def _figures(report):
-    """What of a `StallReport` goes into the logs; nothing that is None."""
+    """Return what of a `StallReport` goes into the logs, without None."""
     values = {name: getattr(report, name) for name in (*SHOWN, *HIDDEN)}
     return {k: v for k, v in values.items() if v is not None}
 

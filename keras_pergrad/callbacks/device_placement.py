@@ -1,4 +1,4 @@
-"""Reports where a training step really runs."""
+"""A report of where a training step really runs."""
 
 import contextlib
 import warnings
@@ -101,7 +101,7 @@ class DevicePlacement(keras.callbacks.Callback):
         return hazards.of_settings(self.model.jit_compile) if metal else []
 
     def _watch(self, again):
-        """Puts a wrapper around the train function for one step."""
+        """Put a wrapper around the train function for one step."""
         original = self.model.train_function
         chances = [again, True]
 

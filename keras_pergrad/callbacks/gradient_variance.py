@@ -198,7 +198,7 @@ class GradientVariance(keras.callbacks.Callback):
     # The run.
 
     def _go_before_readers(self, callbacks):
-        """Moves before the first callback that the logs are written for."""
+        """Move before the first callback that the logs are written for."""
         here = callbacks.index(self) if self in callbacks else 0
         for place, other in enumerate(callbacks[:here]):
             if isinstance(other, _READERS):
@@ -206,7 +206,7 @@ class GradientVariance(keras.callbacks.Callback):
                 return
 
     def _need_probe(self):
-        """What is to be called with the first batch, or None."""
+        """Return what is to be called with the first batch, or None."""
         if self._meter is not None:
             return None
         return lambda batch: self._begin(batch, self._epoch)
@@ -233,7 +233,7 @@ class GradientVariance(keras.callbacks.Callback):
             self.run_directory = self._run.directory
 
     def _known(self):
-        """What is known of this `fit`."""
+        """Return what is known of this `fit`."""
         return {
             "batch_size": running_fit(self.model).batch_size,
             "steps_per_epoch": self.params.get("steps"),

@@ -29,7 +29,7 @@ class Blocks(SampleGradients):
         self.perm, self.unpermuted = perm, unpermuted
 
     def _one_block_a_sample(self):
-        """The blocks of all samples as so many samples with one block."""
+        """Get the blocks of all samples as so many samples with one block."""
         x, dz = (
             tf.reshape(t, [-1, *self._inner(t)]) for t in (self.x, self.dz)
         )
@@ -72,7 +72,7 @@ class Blocks(SampleGradients):
         return self._shaped(found, [tf.shape(found)[0]])
 
     def _shaped(self, found, batch=()):
-        """The blocks in the shape of the variable."""
+        """Return the blocks in the shape of the variable."""
         if self.perm is not None:
             more = len(batch)
             found = tf.reshape(found, [*batch, *(self.unpermuted or ())])

@@ -1,4 +1,4 @@
-"""What each way to a convolution's norms and weighted sum costs.
+"""The cost of each way to a convolution's norms and weighted sum.
 
 Microseconds a sample on two CPU cores, from static shapes: a constant, the
 multiplications, and the numbers copied, each at the rate measured by

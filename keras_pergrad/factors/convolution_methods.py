@@ -73,12 +73,12 @@ def patches(big, small, windows, groups, extract=None):
 
 
 def patches_by_identity(big, small, windows, groups):
-    """The same with a cheaper way to small windows."""
+    """Return the same with a cheaper way to small windows."""
     return patches(big, small, windows, groups, unfold_by_identity)
 
 
 def unfold(big, windows):
-    """The windows of the input, (n, T, K·g·i)."""
+    """Return the windows of the input, (n, T, K·g·i)."""
     # A gather is two to four times as fast as the op for image patches.
     channels = big.shape[-1]
     pixels = tf.reshape(
@@ -89,7 +89,7 @@ def unfold(big, windows):
 
 
 def unfold_by_identity(big, windows):
-    """The same: an identity convolution along the last dimension first.
+    """Return the same: an identity convolution along the last dimension first.
 
     Faster while a row of a window has few entries, since what is gathered
     then are whole rows.
@@ -132,7 +132,7 @@ def patch_gram_norms(unfolded, small, windows, groups):
 
 
 def pixel_gram_norms(big, small, windows, groups):
-    """The same for the input: PPᵀ summed from the Gram matrix of the pixels.
+    """Return the same for the input: PPᵀ, from the Gram matrix of the pixels.
 
     Windows overlap, so that their products are sums over taps of products of
     pixels: K times fewer multiplications, and no window is copied.
@@ -170,7 +170,7 @@ def _gram(rows):
 
 
 def loop(big, small, windows, groups):
-    """The convolution's own filter gradient, sample by sample."""
+    """Return the convolution's own filter gradient, sample by sample."""
     small = tf.reshape(small, [-1, *windows.positions, small.shape[-1]])
 
     def one(pair):
@@ -186,7 +186,7 @@ def loop(big, small, windows, groups):
 
 
 def total(big, small, windows, groups):
-    """The gradient of the whole batch, (K·i, g·o)."""
+    """Return the gradient of the whole batch, (K·i, g·o)."""
     padded = windows.pad(big)
     if has_filter_gradient(windows, groups, big.shape[-1]):
         small = tf.reshape(small, [-1, *windows.positions, small.shape[-1]])
@@ -202,7 +202,7 @@ def total(big, small, windows, groups):
 
 
 def total_of_windows(unfolded, small):
-    """The same for one group, where the windows are at hand."""
+    """Return the same for one group, where the windows are at hand."""
     unfolded = tf.reshape(unfolded, [-1, unfolded.shape[-1]])
     small = tf.reshape(small, [-1, small.shape[-1]])
     return tf.matmul(unfolded, small, transpose_a=True)
@@ -220,7 +220,7 @@ def has_filter_gradient(windows, groups, channels):
 
 
 def filter_gradient(padded, small, windows, groups):
-    """What that op gives for a padded input, (K·i, g·o)."""
+    """Return what that op gives for a padded input, (K·i, g·o)."""
     kernel, strides, sizes, positions = (
         list(t) if windows.rank > 1 else [1, *t]
         for t in (

@@ -168,7 +168,7 @@ class JoinedRows(Rows):
 
     @staticmethod
     def layout(part):
-        """What uses must have in common."""
+        """Return what uses must have in common."""
         return tuple(part.whole), part.dz.dtype, part.method
 
     def norm_bytes(self, n):
@@ -195,7 +195,7 @@ class JoinedOuter(Outer):
 
     @staticmethod
     def layout(part):
-        """What uses must have in common."""
+        """Return what uses must have in common."""
         axes = [tuple(a or ()) for a in (part.perm, part.unpermuted)]
         sizes = tuple(part.shape), part.x.shape[-1], part.dz.shape[-1]
         return *sizes, *axes, part.x.dtype, part.dz.dtype, part.method

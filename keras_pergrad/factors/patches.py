@@ -34,7 +34,7 @@ _forced = contextvars.ContextVar("forced convolution method", default=None)
 
 @contextlib.contextmanager
 def convolution_method(method):
-    """Forces the method of every convolution traced inside.
+    """Force the method of every convolution traced inside.
 
     A method that cannot serve a layer (no looped filter gradient on a CPU
     for dilated or grouped convolutions) is not forced on it.

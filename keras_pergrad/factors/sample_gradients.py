@@ -24,11 +24,11 @@ class SampleGradients(abc.ABC):
 
     @abc.abstractmethod
     def squared_norms(self):
-        """The squared Euclidean norm of each contribution, (n,)."""
+        """Return the squared Euclidean norm of each contribution, (n,)."""
 
     @abc.abstractmethod
     def weighted_sum(self, weights) -> Any:
-        """The sum of all contributions, each times its weight.
+        """Return the sum of all contributions, each times its weight.
 
         Args:
             weights: (n,), or None for the plain sum.
@@ -42,7 +42,7 @@ class SampleGradients(abc.ABC):
         """All contributions, (n, *shape of the variable)."""
 
     def squared_norm_of_sum(self):
-        """The squared norm of the sum of all contributions, a scalar.
+        """Return the squared norm of the sum of all contributions, a scalar.
 
         Asked after `squared_norms`, so that what that holds serves again.
         """
@@ -68,7 +68,7 @@ class SampleGradients(abc.ABC):
         return None
 
     def holders(self):
-        """The factors in it that hold tensors, itself first."""
+        """Return the factors in it that hold tensors, itself first."""
         return [self]
 
     def select(self, keep):

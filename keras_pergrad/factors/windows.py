@@ -1,4 +1,4 @@
-"""Where the taps of a convolution kernel meet its input."""
+"""The windows in which the taps of a convolution kernel meet its input."""
 
 import dataclasses
 import itertools
@@ -32,7 +32,7 @@ class Windows:
 
     @classmethod
     def of(cls, sizes, kernel, strides, dilation, padding):
-        """The windows of a padding: "valid", "same" or "causal"."""
+        """Return the windows of a padding: "valid", "same" or "causal"."""
         positions, before, after = [], [], []
         for size, k, s, d in zip(sizes, kernel, strides, dilation):
             reach = (k - 1) * d + 1
@@ -85,7 +85,7 @@ class Windows:
         return tf.pad(tensor, [(0, 0), *zip(self.before, self.after), (0, 0)])
 
     def offsets(self):
-        """The first pixel of each tap in the padded input, in order."""
+        """Return the first pixel of each tap in the padded input, in order."""
         return itertools.product(
             *(
                 [a * d for a in range(k)]
@@ -94,20 +94,20 @@ class Windows:
         )
 
     def reach(self, dimension, offset):
-        """The slice of the padded input that a tap meets in a dimension."""
+        """Get the slice of the padded input that a tap meets in a dimension."""
         stride = self.strides[dimension]
         last = offset + (self.positions[dimension] - 1) * stride
         return slice(offset, last + 1, stride)
 
     def slices(self, padded):
-        """Yields what each tap meets, (n, T, channels), T the positions."""
+        """Yield what each tap meets, (n, T, channels), T the positions."""
         for offset in self.offsets():
             index = [self.reach(i, a) for i, a in enumerate(offset)]
             met = padded[(slice(None), *index)]
             yield tf.reshape(met, [-1, self.count, padded.shape[-1]])
 
     def indices(self):
-        """The pixels that the taps meet, (T, K), in the flat padded input."""
+        """Return the pixels that taps meet, (T, K), in the flat input."""
         firsts = np.indices(self.positions).reshape(self.rank, -1)
         firsts *= np.array(self.strides)[:, None]
         taps = np.array(list(self.offsets())).T
@@ -115,7 +115,7 @@ class Windows:
         return np.ravel_multi_index(list(met), self.padded_sizes)
 
     def of_rows(self):
-        """The same windows once the taps of a row have become channels."""
+        """Get the same windows once the taps of a row have become channels."""
         nothing = (0,) * self.rank
         return dataclasses.replace(
             self,

@@ -1,4 +1,4 @@
-"""Whether XLA will compile what is being traced: its best methods differ.
+"""A check whether XLA compiles what is being traced: its best methods differ.
 
 Private names in use: `tensorflow.python.ops.control_flow_util`
 (`GraphOrParentsInXlaContext`); without it the methods for plain graphs are
@@ -14,7 +14,7 @@ except ImportError:
 
 
 def in_xla():
-    """True while a function with `jit_compile=True` is traced."""
+    """Tell whether a function with `jit_compile=True` is traced."""
     if tf.executing_eagerly() or control_flow_util is None:
         return False
     graph = tf.compat.v1.get_default_graph()

@@ -1,4 +1,4 @@
-"""What is asked of arguments that are numbers."""
+"""Checks of arguments that are numbers."""
 
 import operator
 
@@ -11,7 +11,7 @@ def is_number(value):
 
 
 def seed_or_none(value):
-    """A seed as an `int`, or None.
+    """Return a seed as an `int`, or None.
 
     Raises:
         ValueError: it is no integer.
@@ -25,7 +25,7 @@ def seed_or_none(value):
 
 
 def positive_integer(name, value):
-    """An argument as an `int`; NumPy's integers are taken, too.
+    """Return an argument as an `int`; NumPy's integers are taken, too.
 
     Raises:
         ValueError: it is none, or below 1.

@@ -1,4 +1,4 @@
-"""What is asked of a batch before anything is computed."""
+"""Batches as steps need them: tensors of one length, never without a sample."""
 
 import numpy as np
 import tensorflow as tf
@@ -64,11 +64,11 @@ class Filled:
         )
 
     def weights(self, weights):
-        """The weights of samples, (rows, ...), or none if there are none."""
+        """Return the weights of samples, (rows, ...), or zeros without any."""
         return tf.where(self.present, weights, tf.zeros_like(weights))
 
     def outputs(self, y_pred):
-        """The model's outputs without that for a sample of zeros."""
+        """Return the model's outputs without those for a sample of zeros."""
 
         def cut(tensor):
             found = tensor[: self.n]

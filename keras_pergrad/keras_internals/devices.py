@@ -32,7 +32,7 @@ def short_name(device):
 
 
 def platform_of(physical):
-    """What drives a physical device."""
+    """Return what drives a physical device."""
     if physical.device_type == "METAL":
         return "Metal"
     details = tf.config.experimental.get_device_details(physical)
@@ -63,7 +63,7 @@ def accelerators():
 
 
 def chosen(devices):
-    """The names of the devices that were asked for.
+    """Return the names of the devices that were asked for.
 
     Args:
         devices: one name, a list of them, or `None` for every accelerator.

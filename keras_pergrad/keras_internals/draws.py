@@ -44,7 +44,7 @@ class Draw:
     graph: object
 
     def rows(self):
-        """The drawn numbers, one row a sample; for dropout its scale."""
+        """Return the drawn numbers, one row a sample; for dropout its scale."""
         if self.name != "dropout":
             return self.result
         with _pinned_seed(self.seed):
@@ -66,7 +66,7 @@ def _pinned_seed(seed):
 
 
 def current_graph():
-    """The graph under construction, or None when executing eagerly."""
+    """Return the graph under construction, or None when executing eagerly."""
     if tf.executing_eagerly():
         return None
     return tf.compat.v1.get_default_graph()
@@ -74,7 +74,7 @@ def current_graph():
 
 @contextlib.contextmanager
 def recording(on_draw):
-    """Calls `on_draw(draw)` for every random draw made inside."""
+    """Call `on_draw(draw)` for every random draw made inside."""
 
     def recorded(name, original):
         @functools.wraps(original)

@@ -1,4 +1,4 @@
-"""Tells a gradient mode when an epoch's last batch is through."""
+"""The notice to a gradient mode that an epoch's last batch is through."""
 
 import contextlib
 
@@ -10,7 +10,7 @@ from keras_pergrad.keras_internals.running_fit import running_fit
 
 @contextlib.contextmanager
 def end_of_epochs(model, callbacks):
-    """The callbacks for `fit`, with one more at their head.
+    """Return the callbacks for `fit`, with one more at their head.
 
     Args:
         model: the compiled `PerGradModel`.

@@ -1,4 +1,4 @@
-"""What an error says, without what TensorFlow and Keras wrap around it."""
+"""The text of an error, without what TensorFlow and Keras wrap around it."""
 
 import re
 
@@ -17,7 +17,7 @@ _ASSERTED = (
 
 
 def reason(error):
-    """The sentence to show for an error, at most a few lines long.
+    """Return the sentence to show for an error, at most a few lines long.
 
     Args:
         error: an exception.

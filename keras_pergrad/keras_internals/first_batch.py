@@ -1,4 +1,4 @@
-"""Sets the first batches of a data stream aside without losing them."""
+"""The first batches of a data stream, set aside without losing them."""
 
 import functools
 
@@ -6,7 +6,7 @@ import tensorflow as tf
 
 
 def set_aside(iterator, steps):
-    """Takes batches from an iterator and gives an iterator of just those.
+    """Take batches from an iterator and give an iterator of just those.
 
     Args:
         iterator: a `tf.data.Iterator`.
@@ -34,7 +34,7 @@ def set_aside(iterator, steps):
 
 
 def _with(spec):
-    """A function that forgets the sizes which the spec leaves open."""
+    """Return a function that forgets the sizes which the spec leaves open."""
 
     def relax(*batch):
         batch = batch if isinstance(spec, tuple) else batch[0]

@@ -66,7 +66,7 @@ class Replica:
         return self
 
     def restore(self):
-        """Gives every variable the value that it was copied with."""
+        """Give every variable the value that it was copied with."""
         self._session.run(self._assign, self._values)
 
     def __exit__(self, *_):
@@ -98,7 +98,7 @@ class Replica:
         ]
 
     def _copy(self, variable, numbers):
-        """A variable of its own, with the value of another."""
+        """Return a variable of its own, with the value of another."""
         shape, dtype = variable.shape, variable.dtype
         # A scope of its own: the step's nodes keep their names.
         with tf.device(self._device), tf.name_scope("replica/"):
@@ -115,7 +115,7 @@ class Replica:
         return handle
 
     def run(self, values, fetches=None, trace=None, feeds=None):
-        """Runs the function once.
+        """Run the function once.
 
         Args:
             values: the flat list of input arrays.
@@ -143,7 +143,7 @@ class Replica:
 
 
 def _state(source):
-    """Yields `(placeholder, value, variable or None)` for each capture."""
+    """Yield `(placeholder, value, variable or None)` for each capture."""
     handles = {id(v.handle): v for v in source.variables}
     for external, internal in source.captures:
         if id(external) in handles:

@@ -1,4 +1,4 @@
-"""What a model and a batch must be to look at per-sample gradients.
+"""Checks of a model and a batch whose per-sample gradients are looked at.
 
 Private names in use: `Model._compile_loss`, `Layer._flatten_layers`.
 """

@@ -18,7 +18,7 @@ from keras_pergrad.keras_internals.refusal_messages import not_one_number
 
 
 def total_loss(model, x, y, y_pred, sample_weight, training=True):
-    """The scalar that Keras minimises, regularisers and `add_loss` included.
+    """Return the scalar that Keras minimises, with regularisers and `add_loss`.
 
     Raises:
         ValueError: the loss is not one number for the batch.
@@ -33,13 +33,13 @@ def total_loss(model, x, y, y_pred, sample_weight, training=True):
 
 
 def components(variable):
-    """The `tf.Variable`s behind a Keras variable, one a local replica."""
+    """Get the `tf.Variable`s behind a Keras variable, one a local replica."""
     strategy = tf.distribute.get_strategy()
     return strategy.experimental_local_results(variable.value)
 
 
 def regularization_gradients(variables):
-    """The gradient of all regularisers at each variable, or None without one.
+    """Return the regularisers' gradient at each variable, or None.
 
     It belongs to no sample, so it is added after aggregation. A regulariser
     may read other variables than its own.
@@ -58,7 +58,7 @@ def regularization_gradients(variables):
 
 
 def regularization_loss(variables):
-    """The sum of the variables' regularisers, a scalar."""
+    """Return the sum of the variables' regularisers, a scalar."""
     terms = [
         tf.cast(tf.reduce_sum(v.regularizer(v.value)), keras.config.floatx())
         for v in variables
@@ -68,7 +68,7 @@ def regularization_loss(variables):
 
 
 def track_loss(model, loss, samples, whole=False):
-    """Updates the running mean that Keras logs as `loss`.
+    """Update the running mean that Keras logs as `loss`.
 
     Args:
         model: a compiled model.
@@ -90,7 +90,7 @@ def track_loss(model, loss, samples, whole=False):
 
 
 def additional_losses(model):
-    """The tensors that layers gave to `add_loss` in the last forward pass.
+    """Get the tensors that layers gave to `add_loss` in the last forward pass.
 
     Regularisers of activities are among them, those of weights are not.
     """
@@ -102,7 +102,7 @@ def additional_losses(model):
 
 
 def additional_loss_weights(replay, n, scale=None):
-    """The factor of one sample's `add_loss` terms in those of the batch.
+    """Return the factor of one sample's `add_loss` terms in those of the batch.
 
     A term is a sum over the batch (factor 1) or a mean (factor 1/n).
 
@@ -170,7 +170,7 @@ def _looks_like_sum(term):
 
 @contextlib.contextmanager
 def noting_losses(model, found):
-    """Appends what is given to `add_loss` inside to `found`, in order."""
+    """Append what is given to `add_loss` inside to `found`, in order."""
     with contextlib.ExitStack() as stack:
         for layer in model._flatten_layers():
             stack.enter_context(

@@ -257,7 +257,7 @@ class ModelState:
 
 
 def _plain_variables(layers):
-    """The `tf.Variable`s that layers hold without Keras's knowledge."""
+    """Return the `tf.Variable`s that layers hold without Keras's knowledge."""
     found, seen = [], {}
     waiting = [value for layer in layers for value in vars(layer).values()]
     while waiting:
@@ -279,7 +279,7 @@ def _plain_variables(layers):
 
 
 def _assigned_inputs(graph):
-    """The inputs of a function's graph that some op inside assigns."""
+    """Return the inputs of a function's graph that some op inside assigns."""
     # Each handle is followed from op to op: alias → input.
     origin = {id(tensor): tensor for tensor in graph.inputs}
     found = []
@@ -321,7 +321,7 @@ def _assigned_places(op):
 
 
 def _bodies(op):
-    """The graphs of the functions that an op calls."""
+    """Return the graphs of the functions that an op calls."""
     for name, attr in op.node_def.attr.items():
         if name.startswith("_"):
             continue

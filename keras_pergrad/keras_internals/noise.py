@@ -1,4 +1,4 @@
-"""Where the noise of an aggregation stands, saved with the model.
+"""The noise of an aggregation, whose state is saved with the model.
 
 Private names in use: `keras.src.saving.keras_saveable.KerasSaveable`, whose
 subclasses are saved with the model they are an attribute of.

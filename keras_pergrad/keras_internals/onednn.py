@@ -1,4 +1,4 @@
-"""Keeps a step from being run that would damage the process.
+"""Protection from steps that would damage the process.
 
 On the CPU some builds of TensorFlow compute a product of shapes [b, 1, t, k]
 and [k, n] wrong or corrupt the heap (tensorflow#117700), which ends this
@@ -19,7 +19,7 @@ _SECONDS = 120
 
 
 def defect(graph):
-    """What a step would do wrong on the CPU, or None.
+    """Return what a step would do wrong on the CPU, or None.
 
     Args:
         graph: the graph of the traced step.
@@ -63,7 +63,7 @@ def _shape(op):
 
 @functools.cache
 def _harm(*shape):
-    """What such a product does here, "" if it is right."""
+    """Return what such a product does here, "" if it is right."""
     done = subprocess.run(
         [sys.executable, "-m", "keras_pergrad.analysis.doctor.matmul"]
         + [str(size) for size in shape],

@@ -5,7 +5,7 @@ import contextlib
 
 @contextlib.contextmanager
 def attribute(target, name, value):
-    """Sets an instance attribute past Keras's tracking, and restores it."""
+    """Set an instance attribute past Keras's tracking, and restore it."""
     own = vars(target)
     had, old = name in own, own.get(name)
     object.__setattr__(target, name, value)

@@ -1,4 +1,4 @@
-"""What a person reads in Keras's progress bar while all goes into the logs."""
+"""The few values that Keras's progress bar shows, while the logs have all."""
 
 import functools
 

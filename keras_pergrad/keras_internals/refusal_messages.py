@@ -1,8 +1,8 @@
-"""What is said of losses and inputs that have no per-sample gradients."""
+"""Refusals of losses and inputs that have no per-sample gradients."""
 
 
 def composite(layer):
-    """A layer with weights is given a sparse or ragged tensor."""
+    """Say that a layer with weights is given a sparse or ragged tensor."""
     return (
         f"layer {layer.name!r} ({type(layer).__name__}) is given a sparse or "
         "ragged tensor, whose samples cannot be told apart. Densify it, in "
@@ -12,7 +12,7 @@ def composite(layer):
 
 
 def not_dense(part):
-    """A batch that is to be taken apart holds sparse or ragged tensors."""
+    """Say that a batch to be taken apart holds sparse or ragged tensors."""
     return (
         f"gradient_mode='accumulated' takes a batch apart into microbatches, "
         f"which is done with dense tensors only. Received: a "
@@ -23,7 +23,7 @@ def not_dense(part):
 
 
 def one_batch_size(layer, batch_size):
-    """A layer or model is made for batches of one size."""
+    """Say that a layer or model is made for batches of one size."""
     what = f"layer {layer.name!r} ({type(layer).__name__})"
     return (
         f"{what} is stateful, made for batches of {batch_size}: it hands a "
@@ -34,7 +34,7 @@ def one_batch_size(layer, batch_size):
 
 
 def fixed_batch_size(model, batch_size):
-    """The inputs of a model say how many samples there are."""
+    """Say that the inputs of a model must tell how many samples there are."""
     return (
         f"model {model.name!r} takes batches of {batch_size} only, as its "
         "inputs say (batch_shape or batch_size), but "
@@ -45,7 +45,7 @@ def fixed_batch_size(model, batch_size):
 
 
 def not_one_number(received):
-    """The loss of the batch is not a scalar."""
+    """Say that the loss of the batch is not a scalar."""
     return (
         f"The loss must be one number for the batch. Received: {received}. "
         "Give the loss a reduction, such as reduction='sum_over_batch_size', "

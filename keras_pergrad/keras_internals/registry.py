@@ -21,7 +21,7 @@ class Registry:
         self._classes = {}
 
     def register(self, name, cls=None):
-        """Registers `cls` under `name`; without `cls`, a decorator.
+        """Register `cls` under `name`; without `cls`, a decorator.
 
         Raises:
             TypeError: the class is not derived from the base class.
@@ -48,15 +48,15 @@ class Registry:
         return cls
 
     def names(self):
-        """The registered names, in order of registration."""
+        """Return the registered names, in order of registration."""
         return list(self._classes)
 
     def items(self):
-        """The names and their classes."""
+        """Return the names and their classes."""
         return self._classes.items()
 
     def get(self, identifier):
-        """An object for a name, a config dict or an object.
+        """Return an object for a name, a config dict or an object.
 
         Raises:
             ValueError: the name is unknown, or the config cannot be read.
@@ -139,5 +139,5 @@ class Configured:
 
 
 def serialize(thing):
-    """The config dict that `Registry.get` turns back into `thing`."""
+    """Return the config dict that `Registry.get` turns back into `thing`."""
     return keras.saving.serialize_keras_object(thing)

@@ -1,4 +1,4 @@
-"""What metrics count, added up over the replicas of a strategy.
+"""The counts of metrics, added up over the replicas of a strategy.
 
 The variables of a metric live in one of two ways. In recent versions of Keras
 each replica has its own value, and reading outside of the replicas adds them
@@ -14,7 +14,7 @@ from keras_pergrad.keras_internals import replicas
 
 
 def found(variables, update):
-    """What `update()` adds to variables that are sums, without adding it.
+    """Get what `update()` adds to variables that are sums, without adding it.
 
     Returns:
         One tensor for each of `variables`.
@@ -27,7 +27,7 @@ def found(variables, update):
 
 
 def add(variables, values, whole=False):
-    """Adds to the variables of metrics on one of several replicas.
+    """Add to the variables of metrics on one of several replicas.
 
     Args:
         variables: Keras variables.
@@ -48,7 +48,7 @@ def add(variables, values, whole=False):
 
 
 def update(variables, function, whole=False):
-    """Calls `function()`, which updates metrics with these variables."""
+    """Call `function()`, which updates metrics with these variables."""
     if replicas.several():
         add(variables, found(variables, function), whole)
     else:

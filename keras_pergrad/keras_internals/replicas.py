@@ -21,7 +21,7 @@ def several():
 
 
 def total(values):
-    """The sum over all replicas of each tensor, on every replica.
+    """Return the sum over all replicas of each tensor, on every replica.
 
     Args:
         values: a nested structure of floating tensors and None.
@@ -44,7 +44,7 @@ def any_of(flag):
 
 
 def gathered(values):
-    """The rows, (n, ...), of all replicas one after the other, on each."""
+    """Get the rows, (n, ...), of all replicas one after the other, on each."""
     if not several():
         return values
     context = tf.distribute.get_replica_context()
@@ -56,7 +56,7 @@ def gathered(values):
 
 
 def of_the_first(values):
-    """What the first replica has, on every replica.
+    """Return what the first replica has, on every replica.
 
     Args:
         values: a list of tensors and None.
@@ -74,7 +74,7 @@ def of_the_first(values):
 
 
 def present(samples, values):
-    """The values, or zeros on a replica that was left without a sample.
+    """Return the values, or zeros on a replica that was left without a sample.
 
     Args:
         samples: how many samples it has.
@@ -95,7 +95,7 @@ def present(samples, values):
 
 
 def waiting(model):
-    """The layers in whose call the replicas wait for each other.
+    """Return the layers in whose call the replicas wait for each other.
 
     That may not be in a loop or a condition of one replica.
     """
@@ -109,7 +109,7 @@ def waiting(model):
 
 
 def when(condition, function):
-    """Calls `function()` on every replica if a condition, shared by all, holds.
+    """Call `function()` on every replica if a condition, shared by all, holds.
 
     Args:
         condition: a boolean scalar, equal on all replicas.
@@ -135,7 +135,7 @@ def when(condition, function):
 
 
 def apply(optimizer, gradients, variables):
-    """Calls the optimizer with gradients that hold on all replicas."""
+    """Call the optimizer with gradients that hold on all replicas."""
     if not several():
         optimizer.apply(gradients, variables)
         return
@@ -147,7 +147,7 @@ def apply(optimizer, gradients, variables):
 
 @contextlib.contextmanager
 def _summed_before(optimizer):
-    """Keeps the optimizer from adding up what has been added up.
+    """Keep the optimizer from adding up what has been added up.
 
     The replicas take turns, so that each may enter before another leaves:
     the last to leave restores the method.

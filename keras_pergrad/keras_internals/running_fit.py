@@ -1,4 +1,4 @@
-"""What a callback is not told: the data that `fit` was given.
+"""The `fit` that is running, and the data it was given: callbacks are not told.
 
 Keras hands callbacks neither the data nor the list they stand in. Both are
 looked up in the frames of the running `fit` or `evaluate`, by names of
@@ -24,7 +24,7 @@ class RunningFit:
 
 
 def running_fit(model):
-    """Finds the call of `fit` or `evaluate` that this runs in."""
+    """Find the call of `fit` or `evaluate` that this runs in."""
     found = RunningFit()
     frame = inspect.currentframe()
     try:

@@ -1,4 +1,4 @@
-"""Which `tf.distribute` strategies are served, and what must be in their scope.
+"""The `tf.distribute` strategies that are served, and checks of their scope.
 
 Private names in use: `TFOptimizer._distribution_strategy`,
 `StrategyExtended._in_multi_worker_mode`, `PerReplicaSpec._value_specs`,
@@ -17,7 +17,7 @@ SERVED = (
 
 
 def scope_of(model):
-    """The scope of the strategy a model was created under, if any.
+    """Return the scope of the strategy a model was created under, if any.
 
     Raises:
         ValueError: the strategy is not served, or another one is in force.
@@ -81,7 +81,7 @@ def require_inside(model):
 
 @contextlib.contextmanager
 def explaining(strategy):
-    """Adds to an error of one of several workers what to do about it."""
+    """Add to an error of one of several workers what to do about it."""
     try:
         yield
     except _LOST as error:
@@ -99,7 +99,7 @@ def on_several_workers(strategy):
 
 
 def first_part(strategy, iterator):
-    """What the first replica on this machine gets of a batch, or its specs.
+    """Get what the first replica on this machine gets of a batch, or its specs.
 
     Args:
         strategy: the model's strategy.
@@ -123,7 +123,7 @@ def _has_rank(spec):
 
 
 def as_logs(logs):
-    """What a step returns, as Keras reduces it over the replicas.
+    """Return what a step returns, as Keras reduces it over the replicas.
 
     On several workers Keras takes the mean over the first axis, too, which a
     scalar does not have.

@@ -35,7 +35,7 @@ def _muted(regularizer, tape):
 
 
 def error(variables, gradients):
-    """The error for variables with a gradient of their own, or None."""
+    """Return the error for variables with a gradient of their own, or None."""
     names = [
         repr(v.path) for v, g in zip(variables, gradients) if g is not None
     ]

@@ -1,4 +1,4 @@
-"""Which parts of a model are trained, saved with it: LoRA, and what is frozen.
+"""The trained parts of a model, saved with it: LoRA, and what is frozen.
 
 Keras merges a layer's LoRA weights into its kernel when it saves, and sets
 both factors to zero when it loads, from where no gradient leads away; and
@@ -125,7 +125,7 @@ def _layers(model):
 
 
 def _lora_of(layer):
-    """The arguments for `enable_lora`."""
+    """Return the arguments for `enable_lora`."""
     arguments = {"rank": layer.lora_rank}
     if hasattr(layer, "lora_alpha"):  # new in Keras 3.9
         arguments["lora_alpha"] = layer.lora_alpha

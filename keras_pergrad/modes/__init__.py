@@ -1,4 +1,4 @@
-"""How gradients are obtained; one class a file."""
+"""The gradient modes, one class a file."""
 
 from keras_pergrad.aggregation import Aggregation
 from keras_pergrad.modes.accumulated import Accumulated

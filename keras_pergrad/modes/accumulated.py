@@ -158,7 +158,7 @@ class Accumulated(GradientMode):
         return groups, observed(self.aggregation.at(state), norms, state)
 
     def _finish(self, model, gradients, rows):
-        """The gradients as the optimizer expects them."""
+        """Return the gradients as the optimizer expects them."""
         if self.aggregation is not None:
             state = model.aggregation_state
             aggregation = self.aggregation.at(state)
@@ -167,7 +167,7 @@ class Accumulated(GradientMode):
         return scaled(gradients, loss_scale(model.optimizer))
 
     def _update(self, model):
-        """Calls the optimizer with all that is pending."""
+        """Call the optimizer with all that is pending."""
         pending, variables = model.gradient_state, model.trainable_variables
         gradients = pending.gradients(variables)
         gradients = self._finish(model, gradients, pending.rows)

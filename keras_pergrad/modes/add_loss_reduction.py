@@ -1,4 +1,4 @@
-"""Which of the losses that layers add are sums over the batch, which means."""
+"""The reduction of losses that layers add: sums over the batch, or means."""
 
 import keras
 import tensorflow as tf

@@ -1,4 +1,4 @@
-"""What every gradient mode has in common."""
+"""The base of all gradient modes."""
 
 import collections.abc
 import dataclasses
@@ -88,7 +88,7 @@ class GradientMode(Configured):
     updates_by_itself = False
 
     def step(self, model, x, y, sample_weight):
-        """Finds the gradients of one batch.
+        """Find the gradients of one batch.
 
         Args:
             model: the compiled `PerGradModel`.
@@ -101,7 +101,7 @@ class GradientMode(Configured):
         raise NotImplementedError(f"{type(self).__name__} must define step().")
 
     def make_state(self):
-        """What the mode keeps for one compiled model, or None.
+        """Return what the mode keeps for one compiled model, or None.
 
         It becomes the model's `gradient_state`, until compile() is called
         again. A `KerasSaveable` is saved with the model's weights.
@@ -109,13 +109,13 @@ class GradientMode(Configured):
         return None
 
     def end_epoch(self, model):
-        """Called by `fit` after each epoch's last batch.
+        """Take note that an epoch's last batch is through; `fit` calls it.
 
         That is before validation, and before any callback learns of the end.
         """
 
     def build(self, model):
-        """Creates what variables the mode needs, once the model is built."""
+        """Create what variables the mode needs, once the model is built."""
 
     @property
     def log_metrics(self):
@@ -156,12 +156,12 @@ def call_model(model, x, training=True):
 
 
 def training_inside(model, training):
-    """What `training` is for the layers in `call_model`."""
+    """Return what `training` is for the layers in `call_model`."""
     return training if model._call_has_training_arg else None
 
 
 def loss_scale(optimizer):
-    """The factor that the optimizer wants the loss multiplied by, or None."""
+    """Return the factor by which the optimizer scales the loss, or None."""
     if optimizer is None:
         return None
     wide = keras.config.floatx() == "float64"
@@ -171,7 +171,7 @@ def loss_scale(optimizer):
 
 
 def add_regularizers(gradients, variables):
-    """Adds the weight regularisers' gradients to aggregated ones."""
+    """Add the weight regularisers' gradients to aggregated ones."""
     result = []
     for gradient, penalty in zip(
         gradients, regularization_gradients(variables)
@@ -192,7 +192,7 @@ def observed(aggregation, norms, state):
 
 
 def finished(aggregation, gradients, n, state=None):
-    """What `aggregation.finish` returns, the same on all replicas."""
+    """Return what `aggregation.finish` returns, the same on all replicas."""
     result = aggregation.finish(gradients, n, state)
     # Noise is drawn by each replica, in its own way.
     return result if result is gradients else replicas.of_the_first(result)
@@ -229,13 +229,13 @@ def gives_statistics(mode):
 
 
 def log_metrics(mode):
-    """What a mode with an `aggregation` and perhaps statistics logs."""
+    """Return what a mode with an `aggregation` and perhaps statistics logs."""
     found = dict(mode.aggregation.log_metrics)
     return {**found, **STATISTICS} if gives_statistics(mode) else found
 
 
 def spread(norms, squared_sums, n):
-    """The statistics of a batch, over the samples with finite gradients.
+    """Return the statistics of a batch, over the samples with finite gradients.
 
     Args:
         norms: of the per-sample gradients, (n,) or (n, groups).

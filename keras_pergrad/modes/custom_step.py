@@ -208,7 +208,7 @@ def _unpacked(inputs, batch):
 
 
 def _build(owner, loss_fn, batch):
-    """Creates the weights of layers that no call has built yet."""
+    """Create the weights of layers that no call has built yet."""
     if all(layer.built for layer in owner._flatten_layers(include_self=False)):
         return
     specs = tf.nest.map_structure(

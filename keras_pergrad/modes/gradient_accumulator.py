@@ -1,4 +1,4 @@
-"""What has been summed for an update that is not yet complete.
+"""The sums for an update that is not yet complete.
 
 Private names in use: `keras.src.saving.keras_saveable.KerasSaveable`, whose
 subclasses are saved with the model they are an attribute of.
@@ -31,7 +31,7 @@ class Pending(KerasSaveable):
         self._loaded = {}
 
     def add(self, groups, slack, variables):
-        """Adds the sums of one batch.
+        """Add the sums of one batch.
 
         Args:
             groups: as from `Contributions.groups`.
@@ -76,7 +76,7 @@ class Pending(KerasSaveable):
         )
 
     def gradients(self, variables):
-        """The gradient of all that was added, for each of `variables`."""
+        """Get the gradient of all that was added, for each of `variables`."""
         groups = {
             key: (
                 [_value(self._sums.get((key, id(v)))) for v in variables],
@@ -97,7 +97,7 @@ class Pending(KerasSaveable):
         return bool(tf.convert_to_tensor(self.count) > 0)
 
     def reset(self):
-        """Starts from zero."""
+        """Start from zero."""
         for variable in self._variables:
             variable.assign(tf.zeros(variable.shape, variable.dtype))
 

@@ -28,7 +28,7 @@ class Logs:
         self._of_losses = {}
 
     def of_loss(self, name=None):
-        """The logs of one of several losses of a step, with the loss itself.
+        """Return the logs of one of a step's losses, the loss itself included.
 
         Args:
             name: what goes before the names in the logs, or None.
@@ -90,7 +90,7 @@ class RatioOfMeans(keras.metrics.Metric):
         self.denominators = self.add_variable((), "zeros", name="denominators")
 
     def update_state(self, values, sample_weight=None):
-        """Takes in a pair (numerator, denominator), as a tensor (2,)."""
+        """Take in a pair (numerator, denominator), as a tensor (2,)."""
         values = tf.cast(values, self.dtype)
         defined = tf.cast(tf.reduce_all(tf.math.is_finite(values)), self.dtype)
         values = tf.math.multiply_no_nan(values, defined)

@@ -56,7 +56,7 @@ class Fraction:
 
 
 def evaluate(compile_loss, y, y_pred, sample_weight):
-    """The compiled losses as fractions, in the order of the outputs.
+    """Return the compiled losses as fractions, in the order of the outputs.
 
     Args:
         compile_loss: what Keras made of `compile(loss=...)`, built; or None.
@@ -87,7 +87,7 @@ def evaluate(compile_loss, y, y_pred, sample_weight):
 
 
 def track(compile_loss, values, samples):
-    """Updates the running means that Keras logs of several outputs' losses.
+    """Update the running means that Keras logs of several outputs' losses.
 
     Args:
         compile_loss: as for `evaluate`.
@@ -100,7 +100,7 @@ def track(compile_loss, values, samples):
 
 
 def mask_slack():
-    """What Keras adds to the number of unmasked values it divides by.
+    """Return what Keras adds to the number of unmasked values it divides by.
 
     Nothing in recent versions, `keras.config.epsilon()` in older ones.
     """
@@ -113,7 +113,7 @@ def mask_slack():
 
 
 def _scale_of_means():
-    """What Keras multiplies every mean by: one over the number of replicas.
+    """Get what Keras multiplies every mean by: one over the number of replicas.
 
     A third is rounded on the way, so that it is asked for.
     """

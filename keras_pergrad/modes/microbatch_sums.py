@@ -1,4 +1,4 @@
-"""What each microbatch adds to the gradient and the loss of its batch.
+"""The contributions of microbatches to the gradient and loss of their batch.
 
 Every term of the loss is N / D (see fractions). Terms with the same D share a
 backward pass and a sum; each sum is divided by its D once, at the end:
@@ -78,7 +78,7 @@ class Contributions:
         }
 
     def update_metrics(self, x, y, y_pred, sample_weight):
-        """Updates the metrics; of several replicas, returns what to add.
+        """Update the metrics; of several replicas, return what to add.
 
         What all replicas share cannot be updated in a loop of one of them.
         """
@@ -92,7 +92,7 @@ class Contributions:
         return None
 
     def evaluate(self, x, y, y_pred, sample_weight):
-        """The compiled losses of a microbatch, as fractions."""
+        """Return the compiled losses of a microbatch, as fractions."""
         terms = loss_fractions.evaluate(
             self.model._compile_loss, y, y_pred, sample_weight
         )
@@ -103,14 +103,14 @@ class Contributions:
         return terms
 
     def _for_any_batch(self, term):
-        """A batch to come may have longer samples, or weights."""
+        """Let a batch to come have longer samples, or weights."""
         sure = term.rank == 1 or _fixed_shapes(self.model)
         if term.kind != loss_fractions.ROWS or (sure and not term.by_weight):
             return term
         return dataclasses.replace(term, kind=loss_fractions.DATA)
 
     def _note(self, terms):
-        """Keeps what is fixed, from the first microbatch."""
+        """Keep what is fixed, from the first microbatch."""
         self.terms = terms
         self.per_row = [
             t.per_row if t.kind == loss_fractions.ROWS else None for t in terms
@@ -122,12 +122,12 @@ class Contributions:
         }
 
     def fixed(self, value, k):
-        """The value of loss k where its denominator is known beforehand."""
+        """Get the value of loss k where its denominator is known beforehand."""
         value, per_row = tf.cast(value, self.dtype), self.per_row[k]
         return value if per_row is None else value / (per_row * self.rows)
 
     def _targets(self, terms, added, rows):
-        """What to differentiate, and factors for the gradients, by group."""
+        """Return targets to differentiate, and gradients' factors, by group."""
         parts, units = {}, {}
         for k, term in enumerate(terms):
             key = "batch" if self.alone else term.kind
@@ -172,7 +172,7 @@ class Contributions:
         return result
 
     def parts_of_loss(self, terms, added, rows):
-        """What `loss` needs of one microbatch."""
+        """Return what `loss` needs of one microbatch."""
         extra = tf.zeros([], self.dtype)
         for loss, is_sum in zip(added, self.sums, strict=True):
             loss = tf.cast(tf.reduce_sum(loss), self.dtype)
@@ -184,7 +184,7 @@ class Contributions:
         }
 
     def totals(self, found):
-        """What the samples of all replicas add up to.
+        """Return what the samples of all replicas add up to.
 
         Args:
             found: the sums over the samples of this replica.
@@ -199,7 +199,7 @@ class Contributions:
         return {**replicas.total(found), "norms": norms}
 
     def groups(self, totals):
-        """The sums of the batch, by group: (gradients, denominator)."""
+        """Return the sums of the batch, by group: (gradients, denominator)."""
         found = {}
         for key, gradients in totals["gradients"].items():
             denominator = None
@@ -213,7 +213,7 @@ class Contributions:
         return found
 
     def loss(self, totals):
-        """The loss of the batch; also updates those of several outputs."""
+        """Return the loss of the batch, and track those of several outputs."""
         values = []
         for k, term in enumerate(self.terms):
             value = totals["numerators"][k]
@@ -234,7 +234,7 @@ class Contributions:
 
 
 def divided(groups, slack):
-    """The gradient: the sum over all groups, each divided by its own.
+    """Return the gradient: the sum over all groups, each divided by its own.
 
     Args:
         groups: as from `Contributions.groups`.
@@ -255,7 +255,7 @@ def divided(groups, slack):
 
 
 def times(value, factor):
-    """The product; None stands for no value, or for a factor of one."""
+    """Return the product; None stands for no value, or for a factor of one."""
     if value is None or factor is None:
         return value
     # A cast would take a Python number through single precision.

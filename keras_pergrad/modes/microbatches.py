@@ -12,7 +12,7 @@ def is_one(batch, size):
 
 
 def sum_over(function, batch, size):
-    """Adds up what `function` returns for each microbatch.
+    """Add up what `function` returns for each microbatch.
 
     The microbatches have `size` samples each, but for a last one with what
     is left over. In a graph the function is traced once for all full ones,
@@ -68,7 +68,7 @@ def _slice(batch, start, end):
 
 
 def _sum_full(flat, full, size, count):
-    """The sum over the microbatches of full size, in a loop."""
+    """Return the sum over the microbatches of full size, in a loop."""
     specs = [tf.TensorSpec([size, *t.shape[1:]], t.dtype) for t in flat.tensors]
     # Traced before the loop, which must know what comes out.
     traced = tf.function(flat, autograph=False).get_concrete_function(*specs)

@@ -139,7 +139,7 @@ class PerSample(GradientMode):
         return samples.y_pred, gradients, norms, plain or None
 
     def _aggregate(self, samples, aggregation, filled=None):
-        """The weighted sum of the contributions, all norms, the plain sum.
+        """Get the weighted sum of the contributions, all norms, the plain sum.
 
         The plain sum is given for the statistics, without None in it.
         """

@@ -40,7 +40,7 @@ _MOST = 2**24
 
 
 def step(mode, model, x, y, sample_weight):
-    """The step of a mode with a `weighted_sum` on one of several replicas.
+    """Get the step of a mode with a `weighted_sum` on one of several replicas.
 
     Returns:
         A `Step` of the whole batch, equal on every replica.
@@ -85,7 +85,7 @@ def step(mode, model, x, y, sample_weight):
 
 
 def evaluate(model, x, y, sample_weight):
-    """The loss of a batch without training, of all replicas if that is known.
+    """Return the loss of a batch, of all replicas if known; nothing is trained.
 
     Returns:
         (loss, the outputs for this replica's samples, whether the loss is
@@ -140,7 +140,7 @@ class Postponed(keras.StatelessScope):
         super().add_update(update)
 
     def assign(self, samples):
-        """Assigns what was held back; to be called outside of the scope.
+        """Assign what was held back; to be called outside of the scope.
 
         Args:
             samples: how many samples it is from: statistics of none are NaN.

@@ -91,7 +91,7 @@ class Samples:
         return tf.float64 if tf.float64 in dtypes else tf.float32
 
     def contributions(self, i):
-        """What sample i contributes to each variable's gradient, or None."""
+        """Return sample i's part in each variable's gradient, or None."""
         found = self._replay.gradients(
             i, self._output_gradients, self._loss_weights
         )
@@ -103,7 +103,7 @@ class Samples:
         ]
 
     def norm(self, contributions, groups=None):
-        """The norm of the per-sample gradient: contribution times batch.
+        """Return the norm of the per-sample gradient: contribution times batch.
 
         Args:
             contributions: as from `contributions`.

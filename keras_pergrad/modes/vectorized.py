@@ -105,7 +105,7 @@ class Vectorized(GradientMode):
         return SHARED if self.with_statistics else BESIDE
 
     def weighted_sum(self, model, x, part, scale):
-        """A microbatch's part in the aggregation over a larger batch.
+        """Return a microbatch's part in the aggregation over a larger batch.
 
         Args:
             model: the compiled model.
@@ -162,7 +162,7 @@ def aggregate(
     groups=None,
     filled=None,
 ):
-    """The weighted mean of factored per-sample gradients.
+    """Return the weighted mean of factored per-sample gradients.
 
     Args:
         aggregation: an `Aggregation`.
@@ -206,7 +206,7 @@ def aggregate(
 
 
 def weighted_sum(aggregation, factors, n, groups=None, filled=None):
-    """The sum of the contributions by their weights, and all norms."""
+    """Return the sum of the contributions by their weights, and all norms."""
     norms = sample_norms(factors, n, groups)
     weights = aggregation.weights(norms)
     finite = is_finite(of_samples(norms))

@@ -34,7 +34,7 @@ class WeightedContributions(Contributions):
         self._denominators: Any = []
 
     def look_through(self, batch, size=None):
-        """Finds the denominators of the batch; nothing assigned is kept.
+        """Find the denominators of the batch; nothing assigned is kept.
 
         In a graph all that they do not depend on is left out again.
 
@@ -64,7 +64,7 @@ class WeightedContributions(Contributions):
                 raise ValueError(_UNKNOWN.format(name=term.name))
 
     def __call__(self, x, y, sample_weight, index):
-        """The weighted sums and the norms of one microbatch."""
+        """Return the weighted sums and the norms of one microbatch."""
         part = x, y, sample_weight, index
         if self.inner.needs_graph and tf.executing_eagerly():
             return traced_once(lambda: self._sums(*part))
@@ -100,7 +100,7 @@ class WeightedContributions(Contributions):
         }
 
     def _target(self, terms, added, rows):
-        """The microbatch's part in the loss of the whole batch."""
+        """Return the microbatch's part in the loss of the whole batch."""
         values = []
         for k, term in enumerate(terms):
             value = self.fixed(term.numerator, k)
@@ -114,7 +114,7 @@ class WeightedContributions(Contributions):
         return tf.add_n(values)
 
     def _added(self, share):
-        """The factors of `add_loss` terms of this share of the batch."""
+        """Return the factors of `add_loss` terms of this share of the batch."""
         # A sum's part in a mean over samples yet to come is not known; XLA
         # drops the assertion that there is none, but not NaN.
         whole = 1.0 if self.alone else float("nan")
@@ -123,7 +123,7 @@ class WeightedContributions(Contributions):
 
 
 def _require_mean(is_sum):
-    """Stops where a term of `add_loss` is a sum; False otherwise."""
+    """Raise where a term of `add_loss` is a sum; return False otherwise."""
     is_mean = tf.logical_not(is_sum)
     check = tf.debugging.Assert(is_mean, [_SUM_OVER_STEPS])
     with tf.control_dependencies([check] if check is not None else []):

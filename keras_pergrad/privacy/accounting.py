@@ -52,7 +52,7 @@ def relation(mechanism):
 
 
 def relation_of(phases):
-    """The relation that holds for several phases together.
+    """Return the relation that holds for several phases together.
 
     Args:
         phases: (`Mechanism`, steps) of each.
@@ -163,7 +163,7 @@ def _replaced_sensitivity():
 
 
 def accountant_of(phases):
-    """The name of what counts epsilon for some phases: "PLD" or "RDP"."""
+    """Get the name of what counts epsilon for some phases: "PLD" or "RDP"."""
     different = sum(
         len(event_of(mechanism, steps).events)
         for mechanism, steps in phases
@@ -235,7 +235,7 @@ def _of_part(event, count, interval):
 
 @functools.lru_cache(maxsize=64)
 def _of_step(event, interval):
-    """The distribution of the privacy loss of one event."""
+    """Return the distribution of the privacy loss of one event."""
     made = library().pld.privacy_loss_distribution
     kind = type(event).__name__
     if kind == "MixtureOfGaussiansDpEvent":

@@ -200,7 +200,7 @@ def _batch(source, rows):
 
 
 def _losses(model, batch):
-    """The loss of each canary, (m,); nothing of the model changes."""
+    """Return the loss of each canary, (m,); nothing of the model changes."""
 
     @tf.function(autograph=False)
     def look(*batch):
@@ -234,7 +234,7 @@ def _along(model, batch, start):
 
 
 def _best(score, is_in, delta, confidence, scores):
-    """The best lower bound of several numbers of guesses.
+    """Return the best lower bound of several numbers of guesses.
 
     Each of them, and each score, has its share of what may go wrong.
     """

@@ -60,7 +60,7 @@ def calibrated(mechanism, steps, target, delta, before=()):
 
 
 def _around(gap, low, high, width):
-    """An interval with the budget's end in it, from one that is near."""
+    """Return an interval with the budget's end in it, from one that is near."""
     factor = 1 + width
     while low > _LEAST_NOISE and gap(low) <= 0:
         low, high, factor = low / factor, low, factor**2
@@ -70,7 +70,7 @@ def _around(gap, low, high, width):
 
 
 def _narrowed(gap, low, high, width):
-    """The last part of an interval, at whose end the budget is enough."""
+    """Get the last part of an interval, at whose end the budget is enough."""
     from scipy import optimize
 
     width *= high

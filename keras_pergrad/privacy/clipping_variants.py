@@ -198,7 +198,7 @@ class AdaptiveClippedMean(ClippedMean):
         return gradients
 
     def _follow(self, state):
-        """Moves the clip towards the quantile, and forgets the counts."""
+        """Move the clip towards the quantile, and forget the counts."""
         below, seen = state.below, state.seen
         centered = tf.convert_to_tensor(below) - seen / 2
         if self._deviation:

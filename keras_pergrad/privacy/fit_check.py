@@ -1,4 +1,4 @@
-"""What is checked, and put in order, before private training begins."""
+"""Checks and preparations before private training begins."""
 
 import json
 import warnings
@@ -136,7 +136,7 @@ def _listed(callbacks):
 
 
 def _counting_first(aggregation, callbacks):
-    """The callbacks with the one that logs epsilon before all others."""
+    """Return the callbacks with the one that logs epsilon before all others."""
     own = [c for c in _listed(callbacks) if isinstance(c, PrivacyBudget)]
     if len(own) != 1 or own[0].mechanism != aggregation.mechanism:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""What one model has spent, and where its draws stand; saved with it.
+"""The ledger of one model: epsilon spent, and where its draws stand.
 
 Private names in use: those of `keras_pergrad.keras_internals.noise`.
 """

@@ -1,4 +1,4 @@
-"""How many correct guesses a given epsilon allows, and what follows.
+"""The number of correct guesses that an epsilon allows, and what follows.
 
 Steinke, Nasr and Jagielski, "Privacy auditing with one (1) training run",
 arXiv 2305.08846: m canaries are in the data with probability ½ each; someone

@@ -1,4 +1,4 @@
-"""What the privacy of training depends on, as numbers that never change."""
+"""The mechanism of private training: the numbers its privacy depends on."""
 
 import dataclasses
 import functools
@@ -49,7 +49,7 @@ class Mechanism:
         return self.batch_size == self.examples
 
     def noise(self, first, steps):
-        """The noise multipliers of some steps, an array.
+        """Return the noise multipliers of some steps, an array.
 
         Args:
             first: the number of updates before.

@@ -1,4 +1,4 @@
-"""What in a model would break the privacy of its training, by name.
+"""The parts of a model that would break the privacy of its training, by name.
 
 Private names in use: `Layer._flatten_layers`, `Model._compile_loss`,
 `Model._symbolic_build`.
@@ -126,7 +126,7 @@ def _is_adapted(layer):
 
 
 def _of_losses(model, batches, public):
-    """What is seen of the model's step when it is traced."""
+    """Return what is seen of the model's step when it is traced."""
     assigned, terms, adds = _traced(model, batches)
     for layer in model._flatten_layers():
         own = {id(v) for v in layer._non_trainable_variables}
@@ -164,7 +164,7 @@ def _of_losses(model, batches, public):
 
 
 def _traced(model, batches):
-    """Assigned variables, fractions of the loss, whether there is add_loss."""
+    """Return assigned variables, the loss's fractions, and any add_loss."""
     found = []
 
     @tf.function(autograph=False)

@@ -133,13 +133,13 @@ class PrivateBatches:
 
 
 def _flat(structure):
-    """What is in it, without None, as a tuple."""
+    """Return what is in it, without None, as a tuple."""
     flat = keras.tree.flatten(structure)
     return tuple(part for part in flat if part is not None)
 
 
 def _packed(structure, flat):
-    """The reverse of `_flat`."""
+    """Return the reverse of `_flat`."""
     flat = iter(flat)
     return keras.tree.map_structure(
         lambda part: None if part is None else next(flat), structure

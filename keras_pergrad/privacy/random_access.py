@@ -193,7 +193,7 @@ def _arrays(parts):
 
 
 def _readable(part):
-    """What can be indexed by an array of rows."""
+    """Return what can be indexed by an array of rows."""
     if part is None or isinstance(part, np.ndarray):
         return part
     if is_composite(part):
@@ -207,7 +207,7 @@ def _readable(part):
 
 
 def _plain(part):
-    """An array in the float type that Keras casts data to."""
+    """Return an array in the float type that Keras casts data to."""
     part = np.asarray(part)
     if part.dtype == np.float64:
         return part.astype(keras.config.floatx())

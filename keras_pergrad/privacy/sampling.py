@@ -1,4 +1,4 @@
-"""Which examples each batch has: a function of a seed and the step's number.
+"""The examples of each batch, as a function of a seed and the step's number.
 
 Nothing is kept from step to step, so that a restart draws what an undisturbed
 run would have drawn.

@@ -1,4 +1,4 @@
-"""What is asked of the arguments of private training."""
+"""Checks of the arguments of private training."""
 
 import math
 import warnings
@@ -10,7 +10,7 @@ from keras_pergrad.privacy.mechanism import SAMPLINGS
 
 
 def probability(name, value):
-    """A number between 0 and 1."""
+    """Return a number between 0 and 1."""
     if isinstance(value, float) and 0 < value < 1:
         return value
     raise ValueError(
@@ -19,7 +19,7 @@ def probability(name, value):
 
 
 def budget(value):
-    """A budget for epsilon as float, or None."""
+    """Return a budget for epsilon as float, or None."""
     if value is None:
         return None
     if is_number(value) and 0 < value < math.inf:
@@ -31,7 +31,7 @@ def budget(value):
 
 
 def multiplier(value):
-    """A noise multiplier as float."""
+    """Return a noise multiplier as float."""
     if is_number(value) and 0 < value < math.inf:
         return float(value)
     raise ValueError(
@@ -51,7 +51,7 @@ def known_sampling(value):
 
 
 def size_of_batch(value, examples):
-    """A batch size that is at most the number of examples."""
+    """Return a batch size that is at most the number of examples."""
     size = positive_integer("batch_size", value)
     if size > examples:
         raise ValueError(
@@ -62,7 +62,7 @@ def size_of_batch(value, examples):
 
 
 def number_of_steps(epochs, steps, mechanism):
-    """The number of steps that are planned, or None."""
+    """Return the number of steps that are planned, or None."""
     if epochs is not None and steps is not None:
         raise ValueError(
             "Expected `epochs` or `steps`. Received: both, "
@@ -74,7 +74,7 @@ def number_of_steps(epochs, steps, mechanism):
 
 
 def spent_by(model):
-    """The phases of a model that was trained privately; none of None."""
+    """Return the phases of a model that was trained privately; none of None."""
     if model is None:
         return ()
     ledger = getattr(model, "aggregation_state", None)
@@ -87,7 +87,7 @@ def spent_by(model):
 
 
 def clipping_with_noise(clipping, clip_norm, noise, seed, size):
-    """What clips, with the noise, the seed and the batch size it is given.
+    """Get what clips, with the noise, the seed and the batch size it is given.
 
     Args:
         clipping, clip_norm: as for `PrivateTraining`.

@@ -1,4 +1,4 @@
-"""What private training guarantees, in words and as a dict."""
+"""The guarantee of private training, in words and as a dict."""
 
 import textwrap
 

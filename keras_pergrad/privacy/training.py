@@ -336,7 +336,7 @@ class PrivateTraining:
         )
 
     def _rows_of(self, user_ids, most, sampling):
-        """The rows that are used where users have several, or None."""
+        """Return the rows that are used where users have several, or None."""
         named = user_ids is not None and not isinstance(user_ids, str)
         if named != (most is not None) or (
             isinstance(user_ids, str) and user_ids != UNIQUE

@@ -192,7 +192,7 @@ def evenly(count, most):
 
 
 def _shared(each):
-    """The steps that two or more of some runs have."""
+    """Return the steps that two or more of some runs have."""
     steps, counts = np.unique(np.concatenate(each), return_counts=True)
     return steps[counts > 1]
 
@@ -203,13 +203,13 @@ def _some(steps):
 
 
 def _find(steps, wanted):
-    """The record of each wanted step; -1 for none."""
+    """Return the record of each wanted step; -1 for none."""
     at = np.minimum(np.searchsorted(steps, wanted), len(steps) - 1)
     return np.where(steps[at] == wanted, at, -1)
 
 
 def _names(runs):
-    """The runs' names, with their directory where two are equal."""
+    """Return the runs' names, with their directory where two are equal."""
     names = [str(run.info["run"]) for run in runs]
     parents = [os.path.basename(os.path.dirname(run.path)) for run in runs]
     plain = [

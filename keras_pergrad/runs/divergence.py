@@ -128,7 +128,7 @@ def divergences(aligned, grouping, tolerance):
 
 
 def _ends(names, runs, step):
-    """The runs that end before the others, in the order of their ends."""
+    """Get the runs that end before the others, in the order of their ends."""
     lasts = [int(run.scalars["step"].max()) for run in runs]
     until = max(lasts) if step is None else step
     ends = [(name, last) for name, last in zip(names, lasts) if last < until]
@@ -149,7 +149,7 @@ def _where_there(runs, rows):
 
 
 def _differences(runs, rows):
-    """The largest relative difference from the first run, (T, V)."""
+    """Return the largest relative difference from the first run, (T, V)."""
     first = _read(runs[0], rows[:, 0])
     apart = np.zeros(first[1].shape)
     norms = [first[1]]
@@ -179,7 +179,7 @@ def _read(run, rows):
 
 
 def _odd_one(runs, rows):
-    """The run that is far from the others, which are near each other."""
+    """Return the run that is far from the others, which are near each other."""
     there = np.flatnonzero(rows >= 0)
     if len(there) < 3:
         return None

@@ -220,7 +220,7 @@ def _consistency(c):
 
 
 def _repeats(c, apart):
-    """What repeats of a seed differ by, where there are several seeds."""
+    """Get what repeats of a seed differ by, where there are several seeds."""
     distance, repeats = c.data["distance"], c.data["repeat_distance"]
     sets = [d for d in c.divergences if d.repeats]
     if not c.repeated:
@@ -242,7 +242,7 @@ def _repeats(c, apart):
 
 
 def _exceptions(c, sets):
-    """What forbids to call the runs of some sets equal at every step."""
+    """Return what forbids to call the runs of some sets equal at every step."""
     chosen = {name for d in sets for name in d.runs}
     broken = {
         run["name"]: run["first_not_finite"]

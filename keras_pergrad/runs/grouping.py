@@ -122,7 +122,7 @@ def mode_of(info):
 
 
 def _settings(info):
-    """What two runs must share to repeat each other, by name."""
+    """Return what two runs must share to repeat each other, by name."""
     versions = info.get("versions") or {}
     always = {
         "device": info.get("device"),

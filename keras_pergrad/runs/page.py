@@ -77,7 +77,7 @@ def _figure(title, drawing, note):
 
 
 def _map(c):
-    """The distances between all runs, those of a group or seed together."""
+    """Get the distances between all runs, those of a group or seed together."""
     if len(c.runs) > _MOST_SQUARES:
         return ""
     order = sorted(

@@ -93,7 +93,7 @@ class GradientSketch:
         return sketch
 
     def _fold(self, variable, sketch):
-        """A sketch's own sketch, one of `variable_size` numbers."""
+        """Return a sketch's own sketch, one of `variable_size` numbers."""
         random = _random(variable, -1)
         places = random.random_raw(self.size) % self.variable_size
         signed = _signs(random, self.size) * sketch
@@ -103,7 +103,7 @@ class GradientSketch:
 
 
 def _random(variable, part):
-    """A generator of its own for each part of each variable."""
+    """Return a generator of its own for each part of each variable."""
     counter = np.array([0, 0, variable, part % 2**64], np.uint64)
     return np.random.Philox(key=_KEY, counter=counter)
 

@@ -153,7 +153,7 @@ def _of_block(sketches, apart, members, repeats):
 
 
 def _blocks(aligned):
-    """Steps that the same runs have: (their indices, the runs, sketches)."""
+    """Yield steps that the same runs have: (indices, runs, sketches)."""
     size = aligned.infos[0]["sketch_size"]
     finite = np.isfinite(aligned.scalars("gradient_norm"))
     there = (aligned.rows >= 0) & finite
@@ -286,7 +286,7 @@ def _centred(values):
 
 
 def _of_units(values, units):
-    """The mean over each unit's runs, (T, U); NaN of none."""
+    """Return the mean over each unit's runs, (T, U); NaN of none."""
     return np.stack(
         [_mean(values[:, units == unit]) for unit in np.unique(units)], 1
     )

@@ -9,7 +9,7 @@ from keras_pergrad.samples.op_rules import op_rule
 
 @op_rule("BiasAdd")
 def bias(use, place):
-    """The weight: Σ_T dz."""
+    """Serve the weight: Σ_T dz."""
     dz = use.delta(use.dtype(place))
     if use.attribute("data_format") == b"NCHW":
         at = 1 + use.layout.added if use.layout.axis == 0 else 0
@@ -41,7 +41,7 @@ _ELEMENTWISE = (
 
 @op_rule("AddV2", "Add", "Sub", *_ELEMENTWISE)
 def broadcast(use, place):
-    """The weight: dz times its local derivative, summed where it is spread."""
+    """Serve the weight: dz times its derivative, summed where it is spread."""
     w, out = use.op.inputs[place], use.op.outputs[0]
     dtype = use.dtype(place)
     if use.type in _ADDS:
@@ -64,7 +64,7 @@ def broadcast(use, place):
 
 
 def _copied(op, inputs):
-    """The same op on other inputs."""
+    """Return the same op on other inputs."""
     graph = tf.compat.v1.get_default_graph()
     attributes = {name: value for name, value in op.node_def.attr.items()}
     new = graph.create_op(
@@ -74,7 +74,7 @@ def _copied(op, inputs):
 
 
 def spread_over(use, local, shape):
-    """The factor of a weight that was broadcast to the shape of `local`.
+    """Return the factor of a weight that was broadcast to the shape of `local`.
 
     Args:
         use: the `Use`.
@@ -134,7 +134,7 @@ def _as_shape(factor, shape):
 
 @op_rule("BroadcastTo")
 def broadcast_to(use, place):
-    """The weight: dz, summed where it is spread."""
+    """Serve the weight: dz, summed where it is spread."""
     if place != 0:
         return "its shape is of weights"
     local = use.unmoved_delta(use.dtype(place))
@@ -143,7 +143,7 @@ def broadcast_to(use, place):
 
 @op_rule("Tile")
 def tile(use, place):
-    """The weight: dz, summed over its repetitions."""
+    """Serve the weight: dz, summed over its repetitions."""
     shape = use.op.inputs[0].shape.as_list()
     if place != 0 or None in shape:
         return "the shape of the weight is not known"

@@ -67,7 +67,7 @@ def _of_equation(equation, ranks):
 
 @op_rule(*CONTRACTIONS)
 def contraction(use, place):
-    """The factor of one of two factors in a sum of products.
+    """Return the factor of one of two factors in a sum of products.
 
     A label in data, weight and output is a block: each has a weight of its
     own. One in data and output alone is a position.
@@ -152,7 +152,7 @@ def in_order(labels, wanted, sizes):
 
 
 def _first(term, layout):
-    """The labels after `layout.first`; a merged axis gives one more."""
+    """Return the labels after `layout.first`; a merged axis gives one more."""
     sample = term[layout.axis]
     if layout.merged is None:
         return sample + term.replace(sample, "")

@@ -18,7 +18,7 @@ _DEPTHWISE = ("DepthwiseConv2dNative",)
 
 @op_rule(*_PLAIN, *_DEPTHWISE)
 def convolution(use, place):
-    """The kernel: Σ over positions of window ⊗ dz."""
+    """Serve the kernel: Σ over positions of window ⊗ dz."""
     if place != 1:
         return "its input is of weights"
     x, dz = _input(use, 0), use.delta(use.dtype(1))

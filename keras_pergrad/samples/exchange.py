@@ -1,4 +1,4 @@
-"""What was seen of a model by exchanging samples of a small batch."""
+"""Findings on a model, from exchanging single samples of a small batch."""
 
 import dataclasses
 import itertools

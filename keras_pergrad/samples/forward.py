@@ -120,7 +120,7 @@ class Forward:
 
 
 def _linear(layer, original, args, kwargs, watch):
-    """The layer's own call, with its activation set aside."""
+    """Return the layer's own call, with its activation set aside."""
     with contextlib.ExitStack() as stack:
         if getattr(layer, "activation", None) is not None:
             linear = keras.activations.linear
@@ -130,7 +130,7 @@ def _linear(layer, original, args, kwargs, watch):
 
 
 def _first_by_place(call, args, kwargs):
-    """The arguments, the first of them by place, as rules expect it."""
+    """Return the arguments, the first of them by place, as rules expect it."""
     name = next(iter(inspect.signature(call).parameters), None)
     if args or name not in kwargs:
         return args, kwargs

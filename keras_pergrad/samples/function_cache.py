@@ -11,7 +11,7 @@ _TRACED = weakref.WeakKeyDictionary()
 
 
 def kept(model, key, make):
-    """What `make()` gave before for this key and the model as it is now."""
+    """Get what `make()` gave before for this key and the model as it is now."""
     traced = _TRACED.setdefault(model, {})
     key, parts = (*key, *_settings(model)), _parts(model)
     function, references = traced.get(key, (None, []))
@@ -25,7 +25,7 @@ def kept(model, key, make):
 
 
 def _settings(model):
-    """What a trace depends on and is compared by value."""
+    """Return what a trace depends on and is compared by value."""
     return (
         len(model.trainable_variables),
         *((one.trainable, find_rule(one)) for one in model._flatten_layers()),
@@ -33,7 +33,7 @@ def _settings(model):
 
 
 def _parts(model):
-    """The objects that a trace depends on."""
+    """Return the objects that a trace depends on."""
     loss, variables = model._compile_loss, model.trainable_variables
     # Without a loss a model may still add some.
     return [model if loss is None else loss, *variables]

@@ -65,7 +65,7 @@ def inlined(call, parent=None):
 
 
 def _body(call, owner):
-    """The graph of the function that is called; None where it is not known."""
+    """Return the graph of the called function, or None if not known."""
     function = owner._get_function(call.get_attr("f").name)
     graph = getattr(function, "graph", None)
     known = graph is not None and len(graph.inputs) == len(call.inputs)

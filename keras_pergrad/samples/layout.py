@@ -1,4 +1,4 @@
-"""Where the samples of a batch are in a tensor."""
+"""The layout of a batch's samples in a tensor."""
 
 import dataclasses
 
@@ -23,7 +23,7 @@ class Layout:
     count: int | None = 1
 
     def first(self, tensor, n):
-        """The tensor with an axis for the samples first.
+        """Return the tensor with an axis for the samples first.
 
         Positions that were merged with the samples get an axis of their own,
         where that of the samples was.
@@ -58,7 +58,7 @@ class Layout:
         return 0 if self.merged is None else 1
 
     def spread(self, numbers, tensor, n):
-        """A number for each sample, shaped to multiply a tensor.
+        """Return a number for each sample, shaped to multiply a tensor.
 
         Args:
             numbers: (n,).
@@ -78,14 +78,14 @@ class Layout:
 
 
 def sizes_of(tensor):
-    """The sizes of a tensor's axes: numbers where known, else scalars."""
+    """Get the sizes of a tensor's axes: numbers where known, else scalars."""
     sizes = tf.shape(tensor)
     known = tensor.shape.as_list()
     return [sizes[k] if s is None else s for k, s in enumerate(known)]
 
 
 def moved(tensor, source, target):
-    """The tensor with one axis moved to another place."""
+    """Return the tensor with one axis moved to another place."""
     if source == target:
         return tensor
     axes = list(range(tensor.shape.rank))

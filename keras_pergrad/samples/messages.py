@@ -1,4 +1,4 @@
-"""What is said of models whose samples have no gradients of their own."""
+"""Refusals of models whose samples have no gradients of their own."""
 
 import keras
 
@@ -24,7 +24,7 @@ def _named(layer):
 
 
 def mixes(model, layer, op, draws):
-    """Samples meet in an op."""
+    """Say that samples meet in an op."""
     where = f"model {model.name!r}" if layer is None else _named(layer)
     if draws:
         return (
@@ -50,7 +50,7 @@ def mixes(model, layer, op, draws):
 
 
 def other_ops(candidate, seen):
-    """The step has another op with weights than the trial had."""
+    """Say that the step has another op with weights than the trial had."""
     found = "none" if candidate is None else candidate.op.type
     if candidate is not None:
         found += f" ({candidate.op.name})"
@@ -64,7 +64,7 @@ def other_ops(candidate, seen):
 
 
 def mixes_by_chance(layer):
-    """A layer of Keras mixes images in some draws."""
+    """Say that a layer of Keras mixes images in some draws."""
     return (
         f"{_named(layer)} mixes the images of a batch, or takes one histogram "
         "for all of them, so that per-sample gradients are not defined. Apply "
@@ -74,7 +74,7 @@ def mixes_by_chance(layer):
 
 
 def mixes_somewhere(model):
-    """Samples are mixed, and it was not found where."""
+    """Say that samples are mixed, and it was not found where."""
     return (
         f"model {model.name!r} mixes the samples of a batch, so that "
         f"per-sample gradients are not defined. {_WAY_OUT}"
@@ -82,7 +82,7 @@ def mixes_somewhere(model):
 
 
 def loss_couples(model, op):
-    """What a sample adds to the loss depends on others."""
+    """Say that what a sample adds to the loss depends on others."""
     return (
         f"The loss of model {model.name!r} compares the samples of a batch "
         f"with each other (op {op.type}, {op.name}): what one sample's "
@@ -93,7 +93,7 @@ def loss_couples(model, op):
 
 
 def no_samples(use):
-    """An op with weights and data has no axis for the samples."""
+    """Say that an op with weights and data has no axis for the samples."""
     paths = ", ".join(
         sorted(
             {
@@ -114,7 +114,7 @@ def no_samples(use):
 
 
 def cannot_be_tried(model, error):
-    """The model fails on all batches that can be made up."""
+    """Say that the model fails on all batches that can be made up."""
     return (
         f"Model {model.name!r} could not be tried out on a few samples, which "
         "tells where its samples are and whether it mixes them. Expected a "
@@ -135,7 +135,7 @@ def _first_line(error):
 
 
 def incomplete_rule(layer, paths):
-    """A rule yields less than its layer reads."""
+    """Say that a rule yields less than its layer reads."""
     return (
         f"{_named(layer)} reads {paths}, for which its rule gives no "
         "gradient. Let the rule yield these variables, too, or remove the "
@@ -144,7 +144,7 @@ def incomplete_rule(layer, paths):
 
 
 def entangled(op):
-    """The outputs of an op without a rule depend on each other."""
+    """Say that the outputs of an op without a rule depend on each other."""
     return (
         f"The op {op.type} ({op.name}) has no rule, and what is taken out of "
         "it depends on other outputs of it in more than one way, so that it "
@@ -154,7 +154,7 @@ def entangled(op):
 
 
 def assigns_weights(paths, repeated):
-    """The forward pass changes a weight that it then reads."""
+    """Say that the forward pass changes a weight that it then reads."""
     names = ", ".join(map(repr, paths))
     return (
         f"The forward pass assigns the trainable variables {names}, so that "
@@ -169,7 +169,7 @@ def assigns_weights(paths, repeated):
 
 
 def counts(model, repeated):
-    """A layer keeps a state of its own that each repetition would change."""
+    """Say that each repetition would change the state of a layer."""
     return (
         f"A layer of model {model.name!r} assigns a tf.Variable that Keras "
         f"does not know, and the forward pass is repeated for each {repeated} "
@@ -180,7 +180,7 @@ def counts(model, repeated):
 
 
 def misplaced(layer):
-    """A layer with a rule is given samples on another axis than the first."""
+    """Say that a layer with a rule must have samples on its first axis."""
     return (
         f"{_named(layer)} has a rule, which needs the samples on the first "
         "axis, and is called where they are elsewhere. Keep (batch, ...) as "

@@ -1,4 +1,4 @@
-"""Which op of which layer mixes the samples.
+"""The search for the op, and its layer, that mixes the samples.
 
 Private names in use: `Layer._flatten_layers`.
 """
@@ -35,7 +35,7 @@ def culprit(trial, forward, mixes):
 
 
 def layer_of(op, model):
-    """The layer in whose call an op was created, by its name, or None."""
+    """Get the layer in whose call an op was created, by its name, or None."""
     layers = {layer.name: layer for layer in model._flatten_layers()}
     for part in reversed(op.name.split("/")[:-1]):
         for name in (part, re.sub(r"_\d+$", "", part)):
@@ -68,7 +68,7 @@ class _All:
         return [tf.identity(t) for t in self.followed]
 
     def first_mixed(self, mixed):
-        """The op from which on samples are mixed; whether it is a loss's."""
+        """Return the first op that mixes samples; whether it is a loss's."""
         for t, is_mixed in zip(self.followed, mixed):
             if is_mixed:
                 return t.op, False

@@ -72,7 +72,7 @@ def watch(before, exchanged, other, number=SAMPLES, fixed=True):
 
 
 def _watch_one(before, after, sample, other, number, fixed):
-    """The motion when one sample is exchanged."""
+    """Return the motion when one sample is exchanged."""
     if before.shape != after.shape:
         return Motion(moved=True, mixed=True)
     change = _change(before, after)
@@ -112,7 +112,7 @@ def _change(before, after):
 
 
 def _on_axis(change, axis, sample, dtype, number, fixed):
-    """The motion if the samples are on this axis, or None."""
+    """Return the motion if the samples are on this axis, or None."""
     size = change.shape[axis]
     if size % number:
         return None

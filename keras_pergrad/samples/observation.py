@@ -1,4 +1,4 @@
-"""What is looked at in a step that runs on a few samples, and what it says."""
+"""Observations of a step that runs on a few samples, and their verdict."""
 
 import keras
 import tensorflow as tf

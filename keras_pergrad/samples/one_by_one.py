@@ -137,7 +137,7 @@ class _Loop:
         return self._gradients(masked)
 
     def _gradients(self, deltas):
-        """The gradients of the inputs, for gradients of the outputs."""
+        """Return the gradients of the inputs, for gradients of the outputs."""
         use = self.use
         found = gradients_util._GradientsHelper(
             self.outputs,

@@ -11,7 +11,7 @@ _RULES = {}
 
 
 def op_rule(*types):
-    """Function decorator: the rule of these types of ops."""
+    """Decorate the function that is the rule of these types of ops."""
 
     def register(function):
         for one in types:

@@ -52,7 +52,7 @@ def to_variable(factor, use, place, k):
 
 
 def _line(tensor, uses, k):
-    """The ops from a tensor back to the one read of a variable, or None.
+    """Return the ops from a tensor back to the one read of a variable, or None.
 
     As (op, place of the input, place of the output); None where the paths
     to the variable are several.
@@ -153,7 +153,7 @@ class Pulled(SampleGradients):
         return tf.add_n(found)
 
     def _dtype(self, gradient):
-        """The type of what is pulled back, for a gradient of the tensor."""
+        """Get the type of what is pulled back, for a gradient of the tensor."""
         if self.sources[0].dtype.is_complex:
             return gradient.dtype
         return gradient.dtype.real_dtype
@@ -198,7 +198,7 @@ class Scaled(SampleGradients):
 
 
 def path_rule(*types):
-    """Function decorator: the rule of these types of ops on weights.
+    """Decorate the function that is the rule of these ops on weights.
 
     A rule takes a factor of an output, the op, the place of the input to
     which it is pulled back and that of the output; it returns the factor of
@@ -226,7 +226,7 @@ def _reshaped(factor, op, source, target):
 
 
 def _with_shape(factor, op, shape):
-    """The factor of a tensor that only has another shape."""
+    """Return the factor of a tensor that only has another shape."""
     if type(factor) is Outer:
         return Outer(
             factor.x,
@@ -268,7 +268,7 @@ def _transposed(factor, op, source, target):
 
 @path_rule("Slice", "StridedSlice", "Split", "SplitV", "Unpack")
 def _part(factor, op, source, target):
-    """The factor of a part: the rest of the gradient is zero."""
+    """Return the factor of a part: the rest of the gradient is zero."""
     if source != (1 if op.type == "Split" else 0):
         return None
     return Pulled(factor, op.outputs[target], [op.inputs[source]], True)
@@ -305,7 +305,7 @@ def _multiplied(factor, op, source, target):
 
 @path_rule("ConcatV2")
 def _side_by_side(factor, op, source, target):
-    """The columns or rows of what is concatenated."""
+    """Return the columns or rows of what is concatenated."""
     axis = tf.get_static_value(op.inputs[-1])
     shapes = [t.shape.as_list() for t in list(op.inputs)[:-1]]
     known = all(None not in shape for shape in shapes)

@@ -113,7 +113,7 @@ class Replay:
         return rows
 
     def _take(self, tensor, rows):
-        """These rows of a batch tensor; other tensors as they are."""
+        """Return these rows of a batch tensor; other tensors as they are."""
         if is_composite(tensor):
             raise ValueError(refusal_messages.composite(self.recorded.layer))
         if not tf.is_tensor(tensor) or tensor.shape.rank in (None, 0):
@@ -127,7 +127,7 @@ class Replay:
         return taken
 
     def forward(self, rows):
-        """Runs the call on a batch of these rows, given by their indices.
+        """Run the call on a batch of these rows, given by their indices.
 
         Returns:
             The `loss_tensors` of the output, and the losses that were added.
@@ -147,7 +147,7 @@ class Replay:
         return loss_tensors(outputs), scope.losses
 
     def gradients(self, i, output_gradients, loss_weights=()):
-        """What row i contributes to the gradient of each variable.
+        """Return what row i contributes to the gradient of each variable.
 
         Args:
             i: the row.

@@ -78,7 +78,7 @@ class Tape:
         return self._forward(x)
 
     def another(self, batch):
-        """A tape like this for another batch."""
+        """Return a tape like this for another batch."""
         return type(self)(self.model, batch, self.training, self.loss)
 
     @property
@@ -87,7 +87,7 @@ class Tape:
         return self._forward.graph
 
     def uses(self):
-        """What the graph shows so far."""
+        """Return what the graph shows so far."""
         forward = self._forward
         return Uses(
             self._operations,
@@ -188,7 +188,7 @@ class Tape:
 
 
 def sum_of_outputs(model, x, y, y_pred, sample_weight, training):
-    """A loss for models without one: the sum of all outputs."""
+    """Return a loss for models without one: the sum of all outputs."""
     del model, x, y, sample_weight, training
     return tf.add_n(
         [
@@ -206,7 +206,7 @@ def _cast(tensor, dtype):
 
 
 def _apart(regularizer):
-    """The regulariser with the same value, and no gradient.
+    """Return the regulariser with the same value, and no gradient.
 
     It belongs to no sample; its gradient is added after aggregation.
     """

@@ -1,4 +1,4 @@
-"""Trials of a model on a few samples: where they are, and whether they mix.
+"""Trials of a model on a few samples: their layout in tensors, and mixing.
 
 The step is traced once aside and run on three samples, on the same with each
 of them exchanged in turn, and on five. From what moves in the tensors at each
@@ -184,7 +184,7 @@ class Trial:
         ) from error
 
     def _sizes(self, x):
-        """The shape of each output for inputs x; none where it fails."""
+        """Return the shape of each output for inputs x; none where it fails."""
         specs = [trial_batches.spec(tf.convert_to_tensor(t)) for t in _parts(x)]
 
         def run(*given):
@@ -205,7 +205,7 @@ class Trial:
         return [tuple(shape.numpy()) for shape in found]
 
     def _ways(self):
-        """(number of samples or None for any, whether XLA compiles it)."""
+        """Yield (number of samples, None for any; whether XLA compiles it)."""
         yield None, False
         # Some ops have a kernel in XLA only.
         if self.in_xla:
@@ -242,7 +242,7 @@ def _parts(structure):
 
 
 def _assigned(tape, function, uses):
-    """The three things that `Exchange` says of assigned variables."""
+    """Return the three things that `Exchange` says of assigned variables."""
     handles = assigned_variables(function)
 
     def among(variables):
@@ -266,13 +266,13 @@ def _assigned(tape, function, uses):
 
 
 def _seeds():
-    """The state of Keras's own seeds, if something has drawn by them."""
+    """Return the state of Keras's own seeds, if something has drawn by them."""
     seeds = global_state.get_global_attribute("global_seed_generator")
     return [seeds and seeds.state]
 
 
 def _mixes_by_chance(tape):
-    """What may mix images, or not, from draw to draw: a run is no proof."""
+    """List the layers that mix images in some draws: a run is no proof."""
     layers = tape.model._flatten_layers() if tape.training else []
     return [
         (layer, ValueError(messages.mixes_by_chance(layer)))
@@ -302,7 +302,7 @@ class Runs:
             self._more = traced.run(batches.more)
 
     def motion(self, place):
-        """The `Motion` of a tensor, by its place."""
+        """Return the `Motion` of a tensor, by its place."""
         return self._watched(place, self._after)
 
     def mixes(self, place):
@@ -351,7 +351,7 @@ class _Traced:
     look, function = None, None
 
     def run(self, batch):
-        """The tensors for a batch, as arrays."""
+        """Return the tensors for a batch, as arrays."""
         found = run_and_restore(self.function, *_parts(batch))
         # `__array__` fails for a bfloat16 number.
         return [np.asarray(t.numpy()) for t in found]

@@ -53,7 +53,7 @@ def first_batch(batch):
 
 
 def _rows(batch):
-    """A few rows of each part of a batch, or None for what has no rows."""
+    """Get a few rows of each part of a batch, or None for what has no rows."""
     flat = tf.nest.flatten(batch)
     for part in flat:
         # Ragged and sparse tensors have no rows of one kind.
@@ -152,7 +152,7 @@ def _is_sized(one):
 
 
 def _sized(kinds, shapes):
-    """These types with the sizes of these shapes where they have none."""
+    """Get these types with the sizes of these shapes where they have none."""
     if len(kinds) != len(shapes):
         return kinds
     found = []
@@ -174,7 +174,7 @@ def packed(structure, parts):
 
 
 def _batches(batch, other, counts):
-    """The `Batches` of arrays of enough samples, and of others in x."""
+    """Return the `Batches` of arrays of enough samples, and of others in x."""
 
     def cut(count):
         return tf.nest.map_structure(
@@ -275,7 +275,7 @@ def _ones(one, count):
 
 
 def _given(specs, count):
-    """The first samples of the user's batch, as arrays, or None."""
+    """Return the first samples of the user's batch, as arrays, or None."""
     batch = _FIRST.get()
     if batch is None:
         return None

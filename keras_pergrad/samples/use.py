@@ -36,7 +36,7 @@ class Use:
         return self.op.type
 
     def variables_in(self, place):
-        """The indices of the variables in an input of weights."""
+        """Return the indices of the variables in an input of weights."""
         return sorted(self.uses.variables_in(self.op.inputs[place]))
 
     def alive(self, place):
@@ -44,7 +44,7 @@ class Use:
         return bool(self.uses.variables_in(self.op.inputs[place]))
 
     def dtype(self, place):
-        """The type in which the gradients of an input are found."""
+        """Return the type in which the gradients of an input are found."""
         found = self.op.inputs[place].dtype
         if found.is_complex:
             return found
@@ -68,12 +68,12 @@ class Use:
         return found
 
     def delta(self, dtype, k=0):
-        """The gradient of output k, samples first, without loss scale."""
+        """Get the gradient of output k, samples first, without loss scale."""
         found = self.layout_of(k).first(self.deltas[k], self.n)
         return unscaled(found, dtype, self.scale)
 
     def unmoved_delta(self, dtype, k=0):
-        """The same with the samples where they are."""
+        """Return the same with the samples where they are."""
         return unscaled(self.deltas[k], dtype, self.scale)
 
     def input_layout(self, place):
@@ -95,7 +95,7 @@ class Use:
         return any(t.dtype.is_complex for t in tensors)
 
     def attribute(self, name):
-        """An attribute of the op."""
+        """Return an attribute of the op."""
         return self.op.get_attr(name)
 
 

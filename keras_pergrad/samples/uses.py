@@ -1,4 +1,4 @@
-"""Where trainable weights meet the data in a traced step.
+"""The uses of trainable weights in a traced step.
 
 Every op is looked at once, in the order in which it was created. A tensor is
 *of weights* while it depends on trainable weights and constants alone; an op
@@ -149,7 +149,7 @@ class Uses:
         )
 
     def variables_in(self, tensor):
-        """The indices of the variables that a tensor of weights is of."""
+        """Get the indices of the variables that a tensor of weights is of."""
         if id(tensor) in self._handles:
             return frozenset([self._handles[id(tensor)]])
         return self._of_weights.get(id(tensor), frozenset())
@@ -268,7 +268,7 @@ def _dense(gradient):
 
 
 def _handles(graph, variables):
-    """The ids of the variables' handles in a graph, to their indices."""
+    """Return the ids of the variables' handles in a graph, to their indices."""
     eager = {}
     for index, variable in enumerate(variables):
         for part in components(variable):

@@ -23,7 +23,7 @@ from keras_pergrad.samples.paths import by_gradient, path_rule
 
 @path_rule(*CONTRACTIONS)
 def product(factor, op, source, target):
-    """The factor of A, or of B, from that of their product."""
+    """Return the factor of A, or of B, from that of their product."""
     rules = {Outer: _outer, Full: _full, Rows: _rows}
     term = _Product.of(op, source)
     if term is not None and type(factor) in rules:
@@ -67,7 +67,7 @@ class _Product:
         return cls(own, other, out, sizes, op.inputs[1 - source])
 
     def refined(self, sizes):
-        """The product with axes of `out` taken apart as others are.
+        """Return the product with axes of `out` taken apart as others are.
 
         Args:
             sizes: those of the same elements, in the same order.
@@ -107,28 +107,28 @@ class _Product:
         return _Product(own, other, out, sizes, tensor)
 
     def times(self, tensor, labels, wanted):
-        """The einsum of a tensor with the other factor."""
+        """Return the einsum of a tensor with the other factor."""
         other = tf.cast(self._tensor, tensor.dtype)
         equation = f"{''.join(labels)},{self.other}->{''.join(wanted)}"
         return tf.einsum(equation, tensor, other)
 
     def rows(self, ids, axis):
-        """The other factor at some indices of an axis, which comes first."""
+        """Return the other factor at indices of an axis, which comes first."""
         rest = self.other.replace(axis, "")
         table = tf.einsum(f"{self.other}->{axis}{rest}", self._tensor)
         return tf.gather(table, ids), rest
 
     def apart(self, tensor, labels):
-        """A tensor (n, T, features) with the features as labelled axes."""
+        """Get a tensor (n, T, features) with the features as labelled axes."""
         shape = [*sizes_of(tensor)[:2], *self.shape(labels)]
         return tf.reshape(tensor, shape)
 
     def shape(self, labels):
-        """The sizes of axes."""
+        """Return the sizes of axes."""
         return [self.sizes[c] for c in labels]
 
     def count(self, labels):
-        """The number of elements of axes."""
+        """Return the number of elements of axes."""
         return math.prod(self.shape(labels))
 
 
@@ -200,7 +200,7 @@ def _outer(factor, term):
 
 
 def _sides(factor, term):
-    """The product with the labels of x and of dz apart, or None.
+    """Return the product with the labels of x and of dz apart, or None.
 
     As (the product, [(x, its labels), (dz, its labels)]).
     """

@@ -95,7 +95,7 @@ class _Copier:
 
 
 def _input_tensors(layer):
-    """New inputs under the old names; None: `clone_model` has them."""
+    """Return new inputs under the old names; None: `clone_model` has them."""
     if isinstance(layer, keras.Sequential):
         return None
     return keras.tree.map_structure(
@@ -137,7 +137,7 @@ class _Maker:
 
 
 def _restore(old, new):
-    """Gives a layer's copy the values, and what is in no config."""
+    """Give a layer's copy the values, and what is in no config."""
     new.name, new._path = old.name, old.path
     new._trainable = old._trainable
     if _is_graph(old):

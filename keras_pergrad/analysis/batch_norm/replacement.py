@@ -129,7 +129,7 @@ def _check_arguments(model, by, groups):
 
 
 def _trained_norms(model):
-    """The layers that use the batch's statistics in training."""
+    """Return the layers that use the batch's statistics in training."""
     return [
         layer
         for layer in model._flatten_layers()
@@ -173,12 +173,12 @@ def _shape(layer):
 
 
 def _axis(layer):
-    """The axis of the channels, not negative."""
+    """Return the axis of the channels, not negative."""
     return layer.axis % len(_shape(layer))
 
 
 def _positions(layer):
-    """The fewest values of a channel that a sample has; None: not known."""
+    """Return the fewest values of a channel in a sample, None if unknown."""
     calls = (node.input_tensors[0].shape for node in layer._inbound_nodes)
     axis, found = _axis(layer), []
     for shape in (_shape(layer), *calls):
@@ -188,7 +188,7 @@ def _positions(layer):
 
 
 def _groups(channels, positions, most):
-    """The largest fitting number of groups (see `replace_batch_norm`)."""
+    """Get the largest fitting number of groups (see `replace_batch_norm`)."""
     least_channels, least_values = 1, 2
     if most is None:
         most, least_channels, least_values = _MOST_GROUPS, 2, _LEAST_VALUES
@@ -202,7 +202,7 @@ def _groups(channels, positions, most):
 
 
 def _replacement(layer, by, groups):
-    """A built layer with what it takes from the old one."""
+    """Return a built layer with what it takes from the old one."""
     shape, axis = _shape(layer), _axis(layer)
     config = layer.get_config()
     kept = ("name", "trainable", "dtype", "epsilon", "center", "scale")
@@ -229,7 +229,7 @@ def _replacement(layer, by, groups):
 
 
 def _become(layer, new):
-    """Turns a layer of our copy into another one.
+    """Turn a layer of our copy into another one.
 
     The object stays, so that whatever refers to it (attributes, lists, graphs
     of functional models, closures) has the new layer.
@@ -294,7 +294,7 @@ def _check_call(model, inputs):
 
 
 def _trace(model, inputs):
-    """Calls the model in training, without values."""
+    """Call the model in training, without values."""
     step = tf.function(lambda x: model(x, training=True), autograph=False)
     step.get_concrete_function(inputs)
 

@@ -1,1 +1,1 @@
-"""Whether every way to a gradient gives the same one."""
+"""The check that every way to a gradient gives the same one."""

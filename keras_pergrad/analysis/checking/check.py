@@ -1,4 +1,4 @@
-"""The same gradient in every way it can be computed: do they agree?"""
+"""The check of one gradient, computed in every way, against single samples."""
 
 import dataclasses
 
@@ -40,7 +40,7 @@ def check_gradients(
     devices=None,
     settings=execution.SETTINGS,
 ):
-    """Compares the gradients of one batch, computed in every possible way.
+    """Compare the gradients of one batch, computed in every possible way.
 
     Each mode, on each device, op by op, as a graph and by XLA, is judged by a
     loop over single samples on a plain `tf.GradientTape` in float64 on the
@@ -189,7 +189,7 @@ class _Check:
         )
 
     def _step(self, label, mode):
-        """The mode's step, traced once."""
+        """Return the mode's step, traced once."""
         if label not in self._steps:
             step = execution.Step(self.model, mode, self.data)
             self.state.restore()
@@ -247,7 +247,7 @@ class _Check:
             raise execution.Refused(self._refused[label])
 
     def _judge(self, mode, repeats):
-        """The worst verdict of all repeats, by variable."""
+        """Return the worst verdict of all repeats, by variable."""
         k = self._aggregations.index(configurations.aggregation(mode))
         found = self.reference
         variables = self.model.trainable_variables
@@ -274,7 +274,7 @@ class _Check:
 
 
 def _told(verdict):
-    """The same, unless its limit is so large that it says nothing."""
+    """Return the same, unless its limit is so large that it says nothing."""
     tells = verdict.tolerance <= LARGEST_LIMIT
     if tells or verdict.verdict != numerics.ROUNDING:
         return verdict
@@ -308,7 +308,7 @@ def _worst(verdicts):
 
 
 def _spread(repeats):
-    """The largest difference between repeats, by element."""
+    """Return the largest difference between repeats, by element."""
     first = repeats[0]
     gaps = [0.0]
     for other in repeats[1:]:

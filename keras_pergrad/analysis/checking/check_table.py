@@ -1,4 +1,4 @@
-"""What `check_gradients` found: its data, how it prints, what it means."""
+"""The result of `check_gradients`: its data, its text and its meaning."""
 
 import dataclasses
 import html
@@ -225,7 +225,7 @@ def _no_telling(rows):
 
 
 def _blame(rows):
-    """What the wrong rows have in common that the others have not."""
+    """Return what the wrong rows have in common that the others have not."""
     if any(row.reason for row in rows):
         return "Some were not even run: see above."
     right = [row for row in rows if row.verdict != WRONG]

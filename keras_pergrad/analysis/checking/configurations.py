@@ -52,7 +52,7 @@ def _label(mode):
 
 
 def places(devices):
-    """The names of the devices to compute on."""
+    """Return the names of the devices to compute on."""
     if devices is None:
         return ["CPU:0", *chosen(None)]
     return chosen(devices)
@@ -67,7 +67,7 @@ def exists(device, setting, model):
 
 
 def aggregation(mode):
-    """What weighs the samples, None for the mean."""
+    """Return what weighs the samples, None for the mean."""
     mode = getattr(mode, "inner", mode)
     found = getattr(mode, "aggregation", None)
     return found if getattr(found, "needs_norms", False) else None

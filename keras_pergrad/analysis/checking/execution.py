@@ -44,7 +44,7 @@ class Refused(ValueError):
 
 
 def home(model):
-    """The device on which the variables live."""
+    """Return the device on which the variables live."""
     return short_name(model.trainable_weights[0].value.device)
 
 
@@ -75,7 +75,7 @@ class Step:
         return self._traced[0].graph
 
     def run(self, device, setting, state, repeats):
-        """Computes the gradient a few times, from the same state.
+        """Compute the gradient a few times, from the same state.
 
         Args:
             device, setting: where ("CPU:0") and how (one of `SETTINGS`).
@@ -135,7 +135,7 @@ def _unscaled(gradient, scale):
 
 
 def drawn(model, x, device, setting, state):
-    """The numbers that random layers draw there; see `random_draws.record`."""
+    """Return what random layers draw there, as `recorded_draws.record`."""
     found = []
 
     def draw(batch):
@@ -155,7 +155,7 @@ def drawn(model, x, device, setting, state):
 
 @contextlib.contextmanager
 def _runner(step, data, traced, device, setting, state):
-    """Gives two functions: to make ready for a run, and to run once."""
+    """Yield two functions: to make ready for a run, and to run once."""
     place = f"/device:{device}"
     with contextlib.ExitStack() as stack:
         stack.callback(state.restore)

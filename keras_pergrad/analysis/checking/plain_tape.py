@@ -60,12 +60,12 @@ class PlainTape:
         self.batch = wrap(self._batch)
 
     def values(self):
-        """The variables' values, a list of tensors."""
+        """Return the variables' values, a list of tensors."""
         tensors = [tf.convert_to_tensor(v.value) for v in self._variables]
         return precision.cast(tensors, self.dtype)
 
     def _run(self, values, x, row=None):
-        """What the model gives for the batch, or for one row of it."""
+        """Return what the model gives for the batch, or for one row of it."""
         with self._scope(values) as scope, draws.replaying(self._draws(row)):
             y_pred = call_model(self.model, x)
         return y_pred, scope.losses
@@ -96,7 +96,7 @@ class PlainTape:
         return [d if d.shape[0] == 1 else _only(d, row) for d in drawn]
 
     def _forward(self, values, x):
-        """Outputs, logits behind them and added losses, of the batch.
+        """Return outputs, logits behind them and added losses, of the batch.
 
         What couples the samples goes to `coupled`.
         """
@@ -110,7 +110,7 @@ class PlainTape:
         return flat, logits, masks, added
 
     def _added(self, values, x, row):
-        """What a sample alone gives to `add_loss`."""
+        """Return what a sample alone gives to `add_loss`."""
         alone = tf.nest.map_structure(lambda t: _only(t, row), x)
         return [tf.reduce_sum(a) for a in self._run(values, alone, row)[1]]
 
@@ -160,7 +160,7 @@ class PlainTape:
             return compiled(self._y, y_pred, self._sample_weight)
 
     def _batch(self, values, x):
-        """The gradient of the whole loss, for the batch as one."""
+        """Return the gradient of the whole loss, for the batch as one."""
         wanted = [values[k] for k in self._wanted]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(wanted)
@@ -172,7 +172,7 @@ class PlainTape:
         return [_dense(g) for g in tape.gradient(loss, wanted)]
 
     def penalties(self, values):
-        """The gradients of the weight regularisers, None without one."""
+        """Return the gradients of the weight regularisers, None without one."""
         with self._scope(values):
             return regularization_gradients(self.trainable)
 
@@ -188,14 +188,14 @@ def _is_float(variable):
 
 
 def _join(batch, single, row):
-    """The batch with one row in which the gradient flows."""
+    """Return the batch with one row in which the gradient flows."""
     n, rank = batch.shape[0], batch.shape.rank
     here = tf.reshape(tf.range(n) == row, [n] + [1] * (rank - 1))
     return tf.where(here, single, tf.stop_gradient(batch))
 
 
 def _only(tensor, row):
-    """That row; a gather keeps the size of the batch, 1, known."""
+    """Return that row; a gather keeps the size of the batch, 1, known."""
     return tf.gather(tensor, tf.reshape(row, [1]))
 
 
@@ -204,7 +204,7 @@ def _dense(gradient):
 
 
 def _gap(batch, single, row):
-    """The largest difference of a sample's outputs, relative to all."""
+    """Return the largest difference of a sample's outputs, relative to all."""
     gaps = [tf.zeros([], tf.float64)]
     for b, s in zip(batch, single):
         if b.dtype.is_floating:

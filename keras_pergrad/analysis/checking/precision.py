@@ -17,7 +17,7 @@ from keras_pergrad.keras_internals.patching import attribute
 
 @contextlib.contextmanager
 def computing_in(model, dtype):
-    """Makes the layers and losses of a compiled model compute in `dtype`.
+    """Make the layers and losses of a compiled model compute in `dtype`.
 
     Args:
         model: a compiled model, whose loss is built.
@@ -50,7 +50,7 @@ def _losses(compiled):
 
 
 def cast(structure, dtype):
-    """The floating-point tensors of a structure in `dtype`, None: as is."""
+    """Get the floating-point tensors of a structure in `dtype`, None: as is."""
     return tf.nest.map_structure(
         lambda t: (
             tf.cast(t, dtype)

@@ -49,7 +49,7 @@ class Reference:
 
 
 def find(model, batch, aggregations, dtype, drawn=()):
-    """Computes the reference.
+    """Compute the reference.
 
     Args:
         model: a compiled and built model, which is left as it is.
@@ -131,7 +131,7 @@ def _require_samples(model, plain):
 
 
 def _check_gap(gap, reference):
-    """Takes note of samples whose outputs depend on their batch."""
+    """Take note of samples whose outputs depend on their batch."""
     if gap <= _GAP[reference.dtype]:
         return
     what = "a sample alone gives other outputs than in its batch"
@@ -174,7 +174,7 @@ def _by_loop(plain, values, x, aggregations, reference):
 
 
 def _weights(aggregation, variables, squares, rows):
-    """The weight of one sample for each variable."""
+    """Return the weight of one sample for each variable."""
     aggregation = aggregation.at(aggregation.make_state())
     groups = aggregation.groups(variables)
     if groups is None:

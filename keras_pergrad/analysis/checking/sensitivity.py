@@ -1,4 +1,4 @@
-"""How strongly a model amplifies the rounding of what it starts from."""
+"""The factor by which a model amplifies rounding in what it starts from."""
 
 import numpy as np
 import tensorflow as tf

@@ -1,4 +1,4 @@
-"""Says whether this machine can train, where, and what to install if not.
+"""Advice on this machine: whether it can train, where, and what to install.
 
 Nothing here imports TensorFlow, but for the probes, which run in processes
 of their own: a wrong pair of versions makes the import itself fail or abort.

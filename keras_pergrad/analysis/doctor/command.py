@@ -1,4 +1,4 @@
-"""`doctor`: asks, judges, prints."""
+"""The command `doctor`: asks, judges, prints."""
 
 import json
 import os
@@ -21,7 +21,7 @@ _MARKS = {OK: "ok", NOTE: "note", WARNING: "warn", ERROR: "ERROR"}
 
 
 def add_to(subcommands):
-    """Adds `doctor` to a parser's subcommands."""
+    """Add `doctor` to a parser's subcommands."""
     parser = subcommands.add_parser(
         "doctor",
         help="say whether this machine can train, where, and what to fix",
@@ -33,14 +33,14 @@ def add_to(subcommands):
 
 
 def run(chosen):
-    """Runs the doctor; returns 0 when all is well, 1 with errors."""
+    """Run the doctor; return 0 when all is well, 1 with errors."""
     report = examine()
     print(json.dumps(report, indent=1) if chosen.json else text(report))
     return 1 if report["errors"] else 0
 
 
 def examine():
-    """Looks at everything.
+    """Look at everything.
 
     Returns:
         A dict that JSON can hold: versions, facts, findings, and how many
@@ -66,7 +66,7 @@ def examine():
 
 
 def text(report):
-    """The doctor's screen."""
+    """Return the doctor's screen."""
     lines = [f"keras_pergrad doctor · {report['system']}"]
     for finding in report["findings"]:
         mark = _MARKS[finding["level"]]
@@ -101,7 +101,7 @@ def _finish(process):
 
 
 def _inside(process):
-    """What the probe found: `(facts, findings)`."""
+    """Return what the probe found: `(facts, findings)`."""
     out, err = _finish(process)
     facts = {"training": []}
     for line in out.splitlines():

@@ -1,4 +1,4 @@
-"""Why `import tensorflow` failed, read from what it said."""
+"""Reasons for a failed `import tensorflow`, read from its error."""
 
 import re
 import signal

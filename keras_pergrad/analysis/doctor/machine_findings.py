@@ -1,4 +1,4 @@
-"""What the doctor says about one thing."""
+"""Findings of the doctor, one for each thing that it looked at."""
 
 import contextlib
 import dataclasses
@@ -52,7 +52,7 @@ def without_paths(text):
 
 
 def _whose():
-    """This user's home, if it can be told, and the names of both."""
+    """Return this user's home, if it can be told, and the names of both."""
     home, names = "", set()
     with contextlib.suppress(RuntimeError):
         found = pathlib.Path.home()

@@ -1,4 +1,4 @@
-"""Tries oneDNN's known matmul defect; runs in a process of its own.
+"""A trial of oneDNN's known matmul defect, run in a process of its own.
 
 A product of shapes [b, 1, t, k] and [k, n] returns garbage or corrupts the
 heap in some builds; the harm may show only when the process ends. Four
@@ -11,7 +11,7 @@ SHAPES = [(2, 3, 4, 5), (8, 16, 32, 32), (64, 16, 64, 32)]
 
 
 def main():
-    """Prints "right" or "wrong", unless it crashes."""
+    """Print "right" or "wrong", unless it crashes."""
     import numpy as np
     import tensorflow as tf
 

@@ -1,4 +1,4 @@
-"""Looks at TensorFlow from the inside; runs in a process of its own.
+"""A look at TensorFlow from the inside, run in a process of its own.
 
 Prints one JSON object a line as soon as it is known, so that what came
 before a crash is kept.
@@ -13,7 +13,7 @@ import sys
 
 
 def say(step, **facts):
-    """Prints what is known of one step."""
+    """Print what is known of one step."""
     print("PROBE " + json.dumps({"step": step, **facts}), flush=True)
 
 
@@ -47,7 +47,7 @@ def xla():
 
 
 def determinism():
-    """What is set that makes runs repeat to the bit."""
+    """Return what is set that makes runs repeat to the bit."""
     from tensorflow.python.framework import config
 
     enabled = config.is_op_determinism_enabled()
@@ -89,7 +89,7 @@ def training(device):
 
 
 def main():
-    """Looks at everything, the likeliest to crash last."""
+    """Look at everything, the likeliest to crash last."""
     import tensorflow as tf
 
     say("tensorflow", version=tf.__version__)

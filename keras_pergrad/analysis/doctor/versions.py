@@ -1,4 +1,4 @@
-"""Which versions are installed, and whether they work together.
+"""The installed versions, and whether they work together.
 
 All is read from the packages' metadata; nothing is imported.
 """
@@ -122,7 +122,7 @@ def _at_least(name, version, least):
 
 
 def _requirements():
-    """What TensorFlow itself asks of NumPy, Keras and protobuf."""
+    """Return what TensorFlow itself asks of NumPy, Keras and protobuf."""
     for wheel in _WHEELS:
         if _version(wheel) is not None:
             lines = importlib.metadata.requires(wheel) or []

@@ -109,7 +109,7 @@ class Explanation:
         return sum(v.held_bytes or 0 for v in self._variables())
 
     def as_dicts(self):
-        """The rows as plain dicts, for JSON or a data frame."""
+        """Return the rows as plain dicts, for JSON or a data frame."""
         return [dataclasses.asdict(row) for row in self.rows]
 
     def _variables(self):

@@ -1,4 +1,4 @@
-"""What a vectorized step would do with a model, layer by layer.
+"""A report of what a vectorized step would do with a model, layer by layer.
 
 The step is traced on symbolic inputs, and the model is tried out on a few
 samples.
@@ -86,7 +86,7 @@ def explain(model, batch_size=32, x=None, jit_compile=None):
 
 
 def _rows_in(x):
-    """The number of samples in a batch given in place of its size."""
+    """Return the number of samples in a batch given in place of its size."""
     sizes = [t.shape for t in tf.nest.flatten(x) if hasattr(t, "shape")]
     if not sizes or not len(sizes[0]):
         raise ValueError(
@@ -111,7 +111,7 @@ def _specs(model, batch_size, x):
 
 
 def _spec(tensor, n):
-    """The type of `n` samples like those in a tensor, perhaps symbolic."""
+    """Get the type of `n` samples like those in a tensor, perhaps symbolic."""
     if not isinstance(tensor, keras.KerasTensor) and not is_composite(tensor):
         tensor = tf.convert_to_tensor(tensor)
     shape = [n, *tensor.shape[1:]]
@@ -127,7 +127,7 @@ def _zeros(spec):
 
 
 def _rows(model, x, n):
-    """A `LayerRow` for each layer with trainable weights, or refused."""
+    """Return a `LayerRow` for each layer with trainable weights, or refused."""
     refused = {}
     tape = Tape(model, (x, None, None), loss=sum_of_outputs)
 
@@ -161,7 +161,7 @@ def _rows(model, x, n):
 
 
 def _nested(layer, seen=None):
-    """A layer and all inside, each once, as they were made."""
+    """Return a layer and all inside, each once, as they were made."""
     seen = set() if seen is None else seen
     if id(layer) not in seen:
         seen.add(id(layer))

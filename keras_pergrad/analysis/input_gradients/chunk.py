@@ -21,7 +21,7 @@ UNROLLED = 4
 
 
 def traced(model, targets, reduce):
-    """A function of (x, indices) that gives the gradients of a chunk.
+    """Return a function of (x, indices) that gives the gradients of a chunk.
 
     Args:
         model: the model.
@@ -44,7 +44,7 @@ def traced(model, targets, reduce):
 
 
 def output_of(model, x):
-    """The model's output for x, as `predict` computes it."""
+    """Return the model's output for x, as `predict` computes it."""
     kwargs = {"training": False} if model._call_has_training_arg else {}
     output = model(x, **kwargs)
     if not tf.is_tensor(output):

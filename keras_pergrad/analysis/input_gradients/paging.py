@@ -1,4 +1,4 @@
-"""Gives the pages of memory-mapped files back once they have been used.
+"""The return of memory-mapped files' pages once they have been used.
 
 Private names in use: `numpy.memmap._mmap`.
 """
@@ -12,7 +12,7 @@ _used: dict[int, int] = {}
 
 
 def release(array, amount):
-    """Notes that `amount` bytes of `array` were used; frees from time to time.
+    """Note that `amount` bytes of `array` were used; free from time to time.
 
     A mapped file's pages stay in the process until the system needs them, so
     that its memory seems to grow with the file. Nothing is lost: the pages of

@@ -1,4 +1,4 @@
-"""Where the gradients of all chunks go."""
+"""The arrays that take the gradients of all chunks."""
 
 import numpy as np
 import tensorflow as tf
@@ -102,7 +102,7 @@ class Total:
 
 
 def _checked(out, gradients, parts, samples):
-    """The arrays of `out`, once they are known to fit."""
+    """Return the arrays of `out`, once they are known to fit."""
     try:
         tf.nest.assert_same_structure(out, gradients)
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""Reads inputs of any size in chunks, the next one while one is worked on."""
+"""Inputs of any size, read in chunks, the next one while one is worked on."""
 
 import concurrent.futures
 import math
@@ -11,7 +11,7 @@ from keras_pergrad.analysis.input_gradients.paging import release
 
 
 def source(x, batch_size):
-    """What reads `x` chunk by chunk: an `Arrays` or a `Dataset`.
+    """Return what reads `x` chunk by chunk: an `Arrays` or a `Dataset`.
 
     Raises:
         TypeError, ValueError: `x` is nothing that can be read, is empty, has
@@ -103,7 +103,7 @@ class Dataset:
 
 
 def _only_x(x, *others):
-    """The inputs, converted as those in arrays are."""
+    """Return the inputs, converted as those in arrays are."""
     del others
     floatx = keras.config.floatx()
     return tf.nest.map_structure(

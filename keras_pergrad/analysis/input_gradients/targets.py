@@ -1,4 +1,4 @@
-"""Which of a model's outputs are differentiated."""
+"""The model outputs that are differentiated."""
 
 import math
 import operator
@@ -57,7 +57,7 @@ class Targets:
             )
 
     def of_chunk(self, start, size):
-        """The indices of `size` samples from `start` on; empty for others."""
+        """Return the indices of `size` samples, if there are indices."""
         if self.kind != "own":
             return np.zeros([0], np.int32)
         found = np.asarray(self.indices[start : start + size], np.int32)

@@ -1,4 +1,4 @@
-"""What gradients are taken with respect to: inputs, or embeddings of ids."""
+"""The tensors that outputs are differentiated by: inputs, or embeddings."""
 
 import contextlib
 import functools
@@ -14,7 +14,7 @@ _PASSING = ("Cast", "Identity")
 
 @contextlib.contextmanager
 def embeddings(model, tape):
-    """Yields the list of (layer, ids, output) of the Embeddings called inside.
+    """Yield the list of (layer, ids, output) of the Embeddings called inside.
 
     Their outputs are watched by `tape`.
     """
@@ -44,7 +44,7 @@ def is_connected(tape, output, tensor):
 
 
 def of_input(position, tensor, found, connected):
-    """The tensor that stands for an input in the gradient.
+    """Return the tensor that stands for an input in the gradient.
 
     Args:
         position: which of the flat inputs it is, for the message.

@@ -107,7 +107,7 @@ class BatchGradient:
         return traces, self.squared_norms - traces / self.samples
 
     def compare(self, repetitions):
-        """Notes how far repetitions are from the first computation.
+        """Note how far repetitions are from the first computation.
 
         Args:
             repetitions: an iterable of lists like `values`, of which one at

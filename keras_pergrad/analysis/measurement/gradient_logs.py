@@ -13,7 +13,7 @@ _HIDDEN = (
 
 
 def logged(found):
-    """What of a `BatchGradient` goes into the logs."""
+    """Return what of a `BatchGradient` goes into the logs."""
     values = {
         "gradient_norm": found.norm,
         "gradient_repeat_deviation": found.repeat_deviation,
@@ -36,7 +36,7 @@ def hidden(name, value):
 
 
 def set_apart(logs):
-    """Sets the training batches' statistics apart from the probe's."""
+    """Set the training batches' statistics apart from the probe's."""
     for name in _OF_BATCHES:
         if logs and name in logs:
             logs[f"train_{name}"] = logs.pop(name)

@@ -1,4 +1,4 @@
-"""What one batch tells of a model's gradient, without changing the model.
+"""The measurement of a model's gradient on one batch, the model unchanged.
 
 Private names in use: `Model._symbolic_build`, `Model._compile_loss`.
 """
@@ -73,7 +73,7 @@ class GradientMeter:
         self._squares: Callable[[bool], Any] | None = None
 
     def measure(self, repeats=1):
-        """Computes the gradient `repeats` times, each time from the start.
+        """Compute the gradient `repeats` times, each time from the start.
 
         Returns:
             A `BatchGradient`.
@@ -137,7 +137,7 @@ class GradientMeter:
         return self._gradient
 
     def _without_samples(self, error=None):
-        """The program for the gradient alone, since the samples' failed."""
+        """Get the program for the gradient alone, since the samples' failed."""
         self._squares = None
         self._gradient = self._compiled(self._plainly)
         if error is not None:
@@ -164,7 +164,7 @@ class GradientMeter:
         return loss, self._of_data(tape.gradient(target, self._values)), []
 
     def _with_squares(self, x, y, sample_weight, wanted):
-        """The gradient, and the samples' norms where they are wanted.
+        """Return the gradient, and the samples' norms where they are wanted.
 
         In one program, since both need the backward pass, which TensorFlow
         then computes once; the gradient is the same with and without norms.
@@ -286,7 +286,7 @@ class MissingLoss(ValueError):
 
 
 def measured_loss(model, x, y, y_pred, sample_weight):
-    """The scalar loss of a batch, after the forward pass.
+    """Return the scalar loss of a batch, after the forward pass.
 
     Raises:
         MissingLoss: none was compiled, and the model adds none by itself.

@@ -77,7 +77,7 @@ def settings(model):
 
 
 def _behind_casts(nodes):
-    """These nodes, and in place of casts what they cast: Keras 3.8 has them."""
+    """Return these nodes, and for casts (Keras 3.8 has them) what they cast."""
     for node in nodes:
         if type(node.operation).__name__ == "Cast":
             yield from _behind_casts(node.parent_nodes)
@@ -122,7 +122,7 @@ def _plain_value(value):
 
 
 def _layers(model):
-    """The layers of a model and of layers of the user's own, each once.
+    """Return the layers of a model and of layers of the user's own, each once.
 
     What Keras's own layers are made of depends on its version.
     """
@@ -137,7 +137,7 @@ def _layers(model):
 
 
 def _place(layer, numbers):
-    """The number of a layer, or what it is instead."""
+    """Return the number of a layer, or what it is instead."""
     if isinstance(layer, keras.Model):
         return "model"
     return numbers.get(id(layer), type(layer).__name__)
@@ -158,7 +158,7 @@ def _config(thing):
 
 
 def _flat(name, config):
-    """Settings by name, those of layers inside of layers, too."""
+    """Return settings by name, those of layers inside of layers, too."""
     if not isinstance(config, dict):
         return {name: config}
     found = {}

@@ -53,7 +53,7 @@ def as_batch(probe):
 
 
 def meter(model, batch):
-    """A `GradientMeter` that is ready to measure.
+    """Return a `GradientMeter` that is ready to measure.
 
     Raises:
         ValueError: the batch is not one that the model can be trained on,
@@ -109,7 +109,7 @@ def guarded_steps(model, need, failed):
 
 
 def _first_batch(model, iterator, take):
-    """Shows the next batch, and gives an iterator that starts with it."""
+    """Show the next batch, and give an iterator that starts with it."""
     if not isinstance(iterator, tf.data.Iterator):
         raise ValueError(
             "`probe` expected a batch, since the first one cannot be looked "

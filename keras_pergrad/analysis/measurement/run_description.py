@@ -99,7 +99,7 @@ def fingerprint(batch):
 
 
 def _precision(model):
-    """The name of the layers' dtype policy, or of each one's."""
+    """Return the name of the layers' dtype policy, or of each one's."""
     names = [
         layer.dtype_policy.name
         for layer in model._flatten_layers(include_self=False)

@@ -58,6 +58,6 @@ class RunLog:
 
 
 def _new_name(seed):
-    """A name that sorts by time, tells the seed, and is no other run's."""
+    """Get a name that sorts by time, tells the seed, and is no other run's."""
     known = "" if seed is None else f"seed{seed}-"
     return time.strftime("%Y%m%d-%H%M%S-") + known + os.urandom(3).hex()

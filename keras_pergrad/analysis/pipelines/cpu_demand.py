@@ -1,4 +1,4 @@
-"""What this process's threads compute, and wait for a core to compute."""
+"""The processor time that this process's threads use, and wait for."""
 
 import pathlib
 

@@ -31,7 +31,7 @@ _CLOSED = (
 
 @contextlib.contextmanager
 def untrained(model, batches):
-    """Yields the `Step` of a model; at the end the model is put back.
+    """Yield the `Step` of a model; at the end the model is put back.
 
     That is its weights and seeds, the optimizer, what its gradient mode has
     summed up or draws noise from, and Keras's own seed. Metrics start afresh.
@@ -73,7 +73,9 @@ def untrained(model, batches):
 
 
 def _fresh_state(model):
-    """What a gradient mode begins with; its sums so far must not be touched.
+    """Return what a gradient mode begins with.
+
+    Its sums so far must not be touched.
 
     Putting them back would not do: new ones can come with the first step.
     """
@@ -96,7 +98,7 @@ def _variables(model):
 
 
 def _held_by(owner):
-    """The variables that an object holds, at any depth."""
+    """Return the variables that an object holds, at any depth."""
     found, waiting, seen = [], [owner], {}
     while waiting:
         this = waiting.pop()

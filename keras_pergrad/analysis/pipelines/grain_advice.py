@@ -11,7 +11,7 @@ def _is_loader(data):
 
 
 def read_threads(facts):
-    """Reading sleeps, and few threads do it."""
+    """Advise where reading sleeps, and few threads do it."""
     if facts.kind != "grain" or facts.computes:
         return None
     threads = grain_data.read_threads(facts.data)

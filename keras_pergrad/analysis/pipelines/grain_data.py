@@ -1,4 +1,4 @@
-"""What a Grain pipeline is made of.
+"""The parts of a Grain pipeline.
 
 Grain is an optional dependency: nothing here imports it until the data is
 Grain's own.
@@ -30,7 +30,7 @@ def is_grain(data):
 
 
 def _nodes(data):
-    """A dataset and all that it is made of, the last stage first."""
+    """Return a dataset and all that it is made of, the last stage first."""
     found, waiting = [], [data]
     while waiting:
         node = waiting.pop(0)
@@ -53,7 +53,7 @@ def read_threads(data):
 
 
 def _number(setting):
-    """A setting that Grain may choose by itself as a plain number."""
+    """Return a setting that Grain may choose by itself as a plain number."""
     return int(getattr(setting, "value", setting))
 
 

@@ -4,7 +4,7 @@ from keras_pergrad.analysis.pipelines.pipeline_facts import Advice, cores
 
 
 def workers(facts):
-    """A PyDataset has one worker."""
+    """Advise where a PyDataset has one worker."""
     if facts.kind != "pydataset" or facts.data.workers > 1:
         return None
     count = facts.threads_to_hide if facts.sleeps else max(4, cores())
@@ -45,7 +45,7 @@ def too_many_workers(facts):
 
 
 def threads_that_compute(facts):
-    """A few threads compute in Python, which runs one at a time."""
+    """Advise where a few threads compute in Python, one at a time."""
     if facts.kind != "pydataset" or facts.data.use_multiprocessing:
         return None
     count = facts.data.workers
@@ -61,7 +61,7 @@ def threads_that_compute(facts):
 
 
 def python_generator(facts):
-    """The data is a plain Python generator."""
+    """Advise where the data is a plain Python generator."""
     if facts.kind != "generator":
         return None
     return Advice(
@@ -76,7 +76,7 @@ def python_generator(facts):
 
 
 def dataloader_workers(facts):
-    """A torch DataLoader has no workers."""
+    """Advise where a torch DataLoader has no workers."""
     if facts.kind != "dataloader" or facts.data.num_workers:
         return None
     return Advice(

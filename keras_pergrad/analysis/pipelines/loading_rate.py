@@ -93,7 +93,7 @@ class Measured:
 
 
 def measure(data, batches, step=FETCH, stopwatch=None):
-    """Times `batches` batches after the first one.
+    """Time `batches` batches after the first one.
 
     Rounded up to whole calls of the step.
 

@@ -40,7 +40,7 @@ def _is_repeated(facts, stage):
 
 
 def _serial_map(facts):
-    """The map that takes one element at a time and works most, its share."""
+    """Return the one-by-one map that works most, and its share."""
     share, stage = 0.0, None
     for this in facts.stages:
         if this.kind != "Map":
@@ -68,7 +68,7 @@ def _in_python_alone(stage, facts):
 
 
 def parallel_map(facts):
-    """A map that does much of the work takes one element at a time."""
+    """Advise where a map with much of the work takes one element at a time."""
     stage, share = _serial_map(facts)
     if stage is None or share < LARGE or _is_cheap(stage, facts):
         return None
@@ -122,7 +122,7 @@ def thread_pool(facts):
 
 
 def python_map(facts):
-    """A map computes in Python, where threads take turns."""
+    """Advise where a map computes in Python, where threads take turns."""
     for stage in facts.stages:
         if stage.kind not in ("Map", "ParallelMap"):
             continue
@@ -151,7 +151,7 @@ def python_map(facts):
 
 
 def batch_first(facts):
-    """A map of single elements costs less than being called for each."""
+    """Advise where a map of single elements costs less than its calls."""
     for stage in facts.stages:
         at = facts.stages.index(stage)
         batched = facts.stages[at - 1] if at else None
@@ -178,7 +178,7 @@ def batch_first(facts):
 
 
 def cache(facts):
-    """Maps that do much of the work compute the same again later."""
+    """Advise where maps with much of the work compute the same again later."""
     if any(s.kind == "Cache" for s in facts.stages):
         return None
     if facts.kind != "dataset" or not int(facts.data.cardinality()) > 0:
@@ -201,7 +201,7 @@ def cache(facts):
 
 
 def frozen_augmentation(facts):
-    """A cache keeps what a random map drew in the first epoch."""
+    """Advise where a cache keeps what a random map drew in the first epoch."""
     kinds = [s.kind for s in facts.stages]
     if "Cache" not in kinds:
         return None

@@ -1,4 +1,4 @@
-"""What is known about the data when advice is asked for."""
+"""Facts about the data, on which advice is based."""
 
 import dataclasses
 import math
@@ -92,7 +92,7 @@ class Facts:
         return named / total if total else None
 
     def running_of(self, stage):
-        """The `RunningStage` that a written stage became, or None."""
+        """Return the `RunningStage` that a written stage became, or None."""
         place = self.stages.index(stage)
         pairs = zip(
             self.running or (), matched(self.stages, self.running or ())
@@ -202,7 +202,7 @@ def kind_of(data):
 
 
 def gather(data, running, wait_ms, step_ms, **others):
-    """Collects the `Facts`; nothing is iterated.
+    """Collect the `Facts`; nothing is iterated.
 
     Args:
         data: What the user passed.

@@ -1,4 +1,4 @@
-"""Looks at a running pipeline while its data lasts.
+"""Observations of a running pipeline while its data lasts.
 
 When the data has ended, all buffers are empty, and TensorFlow has forgotten
 the pipelines that a stage made of its elements.

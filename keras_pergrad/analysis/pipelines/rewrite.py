@@ -6,7 +6,7 @@ IGNORE_STATE = 1
 
 
 def with_parallel_maps(dataset):
-    """The same pipeline with every map made parallel.
+    """Return the same pipeline with every map made parallel.
 
     Returns:
         The dataset; None if it has no sequential map or cannot be copied

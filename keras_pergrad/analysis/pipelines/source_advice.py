@@ -77,7 +77,7 @@ def interleave(facts):
 
 
 def parallel_reads(facts):
-    """A reader of several files reads one after the other."""
+    """Advise where a reader of several files reads one after the other."""
     for stage in facts.stages:
         if not files_in_turn(stage) or stage.kind != "TFRecord":
             continue
@@ -104,7 +104,7 @@ def _few_in_a_file(facts):
 
 
 def tiny_files(facts):
-    """Opening the files costs more than reading them."""
+    """Advise where opening the files costs more than reading them."""
     few = _few_in_a_file(facts)
     stages = [
         s
@@ -125,7 +125,7 @@ def tiny_files(facts):
 
 
 def tiny_reads(facts):
-    """A file reader's buffer is smaller than a line."""
+    """Advise where a file reader's buffer is smaller than a line."""
     for stage in facts.stages:
         size = reader_buffer(stage)
         # TensorFlow's account leaves readers out: no share to go by.

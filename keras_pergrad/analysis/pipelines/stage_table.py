@@ -51,7 +51,7 @@ class StageRow:
 
 
 def stage_rows(data, kind, written, running):
-    """Joins the stages as written with the stages as they run.
+    """Join the stages as written with the stages as they run.
 
     Args:
         data: What the user passed.
@@ -193,7 +193,7 @@ def _loader_name(data, stage):
 
 
 def text_of(rows, cpu_budget=None, ram_budget=None):
-    """The rows as a table of text."""
+    """Return the rows as a table of text."""
     cells: list[tuple[str, ...]] = [
         ("stage", "of the work", "ms/element", "parallel", "buffer")
     ]

@@ -93,7 +93,7 @@ def _stage(kind, dataset):
 
 
 def size_of(stage, name):
-    """A number the stage was made with (`_buffer_size`), None if unknown."""
+    """Return a number of the stage (`_buffer_size`), or None if unknown."""
     value = getattr(stage.dataset, name, None)
     if isinstance(value, tf.Tensor):
         value = tf.get_static_value(value)

@@ -1,4 +1,4 @@
-"""Times the train and test functions of one model, one call at a time.
+"""A stopwatch for the train and test functions of one model, call by call.
 
 The model's function is replaced just before it is called and put back as the
 call begins. So between two calls, whatever happens there (an exception in
@@ -84,17 +84,17 @@ class Stopwatch:
 
     @staticmethod
     def of(model):
-        """The one stopwatch of `model`; nothing is stored on the model."""
+        """Return the one stopwatch of `model`, which is not stored on it."""
         if model not in _stopwatches:
             _stopwatches[model] = Stopwatch()
         return _stopwatches[model]
 
     def iterator(self, slot):
-        """The iterator last used by that function, or None if it is gone."""
+        """Return the iterator that function used last, None if it is gone."""
         return self._iterators[slot]()
 
     def arm(self, model, slot):
-        """Makes the next call of `model`'s function a timed one."""
+        """Make the next call of `model`'s function a timed one."""
         function = getattr(model, slot)
         if isinstance(function, TimedCall):
             return
@@ -104,7 +104,7 @@ class Stopwatch:
         object.__setattr__(model, slot, self._armed)
 
     def reserve(self, fetches):
-        """Makes room in the log for a call that fetches so often."""
+        """Make room in the log for a call that fetches so often."""
         if self._undrained + fetches > self._log.capacity:
             self.drain()
         if fetches > self._log.capacity:
@@ -112,7 +112,7 @@ class Stopwatch:
         self._undrained += fetches
 
     def disarm(self):
-        """Puts an armed function back that was never called."""
+        """Put an armed function back that was never called."""
         if self._armed is not None:
             self._armed.restore()
             self._armed = None

@@ -37,7 +37,7 @@ def prefetch(facts):
 
 
 def prefetch_to_device(facts):
-    """The copy to the accelerator stands between the wait and the step."""
+    """Advise where the copy to the accelerator delays the step."""
     device = accelerator()
     if facts.kind != "dataset" or not has_iterators(device):
         return None
@@ -86,7 +86,7 @@ def unordered(facts):
 
 
 def shuffle_after_batch(facts):
-    """A shuffle of whole batches delays the first one."""
+    """Advise where a shuffle of whole batches delays the first one."""
     kinds = [s.kind for s in facts.stages]
     batches = [k for k in kinds if k in ("Batch", "ParallelBatch")]
     if "Shuffle" not in kinds or not batches:
@@ -112,7 +112,7 @@ def shuffle_after_batch(facts):
 
 
 def shuffle_buffer(facts):
-    """A large buffer fills with finished samples before the first step."""
+    """Advise where a large buffer of finished samples delays the first step."""
     kinds = [s.kind for s in facts.stages]
     if "Shuffle" not in kinds or facts.kind != "dataset":
         return None

@@ -1,4 +1,4 @@
-"""What the rules about `tf.data` share."""
+"""Code and texts that the rules about `tf.data` share."""
 
 from keras_pergrad.analysis.pipelines.pipeline_facts import cores
 
@@ -10,7 +10,7 @@ def parallel_gain(facts, share, workers=None):
 
 
 def written_as(stage, default="function"):
-    """The name of a stage's function where it is one to write."""
+    """Return the name of a stage's function where it is one to write."""
     name = stage.function or ""
     return name if name.isidentifier() else default
 

@@ -98,13 +98,13 @@ class TimedIterator(tf.data.Iterator):
 
 
 def _pass_on(part):
-    """The same tensor on the same device, later."""
+    """Return the same tensor on the same device, later."""
     with part.graph.colocate_with(part.op):
         return tf.identity(part)
 
 
 def _row_with_step_end(log):
-    """A row of the log, with the end of a step that runs beside the fetch.
+    """Get a row of the log, with the end of a step that runs beside the fetch.
 
     In Keras's loop the fetch is a branch of a condition in the loop's body,
     and the step is an earlier op of that body.
@@ -127,7 +127,7 @@ def _row_with_step_end(log):
 
 
 def timed_spec(iterator, log):
-    """The type of `iterator` when it is timed into `log`."""
+    """Return the type of `iterator` when it is timed into `log`."""
     return TimedIteratorSpec(
         tf.type_spec_from_value(iterator), log.key, copied_to(iterator)
     )

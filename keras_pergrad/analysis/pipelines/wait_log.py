@@ -1,4 +1,4 @@
-"""Where a train function writes down, while it runs, when data arrived.
+"""A log, written by a train function while it runs, of when data arrived.
 
 The log is four small resources on the CPU: a counter, one row for each
 fetch, and for each fetch two time stamps that it may lack: the end of the step
@@ -28,7 +28,7 @@ _logs = weakref.WeakValueDictionary()
 
 
 def log_of_key(key):
-    """The `WaitLog` with that `key`."""
+    """Return the `WaitLog` with that `key`."""
     return _logs[key]
 
 
@@ -71,11 +71,11 @@ class WaitLog:
         return resource
 
     def add(self, asked, arrived, had_batch):
-        """A fetch that Python made itself (eager mode)."""
+        """Add a fetch that Python made itself (eager mode)."""
         self._eager.append((asked, arrived, float(had_batch), 0.0, 0.0))
 
     def next_row(self):
-        """Takes the next row (in a graph)."""
+        """Take the next row (in a graph)."""
         with tf.device("CPU:0"):
             tf.raw_ops.AssignAddVariableOp(
                 resource=self.counter, value=tf.constant(1, tf.int64)
@@ -86,7 +86,7 @@ class WaitLog:
             return written % tf.constant(self.capacity, tf.int64)
 
     def write_fetch(self, row, asked, arrived, had_batch):
-        """Fills in a row (in a graph)."""
+        """Fill in a row (in a graph)."""
         with tf.device("CPU:0"):
             had_batch = tf.cast(had_batch, tf.float64)
             tf.raw_ops.ResourceScatterUpdate(
@@ -96,12 +96,12 @@ class WaitLog:
             )
 
     def write_step_end(self, row, time):
-        """Fills in when the step beside the fetch ended (in a graph)."""
+        """Fill in when the step beside the fetch ended (in a graph)."""
         self._has_step_ends = True
         _write(self.step_ends, row, time)
 
     def write_copied(self, row, time):
-        """Fills in when the batch was on the accelerator (in a graph)."""
+        """Fill in when the batch was on the accelerator (in a graph)."""
         self._has_copies = True
         _write(self.copies, row, time)
 
@@ -143,7 +143,7 @@ def _write(resource, row, time):
 
 
 def _taken(resource, empty):
-    """The numbers in `resource`, which is wiped."""
+    """Return the numbers in `resource`, which is wiped."""
     value = tf.raw_ops.ReadVariableOp(resource=resource, dtype=empty.dtype)
     tf.raw_ops.AssignVariableOp(resource=resource, value=empty)
     return value.numpy()

@@ -30,7 +30,7 @@ class WaitHistogram:
         self.total += len(waits)
 
     def percentile(self, percent):
-        """The wait that `percent` of the batches do not exceed, in s."""
+        """Return the wait that `percent` of the batches do not exceed, in s."""
         if not self.total:
             return None
         rank = max(1, math.ceil(self.total * percent / 100))

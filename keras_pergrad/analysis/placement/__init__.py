@@ -1,1 +1,1 @@
-"""Which device runs what: found, measured, compared and predicted."""
+"""The placement of ops on devices: found, measured, compared and predicted."""

@@ -13,7 +13,7 @@ _PIPELINES = ("Dataset", "DatasetV2", "DatasetV3", "DatasetV4")
 
 
 def kind(definition, functions=()):
-    """What hides behind a node.
+    """Return what hides behind a node.
 
     Args:
         definition: a `NodeDef`.

@@ -23,7 +23,7 @@ _SECONDS_MS = 300_000
 
 @contextlib.contextmanager
 def collect(again):
-    """Yields a list that gets the `RunMetadata` when the block ends.
+    """Yield a list that gets the `RunMetadata` when the block ends.
 
     Collection is one flag for the whole process, and exporting drains what
     was collected: do not nest.
@@ -85,7 +85,7 @@ def was_traced(function):
 
 
 def step_partitions(metadata):
-    """The partition graphs of the training step, one a device.
+    """Return the partition graphs of the training step, one a device.
 
     Other functions (of the data pipeline, of metrics) may have been placed
     meanwhile: the step is the one that fetches a batch, else the largest.

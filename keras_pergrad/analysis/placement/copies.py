@@ -112,14 +112,14 @@ def _logs(nodes):
 
 
 def total(copies):
-    """Copies a step, `None` if one of them cannot be counted."""
+    """Return the copies of one step, `None` if one cannot be counted."""
     if any(copy.runs is None for copy in copies):
         return None
     return sum(copy.runs for copy in copies)
 
 
 def by_direction(copies):
-    """A `Counter` of copies a step by direction."""
+    """Return a `Counter` of copies a step by direction."""
     counts = collections.Counter()
     for copy in copies:
         counts[copy.direction] += copy.runs or 0

@@ -1,4 +1,4 @@
-"""The same step on every device: do the numbers agree, and how fast is it."""
+"""The same step on every device: whether the numbers agree, and the speed."""
 
 import dataclasses
 
@@ -101,7 +101,7 @@ def _lines(device, cpu_ms):
 
 
 def compare_devices(model, x, y, devices=None, repeats=3):
-    """Compares a model's numbers and speed on each device with the CPU's.
+    """Compare a model's numbers and speed on each device with the CPU's.
 
     Loss, outputs and the gradient of every variable are computed from the
     same weights and the same batch, in graphs as TensorFlow optimises them
@@ -169,7 +169,7 @@ def compare_devices(model, x, y, devices=None, repeats=3):
 
 
 def _step(model, data):
-    """The traced loss and gradients: `((concrete, values), labels, notes)`."""
+    """Trace loss and gradients: `((concrete, values), labels, notes)`."""
     traced = _trace(model, data, training=True)
     operations = traced[0][0].graph.get_operations()
     if any(op.type.startswith(_RANDOM) for op in operations):

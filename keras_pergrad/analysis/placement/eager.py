@@ -57,7 +57,7 @@ class Executed:
 
 @contextlib.contextmanager
 def watch():
-    """Yields a list that grows by an `Executed` for each op."""
+    """Yield a list that grows by an `Executed` for each op."""
     executed, placed = [], {}
 
     def note(op_type, inputs, attrs, outputs, op_name=None, graph=None):
@@ -124,7 +124,7 @@ def _placement_key(definition, inputs):
 
 
 def _only(metadata):
-    """The graphs of the one function that was placed, or `()`."""
+    """Return the graphs of the one function that was placed, or `()`."""
     placed = [
         tuple(part for part in function.partition_graphs if part.node)
         for function in metadata.function_graphs
@@ -142,7 +142,7 @@ def names(executed):
 
 
 def read(executed, layer_of, device):
-    """What was executed.
+    """Return what was executed.
 
     Args:
         executed: a list of `Executed`.

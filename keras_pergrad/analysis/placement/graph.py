@@ -80,7 +80,7 @@ class Node:
 
 
 def type_names(definition):
-    """The names of the types among a `NodeDef`'s attributes, `T` first."""
+    """Get the names of the types among a `NodeDef`'s attributes, `T` first."""
     found = []
     for key in sorted(definition.attr, key=lambda k: (k != "T", k)):
         value = definition.attr[key]
@@ -93,7 +93,7 @@ def type_names(definition):
 
 
 def read(partitions):
-    """Joins partition graphs.
+    """Join partition graphs.
 
     Args:
         partitions: a list of `GraphDef`.
@@ -133,7 +133,7 @@ def read(partitions):
 
 
 def through_plumbing(node, slot=0):
-    """The node that really made a tensor: skips identities and receives."""
+    """Get the node that really made a tensor: skips identities and receives."""
     while True:
         if node.op in RECEIVES and node.partner is not None:
             node, slot = node.partner.inputs[0]

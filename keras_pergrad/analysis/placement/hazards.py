@@ -1,4 +1,4 @@
-"""What is known to hurt, to fail or to be wrong on Metal.
+"""Known hazards on Metal: what is slow, fails or computes wrong numbers.
 
 Each entry rests on reports of users or on the plugin's binary; none of it
 is measured by the callback. `compare_devices` measures.

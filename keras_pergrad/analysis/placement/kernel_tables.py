@@ -1,4 +1,4 @@
-"""Which kernels a Mac has, as tables that ship with the package.
+"""The kernels that a Mac has, as tables that ship with the package.
 
 `tensorflow_metal_1_2_0_kernels.json` was extracted from the plugin's binary:
 op → types (`"from->to"` for Cast, `"any"` where nothing is constrained).
@@ -40,7 +40,7 @@ class Table:
     generic: dict
 
     def serving(self, definition, op=None):
-        """What would run a node: `"device"`, `"generic"` or `"none"`."""
+        """Return what would run a node: `"device"`, `"generic"` or `"none"`."""
         op = op or definition.op
         types = self.kernels.get(op)
         if types is not None and _fits(definition, types):
@@ -51,7 +51,7 @@ class Table:
         return NONE
 
     def known_types(self, op):
-        """The types for which the table has the op."""
+        """Return the types for which the table has the op."""
         types = set(self.kernels.get(op, ()))
         for constraints in self.generic.get(op, ()):
             types.update(*constraints.values())
@@ -59,7 +59,7 @@ class Table:
 
 
 def metal(kernels=None):
-    """The table of tensorflow-metal 1.2.0, or one with the user's kernels."""
+    """Return the table of tensorflow-metal 1.2.0, or of the user's kernels."""
     generic = _load("tensorflow_generic_kernels.json")
     if kernels is not None:
         return Table(OWN, kernels, generic)
@@ -77,7 +77,7 @@ def _type(definition, key):
 
 
 def data_type(definition):
-    """The type an op computes in, as the table lists it."""
+    """Return the type an op computes in, as the table lists it."""
     if "SrcT" in definition.attr:
         source, target = _type(definition, "SrcT"), _type(definition, "DstT")
         return f"{source}->{target}"

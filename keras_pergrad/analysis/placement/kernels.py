@@ -1,4 +1,4 @@
-"""Which kernel serves a node on a device, and why a node has none there.
+"""The kernel that serves a node on a device, or the reason why none does.
 
 Private name in use, covered by `tests/analysis/placement/test_kernels.py`:
 `tensorflow.python.framework.kernels.get_registered_kernels_for_op`.
@@ -73,7 +73,7 @@ _HOST_TYPES = {"string"}
 
 @functools.cache
 def registered(op):
-    """The kernels registered for an op, in this process."""
+    """Return the kernels registered for an op, in this process."""
     return tuple(tf_kernels.get_registered_kernels_for_op(op).kernel)
 
 
@@ -96,7 +96,7 @@ def owned_by_tensorflow(op):
 
 
 def serving(definition, device_type):
-    """What would run a node on a device of this type.
+    """Return what would run a node on a device of this type.
 
     Args:
         definition: a `NodeDef`.
@@ -154,7 +154,7 @@ def reason(definition, dtypes, device_type, platform):
 
 
 def _refused(definition, kernels):
-    """The types that no kernel takes → those that are taken in their place.
+    """Get the types that no kernel takes → those that are taken in their place.
 
     A kernel may be chosen by several types (data, indices), most of which
     are fine.

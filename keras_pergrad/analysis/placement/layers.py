@@ -1,4 +1,4 @@
-"""Which layer a node comes from, read from its name.
+"""The layer that a node comes from, read from the node's name.
 
 Keras opens a name scope for each layer it calls, and TensorFlow puts the
 gradient's nodes under the same names. Scopes get a "_1" appended where the

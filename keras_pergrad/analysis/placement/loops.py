@@ -1,4 +1,4 @@
-"""How often each node of a step runs.
+"""The number of times that each node of a step runs.
 
 Loops arrive as rings of Enter, Merge, Switch, NextIteration and Exit nodes,
 one frame a loop. What stands in a frame runs once an iteration, and the
@@ -68,7 +68,7 @@ class Runs:
         return bool(self._steps)
 
     def trips(self, frame):
-        """The iterations of one loop, `None` if they cannot be read."""
+        """Return the iterations of one loop, `None` if they cannot be read."""
         if frame not in self._trips:
             if frame in self._solving:
                 return None
@@ -135,7 +135,7 @@ class Runs:
         return bodies
 
     def _along(self, feeder, slot):
-        """What a consumer of this output depends on."""
+        """Return what a consumer of this output depends on."""
         branches = self._branches.get(feeder, frozenset())
         if feeder.op != "Switch" or slot is None:
             return branches
@@ -178,7 +178,7 @@ class Runs:
         return max(0, min(limits))
 
     def _limit(self, test):
-        """Iterations until `counter < bound` fails."""
+        """Return iterations until `counter < bound` fails."""
         counter = self._counter(*through_plumbing(*test.inputs[0]))
         bound = self._value(*test.inputs[1])
         if counter is None or bound is None:
@@ -218,7 +218,7 @@ class Runs:
         return through_plumbing(*switch.inputs[0])[0]
 
     def _value(self, node, slot=0):
-        """The whole number a scalar tensor holds, if it can be told."""
+        """Return the whole number a scalar tensor holds, if it can be told."""
         node, slot = through_plumbing(node, slot)
         if node.op == "Const":
             value = tf.make_ndarray(node.attr["value"].tensor)
@@ -251,7 +251,7 @@ class Runs:
         return None if trips is None else counter[0] + counter[1] * trips
 
     def _unchanging(self, merge):
-        """The value of a loop variable that is handed on as it came."""
+        """Return the value of a loop variable that is handed on as it came."""
         start = None
         for feeder, slot in merge.inputs:
             if feeder.op == "Enter":

@@ -1,4 +1,4 @@
-"""What to change where an op has no Metal kernel."""
+"""Advice on ops that have no Metal kernel."""
 
 _HINTS = {
     "Einsum": "Dense layers and matmul run on Metal, einsum does not",
@@ -22,5 +22,5 @@ _HINTS = {
 
 
 def for_op(op):
-    """A hint, or `""`."""
+    """Return a hint, or `""`."""
     return _HINTS.get(op, "")

@@ -66,7 +66,7 @@ def read(partitions, model, device=None):
 
 
 def of_nodes(nodes, runs, layer_of, device):
-    """The operations among nodes, and what hides others.
+    """Return the operations among nodes, and what hides others.
 
     Args:
         nodes: linked nodes.

@@ -1,4 +1,4 @@
-"""Where a step would run on a machine that is not at hand."""
+"""A prediction of where a step runs on a machine that is not at hand."""
 
 import tensorflow as tf
 
@@ -102,7 +102,7 @@ def predict_placement(model, x, y, platform="metal", kernels_table=None):
 
 
 def optimised_nodes(model, data):
-    """The nodes of the training step, optimised and on one CPU."""
+    """Return the nodes of the training step, optimised and on one CPU."""
     if not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
     concrete, values = trace_step(model.train_step, data)

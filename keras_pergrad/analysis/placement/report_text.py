@@ -34,7 +34,7 @@ def _kinds(report):
 
 
 def render(report):
-    """The text of a `PlacementReport`."""
+    """Return the text of a `PlacementReport`."""
     lines = [_title(report)]
     if report.variables:
         where = ", ".join(f"{n} on {d}" for d, n in report.variables.items())

@@ -1,4 +1,4 @@
-"""What a step costs, measured on a copy of it: bytes, time, executions."""
+"""The costs of a step, measured on a copy of it: bytes, time, executions."""
 
 import collections
 import dataclasses
@@ -37,7 +37,7 @@ class DeepReport:
     cpu_step_ms: float
 
     def lines(self, accelerated):
-        """The report's text, a list of lines."""
+        """Return the report's text, a list of lines."""
         slowest = ", ".join(f"{op} {ms:.2f}" for op, ms in self.slowest[:3])
         in_ops = f"{self.fallback_ms:.2f} ms a step"
         in_ops += f" ({slowest})" if slowest else ""
@@ -104,7 +104,7 @@ def median_ms(replica, values, steps, fetches=None):
 
 
 def analyse(metadata, step_ms, cpu_ms):
-    """Reads a `DeepReport` from one traced run, and two times."""
+    """Read a `DeepReport` from one traced run, and two times."""
     nodes = graph.read(metadata.partition_graphs)
     ops = {node.name: node.op for node in nodes}
     executions = collections.defaultdict(collections.Counter)

@@ -1,4 +1,4 @@
-"""Finds the op that computes wrong numbers on a device."""
+"""The search for the op that computes wrong numbers on a device."""
 
 import dataclasses
 
@@ -48,7 +48,7 @@ class Suspect:
 
 
 def find(concrete, values, device, layer_of, judge):
-    """Looks for the op behind a difference.
+    """Look for the op behind a difference.
 
     Args:
         concrete: the traced function.
@@ -107,7 +107,7 @@ def _one_by_one(concrete, values, device, layer_of):
 
 
 def _fetchable(replica):
-    """The tensors of the graph that can be read, and handed over."""
+    """Return the tensors of the graph that can be read, and handed over."""
     idle = graph.RUNTIME - {"Const"}
     made = [
         tensor
@@ -138,7 +138,7 @@ def _verdict(op, right, tensor, value):
 
 
 def _by_type(concrete, values, device, judge):
-    """The type of op that makes the difference vanish on the CPU."""
+    """Return the type of op that makes the difference vanish on the CPU."""
     definition = concrete.graph.as_graph_def()
     bodies = [definition.node]
     bodies += [f.node_def for f in definition.library.function]

@@ -26,7 +26,7 @@ def is_elementwise(activation):
 
 
 def _activate(activation, z):
-    """The activation's value and its derivative at z."""
+    """Return the activation's value and its derivative at z."""
     if activation is keras.activations.tanh:
         y = tf.tanh(z)
         return y, 1 - y * y

@@ -1,4 +1,4 @@
-"""Which rule serves which layer class."""
+"""The registry of rules for layer classes."""
 
 import dataclasses
 from collections.abc import Callable
@@ -65,7 +65,7 @@ _RULES: dict[type, Rule] = {}
 def register_rule(
     layer_class, *, forward=None, unsupported=None, replace=False
 ):
-    """Registers a function as the per-sample gradient rule of a layer class.
+    """Register a function as the per-sample gradient rule of a layer class.
 
     The function takes `(layer, inputs, dz)`: the layer, its first input for
     the whole batch, and the gradient of the batch's loss with respect to the
@@ -127,7 +127,7 @@ def register_rule(
 
 
 def find_rule(layer):
-    """The rule that serves `layer`, or None.
+    """Return the rule that serves `layer`, or None.
 
     A subclass with a `call` of its own is not served by its base's rule: it
     may compute anything. Neither is a layer with one in the instance, unless

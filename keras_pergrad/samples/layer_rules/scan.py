@@ -43,7 +43,7 @@ class Scan:
         return array.unstack(_swapped(tensor))
 
     def join(self, sequence):
-        """A sequence as (n, t, ...)."""
+        """Return a sequence as (n, t, ...)."""
         if self.unroll:
             return tf.stack(sequence, axis=1)
         return _swapped(sequence.stack())
