@@ -204,6 +204,9 @@ class _Judge:
 
     def ask_keras(self):
         """One step of plain Keras: its weights, state and loss."""
+        if self.case.is_random and self.case.execution == "xla":
+            # Compiled by XLA, TensorFlow draws other numbers.
+            self.compile(self.model, jit_compile=True)
         logs = self.model.train_on_batch(
             self.x, self.y, return_dict=True, **self.weighting()
         )

@@ -90,6 +90,19 @@ def test_batch_normalization_is_refused():
     assert outcomes(case) == {judge.REFUSED}
 
 
+@pytest.mark.parametrize("execution", ["eager", "graph", "xla"])
+def test_draws_are_those_of_keras_in_the_same_execution(execution):
+    """Compiled by XLA, Keras's dropout drops others than in a graph."""
+    case = with_block(
+        "L.Dropout(0.4)(h)",
+        (5,),
+        is_random=True,
+        clips=False,
+        execution=execution,
+    )
+    assert outcomes(case) == {judge.SERVED}
+
+
 def test_a_failure_shrinks_to_what_it_needs():
     case = dataclasses.replace(
         PLAIN,
