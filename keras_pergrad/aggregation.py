@@ -53,7 +53,9 @@ class Aggregation(Configured):
     def weights(self, norms):
         """Get the factor of each sample in the mean, of the shape of `norms`.
 
-        Each weight may depend on its own sample's norms only.
+        Each weight may depend on its own sample's norms only. A norm may be
+        NaN or infinite: a weight of 0 leaves such a sample out, any other
+        makes the whole gradient NaN, as Keras's own would be.
 
         Args:
             norms: the norm of each per-sample gradient over all trainable
@@ -135,7 +137,8 @@ def is_finite(norms):
     """Which norms are neither NaN nor infinite.
 
     They are never negative, so one comparison tells, and that is an op which
-    Metal has; `tf.math.is_finite` would run on the CPU.
+    Metal has; `tf.math.is_finite` would run on the CPU. What it says must not
+    be negated: in a graph TensorFlow makes ≥ of it then, which no NaN is.
     """
     return norms < tf.constant(math.inf, norms.dtype)
 

@@ -204,7 +204,7 @@ class ClippedMean(Aggregation):
         return {
             "clipped_fraction": tf.reduce_mean(tf.cast(clipped, norms.dtype)),
             "nonfinite_samples": tf.reduce_sum(
-                tf.cast(tf.logical_not(finite), norms.dtype)
+                1 - tf.cast(finite, norms.dtype)
             ),
         }
 

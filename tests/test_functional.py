@@ -359,6 +359,17 @@ def test_many_models_do_not_warn_of_retracing(caplog):
     assert not [r for r in caplog.records if "retracing" in r.getMessage()]
 
 
+@pytest.mark.parametrize(
+    "weights", [np.array(["1", "2"]), np.array([None, 1]), [1, 2], "weights"]
+)
+def test_sample_weights_that_are_no_numbers_are_refused(weights):
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    x, y = np.ones((2, 3)), np.ones((2, 1))
+    with pytest.raises(ValueError, match="real numbers, one for each sample"):
+        kpg.per_sample_norms(model, x, y, sample_weight=weights)
+
+
 def test_stateful_layers_are_refused_one_by_one():
     inputs = keras.Input(batch_shape=(4, 3, 2))
     outputs = layers.LSTM(2, stateful=True)(inputs)

@@ -149,6 +149,30 @@ def test_users_register_modes_and_aggregations():
             step.gradients = [tf.sign(g) for g in step.gradients]
             return step
 
+    @kpg.register_gradient_mode("test_doubled")
+    class Doubled(kpg.Vectorized):
+        def step(self, model, x, y, sample_weight):
+            step = super().step(model, x, y, sample_weight)
+            step.gradients = [2 * g for g in step.gradients]
+            return step
+
+    def moved(mode, **arguments):
+        keras.utils.set_random_seed(1)
+        model = _functional()
+        sgd = keras.optimizers.SGD(0.5)
+        model.compile(sgd, "mse", gradient_mode=mode, **arguments)
+        before = model.get_weights()[1]
+        model.train_on_batch(*_data())
+        return model.get_weights()[1] - before
+
+    for run_eagerly in (False, True):
+        arguments = {"run_eagerly": run_eagerly, "jit_compile": False}
+        twice = moved("test_doubled", **arguments)
+        once = moved("vectorized", **arguments)
+        np.testing.assert_allclose(twice, 2 * once, rtol=1e-5)
+    for inner in ("test_doubled", Doubled()):
+        with pytest.raises(ValueError, match="which Doubled has from Vect"):
+            kpg.Accumulated(inner=inner)
     model = _functional()
     mode = {
         "class_name": "test_sign",
@@ -161,6 +185,10 @@ def test_users_register_modes_and_aggregations():
     np.testing.assert_allclose(steps, 0.5, rtol=1e-6)
     with pytest.raises(ValueError, match="'test_sign' is taken by Sign"):
         kpg.register_gradient_mode("test_sign")(kpg.PerSample)
+    with pytest.raises(ValueError, match="taken by ClippedMean"):
+        kpg.register_aggregation("clipped_mean")(
+            type("ClippedMean", (kpg.Aggregation,), {})
+        )
     with pytest.raises(TypeError, match="must be a subclass of"):
         kpg.register_aggregation("x")(keras.layers.Dense)
 

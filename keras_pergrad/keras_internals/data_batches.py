@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from keras_pergrad.keras_internals.arguments import positive_integer
 from keras_pergrad.keras_internals.batches import is_composite
+from keras_pergrad.keras_internals.inspection_checks import require_weights
 
 
 def batches_of(x, y=None, sample_weight=None, batch_size=None):
@@ -22,8 +23,8 @@ def batches_of(x, y=None, sample_weight=None, batch_size=None):
         not known beforehand.
 
     Raises:
-        ValueError: x is empty, has no end, is no dataset of batches, or the
-            lengths differ.
+        ValueError: x is empty, has no end, is no dataset of batches, the
+            lengths differ, or the weights are no numbers.
     """
     if batch_size is not None:
         batch_size = positive_integer("batch_size", batch_size)
@@ -36,6 +37,7 @@ def batches_of(x, y=None, sample_weight=None, batch_size=None):
                 + ("y" if y is not None else "sample_weight")
             )
         return _OfDataset(x, batch_size)
+    require_weights(sample_weight)
     return _OfArrays((x, y, sample_weight), batch_size)
 
 

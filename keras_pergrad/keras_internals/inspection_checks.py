@@ -5,6 +5,7 @@ Private names in use: `Model._compile_loss`, `Layer._flatten_layers`.
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 
 def require_compiled(model):
@@ -33,6 +34,21 @@ def require_targets(model, batch):
             "outputs with targets. Expected `y`, or a dataset of (x, y). "
             "Received: y=None"
         )
+
+
+def require_weights(sample_weight):
+    """Refuse sample weights that are no arrays of real numbers."""
+    for part in tf.nest.flatten(sample_weight):
+        array = np.asarray(0.0 if part is None else part)
+        # "V": bfloat16 and the like.
+        if array.dtype.kind not in "biufV" or (
+            array.ndim == 0 and part is not None
+        ):
+            raise ValueError(
+                "`sample_weight` expected an array of real numbers, one for "
+                "each sample, or a structure of them for several outputs. "
+                f"Received: {sample_weight!r}"
+            )
 
 
 def mixes_in_training_only(model, error):

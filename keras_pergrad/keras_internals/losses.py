@@ -15,6 +15,7 @@ from keras.src.losses.loss import unscale_loss_for_distribution
 from keras_pergrad.keras_internals import replica_metrics
 from keras_pergrad.keras_internals.patching import attribute
 from keras_pergrad.keras_internals.refusal_messages import not_one_number
+from keras_pergrad.keras_internals.tracing import traced_functions
 
 
 def total_loss(model, x, y, y_pred, sample_weight, training=True):
@@ -134,10 +135,9 @@ def additional_sums(replay, n):
     found = []
     once = tf.range(n)
     twice = tf.concat([once, once], 0)
-    for single, double in zip(
-        replay.forward(once)[1], replay.forward(twice)[1]
-    ):
-        guess = tf.constant(_looks_like_sum(double))
+    singles, doubles = replay.forward(once)[1], replay.forward(twice)[1]
+    guesses = _guesses(replay, twice, doubles)
+    for single, double, guess in zip(singles, doubles, guesses):
         single, double = tf.reduce_sum(single), tf.reduce_sum(double)
         to_sum = tf.abs(double - 2 * single)
         to_mean = tf.abs(double - single)
@@ -153,9 +153,27 @@ def additional_sums(replay, n):
     return found
 
 
+def _guesses(replay, rows, terms):
+    """Whether each term looks like a sum, where its value does not tell."""
+    if not tf.executing_eagerly():
+        return [_looks_like_sum(term) for term in terms]
+    if all(tf.reduce_any(term != 0) for term in terms):
+        return [False] * len(terms)
+    guesses = []
+    with traced_functions():
+        # Only a graph shows ops; it is never run.
+        tf.function(
+            lambda: guesses.extend(
+                map(_looks_like_sum, replay.forward(rows)[1])
+            ),
+            autograph=False,
+        ).get_concrete_function()
+    return guesses
+
+
 def _looks_like_sum(term):
     """Whether the last reduction behind a scalar of a graph is a sum."""
-    waiting = [] if tf.executing_eagerly() else [term]
+    waiting = [term]
     while waiting:
         tensor = waiting.pop()
         if tensor.op.type in ("Sum", "Mean"):

@@ -35,7 +35,7 @@ class Registry:
                 f"Received: {cls!r}"
             )
         known = self._classes.get(name)
-        if known is not None and known.__qualname__ != cls.__qualname__:
+        if known is not None and _place(known) != _place(cls):
             raise ValueError(
                 f"The {self.kind} name {name!r} is taken by "
                 f"{known.__name__}. Choose another name."
@@ -102,6 +102,11 @@ class Registry:
                 f"{config!r}: {error}. Pass an object with its arguments, "
                 f"such as {cls.__name__}(...)."
             ) from error
+
+
+def _place(cls):
+    """Return where a class is defined: a cell run again defines it anew."""
+    return cls.__module__, cls.__qualname__
 
 
 def arguments_shown(thing, arguments):

@@ -208,7 +208,18 @@ def _inner(identifier):
             "`inner` cannot log statistics, which are of one batch and not of "
             "its microbatches. Received: statistics=True"
         )
-    if type(mode) is Batch or hasattr(mode, "weighted_sum"):
+    if type(mode) is Batch:
+        return mode
+    if hasattr(mode, "weighted_sum"):
+        step, part = (_definer(mode, n) for n in ("step", "weighted_sum"))
+        if issubclass(step, part) and step is not part:
+            raise ValueError(
+                "`inner` finds the gradient of each microbatch by its "
+                f"weighted_sum(), which {step.__name__} has from "
+                f"{part.__name__}, so that {step.__name__}.step() would not "
+                f"count. Define both in {step.__name__}. "
+                f"Received: inner={mode!r}"
+            )
         return mode
     known = [
         name
@@ -219,6 +230,11 @@ def _inner(identifier):
         f"`inner` must be one of {known}, or a mode with a method "
         f"weighted_sum(). Received: {type(mode).__name__}"
     )
+
+
+def _definer(mode, name):
+    """Return the class that a mode has a method from."""
+    return next(cls for cls in type(mode).__mro__ if name in vars(cls))
 
 
 def _require_plain(model):

@@ -17,8 +17,8 @@ def kinds(model, x, training=True):
     """Whether each `add_loss` term is a sum over the samples, or a mean.
 
     Zero is both, so that samples are looked at until every term has been
-    something else. One that is zero for all counts as a mean: its factor does
-    not matter. Nothing that the model assigns meanwhile is kept.
+    something else. Of one that is zero for all, which may have a gradient, the
+    ops that reduce it tell. Nothing that the model assigns meanwhile is kept.
 
     Args:
         model: a built `keras.Model`.

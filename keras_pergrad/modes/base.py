@@ -77,7 +77,8 @@ class GradientMode(Configured):
     #: Whether statistics can be had beside the gradients, which stay the same.
     can_be_watched = False
 
-    #: Whether `weighted_sum` looks at ops, which only a graph shows.
+    #: Whether `step` and `weighted_sum` look at ops, which only a graph shows:
+    #: where all else runs eagerly, they are traced.
     needs_graph = False
 
     #: Whether a callback wants them while it watches. Set on a copy of the
@@ -134,16 +135,25 @@ modes = Registry("gradient mode", GradientMode)
 def register_gradient_mode(name):
     """Class decorator: makes a `GradientMode` subclass known by `name`.
 
-    Example:
+    A mode that changes the gradients of another one finds them as the
+    optimizer's `apply` expects them: with weight regularisers, times the
+    scale of a `LossScaleOptimizer`, and None where a variable has none.
+
+    Example, gradient centralization (Yong et al., arXiv 2004.01461):
 
     >>> import tensorflow as tf
     >>> import keras_pergrad as kpg
-    >>> @kpg.register_gradient_mode("sign")
-    ... class Sign(kpg.Vectorized):
+    >>> @kpg.register_gradient_mode("centralized")
+    ... class Centralized(kpg.Vectorized):
     ...     def step(self, model, x, y, sample_weight):
     ...         step = super().step(model, x, y, sample_weight)
-    ...         step.gradients = [tf.sign(g) for g in step.gradients]
+    ...         step.gradients = [centred(g) for g in step.gradients]
     ...         return step
+    >>> def centred(gradient):
+    ...     if gradient is None or len(gradient.shape) < 2:
+    ...         return gradient
+    ...     axes = list(range(len(gradient.shape) - 1))
+    ...     return gradient - tf.reduce_mean(gradient, axes, keepdims=True)
     """
     return modes.register(name)
 

@@ -108,7 +108,12 @@ class _Flat:
             lambda t: None if t is None else next(tensors), self.batch
         )
         self.result = self.function(*batch)
-        return [t for t in tf.nest.flatten(self.result) if t is not None]
+        # Outside of the trace `tf.IndexedSlices` would not know their shape.
+        return [
+            tf.convert_to_tensor(t)
+            for t in tf.nest.flatten(self.result)
+            if t is not None
+        ]
 
     def add_rest(self, totals, count, rest):
         # At least one sample, so that no branch is compiled for none.

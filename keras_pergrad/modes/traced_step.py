@@ -4,24 +4,30 @@ import weakref
 
 import tensorflow as tf
 
+from keras_pergrad.keras_internals import replicas
 from keras_pergrad.keras_internals.tracing import traced_functions
 from keras_pergrad.modes.base import Step
 from keras_pergrad.samples import function_cache
 from keras_pergrad.samples.trial_batches import first_batch
 
 
-def traced_step(mode, model, x, y, sample_weight):
-    """Return the `Step` of a mode, computed by a `tf.function`.
-
-    Weights are found in a graph, so there must be one. The function is kept
-    with the model.
+def take_step(mode, model, x, y, sample_weight):
+    """Return the `Step` of a mode, from a graph if the mode needs one.
 
     Args:
-        mode: a mode that computes nothing in Python.
+        mode: a `GradientMode`; one that needs a graph does nothing in Python
+            but to build it.
         model: the compiled model.
-        x, y, sample_weight: the batch, eager tensors.
+        x, y, sample_weight: the batch.
     """
-    batch = x, y, sample_weight
+    eager = tf.executing_eagerly() and not replicas.several()
+    if mode.needs_graph and eager:
+        return _traced_step(mode, model, (x, y, sample_weight))
+    return mode.step(model, x, y, sample_weight)
+
+
+def _traced_step(mode, model, batch):
+    """Take a step by a `tf.function`, which is kept with the model."""
     key = "step", id(mode), mode.is_watched
     function = function_cache.kept(
         model, key, lambda: _traced(mode, weakref.ref(model))

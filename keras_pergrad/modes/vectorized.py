@@ -28,7 +28,6 @@ from keras_pergrad.modes.base import (
     scaled,
     spread,
 )
-from keras_pergrad.modes.traced_step import traced_step
 from keras_pergrad.samples import Tape
 
 SHARED, BESIDE = "shared", "beside"
@@ -76,8 +75,6 @@ class Vectorized(GradientMode):
     def step(self, model, x, y, sample_weight):
         if replicas.several():
             return replica_step.step(self, model, x, y, sample_weight)
-        if tf.executing_eagerly():
-            return traced_step(self, model, x, y, sample_weight)
         scale, filled = loss_scale(model.optimizer), None
         if self.aggregation.counts:
             filled = Filled((x, y, sample_weight))

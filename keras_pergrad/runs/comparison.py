@@ -105,8 +105,9 @@ class RunComparison:
         Raises:
             ImportError: matplotlib is not installed.
         """
+        document = page.document(self)
         with open(path, "w", encoding="utf-8") as file:
-            file.write(page.document(self))
+            file.write(document)
         return os.fspath(path)
 
 

@@ -126,6 +126,45 @@ def test_look_ups_that_are_clipped_eagerly(inner):
         np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-12)
 
 
+class Relative(keras.layers.Layer):
+    """Looks a number up in a table of one row, whatever its input is."""
+
+    def build(self, input_shape):
+        self.table = self.add_weight(shape=(1,), initializer="ones")
+
+    def call(self, x):
+        return x + keras.ops.take(self.table, [0] * x.shape[-1])
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("inner", [kpg.Vectorized, kpg.PerSample])
+@pytest.mark.parametrize("run_eagerly", [True, False])
+def test_gradients_of_a_table_with_one_row(inner, run_eagerly):
+    clips = inner(kpg.ClippedMean(1e9))  # never
+    mode = kpg.Accumulated(microbatch_size=2, inner=clips)
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(5, 3)), rng.normal(size=(5, 1))
+    found = []
+    for cls, arguments in (
+        (keras.Model, {}),
+        (kpg.PerGradModel, {"gradient_mode": mode}),
+    ):
+        keras.utils.set_random_seed(1)
+        inputs = keras.Input((3,))
+        model = cls(inputs, keras.layers.Dense(1)(Relative()(inputs)))
+        model.compile(
+            "sgd",
+            "mse",
+            run_eagerly=run_eagerly,
+            jit_compile=False,
+            **arguments,
+        )
+        model.train_on_batch(x, y)
+        found.append(model.get_weights())
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-12)
+
+
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("size", [1, 1000])
 def test_any_microbatch_size(size):

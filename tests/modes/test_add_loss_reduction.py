@@ -21,11 +21,11 @@ class Late(keras.layers.Layer):
         return x
 
 
-def model(cls, **arguments):
+def model(cls, layer=Late, **arguments):
     keras.utils.set_random_seed(1)
     inputs = keras.Input((5,))
     hidden = keras.layers.Dense(4, activation="relu")(inputs)
-    result = cls(inputs, keras.layers.Dense(3)(Late()(hidden)))
+    result = cls(inputs, keras.layers.Dense(3)(layer()(hidden)))
     result.compile(keras.optimizers.SGD(0.1), "mse", **arguments)
     return result
 
@@ -59,6 +59,35 @@ def test_first_samples_without_a_loss(execution):
     np.testing.assert_allclose(found[1], expected[1], rtol=1e-6)
 
 
+class Straight(keras.layers.Layer):
+    """Adds a sum and a mean of value 0 that have a gradient."""
+
+    def call(self, x):
+        zero = x - keras.ops.stop_gradient(x)
+        self.add_loss(0.3 * keras.ops.sum(zero))
+        self.add_loss(0.2 * keras.ops.mean(zero))
+        return x
+
+
+@pytest.mark.parametrize("execution", ["graph", "eager"])
+@pytest.mark.parametrize(
+    "mode",
+    [kpg.PerSample(), kpg.Accumulated(microbatch_size=4)],
+    ids=["per_sample", "accumulated"],
+)
+def test_losses_of_value_zero_with_a_gradient(mode, execution):
+    arguments = {"run_eagerly": execution == "eager", "jit_compile": False}
+
+    def weights(cls, **mode):
+        net = model(cls, layer=Straight, **arguments, **mode)
+        net.fit(*data(0), batch_size=19, verbose=0)
+        return net.get_weights()
+
+    found = weights(kpg.PerGradModel, gradient_mode=mode)
+    for a, b in zip(found, weights(keras.Model), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-10)
+
+
 @pytest.mark.parametrize("zeros", [0, 8, 17, 19])
 def test_kinds(zeros):
     net = model(keras.Model)
@@ -66,4 +95,4 @@ def test_kinds(zeros):
     found = [
         bool(is_sum) for is_sum in add_loss_reduction.kinds(net, tf.constant(x))
     ]
-    assert found == [zeros < 19, False, False]
+    assert found == [True, False, True]

@@ -21,9 +21,13 @@ from keras_pergrad.analysis.checking.check_table import (
     GradientCheck,
 )
 from keras_pergrad.keras_internals import onednn
+from keras_pergrad.keras_internals.batches import as_tensors, check_lengths
 from keras_pergrad.keras_internals.error_text import reason
 from keras_pergrad.keras_internals.graph_session import as_in_fit
-from keras_pergrad.keras_internals.inspection_checks import check_trainable
+from keras_pergrad.keras_internals.inspection_checks import (
+    check_trainable,
+    require_weights,
+)
 from keras_pergrad.keras_internals.model_state import ModelState
 
 # What TensorFlow, XLA and the modes raise where they cannot do it.
@@ -94,17 +98,16 @@ def check_gradients(
     """
     check_trainable(model)
     _check(repeats, settings)
+    require_weights(sample_weight)
     data = keras.utils.pack_x_y_sample_weight(x, y, sample_weight)
     data = as_in_fit(data if isinstance(data, tuple) else (data,))
     batch = keras.utils.unpack_x_y_sample_weight(data)
     samples = len(tf.nest.flatten(batch[0])[0])
     chosen = configurations.modes(modes, model, samples)
     places = configurations.places(devices)
-    model._symbolic_build(
-        data_batch=tf.nest.map_structure(
-            lambda t: None if t is None else tf.convert_to_tensor(t), batch
-        )
-    )
+    tensors = as_tensors(batch)
+    check_lengths(*tensors)
+    model._symbolic_build(data_batch=tensors)
     with ModelState(model) as state:
         check = _Check(model, data, batch, samples, repeats, state)
         check.find_reference(chosen)

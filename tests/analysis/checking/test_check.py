@@ -312,6 +312,8 @@ def test_refusals_name_what_came():
         ({"settings": ["jax"]}, r"eager.*\['jax'\]"),
         ({"modes": ["fast"]}, "fast"),
         ({"devices": ["GPU:7"]}, "GPU:7"),
+        ({"sample_weight": np.ones(len(x) - 1)}, "sample_weight with"),
+        ({"sample_weight": np.array(["1"])}, "real numbers.*'1'"),
     ):
         with pytest.raises(ValueError, match=match):
             kpg.check_gradients(model, x, y, **wrong)
