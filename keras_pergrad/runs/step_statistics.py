@@ -44,15 +44,6 @@ MEANINGS = {
     "cosine": "Mean cosine over pairs of runs of different seeds.",
     "cosine_min": "The least of these.",
 }
-_OF_BLOCKS = (
-    "variance",
-    "variance_low",
-    "variance_high",
-    "repeat_variance",
-    "cosine",
-    "cosine_min",
-    "scale",
-)
 
 
 def figures(aligned, grouping):
@@ -107,7 +98,7 @@ def _finite(values):
 def _of_sketches(aligned, grouping):
     """Go through the sketches, a few steps at a time."""
     steps, count = aligned.rows.shape
-    found = {name: np.full(steps, np.nan) for name in _OF_BLOCKS}
+    found = {name: np.full(steps, np.nan) for name in (*MEANINGS, "scale")}
     total, shared = np.zeros((count, count)), np.zeros((count, count))
     for where, present, sketches in _blocks(aligned):
         both = np.ix_(present, present)

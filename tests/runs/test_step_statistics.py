@@ -1,3 +1,4 @@
+import pathlib
 import types
 
 import numpy as np
@@ -219,3 +220,15 @@ def test_runs_of_one_seed_alone_count_each_for_itself():
     np.testing.assert_array_equal(alone.units, [0, 1, 2])
     three = Grouping([{"seed": 3}, {"seed": 3}, {"seed": 4}])
     np.testing.assert_array_equal(three.units, three.seeds)
+
+
+def test_the_documentation_defines_every_figure():
+    page = pathlib.Path(__file__).parents[2] / "docs" / "compare_runs.md"
+    text = page.read_text()
+    plain = {"step", "runs", "loss"}
+    missing = {
+        name
+        for name in step_statistics.MEANINGS
+        if name not in plain and f"`{name}`" not in text
+    }
+    assert not missing
