@@ -21,7 +21,7 @@ from keras_pergrad.analysis.pipelines.stall_accounting import (
     StallReport,
 )
 from keras_pergrad.analysis.pipelines.step_hooks import (
-    arm_last,
+    Armer,
     around_bar,
     remove_hooks,
 )
@@ -120,6 +120,7 @@ class DataStall(keras.callbacks.Callback):
         self._accounts: dict[str, Account] = {}
         self._data = None
         self._callbacks = self._fit_callbacks = _nothing
+        self._armer = None
         self._passes = None
         self._validation = None
         self._timeline = None
@@ -247,14 +248,16 @@ class DataStall(keras.callbacks.Callback):
         if running.callbacks is not None:
             self._callbacks = weakref.ref(running.callbacks)
             remove_hooks(running.callbacks)
+            self._armer = Armer(
+                running.callbacks.callbacks, self._stopwatch, self.model
+            )
 
     def _arm(self, slot):
         self._samples.tick(self._stopwatch.iterator(slot))
-        callbacks = self._callbacks()
-        if callbacks is None:
+        if self._callbacks() is None:
             self._stopwatch.arm(self.model, slot)
         else:
-            arm_last(callbacks, self._stopwatch, self.model, slot)
+            self._armer.stand_last(slot)
 
     def _open(self, slot):
         self._accounts[slot] = Account(time.time())
@@ -313,7 +316,7 @@ class DataStall(keras.callbacks.Callback):
     def _leave(self):
         self._stopwatch.disarm()
         self._stopwatch.listeners.discard(self)
-        self._accounts, self._data = {}, None
+        self._accounts, self._data, self._armer = {}, None, None
 
 
 def _figures(report):

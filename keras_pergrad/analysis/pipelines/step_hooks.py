@@ -11,29 +11,34 @@ class _Hook(keras.callbacks.Callback):
     """One of the callbacks here; `remove_hooks` finds them by this class."""
 
 
-class _Armer(_Hook):
+class Armer(_Hook):
     """Stands last while a batch begins: no other hook runs once armed.
 
     Then it leaves the list, which is the user's where `fit` was given one.
+
+    Args:
+        callbacks: the list of a Keras `CallbackList`.
+        stopwatch: whose `arm` is called.
+        model: the model.
     """
 
-    def __init__(self, callbacks, stopwatch, model, slot):
+    def __init__(self, callbacks, stopwatch, model):
         super().__init__()
-        self._arguments = callbacks, stopwatch, model, slot
+        self._callbacks, self._stopwatch = callbacks, stopwatch
+        self._watched = model
+
+    def stand_last(self, slot):
+        """Arm behind all other callbacks; called while a batch begins."""
+        callbacks = self._callbacks
+        if type(callbacks[-1]) is not Armer:
+            self._slot = slot
+            callbacks.append(self)
 
     def on_train_batch_begin(self, batch, logs=None):
-        callbacks, stopwatch, model, slot = self._arguments
-        callbacks.remove(self)
-        stopwatch.arm(model, slot)
+        self._callbacks.remove(self)
+        self._stopwatch.arm(self._watched, self._slot)
 
     on_test_batch_begin = on_train_batch_begin
-
-
-def arm_last(callback_list, stopwatch, model, slot):
-    """Arm behind all other callbacks; called while a batch begins."""
-    callbacks = callback_list.callbacks
-    if type(callbacks[-1]) is not _Armer:
-        callbacks.append(_Armer(callbacks, stopwatch, model, slot))
 
 
 class _AtEnd(_Hook):

@@ -81,6 +81,7 @@ class Stopwatch:
         self._count = 0
         self._specs = {}
         self._armed = None
+        self._timed = dict.fromkeys(SLOTS)
 
     @staticmethod
     def of(model):
@@ -96,12 +97,16 @@ class Stopwatch:
     def arm(self, model, slot):
         """Make the next call of `model`'s function a timed one."""
         function = getattr(model, slot)
-        if isinstance(function, TimedCall):
+        if type(function) is TimedCall:
             return
-        self.reserve(fetches_of_a_call(model))
-        self._armed = TimedCall(self, model, slot, function)
+        armed = self._timed[slot]
+        if armed is None:
+            armed = self._timed[slot] = TimedCall(self, model, slot)
+        self.reserve(armed.fetches(model))
+        armed.function = function
+        self._armed = armed
         # Not through Keras's tracking `__setattr__`, which costs more.
-        object.__setattr__(model, slot, self._armed)
+        object.__setattr__(model, slot, armed)
 
     def reserve(self, fetches):
         """Make room in the log for a call that fetches so often."""
@@ -183,19 +188,32 @@ def _gone():
 
 
 class TimedCall:
-    """Stands in for a train function for exactly one call."""
+    """Stands in for a train function for exactly one call, each time anew.
 
-    def __init__(self, stopwatch, model, slot, function):
+    Attributes:
+        function: the train function.
+    """
+
+    function = None
+
+    def __init__(self, stopwatch, model, slot):
         self._stopwatch = stopwatch
         self._model = weakref.ref(model)
         self._slot = slot
-        self._function = function
+        self._counted = self._fetches = None
+
+    def fetches(self, model):
+        """Return how often a call fetches, at most."""
+        steps = getattr(model, "steps_per_execution", 1)
+        if steps != self._counted:
+            self._counted, self._fetches = steps, fetches_of_a_call(model)
+        return self._fetches
 
     def restore(self):
         model = self._model()
         if model is not None and getattr(model, self._slot) is self:
-            object.__setattr__(model, self._slot, self._function)
+            object.__setattr__(model, self._slot, self.function)
 
     def __call__(self, iterator):
         self.restore()
-        return self._stopwatch.call(self._slot, self._function, iterator)
+        return self._stopwatch.call(self._slot, self.function, iterator)
