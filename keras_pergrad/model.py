@@ -252,7 +252,7 @@ class PerGradModel(keras.Model):
         self._symbolic_build(data_batch=(x, y, sample_weight))
         mode.build(self)
         self._require_variables()
-        step = modes.take_step(mode, self, x, y, sample_weight)
+        step = mode.step(self, x, y, sample_weight)
         if step.loss is not None:
             samples = tf.shape(batches.first_tensor(x))[0]
             track_loss(self, step.loss, samples, step.whole)

@@ -170,6 +170,14 @@ def test_users_register_modes_and_aggregations():
         twice = moved("test_doubled", **arguments)
         once = moved("vectorized", **arguments)
         np.testing.assert_allclose(twice, 2 * once, rtol=1e-5)
+    model = _functional()
+    model.compile("sgd", "mse")
+    batch = [tf.constant(part) for part in _data()]
+    direct = [
+        mode.step(model, *batch, None).gradients[0]
+        for mode in (kpg.Vectorized(), Doubled())
+    ]
+    np.testing.assert_allclose(2 * direct[0], direct[1], rtol=1e-6)
     for inner in ("test_doubled", Doubled()):
         with pytest.raises(ValueError, match="which Doubled has from Vect"):
             kpg.Accumulated(inner=inner)

@@ -12,7 +12,6 @@ from keras_pergrad.modes.batch import Batch
 from keras_pergrad.modes.logs import Logs
 from keras_pergrad.modes.per_sample import PerSample
 from keras_pergrad.modes.replica_step import evaluate
-from keras_pergrad.modes.traced_step import take_step
 from keras_pergrad.modes.vectorized import Vectorized
 
 
@@ -44,5 +43,4 @@ __all__ = [
     "get",
     "modes",
     "register_gradient_mode",
-    "take_step",
 ]

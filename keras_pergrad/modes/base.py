@@ -77,8 +77,7 @@ class GradientMode(Configured):
     #: Whether statistics can be had beside the gradients, which stay the same.
     can_be_watched = False
 
-    #: Whether `step` and `weighted_sum` look at ops, which only a graph shows:
-    #: where all else runs eagerly, they are traced.
+    #: Whether `weighted_sum` looks at ops, which only a graph shows.
     needs_graph = False
 
     #: Whether a callback wants them while it watches. Set on a copy of the

@@ -20,7 +20,6 @@ from keras_pergrad.keras_internals import replicas
 from keras_pergrad.keras_internals.losses import track_loss
 from keras_pergrad.modes.batch import Batch
 from keras_pergrad.modes.logs import named
-from keras_pergrad.modes.traced_step import take_step
 
 
 class LossModel(keras.Model):
@@ -150,7 +149,7 @@ def gradients_of(owner, loss_fn, batch, variables, optimizer, name=None):
     n = tf.shape(inputs[0])[0]
     targets = tf.zeros(tf.reshape(n, [1]), keras.config.floatx())
     targets.set_shape([inputs[0].shape[0]])
-    step = take_step(mode, model, inputs, targets, None)
+    step = mode.step(model, inputs, targets, None)
     if not name:
         # Keras lays what its metrics say over what a step returns.
         track_loss(owner, step.loss, n)

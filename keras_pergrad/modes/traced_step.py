@@ -1,5 +1,6 @@
 """Steps that are traced, also where everything else runs eagerly."""
 
+import functools
 import weakref
 
 import tensorflow as tf
@@ -11,26 +12,28 @@ from keras_pergrad.samples import function_cache
 from keras_pergrad.samples.trial_batches import first_batch
 
 
-def take_step(mode, model, x, y, sample_weight):
-    """Return the `Step` of a mode, from a graph if the mode needs one.
+def in_graph(step):
+    """Decorate a mode's `step`, which is traced where steps run eagerly.
 
-    Args:
-        mode: a `GradientMode`; one that needs a graph does nothing in Python
-            but to build it.
-        model: the compiled model.
-        x, y, sample_weight: the batch.
+    For modes that look at ops, which only a graph shows. Such a step does
+    nothing in Python but to build it. Over several replicas it is called as
+    it is: what they do is traced apart.
     """
-    eager = tf.executing_eagerly() and not replicas.several()
-    if mode.needs_graph and eager:
-        return _traced_step(mode, model, (x, y, sample_weight))
-    return mode.step(model, x, y, sample_weight)
+
+    @functools.wraps(step)
+    def taken(mode, model, x, y, sample_weight):
+        if tf.executing_eagerly() and not replicas.several():
+            return _traced_step(step, mode, model, (x, y, sample_weight))
+        return step(mode, model, x, y, sample_weight)
+
+    return taken
 
 
-def _traced_step(mode, model, batch):
+def _traced_step(step, mode, model, batch):
     """Take a step by a `tf.function`, which is kept with the model."""
     key = "step", id(mode), mode.is_watched
     function = function_cache.kept(
-        model, key, lambda: _traced(mode, weakref.ref(model))
+        model, key, lambda: _traced(step, mode, weakref.ref(model))
     )
     with first_batch(batch), traced_functions():
         loss, y_pred, masks, gradients, statistics = function(*batch)
@@ -46,12 +49,19 @@ def traced_once(function):
         return tf.function(function, autograph=False).get_concrete_function()()
 
 
-def _traced(mode, model_reference):
+def _traced(step, mode, model_reference):
     @tf.function(autograph=False, reduce_retracing=True)
     def function(x, y, sample_weight):
-        step = mode.step(model_reference(), x, y, sample_weight)
-        masks = [getattr(t, "_keras_mask", None) for t in _tensors(step.y_pred)]
-        return step.loss, step.y_pred, masks, step.gradients, step.statistics
+        found = step(mode, model_reference(), x, y, sample_weight)
+        outputs = _tensors(found.y_pred)
+        masks = [getattr(t, "_keras_mask", None) for t in outputs]
+        return (
+            found.loss,
+            found.y_pred,
+            masks,
+            found.gradients,
+            found.statistics,
+        )
 
     return function
 

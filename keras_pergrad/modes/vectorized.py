@@ -28,6 +28,7 @@ from keras_pergrad.modes.base import (
     scaled,
     spread,
 )
+from keras_pergrad.modes.traced_step import in_graph
 from keras_pergrad.samples import Tape
 
 SHARED, BESIDE = "shared", "beside"
@@ -72,6 +73,7 @@ class Vectorized(GradientMode):
         self.aggregation = aggregations.get(aggregation)
         self.with_statistics = bool(statistics)
 
+    @in_graph
     def step(self, model, x, y, sample_weight):
         if replicas.several():
             return replica_step.step(self, model, x, y, sample_weight)

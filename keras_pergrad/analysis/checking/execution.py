@@ -18,7 +18,6 @@ from keras_pergrad.keras_internals.graph_session import (
 )
 from keras_pergrad.keras_internals.patching import attribute
 from keras_pergrad.modes.base import call_model, loss_scale
-from keras_pergrad.modes.traced_step import take_step
 
 SETTINGS = ("eager", "graph", "xla")
 NO_GRADIENT = (
@@ -104,7 +103,7 @@ class Step:
         data = tf.nest.map_structure(tf.convert_to_tensor, data)
         batch = keras.utils.unpack_x_y_sample_weight(data)
         with attribute(self.model, "aggregation_state", self._state):
-            gradients = take_step(self.mode, self.model, *batch).gradients
+            gradients = self.mode.step(self.model, *batch).gradients
         if gradients is None:
             raise Refused(NO_GRADIENT)
         self._used = [g is not None for g in gradients]
