@@ -121,7 +121,7 @@ def _run(data, batches, step, stopwatch):
             for _ in range(math.ceil((batches + 1) / step.batches)):
                 stopwatch.reserve(step.fetches)
                 stopwatch.call(SLOTS[0], step.function, iterator)
-                samples.tick(iterator)
+                samples.tick(lambda: iterator)
         memory = resident_bytes()
         stopwatch.drain()
         stopwatch.listeners.discard(listener)

@@ -22,12 +22,16 @@ class PipelineSamples:
         self._next = 2
         self._samples = []
 
-    def tick(self, iterator):
-        """Count a call of the train function; look at some of them."""
+    def tick(self, find_iterator):
+        """Count a call of the train function; look at some of them.
+
+        Args:
+            find_iterator: a function that returns the iterator.
+        """
         self._calls += 1
         if self._calls == self._next:
             self._next *= EVERY
-            sample = running_pipeline(iterator)
+            sample = running_pipeline(find_iterator())
             if sample is not None:
                 self._samples.append(sample)
 

@@ -6,6 +6,8 @@ begins, and around the progress bar while an epoch ends.
 
 import keras
 
+BATCH_BEGINS = "on_batch_begin", "on_train_batch_begin", "on_test_batch_begin"
+
 
 class _Hook(keras.callbacks.Callback):
     """One of the callbacks here; `remove_hooks` finds them by this class."""
@@ -39,6 +41,22 @@ class Armer(_Hook):
         self._stopwatch.arm(self._watched, self._slot)
 
     on_test_batch_begin = on_train_batch_begin
+
+
+def acts_last(callbacks, callback):
+    """Whether nothing acts behind a callback while a batch begins."""
+    if callback not in callbacks:
+        return False
+    behind = callbacks[callbacks.index(callback) + 1 :]
+    return not any(
+        _acts(other, hook) for other in behind for hook in BATCH_BEGINS
+    )
+
+
+def _acts(callback, hook):
+    # One that is set on the object is no method.
+    function = getattr(getattr(callback, hook), "__func__", None)
+    return function is not getattr(keras.callbacks.Callback, hook)
 
 
 class _AtEnd(_Hook):

@@ -70,6 +70,10 @@ class Stopwatch:
     Listeners have a method `calls_done(calls, rows)`, given `Call`s and for
     each the rows of the `WaitLog`, `rows_lost(count)`, called instead where
     some rows were overwritten unread, and `call_failed()`.
+
+    Attributes:
+        iterators: for each of `SLOTS` a function that returns the iterator
+            which that function used last, None if it is gone.
     """
 
     def __init__(self):
@@ -77,7 +81,7 @@ class Stopwatch:
         self._log = WaitLog()
         self._calls = []
         self._undrained = 0
-        self._iterators = dict.fromkeys(SLOTS, _gone)
+        self.iterators = dict.fromkeys(SLOTS, _gone)
         self._count = 0
         self._specs = {}
         self._armed = None
@@ -90,10 +94,6 @@ class Stopwatch:
             _stopwatches[model] = Stopwatch()
         return _stopwatches[model]
 
-    def iterator(self, slot):
-        """Return the iterator that function used last, None if it is gone."""
-        return self._iterators[slot]()
-
     def arm(self, model, slot):
         """Make the next call of `model`'s function a timed one."""
         function = getattr(model, slot)
@@ -102,7 +102,6 @@ class Stopwatch:
         armed = self._timed[slot]
         if armed is None:
             armed = self._timed[slot] = TimedCall(self, model, slot)
-        self.reserve(armed.fetches(model))
         armed.function = function
         self._armed = armed
         # Not through Keras's tracking `__setattr__`, which costs more.
@@ -123,12 +122,12 @@ class Stopwatch:
             self._armed = None
 
     def call(self, slot, function, iterator):
-        if not isinstance(iterator, ITERATORS):
-            return function(iterator)
-        fresh = self.iterator(slot) is not iterator
+        fresh = self.iterators[slot]() is not iterator
         if fresh:
+            if not isinstance(iterator, ITERATORS):
+                return function(iterator)
             # Weakly: a pipeline must not live on because it was timed.
-            self._iterators[slot] = weakref.ref(iterator)
+            self.iterators[slot] = weakref.ref(iterator)
             self._count = 0
         self._count += 1
         asks = self._count <= CPU_AT_FIRST or self._count % CPU_EVERY == 0
@@ -202,13 +201,6 @@ class TimedCall:
         self._slot = slot
         self._counted = self._fetches = None
 
-    def fetches(self, model):
-        """Return how often a call fetches, at most."""
-        steps = getattr(model, "steps_per_execution", 1)
-        if steps != self._counted:
-            self._counted, self._fetches = steps, fetches_of_a_call(model)
-        return self._fetches
-
     def restore(self):
         model = self._model()
         if model is not None and getattr(model, self._slot) is self:
@@ -216,4 +208,8 @@ class TimedCall:
 
     def __call__(self, iterator):
         self.restore()
+        if self._counted is not self.function:
+            self._counted = self.function
+            self._fetches = fetches_of_a_call(self._model())
+        self._stopwatch.reserve(self._fetches)
         return self._stopwatch.call(self._slot, self.function, iterator)

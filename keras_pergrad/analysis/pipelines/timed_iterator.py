@@ -41,7 +41,6 @@ class TimedIterator(tf.data.Iterator):
     def __init__(self, iterator, spec):
         self._iterator = iterator
         self._spec = spec
-        self._log = log_of_key(spec.log_key)
 
     @property
     def element_spec(self):
@@ -70,14 +69,15 @@ class TimedIterator(tf.data.Iterator):
         )
 
     def _fetch(self, fetch, had_batch):
+        log = log_of_key(self._spec.log_key)
         if tf.executing_eagerly():
             asked = time.time()
             batch = fetch()
             arrived = time.time()
-            self._log.add(asked, arrived, bool(had_batch(batch)))
+            log.add(asked, arrived, bool(had_batch(batch)))
             return batch
         TraceCounter.count += 1
-        row = _row_with_step_end(self._log)
+        row = _row_with_step_end(log)
         with tf.device("CPU:0"):
             asked = tf.timestamp()
         with tf.control_dependencies([asked]):
@@ -85,7 +85,7 @@ class TimedIterator(tf.data.Iterator):
         parts = tf.nest.flatten(batch, expand_composites=True)
         with tf.control_dependencies(parts), tf.device("CPU:0"):
             arrived = tf.timestamp()
-        self._log.write_fetch(row, asked, arrived, had_batch(batch))
+        log.write_fetch(row, asked, arrived, had_batch(batch))
         # The step must not overtake the time stamp on a busy machine.
         with tf.control_dependencies([arrived]):
             batch = tf.nest.map_structure(
@@ -93,7 +93,7 @@ class TimedIterator(tf.data.Iterator):
             )
         copied = time_on_device(batch, self._spec.copied_to)
         if copied is not None:
-            self._log.write_copied(row, copied)
+            log.write_copied(row, copied)
         return batch
 
 
