@@ -84,6 +84,10 @@ class GradientMode(Configured):
     #: mode that belongs to one model, never on the user's own.
     is_watched = False
 
+    #: Whether its gradients are meant to be others than the mean over the
+    #: samples, or than its aggregation gives: nothing can check them then.
+    changes_gradients = False
+
     #: Whether `step` may call the optimizer itself, and give no gradients.
     updates_by_itself = False
 
@@ -144,6 +148,8 @@ def register_gradient_mode(name):
     >>> import keras_pergrad as kpg
     >>> @kpg.register_gradient_mode("centralized")
     ... class Centralized(kpg.Vectorized):
+    ...     changes_gradients = True
+    ...
     ...     def step(self, model, x, y, sample_weight):
     ...         step = super().step(model, x, y, sample_weight)
     ...         step.gradients = [centred(g) for g in step.gradients]

@@ -29,6 +29,7 @@ from keras_pergrad.keras_internals.inspection_checks import (
     require_weights,
 )
 from keras_pergrad.keras_internals.model_state import ModelState
+from keras_pergrad.keras_internals.registry import PACKAGE
 
 # What TensorFlow, XLA and the modes raise where they cannot do it.
 _CANNOT = (ValueError, NotImplementedError, tf.errors.OpError)
@@ -119,9 +120,22 @@ def check_gradients(
             if configurations.exists(device, setting, model)
         ]
     found = check.reference
+    notes = found.notes + _own_modes(chosen, rows)
     how = "single samples one by one" if found.how == "loop" else "the batch"
     title = f"{how} in {found.dtype}"
-    return GradientCheck(model.name, samples, title, rows, found.notes)
+    return GradientCheck(model.name, samples, title, rows, notes)
+
+
+def _own_modes(chosen, rows):
+    """Say of modes of one's own that are wrong what they may be instead."""
+    wrong = {row.mode for row in rows if row.verdict == numerics.WRONG}
+    return [
+        f"if {label} is meant to give another gradient than the samples "
+        f"have, set changes_gradients = True in {type(mode).__name__}: it is "
+        "not judged then"
+        for label, mode in chosen.items()
+        if label in wrong and type(mode).__module__.split(".")[0] != PACKAGE
+    ]
 
 
 def _check(repeats, settings):
@@ -204,6 +218,11 @@ class _Check:
             raise execution.Refused(execution.NO_GRADIENT)
         if getattr(mode, "steps", 1) > 1:
             raise execution.Refused(execution.NO_GRADIENT)
+        if getattr(mode, "inner", mode).changes_gradients:
+            raise execution.Refused(
+                "its gradients are meant to be others than the samples', "
+                "which there is nothing to compare with"
+            )
         weighs = configurations.aggregation(mode)
         if getattr(weighs, "noise_multiplier", 0):
             raise execution.Refused("it adds noise, which no two runs share")

@@ -229,6 +229,27 @@ def test_without_a_gradient_of_the_batch_a_mode_is_refused():
     assert found.answer.startswith("No answer")
 
 
+def test_a_mode_of_ones_own_says_that_it_changes_gradients():
+    class Half(kpg.Vectorized):
+        def step(self, model, x, y, sample_weight):
+            step = super().step(model, x, y, sample_weight)
+            step.gradients = [g / 2 for g in step.gradients]
+            return step
+
+    class Declared(Half):
+        changes_gradients = True
+
+    model, x, y = made()
+    modes = ["batch", Half(), Declared()]
+    found = kpg.check_gradients(model, x, y, modes=modes, **QUICK)
+    assert [row.verdict for row in found.rows][1:] == ["wrong", "refused"]
+    assert found.rows[0].verdict in ("exact", "rounding")
+    assert [note.partition(" is meant")[0] for note in found.notes] == [
+        "if Half"
+    ]
+    assert "meant to be others" in found.rows[2].reason
+
+
 def test_draws_that_nothing_can_repeat_are_refused():
     noise = layers.Lambda(lambda t: t + tf.random.normal(tf.shape(t)))
     model, x, y = made(noise)
