@@ -119,8 +119,7 @@ def _run(data, batches, step, stopwatch):
         stopwatch.listeners.add(listener)
         with contextlib.suppress(StopIteration, tf.errors.OutOfRangeError):
             for _ in range(math.ceil((batches + 1) / step.batches)):
-                stopwatch.reserve(step.fetches)
-                stopwatch.call(SLOTS[0], step.function, iterator)
+                stopwatch.call(SLOTS[0], step.function, iterator, step.fetches)
                 samples.tick(lambda: iterator)
         memory = resident_bytes()
         stopwatch.drain()

@@ -107,21 +107,24 @@ class Stopwatch:
         # Not through Keras's tracking `__setattr__`, which costs more.
         object.__setattr__(model, slot, armed)
 
-    def reserve(self, fetches):
-        """Make room in the log for a call that fetches so often."""
-        if self._undrained + fetches > self._log.capacity:
-            self.drain()
-        if fetches > self._log.capacity:
-            self._log = WaitLog(fetches)
-        self._undrained += fetches
-
     def disarm(self):
         """Put an armed function back that was never called."""
         if self._armed is not None:
             self._armed.restore()
             self._armed = None
 
-    def call(self, slot, function, iterator):
+    def call(self, slot, function, iterator, fetches):
+        """Call a function with an iterator, and time it.
+
+        Args:
+            slot: one of `SLOTS`.
+            function: a train or test function.
+            iterator: what it fetches from.
+            fetches: how often it does so, at most.
+        """
+        if self._undrained + fetches > self._log.capacity:
+            self._make_room(fetches)
+        self._undrained += fetches
         fresh = self.iterators[slot]() is not iterator
         if fresh:
             if not isinstance(iterator, ITERATORS):
@@ -152,13 +155,19 @@ class Stopwatch:
             ended = time.time()
             if computed is not None:
                 computed = time.process_time() - computed
+            # A `Call` is made of it when there is time.
             self._calls.append(
-                Call(slot, began, ended, traced, fresh, finished, computed)
+                (slot, began, ended, traced, fresh, finished, computed)
             )
             if failed:
                 # Reporting must not hide the error that is on its way.
                 with contextlib.suppress(Exception):
                     self._tell_of_failure()
+
+    def _make_room(self, fetches):
+        self.drain()
+        if fetches > self._log.capacity:
+            self._log = WaitLog(fetches)
 
     def _tell_of_failure(self):
         self.drain()
@@ -167,7 +176,7 @@ class Stopwatch:
 
     def drain(self):
         """Hands what was measured to the listeners."""
-        calls, self._calls = self._calls, []
+        calls, self._calls = [Call(*call) for call in self._calls], []
         self._undrained = 0
         rows, lost = self._log.drain()
         if lost:
@@ -211,5 +220,6 @@ class TimedCall:
         if self._counted is not self.function:
             self._counted = self.function
             self._fetches = fetches_of_a_call(self._model())
-        self._stopwatch.reserve(self._fetches)
-        return self._stopwatch.call(self._slot, self.function, iterator)
+        return self._stopwatch.call(
+            self._slot, self.function, iterator, self._fetches
+        )

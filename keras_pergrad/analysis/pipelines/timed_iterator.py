@@ -165,10 +165,12 @@ class TimedIteratorSpec(tf.TypeSpec):
 
     @property
     def _component_specs(self):
-        return self._iterator_spec
+        return self._iterator_spec._component_specs
 
+    # Those of the iterator itself: each level of types costs every call.
     def _to_components(self, value):
-        return value._iterator
+        return self._iterator_spec._to_components(value._iterator)
 
     def _from_components(self, components):
-        return TimedIterator(components, self)
+        iterator = self._iterator_spec._from_components(components)
+        return TimedIterator(iterator, self)
