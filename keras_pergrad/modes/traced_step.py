@@ -31,7 +31,7 @@ def in_graph(step):
 
 def _traced_step(step, mode, model, batch):
     """Take a step by a `tf.function`, which is kept with the model."""
-    key = "step", id(mode), mode.is_watched
+    key = "step", step, id(mode), mode.is_watched
     function = function_cache.kept(
         model, key, lambda: _traced(step, mode, weakref.ref(model))
     )

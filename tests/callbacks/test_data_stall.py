@@ -1,5 +1,8 @@
 """DataStall against clocks in the loader and the step."""
 
+import gc
+import weakref
+
 import keras
 import numpy as np
 import pytest
@@ -395,6 +398,19 @@ def test_memory_does_not_grow_with_steps():
     assert len(wait) == len(first)
     assert report.wait_p50_ms <= report.wait_p95_ms <= report.wait_p99_ms
     assert report.wait_p99_ms <= report.wait_longest_ms
+
+
+def test_a_model_is_freed_after_it_was_timed():
+    def trained():
+        model = small()
+        model.fit(batches(3), verbose=0, callbacks=[DataStall(warn_above=1)])
+        model.evaluate(batches(2), verbose=0, callbacks=[DataStall()])
+        return weakref.ref(model)
+
+    model = trained()
+    keras.backend.clear_session()
+    gc.collect()
+    assert model() is None
 
 
 def test_executions_longer_than_the_log_are_recorded():

@@ -83,6 +83,7 @@ class Stopwatch:
         self._undrained = 0
         self.iterators = dict.fromkeys(SLOTS, _gone)
         self._count = 0
+        self._fetches = {}  # of a call, for each slot
         self._specs = {}
         self._armed = None
         self._timed = dict.fromkeys(SLOTS)
@@ -113,25 +114,27 @@ class Stopwatch:
             self._armed.restore()
             self._armed = None
 
-    def call(self, slot, function, iterator, fetches):
+    def call(self, slot, function, iterator, model):
         """Call a function with an iterator, and time it.
 
         Args:
             slot: one of `SLOTS`.
             function: a train or test function.
             iterator: what it fetches from.
-            fetches: how often it does so, at most.
+            model: whose function it is.
         """
-        if self._undrained + fetches > self._log.capacity:
-            self._make_room(fetches)
-        self._undrained += fetches
         fresh = self.iterators[slot]() is not iterator
         if fresh:
             if not isinstance(iterator, ITERATORS):
                 return function(iterator)
             # Weakly: a pipeline must not live on because it was timed.
             self.iterators[slot] = weakref.ref(iterator)
+            self._fetches[slot] = fetches_of_a_call(model)
             self._count = 0
+        fetches = self._fetches[slot]
+        if self._undrained + fetches > self._log.capacity:
+            self._make_room(fetches)
+        self._undrained += fetches
         self._count += 1
         asks = self._count <= CPU_AT_FIRST or self._count % CPU_EVERY == 0
         if fresh or self._specs[slot].log_key != self._log.key:
@@ -199,7 +202,8 @@ class TimedCall:
     """Stands in for a train function for exactly one call, each time anew.
 
     Attributes:
-        function: the train function.
+        function: the train function while it is armed, then None: with it
+            the model would never be freed.
     """
 
     function = None
@@ -208,18 +212,15 @@ class TimedCall:
         self._stopwatch = stopwatch
         self._model = weakref.ref(model)
         self._slot = slot
-        self._counted = self._fetches = None
 
     def restore(self):
+        """Put the train function back, and return it with its model."""
+        function, self.function = self.function, None
         model = self._model()
         if model is not None and getattr(model, self._slot) is self:
-            object.__setattr__(model, self._slot, self.function)
+            object.__setattr__(model, self._slot, function)
+        return function, model
 
     def __call__(self, iterator):
-        self.restore()
-        if self._counted is not self.function:
-            self._counted = self.function
-            self._fetches = fetches_of_a_call(self._model())
-        return self._stopwatch.call(
-            self._slot, self.function, iterator, self._fetches
-        )
+        function, model = self.restore()
+        return self._stopwatch.call(self._slot, function, iterator, model)
