@@ -1,4 +1,4 @@
-"""Callbacks that watch training; they know no mode and no rule."""
+"""Callbacks that watch training; they depend on no mode and no rule."""
 
 from keras_pergrad.callbacks.data_stall import DataStall
 from keras_pergrad.callbacks.device_placement import DevicePlacement

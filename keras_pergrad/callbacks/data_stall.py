@@ -27,6 +27,7 @@ from keras_pergrad.analysis.pipelines.step_hooks import (
     remove_hooks,
 )
 from keras_pergrad.analysis.pipelines.stopwatch import Stopwatch
+from keras_pergrad.keras_internals.log_readers import go_before_readers
 from keras_pergrad.keras_internals.running_fit import running_fit
 
 TRAIN, TEST = "train_function", "test_function"
@@ -45,37 +46,37 @@ class DataStall(keras.callbacks.Callback):
 
     Works with `fit` and `evaluate` of any compiled model and any kind of
     data. Every epoch's `logs` get `data_stall_fraction` and `step_ms`, which
-    the progress bar shows, and for `History`, `CSVLogger`, `TensorBoard`
-    also `data_stall_s` and where the time went: `step_fraction`,
+    the progress bar shows. `History`, `CSVLogger` and `TensorBoard` also get
+    `data_stall_s` and the shares of the time, which sum to 1: `step_fraction`,
     `copy_fraction` (to an accelerator, where there is one),
     `stall_load_fraction` (reading and generating) and
-    `stall_transform_fraction` (all other stages), which together are 1; the
-    last two only where TensorFlow keeps an account of the pipeline. Put the
-    callback before a `CSVLogger` that shall see them. The first batch,
-    tracing and validation are kept apart: see `reports`.
+    `stall_transform_fraction` (all other stages). The last two exist only
+    where TensorFlow measures the pipeline. The order of the callbacks does not
+    matter: this one moves before the first that reads the logs. The first
+    batch, tracing and validation are counted separately: see `reports`.
 
-    What is measured is the wait of the host. On an accelerator that runs
-    behind the host, the device's idle time can be shorter.
+    It measures the wait of the host. If an accelerator runs behind the host,
+    the device's idle time can be shorter.
 
     Args:
-        warn_above: Share of the time, 0 to 1. After the first epoch that
-            waits longer, one message is printed, behind the progress bar.
-            Waits below 0.2 ms a batch bring none, unless this is 0.
+        warn_above: Share of the time, 0 to 1. After the first epoch that waits
+            longer, one message is printed, after the progress bar. Waits below
+            0.2 ms a batch cause no message, unless this is 0.
         per_batch: Also report percentiles of the wait and keep a timeline
             for `plot`. Memory stays constant.
-        advise: Say in the message why, and what to change.
+        advise: Name the cause in the message, and what to change.
         verbose: 0: print nothing; 1: the message; 2: also, after every
             epoch, a table of the pipeline's stages with what TensorFlow's
             AUTOTUNE has chosen for each.
 
     Attributes:
-        reports: One `StallReport` an epoch of the last `fit`, or one of the
+        reports: One `StallReport` per epoch of the last `fit`, or one for the
             last `evaluate`.
         message: The message that was printed, or None.
         advice: List of `Advice` in the message, the most useful first: each
             has a `name`, a `cause`, the `code` to write and `gain_ms`.
         stages: List of `StageRow` of the last epoch, the source first; empty
-            where TensorFlow keeps no account.
+            where TensorFlow does not measure them.
 
     Raises:
         ValueError: If `warn_above` is not a number from 0 to 1, or `verbose`
@@ -174,7 +175,7 @@ class DataStall(keras.callbacks.Callback):
         self._leave()
         self._fit_callbacks = _nothing
 
-    # What the stopwatch tells.
+    # Called by the stopwatch.
 
     def calls_done(self, calls, rows):
         """Take in the train function's calls and the waits in them."""
@@ -189,7 +190,7 @@ class DataStall(keras.callbacks.Callback):
             account.lost += count
 
     def call_failed(self):
-        """Report what there is: an error passes through the train function."""
+        """Report what was measured before the train function raised."""
         accounts = [s for s in (TRAIN, TEST) if s in self._accounts]
         for slot in accounts:
             account = self._accounts.pop(slot)
@@ -249,10 +250,11 @@ class DataStall(keras.callbacks.Callback):
         if running.callbacks is not None:
             self._callbacks = weakref.ref(running.callbacks)
             remove_hooks(running.callbacks)
+            go_before_readers(self, running.callbacks)
 
     def _arm(self, slot):
-        # Called between two steps, when nothing it needs is in the caches,
-        # Python takes ten times as long as in a loop.
+        # Between two steps nothing that this needs is in the caches: Python
+        # takes ten times as long as in a loop.
         self._samples.tick(self._stopwatch.iterators[slot])
         if self._armer is None:
             self._stopwatch.arm(self.model, slot)
@@ -296,7 +298,7 @@ class DataStall(keras.callbacks.Callback):
                 text_of(self.stages, running.cpu_budget, running.ram_budget)
             )
         text = "\n".join(texts) if self.verbose else None
-        if logs is None:  # an error is on its way: no bar comes any more
+        if logs is None:  # an error is being raised: no bar follows
             if text:
                 print(f"\n{text}", flush=True)
         else:
@@ -323,7 +325,7 @@ class DataStall(keras.callbacks.Callback):
 
 
 def _figures(report):
-    """Return what of a `StallReport` goes into the logs, without None."""
+    """Return the values of a `StallReport` for the logs, without None."""
     values = {name: getattr(report, name) for name in (*SHOWN, *HIDDEN)}
     return {k: v for k, v in values.items() if v is not None}
 

@@ -17,6 +17,8 @@ from keras_pergrad.analysis.placement.placement_report import PlacementReport
 from keras_pergrad.analysis.placement.step_profile import replay
 from keras_pergrad.keras_internals import devices
 from keras_pergrad.keras_internals.first_batch import set_aside
+from keras_pergrad.keras_internals.log_readers import go_before_readers
+from keras_pergrad.keras_internals.running_fit import running_fit
 
 
 class PlacementWarning(UserWarning):
@@ -32,17 +34,17 @@ class DevicePlacement(keras.callbacks.Callback):
 
     The logs of each epoch get `ops_on_accelerator`, `ops_on_cpu` and
     `device_copies` (tensors copied between host and accelerator memory in
-    one step), so they reach History, CSVLogger and the progress bar. A
-    figure that cannot be had (under XLA, say) is absent.
+    one step). They reach the progress bar and every callback that reads the
+    logs, such as `CSVLogger`: this one moves before the first of these. A
+    figure that cannot be obtained (under XLA, say) is absent.
 
-    Cost: where the train function is new, its own placement is watched;
-    where an earlier `fit` has built it, it is placed once more. Later
-    steps cost nothing.
+    Cost: a new train function is watched while it is placed; one that an
+    earlier `fit` has built is placed once more. Later steps cost nothing.
 
     Args:
-        deep: also measure bytes copied, time in ops on the CPU, and the
-            step's time as placed and on the CPU alone, on a copy of the
-            step. Takes a second trace and some steps' time and memory.
+        deep: also measure, on a copy of the step, bytes copied, time in ops on
+            the CPU, and the step's time as placed and on the CPU alone. This
+            takes a second trace, and the time and memory of some steps.
         warn: also issue a `PlacementWarning` for what is known to fail or
             to compute wrong numbers. The report lists it in any case.
 
@@ -75,6 +77,7 @@ class DevicePlacement(keras.callbacks.Callback):
 
     def on_train_begin(self, logs=None):
         self.report = None
+        go_before_readers(self, running_fit(self.model).callbacks)
         self._batches, self._spec = [], None
         self._device = next(iter(devices.accelerators()), None)
         self._announce(self._setting_hazards())
@@ -106,9 +109,9 @@ class DevicePlacement(keras.callbacks.Callback):
         chances = [again, True]
 
         def first_step(iterator):
-            if not chances:  # done, but another callback holds on to us
+            if not chances:  # done, but another callback still holds this
                 return original(iterator)
-            # A raise inside must leave the model as it was.
+            # An error inside must leave the model as it was.
             with contextlib.ExitStack() as stack:
                 stack.callback(self._restore)
                 result = self._watched(original, iterator, chances.pop(0))

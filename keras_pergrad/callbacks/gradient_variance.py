@@ -17,18 +17,10 @@ from keras_pergrad.analysis.measurement.run_description import describe
 from keras_pergrad.analysis.measurement.run_log import RunLog
 from keras_pergrad.keras_internals import progress_bar
 from keras_pergrad.keras_internals.arguments import positive_integer
+from keras_pergrad.keras_internals.log_readers import go_before_readers
 from keras_pergrad.keras_internals.running_fit import running_fit
 from keras_pergrad.runs import GradientSketch
 
-# What reads the logs, and lacks what a callback behind it puts into them.
-_READERS = (
-    keras.callbacks.CSVLogger,
-    keras.callbacks.EarlyStopping,
-    keras.callbacks.ModelCheckpoint,
-    keras.callbacks.ReduceLROnPlateau,
-    keras.callbacks.RemoteMonitor,
-    keras.callbacks.TensorBoard,
-)
 # Measurements of a `fit`, for a curve.
 _FEWEST = 10
 
@@ -48,20 +40,20 @@ class GradientVariance(keras.callbacks.Callback):
     | `gradient_repeat_deviation` | largest ‖ḡ' − ḡ‖ / ‖ḡ‖ of a repetition |
     | `bitwise_equal_variables` | how many repeat with the same bits |
 
-    All are of gradients without weight regularisers. A value that is not
-    defined is NaN. Where the samples have no gradients of their own, as with
+    All are of gradients without weight regularisers. An undefined value is
+    NaN. If the samples have no gradients of their own, as with
     BatchNormalization in training, or these cannot be obtained, the
-    within-batch values are absent, and it is said once why. Layers act as in
+    within-batch values are absent, and one message says why. Layers act as in
     training; a random layer draws the same numbers in every repetition.
 
-    Statistics of the training batches themselves, which a `PerGradModel` in
-    a per-sample mode has at no extra pass, are collected, too. They stand in
-    the logs as `train_gradient_norm` and so on, also where the mode logs
-    them by itself: without a prefix, names mean the probe.
+    A `PerGradModel` in a per-sample mode also gives statistics of the training
+    batches, without an extra pass. They are in the logs as
+    `train_gradient_norm` and so on, even if the mode logs them by itself:
+    names without this prefix mean the probe.
 
-    The progress bar shows the norm and the noise scale, the logs have all.
-    Callbacks that read the logs, such as `CSVLogger` or `TensorBoard`, get
-    them wherever they stand: this one moves before the first of them.
+    The progress bar shows the norm and the noise scale; the logs have all. The
+    order of the callbacks does not matter: this one moves before the first
+    that reads the logs, such as `CSVLogger` or `TensorBoard`.
 
     With `log_dir` every measurement is recorded for `kpg.compare_runs`. Runs
     can be compared if they have the same probe, so pass one.
@@ -69,33 +61,33 @@ class GradientVariance(keras.callbacks.Callback):
     Args:
         probe: (x, y) or (x, y, sample_weight), arrays; by default the first
             batch of each `fit`.
-        every: "auto", "epoch", or after how many updates to measure. With
-            "auto" each epoch's end is measured and, in a `fit` of fewer than
-            10 epochs, as many steps between, evenly spread, as give 10
+        every: "auto", "epoch", or after how many updates to measure. "auto"
+            measures at each epoch's end. In a `fit` of fewer than 10 epochs it
+            also measures at evenly spread steps between, to give 10
             measurements. An epoch's logs show its last measurement.
         repeats: how many times each gradient is computed.
         log_dir: where to write the run; None: logs only.
-        run_name: the run's directory in `log_dir`; by default a new name
-            from the time and the seed. A name that is there is refused,
-            unless `fit` resumes the run: with `initial_epoch` above 0, which
-            `keras.callbacks.BackupAndRestore` sets after a crash.
+        run_name: the run's directory in `log_dir`; by default a new name from
+            the time and the seed. An existing name is refused, unless `fit`
+            resumes that run with `initial_epoch` above 0
+            (`keras.callbacks.BackupAndRestore` sets it after a crash).
         tags: a dict of names to strings or numbers, for groups of runs.
         sketch_size: numbers kept of each gradient's direction.
 
     Attributes:
-        measurements: one `BatchGradient` a measurement of the last `fit`,
+        measurements: one `BatchGradient` per measurement of the last `fit`,
             without the gradient itself. Its `norms`, `variances`,
-            `noise_scales`, `snrs` and `repeat_deviations` are of each
+            `noise_scales`, `snrs` and `repeat_deviations` have one value per
             variable, in the order of `model.trainable_variables`.
         steps: the number of updates before each of them.
         messages: what was printed.
         run_directory: where the last run was written, or None.
 
     Raises:
-        ValueError: an argument is out of range, or (in `fit`) the probe is
-            not a batch of this model, or the model has no compiled loss, or
-            the resumed run was another one.
-        FileExistsError: (in `fit`) the run is there.
+        ValueError: an argument is out of range, or (in `fit`) the probe is not
+            a batch of this model, the model has no compiled loss, or the run
+            to resume does not match.
+        FileExistsError: (in `fit`) the run exists already.
         OSError: (in `fit`) `log_dir` cannot be written.
 
     Example:
@@ -149,12 +141,12 @@ class GradientVariance(keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         self._fit.close()
         self._fit = contextlib.ExitStack()
-        # A fit that is broken off outside of a training step, in another
-        # callback say, tells nobody; but its list of callbacks goes.
+        # If a fit fails outside a training step, say in another callback, no
+        # hook is called; but its list of callbacks is freed.
         siblings = running_fit(self.model).callbacks
         if siblings is not None:
             weakref.finalize(siblings, self._fit.close)
-            self._go_before_readers(siblings.callbacks)
+            go_before_readers(self, siblings)
             progress_bar.leave_out(siblings, hidden)
         self.measurements, self.steps, self.messages = [], [], []
         self.run_directory = self._meter = None
@@ -197,14 +189,6 @@ class GradientVariance(keras.callbacks.Callback):
 
     # The run.
 
-    def _go_before_readers(self, callbacks):
-        """Move before the first callback that the logs are written for."""
-        here = callbacks.index(self) if self in callbacks else 0
-        for place, other in enumerate(callbacks[:here]):
-            if isinstance(other, _READERS):
-                callbacks.insert(place, callbacks.pop(here))
-                return
-
     def _need_probe(self):
         """Return what is to be called with the first batch, or None."""
         if self._meter is not None:
@@ -212,7 +196,7 @@ class GradientVariance(keras.callbacks.Callback):
         return lambda batch: self._begin(batch, self._epoch)
 
     def _begin(self, batch, epoch):
-        """Everything that may go wrong, before the first training step."""
+        """Do everything that may fail, before the first training step."""
         self._meter = probes.meter(self.model, batch)
         self._explain()
         self._last_step = self._step()
@@ -250,11 +234,11 @@ class GradientVariance(keras.callbacks.Callback):
         )
 
     def _writes(self):
-        """Of several workers the chief alone keeps the record."""
+        """Return whether this worker records: only the chief does."""
         return self.model.distribute_strategy.extended.should_checkpoint
 
     def _steps_between(self):
-        """After how many updates to measure within an epoch, or None."""
+        """Return after how many updates to measure in an epoch, or None."""
         if isinstance(self.every, int):
             return self.every
         epochs, steps = self.params.get("epochs"), self.params.get("steps")
@@ -271,7 +255,7 @@ class GradientVariance(keras.callbacks.Callback):
         return int(tf.convert_to_tensor(optimizer.iterations))
 
     def _explain(self):
-        """Says once why the samples' gradients are not measured."""
+        """Say once why the samples' gradients are not measured."""
         if self._meter.undefined is not None and not self._explained:
             self._explained = True
             self._say(

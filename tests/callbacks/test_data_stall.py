@@ -1,5 +1,6 @@
 """DataStall against clocks in the loader and the step."""
 
+import csv
 import gc
 import weakref
 
@@ -598,6 +599,24 @@ def test_thresholds_may_be_any_real_number(share):
 def test_bad_thresholds_are_refused(bad):
     with pytest.raises(ValueError, match=r"number from 0 to 1\. Received"):
         DataStall(warn_above=bad)
+
+
+def test_those_who_read_the_logs_have_all(tmp_path):
+    """They stand before it here, and one of them acts in each step."""
+    stall, path = DataStall(), tmp_path / "log.csv"
+    readers = [
+        keras.callbacks.CSVLogger(path),
+        keras.callbacks.TensorBoard(tmp_path / "board"),
+    ]
+    history = small().fit(
+        batches(N), epochs=2, verbose=0, callbacks=[*readers, stall]
+    )
+    with path.open() as file:
+        rows = list(csv.DictReader(file))
+    for name in ("data_stall_s", "data_stall_fraction", "step_ms"):
+        written = [float(row[name]) for row in rows]
+        assert written == pytest.approx(history.history[name])
+    assert [report.steps for report in stall.reports] == [N, N]
 
 
 def slow_pipeline():

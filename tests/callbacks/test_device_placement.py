@@ -33,6 +33,13 @@ def test_a_machine_without_accelerator_gets_a_short_report(capsys):
     assert len(printed.strip().splitlines()) == 3
 
 
+def test_those_who_read_the_logs_have_all(tmp_path):
+    readers = [keras.callbacks.CSVLogger(tmp_path / "log.csv")]
+    train(*models.make("dense"), *readers, DevicePlacement())
+    head = (tmp_path / "log.csv").read_text().splitlines()[0]
+    assert set(head.split(",")) >= KEYS
+
+
 @pytest.mark.parametrize(
     "name", few(["rnn", "cnn", "embedding", "attention"], ["embedding"])
 )
