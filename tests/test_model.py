@@ -267,6 +267,12 @@ def test_lengths_must_agree():
     with pytest.raises(ValueError, match="x with 6, y with 1"):
         model.train_on_batch(x, y[:1])
     np.testing.assert_array_equal(before, model.get_weights()[0])
+    two = [keras.Input((4,)), keras.Input((2,))]
+    both = layers.Concatenate()([layers.Dense(2)(part) for part in two])
+    model = kpg.PerGradModel(two, layers.Dense(1)(both))
+    model.compile("sgd", "mse", gradient_mode="vectorized")
+    with pytest.raises(ValueError, match="x with 6, x with 5, y with 6"):
+        model.train_on_batch([np.ones((6, 4)), np.ones((5, 2))], np.ones(6))
 
 
 class Centre(layers.Layer):

@@ -1,11 +1,11 @@
-"""Batches as steps need them: tensors of one length, never without a sample."""
+"""Batches as steps need them: tensors of one length, at least one sample."""
 
 import numpy as np
 import tensorflow as tf
 
 
 def as_tensors(batch):
-    """Return a batch with tensors for arrays, which an eager step is given."""
+    """Return a batch with tensors in place of the arrays of eager steps."""
     return tf.nest.map_structure(
         lambda t: tf.convert_to_tensor(t) if isinstance(t, np.ndarray) else t,
         batch,
@@ -18,33 +18,39 @@ def first_tensor(x):
 
 
 def check_lengths(x, y, sample_weight):
-    """Refuses a batch whose parts differ in length, where that is known."""
-    lengths = {}
-    for name, part in (("x", x), ("y", y), ("sample_weight", sample_weight)):
-        for tensor in tf.nest.flatten(part):
-            if tensor is not None and tensor.shape.rank:
-                lengths.setdefault(name, tensor.shape[0])
-    known = {k: n for k, n in lengths.items() if n is not None}
-    if len(set(known.values())) > 1:
+    """Refuse a batch whose parts differ in length, if it is known."""
+    parts = (("x", x), ("y", y), ("sample_weight", sample_weight))
+    lengths = [
+        (name, tensor.shape[0])
+        for name, part in parts
+        for tensor in tf.nest.flatten(part)
+        if tensor is not None and tensor.shape.rank
+    ]
+    require_one_length([pair for pair in lengths if pair[1] is not None])
+
+
+def require_one_length(lengths):
+    """Refuse arrays of different lengths, given as pairs (name, length)."""
+    if len({length for _, length in lengths}) > 1:
         raise ValueError(
-            "x, y and sample_weight must have as many entries on their first "
-            "axis. Received: "
-            + ", ".join(f"{k} with {n}" for k, n in known.items())
+            "x, y and sample_weight must have the same number of entries on "
+            "their first axis. Received: "
+            + ", ".join(f"{name} with {length}" for name, length in lengths)
         )
 
 
 class Filled:
-    """A batch that may have no sample, with one of zeros in that case.
+    """A batch that gets one sample of zeros if it has no sample.
 
-    TensorFlow's convolutions fail on no sample, or give garbage.
+    TensorFlow's convolutions fail without a sample, or give garbage.
 
     Args:
         batch: a nested structure of tensors and None.
 
     Attributes:
-        batch: it with at least one sample.
-        n: how many samples it had.
-        present: whether it had one.
+        batch: the batch with at least one sample.
+        n: how many samples the batch had.
+        present: whether it had any sample.
     """
 
     def __init__(self, batch):
@@ -64,11 +70,11 @@ class Filled:
         )
 
     def weights(self, weights):
-        """Return the weights of samples, (rows, ...), or zeros without any."""
+        """Return the weights of samples, (rows, ...); zeros for no sample."""
         return tf.where(self.present, weights, tf.zeros_like(weights))
 
     def outputs(self, y_pred):
-        """Return the model's outputs without those for a sample of zeros."""
+        """Return the model's outputs without the output for added zeros."""
 
         def cut(tensor):
             found = tensor[: self.n]
@@ -81,5 +87,5 @@ class Filled:
 
 
 def is_composite(tensor):
-    """Whether it is sparse or ragged."""
+    """Whether a tensor is sparse or ragged."""
     return isinstance(tensor, (tf.SparseTensor, tf.RaggedTensor))

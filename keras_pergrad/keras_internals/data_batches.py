@@ -5,12 +5,15 @@ import math
 import tensorflow as tf
 
 from keras_pergrad.keras_internals.arguments import positive_integer
-from keras_pergrad.keras_internals.batches import is_composite
+from keras_pergrad.keras_internals.batches import (
+    is_composite,
+    require_one_length,
+)
 from keras_pergrad.keras_internals.inspection_checks import require_weights
 
 
 def batches_of(x, y=None, sample_weight=None, batch_size=None):
-    """Return what gives (x, y, sample_weight), tensors, batch by batch.
+    """Return an iterable of batches (x, y, sample_weight) of tensors.
 
     Args:
         x: an array (n, ...), a structure of arrays, or a `tf.data.Dataset` of
@@ -43,7 +46,7 @@ def batches_of(x, y=None, sample_weight=None, batch_size=None):
 
 class _OfArrays:
     def __init__(self, parts, batch_size):
-        # As one batch nested lists of numbers are taken, too.
+        # As a single batch, nested lists of numbers are accepted too.
         if batch_size is None:
             parts = tf.nest.map_structure(_tensor, parts)
         self.parts = parts
@@ -97,7 +100,7 @@ class _OfDataset:
 
 
 def _tensor(value):
-    """None and sparse or ragged tensors stay: layers may densify these."""
+    """Convert to a tensor; keep None and sparse or ragged tensors."""
     if value is None or is_composite(value):
         return value
     return tf.convert_to_tensor(value)
@@ -115,7 +118,7 @@ def _rows(part, start, stop):
 
 
 def _length(batch):
-    """How many samples there are, the same in all parts."""
+    """Return the number of samples, which is the same in all parts."""
     names = ("x", "y", "sample_weight")
     lengths = [
         (name, array.shape[0] if len(array.shape) else None)
@@ -123,12 +126,7 @@ def _length(batch):
         for array in tf.nest.flatten(part)
         if array is not None
     ]
-    if len({length for _, length in lengths}) > 1:
-        raise ValueError(
-            "x, y and sample_weight must have as many entries on their first "
-            "axis. Received: "
-            + ", ".join(f"{name} with {length}" for name, length in lengths)
-        )
+    require_one_length(lengths)
     if not lengths or not lengths[0][1]:
         raise ValueError("x must hold at least one sample. Received: none")
     return lengths[0][1]
