@@ -8,6 +8,6 @@ from keras_pergrad.samples import (  # noqa: F401
     weight_products,
 )
 from keras_pergrad.samples.tape import Tape, sum_of_outputs
-from keras_pergrad.samples.trial import counters, refusals
+from keras_pergrad.samples.trial_run import counters, refusals
 
 __all__ = ["Tape", "counters", "refusals", "sum_of_outputs"]

@@ -1,4 +1,4 @@
-"""The rules of ops that act entry by entry, and of those that repeat."""
+"""The rules of elementwise ops, and of ops that repeat their input."""
 
 import tensorflow as tf
 
@@ -9,7 +9,7 @@ from keras_pergrad.samples.op_rules import op_rule
 
 @op_rule("BiasAdd")
 def bias(use, place):
-    """Serve the weight: Σ_T dz."""
+    """Return the factor of a bias: Σ_T dz."""
     dz = use.delta(use.dtype(place))
     if use.attribute("data_format") == b"NCHW":
         at = 1 + use.layout.added if use.layout.axis == 0 else 0
@@ -41,7 +41,7 @@ _ELEMENTWISE = (
 
 @op_rule("AddV2", "Add", "Sub", *_ELEMENTWISE)
 def broadcast(use, place):
-    """Serve the weight: dz times its derivative, summed where it is spread."""
+    """Return the factor: dz times derivative, summed over broadcast axes."""
     w, out = use.op.inputs[place], use.op.outputs[0]
     dtype = use.dtype(place)
     if use.type in _ADDS:
@@ -64,7 +64,7 @@ def broadcast(use, place):
 
 
 def _copied(op, inputs):
-    """Return the same op on other inputs."""
+    """Return the output of the same op on other inputs."""
     graph = tf.compat.v1.get_default_graph()
     attributes = {name: value for name, value in op.node_def.attr.items()}
     new = graph.create_op(
@@ -74,7 +74,7 @@ def _copied(op, inputs):
 
 
 def spread_over(use, local, shape):
-    """Return the factor of a weight that was broadcast to the shape of `local`.
+    """Return the factor of a weight that was broadcast to `local`'s shape.
 
     Args:
         use: the `Use`.
@@ -98,7 +98,7 @@ def spread_over(use, local, shape):
     places = [k - (k > layout.axis) + 1 for k in spread]
     local = layout.first(local, use.n)
     if layout.added:
-        # What was merged with the samples comes right where they were.
+        # The axis that was merged with the samples comes in their place.
         at = layout.axis + 1
         places = [k if k < at else k + 1 for k in places] + [at]
         rest.insert(layout.axis, 1)
@@ -116,12 +116,12 @@ def spread_over(use, local, shape):
 
 
 def _is_not_one(size):
-    """Whether an axis is not broadcast; one of unknown size is not."""
+    """Whether an axis is not of size one; an unknown size counts as such."""
     return tf.is_tensor(size) or size != 1
 
 
 def _without(local, axes, spread):
-    """Without those axes of size one that are no positions."""
+    """Remove those of the axes that have size one and are no positions."""
     gone = [k for k in axes if k not in spread and local.shape[k] == 1]
     return tf.squeeze(local, gone) if gone else local
 
@@ -134,7 +134,7 @@ def _as_shape(factor, shape):
 
 @op_rule("BroadcastTo")
 def broadcast_to(use, place):
-    """Serve the weight: dz, summed where it is spread."""
+    """Return the factor: dz, summed over the broadcast axes."""
     if place != 0:
         return "its shape is of weights"
     local = use.unmoved_delta(use.dtype(place))
@@ -143,7 +143,7 @@ def broadcast_to(use, place):
 
 @op_rule("Tile")
 def tile(use, place):
-    """Serve the weight: dz, summed over its repetitions."""
+    """Return the factor: dz, summed over the repetitions of the weight."""
     shape = use.op.inputs[0].shape.as_list()
     if place != 0 or None in shape:
         return "the shape of the weight is not known"

@@ -20,11 +20,11 @@ CONTRACTIONS = (
 
 
 def labelled(op):
-    """Return an op of `CONTRACTIONS` as an einsum, or why that cannot be.
+    """Return an op of `CONTRACTIONS` as an einsum, or why it has no such form.
 
     Returns:
-        The labels of the axes of both inputs, and those of the output; a
-        string where there are none.
+        The labels of both inputs' axes, and the labels of the output's axes;
+        or a string with the reason why there are none.
     """
     ranks = [t.shape.rank for t in op.inputs]
     if None in ranks:
@@ -67,10 +67,10 @@ def _of_equation(equation, ranks):
 
 @op_rule(*CONTRACTIONS)
 def contraction(use, place):
-    """Return the factor of one of two factors in a sum of products.
+    """Return the per-sample gradients of the weight in a sum of products.
 
-    A label in data, weight and output is a block: each has a weight of its
-    own. One in data and output alone is a position.
+    A label in data, weight and output is a block: each block has its own
+    weight. A label in data and output alone is a position.
     """
     found = labelled(use.op)
     if isinstance(found, str):
@@ -141,8 +141,8 @@ def in_order(labels, wanted, sizes):
     """Return `perm` and `unpermuted` of a factor whose axes have labels.
 
     Args:
-        labels: those of its axes as they are.
-        wanted: the same in the order of the variable's axes.
+        labels: the labels of its axes in their present order.
+        wanted: the same labels in the order of the variable's axes.
         sizes: label to size.
     """
     perm = [labels.index(c) for c in wanted]
@@ -169,11 +169,11 @@ def arranged(tensor, labels, order, blocks, last, sizes):
     """Return (n, blocks as one axis if there are any, positions, features).
 
     Args:
-        tensor: what has the axes.
-        labels: their labels.
-        order: the same in the order that is wanted, that of the samples first.
-        blocks: how many of them follow it as blocks.
-        last: how many at the end are features.
+        tensor: the tensor.
+        labels: the labels of its axes.
+        order: the same labels in the wanted order, the samples first.
+        blocks: how many labels after the samples are blocks.
+        last: how many labels at the end are features.
         sizes: label to size, of blocks and features.
     """
     axes = [labels.index(c) for c in order]

@@ -1,7 +1,7 @@
 """The rules of convolution ops: plain, transposed and depthwise.
 
-All are sums over positions of a window's pixels times a number at the
-position; the factor `Patches` knows them by channels-last tensors.
+All are sums over positions: the pixels of a window times a number at the
+position. The factor `Patches` describes them by channels-last tensors.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ _DEPTHWISE = ("DepthwiseConv2dNative",)
 
 @op_rule(*_PLAIN, *_DEPTHWISE)
 def convolution(use, place):
-    """Serve the kernel: Σ over positions of window ⊗ dz."""
+    """Return the factor of the kernel: Σ over positions of window ⊗ dz."""
     if place != 1:
         return "its input is of weights"
     x, dz = _input(use, 0), use.delta(use.dtype(1))
@@ -29,7 +29,7 @@ def convolution(use, place):
 
 @op_rule(*_TRANSPOSED)
 def transposed(use, place):
-    """As a convolution whose input and output change places."""
+    """Serve it as a convolution whose input and output change places."""
     if place != 1:
         return "its input is of weights"
     x, dz = _input(use, 2), use.delta(use.dtype(1))
@@ -101,7 +101,7 @@ def _windows(use, kernel, sizes, positions, inner):
 
 
 def _with_positions(windows, count):
-    """With what was merged with the samples as one more dimension."""
+    """Add a dimension for the positions that were merged with the samples."""
     one, none = (1,), (0,)
     return dataclasses.replace(
         windows,

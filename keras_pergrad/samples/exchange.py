@@ -1,4 +1,4 @@
-"""Findings on a model, from exchanging single samples of a small batch."""
+"""Findings about a model after single samples of a batch were exchanged."""
 
 import dataclasses
 import itertools
@@ -12,9 +12,10 @@ class Seen:
 
     Attributes:
         kind: the op's type.
-        data: by the place of an input its `Motion`.
+        data: place of an input to its `Motion`.
         outputs: a `Motion` for each floating-point output.
-        deltas: one for the gradient of each output; None: it has none.
+        deltas: a `Motion` for the gradient of each output, or None if the
+            output has no gradient.
     """
 
     kind: str
@@ -29,17 +30,17 @@ class Seen:
 
     @property
     def mixed(self):
-        """Whether samples meet in what goes in or comes out."""
+        """Whether samples are mixed in its inputs or outputs."""
         return any(m.mixed for m in (*self.data.values(), *self.outputs))
 
     def layout(self, k):
-        """Where the samples are in output k, or None where it is not known."""
+        """Return where the samples are in output k, or None if not known."""
         delta, output = self.deltas[k], self.outputs[k]
         known = [delta, output] if delta is not None else [output]
         found = next((m for m in known if m.layout and m.moved), output)
         if found.layout is None or found.ordered:
             return found.layout
-        # Merged axes, and nothing moved: what goes in may tell the order.
+        # Merged axes, and nothing moved: an input may tell the order.
         for m in self.data.values():
             same = m.layout is not None and (
                 m.layout.axis == found.layout.axis
@@ -60,8 +61,8 @@ class Exchange:
         assigned: the paths of the trainable variables that the forward pass
             assigns.
         counted: whether it assigns variables that Keras does not know.
-        counting: the indices, among those that are not trained, of the
-            variables that it assigns whatever the batch is: counters.
+        counting: the indices, among the non-trainable variables, of the
+            counters: it assigns these whatever the batch is.
     """
 
     seen: tuple

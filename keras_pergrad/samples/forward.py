@@ -1,7 +1,7 @@
 """The forward pass of a model in a graph, with what its layer rules watch.
 
-It is Keras's own. Only layers that have a rule (recurrent ones, and those of
-the user's) are called through it, and then always put back.
+It is Keras's own. Only layers that have a rule (recurrent layers, and layers
+of the user) are called through this rule. They are always restored afterwards.
 
 Private names in use: `Layer._flatten_layers`, `Model._call_has_training_arg`.
 """
@@ -27,7 +27,7 @@ class RuleCall:
     Attributes:
         layer: the layer.
         rule: its `Rule`.
-        ops: the ops that were created in it, a tuple.
+        ops: the ops that were created in the call, a tuple.
         inputs: what the rule needs besides the gradients.
         watched: the tensors whose gradients it needs.
     """
@@ -64,7 +64,7 @@ class Forward:
         self.start = len(self.graph.get_operations())
         with contextlib.ExitStack() as stack:
             if in_xla():
-                # XLA has no gradient of a call of a function.
+                # XLA has no gradient for the call of a function.
                 stack.enter_context(functions_in_line())
             for layer in self.model._flatten_layers():
                 rule = find_rule(layer) if layer.trainable_variables else None
@@ -96,7 +96,7 @@ class Forward:
         watched = []
 
         def watch(tensor):
-            # So that nothing else that reads it is counted.
+            # A copy, so that other reads of the tensor are not counted.
             watched.append(tf.identity(tensor))
             return watched[-1]
 
@@ -113,14 +113,14 @@ class Forward:
         ops = tuple(self.graph.get_operations()[first:])
         self.calls.append(RuleCall(layer, rule, ops, inputs, watched))
         if rule.forward is None:
-            # Outside of the range: it may be a layer with weights.
+            # Not among `ops`: the activation may be a layer with weights.
             activation = getattr(layer, "activation", None)
             return outputs if activation is None else activation(outputs)
         return outputs
 
 
 def _linear(layer, original, args, kwargs, watch):
-    """Return the layer's own call, with its activation set aside."""
+    """Call the layer itself, without its activation."""
     with contextlib.ExitStack() as stack:
         if getattr(layer, "activation", None) is not None:
             linear = keras.activations.linear
@@ -130,7 +130,7 @@ def _linear(layer, original, args, kwargs, watch):
 
 
 def _first_by_place(call, args, kwargs):
-    """Return the arguments, the first of them by place, as rules expect it."""
+    """Return the arguments, the first one positional, as rules expect it."""
     name = next(iter(inspect.signature(call).parameters), None)
     if args or name not in kwargs:
         return args, kwargs

@@ -1,4 +1,4 @@
-"""Traced functions, kept as long as their model and as what they depend on.
+"""A cache of traced functions, valid while model and parts are the same.
 
 Private names in use: `Model._compile_loss`, `Layer._flatten_layers`.
 """
@@ -11,11 +11,11 @@ _TRACED = weakref.WeakKeyDictionary()
 
 
 def kept(model, key, make):
-    """Get what `make()` gave before for this key and the model as it is now."""
+    """Return what `make()` gave for this key, unless the model has changed."""
     traced = _TRACED.setdefault(model, {})
     key, parts = (*key, *_settings(model)), _parts(model)
     function, references = traced.get(key, (None, []))
-    # An id would not do: a new object may get that of one that is gone.
+    # Ids are not enough: a new object may get the id of a deleted one.
     if function is None or any(
         reference() is not part for reference, part in zip(references, parts)
     ):
@@ -25,7 +25,7 @@ def kept(model, key, make):
 
 
 def _settings(model):
-    """Return what a trace depends on and is compared by value."""
+    """Return the settings that a trace depends on; compared by value."""
     return (
         len(model.trainable_variables),
         *((one.trainable, find_rule(one)) for one in model._flatten_layers()),
@@ -33,7 +33,7 @@ def _settings(model):
 
 
 def _parts(model):
-    """Return the objects that a trace depends on."""
+    """Return the objects that a trace depends on; compared by identity."""
     loss, variables = model._compile_loss, model.trainable_variables
-    # Without a loss a model may still add some.
+    # A model without a compiled loss may still add losses.
     return [model if loss is None else loss, *variables]

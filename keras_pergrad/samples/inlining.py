@@ -1,8 +1,7 @@
 """Calls of a `tf.function`, with the ops of its body beside the call.
 
-The call stays what computes the outputs. What is put beside it shows where
-weights meet the data inside; in TensorFlow's own optimisation both become
-one again.
+The call still computes the outputs. The ops beside it show where weights meet
+the data inside. TensorFlow's own optimisation makes both one again.
 
 Private names in use: `FuncGraph._get_function`, the op attribute
 `_gradient_op_type`.
@@ -21,10 +20,10 @@ class Inlined:
     """A call, and the ops of its body in the graph of the call.
 
     Attributes:
-        called: what the call puts out.
+        called: the outputs of the call.
         body: the graph of the function.
         ops: the ops, in order.
-        outputs: what they put out in place of the call.
+        outputs: the outputs of these ops, equal to those of the call.
         parent: the `Inlined` whose ops the call is among, or None.
     """
 
@@ -36,11 +35,11 @@ class Inlined:
 
 
 def inlined(call, parent=None):
-    """Put the body of a call beside it; None where that would change it."""
+    """Put the body of a call beside it; None if that would change results."""
     body = _body(call, call.graph if parent is None else parent.body)
     if body is None or not _is_pure(body) or _needs_xla(call, body):
         return None
-    # Differentiating the call gives it other outputs.
+    # Taken now: differentiating the call gives it other outputs.
     called = list(call.outputs)
     operations = body.get_operations()
     made = {id(a): b for a, b in zip(body.inputs, call.inputs)}
@@ -73,7 +72,7 @@ def _body(call, owner):
 
 
 def _needs_xla(call, body):
-    """Whether an op has a kernel in XLA alone: grouped convolutions in 3D."""
+    """Whether an op has a kernel only in XLA: a grouped convolution in 3D."""
     attributes = call.node_def.attr
     return "_XlaMustCompile" in attributes and any(
         op.type == "Conv3D" and _channels(op) != op.inputs[1].shape[-2]

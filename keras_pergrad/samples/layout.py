@@ -11,10 +11,10 @@ class Layout:
 
     Attributes:
         axis: the axis.
-        merged: None: it has an entry for each sample. "samples first": the
+        merged: None: the axis has one entry per sample. "samples first": all
             positions of the first sample come first. "positions first": the
             first position of each sample comes first.
-        count: how many positions there are for each sample, None where that
+        count: how many positions there are for each sample; None if this
             differs from batch to batch.
     """
 
@@ -25,8 +25,8 @@ class Layout:
     def first(self, tensor, n):
         """Return the tensor with an axis for the samples first.
 
-        Positions that were merged with the samples get an axis of their own,
-        where that of the samples was.
+        Positions that were merged with the samples get their own axis, in
+        the place of the former axis of the samples.
 
         Args:
             tensor: of this layout.
@@ -54,7 +54,7 @@ class Layout:
 
     @property
     def added(self):
-        """How many axes `first` adds."""
+        """The number of axes that `first` adds."""
         return 0 if self.merged is None else 1
 
     def spread(self, numbers, tensor, n):

@@ -1,4 +1,4 @@
-"""Refusals of models whose samples have no gradients of their own."""
+"""Refusals of models whose samples have no per-sample gradients."""
 
 import keras
 
@@ -6,13 +6,13 @@ COMPOSITE = (
     "The batch has a sparse or ragged tensor, whose samples cannot be told "
     "apart. Densify it in the data set, or use gradient_mode='batch'."
 )
-#: Layers of Keras that mix images in some draws, or for some values.
+#: Keras layers that mix images for some random draws, or some values.
 MIX_BY_CHANCE = tuple(
     getattr(keras.layers, name)
     for name in ("AugMix", "CutMix", "Equalization", "MixUp", "RandAugment")
     if hasattr(keras.layers, name)
 )
-#: Layers that act on each microbatch as on a batch, as their users know.
+#: Layers that treat each microbatch as a batch, as their users expect.
 OF_MICROBATCHES = (keras.layers.BatchNormalization, *MIX_BY_CHANCE)
 _WAY_OUT = (
     "Make it act on each sample alone, or compile with gradient_mode='batch'."
@@ -64,7 +64,7 @@ def other_ops(candidate, seen):
 
 
 def mixes_by_chance(layer):
-    """Say that a layer of Keras mixes images in some draws."""
+    """Say that a Keras layer mixes images for some random draws."""
     return (
         f"{_named(layer)} mixes the images of a batch, or takes one histogram "
         "for all of them, so that per-sample gradients are not defined. Apply "
@@ -74,7 +74,7 @@ def mixes_by_chance(layer):
 
 
 def mixes_somewhere(model):
-    """Say that samples are mixed, and it was not found where."""
+    """Say that samples are mixed at a place that was not found."""
     return (
         f"model {model.name!r} mixes the samples of a batch, so that "
         f"per-sample gradients are not defined. {_WAY_OUT}"
@@ -82,7 +82,7 @@ def mixes_somewhere(model):
 
 
 def loss_couples(model, op):
-    """Say that what a sample adds to the loss depends on others."""
+    """Say that a sample's part of the loss depends on other samples."""
     return (
         f"The loss of model {model.name!r} compares the samples of a batch "
         f"with each other (op {op.type}, {op.name}): what one sample's "
@@ -135,7 +135,7 @@ def _first_line(error):
 
 
 def incomplete_rule(layer, paths):
-    """Say that a rule yields less than its layer reads."""
+    """Say that a rule leaves out variables that its layer reads."""
     return (
         f"{_named(layer)} reads {paths}, for which its rule gives no "
         "gradient. Let the rule yield these variables, too, or remove the "
@@ -154,7 +154,7 @@ def entangled(op):
 
 
 def assigns_weights(paths, repeated):
-    """Say that the forward pass changes a weight that it then reads."""
+    """Say that the forward pass assigns weights."""
     names = ", ".join(map(repr, paths))
     return (
         f"The forward pass assigns the trainable variables {names}, so that "

@@ -1,4 +1,4 @@
-"""The search for the op, and its layer, that mixes the samples.
+"""The search for the op that mixes the samples, and for its layer.
 
 Private names in use: `Layer._flatten_layers`.
 """
@@ -8,7 +8,7 @@ import re
 import tensorflow as tf
 
 from keras_pergrad.samples import messages
-from keras_pergrad.samples.uses import SIZES
+from keras_pergrad.samples.use_search import SIZES
 
 
 def culprit(trial, forward, mixes):
@@ -16,19 +16,19 @@ def culprit(trial, forward, mixes):
 
     Args:
         trial: the `Trial` in which it was seen.
-        forward: whether it was on the way forward, or only back.
-        mixes: `mixes(runs, place)`: whether samples are in a tensor.
+        forward: whether the forward pass mixes, or only the backward pass.
+        mixes: `mixes(runs, place)`: whether samples are mixed in a tensor.
     """
     make = _All if forward else _Back
-    look, runs = trial.looked(make)
+    observed, runs = trial.observe(make)
     model = trial.like.model
-    mixed = [mixes(runs, k) for k in range(len(look.tensors))]
+    mixed = [mixes(runs, k) for k in range(len(observed.tensors))]
     noisy = runs.noisy()
-    op, op_is_loss = look.first_mixed(mixed)
+    op, op_is_loss = observed.first_mixed(mixed)
     if op is None:
         return None, ValueError(messages.mixes_somewhere(model))
     layer = layer_of(op, model)
-    draws = any(noisy[k] for k, t in enumerate(look.followed) if t.op is op)
+    draws = any(noisy[k] for k, t in enumerate(observed.followed) if t.op is op)
     if op_is_loss and not draws:
         return None, ValueError(messages.loss_couples(model, op))
     return layer, ValueError(messages.mixes(model, layer, op, draws))
@@ -45,7 +45,7 @@ def layer_of(op, model):
 
 
 class _All:
-    """Every tensor that follows the batch's values."""
+    """Every tensor that depends on the values of the batch."""
 
     def __init__(self, tape, y_pred, loss, behind):
         data = {id(t) for t in tf.nest.flatten(tape.batch) if t is not None}
@@ -68,7 +68,7 @@ class _All:
         return [tf.identity(t) for t in self.followed]
 
     def first_mixed(self, mixed):
-        """Return the first op that mixes samples; whether it is a loss's."""
+        """Return the first op that mixes, and whether it is in a loss."""
         for t, is_mixed in zip(self.followed, mixed):
             if is_mixed:
                 return t.op, False

@@ -1,9 +1,9 @@
 """The layout of tensors, from what moves when one sample is exchanged.
 
 A model is run on a few samples, again with each of them exchanged in turn, and
-on another number of samples. The axis whose size follows the number of samples
-is theirs; entries that moved tell in which order samples and positions are
-merged on it, and whether other samples moved along: then they are mixed.
+on another number of samples. The samples are on the axis whose size follows
+their number. The entries that moved show in which order samples and positions
+are merged on it. If entries of other samples moved too, samples are mixed.
 """
 
 import dataclasses
@@ -12,9 +12,9 @@ import numpy as np
 
 from keras_pergrad.samples.layout import Layout
 
-#: How many samples there are, and how many another time.
+#: The number of samples, and the other number for a second run.
 SAMPLES, OTHER_SAMPLES = 3, 5
-#: What others may move, relative to what the exchanged sample moves.
+#: How far others may move, relative to the exchanged sample.
 ROUNDING = {
     "float64": 1e-9,
     "complex128": 1e-9,
@@ -30,10 +30,10 @@ class Motion:
     Attributes:
         layout: where the samples are in it; None: nowhere.
         moved: whether anything moved.
-        mixed: whether entries of samples moved that were not exchanged, or
-            entries that belong to no sample.
-        ordered: whether the order of merged axes was seen; where it was not,
-            it is not known.
+        mixed: whether entries moved that belong to other samples than the
+            exchanged one, or to no sample.
+        ordered: whether the order of merged axes was seen; else it is not
+            known.
     """
 
     layout: Layout | None = None
@@ -43,14 +43,14 @@ class Motion:
 
 
 def watch(before, exchanged, other, number=SAMPLES, fixed=True):
-    """Tell where the samples are in a tensor.
+    """Find out where the samples are in a tensor.
 
     Args:
         before: the tensor, an array, for the batch.
         exchanged: pairs of the number of a sample and the tensor with that
             sample exchanged.
-        other: the tensor for another number of samples; None: there is one
-            number only.
+        other: the tensor for another number of samples; None: the model
+            takes only one number.
         number: how many samples the batch has.
         fixed: whether every batch has the same sizes but for the samples.
 
@@ -98,7 +98,7 @@ def _watch_one(before, after, sample, other, number, fixed):
 
 
 def _change(before, after):
-    """How far each entry moved; NaN that stays has not moved."""
+    """Return how far each entry moved; a NaN that stays has not moved."""
     if before.dtype.kind not in "cfV" and before.dtype.name != "bfloat16":
         return (before != after).astype(np.float64)
     wide = np.complex128 if before.dtype.kind == "c" else np.float64

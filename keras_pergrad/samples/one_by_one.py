@@ -1,7 +1,7 @@
 """An op differentiated for one sample after the other: exact for any op.
 
-The op's gradient is taken again and again, each time with the gradient of
-its outputs blank but for one sample's. The op itself runs once, for the
+The op's gradient is taken once per sample. Each time the gradient of its
+outputs is blank except for this sample. The op itself runs once, for the
 batch.
 
 Private names in use: `tensorflow.python.ops.gradients_util`
@@ -17,7 +17,7 @@ from keras_pergrad.samples import messages
 
 
 def one_by_one(use, place):
-    """Return the factor of an op's input of weights; see `OneByOne`."""
+    """Return the factor of a weight input of an op; see `OneByOne`."""
     if use.loop is None:
         use.loop = _Loop(use)
     return OneByOne(use.loop, place)
@@ -27,7 +27,7 @@ class OneByOne(SampleGradients):
     """Contributions found for one sample after the other.
 
     The norms hold one sample's gradient at a time, and the weighted sum is a
-    single pass; only `materialize` holds them all.
+    single pass. Only `materialize` holds all gradients.
     """
 
     def __init__(self, loop, place):
@@ -53,7 +53,7 @@ class OneByOne(SampleGradients):
 
 
 class _Loop:
-    """The gradients of all inputs of weights of an op."""
+    """The gradients of all weight inputs of an op."""
 
     rows = ("keep",)
 
@@ -67,11 +67,11 @@ class _Loop:
             if d is not None
         ]
         _require_apart(use.op, self.outputs)
-        # What `select` blanks: a factor for each sample.
+        # A factor for each sample, which `select` may blank.
         self.keep = tf.ones([use.n], use.dtype(self.places[0]).real_dtype)
 
     def squares(self):
-        """By place the squared norms, (n,)."""
+        """Return the squared norms, (n,), by place."""
 
         def one(i):
             found = self._of_sample(i)
@@ -82,7 +82,7 @@ class _Loop:
         return self._over_samples("squares", one, lambda _: [])
 
     def all(self):
-        """By place all gradients, (n, *shape)."""
+        """Return all gradients, (n, *shape), by place."""
         return self._over_samples("all", self._of_sample, self._shape)
 
     def _over_samples(self, name, one, shape):
@@ -100,7 +100,7 @@ class _Loop:
         return self._found[name]
 
     def weighted(self, weights):
-        """By place the sum of all gradients, each times its weight."""
+        """Return the sum of the gradients, each times its weight, by place."""
         use = self.use
         keep = self.keep
         if weights is not None:
@@ -158,10 +158,10 @@ class _Loop:
 
 
 def _require_apart(op, outputs):
-    """Refuse outputs of which one depends on another.
+    """Refuse outputs if one of them depends on another.
 
-    The gradient of one would then know of the other's, which would count
-    twice.
+    The gradient of one output would then contain the gradient of the other,
+    which would count twice.
     """
     ends = {id(t) for t in outputs}
     for output in outputs:

@@ -1,8 +1,8 @@
-"""The rules of ops: a factor from what a weight met and the gradient there.
+"""The rules of ops: a factor from an op's other input and output gradient.
 
-A rule takes a `Use` and the place of the weight among the op's inputs and
-returns `SampleGradients` of that input, or a reason, a string, why it does
-not serve the op.
+A rule takes a `Use` and the place of the weight among the op's inputs. It
+returns `SampleGradients` of that input, or a string with the reason why it
+does not serve the op.
 """
 
 from keras_pergrad.samples.one_by_one import one_by_one
@@ -11,7 +11,7 @@ _RULES = {}
 
 
 def op_rule(*types):
-    """Decorate the function that is the rule of these types of ops."""
+    """Decorate a function as the rule of these types of ops."""
 
     def register(function):
         for one in types:
@@ -22,7 +22,7 @@ def op_rule(*types):
 
 
 def factor_of(use, place):
-    """Return the per-sample gradients of an op's input of weights.
+    """Return the per-sample gradients of a weight input of an op.
 
     An op without a rule is differentiated for one sample after the other.
 
@@ -32,7 +32,7 @@ def factor_of(use, place):
     """
     reason = f"op {use.type} has no rule"
     if use.is_complex(place):
-        # The gradient of a product there is that with the conjugate.
+        # There the gradient of a product has the conjugate factor.
         reason = f"op {use.type} on complex numbers has no rule"
     elif use.type in _RULES:
         found = _RULES[use.type](use, place)

@@ -21,13 +21,13 @@ from keras_pergrad.keras_internals.loss_tensors import loss_tensors
 
 @dataclasses.dataclass
 class Recorded:
-    """What a call of `layer` took and gave for the whole batch.
+    """The inputs and results of a call of `layer` for the whole batch.
 
     Attributes:
         layer: the layer (or model).
         args, kwargs: what its `call` was given.
-        training: what `training` was inside: layers that are called without
-            the argument take it from the call around them. None: nothing.
+        training: the value of `training` inside: layers that are called
+            without the argument take it from the outer call. None: not set.
         draws: the random draws made inside, in order.
         outputs: the flat list of the `loss_tensors` of its output.
         losses: the tensors given to `add_loss` inside.
@@ -51,7 +51,7 @@ class Recorded:
 
 
 class _CallContext(keras.layers.Layer):
-    """Runs a function with Keras's `training` flag set for all layers in it."""
+    """A call of a function with `training` set for all layers inside."""
 
     def __init__(self, function):
         super().__init__(name="sample", dtype="float32")
@@ -67,7 +67,7 @@ def _tensors(structure):
 
 
 class Replay:
-    """Repeats a recorded call row by row.
+    """A recorded call that can be repeated row by row.
 
     Args:
         recorded: the call.
@@ -83,8 +83,8 @@ class Replay:
     def __init__(self, recorded, variables, state=()):
         self.recorded = recorded
         self._state = list(state)
-        # The variables themselves, not their values: a custom gradient, such
-        # as of `keras.remat`, does not hand on those of tensors around it.
+        # The variables themselves, not their values: a custom gradient, as in
+        # `keras.remat`, does not pass on gradients of captured tensors.
         self.values = [v.value for v in variables]
         self._rows = [self._draw_rows(draw) for draw in recorded.draws]
 
@@ -156,13 +156,13 @@ class Replay:
             loss_weights: for each `add_loss` tensor its factor in the total.
 
         Returns:
-            A list with a tensor of the variable's shape, or None where the
-            variable has no influence, for each variable.
+            A list with one tensor of each variable's shape; None for a
+            variable without influence.
         """
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             for value in self.values:
                 tape.watch(value)
-            # A gather keeps the size of the batch, 1, known to XLA.
+            # With a gather XLA knows the size of the batch, 1.
             row = tf.reshape(i, [1])
             outputs, losses = self.forward(row)
             targets, weights = [], []
@@ -181,7 +181,7 @@ class Replay:
         ]
 
     def _reproduced(self, row, outputs, output_gradients):
-        """Whether row i of the batch came out again; asserts it in graphs."""
+        """Return whether row i was reproduced; in graphs also assert it."""
         checks = []
         for single, batch, gradient in zip(
             outputs, self.recorded.outputs, output_gradients
@@ -215,7 +215,7 @@ def _dense(gradient):
 
 
 def _poison_unless(right, gradient):
-    """NaN where the check failed: XLA drops assertions, but not this."""
+    """Return NaN if the check failed: XLA drops assertions, but not NaN."""
     nan = tf.constant(float("nan"), gradient.dtype)
     return tf.where(right, gradient, nan)
 
@@ -224,7 +224,7 @@ def close(single, batch):
     """Equal up to rounding (non-finite values count as reproduced)."""
     if not single.dtype.is_floating:
         return tf.constant(True)
-    # A model of float64 may compute in float32 inside.
+    # A float64 model may compute in float32 inside.
     epsilon = {"float64": 1e-4, "float32": 1e-3}.get(single.dtype.name, 0.05)
     single = tf.cast(single, tf.float64)
     batch = tf.cast(batch, tf.float64)

@@ -8,7 +8,7 @@ from keras_pergrad.samples.op_rules import op_rule
 
 @op_rule("GatherV2", "ResourceGather")
 def gather(use, place):
-    """Serve the weight: row ids[t] receives dz[t]."""
+    """Return the factor of the table: row ids[t] receives dz[t]."""
     inputs = use.op.inputs
     if place != 0:
         return "its indices are of weights"

@@ -1,8 +1,8 @@
 """Per-sample gradients of one forward and one backward pass.
 
 The forward pass is Keras's own, traced once. Its graph shows in which ops
-weights meet the data (`uses`); one backward pass gives the gradients of what
-these ops put out; the ops' rules make factors of them.
+weights meet the data (`uses`). One backward pass gives the gradients of the
+outputs of these ops. The ops' rules make factors of these gradients.
 
 Private names in use: `Variable._regularizer`.
 """
@@ -15,16 +15,16 @@ from keras_pergrad.factors import join, widened
 from keras_pergrad.keras_internals.batches import first_tensor
 from keras_pergrad.keras_internals.losses import total_loss
 from keras_pergrad.keras_internals.patching import attribute
-from keras_pergrad.samples import paths
+from keras_pergrad.samples import weight_paths
 from keras_pergrad.samples.forward import Forward
 from keras_pergrad.samples.op_rules import factor_of
-from keras_pergrad.samples.trial import exchange_of
-from keras_pergrad.samples.use import Use, require_whole_rule, unscaled
-from keras_pergrad.samples.uses import Uses
+from keras_pergrad.samples.trial_run import exchange_of
+from keras_pergrad.samples.use_search import Uses
+from keras_pergrad.samples.weight_use import Use, require_whole_rule, unscaled
 
 
 class Tape:
-    """One forward and one backward pass, with every sample's part in it.
+    """One forward and one backward pass, with the part of every sample.
 
     It works in the graph of a `tf.function` that is being traced.
 
@@ -74,7 +74,7 @@ class Tape:
         self._operations = operations[self._forward.start :]
 
     def forward(self, x):
-        """`model(x)`, watched."""
+        """Return `model(x)`, and watch it."""
         return self._forward(x)
 
     def another(self, batch):
@@ -127,7 +127,7 @@ class Tape:
         ]
 
     def refuse(self, layer, error):
-        """Stop at what has no per-sample gradient."""
+        """Raise the error about a layer without per-sample gradients."""
         del layer
         raise error
 
@@ -162,7 +162,7 @@ class Tape:
                 continue
             factor = factor_of(use, place)
             for k in use.variables_in(place):
-                pulled = paths.to_variable(factor, use, place, k)
+                pulled = weight_paths.to_variable(factor, use, place, k)
                 if pulled is not None:
                     yield k, pulled, use
 
@@ -206,7 +206,7 @@ def _cast(tensor, dtype):
 
 
 def _apart(regularizer):
-    """Return the regulariser with the same value, and no gradient.
+    """Return a regulariser with the same value, but without a gradient.
 
     It belongs to no sample; its gradient is added after aggregation.
     """

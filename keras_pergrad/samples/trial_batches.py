@@ -13,7 +13,7 @@ from keras_pergrad.samples import messages
 from keras_pergrad.samples.motion import OTHER_SAMPLES, SAMPLES
 
 _FIRST = contextvars.ContextVar("first batch", default=None)
-#: The size of an axis that the model takes any of.
+#: The size for an axis if the model takes any size.
 UNKNOWN = 32
 
 
@@ -25,10 +25,9 @@ class Batches:
         some: some samples.
         exchanged: pairs of the number of a sample and the batch with other
             values for it.
-        more: more samples; None where the model takes one number only.
+        more: more samples; None if the model takes only one number.
         blanked: the number of a sample, and `some` with zeros in the second
-            half of its integers, as padding has them; None where there are
-            no integers.
+            half of its integers, like padding; None if there are no integers.
     """
 
     some: tuple
@@ -42,8 +41,8 @@ def first_batch(batch):
     """Let models be tried on the first samples of this batch inside.
 
     Args:
-        batch: (x, y, sample_weight); where they are no arrays or eager
-            tensors, it changes nothing.
+        batch: (x, y, sample_weight); if they are not arrays or eager
+            tensors, this changes nothing.
     """
     token = _FIRST.set(_rows(batch))
     try:
@@ -53,7 +52,7 @@ def first_batch(batch):
 
 
 def _rows(batch):
-    """Get a few rows of each part of a batch, or None for what has no rows."""
+    """Return a few rows of each part of a batch; None if one has no rows."""
     flat = tf.nest.flatten(batch)
     for part in flat:
         # Ragged and sparse tensors have no rows of one kind.
@@ -67,7 +66,7 @@ def _rows(batch):
 
 
 def spec(tensor):
-    """Return the type of a part of the batch, of any number of samples."""
+    """Return the type of a part of the batch, for any number of samples."""
     if tensor is None:
         return None
     if is_composite(tensor):
@@ -78,7 +77,7 @@ def spec(tensor):
 
 
 def of_number(one, number):
-    """Return a type of a part of the batch, with a number of samples."""
+    """Return the type of a part of the batch for a number of samples."""
     if one.shape.rank in (None, 0):
         return one
     return tf.TensorSpec([number, *one.shape[1:]], one.dtype)
@@ -87,15 +86,15 @@ def of_number(one, number):
 def batches(specs, number=None, sizes_of_outputs=None):
     """Yield `Batches` of some samples.
 
-    Those after the first are for models that refuse the values before. All
-    that is not in x stays the same when a sample is exchanged, so that
-    masks and weights, and what the loss is divided by, do.
+    The later ones are for models that refuse the values of the first. When a
+    sample is exchanged, only x changes. Masks, weights and the denominators
+    of the loss stay the same.
 
     Args:
         specs: the types, (x, y, sample_weight).
         number: how many samples a batch must have; None: any.
-        sizes_of_outputs: for inputs the sizes of each output of the model,
-            for targets that may have any.
+        sizes_of_outputs: a function from inputs to the sizes of the model's
+            outputs, for targets of unknown sizes.
     """
     x, y, sample_weight = specs
     counts = (SAMPLES, OTHER_SAMPLES) if number is None else (number,)
@@ -128,7 +127,7 @@ def batches(specs, number=None, sizes_of_outputs=None):
         made = packed(x, first)
         kinds_of_y = tf.nest.flatten(y)
         if sizes_of_outputs is not None and not all(map(_is_sized, kinds_of_y)):
-            # They are those of any values that the model takes.
+            # They are the same for all values that the model takes.
             sizes = sizes or sizes_of_outputs(made)
             kinds_of_y = _sized(kinds_of_y, sizes)
         targets = [_fixed(s, count, rng, classes) for s in kinds_of_y]
@@ -152,7 +151,7 @@ def _is_sized(one):
 
 
 def _sized(kinds, shapes):
-    """Get these types with the sizes of these shapes where they have none."""
+    """Return these types, with unknown sizes taken from these shapes."""
     if len(kinds) != len(shapes):
         return kinds
     found = []
@@ -166,7 +165,7 @@ def _sized(kinds, shapes):
 
 
 def packed(structure, parts):
-    """Return parts in a structure, without those for which it has None."""
+    """Return the parts in a structure, which keeps its None."""
     parts = iter(parts)
     return tf.nest.map_structure(
         lambda s: None if s is None else next(parts), structure
@@ -174,7 +173,7 @@ def packed(structure, parts):
 
 
 def _batches(batch, other, counts):
-    """Return the `Batches` of arrays of enough samples, and of others in x."""
+    """Return the `Batches` of arrays; `other` has other values for x."""
 
     def cut(count):
         return tf.nest.map_structure(
@@ -197,7 +196,7 @@ def _batches(batch, other, counts):
         return tf.nest.map_structure(swap, batch[0], other)
 
     some = cut(counts[0])
-    # Of many, the ends and one between.
+    # Of many samples, the first two and the last.
     chosen = sorted({0, 1, counts[0] - 1})
     exchanged = [(k, (swapped(k), *some[1:])) for k in chosen]
     more = cut(counts[1]) if len(counts) > 1 else None
@@ -218,7 +217,7 @@ def _may_blank(tensor):
 
 
 def _blank_second(tensor):
-    """With zeros in the second half of sample 1."""
+    """Return the tensor with zeros in the second half of sample 1."""
     if not _may_blank(tensor):
         return tensor
     array = np.array(tensor)
@@ -231,7 +230,7 @@ def _shape(one, count):
 
 
 def _pair(one, count, rng, numbers):
-    """Two arrays that differ in every entry."""
+    """Return two arrays that differ in every entry."""
     if one.shape.rank in (None, 0):
         value = np.zeros([], one.dtype.as_numpy_dtype)
         return value, value
@@ -248,10 +247,10 @@ def _pair(one, count, rng, numbers):
 
 
 def _fixed(one, count, rng, classes):
-    """Targets: samples of the first classes in turn.
+    """Return targets: the first classes in turn.
 
-    With two of them a loss that compares samples has something to compare;
-    one class every model has.
+    With two classes, a loss that compares samples has something to compare.
+    Every model has one class.
     """
     if one is None:
         return None
@@ -308,9 +307,9 @@ def _given(specs, count):
 
 
 def _exchanged(x):
-    """Other values for every sample of x, with the same zeros.
+    """Return other values for every sample of x, with the same zeros.
 
-    Zeros may be masked, so they stay, and so do flags (0 and 1) where there
+    Zeros stay, since they may be masked. Flags (0 and 1) stay too, if there
     is something else to exchange.
     """
     flat = [t for t in tf.nest.flatten(x) if t is not None]
@@ -339,7 +338,7 @@ def _other(array, rng, flip):
         step = rng.integers(1, most, array.shape) if most > 1 else 0
         other = (array - 1 + step) % most + 1
         return np.where(array > 0, other, array).astype(array.dtype)
-    # Far from what they were, so that another sample may be the largest.
+    # Far from the old values, so that another sample may be the largest.
     least = -2.0 if array.min() < 0 else 0.0
     factors = rng.uniform(least, 2.0, array.shape)
     return (array * factors).astype(array.dtype)

@@ -1,8 +1,8 @@
 """Products of weights with weights: LoRA and other low ranks.
 
 The weight that meets the data is W = A·B. A sample's gradient of W is
-Σ_t x_t ⊗ dz_t; that of A is Σ_t x_t ⊗ (dz_t Bᵀ), that of B Σ_t (Aᵀ x_t) ⊗ dz_t
-(Hu et al., arXiv 2106.09685). W's own gradient is never written out.
+Σ_t x_t ⊗ dz_t, of A it is Σ_t x_t ⊗ (dz_t Bᵀ), of B it is Σ_t (Aᵀ x_t) ⊗ dz_t
+(Hu et al., arXiv 2106.09685). The gradient of W is never computed.
 """
 
 import math
@@ -18,12 +18,12 @@ from keras_pergrad.samples.contraction_rules import (
     labelled,
 )
 from keras_pergrad.samples.layout import sizes_of
-from keras_pergrad.samples.paths import by_gradient, path_rule
+from keras_pergrad.samples.weight_paths import by_gradient, path_rule
 
 
 @path_rule(*CONTRACTIONS)
 def product(factor, op, source, target):
-    """Return the factor of A, or of B, from that of their product."""
+    """Return the factor of A, or of B, from the factor of their product."""
     rules = {Outer: _outer, Full: _full, Rows: _rows}
     term = _Product.of(op, source)
     if term is not None and type(factor) in rules:
@@ -38,10 +38,10 @@ class _Product:
 
     Attributes:
         own: the labels of the factor whose gradient is wanted.
-        other: those of the other factor.
-        out: those of the product.
+        other: the labels of the other factor.
+        out: the labels of the product.
         sizes: label to size.
-        spare: labels that none of them has.
+        spare: labels that are not in use.
     """
 
     def __init__(self, own, other, out, sizes, tensor):
@@ -51,7 +51,7 @@ class _Product:
 
     @classmethod
     def of(cls, op, source):
-        """None where an axis is broadcast, or summed in one factor alone."""
+        """Return the product; None if an axis is broadcast or summed alone."""
         found = labelled(op)
         if isinstance(found, str):
             return None
@@ -67,14 +67,14 @@ class _Product:
         return cls(own, other, out, sizes, op.inputs[1 - source])
 
     def refined(self, sizes):
-        """Return the product with axes of `out` taken apart as others are.
+        """Return the product with axes of `out` split to fit other sizes.
 
         Args:
-            sizes: those of the same elements, in the same order.
+            sizes: the sizes of other axes with the same elements, in order.
 
         Returns:
             The product, and for each of `sizes` the labels that make it up;
-            None where their bounds do not fit.
+            None if the axes cannot be split to fit.
         """
         term, found = self, []
         rest = [(c, self.sizes[c]) for c in self.out]
@@ -93,7 +93,7 @@ class _Product:
                     return None
                 wanted //= size
                 found[-1].append(c)
-        # What is left has one element.
+        # The axes that are left have one element.
         found[-1] += [c for c, _ in rest]
         return term, found
 
@@ -113,13 +113,13 @@ class _Product:
         return tf.einsum(equation, tensor, other)
 
     def rows(self, ids, axis):
-        """Return the other factor at indices of an axis, which comes first."""
+        """Return the other factor, its axis first, at indices of this axis."""
         rest = self.other.replace(axis, "")
         table = tf.einsum(f"{self.other}->{axis}{rest}", self._tensor)
         return tf.gather(table, ids), rest
 
     def apart(self, tensor, labels):
-        """Get a tensor (n, T, features) with the features as labelled axes."""
+        """Return a tensor (n, T, features) with labelled axes for features."""
         shape = [*sizes_of(tensor)[:2], *self.shape(labels)]
         return tf.reshape(tensor, shape)
 
@@ -166,8 +166,8 @@ def _outer(factor, term):
     if found is None:
         return None
     term, sides = found
-    # The other factor is multiplied to that side for which fewer axes of it
-    # become positions.
+    # The other factor is multiplied to the side for which fewer entries of its
+    # axes become positions.
     options = []
     for side in (0, 1):
         beside = [c for c in sides[1 - side][1] if c in term.other]
@@ -200,9 +200,9 @@ def _outer(factor, term):
 
 
 def _sides(factor, term):
-    """Return the product with the labels of x and of dz apart, or None.
+    """Return the product with separate labels for x and dz, or None.
 
-    As (the product, [(x, its labels), (dz, its labels)]).
+    The result is (the product, [(x, its labels), (dz, its labels)]).
     """
     widths = [factor.x.shape[-1], factor.dz.shape[-1]]
     sizes = widths

@@ -1,8 +1,8 @@
 """Rules of SimpleRNN, LSTM, GRU and RNN with one of their cells.
 
-The layer's own `call` runs with its inner loop replaced by an equal one that
-projects the whole input at once. The gradient of that projection Z is the
-gate gradient of every step:
+The layer's own `call` runs, but with an equivalent inner loop that projects
+the whole input at once. The gradient of that projection Z is the gate gradient
+of every step:
 
     kernel = Σ_t x_t ⊗ dz_t,  recurrent kernel = Σ_t h_{t-1} ⊗ dz_t.
 """
@@ -81,8 +81,8 @@ def _forward(layer, call, watch, *args, **kwargs):
 
 
 def _shown(mask, zero_output_for_mask):
-    """Where the output is the state: at masked steps Keras gives zeros, or
-    repeats the last output, which before the first one is zero, too."""
+    """Return where the output is the state, not zero: at masked steps Keras
+    gives zeros or repeats the last output, which is zero at first."""
     if zero_output_for_mask:
         return mask
     return tf.cumsum(tf.cast(mask, tf.int32), 1) > 0
@@ -93,11 +93,11 @@ def _where(condition, tensor):
 
 
 def _recurrence(cell, z, initial_state, mask, sequence):
-    """All steps, with a gradient for `z` and the initial state alone.
+    """Run all steps, with gradients only for `z` and the initial state.
 
     Returns:
         h of all steps (n, t, u) if `sequence`, else None; the last states;
-        h before each step and what else the cell's gradients need.
+        h before each step, and the other tensors for the cell's gradients.
     """
     steps = z.shape[1]
     scan = Scan(tf.shape(z)[1] if steps is None else steps)
@@ -150,7 +150,7 @@ def _recurrence(cell, z, initial_state, mask, sequence):
 
 
 def _gradients(layer, inputs, dz):
-    """kernel, recurrent kernel and bias, summed over the steps."""
+    """Yield the factors of kernel, recurrent kernel and bias."""
     inputs, hidden, *extras = inputs
     yield from _cell(layer).gradients(inputs, hidden, extras, dz)
 

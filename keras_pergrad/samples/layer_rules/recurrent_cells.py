@@ -1,9 +1,9 @@
-"""Recurrent cells, split into what one step needs forward and backward.
+"""Recurrent cells, split into one step forward and one step backward.
 
-Z = x·kernel + bias is computed for all steps at once; a step adds what comes
-from the state h and applies the activations. All of it is elementwise but
-h·recurrent kernel, so `forward` saves the local derivatives, and `backward`
-is short: it alone stands on the chain from step to step.
+Z = x·kernel + bias is computed for all steps at once. A step adds the part of
+the state h and applies the activations. Only h·recurrent kernel is not
+elementwise, so `forward` saves the local derivatives and `backward` is short:
+only `backward` must run step after step.
 """
 
 import keras
@@ -19,7 +19,7 @@ soft_shrink hard_shrink tanh_shrink threshold sparse_plus sparse_sigmoid
 
 
 def is_elementwise(activation):
-    """Whether it is known that each output depends on its input alone."""
+    """Whether each output is known to depend on its own input alone."""
     names = _ELEMENTWISE.split()
     known = [getattr(keras.activations, name, None) for name in names]
     return any(activation is function for function in known if function)
@@ -60,7 +60,7 @@ class Cell:
         return [self.cell.activation]
 
     def project(self, inputs):
-        """Z, (n, t, gates): what all steps take from the inputs."""
+        """Return Z, (n, t, gates): what the inputs add to each step."""
         kernel = self._value(self.cell.kernel)
         flat = tf.reshape(inputs, [-1, inputs.shape[-1]])
         z = tf.matmul(flat, kernel)
@@ -76,20 +76,20 @@ class Cell:
         return self.cell.bias if self.cell.use_bias else None
 
     def forward(self, z, states):
-        """One step: the new states, what to save, what `gradients` needs."""
+        """Return the new states, values to save, extras for `gradients`."""
         raise NotImplementedError
 
     def backward(self, saved, d_states):
-        """One step back: dz, and the gradients of the step's old states."""
+        """Return dz and the gradients of the states before the step."""
         raise NotImplementedError
 
     def gradients(self, inputs, hidden, extras, dz):
-        """(variable, factor) pairs.
+        """Yield (variable, factor) pairs.
 
         Args:
             inputs: (n, t, i).
             hidden: h before each step, (n, t, u).
-            extras: what `forward` gave for this.
+            extras: the extras that `forward` returned.
             dz: the gradient of Z.
         """
         yield self.cell.kernel, Outer(inputs, dz)
@@ -194,7 +194,7 @@ class Gru(Cell):
 
 
 class GruResetBefore(Cell):
-    """As `Gru`, with r applied to h before it meets U."""
+    """As `Gru`, but r is applied to h before h·U."""
 
     def activations(self):
         return [self.cell.activation, self.cell.recurrent_activation]

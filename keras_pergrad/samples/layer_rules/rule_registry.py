@@ -8,7 +8,7 @@ import keras
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """How the per-sample gradients of one layer class are found.
+    """The way to find the per-sample gradients of one layer class.
 
     Attributes:
         layer_class: the class it was registered for.
@@ -16,8 +16,8 @@ class Rule:
             (variable, SampleGradients) pairs.
         forward: `forward(layer, call, watch, *args, **kwargs)`, returning
             (outputs, inputs): an equal forward pass that calls `watch` on
-            what `gradients` needs the gradient of. None: the layer's own
-            `call` with its activation set aside.
+            each tensor whose gradient `gradients` needs. None: the layer's
+            own `call` without its activation.
         unsupported: `unsupported(layer, *args, **kwargs)`, the reason why
             this call needs the generic fallback, or None.
     """
@@ -28,14 +28,14 @@ class Rule:
     unsupported: Callable | None = None
 
     def reason_against(self, layer, *args, **kwargs):
-        """Why the generic fallback must serve this call, or None."""
+        """Return why the generic fallback must serve this call, or None."""
         reason = _changed(type(layer), self.layer_class)
         if reason is None and self.unsupported is not None:
             reason = self.unsupported(layer, *args, **kwargs)
         return reason
 
 
-# What rules read of a layer, and Keras lets subclasses change.
+# Attributes of a layer that rules read and that subclasses may change.
 _READ = (
     "activation",
     "alpha",
@@ -52,7 +52,7 @@ _READ = (
 
 
 def _changed(own, base):
-    """Why a subclass that keeps `call` may still compute anything."""
+    """Return why the rule does not fit a subclass with this `call`."""
     for name in _READ:
         if getattr(own, name, None) is not getattr(base, name, None):
             return f"{own.__name__} has a `{name}` of its own"
@@ -70,9 +70,9 @@ def register_rule(
     The function takes `(layer, inputs, dz)`: the layer, its first input for
     the whole batch, and the gradient of the batch's loss with respect to the
     layer's output before its `activation`, both with the sample as the first
-    axis. It yields (variable, `SampleGradients`) pairs. It serves the class
-    and those subclasses that inherit its `call` and what it reads of the
-    layer: one with a `kernel` of its own, say, is left to the fallback.
+    axis. It yields (variable, `SampleGradients`) pairs. The rule serves the
+    class, and subclasses that inherit its `call` and the attributes that rules
+    read: one that redefines `kernel`, say, is left to the fallback.
 
     Args:
         layer_class: a subclass of `keras.layers.Layer`.
@@ -129,9 +129,9 @@ def register_rule(
 def find_rule(layer):
     """Return the rule that serves `layer`, or None.
 
-    A subclass with a `call` of its own is not served by its base's rule: it
-    may compute anything. Neither is a layer with one in the instance, unless
-    that is the tape's, which names the rule.
+    The rule of a base class does not serve a subclass with its own `call`,
+    which may compute anything. It does not serve a layer with a `call` in the
+    instance either, unless the tape has set this `call`, which names the rule.
     """
     if "call" in vars(layer):
         return getattr(layer.call, "rule", None)

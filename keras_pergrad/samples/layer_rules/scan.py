@@ -1,8 +1,8 @@
 """Steps along the time axis, unrolled or in a loop.
 
-Unrolled is faster where the graph stays small: the loop's bookkeeping goes,
-and what the next step does not wait for runs on another core. XLA compiles a
-loop's body once, so it gets the loop.
+Unrolled is faster while the graph stays small: there is no loop bookkeeping,
+and work that the next step does not wait for runs on another core. XLA
+compiles the body of a loop once, so XLA gets the loop.
 """
 
 import tensorflow as tf
@@ -14,10 +14,10 @@ UNROLLED_STEPS = 8
 
 
 class Scan:
-    """Runs steps over sequences of one length.
+    """A runner of steps over sequences of one length.
 
     A sequence holds a tensor for each step: a list when unrolled, else a
-    TensorArray. What one scan writes another can read without a copy.
+    TensorArray. Another scan can read the outputs of a scan without a copy.
 
     Args:
         length: the number of steps, an integer or a scalar tensor.
@@ -32,7 +32,7 @@ class Scan:
         self.unroll = (static and unroll) or tf.executing_eagerly()
 
     def split(self, tensor):
-        """(n, t, ...) as a sequence."""
+        """Return a tensor (n, t, ...) as a sequence."""
         if self.unroll:
             return tf.unstack(tensor, axis=1)
         array = tf.TensorArray(
@@ -49,7 +49,7 @@ class Scan:
         return _swapped(sequence.stack())
 
     def run(self, step, carry, sequences, reverse=False):
-        """`carry, outputs = step(carry, items)` for each step.
+        """Run `carry, outputs = step(carry, items)` for each step.
 
         Args:
             step: a function of the carry and of one item of each sequence.
@@ -78,7 +78,7 @@ class Scan:
         last = self.length - 1
         carry = list(carry)
         first = [s.read(last if reverse else 0) for s in sequences]
-        # Traced once aside to learn what a step puts out.
+        # Traced once to learn the types of the outputs of a step.
         _, specs = tf.nest.map_structure(
             lambda t: tf.TensorSpec(t.shape, t.dtype), step(carry, first)
         )

@@ -10,17 +10,17 @@ class Use:
 
     Args:
         candidate: the `Candidate`.
-        seen: what the trial showed of it, `Seen`.
-        deltas: for each of the candidate's outputs the gradient of the loss, or
-            None.
+        seen: the `Seen` of the trial.
+        deltas: the gradient of the loss, or None, for each of the candidate's
+            outputs.
         n: the number of samples, a scalar tensor.
         scale: the factor by which the loss was multiplied, or None.
-        uses: the `Uses` that it is from.
+        uses: the `Uses` that contain it.
         variables: the trainable Keras variables.
 
     Attributes:
-        reason: why the op is differentiated for one sample after the other,
-            where it is.
+        reason: why the op is differentiated for one sample after the other;
+            None if it is not.
     """
 
     def __init__(self, candidate, seen, deltas, n, scale, uses, variables):
@@ -53,7 +53,7 @@ class Use:
 
     @property
     def layout(self):
-        """Where the samples are in the first output.
+        """The place of the samples in the first output.
 
         Raises:
             ValueError: it is not known.
@@ -61,7 +61,7 @@ class Use:
         return self.layout_of(0)
 
     def layout_of(self, k):
-        """Where the samples are in output k."""
+        """Return where the samples are in output k."""
         found = self.seen.layout(k)
         if found is None:
             raise ValueError(messages.no_samples(self))
@@ -73,16 +73,16 @@ class Use:
         return unscaled(found, dtype, self.scale)
 
     def unmoved_delta(self, dtype, k=0):
-        """Return the same with the samples where they are."""
+        """Return the same without moving the samples."""
         return unscaled(self.deltas[k], dtype, self.scale)
 
     def input_layout(self, place):
-        """Where the samples are in an input; None: nowhere."""
+        """Return where the samples are in an input; None: nowhere."""
         motion = self.seen.data.get(place)
         if motion is None or motion.layout is None:
             return None
         if not motion.ordered:
-            # As in what it is multiplied into.
+            # As in the output.
             same = self.layout
             if same.count != motion.layout.count:
                 raise ValueError(messages.no_samples(self))
@@ -90,7 +90,7 @@ class Use:
         return motion.layout
 
     def is_complex(self, place):
-        """Whether complex numbers go in or come out."""
+        """Whether the input or an output is complex."""
         tensors = self.op.inputs[place], *self.candidate.outputs
         return any(t.dtype.is_complex for t in tensors)
 
@@ -106,7 +106,7 @@ def unscaled(gradient, dtype, scale):
 
 
 def require_whole_rule(call, served, uses, variables):
-    """Refuse a rule that leaves out a variable that the call reads."""
+    """Refuse a rule that yields no factor for a variable the call reads."""
     left = uses.claimed.get(call.ops, set()) - served
     if left:
         paths = ", ".join(sorted(repr(variables[k].path) for k in left))

@@ -1,9 +1,9 @@
 """The uses of trainable weights in a traced step.
 
 Every op is looked at once, in the order in which it was created. A tensor is
-*of weights* while it depends on trainable weights and constants alone; an op
-that takes such a tensor is a `Candidate`. Whether there are samples in its
-output, which makes it a use, is told by a run (see `motion`).
+*of weights* while it depends on trainable weights and constants alone. An op
+that takes such a tensor is a `Candidate`. It is a use if its output contains
+samples, which a run shows (see `motion`).
 
 Private names in use: `FuncGraph.captures`, `FuncGraph.outer_graph`.
 """
@@ -35,10 +35,10 @@ class Candidate:
         weights: the places of its inputs that are of weights, or that are
             handles of trainable variables.
         by_value: whether its outputs depend on the batch's values.
-        by_size: whether they depend on its size.
-        outputs: its floating-point and complex outputs (of several, those
-            that some op takes), and those that are taken out of the lists
-            that it puts out.
+        by_size: whether they depend on the size of the batch.
+        outputs: its floating-point and complex outputs (of several, only
+            those that some op takes), and the tensors that are taken from
+            lists among its outputs.
         within: the `Inlined` call that it is in, or None.
         repeated: the places of weights that were repeated for each sample.
     """
@@ -53,7 +53,7 @@ class Candidate:
 
     @property
     def data(self):
-        """The places of its inputs with samples that a run can show."""
+        """The places of inputs in which a run can show samples."""
         return [
             k
             for k, t in enumerate(self.op.inputs)
@@ -63,11 +63,11 @@ class Candidate:
 
 
 class Uses:
-    """What one look at the ops of a step has found.
+    """The uses of weights among the ops of a step.
 
     Args:
-        operations: the ops of the step, in order; those of its backward pass
-            are not among them.
+        operations: the ops of the step, in order, without the ops of its
+            backward pass.
         graph: their graph.
         data: the tensors of the batch.
         variables: the trainable Keras variables.
@@ -77,8 +77,8 @@ class Uses:
         candidates: a list of `Candidate`, in order.
         reads: for each variable the tensors that were read from it.
         claimed: for each such tuple the variables that are read in it.
-        following: the ids of the handles to which something is assigned that
-            may follow the batch.
+        following: the ids of the handles of variables whose assigned values
+            may depend on the batch.
     """
 
     def __init__(self, operations, graph, data, variables, claimed=()):
@@ -92,7 +92,7 @@ class Uses:
         self._handles = _handles(graph, variables)
         self._assigned, self.following = set(), set()
         self._inlined = []
-        # The candidates from which a list (a variant tensor) comes.
+        # List (a variant tensor) to the candidates that it comes from.
         self._lists = {}
         for outer, inner in graph.captures:
             if id(outer) in self._values:
@@ -103,7 +103,7 @@ class Uses:
         self._drop_what_leads_nowhere()
 
     def _drop_what_leads_nowhere(self):
-        """Leave out ops on weights that never meet data: regularisers'."""
+        """Drop ops on weights that never meet data: ops of regularisers."""
         needed, kept = set(), []
         for one in reversed(self.candidates):
             if one.by_value or any(id(t) in needed for t in one.op.outputs):
@@ -120,7 +120,7 @@ class Uses:
 
         Returns:
             For each candidate a list with the gradient of each output, and
-            a list of those of the others; None where there is none.
+            a list of the gradients of the others; None: no gradient.
         """
         found = {}
         for within in (None, *self._inlined):
@@ -149,7 +149,7 @@ class Uses:
         )
 
     def variables_in(self, tensor):
-        """Get the indices of the variables that a tensor of weights is of."""
+        """Return the indices of the variables behind a tensor of weights."""
         if id(tensor) in self._handles:
             return frozenset([self._handles[id(tensor)]])
         return self._of_weights.get(id(tensor), frozenset())
@@ -205,7 +205,7 @@ class Uses:
             for t in outputs
             if _has_gradients(t.dtype)
             and (
-                # The loss is taken by no op.
+                # No op takes the loss.
                 len(outputs) == 1
                 or not self._operations.isdisjoint(t.consumers())
             )
@@ -234,14 +234,14 @@ class Uses:
                 self._of_weights[id(t)] = found
 
     def _follow(self, given, handles):
-        """Note that an op may assign what it is given to variables."""
+        """Note that an op may assign its inputs to variables."""
         if any(id(t) in self._values or id(t) in self._sizes for t in given):
             self.following.update(
                 id(t) for t in handles if t.dtype == tf.resource
             )
 
     def places_of(self, graph, variables):
-        """Return the indices of the variables among those of `following`."""
+        """Return the indices of the variables that are in `following`."""
         handles = _handles(graph, variables)
         return {handles[key] for key in self.following if key in handles}
 
@@ -268,7 +268,7 @@ def _dense(gradient):
 
 
 def _handles(graph, variables):
-    """Return the ids of the variables' handles in a graph, to their indices."""
+    """Return id of a handle in a graph → index of its variable."""
     eager = {}
     for index, variable in enumerate(variables):
         for part in components(variable):

@@ -1,8 +1,8 @@
-"""From the gradient where a weight is used to that of its variable.
+"""The path from the gradient at the use of a weight to its variable.
 
 Between the two are ops on weights alone: a reshape, a cast, a slice, `1 + w`,
-g·v/‖v‖. A factor of what comes out of such an op is pulled back to what goes
-in. Where the op only arranges numbers, the factor stays what it is.
+g·v/‖v‖. A factor of the output of such an op is pulled back to its input. If
+the op only arranges numbers, the factor keeps its kind.
 
 Private names in use: `tensorflow.python.ops.gradients_util`
 (`_GradientsHelper`, which differentiates ops of the graph around a loop).
@@ -19,12 +19,12 @@ _RULES = {}
 
 
 def to_variable(factor, use, place, k):
-    """Return the factor of variable k for that of an op's input, or None.
+    """Return the factor of variable k from the factor of an op's input.
 
     Args:
         factor: `SampleGradients` of the input.
         use: the `Use`.
-        place: the place of the input among those of the op.
+        place: the place of the input among the inputs of the op.
         k: the index of the variable.
 
     Returns:
@@ -52,10 +52,10 @@ def to_variable(factor, use, place, k):
 
 
 def _line(tensor, uses, k):
-    """Return the ops from a tensor back to the one read of a variable, or None.
+    """Return the ops from a tensor back to the read of a variable, or None.
 
-    As (op, place of the input, place of the output); None where the paths
-    to the variable are several.
+    Each is (op, place of the input, place of the output). None: there are
+    several paths to the variable.
     """
     found = []
     while tensor.op.type != "ReadVariableOp":
@@ -71,17 +71,17 @@ def _line(tensor, uses, k):
 
 
 def _through_graph(factor, tensor, reads):
-    """By the gradient of all that is between, for each sample."""
+    """Differentiate all ops between tensor and variable, for each sample."""
     return Pulled(factor, tensor, reads)
 
 
 def by_gradient(factor, op, source, target):
-    """Return the factor of an input by the op's own gradient."""
+    """Return the factor of an input, found by the op's own gradient."""
     return Pulled(factor, op.outputs[target], [op.inputs[source]])
 
 
 class Pulled(SampleGradients):
-    """A factor of a tensor, as one of what the tensor was computed from.
+    """A factor of a tensor, pulled back to the sources of the tensor.
 
     Args:
         factor: `SampleGradients` of the tensor.
@@ -153,7 +153,7 @@ class Pulled(SampleGradients):
         return tf.add_n(found)
 
     def _dtype(self, gradient):
-        """Get the type of what is pulled back, for a gradient of the tensor."""
+        """Return the type of the pulled-back gradient."""
         if self.sources[0].dtype.is_complex:
             return gradient.dtype
         return gradient.dtype.real_dtype
@@ -198,11 +198,11 @@ class Scaled(SampleGradients):
 
 
 def path_rule(*types):
-    """Decorate the function that is the rule of these ops on weights.
+    """Decorate a function as the rule of these types of ops on weights.
 
     A rule takes a factor of an output, the op, the place of the input to
-    which it is pulled back and that of the output; it returns the factor of
-    the input, or None where no gradient flows.
+    which it is pulled back, and the place of the output. It returns the factor
+    of the input, or None if no gradient flows.
     """
 
     def register(function):
@@ -305,7 +305,7 @@ def _multiplied(factor, op, source, target):
 
 @path_rule("ConcatV2")
 def _side_by_side(factor, op, source, target):
-    """Return the columns or rows of what is concatenated."""
+    """Return the columns or rows that belong to one concatenated tensor."""
     axis = tf.get_static_value(op.inputs[-1])
     shapes = [t.shape.as_list() for t in list(op.inputs)[:-1]]
     known = all(None not in shape for shape in shapes)
@@ -333,7 +333,7 @@ def _columns(tensor, part):
 
 @path_rule("GatherV2")
 def _looked_up(factor, op, source, target):
-    """Rows of a table that are the same for all samples."""
+    """Return a factor for rows of a table, the same rows for all samples."""
     axis = tf.get_static_value(op.inputs[2])
     shape = op.inputs[0].shape.as_list()
     known = source == 0 and axis == 0 and not op.get_attr("batch_dims")

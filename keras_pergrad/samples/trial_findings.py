@@ -6,14 +6,15 @@ import tensorflow as tf
 from keras_pergrad.samples import messages
 from keras_pergrad.samples.exchange import Seen
 from keras_pergrad.samples.mixing_op import culprit
-from keras_pergrad.samples.use import Use
+from keras_pergrad.samples.weight_use import Use
 
 
-class Looked:
+class Observed:
     """The tensors at the candidates of a step.
 
     Attributes:
-        tensors: all of them, flat; the others refer to them by their places.
+        tensors: a flat list of all tensors. The other attributes refer to
+            them by their places.
         behind: the ops of the loss.
     """
 
@@ -54,11 +55,11 @@ class Looked:
         return len(self.tensors) - 1
 
 
-class Judgement:
-    """What the runs say of what was looked at."""
+class Findings:
+    """The findings of the runs about the observed tensors."""
 
-    def __init__(self, look, runs):
-        self.look = look
+    def __init__(self, observed, runs):
+        self.observed = observed
         self._runs, self._motions = runs, {}
         self.seen = tuple(
             Seen(
@@ -67,13 +68,15 @@ class Judgement:
                 tuple(map(self._motion, outputs)),
                 tuple(map(self._motion, deltas)),
             )
-            for c, (data, outputs, deltas) in zip(look.uses.candidates, look.at)
+            for c, (data, outputs, deltas) in zip(
+                observed.uses.candidates, observed.at
+            )
         )
-        # What rules watch must have the samples on the first axis.
-        owners = (c.layer for c in look.calls for _ in c.watched)
+        # Tensors that rules watch must have the samples on the first axis.
+        owners = (c.layer for c in observed.calls for _ in c.watched)
         self.misplaced = [
             layer
-            for layer, (value, delta) in zip(owners, look.watched)
+            for layer, (value, delta) in zip(owners, observed.watched)
             if delta is not None and not _leads(self._motion(value))
         ]
 
@@ -87,28 +90,28 @@ class Judgement:
     def refusals(self, trial):
         """Yield (layer, error) for what cannot be served."""
         beside, backward = [], False
-        forward = any(self._motion(k).mixed for k in self.look.outputs)
-        for candidate, seen in zip(self.look.uses.candidates, self.seen):
+        forward = any(self._motion(k).mixed for k in self.observed.outputs)
+        for candidate, seen in zip(self.observed.uses.candidates, self.seen):
             if not candidate.by_value and not seen.has_samples:
                 continue
             pairs = list(zip(seen.outputs, seen.deltas))
             alive = [(o, d) for o, d in pairs if d is not None]
             if not alive:
                 continue
-            if candidate.op in self.look.behind and alive[0][0].mixed:
+            if candidate.op in self.observed.behind and alive[0][0].mixed:
                 beside.append(candidate)
                 continue
             forward |= any(m.mixed for m in seen.data.values())
             forward |= any(o.mixed for o, _ in alive)
             backward |= any(d.mixed for _, d in alive)
-        for value, delta in self.look.watched:
+        for value, delta in self.observed.watched:
             if delta is not None and not self.misplaced:
                 forward |= self._motion(value).mixed
                 backward |= self._motion(delta).mixed
-        # What a loss is divided by may follow the padding, so that only the
-        # way forward is looked at.
+        # The denominator of a loss may follow the padding, so only the
+        # forward pass is checked.
         padding = not forward and any(
-            map(self._runs.mixes_padding, self.look.outputs)
+            map(self._runs.mixes_padding, self.observed.outputs)
         )
         if forward or backward or padding:
             runs = type(self._runs)
@@ -117,7 +120,7 @@ class Judgement:
             yield found, error
             normalization = keras.layers.BatchNormalization
             if isinstance(found, normalization):
-                # What follows is mixed, so that a run shows the first only.
+                # Later tensors are all mixed: a run shows only the first.
                 model = trial.like.model
                 for layer in model._flatten_layers():
                     if isinstance(layer, normalization) and layer.trainable:
@@ -129,7 +132,7 @@ class Judgement:
         for candidate in beside:
             variables = trial.like.variables
             use = Use(
-                candidate, None, (), None, None, self.look.uses, variables
+                candidate, None, (), None, None, self.observed.uses, variables
             )
             yield None, ValueError(messages.no_samples(use))
 

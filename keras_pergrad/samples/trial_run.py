@@ -1,10 +1,10 @@
 """Trials of a model on a few samples: their layout in tensors, and mixing.
 
 The step is traced once aside and run on three samples, on the same with each
-of them exchanged in turn, and on five. From what moves in the tensors at each
-use of a weight, and in the gradients there, follows where these tensors hold
-the samples (see `motion`). What mixes samples, on the way forward or back, is
-refused by name. Whatever the runs assign is put back.
+of them exchanged in turn, and on five. The tensors at each use of a weight,
+and the gradients there, show by their changes where they hold the samples (see
+`motion`). Whatever mixes samples, in the forward or backward pass, is refused
+by name. All variables that the runs assign are restored.
 
 Private name in use: `keras.src.backend.common.global_state`.
 """
@@ -31,9 +31,9 @@ from keras_pergrad.samples import messages, trial_batches
 from keras_pergrad.samples.exchange import Exchange
 from keras_pergrad.samples.layer_rules.rule_registry import find_rule
 from keras_pergrad.samples.motion import SAMPLES, watch
-from keras_pergrad.samples.observation import Judgement, Looked
+from keras_pergrad.samples.trial_findings import Findings, Observed
 
-#: What Keras calls the state of a seed: every draw moves it on.
+#: The name of a seed's state in Keras: every draw advances it.
 SEED = "seed_generator_state"
 _FOUND = weakref.WeakKeyDictionary()
 
@@ -41,8 +41,8 @@ _FOUND = weakref.WeakKeyDictionary()
 def exchange_of(tape):
     """Return the `Exchange` for a tape's model and batch.
 
-    It is kept as long as the model, its loss, its layers' rules and what is
-    trainable.
+    It is kept as long as the model, its loss, its layers' rules and their
+    `trainable` flags stay the same.
     """
     model = tape.model
     layers = model._flatten_layers()
@@ -72,16 +72,16 @@ def exchange_of(tape):
 
 
 def refusals(tape, repeated=None, once=False):
-    """Return the errors that a tape would raise for what mixes samples.
+    """Return the errors that a tape would raise for mixed samples.
 
-    Of a model that cannot be tried out nothing is known, and none returned.
+    If the model cannot be tried out, nothing is known and the list is empty.
 
     Args:
         tape: the tape.
-        repeated: "sample", for which the forward pass is repeated: what that
-            may not change is refused, too. "microbatch": layers may take
-            the statistics of each, as BatchNormalization does.
-        once: whether there is but one of them.
+        repeated: "sample" or "microbatch" if the forward pass is repeated for
+            each: state that this must not change is refused, too. Layers may
+            take statistics of each microbatch, as BatchNormalization does.
+        once: whether there is only one of them.
     """
     try:
         found = exchange_of(tape)
@@ -105,8 +105,8 @@ def refusals(tape, repeated=None, once=False):
 def counters(tape):
     """Return the variables that a pass changes whatever its batch is.
 
-    Each microbatch shall find them as the whole batch would. Of a model that
-    cannot be tried out nothing is known, and none returned.
+    Each microbatch must find them as the whole batch would. If the model
+    cannot be tried out, nothing is known and the list is empty.
     """
     try:
         found = exchange_of(tape).counting
@@ -116,7 +116,7 @@ def counters(tape):
 
 
 class CannotTry(ValueError):
-    """A model takes none of the batches that can be made up."""
+    """An error: a model takes none of the batches that can be made up."""
 
 
 class Trial:
@@ -140,27 +140,27 @@ class Trial:
 
     def exchange(self):
         """Return an `Exchange`."""
-        look, runs = self.looked(Looked)
-        judged = Judgement(look, runs)
-        refusals = *_mixes_by_chance(self.like), *judged.refusals(self)
-        assigned = _assigned(self.like, runs.function, look.uses)
-        return Exchange(judged.seen, refusals, *assigned)
+        observed, runs = self.observe(Observed)
+        findings = Findings(observed, runs)
+        refusals = *_mixes_by_chance(self.like), *findings.refusals(self)
+        assigned = _assigned(self.like, runs.function, observed.uses)
+        return Exchange(findings.seen, refusals, *assigned)
 
-    def looked(self, make):
-        """Run a step on a few samples in the way in which the model can.
+    def observe(self, make):
+        """Run a step on a few samples, in the first way that works.
 
         Args:
-            make: `make(tape, y_pred, loss, behind)` says what to look at.
+            make: `make(tape, y_pred, loss, behind)` returns what to observe.
 
         Returns:
-            What it said, and the `Runs`.
+            What `make` returned, and the `Runs`.
         """
         error = None
         for number, compiled in self._ways():
             try:
                 traced = self._traced(make, number, compiled)
             except Exception as found:
-                # A step of its own number of samples may do.
+                # A trace with the step's own number of samples may work.
                 if self.number is None:
                     raise
                 error = error or found
@@ -178,13 +178,13 @@ class Trial:
                 except tf.errors.OpError as found:
                     error = error or found
                     continue
-                return traced.look, runs
+                return traced.observed, runs
         raise CannotTry(
             messages.cannot_be_tried(self.like.model, error)
         ) from error
 
     def _sizes(self, x):
-        """Return the shape of each output for inputs x; none where it fails."""
+        """Return the shapes of the outputs for inputs x; () if it fails."""
         specs = [trial_batches.spec(tf.convert_to_tensor(t)) for t in _parts(x)]
 
         def run(*given):
@@ -205,9 +205,9 @@ class Trial:
         return [tuple(shape.numpy()) for shape in found]
 
     def _ways(self):
-        """Yield (number of samples, None for any; whether XLA compiles it)."""
+        """Yield (number of samples or None, whether XLA compiles it)."""
         yield None, False
-        # Some ops have a kernel in XLA only.
+        # Some ops have a kernel only in XLA.
         if self.in_xla:
             yield None, True
         if self.number is not None:
@@ -225,8 +225,8 @@ class Trial:
                 loss = tape.loss(
                     tape.model, *batch[:2], y_pred, batch[2], tape.training
                 )
-            found.look = make(tape, y_pred, loss, behind)
-            return found.look.tensors
+            found.observed = make(tape, y_pred, loss, behind)
+            return found.observed.tensors
 
         specs = _parts(self.specs)
         if number is not None:
@@ -242,7 +242,7 @@ def _parts(structure):
 
 
 def _assigned(tape, function, uses):
-    """Return the three things that `Exchange` says of assigned variables."""
+    """Return `assigned`, `counted` and `counting` of an `Exchange`."""
     handles = assigned_variables(function)
 
     def among(variables):
@@ -266,13 +266,13 @@ def _assigned(tape, function, uses):
 
 
 def _seeds():
-    """Return the state of Keras's own seeds, if something has drawn by them."""
+    """Return the state of Keras's global seed, if a draw has used it."""
     seeds = global_state.get_global_attribute("global_seed_generator")
     return [seeds and seeds.state]
 
 
 def _mixes_by_chance(tape):
-    """List the layers that mix images in some draws: a run is no proof."""
+    """List the layers that mix images for some draws: a run proves nothing."""
     layers = tape.model._flatten_layers() if tape.training else []
     return [
         (layer, ValueError(messages.mixes_by_chance(layer)))
@@ -282,7 +282,7 @@ def _mixes_by_chance(tape):
 
 
 class Runs:
-    """What a traced step gives for some batches.
+    """The results of a traced step for some batches.
 
     Args:
         traced: the `_Traced` step.
@@ -316,7 +316,7 @@ class Runs:
 
     @functools.cached_property
     def _blanked(self):
-        """What padding gives, like `_after`; nothing if it cannot run."""
+        """The result with padding, like `_after`; empty if it cannot run."""
         if self._batches.blanked is None:
             return []
         k, batch = self._batches.blanked
@@ -335,7 +335,7 @@ class Runs:
         )
 
     def noisy(self):
-        """For each tensor whether it is another when the step is repeated."""
+        """Return for each tensor whether it changes in a repeated step."""
         again = self._traced.run(self._batches.some)
         return [bool((a != b).any()) for a, b in zip(self._before, again)]
 
@@ -345,10 +345,10 @@ class _Traced:
 
     Attributes:
         function: the concrete function.
-        look: what its results are, in order.
+        observed: the meaning of its results, in order.
     """
 
-    look, function = None, None
+    observed, function = None, None
 
     def run(self, batch):
         """Return the tensors for a batch, as arrays."""
