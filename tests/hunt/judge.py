@@ -340,9 +340,15 @@ class _Judge:
         ours, wanted = [], []
         for variable, change in zip(self.model.trainable_variables, changes):
             k = places[id(variable)]
-            start = self.start[k].astype("float64")
-            ours.append((start - found[k]) / LEARNING_RATE)
-            wanted.append((start - self.after[k]) / LEARNING_RATE + change)
+            start, after = self.start[k], self.after[k]
+            # The weights do not show a difference below their last digit.
+            digit = np.spacing(np.maximum(abs(start), abs(after)))
+            start = start.astype("float64")
+            step = (start - found[k]) / LEARNING_RATE
+            right = (start - after) / LEARNING_RATE + change
+            unseen = abs(step - right) <= digit / LEARNING_RATE
+            ours.append(np.where(unseen, right, step))
+            wanted.append(right)
         return ours, wanted
 
     def compared(self, check, found, expected):

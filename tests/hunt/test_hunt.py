@@ -53,6 +53,32 @@ def outcomes(case):
     return {verdict.outcome for verdict in judge.judge(case)}
 
 
+def test_a_difference_below_the_weights_last_digit_is_none():
+    """The samples cancel: a step of 1e-6 from weights of 1, in float32."""
+    case = cases.Case(
+        seed=2104240667,
+        n=4,
+        inputs="keras.Input((3,), dtype='int32')",
+        data="rng.integers(5, size=(4, 3)) * "
+        "(np.arange(3) < rng.integers(1, 4, size=(4, 1)))",
+        blocks=(
+            "L.Embedding(5, 3, mask_zero=True)(h)",
+            "Broadcast('stack')(h)",
+            "Attends('per_head')(h)",
+        ),
+        outputs=(
+            (
+                "L.Dense(2, activation='softmax')(h)",
+                "keras.losses.CategoricalFocalCrossentropy(reduction='mean')",
+                "np.eye(2)[rng.integers(2, size=(4, 3))]",
+            ),
+        ),
+        clips=True,
+        asks="step",
+    )
+    assert outcomes(case) == {judge.SERVED}
+
+
 def test_a_draw_is_the_same_every_time():
     first = [cases.draw(3, k) for k in range(50)]
     assert first == [cases.draw(3, k) for k in range(50)]
