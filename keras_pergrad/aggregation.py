@@ -1,7 +1,7 @@
 """From per-sample gradients to one gradient, by their norms alone.
 
-All norms are of per-sample gradients in the scaling whose *mean* over the
-samples is the ordinary gradient.
+Per-sample gradients are scaled so that their *mean* over the samples is the
+ordinary gradient; all norms are of these.
 """
 
 import math
@@ -26,36 +26,36 @@ class Aggregation(Configured):
     needs_norms = True
 
     def groups(self, variables):
-        """Which variables share a norm, and so a weight.
+        """Say which variables share a norm, and so a weight.
 
         Args:
             variables: the trainable variables.
 
         Returns:
-            None: all of them; or the number of its group for each of them,
-            from 0 on. Norms and weights are then of shape (n, groups).
+            None if all share one; else a group number for each variable, from
+            0 on. Norms and weights are then of shape (n, groups).
         """
         del variables
         return None
 
     def at(self, state):
-        """Return this aggregation as it is at the step that comes.
+        """Return this aggregation as it is at the next step.
 
         Args:
             state: what `make_state` gave for the model that is trained.
 
         Returns:
-            Itself, or for one step another with numbers of that step.
+            Itself, or a different aggregation with the numbers of that step.
         """
         del state
         return self
 
     def weights(self, norms):
-        """Get the factor of each sample in the mean, of the shape of `norms`.
+        """Return each sample's weight in the mean, in the shape of `norms`.
 
         Each weight may depend on its own sample's norms only. A norm may be
-        NaN or infinite: a weight of 0 leaves such a sample out, any other
-        makes the whole gradient NaN, as Keras's own would be.
+        NaN or infinite. A weight of 0 leaves such a sample out; any other
+        weight makes the whole gradient NaN, as in Keras.
 
         Args:
             norms: the norm of each per-sample gradient over all trainable
@@ -66,7 +66,7 @@ class Aggregation(Configured):
         )
 
     def finish(self, gradients, n, state=None):
-        """Return the aggregated gradients as they shall be applied.
+        """Return the aggregated gradients in the form to be applied.
 
         Args:
             gradients: the weighted means, one per variable, None for a
@@ -78,7 +78,7 @@ class Aggregation(Configured):
         return gradients
 
     def statistics(self, norms):
-        """Scalars to log, by name."""
+        """Return scalars to log, by name."""
         del norms
         return {}
 
@@ -91,20 +91,20 @@ class Aggregation(Configured):
         """
 
     def prepare_fit(self, model, arguments):
-        """Check and change the arguments of a `fit` that is to begin.
+        """Check and change the arguments of a `fit` before it begins.
 
         Args:
             model: the compiled model.
-            arguments: name to value, of those that were given.
+            arguments: the given arguments, name to value.
         """
 
     def make_state(self, before=None):
-        """Make what one model keeps from step to step, or None.
+        """Make the state that one model keeps from step to step, or None.
 
         It becomes the `aggregation_state` of a model at compile() and is
-        handed to `finish`. The aggregation itself, which several models may
-        be given, never changes. A `KerasSaveable` is saved with the model's
-        weights.
+        passed to `finish`. The aggregation itself never changes, since several
+        models may share it. A state that is a `KerasSaveable` is saved with
+        the model's weights.
 
         Args:
             before: the state that the model had before it was compiled
@@ -120,7 +120,7 @@ class Aggregation(Configured):
 
     @classmethod
     def from_config(cls, config):
-        """Return one that is made with the arguments of `get_config`."""
+        """Return an aggregation made from what `get_config` returns."""
         return cls(**config)
 
 
@@ -208,7 +208,7 @@ aggregations.register("mean", Mean)
 
 
 def register_aggregation(name):
-    """Class decorator: makes an `Aggregation` subclass known by `name`.
+    """Register an `Aggregation` subclass under `name`; a class decorator.
 
     Example:
 

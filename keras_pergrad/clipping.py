@@ -1,4 +1,4 @@
-"""Means of per-sample gradients that are clipped, with noise."""
+"""Means of clipped per-sample gradients, with noise."""
 
 import copy
 import math
@@ -30,26 +30,26 @@ class ClippedMean(Aggregation):
 
     Abadi et al., "Deep learning with differential privacy", arXiv 1607.00133.
     A sample whose gradient holds NaN or infinity contributes zero and is
-    counted in the logs as `nonfinite_samples`; with loss scaling above 1 it
-    makes the optimizer skip the step and lower the scale, as in Keras.
+    counted in the logs as `nonfinite_samples`. If the loss scale is above 1,
+    the optimizer also skips the step and lowers the scale, as in Keras.
 
     Args:
-        clip_norm: the largest norm that a sample's gradient over all
-            trainable variables keeps; positive, may be infinite. Or a
+        clip_norm: the largest norm of a sample's gradient, over all trainable
+            variables, after clipping; positive, may be infinite. Or a
             `keras.optimizers.schedules.LearningRateSchedule`, a function of
             the number of updates so far.
         noise_multiplier: the noise's standard deviation in units of
             clip_norm / n; 0 for none; or a schedule.
-        seed: an integer makes the noise repeatable, in each model from its
-            beginning. Where it stands belongs to the compiled model and is
-            saved with its weights, so that training goes on after a restart,
-            or another compile(), with the noise that it had not yet had.
-        per: what a norm is taken of: "model", all trainable variables;
-            "layer", those of each layer; "variable", each of them. Each of G
-            groups is clipped to clip_norm / √G, so that the whole keeps at
-            most clip_norm (McMahan et al., arXiv 1710.06963).
-        expected_batch_size: what the sum is divided by instead of n, the
-            number of samples that happen to be in the batch; noise then is in
+        seed: an integer makes the noise repeatable: each model starts at its
+            beginning. The position in the noise belongs to the compiled model
+            and is saved with its weights. After a restart, or another
+            compile(), training goes on with noise not used before.
+        per: what each norm covers: "model", all trainable variables; "layer",
+            those of one layer; "variable", one variable. Each of G groups is
+            clipped to clip_norm / √G, so the whole has at most the norm
+            clip_norm (McMahan et al., arXiv 1710.06963).
+        expected_batch_size: the sum is divided by it instead of n, the number
+            of samples that happen to be in the batch. The noise is then in
             units of clip_norm / expected_batch_size.
 
     | case | what happens |
@@ -151,7 +151,7 @@ class ClippedMean(Aggregation):
         return state
 
     def kept(self):
-        """Return the state of a model beside the noise, values by name."""
+        """Return a model's state other than the noise, values by name."""
         return {"steps": 0} if self.changes else {}
 
     def _own(self, state):

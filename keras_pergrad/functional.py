@@ -1,6 +1,6 @@
 """Per-sample gradients of any compiled Keras model, as functions.
 
-What is traced is kept per model for as long as the model lives.
+Traced functions are kept per model, for as long as the model lives.
 
 Private names in use: `Model._symbolic_build`.
 """
@@ -54,25 +54,25 @@ def per_sample_gradients(
 
     Args:
         model: a compiled `keras.Model`, a PerGradModel or not.
-        x: inputs: an array of shape (n, ...), also memory-mapped, or the list
-            or dict of arrays that the model takes, or a `tf.data.Dataset` of
-            batches of (x, y) or (x, y, sample_weight), without shuffling if
+        x: inputs: an array of shape (n, ...), memory-mapped or not, or the
+            list or dict of arrays that the model takes, or a `tf.data.Dataset`
+            of batches of (x, y) or (x, y, sample_weight). Do not shuffle it if
             you want to know which sample is which.
-        y: its targets; none with a dataset, or for a loss without.
-        sample_weight: its weights, (n,), or None.
+        y: the targets; None with a dataset, or for a loss without targets.
+        sample_weight: the weights, (n,), or None.
         method: "vectorized" (one pass, fast) or "per_sample" (a loop).
-        training: whether layers such as Dropout act as in training. False,
-            as in `evaluate`, to find unusual samples or wrong labels: no
-            dropout's draw is in the result, and BatchNormalization, which
-            mixes the samples in training, is served.
-        batch_size: how many samples go through the model at a time, each
-            batch for itself as in `fit`; None: all of x, or the dataset's
-            own batches.
-        verbose: whether several batches show a progress bar.
+        training: whether layers such as Dropout act as in training. Use False,
+            as in `evaluate`, to find unusual samples or wrong labels: dropout
+            then has no effect, and BatchNormalization, which mixes the samples
+            in training, is supported.
+        batch_size: how many samples go through the model at a time; batches
+            are independent, as in `fit`. None: all of x, or the dataset's own
+            batches.
+        verbose: whether to show a progress bar for several batches.
 
     Returns:
-        A list in the order of `model.trainable_variables` of tensors of shape
-        (n, *variable.shape); None for a variable that the loss does not
+        A list of tensors of shape (n, *variable.shape), in the order of
+        `model.trainable_variables`; None for a variable that the loss does not
         depend on.
 
     Raises:
@@ -115,7 +115,7 @@ def per_sample_norms(
 ):
     """Return the Euclidean norm of every sample's gradient.
 
-    With the vectorized method no per-sample gradient need be held.
+    The vectorized method need not hold the per-sample gradients in memory.
 
     Args:
         model, x, y, sample_weight, method, training, batch_size, verbose: as
@@ -158,16 +158,16 @@ def gradient_statistics(
     batch_size=None,
     verbose=1,
 ):
-    """How the gradients of samples spread around their mean.
+    """Measure how the samples' gradients spread around their mean.
 
-    From norms alone: no array of all per-sample gradients need be held.
+    It uses norms alone and need not hold an array of all per-sample gradients.
     Regularisers, which belong to no sample, are left out.
 
     Args:
         model, x, y, sample_weight, training, batch_size, verbose: as for
-            `per_sample_gradients`. Over several batches the mean is that of
-            all samples.
-        per_variable: whether to look at each variable by itself.
+            `per_sample_gradients`. With several batches the mean is over all
+            samples.
+        per_variable: whether to measure each variable separately.
 
     Returns:
         A `GradientStatistics` over all trainable variables; with

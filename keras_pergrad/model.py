@@ -36,8 +36,8 @@ from keras_pergrad.samples.trial_batches import first_batch
 class PerGradModel(keras.Model):
     """A `keras.Model` whose train step can look at every sample's gradient.
 
-    Use it as `keras.Model`: with inputs and outputs, or subclassed. What it
-    adds is `compile(gradient_mode=...)`:
+    Use it like `keras.Model`: with inputs and outputs, or subclassed. It adds
+    `compile(gradient_mode=...)`:
 
     | `gradient_mode` | what a train step does |
     |---|---|
@@ -48,11 +48,11 @@ class PerGradModel(keras.Model):
 
     The mean of the per-sample gradients is the ordinary gradient of the Keras
     loss, with sample weights, class weights, loss weights, masks, several
-    outputs and `add_loss`; weight regularisers are added after aggregation.
+    outputs and `add_loss`. Weight regularisers are added after aggregation.
 
     Args:
-        inputs, outputs: as for `keras.Model`; none for a subclass with a
-            `call` of its own.
+        inputs, outputs: as for `keras.Model`; omit them for a subclass that
+            defines `call`.
 
     Example:
 
@@ -86,7 +86,7 @@ class PerGradModel(keras.Model):
     def from_model(cls, model):
         """Return a PerGradModel that shares the layers and weights of `model`.
 
-        A `compute_loss` or `compute_metrics` of the model's own is used.
+        A `compute_loss` or `compute_metrics` that the model overrides is used.
 
         Args:
             model: any `keras.Model`: Sequential, functional or subclassed.
@@ -96,7 +96,7 @@ class PerGradModel(keras.Model):
 
         Raises:
             TypeError: `model` is no `keras.Model`.
-            ValueError: it has a `train_step` (or another step) of its own.
+            ValueError: it overrides `train_step` (or another step).
 
         Example:
 
@@ -119,9 +119,9 @@ class PerGradModel(keras.Model):
             **kwargs: as for `keras.Model.compile`.
 
         Raises:
-            ValueError: the mode is unknown, or a per-sample mode is asked for
-                a model without trainable variables, or one with a
-                `train_step` of its own that does not use the mode (see
+            ValueError: the mode is unknown; a per-sample mode is given to a
+                model without trainable variables; or the model overrides
+                `train_step` and does not use the mode there (see
                 `compute_gradients`).
         """
         mode = modes.get(gradient_mode)
@@ -146,11 +146,11 @@ class PerGradModel(keras.Model):
 
     @contextlib.contextmanager
     def watch_gradients(self):
-        """While this is open, a per-sample mode logs its statistics.
+        """Make a per-sample mode log its statistics while this is open.
 
-        As with `statistics=True`, but the gradients keep the bits that they
-        have without. Modes that have no statistics are left as they are. For
-        callbacks, which open it when training begins.
+        As with `statistics=True`, but the gradients stay the same, to the bit.
+        Modes without statistics are left as they are. Callbacks open it when
+        training begins.
         """
         mode = self.gradient_mode
         if not mode.can_be_watched or mode.is_watched:
@@ -232,7 +232,7 @@ class PerGradModel(keras.Model):
     fit.__doc__ = keras.Model.fit.__doc__
 
     def input_gradients(self, x, *args, **kwargs):
-        """`keras_pergrad.input_gradients` of this model; see there."""
+        """Call `keras_pergrad.input_gradients` with this model; see there."""
         return input_gradients(self, x, *args, **kwargs)
 
     def reset_metrics(self):
@@ -241,7 +241,7 @@ class PerGradModel(keras.Model):
             self._gradient_logs.reset()
 
     def train_step(self, data):
-        """One step on one batch, by the gradient mode."""
+        """Train on one batch, by the gradient mode."""
         mode = self._gradient_mode
         if type(mode) is modes.Batch and not replicas.several():
             return super().train_step(data)
@@ -286,33 +286,33 @@ class PerGradModel(keras.Model):
         optimizer=None,
         name=None,
     ):
-        """Get gradients by the compiled mode, in a `train_step` of one's own.
+        """Compute gradients by the compiled mode, in your own `train_step`.
 
-        For GANs, VAEs, distillation: the step keeps its freedom, and every
-        sample's gradient is clipped, measured or accumulated as
-        `gradient_mode` says. Call it once for each loss of the step.
+        For GANs, VAEs, distillation: `gradient_mode` says how each sample's
+        gradient is clipped, measured or accumulated; all else in the step is
+        up to you. Call it once for each loss of the step.
 
         Args:
-            loss_fn: `loss_fn(x, y, sample_weight)` calls whatever models it
-                likes and returns the loss of each sample, (n,), whose mean
-                is minimised. What belongs to samples must reach it by its
-                arguments, since it is called with some of them, too.
+            loss_fn: `loss_fn(x, y, sample_weight)` may call any models and
+                returns the loss of each sample, (n,). Their mean is minimised.
+                All data of the samples must be arguments, since it is also
+                called with only some of the samples.
             x: a tensor of shape (n, ...), or a structure of them, such as
                 (real, noise).
             y, sample_weight: likewise, or None; handed on to `loss_fn`.
             variables: what to differentiate with respect to: variables, a
                 layer or model (built or not), or a list of them; by default
                 `self.trainable_variables`.
-            optimizer: whose gradients they will be, by default
-                `self.optimizer`; it counts only if it scales the loss.
-            name: what goes before the names in the logs where there are
-                several losses: "d" gives "d_loss", "d_clipped_fraction".
+            optimizer: the one that will apply the gradients, by default
+                `self.optimizer`; it matters only if it scales the loss.
+            name: a prefix for the names in the logs, if there are several
+                losses: "d" gives "d_loss", "d_clipped_fraction".
 
         Returns:
             (gradients, logs): one gradient per variable (None: the loss does
             not depend on it) for `optimizer.apply(gradients, variables)`,
-            with weight regularisers and noise in them; and a dict of the
-            epoch's mean loss and what the mode logs, by name.
+            weight regularisers and noise included; and a dict by name of the
+            epoch's mean loss and what the mode logs.
 
         Raises:
             ValueError: the losses are not of shape (n,), a layer couples the
@@ -350,7 +350,7 @@ class PerGradModel(keras.Model):
         return gradients, self._gradient_logs.of_loss(name).update(logs)
 
     def test_step(self, data):
-        """One step of `evaluate` on one batch."""
+        """Run one step of `evaluate` on one batch."""
         if not replicas.several():
             return super().test_step(data)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)

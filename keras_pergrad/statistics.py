@@ -1,7 +1,7 @@
 """The spread of per-sample gradients around their mean, from norms alone.
 
-n sample, g_i its gradient, ḡ their mean, G the gradient of the whole
-distribution that the samples were drawn from.
+n is the number of samples, g_i the gradient of one, ḡ their mean, and G the
+gradient of the whole distribution that the samples were drawn from.
 """
 
 import dataclasses
@@ -18,8 +18,8 @@ def variance(squared_norms, squared_mean, n):
     Args:
         squared_norms: ‖g_i‖² of each sample, (m,), or their sum, ().
         squared_mean: ‖ḡ‖².
-        n: the number of samples; for one the result is NaN: no sample alone
-            tells a spread.
+        n: the number of samples; with one the result is NaN, since one sample
+            has no spread.
     """
     n = tf.cast(n, squared_mean.dtype)
     total = tf.reduce_sum(tf.cast(squared_norms, squared_mean.dtype))
@@ -30,9 +30,9 @@ def variance(squared_norms, squared_mean, n):
 
 
 def squared_true_norm(squared_mean, trace, n):
-    """‖G‖², unbiased: ‖ḡ‖² without the part of it that is noise, tr Σ / n.
+    """Estimate ‖G‖², unbiased: ‖ḡ‖² less the part that is noise, tr Σ / n.
 
-    An estimate: where noise is most of ‖ḡ‖² it may be negative.
+    The estimate may be negative where most of ‖ḡ‖² is noise.
     """
     return squared_mean - trace / tf.cast(n, squared_mean.dtype)
 
@@ -64,9 +64,9 @@ class GradientStatistics:
         squared_true_norm: the unbiased estimate of ‖G‖², ‖ḡ‖² − tr Σ / n;
             it may be negative; None for one sample.
         noise_scale: tr Σ / ‖G‖², the simple noise scale (McCandlish et al.,
-            arXiv 1812.06162): about the batch size from which on more
-            samples hardly help; None for one sample, or where ‖G‖² was not
-            estimated as positive.
+            arXiv 1812.06162): about the batch size above which more samples
+            hardly help; None for one sample, or if the estimate of ‖G‖² is not
+            positive.
     """
 
     samples: int
@@ -78,7 +78,7 @@ class GradientStatistics:
 
     @classmethod
     def of(cls, squared_norms, squared_mean):
-        """From ‖g_i‖², (n,), and ‖ḡ‖²."""
+        """Make the statistics from ‖g_i‖², (n,), and ‖ḡ‖²."""
         n = int(squared_norms.shape[0])
         norm = float(tf.sqrt(squared_mean))
         mean = float(tf.reduce_mean(squared_norms))

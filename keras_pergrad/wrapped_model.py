@@ -1,4 +1,4 @@
-"""The models that `PerGradModel.from_model` makes of those with only a `call`.
+"""The models that `PerGradModel.from_model` makes of models with only `call`.
 
 Private names in use: `Model._compute_loss`, `Model._compile_loss`,
 `Model._compile_metrics`, `Model._loss_tracker`, `Layer._metrics`,

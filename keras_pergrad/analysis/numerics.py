@@ -14,7 +14,7 @@ import numpy as np
 EXACT, ROUNDING, WRONG = "exact", "rounding", "wrong"
 
 # Bits of precision are a property of the format that did the arithmetic.
-# bfloat16 is not a NumPy type, so its unit roundoff stands here by name.
+# bfloat16 is not a NumPy type, so its unit roundoff is given by name.
 _EPSILON = {
     "float64": 2.0**-52,
     "float32": 2.0**-23,
@@ -48,7 +48,7 @@ class Verdict:
         return self.verdict != WRONG
 
     def sentence(self, name):
-        """Return what to say of `name`, whose difference is no rounding."""
+        """Return a sentence on `name`, whose difference is not rounding."""
         return (
             f"{name} differs by {self.error:.3g} (relative "
             f"{self.relative:.1g}, rounding explains {self.tolerance:.1g}): "
@@ -169,7 +169,7 @@ def judge(reference, value, dtype="float32", terms=1, scale=0.0):
 
 
 def judge_all(names, references, values, dtype, terms=1, scales=None):
-    """`judge` for the named results of one computation.
+    """Apply `judge` to the named results of one computation.
 
     Args:
         names, references, values: as many of each.
@@ -217,7 +217,7 @@ def precision(model):
 
 
 def terms(model, x):
-    """How many products go into one number of a step, at most.
+    """Return how many products go into one number of a step, at most.
 
     Args:
         model: a built model.

@@ -29,7 +29,7 @@ class Blocks(SampleGradients):
         self.perm, self.unpermuted = perm, unpermuted
 
     def _one_block_a_sample(self):
-        """Get the blocks of all samples as so many samples with one block."""
+        """Return the factor with each block as a sample of its own."""
         x, dz = (
             tf.reshape(t, [-1, *self._inner(t)]) for t in (self.x, self.dz)
         )

@@ -1,4 +1,4 @@
-"""The cost of each way to a convolution's norms and weighted sum.
+"""The cost of each method for a convolution's norms and weighted sum.
 
 Microseconds a sample on two CPU cores, from static shapes: a constant, the
 multiplications, and the numbers copied, each at the rate measured by
@@ -13,12 +13,12 @@ MULTIPLY = 9.5e-6
 COPY = 0.33e-3
 # Writing a gradient, squaring it and taking it into the weighted sum.
 HOLD = 0.6e-3
-# Above this many entries gradients are not held only to save a second pass.
+# Gradients with more entries are not held just to save a second pass.
 HELD = 2**17
 
 
 def costs(windows, groups, big, small):
-    """Microseconds for norms and weighted sum by method, where it can serve.
+    """Return the microseconds for norms and weighted sum of usable methods.
 
     Args:
         windows: the `Windows`.
@@ -44,7 +44,7 @@ def costs(windows, groups, big, small):
         "tap_norms": by_tap + 0.5 * held + again,
         "patch_gram": unfolded
         + 1.5 * MULTIPLY * count**2 * (taps * big + small)
-        # With one group the windows serve the weighted sum, too.
+        # With one group the weighted sum reuses the windows.
         + (1 + multiply if groups == 1 else again),
     }
     pixels = math.prod(windows.padded_sizes)
@@ -73,7 +73,7 @@ def costs(windows, groups, big, small):
 
 
 def norm_bytes(method, windows, groups, big, small):
-    """Numbers a sample that the method holds at its peak."""
+    """Return how many numbers a sample the method holds at its peak."""
     taps, count = windows.taps, windows.count
     entries = taps * big // groups * small
     pixels = math.prod(windows.padded_sizes)

@@ -1,11 +1,11 @@
-"""Ways to a convolution kernel's per-sample gradients and their norms.
+"""Methods for a convolution kernel's per-sample gradients and norms.
 
 n sample, T position, K tap, g group, i input and o output channels of a
 group. `big` is (n, *sizes, g·i), `small` is (n, T, g·o), and a gradient is
 (n, K·i, g·o): Σ_T big at the tap ⊗ small.
 
-Where there is one group and few outputs, `patches` gives its transpose: a
-matmul is up to a third faster when the last axis of its result is not short.
+With one group and few outputs, `patches` returns its transpose: a matmul is up
+to a third faster when the last axis of its result is not short.
 """
 
 import math
@@ -19,13 +19,13 @@ SHORT = 16
 
 
 def taps(big, small, windows, groups):
-    """One matmul for each tap, on a slice of the input."""
-    # Not a stack and a reshape: Metal has a kernel for this only.
+    """Return the gradients by one matmul for each tap, on an input slice."""
+    # No stack and reshape: Metal has a kernel only for concat.
     return tf.concat(list(_by_tap(big, small, windows, groups)), 1)
 
 
 def tap_norms(big, small, windows, groups):
-    """Squared norms, tap by tap: no gradient is held."""
+    """Return squared norms, added tap by tap: no gradient is held."""
     parts = _by_tap(big, small, windows, groups)
     return tf.add_n([sum_of_squares(part) for part in parts])
 
@@ -37,15 +37,15 @@ def _by_tap(big, small, windows, groups):
 
 
 def _product(x, dz):
-    """Σ_T x ⊗ dz for (..., T, i) and (..., T, o)."""
+    """Return Σ_T x ⊗ dz for (..., T, i) and (..., T, o)."""
     if x.shape[-1] == 1 and dz.shape.rank == 4:
-        # A matmul for each channel alone costs more than the product.
+        # A matmul for each single channel costs more than the product.
         return tf.reduce_sum(x * dz, -2, keepdims=True)
     return tf.matmul(x, dz, transpose_a=True)
 
 
 def split(tensor, groups):
-    """(n, T, g·c) as (n, g, T, c); unchanged for a single group."""
+    """Return (n, T, g·c) as (n, g, T, c); unchanged for a single group."""
     if groups == 1:
         return tensor
     _, positions, channels = tensor.shape
@@ -54,7 +54,7 @@ def split(tensor, groups):
 
 
 def merge(gradients, groups):
-    """(n, g, a, o) as (n, a, g·o); unchanged for a single group."""
+    """Return (n, g, a, o) as (n, a, g·o); unchanged for a single group."""
     if groups == 1:
         return gradients
     _, _, rows, columns = gradients.shape
@@ -63,7 +63,7 @@ def merge(gradients, groups):
 
 
 def patches(big, small, windows, groups, extract=None):
-    """Every window as a row, then one matmul."""
+    """Return the gradients by one matmul, with every window as a row."""
     unfolded = (extract or unfold)(big, windows)
     wide = unfolded.shape[-1] or 0
     if groups == 1 and small.shape[-1] <= min(SHORT, wide - 1):
@@ -73,7 +73,7 @@ def patches(big, small, windows, groups, extract=None):
 
 
 def patches_by_identity(big, small, windows, groups):
-    """Return the same with a cheaper way to small windows."""
+    """Return the same; cheaper for small windows."""
     return patches(big, small, windows, groups, unfold_by_identity)
 
 
@@ -91,8 +91,8 @@ def unfold(big, windows):
 def unfold_by_identity(big, windows):
     """Return the same: an identity convolution along the last dimension first.
 
-    Faster while a row of a window has few entries, since what is gathered
-    then are whole rows.
+    This is faster while a row of a window has few entries, since the gather
+    then takes whole rows.
     """
     channels = big.shape[-1]
     *others, last = windows.padded_sizes
@@ -111,7 +111,7 @@ def unfold_by_identity(big, windows):
 
 
 def _by_group(unfolded, windows, groups):
-    """(n, T, K·g·i) as (n, g, T, K·i)."""
+    """Return (n, T, K·g·i) as (n, g, T, K·i)."""
     if groups == 1:
         return unfolded
     channels = unfolded.shape[-1] // windows.taps // groups
@@ -123,7 +123,7 @@ def _by_group(unfolded, windows, groups):
 
 
 def patch_gram_norms(unfolded, small, windows, groups):
-    """⟨PPᵀ, DDᵀ⟩ of windows P, (n, T, K·g·i), and output gradients D."""
+    """Return ⟨PPᵀ, DDᵀ⟩; windows P, (n, T, K·g·i), output gradients D."""
     rows = _by_group(unfolded, windows, groups)
     small = split(small, groups)
     grams = _gram(rows) * _gram(small)
@@ -134,8 +134,8 @@ def patch_gram_norms(unfolded, small, windows, groups):
 def pixel_gram_norms(big, small, windows, groups):
     """Return the same for the input: PPᵀ, from the Gram matrix of the pixels.
 
-    Windows overlap, so that their products are sums over taps of products of
-    pixels: K times fewer multiplications, and no window is copied.
+    Windows overlap, so their products are sums of products of pixels, one per
+    tap. This needs K times fewer multiplications and copies no window.
     """
     padded = windows.pad(big)
     sizes = list(windows.padded_sizes)
@@ -220,7 +220,7 @@ def has_filter_gradient(windows, groups, channels):
 
 
 def filter_gradient(padded, small, windows, groups):
-    """Return what that op gives for a padded input, (K·i, g·o)."""
+    """Return the result of that op for a padded input, (K·i, g·o)."""
     kernel, strides, sizes, positions = (
         list(t) if windows.rank > 1 else [1, *t]
         for t in (

@@ -1,4 +1,4 @@
-"""Per-sample gradients that were computed as they are."""
+"""Per-sample gradients that are materialised, not factored."""
 
 import tensorflow as tf
 
@@ -37,6 +37,6 @@ class Full(SampleGradients):
 
 
 def held_bytes(tensor, n):
-    """Bytes of `tensor` for n samples; None where its shape is unknown."""
+    """Return the bytes of `tensor` for n samples; None for unknown shapes."""
     size = tensor.shape[1:].num_elements()
     return None if size is None else n * size * tensor.dtype.size

@@ -1,9 +1,9 @@
 """Several uses of one variable: shared layers and tied weights.
 
 Norms do not add up over the uses. Tables, and matrices of one layout, are
-joined along their positions: a use more is like a longer sample. A table that
-is a matrix, too (tied embeddings), has its cross terms added. For these,
-nothing of the size of the variable is held; others are added, written out.
+joined along their positions: one more use is like a longer sample. If a table
+is also a matrix (tied embeddings), its cross terms are added. In these cases
+no array of the variable's size is held. Others are materialised and added.
 """
 
 import tensorflow as tf
@@ -19,7 +19,7 @@ from keras_pergrad.factors.sample_gradients import (
 
 
 def join(parts):
-    """One factor for all uses of a variable.
+    """Return one factor for all uses of a variable.
 
     Args:
         parts: the `SampleGradients` of each use, at least one.
@@ -32,7 +32,7 @@ def join(parts):
 
 
 def tied(parts):
-    """One factor for a table that is a matrix, too, or None."""
+    """Return one factor for a table that is also a matrix, or None."""
     table = next((p for p in parts if isinstance(p, Rows)), None)
     matrix = next((p for p in parts if isinstance(p, Outer)), None)
     if len(parts) != 2 or table is None or matrix is None:
@@ -52,7 +52,7 @@ def tied(parts):
 
 
 def _together(parts, kind, joined):
-    """`parts`, those of this kind that have one layout made one."""
+    """Return `parts`, where parts of this kind and one layout are joined."""
     groups, found = {}, []
     for part in parts:
         if type(part) is kind:
@@ -104,7 +104,7 @@ class Joined(SampleGradients):
 
 
 class Tied(Joined):
-    """A table that is a matrix, too: embeddings tied to output logits.
+    """A table that is also a matrix: embeddings tied to output logits.
 
     With contributions Σ_s onehot(ids_s) ⊗ dz_s and Σ_t a_t ⊗ b_t the cross
     term of the squared norm is 2 Σ_st a_t[ids_s] ⟨b_t, dz_s⟩.
@@ -150,7 +150,7 @@ class Tied(Joined):
 
 
 class JoinedRows(Rows):
-    """Several uses of a table as one of so many more positions.
+    """Several uses of a table as one use with all their positions.
 
     Args:
         parts: the `Rows` of each use, of one layout.
@@ -176,7 +176,7 @@ class JoinedRows(Rows):
 
 
 class JoinedOuter(Outer):
-    """Several uses of a matrix as one at so many more positions.
+    """Several uses of a matrix as one use with all their positions.
 
     Args:
         parts: the `Outer` of each use, of one layout.
@@ -205,6 +205,6 @@ class JoinedOuter(Outer):
 
 
 def _added(norm_bytes, n, *tensors):
-    """With what the joining has copied."""
+    """Add the bytes of the tensors that joining has copied."""
     found = [norm_bytes, *(held_bytes(t, n) for t in tensors)]
     return None if None in found else sum(found)

@@ -11,10 +11,10 @@ from keras_pergrad.factors.sample_gradients import (
     weighted,
 )
 
-# What a multiplication, and what holding a number of a gradient cost: only
-# their relation matters. Measured on two CPU cores.
+# The cost of a multiplication, and of holding a number of a gradient: only
+# their ratio matters. Measured on two CPU cores.
 MULTIPLY, HOLD = 1.0, 32.0
-#: Above so many entries a sample's gradient is not held to save time.
+#: A sample's gradient with more entries is not held to save time.
 HELD = 2**17
 
 
@@ -30,10 +30,10 @@ class Outer(SampleGradients):
         perm: how the axes of (*, *) must be transposed to give `shape`;
             applied to the gradient reshaped to `unpermuted`.
         unpermuted: the shape before `perm`.
-        method: "gram" or "full" forces how norms are computed; default: by
-            cost. With one position the norm is ‖x‖²‖dz‖² (Goodfellow,
-            arXiv 1510.01799); with few ⟨XXᵀ, DDᵀ⟩ (Li et al., arXiv
-            2110.05679); with many the gradients are materialised.
+        method: "gram" or "full" forces a method for the norms; default: by
+            cost. With one position the squared norm is ‖x‖²‖dz‖²
+            (Goodfellow, arXiv 1510.01799); with few it is ⟨XXᵀ, DDᵀ⟩ (Li et
+            al., arXiv 2110.05679); with many, gradients are materialised.
     """
 
     rows = ("x", "dz", "_gradients")
@@ -119,7 +119,7 @@ class Outer(SampleGradients):
 
     def _matrices(self):
         if self._gradients is None:
-            # For one position, too, where it is three times as fast as a
+            # Also for one position, where it is three times as fast as a
             # product by broadcasting.
             self._gradients = tf.matmul(self.x, self.dz, transpose_a=True)
         return self._gradients
@@ -132,7 +132,7 @@ class Outer(SampleGradients):
 
 
 def _cheaper(t, i, o):
-    """Whether norms and weighted sum cost less by Gram matrices."""
+    """Whether norms and weighted sum cost less with Gram matrices."""
     if i * o > HELD:
         return "gram" if 2 * t**2 < i * o else "full"
     full = MULTIPLY * t * i * o + HOLD * i * o
@@ -143,7 +143,7 @@ def _cheaper(t, i, o):
 
 
 def _positions(tensor):
-    """`tensor` as (n, T, features), and T (None where unknown)."""
+    """Return `tensor` as (n, T, features), and T (None if unknown)."""
     between = tensor.shape[1:-1]
     count = between.num_elements()
     features = tensor.shape[-1]

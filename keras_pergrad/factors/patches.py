@@ -14,7 +14,7 @@ from keras_pergrad.factors.sample_gradients import (
     weighted,
 )
 
-# Each gives all gradients, (n, K·i, g·o) ...
+# Each method gives all gradients, (n, K·i, g·o) ...
 _GRADIENTS = {
     "taps": convolution_methods.taps,
     "patches": convolution_methods.patches,
@@ -34,10 +34,10 @@ _forced = contextvars.ContextVar("forced convolution method", default=None)
 
 @contextlib.contextmanager
 def convolution_method(method):
-    """Force the method of every convolution traced inside.
+    """Force the method of every convolution that is traced inside.
 
-    A method that cannot serve a layer (no looped filter gradient on a CPU
-    for dilated or grouped convolutions) is not forced on it.
+    A layer that the method cannot serve keeps its own: on a CPU, dilated or
+    grouped convolutions have no looped filter gradient.
 
     Args:
         method: one of `METHODS`.
@@ -70,8 +70,8 @@ class Patches(SampleGradients):
         small: (n, *positions, groups·o), channels last.
         windows: the `Windows` of the layer on `big`.
         shape: the kernel's shape, of taps·i·groups·o elements in this order.
-        groups: in how many groups the channels are kept apart.
-        method: one of `METHODS` forces how norms are computed; default: by
+        groups: the number of channel groups.
+        method: one of `METHODS`, to force how norms are computed; default: by
             cost.
 
     Raises:
@@ -155,7 +155,7 @@ class Patches(SampleGradients):
         return self._shaped(self._matrices(), [-1])
 
     def _shaped(self, gradients, batch=()):
-        """From (K·i, g·o), or (o, K·i) where it was computed so."""
+        """Reshape gradients (K·i, g·o), or transposed ones (o, K·i)."""
         if gradients.shape[-1] != self.small.shape[-1]:
             gradients = tf.linalg.matrix_transpose(gradients)
         return tf.reshape(gradients, [*batch, *self.shape])

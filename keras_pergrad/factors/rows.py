@@ -14,15 +14,15 @@ from keras_pergrad.factors.xla import in_xla
 METHODS = ("unique", "compare", "sort")
 #: Above it, comparing all pairs of positions costs more than sorting.
 MOST_COMPARED = 512
-#: Up to so many rows a slice, summing into the whole table is faster.
+#: Up to this many rows per slice, summing into the whole table is faster.
 SLICES = 4
 
 
 class Rows(SampleGradients):
     """Contributions of an embedding: row ids[t] receives dz[t].
 
-    Equal ids within a sample are summed before they are squared, so norms
-    are exact; memory is that of `dz`, never that of the vocabulary.
+    Rows of equal ids in a sample are summed before they are squared, so norms
+    are exact. Memory grows with `dz`, never with the vocabulary.
 
     Args:
         ids: (n, ...) integers.
@@ -30,8 +30,8 @@ class Rows(SampleGradients):
         shape: the table's shape, (vocabulary, d).
         whole: the variable's shape, where its rows have several axes.
         method: how equal ids are found, one of `METHODS`; default: a hash
-            table ("unique"), which XLA has not: there all pairs are compared
-            where they are few, and sorted where they are many.
+            table ("unique"). XLA has none: there, few ids are compared pair by
+            pair, many are sorted.
     """
 
     rows = ("dz",)
@@ -84,7 +84,7 @@ class Rows(SampleGradients):
         )
 
     def _by_hash(self, n, dz):
-        """One table for all samples: ids are told apart by sample."""
+        """Return the norms by one hash table, with separate ids per sample."""
         rows = self.shape[0]
         ids = tf.cast(self.ids, tf.int64)
         ids += tf.range(tf.cast(n, tf.int64))[:, None] * rows
@@ -118,7 +118,7 @@ class Rows(SampleGradients):
 
 
 def _last_equal(ids, n, positions):
-    """For each position the last with the same id, numbered through."""
+    """Return for each position the last one with its id, in flat numbers."""
     equal = ids[:, :, None] == ids[:, None, :]
     # XLA reduces an outer axis twice as fast as the inner one, and narrow
     # numbers faster than wide ones.
@@ -133,7 +133,7 @@ def _last_equal(ids, n, positions):
 
 
 def _ranks(ids, n, positions):
-    """For each position the rank of its id, numbered through."""
+    """Return for each position the rank of its id, in flat numbers."""
     order = tf.argsort(ids, axis=1)
     ids = tf.gather(ids, order, axis=1, batch_dims=1)
     new = tf.pad(tf.cast(ids[:, 1:] != ids[:, :-1], tf.int32), [[0, 0], [1, 0]])
@@ -144,9 +144,9 @@ def _ranks(ids, n, positions):
 
 
 def squared_norm(gradient):
-    """‖gradient‖², a scalar, also of `tf.IndexedSlices` that repeat a row.
+    """Return ‖gradient‖², a scalar; `tf.IndexedSlices` may repeat rows.
 
-    Where the slices are few, no array of the size of the table is made.
+    With few slices, no array of the size of the table is made.
     """
     if not isinstance(gradient, tf.IndexedSlices):
         return tf.reduce_sum(tf.square(wide(gradient)))
@@ -159,7 +159,7 @@ def squared_norm(gradient):
         return tf.reduce_sum(tf.square(table))
 
     def by_row():
-        # All slices as those of one sample.
+        # All slices as positions of one sample.
         large = [tf.int32.max, *values.shape[1:]]
         return Rows(ids[None], values[None], large).squared_norms()[0]
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-#: Types whose squares overflow, vanish or are rounded too much.
+#: Types whose squares overflow, vanish or lose too many digits.
 HALF = (tf.float16, tf.bfloat16)
 
 
@@ -13,8 +13,8 @@ class SampleGradients(abc.ABC):
     """The n per-sample gradients of one variable, not yet computed.
 
     Subclasses hold tensors whose first axis is the sample and answer three
-    questions, each as cheaply as their structure allows. What they stand for
-    are *contributions*: they add up to the batch gradient.
+    questions, each as cheaply as their structure allows. They represent
+    *contributions*, which add up to the batch gradient.
 
     `rows` names the attributes that hold such tensors, so that `select` can
     blank a sample in all of them.
@@ -39,12 +39,12 @@ class SampleGradients(abc.ABC):
 
     @abc.abstractmethod
     def materialize(self):
-        """All contributions, (n, *shape of the variable)."""
+        """Return all contributions, (n, *shape of the variable)."""
 
     def squared_norm_of_sum(self):
         """Return the squared norm of the sum of all contributions, a scalar.
 
-        Asked after `squared_norms`, so that what that holds serves again.
+        Call it after `squared_norms`, whose held tensors it reuses.
         """
         total = tf.convert_to_tensor(self.weighted_sum(None))
         return tf.reduce_sum(tf.square(total))
@@ -61,9 +61,9 @@ class SampleGradients(abc.ABC):
         return "held"
 
     def norm_bytes(self, n):
-        """Bytes that the norms of n samples hold beside what is given.
+        """Return the bytes that norms of n samples hold besides given tensors.
 
-        None where the shapes do not tell.
+        None if the shapes are not known.
         """
         return None
 
@@ -72,17 +72,17 @@ class SampleGradients(abc.ABC):
         return [self]
 
     def select(self, keep):
-        """Blanks the samples for which `keep`, (n,) booleans, is false.
+        """Blank the samples for which `keep`, (n,) booleans, is false.
 
-        A weight of zero is not enough: zero times NaN is NaN. Costs nothing
-        at run time while every sample is kept.
+        A weight of zero is not enough: zero times NaN is NaN. This costs
+        nothing at run time if every sample is kept.
         """
         select([self], keep)
         return self
 
 
 def select(factors, keep):
-    """`select` for many factors at once, with a single condition."""
+    """Call `select` for many factors at once, with a single condition."""
     held = [
         (part, name)
         for factor in factors
@@ -112,20 +112,20 @@ def _blank(tensor, keep):
 
 
 def wide(tensor):
-    """`tensor`, in float32 where it is of half precision."""
+    """Return `tensor`, in float32 if it is of half precision."""
     return tf.cast(tensor, tf.float32) if tensor.dtype in HALF else tensor
 
 
 def expand(weights, tensor):
-    """Weights (n,) shaped to multiply `tensor`, (n, ...)."""
+    """Return weights (n,), shaped to multiply `tensor`, (n, ...)."""
     weights = tf.cast(weights, tensor.dtype)
     return tf.reshape(weights, [-1] + [1] * (tensor.shape.rank - 1))
 
 
 def weighted(gradients, weights):
-    """Σ_n weights[n] · gradients[n], the gradients materialised.
+    """Return Σ_n weights[n] · gradients[n] of materialised gradients.
 
-    Without weights Σ_n gradients[n].
+    Without weights return Σ_n gradients[n].
     """
     if weights is None:
         # A product is faster than a reduction over the first axis.
@@ -134,5 +134,5 @@ def weighted(gradients, weights):
 
 
 def sum_of_squares(tensor):
-    """Σ over all axes but the first of the squares, (n,)."""
+    """Return the sum of squares over all axes but the first, (n,)."""
     return tf.reduce_sum(tf.square(tensor), list(range(1, tensor.shape.rank)))

@@ -11,27 +11,27 @@ from keras_pergrad.factors.sums import Sum
 
 
 def widened(factor, dtype):
-    """`factor` where `dtype` is wide enough for norms, else `Widened`.
+    """Return `factor` if `dtype` is wide enough for norms, else `Widened`.
 
     Args:
         factor: `SampleGradients`.
-        dtype: that of the variable.
+        dtype: the type of the variable.
     """
     return Widened(factor, dtype) if dtype in HALF else factor
 
 
 class Widened(SampleGradients):
-    """Computes in float32; sums and gradients are of the variable's type.
+    """A factor in float32; sums and gradients have the variable's type.
 
     Args:
-        factor: `SampleGradients` of half precision; what it holds is widened.
+        factor: `SampleGradients` of half precision; its tensors are widened.
         dtype: the type of the variable.
     """
 
     def __init__(self, factor, dtype):
         self.factor, self.dtype = factor, dtype
         for part in factor.holders():
-            # A bias is summed first of all.
+            # Widen a bias before it is summed.
             names = ("dz",) if isinstance(part, Sum) else part.rows
             for name in names:
                 tensor = getattr(part, name)

@@ -79,7 +79,7 @@ class Windows:
         return any(d > 1 for d in self.dilation)
 
     def pad(self, tensor):
-        """`tensor` with the zeros around it."""
+        """Return `tensor` with the zeros around it."""
         if not any(self.before + self.after):
             return tensor
         return tf.pad(tensor, [(0, 0), *zip(self.before, self.after), (0, 0)])
@@ -94,13 +94,13 @@ class Windows:
         )
 
     def reach(self, dimension, offset):
-        """Get the slice of the padded input that a tap meets in a dimension."""
+        """Return the slice of the padded input for a tap, in a dimension."""
         stride = self.strides[dimension]
         last = offset + (self.positions[dimension] - 1) * stride
         return slice(offset, last + 1, stride)
 
     def slices(self, padded):
-        """Yield what each tap meets, (n, T, channels), T the positions."""
+        """Yield the pixels that each tap meets, (n, T positions, channels)."""
         for offset in self.offsets():
             index = [self.reach(i, a) for i, a in enumerate(offset)]
             met = padded[(slice(None), *index)]
@@ -115,7 +115,7 @@ class Windows:
         return np.ravel_multi_index(list(met), self.padded_sizes)
 
     def of_rows(self):
-        """Get the same windows once the taps of a row have become channels."""
+        """Return the same windows, with the taps of a row as channels."""
         nothing = (0,) * self.rank
         return dataclasses.replace(
             self,

@@ -1,8 +1,8 @@
-"""A check whether XLA compiles what is being traced: its best methods differ.
+"""A check whether XLA compiles the traced graph: its best methods differ.
 
 Private names in use: `tensorflow.python.ops.control_flow_util`
 (`GraphOrParentsInXlaContext`); without it the methods for plain graphs are
-taken, which are right under XLA, too, but slow.
+used. They are also correct under XLA, but slow.
 """
 
 import tensorflow as tf

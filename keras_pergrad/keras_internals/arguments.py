@@ -6,7 +6,7 @@ import numpy as np
 
 
 def is_number(value):
-    """Whether it is an int or a float, and no truth value."""
+    """Whether it is an int or a float, and not a bool."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
@@ -14,7 +14,7 @@ def seed_or_none(value):
     """Return a seed as an `int`, or None.
 
     Raises:
-        ValueError: it is no integer.
+        ValueError: it is not an integer.
     """
     try:
         return None if value is None else operator.index(value)
@@ -25,10 +25,10 @@ def seed_or_none(value):
 
 
 def positive_integer(name, value):
-    """Return an argument as an `int`; NumPy's integers are taken, too.
+    """Return an argument as an `int`; NumPy integers are accepted too.
 
     Raises:
-        ValueError: it is none, or below 1.
+        ValueError: it is not an integer, or below 1.
     """
     try:
         is_truth = isinstance(value, (bool, np.bool_))

@@ -1,4 +1,4 @@
-"""The accelerators TensorFlow sees, and what they are."""
+"""The accelerators that TensorFlow sees, and their platforms."""
 
 import dataclasses
 import re
@@ -24,7 +24,7 @@ class Device:
 
 
 def short_name(device):
-    """`'/job:localhost/replica:0/task:0/device:GPU:0'` → `'GPU:0'`."""
+    """Cut `'/job:localhost/replica:0/task:0/device:GPU:0'` to `'GPU:0'`."""
     match = re.search(r"device:([A-Za-z_]+:\d+)", device)
     if match:
         return match.group(1).upper()
@@ -32,7 +32,7 @@ def short_name(device):
 
 
 def platform_of(physical):
-    """Return what drives a physical device."""
+    """Return the platform that drives a physical device."""
     if physical.device_type == "METAL":
         return "Metal"
     details = tf.config.experimental.get_device_details(physical)
@@ -47,7 +47,7 @@ def platform_of(physical):
 
 
 def accelerators():
-    """Every visible device that is not a CPU, as a list of `Device`."""
+    """List every visible device that is not a CPU, as `Device`."""
     found = []
     kinds = {
         physical.device_type: platform_of(physical)

@@ -1,9 +1,9 @@
 """Random draws of a batch, recorded so that one sample can repeat its own.
 
 Keras layers draw through `keras.random`, whose functions all end in one
-backend module. While `recording()` is active each draw there is kept together
-with its seed; `replaying()` hands out, in the same order, the rows that
-belong to one sample. What the forward pass computes is unchanged to the bit.
+backend module. While `recording()` is active, each draw there is kept together
+with its seed. `replaying()` returns, in the same order, the rows that belong
+to one sample. The results of the forward pass do not change by a single bit.
 
 Private names in use: `keras.src.backend.tensorflow.random` (the functions
 below and `draw_seed`).
@@ -44,7 +44,7 @@ class Draw:
     graph: object
 
     def rows(self):
-        """Return the drawn numbers, one row a sample; for dropout its scale."""
+        """Return the drawn numbers, a row a sample; for dropout its scale."""
         if self.name != "dropout":
             return self.result
         with _pinned_seed(self.seed):
@@ -97,7 +97,10 @@ def recording(on_draw):
 
 @contextlib.contextmanager
 def replaying(rows):
-    """Answers every draw made inside with the next tensor of `rows`."""
+    """Answer every draw made inside from the next tensor of `rows`.
+
+    For dropout that is the mask, which is multiplied with the input.
+    """
     rows = list(rows)
 
     def replayed(name):

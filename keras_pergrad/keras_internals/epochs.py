@@ -1,4 +1,4 @@
-"""The notice to a gradient mode that an epoch's last batch is through."""
+"""The notice to a gradient mode that an epoch's last batch is done."""
 
 import contextlib
 
@@ -10,7 +10,7 @@ from keras_pergrad.keras_internals.running_fit import running_fit
 
 @contextlib.contextmanager
 def end_of_epochs(model, callbacks):
-    """Return the callbacks for `fit`, with one more at their head.
+    """Yield the callbacks for `fit`, with one more as the first.
 
     Args:
         model: the compiled `PerGradModel`.

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 
 def set_aside(iterator, steps):
-    """Take batches from an iterator and give an iterator of just those.
+    """Take batches from an iterator; return an iterator over these batches.
 
     Args:
         iterator: a `tf.data.Iterator`.
@@ -14,7 +14,7 @@ def set_aside(iterator, steps):
 
     Returns:
         `(batches, iterator over the same batches)`. The second has the
-        element spec of the first, so that nothing is traced anew.
+        element spec of `iterator`, so nothing is traced again.
     """
     batches = []
     for _ in range(steps):
@@ -34,7 +34,7 @@ def set_aside(iterator, steps):
 
 
 def _with(spec):
-    """Return a function that forgets the sizes which the spec leaves open."""
+    """Return a function that drops the sizes that the spec leaves open."""
 
     def relax(*batch):
         batch = batch if isinstance(spec, tuple) else batch[0]

@@ -1,9 +1,9 @@
-"""A private copy of a traced function, to run as often as one likes.
+"""A private copy of a traced function, which can run any number of times.
 
 The function's graph is imported into a session of its own with a copy of
 every variable, so that the model's weights, metrics and step number stay
-as they are. A session also says what a function call cannot: per node, the
-device, the executions, the time and the bytes.
+as they are. A session also reports what a function call cannot: per node,
+the device, the executions, the time and the bytes.
 
 Private attributes in use, covered by
 `tests/keras_internals/test_graph_session.py`:
@@ -21,11 +21,11 @@ _numbers = itertools.count()
 
 
 class NotReplayable(ValueError):
-    """The function holds state that cannot be copied."""
+    """An error: the function holds state that cannot be copied."""
 
 
 class Replica:
-    """Runs a copy of a traced function.
+    """A runner of a copy of a traced function.
 
     Use as a context manager; the copies are freed at the end.
 
@@ -66,7 +66,7 @@ class Replica:
         return self
 
     def restore(self):
-        """Give every variable the value that it was copied with."""
+        """Give every variable the value that it had when it was copied."""
         self._session.run(self._assign, self._values)
 
     def __exit__(self, *_):
@@ -98,9 +98,9 @@ class Replica:
         ]
 
     def _copy(self, variable, numbers):
-        """Return a variable of its own, with the value of another."""
+        """Return a new variable with the value of another."""
         shape, dtype = variable.shape, variable.dtype
-        # A scope of its own: the step's nodes keep their names.
+        # A separate scope: the step's nodes keep their names.
         with tf.device(self._device), tf.name_scope("replica/"):
             handle = tf.raw_ops.VarHandleOp(
                 dtype=dtype,
@@ -122,7 +122,7 @@ class Replica:
             fetches: tensors of `self.graph` to return; by default the
                 function's outputs, with all its side effects.
             trace: a `RunMetadata` to fill with a full trace.
-            feeds: tensor → array, put in place of computed tensors.
+            feeds: tensor → array, to use in place of computed tensors.
 
         Returns:
             What was fetched, as NumPy arrays.
@@ -171,8 +171,8 @@ def _pin(definition, device, pins):
 
 
 def as_in_fit(data):
-    """Arrays with the types that `fit` gives them: Python's and NumPy's
-    double precision becomes Keras's float type."""
+    """Return arrays with the types that `fit` gives them: double precision
+    of Python and NumPy becomes Keras's float type."""
 
     def convert(array):
         array = np.asarray(array)
@@ -183,7 +183,7 @@ def as_in_fit(data):
 
 
 def trace_step(step, data, spec=None):
-    """Traces a step function for one batch, without running it.
+    """Trace a step function for one batch, without running it.
 
     Args:
         step: `model.train_step` or another function of `data`.

@@ -1,4 +1,4 @@
-"""Checks of a model and a batch whose per-sample gradients are looked at.
+"""Checks of a model and a batch for the inspection of their gradients.
 
 Private names in use: `Model._compile_loss`, `Layer._flatten_layers`.
 """
@@ -9,7 +9,7 @@ import tensorflow as tf
 
 
 def require_compiled(model):
-    """Refuse a model that has no loss."""
+    """Refuse what is not a compiled model."""
     if not isinstance(model, keras.Model):
         raise TypeError(
             "`model` must be a keras.Model. Received: "
@@ -23,7 +23,7 @@ def require_compiled(model):
 
 
 def require_targets(model, batch):
-    """Refuse a batch without the targets that the loss is of."""
+    """Refuse a batch without the targets that the loss needs."""
     if (
         batch[1] is None
         and model._compile_loss is not None
@@ -37,7 +37,7 @@ def require_targets(model, batch):
 
 
 def require_weights(sample_weight):
-    """Refuse sample weights that are no arrays of real numbers."""
+    """Refuse sample weights that are not arrays of real numbers."""
     for part in tf.nest.flatten(sample_weight):
         array = np.asarray(0.0 if part is None else part)
         # "V": bfloat16 and the like.
@@ -52,7 +52,7 @@ def require_weights(sample_weight):
 
 
 def mixes_in_training_only(model, error):
-    """Whether an error is of a model whose samples meet in training alone."""
+    """Whether an error is about a model that mixes only in training."""
     return "gradient_mode" in str(error) and any(
         isinstance(layer, keras.layers.BatchNormalization)
         for layer in model._flatten_layers()
@@ -60,7 +60,7 @@ def mixes_in_training_only(model, error):
 
 
 def require_finite(norms):
-    """Refuse gradients with NaN or infinity, by the samples' numbers."""
+    """Refuse gradients with NaN or infinity, and name their samples."""
     bad = np.flatnonzero(~np.isfinite(norms))
     if bad.size:
         shown = ", ".join(map(str, bad[:20])) + (
@@ -81,7 +81,7 @@ NOT_IN_TRAINING = (
 
 
 def check_trainable(model):
-    """Refuses a model that has no training step yet."""
+    """Refuse a model that is not ready for a training step."""
     if not getattr(model, "compiled", False):
         raise ValueError(
             f"Expected a compiled model. Received: {model.name!r}, which is "

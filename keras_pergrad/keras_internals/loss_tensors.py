@@ -1,7 +1,7 @@
 """The tensors through which a loss may depend on a layer's output.
 
-Keras's crossentropies take the logits behind a softmax or sigmoid output
-where they find them, so that the loss may not depend on the output itself.
+If Keras's crossentropies find the logits behind a softmax or sigmoid output,
+they take these, so the loss may not depend on the output itself.
 
 Private names in use: the tensor attribute `_keras_logits`.
 """
@@ -10,7 +10,7 @@ import tensorflow as tf
 
 
 def loss_tensors(outputs):
-    """All tensors in it, flat, followed by the logits behind them.
+    """Return all tensors of the outputs, flat, then the logits behind them.
 
     Args:
         outputs: a tensor or a nested structure of tensors, None and others.

@@ -1,4 +1,4 @@
-"""The loss of a batch as Keras reduces it, and the parts beside the samples.
+"""The loss of a batch as Keras reduces it, and the parts of no sample.
 
 Private names in use: `Model._compute_loss`, `Model._loss_tracker`,
 `Layer._flatten_layers`, `Layer._get_own_losses`,
@@ -74,9 +74,9 @@ def track_loss(model, loss, samples, whole=False):
     Args:
         model: a compiled model.
         loss: the loss of some samples, as Keras scales it.
-        samples: how many they are.
-        whole: whether it is the loss of the samples of all replicas, and
-            `samples` how many of them this one has.
+        samples: how many samples these are.
+        whole: whether it is the loss over the samples of all replicas, and
+            `samples` counts the samples of this replica.
     """
     if not whole:
         loss = unscale_loss_for_distribution(loss)
@@ -93,7 +93,7 @@ def track_loss(model, loss, samples, whole=False):
 def additional_losses(model):
     """Get the tensors that layers gave to `add_loss` in the last forward pass.
 
-    Regularisers of activities are among them, those of weights are not.
+    Activity regularisers are among them, weight regularisers are not.
     """
     return [
         loss
@@ -103,7 +103,7 @@ def additional_losses(model):
 
 
 def additional_loss_weights(replay, n, scale=None):
-    """Return the factor of one sample's `add_loss` terms in those of the batch.
+    """Return the factors of one sample's `add_loss` terms in the batch's.
 
     A term is a sum over the batch (factor 1) or a mean (factor 1/n).
 
@@ -124,11 +124,11 @@ def additional_loss_weights(replay, n, scale=None):
 
 
 def additional_sums(replay, n):
-    """Each `add_loss` term of n samples, and whether it is a sum.
+    """Return each `add_loss` term of n samples, and whether it is a sum.
 
-    A batch in which every sample stands twice shows whether the term is a
-    sum over the batch or a mean. (One sample would not do: its term may be 0.)
-    Of a term that is 0 for both, the op that reduced it tells.
+    A batch that contains every sample twice shows whether the term is a sum
+    over the batch or a mean. (One sample is not enough: its term may be 0.)
+    If a term is 0 for both, the op that reduced it tells.
     """
     if not replay.recorded.losses:
         return []
@@ -143,7 +143,7 @@ def additional_sums(replay, n):
         to_mean = tf.abs(double - single)
         error = tf.minimum(to_sum, to_mean)
         right = error <= 1e-3 * (tf.abs(single) + 1e-3)
-        # A replica may be left without a sample, and a mean of none is NaN.
+        # A replica may have no sample, and a mean over none is NaN.
         right = tf.logical_or(right, tf.equal(n, 0))
         check = tf.debugging.Assert(right, [_LOSS_MESSAGE, single, double])
         with tf.control_dependencies([check] if check is not None else []):
@@ -154,14 +154,14 @@ def additional_sums(replay, n):
 
 
 def _guesses(replay, rows, terms):
-    """Whether each term looks like a sum, where its value does not tell."""
+    """Guess for each term whether it is a sum, if its value does not tell."""
     if not tf.executing_eagerly():
         return [_looks_like_sum(term) for term in terms]
     if all(tf.reduce_any(term != 0) for term in terms):
         return [False] * len(terms)
     guesses = []
     with traced_functions():
-        # Only a graph shows ops; it is never run.
+        # Only a graph shows ops. This graph is never run.
         tf.function(
             lambda: guesses.extend(
                 map(_looks_like_sum, replay.forward(rows)[1])
@@ -172,7 +172,7 @@ def _guesses(replay, rows, terms):
 
 
 def _looks_like_sum(term):
-    """Whether the last reduction behind a scalar of a graph is a sum."""
+    """Whether the last reduction before a scalar of a graph is a sum."""
     waiting = [term]
     while waiting:
         tensor = waiting.pop()
@@ -188,7 +188,7 @@ def _looks_like_sum(term):
 
 @contextlib.contextmanager
 def noting_losses(model, found):
-    """Append what is given to `add_loss` inside to `found`, in order."""
+    """Append the losses given to `add_loss` inside to `found`, in order."""
     with contextlib.ExitStack() as stack:
         for layer in model._flatten_layers():
             stack.enter_context(

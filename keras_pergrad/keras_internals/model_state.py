@@ -1,9 +1,9 @@
-"""A model's state while something looks at it: kept, and put back.
+"""A model's state during an inspection: saved, and restored.
 
-Whoever looks at a model leaves it as it was. Of a traced function it is known
-what it assigns, whoever owns that: `run_and_restore` puts back Keras
-variables, seeds and plain `tf.Variable`s alike. Code that runs op by op, which
-may assign anything, goes inside `unchanged`.
+An inspection leaves a model as it was. The graph of a traced function shows
+all variables that it assigns: `run_and_restore` restores Keras variables,
+seeds and plain `tf.Variable`s alike. Code that runs op by op may assign
+anything: run it inside `unchanged`.
 
 Private names in use: `Graph._get_function`, `Tensor._handle_data`,
 `tensorflow.python.eager.context.Context._rng`,
@@ -24,8 +24,8 @@ from tensorflow.python.eager import context
 
 from keras_pergrad.keras_internals.patching import attribute
 
-# Ops that take a variable and leave it as it is. Of all others it is assumed
-# that they assign: restoring too much costs a copy, too little is wrong.
+# Ops that take a variable and do not change it. All others are assumed to
+# assign: restoring too much costs a copy, restoring too little is wrong.
 _READS = frozenset(
     {
         "ReadVariableOp",
@@ -36,7 +36,7 @@ _READS = frozenset(
     }
 )
 _assigned = weakref.WeakKeyDictionary()
-# What a layer may hold without owning variables of its own, or is asked itself.
+# Objects in a layer that own no plain variables, or are searched separately.
 _CLOSED = (
     type,
     types.ModuleType,
@@ -50,7 +50,7 @@ _CLOSED = (
 
 
 def run_and_restore(function, *args):
-    """Call a traced function and put back every variable that it assigns.
+    """Call a traced function and restore every variable that it assigns.
 
     Args:
         function: a `tf.function`, or a concrete one.
@@ -76,13 +76,13 @@ def run_and_restore(function, *args):
 
 
 def assigned_variables(function):
-    """List what a concrete function assigns, in loops and calls as well.
+    """List what a concrete function assigns, also in loops and calls.
 
     Args:
         function: a concrete function.
 
     Returns:
-        A tuple of `Handle`s of the variables that were there before.
+        A tuple of `Handle`s of variables that exist outside of the function.
     """
     found = _assigned.get(function)
     if found is None:
@@ -99,7 +99,7 @@ def assigned_variables(function):
 
 
 class Handle:
-    """A variable behind a resource handle, whether its object lives or not.
+    """A variable behind a resource handle, even if its object is deleted.
 
     Args:
         tensor: the handle, an eager tensor.
@@ -136,7 +136,7 @@ class Handle:
 
 @contextlib.contextmanager
 def kept(variables):
-    """Give variables the values that they have now, at the end.
+    """Give variables their present values back at the end.
 
     Args:
         variables: `tf.Variable`s or `Handle`s.
@@ -154,17 +154,17 @@ def kept(variables):
 
 @contextlib.contextmanager
 def random_state_kept():
-    """Let nothing inside move the random states of the process.
+    """Keep the random states of the process unchanged by the code inside.
 
-    They are those of TensorFlow's eager ops, which a global seed makes
-    repeatable, of Python and of NumPy, from which Keras draws its seeds.
+    These are the states of TensorFlow's eager ops, which a global seed makes
+    repeatable, and of Python and NumPy, from which Keras draws its seeds.
     """
     eager = context.context()
     seeds = getattr(eager, "_rng", None)
     python, numpy = random.getstate(), np.random.get_state()
     if seeds is not None:
-        # Winding back would not do: a kernel goes on where its seed is used
-        # again. So what runs inside gets seeds of its own.
+        # Resetting is not enough: a kernel continues if its seed is used
+        # again. So the code inside gets other seeds.
         eager._rng = random.Random("seeds of an inspection")
     try:
         yield
@@ -177,7 +177,7 @@ def random_state_kept():
 
 @contextlib.contextmanager
 def losses_kept(model):
-    """Leave no loss of a forward pass inside behind in a model's layers."""
+    """Let a forward pass inside leave no losses in a model's layers."""
     with contextlib.ExitStack() as stack:
         for layer in model._flatten_layers():
             for name, value in {"_losses": [], "_loss_ids": set()}.items():
@@ -205,8 +205,8 @@ def unchanged(model):
 def variables_of(model):
     """List every `tf.Variable` that a forward pass of a model may assign.
 
-    They are those of its layers, which may be plain ones that Keras does not
-    know, of metrics, and seeds, Keras's own included.
+    These are variables of layers, plain ones that Keras does not know
+    included, of metrics, and seeds, also Keras's global seed.
     """
     compile_loss = getattr(model, "_compile_loss", None)
     metrics = [*model.metrics, *getattr(compile_loss, "metrics", ())]
@@ -214,7 +214,7 @@ def variables_of(model):
         *model.variables,
         *(v for metric in metrics for v in metric.variables),
     ]
-    # Of layers that were given no seed; asking Keras for it makes it.
+    # For layers without a seed. Asking Keras for it would create it.
     seeds = global_state.get_global_attribute("global_seed_generator")
     if seeds is not None:
         variables.append(seeds.state)
@@ -226,8 +226,8 @@ def variables_of(model):
 class ModelState:
     """Every number of a model: weights, seeds, metrics, optimizer.
 
-    As a context manager it gives the numbers back at the end, however that
-    comes, and leaves no loss of a traced step behind.
+    As a context manager it restores the numbers at the end, also after an
+    error, and leaves no loss of a traced step behind.
 
     Args:
         model: a built and compiled `keras.Model`.
@@ -300,20 +300,20 @@ def _assigned_inputs(graph):
             for place, tensor in taken
             if tensor is not None and (places is None or place in places)
         ]
-        if op.type in ("While", "StatelessWhile"):  # hands on what it is given
+        if op.type in ("While", "StatelessWhile"):  # passes its inputs on
             for place, tensor in taken:
                 origin[id(op.outputs[place])] = tensor
     return found
 
 
 def _assigned_places(op):
-    """Which inputs of an op its functions assign; None: it has none."""
+    """Return which inputs of an op its functions assign; None: no function."""
     bodies = list(_bodies(op))
     if not bodies:
         return None
     places = set()
     for body in bodies:
-        # Conditions and cases take the choice before what they hand on.
+        # Conditions and cases take the choice before the inputs they pass on.
         first = len(op.inputs) - len(body.inputs)
         numbers = {id(t): first + k for k, t in enumerate(body.inputs)}
         places |= {numbers[id(t)] for t in _assigned_inputs(body)}

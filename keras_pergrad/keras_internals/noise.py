@@ -15,18 +15,18 @@ STATE = "noise_state"
 
 
 class Noise(KerasSaveable):
-    """Draws noise, other in each step, and goes on after a restart.
+    """A source of noise, new in each step, that goes on after a restart.
 
-    Under a `tf.distribute` strategy it is made in its scope: a generator from
-    outside would be advanced by each replica.
+    Under a `tf.distribute` strategy create it in the strategy's scope: each
+    replica would advance a generator from outside.
 
     Args:
         seed: an integer, or None.
-        **kept: numbers to keep from step to step beside it, each of which
-            becomes an attribute of that name, a `keras.Variable`.
+        **kept: other numbers to keep from step to step. Each becomes an
+            attribute of that name, a `keras.Variable`.
     """
 
-    #: Whether it holds a count of updates that may not be forgotten.
+    #: Whether it holds a count of updates that must not be lost.
     begun = False
 
     def __init__(self, seed, **kept):
@@ -44,9 +44,9 @@ class Noise(KerasSaveable):
             setattr(self, name, variable)
 
     def go_on_from(self, before):
-        """Take over where the noise of a former compile() stands.
+        """Continue where the noise of a former compile() has stopped.
 
-        A step whose noise had been there before could be told from it.
+        Repeated noise could be removed from a step.
         """
         self._set(np.asarray(before.generator.state))
         for name in self.kept:
@@ -54,15 +54,15 @@ class Noise(KerasSaveable):
                 getattr(self, name).assign(np.asarray(getattr(before, name)))
 
     def begin_fit(self, aggregation):
-        """Take note of a `fit` that begins with an aggregation, or None."""
+        """Note that a `fit` begins with an aggregation, or None."""
 
     def advance(self, name, value: Any = 1):
-        """Add to a number that is kept; the same on all replicas."""
+        """Add to a kept number; the result is the same on all replicas."""
         variable = getattr(self, name)
         variable.assign(variable + value)
 
     def normal(self, like, deviation):
-        """Noise of the shape and type of a tensor."""
+        """Return noise of the shape and type of a tensor."""
         if tf.is_tensor(deviation):
             deviation = tf.cast(deviation, like.dtype)
         return keras.random.normal(
@@ -80,14 +80,14 @@ class Noise(KerasSaveable):
     def load_own_variables(self, store):
         names = list(store.keys())
         if STATE not in names:
-            return  # Of a model without noise, or saved before it was kept.
+            return  # From a model without noise, or saved by an older version.
         self._set(np.asarray(store[STATE]))
         for name in self.kept:
             if name in names:
                 getattr(self, name).assign(np.asarray(store[name]))
 
     def _set(self, number):
-        # Whoever gives another seed wants other noise.
+        # A user who gives another seed wants other noise.
         if self.seed in (None, int(number[0])):
             self.generator.state.assign(number)
 

@@ -1,9 +1,9 @@
 """Protection from steps that would damage the process.
 
 On the CPU some builds of TensorFlow compute a product of shapes [b, 1, t, k]
-and [k, n] wrong or corrupt the heap (tensorflow#117700), which ends this
-process with whatever it was doing. So the shape is looked for in the traced
-step, and such a product is tried in a process of its own.
+and [k, n] wrong or corrupt the heap (tensorflow#117700), which crashes this
+process. So the traced step is searched for this shape, and such a product is
+tried in a separate process.
 
 Private name in use, covered by `tests/keras_internals/test_onednn.py`:
 `FuncGraph._functions`.
@@ -19,7 +19,7 @@ _SECONDS = 120
 
 
 def defect(graph):
-    """Return what a step would do wrong on the CPU, or None.
+    """Return the error that a step would cause on the CPU, or None.
 
     Args:
         graph: the graph of the traced step.
@@ -49,7 +49,7 @@ def _operations(graph):
 
 
 def _shape(op):
-    """(b, t, k, n) of a product of that kind, or None."""
+    """Return (b, t, k, n) of such a product, or None for other ops."""
     if op.type not in _PRODUCTS or op.inputs[0].dtype.size > 4:
         return None
     left, right = (tensor.shape for tensor in op.inputs)
@@ -57,13 +57,13 @@ def _shape(op):
         return None
     t, k = (left[3], left[2]) if op.get_attr("adj_x") else (left[2], left[3])
     n = right[0] if op.get_attr("adj_y") else right[1]
-    # An axis of unknown size is that of the samples, or like it.
+    # An axis of unknown size holds samples, or the like.
     return tuple(8 if d is None else int(d) for d in (left[0], t, k, n))
 
 
 @functools.cache
 def _harm(*shape):
-    """Return what such a product does here, "" if it is right."""
+    """Return what such a product does wrong here, "" if it is right."""
     done = subprocess.run(
         [sys.executable, "-m", "keras_pergrad.analysis.doctor.matmul"]
         + [str(size) for size in shape],

@@ -1,4 +1,4 @@
-"""The few values that Keras's progress bar shows, while the logs have all."""
+"""The few values in Keras's progress bar; the logs keep all."""
 
 import functools
 
@@ -12,7 +12,7 @@ def leave_out(callbacks, hidden):
 
     Args:
         callbacks: the `keras.callbacks.CallbackList` of the `fit`, or None.
-        hidden: `hidden(name, value)` says what is left out.
+        hidden: `hidden(name, value)` tells whether to leave it out.
     """
     for callback in getattr(callbacks, "callbacks", ()):
         if isinstance(callback, keras.callbacks.ProgbarLogger):

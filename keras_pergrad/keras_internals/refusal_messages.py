@@ -12,7 +12,7 @@ def composite(layer):
 
 
 def not_dense(part):
-    """Say that a batch to be taken apart holds sparse or ragged tensors."""
+    """Say that a batch to be split holds sparse or ragged tensors."""
     return (
         f"gradient_mode='accumulated' takes a batch apart into microbatches, "
         f"which is done with dense tensors only. Received: a "

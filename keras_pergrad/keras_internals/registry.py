@@ -105,7 +105,7 @@ class Registry:
 
 
 def _place(cls):
-    """Return where a class is defined: a cell run again defines it anew."""
+    """Return where a class is defined; a cell that runs again redefines it."""
     return cls.__module__, cls.__qualname__
 
 
@@ -114,7 +114,7 @@ def arguments_shown(thing, arguments):
 
     Args:
         thing: an object.
-        arguments: name to value; those that are defaults are left out.
+        arguments: name to value; default values are left out.
     """
     defaults = inspect.signature(type(thing).__init__).parameters
     shown = [
@@ -133,7 +133,7 @@ class Configured:
         return {}
 
     def __repr__(self):
-        # An object in place of the config dict that it is saved as.
+        # Show an object, not the config dict that it is saved as.
         return arguments_shown(
             self,
             {

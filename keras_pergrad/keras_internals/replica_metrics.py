@@ -2,9 +2,9 @@
 
 The variables of a metric live in one of two ways. In recent versions of Keras
 each replica has its own value, and reading outside of the replicas adds them
-up. In older ones all have the same, and whatever the replicas assign is added
-up; Keras lets each of them assign the old value and its part, so that the old
-value is counted once for each replica. Here it is counted once.
+up. In older versions all replicas share one value, and their assignments are
+added up. Keras lets each replica assign the old value plus its part, so the
+old value is counted once per replica. Here it is counted once.
 """
 
 import keras
@@ -14,7 +14,7 @@ from keras_pergrad.keras_internals import replicas
 
 
 def found(variables, update):
-    """Get what `update()` adds to variables that are sums, without adding it.
+    """Return what `update()` would add to variables that are sums.
 
     Returns:
         One tensor for each of `variables`.
@@ -32,7 +32,7 @@ def add(variables, values, whole=False):
     Args:
         variables: Keras variables.
         values: what this replica has found.
-        whole: whether each replica has found the same, of all samples.
+        whole: whether each replica has found the same, for all samples.
     """
     context = tf.distribute.get_replica_context()
     is_first = tf.equal(context.replica_id_in_sync_group, 0)

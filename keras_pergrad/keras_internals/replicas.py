@@ -1,9 +1,9 @@
 """The replicas of a `tf.distribute` strategy, each with a part of the batch.
 
-Every replica finds the sums of its own samples; they are added up here, once,
-before the optimizer sees them, so that each replica holds what one device
-would have found for the whole batch. Elsewhere than on one of several
-replicas these functions do nothing.
+Every replica finds the sums of its own samples. Here they are added up once,
+before the optimizer sees them. Each replica then holds the result of a single
+device for the whole batch. Except on one of several replicas, these functions
+do nothing.
 
 Private names in use: `TFOptimizer._all_reduce_sum_gradients`,
 `Layer._flatten_layers`.
@@ -15,7 +15,7 @@ import tensorflow as tf
 
 
 def several():
-    """Whether this is traced or run for one replica of several."""
+    """Whether this code is traced or run for one of several replicas."""
     context = tf.distribute.get_replica_context()
     return context is not None and context.num_replicas_in_sync > 1
 
@@ -44,11 +44,11 @@ def any_of(flag):
 
 
 def gathered(values):
-    """Get the rows, (n, ...), of all replicas one after the other, on each."""
+    """Return on each replica the rows, (n, ...), of all, concatenated."""
     if not several():
         return values
     context = tf.distribute.get_replica_context()
-    # With a row too many on each: where none has any, TensorFlow crashes.
+    # With an extra row on each: TensorFlow crashes if none has a row.
     padding = [[0, 1]] + [[0, 0]] * (values.shape.rank - 1)
     rows = context.all_gather(tf.pad(values, padding), axis=0)
     is_row = tf.pad(tf.ones(tf.shape(values)[:1], values.dtype), [[0, 1]])
@@ -74,10 +74,10 @@ def of_the_first(values):
 
 
 def present(samples, values):
-    """Return the values, or zeros on a replica that was left without a sample.
+    """Return the values, or zeros on a replica without a sample.
 
     Args:
-        samples: how many samples it has.
+        samples: how many samples the replica has.
         values: a nested structure of tensors and None.
     """
     if not several():
@@ -97,7 +97,7 @@ def present(samples, values):
 def waiting(model):
     """Return the layers in whose call the replicas wait for each other.
 
-    That may not be in a loop or a condition of one replica.
+    They must not wait in a loop or a condition of one replica.
     """
     if not several():
         return []
@@ -120,8 +120,8 @@ def when(condition, function):
         tf.cond(condition, function, lambda: None)
         return
 
-    # What is all-reduced inside may stand in a condition of all replicas
-    # together only.
+    # An all-reduce inside is only allowed in a condition of all replicas
+    # together.
     def decide(strategy, condition):
         here = strategy.experimental_local_results(condition)[0]
 
@@ -139,7 +139,7 @@ def apply(optimizer, gradients, variables):
     if not several():
         optimizer.apply(gradients, variables)
         return
-    # A loss scaling optimizer leaves the sum to the one inside.
+    # A loss scaling optimizer leaves the sum to its inner optimizer.
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     with _summed_before(inner):
         optimizer.apply(gradients, variables)
@@ -147,10 +147,10 @@ def apply(optimizer, gradients, variables):
 
 @contextlib.contextmanager
 def _summed_before(optimizer):
-    """Keep the optimizer from adding up what has been added up.
+    """Keep the optimizer from adding up the gradients a second time.
 
-    The replicas take turns, so that each may enter before another leaves:
-    the last to leave restores the method.
+    The replicas take turns, so one may enter before another leaves. The last
+    one to leave restores the method.
     """
     name = "_all_reduce_sum_gradients"
     method = vars(optimizer).get(name)
@@ -167,7 +167,7 @@ def _summed_before(optimizer):
 
 
 class _AsGiven:
-    """Stands in for a method that returns pairs, and returns its argument."""
+    """A substitute for a method that returns pairs; it returns its input."""
 
     def __init__(self):
         self.users = 0

@@ -1,6 +1,6 @@
-"""The `fit` that is running, and the data it was given: callbacks are not told.
+"""The running `fit` and its data, which Keras does not give to callbacks.
 
-Keras hands callbacks neither the data nor the list they stand in. Both are
+Keras gives callbacks neither the data nor the list that holds them. Both are
 looked up in the frames of the running `fit` or `evaluate`, by names of
 Keras's public interface: the arguments `x` and `batch_size`, and the class
 `CallbackList`.
@@ -10,7 +10,7 @@ import inspect
 
 import keras
 
-# What Keras takes for arrays if it is not told.
+# Keras's default batch size for arrays.
 _BATCH_SIZE = 32
 
 
@@ -24,7 +24,7 @@ class RunningFit:
 
 
 def running_fit(model):
-    """Find the call of `fit` or `evaluate` that this runs in."""
+    """Find the call of `fit` or `evaluate` around this code."""
     found = RunningFit()
     frame = inspect.currentframe()
     try:

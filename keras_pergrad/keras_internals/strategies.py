@@ -1,4 +1,4 @@
-"""The `tf.distribute` strategies that are served, and checks of their scope.
+"""The supported `tf.distribute` strategies, and checks of their scope.
 
 Private names in use: `TFOptimizer._distribution_strategy`,
 `StrategyExtended._in_multi_worker_mode`, `PerReplicaSpec._value_specs`,
@@ -20,7 +20,7 @@ def scope_of(model):
     """Return the scope of the strategy a model was created under, if any.
 
     Raises:
-        ValueError: the strategy is not served, or another one is in force.
+        ValueError: the strategy is not supported, or another one is active.
     """
     strategy = model._distribute_strategy
     if (
@@ -39,7 +39,7 @@ def scope_of(model):
 
 
 def require_served(strategy):
-    """Refuses a strategy that the gradient modes are not known to serve."""
+    """Refuse a strategy that the gradient modes are not known to support."""
     if isinstance(strategy, SERVED):
         return
     raise ValueError(
@@ -52,10 +52,10 @@ def require_served(strategy):
 
 
 def require_inside(model):
-    """Refuses what was created outside of the scope of the model's strategy.
+    """Refuse objects created outside of the scope of the model's strategy.
 
     Raises:
-        ValueError: (naming it).
+        ValueError: the optimizer, a weight or a metric was created outside.
     """
     strategy = model._distribute_strategy
     if strategy is None or strategy.num_replicas_in_sync == 1:
@@ -81,7 +81,7 @@ def require_inside(model):
 
 @contextlib.contextmanager
 def explaining(strategy):
-    """Add to an error of one of several workers what to do about it."""
+    """Add advice to an error that is raised on one of several workers."""
     try:
         yield
     except _LOST as error:
@@ -99,12 +99,12 @@ def on_several_workers(strategy):
 
 
 def first_part(strategy, iterator):
-    """Get what the first replica on this machine gets of a batch, or its specs.
+    """Return the first local replica's part of a batch, or the specs of it.
 
     Args:
         strategy: the model's strategy.
         iterator: Keras's iterator over an epoch. Nothing is taken from it if
-            its dataset tells shapes: a generator would not give it again.
+            its dataset knows the shapes: a generator gives a batch only once.
     """
     specs = tf.nest.map_structure(
         lambda spec: getattr(spec, "_value_specs", [spec])[0],
@@ -125,7 +125,7 @@ def _has_rank(spec):
 def as_logs(logs):
     """Return what a step returns, as Keras reduces it over the replicas.
 
-    On several workers Keras takes the mean over the first axis, too, which a
+    On several workers Keras also takes the mean over the first axis, which a
     scalar does not have.
     """
     if not on_several_workers(tf.distribute.get_strategy()):

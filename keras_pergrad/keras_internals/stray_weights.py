@@ -1,7 +1,7 @@
-"""Weights that the loss reads by itself, outside every layer: refused.
+"""The refusal of weights that the loss reads outside every layer.
 
-The gradient of such a weight is not a sum of what the layers saw, so that no
-sample's part in it is known. Weight regularisers read weights, too; they
+The gradient of such a weight is not a sum over the samples in the layers, so
+no sample's part in it is known. Weight regularisers also read weights. They
 belong to no sample and are added after aggregation.
 
 Private names in use: `Variable._regularizer`.
@@ -16,7 +16,7 @@ from keras_pergrad.keras_internals.patching import attribute
 
 @contextlib.contextmanager
 def watched(tape, variables):
-    """Lets `tape` see every read of the variables but by regularisers."""
+    """Let `tape` see all reads of the variables except by regularisers."""
     with contextlib.ExitStack() as stack:
         for variable in variables:
             tape.watch(variable.value)
@@ -35,7 +35,7 @@ def _muted(regularizer, tape):
 
 
 def error(variables, gradients):
-    """Return the error for variables with a gradient of their own, or None."""
+    """Return the error for variables with such a gradient, or None."""
     names = [
         repr(v.path) for v, g in zip(variables, gradients) if g is not None
     ]

@@ -1,4 +1,4 @@
-"""Traces, also where the user has functions run eagerly."""
+"""Tracing, even if the user lets functions run eagerly."""
 
 import contextlib
 
@@ -8,14 +8,14 @@ import tensorflow as tf
 def traced_functions():
     """Let `tf.function`s that are called inside be traced.
 
-    `tf.config.run_functions_eagerly(True)` would keep them from it; the
-    setting is put back at the end.
+    `tf.config.run_functions_eagerly(True)` would prevent this. The setting is
+    restored at the end.
     """
     return _functions_run_eagerly(False)
 
 
 def functions_in_line():
-    """Let the ops of `tf.function`s called inside be those of the caller."""
+    """Put the ops of `tf.function`s called inside into the caller's graph."""
     return _functions_run_eagerly(True)
 
 

@@ -1,9 +1,9 @@
-"""The trained parts of a model, saved with it: LoRA, and what is frozen.
+"""The trained parts of a model, saved with it: LoRA, and frozen layers.
 
-Keras merges a layer's LoRA weights into its kernel when it saves, and sets
-both factors to zero when it loads, from where no gradient leads away; and
-models that do not keep their layers' configs, such as those of keras-hub,
-come back with everything trainable, to which no saved optimizer fits.
+Keras merges a layer's LoRA weights into its kernel when it saves. When it
+loads, both factors are zero and so are their gradients. Models that do not
+keep their layers' configs, as in keras-hub, come back with all weights
+trainable, and a saved optimizer does not fit them.
 
 Private names in use: `keras.src.saving.keras_saveable.KerasSaveable`, whose
 subclasses are saved with the model they are an attribute of; of layers
@@ -32,7 +32,7 @@ class LoRA(KerasSaveable):
     """
 
     def __init__(self, model):
-        # Weakly, else Keras would go through the model again.
+        # A weak reference, or Keras would go through the model again.
         self._model = weakref.ref(model)
 
     def save_own_variables(self, store):
@@ -41,14 +41,14 @@ class LoRA(KerasSaveable):
 
     def load_own_variables(self, store):
         variables = dict(self._variables())
-        # A file of Keras, or of a model with LoRA elsewhere, has only what is
-        # merged, which has been loaded.
+        # A file of Keras, or of a model with LoRA elsewhere, has only merged
+        # weights, which are already loaded.
         if set(variables) == set(store.keys()):
             for key, variable in variables.items():
                 variable.assign(store[key])
 
     def _variables(self):
-        """(key, variable) of each of those layers' own variables."""
+        """Yield (key, variable) of the own variables of layers with LoRA."""
         for at, layer in enumerate(_layers(self._model())):
             if getattr(layer, "lora_enabled", False):
                 own = (
@@ -62,13 +62,13 @@ class LoRA(KerasSaveable):
 
 
 def config_of(model):
-    """Describe what of a model is trained.
+    """Describe which parts of a model are trained.
 
     Args:
         model: a `keras.Model`.
 
     Returns:
-        A dict for `restore` and JSON; None of a model that is not built.
+        A dict for `restore` and JSON; None if the model is not built.
     """
     if not model.built:
         return None
@@ -90,7 +90,7 @@ def config_of(model):
 
 
 def restore(model, config):
-    """Make trainable of a model what was, and give it its LoRA weights.
+    """Restore which parts of a model are trainable, and add LoRA weights.
 
     Args:
         model: a model, made anew from its config.
@@ -113,7 +113,7 @@ def restore(model, config):
     if len(variables) != len(config["variables"]):
         _warn(model, "variables", len(variables), len(config["variables"]))
         return
-    # A layer hands its flag on to what is in it, which comes after it.
+    # A layer passes its flag on to its inner layers, which come after it.
     for layer, trainable in zip(layers, config["layers"]):
         layer.trainable = bool(trainable)
     for variable, trainable in zip(variables, config["variables"]):

@@ -34,27 +34,27 @@ class Accumulated(GradientMode):
     """The gradient of a big batch, from microbatches: exact, in less memory.
 
     Every microbatch gives the numerators and denominators of the losses and
-    the gradients of the numerators; they are summed and divided once, so that
-    the result is the gradient of the whole for every Keras reduction, with
-    sample weights, masks and several outputs, however the whole splits. The
+    the gradients of the numerators. They are summed, then divided once. The
+    result is the gradient of the whole for every Keras reduction, with sample
+    weights, masks and several outputs, however the whole is split. The
     optimizer is called once per update: its `iterations`, schedules, moving
     averages, weight decay, constraints, clipping and loss scale count updates.
 
-    Metrics are updated microbatch by microbatch; random layers draw afresh
-    for each, and BatchNormalization takes the statistics of each.
+    Metrics are updated microbatch by microbatch. Random layers draw new
+    numbers for each, and BatchNormalization uses the statistics of each.
 
     Args:
-        steps: after how many batches the optimizer is called; batches of 4, 4
-            and 2 with `steps=3` train as the batch of 10.
-        microbatch_size: how many samples of a batch go through the model at
-            a time; the memory of a step follows it.
+        steps: after how many batches the optimizer is called; with `steps=3`,
+            batches of 4, 4 and 2 train like one batch of 10.
+        microbatch_size: how many samples of a batch go through the model at a
+            time; it sets the memory of a step.
         inner: how a microbatch's gradient is found: "batch", or a mode with
             an aggregation, "vectorized" or "per_sample" (name, object or
             config dict). With `ClippedMean` the whole is a virtual batch:
             clipped per sample, summed, noise added once per update.
         tail: what happens to batches that wait for an update when an epoch of
-            `fit` ends: "apply" makes it without the missing ones, "keep" goes
-            on in the next epoch or `fit`, "drop" forgets them.
+            `fit` ends: "apply" updates with these alone, "keep" goes on in the
+            next epoch or `fit`, "drop" discards them.
 
     Raises:
         ValueError: an argument is out of range.
@@ -82,7 +82,7 @@ class Accumulated(GradientMode):
 
     @property
     def aggregation(self):
-        """That of the inner mode."""
+        """The aggregation of the inner mode."""
         return self.inner.aggregation
 
     @property
@@ -91,7 +91,7 @@ class Accumulated(GradientMode):
 
     @property
     def _weighs(self):
-        """Whether samples are looked at one by one."""
+        """Whether samples are weighted one by one."""
         return self.aggregation is not None and self.aggregation.needs_norms
 
     def make_state(self):
@@ -119,7 +119,7 @@ class Accumulated(GradientMode):
         read = [(v, tf.identity(v.value)) for v in counters(tried)]
 
         def part(*batch):
-            # What the whole batch would read, each part of it reads.
+            # Each part reads the values that the whole batch would read.
             for variable, value in read:
                 variable.assign(value)
             return parts(*batch)
@@ -144,7 +144,7 @@ class Accumulated(GradientMode):
         return Step(loss, None, gradients, statistics, whole=True)
 
     def _checked(self, model, groups, totals, scale):
-        """Hands on an overflow; the statistics of the batch."""
+        """Return groups, infinite on overflow, and the batch's statistics."""
         if not self._weighs:
             return groups, {}
         norms = totals["norms"]
@@ -233,7 +233,7 @@ def _inner(identifier):
 
 
 def _definer(mode, name):
-    """Return the class that a mode has a method from."""
+    """Return the class that defines a method of a mode."""
     return next(cls for cls in type(mode).__mro__ if name in vars(cls))
 
 

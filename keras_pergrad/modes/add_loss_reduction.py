@@ -1,4 +1,4 @@
-"""The reduction of losses that layers add: sums over the batch, or means."""
+"""The reduction of losses that layers add: sum over the batch, or mean."""
 
 import keras
 import tensorflow as tf
@@ -14,21 +14,21 @@ LOOKED_AT = 8  # samples at a time; one alone may add a loss of zero
 
 
 def kinds(model, x, training=True):
-    """Whether each `add_loss` term is a sum over the samples, or a mean.
+    """Return for each `add_loss` term whether it is a sum over samples.
 
-    Zero is both, so that samples are looked at until every term has been
-    something else. Of one that is zero for all, which may have a gradient, the
-    ops that reduce it tell. Nothing that the model assigns meanwhile is kept.
+    Otherwise it is a mean. A zero does not tell, so samples are tried until
+    every term was nonzero. If a term is zero for all, it may have a gradient:
+    then its reducing ops tell. Nothing that the model assigns here is kept.
 
     Args:
         model: a built `keras.Model`.
-        x: a batch; mostly only its first samples are looked at.
+        x: a batch; usually only its first samples are used.
         training: whether its layers are called for training.
 
     Returns:
         A list of boolean scalars, in the order of the calls of `add_loss`.
     """
-    # Layers that wait for other replicas cannot do so in a loop.
+    # Layers cannot wait for other replicas in a loop.
     together = bool(replicas.waiting(model))
     look = _Look(model, x, training, None if together else LOOKED_AT)
     found = look(0)
@@ -45,16 +45,16 @@ def kinds(model, x, training=True):
             (tf.constant(LOOKED_AT), found),
             parallel_iterations=1,
         )
-    # A replica without such a sample learns it from the others.
+    # A replica without such a sample gets the answer from the others.
     return [replicas.any_of(is_sum) for is_sum in tf.unstack(found[1])]
 
 
 class _Look:
-    """What a few samples say about each term.
+    """A look at each term for a few samples.
 
     Args:
         model, x, training: as for `kinds`.
-        size: how many samples are looked at; None: all.
+        size: how many samples are used; None: all.
     """
 
     def __init__(self, model, x, training, size):
@@ -62,17 +62,17 @@ class _Look:
         self.size = size
 
     def __call__(self, start):
-        """Which terms show what they are, and which of these are sums.
+        """Return which terms show their kind, and which of these are sums.
 
         Args:
-            start: the first of the samples; at the end of the batch some
-                before it are taken, so that they are always as many.
+            start: the first of the samples; at the end of the batch it is
+                moved back, so that the number of samples is the same.
 
         Returns:
             Booleans of shape (2, terms), or None where nothing is added.
         """
         n = tf.shape(first_tensor(self.x))[0]
-        # XLA would not find it a constant if it came from outside of a loop.
+        # Here, since XLA does not see a constant from outside of a loop.
         size = n if self.size is None else tf.minimum(n, self.size)
         rows = tf.minimum(start, n - size) + tf.range(size)
         few = tf.nest.map_structure(

@@ -25,12 +25,12 @@ class Step:
             updated the metrics itself.
         gradients: one per trainable variable (None: no gradient), as the
             optimizer's `apply` expects them; None where the mode has called
-            the optimizer itself, or it is not yet its turn.
+            the optimizer itself, or no update is due yet.
         statistics: scalars to log, by name.
         whole: under a distribution strategy, whether loss, gradients and
-            statistics are those of the samples of all replicas, equal on
-            each. False: gradients and loss are as Keras has them, which the
-            optimizer and the metrics add up over the replicas.
+            statistics cover the samples of all replicas, and are equal on
+            each. False: gradients and loss are as in Keras; the optimizer and
+            the metrics add them up over the replicas.
     """
 
     loss: tf.Tensor | None
@@ -42,16 +42,16 @@ class Step:
 
 @dataclasses.dataclass
 class PartOfBatch:
-    """What a mode must know of a batch that it sees a part of.
+    """What a mode must know about a batch when it sees only a part.
 
     Attributes:
-        loss: gives the part's share in the loss of the whole batch, without
-            regularisers and loss scale, for the model's outputs and the list
-            of `add_loss` terms.
+        loss: a function of the model's outputs and the list of `add_loss`
+            terms; it returns the part's share in the whole batch's loss,
+            without regularisers and loss scale.
         n: the number of samples in the whole batch.
         y, sample_weight: the part's targets and weights.
-        added_weights: for each `add_loss` term the factor of one sample's in
-            that of the whole batch.
+        added_weights: for each `add_loss` term, the factor of one sample's
+            term in that of the whole batch.
     """
 
     loss: collections.abc.Callable
@@ -105,21 +105,23 @@ class GradientMode(Configured):
         raise NotImplementedError(f"{type(self).__name__} must define step().")
 
     def make_state(self):
-        """Return what the mode keeps for one compiled model, or None.
+        """Return the state that the mode keeps for a compiled model, or None.
 
-        It becomes the model's `gradient_state`, until compile() is called
-        again. A `KerasSaveable` is saved with the model's weights.
+        It becomes the model's `gradient_state` until compile() is called
+        again. A state that is a `KerasSaveable` is saved with the model's
+        weights.
         """
         return None
 
     def end_epoch(self, model):
-        """Take note that an epoch's last batch is through; `fit` calls it.
+        """Do what is due after an epoch's last batch; `fit` calls it.
 
-        That is before validation, and before any callback learns of the end.
+        The call comes before validation and before any callback's
+        `on_epoch_end`.
         """
 
     def build(self, model):
-        """Create what variables the mode needs, once the model is built."""
+        """Create the mode's variables, once the model is built."""
 
     @property
     def log_metrics(self):
@@ -128,7 +130,7 @@ class GradientMode(Configured):
 
     @classmethod
     def from_config(cls, config):
-        """Return one that is made with the arguments of `get_config`."""
+        """Return a mode made from what `get_config` returns."""
         return cls(**config)
 
 
@@ -136,11 +138,11 @@ modes = Registry("gradient mode", GradientMode)
 
 
 def register_gradient_mode(name):
-    """Class decorator: makes a `GradientMode` subclass known by `name`.
+    """Register a `GradientMode` subclass under `name`; a class decorator.
 
-    A mode that changes the gradients of another one finds them as the
-    optimizer's `apply` expects them: with weight regularisers, times the
-    scale of a `LossScaleOptimizer`, and None where a variable has none.
+    A mode that changes another mode's gradients gets them as the optimizer's
+    `apply` expects them: with weight regularisers, times the scale of a
+    `LossScaleOptimizer`, and None for a variable without a gradient.
 
     Example, gradient centralization (Yong et al., arXiv 2004.01461):
 
@@ -164,14 +166,14 @@ def register_gradient_mode(name):
 
 
 def call_model(model, x, training=True):
-    """`model(x)` as Keras's own steps call it."""
+    """Return `model(x)`, called as in Keras's own steps."""
     if model._call_has_training_arg:
         return model(x, training=training)
     return model(x)
 
 
 def training_inside(model, training):
-    """Return what `training` is for the layers in `call_model`."""
+    """Return the value of `training` for the layers in `call_model`."""
     return training if model._call_has_training_arg else None
 
 
@@ -186,7 +188,7 @@ def loss_scale(optimizer):
 
 
 def add_regularizers(gradients, variables):
-    """Add the weight regularisers' gradients to aggregated ones."""
+    """Return aggregated gradients plus those of the weight regularisers."""
     result = []
     for gradient, penalty in zip(
         gradients, regularization_gradients(variables)
@@ -201,7 +203,7 @@ def add_regularizers(gradients, variables):
 
 
 def observed(aggregation, norms, state):
-    """Show an aggregation the norms of a batch; return its statistics."""
+    """Pass the norms of a batch to an aggregation; return its statistics."""
     aggregation.observe(norms, state)
     return aggregation.statistics(norms)
 
@@ -209,12 +211,12 @@ def observed(aggregation, norms, state):
 def finished(aggregation, gradients, n, state=None):
     """Return what `aggregation.finish` returns, the same on all replicas."""
     result = aggregation.finish(gradients, n, state)
-    # Noise is drawn by each replica, in its own way.
+    # Each replica draws its own noise.
     return result if result is gradients else replicas.of_the_first(result)
 
 
 def scaled(gradients, scale):
-    """Gradients as the optimizer expects them: times the loss scale."""
+    """Return the gradients times the loss scale, as the optimizer expects."""
     if scale is None:
         return gradients
     return [
@@ -224,7 +226,7 @@ def scaled(gradients, scale):
 
 
 def overflow_to_infinity(gradients, finite, scale):
-    """Hands an overflow on to the optimizer, which then lowers the scale."""
+    """Pass an overflow on to the optimizer, which then lowers the scale."""
     overflow = tf.logical_and(tf.logical_not(tf.reduce_all(finite)), scale > 1)
     return [
         None
@@ -244,7 +246,7 @@ def gives_statistics(mode):
 
 
 def log_metrics(mode):
-    """Return what a mode with an `aggregation` and perhaps statistics logs."""
+    """Return what a mode with `aggregation`, and maybe statistics, logs."""
     found = dict(mode.aggregation.log_metrics)
     return {**found, **STATISTICS} if gives_statistics(mode) else found
 

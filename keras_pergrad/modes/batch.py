@@ -22,9 +22,9 @@ class Batch(GradientMode):
     """The ordinary batch gradient: exactly what `keras.Model` does.
 
     Under a `tf.distribute` strategy it is the gradient of the batch of all
-    replicas, however unequally they share it, where `keras.Model` gives the
+    replicas, even if their shares differ in size; `keras.Model` gives the
     replicas equal weight. A loss that is not made of one value per sample is
-    treated as `keras.Model` does, with a warning.
+    treated as in `keras.Model`, with a warning.
 
     Example:
 
@@ -49,7 +49,7 @@ class Batch(GradientMode):
         return Step(loss, y_pred, gradients)
 
     def weighted_sum(self, model, x, part, scale):
-        """As `Vectorized.weighted_sum`; no sample is looked at alone."""
+        """Do as `Vectorized.weighted_sum`, without per-sample gradients."""
         with tf.GradientTape() as tape:
             with replica_step.Postponed() as scope:
                 y_pred = call_model(model, x)

@@ -1,8 +1,8 @@
-"""Gradients by the compiled mode inside a `train_step` of one's own.
+"""Gradients by the compiled mode inside the user's own `train_step`.
 
-The user's function of a batch becomes the call of a model whose output is one
-loss a sample and whose compiled loss is their mean, so that every gradient
-mode serves it as any other model.
+The user's function of a batch becomes the call of a model. The output of this
+model is one loss per sample, and its compiled loss is their mean. So every
+gradient mode serves it like any other model.
 
 Private names in use: `Model._compile_loss`, `Model._compile_metrics`,
 `Model._loss_tracker`, `keras.src.backend.compute_output_spec`,
@@ -26,23 +26,23 @@ class LossModel(keras.Model):
     """A model whose outputs are the losses of samples, (n,).
 
     Args:
-        owner: the compiled `PerGradModel`, whose layers are looked at.
+        owner: the compiled `PerGradModel`, whose layers are used.
         loss_fn: as `PerGradModel.compute_gradients` takes it.
-        batch: (x, y, sample_weight), as it is called with.
-        variables: what is differentiated with respect to.
-        optimizer: what the gradients are for.
+        batch: (x, y, sample_weight), the arguments of `loss_fn`.
+        variables: the variables to differentiate with respect to.
+        optimizer: the optimizer that the gradients are for.
     """
 
     def __init__(self, owner, loss_fn, batch, variables, optimizer):
-        # A batch is handed on as it came, not cast to the owner's format.
+        # A batch is passed on unchanged, not cast to the owner's format.
         super().__init__(name=owner.name, dtype="float32", autocast=False)
         self.owner = owner
-        # Past Keras, which would take the variables for this model's own.
+        # Keras must not track the variables as this model's own.
         object.__setattr__(self, "_chosen", list(variables))
         object.__setattr__(self, "_loss_fn", loss_fn)
         object.__setattr__(self, "_batch", batch)
-        # What compile() would do, but for the variables of its metrics, which
-        # may not be made while a step is traced.
+        # As compile() does, but without variables of metrics: they must not
+        # be created while a step is traced.
         self._compile_loss = CompileLoss(
             _MeanOfOutputs(dtype=keras.config.floatx()), None
         )
@@ -66,10 +66,10 @@ class LossModel(keras.Model):
 
 
 def losses_of(loss_fn, batch):
-    """Return what `loss_fn` gives for a batch, once it is of shape (n,).
+    """Return the losses that `loss_fn` gives for a batch, of shape (n,).
 
     Raises:
-        ValueError: it is something else.
+        ValueError: they do not have this shape.
     """
     losses = loss_fn(*batch)
     if isinstance(losses, (list, tuple, dict)) or losses is None:
@@ -82,7 +82,7 @@ def losses_of(loss_fn, batch):
         raise ValueError(
             "`loss_fn` expected to return one loss for each sample, of shape "
             "(n,), whose mean is minimised. Received: one number for the "
-            "batch. Leave the mean over the samples away: use "
+            "batch. Leave out the mean over the samples: use "
             "keras.losses.mean_squared_error(y, y_pred) and the like, or a "
             "keras.losses.Loss with reduction=None, and ops.mean over all "
             "axes but the first."
@@ -97,13 +97,13 @@ def losses_of(loss_fn, batch):
 
 
 def gradients_of(owner, loss_fn, batch, variables, optimizer, name=None):
-    """Return gradients by the mode of a function of a batch, and what to log.
+    """Return a function's gradients by the compiled mode, and the logs.
 
     Args:
         owner: the compiled `PerGradModel`.
-        loss_fn, batch, variables, optimizer: as for `LossModel`; None stands
-            for the owner's variables and optimizer.
-        name: that of the loss among several, or None: it is the owner's.
+        loss_fn, batch, variables, optimizer: as for `LossModel`; None means
+            the owner's variables and optimizer.
+        name: the name of one of several losses, or None: the owner's loss.
 
     Raises:
         ValueError: the mode cannot give gradients inside a step.
@@ -151,7 +151,7 @@ def gradients_of(owner, loss_fn, batch, variables, optimizer, name=None):
     targets.set_shape([inputs[0].shape[0]])
     step = mode.step(model, inputs, targets, None)
     if not name:
-        # Keras lays what its metrics say over what a step returns.
+        # Keras overwrites the results of a step with those of its metrics.
         track_loss(owner, step.loss, n)
     logs = named(name, {"loss": step.loss, **step.statistics})
     return tf.tuple(step.gradients), logs
@@ -164,7 +164,7 @@ def require_mode_used(cls, base, mode):
 
 
 def uses_mode(cls, base):
-    """Whether the `train_step` of a class can be seen to use the mode.
+    """Whether the code of a class's `train_step` shows that it uses the mode.
 
     It does if it calls `compute_gradients`, or the `train_step` of `base`.
 

@@ -13,10 +13,10 @@ from keras_pergrad.modes.microbatch_sums import divided
 
 
 class Pending(KerasSaveable):
-    """The sums of numerators' gradients and of denominators over batches.
+    """The sums of gradients of numerators, and of denominators, over batches.
 
-    It is saved and loaded with the weights of its model, so that training
-    goes on after a restart as if it had not stopped.
+    It is saved and loaded with the weights of its model. Training goes on
+    after a restart as if it had not stopped.
 
     Attributes:
         count: a variable: how many batches have been added.
@@ -48,7 +48,7 @@ class Pending(KerasSaveable):
                 f"{sorted(self._keys)}. Call compile() again to start afresh."
             )
         self._keys, self.slack = set(groups), slack
-        # All or nothing: first every check inside them must have passed.
+        # All or nothing: first every check in the sums must have passed.
         found = [t for t in tf.nest.flatten(groups) if t is not None]
         with tf.control_dependencies(found):
             for key, (gradients, denominator) in groups.items():
@@ -76,7 +76,7 @@ class Pending(KerasSaveable):
         )
 
     def gradients(self, variables):
-        """Get the gradient of all that was added, for each of `variables`."""
+        """Return the gradient of all added batches, for each variable."""
         groups = {
             key: (
                 [_value(self._sums.get((key, id(v)))) for v in variables],
@@ -88,12 +88,12 @@ class Pending(KerasSaveable):
 
     @property
     def rows(self):
-        """How many samples were added, where that divides anything."""
+        """The number of added samples; None if no term is divided by it."""
         return _value(self._denominators.get("rows"))
 
     @property
     def waiting(self):
-        """Whether there is a batch that no update has seen; not in graphs."""
+        """Whether a batch waits for an update; not available in graphs."""
         return bool(tf.convert_to_tensor(self.count) > 0)
 
     def reset(self):
@@ -110,14 +110,14 @@ class Pending(KerasSaveable):
         ]
 
     def _made(self, name, shape, dtype):
-        # Replicas make it together, each with the value that was loaded.
+        # Replicas create it together, each with the loaded value.
         value = self._loaded.get(name, np.zeros(shape))
         return _variable(name, np.asarray(value, dtype))
 
     def save_own_variables(self, store):
         for variable in self._variables:
             store[variable.name] = np.asarray(_value(variable))
-        # What was loaded and has not been needed since.
+        # Loaded values that were not needed since then.
         made = {variable.name for variable in self._variables}
         for name, value in self._loaded.items():
             if name not in made:

@@ -11,7 +11,7 @@ def named(loss, values):
 
     Args:
         loss: the name of one of several losses, or None.
-        values: a dict by the names without it.
+        values: a dict by the names without the name of the loss.
     """
     before = f"{loss}_" if loss else ""
     return {before + name: value for name, value in values.items()}
@@ -31,7 +31,7 @@ class Logs:
         """Return the logs of one of a step's losses, the loss itself included.
 
         Args:
-            name: what goes before the names in the logs, or None.
+            name: the prefix of the names in the logs, or None.
         """
         if name not in self._of_losses:
             metrics = {"loss": keras.metrics.Mean, **self._makers}

@@ -81,13 +81,13 @@ def evaluate(compile_loss, y, y_pred, sample_weight):
     ):
         compile_loss(y, y_pred, sample_weight)
     if not tf.nest.is_nested(y) and not tf.nest.is_nested(y_pred):
-        # Of several losses of a single output Keras minimises the first.
+        # If one output has several losses, Keras minimises the first.
         return found[:1]
     return found
 
 
 def track(compile_loss, values, samples):
-    """Update the running means that Keras logs of several outputs' losses.
+    """Update the running means that Keras logs for losses of several outputs.
 
     Args:
         compile_loss: as for `evaluate`.
@@ -113,9 +113,9 @@ def mask_slack():
 
 
 def _scale_of_means():
-    """Get what Keras multiplies every mean by: one over the number of replicas.
+    """Return Keras's factor of every mean: one over the number of replicas.
 
-    A third is rounded on the way, so that it is asked for.
+    Keras may round it (a third, for instance), so it is measured.
     """
     with tf.init_scope():
         loss = keras.losses.MeanAbsoluteError(dtype="float64")
@@ -124,7 +124,7 @@ def _scale_of_means():
 
 
 class _Split:
-    """Stands in for a loss, and notes its numerator and denominator."""
+    """A substitute for a loss that notes its numerator and denominator."""
 
     def __init__(self, entry, found):
         self.loss = entry.loss
@@ -188,7 +188,7 @@ class _Split:
 
 
 def _reduced(loss, reduction):
-    """`loss` with another reduction for a while."""
+    """Give `loss` another reduction for a while."""
     return attribute(loss, "reduction", reduction)
 
 
@@ -208,7 +208,7 @@ def _require_additive(loss):
 
 
 def _require_rows(loss, values, y_pred, sample_weight):
-    """Refuses values that do not belong to one sample each."""
+    """Refuse values that do not belong to one sample each."""
     rows = tf.nest.flatten(y_pred)[0].shape[0]
     if values.shape.rank == 0:
         why = "it returns one number for the batch instead of one per sample"

@@ -1,10 +1,10 @@
 """The contributions of microbatches to the gradient and loss of their batch.
 
-Every term of the loss is N / D (see fractions). Terms with the same D share a
-backward pass and a sum; each sum is divided by its D once, at the end:
+Every term of the loss is N / D (see `loss_fractions`). Terms with the same D
+share a backward pass and a sum; each sum is divided by its D once, at the end:
 
-    "batch"   D is known beforehand: where a batch makes an update of its own,
-              all that are sums or in proportion to the number of samples
+    "batch"   D is known beforehand: if each batch makes its own update, all
+              terms that are sums or in proportion to the number of samples
     "sum"     D = 1
     "rows"    D = the number of samples
     "loss3"   D is that of the fourth loss alone, known from the data
@@ -33,8 +33,8 @@ class Contributions:
         x: the inputs of the whole batch, or of a replica's share in it.
         scale: the loss scale, or None.
         sums: for each `add_loss` term whether it is a sum, or a mean.
-        alone: whether the batch makes an update of its own, so that its
-            number of samples is all there is.
+        alone: whether the batch makes its own update, so that no other
+            batch adds samples to it.
     """
 
     def __init__(self, model, x, scale, sums, alone=True):
@@ -54,11 +54,11 @@ class Contributions:
         self.per_row = []
 
     def __call__(self, x, y, sample_weight):
-        """Forward and backward passes of one microbatch.
+        """Run the forward and backward passes of one microbatch.
 
         Returns:
-            A dict of what adds up: the gradients of each group of terms, the
-            numerators and denominators of each loss, the `add_loss` terms.
+            A dict of values that add up: the gradients of each group of terms,
+            numerators and denominators of each loss, `add_loss` terms.
         """
         added = []
         with tf.GradientTape(persistent=True) as tape:
@@ -78,9 +78,9 @@ class Contributions:
         }
 
     def update_metrics(self, x, y, y_pred, sample_weight):
-        """Update the metrics; of several replicas, return what to add.
+        """Update the metrics; on several replicas, return what to add.
 
-        What all replicas share cannot be updated in a loop of one of them.
+        A loop of one replica cannot update what all replicas share.
         """
 
         def update():
@@ -103,14 +103,14 @@ class Contributions:
         return terms
 
     def _for_any_batch(self, term):
-        """Let a batch to come have longer samples, or weights."""
+        """Allow later batches to have longer samples, or weights."""
         sure = term.rank == 1 or _fixed_shapes(self.model)
         if term.kind != loss_fractions.ROWS or (sure and not term.by_weight):
             return term
         return dataclasses.replace(term, kind=loss_fractions.DATA)
 
     def _note(self, terms):
-        """Keep what is fixed, from the first microbatch."""
+        """Keep the facts of the first microbatch that hold for all."""
         self.terms = terms
         self.per_row = [
             t.per_row if t.kind == loss_fractions.ROWS else None for t in terms
@@ -122,12 +122,12 @@ class Contributions:
         }
 
     def fixed(self, value, k):
-        """Get the value of loss k where its denominator is known beforehand."""
+        """Return the value of loss k, divided if its denominator is known."""
         value, per_row = tf.cast(value, self.dtype), self.per_row[k]
         return value if per_row is None else value / (per_row * self.rows)
 
     def _targets(self, terms, added, rows):
-        """Return targets to differentiate, and gradients' factors, by group."""
+        """Return by group the target to differentiate and a factor for it."""
         parts, units = {}, {}
         for k, term in enumerate(terms):
             key = "batch" if self.alone else term.kind
@@ -172,7 +172,7 @@ class Contributions:
         return result
 
     def parts_of_loss(self, terms, added, rows):
-        """Return what `loss` needs of one microbatch."""
+        """Return the values of one microbatch that `loss` needs."""
         extra = tf.zeros([], self.dtype)
         for loss, is_sum in zip(added, self.sums, strict=True):
             loss = tf.cast(tf.reduce_sum(loss), self.dtype)
@@ -184,7 +184,7 @@ class Contributions:
         }
 
     def totals(self, found):
-        """Return what the samples of all replicas add up to.
+        """Return the sums over the samples of all replicas.
 
         Args:
             found: the sums over the samples of this replica.
@@ -234,11 +234,11 @@ class Contributions:
 
 
 def divided(groups, slack):
-    """Return the gradient: the sum over all groups, each divided by its own.
+    """Return the sum of the groups' gradients, each over its denominator.
 
     Args:
         groups: as from `Contributions.groups`.
-        slack: what is added to the denominators of some groups.
+        slack: a number to add to the denominator, for some groups.
     """
     result = None
     for key, (gradients, denominator) in groups.items():

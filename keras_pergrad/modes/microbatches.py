@@ -1,4 +1,4 @@
-"""A batch taken apart along its first axis, microbatch by microbatch."""
+"""A batch, split along its first axis into microbatches."""
 
 import tensorflow as tf
 
@@ -14,14 +14,14 @@ def is_one(batch, size):
 def sum_over(function, batch, size):
     """Add up what `function` returns for each microbatch.
 
-    The microbatches have `size` samples each, but for a last one with what
-    is left over. In a graph the function is traced once for all full ones,
-    and once for the rest, however many they are.
+    The microbatches have `size` samples each, except for a smaller last one.
+    In a graph the function is traced once for all full ones, however many, and
+    once for the last.
 
     Args:
         function: takes the parts of `batch` for one microbatch and returns a
-            nested structure of tensors and None, of fixed shapes but for axes
-            as long as the whole batch.
+            nested structure of tensors and None, with fixed shapes except
+            for axes as long as the whole batch.
         batch: a tuple of nested structures of tensors and None.
         size: the number of samples in a microbatch.
 
@@ -70,7 +70,7 @@ def _slice(batch, start, end):
 def _sum_full(flat, full, size, count):
     """Return the sum over the microbatches of full size, in a loop."""
     specs = [tf.TensorSpec([size, *t.shape[1:]], t.dtype) for t in flat.tensors]
-    # Traced before the loop, which must know what comes out.
+    # Traced before the loop, which must know the shapes of the results.
     traced = tf.function(flat, autograph=False).get_concrete_function(*specs)
 
     def body(i, totals):
@@ -116,7 +116,7 @@ class _Flat:
         ]
 
     def add_rest(self, totals, count, rest):
-        # At least one sample, so that no branch is compiled for none.
+        # At least one sample, so no branch is compiled for zero samples.
         first = count - tf.maximum(rest, 1) if tf.is_tensor(rest) else -rest
         found = self(*(t[first:] for t in self.tensors))
         return [a + b for a, b in zip(totals, found)]

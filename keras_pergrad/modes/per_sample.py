@@ -40,20 +40,21 @@ class PerSample(GradientMode):
     """Per-sample gradients one at a time: any model, little memory.
 
     One forward pass of the batch gives the loss and its gradient with respect
-    to each sample's output; then one forward and backward pass per sample, in
-    a loop that holds one sample's gradient at a time. Random layers repeat
-    for each sample the numbers that it had in the batch.
+    to each sample's output. A loop then makes one forward and backward pass
+    per sample and holds `parallel_iterations` of the samples' gradients at a
+    time. For each sample, random layers repeat the numbers that they drew for
+    it in the batch.
 
     Args:
         aggregation: "mean", a `ClippedMean` or another `Aggregation`, or its
             config dict.
         updates: "batch" applies the aggregated gradient once; "sample" is
-            online descent: the optimizer is called after every sample, as by
-            `fit(batch_size=1)`, so that a batch of 100 makes 100 updates.
-        parallel_iterations: how many samples may be in work at a time.
+            online descent: it calls the optimizer after every sample, as
+            `fit(batch_size=1)` does. A batch of 100 makes 100 updates.
+        parallel_iterations: how many samples may be processed at a time.
         statistics: whether to log `gradient_norm`, `gradient_variance` and
-            `gradient_noise_scale`, as `Vectorized` does; with clipping one
-            more sum of gradients is held. Not with updates="sample": an
+            `gradient_noise_scale`, as `Vectorized` does. With clipping this
+            holds one more sum of gradients. Not with updates="sample": an
             update by one sample has no variance.
 
     Raises:
@@ -132,16 +133,16 @@ class PerSample(GradientMode):
         )
 
     def weighted_sum(self, model, x, part, scale):
-        """As `Vectorized.weighted_sum`."""
+        """Do as `Vectorized.weighted_sum`."""
         samples = Samples(model, x, None, None, scale, part=part)
         aggregation = self.aggregation.at(model.aggregation_state)
         gradients, norms, plain = self._aggregate(samples, aggregation)
         return samples.y_pred, gradients, norms, plain or None
 
     def _aggregate(self, samples, aggregation, filled=None):
-        """Get the weighted sum of the contributions, all norms, the plain sum.
+        """Return the weighted sum of contributions, the norms, the plain sum.
 
-        The plain sum is given for the statistics, without None in it.
+        The plain sum is for the statistics and contains no None.
         """
         used = [False] * len(samples.variables)
         separate = gives_statistics(self) and aggregation.needs_norms
@@ -223,7 +224,7 @@ class PerSample(GradientMode):
         return Step(None, None, None, statistics)
 
     def _update_once(self, model, x, y, sample_weight):
-        """One optimizer step on one sample; returns its gradient's norm."""
+        """Make one optimizer step on a sample; return its gradient's norm."""
         scale = loss_scale(model.optimizer)
         samples = Samples(model, x, y, sample_weight, scale)
         track_loss(model, samples.loss, 1)
@@ -269,10 +270,10 @@ class PerSample(GradientMode):
 
 
 def require_any_batch_size(model):
-    """Refuses a model that cannot be called with one sample.
+    """Refuse a model that cannot be called with one sample.
 
     Raises:
-        ValueError: (naming what is made for one batch size).
+        ValueError: the model or a layer is made for one batch size.
     """
     sizes = {
         t.shape[0]

@@ -1,10 +1,10 @@
 """One replica's share of a batch, as a part of the batch of all replicas.
 
-Keras lets each replica divide by what it has itself, and divides the sum by
-the number of replicas, which is right only where all have equally much. Here
-each replica finds numerators and denominators of its own samples, both are
-added up over the replicas, and divided once: what all replicas then hold is
-what one device would have found.
+In Keras each replica divides by its own denominator, and the sum is divided by
+the number of replicas. This is right only if all denominators are equal. Here
+each replica finds numerators and denominators of its own samples. Both are
+added up over the replicas and divided once, so all replicas then hold the
+result of a single device.
 """
 
 import warnings
@@ -35,7 +35,7 @@ from keras_pergrad.modes.microbatch_sums import Contributions
 from keras_pergrad.modes.microbatches import sum_over
 from keras_pergrad.modes.virtual_batch import WeightedContributions
 
-#: More samples than a batch has, which is one microbatch then.
+#: More samples than any batch has, so a batch is one microbatch.
 _MOST = 2**24
 
 
@@ -56,7 +56,7 @@ def step(mode, model, x, y, sample_weight):
     batch = x, y, sample_weight
     indexed = *batch, tf.range(parts.count)
     if mode.aggregation is not None and mode.aggregation.counts:
-        # A model must not be called with no sample, which comes about here.
+        # A replica may have no sample: the model must not be called then.
         parts.look_through(batch, _MOST)
         found: Any = sum_over(parts, indexed, _MOST)
     else:
@@ -65,7 +65,7 @@ def step(mode, model, x, y, sample_weight):
     totals = parts.totals(found)
     gradients, norms = totals["gradients"]["batch"], totals["norms"]
     statistics = {}
-    # Not every mode that comes here has statistics of its own.
+    # Not every mode here has its own statistics.
     if mode.is_watched or getattr(mode, "with_statistics", False):
         plain = gradients if totals["plain"] is None else totals["plain"]
         squares = [squared_norm(g) for g in plain if g is not None]
@@ -114,7 +114,7 @@ def _evaluate(model, x, y, sample_weight):
 
 
 def require_parts(model):
-    """Refuses a loss that was put together where it cannot be looked into."""
+    """Refuse a model that overrides `compute_loss`: its terms are unknown."""
     if type(model).compute_loss is not keras.Model.compute_loss:
         raise NotAdditive(
             f"{type(model).__name__} overrides compute_loss, so that it is "
@@ -125,10 +125,10 @@ def require_parts(model):
 
 
 class Postponed(keras.StatelessScope):
-    """Holds back what layers assign, and what they give to `add_loss`.
+    """A scope that holds back assignments and `add_loss` terms of layers.
 
-    Replicas take turns wherever a layer assigns what they share, so that a
-    model of one would lose its `losses` to another.
+    Replicas take turns wherever a layer assigns a shared variable. Without the
+    scope, the `losses` of one replica would go to another.
     """
 
     def __init__(self):
@@ -143,7 +143,7 @@ class Postponed(keras.StatelessScope):
         """Assign what was held back; to be called outside of the scope.
 
         Args:
-            samples: how many samples it is from: statistics of none are NaN.
+            samples: how many samples were used: statistics of none are NaN.
         """
         for variable in self._updated.values():
             value = self.get_current_value(variable)
@@ -154,7 +154,7 @@ class Postponed(keras.StatelessScope):
 
 
 def warn(error):
-    """Says that a batch is trained as by `keras.Model`, and what that means."""
+    """Warn that a batch is trained as by `keras.Model`, with the effect."""
     warnings.warn(
         "The replicas have equal weight in this batch, as in keras.Model, "
         "also where they have unequally many samples, since: "

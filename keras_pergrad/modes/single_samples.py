@@ -38,7 +38,7 @@ class Samples:
         tried = Tape(model, (x, y, sample_weight), training)
         for error in refusals(tried, repeated="sample"):
             raise error
-        # What a layer reads before it assigns it, each sample reads as well.
+        # Each sample reads state as it was before the layers assign it.
         state = [
             (v, tf.identity(tf.convert_to_tensor(v.value)))
             for v in model.non_trainable_variables

@@ -1,4 +1,4 @@
-"""Steps that are traced, also where everything else runs eagerly."""
+"""Steps that are traced, even if everything else runs eagerly."""
 
 import functools
 import weakref
@@ -13,11 +13,11 @@ from keras_pergrad.samples.trial_batches import first_batch
 
 
 def in_graph(step):
-    """Decorate a mode's `step`, which is traced where steps run eagerly.
+    """Decorate a mode's `step`, so that it is traced in eager execution too.
 
-    For modes that look at ops, which only a graph shows. Such a step does
-    nothing in Python but to build it. Over several replicas it is called as
-    it is: what they do is traced apart.
+    This is for modes that look at ops, which only a graph shows. In Python
+    such a step only builds the graph. On several replicas the step is called
+    directly: their work is traced elsewhere.
     """
 
     @functools.wraps(step)
@@ -30,7 +30,7 @@ def in_graph(step):
 
 
 def _traced_step(step, mode, model, batch):
-    """Take a step by a `tf.function`, which is kept with the model."""
+    """Run a step as a `tf.function`, which is kept with the model."""
     key = "step", step, id(mode), mode.is_watched
     function = function_cache.kept(
         model, key, lambda: _traced(step, mode, weakref.ref(model))

@@ -50,11 +50,11 @@ class Vectorized(GradientMode):
     | `gradient_variance` | tr Σ, the trace of the per-sample covariance |
     | `gradient_noise_scale` | mean of tr Σ / mean of (‖ḡ‖² − tr Σ / n) |
 
-    All are of the gradients before clipping, noise and regularisers. Left out
-    are batches of one sample (they have no variance) and gradients that are
-    not finite: with clipping the samples, else the batches that hold them. A
-    value that no batch had is NaN, never 0, and so is a noise scale whose
-    denominator is not positive.
+    All are of the gradients before clipping, noise and regularisers. Batches
+    of one sample have a norm, but no variance. Gradients that are not
+    finite are left out: with clipping those samples, else the batches
+    that hold them. A value that no batch had is NaN, never 0. So is a noise
+    scale whose denominator is not positive.
 
     Raises:
         ValueError: unknown aggregation.
@@ -168,9 +168,9 @@ def aggregate(
         factors: contributions, one `SampleGradients` (or None) a variable.
         n: the number of samples.
         scale: the loss scale in force, or None.
-        statistics: whether the spread of the gradients is wanted, too: None,
-            or `SHARED`: what the norms hold serves the gradient (cheaper), or
-            `BESIDE`: the gradient keeps the bits that it has without.
+        statistics: None, or how to find the spread of the gradients.
+            `SHARED`: the gradient reuses what the norms hold (cheaper);
+            `BESIDE`: the gradient is bitwise as without statistics.
         state: the model's `aggregation_state`.
         groups: as from `Aggregation.groups`.
         filled: a `Filled`, where the batch may have no sample.
@@ -187,7 +187,7 @@ def aggregate(
         if statistics == BESIDE:
             norms = sample_norms(factors, n)
         if statistics:
-            # The gradient that is applied is the mean: its norm is free.
+            # The applied gradient is the mean: its norm costs nothing extra.
             mean = [squared_norm(g) for g in gradients if g is not None]
             found = spread(norms, mean, n)
         return aggregation.finish(gradients, n, state), found
@@ -205,7 +205,7 @@ def aggregate(
 
 
 def weighted_sum(aggregation, factors, n, groups=None, filled=None):
-    """Return the sum of the contributions by their weights, and all norms."""
+    """Return the weighted sum of the contributions, and all norms."""
     norms = sample_norms(factors, n, groups)
     weights = aggregation.weights(norms)
     finite = is_finite(of_samples(norms))
@@ -221,7 +221,7 @@ def weighted_sum(aggregation, factors, n, groups=None, filled=None):
 
 
 def sample_norms(factors, n, groups=None):
-    """Norms of the per-sample gradients.
+    """Return the norms of the per-sample gradients.
 
     Args:
         factors: contributions, one `SampleGradients` (or None) a variable.

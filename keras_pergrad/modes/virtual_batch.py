@@ -17,9 +17,9 @@ from keras_pergrad.modes.traced_step import traced_once
 class WeightedContributions(Contributions):
     """Contributions summed with the weights of an aggregation.
 
-    A sample's gradient is scaled as in the whole virtual batch, so that all
-    denominators must be known before the first norm is taken: from the size
-    of the batch, or by looking through it beforehand for masks and weights.
+    A sample's gradient is scaled as in the whole virtual batch, so all
+    denominators must be known before the first norm. They come from the size
+    of the batch, or from a first pass over its masks and weights.
 
     Args:
         inner: the mode that gives the weighted sums.
@@ -36,7 +36,7 @@ class WeightedContributions(Contributions):
     def look_through(self, batch, size=None):
         """Find the denominators of the batch; nothing assigned is kept.
 
-        In a graph all that they do not depend on is left out again.
+        In a graph, ops that do not affect the denominators are pruned.
 
         Args:
             batch: the inputs, targets and sample weights.
@@ -115,8 +115,8 @@ class WeightedContributions(Contributions):
 
     def _added(self, share):
         """Return the factors of `add_loss` terms of this share of the batch."""
-        # A sum's part in a mean over samples yet to come is not known; XLA
-        # drops the assertion that there is none, but not NaN.
+        # The part of a sum in a mean over later samples is not known. XLA
+        # drops the assertion that there is no sum, but XLA does not drop NaN.
         whole = 1.0 if self.alone else float("nan")
         whole = whole * tf.ones_like(share)
         return [tf.where(is_sum, whole, share) for is_sum in self.sums]

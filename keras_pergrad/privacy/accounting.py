@@ -10,12 +10,13 @@ import math
 
 import numpy as np
 
-#: So many different noise multipliers are composed exactly.
+#: Up to so many different noise multipliers are composed exactly.
 _MOST_DIFFERENT = 32
 #: With less noise a distribution takes gigabytes, and epsilon is hundreds.
 _LEAST_NOISE = 0.1
-#: How finely dp-accounting tells losses apart, and how finely where a step
-#: alone would take a minute; a coarser one gives a larger epsilon.
+#: The interval at which dp-accounting tells losses apart, and the one for
+#: cases in which a step alone would take a minute; a coarser one gives a
+#: larger epsilon.
 _FINE, _COARSE = 1e-4, 1e-2
 
 
@@ -39,11 +40,11 @@ def library():
 
 
 def relation(mechanism):
-    """Between which data sets the guarantee of a mechanism holds, in a word.
+    """Return how the data sets of a mechanism's guarantee differ, in a word.
 
-    "add_or_remove": one unit more or less; "replace": one exchanged for
-    another, their number being known; "blank": one exchanged for nothing that
-    takes its place in the order.
+    "add_or_remove": by one unit more or less; "replace": one unit is exchanged
+    for another, and their number is known; "blank": one unit is exchanged for
+    a blank that takes its place in the order.
     """
     if mechanism.sampling == "shuffled":
         return "blank"
@@ -62,7 +63,7 @@ def relation_of(phases):
     """
     found = {relation(mechanism) for mechanism, steps in phases if steps}
     if found == {"add_or_remove", "blank"}:
-        # With a blank for an example Poisson sampling loses as much.
+        # Poisson sampling loses as much if a blank replaces an example.
         return "blank"
     if len(found) > 1:
         raise ValueError(
@@ -81,7 +82,7 @@ def event_of(mechanism, steps, first=0):
     Args:
         mechanism: a `Mechanism`.
         steps: how many.
-        first: how many of the phase came before.
+        first: how many steps of the phase came before.
     """
     dp = library()
     if mechanism.sampling == "shuffled":
@@ -97,10 +98,10 @@ def event_of(mechanism, steps, first=0):
 
 
 def _by_epoch(mechanism, steps):
-    """How many epochs have been begun, by the smallest noise in each.
+    """Count the epochs that have begun, by the smallest noise in each.
 
-    In an epoch every example is in one batch: the noise of that batch is all
-    that hides it, and no amplification by sampling is claimed.
+    In an epoch every example is in one batch: only the noise of that batch
+    hides it. No amplification by sampling is claimed.
     """
     length = mechanism.steps_per_epoch
     noise = mechanism.noise(0, -(-steps // length) * length)
@@ -123,11 +124,11 @@ def _event_of_step(mechanism, noise):
 
 
 def _event_of_user(mechanism, noise):
-    """Of several examples of one user some are in a batch.
+    """Return the event of a step in which a user has several examples.
 
-    How many is binomial, so that what a user changes is a mixture (Charles et
-    al., "Fine-tuning large language models with user-level differential
-    privacy", arXiv 2407.07737).
+    How many are in a batch is binomial, so a user's effect is a mixture
+    (Charles et al., "Fine-tuning large language models with user-level
+    differential privacy", arXiv 2407.07737).
     """
     from scipy import stats
 
@@ -143,11 +144,12 @@ def _event_of_user(mechanism, noise):
 
 @functools.cache
 def _replaced_sensitivity():
-    """How far exchanging a gradient moves the sum, in what is asked for.
+    """Return the sensitivity to an exchange, in dp-accounting's unit.
 
-    It is twice the clip norm. dp-accounting asks for noise over the clip
-    norm, but takes it as noise over the sensitivity
-    (google/differential-privacy#378); should that change, this sees it.
+    Exchanging a gradient moves the sum by twice the clip norm. dp-accounting
+    asks for noise over the clip norm, but takes it as noise over the
+    sensitivity (google/differential-privacy#378); if that changes, this
+    function detects it.
     """
     dp = library()
     event = dp.GaussianDpEvent(1.0)
@@ -163,7 +165,7 @@ def _replaced_sensitivity():
 
 
 def accountant_of(phases):
-    """Get the name of what counts epsilon for some phases: "PLD" or "RDP"."""
+    """Return how epsilon is computed for some phases: "PLD" or "RDP"."""
     different = sum(
         len(event_of(mechanism, steps).events)
         for mechanism, steps in phases
@@ -181,13 +183,14 @@ def accountant_of(phases):
 
 @functools.lru_cache(maxsize=4096)
 def epsilon_of(phases, delta, interval=None):
-    """Return what was spent, by dp-accounting.
+    """Return the epsilon that was spent, by dp-accounting.
 
     Args:
         phases: a tuple of (`Mechanism`, steps).
         delta: the probability with which epsilon need not hold.
         interval: how finely losses are told apart; a coarser one is faster
-            and gives a slightly larger epsilon. None: as dp-accounting does.
+            and gives a slightly larger epsilon. None: as dp-accounting does;
+            a coarse one where several examples are of one user.
     """
     phases = tuple((m, steps) for m, steps in phases if steps)
     if not phases:
@@ -209,10 +212,10 @@ def epsilon_of(phases, delta, interval=None):
 
 
 def _distribution(phases, interval):
-    """Epsilon as a function of delta, from the distribution of the loss.
+    """Return epsilon as a function of delta, from the loss distribution.
 
-    What `PLDAccountant` does, but for keeping the distribution of one step,
-    which takes most of the time, from one epoch to the next.
+    It does what `PLDAccountant` does, but keeps the distribution of one step
+    from one epoch to the next, since this takes most of the time.
     """
     if interval is None:
         users = any(m.examples_per_user > 1 for m, _ in phases)
@@ -260,11 +263,11 @@ def most_steps(before, mechanism, target, delta, least, most):
 
     Args:
         before: phases before, a tuple of (`Mechanism`, steps).
-        mechanism: of the phase.
+        mechanism: the `Mechanism` of the phase.
         target: the budget for epsilon.
         delta: as for `epsilon_of`.
-        least, most: between which numbers to look; the least is taken to be
-            enough, or has been done.
+        least, most: the range to search; the budget is taken to be enough for
+            `least` steps, or they have been done.
     """
 
     def fits(steps):

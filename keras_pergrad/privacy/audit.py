@@ -13,7 +13,7 @@ from keras_pergrad.privacy.lower_bound import epsilon_lower_bound
 from keras_pergrad.privacy.training import PrivateTraining
 
 SCORES = ("loss", "gradient")
-#: What fractions of the canaries are guessed; fixed beforehand, each costs.
+#: Fractions of the canaries to guess, fixed beforehand; each has a cost.
 _FRACTIONS = (0.25, 0.5, 1.0)
 
 
@@ -27,10 +27,10 @@ class AuditResult:
         claimed: the epsilon that the ledger of the model says was spent.
         confidence: the probability with which the lower bound is right.
         canaries: how many there were.
-        by_score: for each score ("loss": how far a canary's loss fell in
-            training; "gradient": the dot product of its gradient with what
-            training moved the weights by) its lower bound, how many guesses
-            led to it, and how many of them were right.
+        by_score: for each score its lower bound, how many guesses led to it,
+            and how many of them were right. "loss" is how far a canary's loss
+            fell in training; "gradient" is the dot product of its gradient
+            with the change of the weights in training.
     """
 
     lower_bound: float
@@ -42,7 +42,7 @@ class AuditResult:
 
     @property
     def passed(self):
-        """Whether the claim is not refuted. It is no proof of it."""
+        """Whether the claim is not refuted; this is no proof of it."""
         return self.lower_bound <= self.claimed
 
     def __str__(self):
@@ -76,26 +76,26 @@ def audit_privacy(
     seed=None,
     training=None,
 ):
-    """Train once with canaries and bound epsilon from below by what they tell.
+    """Train once with canaries and derive a lower bound for epsilon.
 
-    Each canary is in the training data with probability ½. After training,
-    those that look most as if they had been trained on are guessed to be in,
-    those that look least so to be out; too many right guesses refute the
-    claimed epsilon (Steinke et al., arXiv 2305.08846). It finds gross faults,
+    Each canary is in the training data with probability ½. After training, the
+    canaries that look most like training data are guessed to be in, those that
+    look least like it to be out. Too many right guesses refute the claimed
+    epsilon (Steinke et al., arXiv 2305.08846). The audit finds gross faults,
     such as missing noise; the bound is far below the true epsilon.
 
     Args:
         make_model: `make_model()` returns a `PerGradModel`, compiled with
             `private.gradient_mode`, with new weights.
         private: a `PrivateTraining`.
-        x, y: all examples, as for `private.batches`: arrays.
+        x, y: all examples, as arrays (see `private.batches`).
         canaries: the rows of x and y that are canaries, such as a few hundred
             examples with random labels; (m,) integers.
         epochs: how many epochs to train for.
         sample_weight: as for `private.batches`, or None.
-        confidence: the probability with which the lower bound shall hold.
-        seed: of the draw of canaries, an integer or None.
-        training: `training(model, data)`, which trains the model in place of
+        confidence: the probability with which the lower bound should hold.
+        seed: an integer or None, for the draw of canaries.
+        training: `training(model, data)` trains the model, in place of
             `fit(data, epochs=epochs, callbacks=[private.callback])`.
 
     Returns:
@@ -221,7 +221,7 @@ def _losses(model, batch):
 
 
 def _along(model, batch, start):
-    """How far training went down each canary's gradient, (m,)."""
+    """Return how far training moved against each canary's gradient, (m,)."""
     gradients = per_sample_gradients(model, *batch, training=False, verbose=0)
     total = np.zeros(len(tf.nest.flatten(batch)[0]))
     for gradient, before, variable in zip(
@@ -236,7 +236,7 @@ def _along(model, batch, start):
 def _best(score, is_in, delta, confidence, scores):
     """Return the best lower bound of several numbers of guesses.
 
-    Each of them, and each score, has its share of what may go wrong.
+    Each number, and each score, has its share of the error probability.
     """
     order = np.argsort(score, kind="stable")
     share = (1 - confidence) / (len(_FRACTIONS) * scores)

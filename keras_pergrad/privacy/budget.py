@@ -8,9 +8,9 @@ from keras_pergrad.privacy.accounting import epsilon_of, most_steps
 class PrivacyBudget(keras.callbacks.Callback):
     """Logs `epsilon` and stops training before a budget is passed.
 
-    `PrivateTraining.callback` gives it. In the logs of a batch `epsilon` is
-    what will be spent at the end of the epoch, since each figure takes about
-    a tenth of a second; in those of an epoch it is what is spent.
+    `PrivateTraining.callback` gives it. In a batch's logs `epsilon` is what
+    will be spent at the end of the epoch, since each figure takes about a
+    tenth of a second. In an epoch's logs it is what is spent.
 
     Args:
         mechanism: the `Mechanism` that is accounted for.
@@ -50,8 +50,8 @@ class PrivacyBudget(keras.callbacks.Callback):
         self._epsilon = self._spent(ledger, self._limit)
 
     def on_train_batch_begin(self, batch, logs=None):
-        """Stop after these steps where the next would pass the budget."""
-        # At their end Keras 3.8 names the first of them, later ones the last.
+        """Stop after these steps if the next ones would exceed the budget."""
+        # At the end Keras 3.8 gives the first step, later versions the last.
         next_end = self._first + batch + 2 * self._at_once
         within = self._limit < self._first + self.mechanism.steps_per_epoch
         if within and next_end > self._limit:
@@ -83,7 +83,7 @@ class PrivacyBudget(keras.callbacks.Callback):
 
     @property
     def _at_once(self):
-        """How many updates Keras makes before a callback is asked."""
+        """The number of updates between two calls of a callback."""
         return self.model.steps_per_execution
 
     def _spent(self, ledger, steps):
@@ -91,7 +91,7 @@ class PrivacyBudget(keras.callbacks.Callback):
         return epsilon_of(phases, self.delta)
 
     def _allowed(self, ledger, steps):
-        """Up to which step the budget is enough, within the next epoch."""
+        """Return the last step of the next epoch that the budget allows."""
         most = steps + self.mechanism.steps_per_epoch
         if self.target_epsilon is None:
             return most
@@ -108,7 +108,7 @@ class PrivacyBudget(keras.callbacks.Callback):
         """Whether the budget is enough for some of the next epoch."""
         if self.target_epsilon is None:
             return True
-        # The first is asked for anyway when that epoch begins.
+        # The first figure is needed anyway when that epoch begins.
         lengths = self.mechanism.steps_per_epoch, self._at_once
         return any(
             self._spent(ledger, steps + length) <= self.target_epsilon

@@ -5,7 +5,7 @@ import dataclasses
 from keras_pergrad.privacy.accounting import accountant_of, epsilon_of
 
 _LEAST_NOISE, _MOST_NOISE = 0.1, 1e6
-#: How finely losses are told apart while looking for it.
+#: How finely losses are told apart during the search.
 _ROUGH, _CLOSE = 1e-2, 1e-3
 
 
@@ -13,8 +13,8 @@ def calibrated(mechanism, steps, target, delta, before=()):
     """Return the least noise multiplier for which a budget is enough.
 
     Args:
-        mechanism: a `Mechanism`, whose own noise does not count.
-        steps: how many steps it shall go on for.
+        mechanism: a `Mechanism`, whose own noise is ignored.
+        steps: the number of steps of the phase.
         target: the budget for epsilon.
         delta: the probability with which epsilon need not hold.
         before: phases before, a tuple of (`Mechanism`, steps).
@@ -42,8 +42,8 @@ def calibrated(mechanism, steps, target, delta, before=()):
     # Downwards in small steps: very little noise takes long to account for.
     while low > _LEAST_NOISE and gap(low, _ROUGH) <= 0:
         low, high = low / 2, low
-    # Finer and finer: the finest count takes long. Without distributions all
-    # are the same.
+    # The intervals get finer, since the finest takes long. Without
+    # distributions they make no difference.
     now = dataclasses.replace(mechanism, noise_multiplier=high)
     fine = accountant_of((*before, (now, steps))) == "PLD"
     stages = [(_ROUGH, 2e-2), (_CLOSE, 1e-4), (None, 1e-4)]
@@ -60,7 +60,7 @@ def calibrated(mechanism, steps, target, delta, before=()):
 
 
 def _around(gap, low, high, width):
-    """Return an interval with the budget's end in it, from one that is near."""
+    """Return an interval that contains the solution, from one that is near."""
     factor = 1 + width
     while low > _LEAST_NOISE and gap(low) <= 0:
         low, high, factor = low / factor, low, factor**2
@@ -70,7 +70,7 @@ def _around(gap, low, high, width):
 
 
 def _narrowed(gap, low, high, width):
-    """Get the last part of an interval, at whose end the budget is enough."""
+    """Return a narrow interval; the budget is enough at its upper end."""
     from scipy import optimize
 
     width *= high

@@ -19,12 +19,12 @@ class AutomaticClippedMean(ClippedMean):
     ```
 
     Bu et al., "Automatic clipping", arXiv 2206.07136. A change of `clip_norm`
-    is one of the learning rate, so that it need not be tuned. All else is as
-    in `ClippedMean`; `clipped_fraction` counts norms above `clip_norm`.
+    acts like one of the learning rate, so `clip_norm` need not be tuned. All
+    else is as in `ClippedMean`; `clipped_fraction` counts norms above
+    `clip_norm`.
 
     Args:
-        clip_norm: what the norms of large gradients become; no sample keeps
-            more.
+        clip_norm: the norm that large gradients get; no sample keeps more.
         noise_multiplier, seed, per, expected_batch_size: as for
             `ClippedMean`.
         gamma: a positive number; gradients whose norms are much smaller stay
@@ -78,10 +78,11 @@ class AdaptiveClippedMean(ClippedMean):
     ```
 
     Andrew et al., "Differentially private learning with adaptive clipping",
-    arXiv 1905.03871. C belongs to the compiled model, as `aggregation_state.
-    clip`, and is saved with its weights; it is `clip_norm` in the logs. The
-    count of each step is one more query of the data: `noise_multiplier` is
-    what both together amount to, and the gradients have the somewhat larger
+    arXiv 1905.03871. C belongs to the compiled model, as
+    `aggregation_state.clip`, and is saved with its weights; it is `clip_norm`
+    in the logs. The count of each step is one more query of the data.
+    `noise_multiplier` covers both queries together; the gradients have the
+    somewhat larger multiplier
 
     ```
     z = (noise_multiplier⁻² − (2 · count_noise)⁻²)^(−½)
@@ -90,9 +91,9 @@ class AdaptiveClippedMean(ClippedMean):
     Args:
         clip_norm: what C is at first, a positive finite number.
         noise_multiplier, seed: as for `ClippedMean`; a number.
-        expected_batch_size: as for `ClippedMean`; it stands for n.
-        quantile: the fraction of samples that C shall leave as they are.
-        clip_rate: how fast C follows, about 0.2.
+        expected_batch_size: as for `ClippedMean`; it replaces n.
+        quantile: the fraction of samples that C should leave unclipped.
+        clip_rate: how fast C adapts, about 0.2.
         count_noise: the standard deviation of the noise of the count, more
             than noise_multiplier / 2. None: a twentieth of
             `expected_batch_size`, at least noise_multiplier, as in the paper;

@@ -14,15 +14,16 @@ from keras_pergrad.privacy.private_batches import PrivateBatches
 
 
 def prepare(aggregation, model, arguments):
-    """Check a `fit` that is to begin, and give it what it shall train on.
+    """Check a `fit` before it begins, and set the data that it trains on.
 
     Args:
         aggregation: the `PrivateMean` of the model's mode.
         model: the compiled model.
-        arguments: name to value of what `fit` was called with; changed.
+        arguments: the arguments of `fit`, by name; changed in place.
 
     Raises:
-        ValueError: something would break the guarantee; all is named.
+        ValueError: something would break the guarantee; the message lists
+            everything.
     """
     batches = _batches(aggregation, arguments)
     _require_unchanged(aggregation, model)
@@ -38,14 +39,14 @@ def prepare(aggregation, model, arguments):
     _warn_of_same_data(batches, arguments.get("validation_data"))
     arguments["callbacks"] = _counting_first(aggregation, callbacks)
     strategy = model.distribute_strategy
-    arguments["shuffle"] = False  # They are drawn; Keras would warn.
+    arguments["shuffle"] = False  # Batches are drawn; Keras would warn.
     arguments["x"] = batches.dataset(model.aggregation_state, strategy)
     if strategy.num_replicas_in_sync > 1:
         arguments["steps_per_epoch"] = len(batches)
 
 
 def clipping_json(clipping):
-    """Return what clips and adds noise as JSON, but for its seed."""
+    """Return the clipping and noise as JSON, without the seed."""
     config: Any = serialize(clipping)
     inside = {k: v for k, v in config["config"].items() if k != "seed"}
     return json.dumps({config["class_name"]: inside}, sort_keys=True)
@@ -105,7 +106,7 @@ def _of_arguments(arguments):
 
 
 def _of_callbacks(callbacks):
-    """Callbacks that act on what was computed from training data."""
+    """Yield a sentence for each callback that acts on training data."""
     kinds = keras.callbacks
     for callback in _listed(callbacks):
         name = type(callback).__name__

@@ -18,8 +18,8 @@ STEPS = "phase_steps"
 class Ledger(Noise):
     """The state of a model that is trained privately.
 
-    It counts the updates in the step itself, so that none escapes, and is
-    saved and loaded with the model's weights.
+    It counts the updates inside the step, so that none is missed. It is saved
+    and loaded with the model's weights.
 
     Args:
         mechanism: the `Mechanism` of the phase that begins.
@@ -27,13 +27,13 @@ class Ledger(Noise):
         **kept: as for `Noise`.
 
     Attributes:
-        phases: those before this one, a tuple of (`Mechanism`, steps).
+        phases: the earlier phases, a tuple of (`Mechanism`, steps).
         key: of the batches, see `sampling`.
         outside: whether the model was trained without privacy in between.
         epoch_start: how many updates of this phase there were when the
             running epoch began.
         phase_steps: a variable: the updates of this phase.
-        limit: a variable: up to which of them `fit` has allowed.
+        limit: a variable: the last update that `fit` has allowed.
     """
 
     def __init__(self, mechanism, seed, **kept):
@@ -74,7 +74,7 @@ class Ledger(Noise):
                 self.key = before.key
 
     def _join(self, phases, mechanism, steps):
-        """Goes on with the last phase if it is the same, or closes it."""
+        """Continue the last phase if it is the same, else close it."""
         self.phases = tuple(phases)
         if mechanism != self.mechanism:
             if steps:

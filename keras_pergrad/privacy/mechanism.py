@@ -35,12 +35,12 @@ class Mechanism:
 
     @property
     def rate(self):
-        """The probability of an example to be in a batch."""
+        """The probability that an example is in a batch."""
         return self.batch_size / self.examples
 
     @property
     def steps_per_epoch(self):
-        """How many batches `fit` calls an epoch."""
+        """The number of batches that make an epoch of `fit`."""
         return math.ceil(self.examples / self.batch_size)
 
     @property

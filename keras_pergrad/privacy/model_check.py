@@ -13,7 +13,7 @@ from keras_pergrad.model import PerGradModel
 from keras_pergrad.modes import add_loss_reduction, loss_fractions
 from keras_pergrad.modes.base import call_model
 
-LOOKED_AT = 8  # examples, where an op's kind is not seen without
+LOOKED_AT = 8  # examples to run where the graph alone does not tell
 
 
 def problems(model, batches, public_layers=()):
@@ -21,7 +21,7 @@ def problems(model, batches, public_layers=()):
 
     Args:
         model: the compiled model.
-        batches: the `PrivateBatches` it shall be trained on.
+        batches: the `PrivateBatches` that it will be trained on.
         public_layers: names of layers whose statistics are of public data.
     """
     found = [*_of_steps(model), *_of_optimizer(model)]
@@ -89,7 +89,7 @@ def _of_variables(model):
 
 
 def _of_layers(model, public):
-    """(layer, sentence) for each layer that is a kind known to be wrong."""
+    """Yield (layer, sentence) for each layer of a kind known to be wrong."""
     for layer in model._flatten_layers():
         name = f"layer {layer.name!r} ({type(layer).__name__})"
         if isinstance(layer, keras.layers.BatchNormalization):
@@ -126,11 +126,11 @@ def _is_adapted(layer):
 
 
 def _of_losses(model, batches, public):
-    """Return what is seen of the model's step when it is traced."""
+    """Yield the problems that a trace of the model's step shows."""
     assigned, terms, adds = _traced(model, batches)
     for layer in model._flatten_layers():
         own = {id(v) for v in layer._non_trainable_variables}
-        # Its vector follows the weights alone.
+        # Its vector depends only on the weights.
         if isinstance(layer, keras.layers.SpectralNormalization):
             own |= {id(v) for v in layer.non_trainable_weights}
             assigned = [v for v in assigned if id(v) not in own]
@@ -164,7 +164,7 @@ def _of_losses(model, batches, public):
 
 
 def _traced(model, batches):
-    """Return assigned variables, the loss's fractions, and any add_loss."""
+    """Return assigned variables, loss fractions, and if add_loss is used."""
     found = []
 
     @tf.function(autograph=False)

@@ -10,15 +10,15 @@ import tensorflow as tf
 from keras_pergrad.privacy.random_access import spec_of
 from keras_pergrad.privacy.sampling import draw, shared_equally
 
-#: For how many batches rows are drawn at a time.
+#: The number of batches whose rows are drawn together.
 _CHUNK = 64
 
 
 class PrivateBatches:
-    """What `PrivateTraining.batches` gives, for `fit(x=...)`.
+    """The result of `PrivateTraining.batches`, for `fit(x=...)`.
 
-    Which examples a batch has follows from the ledger of the model that is
-    trained, so that a run that goes on draws what comes next.
+    The ledger of the trained model determines the examples of each batch, so a
+    resumed run draws the batches that come next.
 
     Args:
         source: from `random_access.source_of`.
@@ -90,10 +90,10 @@ class PrivateBatches:
         return strategy.distribute_datasets_from_function(of_worker)
 
     def _generated(self, ledger, own, parts, steps):
-        """Batches of some parts in turn, from where the ledger stands on."""
+        """Return batches of some parts in turn, from the ledger's position."""
 
         def rows():
-            # Not what it has now: a step may count itself before its batch.
+            # Not `updates`: a step may count itself before its batch is drawn.
             step = first = ledger.epoch_start
             while steps is None or step < first + steps:
                 for part in own:
@@ -116,7 +116,7 @@ class PrivateBatches:
                 ends = np.cumsum([0, *map(len, chunk)])
                 yield np.concatenate(chunk), ends
 
-        # Python is asked rarely, and never for what is large.
+        # Python is called rarely, and never for large arrays.
         spec = tf.TensorSpec([None], tf.int64)
         drawn: Any = generated(chunks, output_signature=(spec, spec))
         chosen = drawn.flat_map(
@@ -133,7 +133,7 @@ class PrivateBatches:
 
 
 def _flat(structure):
-    """Return what is in it, without None, as a tuple."""
+    """Return the parts of a structure, without None, as a tuple."""
     flat = keras.tree.flatten(structure)
     return tuple(part for part in flat if part is not None)
 

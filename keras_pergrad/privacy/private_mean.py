@@ -13,12 +13,12 @@ from keras_pergrad.privacy.mechanism import Mechanism
 
 
 class PrivateMean(Aggregation):
-    """What another aggregation gives, with a ledger of the updates made.
+    """The result of another aggregation, with a ledger of the updates made.
 
     It is made by `PrivateTraining`, which says what it is for.
 
     Args:
-        clipping: a `ClippedMean` or one of its kin, with noise and
+        clipping: a `ClippedMean` or a variant of it, with noise and
             `expected_batch_size`, or its config dict.
         mechanism: what the accounting knows, a `Mechanism` or its dict.
         delta: the probability with which epsilon need not hold.
@@ -47,7 +47,7 @@ class PrivateMean(Aggregation):
 
     @property
     def noise_multiplier(self):
-        """That of the aggregation inside."""
+        """The noise multiplier of the aggregation inside."""
         return self.clipping.noise_multiplier
 
     @property

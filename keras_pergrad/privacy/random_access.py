@@ -1,4 +1,4 @@
-"""Data of which any examples can be taken, whatever holds them."""
+"""Data from which any examples can be taken, in whatever container."""
 
 import keras
 import numpy as np
@@ -8,7 +8,7 @@ from keras_pergrad.keras_internals.batches import is_composite
 
 
 def source_of(x, y=None, sample_weight=None):
-    """Return what gives any examples of the data.
+    """Return a source that can take any examples of the data.
 
     Args:
         x: arrays of shape (n, ...), one or a structure of them, also
@@ -57,8 +57,8 @@ class _ArraySource:
         sizes = [len(part) for part in _arrays(self.parts)]
         if len(set(sizes)) > 1:
             raise ValueError(
-                "All arrays must have as many rows, one for each example. "
-                f"Received: {sizes}"
+                "All arrays must have the same number of rows, one for each "
+                f"example. Received: {sizes}"
             )
         self.size = sizes[0]
 
@@ -69,7 +69,7 @@ class _ArraySource:
         )
 
     def tensors(self):
-        """All of the data, where it is in memory anyway; or None."""
+        """Return all of the data if it is in memory anyway, else None."""
         if any(type(part) is not np.ndarray for part in _arrays(self.parts)):
             return None
         return keras.tree.map_structure(
@@ -199,7 +199,7 @@ def _readable(part):
     if is_composite(part):
         raise ValueError(
             "Batches are drawn from dense arrays. Received: a "
-            f"{type(part).__name__}. Densify it before."
+            f"{type(part).__name__}. Densify it first."
         )
     if tf.is_tensor(part) or not hasattr(part, "__getitem__"):
         return np.asarray(part)

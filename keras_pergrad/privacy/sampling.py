@@ -1,7 +1,7 @@
 """The examples of each batch, as a function of a seed and the step's number.
 
-Nothing is kept from step to step, so that a restart draws what an undisturbed
-run would have drawn.
+No state is kept between steps, so a restarted run draws the same batches as an
+undisturbed one.
 """
 
 import secrets
@@ -10,7 +10,7 @@ import numpy as np
 
 from keras_pergrad.privacy.mechanism import Mechanism
 
-#: Tells these numbers from others that are made of the same seed.
+#: Separates these numbers from others made from the same seed.
 _PURPOSE = 0x6B7067
 
 
@@ -32,7 +32,7 @@ def draw(mechanism: Mechanism, key, step, phase=0, part=0, parts=1):
     Args:
         mechanism: how they are drawn, "poisson": each with probability
             batch_size / examples, independently; "fixed": batch_size of them,
-            no one twice, independently of other batches; "shuffled": the next
+            none twice, independently of other batches; "shuffled": the next
             ones in an order that is drawn anew each epoch.
         key: as from `make_key`.
         step: the number of the batch in its phase, from 0.
@@ -59,8 +59,8 @@ def draw(mechanism: Mechanism, key, step, phase=0, part=0, parts=1):
 def poisson(generator, total, rate):
     """Return each of `total` numbers with a probability, independently.
 
-    From one that is drawn to the next it is a geometric number of steps, so
-    that the time taken is that of what is drawn, not of what there is.
+    The gap from one drawn number to the next is geometric, so the time depends
+    on how many are drawn, not on `total`.
     """
     if rate >= 1:
         return np.arange(total)

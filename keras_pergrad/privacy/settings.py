@@ -42,7 +42,7 @@ def multiplier(value):
 
 
 def known_sampling(value):
-    """One of `SAMPLINGS`."""
+    """Return one of `SAMPLINGS`."""
     if value in SAMPLINGS:
         return value
     raise ValueError(
@@ -74,7 +74,7 @@ def number_of_steps(epochs, steps, mechanism):
 
 
 def spent_by(model):
-    """Return the phases of a model that was trained privately; none of None."""
+    """Return the phases of a privately trained model; none for None."""
     if model is None:
         return ()
     ledger = getattr(model, "aggregation_state", None)
@@ -87,7 +87,7 @@ def spent_by(model):
 
 
 def clipping_with_noise(clipping, clip_norm, noise, seed, size):
-    """Get what clips, with the noise, the seed and the batch size it is given.
+    """Return the clipping, with its noise, seed and batch size set.
 
     Args:
         clipping, clip_norm: as for `PrivateTraining`.
@@ -128,7 +128,7 @@ def clipping_with_noise(clipping, clip_norm, noise, seed, size):
 
 
 def warn_of_weights(weights):
-    """Says that weights seem to have been divided by their sum."""
+    """Warn if weights seem to have been divided by their sum."""
     if weights is None or not hasattr(weights, "mean"):
         return
     mean, spread = float(weights.mean()), float(weights.std())

@@ -39,7 +39,7 @@ _NOT_COVERED = (
 
 
 class Statement(dict):
-    """What is guaranteed, to whom, on what assumptions, and what is not.
+    """The guarantee: to whom, on what assumptions, and what it leaves out.
 
     As a dict it has the entries of `of`; printed, it is text.
     """
@@ -53,7 +53,7 @@ class Statement(dict):
             delta: the probability with which epsilon need not hold.
             private: a `PrivateTraining`.
             planned: whether it is a plan, and nothing has been spent.
-            outside: whether the model was trained without privacy, too.
+            outside: whether the model was also trained without privacy.
         """
         begun = [(m, steps) for m, steps in phases if steps]
         relation = accounting.relation_of(begun or phases)

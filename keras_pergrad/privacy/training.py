@@ -57,10 +57,10 @@ class PrivateTraining:
     ```
 
     Abadi et al., "Deep learning with differential privacy", arXiv 1607.00133;
-    epsilon is counted by dp-accounting (`pip install keras-pergrad[privacy]`),
-    from privacy loss distributions where it can be.
+    dp-accounting (`pip install keras-pergrad[privacy]`) computes epsilon, from
+    privacy loss distributions where possible.
 
-    | `sampling` | a batch has | similar data have | amplified |
+    | `sampling` | a batch has | neighbouring data have | amplified |
     |---|---|---|---|
     | `"poisson"` | each with a probability | one example more or less | yes |
     | `"fixed"` | batch_size, drawn anew | one example exchanged | yes |
@@ -69,36 +69,37 @@ class PrivateTraining:
     Args:
         delta: the probability with which epsilon need not hold; less than
             1 / examples.
-        examples: how many examples there are; taken to be public.
+        examples: how many examples there are; this number counts as public.
         batch_size: how many of them a batch is expected to have.
-        target_epsilon: the budget: the noise is calibrated to it, unless
+        target_epsilon: the budget. The noise is calibrated to it, unless
             `noise_multiplier` is given, and training stops before it is
-            passed. None: `noise_multiplier` says what epsilon follows.
+            exceeded. None: epsilon follows from `noise_multiplier`.
         clip_norm: the norm that each example's gradient is clipped to, or a
             schedule of it (see `ClippedMean`). Default: 1.0.
         epochs: how many epochs of ⌈examples / batch_size⌉ steps the noise is
             calibrated for.
         steps: the number of steps in place of `epochs`.
         sampling: "poisson", "fixed" or "shuffled".
-        noise_multiplier: the noise's standard deviation over the clip norm,
-            or a schedule of it; then epsilon follows.
+        noise_multiplier: the noise's standard deviation over the clip norm, or
+            a schedule of it; epsilon then follows from it.
         clipping: in place of `clip_norm` a `ClippedMean`, such as one with
             per="variable", an `AutomaticClippedMean` or an
-            `AdaptiveClippedMean`, without noise, seed and expected batch
-            size, which it is given.
+            `AdaptiveClippedMean`. Give it no noise, seed or expected batch
+            size: they are set here.
         microbatch_size: how many examples go through the model at a time.
         method: "vectorized" or "per_sample", the mode inside.
         seed: an integer makes noise and batches repeatable. Whoever knows it
-            can take the noise away: keep it secret, or leave it out.
-        user_ids: whose each example is, (examples,): the guarantee then is
-            for users, with all their examples. "unique": each is another
-            person's, so that no warning is needed that it is for examples.
+            can remove the noise: keep it secret, or omit it.
+        user_ids: the user of each example, (examples,). The guarantee is then
+            for users, with all their examples. "unique": each example is from
+            a different person; this turns off the warning that the guarantee
+            is for examples.
         examples_per_user: with `user_ids`, how many examples one user may
-            have; of those who have more some are chosen at random.
+            have; from a user with more, that many are chosen at random.
         public_layers: names of layers, such as Normalization, that were
             adapted to public data.
-        after: a model trained privately, on which this training goes on: the
-            noise is calibrated so that both together keep to the budget.
+        after: a privately trained model, whose training goes on here. The
+            noise is calibrated so that both together stay within the budget.
 
     Raises:
         ValueError: an argument is out of range.
@@ -174,8 +175,8 @@ class PrivateTraining:
         used = self.total if self._rows is None else len(self._rows)
         if self.delta > 1 / used:
             warnings.warn(
-                f"delta={delta} is more than 1 / examples: it would allow to "
-                "publish an example. Take a delta well below that.",
+                f"delta={delta} is more than 1 / examples: it would permit "
+                "publishing an example. Take a delta well below that.",
                 stacklevel=2,
             )
         mechanism = Mechanism(
@@ -215,7 +216,7 @@ class PrivateTraining:
 
     @property
     def gradient_mode(self):
-        """What `compile(gradient_mode=...)` is to be given."""
+        """The mode for `compile(gradient_mode=...)`."""
         inner = METHODS[self.method](
             PrivateMean(
                 self.clipping,
@@ -233,7 +234,7 @@ class PrivateTraining:
     def callback(self):
         """A new callback for `fit(callbacks=[...])`.
 
-        It puts `epsilon` into the logs and stops training in time.
+        It logs `epsilon` and stops training before the budget is exceeded.
         """
         if not self.says_unit:
             warnings.warn(
@@ -250,17 +251,17 @@ class PrivateTraining:
         )
 
     def batches(self, x, y=None, sample_weight=None):
-        """Return what `fit` is to be given as `x`.
+        """Return the data to pass to `fit` as `x`.
 
         Args:
-            x: arrays of shape (examples, ...), also memory-mapped, one or a
-                structure; or an object with `len(x)` and `x[i]`, which gives
-                one example as (inputs, targets); a `keras.utils.PyDataset` of
-                batches of one size; or a `tf.data.Dataset` of single examples
-                that can be indexed. Under a strategy each replica draws its
-                own part of the examples.
-            y, sample_weight: with arrays, arrays of as many rows, or None. A
-                weight may depend on its own example only.
+            x: an array or a structure of arrays of shape (examples, ...),
+                memory-mapped or not; an object with `len(x)` and `x[i]`, which
+                gives one example as (inputs, targets); a
+                `keras.utils.PyDataset` of batches of one size; or a
+                `tf.data.Dataset` of single examples that can be indexed. Under
+                a strategy each replica draws its own part of the examples.
+            y, sample_weight: with arrays, arrays of the same number of rows,
+                or None. A weight may depend on its own example only.
 
         Raises:
             ValueError: there are not `examples` examples, or they cannot be
@@ -280,10 +281,10 @@ class PrivateTraining:
         return PrivateBatches(source, self.mechanism, self._rows, without)
 
     def epsilon(self, steps=None):
-        """Return what some steps spend, with those of `after` before.
+        """Return the epsilon of some steps, those of `after` included.
 
         Args:
-            steps: how many; by default those that are planned.
+            steps: how many; by default all planned ones.
         """
         if steps is None:
             steps = self.steps
@@ -299,8 +300,8 @@ class PrivateTraining:
         """Return what is guaranteed for a model, a `Statement`.
 
         Args:
-            model: one that was trained with this; by default the one that
-                was. Before training the statement is of what is planned.
+            model: one that was trained with this object; by default the only
+                one. Before training, the statement describes the plan.
 
         Raises:
             ValueError: it is not known which model is meant.
@@ -336,7 +337,7 @@ class PrivateTraining:
         )
 
     def _rows_of(self, user_ids, most, sampling):
-        """Return the rows that are used where users have several, or None."""
+        """Return the rows to use if users have several examples, else None."""
         named = user_ids is not None and not isinstance(user_ids, str)
         if named != (most is not None) or (
             isinstance(user_ids, str) and user_ids != UNIQUE
@@ -377,7 +378,7 @@ class PrivateTraining:
         )
 
     def _require_enough(self):
-        """Refuses a budget that is too small for one step."""
+        """Refuse a budget that is too small for one step."""
         if self.target_epsilon is None:
             return
         if self.epsilon(1) > self.target_epsilon:

@@ -8,14 +8,14 @@ from keras_pergrad.privacy.sampling import make_key
 def bounded_rows(user_ids, most, seed=None):
     """Return the rows that are used, sorted.
 
-    Of a user with more examples than may be used some are chosen at random.
+    If a user has more examples than allowed, some are chosen at random.
 
     Args:
-        user_ids: whose each example is, (n,), integers or strings.
+        user_ids: the user of each example, (n,), integers or strings.
         most: how many examples a user may have.
         seed: an integer, or None.
     """
-    # Numbers that no batch is drawn by.
+    # A counter that no batch is drawn with.
     bits = np.random.Philox(key=make_key(seed), counter=[0, 0, 0, 2**63])
     generator = np.random.Generator(bits)
     order = generator.permutation(len(user_ids))

@@ -1,4 +1,4 @@
-"""The runs that are compared, and the steps at which they are."""
+"""The runs that are compared, and the steps at which they are compared."""
 
 import contextlib
 import dataclasses
@@ -34,7 +34,7 @@ class AlignedRuns:
     Attributes:
         runs: the `Run`s.
         names: one a run, all different.
-        steps: those compared, (T,).
+        steps: the compared steps, (T,).
         rows: the record of each step and run, (T, R); -1 for none.
         common_steps: how many steps two runs or more have.
         notes: what the reader of a comparison should know.

@@ -9,7 +9,7 @@ from keras_pergrad.runs import extras
 from keras_pergrad.runs.report import CHARTS
 
 _MOST_DOTS = 40
-# In a page a colour is a variable, with one value in light and one in dark.
+# In a page each colour is a CSS variable, with a light and a dark value.
 _COLORS = {
     "#2458c0": "var(--c1)",
     "#b8500a": "var(--c2)",
@@ -17,8 +17,8 @@ _COLORS = {
     "#1d1d1b": "var(--text)",
     "#dcdbd4": "var(--rule)",
 }
-# Letters as letters, so that they are found and read aloud; the same names
-# of elements each time.
+# Keep text as text, so that browsers can search it and read it aloud. Give
+# elements the same names each time.
 _SVG = {"svg.fonttype": "none", "svg.hashsalt": "keras_pergrad"}
 _LINES, (_TEXT, _RULE) = list(_COLORS)[:3], list(_COLORS)[3:]
 _DASHES = ("-", "--", ":")
@@ -70,9 +70,9 @@ def draw(ax, chart, data):
     positive = positive[positive > 0]
     if chart.logarithmic and positive.size:
         if positive.max() > 20 * positive.min():
-            # Zero, of bitwise equal runs, has a place at the bottom.
+            # This scale also shows zero, the value for bitwise equal runs.
             ax.set_yscale("symlog", linthresh=positive.min())
-        # An interval of few runs spans decades; the lines come first.
+        # With few runs an interval spans decades: fit the axis to the lines.
         ax.set_ylim(0, min(ax.get_ylim()[1], 3 * positive.max()))
     ax.locator_params(axis="x", integer=True, nbins=7)
     ax.set_xlabel("step")
@@ -111,7 +111,7 @@ def svg(chart, data):
         )
     found = file.getvalue()
     found = found[found.index("<svg") :]
-    # HTML knows the namespaces, and the page's style sheet the size.
+    # HTML needs no namespaces, and the page's style sheet sets the size.
     found = re.sub(r' xmlns(:\w+)?="[^"]*"', "", found)
     found = re.sub(r'<svg [^>]*(viewBox="[^"]*")[^>]*>', r"<svg \1>", found)
     for color, variable in _COLORS.items():

@@ -28,19 +28,19 @@ class RunComparison:
         runs: one dict a run: its name, seed, device, mode, group, tags, how
             many records, the last step and the first one at which its
             gradient is not finite, or None.
-        data: figure → array, one entry a step, NaN where undefined; what
-            each figure is, is in `meanings`. Means and spreads count each
-            seed once, whatever its repeats.
+        data: figure → array, one entry a step, NaN where undefined; `meanings`
+            explains each figure. Means and spreads count each seed once,
+            however many repeats it has.
         apart: squared distances between the runs, relative to the
             gradient's norm and averaged over the steps, (R, R).
-        divergences: where runs part: repeats, then all runs of a seed, then
+        divergences: where runs diverge: repeats, then all runs of a seed, then
             all together.
-        groups: an `Effect` for each two groups, when `by` was given.
+        groups: an `Effect` for each pair of groups, if `by` was given.
         by: the tag or field of the groups, or None.
         seeds: how many seeds there are; an unknown one counts as a seed.
         repeated: the number of runs with a repeat to compare them with.
         samples: how many samples the probe batch has.
-        tolerance: what was given.
+        tolerance: the given tolerance.
         notes: what else the reader should know.
     """
 
@@ -114,48 +114,50 @@ class RunComparison:
 def compare_runs(log_dir, by=None, tolerance=1e-3, max_steps=512):
     """Compare the gradients of runs on the same probe batch.
 
-    The runs were recorded by `callbacks.GradientVariance(log_dir=...)`. Of
-    each two, the distance is known to about 3 % from the sketches of their
-    gradients. What is measured, and what it means:
+    The runs were recorded by `callbacks.GradientVariance(log_dir=...)`. For
+    each pair, the sketches of the gradients give the distance to about 2 %.
+    These are the measures and their meanings:
 
     - *variance* between runs: the trace of the covariance of the gradient,
       ½ the mean squared distance of two runs of different seeds, with a 95 %
       interval for normally distributed differences (chi-square with
       Satterthwaite's degrees of freedom, on the safe side for few runs).
-    - *repeats* have the same seed, device, machine, optimizer and mode. What
-      they differ by is nondeterminism, the noise floor of everything else.
-    - each seed counts once in all means and spreads, whatever its repeats.
-    - *sampling share*: the probe is the same in every run, so at equal
-      weights sampling adds nothing; it enters by the path of the weights.
-      The yardstick is what it would add if each run had drawn a probe batch
-      of its own: trace of the per-sample covariance over the samples. The
-      share is that over the variance between runs, at most 1. Near 1, runs
-      differ no more than batches do; near 0, they are at other places.
+    - *repeats* have the same seed, device, machine, optimizer and mode. Their
+      difference is nondeterminism, the noise floor of everything else.
+    - each seed counts once in all means and spreads, however many repeats.
+    - *sampling share*: the probe is the same in every run, so at equal weights
+      sampling adds nothing; it acts only through the path of the weights. The
+      yardstick is what it would add if each run had drawn its own probe batch:
+      the trace of the per-sample covariance over the number of samples. The
+      share is the yardstick over the variance between runs, at most 1. Near 1,
+      runs differ no more than batches do; near 0, their weights are at
+      different places.
     - *divergence*: the first step at which a variable's gradient differs
-      between runs by more than `tolerance`, at full resolution: at each
-      step those runs are compared that have it.
+      between runs by more than `tolerance`, at full resolution: each step
+      compares the runs that have it.
     - *effect* of a group: the distance between runs of two groups (of equal
       seeds if there are any) over that of repeats, or else of seeds.
 
     Args:
         log_dir: the directory with the runs, or a list of directories, for
             records of several machines.
-        by: a tag of the runs, or "device", "seed", "machine" or "mode":
-            compares the groups that it makes.
-        tolerance: differences of a variable's gradient, relative to its
-            norm, up to which runs count as equal.
-        max_steps: steps shown and compared pairwise; more are thinned evenly.
+        by: a tag of the runs, or "device", "seed", "machine" or "mode": it
+            makes the groups to compare.
+        tolerance: runs count as equal up to this difference of a variable's
+            gradient, relative to its norm.
+        max_steps: most steps to show and compare pairwise; more are thinned
+            evenly.
 
     Returns:
         A `RunComparison`.
 
     Raises:
-        ImportError: SciPy is not installed, which the extra
-            `keras-pergrad[compare]` brings.
+        ImportError: SciPy is not installed; the extra `keras-pergrad[compare]`
+            brings it.
         FileNotFoundError: `log_dir` is not a directory.
-        ValueError: there are no two runs with records, they are of different
-            models or probe batches or of another version, no step is in two
-            runs, or `by` is not a tag.
+        ValueError: fewer than two runs have records, the runs have different
+            models, losses or probe batches or another version, no two runs
+            share a step, or `by` is not a tag.
 
     Example:
 
@@ -188,7 +190,7 @@ def compare_runs(log_dir, by=None, tolerance=1e-3, max_steps=512):
     with aligned.opened():
         data, apart = step_statistics.figures(aligned, grouping)
         parted = divergence.divergences(aligned, grouping, tolerance)
-    # Repeats that share no finite step say nothing of nondeterminism.
+    # Repeats that share no finite step say nothing about nondeterminism.
     repeats = grouping.repeats & np.isfinite(apart)
     return RunComparison(
         runs=_runs(aligned, grouping),
@@ -230,7 +232,7 @@ def _first_not_finite(scalars):
 
 
 def _notes(grouping, by, repeats):
-    """Say what seeds and groups lack; `repeats` have a distance, (R, R)."""
+    """Yield notes on seeds and groups; `repeats`: pairs with a distance."""
     if grouping.groups and len(set(grouping.groups)) == 1:
         group = grouping.groups[0]
         yield f"All runs have {by} {group!r}: no groups to compare."

@@ -16,21 +16,22 @@ class Divergence:
     """The first step at which some runs differ beyond a tolerance.
 
     Attributes:
-        runs: the names of those compared.
+        runs: the names of the compared runs.
         common: what they share, "seed 3"; None when all runs were compared.
         repeats: whether they repeat each other.
-        first_step: the first step that two of them have; None if no two of
-            them have a step in common, so that nothing was compared.
-        differ_step: the first at which those that have it are not bitwise
-            equal, or None.
-        step: the first at which a variable's gradient differs beyond the
+        first_step: the first step that two of them share; None if no two of
+            them share a step and nothing was compared.
+        differ_step: the first step at which the runs that have it are not
+            bitwise equal, or None.
+        step: the first step at which a variable's gradient differs beyond the
             tolerance, or None.
-        variables: (path, difference) of those that do at `step`, the
-            largest first; relative to the gradient's norm.
+        variables: (path, difference) of each variable that exceeds the
+            tolerance at `step`, the largest first; relative to the gradient's
+            norm.
         odd: the name of the run that is apart from the others, or None.
         largest: the largest difference seen up to `step`.
         ends: (name, last step) of the runs that end before the others and
-            before `step`; from there on those that go on are compared.
+            before `step`; after that, the remaining runs are compared.
     """
 
     runs: list[str]
@@ -46,7 +47,7 @@ class Divergence:
 
 
 def diverge(aligned, chosen, tolerance, common=None, repeats=False):
-    """Compare, at every step, those of some runs that have it.
+    """Compare some runs, at every step those that have a record of it.
 
     Args:
         aligned: the `AlignedRuns`.
@@ -119,7 +120,7 @@ def divergences(aligned, grouping, tolerance):
         sets.setdefault(tuple(np.flatnonzero(same)), (name + where, True))
         sets.setdefault(tuple(np.flatnonzero(of_seed)), (name, False))
     sets.setdefault(tuple(range(len(aligned.runs))), (None, False))
-    # Stable: sets of one size stay in the order of the runs.
+    # The sort is stable: sets of equal size stay in the order of the runs.
     return [
         diverge(aligned, np.array(chosen), tolerance, *what)
         for chosen, what in sorted(sets.items(), key=lambda s: len(s[0]))
@@ -136,7 +137,7 @@ def _ends(names, runs, step):
 
 
 def _where_there(runs, rows):
-    """Each step's largest relative difference of those that have it."""
+    """Return the `_differences` at each step, of the runs that have it."""
     apart = np.zeros((len(rows), len(runs[0].info["variables"])))
     patterns, which = np.unique(rows >= 0, axis=0, return_inverse=True)
     for k, there in enumerate(patterns):
@@ -157,14 +158,14 @@ def _differences(runs, rows):
         other = _read(run, mine)
         with np.errstate(invalid="ignore", over="ignore"):
             gap = np.linalg.norm(other[0] - first[0], axis=2)
-            # A norm is exact where the small sketch is a rough measure.
+            # The norm is exact; the small sketch is only a rough measure.
             gap = np.maximum(gap, np.abs(other[1] - first[1]))
             same = ~np.isfinite(other[1]) & ~np.isfinite(first[1])
         gap = np.where(same, 0.0, np.where(np.isnan(gap), np.inf, gap))
         apart = np.maximum(apart, gap)
         norms.append(other[1])
-    # The middle one: a fault that makes a gradient vanish or explode must
-    # not set the scale that it is judged by.
+    # The median: a fault that makes a gradient vanish or explode must not set
+    # the scale by which it is judged.
     norms = np.stack(norms)
     scale = np.median(np.where(np.isfinite(norms), norms, 0.0), axis=0)
     whole = np.sqrt((scale**2).sum(1, keepdims=True))

@@ -1,9 +1,9 @@
 """Effects of groups: differences beyond those between the groups' own runs.
 
 `apart` holds squared distances between runs, relative to the gradient's norm
-and averaged over the steps. Two groups are judged by the pairs that differ in
-nothing but the group: of equal seeds where there are any, else of any seeds.
-The yardstick is how far apart repeats are, or, without repeats, seeds.
+and averaged over the steps. Two groups are judged by the pairs that differ
+only in the group: pairs of equal seeds if there are any, else all pairs. The
+yardstick is the distance between repeats or, without repeats, between seeds.
 """
 
 import dataclasses
@@ -30,16 +30,16 @@ class Effect:
         counts: how many runs each has.
         distance: between runs of the two groups, relative to the norm; NaN
             where no two share a step with finite gradients.
-        yardstick: `"repeats"`, `"seeds"` or `"runs"` (seeds unknown): what
-            `floor` is the distance of; None where there is no such pair.
+        yardstick: `"repeats"`, `"seeds"` or `"runs"` (seeds unknown): the
+            pairs whose distance is `floor`; None if there is no such pair.
         floor: the distance inside the groups.
         ratio: `distance` over `floor`, the effect size; 1 is no effect.
-        probability: of such a ratio if the groups were alike; None where it
-            is not defined.
+        probability: of such a ratio if the groups were alike; None if
+            undefined.
         paired: whether runs of equal seeds were compared.
-        confounded: no pair of runs of different groups has a yardstick: the
-            groups differ in their seeds, too.
-        besides: in what else all runs of one group differ from the other's.
+        confounded: no pair of runs of different groups has a yardstick, since
+            the groups also differ in their seeds.
+        besides: what else all runs of the two groups differ in.
     """
 
     first: str
@@ -65,7 +65,7 @@ class Effect:
 
 
 def effects(apart, grouping, by):
-    """Return an `Effect` for each two groups, the largest ratio first."""
+    """Return an `Effect` for each pair of groups, the largest ratio first."""
     names = sorted(set(grouping.groups))
     groups = np.array([names.index(g) for g in grouping.groups])
     found = []
@@ -99,12 +99,12 @@ def effects(apart, grouping, by):
 
 
 def _measured(apart):
-    """Which two runs have a distance, (R, R)."""
+    """Return whether two runs have a distance, (R, R)."""
     return ~np.isnan(apart) & ~np.eye(len(apart), dtype=bool)
 
 
 def _effect(effect, apart, side, seeds, repeats, known, by_seed):
-    """Fill in an `Effect` that knows nothing but its groups."""
+    """Complete an `Effect` in which only the groups are set."""
     measured = _measured(apart)
     same_seed = _equal(seeds)
     cross = ~_equal(side)
@@ -126,8 +126,8 @@ def _effect(effect, apart, side, seeds, repeats, known, by_seed):
         if paired:
             distance = _rms(apart, cross & same_seed)
             floor = _rms(apart, within & ~same_seed)
-        # Repeats say nothing of how far two seeds are apart; and beyond the
-        # seeds' noise is what shows without pairing.
+        # Repeats say nothing about the distance of two seeds. Without pairing,
+        # only what exceeds the noise of the seeds shows.
         apart, side = _by_seed(apart, side, seeds)
         strata = np.zeros(len(side), int)
         yardstick = (SEEDS if known else RUNS) if several else None
@@ -172,7 +172,7 @@ def _ratio(distance, floor):
 
 
 def _by_seed(apart, side, seeds):
-    """One row a seed and side: repeats of a seed are one draw of it."""
+    """Average over the repeats of a seed: one row for each seed and side."""
     keys = np.unique(np.stack([side, seeds], 1), axis=0)
     members = [(side == k[0]) & (seeds == k[1]) for k in keys]
     out = np.array(
@@ -182,11 +182,11 @@ def _by_seed(apart, side, seeds):
 
 
 def _probability(apart, side, strata):
-    """Of a ratio as large as this one, were the groups alike.
+    """Return how likely such a large ratio is if the groups are alike.
 
-    By dealing the runs into the groups anew, seed by seed where seeds are in
-    both; with few runs by the distribution of F, as if all differences lay in
-    one direction, which makes the probability too large rather than too small.
+    The runs are dealt into the groups anew, seed by seed where seeds are in
+    both. With few runs the distribution of F is used, as if all differences
+    lay in one direction: the result is too large rather than too small.
     """
     inside = strata[:, None] == strata[None, :]
     if np.isnan(apart[inside]).any():
@@ -202,8 +202,8 @@ def _probability(apart, side, strata):
     for s in np.unique(strata):
         mine = strata == s
         dealt[:, mine] = random.permuted(dealt[:, mine], axis=1)
-    # The sum over all pairs is the same for each deal, and so is the number
-    # of pairs across: the sum over these alone orders the ratios.
+    # The sum over all pairs is the same for each deal, and so is the number of
+    # pairs across the groups: the sum over these alone orders the ratios.
     inner = np.where(inside, apart, 0.0)
     across = ((dealt @ inner) * (1 - dealt)).sum(1)
     observed = (side @ inner * ~side).sum()

@@ -220,7 +220,7 @@ def _consistency(c):
 
 
 def _repeats(c, apart):
-    """Get what repeats of a seed differ by, where there are several seeds."""
+    """Return findings on how repeats differ, if there are several seeds."""
     distance, repeats = c.data["distance"], c.data["repeat_distance"]
     sets = [d for d in c.divergences if d.repeats]
     if not c.repeated:
@@ -242,7 +242,7 @@ def _repeats(c, apart):
 
 
 def _exceptions(c, sets):
-    """Return what forbids to call the runs of some sets equal at every step."""
+    """Return findings against calling these sets equal at every step."""
     chosen = {name for d in sets for name in d.runs}
     broken = {
         run["name"]: run["first_not_finite"]
@@ -261,7 +261,7 @@ def _exceptions(c, sets):
 
 
 def _unknown(c, names):
-    """Whether two of some runs have no distance."""
+    """Return whether any two of these runs have no distance."""
     chosen = [i for i, run in enumerate(c.runs) if run["name"] in names]
     apart = c.apart[np.ix_(chosen, chosen)]
     return np.isnan(apart[~np.eye(len(chosen), dtype=bool)]).any()
@@ -284,19 +284,19 @@ def _sampling(c):
     values = {"samples": c.samples, "distance": distance, "ratio": ratio}
     if c.seeds > 1:
         return [_finding("sampling", **values)]
-    # Repeats see the same batches: it explains nothing.
+    # Repeats see the same batches: sampling explains nothing.
     times = distance / typical(c.data["distance"])
     return [_finding("sampling_of_one_seed", **values, times=times)]
 
 
 def _divergences(c):
-    # That seeds differ from the start needs no saying.
+    # It is obvious that seeds differ from the start.
     chosen = [
         d
         for d in c.divergences
         if d.common or c.seeds == 1 or d.step != d.first_step
     ]
-    # Repeats come first; among sets alike the one that parts first.
+    # Small sets (repeats) come first; of equal sizes, the first to part.
     chosen.sort(
         key=lambda d: (len(d.runs), np.inf if d.step is None else d.step)
     )
@@ -334,7 +334,7 @@ def _divergence(d, tolerance):
 
 
 def _steps(d):
-    """At which steps runs were compared that do not all end together."""
+    """Say at which steps the runs were compared."""
     if not d.ends:
         return "every step"
     both = "both" if len(d.runs) == 2 else "two of them"

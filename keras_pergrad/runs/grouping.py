@@ -1,9 +1,9 @@
 """Groups of runs: repeats, seeds, and those that a tag makes.
 
-Two runs are *repeats* with the same seed on the same kind of device and
-machine, with the same versions and everything in `_SETTINGS`: only
-nondeterminism can tell them apart. Runs of different seeds, or of unknown
-ones, are *independent*.
+Two runs are *repeats* if they share the seed, the kind of device and machine,
+the versions, the gradient mode, the optimizer and `_SETTINGS`: only
+nondeterminism can tell them apart. Runs of different seeds, or of unknown ones,
+are *independent*.
 """
 
 import json
@@ -13,7 +13,7 @@ import numpy as np
 # What `by` may name besides the runs' own tags.
 FIELDS = ("device", "seed", "machine", "mode")
 WITHOUT = "(none)"
-# What is compared besides; None is unknown.
+# Other fields that repeats must share; None is unknown.
 _SETTINGS = (
     "settings",
     "loss",
@@ -40,8 +40,9 @@ class Grouping:
         groups: each run's group, or None.
         repeats: whether two runs repeat each other, (R, R).
         independent: whether their seeds differ or are unknown, (R, R).
-        units: for each run a number, equal for those that count as one draw:
-            the runs of a seed; where all are of one seed, each run.
+        units: for each run a number, equal for runs that count as one draw:
+            all runs of a seed, or each run by itself if there is only one
+            seed.
 
     Raises:
         ValueError: no run has the tag `by`.
@@ -73,7 +74,7 @@ class Grouping:
             first, second: indices of the runs of two groups.
 
         Returns:
-            The names of the settings, of those that are known of all.
+            The names of these settings, among those known for all runs.
         """
         found = []
         for name in self._settings[0]:
@@ -140,7 +141,7 @@ def _settings(info):
 
 
 def _without_names(config):
-    """Keras calls the second Adam of a process adam_1."""
+    """Return a config without names: Keras calls a second Adam adam_1."""
     if isinstance(config, dict):
         return {k: _without_names(v) for k, v in config.items() if k != "name"}
     return config
@@ -151,7 +152,7 @@ def _text(value):
 
 
 def _numbers(values):
-    """Equal numbers for equal values, in order of appearance."""
+    """Return equal numbers for equal values, in order of appearance."""
     seen = {}
     return np.array([seen.setdefault(value, len(seen)) for value in values])
 

@@ -77,7 +77,7 @@ def _figure(title, drawing, note):
 
 
 def _map(c):
-    """Get the distances between all runs, those of a group or seed together."""
+    """Return a map of the distances of runs, sorted by group and seed."""
     if len(c.runs) > _MOST_SQUARES:
         return ""
     order = sorted(
@@ -108,7 +108,7 @@ def _map(c):
 
 
 def _shades(distance):
-    """Return what gives the attributes of a square from its distance."""
+    """Return a function from a distance to the attributes of its square."""
     found = np.log(distance[distance > 0])
     low, high = (found.min(), found.max()) if len(found) else (0.0, 0.0)
 

@@ -27,18 +27,18 @@ _EQUAL_ON_RESUME = (
 
 @dataclasses.dataclass
 class RunInfo:
-    """What was run, as far as a comparison needs it.
+    """The facts about a run that a comparison needs.
 
     Attributes:
-        run: the run's name, that of its directory.
+        run: the name of the run and of its directory.
         architecture: fingerprint of the model: layer classes and shapes.
         probe: fingerprint of the probe batch.
         probe_samples: how many samples the probe batch has.
         variables: one dict a trainable variable: its `path` and `shape`.
         sketch_size: numbers in the sketch of the whole gradient.
         variable_sketch_size: numbers in the sketch of one variable.
-        settings: setting of a layer → value, as far as these are known.
-        versions, platform: of what computed the gradients, by name.
+        settings: setting of a layer → value, where known.
+        versions, platform: of the software and the machine, by name.
         machine: a short hash, equal for the runs of one machine.
         devices: the devices TensorFlow sees.
         device: the kind that computes: "CPU", "GPU" or "METAL".
@@ -49,7 +49,7 @@ class RunInfo:
         jit_compile, run_eagerly: how the training step is run.
         op_determinism: whether TensorFlow was told to be deterministic.
         batch_size, steps_per_epoch: of `fit`; None where it is not known.
-        tags: what the user says of the run, for grouping.
+        tags: the user's labels for the run, for grouping.
         created: seconds since 1970.
     """
 
@@ -80,7 +80,7 @@ class RunInfo:
     created: float = dataclasses.field(default_factory=time.time)
 
     def to_json(self):
-        """Return the fields as JSON; what it does not know as its `str`."""
+        """Return the fields as JSON; other types become their `str`."""
         return json.dumps(dataclasses.asdict(self), default=str)
 
 
@@ -88,8 +88,7 @@ class RunWriter:
     """Appends records to one run.
 
     Make one by `create` or `resume`. The run belongs to the writer until
-    `close`: another process that wants to write it is refused, and may read
-    it.
+    `close`: another process may read it, but not write it.
 
     Example:
 
@@ -134,7 +133,7 @@ class RunWriter:
         # An open transaction keeps other writers out, but no reader.
         try:
             self._connection.execute("PRAGMA busy_timeout = 0")
-            # A third of the time of making and removing the journal.
+            # Takes a third of the time of making and removing the journal.
             self._connection.execute("PRAGMA journal_mode = TRUNCATE")
             self._connection.execute("BEGIN IMMEDIATE")
             self._connection.execute(
@@ -152,10 +151,10 @@ class RunWriter:
 
     @classmethod
     def create(cls, log_dir, info):
-        """Start a run in `log_dir`, a directory that is made if need be.
+        """Start a run in `log_dir`, a directory that is made if it is missing.
 
-        A run of that name without any record, as a process leaves it that
-        was killed early, is taken over.
+        A run of that name without any record is taken over: a process that was
+        killed early leaves one.
 
         Raises:
             FileExistsError: there is a run of that name, or another process
@@ -170,7 +169,7 @@ class RunWriter:
 
     @classmethod
     def resume(cls, log_dir, info):
-        """Go on with the run `info.run`, or start it where there is none.
+        """Go on with the run `info.run`, or start it if there is none.
 
         At the first `append` the records of that step and of later ones are
         removed: they are about to be measured again.
@@ -247,7 +246,7 @@ class RunWriter:
             raise store.os_error(error, self._log_dir) from error
 
     def close(self):
-        """Give the run free; may be called again."""
+        """Release the run; may be called again."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()

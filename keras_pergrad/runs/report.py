@@ -1,6 +1,6 @@
 """The report of a comparison: its columns and charts, and its text.
 
-A figure more: an entry of `COLUMNS`, or a line of a chart in `CHARTS`.
+To add a figure, add an entry to `COLUMNS`, or a line to a chart in `CHARTS`.
 """
 
 import dataclasses
@@ -170,7 +170,7 @@ def rows(comparison, columns, most):
 
 
 def left_out(comparison, most):
-    """Say that the table has not every step, where it has not."""
+    """Say that the table lacks some steps, if it does."""
     count = len(comparison.data["step"])
     if count > most:
         yield (

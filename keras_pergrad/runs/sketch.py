@@ -1,8 +1,8 @@
 """Sketches: small vectors that keep the lengths and angles of gradients.
 
 A sketch is a random projection that is the same in every run, on every
-machine: distances between the sketches of two runs tell those between their
-gradients, to about √(2/S) of the squared distance for S numbers.
+machine. The distance of two sketches estimates the distance of the gradients:
+S numbers give the squared distance to about √(2/S) of its value.
 
 Each variable's gradient g is cut into blocks of S entries; each entry gets a
 random sign, each block is turned by a random number of places, and the blocks
@@ -22,7 +22,7 @@ import numpy as np
 from keras_pergrad.keras_internals.arguments import positive_integer
 
 VARIABLE_SKETCH_SIZE = 16
-# Never to be changed: the sketches of all runs must be made alike.
+# Never change this: the sketches of all runs must be made alike.
 _KEY = 0x6B70675F736B6574
 _BLOCKS_AT_ONCE = 256
 
@@ -60,14 +60,14 @@ class GradientSketch:
         self.variable_size = variable_size
 
     def __call__(self, gradients):
-        """Sketches one gradient.
+        """Sketch one gradient.
 
         Args:
             gradients: one array a variable, always in the same order.
 
         Returns:
-            (the sketch of all together, (S,), those of each variable,
-            (V, R)), in float64.
+            (the sketch of all, (S,), the sketch of each variable, (V, R)), in
+            float64.
         """
         # A gradient with ∞ in it has a sketch with NaN, as it should.
         with np.errstate(invalid="ignore"):
@@ -93,7 +93,7 @@ class GradientSketch:
         return sketch
 
     def _fold(self, variable, sketch):
-        """Return a sketch's own sketch, one of `variable_size` numbers."""
+        """Return the sketch of a sketch, with `variable_size` numbers."""
         random = _random(variable, -1)
         places = random.random_raw(self.size) % self.variable_size
         signed = _signs(random, self.size) * sketch
@@ -103,13 +103,13 @@ class GradientSketch:
 
 
 def _random(variable, part):
-    """Return a generator of its own for each part of each variable."""
+    """Return a separate random generator for each part of each variable."""
     counter = np.array([0, 0, variable, part % 2**64], np.uint64)
     return np.random.Philox(key=_KEY, counter=counter)
 
 
 def _signs(random, count):
-    """`count` random signs, ±1."""
+    """Return `count` random signs, ±1."""
     words = random.random_raw(-(-count // 64)).astype("<u8")
     bits = np.unpackbits(words.view(np.uint8), count=count)
     return 1 - 2 * bits.view(np.int8)

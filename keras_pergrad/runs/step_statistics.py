@@ -1,13 +1,13 @@
 """Statistics of the runs' gradients, step by step.
 
-R runs, T steps, S numbers a sketch, U units: a unit is the runs of one seed,
-or each run where all are of one seed. Each unit counts once, however often
+R runs, T steps, S numbers a sketch, U units: a unit is all runs of one seed,
+or a single run if all have the same seed. Each unit counts once, however often
 it was repeated. x is a sketch, d² a squared distance. The variance between
 runs is the trace of their covariance: ½ the mean d² of two units' runs, which
 for runs of different seeds is Σ‖xᵢ − x̄‖²/(R − 1).
 
-A figure more: an entry of `MEANINGS`, computed in `_of_block` from sketches or
-in `figures` from the others.
+To add a figure, add an entry to `MEANINGS`; compute it in `_of_block` from
+sketches or in `figures` from the other figures.
 """
 
 import numpy as np
@@ -116,7 +116,7 @@ def _of_sketches(aligned, grouping):
 
 
 def _of_block(sketches, apart, members, repeats):
-    """Compute figures of some steps at which the same runs are there.
+    """Compute the figures of some steps that the same runs have.
 
     Args:
         sketches: (T, R, S).
@@ -165,20 +165,20 @@ def _blocks(aligned):
 
 
 def _distances(sketches):
-    """d² of each two runs, (T, R, R); exactly 0 where they are equal.
+    """Return d² of each two runs, (T, R, R); exactly 0 where they are equal.
 
-    From the products of what differs from the mean: products of the
-    sketches themselves would lose the difference of nearly equal runs.
+    It uses products of the differences from the mean: products of the sketches
+    themselves would lose the difference of nearly equal runs.
     """
     centred = sketches - sketches.mean(1, keepdims=True)
-    # One by one: NumPy knows a product with its own transpose, and takes
+    # One by one: NumPy recognises a product with its own transpose, and takes
     # a fifth of the time.
     products = np.stack([one @ one.T for one in centred])
     square = np.einsum("tii->ti", products)
     apart = np.maximum(
         square[:, :, None] + square[:, None, :] - 2 * products, 0
     )
-    # Bitwise equal runs: rounding in the products is no distance.
+    # Bitwise equal runs have distance 0, whatever rounding gives above.
     for step, values in zip(apart, sketches):
         seen = {}
         same = [seen.setdefault(v.tobytes(), len(seen)) for v in values]
@@ -188,7 +188,7 @@ def _distances(sketches):
 
 
 def _cosines(square, apart, weights):
-    """Weighted mean and least cosine over the pairs, each (T,)."""
+    """Return the weighted mean and least cosine of the pairs, each (T,)."""
     first, second = np.nonzero(np.triu(weights, 1))
     a, b = square[:, first], square[:, second]
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -201,9 +201,9 @@ def _cosines(square, apart, weights):
 def _interval(variance, apart, members, size):
     """Return a 95 % interval for the variance, by Satterthwaite's chi-square.
 
-    A trace is a sum of chi-squares, one a direction in which runs differ.
-    How many directions matter, (Σλ)²/Σλ², is estimated by what the sample
-    shows: never more than there are runs less one, so that the interval is
+    A trace is a sum of chi-squares, one for each direction in which runs
+    differ. The number of directions that matter, (Σλ)²/Σλ², is estimated from
+    the sample. It is at most the number of runs less one, so the interval is
     too wide rather than too narrow. The sketch adds its own 2/(S·directions).
     """
     special = extras.scipy_special()
@@ -229,7 +229,7 @@ def _interval(variance, apart, members, size):
 
 
 def members_of(units):
-    """Return (U, R), whose row u averages the runs of unit u."""
+    """Return a matrix (U, R): row u averages the runs of unit u."""
     found = (units[None, :] == np.unique(units)[:, None]).astype(float)
     return found / found.sum(1, keepdims=True)
 
@@ -252,9 +252,9 @@ def average(values, units):
 def deviation(values, units):
     """Return the standard deviation of a scalar (T, R) between units, (T,).
 
-    From ½ the mean squared difference of two units' runs, as the variance
-    of the gradient; without repeats that is the sample variance. NaN where
-    fewer than two units have a value.
+    Its square is ½ the mean squared difference of two units' runs, as for the
+    variance of the gradient; without repeats it is the sample variance. NaN
+    where fewer than two units have a value.
     """
     _, centred = _centred(values)
     means = _of_units(centred, units)
@@ -267,7 +267,7 @@ def deviation(values, units):
 
 
 def _centred(values):
-    """Each step's first value, and all values less that.
+    """Return each step's first value, and all values minus it.
 
     Equal values become zeros, without rounding, and stay so.
     """

@@ -4,10 +4,10 @@
 each measurement a row of `records`, its scalars, and a row of `vectors`, as
 little-endian float32: `variables`, with the norm, the variance and the sketch
 of each variable's gradient, (V, 2 + R), and `sketch`, of the whole gradient,
-(S,). A record is a transaction: SQLite rolls back one that a killed process or
-a power cut left unfinished.
-Its rollback journal, unlike its write-ahead log, needs no shared memory, so
-that records may stand on a network file system.
+(S,). A record is a transaction: SQLite rolls back a record that a killed
+process or a power cut left unfinished. Its rollback journal, unlike its
+write-ahead log, needs no shared memory, so records may be on a network file
+system.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ SCALARS = (
     "gradient_repeat_deviation",
     "bitwise_equal_variables",
 )
-# What `Run.read` gives: the column that it is in, and where.
+# Name for `Run.read` → the column that holds it, and its place there.
 VECTORS = {
     "norms": ("variables", (..., 0)),
     "variances": ("variables", (..., 1)),
@@ -49,8 +49,8 @@ SCHEMA = (
     "(step INTEGER PRIMARY KEY, variables BLOB, sketch BLOB)",
     f"PRAGMA user_version = {FORMAT}",
 )
-# Seconds for which a reader waits for a record that is being written, and
-# the writer for its readers.
+# Seconds that a reader waits for a record that is being written, and that the
+# writer waits for readers.
 PATIENCE = 60
 
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
@@ -81,7 +81,7 @@ def connect(path, create=False):
     Raises:
         sqlite3.Error: it cannot be opened.
     """
-    # Not "ro": what a killed process left unfinished has to be rolled back.
+    # Not "ro": SQLite must roll back what a killed process left unfinished.
     mode = "rwc" if create else "rw"
     uri = f"{pathlib.Path(path).absolute().as_uri()}?mode={mode}"
     try:
@@ -138,7 +138,7 @@ def _reading(directory):
         )
     try:
         with contextlib.closing(connect(path)) as connection:
-            # What is read is not read again; many runs may be open.
+            # A small cache: nothing is read twice, and many runs may be open.
             connection.execute("PRAGMA cache_size = -64")
             found = format_of(connection)
             if not found:
@@ -193,8 +193,8 @@ class Run:
             A float32 array of shape (records, *shape of one).
 
         Raises:
-            OSError: records were removed since the run was read, by
-                resuming it at an earlier step.
+            OSError: after the run was read, it was resumed at an earlier step,
+                which removed records.
             ValueError: the file is damaged.
         """
         if name not in VECTORS:

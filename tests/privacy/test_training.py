@@ -277,7 +277,7 @@ def test_data_that_cannot_be_drawn_from_are_refused():
     training = private()
     with pytest.raises(ValueError, match=r"examples=40. Received: 39"):
         training.batches(X[1:], Y[1:])
-    with pytest.raises(ValueError, match=r"as many rows.*\[40, 39\]"):
+    with pytest.raises(ValueError, match=r"same number of rows.*\[40, 39\]"):
         training.batches(X, Y[1:])
     with pytest.raises(TypeError, match="Received: generator"):
         training.batches(x for x in X)

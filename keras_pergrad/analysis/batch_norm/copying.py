@@ -21,9 +21,9 @@ def copy_model(model):
         model: a built `keras.Model`.
 
     Returns:
-        A model that is not compiled. What is shared inside of `model` is
-        shared in it (Keras's own saving loses layers that a model shares with
-        a model inside of it). Names stay.
+        A model that is not compiled. Layers shared in `model` are shared in
+        the copy (Keras's own saving loses layers that a model shares with a
+        model inside of it). Names stay.
 
     Raises:
         ValueError: a config does not make an equal layer.
@@ -73,7 +73,7 @@ class _Copier:
         return self._twins[id(layer)][1]
 
     def pairs(self):
-        """Yield all layers and their copies, those inside others, too."""
+        """Yield all layers and their copies, including those inside others."""
         for layer, twin in self._twins.values():
             if _is_graph(layer):
                 yield layer, twin
@@ -83,7 +83,7 @@ class _Copier:
 
     def _make(self, layer):
         if _is_graph(layer):
-            # Else the copy would be compiled, too.
+            # Otherwise the copy would be compiled as well.
             with attribute(layer, "compiled", False):
                 return keras.models.clone_model(
                     layer, _input_tensors(layer), clone_function=self
@@ -109,7 +109,7 @@ def _input_tensors(layer):
 
 
 def _is_graph(layer):
-    """Whether it is made of its layers alone, with no code of its own."""
+    """Whether a layer consists only of layers, without code of its own."""
     return type(layer) is keras.Sequential or (
         isinstance(layer, functional.Functional)
         and functional.functional_like_constructor(type(layer))
@@ -117,7 +117,7 @@ def _is_graph(layer):
 
 
 class _Maker:
-    """Stands for a class whose `__init__` does not take what Keras gives.
+    """Stands in for a class whose `__init__` lacks arguments Keras passes.
 
     Args:
         cls: a class of layers or models.
@@ -137,7 +137,7 @@ class _Maker:
 
 
 def _restore(old, new):
-    """Give a layer's copy the values, and what is in no config."""
+    """Copy a layer's values, and all that no config holds, to its copy."""
     new.name, new._path = old.name, old.path
     new._trainable = old._trainable
     if _is_graph(old):

@@ -1,4 +1,4 @@
-"""Models whose batch normalisation is exchanged for one that mixes no samples.
+"""Models whose batch normalisation is replaced by one that mixes no samples.
 
 Private names in use: `Functional`, `Layer._flatten_layers`,
 `Layer._inbound_nodes`, `Layer._outbound_nodes`, `Node.arguments`.
@@ -23,50 +23,49 @@ _LEAST_VALUES = 16
 def replace_batch_norm(model, by="group", groups=None):
     """Return an equal model without batch normalisation over a training batch.
 
-    BatchNormalization makes every sample's output depend on the whole batch
-    while training, so that per-sample gradients are not defined. The new model
-    has another normalisation in each of its places:
+    In training, BatchNormalization makes every sample's output depend on the
+    whole batch, so per-sample gradients are not defined. The new model has
+    another normalisation in its place:
 
-    | `by` | is | and of the old layer has |
+    | `by` | new layer | keeps of the old layer |
     |---|---|---|
     | "group" | GroupNormalization | gamma and beta |
     | "layer" | LayerNormalization, over the channels | gamma and beta |
     | "frozen" | BatchNormalization, not trainable | all, statistics included |
 
-    "frozen" suits a model that has been trained: its outputs do not change.
-    With the others they do, so that the model must be trained (again); moving
-    statistics have no place in them. `trainable = True` set on the new model
-    as a whole would thaw frozen layers.
+    "frozen" suits a trained model: its outputs do not change. With the others
+    they do, so the model must be trained (again); moving statistics are
+    dropped. Setting `trainable = True` on the new model as a whole would
+    unfreeze the frozen layers.
 
-    The new model has weights of its own; all that is not batch normalisation
-    has the same values. Names, shared layers, nested models and what is
-    trainable stay. A BatchNormalization that is frozen already (`trainable =
-    False`) uses its statistics, mixes no samples, and stays as it is. Where
-    padding is masked, GroupNormalization counts what is masked, too. Save the
-    weights only (`save_weights`) of a model whose own code makes its
-    BatchNormalization: loaded as a whole, it would make it again.
+    The new model has its own weights; outside batch normalisation their values
+    are the same. Names, shared layers, nested models and trainable flags stay.
+    A BatchNormalization that is frozen already (`trainable = False`) uses its
+    statistics, mixes no samples, and stays as it is. GroupNormalization also
+    counts masked padding. If a model's own code makes its BatchNormalization,
+    save only the weights (`save_weights`): loading the whole model would make
+    it again.
 
     Args:
-        model: a built `keras.Model`: functional, Sequential, or subclassed
-            if its config makes another one (see `get_config`). It is not
-            changed.
+        model: a built `keras.Model`: functional, Sequential, or subclassed if
+            its config can rebuild it (see `get_config`). It is not changed.
         by: "group", "layer" or "frozen".
-        groups: for "group", at most how many groups of channels each layer
-            gets: the largest number that divides its channels and leaves more
-            than one value per group, since a single value less its mean is 0.
-            Default: at most 32, of at least two channels and, where there are
-            as many, at least 16 values.
+        groups: for "group", the most groups of channels that a layer may get.
+            It gets the largest number that divides its channels and leaves
+            more than one value per group, since a single value less its mean
+            is 0. Default: at most 32, of at least two channels and, if there
+            are that many, at least 16 values.
 
     Returns:
         A model of the same class, not compiled.
 
     Raises:
         TypeError: `model` is no `keras.Model`.
-        ValueError: an argument is none of those above; the model is not
-            built; or a layer cannot be exchanged (the text names it): its
-            channels are on the first axis, it has one value per sample, its
-            class overrides `call`, or it is no attribute of a layer, such as
-            one that is created in a layer's `call`.
+        ValueError: an argument is none of those above; the model is not built;
+            or a layer cannot be replaced (the message names it): its channels
+            are on the first axis, it has one value per sample, its class
+            overrides `call`, or it is not an attribute of a layer, such as one
+            created in a layer's `call`.
 
     Example:
 
@@ -139,7 +138,7 @@ def _trained_norms(model):
 
 
 def _check_exchange(layer, by):
-    """Refuses what has no equal of the other kind."""
+    """Refuse a layer that the other kind cannot replace."""
     where = f"layer {layer.name!r} ({type(layer).__name__})"
     if by == "frozen":
         return
@@ -202,14 +201,14 @@ def _groups(channels, positions, most):
 
 
 def _replacement(layer, by, groups):
-    """Return a built layer with what it takes from the old one."""
+    """Return a built layer with settings and weights of the old one."""
     shape, axis = _shape(layer), _axis(layer)
     config = layer.get_config()
     kept = ("name", "trainable", "dtype", "epsilon", "center", "scale")
     parts = ("initializer", "regularizer", "constraint")
     kept += tuple(f"{w}_{p}" for w in ("gamma", "beta") for p in parts)
     settings = {key: config[key] for key in kept}
-    # Both of them treat -1 best, and BatchNormalization any axis.
+    # Both new kinds work best with -1; BatchNormalization takes any axis.
     settings["axis"] = -1 if axis == len(shape) - 1 else axis
     if by == "layer":
         new = keras.layers.LayerNormalization.from_config(settings)
@@ -231,25 +230,25 @@ def _replacement(layer, by, groups):
 def _become(layer, new):
     """Turn a layer of our copy into another one.
 
-    The object stays, so that whatever refers to it (attributes, lists, graphs
-    of functional models, closures) has the new layer.
+    The object stays, so all references to it (attributes, lists, graphs of
+    functional models, closures) see the new layer.
     """
     nodes = {k: vars(layer)[k] for k in ("_inbound_nodes", "_outbound_nodes")}
     for node in layer._inbound_nodes:
-        # Only BatchNormalization takes one.
+        # Only BatchNormalization takes a mask.
         node.arguments.kwargs.pop("mask", None)
-    # Past Keras's tracking of attributes.
+    # This bypasses Keras's tracking of attributes.
     object.__setattr__(layer, "__class__", type(new))
     object.__setattr__(layer, "__dict__", vars(new))
     vars(layer).update(nodes)
 
 
 def _refuse_out_of_sight(model):
-    """Refuses batch normalisation that is no layer of a layer.
+    """Refuse batch normalisation that is not an attribute of a layer.
 
     Returns:
-        The TensorSpecs that the model was called with; None: it has inputs
-        that are not known beforehand.
+        The TensorSpecs that the model was called with; None if its inputs are
+        not known beforehand.
     """
     known = set(map(id, _trained_norms(model)))
     found = {}
@@ -267,7 +266,7 @@ def _refuse_out_of_sight(model):
     try:
         _trace(model, inputs)
     except Exception:
-        # Such as that of TensorFlow where a call makes variables.
+        # For example, TensorFlow raises where a call creates variables.
         inputs = None
     finally:
         norm.call = call
@@ -282,7 +281,7 @@ def _refuse_out_of_sight(model):
 
 
 def _check_call(model, inputs):
-    """Refuses a model that does not run with what has been exchanged."""
+    """Refuse a model that does not run after the replacement."""
     try:
         _trace(model, inputs)
     except Exception as error:
@@ -300,7 +299,7 @@ def _trace(model, inputs):
 
 
 def _inputs(model):
-    """TensorSpecs of the inputs; for a subclassed model, a guess."""
+    """Return TensorSpecs of the inputs; for a subclassed model, a guess."""
     known = None
     if isinstance(model, keras.Sequential):
         known = model.inputs[0]

@@ -1,1 +1,1 @@
-"""The check that every way to a gradient gives the same one."""
+"""The check that every way to compute a gradient gives the same one."""

@@ -31,7 +31,7 @@ from keras_pergrad.keras_internals.inspection_checks import (
 from keras_pergrad.keras_internals.model_state import ModelState
 from keras_pergrad.keras_internals.registry import PACKAGE
 
-# What TensorFlow, XLA and the modes raise where they cannot do it.
+# The errors of TensorFlow, XLA and the modes where they cannot do it.
 _CANNOT = (ValueError, NotImplementedError, tf.errors.OpError)
 
 
@@ -47,32 +47,32 @@ def check_gradients(
 ):
     """Compare the gradients of one batch, computed in every possible way.
 
-    Each mode, on each device, op by op, as a graph and by XLA, is judged by a
-    loop over single samples on a plain `tf.GradientTape` in float64 on the
-    CPU (in the model's own format where an op has no float64). A difference
-    is called rounding as far as the float format, the number of summed terms
-    and the model's own amplification of rounding explain it, and wrong
-    beyond; where rounding alone may be above a quarter of a gradient, as in
-    half precision, the verdict is "cannot tell". The model is left as it is:
-    weights, seeds, metrics and moving statistics. Random layers are given
-    the same seeds everywhere; where they draw other numbers from them (by XLA,
-    mostly, and in microbatches), the row says that it cannot be compared.
+    Each mode runs on each device: op by op, as a graph and by XLA. The
+    reference is a loop over single samples on a plain `tf.GradientTape` in
+    float64 on the CPU (in the model's own format where an op has no float64).
+    A difference is rounding if the float format, the number of summed terms
+    and the model's own amplification of rounding explain it, else it is wrong.
+    If rounding alone may exceed a quarter of a gradient, as in half precision,
+    the verdict is "cannot tell". The model is left as it is: weights, seeds,
+    metrics and moving statistics. Random layers get the same seeds everywhere.
+    If they still draw other numbers (mostly by XLA and in microbatches), the
+    row says that it cannot be compared.
 
     Where samples have no gradient of their own (BatchNormalization in
     training), the reference is the batch's gradient in float64, and the
     per-sample modes get a row that says why they refuse.
 
     Args:
-        model: a compiled and built `keras.Model` or `PerGradModel`. Its
-            loss is used, not a `train_step` of its own.
+        model: a compiled and built `keras.Model` or `PerGradModel`. Its loss
+            is used, not a `train_step` that it overrides.
         x: one batch of inputs.
         y: its targets.
         sample_weight: its weights, or `None`.
         modes: names and `GradientMode` objects; by default "batch",
             "vectorized", "per_sample", "accumulated" (in three
             microbatches), and the mode that the model is compiled with.
-        repeats: how often each is computed, after once to warm up. A time
-            is the median; the verdict is the worst.
+        repeats: how often each is computed, after one warm-up. The time is the
+            median, the verdict the worst.
         devices: names such as `"GPU:0"`; by default the CPU and every
             accelerator.
         settings: any of `"eager"`, `"graph"` and `"xla"`. XLA is left out
@@ -127,7 +127,7 @@ def check_gradients(
 
 
 def _own_modes(chosen, rows):
-    """Say of modes of one's own that are wrong what they may be instead."""
+    """Return notes on the user's own modes that are judged wrong."""
     wrong = {row.mode for row in rows if row.verdict == numerics.WRONG}
     return [
         f"if {label} is meant to give another gradient than the samples "
@@ -153,7 +153,7 @@ def _check(repeats, settings):
 
 
 class _Check:
-    """One batch of one model, and what its gradients are judged by."""
+    """One batch of one model, and the reference for its gradients."""
 
     def __init__(self, model, data, batch, samples, repeats, state):
         self.model, self.data, self.batch = model, data, batch
@@ -220,8 +220,8 @@ class _Check:
             raise execution.Refused(execution.NO_GRADIENT)
         if getattr(mode, "inner", mode).changes_gradients:
             raise execution.Refused(
-                "its gradients are meant to be others than the samples', "
-                "which there is nothing to compare with"
+                "it is meant to give other gradients than the samples', and "
+                "there is nothing to compare them with"
             )
         weighs = configurations.aggregation(mode)
         if getattr(weighs, "noise_multiplier", 0):
@@ -258,7 +258,7 @@ class _Check:
             )
 
     def _require_numbers(self, label, outcome):
-        """XLA drops assertions; a mode that would refuse then gives NaN."""
+        """Refuse NaN of a mode that refused before: XLA drops assertions."""
         finite = all(
             np.isfinite(g).all()
             for found in outcome.gradients
@@ -296,7 +296,7 @@ class _Check:
 
 
 def _told(verdict):
-    """Return the same, unless its limit is so large that it says nothing."""
+    """Return the verdict, or "cannot tell" if its limit is too large."""
     tells = verdict.tolerance <= LARGEST_LIMIT
     if tells or verdict.verdict != numerics.ROUNDING:
         return verdict
@@ -304,14 +304,14 @@ def _told(verdict):
 
 
 def _rounded(gradient, variable):
-    """To the variable's format: the best that a computation can give."""
+    """Round to the variable's format: the best that anything can compute."""
     if gradient is None:
         return np.zeros(variable.shape)
     return np.asarray(tf.cast(gradient, variable.dtype), "float64")
 
 
 def _names(paths):
-    """Paths, with a number where several variables share one."""
+    """Return the paths, with a number where several variables share one."""
     seen, names = {}, []
     for path in paths:
         seen[path] = seen.get(path, 0) + 1

@@ -27,15 +27,15 @@ _WIDTH = 79
 
 @dataclasses.dataclass(frozen=True)
 class CheckRow:
-    """One way to the gradient.
+    """One way to compute the gradient.
 
     Attributes:
         mode: the gradient mode.
         device: its device.
         setting: `"eager"`, `"graph"` or `"xla"`.
         verdict: `"exact"`, `"rounding"`, `"wrong"` or `"refused"`; or
-            `"cannot tell"`: within the limit, which is above a quarter of
-            the gradient's size, so that it would hide most mistakes.
+            `"cannot tell"`: within the limit, but the limit is above a quarter
+            of the gradient's size and would hide most mistakes.
         verdicts: variable's path → `Verdict`, the worst of all repeats.
         between_repeats: the largest difference between repeats.
         step_ms: the median time of a step's gradients.
@@ -54,7 +54,7 @@ class CheckRow:
 
     @property
     def worst(self):
-        """`(path, Verdict)` of the variable that is worst for its limit."""
+        """`(path, Verdict)` of the variable worst relative to its limit."""
         if not self.verdicts:
             return None
         return max(
@@ -87,7 +87,7 @@ class GradientCheck:
     Attributes:
         model: the model's name.
         samples: the size of the batch.
-        reference: what the rows were judged by.
+        reference: what the rows were compared with.
         rows: a list of `CheckRow`.
         notes: sentences about how it was checked.
     """
@@ -116,7 +116,7 @@ class GradientCheck:
 
     @property
     def answer(self):
-        """Are the gradients consistent? In a few plain sentences."""
+        """A few plain sentences on whether the gradients are consistent."""
         compared = [row for row in self.rows if row.verdict != REFUSED]
         if not compared:
             return "No answer: every way to the gradient was refused."
@@ -225,7 +225,7 @@ def _no_telling(rows):
 
 
 def _blame(rows):
-    """Return what the wrong rows have in common that the others have not."""
+    """Return a sentence on what only the wrong rows have in common."""
     if any(row.reason for row in rows):
         return "Some were not even run: see above."
     right = [row for row in rows if row.verdict != WRONG]
@@ -249,7 +249,7 @@ def _blame(rows):
 
 
 def _has_twin(row, right, part):
-    """Whether a row that is the same but for one part is right."""
+    """Whether a row that differs in only one part is right."""
     others = [p for p in ("mode", "device", "setting") if p != part]
     return any(
         all(getattr(row, p) == getattr(twin, p) for p in others)

@@ -1,4 +1,4 @@
-"""The ways to a gradient: which modes, where and how."""
+"""The ways to compute a gradient: which modes, where and how."""
 
 import math
 
@@ -10,7 +10,7 @@ from keras_pergrad.modes import modes as registry
 
 
 def modes(wanted, model, samples):
-    """Label → mode, for what the user asked for.
+    """Return label → mode, for what the user asked for.
 
     Args:
         wanted: names and `GradientMode` objects, or `None`.
@@ -59,7 +59,7 @@ def places(devices):
 
 
 def exists(device, setting, model):
-    """XLA compiles for where the variables are, and not for Metal."""
+    """Whether this can run: XLA needs the variables' device, and no Metal."""
     if setting != "xla":
         return True
     metal = {d.name for d in accelerators() if d.is_metal}

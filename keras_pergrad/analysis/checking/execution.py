@@ -1,4 +1,4 @@
-"""One way to the gradient: a mode on a device, eager, in a graph or by XLA."""
+"""One way to compute the gradient: mode, device, and eager, graph or XLA."""
 
 import contextlib
 import dataclasses
@@ -28,7 +28,7 @@ NO_GRADIENT = (
 
 @dataclasses.dataclass
 class Outcome:
-    """What the repeats of one step gave.
+    """The results of the repeats of one step.
 
     Attributes:
         gradients: of each repeat, for each variable an array or None.
@@ -80,7 +80,7 @@ class Step:
         Args:
             device, setting: where ("CPU:0") and how (one of `SETTINGS`).
             state: the model's `ModelState`.
-            repeats: how often, after once to warm up.
+            repeats: how often, after one warm-up run.
 
         Returns:
             An `Outcome`.
@@ -135,7 +135,7 @@ def _unscaled(gradient, scale):
 
 
 def drawn(model, x, device, setting, state):
-    """Return what random layers draw there, as `recorded_draws.record`."""
+    """Return what random layers draw there, like `recorded_draws.record`."""
     found = []
 
     def draw(batch):
@@ -155,14 +155,14 @@ def drawn(model, x, device, setting, state):
 
 @contextlib.contextmanager
 def _runner(step, data, traced, device, setting, state):
-    """Yield two functions: to make ready for a run, and to run once."""
+    """Yield two functions: one prepares a run, the other runs once."""
     place = f"/device:{device}"
     with contextlib.ExitStack() as stack:
         stack.callback(state.restore)
         replica = None
         if setting == "graph":
             concrete, values = traced
-            # A table stays where it is, with the variables: no copy of that.
+            # A lookup table stays with the variables: it cannot be copied.
             with contextlib.suppress(NotReplayable):
                 replica = Replica(concrete, device=place, keep=True)
         if replica is not None:
@@ -171,7 +171,7 @@ def _runner(step, data, traced, device, setting, state):
             return
         if setting != "eager":
             xla = setting == "xla"
-            # By itself, in TensorFlow's count of traces of one function.
+            # TensorFlow then counts the traces of this function separately.
             own = functools.partial(step)
             step = tf.function(own, autograph=False, jit_compile=xla)
 

@@ -1,7 +1,7 @@
 """Forward and backward on a plain tape, in a chosen float format.
 
-Nothing of the package's tape, rules or factors is in here: what they compute
-is judged against it.
+Nothing here uses the package's tape, rules or factors: their results are
+judged against it.
 
 Private names in use: the tensor attribute `_keras_logits`,
 `StatelessScope.state_mapping`, `keras.src.backend.get_keras_mask`.
@@ -32,9 +32,9 @@ class PlainTape:
     """Differentiates a model's compiled loss, of a batch or one sample.
 
     Args:
-        model: a compiled and built model. Its variables are not used but
-            for their first values, and nothing it assigns is kept.
-        y, sample_weight: the batch but for its inputs.
+        model: a compiled and built model. Only the first values of its
+            variables are used, and nothing it assigns is kept.
+        y, sample_weight: the batch without its inputs.
         dtype: the format to compute in; None: the model's own.
         drawn: the numbers of the batch's random draws, in order.
         eager: whether to run op by op.
@@ -73,7 +73,7 @@ class PlainTape:
     @contextlib.contextmanager
     def _scope(self, values):
         scope = keras.StatelessScope(collect_losses=True)
-        # Not by its argument, which casts to the variable's own format.
+        # Not by the scope's argument, which casts to the variable's format.
         for variable, value in zip(self._variables, values):
             scope.state_mapping[id(variable)] = value
         with precision.computing_in(self.model, self.dtype), scope:
@@ -96,9 +96,9 @@ class PlainTape:
         return [d if d.shape[0] == 1 else _only(d, row) for d in drawn]
 
     def _forward(self, values, x):
-        """Return outputs, logits behind them and added losses, of the batch.
+        """Return the batch's outputs, logits, masks and added losses.
 
-        What couples the samples goes to `coupled`.
+        Reasons why samples are coupled go to `coupled`.
         """
         batch = x, self._y, self._sample_weight
         self.coupled += map(str, refusals(Tape(self.model, batch)))
@@ -110,12 +110,12 @@ class PlainTape:
         return flat, logits, masks, added
 
     def _added(self, values, x, row):
-        """Return what a sample alone gives to `add_loss`."""
+        """Return the added losses of one sample alone."""
         alone = tf.nest.map_structure(lambda t: _only(t, row), x)
         return [tf.reduce_sum(a) for a in self._run(values, alone, row)[1]]
 
     def _sample(self, values, x, row, whole, factors):
-        """One sample's contribution to the gradient of the batch's loss.
+        """Return one sample's part of the gradient of the batch's loss.
 
         The other samples' outputs are constants, so the loss keeps the
         denominators that it has for the batch.
@@ -152,7 +152,7 @@ class PlainTape:
         compiled = self.model._compile_loss
         if compiled is None:
             return None
-        # The compiled loss updates metrics of its own: inside a scope.
+        # The compiled loss updates its own metrics, so it needs a scope.
         with (
             precision.computing_in(self.model, self.dtype),
             keras.StatelessScope(),
@@ -195,7 +195,7 @@ def _join(batch, single, row):
 
 
 def _only(tensor, row):
-    """Return that row; a gather keeps the size of the batch, 1, known."""
+    """Return one row; with a gather the batch size, 1, stays known."""
     return tf.gather(tensor, tf.reshape(row, [1]))
 
 
@@ -204,7 +204,7 @@ def _dense(gradient):
 
 
 def _gap(batch, single, row):
-    """Return the largest difference of a sample's outputs, relative to all."""
+    """Return how far a sample's outputs differ, relative to all outputs."""
     gaps = [tf.zeros([], tf.float64)]
     for b, s in zip(batch, single):
         if b.dtype.is_floating:

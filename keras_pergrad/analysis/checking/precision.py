@@ -1,7 +1,7 @@
 """A model that computes in another float format for a while.
 
 No copy is made: a copy needs a `get_config` that many models lack. The layers
-and losses are told another format, and get their values from a scope.
+and losses get another format, and a scope gives them their values.
 
 Private names in use: `Layer._dtype_policy`, `Loss._dtype`,
 `CompileLoss._flat_losses`, `KerasTensor._dtype`, `Functional._inputs`.
@@ -50,7 +50,7 @@ def _losses(compiled):
 
 
 def cast(structure, dtype):
-    """Get the floating-point tensors of a structure in `dtype`, None: as is."""
+    """Cast the floating-point tensors of a structure; None leaves them."""
     return tf.nest.map_structure(
         lambda t: (
             tf.cast(t, dtype)

@@ -9,7 +9,7 @@ from keras_pergrad.modes.base import call_model
 
 
 def record(model, x):
-    """Return what the random layers draw for a batch, moving seeds on.
+    """Return what the random layers draw for a batch; their seeds advance.
 
     Returns:
         A list of arrays, in the order of the draws.

@@ -12,10 +12,10 @@ from keras_pergrad.analysis.checking.plain_tape import PlainTape, Uncheckable
 from keras_pergrad.analysis.checking.sensitivity import wobbles
 from keras_pergrad.keras_internals.error_text import reason
 
-# What a sample's outputs may differ by, alone and in its batch, if nothing
-# but rounding does it.
+# The largest difference that rounding explains between a sample's outputs
+# alone and in its batch.
 _GAP = {"float64": 1e-6, "float32": 1e-3}
-# An op without a float64 kernel, or one that mixes the formats.
+# Raised by an op without a float64 kernel, or one that mixes formats.
 _NOT_THERE = (tf.errors.OpError, TypeError, ValueError)
 _NOT_FINITE = (
     "The gradient of {what} is not finite, so that there is nothing to "
@@ -26,7 +26,7 @@ _NOT_FINITE = (
 
 @dataclasses.dataclass
 class Reference:
-    """What every other computation is judged by.
+    """The gradient that every other computation is judged by.
 
     Attributes:
         dtype: the format that it was computed in.
@@ -143,7 +143,7 @@ def _check_gap(gap, reference):
 
 
 def _by_loop(plain, values, x, aggregations, reference):
-    """(gradients, sizes of what they were summed from) by aggregation."""
+    """Return (gradients, sizes of the summed terms) for each aggregation."""
     whole = plain.forward(values, x)
     rows = len(tf.nest.flatten(x)[0])
     factors = _factors(plain, values, x, whole, rows)
@@ -200,7 +200,7 @@ def _finished(total, aggregation, penalties, rows):
 
 
 def _factors(plain, values, x, whole, rows):
-    """Of each added loss: 1 where it is a sum over the samples, or 1/n."""
+    """Return for each added loss 1 if it sums over the samples, else 1/n."""
     added = [tf.reduce_sum(a) for a in whole[3]]
     if not added:
         return []

@@ -7,12 +7,13 @@ from keras_pergrad.analysis.numerics import unit
 
 
 def wobbles(compute, plain, arguments, base, dtype):
-    """How far a few roundings at the start carry.
+    """Return how much a few roundings at the start change the gradients.
 
-    Two things that no count of terms tells: how much the model amplifies the
-    rounding of its weights and inputs (and whether a ReLU sits at its kink);
-    and the noise of a gradient that is zero by cancellation, such as that of
-    a bias before a normalisation, which the wide format shows in small.
+    This shows two things that the number of terms does not: how much the model
+    amplifies the rounding of its weights and inputs (and whether a ReLU sits
+    at its kink); and the noise of a gradient that is zero by cancellation, as
+    for a bias before a normalisation. The wide format shows that noise in
+    small.
     """
     found = [np.zeros(len(plain.trainable)) for _ in base]
     tries = [(unit(dtype), True, 1.0)]

@@ -66,7 +66,7 @@ def examine():
 
 
 def text(report):
-    """Return the doctor's screen."""
+    """Return the text that the doctor prints."""
     lines = [f"keras_pergrad doctor · {report['system']}"]
     for finding in report["findings"]:
         mark = _MARKS[finding["level"]]

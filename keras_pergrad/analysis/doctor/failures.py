@@ -75,7 +75,7 @@ _SIGNALS = {
 
 
 def explain(output, code):
-    """Explains a failed import.
+    """Explain a failed import.
 
     Args:
         output: what the process wrote.

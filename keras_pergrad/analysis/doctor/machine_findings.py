@@ -39,7 +39,7 @@ _WINDOWS_FOLDERS = re.compile(rf"(?:\b[A-Za-z]:|~)\\+(?:{_STEP}\\+)*")
 
 
 def without_paths(text):
-    """Cuts folders and this user's name off, wherever they stand."""
+    """Remove folders and this user's name from a text."""
     home, names = _whose()
     if home:
         text = re.sub(re.escape(home) + r"(?!\w)", "~", text, flags=re.I)
@@ -52,7 +52,7 @@ def without_paths(text):
 
 
 def _whose():
-    """Return this user's home, if it can be told, and the names of both."""
+    """Return this user's home, if known, and the names of home and user."""
     home, names = "", set()
     with contextlib.suppress(RuntimeError):
         found = pathlib.Path.home()
@@ -61,5 +61,5 @@ def _whose():
     # Without a password database Python raises one of these.
     with contextlib.suppress(OSError, KeyError, ImportError):
         names.add(getpass.getuser())
-    # "root" is nobody's name, and one letter is a word.
+    # "root" names nobody, and a single letter may be a word.
     return home, {n for n in names - {"root"} if len(n) > 1}

@@ -1,7 +1,7 @@
 """A look at TensorFlow from the inside, run in a process of its own.
 
-Prints one JSON object a line as soon as it is known, so that what came
-before a crash is kept.
+It prints each result at once, one JSON object per line, so that results from
+before a crash are kept.
 
 Private name in use, covered by `tests/analysis/doctor/test_command.py`:
 `tensorflow.python.framework.config.is_op_determinism_enabled`.
@@ -18,7 +18,7 @@ def say(step, **facts):
 
 
 def attempt(step, look):
-    """Says what `look` returns, or the error it raised."""
+    """Print what `look` returns, or the error it raised."""
     try:
         say(step, **look())
     except Exception as error:  # whatever it is, it belongs in the report
@@ -27,7 +27,7 @@ def attempt(step, look):
 
 
 def devices():
-    """How many CPUs TensorFlow sees, and which accelerators."""
+    """Return how many CPUs TensorFlow sees, and which accelerators."""
     import tensorflow as tf
 
     from keras_pergrad.keras_internals.devices import accelerators
@@ -47,7 +47,7 @@ def xla():
 
 
 def determinism():
-    """Return what is set that makes runs repeat to the bit."""
+    """Return the settings that make runs repeat to the bit."""
     from tensorflow.python.framework import config
 
     enabled = config.is_op_determinism_enabled()
@@ -59,7 +59,7 @@ def determinism():
 
 
 def training(device):
-    """Losses of a two-layer model, from the same weights on each device."""
+    """Return losses of a two-layer model; each device has the same weights."""
     import keras
     import numpy as np
     import tensorflow as tf
@@ -89,7 +89,7 @@ def training(device):
 
 
 def main():
-    """Look at everything, the likeliest to crash last."""
+    """Run all probes, those most likely to crash last."""
     import tensorflow as tf
 
     say("tensorflow", version=tf.__version__)

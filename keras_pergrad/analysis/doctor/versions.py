@@ -57,7 +57,7 @@ def numbers(version):
 
 
 def check(found, python=None, system=None):
-    """Judges a set of versions.
+    """Judge a set of versions.
 
     Args:
         found: what `installed` returns.

@@ -28,9 +28,9 @@ class VariableRow:
         norms: the method for the norms.
         sum: the method for the weighted sum.
         materialized_bytes: what all n gradients would take, written out.
-        held_bytes: what the norms hold at their peak beside the layer's
-            input and output gradient; None where shapes do not tell.
-        shared: whether it is used several times, so that the uses are joined.
+        held_bytes: what the norms hold at their peak besides the layer's input
+            and output gradient; None if the shapes do not tell.
+        shared: whether it is used several times; the uses are then joined.
         ops: for each use the type of the op in which it meets the data, or
             the class of the layer whose rule serves it.
     """
@@ -51,7 +51,8 @@ class LayerRow:
 
     Attributes:
         layer: its name.
-        path: its name after those of the layers around it, "block/dense".
+        path: its name after the names of the layers around it, such as
+            "block/dense".
         type: its class.
         served_by: "ops": by the rules of the ops that use its weights;
             "rule": by a rule of the layer; "fallback": an op is
@@ -105,7 +106,7 @@ class Explanation:
 
     @property
     def held_bytes(self):
-        """What the norms hold in all, as far as shapes tell."""
+        """What the norms hold in total, where the shapes tell."""
         return sum(v.held_bytes or 0 for v in self._variables())
 
     def as_dicts(self):
@@ -129,7 +130,7 @@ class Explanation:
         )
 
     def _notes(self):
-        """One note for all layers of which the same is to be said."""
+        """Yield one note for all layers that share the same reason."""
         same = {}
         for row, label in zip(self.rows, _labels(self.rows)):
             if row.reason:
@@ -156,7 +157,7 @@ class Explanation:
             ]
         )
 
-    # What a prompt shows; a notebook takes the next one.
+    # A prompt shows this; a notebook uses the next method.
     __repr__ = __str__
 
     def _repr_html_(self):
@@ -175,7 +176,7 @@ class Explanation:
 
 
 def _labels(rows):
-    """Names, with as much of the path as tells one from all others."""
+    """Yield names, each with enough of its path to be unique."""
     paths = [row.path.split("/") for row in rows]
     for own in paths:
         for shown in range(1, len(own) + 1):

@@ -30,12 +30,12 @@ def explain(model, batch_size=32, x=None, jit_compile=None):
     """Say before training how each layer's gradients will be found.
 
     The model is traced on inputs of this batch size, and tried out on a few
-    samples (made up, where no `x` is given): what mixes them is refused.
+    samples (made up if no `x` is given). Whatever mixes samples is refused.
 
     Args:
         model: a `keras.Model`, compiled or not.
-        batch_size: the number of samples in a batch; or a batch of inputs in
-            its place: explain(model, x) takes its size from it.
+        batch_size: the number of samples in a batch; or a batch of inputs:
+            explain(model, x) takes the size of x.
         x: a batch, or one sample, whose shapes and dtypes are those of
             training; needed where the model does not know its inputs.
         jit_compile: whether the step is compiled by XLA; default: what the
@@ -127,13 +127,13 @@ def _zeros(spec):
 
 
 def _rows(model, x, n):
-    """Return a `LayerRow` for each layer with trainable weights, or refused."""
+    """Yield a `LayerRow` for each trainable or refused layer."""
     refused = {}
     tape = Tape(model, (x, None, None), loss=sum_of_outputs)
 
     def refuse(layer, error):
         if layer is None and refused:
-            # It follows from what was refused before.
+            # This error follows from an earlier refusal.
             return
         refused.setdefault(id(layer or model), str(error))
 
@@ -146,7 +146,7 @@ def _rows(model, x, n):
             loss = sum_of_outputs(model, x, None, y_pred, None, True)
         for k, factor, use in tape.parts(loss):
             seen = getattr(use, "seen", None)
-            # Behind what was refused nothing tells how an op is served.
+            # After a refused layer nothing shows how an op is served.
             if not refused or seen is None or not seen.mixed:
                 found[k].append((factor, use))
     except ValueError as error:
@@ -161,7 +161,7 @@ def _rows(model, x, n):
 
 
 def _nested(layer, seen=None):
-    """Return a layer and all inside, each once, as they were made."""
+    """Yield a layer and all layers inside it, each once, as they were made."""
     seen = set() if seen is None else seen
     if id(layer) not in seen:
         seen.add(id(layer))
@@ -205,7 +205,7 @@ def _row(layer, own, variables, found, refused, n):
 
 
 def _look_at_losses(model, refuse):
-    """Refuses what training would: a loss for each sample, not for all."""
+    """Refuse, as training would, a loss with one value for each sample."""
     for loss in tf.nest.flatten(getattr(model, "loss", None)):
         reduction = getattr(loss, "reduction", "sum")
         if isinstance(loss, keras.losses.Loss) and reduction in (None, "none"):

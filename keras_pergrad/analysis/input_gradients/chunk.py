@@ -12,7 +12,7 @@ from keras_pergrad.analysis.input_gradients.watching import (
 )
 from keras_pergrad.samples import Tape, refusals, sum_of_outputs
 
-#: What `reduce` may be: over the samples, but for "norm".
+#: The values of `reduce`; all but "norm" reduce over the samples.
 OVER_SAMPLES = ("sum", "mean", "mean_abs", "mean_square")
 REDUCTIONS = (*OVER_SAMPLES, "norm")
 #: Up to so many outputs are differentiated one after the other in the graph,
@@ -31,9 +31,9 @@ def traced(model, targets, reduce):
     Returns:
         A `tf.function`. It holds the model's layers as they are when it is
         first called, so it serves one pass over the data. x may have any
-        number of samples. Its result has the structure of x and
-        (n, *targets.shape, *input shape) each, less the axes that `reduce`
-        takes.
+        number of samples. Its result has the structure of x; each part has
+        shape (n, *targets.shape, *input shape), without the axes that `reduce`
+        removes.
     """
 
     @tf.function(autograph=False, reduce_retracing=True)
@@ -70,7 +70,7 @@ def _gradients(model, targets, reduce, x, indices):
     size = output.shape[1:].num_elements() or tf.reduce_prod(shape[1:])
 
     def one(chosen):
-        """For each source the gradient of the outputs chosen, () or (n,)."""
+        """Return each source's gradient; `chosen` outputs are () or (n,)."""
         chosen = tf.broadcast_to(chosen, shape[:1])
         rows = tf.one_hot(chosen, size, dtype=output.dtype)
         gradients = tape.gradient(
@@ -96,7 +96,7 @@ def _gradients(model, targets, reduce, x, indices):
 
 
 def _several(one, sources, chosen):
-    """For each source the gradients of all chosen outputs, (n, k, ...)."""
+    """Return each source's gradients of all chosen outputs, (n, k, ...)."""
     if len(chosen) <= UNROLLED:
         return [tf.stack(g, 1) for g in zip(*map(one, chosen))]
     signature = tuple(tf.TensorSpec(t.shape, t.dtype) for t in sources)
@@ -124,5 +124,5 @@ def _reduced(gradient, reduce, outputs):
         gradient = tf.abs(gradient)
     elif reduce == "mean_square":
         gradient = tf.square(gradient)
-    # Half precision and long sums: the total is kept in double.
+    # The total is in double, for half precision and long sums.
     return tf.reduce_sum(tf.cast(gradient, tf.float64), 0)

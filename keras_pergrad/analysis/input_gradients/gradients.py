@@ -24,31 +24,30 @@ from keras_pergrad.keras_internals.model_state import (
 def input_gradients(
     model, x, outputs=None, batch_size=256, reduce=None, out=None, verbose=1
 ):
-    """Gradients of a model's outputs with respect to its inputs.
+    """Compute gradients of a model's outputs with respect to its inputs.
 
-    As `tf.GradientTape.batch_jacobian` gives them, for inputs and results
-    that need not fit in memory: they are computed chunk by chunk in one
-    function, traced once a call, while the next chunk is read. The model is
-    called as by `predict` (`training=False`), and each sample is taken for
-    itself.
+    They are those of `tf.GradientTape.batch_jacobian`, but inputs and results
+    need not fit in memory. One function, traced once per call, computes them
+    chunk by chunk, while the next chunk is read. The model is called as in
+    `predict` (`training=False`), and each sample is treated separately.
 
     Args:
         model: a `keras.Model` with one output, compiled or not. Outputs of
-            several axes are numbered through, the last axis fastest.
-        x: inputs as for `predict`: an array (n, ...), also memory-mapped, a
-            structure of arrays, or a `tf.data.Dataset` of batches (of x,
-            (x, y) or (x, y, sample_weight)). Integer inputs, such as token
-            ids, stand for the output of the one Embedding that reads them;
-            ids inside a floating input that is also read otherwise count as
-            constants.
+            several axes are numbered consecutively, the last axis fastest.
+        x: inputs as for `predict`: an array (n, ...), memory-mapped or not, a
+            structure of arrays, or a `tf.data.Dataset` of batches
+            (of x, (x, y) or (x, y, sample_weight)). In place of an integer
+            input, such as token ids, the output of the one Embedding that
+            reads it is used. If a floating input holds ids and is also read
+            otherwise, the ids count as constants.
         outputs: which outputs: None for all (the full Jacobian), an index, a
-            list of k indices, or an integer array (n,) with each sample's
-            own, such as its class.
+            list of k indices, or an integer array (n,) with one index per
+            sample, such as its class.
         batch_size: how many samples a chunk has.
-        reduce: what to keep: None for everything; `"norm"`, the Euclidean
-            norm over the axes of each input; or over the samples `"sum"`,
-            `"mean"`, `"mean_abs"` or `"mean_square"`.
-        out: arrays in the structure of x to write to, memory-mapped or not,
+        reduce: what to keep: None for everything; `"norm"`, the Euclidean norm
+            over the axes of each input; or `"sum"`, `"mean"`, `"mean_abs"` or
+            `"mean_square"` over the samples.
+        out: arrays to write to, in the structure of x, memory-mapped or not,
             of the result's shape and dtype; not with a reduction over the
             samples.
         verbose: whether to show a progress bar.
@@ -62,17 +61,15 @@ def input_gradients(
         | k indices | (n, k, *input) |
         | an index, or one a sample | (n, *input) |
 
-        of Keras's `floatx`. `"norm"` takes away the axes `*input`, a
-        reduction over the samples takes away n and gives float64. It is
-        `out`, where that was given. An input that has no influence on an
-        output has gradient 0.
+        of Keras's `floatx`. `"norm"` removes the axes `*input`; a reduction
+        over the samples removes n and gives float64. The result is `out`, if
+        given. An input that has no influence on an output has gradient 0.
 
     Raises:
         TypeError, ValueError: an argument is of the wrong kind or out of
             range; an integer input is not read by exactly one Embedding; a
-            floating one is read as ids; x and `out` differ in length. What
-            stops it in the middle says how many rows of `out` are written,
-            and they stay.
+            floating one is read as ids; x and `out` differ in length. An error
+            in the middle says how many rows of `out` are written; they stay.
 
     Example:
 
@@ -145,6 +142,7 @@ def _check(model, reduce, out):
         )
     if out is not None and reduce in OVER_SAMPLES:
         raise ValueError(
-            f"`out` is for results with a row a sample; reduce={reduce!r} "
-            "leaves none. Leave `out` away: the result is returned."
+            f"`out` is for results with a row for each sample; "
+            f"reduce={reduce!r} leaves none. Leave out `out`: the result is "
+            "returned."
         )

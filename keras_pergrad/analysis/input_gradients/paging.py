@@ -15,13 +15,13 @@ def release(array, amount):
     """Note that `amount` bytes of `array` were used; free from time to time.
 
     A mapped file's pages stay in the process until the system needs them, so
-    that its memory seems to grow with the file. Nothing is lost: the pages of
-    a shared mapping are the file's.
+    the memory of the process seems to grow with the file. Nothing is lost: the
+    pages of a shared mapping are the file's.
     """
     mapped = getattr(array, "_mmap", None)
     if mapped is None or not hasattr(mapped, "madvise"):
         return
-    # Mode "c" keeps its changes in those pages alone.
+    # Mode "c" keeps its changes only in those pages.
     if getattr(array, "mode", "c") == "c":
         return
     used = _used.get(id(mapped), 0) + amount

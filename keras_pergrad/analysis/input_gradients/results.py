@@ -102,7 +102,7 @@ class Total:
 
 
 def _checked(out, gradients, parts, samples):
-    """Return the arrays of `out`, once they are known to fit."""
+    """Return the arrays of `out` after checking that they fit."""
     try:
         tf.nest.assert_same_structure(out, gradients)
     except (TypeError, ValueError):

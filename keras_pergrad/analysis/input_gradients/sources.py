@@ -1,4 +1,4 @@
-"""Inputs of any size, read in chunks, the next one while one is worked on."""
+"""Inputs of any size, read in chunks; the next chunk is read ahead."""
 
 import concurrent.futures
 import math
@@ -11,7 +11,7 @@ from keras_pergrad.analysis.input_gradients.paging import release
 
 
 def source(x, batch_size):
-    """Return what reads `x` chunk by chunk: an `Arrays` or a `Dataset`.
+    """Return a reader of `x` by chunks: an `Arrays` or a `Dataset`.
 
     Raises:
         TypeError, ValueError: `x` is nothing that can be read, is empty, has
@@ -35,8 +35,8 @@ class Arrays:
         lengths = {len(a) for a in self.arrays}
         if len(lengths) != 1:
             raise ValueError(
-                "all inputs must have as many entries on their first axis. "
-                f"Received: {[tuple(a.shape) for a in self.arrays]}"
+                "all inputs must have the same number of entries on their "
+                f"first axis. Received: {[tuple(a.shape) for a in self.arrays]}"
             )
         self.samples = lengths.pop()
         if self.samples == 0:

@@ -12,7 +12,7 @@ class Targets:
 
     Attributes:
         kind: "all", "listed" or "own" (each sample has its own).
-        indices: of "listed": which; of "own": one a sample; else none.
+        indices: for "listed", which; for "own", one per sample; else none.
         single: whether one index was given, not a list.
         shape: the axes that the outputs add to a result, after the sample's.
     """
@@ -69,7 +69,7 @@ class Targets:
         return found
 
     def check_end(self, samples):
-        """Refuses indices that no sample was left for."""
+        """Refuse indices that are left over after the last sample."""
         if self.kind == "own" and len(self.indices) > samples:
             raise ValueError(
                 f"`outputs` holds {len(self.indices)} indices, but x has only "

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from keras_pergrad.keras_internals.patching import attribute
 
-#: Ops that hand ids on as they are.
+#: Ops that pass ids on unchanged.
 _PASSING = ("Cast", "Identity")
 
 
@@ -50,11 +50,12 @@ def of_input(position, tensor, found, connected):
         position: which of the flat inputs it is, for the message.
         tensor: the input.
         found: what `embeddings` has yielded.
-        connected: tells of a floating input whether it `is_connected`.
+        connected: a function that tells whether a floating input
+            `is_connected`.
 
     Raises:
-        ValueError: an integer input that not exactly one Embedding reads, or
-            a floating one that serves as ids and nothing else.
+        ValueError: an integer input is not read by exactly one Embedding, or a
+            floating input serves only as ids.
     """
     if tensor.dtype.is_floating:
         _require_no_ids(position, tensor, found, connected)
@@ -73,7 +74,7 @@ def of_input(position, tensor, found, connected):
 
 
 def _require_no_ids(position, tensor, found, connected):
-    """Refuses ids in a floating type: their gradient would be all zeros."""
+    """Refuse ids in a floating type: their gradient would be all zeros."""
     for layer, ids, _ in found:
         if _is(ids, tensor) or (
             _comes_from(ids, tensor) and not connected(tensor)
@@ -102,7 +103,7 @@ def _comes_from(ids, tensor):
 
 
 def _is(ids, tensor):
-    """Whether `ids` are those of the input, perhaps of another type."""
+    """Whether `ids` are the input itself, perhaps cast to another type."""
     while ids is not tensor:
         if not tf.is_tensor(ids) or ids.op.type not in _PASSING:
             return False

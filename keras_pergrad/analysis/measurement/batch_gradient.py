@@ -22,7 +22,7 @@ class BatchGradient:
             (V,); None where it is not defined.
         repeat_deviation: the largest ‖ḡ' − ḡ‖ / ‖ḡ‖ of a repetition ḡ', over
             all variables; None without repetitions.
-        repeat_deviations: the same of each variable, (V,), or None.
+        repeat_deviations: the same for each variable, (V,), or None.
         bitwise_equal_variables: how many had the same bits every time.
     """
 
@@ -70,7 +70,7 @@ class BatchGradient:
     def snr(self):
         """‖G‖² over the variance of the mean of n samples, tr Σ / n.
 
-        Not above 0 where no signal stands out; None where it is undefined.
+        0 or less if no signal stands out; None if undefined.
         """
         trace, true = self.variance, self.squared_true_norm
         if not trace or true is None:
@@ -110,8 +110,8 @@ class BatchGradient:
         """Note how far repetitions are from the first computation.
 
         Args:
-            repetitions: an iterable of lists like `values`, of which one at
-                a time is held.
+            repetitions: an iterable of lists like `values`; only one at a time
+                is held.
         """
         same = np.ones(len(self.values), bool)
         rows = []

@@ -1,9 +1,9 @@
-"""The names under which gradients' statistics stand in the logs."""
+"""The names of gradient statistics in the logs."""
 
-# What a per-sample mode logs of the training batches.
+# The names that a per-sample mode logs for the training batches.
 _OF_BATCHES = ("gradient_norm", "gradient_variance", "gradient_noise_scale")
 
-# Of the probe a person reads its norm and noise scale.
+# The progress bar shows only the probe's norm and noise scale.
 _HIDDEN = (
     "gradient_variance",
     "gradient_snr",
@@ -13,7 +13,7 @@ _HIDDEN = (
 
 
 def logged(found):
-    """Return what of a `BatchGradient` goes into the logs."""
+    """Return the values of a `BatchGradient` for the logs."""
     values = {
         "gradient_norm": found.norm,
         "gradient_repeat_deviation": found.repeat_deviation,

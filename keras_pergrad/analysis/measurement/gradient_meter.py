@@ -55,7 +55,7 @@ class GradientMeter:
         self.batch = batch
         self.samples = int(first_tensor(batch[0]).shape[0])
         self.undefined = None
-        # A model that is built by its first call has no variables before.
+        # A model that is built by its first call has no variables before that.
         with random_state_kept():
             model._symbolic_build(data_batch=batch)
         self._variables = list(model.trainable_variables)
@@ -79,7 +79,7 @@ class GradientMeter:
             A `BatchGradient`.
         """
         run = self._gradient or self.prepare()
-        # A model that has diverged is measured, too.
+        # A model that has diverged is also measured.
         quiet = np.errstate(invalid="ignore", over="ignore")
         with quiet, random_state_kept():
             try:
@@ -87,7 +87,7 @@ class GradientMeter:
             except Exception as error:
                 if self.undefined is not None:
                     raise
-                # That a layer mixes samples may show as late as this.
+                # Only now may it show that a layer mixes samples.
                 return self._measure(self._without_samples(error), repeats)
 
     def _measure(self, run, repeats):
@@ -110,7 +110,7 @@ class GradientMeter:
         return found
 
     def prepare(self):
-        """Traces; finds out whether samples have gradients of their own.
+        """Trace, and find out whether samples have gradients of their own.
 
         Returns the program that computes the gradient. Raises whatever the
         model and its loss raise for such a batch.
@@ -127,17 +127,17 @@ class GradientMeter:
             if not eager:
                 self._gradient = self._compiled(self._with_squares)
             if eager or not self._joint:
-                # Uses of weights are seen in a graph only.
+                # Only a graph shows how weights are used.
                 self._squares = self._compiled(self._only_squares, eager=False)
                 self._gradient = self._compiled(self._plainly)
         except MissingLoss:
             raise
-        except Exception as error:  # if it is the batch's, it comes again
+        except Exception as error:  # an error of the batch comes again
             return self._without_samples(error)
         return self._gradient
 
     def _without_samples(self, error=None):
-        """Get the program for the gradient alone, since the samples' failed."""
+        """Return the program for the gradient alone: the samples' failed."""
         self._squares = None
         self._gradient = self._compiled(self._plainly)
         if error is not None:
@@ -166,8 +166,8 @@ class GradientMeter:
     def _with_squares(self, x, y, sample_weight, wanted):
         """Return the gradient, and the samples' norms where they are wanted.
 
-        In one program, since both need the backward pass, which TensorFlow
-        then computes once; the gradient is the same with and without norms.
+        One program computes both, so TensorFlow runs the backward pass once.
+        The gradient is the same with and without norms.
         """
         tape = self._tape(x, y, sample_weight)
         with tf.GradientTape() as plain, tape:
@@ -176,8 +176,8 @@ class GradientMeter:
             target = self._scaled(loss)
         # The tape keeps the gradients of regularisers apart.
         gradients = self._of_data(plain.gradient(target, self._values), False)
-        # A layer that the tape calls in a way of its own, or vectorises, is
-        # measured apart: repetitions shall be those of its ordinary call.
+        # If the tape calls a layer in its own way, or vectorises it, the norms
+        # are measured apart: repetitions must use the layer's ordinary call.
         self._joint = all(call.rule.forward is None for call in tape.calls)
         factors = tape.sample_gradients(target, loss_scale(self.optimizer))
         sums = tf.cond(
@@ -216,7 +216,7 @@ class GradientMeter:
         return loss if scale is None else loss * tf.cast(scale, loss.dtype)
 
     def _of_data(self, gradients, penalized=True):
-        """Dense, without loss scale and without weight regularisers."""
+        """Return dense gradients without loss scale and regularisers."""
         scale = loss_scale(self.optimizer)
         penalties = [None] * len(self._variables)
         if penalized:
@@ -232,14 +232,14 @@ class GradientMeter:
         return found
 
     def _sum(self, factor):
-        """Σ ‖g_i‖² over the samples; a contribution is g_i / n."""
+        """Return Σ ‖g_i‖² over the samples; a contribution is g_i / n."""
         if factor is None:
             return tf.zeros([], self._dtype)
         total = tf.reduce_sum(tf.cast(factor.squared_norms(), self._dtype))
         return total * tf.cast(self.samples**2, self._dtype)
 
     def _compiled(self, compute, eager=True):
-        """`compute` of the batch, in the way in which the model trains.
+        """Return a program of `compute` that runs the way the model trains.
 
         Args:
             compute: `compute(x, y, sample_weight, wanted)`.
@@ -251,11 +251,11 @@ class GradientMeter:
                 with unchanged(self.model):
                     return compute(*self.batch, tf.constant(wanted))
 
-            run(False)  # raises what it has to raise
+            run(False)  # raises any error now
             return run
 
-        # Without what is None: a call that does not have the shape of the
-        # signature first prints its arguments, which takes longer than it.
+        # Leave out None: a call whose structure differs from the signature
+        # first prints its arguments, which takes longer than the call.
         def packed(parts, wanted):
             parts = iter(parts)
             batch = tf.nest.map_structure(

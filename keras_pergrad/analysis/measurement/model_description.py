@@ -1,8 +1,8 @@
 """The description of a model: its architecture, settings and loss.
 
-Runs of different versions of Keras are compared, so that the architecture and
-the loss hold nothing that depends on the version. The settings may: of these
-the ones are compared that both versions know.
+Runs of different Keras versions can be compared, so the architecture and the
+loss hold nothing that depends on the version. The settings may: only those
+that both versions know are compared.
 
 Private names in use: `Layer._flatten_layers`, `Sequential._functional`,
 `Operation._inbound_nodes`, `Model._compile_loss`, `CompileLoss._flat_losses`,
@@ -19,8 +19,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-# What tells two layers of one function apart, says how they began, or is
-# described elsewhere.
+# Entries that only tell layers of equal function apart, say how they were
+# initialised, or are described elsewhere.
 _NOT_SETTINGS = {
     "name",
     "dtype",
@@ -39,9 +39,9 @@ _NOT_SETTINGS = {
 def architecture(model):
     """Return a fingerprint of a built model.
 
-    It tells the classes of its layers, in their order, and the shapes of its
-    trainable variables; not what they begin with, how they are called, or how
-    the gradient is found.
+    It covers the classes of its layers, in their order, and the dtypes and
+    shapes of its trainable variables, but not their values or names, or how
+    the gradient is computed.
     """
     classes = [type(layer).__name__ for layer in _layers(model)]
     shapes = [[v.dtype, list(v.shape)] for v in model.trainable_variables]
@@ -61,7 +61,7 @@ def settings(model):
     found = {}
     for number, layer in enumerate(layers):
         name = f"{number} {type(layer).__name__}"
-        # Not of operations: which ones make masks depends on the version.
+        # Operations are left out: which make masks depends on the version.
         inputs = [
             [
                 _place(parent.operation, numbers)
@@ -77,7 +77,7 @@ def settings(model):
 
 
 def _behind_casts(nodes):
-    """Return these nodes, and for casts (Keras 3.8 has them) what they cast."""
+    """Yield these nodes; for a cast (Keras 3.8 has them) what it casts."""
     for node in nodes:
         if type(node.operation).__name__ == "Cast":
             yield from _behind_casts(node.parent_nodes)
@@ -122,9 +122,9 @@ def _plain_value(value):
 
 
 def _layers(model):
-    """Return the layers of a model and of layers of the user's own, each once.
+    """Yield the layers of a model and of the user's own layers, each once.
 
-    What Keras's own layers are made of depends on its version.
+    The layers inside Keras's own layers depend on its version.
     """
     graph = getattr(model, "_functional", None)
     for layer in model._flatten_layers(include_self=False, recursive=False):
@@ -137,7 +137,7 @@ def _layers(model):
 
 
 def _place(layer, numbers):
-    """Return the number of a layer, or what it is instead."""
+    """Return the number of a layer, or its kind if it has none."""
     if isinstance(layer, keras.Model):
         return "model"
     return numbers.get(id(layer), type(layer).__name__)
@@ -150,7 +150,7 @@ def _is_keras(cls):
 def _config(thing):
     try:
         with warnings.catch_warnings():
-            # That a lambda is unsafe to save.
+            # Keras warns that a lambda is unsafe to save.
             warnings.simplefilter("ignore", UserWarning)
             return thing.get_config()
     except Exception:  # a user's class may raise anything here
@@ -158,7 +158,7 @@ def _config(thing):
 
 
 def _flat(name, config):
-    """Return settings by name, those of layers inside of layers, too."""
+    """Return settings by name, including those of layers inside layers."""
     if not isinstance(config, dict):
         return {name: config}
     found = {}

@@ -17,7 +17,7 @@ _END_OF_DATA = (StopIteration, tf.errors.OutOfRangeError)
 
 
 def as_batch(probe):
-    """(x, y, sample_weight) as tensors, from what a user gave.
+    """Return (x, y, sample_weight) as tensors, from what the user gave.
 
     Raises:
         ValueError: it is not of that structure.
@@ -75,18 +75,18 @@ def meter(model, batch):
 
 @contextlib.contextmanager
 def guarded_steps(model, need, failed):
-    """While this is open, sees each training step of `model`.
+    """Watch each training step of `model` while this is open.
 
     Args:
         model: a model within `fit`.
-        need: called before each step; gives what is to be called with the
+        need: called before each step; returns a function to call with the
             first batch, or None.
         failed: called if a step raises, which no callback is told.
     """
     original, over = model.train_function, []
 
     def step(iterator):
-        if over:  # another callback holds on to us
+        if over:  # another callback still holds this
             return original(iterator)
         try:
             take = need()
@@ -109,7 +109,7 @@ def guarded_steps(model, need, failed):
 
 
 def _first_batch(model, iterator, take):
-    """Show the next batch, and give an iterator that starts with it."""
+    """Pass the next batch to `take`; return an iterator that begins there."""
     if not isinstance(iterator, tf.data.Iterator):
         raise ValueError(
             "`probe` expected a batch, since the first one cannot be looked "

@@ -99,7 +99,7 @@ def fingerprint(batch):
 
 
 def _precision(model):
-    """Return the name of the layers' dtype policy, or of each one's."""
+    """Return the name of the layers' dtype policy, or a list of them."""
     names = [
         layer.dtype_policy.name
         for layer in model._flatten_layers(include_self=False)
@@ -126,7 +126,7 @@ def _versions():
 
 
 def _machine():
-    """Tells machines apart without naming them."""
+    """Return a hash that tells machines apart without naming them."""
     text = f"{uuid.getnode()} {platform.machine()} {platform.system()}"
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 

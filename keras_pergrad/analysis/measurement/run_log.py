@@ -13,12 +13,12 @@ class RunLog:
     Args:
         log_dir: where runs are written.
         info: the `RunInfo`; an empty name is replaced by a new one.
-        resumes: whether a run of that name is gone on with.
+        resumes: whether to continue a run of that name.
         sketch: a `GradientSketch`.
         seed: what new names say of the seed, or None.
 
     Attributes:
-        directory: of the run.
+        directory: the directory of the run.
 
     Raises:
         OSError, ValueError: as `RunWriter.create` and `RunWriter.resume`.
@@ -53,11 +53,11 @@ class RunLog:
         self._writer.append(scalars, found.norms, found.variances, each, whole)
 
     def close(self):
-        """Give the run free."""
+        """Release the run."""
         self._writer.close()
 
 
 def _new_name(seed):
-    """Get a name that sorts by time, tells the seed, and is no other run's."""
+    """Return a new name that sorts by time and tells the seed."""
     known = "" if seed is None else f"seed{seed}-"
     return time.strftime("%Y%m%d-%H%M%S-") + known + os.urandom(3).hex()

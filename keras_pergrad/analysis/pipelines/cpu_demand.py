@@ -2,8 +2,8 @@
 
 import pathlib
 
-# Threads that wake up often wait longer for a core than they need it: more
-# than this says nothing of what they compute.
+# Threads that wake up often wait longer for a core than they use it: a larger
+# ratio says nothing about what they compute.
 MOST = 2.0
 _THREADS = pathlib.Path("/proc/self/task")
 
@@ -29,13 +29,13 @@ def thread_seconds():
 
 
 def crowding(before, after):
-    """Return how much longer computing took for want of cores.
+    """Return how much longer computing took for lack of cores.
 
     Args:
         before, after: What `thread_seconds` gave at two times.
 
     Returns:
-        1.0 where every thread had a core at once, or where nobody knows; 2.0
+        1.0 where every thread had a core at once, or if this is unknown; 2.0
         where the threads waited at least as long for cores as they had them.
     """
     if before is None or after is None:

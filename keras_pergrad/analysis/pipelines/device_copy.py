@@ -73,7 +73,7 @@ def time_on_device(batch, device):
     with tf.device(device):
         copies = [tf.identity(part) for part in parts]
     for copied in copies:
-        # TensorFlow would drop what only a time stamp waits for.
+        # TensorFlow would drop an op that only a time stamp waits for.
         keep = tf.compat.v1.AttrValue(b=True)
         copied.op._set_attr("_grappler_do_not_remove", keep)
     with tf.control_dependencies(copies), tf.device("CPU:0"):

@@ -12,8 +12,8 @@ WIDTH = 79
 # Handing a batch over takes a tenth of a millisecond (measured): a wait of
 # this length leaves nothing to gain, whatever share of a short step it is.
 SMALL_WAIT_MS = 0.2
-# The first batch is late when it takes this share of an epoch, and as long
-# as somebody notices.
+# The first batch is late when it takes this share of an epoch, and long enough
+# for a user to notice.
 LATE_SHARE, LATE_S = 0.2, 0.1
 
 

@@ -1,4 +1,4 @@
-"""A model's train function to run, and afterwards the model as it was.
+"""A model's train function for measurements that leave the model as it was.
 
 Private name in use: `keras.src.backend.common.global_state`.
 """
@@ -31,10 +31,10 @@ _CLOSED = (
 
 @contextlib.contextmanager
 def untrained(model, batches):
-    """Yield the `Step` of a model; at the end the model is put back.
+    """Yield the `Step` of a model; at the end restore the model.
 
-    That is its weights and seeds, the optimizer, what its gradient mode has
-    summed up or draws noise from, and Keras's own seed. Metrics start afresh.
+    This restores its weights and seeds, the optimizer, the sums and noise
+    state of its gradient mode, and Keras's own seed. Metrics start afresh.
 
     Args:
         model: a compiled and built `keras.Model`.
@@ -73,11 +73,11 @@ def untrained(model, batches):
 
 
 def _fresh_state(model):
-    """Return what a gradient mode begins with.
+    """Return the initial state of a gradient mode.
 
     Its sums so far must not be touched.
 
-    Putting them back would not do: new ones can come with the first step.
+    Restoring them would not be enough: the first step can add new ones.
     """
     if getattr(model, STATE, None) is None:
         return None
@@ -92,7 +92,7 @@ def _variables(model):
         *_held_by(getattr(model, "gradient_mode", None)),
         *_held_by(getattr(model, "aggregation_state", None)),
     ]
-    # Of layers that were given no seed; asking Keras for it makes it.
+    # The seed of layers without their own; Keras's getter would create it.
     seeds = global_state.get_global_attribute("global_seed_generator")
     return found if seeds is None else [*found, seeds.state]
 

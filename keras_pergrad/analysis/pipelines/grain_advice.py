@@ -41,7 +41,7 @@ def read_threads(facts):
 
 
 def processes(facts):
-    """Python computes in the threads of the training process."""
+    """Advise where Python computes in threads of the training process."""
     if facts.kind != "grain" or facts.sleeps:
         return None
     if grain_data.worker_processes(facts.data):
@@ -75,7 +75,7 @@ def processes(facts):
 
 
 def too_many_processes(facts):
-    """More worker processes than cores."""
+    """Advise where worker processes outnumber the cores by far."""
     if facts.kind != "grain":
         return None
     count = grain_data.worker_processes(facts.data)

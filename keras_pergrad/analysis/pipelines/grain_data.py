@@ -40,14 +40,14 @@ def _nodes(data):
 
 
 def read_threads(data):
-    """Threads that read samples; Grain's 16 where nothing else is said."""
+    """Return how many threads read samples; Grain's default is 16."""
     import grain
 
     for node in _nodes(data):
         options = getattr(node, "_read_options", None)
         if options is not None:
             return _number(options.num_threads)
-    # An IterDataset of one's own reads in the thread that asks.
+    # A user's own IterDataset reads in the thread that asks.
     maps = [n for n in _nodes(data) if isinstance(n, grain.MapDataset)]
     return _number(grain.ReadOptions().num_threads) if maps else 0
 
@@ -58,7 +58,7 @@ def _number(setting):
 
 
 def worker_processes(data):
-    """Worker processes; 0 where the training process does all."""
+    """Return the number of worker processes; 0: the training process loads."""
     options = getattr(data, "_multiprocessing_options", None)
     if options is not None:
         return int(options.num_workers)
@@ -79,7 +79,7 @@ def is_random_access(data):
 
 
 def measured_stages(data, batches):
-    """Grain's own timing of its stages over some batches.
+    """Return Grain's own timing of its stages over some batches.
 
     Args:
         data: A MapDataset or IterDataset; it is iterated anew.
@@ -134,7 +134,7 @@ def _threads(name):
 
 
 def _plain(name):
-    """`MapMapDataset(transform=decode @ a.py:8)` -> `map(decode)`."""
+    """Turn `MapMapDataset(transform=decode @ a.py:8)` into `map(decode)`."""
     kind, _, arguments = name.partition("(")
     kind = re.sub(r"(Map|Iter)?Dataset(Iterator)?$", "", kind).strip("_")
     inside = re.match(r"(?:transform|source)=([^\s,)@]+)", arguments)

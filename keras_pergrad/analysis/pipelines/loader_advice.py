@@ -27,7 +27,7 @@ def workers(facts):
 
 
 def too_many_workers(facts):
-    """Many threads compute in Python, which runs one at a time."""
+    """Advise where many threads compute in Python, one at a time."""
     if facts.kind != "pydataset" or facts.data.use_multiprocessing:
         return None
     count = facts.data.workers

@@ -57,7 +57,7 @@ class _Listener:
 
 @dataclasses.dataclass
 class Step:
-    """What is done with the iterator, again and again.
+    """The function that takes batches from the iterator, again and again.
 
     Attributes:
         function: called with the iterator.
@@ -95,13 +95,14 @@ class Measured:
 def measure(data, batches, step=FETCH, stopwatch=None):
     """Time `batches` batches after the first one.
 
-    Rounded up to whole calls of the step.
+    The number is rounded up to whole calls of the step.
 
     Args:
         data: What `fit` takes as `x`, or a tuple of arrays.
         batches: Number of batches.
         step: The `Step`; by default the batches are only fetched.
-        stopwatch: Where several measurements share their traces.
+        stopwatch: A `Stopwatch` by which several measurements share their
+            traces.
     """
     stopwatch = stopwatch or Stopwatch()
     found = _run(data, batches, step, stopwatch)
@@ -132,7 +133,7 @@ def _run(data, batches, step, stopwatch):
 
 
 def first_batch(data):
-    """One batch of `data` as `fit` would get it."""
+    """Return the first batch of `data` as `fit` would get it."""
     taken = []
     _evaluate(data, lambda iterator: taken.append(next(iterator)))
     return taken[0]

@@ -27,20 +27,20 @@ SIMPLE_OPS = frozenset(
 
 
 def _is_repeated(facts, stage):
-    """Whether what a stage of finite data gives is needed again later."""
+    """Whether the elements of a stage of finite data are needed again."""
     if facts.passes is None:
         return True
     after = facts.stages[: facts.stages.index(stage)]
     if any(s.kind == "Repeat" for s in after):
         return True
-    # An epoch of `steps_per_epoch` can be a part of a pass.
+    # With `steps_per_epoch` an epoch can be only a part of a pass.
     batches = int(facts.data.cardinality())
     steps = batches if facts.steps is None else facts.steps
     return facts.passes * min(steps / batches, 1.0) >= 2
 
 
 def _serial_map(facts):
-    """Return the one-by-one map that works most, and its share."""
+    """Return the sequential map with the most work, and its share."""
     share, stage = 0.0, None
     for this in facts.stages:
         if this.kind != "Map":
@@ -58,7 +58,7 @@ def _is_cheap(stage, facts):
     took = facts.element_ms(stage)
     if took is None:
         return False
-    # Of a few plain ops the time is the call's, whatever the machine does.
+    # With a few plain ops the call itself takes the time, on any machine.
     return took < (10 * CHEAP_MS if stage.ops <= SIMPLE_OPS else CHEAP_MS)
 
 
@@ -99,7 +99,7 @@ def parallel_map(facts):
 
 
 def thread_pool(facts):
-    """Parallel calls that sleep, and no more of them than cores."""
+    """Advise where parallel calls sleep and there are no more than cores."""
     if facts.kind != "dataset" or not facts.sleeps:
         return None
     stages = [s for s in facts.stages if s.kind == "ParallelMap"]

@@ -31,15 +31,15 @@ CHEAP_MS = 0.03
 
 @dataclasses.dataclass
 class Advice:
-    """One cause and what to write against it.
+    """One cause and the code that removes it.
 
     Attributes:
         name: What it is called in tests and documentation.
         cause: One or two sentences.
         code: Lines that run as they stand, given the names in them.
         gain_ms: Estimated gain a batch; None if it cannot be estimated.
-        is_mistake: Whether training itself differs from what was meant, or
-            one line undoes what another was written for.
+        is_mistake: Whether training itself differs from what was meant, or one
+            line undoes the purpose of another.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Advice:
 
 @dataclasses.dataclass
 class Facts:
-    """What the rules may look at.
+    """The facts that the rules may look at.
 
     Attributes:
         kind: dataset, pydataset, generator, dataloader (torch), grain,
@@ -157,26 +157,25 @@ class Facts:
 
     @property
     def computes(self):
-        """Whether the loading surely computes, even if the step took every
-        core."""
+        """Whether loading surely computes, even if the step took all cores."""
         if self.cpu_ms is None:
             return False
         return self.cpu_ms - self.step_ms * cores() > 0.5 * self.wait_ms
 
     @property
     def threads_to_hide(self):
-        """Threads that hide loading which sleeps behind the step: 4 to 64."""
+        """Threads (4 to 64) that hide sleeping loads behind the step."""
         needed = 2 * math.ceil(self.pipeline_ms / max(self.step_ms, 0.1))
         return min(max(needed, 4), 64)
 
 
 def cores():
-    """Cores of this machine."""
+    """Return the number of cores of this machine."""
     return os.cpu_count() or 1
 
 
 def _ends_in_prefetch(names):
-    """Also behind stages that only pass batches on."""
+    """Whether a prefetch comes last, but for stages that pass batches on."""
     for name in names:
         if not any(passing in name for passing in PASS_ON):
             return name.startswith("Prefetch")
@@ -184,7 +183,7 @@ def _ends_in_prefetch(names):
 
 
 def kind_of(data):
-    """Which of the kinds of `Facts` the data is."""
+    """Return which of the kinds of `Facts` the data is."""
     if isinstance(data, tf.data.Dataset):
         return "dataset"
     if isinstance(data, keras.utils.PyDataset):

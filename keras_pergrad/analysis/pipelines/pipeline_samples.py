@@ -15,7 +15,7 @@ EVERY = 4  # after 2, 8, 32, 128 ... calls: an epoch hardly feels it
 
 
 class PipelineSamples:
-    """A few looks at one epoch's pipeline, and the sum of them."""
+    """A few samples of one epoch's pipeline, and their summary."""
 
     def __init__(self):
         self._calls = 0
@@ -23,7 +23,7 @@ class PipelineSamples:
         self._samples = []
 
     def tick(self, find_iterator):
-        """Count a call of the train function; look at some of them.
+        """Count a call of the train function; sample the pipeline at some.
 
         Args:
             find_iterator: a function that returns the iterator.
@@ -36,16 +36,16 @@ class PipelineSamples:
                 self._samples.append(sample)
 
     def summary(self, iterator):
-        """Return the `RunningPipeline` as it ran of late, or None.
+        """Return the `RunningPipeline` as it ran recently, or None.
 
-        Its buffers are the fullest that were seen, and nested pipelines
-        count as what they took while they ran.
+        Its buffers are the fullest that were seen. Nested pipelines count with
+        the time that they took while they ran.
         """
         last = running_pipeline(iterator)
         seen = [*self._samples, last] if last is not None else self._samples
         if not seen:
             return None
-        # Stages whose data has ended are gone: the latest look at most.
+        # Stages whose data has ended are gone: use the last full sample.
         whole = max(reversed(seen), key=len)
         stages = [
             self._joined(stage, [s[at] for s in seen if at < len(s)])

@@ -46,17 +46,17 @@ class PipelineProfile:
     """Result of `profile_pipeline`; `print` it to read it.
 
     Attributes:
-        pipeline_batches_per_s: What the pipeline gives by itself.
-        model_batches_per_s: What the model takes of a cached batch, or None.
-        wait_ms: Wait a batch when both run together (alone, without model).
-        stall_fraction: The share of the time that this is.
-        copy_ms: The copy of a batch to an accelerator, which is part of the
-            step; None without one, or if it was not timed.
+        pipeline_batches_per_s: The rate of the pipeline alone.
+        model_batches_per_s: The rate of the model on a cached batch, or None.
+        wait_ms: Wait per batch when both run together (alone without a model).
+        stall_fraction: This wait as a share of the time.
+        copy_ms: Time to copy a batch to an accelerator, part of the step; None
+            without an accelerator, or if it was not timed.
         slowest_stage: Name and share of the work, or None if unknown.
-        what_if: For each change its measured (batches a second, wait in ms).
+        what_if: Each change with its measured (batches a second, wait in ms).
         stages: List of `StageRow`, the source first: what each stage costs,
-            and what AUTOTUNE chose; empty if unknown. Grain's are by its own
-            timing.
+            and what AUTOTUNE chose; empty if unknown. Grain's stages are timed
+            separately.
         workers: List of `WorkerTrial`, if `workers` was given.
         cpu_budget, ram_budget: Cores, and bytes for buffers, that AUTOTUNE
             may use; None if unknown.
@@ -114,9 +114,9 @@ class PipelineProfile:
 def profile_pipeline(data, model=None, batches=100, workers=None):
     """Measure a pipeline, a model, both together, and what would help.
 
-    Nothing is trained: the model's weights and seeds, its optimizer and what
-    its gradient mode has summed up are put back; its metrics start afresh.
-    The data is iterated several times.
+    Nothing is trained: the model's weights and seeds, its optimizer and the
+    sums of its gradient mode are restored; its metrics are reset. The data is
+    iterated several times.
 
     Args:
         data: A `tf.data.Dataset`, `PyDataset`, torch DataLoader, Grain
@@ -126,9 +126,9 @@ def profile_pipeline(data, model=None, batches=100, workers=None):
         batches: Batches per measurement, rounded up to whole executions
             where the model was compiled with `steps_per_execution`.
         workers: Numbers of workers to try, such as `(0, 1, 2, 4)`, for a
-            PyDataset, a torch DataLoader and Grain: each with threads and
-            with processes, as far as the kind of data has them. 0 loads in
-            the training thread.
+            PyDataset, a torch DataLoader and Grain: each with threads and with
+            processes, where the data supports them. 0 loads in the training
+            thread.
 
     Returns:
         A `PipelineProfile`.

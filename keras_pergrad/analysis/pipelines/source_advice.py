@@ -16,7 +16,7 @@ NESTED = ("FlatMap", "Interleave", "ParallelInterleave")
 
 
 def from_generator(facts):
-    """One Python thread does much of the work."""
+    """Advise where one Python thread does much of the work."""
     stages = [s for s in facts.stages if s.is_generator]
     if not stages:
         return None
@@ -52,7 +52,7 @@ def from_generator(facts):
 
 
 def interleave(facts):
-    """Files are read one after the other."""
+    """Advise where files are read one after the other."""
     stages = [
         s
         for s in facts.stages
@@ -94,7 +94,7 @@ def parallel_reads(facts):
 
 
 def _few_in_a_file(facts):
-    """Elements that a nested pipeline gives, where they are few."""
+    """Return how many elements a nested pipeline gives, if they are few."""
     for stage in facts.running or ():
         if stage.name in NESTED and stage.sources and stage.elements:
             a_source = stage.elements / stage.sources
@@ -128,7 +128,7 @@ def tiny_reads(facts):
     """Advise where a file reader's buffer is smaller than a line."""
     for stage in facts.stages:
         size = reader_buffer(stage)
-        # TensorFlow's account leaves readers out: no share to go by.
+        # TensorFlow does not account for readers, so no share is known.
         if size is not None and size < SMALL_READ:
             fixed = stage.kind == "FixedLengthRecord"
             return Advice(

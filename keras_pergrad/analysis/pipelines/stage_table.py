@@ -5,7 +5,7 @@ import dataclasses
 from keras_pergrad.analysis.pipelines.stages import written_name
 from keras_pergrad.analysis.pipelines.tfdata_model import NESTING
 
-#: What TensorFlow makes one stage of, from the last to the first.
+#: Stages that TensorFlow fuses into one, from the last to the first.
 FUSED = {
     "MapAndBatch": ("Batch", "Map"),
     "ParallelMapAndBatch": ("Batch", "Map"),
@@ -17,7 +17,7 @@ LOADERS = ("pydataset", "generator", "dataloader", "grain")
 #: The kind for stages of Grain's own timing.
 GRAIN_STAGES = "grain stages"
 _GENERATOR = ("FlatMap", "Generator")
-#: Stages that bring data in; what the others do is transforming it.
+#: Stages that bring data in; the others transform it.
 _LOADING = (*NESTING, "Generator")
 
 
@@ -26,11 +26,11 @@ class StageRow:
     """What one stage of a running pipeline costs.
 
     Attributes:
-        name: As the user wrote it, `map(decode)`; what TensorFlow has added
-            says so.
+        name: As the user wrote it, `map(decode)`; the name of a stage that
+            TensorFlow added says so.
         share: Share of the pipeline's work, 0 to 1.
         element_ms: Time for one element that it gives; None if unknown.
-        parallelism: Calls side by side; None where there is one by nature.
+        parallelism: Parallel calls; None if there is always only one.
         buffer_size: Elements that its buffer may hold, or None.
         buffered: Elements in its buffer when it was looked at.
         autotuned: Whether TensorFlow chose these numbers.
@@ -85,8 +85,8 @@ def stage_rows(data, kind, written, running):
                 loads=at == last or at in reading or stage.name in _LOADING,
             )
         )
-    # A prefetch does no work: where it seems to, TensorFlow has booked a
-    # stage that it keeps no account of (a file reader) there.
+    # A prefetch does no work: where it seems to, it stands for a stage that
+    # TensorFlow does not account for (a file reader).
     top = max(range(len(rows)), key=lambda at: rows[at].share)
     if running[top].name != "Prefetch" and rows[top].share > 0:
         rows[top].is_bottleneck = True
@@ -94,7 +94,7 @@ def stage_rows(data, kind, written, running):
 
 
 def slowest(rows):
-    """(name, share of the work) of the bottleneck, or None."""
+    """Return (name, share of the work) of the bottleneck, or None."""
     for row in rows:
         if row.is_bottleneck:
             return row.name, row.share
@@ -102,7 +102,7 @@ def slowest(rows):
 
 
 def load_and_transform(rows):
-    """Shares of the work: (bringing data in, all else); None if unknown."""
+    """Return shares of the work: (loading, all else); None if unknown."""
     if not rows or not any(row.share for row in rows):
         return None
     load = sum(row.share for row in rows if row.loads)
@@ -110,11 +110,10 @@ def load_and_transform(rows):
 
 
 def _names(data, kind, written, running):
-    """Names of the stages that run, and the places of those that read files
-    in a map."""
+    """Return running stages' names, and places of maps that read files."""
     if kind in LOADERS:
         return [_loader_name(data, stage) for stage in running], set()
-    if kind == GRAIN_STAGES:  # these have names as one writes them
+    if kind == GRAIN_STAGES:  # their names are as the user writes them
         return [stage.name for stage in running], set()
     labels = _numbered(written)
     names, reading = [], set()
@@ -154,7 +153,7 @@ def matched(written, running):
 
 
 def _numbered(written):
-    """Labels of the stages; equal ones are counted from the source."""
+    """Return labels of the stages; equal ones are counted from the source."""
     labels = [stage.label for stage in written]
     counts = {label: labels.count(label) for label in labels}
     numbered = list(labels)
@@ -224,7 +223,7 @@ def text_of(rows, cpu_budget=None, ram_budget=None):
 
 
 def aligned(cells):
-    """Lines of a table: the first column to the left, others to the right.
+    """Align a table: the first column to the left, others to the right.
 
     Args:
         cells: Rows of strings, all of one length.

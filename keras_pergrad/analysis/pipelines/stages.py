@@ -57,7 +57,7 @@ class Stage:
 
 
 def stages(dataset):
-    """Stages from the last (what the model sees) to the source.
+    """Return the stages from the last (what the model sees) to the source.
 
     Follows the first input of stages that have several.
     """
@@ -105,7 +105,7 @@ def _plain(kind):
 
 
 def written_name(kind):
-    """TensorFlow's word for a stage as one writes it: FlatMap, flat_map."""
+    """Turn TensorFlow's name into the user's: FlatMap, flat_map."""
     if kind in _WRITTEN:
         return _WRITTEN[kind]
     if kind in READERS:
@@ -124,7 +124,10 @@ def files_in_turn(stage):
 
 
 def reader_buffer(stage):
-    """Bytes a file reader takes at once, or None for TensorFlow's own."""
+    """Return a file reader's buffer in bytes.
+
+    None: TensorFlow's default, or the stage reads no file.
+    """
     if stage.kind not in READERS:
         return None
     size = getattr(stage.dataset, "_buffer_size", None)

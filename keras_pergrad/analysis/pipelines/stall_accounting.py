@@ -29,28 +29,28 @@ class StallReport:
             first batch of a fresh iterator.
         data_stall_fraction: `data_stall_s` over the time from the first
             batch's arrival to the end of the last step, tracing left out.
-        step_ms: Mean time of a step without its wait; the copy of its batch
-            to an accelerator is in it.
+        step_ms: Mean time of a step without its wait, but with the copy of its
+            batch to an accelerator.
         copy_ms: Mean time of that copy; None where none was timed.
         copy_fraction: The same as a share of the time of
             `data_stall_fraction`.
-        cpu_ms: Mean time that this process's threads computed for a batch,
-            or stood ready while others had the cores (step and loading; more
-            than passed where several did). In a long epoch it is that of a
-            sample of the batches.
-        stall_load_fraction: The part of `data_stall_fraction` that reading
-            and generating data took; None if nobody knows.
+        cpu_ms: Mean time per batch that this process's threads computed, or
+            were ready while others had the cores. It covers step and loading,
+            and with several threads may exceed the elapsed time. In a long
+            epoch it is the mean of a sample of the batches.
+        stall_load_fraction: The part of `data_stall_fraction` that reading and
+            generating data took; None if unknown.
         stall_transform_fraction: The part that the other stages took.
         first_batch_s: From the start of the epoch to the first batch.
-        tracing_s: Calls that traced and compiled, without their waits but
-            with their own steps.
-        end_of_data_s: The call that only found out that no batch is left.
-        validation_s: The validation inside the epoch.
-        validation_stall_s: What that validation waited for data.
+        tracing_s: Time of calls that traced and compiled, without their waits
+            but with their own steps.
+        end_of_data_s: Time of the call that only found no batch left.
+        validation_s: Time of the validation inside the epoch.
+        validation_stall_s: Time that this validation waited for data.
         wait_p50_ms, wait_p95_ms, wait_p99_ms, wait_longest_ms: With
-            `per_batch=True`; percentiles to one per cent of their value.
+            `per_batch=True`; percentiles are accurate to one per cent.
         wait_longest_step: The step (from 0) of the longest wait.
-        not_recorded: Fetches that found no room in the log. Unless it is 0,
+        not_recorded: Fetches for which the log had no room. Unless it is 0,
             everything else is None.
     """
 
@@ -115,9 +115,8 @@ def exposed_waits(rows):
 
     Args:
         rows: Array of shape (steps, 5): asked, arrived, had a batch, end of
-            the step that ran beside the fetch (0 if none did), and what is
-            not looked at here. What passed while that step still ran was no
-            wait.
+            the step that ran beside the fetch (0 if none did), and a column
+            not used here. Time while that step still ran is no wait.
 
     Returns:
         Array of shape (steps,).
@@ -130,8 +129,8 @@ def copy_times(rows):
     """Return the seconds that the copies to an accelerator took, if timed.
 
     Args:
-        rows: Array of shape (steps, 5): see `exposed_waits`, and in the end
-            when the batch was on the accelerator, or 0.
+        rows: Array of shape (steps, 5): see `exposed_waits`; the last column
+            is when the batch was on the accelerator, or 0.
 
     Returns:
         Array of shape (steps that have the time,).
@@ -147,7 +146,7 @@ class Account:
         began: Wall clock (`time.time()`) at the start of the epoch.
 
     Attributes:
-        lost: Rows that are missing; add to it where some were.
+        lost: The number of missing rows; the caller adds to it.
     """
 
     def __init__(self, began):
@@ -221,8 +220,8 @@ class Account:
         compute = max(call.ended - call.began - waits.sum(), 0.0)
         starts = call.fresh and self.first_batch is None
         if starts:
-            # Before the call: the iterator was made. In the call, tracing
-            # came first, and is no part of it.
+            # This includes making the iterator, before the call, but not
+            # tracing, which came first in the call.
             self.first_batch = call.began - self.began + waits[0]
         if self.steady_from is None:
             self.steady_from = rows[0, 1] if starts else rows[0, 0]
@@ -255,7 +254,7 @@ class Account:
         self.copied += len(times)
 
     def report(self):
-        """Return the `StallReport` of what came in so far."""
+        """Return the `StallReport` of the calls so far."""
         if self.lost:
             return StallReport(steps=None, not_recorded=self.lost)
         report = StallReport(

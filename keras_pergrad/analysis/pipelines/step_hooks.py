@@ -1,6 +1,6 @@
 """Callbacks that join Keras's list for the length of one hook.
 
-They stand where the callback that needs them does not: last while a batch
+They take places that the callback itself does not have: last while a batch
 begins, and around the progress bar while an epoch ends.
 """
 
@@ -30,7 +30,7 @@ class Armer(_Hook):
         self._watched = model
 
     def stand_last(self, slot):
-        """Arm behind all other callbacks; called while a batch begins."""
+        """Arm after all other callbacks; called while a batch begins."""
         callbacks = self._callbacks
         if type(callbacks[-1]) is not Armer:
             self._slot = slot
@@ -44,7 +44,7 @@ class Armer(_Hook):
 
 
 def acts_last(callbacks, callback):
-    """Whether nothing acts behind a callback while a batch begins."""
+    """Whether no callback acts after this one while a batch begins."""
     if callback not in callbacks:
         return False
     behind = callbacks[callbacks.index(callback) + 1 :]
@@ -54,7 +54,7 @@ def acts_last(callbacks, callback):
 
 
 def _acts(callback, hook):
-    # One that is set on the object is no method.
+    # A hook that is set on the object is not a method.
     function = getattr(getattr(callback, hook), "__func__", None)
     return function is not getattr(keras.callbacks.Callback, hook)
 
@@ -108,13 +108,13 @@ def around_bar(callback_list, callback, hidden, text):
         if text:
             print(text, flush=True)
 
-    # The list is being gone through: what stands before stays in its place.
+    # Keras iterates over the list: earlier entries must keep their places.
     callbacks.insert(bars[0] + 1, _AtEnd(show))
     callbacks.insert(bars[0], _AtEnd(hide))
     callbacks.append(_AtEnd(lambda logs: remove_hooks(callback_list)))
 
 
 def remove_hooks(callback_list):
-    """Remove all of them, also what an error elsewhere has left behind."""
+    """Remove all hooks, including those that an error left behind."""
     callbacks = callback_list.callbacks
     callbacks[:] = [c for c in callbacks if not isinstance(c, _Hook)]

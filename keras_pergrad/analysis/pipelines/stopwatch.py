@@ -21,15 +21,15 @@ from keras_pergrad.analysis.pipelines.wait_log import WaitLog
 
 ITERATORS = (tf.data.Iterator, tf.distribute.DistributedIterator)
 SLOTS = ("train_function", "test_function")
-# Asking for the processor time of many threads takes 30 us and more (measured):
-# of so many calls on an iterator each is asked, then every so manieth.
+# Reading the processor time of many threads takes 30 us and more (measured):
+# it is read for each of the first calls on an iterator, then at intervals.
 CPU_AT_FIRST, CPU_EVERY = 24, 64
 
 _stopwatches = weakref.WeakKeyDictionary()
 
 
 def fetches_of_a_call(model):
-    """How often a call of the model's train function fetches, at most.
+    """Return how often a call of the train function fetches, at most.
 
     Once for each step, rounded up to the unrolled loop, and once more.
     """
@@ -65,15 +65,15 @@ class Call:
 
 
 class Stopwatch:
-    """Shared by all callbacks that watch the same model.
+    """The stopwatch of one model, shared by all callbacks that watch it.
 
-    Listeners have a method `calls_done(calls, rows)`, given `Call`s and for
-    each the rows of the `WaitLog`, `rows_lost(count)`, called instead where
-    some rows were overwritten unread, and `call_failed()`.
+    Listeners have three methods: `calls_done(calls, rows)` gets `Call`s and
+    the rows of the `WaitLog` for each; `rows_lost(count)` is called instead if
+    some rows were overwritten unread; and `call_failed()`.
 
     Attributes:
         iterators: for each of `SLOTS` a function that returns the iterator
-            which that function used last, None if it is gone.
+            used last, None if it is gone.
     """
 
     def __init__(self):
@@ -109,7 +109,7 @@ class Stopwatch:
         object.__setattr__(model, slot, armed)
 
     def disarm(self):
-        """Put an armed function back that was never called."""
+        """Put back an armed function that was never called."""
         if self._armed is not None:
             self._armed.restore()
             self._armed = None
@@ -127,7 +127,7 @@ class Stopwatch:
         if fresh:
             if not isinstance(iterator, ITERATORS):
                 return function(iterator)
-            # Weakly: a pipeline must not live on because it was timed.
+            # A weak reference: timing must not keep a pipeline alive.
             self.iterators[slot] = weakref.ref(iterator)
             self._fetches[slot] = fetches_of_a_call(model)
             self._count = 0
@@ -158,12 +158,12 @@ class Stopwatch:
             ended = time.time()
             if computed is not None:
                 computed = time.process_time() - computed
-            # A `Call` is made of it when there is time.
+            # `drain` makes a `Call` of it later.
             self._calls.append(
                 (slot, began, ended, traced, fresh, finished, computed)
             )
             if failed:
-                # Reporting must not hide the error that is on its way.
+                # Reporting must not hide the error that is being raised.
                 with contextlib.suppress(Exception):
                     self._tell_of_failure()
 
@@ -178,7 +178,7 @@ class Stopwatch:
             listener.call_failed()
 
     def drain(self):
-        """Hands what was measured to the listeners."""
+        """Pass the measurements to the listeners."""
         calls, self._calls = [Call(*call) for call in self._calls], []
         self._undrained = 0
         rows, lost = self._log.drain()
@@ -202,8 +202,8 @@ class TimedCall:
     """Stands in for a train function for exactly one call, each time anew.
 
     Attributes:
-        function: the train function while it is armed, then None: with it
-            the model would never be freed.
+        function: the train function while it is armed, then None: a lasting
+            reference would keep the model alive.
     """
 
     function = None

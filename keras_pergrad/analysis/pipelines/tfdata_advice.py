@@ -9,19 +9,19 @@ from keras_pergrad.analysis.pipelines.pipeline_facts import Advice
 from keras_pergrad.analysis.pipelines.stages import size_of
 from keras_pergrad.analysis.pipelines.tfdata_code import written_as
 
-# A copy to the accelerator that is worth a word: of the step, and at least.
+# The share of the step, and the least time, of a copy worth a message.
 LONG_COPY, LONG_COPY_MS = 0.05, 0.2
 LONG_START = 4  # times the making of a batch, before the first one is there
 
 
 def _fused_with_batch(stage, facts):
-    """TensorFlow makes one stage, MapAndBatch, of a map and its batch."""
+    """Whether TensorFlow fuses this map and its batch into MapAndBatch."""
     at = facts.stages.index(stage)
     return at > 0 and facts.stages[at - 1].kind == "Batch"
 
 
 def prefetch(facts):
-    """Nothing overlaps, and a step is long enough to hide something."""
+    """Advise where nothing overlaps and a step could hide some work."""
     if facts.kind != "dataset" or facts.overlaps:
         return None
     gain = min(facts.wait_ms, facts.step_ms)
@@ -59,7 +59,7 @@ def prefetch_to_device(facts):
 
 
 def unordered(facts):
-    """Single slow elements of a parallel, shuffled stage hold up others."""
+    """Advise where slow elements of a parallel shuffled stage delay others."""
     parallel = [
         s
         for s in facts.stages

@@ -13,7 +13,7 @@ import tensorflow as tf
 from tensorflow.core.framework import model_pb2
 
 PARALLELISM, BUFFER = "parallelism", "buffer_size"
-#: Stages that make a pipeline of its own of each of their elements.
+#: Stages that make a separate pipeline of each of their elements.
 NESTING = ("FlatMap", "Interleave", "ParallelInterleave")
 
 
@@ -132,7 +132,7 @@ def _stage(node):
 
 
 def _plain(name):
-    """`ParallelMapV2[...]` -> `ParallelMap`."""
+    """Turn `ParallelMapV2[...]` into `ParallelMap`."""
     name = name.split("[")[0]
     return name.rstrip("0123456789").removesuffix("V")
 
@@ -140,7 +140,7 @@ def _plain(name):
 def _nested_seconds(model, node, keys):
     """Return the time for one element in the pipelines of a stage.
 
-    TensorFlow forgets those that have ended, so what one element took in
+    TensorFlow forgets pipelines that have ended, so the time of one element in
     those that still run stands for all.
     """
     worked = elements = 0

@@ -104,7 +104,7 @@ def _pass_on(part):
 
 
 def _row_with_step_end(log):
-    """Get a row of the log, with the end of a step that runs beside the fetch.
+    """Take a row; note the end of a step that runs beside the fetch.
 
     In Keras's loop the fetch is a branch of a condition in the loop's body,
     and the step is an earlier op of that body.
@@ -136,9 +136,9 @@ def timed_spec(iterator, log):
 class TimedIteratorSpec(tf.TypeSpec):
     """Type of a `TimedIterator`: the iterator's own type, and the log's key.
 
-    And the accelerator to which batches are copied, or None. The log is part
-    of the type and captured by the trace: as an argument it would cost 60 us
-    a call (measured), most of it in comparing types.
+    It also holds the accelerator to which batches are copied, or None. The log
+    is part of the type and captured by the trace: as an argument it would cost
+    60 us a call (measured), most of it in comparing types.
     """
 
     def __init__(self, iterator_spec, log_key, copied_to):
@@ -167,7 +167,7 @@ class TimedIteratorSpec(tf.TypeSpec):
     def _component_specs(self):
         return self._iterator_spec._component_specs
 
-    # Those of the iterator itself: each level of types costs every call.
+    # The iterator's own components: each level of types slows every call.
     def _to_components(self, value):
         return self._iterator_spec._to_components(value._iterator)
 

@@ -1,8 +1,8 @@
 """A log, written by a train function while it runs, of when data arrived.
 
-The log is four small resources on the CPU: a counter, one row for each
-fetch, and for each fetch two time stamps that it may lack: the end of the step
-that ran beside it, and when the batch was on the accelerator. They are apart
+The log is four small resources on the CPU: a counter, one row for each fetch,
+and for each fetch two time stamps that it may lack: the end of the step that
+ran beside it, and when the batch was on the accelerator. They are separate
 since TensorFlow keeps the writes to one resource in order: a fetch would wait
 for the step beside it. A row costs a few microseconds; the host reads the log
 once in some hundred steps, so neither the steps nor the memory feel it.
@@ -106,7 +106,7 @@ class WaitLog:
         _write(self.copies, row, time)
 
     def drain(self):
-        """Hands out the rows since the last call, in order, and forgets them.
+        """Return the rows since the last call, in order, and forget them.
 
         Returns:
             Array of shape (rows, 5), see the class, and the number of rows
@@ -143,7 +143,7 @@ def _write(resource, row, time):
 
 
 def _taken(resource, empty):
-    """Return the numbers in `resource`, which is wiped."""
+    """Return the numbers in `resource`, and clear it."""
     value = tf.raw_ops.ReadVariableOp(resource=resource, dtype=empty.dtype)
     tf.raw_ops.AssignVariableOp(resource=resource, value=empty)
     return value.numpy()
@@ -151,7 +151,7 @@ def _taken(resource, empty):
 
 def _destroy(handles):
     # Python may collect the log while some function or graph is being built;
-    # of a plain graph `tf.init_scope` would not lead out.
+    # `tf.init_scope` would not leave a plain graph.
     with context.eager_mode():
         for handle in handles:
             tf.raw_ops.DestroyResourceOp(

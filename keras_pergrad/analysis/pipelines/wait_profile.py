@@ -68,7 +68,7 @@ class Timeline:
             self._batches += len(now)
 
     def arrays(self):
-        """First batch of each group, mean wait, mean compute (s)."""
+        """Return each group's first batch, mean wait and mean compute (s)."""
         groups = math.ceil(self._batches / self.group)
         first = np.arange(groups) * self.group
         sizes = np.minimum(self.group, self._batches - first)

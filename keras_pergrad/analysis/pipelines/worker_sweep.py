@@ -105,7 +105,7 @@ def _trial(changed, count, by, measure):
 def knee(found):
     """Return the trial with the fewest workers near the best rate, or None.
 
-    Of threads and processes with as many workers the faster one.
+    Of threads and processes with equally many workers the faster one counts.
     """
     known = [t for t in found if t.batches_per_s is not None]
     if not known:

@@ -1,8 +1,8 @@
 """The graphs that TensorFlow hands to each device's executor.
 
-They are the truth about placement: they exist after the placer, grappler
-and the partitioner. TensorFlow exports them only for functions that are
-instantiated (placed, optimised, cut into partitions) while collection is on.
+They show the true placement: they exist after the placer, grappler and the
+partitioner. TensorFlow exports them only for functions that are instantiated
+(placed, optimised, cut into partitions) while collection is on.
 
 Private names in use, each covered by
 `tests/analysis/placement/test_collection.py`:

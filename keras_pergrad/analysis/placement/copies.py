@@ -1,8 +1,8 @@
 """Copies between host memory and an accelerator's memory.
 
-TensorFlow cuts an edge between devices into a send and a receive. It is a
-copy where the two ends keep the tensor in different kinds of memory: a
-"_Host" end keeps it in host memory, on an accelerator too.
+TensorFlow cuts an edge between devices into a send and a receive. It is a copy
+where the two ends keep the tensor in different kinds of memory: a "_Host" end
+keeps it in host memory, even on an accelerator.
 """
 
 import collections
@@ -37,7 +37,7 @@ def _in_host_memory(node):
 
 
 def _tensors_inside(node):
-    """How many tensors a variant carries: each is copied by itself."""
+    """Return how many tensors a variant carries; each is copied by itself."""
     if node.op == "OptionalFromValue":
         return len(node.inputs)
     if node.op == "IteratorGetNextAsOptional":
@@ -58,7 +58,7 @@ def direction(send):
 
 
 def find(nodes, runs, layer_of):
-    """Every copy of one step.
+    """Find every copy of one step.
 
     Args:
         nodes: linked nodes.
@@ -77,7 +77,7 @@ def find(nodes, runs, layer_of):
         times = runs(send)
         dtype = send.dtypes[0] if send.dtypes else "variant"
         if dtype == "variant" and times is not None:
-            # In the loop over steps, handles cross that may be empty.
+            # In the loop over steps, handles that cross may be empty.
             times = _tensors_inside(maker) * times
             times = None if runs.over_steps else times
         if times == 0:
@@ -88,11 +88,11 @@ def find(nodes, runs, layer_of):
 
 
 def _logs(nodes):
-    """Keras wraps a step's logs in an Optional, and asks if it holds any.
+    """Return the copies for a step's logs, which Keras wraps in an Optional.
 
-    Where the Optional leaves the function on the accelerator, each log is
-    copied back, outside of the graph; where it was made there, the answer
-    (one bool) makes a round trip too.
+    If the Optional leaves the function on the accelerator, each log is copied
+    back, outside of the graph. If it was also made there, the answer whether
+    it holds logs (one bool) makes a round trip.
     """
     found = []
     for node in nodes:
@@ -119,7 +119,7 @@ def total(copies):
 
 
 def by_direction(copies):
-    """Return a `Counter` of copies a step by direction."""
+    """Return a `Counter` of the copies of a step, by direction."""
     counts = collections.Counter()
     for copy in copies:
         counts[copy.direction] += copy.runs or 0

@@ -107,10 +107,10 @@ def compare_devices(model, x, y, devices=None, repeats=3):
     same weights and the same batch, in graphs as TensorFlow optimises them
     for each device. The model is left as it is.
 
-    Where a difference is more than rounding, the op that makes it is
-    looked for: each op is given the CPU's numbers and judged alone; what
-    that does not find (inside loops, or only when fused) is found by moving
-    one type of op after the other to the CPU.
+    If a difference is more than rounding, the function searches for the op
+    that causes it: each op gets the CPU's numbers and is judged alone. Errors
+    that this misses (inside loops, or only when fused) are found by moving one
+    type of op after the other to the CPU.
 
     Args:
         model: a compiled and built `keras.Model` or `PerGradModel`.

@@ -73,7 +73,7 @@ def watch():
         definition = _definition(op_type, attrs, scope)
         hides, parts = _hides(definition), ()
         if hides and hides != calls.XLA:
-            # A function is placed once for the same devices of its inputs.
+            # A function is placed once for each set of input devices.
             key = _placement_key(definition, inputs)
             parts = placed.setdefault(key, _only(fresh))
         executed.append(Executed(definition, device, scope, hides, parts))
@@ -133,7 +133,7 @@ def _only(metadata):
 
 
 def names(executed):
-    """All node names, with the scopes that were open around them."""
+    """Return all node names, with the scopes that were open around them."""
     found = []
     for one in executed:
         inside = [node.name for part in one.partitions for node in part.node]

@@ -133,7 +133,7 @@ def read(partitions):
 
 
 def through_plumbing(node, slot=0):
-    """Get the node that really made a tensor: skips identities and receives."""
+    """Return the node that made a tensor, past identities and receives."""
     while True:
         if node.op in RECEIVES and node.partner is not None:
             node, slot = node.partner.inputs[0]

@@ -34,7 +34,7 @@ def _where(operations):
 
 
 def of_settings(jit_compile):
-    """Hazards that follow from how the model was compiled."""
+    """Return hazards that follow from how the model was compiled."""
     if not jit_compile:
         return []
     return [
@@ -49,7 +49,7 @@ def of_settings(jit_compile):
 
 
 def of_operations(operations):
-    """Hazards that follow from the ops a step has."""
+    """Return hazards that follow from the ops of a step."""
     found = []
 
     def add(code, severity, message, matching):
@@ -106,7 +106,7 @@ def _only(users):
 
 
 def of_fusion(nodes, layer_of, on_metal=None):
-    """Fused contraction + bias + activation, there or about to be made.
+    """Find contraction + bias + activation, fused or about to be fused.
 
     TensorFlow's own fusions carry the parts in `fused_ops`; tensorflow-metal
     fuses after the graphs are handed over, so the unfused chain counts too.

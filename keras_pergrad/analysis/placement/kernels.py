@@ -11,8 +11,8 @@ from tensorflow.python.framework import kernels as tf_kernels
 
 DEVICE, GENERIC, NONE = "device", "generic", "none"
 
-# Kernels that TensorFlow registers for "GPU" itself, in wheels without CUDA
-# too. They pass tensors on, or hand whole graphs to XLA: none of them is the
+# Kernels that TensorFlow registers for "GPU" itself, even in wheels without
+# CUDA. They pass tensors on, or hand whole graphs to XLA: none of them is the
 # plugin's. Those for the data pipeline and XLA are matched by prefix.
 _OWN_GPU = {
     "BatchFunction",
@@ -128,7 +128,7 @@ def is_host_op(op, dtypes=()):
 
 
 def reason(definition, dtypes, device_type, platform):
-    """Why a node is on the CPU although there is an accelerator."""
+    """Return why a node is on the CPU although there is an accelerator."""
     if is_host_op(definition.op, dtypes):
         return "host-only op"
     kind = serving(definition, device_type)
@@ -154,7 +154,7 @@ def reason(definition, dtypes, device_type, platform):
 
 
 def _refused(definition, kernels):
-    """Get the types that no kernel takes → those that are taken in their place.
+    """Return the types that no kernel takes → the types taken instead.
 
     A kernel may be chosen by several types (data, indices), most of which
     are fine.

@@ -1,11 +1,11 @@
 """The number of times that each node of a step runs.
 
 Loops arrive as rings of Enter, Merge, Switch, NextIteration and Exit nodes,
-one frame a loop. What stands in a frame runs once an iteration, and the
-number of iterations is read from the loop's own condition where that counts
-up to a constant, as in every RNN of fixed length. Where it does not, the
-answer is "unknown", never a guess. The loop that `steps_per_execution` makes
-is the exception: it counts as one turn, so that figures are for one step.
+one frame a loop. A node in a frame runs once per iteration. The number of
+iterations is read from the loop's own condition if this counts up to a
+constant, as in every RNN of fixed length. Otherwise the answer is "unknown",
+never a guess. The loop that `steps_per_execution` makes is the exception: it
+counts as one turn, so that figures are for one step.
 """
 
 import tensorflow as tf
@@ -13,7 +13,7 @@ import tensorflow as tf
 from keras_pergrad.analysis.placement.graph import RECEIVES, through_plumbing
 
 _LIMITS = {"Less": 0, "LessEqual": 1}
-# What tells the loop over steps from a loop inside a step: it takes batches,
+# How the loop over steps differs from a loop inside a step: it takes batches,
 # and it asks whether there is one more.
 _BATCH_OPS = {"IteratorGetNext", "OptionalGetValue"}
 _STEP_TESTS = {"Less", "LogicalAnd", "OptionalHasValue"}
@@ -30,7 +30,7 @@ class Runs:
         self._parent = {}  # frame → the frame around it
         self._frame = {}
         self._branches = {}  # node → {(test, outcome)} it depends on
-        self._bodies = {}  # node → the loops whose body it stands in
+        self._bodies = {}  # node → the loops whose body it is in
         self._conditions = {}
         self._trips = {}
         self._solving = set()
@@ -78,7 +78,7 @@ class Runs:
         return self._trips[frame]
 
     def _in_order(self, nodes):
-        """Feeders first; a NextIteration closes a ring and may come late."""
+        """Put feeders first; a NextIteration closes a ring and may be late."""
         done, order = set(), []
         for root in nodes:
             stack = [(root, False)]
@@ -113,7 +113,8 @@ class Runs:
     def _settle_branches(self, node):
         sources = [*node.inputs, *((f, None) for f in node.controls)]
         if node.op in RECEIVES and node.partner is not None:
-            # Where the sender does not run, what follows here does not.
+            # If the sender does not run, what follows here does not run
+            # either.
             sources.append((node.partner, None))
         if node.op == "Merge":  # after an "if", or at the head of a loop
             sources = [s for s in node.inputs if s[0] in self._branches]
@@ -187,7 +188,7 @@ class Runs:
         return -(-(bound + _LIMITS[test.op] - start) // step)
 
     def _counter(self, node, _slot=0):
-        """`(start, step)` of a loop variable that grows by a constant."""
+        """Return `(start, step)` of a variable that grows by a constant."""
         if node.op != "Merge":
             return None
         start = step = None
@@ -251,7 +252,7 @@ class Runs:
         return None if trips is None else counter[0] + counter[1] * trips
 
     def _unchanging(self, merge):
-        """Return the value of a loop variable that is handed on as it came."""
+        """Return the value of a variable that the loop does not change."""
         start = None
         for feeder, slot in merge.inputs:
             if feeder.op == "Enter":

@@ -48,7 +48,7 @@ class Placed:
 
 
 def read(partitions, model, device=None):
-    """Summarises partition graphs.
+    """Summarise partition graphs.
 
     Args:
         partitions: a list of `GraphDef`.

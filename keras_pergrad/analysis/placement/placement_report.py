@@ -10,7 +10,7 @@ from keras_pergrad.analysis.placement import copies as copying
 class PlacementReport:
     """Where a training step ran.
 
-    A quantity that could not be had is `None`, never 0.
+    A quantity that could not be obtained is `None`, never 0.
 
     Attributes:
         device: the accelerator's name (`"GPU:0"`), or `None`.
@@ -22,7 +22,7 @@ class PlacementReport:
         opaque: parts that TensorFlow does not show, `(name, device, why)`:
             with any of them there are no counts.
         hazards: a list of `Hazard`.
-        notes: sentences about how the figures came about.
+        notes: sentences about how the figures were obtained.
         deep: a `DeepReport`, with `deep=True`.
         prediction: the plugin's version if this is a prediction, or
             `"a table of your own"`.
@@ -75,9 +75,9 @@ class PlacementReport:
             kind: `"device"`, `"generic"` or `"cpu"`.
 
         Returns:
-            A dict from op type to a number, `None` where one of its ops
-            stands in a loop or branch whose course cannot be read, or
-            may stand in an opaque part too.
+            A dict from op type to a number, or to `None` if one of these ops
+            is in a loop or branch whose course cannot be read, or may also be
+            in an opaque part.
         """
         counts = collections.Counter()
         unknown = set()

@@ -26,8 +26,8 @@ _PLATFORMS = ("metal",)
 _REWRITES = {"remapping": 2, "layout_optimizer": 2}
 
 
-# On x86, oneDNN has the last word on a CPU graph and merges pairs of ops that
-# stay apart on an accelerator.
+# On x86, oneDNN rewrites a CPU graph last and merges pairs of ops that stay
+# apart on an accelerator.
 _MERGED = {
     "Conv2DWithBias": ("Conv2D", "BiasAdd"),
     "Conv2DBackpropFilterWithBias": ("Conv2DBackpropFilter", "BiasAddGrad"),
@@ -36,11 +36,11 @@ _MERGED = {
 
 
 def predict_placement(model, x, y, platform="metal", kernels_table=None):
-    """Predicts where a training step would run on a Mac with Metal.
+    """Predict where a training step would run on a Mac with Metal.
 
-    The step is traced, optimised as TensorFlow would, and each op is looked
-    up in the table of kernels that tensorflow-metal 1.2.0 registers. It
-    works on any machine, and nothing it says was run on a Mac.
+    The step is traced and optimised as in TensorFlow. Each op is then looked
+    up in the table of kernels that tensorflow-metal 1.2.0 registers. This
+    works on any machine; no result comes from a run on a Mac.
 
     Args:
         model: a compiled and built `keras.Model` or `PerGradModel`; it is
@@ -127,7 +127,7 @@ def _forced_xla(model):
 
 
 def _places(nodes, table):
-    """`(node, op)` → `"device"`, `"generic"`, `"cpu"` or `"error"`."""
+    """Return `(node, op)` → `"device"`, `"generic"`, `"cpu"` or `"error"`."""
     places = {}
     for node in nodes:
         if node.op in graph.PLUMBING or node.hides:

@@ -14,7 +14,7 @@ from keras_pergrad.keras_internals.graph_session import Replica, trace_step
 
 @dataclasses.dataclass(frozen=True)
 class DeepReport:
-    """What `deep=True` adds.
+    """The measurements that `deep=True` adds.
 
     Attributes:
         executions: device → op type → how often one step ran it.
@@ -66,7 +66,7 @@ def _size(count):
 
 
 def replay(model, data, spec=None, steps=5):
-    """Replays one training step of a model on one batch.
+    """Replay one training step of a model on one batch.
 
     Args:
         model: the compiled Keras model; it is left as it is.
@@ -94,7 +94,7 @@ def replay(model, data, spec=None, steps=5):
 
 
 def median_ms(replica, values, steps, fetches=None):
-    """Median wall time of a few runs, in milliseconds."""
+    """Return the median wall time of a few runs, in milliseconds."""
     times = []
     for _ in range(steps):
         start = time.perf_counter()

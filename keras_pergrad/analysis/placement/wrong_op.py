@@ -16,7 +16,7 @@ _SUMS += ("BatchMatMul", "UnsortedSegment", "AvgPool", "Softmax")
 
 @dataclasses.dataclass(frozen=True)
 class Suspect:
-    """What makes the difference.
+    """The suspected cause of a difference.
 
     Attributes:
         op: the op's type, `""` if it was not found.
@@ -69,7 +69,7 @@ def find(concrete, values, device, layer_of, judge):
 
 
 def _one_by_one(concrete, values, device, layer_of):
-    """Each op on the device with the CPU's inputs.
+    """Run each op on the device with the CPU's inputs, until one is wrong.
 
     Returns:
         `(name of the first op that differs in place, Suspect or None)`.
@@ -90,7 +90,7 @@ def _one_by_one(concrete, values, device, layer_of):
             first = first or op.name
             feeds = {t: right[t.name] for t in op.inputs if t.name in right}
             if len(feeds) < sum(t.dtype != tf.resource for t in op.inputs):
-                continue  # takes something that cannot be handed over
+                continue  # an input cannot be fed
             tried += 1
             if tried > _MOST:
                 break
@@ -107,7 +107,7 @@ def _one_by_one(concrete, values, device, layer_of):
 
 
 def _fetchable(replica):
-    """Return the tensors of the graph that can be read, and handed over."""
+    """Return the tensors of the graph that can be fetched and fed."""
     idle = graph.RUNTIME - {"Const"}
     made = [
         tensor
@@ -124,7 +124,7 @@ def _is_real(tensor):
 
 
 def _verdict(op, right, tensor, value):
-    """Judges one output, with what its inputs say about its rounding."""
+    """Judge one output; its inputs determine how much is rounding."""
     inputs = [right[t.name] for t in op.inputs if t.name in right]
     terms, scale = 1, 0.0
     if op.type.startswith(_SUMS) and inputs:
@@ -138,7 +138,7 @@ def _verdict(op, right, tensor, value):
 
 
 def _by_type(concrete, values, device, judge):
-    """Return the type of op that makes the difference vanish on the CPU."""
+    """Return the type of op whose move to the CPU removes the difference."""
     definition = concrete.graph.as_graph_def()
     bodies = [definition.node]
     bodies += [f.node_def for f in definition.library.function]

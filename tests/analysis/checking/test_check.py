@@ -247,7 +247,7 @@ def test_a_mode_of_ones_own_says_that_it_changes_gradients():
     assert [note.partition(" is meant")[0] for note in found.notes] == [
         "if Half"
     ]
-    assert "meant to be others" in found.rows[2].reason
+    assert "meant to give other" in found.rows[2].reason
 
 
 def test_draws_that_nothing_can_repeat_are_refused():
