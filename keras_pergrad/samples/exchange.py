@@ -71,6 +71,17 @@ class Exchange:
     counted: bool = False
     counting: tuple = ()
 
+    def fits(self, uses):
+        """Whether a step has the ops that the trial had."""
+        return next(self._others(uses), None) is None
+
+    def _others(self, uses):
+        for candidate, seen in itertools.zip_longest(
+            uses.candidates, self.seen
+        ):
+            if not candidate or not seen or candidate.op.type != seen.kind:
+                yield candidate, seen
+
     def uses_in(self, uses):
         """Return (candidate, `Seen`) for each candidate that is a use.
 
@@ -80,10 +91,8 @@ class Exchange:
         Raises:
             ValueError: the step has other ops than the trial had.
         """
-        pairs = itertools.zip_longest(uses.candidates, self.seen)
-        for candidate, seen in pairs:
-            if not candidate or not seen or candidate.op.type != seen.kind:
-                raise ValueError(messages.other_ops(candidate, seen))
+        for candidate, seen in self._others(uses):
+            raise ValueError(messages.other_ops(candidate, seen))
         behind, found = set(), []
         for candidate, seen in zip(uses.candidates, self.seen):
             op = candidate.op

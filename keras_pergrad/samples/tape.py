@@ -18,7 +18,7 @@ from keras_pergrad.keras_internals.patching import attribute
 from keras_pergrad.samples import weight_paths
 from keras_pergrad.samples.forward import Forward
 from keras_pergrad.samples.op_rules import factor_of
-from keras_pergrad.samples.trial_run import exchange_of
+from keras_pergrad.samples.trial_run import exchanges_of
 from keras_pergrad.samples.use_search import Uses
 from keras_pergrad.samples.weight_use import Use, require_whole_rule, unscaled
 
@@ -134,9 +134,9 @@ class Tape:
     def parts(self, loss, scale=None):
         """Yield (index of the variable, factor, `Use` or `RuleCall`)."""
         uses = self.uses()
-        exchange = exchange_of(self)
-        for layer, error in exchange.refusals:
-            self.refuse(layer, error)
+        for exchange in exchanges_of(self, uses):
+            for layer, error in exchange.refusals:
+                self.refuse(layer, error)
         chosen = exchange.uses_in(uses)
         watched = [t for call in self.calls for t in call.watched]
         at_ops, at_rules = uses.gradients(loss, watched)

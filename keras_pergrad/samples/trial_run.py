@@ -38,11 +38,16 @@ SEED = "seed_generator_state"
 _FOUND = weakref.WeakKeyDictionary()
 
 
-def exchange_of(tape):
+def exchange_of(tape, number=None):
     """Return the `Exchange` for a tape's model and batch.
 
     It is kept as long as the model, its loss, its layers' rules and their
     `trainable` flags stay the same.
+
+    Args:
+        tape: the tape of the step.
+        number: how many samples the model must be tried on. None: those that
+            the trial makes, or the step's own number where these fail.
     """
     model = tape.model
     layers = model._flatten_layers()
@@ -51,6 +56,7 @@ def exchange_of(tape):
         tape.training,
         tape.loss,
         str(specs),
+        number,
         tuple(map(id, tape.variables)),
         tuple((layer.trainable, find_rule(layer)) for layer in layers),
     )
@@ -58,17 +64,40 @@ def exchange_of(tape):
     known = _FOUND.setdefault(model, {})
     kept = known.get(key)
     if kept is None or kept[0]() is not (loss or model):
-        compiled = in_xla()
-        number = first_tensor(tape.batch[0]).shape[0]
+        own = number is not None
+        trial = Trial(tape, specs, number_of(tape), in_xla(), own)
         with (
             tf.init_scope(),
             traced_functions(),
             random_state_kept(),
             losses_kept(model),
         ):
-            found = Trial(tape, specs, number, compiled).exchange()
+            found = trial.exchange()
         known[key] = kept = weakref.ref(loss or model), found
     return kept[1]
+
+
+def exchanges_of(tape, uses):
+    """Return `Exchange`s whose refusals hold; the last is that of the step.
+
+    Where the number of samples is known, TensorFlow may compute a shape while
+    it traces (that of `tf.zeros_like`, say), so that the step has other ops
+    than a trial on any number. Then the trial is made on the step's own.
+
+    Args:
+        tape: the tape of the step.
+        uses: its `Uses`.
+    """
+    found = [exchange_of(tape)]
+    number = number_of(tape)
+    if number is not None and not found[0].fits(uses):
+        found.append(exchange_of(tape, number))
+    return found
+
+
+def number_of(tape):
+    """Return the number of samples in a step, or None if it is not known."""
+    return first_tensor(tape.batch[0]).shape[0]
 
 
 def refusals(tape, repeated=None, once=False):
@@ -127,13 +156,14 @@ class Trial:
         specs: the types of the batch, (x, y, sample_weight).
         number: the number of samples in the step, where it is known.
         in_xla: whether XLA compiles the step.
+        own: whether the model must be tried on that number.
     """
 
-    def __init__(self, tape, specs, number, in_xla):
+    def __init__(self, tape, specs, number, in_xla, own=False):
         self.like, self.specs = tape, specs
         # With one sample there is none to exchange it for.
         self.number = max(number, 2) if number else None
-        self.in_xla = in_xla
+        self.in_xla, self.own = in_xla, own
         self.fixed = all(
             s is None or None not in s.shape[1:] for s in tf.nest.flatten(specs)
         )
@@ -206,11 +236,12 @@ class Trial:
 
     def _ways(self):
         """Yield (number of samples or None, whether XLA compiles it)."""
-        yield None, False
+        first = self.number if self.own else None
+        yield first, False
         # Some ops have a kernel only in XLA.
         if self.in_xla:
-            yield None, True
-        if self.number is not None:
+            yield first, True
+        if self.number is not None and not self.own:
             yield self.number, False
 
     def _traced(self, make, number, compiled):

@@ -129,6 +129,59 @@ def test_the_op_that_meets_the_samples_is_said_to_serve():
     assert rows["Embedding"].variables[0].ops == ("AddV2",)
 
 
+class Filled(layers.Layer):
+    """A weight beside a constant of the batch's shape."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def build(self, shape):
+        self.w = self.add_weight(shape=shape[-1:], initializer="normal")
+
+    def call(self, x):
+        return self.function(x, tf.convert_to_tensor(self.w))
+
+
+FILLED = {
+    "zeros": lambda x, w: tf.tanh(x) + (tf.zeros_like(x) + w),
+    "ones": lambda x, w: x * (tf.ones_like(x) * w),
+    "concat": lambda x, w: tf.concat([x, tf.zeros_like(x) + w], -1),
+    "mixed": lambda x, w: x[::-1] + (tf.zeros_like(x) + w),
+}
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("form", FILLED)
+def test_a_known_number_of_samples_may_change_the_ops(form, run):
+    """TensorFlow then computes the constant while it traces the step."""
+    model = _around(Filled(FILLED[form]), kpg.PerGradModel)
+    x, y = _batch(T + 1, model)
+    clip = kpg.Vectorized(kpg.ClippedMean(0.1))
+    # Exact in float32, in which the optimizer holds it.
+    sgd = keras.optimizers.SGD(0.5)
+    model.compile(sgd, "mse", gradient_mode=clip, **RUNS[run])
+    samples = oracle.per_sample_gradients(model, x, y)
+    before = [np.array(v) for v in model.trainable_variables]
+    batches = tf.data.Dataset.from_tensors((x, y))
+    if form == "mixed":
+        with pytest.raises(ValueError, match="mixes the samples"):
+            model.fit(batches, shuffle=False, verbose=0)
+        return
+    model.fit(batches, shuffle=False, verbose=0)
+    squares = [(g**2).reshape(len(x), -1).sum(1) for g in samples]
+    factors = np.minimum(1, 0.1 / np.sqrt(np.sum(squares, 0)))
+    assert factors.min() < 1
+    oracle.assert_agree(
+        [
+            (b - np.array(v)) / 0.5
+            for b, v in zip(before, model.trainable_variables)
+        ],
+        [np.tensordot(factors, g, 1) / len(x) for g in samples],
+    )
+
+
 def _lambda(function):
     return lambda: layers.Lambda(function)
 
