@@ -15,6 +15,7 @@ from keras_pergrad.factors.sample_gradients import (
     SampleGradients,
     sum_of_squares,
     weighted,
+    wide,
 )
 
 
@@ -86,11 +87,12 @@ class Joined(SampleGradients):
         if self._gradients is not None:
             return weighted(self._gradients, weights)
         sums = [part.weighted_sum(weights) for part in self.parts]
-        return tf.add_n([tf.convert_to_tensor(s) for s in sums])
+        return tf.add_n([wide(tf.convert_to_tensor(s)) for s in sums])
 
     def materialize(self):
         if self._gradients is None:
-            self._gradients = tf.add_n([p.materialize() for p in self.parts])
+            found = [wide(part.materialize()) for part in self.parts]
+            self._gradients = tf.add_n(found)
         return self._gradients
 
     def holders(self):

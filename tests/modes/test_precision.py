@@ -73,6 +73,34 @@ def test_no_sample_is_dropped_for_a_large_norm(policy, mode):
         np.testing.assert_allclose(old - new, step, atol=0.04)
 
 
+class Added(layers.Layer):
+    """Its weight has two uses, of which one op has no rule."""
+
+    def build(self, shape):
+        self.w = self.add_weight(shape=shape[-1:])
+
+    def call(self, x):
+        w = tf.convert_to_tensor(self.w)
+        return tf.add_n([x, tf.zeros_like(x) + w, x * w])
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_uses_of_different_kinds_are_added(policy):
+    keras.config.set_dtype_policy(policy)
+    keras.utils.set_random_seed(3)
+    inputs = keras.Input((4,))
+    model = keras.Model(inputs, layers.Dense(2)(Added()(inputs)))
+    model.compile("sgd", "mse")
+    x = np.random.default_rng(0).normal(size=(3, 4)).astype("float32")
+    y = np.ones((3, 2), "float32")
+    norms = kpg.per_sample_norms(model, x, y)
+    assert norms.dtype == tf.float32
+    gradients = oracle.per_sample_gradients(model, x, y)
+    squares = [np.float64(g).reshape(3, -1) ** 2 for g in gradients]
+    expected = np.sqrt(np.concatenate(squares, 1).sum(1))
+    np.testing.assert_allclose(norms, expected, rtol=2e-2)
+
+
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
 def test_clipped_gradients_in_mixed_precision(policy):
     keras.config.set_dtype_policy(policy)
