@@ -15,6 +15,7 @@ import keras_pergrad as kpg
 from keras_pergrad import factors
 from keras_pergrad.factors.sample_gradients import sum_of_squares
 from keras_pergrad.modes import add_loss_reduction
+from keras_pergrad.samples import weight_paths
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,8 +179,8 @@ FAULTS = [
         _norms_of_uses_added,
     ),
     Fault(
-        "half precision summed without weights",
-        factors.Widened,
+        "weights behind weights summed without the clipping weights",
+        weight_paths.Pulled,
         "weighted_sum",
         _unweighted,
     ),
