@@ -604,9 +604,12 @@ def test_bad_thresholds_are_refused(bad):
 def test_those_who_read_the_logs_have_all(tmp_path):
     """They stand before it here, and one of them acts in each step."""
     stall, path = DataStall(), tmp_path / "log.csv"
+    begun = []
     readers = [
         keras.callbacks.CSVLogger(path),
-        keras.callbacks.TensorBoard(tmp_path / "board"),
+        keras.callbacks.LambdaCallback(
+            on_train_batch_begin=lambda batch, logs: begun.append(batch)
+        ),
     ]
     history = small().fit(
         batches(N), epochs=2, verbose=0, callbacks=[*readers, stall]
@@ -617,6 +620,7 @@ def test_those_who_read_the_logs_have_all(tmp_path):
         written = [float(row[name]) for row in rows]
         assert written == pytest.approx(history.history[name])
     assert [report.steps for report in stall.reports] == [N, N]
+    assert len(begun) == 2 * N
 
 
 def slow_pipeline():
