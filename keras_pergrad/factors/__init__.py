@@ -1,5 +1,6 @@
 """Per-sample gradients of one variable, kept factored; one class a file."""
 
+from keras_pergrad.factors.adapted import Adapted
 from keras_pergrad.factors.blocks import Blocks
 from keras_pergrad.factors.columns import Columns
 from keras_pergrad.factors.full import Full
@@ -13,6 +14,7 @@ from keras_pergrad.factors.widened import Widened, widened
 from keras_pergrad.factors.windows import Windows
 
 __all__ = [
+    "Adapted",
     "Blocks",
     "Columns",
     "Full",

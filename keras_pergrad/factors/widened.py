@@ -6,7 +6,8 @@ zero; bfloat16 keeps three digits, too few for a sum.
 
 import tensorflow as tf
 
-from keras_pergrad.factors.sample_gradients import HALF, SampleGradients, wide
+from keras_pergrad.factors.adapted import Adapted
+from keras_pergrad.factors.sample_gradients import HALF, wide
 from keras_pergrad.factors.sums import Sum
 
 
@@ -20,7 +21,7 @@ def widened(factor, dtype):
     return Widened(factor, dtype) if dtype in HALF else factor
 
 
-class Widened(SampleGradients):
+class Widened(Adapted):
     """A factor in float32; sums and gradients have the variable's type.
 
     Args:
@@ -29,7 +30,8 @@ class Widened(SampleGradients):
     """
 
     def __init__(self, factor, dtype):
-        self.factor, self.dtype = factor, dtype
+        super().__init__(factor)
+        self.dtype = dtype
         for part in factor.holders():
             # Widen a bias before it is summed.
             names = ("dz",) if isinstance(part, Sum) else part.rows
@@ -44,24 +46,5 @@ class Widened(SampleGradients):
     def squared_norm_of_sum(self):
         return self.factor.squared_norm_of_sum()
 
-    def weighted_sum(self, weights):
-        found = self.factor.weighted_sum(weights)
-        if isinstance(found, tf.IndexedSlices):
-            values = tf.cast(found.values, self.dtype)
-            return tf.IndexedSlices(values, found.indices, found.dense_shape)
-        return tf.cast(found, self.dtype)
-
-    def materialize(self):
-        return tf.cast(self.factor.materialize(), self.dtype)
-
-    def holders(self):
-        return self.factor.holders()
-
-    def chosen_method(self):
-        return self.factor.chosen_method()
-
-    def sum_method(self):
-        return self.factor.sum_method()
-
-    def norm_bytes(self, n):
-        return self.factor.norm_bytes(n)
+    def change(self, tensor):
+        return tf.cast(tensor, self.dtype)

@@ -11,7 +11,7 @@ Private names in use: `tensorflow.python.ops.gradients_util`
 import tensorflow as tf
 from tensorflow.python.ops import gradients_util
 
-from keras_pergrad.factors import Full, Outer, Rows, SampleGradients
+from keras_pergrad.factors import Adapted, Full, Outer, Rows, SampleGradients
 from keras_pergrad.factors.sample_gradients import sum_of_squares, weighted
 from keras_pergrad.samples.layout import sizes_of
 
@@ -159,42 +159,20 @@ class Pulled(SampleGradients):
         return gradient.dtype.real_dtype
 
 
-class Scaled(SampleGradients):
+class Scaled(Adapted):
     """A factor times a number that is the same for all samples."""
 
     def __init__(self, factor, number):
-        self.factor, self.number = factor, number
+        super().__init__(factor)
+        self.number = number
         self.shape = getattr(factor, "shape", None)
 
-    def holders(self):
-        return self.factor.holders()
-
-    def chosen_method(self):
-        return self.factor.chosen_method()
-
-    def sum_method(self):
-        return self.factor.sum_method()
-
-    def norm_bytes(self, n):
-        return self.factor.norm_bytes(n)
-
-    def _times(self, tensor):
+    def change(self, tensor):
         return tensor * tf.cast(self.number, tensor.dtype)
 
     def squared_norms(self):
         found = self.factor.squared_norms()
         return found * tf.square(tf.cast(self.number, found.dtype))
-
-    def weighted_sum(self, weights):
-        found = self.factor.weighted_sum(weights)
-        if isinstance(found, tf.IndexedSlices):
-            return tf.IndexedSlices(
-                self._times(found.values), found.indices, found.dense_shape
-            )
-        return self._times(found)
-
-    def materialize(self):
-        return self._times(self.factor.materialize())
 
 
 def path_rule(*types):

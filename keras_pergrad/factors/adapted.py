@@ -1,0 +1,47 @@
+"""Factors that change the sums and gradients of another one."""
+
+import abc
+from typing import Any
+
+import tensorflow as tf
+
+from keras_pergrad.factors.sample_gradients import SampleGradients
+
+
+class Adapted(SampleGradients):
+    """A factor whose sums and gradients are those of another, changed.
+
+    Subclasses say what is changed, and give the norms.
+
+    Args:
+        factor: the other `SampleGradients`, which holds the tensors.
+    """
+
+    def __init__(self, factor):
+        self.factor = factor
+
+    @abc.abstractmethod
+    def change(self, tensor) -> Any:
+        """Return a sum or gradients of the other factor, changed."""
+
+    def weighted_sum(self, weights):
+        found = self.factor.weighted_sum(weights)
+        if isinstance(found, tf.IndexedSlices):
+            values = self.change(found.values)
+            return tf.IndexedSlices(values, found.indices, found.dense_shape)
+        return self.change(found)
+
+    def materialize(self):
+        return self.change(self.factor.materialize())
+
+    def holders(self):
+        return self.factor.holders()
+
+    def chosen_method(self):
+        return self.factor.chosen_method()
+
+    def sum_method(self):
+        return self.factor.sum_method()
+
+    def norm_bytes(self, n):
+        return self.factor.norm_bytes(n)
