@@ -38,7 +38,7 @@ SEED = "seed_generator_state"
 _FOUND = weakref.WeakKeyDictionary()
 
 
-def exchange_of(tape, number=None):
+def exchange_of(tape, own=False):
     """Return the `Exchange` for a tape's model and batch.
 
     It is kept as long as the model, its loss, its layers' rules and their
@@ -46,17 +46,19 @@ def exchange_of(tape, number=None):
 
     Args:
         tape: the tape of the step.
-        number: how many samples the model must be tried on. None: those that
-            the trial makes, or the step's own number where these fail.
+        own: whether the model must be tried on the step's own number of
+            samples, which must be known. Otherwise it is tried on that only
+            where the trial's own batches fail.
     """
     model = tape.model
     layers = model._flatten_layers()
     specs = tf.nest.map_structure(trial_batches.spec, tape.batch)
+    number = first_tensor(tape.batch[0]).shape[0]
     key = (
         tape.training,
         tape.loss,
         str(specs),
-        number,
+        own and number,
         tuple(map(id, tape.variables)),
         tuple((layer.trainable, find_rule(layer)) for layer in layers),
     )
@@ -64,8 +66,7 @@ def exchange_of(tape, number=None):
     known = _FOUND.setdefault(model, {})
     kept = known.get(key)
     if kept is None or kept[0]() is not (loss or model):
-        own = number is not None
-        trial = Trial(tape, specs, number_of(tape), in_xla(), own)
+        trial = Trial(tape, specs, number, in_xla(), own)
         with (
             tf.init_scope(),
             traced_functions(),
@@ -89,15 +90,10 @@ def exchanges_of(tape, uses):
         uses: its `Uses`.
     """
     found = [exchange_of(tape)]
-    number = number_of(tape)
-    if number is not None and not found[0].fits(uses):
-        found.append(exchange_of(tape, number))
+    is_known = first_tensor(tape.batch[0]).shape[0] is not None
+    if is_known and not found[0].fits(uses):
+        found.append(exchange_of(tape, own=True))
     return found
-
-
-def number_of(tape):
-    """Return the number of samples in a step, or None if it is not known."""
-    return first_tensor(tape.batch[0]).shape[0]
 
 
 def refusals(tape, repeated=None, once=False):
@@ -241,7 +237,7 @@ class Trial:
         # Some ops have a kernel only in XLA.
         if self.in_xla:
             yield first, True
-        if self.number is not None and not self.own:
+        if self.number != first:
             yield self.number, False
 
     def _traced(self, make, number, compiled):
