@@ -99,16 +99,22 @@ def select(factors, keep):
     selected = tf.cond(
         tf.reduce_all(keep),
         lambda: [tf.identity(t) for t in chosen],
-        lambda: [_blank(t, keep) for t in chosen],
+        lambda: _blank(chosen, keep),
     )
     for k, tensor in zip(floats, selected):
         tensor.set_shape(tensors[k].shape)
         setattr(*held[k], tensor)
 
 
-def _blank(tensor, keep):
-    mask = tf.reshape(keep, [-1] + [1] * (tensor.shape.rank - 1))
-    return tf.where(mask, tensor, tf.zeros([], tensor.dtype))
+def _blank(tensors, keep):
+    masks, zeros = {}, {}
+    for t in tensors:
+        rank, dtype = t.shape.rank, t.dtype
+        if rank not in masks:
+            masks[rank] = tf.reshape(keep, [-1] + [1] * (rank - 1))
+        if dtype not in zeros:
+            zeros[dtype] = tf.zeros([], dtype)
+    return [tf.where(masks[t.shape.rank], t, zeros[t.dtype]) for t in tensors]
 
 
 def wide(tensor):
@@ -130,7 +136,13 @@ def weighted(gradients, weights):
     if weights is None:
         # A product is faster than a reduction over the first axis.
         weights = tf.ones([tf.shape(gradients)[0]], gradients.dtype)
-    return tf.tensordot(tf.cast(weights, gradients.dtype), gradients, 1)
+    weights = tf.cast(weights, gradients.dtype)
+    shape = gradients.shape[1:]
+    if not shape.num_elements():
+        return tf.tensordot(weights, gradients, 1)
+    # As `tf.tensordot` does, in a sixth of its ops.
+    rows = tf.reshape(gradients, [-1, shape.num_elements()])
+    return tf.reshape(tf.matmul(weights[tf.newaxis], rows), shape)
 
 
 def sum_of_squares(tensor):
