@@ -34,8 +34,9 @@ def join(parts):
 
 def tied(parts):
     """Return one factor for a table that is also a matrix, or None."""
-    table = next((p for p in parts if isinstance(p, Rows)), None)
-    matrix = next((p for p in parts if isinstance(p, Outer)), None)
+    # Another subclass may mean other gradients by the same tensors.
+    table = next((p for p in parts if type(p) in (Rows, JoinedRows)), None)
+    matrix = next((p for p in parts if type(p) in (Outer, JoinedOuter)), None)
     if len(parts) != 2 or table is None or matrix is None:
         return None
     if table.whole != list(matrix.shape) or table.dz.dtype != matrix.x.dtype:

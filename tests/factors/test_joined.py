@@ -37,6 +37,24 @@ def _turned(positions):
     return Outer(x, dz, [5, 4], [1, 0], [4, 5])
 
 
+class Upper(Outer):
+    """A subclass whose gradients are others: the upper triangles."""
+
+    def materialize(self):
+        return tf.linalg.band_part(super().materialize(), 0, -1)
+
+    def squared_norms(self):
+        return tf.reduce_sum(tf.square(self.materialize()), [1, 2])
+
+    def weighted_sum(self, weights):
+        return tf.linalg.band_part(super().weighted_sum(weights), 0, -1)
+
+
+def _upper():
+    one = _outer((3,))
+    return Upper(one.x, one.dz)
+
+
 TURNED = {"shape": [5, 4], "perm": [0, 1], "unpermuted": [5, 4]}
 USES = {
     "tables": (lambda: [_rows(2), _rows(1), _rows(3, "int64")], Rows),
@@ -45,6 +63,7 @@ USES = {
     "other kinds": (lambda: [_rows(2), _full(), _rows(1)], Joined),
     "tied": (lambda: [_rows(2), _outer((3,)), _rows(4, "int64")], Tied),
     "tied, turned": (lambda: [_turned((3,)), _rows(2)], Tied),
+    "tied to a subclass": (lambda: [_rows(2), _upper()], Joined),
     "one": (lambda: [_full()], Full),
 }
 
