@@ -11,11 +11,26 @@ _RULES = {}
 
 
 def op_rule(*types):
-    """Decorate a function as the rule of these types of ops."""
+    """Decorate a function as the rule of these types of ops.
+
+    Raises:
+        ValueError: one of the types has a rule already.
+    """
+    return registered(_RULES, types)
+
+
+def registered(rules, types):
+    """Return a decorator that makes a function the rule of these types."""
 
     def register(function):
         for one in types:
-            _RULES[one] = function
+            if one in rules:
+                raise ValueError(
+                    f"op {one} has a rule already: {rules[one].__name__} in "
+                    f"{rules[one].__module__}. Extend that one. "
+                    f"Received: {function.__name__}"
+                )
+            rules[one] = function
         return function
 
     return register

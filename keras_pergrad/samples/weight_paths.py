@@ -14,6 +14,7 @@ from tensorflow.python.ops import gradients_util
 from keras_pergrad.factors import Adapted, Full, Outer, Rows, SampleGradients
 from keras_pergrad.factors.sample_gradients import sum_of_squares, weighted
 from keras_pergrad.samples.layout import sizes_of
+from keras_pergrad.samples.op_rules import registered
 
 _RULES = {}
 
@@ -180,15 +181,12 @@ def path_rule(*types):
 
     A rule takes a factor of an output, the op, the place of the input to
     which it is pulled back, and the place of the output. It returns the factor
-    of the input, or None if no gradient flows.
+    of the input, or None for an input that has no gradient (a shape, say).
+
+    Raises:
+        ValueError: one of the types has a rule already.
     """
-
-    def register(function):
-        for one in types:
-            _RULES[one] = function
-        return function
-
-    return register
+    return registered(_RULES, types)
 
 
 @path_rule("Identity", "Cast", "CheckNumerics", "EnsureShape")
