@@ -142,7 +142,11 @@ def register_gradient_mode(name):
 
     A mode that changes another mode's gradients gets them as the optimizer's
     `apply` expects them: with weight regularisers, times the scale of a
-    `LossScaleOptimizer`, and None for a variable without a gradient.
+    `LossScaleOptimizer`, and None for a variable without a gradient; of a mode
+    that calls the optimizer itself it gets None for all of them. What is not
+    finite must stay so, or the optimizer does not see that the scale was too
+    large. Where `Step.whole` is false under several replicas, the optimizer
+    adds their gradients up: refuse a change there that is not linear.
 
     Example, gradient centralization (Yong et al., arXiv 2004.01461):
 

@@ -78,7 +78,8 @@ def register_rule(
         layer_class: a subclass of `keras.layers.Layer`.
         forward: optional `forward(layer, call, watch, *args, **kwargs)` that
             computes the same outputs, calls `watch(tensor)` on each tensor
-            whose gradient the rule needs, and returns `(outputs, inputs)`.
+            whose gradient the rule needs, outside of any `tf.while_loop`, and
+            returns `(outputs, inputs)`.
             The rule's `dz` is then that gradient (a list of them where
             `watch` was called several times).
         unsupported: optional `unsupported(layer, *args, **kwargs)` that
