@@ -22,7 +22,7 @@ def build(rival, model, size):
         net = kpg.PerGradModel.from_model(net)
         settings["gradient_mode"] = kpg.Vectorized(kpg.ClippedMean(CLIP_NORM))
     net.compile(keras.optimizers.SGD(LEARNING_RATE), loss(), **settings)
-    data = tf.data.Dataset.from_tensors((x, y)).repeat()
+    data = tf.data.Dataset.from_tensor_slices((x, y)).repeat().batch(len(y))
     iterator, begun = iter(data), False
 
     def step():

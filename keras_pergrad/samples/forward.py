@@ -48,14 +48,16 @@ class Forward:
 
     Attributes:
         graph: the graph.
-        start: how many ops it had before.
+        start, stop: how many ops it had before and after.
+        outputs: what the model returned.
         calls: a list of `RuleCall`.
     """
 
     def __init__(self, model, training=True):
         self.model = model
         self.training = training
-        self.graph, self.start = None, 0
+        self.graph, self.start, self.stop = None, 0, 0
+        self.outputs = None
         self.calls = []
         self._muted = False
 
@@ -72,8 +74,11 @@ class Forward:
                     call = self._wrapped(layer, rule)
                     stack.enter_context(attribute(layer, "call", call))
             if self.model._call_has_training_arg:
-                return self.model(x, training=self.training)
-            return self.model(x)
+                self.outputs = self.model(x, training=self.training)
+            else:
+                self.outputs = self.model(x)
+        self.stop = len(self.graph.get_operations())
+        return self.outputs
 
     def _wrapped(self, layer, rule):
         original = layer.call

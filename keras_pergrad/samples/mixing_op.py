@@ -47,14 +47,15 @@ def layer_of(op, model):
 class _All:
     """Every tensor that depends on the values of the batch."""
 
-    def __init__(self, tape, y_pred, loss, behind):
+    def __init__(self, tape, loss):
         data = {id(t) for t in tf.nest.flatten(tape.batch) if t is not None}
+        behind = set(tape.behind)
         self.followed, self._behind = [], set()
-        for k, op in enumerate(tape.graph.get_operations()):
+        for op in tape.graph.get_operations():
             if op.type in SIZES or not any(id(t) in data for t in op.inputs):
                 continue
             data.update(map(id, op.outputs))
-            if k >= behind:
+            if op in behind:
                 self._behind.add(op.name)
                 continue
             self.followed += [

@@ -18,6 +18,8 @@ from keras_pergrad.keras_internals.patching import attribute
 from keras_pergrad.samples import weight_paths
 from keras_pergrad.samples.forward import Forward
 from keras_pergrad.samples.op_rules import factor_of
+from keras_pergrad.samples.trial_copy import takes_any_number
+from keras_pergrad.samples.trial_findings import Observed
 from keras_pergrad.samples.trial_run import exchanges_of
 from keras_pergrad.samples.use_search import Uses
 from keras_pergrad.samples.weight_use import Use, require_whole_rule, unscaled
@@ -55,7 +57,7 @@ class Tape:
         self.variables = list(model.trainable_variables)
         self._regularizers = contextlib.ExitStack()
         self._forward = Forward(model, training)
-        self._operations = []
+        self.operations = []
 
     def __enter__(self):
         with contextlib.ExitStack() as stack:
@@ -71,7 +73,7 @@ class Tape:
     def __exit__(self, *error):
         self._regularizers.close()
         operations = self.graph.get_operations()
-        self._operations = operations[self._forward.start :]
+        self.operations = operations[self._forward.start :]
 
     def forward(self, x):
         """Return `model(x)`, and watch it."""
@@ -90,12 +92,22 @@ class Tape:
         """Return what the graph shows so far."""
         forward = self._forward
         return Uses(
-            self._operations,
+            self.operations,
             forward.graph,
             [t for t in tf.nest.flatten(self.batch) if tf.is_tensor(t)],
             self.variables,
             [call.ops for call in forward.calls],
         )
+
+    @property
+    def outputs(self):
+        """What the model returned."""
+        return self._forward.outputs
+
+    @property
+    def behind(self):
+        """The ops after the forward pass, so far: those of the loss."""
+        return self.graph.get_operations()[self._forward.stop :]
 
     @property
     def calls(self):
@@ -133,13 +145,17 @@ class Tape:
 
     def parts(self, loss, scale=None):
         """Yield (index of the variable, factor, `Use` or `RuleCall`)."""
-        uses = self.uses()
-        for exchange in exchanges_of(self, uses):
+        # A scaled loss may overflow, which would hide what moves.
+        may_copy = scale is None and takes_any_number(self)
+        step = Observed(self, loss) if may_copy else None
+        uses = self.uses() if step is None else step.uses
+        for exchange in exchanges_of(self, uses, step):
             for layer, error in exchange.refusals:
                 self.refuse(layer, error)
         chosen = exchange.uses_in(uses)
-        watched = [t for call in self.calls for t in call.watched]
-        at_ops, at_rules = uses.gradients(loss, watched)
+        if step is None:
+            step = Observed(self, loss, uses)
+        at_ops, at_rules = step.gradients
         at_ops = {id(c): d for c, d in zip(uses.candidates, at_ops)}
         gradients = iter(at_rules)
         n = tf.shape(first_tensor(self.batch[0]))[0]

@@ -12,19 +12,25 @@ from keras_pergrad.samples.weight_use import Use
 class Observed:
     """The tensors at the candidates of a step.
 
+    Args:
+        tape: the tape of the step, or of a trace of its trial.
+        loss: its loss.
+        uses: its `Uses`, if they were looked for before.
+
     Attributes:
         tensors: a flat list of all tensors. The other attributes refer to
             them by their places.
         behind: the ops of the loss.
+        gradients: as from `Uses.gradients`, with those of what rules watch.
     """
 
-    def __init__(self, tape, y_pred, loss, behind):
+    def __init__(self, tape, loss, uses=None):
         self.tensors = []
-        self.behind = set(tape.graph.get_operations()[behind:])
-        self.uses = uses = tape.uses()
+        self.behind = set(tape.behind)
+        self.uses = uses = uses or tape.uses()
         self.calls = tape.calls
         watched = [t for call in tape.calls for t in call.watched]
-        at_ops, at_rules = uses.gradients(loss, watched)
+        self.gradients = at_ops, at_rules = uses.gradients(loss, watched)
         self.watched = [
             (self._keep(t), self._keep(g)) for t, g in zip(watched, at_rules)
         ]
@@ -34,7 +40,7 @@ class Observed:
         ]
         self.outputs = [
             self._keep(t)
-            for t in tf.nest.flatten(y_pred)
+            for t in tf.nest.flatten(tape.outputs)
             if tf.is_tensor(t) and t.dtype.is_floating
         ]
 

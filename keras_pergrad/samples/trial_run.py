@@ -1,7 +1,7 @@
 """Trials of a model on a few samples: their layout in tensors, and mixing.
 
-The step is traced once aside and run on three samples, on the same with each
-of them exchanged in turn, and on five. The tensors at each use of a weight,
+The step, copied or traced once aside, is run on three samples, on the same with
+each of them exchanged in turn, and on five. The tensors at each use of a weight,
 and the gradients there, show by their changes where they hold the samples (see
 `motion`). Whatever mixes samples, in the forward or backward pass, is refused
 by name. All variables that the runs assign are restored.
@@ -31,6 +31,7 @@ from keras_pergrad.samples import messages, trial_batches
 from keras_pergrad.samples.exchange import Exchange
 from keras_pergrad.samples.layer_rules.rule_registry import find_rule
 from keras_pergrad.samples.motion import SAMPLES, watch
+from keras_pergrad.samples.trial_copy import copied
 from keras_pergrad.samples.trial_findings import Findings, Observed
 
 #: The name of a seed's state in Keras: every draw advances it.
@@ -38,7 +39,7 @@ SEED = "seed_generator_state"
 _FOUND = weakref.WeakKeyDictionary()
 
 
-def exchange_of(tape, own=False):
+def exchange_of(tape, own=False, step=None):
     """Return the `Exchange` for a tape's model and batch.
 
     It is kept as long as the model, its loss, its layers' rules and their
@@ -49,6 +50,7 @@ def exchange_of(tape, own=False):
         own: whether the model must be tried on the step's own number of
             samples, which must be known. Otherwise it is tried on that only
             where the trial's own batches fail.
+        step: the `Observed` step, if its ops can be copied for the trial.
     """
     model = tape.model
     layers = model._flatten_layers()
@@ -66,7 +68,7 @@ def exchange_of(tape, own=False):
     known = _FOUND.setdefault(model, {})
     kept = known.get(key)
     if kept is None or kept[0]() is not (loss or model):
-        trial = Trial(tape, specs, number, in_xla(), own)
+        trial = Trial(tape, specs, number, in_xla(), own, step)
         with (
             tf.init_scope(),
             traced_functions(),
@@ -78,7 +80,7 @@ def exchange_of(tape, own=False):
     return kept[1]
 
 
-def exchanges_of(tape, uses):
+def exchanges_of(tape, uses, step=None):
     """Return `Exchange`s whose refusals hold; the last is that of the step.
 
     Where the number of samples is known, TensorFlow may compute a shape while
@@ -88,8 +90,9 @@ def exchanges_of(tape, uses):
     Args:
         tape: the tape of the step.
         uses: its `Uses`.
+        step: as for `exchange_of`.
     """
-    found = [exchange_of(tape)]
+    found = [exchange_of(tape, step=step)]
     is_known = first_tensor(tape.batch[0]).shape[0] is not None
     if is_known and not found[0].fits(uses):
         found.append(exchange_of(tape, own=True))
@@ -153,10 +156,12 @@ class Trial:
         number: the number of samples in the step, where it is known.
         in_xla: whether XLA compiles the step.
         own: whether the model must be tried on that number.
+        step: the `Observed` step, if its ops can be copied; else the trial is
+            traced apart.
     """
 
-    def __init__(self, tape, specs, number, in_xla, own=False):
-        self.like, self.specs = tape, specs
+    def __init__(self, tape, specs, number, in_xla, own=False, step=None):
+        self.like, self.specs, self.step = tape, specs, step
         # With one sample there is none to exchange it for.
         self.number = max(number, 2) if number else None
         self.in_xla, self.own = in_xla, own
@@ -176,7 +181,7 @@ class Trial:
         """Run a step on a few samples, in the first way that works.
 
         Args:
-            make: `make(tape, y_pred, loss, behind)` returns what to observe.
+            make: `make(tape, loss)` returns what to observe.
 
         Returns:
             What `make` returned, and the `Runs`.
@@ -241,6 +246,10 @@ class Trial:
             yield self.number, False
 
     def _traced(self, make, number, compiled):
+        if make is Observed and self.step is not None:
+            function = copied(self.like, self.step.tensors)
+            if function is not None:
+                return _Traced(function, self.step)
         found = _Traced()
 
         def run(*given):
@@ -248,11 +257,10 @@ class Trial:
             tape = self.like.another(batch)
             with tape:
                 y_pred = tape.forward(batch[0])
-                behind = len(tape.graph.get_operations())
                 loss = tape.loss(
                     tape.model, *batch[:2], y_pred, batch[2], tape.training
                 )
-            found.observed = make(tape, y_pred, loss, behind)
+            found.observed = make(tape, loss)
             return found.observed.tensors
 
         specs = _parts(self.specs)
@@ -283,7 +291,7 @@ def _assigned(tape, function, uses):
     known += [v for v in _seeds() if v is not None]
     paths = tuple(v.path for v in tape.variables if among([v]))
     others = model.non_trainable_variables
-    following = uses.places_of(function.graph, others)
+    following = uses.places_of(others)
     counting = [
         k
         for k, v in enumerate(others)
@@ -375,7 +383,8 @@ class _Traced:
         observed: the meaning of its results, in order.
     """
 
-    observed, function = None, None
+    def __init__(self, function=None, observed=None):
+        self.function, self.observed = function, observed
 
     def run(self, batch):
         """Return the tensors for a batch, as arrays."""

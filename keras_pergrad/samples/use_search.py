@@ -82,7 +82,7 @@ class Uses:
     """
 
     def __init__(self, operations, graph, data, variables, claimed=()):
-        self._operations = set(operations)
+        self._operations, self._graph = set(operations), graph
         self.candidates = []
         self.reads = [[] for _ in variables]
         self.claimed = {ops: set() for ops in claimed}
@@ -240,9 +240,9 @@ class Uses:
                 id(t) for t in handles if t.dtype == tf.resource
             )
 
-    def places_of(self, graph, variables):
+    def places_of(self, variables):
         """Return the indices of the variables that are in `following`."""
-        handles = _handles(graph, variables)
+        handles = _handles(self._graph, variables)
         return {handles[key] for key in self.following if key in handles}
 
     def _read(self, handle, value, claimed):
