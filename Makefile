@@ -117,14 +117,17 @@ $(DOCS_VENV)/.ready: docs/requirements.txt constraints/newest.txt
 		-c constraints/newest.txt -r docs/requirements.txt
 	touch $@
 
-# Side-by-side timings: an hour and more on two quiet cores. A part of them:
+# Side-by-side timings: an hour and more on two quiet cores. With BENCH only what
+# `benchmarks.per_sample` measures, or a part of it:
 # make bench BENCH="--models mnist --rivals ours,plain --rounds 4"
-bench: bench-venvs
+bench: $(READY) $(if $(findstring real_models,$(BENCH)),,bench-venvs)
+ifeq ($(strip $(BENCH)),)
 	$(BIN)/python -m benchmarks.data_stall_overhead
 	$(BIN)/python -m benchmarks.gradient_variance_overhead
 	$(BIN)/python -m benchmarks.input_gradients
 	$(BIN)/python -m benchmarks.private_batches
 	$(BIN)/python benchmarks/accumulation_memory.py
+endif
 	$(BIN)/python -m benchmarks.per_sample $(BENCH)
 
 # The peers live in environments of their own; one that does not install is

@@ -42,25 +42,75 @@ class Motion:
     ordered: bool = True
 
 
-def watch(before, exchanged, other, number=SAMPLES, fixed=True):
+def axes_of_samples(shape, other, number):
+    """List the axes of a tensor that may hold the samples.
+
+    Args:
+        shape: its shape for a batch.
+        other: its shape for another number of samples; None: not known, as
+            the model takes only one number.
+        number: how many samples the batch has.
+
+    Returns:
+        A list; None if the tensor has another rank there.
+    """
+    if other is None:
+        return [k for k, s in enumerate(shape) if s and not s % number]
+    if len(other) != len(shape):
+        return None
+    return [k for k, s in enumerate(shape) if s != other[k]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """How a tensor changed when one sample was exchanged.
+
+    Attributes:
+        sample: the number of the sample.
+        moved: whether anything moved.
+        lines: axis to the largest change at each place on it, for each axis
+            that may hold the samples; None: the tensor got another shape.
+    """
+
+    sample: int
+    moved: bool = True
+    lines: dict | None = None
+
+    @classmethod
+    def of(cls, sample, before, after, axes):
+        """Compare a tensor, an array, before and after.
+
+        Args:
+            sample: the number of the exchanged sample.
+            before, after: the arrays.
+            axes: as from `axes_of_samples`.
+        """
+        if axes is None or before.shape != after.shape:
+            return cls(sample)
+        change = _distances(before, after)
+        limit = ROUNDING.get(before.dtype.name, 0.02)
+        lines = {}
+        for axis in axes:
+            others = tuple(k for k in range(change.ndim) if k != axis)
+            line = change.max(axis=others, initial=0) if others else change
+            limited = limit * line.max(initial=0)
+            lines[axis] = np.where(line > limited, line, 0)
+        return cls(sample, bool(change.any()), lines)
+
+
+def watch(changes, any_number=True, number=SAMPLES, fixed=True):
     """Find out where the samples are in a tensor.
 
     Args:
-        before: the tensor, an array, for the batch.
-        exchanged: pairs of the number of a sample and the tensor with that
-            sample exchanged.
-        other: the tensor for another number of samples; None: the model
-            takes only one number.
+        changes: a `Change` for each exchanged sample.
+        any_number: whether the model takes another number of samples, too.
         number: how many samples the batch has.
         fixed: whether every batch has the same sizes but for the samples.
 
     Returns:
         A `Motion`.
     """
-    found = [
-        _watch_one(before, after, k, other, number, fixed)
-        for k, after in exchanged
-    ]
+    found = [_watch_one(c, any_number, number, fixed) for c in changes]
     moved = [m for m in found if m.moved]
     if any(m.mixed for m in found):
         return Motion(moved=True, mixed=True)
@@ -71,25 +121,19 @@ def watch(before, exchanged, other, number=SAMPLES, fixed=True):
     return next((m for m in moved if m.ordered), moved[0])
 
 
-def _watch_one(before, after, sample, other, number, fixed):
+def _watch_one(change, any_number, number, fixed):
     """Return the motion when one sample is exchanged."""
-    if before.shape != after.shape:
+    moved, lines = change.moved, change.lines
+    if lines is None:
         return Motion(moved=True, mixed=True)
-    change = _change(before, after)
-    if other is None:
-        axes = [k for k, s in enumerate(before.shape) if s and not s % number]
-    elif other.ndim != before.ndim:
-        return Motion(moved=True, mixed=True)
-    else:
-        pairs = zip(before.shape, other.shape)
-        axes = [k for k, (one, more) in enumerate(pairs) if one != more]
-    moved = bool(change.any())
-    if not axes or (other is None and not moved):
+    if not lines or (not any_number and not moved):
         return Motion(moved=moved, mixed=moved)
-    dtype = before.dtype.name
-    found = [_on_axis(change, k, sample, dtype, number, fixed) for k in axes]
+    found = [
+        _on_axis(line, axis, change.sample, number, fixed)
+        for axis, line in lines.items()
+    ]
     found = [m for m in found if m is not None]
-    if len(axes) == 1 and found:
+    if len(lines) == 1 and found:
         return found[0]
     sound = [m for m in found if m.moved and not m.mixed]
     if len(sound) == 1:
@@ -97,30 +141,28 @@ def _watch_one(before, after, sample, other, number, fixed):
     return Motion(moved=moved, mixed=True)
 
 
-def _change(before, after):
+def _distances(before, after):
     """Return how far each entry moved; a NaN that stays has not moved."""
-    if before.dtype.kind not in "cfV" and before.dtype.name != "bfloat16":
-        return (before != after).astype(np.float64)
-    wide = np.complex128 if before.dtype.kind == "c" else np.float64
-    before, after = before.astype(wide), after.astype(wide)
-    same = (before == after) | (np.isnan(before) & np.isnan(after))
+    half = before.dtype.name in ("float16", "bfloat16")
+    if before.dtype.kind not in "fc" and not half:
+        return (before != after).astype(np.float32)
+    if half:
+        before, after = before.astype(np.float32), after.astype(np.float32)
     with np.errstate(invalid="ignore", over="ignore"):
-        distance = np.abs(before - after)
-    most = np.finfo(np.float64).max
-    distance = np.where(np.isfinite(distance), distance, most)
-    return np.where(same, 0.0, distance)
+        found = np.asarray(np.abs(before - after))
+    odd = ~np.isfinite(found)
+    if odd.any():
+        same = (before == after) | (np.isnan(before) & np.isnan(after))
+        found[odd] = np.finfo(found.dtype).max
+        found[same] = 0
+    return found
 
 
-def _on_axis(change, axis, sample, dtype, number, fixed):
+def _on_axis(line, axis, sample, number, fixed):
     """Return the motion if the samples are on this axis, or None."""
-    size = change.shape[axis]
-    if size % number:
+    if len(line) % number:
         return None
-    count = size // number
-    others = tuple(k for k in range(change.ndim) if k != axis)
-    line = change.max(axis=others, initial=0.0) if others else change
-    limit = ROUNDING.get(dtype, 0.02) * line.max(initial=0.0)
-    line = np.where(line > limit, line, 0.0)
+    count = len(line) // number
     known = count if fixed or count == 1 else None
     if not line.any():
         merged = None if count == 1 else "samples first"

@@ -1,15 +1,16 @@
 """Trials of a model on a few samples: their layout in tensors, and mixing.
 
-The step, copied or traced once aside, is run on three samples, on the same with
-each of them exchanged in turn, and on five. The tensors at each use of a weight,
-and the gradients there, show by their changes where they hold the samples (see
-`motion`). Whatever mixes samples, in the forward or backward pass, is refused
-by name. All variables that the runs assign are restored.
+The step, copied or traced once aside, is run on three samples, on the same
+with each of them exchanged in turn, and on five. The tensors at each use of a
+weight, and the gradients there, show by their changes where they hold the
+samples (see `motion`). Whatever mixes samples, in the forward or backward
+pass, is refused by name. All variables that the runs assign are restored.
 
 Private name in use: `keras.src.backend.common.global_state`.
 """
 
 import functools
+import itertools
 import weakref
 
 import numpy as np
@@ -30,7 +31,12 @@ from keras_pergrad.keras_internals.tracing import traced_functions
 from keras_pergrad.samples import messages, trial_batches
 from keras_pergrad.samples.exchange import Exchange
 from keras_pergrad.samples.layer_rules.rule_registry import find_rule
-from keras_pergrad.samples.motion import SAMPLES, watch
+from keras_pergrad.samples.motion import (
+    SAMPLES,
+    Change,
+    axes_of_samples,
+    watch,
+)
 from keras_pergrad.samples.trial_copy import copied
 from keras_pergrad.samples.trial_findings import Findings, Observed
 
@@ -330,15 +336,20 @@ class Runs:
         self.function = traced.function
         self._traced, self._batches = traced, batches
         self._number, self._fixed = number or SAMPLES, fixed
-        self._before = traced.run(batches.some)
-        self._after = [(k, traced.run(batch)) for k, batch in batches.exchanged]
-        self._more = None
+        shapes = itertools.repeat(None)
         if batches.more is not None:
-            self._more = traced.run(batches.more)
+            shapes = [t.shape for t in traced.run(batches.more)]
+        # Large tensors: those of a single run are kept.
+        self._before = traced.run(batches.some)
+        self._axes = [
+            axes_of_samples(t.shape, other, self._number)
+            for t, other in zip(self._before, shapes)
+        ]
+        self._changes = [self._changed(*one) for one in batches.exchanged]
 
     def motion(self, place):
         """Return the `Motion` of a tensor, by its place."""
-        return self._watched(place, self._after)
+        return self._watched(place, self._changes)
 
     def mixes(self, place):
         """Whether one sample's values move others in a tensor."""
@@ -346,25 +357,31 @@ class Runs:
 
     def mixes_padding(self, place):
         """Whether zeros in one sample's integers move others in a tensor."""
-        after = self._blanked
-        return bool(after) and self._watched(place, after).mixed
+        changes = self._blanked
+        return bool(changes) and self._watched(place, changes).mixed
 
     @functools.cached_property
     def _blanked(self):
-        """The result with padding, like `_after`; empty if it cannot run."""
+        """The changes by padding, like `_changes`; empty if it cannot run."""
         if self._batches.blanked is None:
             return []
-        k, batch = self._batches.blanked
         try:
-            return [(k, self._traced.run(batch))]
+            return [self._changed(*self._batches.blanked)]
         except tf.errors.OpError:
             return []
 
-    def _watched(self, place, exchanged):
+    def _changed(self, sample, batch):
+        """Return a `Change` of each tensor for a batch with this sample."""
+        after = self._traced.run(batch)
+        return [
+            Change.of(sample, *one)
+            for one in zip(self._before, after, self._axes)
+        ]
+
+    def _watched(self, place, changes):
         return watch(
-            self._before[place],
-            [(k, after[place]) for k, after in exchanged],
-            None if self._more is None else self._more[place],
+            [tensors[place] for tensors in changes],
+            self._batches.more is not None,
             self._number,
             self._fixed,
         )
