@@ -98,7 +98,7 @@ def select(factors, keep):
     chosen = [tensors[k] for k in floats]
     selected = tf.cond(
         tf.reduce_all(keep),
-        lambda: [tf.identity(t) for t in chosen],
+        lambda: chosen,
         lambda: _blank(chosen, keep),
     )
     for k, tensor in zip(floats, selected):
@@ -141,8 +141,10 @@ def weighted(gradients, weights):
     if not shape.num_elements():
         return tf.tensordot(weights, gradients, 1)
     # As `tf.tensordot` does, in a sixth of its ops.
+    if shape.rank == 1:
+        return tf.squeeze(tf.expand_dims(weights, 0) @ gradients, [0])
     rows = tf.reshape(gradients, [-1, shape.num_elements()])
-    return tf.reshape(tf.matmul(weights[tf.newaxis], rows), shape)
+    return tf.reshape(tf.expand_dims(weights, 0) @ rows, shape)
 
 
 def sum_of_squares(tensor):

@@ -179,7 +179,6 @@ def arranged(tensor, labels, order, blocks, last, sizes):
     axes = [labels.index(c) for c in order]
     if axes != sorted(axes):
         tensor = tf.transpose(tensor, axes)
-    dynamic = tf.shape(tensor)
     static = tensor.shape.as_list()
     positions = static[1 + blocks : len(static) - last]
     count = 1
@@ -194,10 +193,12 @@ def arranged(tensor, labels, order, blocks, last, sizes):
         for c in order[1 : 1 + blocks]:
             front[0] *= sizes[c]
     if count is None:
-        middle = tf.reduce_prod(dynamic[1 + blocks : len(static) - last])
+        end = len(static) - last
+        middle = tf.reduce_prod(tf.shape(tensor)[1 + blocks : end])
     else:
         middle = count
-    shape = [-1 if count else dynamic[0], *front, middle, features]
+    samples = -1 if count else tf.shape(tensor)[0]
+    shape = [samples, *front, middle, features]
     if len(shape) == len(static) and static[1:] == [*front, count, features]:
         return tensor
     tensor = tf.reshape(tensor, shape)

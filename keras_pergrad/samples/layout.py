@@ -38,14 +38,16 @@ class Layout:
         axis = self.axis
         if self.merged is None:
             return moved(tensor, axis, 0)
-        static, shape = tensor.shape.as_list(), sizes_of(tensor)
-        count = self.count
+        static, count = tensor.shape.as_list(), self.count
+        others = [k for k in range(len(static)) if k != axis]
+        shape = sizes_of(tensor, others)
         if count is None:
-            count = tf.math.floordiv(shape[axis], tf.maximum(n, 1))
+            (size,) = sizes_of(tensor, [axis])
+            count = tf.math.floordiv(size, tf.maximum(n, 1))
         pair = [n, count]
         if self.merged == "positions first":
             pair.reverse()
-        split = tf.reshape(tensor, [*shape[:axis], *pair, *shape[axis + 1 :]])
+        split = tf.reshape(tensor, [*shape[:axis], *pair, *shape[axis:]])
         pair = [None, self.count]
         if self.merged == "positions first":
             pair.reverse()
@@ -77,11 +79,18 @@ class Layout:
         return tf.cast(tf.reshape(numbers, shape), tensor.dtype)
 
 
-def sizes_of(tensor):
-    """Get the sizes of a tensor's axes: numbers where known, else scalars."""
-    sizes = tf.shape(tensor)
+def sizes_of(tensor, axes=None):
+    """Get the sizes of a tensor's axes: numbers where known, else scalars.
+
+    Args:
+        tensor: the tensor.
+        axes: the places of the axes; default: all.
+    """
     known = tensor.shape.as_list()
-    return [sizes[k] if s is None else s for k, s in enumerate(known)]
+    axes = range(len(known)) if axes is None else axes
+    dynamic = any(known[k] is None for k in axes)
+    sizes = tf.shape(tensor) if dynamic else known
+    return [sizes[k] if known[k] is None else known[k] for k in axes]
 
 
 def moved(tensor, source, target):

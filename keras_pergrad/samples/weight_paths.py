@@ -214,7 +214,8 @@ def _with_shape(factor, op, shape):
         )
     if isinstance(factor, Full):
         found = factor.gradients
-        return Full(tf.reshape(found, [tf.shape(found)[0], *shape]))
+        n = -1 if found.shape[1:].num_elements() else tf.shape(found)[0]
+        return Full(tf.reshape(found, [n, *shape]))
     if type(factor) is Rows and shape[:1] == factor.shape[:1]:
         return Rows(factor.ids, factor.dz, factor.shape, factor.method, shape)
     return Pulled(factor, op.outputs[0], [op.inputs[0]], True)
