@@ -15,11 +15,20 @@ from keras_pergrad.samples import trial_batches
 
 
 def takes_any_number(tape):
-    """Whether the ops of a tape are the same for any number of samples."""
-    return not in_xla() and all(
-        trial_batches.spec(t).shape.as_list() == t.shape.as_list()
-        for t in _parts(tape.batch)
-        if t.shape.rank is not None
+    """Whether a trial may exchange samples in the ops of a tape.
+
+    They must be the same for any number of samples, and no tensor may be
+    inputs and targets at once: a trial exchanges the inputs alone.
+    """
+    parts = _parts(tape.batch)
+    return (
+        not in_xla()
+        and len(set(map(id, parts))) == len(parts)
+        and all(
+            trial_batches.spec(t).shape.as_list() == t.shape.as_list()
+            for t in parts
+            if t.shape.rank is not None
+        )
     )
 
 

@@ -1,5 +1,7 @@
 """The copy of a step finds what a trace of its own would find."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -204,6 +206,36 @@ def test_a_step_that_needs_more_is_traced():
     np.testing.assert_array_equal(function(data), y[:4])
     assert copies == [None]
     np.testing.assert_array_equal(next(data)[1], y[4:8])
+
+
+def _reconstructing(layer):
+    """Return a model, and its traced gradients with inputs as the targets."""
+    model = stack((4,), layers.Dense(4), layer, layers.Dense(4))
+    model.compile("sgd", "mse")
+
+    def compute(x):
+        tape = Tape(model, (x, x, None))
+        with tape:
+            loss = total_loss(model, x, x, tape.forward(x), None)
+        n = tf.cast(tf.shape(x)[0], x.dtype)
+        return [f.materialize() * n for f in tape.sample_gradients(loss)]
+
+    function = tf.function(compute, autograph=False)
+    specs = tf.TensorSpec([None, 4], "float64")
+    return model, functools.partial(function.get_concrete_function, specs)
+
+
+def test_inputs_that_are_the_targets():
+    model, trace = _reconstructing(layers.LayerNormalization())
+    x = np.random.default_rng(0).normal(size=(5, 4))
+    oracle.check(trace()(tf.constant(x)), model, x, x)
+
+
+def test_mixing_of_inputs_that_are_the_targets():
+    """A trial that exchanged the targets, not the inputs, would see nothing."""
+    _, trace = _reconstructing(Centred())
+    with pytest.raises(ValueError, match=r"'centred' .* mixes the samples"):
+        trace()
 
 
 def test_a_known_number_of_samples_is_traced(monkeypatch):
