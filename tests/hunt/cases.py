@@ -44,7 +44,8 @@ class Case:
         microbatch: samples at a time in "accumulated" with that mode
             inside; None: not accumulated.
         clips: whether the step clips at the middle of all norms.
-        execution: "graph", "eager" or "xla".
+        execution: "graph", "eager", "xla", or "data set": as a graph for any
+            number of samples, whose values are not known to the first trace.
         asks: what is looked at: "gradients" or "norms" by a function, or a
             "step" of training and what it leaves.
         kind: "functional" or "subclass".
@@ -191,6 +192,9 @@ def draw(seed, index):
     fields["execution"] = d.one(["graph"] * 50 + ["eager"] * 10 + ["xla"])
     fields["asks"] = d.one(["gradients", "norms", "step", "step"])
     fields["kind"] = d.one(["functional"] * 4 + ["subclass"])
+    is_step = (fields["execution"], fields["asks"]) == ("graph", "step")
+    if is_step and number % 2:
+        fields["execution"] = "data set"
     return Case(**fields)
 
 

@@ -134,6 +134,15 @@ def _whole_tracebacks():
         yield
 
 
+def fit_data_set(model, x, y, sample_weight=None, class_weight=None):
+    """Make one step of `fit` for any number of samples; its loss."""
+    parts = [x, y] if sample_weight is None else [x, y, sample_weight]
+    parts = [tuple(p) if isinstance(p, list) else p for p in parts]
+    data = tf.data.Dataset.from_tensor_slices(tuple(parts)).batch(64)
+    found = model.fit(data, class_weight=class_weight, verbose=0)
+    return found.history["loss"][0]
+
+
 class Invalid(Exception):
     """Plain Keras cannot run the case, or the oracle contradicts it."""
 
@@ -273,9 +282,7 @@ class _Judge:
             if case.execution != "eager":
                 arguments["jit_compile"] = case.execution == "xla"
             self.compile(model, gradient_mode=mode, **arguments)
-            logs = model.train_on_batch(
-                self.x, self.y, return_dict=True, **self.weighting()
-            )
+            loss = self.train(model)
         except Exception as error:
             self.put_back()
             verdict = self.thrown("step", error)
@@ -292,7 +299,7 @@ class _Judge:
         changes = self.changes(norms, clip)
         checks = [
             self.compared("step", *self.moved(found, is_trained, changes)),
-            self.compared("loss", [logs["loss"]], [self.loss]),
+            self.compared("loss", [loss], [self.loss]),
         ]
         of_batch = any(
             getattr(layer, "of_batch", False)
@@ -309,11 +316,19 @@ class _Judge:
             )
         return checks
 
+    def train(self, model):
+        """Make one step as the case says; its loss."""
+        batch, weighting = (self.x, self.y), self.weighting()
+        if self.case.execution == "data set":
+            return fit_data_set(model, *batch, **weighting)
+        logs = model.train_on_batch(*batch, return_dict=True, **weighting)
+        return logs["loss"]
+
     def keras_crashes(self, arguments):
         """Whether plain Keras fails when it is compiled in this way."""
         try:
             self.compile(self.model, **arguments)
-            self.model.train_on_batch(self.x, self.y, **self.weighting())
+            self.train(self.model)
         except Exception:
             return True
         finally:

@@ -167,10 +167,19 @@ def _step(case):
     weighting = "sample_weight=sample_weight"
     if case.class_weight != "None":
         weighting = f"class_weight={case.class_weight}"
+    train = f"train_on_batch(x, y, {weighting}, return_dict=True)"
+    plain, ours = f"model.{train}", f"ours.{train}"
+    function = ""
+    if case.execution == "data set":
+        function = inspect.getsource(judge.fit_data_set) + "\n\n"
+        plain, ours = (
+            f"fit_data_set({net}, x, y, {weighting})"
+            for net in ("model", "ours")
+        )
     return f"""\
-variables = model.weights
+{function}variables = model.weights
 start = [np.array(v) for v in variables]
-print(model.train_on_batch(x, y, {weighting}, return_dict=True))
+print({plain})
 plain = [np.array(v) for v in variables]
 for v, value in zip(variables, start):
     v.assign(value)
@@ -182,7 +191,7 @@ ours.compile(
     gradient_mode={mode},
     {how.get(case.execution, "jit_compile=False")},
 )
-print(ours.train_on_batch(x, y, {weighting}, return_dict=True))
+print({ours})
 for v, a, b in zip(variables, start, plain):
     print(v.path, "Keras:", b - a, "ours:", np.array(v) - a, sep="\\n")
 """

@@ -116,7 +116,7 @@ def test_batch_normalization_is_refused():
     assert outcomes(case) == {judge.REFUSED}
 
 
-@pytest.mark.parametrize("execution", ["eager", "graph", "xla"])
+@pytest.mark.parametrize("execution", ["eager", "graph", "data set", "xla"])
 def test_draws_are_those_of_keras_in_the_same_execution(execution):
     """Compiled by XLA, Keras's dropout drops others than in a graph."""
     case = with_block(
@@ -151,9 +151,12 @@ def test_a_failure_shrinks_to_what_it_needs():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("execution", ["graph", "data set"])
 @pytest.mark.parametrize("asks", ["step", "gradients"])
-def test_a_script_stands_alone(asks, tmp_path):
-    case = with_block("Steps('scan')(h)", (3, 2), asks=asks)
+def test_a_script_stands_alone(asks, execution, tmp_path):
+    case = with_block(
+        "Steps('scan')(h)", (3, 2), asks=asks, execution=execution
+    )
     verdicts = [judge.Verdict(asks, judge.DIFFERS, "0.5")]
     path = tmp_path / "script.py"
     path.write_text(shrink.script(case, verdicts))
