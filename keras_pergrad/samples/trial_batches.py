@@ -102,7 +102,7 @@ def batches(specs, number=None, sizes_of_outputs=None):
     given = _given(specs, count)
     if given is not None:
         yield _batches(given, _exchanged(given[0]), counts)
-    kinds = [s for s in tf.nest.flatten(x) if s is not None]
+    kinds = unpacked(x)
     whole = [k for k, s in enumerate(kinds) if s.dtype.is_integer]
     choices = [(1, 2)] * len(kinds)
     tried = [tuple(choices)]
@@ -162,6 +162,11 @@ def _sized(kinds, shapes):
             one = tf.TensorSpec([None, *known], one.dtype)
         found.append(one)
     return found
+
+
+def unpacked(structure):
+    """List the parts of a structure, without its None."""
+    return [t for t in tf.nest.flatten(structure) if t is not None]
 
 
 def packed(structure, parts):
@@ -312,7 +317,7 @@ def _exchanged(x):
     Zeros stay, since they may be masked. Flags (0 and 1) stay too, if there
     is something else to exchange.
     """
-    flat = [t for t in tf.nest.flatten(x) if t is not None]
+    flat = unpacked(x)
     only_flags = all(_is_flags(t) for t in flat)
     rng = np.random.default_rng(0)
     return tf.nest.map_structure(

@@ -20,7 +20,7 @@ def takes_any_number(tape):
     They must be the same for any number of samples, and no tensor may be
     inputs and targets at once: a trial exchanges the inputs alone.
     """
-    parts = _parts(tape.batch)
+    parts = trial_batches.unpacked(tape.batch)
     return (
         not in_xla()
         and len(set(map(id, parts))) == len(parts)
@@ -44,7 +44,7 @@ def copied(tape, tensors):
         the tensors and all ops of the tape that have side effects. None: they
         need more than the batch and variables.
     """
-    graph, batch = tape.graph, _parts(tape.batch)
+    graph, batch = tape.graph, trial_batches.unpacked(tape.batch)
     inner = {id(outer): inner for outer, inner in graph.captures}
     given = {id(inner.get(id(t), t)): k for k, t in enumerate(batch)}
     captured = {
@@ -80,10 +80,6 @@ def copied(tape, tensors):
 
     specs = [trial_batches.spec(t) for t in batch]
     return tf.function(run, autograph=False).get_concrete_function(*specs)
-
-
-def _parts(batch):
-    return [t for t in tf.nest.flatten(batch) if t is not None]
 
 
 def _eager(tensor):

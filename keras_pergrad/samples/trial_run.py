@@ -9,11 +9,8 @@ pass, is refused by name. All variables that the runs assign are restored.
 Private name in use: `keras.src.backend.common.global_state`.
 """
 
-import functools
-import itertools
 import weakref
 
-import numpy as np
 import tensorflow as tf
 from keras.src.backend.common import global_state
 
@@ -31,12 +28,7 @@ from keras_pergrad.keras_internals.tracing import traced_functions
 from keras_pergrad.samples import messages, trial_batches
 from keras_pergrad.samples.exchange import Exchange
 from keras_pergrad.samples.layer_rules.rule_registry import find_rule
-from keras_pergrad.samples.motion import (
-    SAMPLES,
-    Change,
-    axes_of_samples,
-    watch,
-)
+from keras_pergrad.samples.sample_runs import Runs, Traced
 from keras_pergrad.samples.trial_copy import copied
 from keras_pergrad.samples.trial_findings import Findings, Observed
 
@@ -222,7 +214,10 @@ class Trial:
 
     def _sizes(self, x):
         """Return the shapes of the outputs for inputs x; () if it fails."""
-        specs = [trial_batches.spec(tf.convert_to_tensor(t)) for t in _parts(x)]
+        specs = [
+            trial_batches.spec(tf.convert_to_tensor(t))
+            for t in trial_batches.unpacked(x)
+        ]
 
         def run(*given):
             taken = trial_batches.packed(x, given)
@@ -235,7 +230,7 @@ class Trial:
             function = tf.function(run, autograph=False)
             found = run_and_restore(
                 function.get_concrete_function(*specs),
-                *map(tf.convert_to_tensor, _parts(x)),
+                *map(tf.convert_to_tensor, trial_batches.unpacked(x)),
             )
         except (ValueError, TypeError, tf.errors.OpError):
             return ()
@@ -255,8 +250,8 @@ class Trial:
         if make is Observed and self.step is not None:
             function = copied(self.like, self.step.tensors)
             if function is not None:
-                return _Traced(function, self.step)
-        found = _Traced()
+                return Traced(function, self.step)
+        found = Traced()
 
         def run(*given):
             batch = trial_batches.packed(self.specs, given)
@@ -269,17 +264,13 @@ class Trial:
             found.observed = make(tape, loss)
             return found.observed.tensors
 
-        specs = _parts(self.specs)
+        specs = trial_batches.unpacked(self.specs)
         if number is not None:
             specs = [trial_batches.of_number(s, number) for s in specs]
         found.function = tf.function(
             run, autograph=False, jit_compile=compiled
         ).get_concrete_function(*specs)
         return found
-
-
-def _parts(structure):
-    return [t for t in tf.nest.flatten(structure) if t is not None]
 
 
 def _assigned(tape, function, uses):
@@ -320,91 +311,3 @@ def _mixes_by_chance(tape):
         for layer in layers
         if isinstance(layer, messages.MIX_BY_CHANCE)
     ]
-
-
-class Runs:
-    """The results of a traced step for some batches.
-
-    Args:
-        traced: the `_Traced` step.
-        batches: `trial_batches.Batches`.
-        number: the only number of samples that the model takes, or None.
-        fixed: whether every batch has the same sizes but for the samples.
-    """
-
-    def __init__(self, traced, batches, number, fixed):
-        self.function = traced.function
-        self._traced, self._batches = traced, batches
-        self._number, self._fixed = number or SAMPLES, fixed
-        shapes = itertools.repeat(None)
-        if batches.more is not None:
-            shapes = [t.shape for t in traced.run(batches.more)]
-        # Large tensors: those of a single run are kept.
-        self._before = traced.run(batches.some)
-        self._axes = [
-            axes_of_samples(t.shape, other, self._number)
-            for t, other in zip(self._before, shapes)
-        ]
-        self._changes = [self._changed(*one) for one in batches.exchanged]
-
-    def motion(self, place):
-        """Return the `Motion` of a tensor, by its place."""
-        return self._watched(place, self._changes)
-
-    def mixes(self, place):
-        """Whether one sample's values move others in a tensor."""
-        return self.motion(place).mixed
-
-    def mixes_padding(self, place):
-        """Whether zeros in one sample's integers move others in a tensor."""
-        changes = self._blanked
-        return bool(changes) and self._watched(place, changes).mixed
-
-    @functools.cached_property
-    def _blanked(self):
-        """The changes by padding, like `_changes`; empty if it cannot run."""
-        if self._batches.blanked is None:
-            return []
-        try:
-            return [self._changed(*self._batches.blanked)]
-        except tf.errors.OpError:
-            return []
-
-    def _changed(self, sample, batch):
-        """Return a `Change` of each tensor for a batch with this sample."""
-        after = self._traced.run(batch)
-        return [
-            Change.of(sample, *one)
-            for one in zip(self._before, after, self._axes)
-        ]
-
-    def _watched(self, place, changes):
-        return watch(
-            [tensors[place] for tensors in changes],
-            self._batches.more is not None,
-            self._number,
-            self._fixed,
-        )
-
-    def noisy(self):
-        """Return for each tensor whether it changes in a repeated step."""
-        again = self._traced.run(self._batches.some)
-        return [bool((a != b).any()) for a, b in zip(self._before, again)]
-
-
-class _Traced:
-    """A traced step, and what it shows.
-
-    Attributes:
-        function: the concrete function.
-        observed: the meaning of its results, in order.
-    """
-
-    def __init__(self, function=None, observed=None):
-        self.function, self.observed = function, observed
-
-    def run(self, batch):
-        """Return the tensors for a batch, as arrays."""
-        found = run_and_restore(self.function, *_parts(batch))
-        # `__array__` fails for a bfloat16 number.
-        return [np.asarray(t.numpy()) for t in found]
