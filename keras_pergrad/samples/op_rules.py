@@ -30,7 +30,7 @@ def registered(rules, types):
                     f"{rules[one].__module__}. Extend that one. "
                     f"Received: {function.__name__}"
                 )
-            rules[one] = function
+        rules.update(dict.fromkeys(types, function))
         return function
 
     return register

@@ -5,6 +5,8 @@ import numpy as np
 import pytest
 
 import keras_pergrad as kpg
+from keras_pergrad.samples.op_rules import op_rule
+from keras_pergrad.samples.weight_paths import path_rule
 from tests.samples.rules.exact import (
     RUNS,
     assert_exact,
@@ -73,3 +75,11 @@ def test_negative_ids_train_as_in_keras(jit_compile, regularizer):
         found.append(model.get_weights()[0])
     np.testing.assert_allclose(found[1], found[0], rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(found[2], found[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("rule", "known"), [(op_rule, "MatMul"), (path_rule, "Reshape")]
+)
+def test_a_second_rule_of_an_op_is_an_error(rule, known):
+    with pytest.raises(ValueError, match=f"op {known} has a rule already"):
+        rule("NeverSeen", known)(lambda *args: None)
