@@ -86,7 +86,7 @@ def assigned_variables(function):
     """
     found = _assigned.get(function)
     if found is None:
-        inside = {id(t) for t in _assigned_inputs(function.graph)}
+        inside = {id(t) for t in assigned_inputs(function.graph)}
         outside = function.captured_inputs
         captures = function.graph.inputs[-len(outside) :] if outside else []
         found = tuple(
@@ -278,8 +278,8 @@ def _plain_variables(layers):
     return found
 
 
-def _assigned_inputs(graph):
-    """Return the inputs of a function's graph that some op inside assigns."""
+def assigned_inputs(graph):
+    """List the inputs of a function's graph that some op inside assigns."""
     # Each handle is followed from op to op: alias → input.
     origin = {id(tensor): tensor for tensor in graph.inputs}
     found = []
@@ -316,7 +316,7 @@ def _assigned_places(op):
         # Conditions and cases take the choice before the inputs they pass on.
         first = len(op.inputs) - len(body.inputs)
         numbers = {id(t): first + k for k, t in enumerate(body.inputs)}
-        places |= {numbers[id(t)] for t in _assigned_inputs(body)}
+        places |= {numbers[id(t)] for t in assigned_inputs(body)}
     return places
 
 

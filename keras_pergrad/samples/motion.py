@@ -143,10 +143,12 @@ def _watch_one(change, any_number, number, fixed):
 
 def _distances(before, after):
     """Return how far each entry moved; a NaN that stays has not moved."""
-    half = before.dtype.name in ("float16", "bfloat16")
-    if before.dtype.kind not in "fc" and not half:
+    kind = before.dtype.kind
+    # NumPy does not know bfloat16 and float8: their kind is V or f.
+    small = kind in "fV" and before.dtype.itemsize < 4
+    if kind not in "fc" and not small:
         return (before != after).astype(np.float32)
-    if half:
+    if small:
         before, after = before.astype(np.float32), after.astype(np.float32)
     with np.errstate(invalid="ignore", over="ignore"):
         found = np.asarray(np.abs(before - after))

@@ -100,6 +100,11 @@ class Tape:
         )
 
     @property
+    def start(self):
+        """How many ops its graph had before the forward pass."""
+        return self._forward.start
+
+    @property
     def outputs(self):
         """What the model returned."""
         return self._forward.outputs

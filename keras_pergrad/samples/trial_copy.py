@@ -10,7 +10,10 @@ Private names in use: `FuncGraph.captures`, `Graph._functions`,
 import tensorflow as tf
 
 from keras_pergrad.factors.xla import in_xla
-from keras_pergrad.keras_internals.model_state import Handle
+from keras_pergrad.keras_internals.model_state import (
+    Handle,
+    assigned_inputs,
+)
 from keras_pergrad.samples import trial_batches
 
 
@@ -42,7 +45,8 @@ def copied(tape, tensors):
     Returns:
         A concrete function of the parts of a batch, with the ops that compute
         the tensors and all ops of the tape that have side effects. None: they
-        need more than the batch and variables.
+        need more than the batch and variables, or a copy would change their
+        order.
     """
     graph, batch = tape.graph, trial_batches.unpacked(tape.batch)
     inner = {id(outer): inner for outer, inner in graph.captures}
@@ -55,7 +59,18 @@ def copied(tape, tensors):
     wanted = [t for t in tensors if id(t) not in given]
     effects = [op for op in tape.operations if op.op_def.is_stateful]
     needed, inputs = _ancestors(wanted, effects, {*given, *captured})
-    if any(op.type == "Placeholder" for op in needed):
+    order = {op: k for k, op in enumerate(graph.get_operations())}
+    # What is computed before may come from a part of the batch.
+    if any(op.type == "Placeholder" or order[op] < tape.start for op in needed):
+        return None
+    # Differentiating a loop gives it inputs that are newer than itself. Its
+    # copy comes after these, and so after what is assigned behind it.
+    newer = any(
+        order[t.op] > order[op] and id(t) not in captured
+        for op in needed
+        for t in op.inputs
+    )
+    if newer and assigned_inputs(graph):
         return None
     if any(captured.get(id(t), t) is None for t in inputs):
         return None

@@ -13,6 +13,7 @@ import dataclasses
 import tensorflow as tf
 
 from keras_pergrad.keras_internals.losses import components
+from keras_pergrad.keras_internals.model_state import assigned_inputs
 from keras_pergrad.samples.inlining import CALLS, Inlined, inlined
 
 #: Ops whose outputs follow the size of the batch, never its values.
@@ -192,7 +193,7 @@ class Uses:
             return
         makers = {id(c): c for t in inputs for c in self._lists.get(id(t), ())}
         weights = tuple(k for k, t in enumerate(inputs) if self.variables_in(t))
-        if weights and by_value and op.type in CALLS:
+        if weights and by_value and op.type in CALLS and self._may_repeat(op):
             inside = inlined(op, within)
             if inside is not None:
                 self._inlined.append(inside)
@@ -232,6 +233,15 @@ class Uses:
         for t in outputs:
             if _has_gradients(t.dtype) or t.dtype in (tf.variant, tf.resource):
                 self._of_weights[id(t)] = found
+
+    def _may_repeat(self, call):
+        """Whether the variables that a call reads are as it has read them.
+
+        They are not if the step assigns one of them: the ops beside the call
+        would read what was assigned after it.
+        """
+        written = {id(t) for t in assigned_inputs(self._graph)}
+        return not any(id(t) in written for t in call.inputs)
 
     def _follow(self, given, handles):
         """Note that an op may assign its inputs to variables."""

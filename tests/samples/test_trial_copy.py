@@ -238,6 +238,103 @@ def test_mixing_of_inputs_that_are_the_targets():
         trace()
 
 
+def _assert_trained_alike(model, own):
+    """Compares `fit` with plain Keras; `own` is unknown to Keras."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(11, 4)), rng.normal(size=(11, 2))
+    weights, start = model.get_weights(), own.numpy()
+    ours = kpg.PerGradModel.from_model(model)
+    found = _fit(ours, x, y, {"gradient_mode": kpg.Vectorized()})
+    left = own.numpy()
+    model.set_weights(weights)
+    own.assign(start)
+    oracle.assert_agree(found, _fit(model, x, y, {}))
+    np.testing.assert_allclose(left, own.numpy(), rtol=1e-10)
+
+
+class Loop(layers.Layer):
+    """Assigns to a variable in a loop and reads it behind, or reversed."""
+
+    def __init__(self, mixes):
+        super().__init__()
+        self.mixes = mixes
+
+    def build(self, shape):
+        self.v = tf.Variable(tf.zeros(shape[-1:], "float64"), trainable=False)
+
+    def call(self, x):
+        def body(i, h):
+            if self.mixes:
+                self.v.assign(tf.reduce_mean(h, 0))
+                return i + 1, tf.tanh(h)
+            return i + 1, tf.tanh(h - self.v)
+
+        _, h = tf.while_loop(lambda i, h: i < 2, body, (0, x))
+        if self.mixes:
+            return h - self.v
+        self.v.assign(tf.reduce_mean(x, 0))
+        return h
+
+
+def test_a_loop_that_assigns_before_it_is_read():
+    """The copy of a differentiated loop would come after its neighbours."""
+    ours = kpg.PerGradModel.from_model(_in_line(Loop(mixes=True)))
+    x, y = np.ones((11, 4)), np.ones((11, 2))
+    with pytest.raises(ValueError, match="mixes the samples"):
+        _fit(ours, x, y, {"gradient_mode": kpg.Vectorized()})
+
+
+def test_a_loop_that_reads_before_it_is_assigned():
+    loop = Loop(mixes=False)
+    _assert_trained_alike(_in_line(loop), loop.v)
+
+
+class Scaled(kpg.PerGradModel):
+    """Its forward pass reads the mean target, computed before."""
+
+    mean = None
+
+    def train_step(self, data):
+        self.mean = tf.reduce_mean(data[1], 0)
+        return super().train_step(data)
+
+    def call(self, x, training=None):
+        found = super().call(x, training=training)
+        return found if self.mean is None else found * (1 + self.mean)
+
+
+def test_what_is_computed_before_from_the_targets():
+    inputs = keras.Input((4,))
+    model = Scaled(inputs, layers.Dense(2)(inputs))
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(11, 4)), rng.normal(size=(11, 2))
+    before = model.get_weights()
+    with pytest.raises((ValueError, TypeError), match=r"out of scope|mixes"):
+        _fit(model, x, y, {"gradient_mode": kpg.Vectorized()})
+    oracle.assert_agree(model.get_weights(), before)
+
+
+class Called(layers.Layer):
+    """A function reads a variable that is assigned afterwards."""
+
+    def build(self, shape):
+        self.w = self.add_weight(shape=(shape[-1], 3))
+        self.v = tf.Variable(tf.ones([], "float64"), trainable=False)
+        self.function = tf.function(
+            lambda x: tf.tanh(tf.matmul(x, self.w) * self.v)
+        )
+
+    def call(self, x):
+        found = self.function(x)
+        self.v.assign(self.v + 1.0)
+        return found
+
+
+def test_a_function_reads_what_is_assigned_afterwards():
+    layer = Called()
+    _assert_trained_alike(_in_line(layer), layer.v)
+
+
 def test_a_known_number_of_samples_is_traced(monkeypatch):
     model = stack((4,), layers.Dense(5), layers.Dense(2))
 
