@@ -156,26 +156,41 @@ def test_finds_what_a_trace_finds(name, monkeypatch):
         np.testing.assert_array_equal(value, other)
 
 
-def _fit(model, x, y, mode):
-    """Trains over two steps of 4 samples and one of 3."""
-    model.compile(keras.optimizers.SGD(0.1), "mse", **mode)
+def _fit(model, x, y, mode=None):
+    """Trains over steps of 4 samples, the last one of fewer if some remain.
+
+    Returns the weights.
+    """
+    model.compile(
+        keras.optimizers.SGD(0.1),
+        "mse",
+        **({} if mode is None else {"gradient_mode": mode}),
+    )
     data = tf.data.Dataset.from_tensor_slices((x, y)).batch(4)
     model.fit(data, verbose=0, shuffle=False)
     return model.get_weights()
 
 
+def _assert_trained_alike(model, x=None, own=()):
+    """Compares `fit` with plain Keras; variables of its `own` included."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(11, 4)) if x is None else x
+    y = rng.normal(size=(len(x), 2))
+    weights, start = model.get_weights(), [v.numpy() for v in own]
+    found = _fit(kpg.PerGradModel.from_model(model), x, y, kpg.Vectorized())
+    left = [v.numpy() for v in own]
+    model.set_weights(weights)
+    for variable, value in zip(own, start):
+        variable.assign(value)
+    oracle.assert_agree(found, _fit(model, x, y))
+    for variable, value in zip(own, left):
+        np.testing.assert_allclose(value, variable.numpy(), rtol=1e-10)
+
+
 @pytest.mark.parametrize("name", ["state", "function", "penalty", "activity"])
 def test_fit_is_that_of_keras(name):
     """Its state included: the trial leaves no trace, and eats no batch."""
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(11, 4)), rng.normal(size=(11, 2))
-    model = MODELS[name]()
-    weights = model.get_weights()
-    ours = kpg.PerGradModel.from_model(model)
-    mode = {"gradient_mode": kpg.Vectorized()}
-    found = _fit(ours, x, y, mode)
-    model.set_weights(weights)
-    oracle.assert_agree(found, _fit(model, x, y, {}))
+    _assert_trained_alike(MODELS[name]())
 
 
 def _uses_a_table():
@@ -238,20 +253,6 @@ def test_mixing_of_inputs_that_are_the_targets():
         trace()
 
 
-def _assert_trained_alike(model, own):
-    """Compares `fit` with plain Keras; `own` is unknown to Keras."""
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(11, 4)), rng.normal(size=(11, 2))
-    weights, start = model.get_weights(), own.numpy()
-    ours = kpg.PerGradModel.from_model(model)
-    found = _fit(ours, x, y, {"gradient_mode": kpg.Vectorized()})
-    left = own.numpy()
-    model.set_weights(weights)
-    own.assign(start)
-    oracle.assert_agree(found, _fit(model, x, y, {}))
-    np.testing.assert_allclose(left, own.numpy(), rtol=1e-10)
-
-
 class Loop(layers.Layer):
     """Assigns to a variable in a loop and reads it behind, or reversed."""
 
@@ -281,12 +282,12 @@ def test_a_loop_that_assigns_before_it_is_read():
     ours = kpg.PerGradModel.from_model(_in_line(Loop(mixes=True)))
     x, y = np.ones((11, 4)), np.ones((11, 2))
     with pytest.raises(ValueError, match="mixes the samples"):
-        _fit(ours, x, y, {"gradient_mode": kpg.Vectorized()})
+        _fit(ours, x, y, kpg.Vectorized())
 
 
 def test_a_loop_that_reads_before_it_is_assigned():
     loop = Loop(mixes=False)
-    _assert_trained_alike(_in_line(loop), loop.v)
+    _assert_trained_alike(_in_line(loop), own=[loop.v])
 
 
 class Scaled(kpg.PerGradModel):
@@ -310,7 +311,7 @@ def test_what_is_computed_before_from_the_targets():
     x, y = rng.normal(size=(11, 4)), rng.normal(size=(11, 2))
     before = model.get_weights()
     with pytest.raises((ValueError, TypeError), match=r"out of scope|mixes"):
-        _fit(model, x, y, {"gradient_mode": kpg.Vectorized()})
+        _fit(model, x, y, kpg.Vectorized())
     oracle.assert_agree(model.get_weights(), before)
 
 
@@ -332,7 +333,7 @@ class Called(layers.Layer):
 
 def test_a_function_reads_what_is_assigned_afterwards():
     layer = Called()
-    _assert_trained_alike(_in_line(layer), layer.v)
+    _assert_trained_alike(_in_line(layer), own=[layer.v])
 
 
 def test_a_known_number_of_samples_is_traced(monkeypatch):
@@ -356,11 +357,5 @@ def test_a_known_number_of_samples_is_traced(monkeypatch):
 
 
 def test_a_table_is_traced():
-    model = _uses_a_table()
-    weights = model.get_weights()
-    rng = np.random.default_rng(0)
-    x, y = rng.integers(1, 5, (11, 3)), rng.normal(size=(11, 2))
-    ours = kpg.PerGradModel.from_model(model)
-    found = _fit(ours, x, y, {"gradient_mode": kpg.Vectorized()})
-    model.set_weights(weights)
-    oracle.assert_agree(found, _fit(model, x, y, {}))
+    x = np.random.default_rng(0).integers(1, 5, (11, 3))
+    _assert_trained_alike(_uses_a_table(), x)
