@@ -5,7 +5,8 @@ all variables that it assigns: `run_and_restore` restores Keras variables,
 seeds and plain `tf.Variable`s alike. Code that runs op by op may assign
 anything: run it inside `unchanged`.
 
-Private names in use: `Graph._get_function`, `Tensor._handle_data`,
+Private names in use: `FuncGraph.captures`, `FuncGraph.outer_graph`,
+`Graph._get_function`, `Tensor._handle_data`,
 `tensorflow.python.eager.context.Context._rng`,
 `keras.src.backend.common.global_state`, `Layer._flatten_layers`,
 `Layer._losses`, `Layer._loss_ids`, `Model._compile_loss`.
@@ -276,6 +277,26 @@ def _plain_variables(layers):
         elif isinstance(this, tf.Module):
             waiting += vars(this).values()
     return found
+
+
+def captured_from(graph):
+    """Return what the tensors captured by a graph stand for.
+
+    Args:
+        graph: a graph, in others or not.
+
+    Returns:
+        The id of a tensor in the graph or in one around it → the tensor from
+        which it was captured in the first place, in most cases an eager one.
+    """
+    captures = getattr(graph, "captures", None)
+    if captures is None:
+        return {}
+    around = captured_from(graph.outer_graph)
+    inside = {
+        id(inner): around.get(id(outer), outer) for outer, inner in captures
+    }
+    return {**around, **inside}
 
 
 def assigned_inputs(graph):

@@ -84,6 +84,11 @@ class Tape:
         return type(self)(self.model, batch, self.training, self.loss)
 
     @property
+    def number(self):
+        """The number of samples; None if it is not known while tracing."""
+        return first_tensor(self.batch[0]).shape[0]
+
+    @property
     def graph(self):
         """The graph in which it works."""
         return self._forward.graph

@@ -13,6 +13,7 @@ from keras_pergrad.factors.xla import in_xla
 from keras_pergrad.keras_internals.model_state import (
     Handle,
     assigned_inputs,
+    captured_from,
 )
 from keras_pergrad.samples import trial_batches
 
@@ -52,13 +53,14 @@ def copied(tape, tensors):
     inner = {id(outer): inner for outer, inner in graph.captures}
     given = {id(inner.get(id(t), t)): k for k, t in enumerate(batch)}
     captured = {
-        id(inner): _eager(outer)
-        for outer, inner in graph.captures
-        if inner.op.type == "Placeholder"  # not a constant's value
+        key: tensor
+        for key, tensor in captured_from(graph).items()
+        if _is_known(tensor)
     }
+    ends = {*given, *captured}
     wanted = [t for t in tensors if id(t) not in given]
     effects = [op for op in tape.operations if op.op_def.is_stateful]
-    needed, inputs = _ancestors(wanted, effects, {*given, *captured})
+    needed, inputs = _ancestors(wanted, effects, ends)
     order = {op: k for k, op in enumerate(graph.get_operations())}
     # What is computed before may come from a part of the batch.
     if any(op.type == "Placeholder" or order[op] < tape.start for op in needed):
@@ -66,13 +68,11 @@ def copied(tape, tensors):
     # Differentiating a loop gives it inputs that are newer than itself. Its
     # copy comes after these, and so after what is assigned behind it.
     newer = any(
-        order[t.op] > order[op] and id(t) not in captured
+        order[t.op] > order[op] and id(t) not in ends
         for op in needed
         for t in op.inputs
     )
     if newer and assigned_inputs(graph):
-        return None
-    if any(captured.get(id(t), t) is None for t in inputs):
         return None
     nodes = _nodes(graph, {op.name for op in needed})
 
@@ -97,16 +97,12 @@ def copied(tape, tensors):
     return tf.function(run, autograph=False).get_concrete_function(*specs)
 
 
-def _eager(tensor):
-    """Return the number or variable's handle behind a tensor, or None."""
-    while not hasattr(tensor, "numpy"):
-        captures = getattr(tensor.graph, "captures", ())
-        found = [outer for outer, inner in captures if inner is tensor]
-        if not found:
-            return None
-        tensor = found[0]
+def _is_known(tensor):
+    """Whether it is an eager number, or the handle of a variable."""
     is_number = tensor.dtype not in (tf.resource, tf.variant)
-    return tensor if is_number or Handle.is_variable(tensor) else None
+    return hasattr(tensor, "numpy") and (
+        is_number or Handle.is_variable(tensor)
+    )
 
 
 def _ancestors(tensors, effects, ends):

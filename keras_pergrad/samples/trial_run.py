@@ -16,7 +16,6 @@ from keras.src.backend.common import global_state
 
 from keras_pergrad.factors.xla import in_xla
 from keras_pergrad.keras_internals import onednn
-from keras_pergrad.keras_internals.batches import first_tensor
 from keras_pergrad.keras_internals.losses import components
 from keras_pergrad.keras_internals.model_state import (
     assigned_variables,
@@ -53,12 +52,11 @@ def exchange_of(tape, own=False, step=None):
     model = tape.model
     layers = model._flatten_layers()
     specs = tf.nest.map_structure(trial_batches.spec, tape.batch)
-    number = first_tensor(tape.batch[0]).shape[0]
     key = (
         tape.training,
         tape.loss,
         str(specs),
-        own and number,
+        own and tape.number,
         tuple(map(id, tape.variables)),
         tuple((layer.trainable, find_rule(layer)) for layer in layers),
     )
@@ -66,7 +64,7 @@ def exchange_of(tape, own=False, step=None):
     known = _FOUND.setdefault(model, {})
     kept = known.get(key)
     if kept is None or kept[0]() is not (loss or model):
-        trial = Trial(tape, specs, number, in_xla(), own, step)
+        trial = Trial(tape, specs, tape.number, in_xla(), own, step)
         with (
             tf.init_scope(),
             traced_functions(),
@@ -91,8 +89,7 @@ def exchanges_of(tape, uses, step=None):
         step: as for `exchange_of`.
     """
     found = [exchange_of(tape, step=step)]
-    is_known = first_tensor(tape.batch[0]).shape[0] is not None
-    if is_known and not found[0].fits(uses):
+    if tape.number is not None and not found[0].fits(uses):
         found.append(exchange_of(tape, own=True))
     return found
 

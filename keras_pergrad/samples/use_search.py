@@ -5,15 +5,19 @@ Every op is looked at once, in the order in which it was created. A tensor is
 that takes such a tensor is a `Candidate`. It is a use if its output contains
 samples, which a run shows (see `motion`).
 
-Private names in use: `FuncGraph.captures`, `FuncGraph.outer_graph`.
+Private name in use: `FuncGraph.captures`.
 """
 
 import dataclasses
+import functools
 
 import tensorflow as tf
 
 from keras_pergrad.keras_internals.losses import components
-from keras_pergrad.keras_internals.model_state import assigned_inputs
+from keras_pergrad.keras_internals.model_state import (
+    assigned_inputs,
+    captured_from,
+)
 from keras_pergrad.samples.inlining import CALLS, Inlined, inlined
 
 #: Ops whose outputs follow the size of the batch, never its values.
@@ -240,8 +244,12 @@ class Uses:
         They are not if the step assigns one of them: the ops beside the call
         would read what was assigned after it.
         """
-        written = {id(t) for t in assigned_inputs(self._graph)}
-        return not any(id(t) in written for t in call.inputs)
+        return not any(id(t) in self._written for t in call.inputs)
+
+    @functools.cached_property
+    def _written(self):
+        """The ids of the handles of all variables that the step assigns."""
+        return {id(t) for t in assigned_inputs(self._graph)}
 
     def _follow(self, given, handles):
         """Note that an op may assign its inputs to variables."""
@@ -279,21 +287,14 @@ def _dense(gradient):
 
 def _handles(graph, variables):
     """Return id of a handle in a graph → index of its variable."""
-    eager = {}
-    for index, variable in enumerate(variables):
-        for part in components(variable):
-            eager[id(part.handle)] = index
-    return _captured(graph, eager)
-
-
-def _captured(graph, eager):
-    captures = getattr(graph, "captures", None)
-    if captures is None:
-        return eager
-    around = {**_captured(graph.outer_graph, eager), **eager}
-    inside = {
-        id(inner): around[id(outer)]
-        for outer, inner in captures
-        if id(outer) in around
+    places = {
+        id(part.handle): index
+        for index, variable in enumerate(variables)
+        for part in components(variable)
     }
-    return {**around, **inside}
+    inside = {
+        key: places[id(handle)]
+        for key, handle in captured_from(graph).items()
+        if id(handle) in places
+    }
+    return {**places, **inside}
