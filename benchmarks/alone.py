@@ -1,19 +1,40 @@
 """First-step time and peak memory, one rival a process."""
 
+import statistics
+
 from benchmarks.process import LIMIT, Worker, WorkerError
 
 
-def run(entries, log=print, limit=LIMIT):
-    """Measures each entry in a process of its own, `limit` seconds at most.
+def run(entries, log=print, limit=LIMIT, turns=1):
+    """Measures each entry in processes of its own, `limit` seconds at most.
+
+    Args:
+        entries: what to measure.
+        log: takes a line of progress.
+        limit: seconds for a process.
+        turns: processes of each entry; the entries take turns.
 
     Returns:
-        {entry key: {"first_ms", "peak_mb", "process_mb"} or {"error"}}.
+        {entry key: {"first_ms", "peak_mb", "process_mb"} or {"error"}}, each
+        figure the median of the turns.
     """
-    found = {}
-    for entry in entries:
-        found[entry.key] = _alone(entry, limit)
-        log(f"  {entry.key}: {found[entry.key]}")
-    return found
+    found = {entry.key: [] for entry in entries}
+    for _ in range(turns):
+        for entry in entries:
+            found[entry.key].append(_alone(entry, limit))
+            log(f"  {entry.key}: {found[entry.key][-1]}")
+    return {key: _median(turns) for key, turns in found.items()}
+
+
+def _median(turns):
+    """The median of each figure; the first error, if there is one."""
+    failed = [turn for turn in turns if "error" in turn]
+    if failed:
+        return failed[0]
+    return {
+        figure: statistics.median(turn[figure] for turn in turns)
+        for figure in turns[0]
+    }
 
 
 def _alone(entry, limit):

@@ -1,70 +1,131 @@
 """The cost of each method for a convolution's norms and weighted sum.
 
-Microseconds a sample on two CPU cores, from static shapes: a constant, the
-multiplications, and the numbers copied, each at the rate measured by
-benchmarks/conv_methods.py. Only their order matters.
+Microseconds a sample on two CPU cores, from static shapes: what is multiplied
+and what is copied, each at the rate measured by benchmarks/conv_methods.py.
+Only their order matters.
 """
 
+import dataclasses
 import math
 
 from keras_pergrad.factors.convolution_methods import has_filter_gradient
 
-MULTIPLY = 9.5e-6
-COPY = 0.33e-3
-# Writing a gradient, squaring it and taking it into the weighted sum.
-HOLD = 0.6e-3
 # Gradients with more entries are not held just to save a second pass.
 HELD = 2**17
 
 
-def costs(windows, groups, big, small):
+@dataclasses.dataclass(frozen=True)
+class Rates:
+    """How long TensorFlow takes, in microseconds.
+
+    Attributes:
+        call: to call an op, divided by the samples of a batch.
+        row: to look up a row.
+        copy: to copy a number.
+        long_copy: to copy one in a row of a window.
+        multiply: for a multiplication in a product of each sample.
+        gram: for one in a Gram matrix.
+        unfold: for one in the convolution that unfolds a row of windows.
+        whole: for one in a product of the whole batch.
+        shift: to add a number of a Gram matrix at a tap.
+        hold: to write a number of a gradient, square it and take it into the
+            weighted sum.
+    """
+
+    call: float
+    row: float
+    copy: float
+    long_copy: float
+    multiply: float
+    gram: float
+    unfold: float
+    whole: float
+    shift: float
+    hold: float
+
+
+PLAIN = Rates(
+    call=1.5,
+    row=3.5e-3,
+    copy=0.33e-3,
+    long_copy=0.33e-3,
+    multiply=9.5e-6,
+    gram=14e-6,
+    unfold=19e-6,
+    whole=9.5e-6,
+    shift=0.5e-3,
+    hold=0.6e-3,
+)
+# Copies and gradients that are held are slow in XLA's code for a CPU, so the
+# choice is often a Gram matrix of pixels.
+XLA = Rates(
+    call=0.012,
+    row=3.1e-3,
+    copy=1.6e-3,
+    long_copy=1.4e-3,
+    multiply=12e-6,
+    gram=25e-6,
+    unfold=3e-6,
+    whole=14e-6,
+    shift=0.3e-3,
+    hold=3.1e-3,
+)
+
+
+def costs(windows, groups, big, small, xla=False):
     """Return the microseconds for norms and weighted sum of usable methods.
 
     Args:
         windows: the `Windows`.
         groups: the number of groups.
         big, small: the channels of either side, all groups together.
+        xla: whether XLA compiles them.
 
     Returns:
         A dict by method name.
     """
+    rates = XLA if xla else PLAIN
     taps, count = windows.taps, windows.count
     window = taps * big // groups
     entries = window * small
-    multiply = MULTIPLY * count * entries
-    again = 5 + 1.2 * multiply
-    held = HOLD * entries
+    multiply = rates.multiply * count * entries
+    whole = rates.whole * count * entries
+    # The filter gradient of the batch.
+    again = 5 + 1.2 * whole
+    held = rates.hold * entries
     # With groups every tensor is transposed first.
-    copies = COPY * (1 if groups == 1 else 4)
-    by_tap = taps * (1.5 + copies * count * big) + multiply
-    unfolded = count * taps * (3.5e-3 + copies * big)
+    copies = rates.copy * (1 if groups == 1 else 4)
+    by_tap = taps * (rates.call + copies * count * big) + multiply
+    unfolded = count * taps * (rates.row + copies * big)
     found = {
         "taps": by_tap + held,
         "patches": unfolded + multiply + held,
         "tap_norms": by_tap + 0.5 * held + again,
         "patch_gram": unfolded
-        + 1.5 * MULTIPLY * count**2 * (taps * big + small)
+        + rates.gram * count**2 * (taps * big + small)
         # With one group the weighted sum reuses the windows.
-        + (1 + multiply if groups == 1 else again),
+        + (1 + whole if groups == 1 else again),
     }
     pixels = math.prod(windows.padded_sizes)
     found["pixel_gram"] = (
         8
-        + 1.5 * MULTIPLY * (pixels**2 * big + count**2 * small)
-        + 0.5e-3 * groups * taps * count**2
+        + rates.gram * (pixels**2 * big + count**2 * small)
+        + rates.shift * groups * taps * count**2
         + again
     )
     if not windows.dilated and groups == 1:
         row = windows.kernel[-1] * big
         rows = math.prod(windows.padded_sizes[:-1]) * windows.positions[-1]
         found["identity"] = (
-            2 * MULTIPLY * rows * row**2
-            + count * window / row * (3.5e-3 + COPY * row)
+            rates.unfold * rows * row**2
+            + count * window / row * (rates.row + rates.long_copy * row)
             + multiply
             + held
         )
     if has_filter_gradient(windows, groups, big):
-        found["loop"] = 100 + 1.5 * multiply + held
+        # XLA runs the ops of one sample on one thread.
+        loop = 100 + 1.5 * multiply + held
+        found["loop"] = math.inf if xla else loop
     if entries > HELD:
         for name in ("taps", "patches", "identity", "loop"):
             if name in found:

@@ -1,6 +1,6 @@
 """The factor of matrix-like kernels: a sum of outer products."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -10,10 +10,28 @@ from keras_pergrad.factors.sample_gradients import (
     sum_of_squares,
     weighted,
 )
+from keras_pergrad.factors.xla import in_xla
 
-# The cost of a multiplication, and of holding a number of a gradient: only
-# their ratio matters. Measured on two CPU cores.
-MULTIPLY, HOLD = 1.0, 32.0
+
+class Rates(NamedTuple):
+    """How long TensorFlow takes, on two CPU cores.
+
+    The unit is a multiplication in a product of many rows.
+
+    Attributes:
+        gram: for a multiplication in a Gram matrix.
+        hold: to hold a number of a gradient.
+        hold_gram: to hold one of a Gram matrix, or a weighted one.
+    """
+
+    gram: float
+    hold: float
+    hold_gram: float
+
+
+PLAIN = Rates(gram=1.2, hold=32, hold_gram=32)
+# Its products of each sample are slow to write.
+XLA = Rates(gram=1.4, hold=240, hold_gram=60)
 #: A sample's gradient with more entries is not held to save time.
 HELD = 2**17
 
@@ -135,10 +153,11 @@ def _cheaper(t, i, o):
     """Whether norms and weighted sum cost less with Gram matrices."""
     if i * o > HELD:
         return "gram" if 2 * t**2 < i * o else "full"
-    full = MULTIPLY * t * i * o + HOLD * i * o
+    rates = XLA if in_xla() else PLAIN
+    full = t * i * o + rates.hold * i * o
     # A batch of Gram matrices multiplies less fast than one large product.
-    gram = MULTIPLY * (1.2 * t**2 * (i + o) + t * i * o)
-    gram += HOLD * (t**2 + t * min(i, o))
+    gram = rates.gram * t**2 * (i + o) + t * i * o
+    gram += rates.hold_gram * (t**2 + t * min(i, o))
     return "gram" if gram < full else "full"
 
 

@@ -13,6 +13,7 @@ from keras_pergrad.factors.sample_gradients import (
     sum_of_squares,
     weighted,
 )
+from keras_pergrad.factors.xla import in_xla
 
 # Each method gives all gradients, (n, K·i, g·o) ...
 _GRADIENTS = {
@@ -89,7 +90,7 @@ class Patches(SampleGradients):
         self._gradients = None
         self._unfolded = None
         self._costs = convolution_costs.costs(
-            windows, groups, big.shape[-1], small.shape[-1]
+            windows, groups, big.shape[-1], small.shape[-1], in_xla()
         )
         if method is not None:
             _check(method)

@@ -117,7 +117,8 @@ def batches(specs, number=None, sizes_of_outputs=None):
             if len(tried) > 64:
                 break
     sizes = None
-    for numbers, classes in itertools.product(tried, (2, 1)):
+    # Few models have one class, while many take flags beside ids.
+    for classes, numbers in itertools.product((2, 1), tried):
         rng = np.random.default_rng(0)
         first, second = [], []
         for one, pair in zip(kinds, numbers):

@@ -66,6 +66,24 @@ def test_the_choice_follows_the_shapes(positions, i, o, method):
     assert Outer(x, dz).chosen_method() == method
 
 
+def test_the_choice_under_xla_follows_its_own_rates():
+    """To hold gradients costs it more."""
+
+    def chosen(positions, i, o):
+        x, dz = tf.zeros((1, positions, i)), tf.zeros((1, positions, o))
+        return Outer(x, dz).chosen_method()
+
+    @tf.function(jit_compile=True, autograph=False)
+    def choose():
+        assert chosen(64, 128, 128) == "gram"
+        assert chosen(64, 128, 512) == "gram"
+        assert chosen(256, 64, 64) == "full"
+        assert chosen(1024, 1024, 1024) == "full"
+        return tf.zeros([])
+
+    choose.get_concrete_function()
+
+
 def test_a_forced_method_is_kept():
     x, dz = tf.zeros((1, 64, 128)), tf.zeros((1, 64, 128))
     assert Outer(x, dz, method="gram").chosen_method() == "gram"

@@ -91,6 +91,25 @@ def test_the_choice_follows_the_shapes():
     assert _chosen((32, 32), 3, 768, 16, 16, "valid") == "patch_gram"
 
 
+def test_the_choice_under_xla_follows_its_own_rates():
+    """It copies slowly, and runs the ops of a loop on one thread."""
+    cases = {
+        ((28, 28), 1, 16, 8, 2, "same"): "taps",
+        ((32, 32), 32, 32, 3, 1, "same"): "identity",
+        ((16, 16), 64, 64, 3, 1, "same"): "taps",
+        ((8, 8), 64, 128, 3, 1, "same"): "pixel_gram",
+        ((4, 4), 128, 256, 3, 1, "same"): "pixel_gram",
+    }
+
+    @tf.function(jit_compile=True, autograph=False)
+    def choose():
+        for shapes, method in cases.items():
+            assert _chosen(*shapes) == method
+        return tf.zeros([])
+
+    choose.get_concrete_function()
+
+
 def test_a_method_can_be_forced_for_a_while():
     free = _build().chosen_method()
     for method in METHODS:
