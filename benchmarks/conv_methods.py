@@ -1,6 +1,6 @@
 """How long each way to a convolution's per-sample norms takes.
 
-Prints a table with a row for each layer of two standard networks: the
+Prints a table with a row for each layer of standard networks: the
 milliseconds of the batch's own filter gradient, then of norms and weighted
 sum by every method, and the method that the cost rule chooses.
 
@@ -17,38 +17,43 @@ import tensorflow as tf
 from keras_pergrad.factors import Patches, Windows
 from keras_pergrad.factors.patches import METHODS
 
-# size, input channels, filters, kernel size, stride, padding
+# size, input channels, filters, kernel size, stride, padding, groups
 LAYERS = {
-    "mnist 1": (28, 1, 16, 8, 2, "same"),
-    "mnist 2": (13, 16, 32, 4, 2, "valid"),
-    "cifar 1": (32, 3, 32, 3, 1, "same"),
-    "cifar 2": (32, 32, 32, 3, 1, "same"),
-    "cifar 3": (16, 32, 64, 3, 1, "same"),
-    "cifar 4": (16, 64, 64, 3, 1, "same"),
-    "cifar 5": (8, 64, 128, 3, 1, "same"),
-    "cifar 6": (8, 128, 128, 3, 1, "same"),
-    "cifar 7": (4, 128, 256, 3, 1, "same"),
-    "cifar 8": (4, 256, 10, 3, 1, "same"),
-    "patches": (32, 3, 64, 8, 8, "valid"),
+    "mnist 1": (28, 1, 16, 8, 2, "same", 1),
+    "mnist 2": (13, 16, 32, 4, 2, "valid", 1),
+    "cifar 1": (32, 3, 32, 3, 1, "same", 1),
+    "cifar 2": (32, 32, 32, 3, 1, "same", 1),
+    "cifar 3": (16, 32, 64, 3, 1, "same", 1),
+    "cifar 4": (16, 64, 64, 3, 1, "same", 1),
+    "cifar 5": (8, 64, 128, 3, 1, "same", 1),
+    "cifar 6": (8, 128, 128, 3, 1, "same", 1),
+    "cifar 7": (4, 128, 256, 3, 1, "same", 1),
+    "cifar 8": (4, 256, 10, 3, 1, "same", 1),
+    "patches": (32, 3, 64, 8, 8, "valid", 1),
+    "resnet shortcut": (56, 64, 64, 1, 2, "same", 1),
+    "resnet stride": (16, 128, 128, 3, 2, "same", 1),
+    "convnext 1": (16, 96, 96, 7, 1, "same", 96),
+    "convnext 4": (2, 768, 768, 7, 1, "same", 768),
+    "mobilenet 1": (32, 32, 32, 3, 2, "same", 32),
+    "mobilenet 2": (16, 72, 72, 3, 1, "same", 72),
 }
 # A method whose numbers would not fit is left out.
 LARGEST = 2**30
 
 
 def build(layer, x, dz, method=None):
-    size, channels, filters, kernel, stride, padding = LAYERS[layer]
+    size, channels, filters, kernel, stride, padding, groups = LAYERS[layer]
     windows = Windows.of(
         (size,) * 2, (kernel,) * 2, (stride,) * 2, (1, 1), padding
     )
-    shape = (kernel, kernel, channels, filters)
-    return Patches(x, dz, windows, shape, method=method)
+    shape = (kernel, kernel, channels // groups, filters)
+    return Patches(x, dz, windows, shape, groups, method)
 
 
 def candidates(layer, batch, xla):
     """Functions by name, each of no arguments; the chosen method."""
-    size, channels, filters, _, stride, padding = LAYERS[layer]
+    size, channels, filters, kernel, stride, padding, _ = LAYERS[layer]
     x = tf.random.normal([batch, size, size, channels])
-    kernel = LAYERS[layer][3]
     count = math.ceil((size - (kernel - 1) * (padding == "valid")) / stride)
     dz = tf.random.normal([batch, count, count, filters])
     # As in `fit`, the number of samples is not known when tracing.
@@ -70,7 +75,11 @@ def candidates(layer, batch, xla):
     for method in METHODS:
         if method == "loop" and xla:
             continue
-        if build(layer, x, dz, method).norm_bytes(batch) < LARGEST:
+        try:
+            held = build(layer, x, dz, method).norm_bytes(batch)
+        except ValueError:  # the method cannot serve groups
+            continue
+        if held < LARGEST:
             functions[method] = clipped(method)
     traced = {
         name: tf.function(f, signature, jit_compile=xla, autograph=False)

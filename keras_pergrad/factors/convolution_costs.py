@@ -12,6 +12,9 @@ from keras_pergrad.factors.convolution_methods import has_filter_gradient
 
 # Gradients with more entries are not held just to save a second pass.
 HELD = 2**17
+# What TensorFlow's filter gradient of a depthwise kernel takes for a number
+# of it: up to ten times this, and for each sample again.
+DEPTHWISE = 0.03
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,8 +26,11 @@ class Rates:
         row: to look up a row.
         copy: to copy a number.
         long_copy: to copy one in a row of a window.
+        skip: to copy one between others that a stride skips, in addition.
+        channel: to multiply one by another in its own channel, and add.
         multiply: for a multiplication in a product of each sample.
         gram: for one in a Gram matrix.
+        group: for the Gram matrices of a group of channels, in addition.
         unfold: for one in the convolution that unfolds a row of windows.
         whole: for one in a product of the whole batch.
         shift: to add a number of a Gram matrix at a tap.
@@ -36,8 +42,11 @@ class Rates:
     row: float
     copy: float
     long_copy: float
+    skip: float
+    channel: float
     multiply: float
     gram: float
+    group: float
     unfold: float
     whole: float
     shift: float
@@ -49,8 +58,11 @@ PLAIN = Rates(
     row=3.5e-3,
     copy=0.33e-3,
     long_copy=0.33e-3,
+    skip=6e-3,
+    channel=0.5e-3,
     multiply=9.5e-6,
     gram=14e-6,
+    group=1,
     unfold=19e-6,
     whole=9.5e-6,
     shift=0.5e-3,
@@ -63,8 +75,11 @@ XLA = Rates(
     row=3.1e-3,
     copy=1.6e-3,
     long_copy=1.4e-3,
+    skip=0,
+    channel=0.55e-3,
     multiply=12e-6,
     gram=25e-6,
+    group=4,
     unfold=3e-6,
     whole=14e-6,
     shift=0.3e-3,
@@ -92,16 +107,24 @@ def costs(windows, groups, big, small, xla=False):
     whole = rates.whole * count * entries
     # The filter gradient of the batch.
     again = 5 + 1.2 * whole
+    depthwise = 1 < groups == big
+    if depthwise:
+        again += DEPTHWISE * entries
     held = rates.hold * entries
     # With groups every tensor is transposed first.
     copies = rates.copy * (1 if groups == 1 else 4)
-    by_tap = taps * (rates.call + copies * count * big) + multiply
+    skipped = rates.skip if max(windows.strides) > 1 else 0
+    copied = count * big * (skipped + (rates.channel if depthwise else copies))
+    by_tap = taps * (rates.call + copied) + (0 if depthwise else multiply)
     unfolded = count * taps * (rates.row + copies * big)
+    # Many small products.
+    grams = 0 if groups == 1 else rates.group * groups
     found = {
         "taps": by_tap + held,
         "patches": unfolded + multiply + held,
         "tap_norms": by_tap + 0.5 * held + again,
-        "patch_gram": unfolded
+        "patch_gram": grams
+        + unfolded
         + rates.gram * count**2 * (taps * big + small)
         # With one group the weighted sum reuses the windows.
         + (1 + whole if groups == 1 else again),
@@ -109,6 +132,7 @@ def costs(windows, groups, big, small, xla=False):
     pixels = math.prod(windows.padded_sizes)
     found["pixel_gram"] = (
         8
+        + grams
         + rates.gram * (pixels**2 * big + count**2 * small)
         + rates.shift * groups * taps * count**2
         + again
@@ -125,7 +149,7 @@ def costs(windows, groups, big, small, xla=False):
     if has_filter_gradient(windows, groups, big):
         # XLA runs the ops of one sample on one thread.
         loop = 100 + 1.5 * multiply + held
-        found["loop"] = math.inf if xla else loop
+        found["loop"] = math.inf if xla or depthwise else loop
     if entries > HELD:
         for name in ("taps", "patches", "identity", "loop"):
             if name in found:

@@ -31,9 +31,23 @@ def tap_norms(big, small, windows, groups):
 
 
 def _by_tap(big, small, windows, groups):
+    if 1 < groups == big.shape[-1]:
+        yield from _by_tap_of_channels(big, small, windows)
+        return
     small = split(small, groups)
     for met in windows.slices(windows.pad(big)):
         yield merge(_product(split(met, groups), small), groups)
+
+
+def _by_tap_of_channels(big, small, windows):
+    """Yield the same for groups of one channel: no matmul for each of them."""
+    channels, filters = big.shape[-1], small.shape[-1]
+    if filters != channels:
+        shape = [-1, windows.count, channels, filters // channels]
+        small = tf.reshape(small, shape)
+    for met in windows.slices(windows.pad(big)):
+        met = met if filters == channels else met[..., None]
+        yield tf.reshape(tf.reduce_sum(met * small, 1), [-1, 1, filters])
 
 
 def _product(x, dz):

@@ -1,8 +1,12 @@
-"""Tracing, even if the user lets functions run eagerly."""
+"""Settings of TensorFlow for functions that are traced or run aside."""
 
 import contextlib
+import threading
 
 import tensorflow as tf
+
+_OFF = "disable_meta_optimizer"
+_setting = threading.RLock()
 
 
 def traced_functions():
@@ -30,3 +34,21 @@ def _functions_run_eagerly(wanted):
         yield
     finally:
         tf.config.run_functions_eagerly(before)
+
+
+@contextlib.contextmanager
+def graphs_not_optimized():
+    """Run functions whose first call is inside as they were traced.
+
+    To optimise a graph takes longer than it saves in a few runs. The setting
+    is that of the process and is restored at the end.
+    """
+    with _setting:
+        before = tf.config.optimizer.get_experimental_options()
+        tf.config.optimizer.set_experimental_options({_OFF: True})
+        try:
+            yield
+        finally:
+            tf.config.optimizer.set_experimental_options(
+                {_OFF: before.get(_OFF, False)}
+            )

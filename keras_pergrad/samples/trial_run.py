@@ -23,7 +23,10 @@ from keras_pergrad.keras_internals.model_state import (
     random_state_kept,
     run_and_restore,
 )
-from keras_pergrad.keras_internals.tracing import traced_functions
+from keras_pergrad.keras_internals.tracing import (
+    graphs_not_optimized,
+    traced_functions,
+)
 from keras_pergrad.samples import messages, trial_batches
 from keras_pergrad.samples.exchange import Exchange
 from keras_pergrad.samples.layer_rules.rule_registry import find_rule
@@ -68,6 +71,7 @@ def exchange_of(tape, own=False, step=None):
         with (
             tf.init_scope(),
             traced_functions(),
+            graphs_not_optimized(),
             random_state_kept(),
             losses_kept(model),
         ):

@@ -8,23 +8,24 @@ from keras_pergrad.factors.patches import METHODS
 
 N, SIZES, KERNEL = 3, (5, 6), (3, 2)
 
-# stride, dilation, groups
+# stride, dilation, groups, filters
 GEOMETRIES = {
-    "plain": (1, 1, 1),
-    "strided": (2, 1, 1),
-    "dilated": (1, 2, 1),
-    "groups": (1, 1, 2),
-    "depthwise": (2, 1, 4),
+    "plain": (1, 1, 1, 8),
+    "strided": (2, 1, 1, 8),
+    "dilated": (1, 2, 1, 8),
+    "groups": (1, 1, 2, 8),
+    "depthwise": (2, 1, 4, 8),
+    "depthwise, one filter a channel": (1, 1, 4, 4),
 }
 
 
 def _build(geometry="plain", method=None, seed=0):
-    stride, dilation, groups = GEOMETRIES[geometry]
+    stride, dilation, groups, filters = GEOMETRIES[geometry]
     windows = Windows.of(SIZES, KERNEL, (stride,) * 2, (dilation,) * 2, "same")
     rng = np.random.default_rng(seed)
     big = tf.constant(rng.normal(size=(N, *SIZES, 4)))
-    small = tf.constant(rng.normal(size=(N, *windows.positions, 8)))
-    shape = (*KERNEL, 4 // groups, 8)
+    small = tf.constant(rng.normal(size=(N, *windows.positions, filters)))
+    shape = (*KERNEL, 4 // groups, filters)
     return Patches(big, small, windows, shape, groups, method)
 
 
@@ -74,12 +75,12 @@ def test_held_bytes_grow_with_the_batch():
         assert factor.norm_bytes(8) == 8 * factor.norm_bytes(1) > 0
 
 
-def _chosen(sizes, channels, filters, kernel, stride, padding):
+def _chosen(sizes, channels, filters, kernel, stride, padding, groups=1):
     windows = Windows.of(sizes, (kernel,) * 2, (stride,) * 2, (1, 1), padding)
     big = keras.ops.zeros((1, *sizes, channels))
     small = keras.ops.zeros((1, *windows.positions, filters))
-    shape = (kernel, kernel, channels, filters)
-    return Patches(big, small, windows, shape).chosen_method()
+    shape = (kernel, kernel, channels // groups, filters)
+    return Patches(big, small, windows, shape, groups).chosen_method()
 
 
 def test_the_choice_follows_the_shapes():
@@ -89,6 +90,16 @@ def test_the_choice_follows_the_shapes():
     assert _chosen((32, 32), 32, 32, 3, 1, "same") == "taps"
     assert _chosen((8, 8), 128, 128, 3, 1, "same") == "pixel_gram"
     assert _chosen((32, 32), 3, 768, 16, 16, "valid") == "patch_gram"
+    # A slice with a stride is slow, as in the shortcuts of ResNet.
+    assert _chosen((56, 56), 64, 64, 1, 1, "same") == "taps"
+    assert _chosen((56, 56), 64, 64, 1, 2, "same") == "patches"
+
+
+def test_depthwise_kernels_take_no_op_for_each_sample():
+    """TensorFlow's op for them is slow: as in ConvNeXt and MobileNet."""
+    assert _chosen((16, 16), 96, 96, 7, 1, "same", 96) == "taps"
+    assert _chosen((2, 2), 768, 768, 7, 1, "same", 768) == "taps"
+    assert _chosen((32, 32), 32, 32, 3, 2, "same", 32) == "patches"
 
 
 def test_the_choice_under_xla_follows_its_own_rates():
