@@ -24,7 +24,7 @@ from benchmarks.rivals import (
     RIVALS,
 )
 
-SECTIONS = (*BOTH, "growth", "alone", "large", real_models.TASK)
+SECTIONS = (*BOTH, "xla", "growth", "alone", "large", real_models.TASK)
 _UNITS = ("plain", "plain_xla")
 
 
@@ -44,6 +44,13 @@ def _interleaved(task, model, options):
     """The task at one batch size, all rivals in one run."""
     rivals = [r for r in options.rivals if task in RIVALS[r].tasks]
     return _run(task, model, rivals, [options.batch], options.rounds)
+
+
+def _xla(section, model, options):
+    """The clipped step, ours and plain, both under XLA."""
+    del section
+    rivals, sizes = ["plain_xla", "ours_xla"], [options.batch]
+    return _run(CLIPPED, model, rivals, sizes, options.rounds)
 
 
 def _growth(section, model, options):
@@ -86,6 +93,7 @@ def _real_models(section, model, options):
 _SECTIONS = {
     CLIPPED: _interleaved,
     MATERIALISED: _interleaved,
+    "xla": _xla,
     "growth": _growth,
     "alone": _alone,
     "large": _large,
@@ -96,7 +104,8 @@ _SECTIONS = {
 def _run(task, model, rivals, sizes, rounds):
     entries = _entries(task, model, rivals, sizes)
     interleaved.run(entries, rounds, _log)
-    return results.summarise(entries, f"plain@{sizes[0]}")
+    unit = next((r for r in _UNITS if r in rivals), _UNITS[0])
+    return results.summarise(entries, f"{unit}@{sizes[0]}")
 
 
 def _entries(task, model, rivals, sizes):
