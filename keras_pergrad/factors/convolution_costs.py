@@ -163,9 +163,11 @@ def norm_bytes(method, windows, groups, big, small):
     entries = taps * big // groups * small
     pixels = math.prod(windows.padded_sizes)
     padded = pixels * big
+    # The taps of depthwise kernels are taken side by side.
+    met = count * big * (taps if 1 < groups == big else 1)
     return {
-        "taps": entries + padded + count * big,
-        "tap_norms": entries // taps + padded + count * big,
+        "taps": entries + padded + met,
+        "tap_norms": entries // taps + padded + met,
         "patches": entries + count * taps * big,
         "identity": entries + count * taps * big,
         "loop": entries + padded,

@@ -21,7 +21,8 @@ SHORT = 16
 def taps(big, small, windows, groups):
     """Return the gradients by one matmul for each tap, on an input slice."""
     # No stack and reshape: Metal has a kernel only for concat.
-    return tf.concat(list(_by_tap(big, small, windows, groups)), 1)
+    gradients = tf.concat(list(_by_tap(big, small, windows, groups)), 1)
+    return tf.reshape(gradients, [-1, gradients.shape[1], small.shape[-1]])
 
 
 def tap_norms(big, small, windows, groups):
@@ -36,18 +37,24 @@ def _by_tap(big, small, windows, groups):
         return
     small = split(small, groups)
     for met in windows.slices(windows.pad(big)):
+        met = tf.reshape(met, [-1, windows.count, met.shape[-1]])
         yield merge(_product(split(met, groups), small), groups)
 
 
 def _by_tap_of_channels(big, small, windows):
-    """Yield the same for groups of one channel: no matmul for each of them."""
+    """Yield the same for groups of one channel: no matmul for each of them.
+
+    The parts are (n, 1, ..., g), or (n, 1, ..., g, o) for several outputs.
+    """
     channels, filters = big.shape[-1], small.shape[-1]
+    shape = [-1, *windows.positions, channels]
     if filters != channels:
-        shape = [-1, windows.count, channels, filters // channels]
-        small = tf.reshape(small, shape)
+        shape.append(filters // channels)
+    small = tf.reshape(small, shape)
+    axes = list(range(1, windows.rank + 1))
     for met in windows.slices(windows.pad(big)):
         met = met if filters == channels else met[..., None]
-        yield tf.reshape(tf.reduce_sum(met * small, 1), [-1, 1, filters])
+        yield tf.reduce_sum(met * small, axes, keepdims=True)
 
 
 def _product(x, dz):
@@ -210,6 +217,7 @@ def total(big, small, windows, groups):
     rows = []
     for met in windows.slices(padded):
         i = met.shape[-1] // groups
+        met = tf.reshape(met, [-1, windows.count, met.shape[-1]])
         met = tf.reshape(split(met, groups), [-1, groups, windows.count, i])
         rows.append(tf.einsum("ngti,ngto->igo", met, small))
     return tf.reshape(tf.concat(rows, 0), [-1, groups * o])

@@ -100,11 +100,16 @@ class Windows:
         return slice(offset, last + 1, stride)
 
     def slices(self, padded):
-        """Yield the pixels that each tap meets, (n, T positions, channels)."""
+        """Yield the pixels that each tap meets, (n, *positions, channels)."""
+        if max(self.strides) == 1:
+            # An op with fewer inputs than that of a slice with strides.
+            size = tf.constant([-1, *self.positions, padded.shape[-1]])
+            for offset in self.offsets():
+                yield tf.slice(padded, [0, *offset, 0], size)
+            return
         for offset in self.offsets():
             index = [self.reach(i, a) for i, a in enumerate(offset)]
-            met = padded[(slice(None), *index)]
-            yield tf.reshape(met, [-1, self.count, padded.shape[-1]])
+            yield padded[(slice(None), *index)]
 
     def indices(self):
         """Return the pixels that taps meet, (T, K), in the flat input."""

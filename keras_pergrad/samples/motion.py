@@ -152,8 +152,9 @@ def _distances(before, after):
         before, after = before.astype(np.float32), after.astype(np.float32)
     with np.errstate(invalid="ignore", over="ignore"):
         found = np.asarray(np.abs(before - after))
-    odd = ~np.isfinite(found)
-    if odd.any():
+    # The largest of numbers is NaN if one of them is.
+    if not np.isfinite(found.max(initial=0)):
+        odd = ~np.isfinite(found)
         same = (before == after) | (np.isnan(before) & np.isnan(after))
         found[odd] = np.finfo(found.dtype).max
         found[same] = 0

@@ -18,14 +18,14 @@ class Observed:
         uses: its `Uses`, if they were looked for before.
 
     Attributes:
-        tensors: a flat list of all tensors. The other attributes refer to
-            them by their places.
+        tensors: a flat list of all tensors, each once. The other attributes
+            refer to them by their places.
         behind: the ops of the loss.
         gradients: as from `Uses.gradients`, with those of what rules watch.
     """
 
     def __init__(self, tape, loss, uses=None):
-        self.tensors = []
+        self.tensors, self._places = [], {}
         self.behind = set(tape.behind)
         self.uses = uses = uses or tape.uses()
         self.calls = tape.calls
@@ -57,8 +57,11 @@ class Observed:
     def _keep(self, tensor):
         if tensor is None:
             return None
-        self.tensors.append(tf.convert_to_tensor(tensor))
-        return len(self.tensors) - 1
+        tensor = tf.convert_to_tensor(tensor)
+        place = self._places.setdefault(id(tensor), len(self.tensors))
+        if place == len(self.tensors):
+            self.tensors.append(tensor)
+        return place
 
 
 class Findings:
