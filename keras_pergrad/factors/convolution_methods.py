@@ -32,6 +32,7 @@ def tap_norms(big, small, windows, groups):
 
 
 def _by_tap(big, small, windows, groups):
+    """Yield the gradients of each tap, (n, i, g·o)."""
     if 1 < groups == big.shape[-1]:
         yield from _by_tap_of_channels(big, small, windows)
         return
@@ -42,9 +43,10 @@ def _by_tap(big, small, windows, groups):
 
 
 def _by_tap_of_channels(big, small, windows):
-    """Yield the same for groups of one channel: no matmul for each of them.
+    """Yield the gradients of each tap for groups of one channel.
 
-    The parts are (n, 1, ..., g), or (n, 1, ..., g, o) for several outputs.
+    They are (n, 1, ..., g), or (n, 1, ..., g, o) for several outputs: no
+    matmul is called for each channel.
     """
     channels, filters = big.shape[-1], small.shape[-1]
     shape = [-1, *windows.positions, channels]

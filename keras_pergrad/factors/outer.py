@@ -21,7 +21,8 @@ class Rates(NamedTuple):
     Attributes:
         gram: for a multiplication in a Gram matrix.
         hold: to hold a number of a gradient.
-        hold_gram: to hold one of a Gram matrix, or a weighted one.
+        hold_gram: to hold one of a Gram matrix, or of a factor that is
+            multiplied by weights.
     """
 
     gram: float
@@ -30,7 +31,7 @@ class Rates(NamedTuple):
 
 
 PLAIN = Rates(gram=1.2, hold=32, hold_gram=32)
-# Its products of each sample are slow to write.
+# It is slow to write the products of single samples.
 XLA = Rates(gram=1.4, hold=240, hold_gram=60)
 #: A sample's gradient with more entries is not held to save time.
 HELD = 2**17

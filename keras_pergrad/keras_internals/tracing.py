@@ -1,12 +1,18 @@
-"""Settings of TensorFlow for functions that are traced or run aside."""
+"""Settings of TensorFlow for functions that are traced or run aside.
+
+Private names in use: `tensorflow.python.eager.context`
+(`Context.function_call_options`, `FunctionCallOptions`); without them graphs
+are optimised.
+"""
 
 import contextlib
-import threading
 
 import tensorflow as tf
 
-_OFF = "disable_meta_optimizer"
-_setting = threading.RLock()
+try:
+    from tensorflow.python.eager import context
+except ImportError:
+    context = None
 
 
 def traced_functions():
@@ -38,17 +44,22 @@ def _functions_run_eagerly(wanted):
 
 @contextlib.contextmanager
 def graphs_not_optimized():
-    """Run functions whose first call is inside as they were traced.
+    """Let this thread run functions inside as they were traced.
 
-    To optimise a graph takes longer than it saves in a few runs. The setting
-    is that of the process and is restored at the end.
+    To optimise a graph takes as long as a few runs of it.
     """
-    with _setting:
-        before = tf.config.optimizer.get_experimental_options()
-        tf.config.optimizer.set_experimental_options({_OFF: True})
-        try:
-            yield
-        finally:
-            tf.config.optimizer.set_experimental_options(
-                {_OFF: before.get(_OFF, False)}
-            )
+    if context is None:
+        yield
+        return
+    here = context.context()
+    before = here.function_call_options
+    config = tf.compat.v1.ConfigProto()
+    config.ParseFromString(before.config_proto_serialized)
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    here.function_call_options = context.FunctionCallOptions(
+        executor_type=before.executor_type, config_proto=config
+    )
+    try:
+        yield
+    finally:
+        here.function_call_options = before

@@ -103,7 +103,7 @@ def test_depthwise_kernels_take_no_op_for_each_sample():
 
 
 def test_the_choice_under_xla_follows_its_own_rates():
-    """It copies slowly, and runs the ops of a loop on one thread."""
+    """It copies slowly; of these, the loop was once taken for the third."""
     cases = {
         ((28, 28), 1, 16, 8, 2, "same"): "taps",
         ((32, 32), 32, 32, 3, 1, "same"): "identity",

@@ -1,36 +1,52 @@
+import threading
+
 import pytest
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 from keras_pergrad.keras_internals.tracing import graphs_not_optimized
 
-OFF = "disable_meta_optimizer"
-
 
 def _off():
-    return tf.config.optimizer.get_experimental_options().get(OFF, False)
+    """Whether functions of this thread run without TensorFlow's optimizer."""
+    config = tf.compat.v1.ConfigProto()
+    options = context.context().function_call_options
+    config.ParseFromString(options.config_proto_serialized)
+    return config.graph_options.rewrite_options.disable_meta_optimizer
 
 
-@pytest.mark.parametrize("before", [False, True])
-def test_the_optimizer_of_graphs_is_as_before(before):
-    tf.config.optimizer.set_experimental_options({OFF: before})
-    try:
-        with graphs_not_optimized(), graphs_not_optimized():
+def test_the_optimizer_of_graphs_is_as_before():
+    assert not _off()
+    with graphs_not_optimized():
+        with graphs_not_optimized():
             assert _off()
-        assert _off() == before
-        with pytest.raises(ZeroDivisionError), graphs_not_optimized():
-            raise ZeroDivisionError
-        assert _off() == before
-    finally:
-        tf.config.optimizer.set_experimental_options({OFF: False})
+        assert _off()
+    assert not _off()
+    with pytest.raises(ZeroDivisionError), graphs_not_optimized():
+        raise ZeroDivisionError
+    assert not _off()
 
 
-def test_other_settings_of_the_optimizer_are_kept():
+def test_other_threads_keep_the_optimizer():
+    """Also one that begins, and looks at its settings, meanwhile."""
+    found = []
+    thread = threading.Thread(target=lambda: found.append(_off()))
+    with graphs_not_optimized():
+        thread.start()
+        thread.join()
+    assert found == [False]
+
+
+def test_settings_of_the_user_are_kept():
     tf.config.optimizer.set_experimental_options({"remapping": False})
     try:
         with graphs_not_optimized():
-            pass
-        found = tf.config.optimizer.get_experimental_options()
-        assert found["remapping"] is False
+            assert _off()
+        options = context.context().function_call_options
+        config = tf.compat.v1.ConfigProto()
+        config.ParseFromString(options.config_proto_serialized)
+        rewrites = config.graph_options.rewrite_options
+        assert rewrites.remapping == rewrites.OFF
     finally:
         tf.config.optimizer.set_experimental_options({"remapping": True})
 
