@@ -23,7 +23,7 @@ def run(entries, log=print, limit=LIMIT, turns=1):
         for entry in entries:
             found[entry.key].append(_alone(entry, limit))
             log(f"  {entry.key}: {found[entry.key][-1]}")
-    return {key: _median(turns) for key, turns in found.items()}
+    return {key: _median(figures) for key, figures in found.items()}
 
 
 def _median(turns):

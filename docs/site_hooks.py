@@ -28,7 +28,7 @@ ELSEWHERE = {
 #: Modules whose `__all__` is public.
 PUBLIC = ["keras_pergrad", "keras_pergrad.callbacks", "keras_pergrad.runs"]
 #: Names in them that are modules.
-MODULES = {"callbacks", "factors", "modes", "rules", "runs"}
+MODULES = {"callbacks", "factors", "modes", "rules", "runs", "types"}
 
 LINK = re.compile(
     r"(?P<before>\]\()(?P<target>[^)\s#:]+)(?P<anchor>#[^)\s]*)?\)"

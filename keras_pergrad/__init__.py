@@ -74,7 +74,9 @@ if not _is_command():
     )
     from keras_pergrad.runs.comparison import compare_runs
     from keras_pergrad.samples import layer_rules as rules
+    from keras_pergrad.samples import types
     from keras_pergrad.samples.layer_rules import register_rule
+    from keras_pergrad.samples.types.own_rules import register_type_rule
     from keras_pergrad.statistics import GradientStatistics
 
     __all__ = [
@@ -108,9 +110,11 @@ if not _is_command():
         "register_aggregation",
         "register_gradient_mode",
         "register_rule",
+        "register_type_rule",
         "replace_batch_norm",
         "rules",
         "runs",
+        "types",
     ]
 
     def __dir__():

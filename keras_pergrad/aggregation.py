@@ -4,6 +4,7 @@ Per-sample gradients are scaled so that their *mean* over the samples is the
 ordinary gradient; all norms are of these.
 """
 
+import contextlib
 import math
 
 import tensorflow as tf
@@ -98,6 +99,15 @@ class Aggregation(Configured):
             arguments: the given arguments, name to value.
         """
 
+    def require_fit(self, model, received, is_step=False):
+        """Refuse training that no `fit` has asked for, if need be.
+
+        Args:
+            model: the compiled model.
+            received: what asks for it, in words.
+            is_step: whether it is what a running `fit` asks for.
+        """
+
     def make_state(self, before=None):
         """Make the state that one model keeps from step to step, or None.
 
@@ -180,20 +190,56 @@ def state_of(aggregation, before):
     return before
 
 
-def prepare_fit(model, arguments):
-    """Have the arguments of a `fit` checked before it begins.
+@contextlib.contextmanager
+def during_fit(model, arguments):
+    """Have the arguments of a `fit` checked; note its beginning and its end.
 
     Args:
         model: a `PerGradModel`.
         arguments: name to value, of those that were given; changed in place.
     """
     if not model.compiled:
-        return  # Keras says so.
+        yield  # Keras says so.
+        return
     aggregation = model.gradient_mode.aggregation
+    if aggregation is None or not aggregation.counts:
+        _refuse_private_batches(arguments)
     if aggregation is not None:
         aggregation.prepare_fit(model, arguments)
-    if isinstance(model.aggregation_state, Noise):
-        model.aggregation_state.begin_fit(aggregation)
+    model.gradient_mode.begin_fit(model)
+    state = model.aggregation_state
+    if not isinstance(state, Noise):
+        yield
+        return
+    state.begin_fit(model)
+    try:
+        yield
+    finally:
+        state.end_fit(model)
+
+
+def require_fit(model, *asked, **how):
+    """Refuse training outside of `fit` if the model's mode counts updates.
+
+    Args:
+        model: a `PerGradModel`.
+        *asked: as for `Aggregation.require_fit`.
+        **how: likewise.
+    """
+    if model.compiled and model.gradient_mode.aggregation is not None:
+        model.gradient_mode.aggregation.require_fit(model, *asked, **how)
+
+
+def _refuse_private_batches(arguments):
+    """Refuse private batches in a `fit` that adds no noise."""
+    for name in ("x", "validation_data"):
+        if getattr(arguments.get(name), "for_private_fit", False):
+            raise ValueError(
+                f"Private batches were given to fit() as {name}, but the model "
+                "is not trained privately. Expected compile(gradient_mode="
+                "private.gradient_mode) before, and private batches as x; or "
+                f"arrays or a data set. Received: {arguments[name]!r}"
+            )
 
 
 _FORGOTTEN = (

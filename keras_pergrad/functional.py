@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.factors import wide
+from keras_pergrad.keras_internals.batches import ranks
 from keras_pergrad.keras_internals.data_batches import batches_of
 from keras_pergrad.keras_internals.inspection_checks import (
     NOT_IN_TRAINING,
@@ -26,11 +27,11 @@ from keras_pergrad.keras_internals.model_state import (
     random_state_kept,
     run_and_restore,
 )
+from keras_pergrad.keras_internals.overwritten import SetApart
 from keras_pergrad.keras_internals.tracing import traced_functions
 from keras_pergrad.modes.per_sample import require_any_batch_size
 from keras_pergrad.modes.single_samples import Samples
 from keras_pergrad.samples import Tape, function_cache
-from keras_pergrad.samples.trial_batches import first_batch
 from keras_pergrad.statistics import GradientStatistics
 
 METHODS = ("vectorized", "per_sample")
@@ -286,11 +287,11 @@ def _of_batch(what, model, batch, method, training):
         model._symbolic_build(data_batch=batch)
         function = function_cache.kept(
             model,
-            (what, method, training),
+            (what, method, training, ranks(batch)),
             lambda: _trace(what, method, training, weakref.ref(model)),
         )
         try:
-            with first_batch(batch), traced_functions():
+            with traced_functions():
                 return run_and_restore(function, *batch)
         except ValueError as error:
             if training and mixes_in_training_only(model, error):
@@ -310,7 +311,10 @@ def _trace(what, method, training, model_reference):
 
     @tf.function(autograph=False, reduce_retracing=True)
     def function(x, y, sample_weight):
-        return compute(what, model_reference(), x, y, sample_weight, training)
+        model = model_reference()
+        with SetApart(model) as apart:
+            found = compute(what, model, x, y, sample_weight, training)
+        return apart.merged(found)
 
     return function
 

@@ -16,7 +16,7 @@ from keras.src.models.functional import Functional
 from keras.src.models.model import functional_init_arguments
 
 from keras_pergrad import modes
-from keras_pergrad.aggregation import prepare_fit, state_of
+from keras_pergrad.aggregation import during_fit, require_fit, state_of
 from keras_pergrad.analysis.input_gradients import input_gradients
 from keras_pergrad.keras_internals import (
     batches,
@@ -25,11 +25,14 @@ from keras_pergrad.keras_internals import (
     strategies,
     trained_parts,
 )
+from keras_pergrad.keras_internals.building import build_all
 from keras_pergrad.keras_internals.epochs import end_of_epochs
+from keras_pergrad.keras_internals.functional_bases import make_functional
+from keras_pergrad.keras_internals.inspection_checks import require_variables
 from keras_pergrad.keras_internals.losses import track_loss
 from keras_pergrad.keras_internals.registry import PACKAGE, serialize
+from keras_pergrad.keras_internals.vouching import vouched_names
 from keras_pergrad.modes import custom_step
-from keras_pergrad.samples.trial_batches import first_batch
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
@@ -66,6 +69,8 @@ class PerGradModel(keras.Model):
 
     #: True where a helper of one's own `train_step` calls compute_gradients.
     step_uses_gradient_mode = False
+    #: What `compile(vouched=...)` was given.
+    vouched = ()
 
     def __new__(cls, *args, **kwargs):
         # Keras turns a class that is used with inputs and outputs into a
@@ -76,7 +81,7 @@ class PerGradModel(keras.Model):
 
     def __init__(self, *args, **kwargs):
         if functional_init_arguments(args, kwargs):
-            _make_functional(type(self))
+            make_functional(type(self), PerGradModel, FunctionalPerGradModel)
             Functional.__init__(self, *args, **kwargs)
         else:
             super().__init__(*args, **kwargs)
@@ -86,7 +91,9 @@ class PerGradModel(keras.Model):
     def from_model(cls, model):
         """Return a PerGradModel that shares the layers and weights of `model`.
 
-        A `compute_loss` or `compute_metrics` that the model overrides is used.
+        What the model overrides is used: `compute_loss`, `compute_metrics`
+        and, if it is built, what is around the steps: `fit`, `compile` etc. So
+        a task of keras-hub keeps its preprocessor, defaults, `generate`.
 
         Args:
             model: any `keras.Model`: Sequential, functional or subclassed.
@@ -95,8 +102,8 @@ class PerGradModel(keras.Model):
             A `PerGradModel`, not compiled. Training one trains the other.
 
         Raises:
-            TypeError: `model` is no `keras.Model`.
-            ValueError: it overrides `train_step` (or another step).
+            TypeError, ValueError: `model` is no `keras.Model`; it overrides
+                `train_step`; or it is not built and overrides more.
 
         Example:
 
@@ -110,27 +117,32 @@ class PerGradModel(keras.Model):
 
         return from_model(cls, model)
 
-    def compile(self, *args, gradient_mode="batch", **kwargs):
+    def compile(self, *args, gradient_mode="batch", vouched=(), **kwargs):
         """Configure training: `keras.Model.compile` and the gradient mode.
 
         Args:
             gradient_mode: a name, a `GradientMode` object or its config dict.
+            vouched: names of layers, or types of ops (`"EagerPyFunc"`), that
+                treat each sample by itself and leave the samples on their
+                axis. Nothing checks it; the privacy statement says so.
             *args: as for `keras.Model.compile`.
             **kwargs: as for `keras.Model.compile`.
 
         Raises:
             ValueError: the mode is unknown; a per-sample mode is given to a
-                model without trainable variables; or the model overrides
+                model without trainable variables; the model overrides
                 `train_step` and does not use the mode there (see
-                `compute_gradients`).
+                `compute_gradients`); or `vouched` names no layer and no op.
         """
         mode = modes.get(gradient_mode)
+        vouched = vouched_names(self, vouched)
         custom_step.require_mode_used(type(self), PerGradModel, mode)
         if mode.per_sample and self.built:
-            self._require_variables()
+            require_variables(self)
         with strategies.scope_of(self):
             super().compile(*args, **kwargs)
             self._gradient_mode = mode
+            self.vouched = vouched
             # Not a list of metrics: Keras would report them in evaluate(), too.
             self._gradient_logs = modes.Logs(mode.log_metrics)
             self.gradient_state = mode.make_state()
@@ -159,6 +171,7 @@ class PerGradModel(keras.Model):
         # A copy: several models may have been given this mode.
         self._gradient_mode = copy.copy(mode)
         self._gradient_mode.is_watched = True
+        self.make_train_function()
         logs, function = self._gradient_logs, self.train_function
         # What another callback has wrapped is left in place; it is traced
         # with the statistics if it is new.
@@ -167,14 +180,15 @@ class PerGradModel(keras.Model):
             self._gradient_logs, self.train_function = self._watched()
         else:
             self._gradient_logs = self._new_logs()
-        watched = self.train_function
+        watched, own_mode = self.train_function, self._gradient_mode
         try:
             yield
         finally:
-            self._gradient_mode = mode
-            self._gradient_logs = logs
-            kept = is_ours and self.train_function is watched
-            self.train_function = function if kept else None
+            # If it was compiled again, that mode counts.
+            if self._gradient_mode is own_mode:
+                self._gradient_mode, self._gradient_logs = mode, logs
+                kept = is_ours and self.train_function is watched
+                self.train_function = function if kept else None
 
     def _watched(self):
         """Return the logs and the train function with statistics, kept."""
@@ -192,6 +206,8 @@ class PerGradModel(keras.Model):
         if config:
             config["gradient_mode"] = serialize(self._gradient_mode)
             config["trained_parts"] = trained_parts.config_of(self)
+            if self.vouched:
+                config["vouched"] = list(self.vouched)
         return config
 
     def compile_from_config(self, config):
@@ -220,9 +236,8 @@ class PerGradModel(keras.Model):
     def fit(self, *args, **kwargs):
         bound = inspect.signature(super().fit).bind(*args, **kwargs)
         given = bound.arguments
-        prepare_fit(self, given)
         with (
-            first_batch(tuple(map(given.get, ("x", "y", "sample_weight")))),
+            during_fit(self, given),
             strategies.explaining(self.distribute_strategy),
             end_of_epochs(self, given.get("callbacks")) as callbacks,
         ):
@@ -230,6 +245,12 @@ class PerGradModel(keras.Model):
             return super().fit(*bound.args, **bound.kwargs)
 
     fit.__doc__ = keras.Model.fit.__doc__
+
+    def train_on_batch(self, *args, **kwargs):
+        require_fit(self, "train_on_batch()")
+        return super().train_on_batch(*args, **kwargs)
+
+    train_on_batch.__doc__ = keras.Model.train_on_batch.__doc__
 
     def input_gradients(self, x, *args, **kwargs):
         """Call `keras_pergrad.input_gradients` with this model; see there."""
@@ -245,13 +266,15 @@ class PerGradModel(keras.Model):
         mode = self._gradient_mode
         if type(mode) is modes.Batch and not replicas.several():
             return super().train_step(data)
+        require_fit(self, "train_step() in a custom loop", is_step=True)
         data = batches.as_tensors(data)
-        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        batches.check_lengths(x, y, sample_weight)
+        x, y, sample_weight = batches.of_one_length(
+            *keras.utils.unpack_x_y_sample_weight(data)
+        )
         # Loops and the optimizer need all variables.
-        self._symbolic_build(data_batch=(x, y, sample_weight))
+        build_all(self, (x, y, sample_weight))
         mode.build(self)
-        self._require_variables()
+        require_variables(self)
         step = mode.step(self, x, y, sample_weight)
         if step.loss is not None:
             samples = tf.shape(batches.first_tensor(x))[0]
@@ -268,13 +291,6 @@ class PerGradModel(keras.Model):
         logs = self._metric_logs(x, y, step.y_pred, sample_weight)
         logs = {**logs, **self._gradient_logs.update(step.statistics)}
         return strategies.as_logs(logs)
-
-    def _require_variables(self):
-        if not self.trainable_variables:
-            raise ValueError(
-                f"Model {self.name!r} has no trainable variables. Set "
-                "`trainable = True` on layers before compile()."
-            )
 
     def compute_gradients(
         self,
@@ -343,10 +359,9 @@ class PerGradModel(keras.Model):
         >>> sorted(model.fit(x, verbose=0).history)
         ['clipped_fraction', 'loss', 'nonfinite_samples']
         """
-        batch = x, y, sample_weight
-        gradients, logs = custom_step.gradients_of(
-            self, loss_fn, batch, variables, optimizer, name
-        )
+        require_fit(self, "compute_gradients()")
+        given = loss_fn, (x, y, sample_weight), variables, optimizer, name
+        gradients, logs = custom_step.gradients_of(self, *given)
         return gradients, self._gradient_logs.of_loss(name).update(logs)
 
     def test_step(self, data):
@@ -382,17 +397,3 @@ class PerGradModel(keras.Model):
 @keras.saving.register_keras_serializable(PACKAGE)
 class FunctionalPerGradModel(Functional, PerGradModel):
     """What `PerGradModel(inputs, outputs)` gives."""
-
-
-def _make_functional(cls):
-    """Bases a subclass on the functional class, without touching ours."""
-    if issubclass(cls, Functional):
-        return
-    cls.__bases__ = tuple(
-        FunctionalPerGradModel if base is PerGradModel else base
-        for base in cls.__bases__
-    )
-    if not issubclass(cls, Functional):
-        for base in cls.__bases__:
-            if issubclass(base, PerGradModel):
-                _make_functional(base)

@@ -1,4 +1,8 @@
-"""The models that `PerGradModel.from_model` makes of models with only `call`.
+"""The models that `PerGradModel.from_model` makes of subclassed models.
+
+A built model that has inputs and outputs, or methods of its own around its
+steps (`fit`, say), becomes a class derived from its own and `PerGradModel`.
+Others are called from a `WrappedModel`.
 
 Private names in use: `Model._compute_loss`, `Model._compile_loss`,
 `Model._compile_metrics`, `Model._loss_tracker`, `Layer._metrics`,
@@ -7,23 +11,45 @@ Private names in use: `Model._compute_loss`, `Model._compile_loss`,
 """
 
 import contextlib
+import inspect
+from typing import Any
 
 import keras
 from keras.src.models.functional import Functional
 
 from keras_pergrad.keras_internals.patching import attribute
 from keras_pergrad.keras_internals.registry import PACKAGE
-from keras_pergrad.model import PerGradModel
+from keras_pergrad.keras_internals.sharing import (
+    as_original,
+    derived_class,
+    saved_as,
+    shared,
+)
+from keras_pergrad.model import FunctionalPerGradModel, PerGradModel
 
 # What compile() sets and the methods below read.
 _COMPILED = ("_compile_loss", "_compile_metrics", "_loss_tracker", "compiled")
+_TRAINING = ("train_step", "make_train_function")
 _STEPS = (
-    "train_step",
+    *_TRAINING,
     "test_step",
     "predict_step",
-    "make_train_function",
     "make_test_function",
     "make_predict_function",
+)
+#: What a `WrappedModel` would not call.
+_AROUND = (
+    "compile",
+    "fit",
+    "evaluate",
+    "predict",
+    "train_on_batch",
+    "test_on_batch",
+    "predict_on_batch",
+    "get_metrics_result",
+    "reset_metrics",
+    "get_compile_config",
+    "compile_from_config",
 )
 
 
@@ -42,18 +68,25 @@ def from_model(cls, model):
         )
     if type(model) is keras.Sequential and model.built:
         return cls(model.inputs[0], model.outputs[0], name=model.name)
-    if type(model) is Functional:
+    if type(model) in (Functional, FunctionalPerGradModel):
         return cls(model._inputs_struct, model._outputs_struct, name=model.name)
+    is_graph = isinstance(model, (Functional, keras.Sequential))
+    around = [name for name in _AROUND if overrides(model, name)]
+    if model.built and (is_graph or around):
+        return derived(model)
+    if around:
+        raise ValueError(
+            f"Model {model.name!r} has a {around[0]}() of its own "
+            f"({type(model).__name__}), which from_model() keeps once the "
+            "model is built. Call it on a batch before from_model(), or derive "
+            f"{type(model).__name__} from keras_pergrad.PerGradModel instead "
+            "of keras.Model."
+        )
     return wrap(model)
 
 
-def wrap(model):
-    """Return a `PerGradModel` that calls `model`.
-
-    Raises:
-        ValueError: the model has steps of its own, which would be lost.
-    """
-    for name in _STEPS:
+def _refuse_steps(model, names):
+    for name in names:
         if overrides(model, name):
             raise ValueError(
                 f"Model {model.name!r} has a {name}() of its own "
@@ -64,6 +97,29 @@ def wrap(model):
                 "self.compute_gradients() gives the gradients by "
                 "gradient_mode."
             )
+
+
+def derived(model):
+    """Return a model of a class derived from that of `model`.
+
+    Raises:
+        ValueError: the model has a train step of its own.
+    """
+    _refuse_steps(model, _TRAINING)
+    is_task = all(hasattr(model, name) for name in _OF_TASKS)
+    front = _TaskFront if is_task else _Front
+    cls = derived_class(type(model), front, _Back)
+    saved_as(cls, _Derived)
+    return shared(model, cls, PerGradModel)
+
+
+def wrap(model):
+    """Return a `PerGradModel` that calls `model`.
+
+    Raises:
+        ValueError: the model has steps of its own, which would be lost.
+    """
+    _refuse_steps(model, _STEPS)
     loss = overrides(model, "compute_loss")
     metrics = overrides(model, "compute_metrics")
     if loss and metrics:
@@ -71,6 +127,113 @@ def wrap(model):
     if loss:
         return _WithLoss(model)
     return _WithMetrics(model) if metrics else WrappedModel(model)
+
+
+_OF_TASKS = ("preprocess_samples", "save_to_preset")
+#: Parameters that take any number of arguments.
+_SEVERAL = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+
+
+class _Front:
+    """What comes before a model's own methods in a derived class."""
+
+    _mode_given = "batch"
+    _beyond_keras = None
+
+    def compile(self, *args, gradient_mode="batch", **kwargs):
+        # A compile() of one's own need not know the argument.
+        with attribute(self, "_mode_given", gradient_mode):
+            super().compile(*args, **kwargs)
+        known = inspect.signature(keras.Model.compile).parameters
+        named = inspect.signature(super().compile)
+        given = named.bind(*args, **kwargs).arguments
+        beyond = {
+            name: value
+            for name, value in given.items()
+            if name not in known and named.parameters[name].kind not in _SEVERAL
+        }
+        object.__setattr__(self, "_beyond_keras", beyond)
+
+    def get_compile_config(self):
+        config = super().get_compile_config()
+        if config and self._beyond_keras:
+            config |= keras.saving.serialize_keras_object(self._beyond_keras)
+        return config
+
+    def compile_from_config(self, config):
+        parameters = inspect.signature(super().compile).parameters
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+            known = (*parameters, "gradient_mode", "trained_parts")
+            config = {k: v for k, v in config.items() if k in known}
+        super().compile_from_config(config)
+
+    def fit(self, x=None, *args, **kwargs):
+        aggregation = self.compiled and self.gradient_mode.aggregation
+        own = type(self).original_class.fit is not keras.Model.fit
+        if aggregation and aggregation.counts and own:
+            if getattr(self, "preprocessor", self) is not None:
+                raise ValueError(
+                    _PRIVATE.format(type(self).original_class.__name__)
+                )
+            model: Any = self
+            return PerGradModel.fit(model, x, *args, **kwargs)
+        following: Any = super()
+        return following.fit(x, *args, **kwargs)
+
+    def get_config(self):
+        with as_original(self):
+            config: Any = keras.saving.serialize_keras_object(self)
+        config.pop("compile_config", None)
+        return {"model": config}
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        return _Derived.from_config(config, custom_objects)
+
+
+class _TaskFront(_Front):
+    """For the tasks of keras-hub, which have a preprocessor and presets."""
+
+    def preprocess_samples(self, x, y=None, sample_weight=None):
+        # A tokenizer would fail for what is tokenized already.
+        if isinstance(x, dict) and "token_ids" in x:
+            return keras.utils.pack_x_y_sample_weight(x, y, sample_weight)
+        return super().preprocess_samples(x, y, sample_weight)
+
+    def save_to_preset(self, *args, **kwargs):
+        # A preset holds the name of the class, which keras-hub must know.
+        model: Any = self
+        with as_original(model):
+            return model.save_to_preset(*args, **kwargs)
+
+
+class _Back(PerGradModel):
+    """What comes after them."""
+
+    def compile(self, *args, **kwargs):
+        kwargs["gradient_mode"] = self._mode_given
+        super().compile(*args, **kwargs)
+
+
+class _Derived(PerGradModel):
+    """The name that models of derived classes are saved under."""
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        model = keras.saving.deserialize_keras_object(
+            config["model"], custom_objects=custom_objects
+        )
+        return PerGradModel.from_model(model)
+
+
+saved_as(_Derived, _Derived)
+
+_PRIVATE = (
+    "{0} has a fit() of its own, which may change the examples after they are "
+    "drawn, so that nothing can be said of privacy. Preprocess the examples "
+    "before, as in x, y, sample_weight = model.preprocessor(texts), give "
+    "these to private.batches(), and set model.preprocessor = None."
+)
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
@@ -85,6 +248,8 @@ class WrappedModel(PerGradModel):
         super().__init__(name=name or model.name, **kwargs)
         self.wrapped = model
         self.output_names = getattr(model, "output_names", None)
+        if model.built:
+            self.built = True
 
     def call(self, inputs, training=None):
         if self.wrapped._call_has_training_arg:

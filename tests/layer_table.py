@@ -464,7 +464,7 @@ def _row(name, uses):
 
 HEAD = """# How each layer of Keras is served
 
-Made by `python docs/make_layer_table.py`; a test tries every class out and
+Made by `python docs/make_layer_table.py`; a test makes every class and
 compares this page with what it finds.
 
 | | |

@@ -55,6 +55,7 @@ MAY_IMPORT = {
         "keras_internals",
         "model",
         "modes",
+        "samples",
     },
 }
 #: A model makes wrapped ones, and those are models: one part of two files.

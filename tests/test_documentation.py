@@ -11,6 +11,8 @@ import keras
 import pytest
 
 from docs import blocks
+from keras_pergrad.samples.types.type_rules import OWN
+from tests import type_table
 
 ROOT = pathlib.Path(__file__).parents[1]
 #: Pages whose code runs as it stands, with the seconds it takes on one core.
@@ -22,6 +24,7 @@ PAGES = {
     "docs/guides/coming_from.md": 7,
     "docs/guides/consistent_gradients.md": 20,
     "docs/guides/input_gradients.md": 9,
+    "docs/guides/keras_hub.md": 15,
     "docs/guides/noise_and_batch_size.md": 11,
     "docs/guides/odd_samples.md": 9,
     "docs/guides/parallel.md": 11,
@@ -37,6 +40,7 @@ OTHER_PAGES = [
     "docs/device_placement.md",
     "docs/gradient_variance.md",
     "docs/private_training.md",
+    "docs/types.md",
 ]
 BEFORE = """
 import keras
@@ -104,8 +108,18 @@ def test_code_runs_on_a_model(page, tmp_path):
     pytest.importorskip("matplotlib")
     pytest.importorskip("scipy")
     pytest.importorskip("dp_accounting")
-    with contextlib.chdir(tmp_path):
-        assert list(blocks.run(ROOT / page, BEFORE))
+    try:
+        with contextlib.chdir(tmp_path):
+            assert list(blocks.run(ROOT / page, BEFORE))
+    finally:
+        # A rule for functions of NumPy holds for that page alone.
+        OWN.clear()
+
+
+def test_the_table_of_types_is_that_of_the_rules():
+    """`python docs/make_type_table.py` writes it."""
+    text = type_table.PAGE.read_text(encoding="utf-8")
+    assert text == type_table.page(text)
 
 
 def test_every_page_with_code_is_run():

@@ -316,11 +316,27 @@ class Folded(layers.Layer):
         return keras.ops.reshape(y, (-1, 4))
 
 
+@pytest.mark.parametrize("eager", [False, True])
+def test_draws_without_keras_random_are_for_one_pass(eager):
+    inputs = keras.Input((4,))
+    outputs = layers.Dense(3)(Raw()(layers.Dense(4)(inputs)))
+    model = kpg.PerGradModel(inputs, outputs)
+    model.compile("sgd", "mse", run_eagerly=eager, gradient_mode="vectorized")
+    before = model.get_weights()
+    model.fit(*_data(), verbose=0)
+    trained = model.get_weights()
+    assert all((a != b).any() for a, b in zip(before, trained))
+    model.compile("sgd", "mse", run_eagerly=eager, gradient_mode="per_sample")
+    with pytest.raises(ValueError, match=r"'raw'.* draws numbers by the op"):
+        model.fit(*_data(), verbose=0)
+    for a, b in zip(trained, model.get_weights()):
+        np.testing.assert_array_equal(a, b)
+
+
 @pytest.mark.parametrize(
     ("layer", "match"),
     [
-        (Centre, r"'centre'.* mixes the samples of a batch in the op Mean"),
-        (Raw, "'raw'.* draws numbers by the op"),
+        (Centre, r"'centre'.* mixes the samples of a batch in the op Sub"),
         (OwnPenalty, "depends on 'own_penalty.* samples are no longer apart"),
     ],
 )
@@ -501,7 +517,7 @@ def test_an_aggregation_for_a_mode_is_explained():
 def test_modes_and_aggregations_show_their_arguments():
     mode = kpg.Accumulated(steps=2, inner=kpg.PerSample(kpg.ClippedMean(2.0)))
     assert repr(mode) == (
-        "Accumulated(steps=2, "
+        "Accumulated(steps=2, microbatch_size=None, "
         "inner=PerSample(aggregation=ClippedMean(clip_norm=2.0)))"
     )
     assert repr(kpg.Mean()) == "Mean()"

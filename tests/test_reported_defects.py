@@ -619,21 +619,29 @@ def test_loss_scaling_with_float64(mode):
 
 
 class InALoop(L.Layer):
-    """Uses its weight inside a `tf.map_fn`."""
+    """Uses its weight inside a `tf.map_fn`, or what is given in its place."""
+
+    def __init__(self, over=tf.map_fn):
+        super().__init__()
+        self.over = over
 
     def build(self, shape):
         self.kernel = self.add_weight(shape=(shape[-1], shape[-1]))
 
     def call(self, x):
         kernel = self.kernel.value
-        return tf.map_fn(lambda row: tf.tanh(tf.linalg.matvec(kernel, row)), x)
+        return self.over(lambda row: tf.tanh(tf.linalg.matvec(kernel, row)), x)
 
 
 def test_a_weight_in_a_loop_behind_another_layer():
-    loop = InALoop()
+    x, y = normal(4, 5), normal(4, 3)
+    model = functional(L.Dense(5), InALoop())
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="take vectorized_map in place of map"):
+        kpg.per_sample_gradients(model, x, y)
+    loop = InALoop(tf.vectorized_map)
     model = functional(L.Dense(5), loop)
     model.compile("sgd", "mse")
-    x, y = normal(4, 5), normal(4, 3)
     found = kpg.per_sample_gradients(model, x, y)[2]
     expected = ordinary_gradient(model, x, y, loop.kernel)
     assert distance([np.mean(found, 0)], [expected]) < 1e-3
@@ -711,3 +719,43 @@ def test_stateful_rnn_one_sample_at_a_time_is_served_or_refused_in_words():
     model.compile("sgd", "mse", gradient_mode="per_sample")
     said = refusal(model, normal(4, 5, 2), normal(4, 1))
     assert said is None or "gradient_mode" in said
+
+
+class RandomFourierFeatures(L.Layer):
+    """keras.io's quasi-SVM, with a trainable scale of its kernel."""
+
+    def build(self, shape):
+        self.kernel = self.add_weight(
+            shape=(shape[-1], 64),
+            initializer=keras.initializers.RandomNormal(stddev=1.0),
+            trainable=False,
+        )
+        self.bias = self.add_weight(
+            shape=(64,),
+            initializer=keras.initializers.RandomUniform(0.0, 2 * np.pi),
+            trainable=False,
+        )
+        self.kernel_scale = self.add_weight(
+            shape=(1,),
+            initializer=keras.initializers.Constant(10.0),
+            constraint="non_neg",
+        )
+
+    def call(self, x):
+        kernel = (1.0 / self.kernel_scale) * self.kernel
+        return ops.cos(ops.matmul(x, kernel) + self.bias)
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("method", ["vectorized", "per_sample"])
+def test_trained_scale_of_a_random_kernel(method):
+    """In float32 its gradient cancels, so rounding shows; not in float64."""
+    model = functional(RandomFourierFeatures(), size=20)
+    model.compile("sgd", "hinge")
+    x, y = normal(8, 20).astype("float64"), np.eye(3)[np.arange(8) % 3]
+    found = kpg.per_sample_gradients(model, x, y, method=method)[0]
+    scale = model.trainable_variables[0]
+    for k in range(8):
+        rows = slice(k, k + 1)
+        expected = ordinary_gradient(model, x[rows], y[rows], scale)
+        np.testing.assert_allclose(found[k], expected, rtol=1e-11, atol=1e-13)

@@ -89,3 +89,172 @@ def test_a_sequential_with_a_loss_of_its_own():
     model = kpg.PerGradModel.from_model(net)
     model.compile("sgd", "mse")
     assert model.evaluate(X, Y, verbose=0) == 7.0
+
+
+def functional(cls=keras.Model):
+    inputs = keras.Input((4,))
+    return cls(inputs, layers.Dense(3)(layers.Dense(4)(inputs)))
+
+
+@keras.saving.register_keras_serializable("tests")
+class Graph(keras.Model):
+    """A functional model of a class of its own."""
+
+    def __init__(self, **kwargs):
+        inputs = keras.Input((4,))
+        outputs = layers.Dense(3)(layers.Dense(4)(inputs))
+        super().__init__(inputs, outputs, **kwargs)
+
+    def get_config(self):
+        return {"name": self.name}
+
+    def doubled(self, x):
+        return 2 * self(x)
+
+
+def test_a_functional_model_of_another_class_stays_built(tmp_path):
+    graph = Graph()
+    model = kpg.PerGradModel.from_model(graph)
+    model.compile("sgd", "mse", gradient_mode="vectorized")
+    assert isinstance(model, Graph)
+    assert type(kpg.PerGradModel.from_model(model)) is type(model)
+    assert [id(v) for v in model.variables] == [id(v) for v in graph.variables]
+    assert not graph.compiled
+    backup = keras.callbacks.BackupAndRestore(tmp_path / "backup")
+    model.fit(X, Y, verbose=0, callbacks=[backup])
+    published = keras.Model(model.inputs, model.outputs)
+    np.testing.assert_array_equal(published([X]), graph(X))
+    np.testing.assert_array_equal(model.doubled(X), graph.doubled(X))
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert type(loaded) is type(model)
+    np.testing.assert_array_equal(loaded(X), graph(X))
+    assert int(loaded.optimizer.iterations) == 1
+
+
+def test_a_built_model_without_inputs_stays_built(tmp_path):
+    net = Tripled()
+    net(X)
+    model = kpg.PerGradModel.from_model(net)
+    assert model.built
+    model.compile("sgd", "mse")
+    backup = keras.callbacks.BackupAndRestore(tmp_path / "backup")
+    model.fit(X, Y, verbose=0, callbacks=[backup])
+    assert not kpg.PerGradModel.from_model(Tripled()).built
+
+
+def test_functional_models_stay_as_they_were():
+    for cls in (keras.Model, kpg.PerGradModel):
+        model = kpg.PerGradModel.from_model(functional(cls))
+        assert type(model).__name__ == "FunctionalPerGradModel"
+
+
+@keras.saving.register_keras_serializable("tests")
+class Scaled(keras.Model):
+    """Doubles what it is given around its steps, and counts as it compiles."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.dense = layers.Dense(3)
+        self.inner = [layers.Dense(3)]
+
+    def call(self, x):
+        return self.inner[0](self.dense(x))
+
+    def compile(self, optimizer="sgd", loss="mse", factor=2.0):
+        super().compile(optimizer, loss)
+        self.factor = factor
+
+    def fit(self, x, y=None, **kwargs):
+        return super().fit(x * self.factor, y, **kwargs)
+
+    def predict(self, x, **kwargs):
+        return super().predict(x * self.factor, **kwargs)
+
+    def evaluate(self, x=None, y=None, **kwargs):
+        return super().evaluate(x * self.factor, y, **kwargs)
+
+    def reset_metrics(self):
+        super().reset_metrics()
+        self.resets = getattr(self, "resets", 0) + 1
+
+    def predict_step(self, data):
+        return super().predict_step(data) + 1.0
+
+
+def scaled():
+    keras.utils.set_random_seed(2)
+    net = Scaled()
+    net(X)
+    return net
+
+
+@pytest.mark.parametrize("mode", ["batch", "vectorized", "accumulated"])
+def test_what_is_around_the_steps_is_kept(mode, tmp_path):
+    by_keras, model = scaled(), kpg.PerGradModel.from_model(scaled())
+    by_keras.compile(factor=3.0)
+    model.compile(factor=3.0, gradient_mode=mode)
+    how = {"batch_size": 4, "shuffle": False, "verbose": 0}
+    losses = [m.fit(X, Y, **how).history["loss"] for m in (by_keras, model)]
+    np.testing.assert_allclose(*losses, rtol=1e-5)
+    assert model.resets
+    for name, given in (("predict", (X,)), ("evaluate", (X, Y))):
+        found = [getattr(m, name)(*given, verbose=0) for m in (by_keras, model)]
+        np.testing.assert_allclose(*found, rtol=1e-4, err_msg=name)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert loaded.factor == 3.0
+    assert type(loaded.gradient_mode) is type(model.gradient_mode)
+    np.testing.assert_array_equal(
+        loaded.predict(X, verbose=0), model.predict(X, verbose=0)
+    )
+
+
+@pytest.mark.parametrize("name", ["fit", "evaluate", "predict", "compile"])
+def test_what_is_around_is_not_dropped_before_it_is_built(name):
+    cls = type("Own", (keras.Model,), {name: lambda self, *args: None})
+    with pytest.raises(
+        ValueError, match=rf"has a {name}\(\) of its own .*on a b"
+    ):
+        kpg.PerGradModel.from_model(cls())
+
+
+def test_a_train_step_is_refused_of_built_models_too():
+    cls = type("Own", (Graph,), {"train_step": lambda self, data: {}})
+    with pytest.raises(ValueError, match=r"has a train_step\(\) of its own"):
+        kpg.PerGradModel.from_model(cls())
+
+
+def test_a_built_sequential_of_another_class():
+    class Own(keras.Sequential):
+        def fit(self, x, y, **kwargs):
+            return super().fit(3 * x, y, **kwargs)
+
+    net = Own([keras.Input((4,)), layers.Dense(3)])
+    model = kpg.PerGradModel.from_model(net)
+    weights = net.get_weights()
+    model.compile("sgd", "mse", gradient_mode="vectorized")
+    found = model.fit(X, Y, verbose=0).history["loss"]
+    net.set_weights(weights)
+    net.compile("sgd", "mse")
+    np.testing.assert_allclose(net.fit(X, Y, verbose=0).history["loss"], found)
+    assert model.layers == net.layers
+
+
+def test_private_examples_do_not_go_through_a_fit_of_its_own():
+    private = kpg.PrivateTraining(
+        noise_multiplier=1.0,
+        delta=1e-3,
+        clip_norm=1.0,
+        examples=8,
+        batch_size=4,
+        epochs=1,
+        user_ids="unique",
+    )
+    model = kpg.PerGradModel.from_model(scaled())
+    model.compile(gradient_mode=private.gradient_mode)
+    before = model.get_weights()
+    with pytest.raises(ValueError, match=r"Scaled has a fit\(\) of its own"):
+        model.fit(private.batches(X, Y), callbacks=[private.callback])
+    for a, b in zip(before, model.get_weights()):
+        np.testing.assert_array_equal(a, b)

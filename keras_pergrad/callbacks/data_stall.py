@@ -27,6 +27,7 @@ from keras_pergrad.analysis.pipelines.step_hooks import (
     remove_hooks,
 )
 from keras_pergrad.analysis.pipelines.stopwatch import Stopwatch
+from keras_pergrad.keras_internals.fit_end import at_end_of_fit
 from keras_pergrad.keras_internals.log_readers import go_before_readers
 from keras_pergrad.keras_internals.running_fit import running_fit
 
@@ -126,6 +127,7 @@ class DataStall(keras.callbacks.Callback):
         self._passes = None
         self._validation = None
         self._timeline = None
+        self._entered = None
 
     # Hooks, in the order in which Keras calls them.
 
@@ -247,6 +249,7 @@ class DataStall(keras.callbacks.Callback):
         running = running_fit(self.model)
         self._data = running.data
         self._callbacks = _nothing
+        at_end_of_fit(self.model, running.callbacks, self._end_of(running))
         if running.callbacks is not None:
             self._callbacks = weakref.ref(running.callbacks)
             remove_hooks(running.callbacks)
@@ -317,6 +320,22 @@ class DataStall(keras.callbacks.Callback):
             lost = report.data_stall_fraction
             report.stall_load_fraction = lost * load
             report.stall_transform_fraction = lost * transform
+
+    def _end_of(self, running):
+        """Return a function that leaves this `fit`, and no later one."""
+        self._entered = entered = object()
+        siblings = running.callbacks and weakref.ref(running.callbacks)
+
+        def leave():
+            if self._entered is not entered:
+                return
+            left = siblings and siblings()
+            if left is not None:
+                remove_hooks(left)
+            self._leave()
+            self._fit_callbacks = _nothing
+
+        return leave
 
     def _leave(self):
         self._stopwatch.disarm()

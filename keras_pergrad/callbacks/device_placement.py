@@ -17,6 +17,7 @@ from keras_pergrad.analysis.placement.placement_report import PlacementReport
 from keras_pergrad.analysis.placement.step_profile import replay
 from keras_pergrad.keras_internals import devices
 from keras_pergrad.keras_internals.first_batch import set_aside
+from keras_pergrad.keras_internals.fit_end import at_end_of_fit
 from keras_pergrad.keras_internals.log_readers import go_before_readers
 from keras_pergrad.keras_internals.running_fit import running_fit
 
@@ -77,7 +78,9 @@ class DevicePlacement(keras.callbacks.Callback):
 
     def on_train_begin(self, logs=None):
         self.report = None
-        go_before_readers(self, running_fit(self.model).callbacks)
+        siblings = running_fit(self.model).callbacks
+        go_before_readers(self, siblings)
+        self._batch_begins = False
         self._batches, self._spec = [], None
         self._device = next(iter(devices.accelerators()), None)
         self._announce(self._setting_hazards())
@@ -87,6 +90,10 @@ class DevicePlacement(keras.callbacks.Callback):
                 "function: pass this callback to fit(callbacks=[...])."
             )
         self._watch(again=collection.was_traced(self.model.train_function))
+        at_end_of_fit(self.model, siblings, self._put_back())
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self._batch_begins = True
 
     def on_epoch_end(self, epoch, logs=None):
         if logs is None or self.report is None:
@@ -109,6 +116,10 @@ class DevicePlacement(keras.callbacks.Callback):
         chances = [again, True]
 
         def first_step(iterator):
+            begins, self._batch_begins = self._batch_begins, False
+            if not begins:  # a fit that failed has left this behind
+                chances.clear()
+                self._restore()
             if not chances:  # done, but another callback still holds this
                 return original(iterator)
             # An error inside must leave the model as it was.
@@ -128,9 +139,18 @@ class DevicePlacement(keras.callbacks.Callback):
         if self.model.train_function is self._original:
             self.model.train_function = wrapper
 
+    def _put_back(self):
+        """Return a function that ends this watch, and no later one."""
+        model, wrapper, original = self.model, self._wrapper, self._original
+
+        def put_back():
+            if model.train_function is wrapper:
+                model.train_function = original
+
+        return put_back
+
     def _restore(self):
-        if self.model.train_function is self._wrapper:
-            self.model.train_function = self._original
+        self._put_back()()
 
     def _watched(self, function, iterator, again):
         notes = []

@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import weakref
 
 import keras
 import tensorflow as tf
@@ -17,6 +16,7 @@ from keras_pergrad.analysis.measurement.run_description import describe
 from keras_pergrad.analysis.measurement.run_log import RunLog
 from keras_pergrad.keras_internals import progress_bar
 from keras_pergrad.keras_internals.arguments import positive_integer
+from keras_pergrad.keras_internals.fit_end import at_end_of_fit
 from keras_pergrad.keras_internals.log_readers import go_before_readers
 from keras_pergrad.keras_internals.running_fit import running_fit
 from keras_pergrad.runs import GradientSketch
@@ -141,11 +141,10 @@ class GradientVariance(keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         self._fit.close()
         self._fit = contextlib.ExitStack()
-        # If a fit fails outside a training step, say in another callback, no
-        # hook is called; but its list of callbacks is freed.
+        self._batch_begins = False
         siblings = running_fit(self.model).callbacks
+        at_end_of_fit(self.model, siblings, self._fit.close)
         if siblings is not None:
-            weakref.finalize(siblings, self._fit.close)
             go_before_readers(self, siblings)
             progress_bar.leave_out(siblings, hidden)
         self.measurements, self.steps, self.messages = [], [], []
@@ -156,7 +155,9 @@ class GradientVariance(keras.callbacks.Callback):
         if watch is not None:
             self._fit.enter_context(watch())
         self._fit.enter_context(
-            probes.guarded_steps(self.model, self._need_probe, self._fit.close)
+            probes.guarded_steps(
+                self.model, self._is_running, self._need_probe, self._fit.close
+            )
         )
         self._fit.callback(self._end_run)
 
@@ -164,6 +165,9 @@ class GradientVariance(keras.callbacks.Callback):
         self._epoch = epoch
         if self._meter is None and self._probe is not None:
             self._begin(self._probe, epoch)
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self._batch_begins = True
 
     def on_train_batch_end(self, batch, logs=None):
         self._batches_seen += 1
@@ -188,6 +192,15 @@ class GradientVariance(keras.callbacks.Callback):
         self._fit.close()
 
     # The run.
+
+    def _is_running(self):
+        """Whether a step is one of the `fit` that this was given to.
+
+        If that `fit` failed in another callback, a later one may find the
+        train function as it was left.
+        """
+        begins, self._batch_begins = self._batch_begins, False
+        return begins
 
     def _need_probe(self):
         """Return what is to be called with the first batch, or None."""

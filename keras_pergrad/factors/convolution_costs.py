@@ -5,10 +5,13 @@ and what is copied, each at the rate measured by benchmarks/conv_methods.py.
 Only their order matters.
 """
 
-import dataclasses
 import math
+from typing import NamedTuple
 
-from keras_pergrad.factors.convolution_methods import has_filter_gradient
+from keras_pergrad.factors.convolution_methods import (
+    has_filter_gradient,
+    is_depthwise,
+)
 
 # Gradients with more entries are not held just to save a second pass.
 HELD = 2**17
@@ -17,8 +20,7 @@ HELD = 2**17
 DEPTHWISE = 0.03
 
 
-@dataclasses.dataclass(frozen=True)
-class Rates:
+class Rates(NamedTuple):
     """How long TensorFlow takes, in microseconds.
 
     Attributes:
@@ -107,19 +109,17 @@ def costs(windows, groups, big, small, xla=False):
     whole = rates.whole * count * entries
     # The filter gradient of the batch.
     again = 5 + 1.2 * whole
-    depthwise = 1 < groups == big
-    if depthwise:
-        again += DEPTHWISE * entries
     held = rates.hold * entries
     # With groups every tensor is transposed first.
     copies = rates.copy * (1 if groups == 1 else 4)
     skipped = rates.skip if max(windows.strides) > 1 else 0
+    sliced = rates.call + skipped * count * big
+    depthwise = is_depthwise(groups, big)
     if depthwise:
-        met = rates.channel * count * max(big, small)
+        again += DEPTHWISE * entries
+        by_tap = taps * (sliced + rates.channel * count * max(big, small))
     else:
-        met = copies * count * big
-    by_tap = taps * (rates.call + skipped * count * big + met)
-    by_tap += 0 if depthwise else multiply
+        by_tap = taps * (sliced + copies * count * big) + multiply
     unfolded = count * taps * (rates.row + copies * big)
     # Many small products.
     grams = 0 if groups == 1 else rates.group * groups
@@ -169,7 +169,7 @@ def norm_bytes(method, windows, groups, big, small):
     padded = pixels * big
     # The taps of depthwise kernels are taken side by side.
     met = count * big
-    if 1 < groups == big:
+    if is_depthwise(groups, big):
         met = taps * count * max(big, small)
     return {
         "taps": entries + padded + met,

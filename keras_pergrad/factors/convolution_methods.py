@@ -33,12 +33,11 @@ def tap_norms(big, small, windows, groups):
 
 def _by_tap(big, small, windows, groups):
     """Yield the gradients of each tap, (n, i, g·o)."""
-    if 1 < groups == big.shape[-1]:
+    if is_depthwise(groups, big.shape[-1]):
         yield from _by_tap_of_channels(big, small, windows)
         return
     small = split(small, groups)
     for met in windows.slices(windows.pad(big)):
-        met = tf.reshape(met, [-1, windows.count, met.shape[-1]])
         yield merge(_product(split(met, groups), small), groups)
 
 
@@ -54,7 +53,7 @@ def _by_tap_of_channels(big, small, windows):
         shape.append(filters // channels)
     small = tf.reshape(small, shape)
     axes = list(range(1, windows.rank + 1))
-    for met in windows.slices(windows.pad(big)):
+    for met in windows.blocks(windows.pad(big)):
         met = met if filters == channels else met[..., None]
         yield tf.reduce_sum(met * small, axes, keepdims=True)
 
@@ -219,7 +218,6 @@ def total(big, small, windows, groups):
     rows = []
     for met in windows.slices(padded):
         i = met.shape[-1] // groups
-        met = tf.reshape(met, [-1, windows.count, met.shape[-1]])
         met = tf.reshape(split(met, groups), [-1, groups, windows.count, i])
         rows.append(tf.einsum("ngti,ngto->igo", met, small))
     return tf.reshape(tf.concat(rows, 0), [-1, groups * o])
@@ -232,6 +230,11 @@ def total_of_windows(unfolded, small):
     return tf.matmul(unfolded, small, transpose_a=True)
 
 
+def is_depthwise(groups, channels):
+    """Whether each of several groups has one channel of the input."""
+    return 1 < groups == channels
+
+
 def has_filter_gradient(windows, groups, channels):
     """Whether one op of TensorFlow gives the filter gradient on a CPU."""
     if windows.dilated:
@@ -240,7 +243,7 @@ def has_filter_gradient(windows, groups, channels):
         return True
     # TensorFlow's depthwise op wants the same stride everywhere.
     even = len(set(windows.strides)) == 1
-    return groups == channels and windows.rank < 3 and even
+    return is_depthwise(groups, channels) and windows.rank < 3 and even
 
 
 def filter_gradient(padded, small, windows, groups):

@@ -100,7 +100,12 @@ class Windows:
         return slice(offset, last + 1, stride)
 
     def slices(self, padded):
-        """Yield the pixels that each tap meets, (n, *positions, channels)."""
+        """Yield the pixels that each tap meets, (n, T positions, channels)."""
+        for met in self.blocks(padded):
+            yield tf.reshape(met, [-1, self.count, padded.shape[-1]])
+
+    def blocks(self, padded):
+        """Yield the same as (n, *positions, channels)."""
         if max(self.strides) == 1:
             # An op with fewer inputs than that of a slice with strides.
             size = tf.constant([-1, *self.positions, padded.shape[-1]])

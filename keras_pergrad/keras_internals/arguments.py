@@ -14,14 +14,20 @@ def seed_or_none(value):
     """Return a seed as an `int`, or None.
 
     Raises:
-        ValueError: it is not an integer.
+        ValueError: it is not an integer, or too large for Keras.
     """
     try:
-        return None if value is None else operator.index(value)
+        seed = None if value is None else operator.index(value)
     except TypeError:
         raise ValueError(
             f"`seed` must be an integer or None. Received: seed={value!r}"
         ) from None
+    if seed is not None and not -(2**63) <= seed < 2**63:
+        raise ValueError(
+            "`seed` must be at least -2**63 and below 2**63. Received: "
+            f"seed={value!r}. Take a smaller one, such as seed % 2**63."
+        )
+    return seed
 
 
 def positive_integer(name, value):

@@ -17,26 +17,96 @@ def first_tensor(x):
     return next(t for t in tf.nest.flatten(x) if t is not None)
 
 
-def check_lengths(x, y, sample_weight):
-    """Refuse a batch whose parts differ in length, if it is known."""
-    parts = (("x", x), ("y", y), ("sample_weight", sample_weight))
-    lengths = [
-        (name, tensor.shape[0])
-        for name, part in parts
-        for tensor in tf.nest.flatten(part)
-        if tensor is not None and tensor.shape.rank
-    ]
-    require_one_length([pair for pair in lengths if pair[1] is not None])
+def of_one_length(x, y, sample_weight):
+    """Return a batch whose parts are known to have the same length.
+
+    What is unknown while tracing is checked in each step, before the batch is
+    used.
+
+    Raises:
+        ValueError: they differ, or have an unknown number of axes.
+    """
+    batch, names = (x, y, sample_weight), ("x", "y", "sample_weight")
+    known, unknown = [], []
+    for name, part in zip(names, batch):
+        for tensor in tf.nest.flatten(part):
+            if tensor is None or tensor.shape.rank == 0:
+                continue
+            if tensor.shape.rank is None:
+                raise ValueError(_NO_RANK.format(name=name))
+            if tensor.shape[0] is not None:
+                known.append((name, tensor.shape[0]))
+            elif not is_composite(tensor):
+                unknown.append((name, tensor))
+    require_one_length(known)
+    if not unknown or len(known) + len(unknown) < 2:
+        return batch
+    return _checked_in_graph(batch, known, unknown)
 
 
 def require_one_length(lengths):
     """Refuse arrays of different lengths, given as pairs (name, length)."""
     if len({length for _, length in lengths}) > 1:
         raise ValueError(
-            "x, y and sample_weight must have the same number of entries on "
-            "their first axis. Received: "
+            f"{_ONE_LENGTH} Received: "
             + ", ".join(f"{name} with {length}" for name, length in lengths)
         )
+
+
+def _checked_in_graph(batch, known, unknown):
+    """Return the batch; to use it fails if its lengths differ."""
+    shown = [[f"{name} with", tf.shape(t)[0]] for name, t in unknown]
+    shown += [[f"{name} with", length] for name, length in known[:1]]
+    lengths = [length for _, length in shown]
+    check = tf.debugging.Assert(
+        tf.reduce_all(tf.equal(lengths, lengths[0])),
+        [
+            f"{_ONE_LENGTH} Received:",
+            *(part for pair in shown for part in pair),
+        ],
+    )
+    with tf.control_dependencies([] if check is None else [check]):
+        # XLA drops assertions, but cannot stack rows of different lengths.
+        # The error shows the name of the op.
+        rows = tf.stack(
+            [tf.zeros([length]) for length in lengths],
+            name="x_y_and_sample_weight_must_have_the_same_length",
+        )
+    length = tf.shape(rows)[1]
+    others = unknown if known else unknown[1:]
+
+    def cut(tensor):
+        if not any(tensor is other for _, other in others):
+            return tensor
+        found = tensor[:length]
+        found.set_shape(tensor.shape)
+        return found
+
+    return tf.nest.map_structure(cut, batch)
+
+
+_ONE_LENGTH = (
+    "x, y and sample_weight must have the same number of entries on their "
+    "first axis, one for each sample."
+)
+_NO_RANK = (
+    "`{name}` must have the same number of axes in every call of fit and "
+    "train_on_batch, since the train function is traced for all. Received: "
+    "an unknown number of axes, as for targets of shape (n,) in one call and "
+    "(n, 1) in another. Give both the same shape, such as y[:, None], or call "
+    "compile() again between."
+)
+
+
+def ranks(batch):
+    """Return how many axes each part of a batch has.
+
+    A function that is traced for several ranks forgets the rank; so keep one
+    function for each.
+    """
+    return tuple(
+        None if t is None else t.shape.rank for t in tf.nest.flatten(batch)
+    )
 
 
 class Filled:

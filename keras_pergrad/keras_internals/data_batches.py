@@ -9,6 +9,7 @@ from keras_pergrad.keras_internals.batches import (
     is_composite,
     require_one_length,
 )
+from keras_pergrad.keras_internals.data_frames import by_position
 from keras_pergrad.keras_internals.inspection_checks import require_weights
 
 
@@ -46,6 +47,7 @@ def batches_of(x, y=None, sample_weight=None, batch_size=None):
 
 class _OfArrays:
     def __init__(self, parts, batch_size):
+        parts = tf.nest.map_structure(by_position, parts)
         # As a single batch, nested lists of numbers are accepted too.
         if batch_size is None:
             parts = tf.nest.map_structure(_tensor, parts)

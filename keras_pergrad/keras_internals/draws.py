@@ -12,6 +12,7 @@ below and `draw_seed`).
 import contextlib
 import dataclasses
 import functools
+import threading
 
 import tensorflow as tf
 from keras.src.backend.tensorflow import random as backend_random
@@ -54,15 +55,90 @@ class Draw:
             )
 
 
-def _patched(**attributes):
-    stack = contextlib.ExitStack()
-    for name, value in attributes.items():
-        stack.enter_context(attribute(backend_random, name, value))
-    return stack
+class _Dispatch(threading.local):
+    """What the draws of this thread are to do.
+
+    Attributes:
+        handlers: functions of (name, original, args, seed, kwargs); the last
+            one counts.
+        seeds: seeds that `draw_seed` returns; the last one counts.
+    """
+
+    def __init__(self):
+        self.handlers, self.seeds = [], []
 
 
+_HERE = _Dispatch()
+_LOCK = threading.Lock()
+_OPEN = []
+
+
+def _dispatched(name, original):
+    """Return a random function that asks what draws of its thread do."""
+
+    @functools.wraps(original)
+    def function(*args, seed=None, **kwargs):
+        if not _HERE.handlers:
+            # Another thread, which has nothing to do with the model.
+            return original(*args, seed=seed, **kwargs)
+        handler = _HERE.handlers[-1]
+        return handler(name, original, args, seed, kwargs)
+
+    return function
+
+
+def _pinnable(original):
+    def draw_seed(seed):
+        return _HERE.seeds[-1] if _HERE.seeds else original(seed)
+
+    return draw_seed
+
+
+@contextlib.contextmanager
+def _replaced():
+    """Replace Keras's random functions while any thread needs it."""
+    with _LOCK:
+        if not _OPEN:
+            stack = contextlib.ExitStack()
+            for name in FUNCTIONS:
+                function = _dispatched(name, getattr(backend_random, name))
+                stack.enter_context(attribute(backend_random, name, function))
+            pinnable = _pinnable(backend_random.draw_seed)
+            stack.enter_context(
+                attribute(backend_random, "draw_seed", pinnable)
+            )
+            _OPEN.append(stack)
+        else:
+            _OPEN.append(None)
+    try:
+        yield
+    finally:
+        with _LOCK:
+            if len(_OPEN) == 1:
+                _OPEN[0].close()
+                _OPEN.clear()
+            else:
+                _OPEN.pop()
+
+
+@contextlib.contextmanager
+def _handled_by(handler):
+    with _replaced():
+        _HERE.handlers.append(handler)
+        try:
+            yield
+        finally:
+            _HERE.handlers.pop()
+
+
+@contextlib.contextmanager
 def _pinned_seed(seed):
-    return _patched(draw_seed=lambda _: seed)
+    with _replaced():
+        _HERE.seeds.append(seed)
+        try:
+            yield
+        finally:
+            _HERE.seeds.pop()
 
 
 def current_graph():
@@ -74,50 +150,39 @@ def current_graph():
 
 @contextlib.contextmanager
 def recording(on_draw):
-    """Call `on_draw(draw)` for every random draw made inside."""
+    """Call `on_draw(draw)` for every random draw of this thread inside."""
 
-    def recorded(name, original):
-        @functools.wraps(original)
-        def function(*args, seed=None, **kwargs):
-            seed = backend_random.draw_seed(seed)
-            with _pinned_seed(seed):
-                result = original(*args, seed=seed, **kwargs)
-            on_draw(Draw(name, seed, args, kwargs, result, current_graph()))
-            return result
+    def record(name, original, args, seed, kwargs):
+        seed = backend_random.draw_seed(seed)
+        with _pinned_seed(seed):
+            result = original(*args, seed=seed, **kwargs)
+        on_draw(Draw(name, seed, args, kwargs, result, current_graph()))
+        return result
 
-        return function
-
-    functions = {
-        name: recorded(name, getattr(backend_random, name))
-        for name in FUNCTIONS
-    }
-    with _patched(**functions):
+    with _handled_by(record):
         yield
 
 
 @contextlib.contextmanager
 def replaying(rows):
-    """Answer every draw made inside from the next tensor of `rows`.
+    """Answer every draw of this thread inside from the next tensor of `rows`.
 
     For dropout that is the mask, which is multiplied with the input.
     """
     rows = list(rows)
 
-    def replayed(name):
-        def function(*args, seed=None, **kwargs):
-            if not rows:
-                raise ValueError(
-                    f"keras.random.{name} was called more often for one "
-                    "sample than for the whole batch, so that the batch's "
-                    "own numbers cannot be given to each sample. Let the "
-                    "layer that calls it draw as often whatever the number "
-                    "of samples and whenever it is called (hand `training` "
-                    "on to the layers inside), or use gradient_mode='batch'."
-                )
-            row = rows.pop(0)
-            return args[0] * row if name == "dropout" else row
+    def replay(name, original, args, seed, kwargs):
+        if not rows:
+            raise ValueError(
+                f"keras.random.{name} was called more often for one "
+                "sample than for the whole batch, so that the batch's "
+                "own numbers cannot be given to each sample. Let the "
+                "layer that calls it draw as often whatever the number "
+                "of samples and whenever it is called (hand `training` "
+                "on to the layers inside), or use gradient_mode='batch'."
+            )
+        row = rows.pop(0)
+        return args[0] * row if name == "dropout" else row
 
-        return function
-
-    with _patched(**{name: replayed(name) for name in FUNCTIONS}):
+    with _handled_by(replay):
         yield

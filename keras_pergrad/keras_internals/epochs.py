@@ -1,10 +1,11 @@
-"""The notice to a gradient mode that an epoch's last batch is done."""
+"""The end of epochs, of which gradient modes are told, and of a `fit`."""
 
 import contextlib
 
 import keras
 
 from keras_pergrad.keras_internals import progress_bar
+from keras_pergrad.keras_internals.fit_end import undone_at_the_end
 from keras_pergrad.keras_internals.running_fit import running_fit
 
 
@@ -12,21 +13,24 @@ from keras_pergrad.keras_internals.running_fit import running_fit
 def end_of_epochs(model, callbacks):
     """Yield the callbacks for `fit`, with one more as the first.
 
+    What they have changed is undone at the end, also if `fit` raises.
+
     Args:
         model: the compiled `PerGradModel`.
         callbacks: as given to `fit`: None, a callback, several of them, or a
             `keras.callbacks.CallbackList`, which is restored afterwards.
     """
     end = _EndOfEpoch()
-    if not isinstance(callbacks, keras.callbacks.CallbackList):
-        yield [end, *keras.tree.flatten(callbacks or [])]
-        return
-    end.set_model(model)
-    callbacks.callbacks.insert(0, end)
-    try:
-        yield callbacks
-    finally:
-        callbacks.callbacks.remove(end)
+    with undone_at_the_end(model):
+        if not isinstance(callbacks, keras.callbacks.CallbackList):
+            yield [end, *keras.tree.flatten(callbacks or [])]
+            return
+        end.set_model(model)
+        callbacks.callbacks.insert(0, end)
+        try:
+            yield callbacks
+        finally:
+            callbacks.callbacks.remove(end)
 
 
 class _EndOfEpoch(keras.callbacks.Callback):

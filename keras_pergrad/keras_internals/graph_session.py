@@ -16,6 +16,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_pergrad.keras_internals.tracing import inspecting
+
 v1 = tf.compat.v1
 _numbers = itertools.count()
 
@@ -200,5 +202,7 @@ def trace_step(step, data, spec=None):
         spec = tf.nest.map_structure(
             lambda a: tf.TensorSpec(a.shape, a.dtype), arrays
         )
-    concrete = tf.function(step, autograph=False).get_concrete_function(spec)
+    function = tf.function(step, autograph=False)
+    with inspecting():
+        concrete = function.get_concrete_function(spec)
     return concrete, tf.nest.flatten(arrays)

@@ -92,3 +92,12 @@ def check_trainable(model):
             f"Expected a built model. Received: {model.name!r}, which has "
             f"no weights yet: call it on a batch, or model.build(...)."
         )
+
+
+def require_variables(model):
+    """Refuse a model that has nothing to train."""
+    if not model.trainable_variables:
+        raise ValueError(
+            f"Model {model.name!r} has no trainable variables. Set "
+            "`trainable = True` on layers before compile()."
+        )

@@ -2,17 +2,20 @@
 
 Private names in use: `Model._compute_loss`, `Model._loss_tracker`,
 `Layer._flatten_layers`, `Layer._get_own_losses`,
-`keras.src.losses.loss.unscale_loss_for_distribution`.
+`keras.src.losses.loss.unscale_loss_for_distribution`,
+`keras.src.losses.losses.convert_binary_labels_to_hinge`.
 """
 
 import contextlib
 from typing import Any
 
-import keras
 import tensorflow as tf
+from keras import ops
+from keras.src.losses import losses as keras_losses
 from keras.src.losses.loss import unscale_loss_for_distribution
 
 from keras_pergrad.keras_internals import replica_metrics
+from keras_pergrad.keras_internals.marks import same_for_all
 from keras_pergrad.keras_internals.patching import attribute
 from keras_pergrad.keras_internals.refusal_messages import not_one_number
 from keras_pergrad.keras_internals.tracing import traced_functions
@@ -24,48 +27,45 @@ def total_loss(model, x, y, y_pred, sample_weight, training=True):
     Raises:
         ValueError: the loss is not one number for the batch.
     """
-    loss = model._compute_loss(
-        x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training
-    )
+    with labels_told_alike():
+        loss = model._compute_loss(
+            x=x,
+            y=y,
+            y_pred=y_pred,
+            sample_weight=sample_weight,
+            training=training,
+        )
     if loss is None or loss.shape.rank not in (0, None):
         shape = None if loss is None else tuple(loss.shape)
         raise ValueError(not_one_number(f"a loss of shape {shape}"))
     return loss
 
 
+@contextlib.contextmanager
+def labels_told_alike():
+    """Let Keras's hinge losses tell the kind of all labels together.
+
+    They look at all targets to know whether these are 0 and 1, or -1 and 1:
+    a property of the data, the same for every batch.
+    """
+
+    def converted(y_true):
+        binary = ops.logical_or(ops.equal(y_true, 0), ops.equal(y_true, 1))
+        binary = same_for_all(ops.all(binary))
+        return ops.where(binary, 2.0 * y_true - 1.0, y_true)
+
+    name = "convert_binary_labels_to_hinge"
+    if not hasattr(keras_losses, name):
+        yield
+        return
+    with attribute(keras_losses, name, converted):
+        yield
+
+
 def components(variable):
     """Get the `tf.Variable`s behind a Keras variable, one a local replica."""
     strategy = tf.distribute.get_strategy()
     return strategy.experimental_local_results(variable.value)
-
-
-def regularization_gradients(variables):
-    """Return the regularisers' gradient at each variable, or None.
-
-    It belongs to no sample, so it is added after aggregation. A regulariser
-    may read other variables than its own.
-    """
-    penalized = [v for v in variables if v.regularizer is not None]
-    if not penalized:
-        return [None] * len(variables)
-    values = [v.value for v in variables]
-    with tf.GradientTape(watch_accessed_variables=False) as tape:
-        tape.watch(values)
-        penalty = regularization_loss(penalized)
-    return [
-        None if g is None else tf.convert_to_tensor(g)
-        for g in tape.gradient(penalty, values)
-    ]
-
-
-def regularization_loss(variables):
-    """Return the sum of the variables' regularisers, a scalar."""
-    terms = [
-        tf.cast(tf.reduce_sum(v.regularizer(v.value)), keras.config.floatx())
-        for v in variables
-        if v.regularizer is not None
-    ]
-    return tf.add_n(terms) if terms else tf.zeros([], keras.config.floatx())
 
 
 def track_loss(model, loss, samples, whole=False):

@@ -27,7 +27,7 @@ from keras_pergrad.keras_internals.patching import attribute
 
 # Ops that take a variable and do not change it. All others are assumed to
 # assign: restoring too much costs a copy, restoring too little is wrong.
-_READS = frozenset(
+READS = frozenset(
     {
         "ReadVariableOp",
         "ResourceGather",
@@ -220,7 +220,7 @@ def variables_of(model):
     if seeds is not None:
         variables.append(seeds.state)
     found = [v.value for v in variables]
-    found += _plain_variables(model._flatten_layers())
+    found += plain_variables(model._flatten_layers())
     return list({id(v): v for v in found}.values())
 
 
@@ -257,7 +257,7 @@ class ModelState:
         self._stack.close()
 
 
-def _plain_variables(layers):
+def plain_variables(layers):
     """Return the `tf.Variable`s that layers hold without Keras's knowledge."""
     found, seen = [], {}
     waiting = [value for layer in layers for value in vars(layer).values()]
@@ -310,7 +310,7 @@ def assigned_inputs(graph):
             for place, tensor in enumerate(op.inputs)
             if tensor.dtype == tf.resource
         ]
-        if not taken or op.type in _READS:
+        if not taken or op.type in READS:
             continue
         if op.type == "Identity":
             origin[id(op.outputs[0])] = taken[0][1]
@@ -329,11 +329,11 @@ def assigned_inputs(graph):
 
 def _assigned_places(op):
     """Return which inputs of an op its functions assign; None: no function."""
-    bodies = list(_bodies(op))
-    if not bodies:
+    inside = list(bodies(op))
+    if not inside:
         return None
     places = set()
-    for body in bodies:
+    for body in inside:
         # Conditions and cases take the choice before the inputs they pass on.
         first = len(op.inputs) - len(body.inputs)
         numbers = {id(t): first + k for k, t in enumerate(body.inputs)}
@@ -341,7 +341,7 @@ def _assigned_places(op):
     return places
 
 
-def _bodies(op):
+def bodies(op):
     """Return the graphs of the functions that an op calls."""
     for name, attr in op.node_def.attr.items():
         if name.startswith("_"):

@@ -53,8 +53,11 @@ class Noise(KerasSaveable):
             if name in before.kept:
                 getattr(self, name).assign(np.asarray(getattr(before, name)))
 
-    def begin_fit(self, aggregation):
-        """Note that a `fit` begins with an aggregation, or None."""
+    def begin_fit(self, model):
+        """Note that a `fit` of a model begins."""
+
+    def end_fit(self, model):
+        """Note that it has ended, or was interrupted."""
 
     def advance(self, name, value: Any = 1):
         """Add to a kept number; the result is the same on all replicas."""

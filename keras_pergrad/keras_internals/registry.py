@@ -109,18 +109,21 @@ def _place(cls):
     return cls.__module__, cls.__qualname__
 
 
-def arguments_shown(thing, arguments):
+def arguments_shown(thing, arguments, always=()):
     """Return a `repr` that could make the thing again.
 
     Args:
         thing: an object.
         arguments: name to value; default values are left out.
+        always: names that are shown with default values, too.
     """
     defaults = inspect.signature(type(thing).__init__).parameters
     shown = [
         f"{name}={value!r}"
         for name, value in arguments.items()
-        if name not in defaults or defaults[name].default != value
+        if name in always
+        or name not in defaults
+        or defaults[name].default != value
     ]
     return f"{type(thing).__name__}({', '.join(shown)})"
 

@@ -13,6 +13,8 @@ import contextlib
 
 import tensorflow as tf
 
+from keras_pergrad.keras_internals.optimizers import all_of
+
 
 def several():
     """Whether this code is traced or run for one of several replicas."""
@@ -139,9 +141,10 @@ def apply(optimizer, gradients, variables):
     if not several():
         optimizer.apply(gradients, variables)
         return
-    # A loss scaling optimizer leaves the sum to its inner optimizer.
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    with _summed_before(inner):
+    with contextlib.ExitStack() as stack:
+        # Whichever of them applies a gradient would add it up again.
+        for part in all_of(optimizer):
+            stack.enter_context(_summed_before(part))
         optimizer.apply(gradients, variables)
 
 

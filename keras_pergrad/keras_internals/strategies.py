@@ -9,6 +9,8 @@ import contextlib
 
 import tensorflow as tf
 
+from keras_pergrad.keras_internals.optimizers import all_of
+
 SERVED = (
     tf.distribute.MirroredStrategy,
     tf.distribute.MultiWorkerMirroredStrategy,
@@ -60,9 +62,7 @@ def require_inside(model):
     strategy = model._distribute_strategy
     if strategy is None or strategy.num_replicas_in_sync == 1:
         return
-    optimizer = model.optimizer
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    for part in (optimizer, inner):
+    for part in all_of(model.optimizer):
         owner = getattr(part, "_distribution_strategy", strategy)
         if owner is not strategy:
             what = f"the optimizer {part.name!r}"

@@ -1,18 +1,26 @@
-"""Settings of TensorFlow for functions that are traced or run aside.
-
-Private names in use: `tensorflow.python.eager.context`
-(`Context.function_call_options`, `FunctionCallOptions`); without them graphs
-are optimised.
-"""
+"""Settings of TensorFlow for functions that are traced or run aside."""
 
 import contextlib
+import contextvars
 
 import tensorflow as tf
 
-try:
-    from tensorflow.python.eager import context
-except ImportError:
-    context = None
+_INSPECTED = contextvars.ContextVar("a step is only looked at", default=False)
+
+
+@contextlib.contextmanager
+def inspecting():
+    """Let training steps be traced inside that are never applied."""
+    token = _INSPECTED.set(True)
+    try:
+        yield
+    finally:
+        _INSPECTED.reset(token)
+
+
+def is_inspecting():
+    """Whether `inspecting` is open."""
+    return _INSPECTED.get()
 
 
 def traced_functions():
@@ -40,26 +48,3 @@ def _functions_run_eagerly(wanted):
         yield
     finally:
         tf.config.run_functions_eagerly(before)
-
-
-@contextlib.contextmanager
-def graphs_not_optimized():
-    """Let this thread run functions inside as they were traced.
-
-    To optimise a graph takes as long as a few runs of it.
-    """
-    if context is None:
-        yield
-        return
-    here = context.context()
-    before = here.function_call_options
-    config = tf.compat.v1.ConfigProto()
-    config.ParseFromString(before.config_proto_serialized)
-    config.graph_options.rewrite_options.disable_meta_optimizer = True
-    here.function_call_options = context.FunctionCallOptions(
-        executor_type=before.executor_type, config_proto=config
-    )
-    try:
-        yield
-    finally:
-        here.function_call_options = before

@@ -49,7 +49,8 @@ class LoRA(KerasSaveable):
 
     def _variables(self):
         """Yield (key, variable) of the own variables of layers with LoRA."""
-        for at, layer in enumerate(_layers(self._model())):
+        layers = [lr for lr in _layers(self._model()) if lr.variables]
+        for at, layer in enumerate(layers):
             if getattr(layer, "lora_enabled", False):
                 own = (
                     layer._trainable_variables + layer._non_trainable_variables
@@ -75,6 +76,7 @@ def config_of(model):
     layers = _layers(model)
     return {
         "layers": [int(layer.trainable) for layer in layers],
+        "with_variables": _with_variables(layers),
         "variables": [int(v.trainable) for v in model.variables],
         "lora": {
             str(at): _lora_of(layer)
@@ -99,9 +101,8 @@ def restore(model, config):
     """
     if config is None or not model.built:
         return
-    layers = _layers(model)
-    if len(layers) != len(config["layers"]):
-        _warn(model, "layers", len(layers), len(config["layers"]))
+    layers = _by_place(model, config)
+    if layers is None:
         return
     for at, arguments in config["lora"].items():
         if not layers[int(at)].lora_enabled:
@@ -114,14 +115,35 @@ def restore(model, config):
         _warn(model, "variables", len(variables), len(config["variables"]))
         return
     # A layer passes its flag on to its inner layers, which come after it.
-    for layer, trainable in zip(layers, config["layers"]):
-        layer.trainable = bool(trainable)
+    for at, layer in layers.items():
+        layer.trainable = bool(config["layers"][at])
     for variable, trainable in zip(variables, config["variables"]):
         variable.trainable = bool(trainable)
 
 
 def _layers(model):
     return list(model._flatten_layers(include_self=False))
+
+
+def _with_variables(layers):
+    """Return the places of the layers that have variables."""
+    return [at for at, layer in enumerate(layers) if layer.variables]
+
+
+def _by_place(model, config):
+    """Return the layers that were saved, by their place; None if others.
+
+    Layers without variables may be there only later, such as those that a
+    tokenizer makes when its vocabulary is loaded, which is after `restore`.
+    """
+    layers = _layers(model)
+    if len(layers) == len(config["layers"]):
+        return dict(enumerate(layers))
+    found = [layers[at] for at in _with_variables(layers)]
+    if len(found) == len(config["with_variables"]):
+        return dict(zip(config["with_variables"], found))
+    _warn(model, "layers", len(layers), len(config["layers"]))
+    return None
 
 
 def _lora_of(layer):

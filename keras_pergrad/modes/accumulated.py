@@ -6,24 +6,31 @@ from keras_pergrad.aggregation import is_finite
 from keras_pergrad.keras_internals import replicas
 from keras_pergrad.keras_internals.arguments import positive_integer
 from keras_pergrad.keras_internals.batches import first_tensor, is_composite
+from keras_pergrad.keras_internals.optimizers import accumulating
+from keras_pergrad.keras_internals.overwritten import (
+    is_overwritten,
+    require_none,
+)
+from keras_pergrad.keras_internals.penalties import regularization_gradients
 from keras_pergrad.keras_internals.refusal_messages import not_dense
-from keras_pergrad.keras_internals.registry import serialize
+from keras_pergrad.keras_internals.registry import arguments_shown, serialize
 from keras_pergrad.modes import add_loss_reduction, replica_step
 from keras_pergrad.modes.base import (
     GradientMode,
     Step,
-    add_regularizers,
     finished,
     loss_scale,
     modes,
     observed,
     overflow_to_infinity,
     scaled,
+    with_penalties,
 )
 from keras_pergrad.modes.batch import Batch
 from keras_pergrad.modes.gradient_accumulator import Pending
+from keras_pergrad.modes.loss_fractions import numerators
 from keras_pergrad.modes.microbatch_sums import Contributions, divided
-from keras_pergrad.modes.microbatches import is_one, sum_over
+from keras_pergrad.modes.microbatches import MOST, is_one, sum_over
 from keras_pergrad.modes.virtual_batch import WeightedContributions
 from keras_pergrad.samples import Tape, counters, refusals
 
@@ -47,14 +54,19 @@ class Accumulated(GradientMode):
         steps: after how many batches the optimizer is called; with `steps=3`,
             batches of 4, 4 and 2 train like one batch of 10.
         microbatch_size: how many samples of a batch go through the model at a
-            time; it sets the memory of a step.
+            time; it sets the memory of a step. None: the batch stays whole,
+            so BatchNormalization sees all of it; with `steps=1` this is what
+            `inner` does by itself, in the same memory.
         inner: how a microbatch's gradient is found: "batch", or a mode with
             an aggregation, "vectorized" or "per_sample" (name, object or
             config dict). With `ClippedMean` the whole is a virtual batch:
             clipped per sample, summed, noise added once per update.
         tail: what happens to batches that wait for an update when an epoch of
             `fit` ends: "apply" updates with these alone, "keep" goes on in the
-            next epoch or `fit`, "drop" discards them.
+            next epoch or `fit`, "drop" discards them. Where a `fit` was
+            interrupted, or `train_on_batch` was called before, batches wait
+            when the next `fit` begins: only "keep" uses them, else they are
+            discarded.
 
     Raises:
         ValueError: an argument is out of range.
@@ -66,12 +78,14 @@ class Accumulated(GradientMode):
     """
 
     def __init__(
-        self, steps=1, microbatch_size=32, inner="batch", tail="apply"
+        self, steps=1, microbatch_size=None, inner="batch", tail="apply"
     ):
         self.steps = positive_integer("steps", steps)
-        self.microbatch_size = positive_integer(
-            "microbatch_size", microbatch_size
-        )
+        if microbatch_size is not None:
+            microbatch_size = positive_integer(
+                "microbatch_size", microbatch_size
+            )
+        self.microbatch_size = microbatch_size
         self.inner = _inner(inner)
         self.per_sample = self.inner.per_sample
         if tail not in TAILS:
@@ -98,25 +112,30 @@ class Accumulated(GradientMode):
         return Pending() if self.steps > 1 else None
 
     def step(self, model, x, y, sample_weight):
+        overwritten = any(map(is_overwritten, model.trainable_variables))
+        if overwritten and self._stays_whole and not replicas.several():
+            # Their new value is not a sum over parts of the loss.
+            return self.inner.step(model, x, y, sample_weight)
         _require_plain(model)
+        require_none(model, f"gradient_mode={self!r}")
         for part in tf.nest.flatten((x, y, sample_weight)):
             if is_composite(part):
                 raise ValueError(not_dense(part))
-        batch = x, y, sample_weight
+        batch, size = (x, y, sample_weight), self._size()
         scale = loss_scale(model.optimizer)
         sums = add_loss_reduction.kinds(model, x)
         arguments = model, x, scale, sums, self.steps == 1
+        tried = Tape(model, batch)
         if self._weighs:
             parts = WeightedContributions(self.inner, *arguments)
-            parts.look_through(batch, self.microbatch_size)
+            parts.look_through(batch, size)
             batch = *batch, tf.range(tf.shape(first_tensor(x))[0])
         else:
             parts = Contributions(*arguments)
-            for error in refusals(Tape(model, batch)) * self.per_sample:
+            for error in refusals(tried) if self.per_sample else ():
                 raise error
-        tried = Tape(model, (x, y, sample_weight))
-        once = is_one(batch, self.microbatch_size)
-        read = [(v, tf.identity(v.value)) for v in counters(tried)]
+        once = self.microbatch_size is None or is_one(batch, size)
+        read = [(v, tf.identity(v.value)) for v in counters(tried, numerators)]
 
         def part(*batch):
             # Each part reads the values that the whole batch would read.
@@ -124,8 +143,9 @@ class Accumulated(GradientMode):
                 variable.assign(value)
             return parts(*batch)
 
-        found = sum_over(part, batch, self.microbatch_size)
-        for error in refusals(tried, repeated="microbatch", once=once):
+        found = sum_over(part, batch, size)
+        alone = once and self.steps == 1
+        for error in refusals(tried, "microbatch", once, numerators, alone):
             raise error
         totals = parts.totals(found)
         groups, statistics = self._checked(
@@ -142,6 +162,19 @@ class Accumulated(GradientMode):
             gradients = None
         loss = parts.loss(totals)
         return Step(loss, None, gradients, statistics, whole=True)
+
+    @property
+    def _stays_whole(self):
+        return self.steps == 1 and self.microbatch_size is None
+
+    def _size(self):
+        """Return the size of a microbatch; None: the batch is one."""
+        # The model must not be called for no sample, which a replica or a
+        # batch that is drawn at random may have.
+        counts = self.aggregation is not None and self.aggregation.counts
+        if self.microbatch_size is None and (counts or replicas.several()):
+            return MOST
+        return self.microbatch_size
 
     def _checked(self, model, groups, totals, scale):
         """Return groups, infinite on overflow, and the batch's statistics."""
@@ -163,7 +196,8 @@ class Accumulated(GradientMode):
             state = model.aggregation_state
             aggregation = self.aggregation.at(state)
             gradients = finished(aggregation, gradients, rows, state)
-        gradients = add_regularizers(gradients, model.trainable_variables)
+        penalties = regularization_gradients(model.trainable_variables)
+        gradients = with_penalties(gradients, penalties)
         return scaled(gradients, loss_scale(model.optimizer))
 
     def _update(self, model):
@@ -173,6 +207,10 @@ class Accumulated(GradientMode):
         gradients = self._finish(model, gradients, pending.rows)
         replicas.apply(model.optimizer, gradients, variables)
         pending.reset()
+
+    def begin_fit(self, model):
+        if self.steps > 1 and self.tail != "keep":
+            model.gradient_state.forget()
 
     def end_epoch(self, model):
         if self.steps == 1 or self.tail == "keep":
@@ -186,6 +224,12 @@ class Accumulated(GradientMode):
     @property
     def log_metrics(self):
         return self.inner.log_metrics
+
+    def __repr__(self):
+        # What is split is shown even where it is the default.
+        always = ("steps", "microbatch_size")
+        shown = {name: getattr(self, name) for name in self.get_config()}
+        return arguments_shown(self, shown, always)
 
     def get_config(self):
         return {
@@ -239,12 +283,11 @@ def _definer(mode, name):
 
 def _require_plain(model):
     replica_step.require_parts(model)
-    optimizer = model.optimizer
-    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
-    if optimizer.gradient_accumulation_steps:
+    optimizer = accumulating(model.optimizer)
+    if optimizer is not None:
         raise ValueError(
-            "The optimizer accumulates gradients on its own "
-            "(gradient_accumulation_steps="
+            f"The optimizer {optimizer.name!r} accumulates gradients on its "
+            "own (gradient_accumulation_steps="
             f"{optimizer.gradient_accumulation_steps}). Leave that to "
             "gradient_mode=Accumulated(steps=...)."
         )

@@ -7,6 +7,7 @@ from keras_pergrad.keras_internals import draws, replicas
 from keras_pergrad.keras_internals.batches import first_tensor
 from keras_pergrad.keras_internals.loss_tensors import loss_tensors
 from keras_pergrad.keras_internals.losses import additional_sums, noting_losses
+from keras_pergrad.keras_internals.marks import same_for_all
 from keras_pergrad.modes.base import call_model, training_inside
 from keras_pergrad.samples.sample_replay import Recorded, Replay
 
@@ -46,7 +47,8 @@ def kinds(model, x, training=True):
             parallel_iterations=1,
         )
     # A replica without such a sample gets the answer from the others.
-    return [replicas.any_of(is_sum) for is_sum in tf.unstack(found[1])]
+    found = [replicas.any_of(is_sum) for is_sum in tf.unstack(found[1])]
+    return [same_for_all(is_sum) for is_sum in found]
 
 
 class _Look:

@@ -9,7 +9,6 @@ import tensorflow as tf
 from keras_pergrad import statistics
 from keras_pergrad.aggregation import is_finite, of_samples
 from keras_pergrad.keras_internals import replicas
-from keras_pergrad.keras_internals.losses import regularization_gradients
 from keras_pergrad.keras_internals.registry import Configured, Registry
 from keras_pergrad.modes.logs import STATISTICS
 
@@ -113,6 +112,13 @@ class GradientMode(Configured):
         """
         return None
 
+    def begin_fit(self, model):
+        """Do what is due before the first batch of a `fit`.
+
+        The call comes before any callback's `on_train_begin`, so that
+        `BackupAndRestore` restores what this has reset.
+        """
+
     def end_epoch(self, model):
         """Do what is due after an epoch's last batch; `fit` calls it.
 
@@ -191,12 +197,10 @@ def loss_scale(optimizer):
     return None if scaled is one else scaled
 
 
-def add_regularizers(gradients, variables):
+def with_penalties(gradients, penalties):
     """Return aggregated gradients plus those of the weight regularisers."""
     result = []
-    for gradient, penalty in zip(
-        gradients, regularization_gradients(variables)
-    ):
+    for gradient, penalty in zip(gradients, penalties, strict=True):
         if penalty is None:
             result.append(gradient)
         elif gradient is None:

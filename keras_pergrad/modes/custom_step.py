@@ -9,6 +9,8 @@ Private names in use: `Model._compile_loss`, `Model._compile_metrics`,
 `keras.src.trainers.compile_utils.CompileLoss`.
 """
 
+import contextlib
+import inspect
 from types import FunctionType
 
 import keras
@@ -18,6 +20,7 @@ from keras.src.trainers.compile_utils import CompileLoss
 
 from keras_pergrad.keras_internals import replicas
 from keras_pergrad.keras_internals.losses import track_loss
+from keras_pergrad.keras_internals.overwritten import is_overwritten
 from keras_pergrad.modes.batch import Batch
 from keras_pergrad.modes.logs import named
 
@@ -59,7 +62,7 @@ class LossModel(keras.Model):
 
     @property
     def trainable_variables(self):
-        return self._chosen
+        return [v for v in self._chosen if v.trainable or not is_overwritten(v)]
 
     def call(self, inputs):
         return losses_of(self._loss_fn, _unpacked(inputs, self._batch))
@@ -149,7 +152,8 @@ def gradients_of(owner, loss_fn, batch, variables, optimizer, name=None):
     n = tf.shape(inputs[0])[0]
     targets = tf.zeros(tf.reshape(n, [1]), keras.config.floatx())
     targets.set_shape([inputs[0].shape[0]])
-    step = mode.step(model, inputs, targets, None)
+    with _explaining_closures(loss_fn):
+        step = mode.step(model, inputs, targets, None)
     if not name:
         # Keras overwrites the results of a step with those of its metrics.
         track_loss(owner, step.loss, n)
@@ -207,6 +211,46 @@ def _unpacked(inputs, batch):
     )
 
 
+@contextlib.contextmanager
+def _explaining_closures(loss_fn):
+    """Say what to do if `loss_fn` uses tensors that are no arguments of it."""
+    try:
+        yield
+    except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
+        names, text = _tensors_around(loss_fn), str(error)
+        traced = isinstance(error, ValueError)
+        of_sizes = names and ("input shapes" if traced else "shape") in text
+        if "out of scope" not in text and not of_sizes:
+            raise
+        found = ", ".join(map(repr, names)) or "such a tensor"
+        raise ValueError(
+            "`loss_fn` uses tensors of the step that are not its arguments, "
+            "and it is called with only some of the samples. Expected all "
+            "data of the samples as arguments, also noise that is drawn "
+            f"before. Received: {found} from outside. Pass it, as in "
+            "compute_gradients(loss_fn, (x, noise), y). Compute numbers such "
+            "as an annealed weight inside `loss_fn`, from variables."
+        ) from error
+
+
+def _tensors_around(function):
+    """Return the names of tensors that a function uses from outside."""
+    function = inspect.unwrap(getattr(function, "func", function))
+    try:
+        found = inspect.getclosurevars(function)
+    except TypeError:  # an object that can be called
+        return []
+    return [
+        name
+        for name, value in {**found.globals, **found.nonlocals}.items()
+        if any(isinstance(t, tf.Tensor) for t in _flat(value))
+    ]
+
+
+def _flat(value):
+    return tf.nest.flatten(value) if type(value) in _NESTED else [value]
+
+
 def _build(owner, loss_fn, batch):
     """Create the weights of layers that no call has built yet."""
     if all(layer.built for layer in owner._flatten_layers(include_self=False)):
@@ -217,6 +261,8 @@ def _build(owner, loss_fn, batch):
     )
     backend.compute_output_spec(loss_fn, *specs)
 
+
+_NESTED = (list, tuple, dict)
 
 _OWN_STEP = (
     "{name} has a train_step of its own, which would ignore "

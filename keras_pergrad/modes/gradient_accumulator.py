@@ -26,9 +26,20 @@ class Pending(KerasSaveable):
         self.count = _variable("pending_batches", np.zeros((), "int32"))
         self.slack = {}
         self._keys = None
+        self._values_of_a_sample = None
         self._sums = {}
         self._denominators = {}
         self._loaded = {}
+
+    def values_of_a_sample(self, now):
+        """Return how many values each loss has had for one sample.
+
+        Args:
+            now: how many they have in this batch.
+        """
+        if self._values_of_a_sample is None:
+            self._values_of_a_sample = list(now)
+        return self._values_of_a_sample
 
     def add(self, groups, slack, variables):
         """Add the sums of one batch.
@@ -100,6 +111,11 @@ class Pending(KerasSaveable):
         """Start from zero."""
         for variable in self._variables:
             variable.assign(tf.zeros(variable.shape, variable.dtype))
+
+    def forget(self):
+        """Start from zero; loaded sums are not used either."""
+        self._loaded = {}
+        self.reset()
 
     @property
     def _variables(self):

@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 from keras.src import backend
 
+from keras_pergrad.keras_internals.losses import labels_told_alike
 from keras_pergrad.keras_internals.patching import attribute
 
 SUM = "sum"
@@ -84,6 +85,18 @@ def evaluate(compile_loss, y, y_pred, sample_weight):
         # If one output has several losses, Keras minimises the first.
         return found[:1]
     return found
+
+
+def numerators(model, y, y_pred, sample_weight):
+    """Return the sums of the compiled losses' values, before any division.
+
+    A `compute_loss` of one's own has none.
+    """
+    if type(model).compute_loss is not keras.Model.compute_loss:
+        return []
+    with labels_told_alike():
+        found = evaluate(model._compile_loss, y, y_pred, sample_weight)
+    return [fraction.numerator for fraction in found]
 
 
 def track(compile_loss, values, samples):

@@ -17,10 +17,8 @@ import tensorflow as tf
 
 from keras_pergrad.keras_internals import replica_metrics, replicas
 from keras_pergrad.keras_internals.batches import first_tensor
-from keras_pergrad.keras_internals.losses import (
-    noting_losses,
-    regularization_loss,
-)
+from keras_pergrad.keras_internals.losses import noting_losses
+from keras_pergrad.keras_internals.penalties import regularization_loss
 from keras_pergrad.modes import loss_fractions
 from keras_pergrad.modes.base import call_model
 

@@ -4,6 +4,9 @@ import tensorflow as tf
 
 from keras_pergrad.keras_internals.batches import first_tensor
 
+#: More samples than any batch has, so a batch is one microbatch.
+MOST = 2**24
+
 
 def is_one(batch, size):
     """Return whether a batch is surely a single microbatch."""
@@ -23,12 +26,13 @@ def sum_over(function, batch, size):
             nested structure of tensors and None, with fixed shapes except
             for axes as long as the whole batch.
         batch: a tuple of nested structures of tensors and None.
-        size: the number of samples in a microbatch.
+        size: the number of samples in a microbatch; None: all at once, also
+            where the batch has no sample.
 
     Returns:
         What `function` returns, summed.
     """
-    if is_one(batch, size):
+    if size is None or is_one(batch, size):
         return function(*batch)
     rows = first_tensor(batch).shape[0]
     if tf.executing_eagerly():

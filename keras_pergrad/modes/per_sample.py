@@ -16,12 +16,12 @@ from keras_pergrad.keras_internals import refusal_messages, replicas
 from keras_pergrad.keras_internals.arguments import positive_integer
 from keras_pergrad.keras_internals.batches import Filled, first_tensor
 from keras_pergrad.keras_internals.losses import track_loss
+from keras_pergrad.keras_internals.overwritten import SetApart
 from keras_pergrad.keras_internals.registry import serialize
 from keras_pergrad.modes import replica_step
 from keras_pergrad.modes.base import (
     GradientMode,
     Step,
-    add_regularizers,
     gives_statistics,
     log_metrics,
     loss_scale,
@@ -30,6 +30,7 @@ from keras_pergrad.modes.base import (
     overflow_to_infinity,
     scaled,
     spread,
+    with_penalties,
 )
 from keras_pergrad.modes.single_samples import Samples
 
@@ -112,10 +113,13 @@ class PerSample(GradientMode):
         if self.aggregation.counts:
             filled = Filled((x, y, sample_weight))
             x, y, sample_weight = filled.batch
-        samples = Samples(model, x, y, sample_weight, scale)
         state = model.aggregation_state
         aggregation = self.aggregation.at(state)
-        gradients, norms, plain = self._aggregate(samples, aggregation, filled)
+        with SetApart(model) as apart:
+            samples = Samples(model, x, y, sample_weight, scale, apart=apart)
+            gradients, norms, plain = self._aggregate(
+                samples, aggregation, filled
+            )
         if filled is not None:
             norms = norms[: filled.n]
             samples.y_pred = filled.outputs(samples.y_pred)
@@ -124,13 +128,12 @@ class PerSample(GradientMode):
         if scale is not None and self.aggregation.needs_norms:
             finite = is_finite(norms)
             gradients = overflow_to_infinity(gradients, finite, scale)
-        gradients = add_regularizers(gradients, samples.variables)
+        gradients = with_penalties(gradients, samples.penalties())
         if gives_statistics(self):
             squares = [squared_norm(g) for g in plain]
             statistics |= spread(norms, squares, samples.n)
-        return Step(
-            samples.loss, samples.y_pred, scaled(gradients, scale), statistics
-        )
+        gradients = apart.merged(scaled(gradients, scale), samples.target)
+        return Step(samples.loss, samples.y_pred, gradients, statistics)
 
     def weighted_sum(self, model, x, part, scale):
         """Do as `Vectorized.weighted_sum`."""
@@ -201,7 +204,8 @@ class PerSample(GradientMode):
                 f"{tf.distribute.get_strategy().num_replicas_in_sync} replicas"
             )
         n = tf.shape(first_tensor(x))[0]
-        groups = self.aggregation.groups(model.trainable_variables)
+        with SetApart(model):
+            groups = self.aggregation.groups(model.trainable_variables)
         shape = [] if groups is None else [max(groups) + 1]
         norms = tf.TensorArray(tf.float32, n, element_shape=shape)
 
@@ -226,12 +230,13 @@ class PerSample(GradientMode):
     def _update_once(self, model, x, y, sample_weight):
         """Make one optimizer step on a sample; return its gradient's norm."""
         scale = loss_scale(model.optimizer)
-        samples = Samples(model, x, y, sample_weight, scale)
-        track_loss(model, samples.loss, 1)
         state = model.aggregation_state
         aggregation = self.aggregation.at(state)
+        with SetApart(model) as apart:
+            samples = Samples(model, x, y, sample_weight, scale, apart=apart)
+            found = samples.contributions(tf.constant(0))
+        track_loss(model, samples.loss, 1)
         groups = aggregation.groups(samples.variables)
-        found = samples.contributions(tf.constant(0))
         norm = samples.norm(found, groups)
         if aggregation.needs_norms:
             weight = aggregation.weights(norm[None])
@@ -249,10 +254,9 @@ class PerSample(GradientMode):
         if scale is not None and aggregation.needs_norms:
             finite = is_finite(norm[None])
             gradients = overflow_to_infinity(gradients, finite, scale)
-        gradients = add_regularizers(gradients, samples.variables)
-        model.optimizer.apply(
-            scaled(gradients, scale), model.trainable_variables
-        )
+        gradients = with_penalties(gradients, samples.penalties())
+        gradients = apart.merged(scaled(gradients, scale), samples.target)
+        model.optimizer.apply(gradients, model.trainable_variables)
         model.compute_metrics(x, y, samples.y_pred, sample_weight)
         return norm
 

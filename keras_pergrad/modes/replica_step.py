@@ -18,10 +18,11 @@ from keras_pergrad.factors import squared_norm
 from keras_pergrad.keras_internals import replicas
 from keras_pergrad.keras_internals.batches import first_tensor
 from keras_pergrad.keras_internals.losses import total_loss
+from keras_pergrad.keras_internals.overwritten import require_none
+from keras_pergrad.keras_internals.penalties import regularization_gradients
 from keras_pergrad.modes import add_loss_reduction
 from keras_pergrad.modes.base import (
     Step,
-    add_regularizers,
     call_model,
     finished,
     loss_scale,
@@ -29,14 +30,12 @@ from keras_pergrad.modes.base import (
     overflow_to_infinity,
     scaled,
     spread,
+    with_penalties,
 )
 from keras_pergrad.modes.loss_fractions import NotAdditive
 from keras_pergrad.modes.microbatch_sums import Contributions
-from keras_pergrad.modes.microbatches import sum_over
+from keras_pergrad.modes.microbatches import MOST, sum_over
 from keras_pergrad.modes.virtual_batch import WeightedContributions
-
-#: More samples than any batch has, so a batch is one microbatch.
-_MOST = 2**24
 
 
 def step(mode, model, x, y, sample_weight):
@@ -49,6 +48,7 @@ def step(mode, model, x, y, sample_weight):
         NotAdditive: the loss has no parts that add up.
     """
     require_parts(model)
+    require_none(model, "several replicas")
     scale = loss_scale(model.optimizer)
     parts = WeightedContributions(
         mode, model, x, scale, add_loss_reduction.kinds(model, x)
@@ -57,8 +57,8 @@ def step(mode, model, x, y, sample_weight):
     indexed = *batch, tf.range(parts.count)
     if mode.aggregation is not None and mode.aggregation.counts:
         # A replica may have no sample: the model must not be called then.
-        parts.look_through(batch, _MOST)
-        found: Any = sum_over(parts, indexed, _MOST)
+        parts.look_through(batch, MOST)
+        found: Any = sum_over(parts, indexed, MOST)
     else:
         parts.look_through(batch)
         found = parts(*indexed)
@@ -79,7 +79,8 @@ def step(mode, model, x, y, sample_weight):
         if aggregation.needs_norms and scale is not None:
             finite = is_finite(norms)
             gradients = overflow_to_infinity(gradients, finite, scale)
-    gradients = add_regularizers(gradients, parts.variables)
+    penalties = regularization_gradients(parts.variables)
+    gradients = with_penalties(gradients, penalties)
     loss = parts.loss(totals)
     return Step(loss, None, scaled(gradients, scale), statistics, whole=True)
 

@@ -10,6 +10,8 @@ from keras_pergrad.keras_internals.losses import (
     noting_losses,
     total_loss,
 )
+from keras_pergrad.keras_internals.overwritten import SetApart
+from keras_pergrad.keras_internals.penalties import Penalties
 from keras_pergrad.modes.base import call_model, training_inside
 from keras_pergrad.samples import Tape, refusals
 from keras_pergrad.samples.sample_replay import Recorded, Replay
@@ -24,11 +26,27 @@ class Samples:
         scale: the loss scale, or None.
         training: whether layers are called for training.
         part: a `PartOfBatch`, for samples of a larger batch, or None.
+        apart: the open `SetApart` of the model; None: a new one.
+
+    Attributes:
+        loss: the loss of the batch.
+        target: the loss times the loss scale.
+        y_pred: the outputs.
+        variables: those that samples have gradients for.
     """
 
     def __init__(
-        self, model, x, y, sample_weight, scale=None, training=True, part=None
+        self,
+        model,
+        x,
+        y,
+        sample_weight,
+        scale=None,
+        training=True,
+        part=None,
+        apart=None,
     ):
+        apart = SetApart(model) if apart is None else apart
         self.variables = list(model.trainable_variables)
         self.scale = scale
         self.n = tf.shape(first_tensor(x))[0]
@@ -43,16 +61,21 @@ class Samples:
             (v, tf.identity(tf.convert_to_tensor(v.value)))
             for v in model.non_trainable_variables
         ]
-        with (
-            draws.recording(drawn.append),
-            noting_losses(model, added),
-        ):
-            self.y_pred = call_model(model, x, training)
-        outputs = loss_tensors(self.y_pred)
-        floats = [t for t in outputs if t.dtype.is_floating]
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch(floats)
-            with stray_weights.watched(tape, self.variables):
+        penalties = Penalties(model)
+        with apart.watched():
+            with (
+                draws.recording(drawn.append),
+                noting_losses(model, added),
+            ):
+                self.y_pred = call_model(model, x, training)
+            outputs = loss_tensors(self.y_pred)
+            floats = [t for t in outputs if t.dtype.is_floating]
+            with (
+                tf.GradientTape(watch_accessed_variables=False) as tape,
+                stray_weights.watched(tape, self.variables),
+                penalties.noted(),
+            ):
+                tape.watch(floats)
                 if part is None:
                     self.whole = self.n
                     self.loss = total_loss(
@@ -61,7 +84,9 @@ class Samples:
                 else:
                     self.whole = part.n
                     self.loss = part.loss(self.y_pred, added)
-            target = self.loss if scale is None else self.loss * scale
+                target = self.loss if scale is None else self.loss * scale
+        self.target = target
+        self._penalties = penalties
         values = [v.value for v in self.variables]
         found = tape.gradient(target, floats + values)
         error = stray_weights.error(self.variables, found[len(floats) :])
@@ -83,6 +108,10 @@ class Samples:
                 w if scale is None else w * tf.cast(scale, w.dtype)
                 for w in part.added_weights
             ]
+
+    def penalties(self):
+        """Return the gradients of the weight regularisers in the loss."""
+        return self._penalties.gradients(self.loss)
 
     @property
     def norm_dtype(self):

@@ -6,10 +6,10 @@ import weakref
 import tensorflow as tf
 
 from keras_pergrad.keras_internals import replicas
+from keras_pergrad.keras_internals.batches import ranks
 from keras_pergrad.keras_internals.tracing import traced_functions
 from keras_pergrad.modes.base import Step
 from keras_pergrad.samples import function_cache
-from keras_pergrad.samples.trial_batches import first_batch
 
 
 def in_graph(step):
@@ -31,11 +31,11 @@ def in_graph(step):
 
 def _traced_step(step, mode, model, batch):
     """Run a step as a `tf.function`, which is kept with the model."""
-    key = "step", step, id(mode), mode.is_watched
+    key = "step", step, id(mode), mode.is_watched, ranks(batch)
     function = function_cache.kept(
         model, key, lambda: _traced(step, mode, weakref.ref(model))
     )
-    with first_batch(batch), traced_functions():
+    with traced_functions():
         loss, y_pred, masks, gradients, statistics = function(*batch)
     for tensor, mask in zip(_tensors(y_pred), masks):
         if mask is not None:

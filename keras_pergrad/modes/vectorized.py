@@ -13,12 +13,13 @@ from keras_pergrad.factors.sample_gradients import select
 from keras_pergrad.keras_internals import replicas
 from keras_pergrad.keras_internals.batches import Filled, first_tensor
 from keras_pergrad.keras_internals.losses import noting_losses, total_loss
+from keras_pergrad.keras_internals.overwritten import SetApart
+from keras_pergrad.keras_internals.penalties import Penalties
 from keras_pergrad.keras_internals.registry import serialize
 from keras_pergrad.modes import replica_step
 from keras_pergrad.modes.base import (
     GradientMode,
     Step,
-    add_regularizers,
     gives_statistics,
     log_metrics,
     loss_scale,
@@ -27,6 +28,7 @@ from keras_pergrad.modes.base import (
     overflow_to_infinity,
     scaled,
     spread,
+    with_penalties,
 )
 from keras_pergrad.modes.traced_step import in_graph
 from keras_pergrad.samples import Tape
@@ -81,22 +83,29 @@ class Vectorized(GradientMode):
         if self.aggregation.counts:
             filled = Filled((x, y, sample_weight))
             x, y, sample_weight = filled.batch
-        tape = Tape(model, (x, y, sample_weight))
-        with tape:
-            y_pred = tape.forward(x)
-            loss = total_loss(model, x, y, y_pred, sample_weight)
-            target = loss if scale is None else loss * scale
-        factors = tape.sample_gradients(target, scale)
-        n = tf.shape(first_tensor(x))[0]
-        wanted, state = self._statistics(), model.aggregation_state
-        groups = self.aggregation.groups(tape.variables)
-        gradients, statistics = aggregate(
-            self.aggregation, factors, n, scale, wanted, state, groups, filled
-        )
+        with SetApart(model) as apart:
+            tape, penalties = (
+                Tape(model, (x, y, sample_weight)),
+                Penalties(model),
+            )
+            with apart.watched(), tape:
+                y_pred = tape.forward(x)
+                with penalties.noted():
+                    loss = total_loss(model, x, y, y_pred, sample_weight)
+                target = loss if scale is None else loss * scale
+            factors = tape.sample_gradients(target, scale)
+            n = tf.shape(first_tensor(x))[0]
+            wanted, state = self._statistics(), model.aggregation_state
+            groups = self.aggregation.groups(tape.variables)
+            found = self.aggregation, factors, n, scale
+            gradients, statistics = aggregate(
+                *found, wanted, state, groups, filled
+            )
         if filled is not None:
             y_pred = filled.outputs(y_pred)
-        gradients = add_regularizers(gradients, tape.variables)
-        return Step(loss, y_pred, scaled(gradients, scale), statistics)
+        gradients = with_penalties(gradients, penalties.gradients(loss))
+        gradients = apart.merged(scaled(gradients, scale), target)
+        return Step(loss, y_pred, gradients, statistics)
 
     def _statistics(self):
         if not gives_statistics(self):

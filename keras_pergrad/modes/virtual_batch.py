@@ -50,18 +50,31 @@ class WeightedContributions(Contributions):
             self._require_known(terms)
             return [t.denominator for t in terms]
 
-        found = (
-            denominators(*batch)
-            if size is None
-            else sum_over(denominators, batch, size)
-        )
+        found = sum_over(denominators, batch, size)
         found = replicas.total(replicas.present(self.count, found or []))
         self._denominators = list(found)
 
+    def _for_any_batch(self, term):
+        """Keep the length of this batch; `_require_known` demands it of all."""
+        if term.kind == loss_fractions.ROWS and not term.by_weight:
+            return term
+        return super()._for_any_batch(term)
+
     def _require_known(self, terms):
+        if self.alone:
+            return
         for term in terms:
-            if not self.alone and term.kind != loss_fractions.ROWS:
+            if term.kind == loss_fractions.DATA and term.per_row is None:
+                raise ValueError(_NO_LENGTH.format(name=term.name))
+            if term.kind != loss_fractions.ROWS:
                 raise ValueError(_UNKNOWN.format(name=term.name))
+        now = [t.per_row for t in terms]
+        before = self.model.gradient_state.values_of_a_sample(now)
+        for term, old, new in zip(terms, before, now):
+            if old != new:
+                raise ValueError(
+                    _OTHER_LENGTH.format(name=term.name, old=old, new=new)
+                )
 
     def __call__(self, x, y, sample_weight, index):
         """Return the weighted sums and the norms of one microbatch."""
@@ -135,6 +148,23 @@ _SUM_OVER_STEPS = (
     "that over several steps the scale of a sample's gradient is not known "
     "before it is clipped. Reduce it with ops.mean over all axes, or use "
     "steps=1 with larger batches."
+)
+_NO_LENGTH = (
+    "The number of values of the loss {name!r} for one sample is not known "
+    "while the step is traced, since an axis of the data (the length of the "
+    "sequences, say) has no fixed size there. Over several steps it must be "
+    "the same in all batches, or the scale of a sample's gradient is not "
+    "known before it is clipped. Pass arrays, pad the batches of a "
+    "tf.data.Dataset to one length (padded_batch, or map with "
+    "tf.ensure_shape), use steps=1 with larger batches, or call compile() "
+    "again if an earlier fit had another length."
+)
+_OTHER_LENGTH = (
+    "The loss {name!r} has {new} values for one sample, and had {old} in the "
+    "batches before. Over several steps it must be the same in all batches, or "
+    "the scale of a sample's gradient is not known before it is clipped. Pad "
+    "the sequences to one length, use steps=1 with larger batches, or call "
+    "compile() again before training on another length."
 )
 _UNKNOWN = (
     "The loss {name!r} is not a mean over a number of values in proportion to "

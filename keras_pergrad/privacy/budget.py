@@ -78,9 +78,6 @@ class PrivacyBudget(keras.callbacks.Callback):
                     f"for {steps} steps: epsilon={epsilon:.4g} is spent."
                 )
 
-    def on_train_end(self, logs=None):
-        self.model.aggregation_state.limit.assign(0)
-
     @property
     def _at_once(self):
         """The number of updates between two calls of a callback."""

@@ -5,6 +5,7 @@ import warnings
 from typing import Any
 
 import keras
+import numpy as np
 
 from keras_pergrad.keras_internals.registry import serialize
 from keras_pergrad.privacy import model_check
@@ -36,6 +37,8 @@ def prepare(aggregation, model, arguments):
     if found:
         listed = "\n".join(f"- {text}" for text in found)
         raise ValueError(f"This training would not be private:\n{listed}")
+    state = model.aggregation_state
+    state.proof = state.proof.and_of(model_check.proof_of(model, batches))
     _warn_of_same_data(batches, arguments.get("validation_data"))
     arguments["callbacks"] = _counting_first(aggregation, callbacks)
     strategy = model.distribute_strategy
@@ -97,6 +100,13 @@ def _of_arguments(arguments):
     for name in ("y", "sample_weight"):
         if arguments.get(name) is not None:
             yield f"`{name}` belongs into private.batches(x, y, sample_weight)."
+    for batches in keras.tree.flatten(arguments.get("validation_data")):
+        if isinstance(batches, PrivateBatches):
+            yield (
+                "`validation_data` are batches drawn for training. Expected "
+                "other examples, as arrays (x, y) or a data set. Received: "
+                f"{batches!r}. Give validation_data=(x_val, y_val)."
+            )
     for name in ("batch_size", "steps_per_epoch"):
         if arguments.get(name) is not None:
             yield (
@@ -153,13 +163,25 @@ def _counting_first(aggregation, callbacks):
 
 
 def _warn_of_same_data(batches, validation_data):
-    parts = getattr(batches.source, "parts", ())
-    own = {id(part) for part in keras.tree.flatten(parts) if part is not None}
-    given = keras.tree.flatten(validation_data or ())
-    if own & {id(part) for part in given}:
+    own = getattr(batches.source, "given", ())
+    given = [part for part in keras.tree.flatten(validation_data or ())]
+    if any(_is_same(a, b) for a in own for b in given):
         warnings.warn(
             "The validation data are the protected examples: figures that "
             "are computed from them are not private, and nothing may be "
             "chosen by them.",
-            stacklevel=5,
+            stacklevel=7,
         )
+
+
+def _is_same(one, other):
+    """Whether two containers of examples have any of their memory in common."""
+    if one is other:
+        return one is not None
+    if not (isinstance(one, np.ndarray) and isinstance(other, np.ndarray)):
+        return False
+    try:
+        work: Any = 10_000
+        return np.shares_memory(one, other, max_work=work)
+    except np.exceptions.TooHardError:
+        return False

@@ -4,12 +4,16 @@ Private names in use: those of `keras_pergrad.keras_internals.noise`.
 """
 
 import json
+import secrets
+import weakref
 
 import numpy as np
 
 from keras_pergrad.keras_internals.noise import Noise
 from keras_pergrad.privacy.mechanism import Mechanism
+from keras_pergrad.privacy.proof import Proof
 from keras_pergrad.privacy.sampling import make_key
+from keras_pergrad.privacy.weights_checksum import weights_checksum
 
 LEDGER = "ledger"
 STEPS = "phase_steps"
@@ -19,7 +23,8 @@ class Ledger(Noise):
     """The state of a model that is trained privately.
 
     It counts the updates inside the step, so that none is missed. It is saved
-    and loaded with the model's weights.
+    and loaded with the model's weights, and never goes back: who loads an
+    earlier checkpoint may have chosen it by what came later.
 
     Args:
         mechanism: the `Mechanism` of the phase that begins.
@@ -29,7 +34,10 @@ class Ledger(Noise):
     Attributes:
         phases: the earlier phases, a tuple of (`Mechanism`, steps).
         key: of the batches, see `sampling`.
+        run: a text that the states of one run of training have in common.
         outside: whether the model was trained without privacy in between.
+        proof: how far it is proved that examples are apart, a `Proof`.
+        checksum: of the weights that this ledger stands for, or None.
         epoch_start: how many updates of this phase there were when the
             running epoch began.
         phase_steps: a variable: the updates of this phase.
@@ -41,8 +49,12 @@ class Ledger(Noise):
         self.mechanism = mechanism
         self.phases = ()
         self.key = make_key(seed)
+        self.run = secrets.token_hex(8)
         self.outside = False
+        self.proof = Proof()
+        self.checksum = None
         self.epoch_start = 0
+        self._trained = None
 
     @property
     def updates(self):
@@ -59,17 +71,40 @@ class Ledger(Noise):
         """Whether any update has been made."""
         return any(steps for _, steps in self.spent)
 
-    def begin_fit(self, aggregation):
+    @property
+    def in_fit(self):
+        """Whether a `fit` is running."""
+        return self._trained is not None
+
+    def begin_fit(self, model):
         """Take note of training that is not counted."""
-        if self.begun and (aggregation is None or not aggregation.counts):
+        aggregation = model.gradient_mode.aggregation
+        counts = aggregation is not None and aggregation.counts
+        if (self.begun and not counts) or self.was_changed(model):
             self.outside = True
+        self._trained = weakref.ref(model)
+
+    def end_fit(self, model):
+        """Allow no more updates, and stand for the weights as they are."""
+        self._trained = None
+        self.limit.assign(np.asarray(0, "int64"))
+        self.checksum = weights_checksum(model)
+
+    def was_changed(self, model):
+        """Whether weights were changed outside of `fit`, since the last one."""
+        if self.in_fit or not self.begun or self.checksum is None:
+            return False
+        return self.checksum != weights_checksum(model)
 
     def go_on_from(self, before):
         """Take over from the state before another compile()."""
         super().go_on_from(before)
         if isinstance(before, Ledger):
             self._join(before.phases, before.mechanism, before.updates)
+            self.run = before.run
             self.outside = before.outside
+            self.proof = before.proof
+            self.checksum = before.checksum
             if self.seed is None or self.seed == before.seed:
                 self.key = before.key
 
@@ -80,35 +115,97 @@ class Ledger(Noise):
             if steps:
                 self.phases = (*self.phases, (mechanism, steps))
             steps = 0
-            if "steps" in self.kept:  # Schedules begin with the phase.
-                self.steps.assign(np.asarray(0, "int64"))
+            self._begin_schedules()
         getattr(self, STEPS).assign(np.asarray(steps, "int64"))
         self.limit.assign(np.asarray(0, "int64"))
 
-    def save_own_variables(self, store):
-        super().save_own_variables(store)
-        record = {
+    def _begin_schedules(self):
+        if "steps" in self.kept:  # Schedules begin with the phase.
+            self.steps.assign(np.asarray(0, "int64"))
+
+    def record(self):
+        """Return what was spent, and where draws stand, for JSON."""
+        return {
             "phases": [[m.to_dict(), steps] for m, steps in self.phases],
             "mechanism": self.mechanism.to_dict(),
             "steps": self.updates,
             "key": [str(word) for word in self.key],
+            "noise": [int(word) for word in np.asarray(self.generator.state)],
+            "run": self.run,
             "outside": self.outside,
+            "proof": self.proof.to_dict(),
+            "checksum": self._checksum_now(),
         }
-        text = json.dumps(record).encode()
+
+    def _checksum_now(self):
+        model = self._trained and self._trained()
+        return self.checksum if model is None else weights_checksum(model)
+
+    def go_on_from_record(self, record):
+        """Continue what `record` gave, in a ledger that has not begun."""
+        self._set(np.asarray(record["noise"], "uint32"))
+        self._join(*_phases(record), record["steps"])
+        self._join_proof(record)
+        self.run = record["run"]
+        if self.seed is None:
+            self.key = tuple(int(word) for word in record["key"])
+
+    def _join_proof(self, record):
+        phases, mechanism = _phases(record)
+        begun = bool(_done((*phases, (mechanism, record["steps"]))))
+        found = Proof.of_record(record.get("proof"), begun)
+        self.proof = self.proof.and_of(found)
+
+    def save_own_variables(self, store):
+        super().save_own_variables(store)
+        text = json.dumps(self.record()).encode()
         store[LEDGER] = np.frombuffer(text, "uint8")
 
     def load_own_variables(self, store):
-        super().load_own_variables(store)
-        names = list(store.keys())
-        if LEDGER not in names:
-            return  # Of a model that was not trained privately.
-        record = json.loads(np.asarray(store[LEDGER]).tobytes().decode())
-        phases = [
-            (Mechanism.from_dict(config), steps)
-            for config, steps in record["phases"]
-        ]
-        mechanism = Mechanism.from_dict(record["mechanism"])
-        self._join(phases, mechanism, record["steps"])
-        self.outside = record["outside"]
-        if self.seed is None:
-            self.key = tuple(int(word) for word in record["key"])
+        if LEDGER not in list(store.keys()):
+            # Of a model that was not trained privately.
+            if not self.begun:
+                super().load_own_variables(store)
+            return
+        text = np.asarray(store[LEDGER]).tobytes().decode()
+        record = json.loads(text)
+        phases, mechanism = _phases(record)
+        found = _done((*phases, (mechanism, record["steps"])))
+        own, same_run = _done(self.spent), record["run"] == self.run
+        if not own or (same_run and _is_start(own, found)):
+            super().load_own_variables(store)
+            self.go_on_from_record(record)
+        elif not (same_run and _is_start(found, own)):
+            self._add(found, record["noise"])
+            self._join_proof(record)
+        self.outside = self.outside or record["outside"]
+        self.checksum = record["checksum"]
+
+    def _add(self, phases, noise):
+        """Count what another run has spent on the weights that are loaded."""
+        self._join(_done((*self.spent, *phases)), self.mechanism, 0)
+        self._begin_schedules()
+        now = np.asarray(self.generator.state)
+        if int(noise[0]) == int(now[0]) and int(noise[1]) > int(now[1]):
+            # The same stream of noise: go on where both have been.
+            self.generator.state.assign(np.asarray(noise, now.dtype))
+
+
+def _phases(record):
+    phases = [(Mechanism.from_dict(m), steps) for m, steps in record["phases"]]
+    return phases, Mechanism.from_dict(record["mechanism"])
+
+
+def _done(phases):
+    return tuple((m, steps) for m, steps in phases if steps)
+
+
+def _is_start(part, whole):
+    """Whether training that has spent `part` may go on to spend `whole`."""
+    if not part:
+        return True
+    *before, (mechanism, steps) = part
+    if tuple(before) != whole[: len(before)] or len(part) > len(whole):
+        return False
+    later = whole[len(before)]
+    return later[0] == mechanism and later[1] >= steps

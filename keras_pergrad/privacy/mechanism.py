@@ -9,6 +9,7 @@ import keras
 import numpy as np
 
 SAMPLINGS = ("poisson", "fixed", "shuffled")
+UNITS = EXAMPLE, UNIQUE, USER = ("example", "unique", "user")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,6 +25,9 @@ class Mechanism:
         clipping: the JSON of the aggregation that clips.
         examples_per_user: how many examples one user may have; 1 where the
             unit of privacy is an example.
+        unit: whom the guarantee is for, one of `UNITS`: an example, of which
+            a person may have several; one that is another person's; or a user
+            with all examples.
     """
 
     sampling: str
@@ -32,6 +36,7 @@ class Mechanism:
     noise_multiplier: float | str
     clipping: str
     examples_per_user: int = 1
+    unit: str = "example"
 
     @property
     def rate(self):

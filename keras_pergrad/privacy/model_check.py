@@ -12,7 +12,16 @@ from keras_pergrad.keras_internals.losses import noting_losses
 from keras_pergrad.model import PerGradModel
 from keras_pergrad.modes import add_loss_reduction, loss_fractions
 from keras_pergrad.modes.base import call_model
+from keras_pergrad.privacy.adapted_layers import adapted
+from keras_pergrad.privacy.kept_state import KeptState
+from keras_pergrad.privacy.proof import Proof
+from keras_pergrad.samples import Tape, refusals, vouched_ops
 
+#: There may be one example more or less; losses are looked at as fractions.
+_OF_EXAMPLES = {
+    "repeated": "example",
+    "values": loss_fractions.numerators,
+}
 LOOKED_AT = 8  # examples to run where the graph alone does not tell
 
 
@@ -27,12 +36,41 @@ def problems(model, batches, public_layers=()):
     found = [*_of_steps(model), *_of_optimizer(model)]
     if found:
         return found
-    named = list(_of_layers(model, public_layers))
-    found += [text for _, text in named]
+    found += [*_of_layers(model), *_of_adapted(model, public_layers)]
     found += _of_variables(model)
     if not found:
-        found += _of_losses(model, batches, public_layers)
+        found += _of_losses(model, batches)
+    if not found:
+        found += _of_samples(model, batches)
     return found
+
+
+def proof_of(model, batches):
+    """Return how far it is proved that examples are apart: see `Proof`."""
+    vouched, ops = vouched_ops(_tape(model, batches), **_OF_EXAMPLES)
+    names = model.vouched if vouched else ()
+    kinds = sorted({kind for kind, _ in vouched})
+    return Proof((ops,), len(vouched), tuple(kinds), tuple(names))
+
+
+def _of_samples(model, batches):
+    """Yield why an example's gradient is not proved to be its own."""
+    hinges = keras.losses.Hinge, keras.losses.SquaredHinge
+    for loss in tf.nest.flatten(model.loss):
+        if isinstance(loss, hinges) or loss in ("hinge", "squared_hinge"):
+            yield (
+                f"The loss {loss!r} looks at the targets of all samples to "
+                "tell whether they are 0 and 1, so that one example can "
+                "change the gradients of the others. Use a loss that takes "
+                "targets of -1 and 1 as they are, such as "
+                "ops.mean(ops.relu(1 - y_true * y_pred), -1)."
+            )
+    for error in refusals(_tape(model, batches), **_OF_EXAMPLES):
+        yield str(error)
+
+
+def _tape(model, batches):
+    return Tape(model, keras.utils.unpack_x_y_sample_weight(batches.spec))
 
 
 def _of_steps(model):
@@ -59,21 +97,39 @@ def _of_steps(model):
 
 
 def _of_optimizer(model):
-    optimizer = model.optimizer
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        yield (
-            "The optimizer is a LossScaleOptimizer, which skips an update "
-            "when one sample's gradient overflows and so tells of it. Use the "
-            "policy 'mixed_bfloat16', or compile(auto_scale_loss=False)."
-        )
-        optimizer = optimizer.inner_optimizer
-    if optimizer.gradient_accumulation_steps:
-        yield (
-            "The optimizer joins the gradients of several steps "
-            "(gradient_accumulation_steps="
-            f"{optimizer.gradient_accumulation_steps}). Leave that out; "
-            "`microbatch_size` of PrivateTraining saves memory."
-        )
+    several = hasattr(model.optimizer, "optimizers")
+    if several and model.built and not model.optimizer.built:
+        with model.distribute_strategy.scope():
+            model.optimizer.build(model.trainable_variables)
+    for optimizer in _optimizers(model.optimizer):
+        if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+            yield (
+                "The optimizer is a LossScaleOptimizer, which skips an update "
+                "when one sample's gradient overflows and so tells of it. Use "
+                "the policy 'mixed_bfloat16', or "
+                "compile(auto_scale_loss=False)."
+            )
+        elif optimizer.gradient_accumulation_steps:
+            yield (
+                "The optimizer joins the gradients of several steps "
+                "(gradient_accumulation_steps="
+                f"{optimizer.gradient_accumulation_steps}). Leave that out; "
+                "`microbatch_size` of PrivateTraining saves memory."
+            )
+
+
+def _optimizers(outer):
+    """Return an optimizer and those that work inside it, however deep."""
+    found, waiting = [], [outer]
+    while waiting:
+        this = waiting.pop(0)
+        if any(this is other for other in found):
+            continue
+        found.append(this)
+        inner = getattr(this, "inner_optimizer", None)
+        waiting += [] if inner is None else [inner]
+        waiting += getattr(this, "optimizers", [])
+    return found
 
 
 def _of_variables(model):
@@ -88,57 +144,44 @@ def _of_variables(model):
             return
 
 
-def _of_layers(model, public):
-    """Yield (layer, sentence) for each layer of a kind known to be wrong."""
+def _of_layers(model):
+    """Yield a sentence for each layer of a kind known to be wrong."""
     for layer in model._flatten_layers():
-        name = f"layer {layer.name!r} ({type(layer).__name__})"
-        if isinstance(layer, keras.layers.BatchNormalization):
-            if layer.trainable:
-                yield (
-                    layer,
-                    f"{name} normalises by the statistics of the batch and "
-                    "keeps their averages, which mixes the samples. Use "
-                    "kpg.replace_batch_norm(model), or trainable=False.",
-                )
-        elif layer.name not in public and _is_adapted(layer):
+        kind = keras.layers.BatchNormalization
+        if isinstance(layer, kind) and layer.trainable:
             yield (
-                layer,
-                f"{name} was adapted to data. If they are those to be "
-                "protected, its statistics tell of them without noise: give "
-                "it constants instead. If they are public, say so by "
-                f"PrivateTraining(public_layers=[{layer.name!r}]).",
+                f"layer {layer.name!r} ({type(layer).__name__}) normalises by "
+                "the statistics of the batch and keeps their averages, which "
+                "mixes the samples. Use kpg.replace_batch_norm(model), or "
+                "trainable=False."
             )
 
 
-def _is_adapted(layer):
-    layers = keras.layers
-    if isinstance(layer, layers.Normalization):
-        if layer.input_mean is not None or not layer.built:
-            return False
-        mean, variance = (
-            np.asarray(v) for v in (layer.adapt_mean, layer.adapt_variance)
+def _of_adapted(model, public):
+    for layer, kept in adapted(model, public):
+        yield (
+            f"layer {layer.name!r} ({type(layer).__name__}) was adapted to "
+            f"data. If they are those to be protected, its {kept} tells of "
+            "them without noise: give it constants instead, as arguments when "
+            "it is made. If they are public, say so by "
+            f"PrivateTraining(public_layers=[{layer.name!r}])."
         )
-        return bool(mean.any() or (variance != 1).any())
-    if isinstance(layer, layers.Discretization):
-        boundaries = getattr(layer, "bin_boundaries", None)
-        return layer.input_bin_boundaries is None and bool(boundaries)
-    return False
 
 
-def _of_losses(model, batches, public):
+def _of_losses(model, batches):
     """Yield the problems that a trace of the model's step shows."""
-    assigned, terms, adds = _traced(model, batches)
-    for layer in model._flatten_layers():
-        own = {id(v) for v in layer._non_trainable_variables}
-        # Its vector depends only on the weights.
-        if isinstance(layer, keras.layers.SpectralNormalization):
-            own |= {id(v) for v in layer.non_trainable_weights}
-            assigned = [v for v in assigned if id(v) not in own]
+    assigned, kept, terms, adds = _traced(model, batches)
     for variable in assigned:
         yield (
-            f"The forward pass assigns {variable.path!r}, which is not "
-            "trained: what a layer keeps of the samples is in the model "
-            "without noise. Leave it out, or freeze it (trainable=False)."
+            f"The forward pass assigns {variable.path!r} what depends on the "
+            "batch: what a layer keeps of the samples is in the model without "
+            "noise. Leave it out, or freeze it (trainable=False)."
+        )
+    for name in kept:
+        yield (
+            f"The forward pass or the loss assigns {name} what depends on the "
+            "batch: what is kept of the samples goes into later steps, and "
+            "may be saved, without noise. Leave it out."
         )
     for term in terms:
         if term.kind == loss_fractions.SUM:
@@ -164,7 +207,10 @@ def _of_losses(model, batches, public):
 
 
 def _traced(model, batches):
-    """Return assigned variables, loss fractions, and if add_loss is used."""
+    """Return weights and other state that keep samples, and the losses.
+
+    These are loss fractions, and whether add_loss is used.
+    """
     found = []
 
     @tf.function(autograph=False)
@@ -177,9 +223,9 @@ def _traced(model, batches):
         ):
             y_pred = call_model(model, x)
         assigned = [
-            v
-            for v in model.non_trainable_weights
-            if scope.get_current_value(v) is not None
+            (v, value)
+            for v in model.weights
+            if (value := scope.get_current_value(v)) is not None
         ]
         terms = loss_fractions.evaluate(
             model._compile_loss, y, y_pred, sample_weight
@@ -188,8 +234,10 @@ def _traced(model, batches):
 
     data = batches.spec
     model._symbolic_build(data_batch=keras.utils.unpack_x_y_sample_weight(data))
-    look.get_concrete_function(data)
-    return found[0]
+    state = KeptState(look.get_concrete_function(data))
+    assigned, *losses = found[-1]
+    weights = [v for v, value in assigned if state.has(value)]
+    return weights, state.names(model), *losses
 
 
 def _sums(model, batches):

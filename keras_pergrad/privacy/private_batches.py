@@ -29,6 +29,9 @@ class PrivateBatches:
             drawn, as if they had never been there. (For audits.)
     """
 
+    #: Elsewhere they are refused.
+    for_private_fit = True
+
     def __init__(self, source, mechanism, rows=None, without=()):
         self.source = source
         self.mechanism = mechanism

@@ -7,6 +7,7 @@ import tensorflow as tf
 from keras_pergrad.aggregation import Aggregation, aggregations
 from keras_pergrad.keras_internals.noise import Noise
 from keras_pergrad.keras_internals.registry import serialize
+from keras_pergrad.keras_internals.tracing import is_inspecting
 from keras_pergrad.privacy import fit_check
 from keras_pergrad.privacy.ledger import STEPS, Ledger
 from keras_pergrad.privacy.mechanism import Mechanism
@@ -24,7 +25,8 @@ class PrivateMean(Aggregation):
         delta: the probability with which epsilon need not hold.
         target_epsilon: the budget, or None.
         public_layers: names of layers whose statistics are of public data.
-
+        after: what another model has spent, from which the training of this
+            one begins, as `Ledger.record` gives it; or None.
     """
 
     counts = True
@@ -36,6 +38,7 @@ class PrivateMean(Aggregation):
         delta,
         target_epsilon=None,
         public_layers=(),
+        after=None,
     ):
         self.clipping = aggregations.get(clipping)
         if isinstance(mechanism, dict):
@@ -44,6 +47,7 @@ class PrivateMean(Aggregation):
         self.delta = delta
         self.target_epsilon = target_epsilon
         self.public_layers = tuple(public_layers)
+        self.after = after
 
     @property
     def noise_multiplier(self):
@@ -78,6 +82,8 @@ class PrivateMean(Aggregation):
     def make_state(self, before=None):
         kept = self.clipping.kept()
         state = Ledger(self.mechanism, self.clipping.seed, **kept)
+        if self.after is not None and not isinstance(before, Ledger):
+            state.go_on_from_record(self.after)
         if isinstance(before, Noise):
             state.go_on_from(before)
         return state
@@ -98,8 +104,26 @@ class PrivateMean(Aggregation):
                 for g in gradients
             ]
             gradients = self.clipping.finish(gradients, n, state)
-            state.advance(STEPS)
-        return gradients
+            state.advance(STEPS, tf.cast(allowed, "int64"))
+        # XLA leaves assertions out: what is not allowed is nothing there.
+        return [
+            None if g is None else tf.where(allowed, g, tf.zeros_like(g))
+            for g in gradients
+        ]
+
+    def require_fit(self, model, received, is_step=False):
+        state = model.aggregation_state
+        in_fit = isinstance(state, Ledger) and state.in_fit
+        if is_step and (in_fit or is_inspecting()):
+            return
+        raise ValueError(
+            "Private training counts the updates of fit() alone, since it is "
+            "not known how other batches were drawn. Expected fit("
+            "private.batches(x, y), callbacks=[private.callback]). Received: "
+            f"{received}. No weight has changed. To train without privacy, "
+            "call compile(gradient_mode='batch') before: the statement then "
+            "says so."
+        )
 
     def prepare_fit(self, model, arguments):
         fit_check.prepare(self, model, arguments)
@@ -111,6 +135,7 @@ class PrivateMean(Aggregation):
             "delta": self.delta,
             "target_epsilon": self.target_epsilon,
             "public_layers": list(self.public_layers),
+            "after": self.after,
         }
 
 

@@ -5,6 +5,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.keras_internals.batches import is_composite
+from keras_pergrad.keras_internals.data_frames import by_position
 
 
 def source_of(x, y=None, sample_weight=None):
@@ -22,12 +23,18 @@ def source_of(x, y=None, sample_weight=None):
         ValueError: examples of it cannot be taken at random.
         TypeError: it is something else.
     """
+    for name, part in (("y", y), ("sample_weight", sample_weight)):
+        if isinstance(part, (list, tuple)) and not all(map(_has_shape, part)):
+            raise TypeError(
+                f"Expected `{name}` as an array. Received: a "
+                f"{type(part).__name__}. Use np.asarray({name})."
+            )
     alone = y is None and sample_weight is None
     if isinstance(x, tf.data.Dataset):
         source = _DatasetSource
     elif isinstance(x, keras.utils.PyDataset):
         source = _PyDatasetSource
-    elif all(hasattr(part, "shape") for part in keras.tree.flatten(x)):
+    elif all(map(_has_shape, keras.tree.flatten(x))):
         return _ArraySource(x, y, sample_weight)
     elif hasattr(x, "__getitem__") and hasattr(x, "__len__"):
         source = _ItemSource
@@ -47,12 +54,26 @@ def source_of(x, y=None, sample_weight=None):
     return source(x)
 
 
+def require_examples(source, expected):
+    """Refuse data with another number of examples than expected."""
+    if source.size != expected:
+        raise ValueError(
+            "The accounting is for another number of examples. Expected "
+            f"examples={expected}. Received: {source.size}{source.hint()}"
+        )
+
+
+def _has_shape(part):
+    return part is None or hasattr(part, "shape")
+
+
 class _ArraySource:
     def __init__(self, x, y, sample_weight):
         if sample_weight is not None:
             self.parts = x, y, sample_weight
         else:
             self.parts = (x,) if y is None else (x, y)
+        self.given = _arrays(self.parts)
         self.parts = keras.tree.map_structure(_readable, self.parts)
         sizes = [len(part) for part in _arrays(self.parts)]
         if len(set(sizes)) > 1:
@@ -61,6 +82,10 @@ class _ArraySource:
                 f"example. Received: {sizes}"
             )
         self.size = sizes[0]
+
+    def hint(self):
+        """Return what may help if there are too many or too few examples."""
+        return ""
 
     def take(self, rows):
         return keras.tree.map_structure(
@@ -83,6 +108,13 @@ class _OneByOne:
 
     def tensors(self):
         return None
+
+    def hint(self):
+        shapes = [tuple(np.shape(part)) for part in _arrays(self.example(0))]
+        return (
+            f", the first of which is of shape {_listed(shapes)}. If these "
+            f"are batches: {_BATCHED}"
+        )
 
     def take(self, rows):
         examples = [self.example(int(row)) for row in rows]
@@ -172,6 +204,9 @@ class _PyDatasetSource(_OneByOne):
             lambda *parts: _plain(np.concatenate(parts)), *found
         )
 
+    def hint(self):
+        return f", in batches of {self.length}"
+
     def _length(self, batch):
         return len(keras.tree.flatten(batch)[0])
 
@@ -188,12 +223,24 @@ def spec_of(source):
     )
 
 
+#: What to do where batches were given in place of examples.
+_BATCHED = (
+    "expected single examples, which are drawn into batches here. Give the "
+    "data as they are before .batch(), or arrays."
+)
+
+
+def _listed(shapes):
+    return " and ".join(str(shape) for shape in shapes)
+
+
 def _arrays(parts):
     return [part for part in keras.tree.flatten(parts) if part is not None]
 
 
 def _readable(part):
     """Return what can be indexed by an array of rows."""
+    part = by_position(part)
     if part is None or isinstance(part, np.ndarray):
         return part
     if is_composite(part):

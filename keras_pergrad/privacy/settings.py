@@ -1,6 +1,7 @@
 """Checks of the arguments of private training."""
 
 import math
+import operator
 import warnings
 
 from keras_pergrad.clipping import ClippedMean
@@ -73,17 +74,44 @@ def number_of_steps(epochs, steps, mechanism):
     return None if steps is None else positive_integer("steps", steps)
 
 
+def steps_given(value):
+    """Return a number of steps as an int."""
+    if value is None:
+        raise ValueError(
+            "The number of steps is not known. Expected epsilon(steps), "
+            "or PrivateTraining(epochs=...)."
+        )
+    try:
+        steps = operator.index(value)
+    except TypeError:
+        raise TypeError(
+            "Expected epsilon(steps) with a number of steps, or epsilon() for "
+            f"all planned ones. Received: {value!r} of type "
+            f"{type(value).__name__}. What a model has spent is in "
+            "statement(model)['epsilon']."
+        ) from None
+    if steps < 0:
+        raise ValueError(
+            "Expected a number of steps that is at least 0. Received: "
+            f"epsilon({steps})"
+        )
+    return steps
+
+
 def spent_by(model):
-    """Return the phases of a privately trained model; none for None."""
+    """Return the phases and the record of a privately trained model.
+
+    For None there are no phases, and the record is None.
+    """
     if model is None:
-        return ()
+        return (), None
     ledger = getattr(model, "aggregation_state", None)
     if not isinstance(ledger, Ledger):
         raise ValueError(
             "`after` must be a model that was trained privately. "
             f"Received: after={model!r}"
         )
-    return ledger.spent
+    return ledger.spent, ledger.record()
 
 
 def clipping_with_noise(clipping, clip_norm, noise, seed, size):

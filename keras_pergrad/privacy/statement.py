@@ -5,6 +5,8 @@ import textwrap
 import numpy as np
 
 from keras_pergrad.privacy import accounting
+from keras_pergrad.privacy.mechanism import EXAMPLE, USER
+from keras_pergrad.privacy.proof import Proof
 
 _NEIGHBOURS = {
     "add_or_remove": "one {unit} more or one {unit} less",
@@ -45,7 +47,16 @@ class Statement(dict):
     """
 
     @classmethod
-    def of(cls, phases, delta, private, planned=False, outside=False):
+    def of(
+        cls,
+        phases,
+        delta,
+        private,
+        planned=False,
+        outside=False,
+        proof=None,
+        vouched=(),
+    ):
         """Make the statement for what was spent.
 
         Args:
@@ -53,14 +64,17 @@ class Statement(dict):
             delta: the probability with which epsilon need not hold.
             private: a `PrivateTraining`.
             planned: whether it is a plan, and nothing has been spent.
-            outside: whether the model was also trained without privacy.
+            outside: whether the weights were also changed without privacy.
+            proof: a `Proof` of what was trained, or None.
+            vouched: names that the user vouches for in what comes next.
         """
         begun = [(m, steps) for m, steps in phases if steps]
         relation = accounting.relation_of(begun or phases)
-        users = max(m.examples_per_user for m, _ in phases)
-        unit = "user" if users > 1 or private.has_users else "example"
-        if len({m.examples_per_user for m, _ in begun}) > 1:
-            unit = "example"
+        units = {(m.unit, m.examples_per_user) for m, _ in begun or phases}
+        proof = proof or Proof()
+        names = proof.names if proof.ops else vouched
+        users = len(units) == 1 and units.pop()[0] == USER
+        unit = "user" if users else "example"
         return cls(
             epsilon=accounting.epsilon_of(tuple(phases), delta),
             delta=delta,
@@ -70,8 +84,10 @@ class Statement(dict):
             neighbours=_NEIGHBOURS[relation].format(unit=unit),
             accountant=_accountant(begun),
             outside=outside,
+            proof=proof.in_words(vouched),
+            vouched=list(names),
             phases=[_phase(m, steps) for m, steps in begun or phases],
-            assumptions=list(_assumptions(begun or phases, private)),
+            assumptions=list(_assumptions(begun or phases, names)),
             not_covered=list(_NOT_COVERED),
         )
 
@@ -88,10 +104,13 @@ class Statement(dict):
         ]
         if self["outside"]:
             lines.append(
-                "THIS DOES NOT HOLD if the examples were used when the model "
-                "was trained without privacy in between."
+                "THIS DOES NOT HOLD if the examples were used when the "
+                "weights were changed without privacy in between: in another "
+                "gradient mode, in a loop of one's own, through a model that "
+                "shares layers, or by weights set or loaded from elsewhere."
             )
         lines += [f"Phase: {_in_words(phase)}" for phase in self["phases"]]
+        lines.append(f"{self['proof']}.")
         lines.append("It is assumed that")
         lines += [f"- {text};" for text in self["assumptions"]]
         lines.append("Not covered:")
@@ -130,17 +149,22 @@ def _in_words(phase):
     )
 
 
-def _assumptions(phases, private):
-    for mechanism in dict.fromkeys(m for m, _ in phases):
+def _assumptions(phases, vouched=()):
+    mechanisms = dict.fromkeys(m for m, _ in phases)
+    for mechanism in mechanisms:
         yield _SAMPLING[mechanism.sampling].format(
             rate=mechanism.rate,
             batch_size=mechanism.batch_size,
             examples=mechanism.examples,
         )
-    if private.has_users:
-        most = private.mechanism.examples_per_user
-        yield f"`user_ids` are right; of each user {most} examples are used"
-    elif not private.says_unit:
+    for most in sorted(
+        {m.examples_per_user for m in mechanisms if m.unit == USER}
+    ):
+        yield (
+            "`user_ids` are right; of each user at most "
+            f"{most} examples are used"
+        )
+    if any(m.unit == EXAMPLE for m in mechanisms):
         yield "each example is of another person: else a person has less"
     yield (
         "nobody who sees the result knows or can guess the seeds of noise "
@@ -151,9 +175,10 @@ def _assumptions(phases, private):
         "noise and sums are computed with floating-point numbers as if they "
         "were real ones"
     )
-    yield (
-        "a sample's gradient depends on its own example alone; what was "
-        "found by looking (mixing layers and losses) was refused, and sample "
-        "weights are taken to do so"
-    )
+    yield "a sample weight follows from its own example alone"
+    if vouched:
+        yield (
+            "what the user vouches for treats each example by itself: "
+            f"{', '.join(vouched)}"
+        )
     yield "the weights were changed by no other training on these examples"

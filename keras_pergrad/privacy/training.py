@@ -2,11 +2,8 @@
 
 import dataclasses
 import json
-import operator
 import warnings
 import weakref
-
-import numpy as np
 
 from keras_pergrad.clipping import is_schedule
 from keras_pergrad.keras_internals.arguments import (
@@ -20,10 +17,10 @@ from keras_pergrad.privacy.budget import PrivacyBudget
 from keras_pergrad.privacy.calibration import calibrated
 from keras_pergrad.privacy.fit_check import clipping_json
 from keras_pergrad.privacy.ledger import Ledger
-from keras_pergrad.privacy.mechanism import Mechanism
+from keras_pergrad.privacy.mechanism import EXAMPLE, USER, Mechanism
 from keras_pergrad.privacy.private_batches import PrivateBatches
 from keras_pergrad.privacy.private_mean import PrivateMean
-from keras_pergrad.privacy.random_access import source_of
+from keras_pergrad.privacy.random_access import require_examples, source_of
 from keras_pergrad.privacy.settings import (
     budget,
     clipping_with_noise,
@@ -33,10 +30,11 @@ from keras_pergrad.privacy.settings import (
     probability,
     size_of_batch,
     spent_by,
+    steps_given,
     warn_of_weights,
 )
 from keras_pergrad.privacy.statement import Statement
-from keras_pergrad.privacy.user_bound import bounded_rows
+from keras_pergrad.privacy.user_bound import rows_of_users, unit_of
 
 METHODS = {"vectorized": Vectorized, "per_sample": PerSample}
 UNIQUE = "unique"
@@ -98,8 +96,9 @@ class PrivateTraining:
             have; from a user with more, that many are chosen at random.
         public_layers: names of layers, such as Normalization, that were
             adapted to public data.
-        after: a privately trained model, whose training goes on here. The
-            noise is calibrated so that both together stay within the budget.
+        after: a privately trained model, whose training goes on here, in
+            this model or another one that begins with its weights. The noise
+            is calibrated so that both together stay within the budget.
 
     Raises:
         ValueError: an argument is out of range.
@@ -169,9 +168,9 @@ class PrivateTraining:
         self.public_layers = tuple(public_layers)
         self.seed = seed_or_none(seed)
         self.total = positive_integer("examples", examples)
-        self._rows = self._rows_of(user_ids, examples_per_user, sampling)
-        self.says_unit = user_ids is not None
-        self.has_users = self._rows is not None
+        self._rows = rows_of_users(
+            self.total, user_ids, examples_per_user, sampling, self.seed
+        )
         used = self.total if self._rows is None else len(self._rows)
         if self.delta > 1 / used:
             warnings.warn(
@@ -186,9 +185,10 @@ class PrivateTraining:
             noise_multiplier=0.0,
             clipping="",
             examples_per_user=examples_per_user or 1,
+            unit=unit_of(user_ids),
         )
         self.steps = number_of_steps(epochs, steps, mechanism)
-        self._before = spent_by(after)
+        self._before, self._record = spent_by(after)
         noise = self._noise(noise_multiplier, mechanism)
         self.clipping = clipping_with_noise(
             clipping, clip_norm, noise, self.seed, mechanism.batch_size
@@ -210,6 +210,11 @@ class PrivateTraining:
         return self.clipping.noise_multiplier
 
     @property
+    def has_users(self):
+        """Whether the guarantee is for users with all their examples."""
+        return self.mechanism.unit == USER
+
+    @property
     def steps_per_epoch(self):
         """How many batches an epoch of `fit` has."""
         return self.mechanism.steps_per_epoch
@@ -224,6 +229,7 @@ class PrivateTraining:
                 self.delta,
                 self.target_epsilon,
                 self.public_layers,
+                self._record,
             )
         )
         if self.microbatch_size is None:
@@ -236,7 +242,7 @@ class PrivateTraining:
 
         It logs `epsilon` and stops training before the budget is exceeded.
         """
-        if not self.says_unit:
+        if self.mechanism.unit == EXAMPLE:
             warnings.warn(
                 "The guarantee is for one example. If several may be of one "
                 "person, give user_ids=..., and it is for persons; if each is "
@@ -272,11 +278,7 @@ class PrivateTraining:
 
     def _batches_without(self, x, y, sample_weight, without):
         source = source_of(x, y, sample_weight)
-        if source.size != self.total:
-            raise ValueError(
-                "The accounting is for another number of examples. Expected "
-                f"examples={self.total}. Received: {source.size}"
-            )
+        require_examples(source, self.total)
         warn_of_weights(sample_weight)
         return PrivateBatches(source, self.mechanism, self._rows, without)
 
@@ -285,15 +287,15 @@ class PrivateTraining:
 
         Args:
             steps: how many; by default all planned ones.
+
+        Raises:
+            TypeError: it is no number, such as a model; what a model has
+                spent is `statement(model)["epsilon"]`.
+            ValueError: it is below 0, or not known.
         """
         if steps is None:
             steps = self.steps
-        if steps is None:
-            raise ValueError(
-                "The number of steps is not known. Expected epsilon(steps), "
-                "or PrivateTraining(epochs=...)."
-            )
-        phases = (*self._before, (self.mechanism, operator.index(steps)))
+        phases = (*self._before, (self.mechanism, steps_given(steps)))
         return accounting.epsilon_of(phases, self.delta)
 
     def statement(self, model=None):
@@ -316,15 +318,28 @@ class PrivateTraining:
             model = trained[0] if trained else None
         if model is None:
             phases = (*self._before, (self.mechanism, self.steps or 0))
-            return Statement.of(phases, self.delta, self, planned=True)
+            before = (self._record or {}).get("proof", {})
+            return Statement.of(
+                phases,
+                self.delta,
+                self,
+                planned=True,
+                vouched=before.get("names", ()),
+            )
         ledger = getattr(model, "aggregation_state", None)
         if not isinstance(ledger, Ledger):
             raise ValueError(
                 "Expected a model that was compiled with the gradient_mode of "
                 f"a PrivateTraining. Received: {model!r}"
             )
+        outside = ledger.outside or ledger.was_changed(model)
         return Statement.of(
-            ledger.spent, self.delta, self, outside=ledger.outside
+            ledger.spent,
+            self.delta,
+            self,
+            outside=outside,
+            proof=ledger.proof,
+            vouched=getattr(model, "vouched", ()),
         )
 
     def __repr__(self):
@@ -335,34 +350,6 @@ class PrivateTraining:
             f"examples={m.examples}, batch_size={m.batch_size}, "
             f"sampling={m.sampling!r})"
         )
-
-    def _rows_of(self, user_ids, most, sampling):
-        """Return the rows to use if users have several examples, else None."""
-        named = user_ids is not None and not isinstance(user_ids, str)
-        if named != (most is not None) or (
-            isinstance(user_ids, str) and user_ids != UNIQUE
-        ):
-            raise ValueError(
-                "Expected `user_ids`, one for each example, together with "
-                "`examples_per_user`; or user_ids='unique'. Received: "
-                f"user_ids of type {type(user_ids).__name__}, "
-                f"examples_per_user={most!r}"
-            )
-        if not named:
-            return None
-        count = len(np.asarray(user_ids))
-        if count != self.total:
-            raise ValueError(
-                f"Expected {self.total} `user_ids`, one for each example. "
-                f"Received: {count}"
-            )
-        positive_integer("examples_per_user", most)
-        if sampling != "poisson":
-            raise ValueError(
-                "With `user_ids` only sampling='poisson' is accounted for. "
-                f"Received: sampling={sampling!r}"
-            )
-        return bounded_rows(user_ids, most, self.seed)
 
     def _noise(self, given, mechanism):
         if given is not None:

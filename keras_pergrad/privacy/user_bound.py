@@ -2,7 +2,53 @@
 
 import numpy as np
 
+from keras_pergrad.keras_internals.arguments import positive_integer
+from keras_pergrad.privacy.mechanism import EXAMPLE, UNIQUE, USER
 from keras_pergrad.privacy.sampling import make_key
+
+
+def unit_of(user_ids):
+    """Return whom the guarantee is for, one of `mechanism.UNITS`."""
+    if user_ids is None:
+        return EXAMPLE
+    return UNIQUE if isinstance(user_ids, str) else USER
+
+
+def rows_of_users(total, user_ids, most, sampling, seed):
+    """Return the rows to use if users have several examples, else None.
+
+    Args:
+        total: the number of examples.
+        user_ids, most, sampling, seed: as given to `PrivateTraining`.
+
+    Raises:
+        ValueError: they do not fit together.
+    """
+    named = user_ids is not None and not isinstance(user_ids, str)
+    if named != (most is not None) or (
+        isinstance(user_ids, str) and user_ids != UNIQUE
+    ):
+        raise ValueError(
+            "Expected `user_ids`, one for each example, together with "
+            "`examples_per_user`; or user_ids='unique'. Received: "
+            f"user_ids of type {type(user_ids).__name__}, "
+            f"examples_per_user={most!r}"
+        )
+    if not named:
+        return None
+    count = len(np.asarray(user_ids))
+    if count != total:
+        raise ValueError(
+            f"Expected {total} `user_ids`, one for each example. "
+            f"Received: {count}"
+        )
+    positive_integer("examples_per_user", most)
+    if sampling != "poisson":
+        raise ValueError(
+            "With `user_ids` only sampling='poisson' is accounted for. "
+            f"Received: sampling={sampling!r}"
+        )
+    return bounded_rows(user_ids, most, seed)
 
 
 def bounded_rows(user_ids, most, seed=None):

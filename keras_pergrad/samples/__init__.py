@@ -5,9 +5,10 @@ from keras_pergrad.samples import (  # noqa: F401
     contraction_rules,
     convolution_rules,
     table_rules,
+    types,
     weight_products,
 )
+from keras_pergrad.samples.aside import counters, refusals, vouched_ops
 from keras_pergrad.samples.tape import Tape, sum_of_outputs
-from keras_pergrad.samples.trial_run import counters, refusals
 
-__all__ = ["Tape", "counters", "refusals", "sum_of_outputs"]
+__all__ = ["Tape", "counters", "refusals", "sum_of_outputs", "vouched_ops"]

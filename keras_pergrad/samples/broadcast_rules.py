@@ -97,9 +97,8 @@ def spread_over(use, local, shape):
     rest = [s for k, s in enumerate(shape) if k != layout.axis]
     places = [k - (k > layout.axis) + 1 for k in spread]
     local = layout.first(local, use.n)
-    if layout.added:
-        # The axis that was merged with the samples comes in their place.
-        at = layout.axis + 1
+    for at in range(layout.axis + 1, layout.axis + 1 + layout.added):
+        # An axis that was merged with the samples comes in their place.
         places = [k if k < at else k + 1 for k in places] + [at]
         rest.insert(layout.axis, 1)
     leading = 0
@@ -160,7 +159,7 @@ def tile(use, place):
                 if s != 1:
                     return "the weight has an axis for the samples"
                 continue
-            if layout.merged != "samples first":
+            if layout.lead != 1:
                 return "the repetitions are inside the samples"
             at = k + 1
         else:

@@ -3,6 +3,7 @@
 n sample, T position, i input, o output.
 """
 
+import dataclasses
 import string
 
 import tensorflow as tf
@@ -82,6 +83,8 @@ def contraction(use, place):
     dtype = use.dtype(place)
     layout = use.input_layout(1 - place)
     if layout is None:
+        layout = _repeated(use, source, target, x)
+    if layout is None:
         return "its other input has no samples"
     if set(weight) - set(source) - set(target):
         return "it sums over an axis of the weight alone"
@@ -137,6 +140,18 @@ def contraction(use, place):
     return (Blocks if blocks else Outer)(x, dz, shape, *order)
 
 
+def _repeated(use, source, target, x):
+    """Return the layout of an input that was repeated for each sample."""
+    label = target[use.layout.axis]
+    size = use.op.outputs[0].shape[use.layout.axis]
+    if label not in source or size is None:
+        return None
+    axis = source.index(label)
+    if x.shape[axis] != size:
+        return None
+    return dataclasses.replace(use.layout, axis=axis)
+
+
 def in_order(labels, wanted, sizes):
     """Return `perm` and `unpermuted` of a factor whose axes have labels.
 
@@ -152,11 +167,9 @@ def in_order(labels, wanted, sizes):
 
 
 def _first(term, layout):
-    """Return the labels after `layout.first`; a merged axis gives one more."""
+    """Return the labels after `layout.first`; a merged axis gives others."""
     sample = term[layout.axis]
-    if layout.merged is None:
-        return sample + term.replace(sample, "")
-    return sample + term.replace(sample, "0")
+    return sample + term.replace(sample, "01"[: layout.added])
 
 
 def _size(op, place, source, target, label):

@@ -9,6 +9,7 @@ import dataclasses
 import tensorflow as tf
 
 from keras_pergrad.factors import Patches, Windows
+from keras_pergrad.samples.layout import sizes_of
 from keras_pergrad.samples.op_rules import op_rule
 
 _PLAIN = ("Conv2D", "Conv3D")
@@ -53,6 +54,11 @@ def _patches(use, big, small):
         return "the samples are not on its first axis"
     last = not use.attribute("data_format").startswith(b"NC")
     added = use.layout.added
+    if added == 2:
+        big, small = _joined(big), _joined(small)
+        if big is None or small is None:
+            return "the sizes of its input are not known when tracing"
+        added = 1
     if not last:
         big, small = (_channels_last(t, added) for t in (big, small))
     sizes = big.shape.as_list()[1 + added : -1]
@@ -70,6 +76,17 @@ def _patches(use, big, small):
         windows = _with_positions(windows, count)
     groups = channels if use.type in _DEPTHWISE else channels // shape[-2]
     return Patches(big, small, windows, shape, groups)
+
+
+def _joined(tensor):
+    """Return a tensor whose axes 1 and 2 are one, if their size is known."""
+    count = tensor.shape[1:3].num_elements()
+    if count is None:
+        return None
+    sizes = sizes_of(tensor)
+    found = tf.reshape(tensor, [sizes[0], count, *sizes[3:]])
+    found.set_shape([None, count, *tensor.shape[3:]])
+    return found
 
 
 def _channels_last(tensor, added):

@@ -1,6 +1,7 @@
 """The layout of a batch's samples in a tensor."""
 
 import dataclasses
+from typing import Any
 
 import tensorflow as tf
 
@@ -10,22 +11,20 @@ class Layout:
     """The axis on which a tensor has its samples.
 
     Attributes:
-        axis: the axis.
-        merged: None: the axis has one entry per sample. "samples first": all
-            positions of the first sample come first. "positions first": the
-            first position of each sample comes first.
-        count: how many positions there are for each sample; None if this
-            differs from batch to batch.
+        axis: the axis. It may be merged with positions: it has `lead` blocks,
+            each with all samples in order, each sample as `rows` entries.
+        rows, lead: these numbers; None for the one that differs from batch
+            to batch (the other is one then).
     """
 
     axis: int
-    merged: str | None = None
-    count: int | None = 1
+    rows: int | None = 1
+    lead: int | None = 1
 
     def first(self, tensor, n):
         """Return the tensor with an axis for the samples first.
 
-        Positions that were merged with the samples get their own axis, in
+        Positions that were merged with the samples get their own axes, in
         the place of the former axis of the samples.
 
         Args:
@@ -36,28 +35,37 @@ class Layout:
             (n, *the other axes in their order).
         """
         axis = self.axis
-        if self.merged is None:
+        if not self.added:
             return moved(tensor, axis, 0)
-        static, count = tensor.shape.as_list(), self.count
+        static = tensor.shape.as_list()
         others = [k for k in range(len(static)) if k != axis]
         shape = sizes_of(tensor, others)
-        if count is None:
-            (size,) = sizes_of(tensor, [axis])
+        lead, _, rows = self._sizes(tensor, n)
+        parts = [] if self.lead == 1 else [lead]
+        parts += [n] if self.rows == 1 else [n, rows]
+        known = [s if isinstance(s, int) else None for s in parts]
+        split = tf.reshape(tensor, [*shape[:axis], *parts, *shape[axis:]])
+        split.set_shape([*static[:axis], *known, *static[axis + 1 :]])
+        return moved(split, axis + (self.lead != 1), 0)
+
+    def _sizes(self, tensor, n):
+        """Return the sizes of (blocks, samples, entries of each)."""
+        rows, lead = self.rows, self.lead
+        if rows is None or lead is None:
+            (size,) = sizes_of(tensor, [self.axis])
             count = tf.math.floordiv(size, tf.maximum(n, 1))
-        pair = [n, count]
-        if self.merged == "positions first":
-            pair.reverse()
-        split = tf.reshape(tensor, [*shape[:axis], *pair, *shape[axis:]])
-        pair = [None, self.count]
-        if self.merged == "positions first":
-            pair.reverse()
-        split.set_shape([*static[:axis], *pair, *static[axis + 1 :]])
-        return moved(split, axis + (self.merged == "positions first"), 0)
+            rows, lead = (count, lead) if rows is None else (rows, count)
+        return lead, n, rows
 
     @property
     def added(self):
         """The number of axes that `first` adds."""
-        return 0 if self.merged is None else 1
+        return (self.rows != 1) + (self.lead != 1)
+
+    @property
+    def leads(self):
+        """Whether the samples are on the first axis, not merged."""
+        return self.axis == 0 and not self.added
 
     def spread(self, numbers, tensor, n):
         """Return a number for each sample, shaped to multiply a tensor.
@@ -67,13 +75,12 @@ class Layout:
             tensor: of this layout.
             n: the number of samples.
         """
-        if self.merged is not None:
-            size = tf.shape(tensor)[self.axis]
-            count = tf.math.floordiv(size, tf.maximum(n, 1))
-            if self.merged == "samples first":
-                numbers = tf.repeat(numbers, count)
-            else:
-                numbers = tf.tile(numbers, [count])
+        lead, _, rows = self._sizes(tensor, n)
+        times: Any = [lead]
+        if self.rows != 1:
+            numbers = tf.repeat(numbers, rows)
+        if self.lead != 1:
+            numbers = tf.tile(numbers, times)
         shape = [1] * tensor.shape.rank
         shape[self.axis] = -1
         return tf.cast(tf.reshape(numbers, shape), tensor.dtype)

@@ -14,6 +14,25 @@ MIX_BY_CHANCE = tuple(
 )
 #: Layers that treat each microbatch as a batch, as their users expect.
 OF_MICROBATCHES = (keras.layers.BatchNormalization, *MIX_BY_CHANCE)
+#: Why what depends on the number of samples is refused.
+_UNLIKE = {
+    "sample": "and the pass is repeated for each sample alone here, which "
+    "would change it",
+    "microbatch": "and is computed for each microbatch here, with another "
+    "number of samples",
+    "example": "so that each example's gradient depends on how many others "
+    "there are",
+}
+#: Layers whose ops have no rules, and that treat each sample by itself.
+EACH_ALONE = tuple(
+    getattr(keras.layers, name)
+    for name in (
+        "CategoryEncoding",
+        "HashedCrossing",
+        "TextVectorization",
+    )
+    if hasattr(keras.layers, name)
+)
 _WAY_OUT = (
     "Make it act on each sample alone, or compile with gradient_mode='batch'."
 )
@@ -23,16 +42,11 @@ def _named(layer):
     return f"layer {layer.name!r} ({type(layer).__name__})"
 
 
-def mixes(model, layer, op, draws):
-    """Say that samples meet in an op."""
+def mixes(model, layer, bad):
+    """Say that samples meet in an op; bad: a `Mixed`."""
     where = f"model {model.name!r}" if layer is None else _named(layer)
-    if draws:
-        return (
-            f"{where} draws numbers by the op {op.type} ({op.name}), which "
-            "gives others each time, so that its samples cannot be told "
-            "apart. Draw with keras.random and a SeedGenerator, or use "
-            "gradient_mode='batch'."
-        )
+    if isinstance(layer, MIX_BY_CHANCE):
+        return mixes_by_chance(layer)
     if isinstance(layer, keras.layers.BatchNormalization):
         return (
             f"{where} makes every sample's output depend on the whole batch "
@@ -43,23 +57,83 @@ def mixes(model, layer, op, draws):
             "statistics, or compile with gradient_mode='batch'."
         )
     return (
-        f"{where} mixes the samples of a batch in the op {op.type} "
-        f"({op.name}): a sample's output depends on other samples, so that "
-        f"per-sample gradients are not defined. {_WAY_OUT}"
+        f"{where} mixes the samples of a batch in the op {bad.op_type} "
+        f"({bad.op_name}), which {bad.why}: a sample's output depends on "
+        f"other samples, so that per-sample gradients are not defined. "
+        f"{_WAY_OUT}"
     )
 
 
-def other_ops(candidate, seen):
-    """Say that the step has another op with weights than the trial had."""
-    found = "none" if candidate is None else candidate.op.type
-    if candidate is not None:
-        found += f" ({candidate.op.name})"
-    tried = "none" if seen is None else seen.kind
+def untyped(model, layer, bad):
+    """Say that it is not known what an op does with samples."""
+    if isinstance(layer, (*MIX_BY_CHANCE, keras.layers.BatchNormalization)):
+        return mixes(model, layer, bad)
+    where = f"model {model.name!r}" if layer is None else _named(layer)
+    name = bad.op_type if layer is None else layer.name
     return (
-        f"The step uses a weight in the op {found}, where the trial on a few "
-        f"samples used it in {tried}, so that it is not known where its "
-        "samples are. Let the model do the same in every call (no Python "
-        "state that changes), or use gradient_mode='per_sample'."
+        f"{where} has the op {bad.op_type} ({bad.op_name}), of which it is "
+        f"not known whether it keeps the samples apart: {bad.why}. Tell it by "
+        f"a rule: keras_pergrad.register_type_rule({bad.op_type!r}); or, if "
+        "you know that it treats each sample by itself and leaves the "
+        "samples on their axis, vouch for it: compile(vouched="
+        f"[{name!r}]); or compile with gradient_mode='batch'."
+    )
+
+
+def shapes_unknown(model, error):
+    """Say that no sizes were found for axes whose size is not known."""
+    return (
+        f"The sizes of some axes of the batch of model {model.name!r} are not "
+        "known while tracing, and none that were tried fit all its ops: "
+        f"{_first_line(error)}. Give the axes a size (keras.Input(shape), or "
+        "a data set with known shapes), or use gradient_mode='batch'."
+    )
+
+
+def output_elsewhere(model, number, output):
+    """Say that an output's samples are not on its first axis."""
+    return (
+        f"Output {number} of model {model.name!r} does not have its samples "
+        "on the first axis, one entry each, by which one sample is taken from "
+        "a batch. Expected shape (samples, ...). Received: "
+        f"{tuple(output.shape)}. Stack tensors with keras.ops.stack(tensors, "
+        "axis=1), and take them apart in the loss likewise; or use "
+        "gradient_mode='vectorized' (in functions method='vectorized'), which "
+        "needs no such axis."
+    )
+
+
+def draws(model, layer, op):
+    """Say that a layer's draws cannot be repeated for each sample."""
+    where = f"model {model.name!r}" if layer is None else _named(layer)
+    return (
+        f"{where} draws numbers by the op {op.type} ({op.name}), which gives "
+        "others each time, so that a sample cannot be given its own again. "
+        "Draw with keras.random and a SeedGenerator, or use "
+        "gradient_mode='vectorized', which calls the model once."
+    )
+
+
+def follows_size(model, repeated):
+    """Say that outputs follow the number of samples, or their places."""
+    return (
+        f"The outputs of model {model.name!r} depend on the number of samples "
+        "in its batch, on a sample's place in it, or on a sum over all masks "
+        f"in it, {_UNLIKE[repeated]}. Leave these out of the computation, or "
+        "use gradient_mode='vectorized' or 'batch'."
+    )
+
+
+def loss_follows_size(model, repeated):
+    """Say that losses follow the number of samples, or their masks."""
+    return (
+        f"A loss of model {model.name!r} divides by the number of samples in "
+        "the batch, or by a sum of all their masks, in its own code, "
+        f"{_UNLIKE[repeated]}. "
+        "Return one value for each sample and let the loss's "
+        "`reduction` divide ('sum_over_batch_size' or "
+        "'mean_with_sample_weight'), or use gradient_mode='vectorized' or "
+        "'batch'."
     )
 
 
@@ -73,54 +147,48 @@ def mixes_by_chance(layer):
     )
 
 
-def mixes_somewhere(model):
-    """Say that samples are mixed at a place that was not found."""
-    return (
-        f"model {model.name!r} mixes the samples of a batch, so that "
-        f"per-sample gradients are not defined. {_WAY_OUT}"
-    )
+def loss_couples(model, bad):
+    """Say that a sample's part of the loss depends on other samples.
 
-
-def loss_couples(model, op):
-    """Say that a sample's part of the loss depends on other samples."""
+    Args:
+        model: the model.
+        bad: a `Mixed`, or an op.
+    """
+    kind = getattr(bad, "op_type", None) or bad.type
+    name = getattr(bad, "op_name", None) or bad.name
     return (
         f"The loss of model {model.name!r} compares the samples of a batch "
-        f"with each other (op {op.type}, {op.name}): what one sample's "
+        f"with each other (op {kind}, {name}): what one sample's "
         "output contributes depends on the outputs of others, so that "
         "per-sample gradients are not defined. Use a sum or a mean of losses "
         "of each sample by itself, or compile with gradient_mode='batch'."
     )
 
 
-def no_samples(use):
-    """Say that an op with weights and data has no axis for the samples."""
+def no_samples(one, uses, variables):
+    """Say that an op with weights and data has no axis for the samples.
+
+    Args:
+        one: the `Candidate`.
+        uses: the `Uses` that contain it.
+        variables: the trainable Keras variables.
+    """
     paths = ", ".join(
         sorted(
             {
-                repr(use.variables[k].path)
-                for place in use.candidate.weights
-                for k in use.variables_in(place)
+                repr(variables[k].path)
+                for place in one.weights
+                for k in uses.variables_in(one.op.inputs[place])
             }
         )
     )
     return (
-        f"The loss depends on {paths} in the op {use.type} ({use.op.name}), "
+        f"The loss depends on {paths} in the op {one.op.type} ({one.op.name}), "
         "where the samples are no longer apart: no sample's part in the "
         "gradient is known. Use the weight on each sample's own values, put "
         "a penalty on weights into a `kernel_regularizer` (or "
         "`add_weight(regularizer=...)`), or compile with "
         "gradient_mode='batch'."
-    )
-
-
-def cannot_be_tried(model, error):
-    """Say that the model fails on all batches that can be made up."""
-    return (
-        f"Model {model.name!r} could not be tried out on a few samples, which "
-        "tells where its samples are and whether it mixes them. Expected a "
-        "model that takes made-up inputs of its shapes (integers of 0 to 2), "
-        "or arrays in fit(). Received: "
-        f"{_first_line(error)}. Use gradient_mode='per_sample' or 'batch'."
     )
 
 

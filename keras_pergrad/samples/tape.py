@@ -8,6 +8,7 @@ Private names in use: `Variable._regularizer`.
 """
 
 import contextlib
+import math
 
 import tensorflow as tf
 
@@ -15,12 +16,11 @@ from keras_pergrad.factors import join, widened
 from keras_pergrad.keras_internals.batches import first_tensor
 from keras_pergrad.keras_internals.losses import total_loss
 from keras_pergrad.keras_internals.patching import attribute
-from keras_pergrad.samples import weight_paths
+from keras_pergrad.samples import messages, weight_paths
 from keras_pergrad.samples.forward import Forward
+from keras_pergrad.samples.layout import sizes_of
 from keras_pergrad.samples.op_rules import factor_of
-from keras_pergrad.samples.trial_copy import takes_any_number
-from keras_pergrad.samples.trial_findings import Observed
-from keras_pergrad.samples.trial_run import exchanges_of
+from keras_pergrad.samples.step_proof import StepProof
 from keras_pergrad.samples.use_search import Uses
 from keras_pergrad.samples.weight_use import Use, require_whole_rule, unscaled
 
@@ -35,8 +35,7 @@ class Tape:
         batch: (x, y, sample_weight) of `loss`.
         training: whether its layers are called for training.
         loss: `loss(model, x, y, y_pred, sample_weight, training)`, the loss
-            by which the model is tried out on a few samples; default: the
-            compiled one.
+            of a trace aside; default: the compiled one.
 
     Example:
 
@@ -58,6 +57,8 @@ class Tape:
         self._regularizers = contextlib.ExitStack()
         self._forward = Forward(model, training)
         self.operations = []
+        #: The `StepProof`, once `parts` was asked for.
+        self.proof = None
 
     def __enter__(self):
         with contextlib.ExitStack() as stack:
@@ -155,24 +156,20 @@ class Tape:
 
     def parts(self, loss, scale=None):
         """Yield (index of the variable, factor, `Use` or `RuleCall`)."""
-        # A scaled loss may overflow, which would hide what moves.
-        may_copy = scale is None and takes_any_number(self)
-        step = Observed(self, loss) if may_copy else None
-        uses = self.uses() if step is None else step.uses
-        for exchange in exchanges_of(self, uses, step):
-            for layer, error in exchange.refusals:
-                self.refuse(layer, error)
-        chosen = exchange.uses_in(uses)
-        if step is None:
-            step = Observed(self, loss, uses)
-        at_ops, at_rules = step.gradients
+        uses = self.uses()
+        watched = [t for call in self.calls for t in call.watched]
+        gradients = at_ops, at_rules = uses.gradients(loss, watched)
+        self.proof = proof = StepProof(self, uses, gradients)
+        for layer, error in proof.refusals:
+            self.refuse(layer, error)
         at_ops = {id(c): d for c, d in zip(uses.candidates, at_ops)}
-        gradients = iter(at_rules)
+        at_rules = iter(at_rules)
         n = tf.shape(first_tensor(self.batch[0]))[0]
         for call in self.calls:
-            deltas = [next(gradients) for _ in call.watched]
-            yield from self._by_layer(call, deltas, scale, uses)
-        for candidate, seen in chosen:
+            deltas = [next(at_rules) for _ in call.watched]
+            layouts = proof.watched_layouts(call)
+            yield from self._by_layer(call, deltas, layouts, n, scale, uses)
+        for candidate, seen in proof.chosen():
             deltas = at_ops[id(candidate)]
             if all(d is None for d in deltas):
                 continue
@@ -192,7 +189,7 @@ class Tape:
                 if pulled is not None:
                     yield k, pulled, use
 
-    def _by_layer(self, call, deltas, scale, uses):
+    def _by_layer(self, call, deltas, layouts, n, scale, uses):
         if all(d is None for d in deltas):
             return
         dtype = call.layer.variable_dtype
@@ -201,6 +198,17 @@ class Tape:
             for t, d in zip(call.watched, deltas)
         ]
         inputs = tf.nest.map_structure(lambda t: _cast(t, dtype), call.inputs)
+        found = set(layouts)
+        layout = found.pop()
+        if layout is None or not layout.leads:
+            merged = layout is not None and not layout.axis
+            if found or not merged or not call.rule.by_position:
+                error = ValueError(messages.misplaced(call.layer))
+                self.refuse(call.layer, error)
+                return
+            inputs, deltas = tf.nest.map_structure(
+                lambda t: _beside(t, layout, n), (inputs, deltas)
+            )
         known = {id(v): k for k, v in enumerate(self.variables)}
         served = set()
         for variable, factor in call.rule.gradients(
@@ -229,6 +237,23 @@ def _cast(tensor, dtype):
     if tf.is_tensor(tensor) and tensor.dtype.is_floating:
         return tf.cast(tensor, dtype)
     return tensor
+
+
+def _beside(tensor, layout, n):
+    """Return (n · positions, T, …) as (n, positions · T, …)."""
+    if not tf.is_tensor(tensor):
+        return tensor
+    first = layout.first(tensor, n)
+    added, rest = layout.added, sizes_of(first)[2 + layout.added :]
+    positions = sizes_of(first)[1 : 2 + added]
+    if all(isinstance(size, int) for size in positions):
+        count = math.prod(positions)
+    else:
+        count = tf.reduce_prod(tf.stack(positions))
+    found = tf.reshape(first, [n, count, *rest])
+    known = count if isinstance(count, int) else None
+    found.set_shape([None, known, *tensor.shape[2:]])
+    return found
 
 
 def _apart(regularizer):

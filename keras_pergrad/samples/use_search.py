@@ -3,7 +3,7 @@
 Every op is looked at once, in the order in which it was created. A tensor is
 *of weights* while it depends on trainable weights and constants alone. An op
 that takes such a tensor is a `Candidate`. It is a use if its output contains
-samples, which a run shows (see `motion`).
+samples, as the types show (see `step_proof`).
 
 Private name in use: `FuncGraph.captures`.
 """
@@ -40,7 +40,6 @@ class Candidate:
         weights: the places of its inputs that are of weights, or that are
             handles of trainable variables.
         by_value: whether its outputs depend on the batch's values.
-        by_size: whether they depend on the size of the batch.
         outputs: its floating-point and complex outputs (of several, only
             those that some op takes), and the tensors that are taken from
             lists among its outputs.
@@ -51,14 +50,13 @@ class Candidate:
     op: tf.Operation
     weights: tuple
     by_value: bool
-    by_size: bool
     outputs: list
     within: Inlined | None = None
     repeated: tuple = ()
 
     @property
     def data(self):
-        """The places of inputs in which a run can show samples."""
+        """The places of inputs in which there may be samples."""
         return [
             k
             for k, t in enumerate(self.op.inputs)
@@ -82,8 +80,6 @@ class Uses:
         candidates: a list of `Candidate`, in order.
         reads: for each variable the tensors that were read from it.
         claimed: for each such tuple the variables that are read in it.
-        following: the ids of the handles of variables whose assigned values
-            may depend on the batch.
     """
 
     def __init__(self, operations, graph, data, variables, claimed=()):
@@ -95,7 +91,7 @@ class Uses:
         self._values = {id(t) for t in data}
         self._sizes = set()
         self._handles = _handles(graph, variables)
-        self._assigned, self.following = set(), set()
+        self._assigned = set()
         self._inlined = []
         # List (a variant tensor) to the candidates that it comes from.
         self._lists = {}
@@ -168,7 +164,6 @@ class Uses:
         if op.type in ASSIGN:
             if any(id(t) in self._values for t in inputs[1:]):
                 self._assigned.add(id(inputs[0]))
-            self._follow(inputs[1:], inputs[:1])
             return
         if op.type == "ReadVariableOp":
             self._read(inputs[0], outputs[0], claimed)
@@ -183,7 +178,6 @@ class Uses:
             id(t) in self._values or id(t) in self._assigned for t in inputs
         )
         by_size = any(id(t) in self._sizes for t in inputs)
-        self._follow(inputs, inputs)
         if by_value:
             self._values.update(map(id, outputs))
         if by_size:
@@ -218,7 +212,7 @@ class Uses:
         if weights:
             repeated = tuple(k for k in weights if id(inputs[k]) in self._sizes)
             made = Candidate(
-                op, weights, by_value, by_size, list(floats), within, repeated
+                op, weights, by_value, list(floats), within, repeated
             )
             self.candidates.append(made)
             makers[id(made)] = made
@@ -250,18 +244,6 @@ class Uses:
     def _written(self):
         """The ids of the handles of all variables that the step assigns."""
         return {id(t) for t in assigned_inputs(self._graph)}
-
-    def _follow(self, given, handles):
-        """Note that an op may assign its inputs to variables."""
-        if any(id(t) in self._values or id(t) in self._sizes for t in given):
-            self.following.update(
-                id(t) for t in handles if t.dtype == tf.resource
-            )
-
-    def places_of(self, variables):
-        """Return the indices of the variables that are in `following`."""
-        handles = _handles(self._graph, variables)
-        return {handles[key] for key in self.following if key in handles}
 
     def _read(self, handle, value, claimed):
         if id(handle) in self._assigned or id(handle) in self._values:

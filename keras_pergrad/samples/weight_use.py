@@ -10,7 +10,7 @@ class Use:
 
     Args:
         candidate: the `Candidate`.
-        seen: the `Seen` of the trial.
+        seen: its `UseTypes`.
         deltas: the gradient of the loss, or None, for each of the candidate's
             outputs.
         n: the number of samples, a scalar tensor.
@@ -64,7 +64,9 @@ class Use:
         """Return where the samples are in output k."""
         found = self.seen.layout(k)
         if found is None:
-            raise ValueError(messages.no_samples(self))
+            raise ValueError(
+                messages.no_samples(self.candidate, self.uses, self.variables)
+            )
         return found
 
     def delta(self, dtype, k=0):
@@ -78,16 +80,7 @@ class Use:
 
     def input_layout(self, place):
         """Return where the samples are in an input; None: nowhere."""
-        motion = self.seen.data.get(place)
-        if motion is None or motion.layout is None:
-            return None
-        if not motion.ordered:
-            # As in the output.
-            same = self.layout
-            if same.count != motion.layout.count:
-                raise ValueError(messages.no_samples(self))
-            return type(same)(motion.layout.axis, same.merged, same.count)
-        return motion.layout
+        return self.seen.input_layout(place)
 
     def is_complex(self, place):
         """Whether the input or an output is complex."""

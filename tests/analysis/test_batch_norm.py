@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import keras_pergrad as kpg
-from keras_pergrad.analysis.batch_norm.replacement import _groups
+from keras_pergrad.analysis.batch_norm.layer_exchange import groups_for
 from tests import oracle
 from tests.real_models import loss, unfrozen
 
@@ -94,7 +94,7 @@ def check(model, by, kept=()):
     """Replaces, and asserts what holds for every model."""
     before = model.get_weights()
     new = kpg.replace_batch_norm(model, by)
-    assert type(new) is type(model)
+    assert isinstance(new, type(model))
     assert new is not model
     assert [(n.name, n.path) for n in new._flatten_layers()] == [
         (n.name, n.path) for n in model._flatten_layers()
@@ -205,6 +205,155 @@ def test_what_has_been_replaced_can_be_saved(tmp_path):
     assert type(again.get_layer("norm")) is L.GroupNormalization
 
 
+def reloaded(model, path):
+    model.save(path / "model.keras")
+    scope = {cls.__name__: cls for cls in (Kept, Block, Graph)}
+    return keras.saving.load_model(path / "model.keras", scope)
+
+
+class Graph(keras.Model):
+    """A functional model whose own code makes its layers."""
+
+    def __init__(self, name="graph"):
+        inputs = keras.Input((4, 4, 3))
+        x = BatchNorm(name="first")(L.Conv2D(8, 2, name="conv")(inputs))
+        x = BatchNorm(name="second")(x)
+        outputs = L.Dense(2, name="out")(L.GlobalAveragePooling2D()(x))
+        super().__init__(inputs, outputs, name=name)
+
+    def get_config(self):
+        return {"name": self.name}
+
+
+class Kept(Net):
+    """A `Net` that Keras can make again."""
+
+    def __init__(self, **kwargs):
+        super().__init__()
+
+    def build(self, shape):
+        self.block.build(shape)
+        self.out.build((None, 4))
+
+
+def net():
+    model = Kept()
+    model(np.ones((2, 3), "float32"))
+    return model
+
+
+def with_a_block():
+    inputs = keras.Input((3,))
+    return keras.Model(inputs, L.Dense(2)(Block(4, name="block")(inputs)))
+
+
+def with_a_model_inside():
+    inputs = keras.Input((4, 4, 3))
+    return keras.Model(inputs, L.Dense(2)(Graph()(inputs)))
+
+
+@WAYS
+@pytest.mark.parametrize(
+    "make", [net, with_a_block, Graph, with_a_model_inside]
+)
+def test_layers_made_by_own_code_stay_exchanged_when_loaded(make, by, tmp_path):
+    new = perturb(kpg.replace_batch_norm(make(), by))
+    again = reloaded(new, tmp_path)
+    kinds = [type(layer) for layer in norms(new).values()]
+    assert [type(layer) for layer in norms(again).values()] == kinds
+    assert set(kinds) == {CLASSES[by]}
+    for layer, its in zip(norms(new).values(), norms(again).values()):
+        names = {"name": None}
+        assert layer.get_config() | names == its.get_config() | names
+    x = np.random.default_rng(0).normal(size=(2, 4, 4, 3))
+    x = x if len(new.weights[0].shape) == 4 else x[:, 0, 0]
+    np.testing.assert_allclose(again(x), new(x), rtol=1e-6)
+    # Once more, as an example of what else is made from a config.
+    more = reloaded(again, tmp_path)
+    np.testing.assert_allclose(more(x), new(x), rtol=1e-6)
+
+
+def test_only_those_exchanged_are_exchanged_when_loaded(tmp_path):
+    graph = Graph()
+    graph.get_layer("first").trainable = False
+    again = reloaded(kpg.replace_batch_norm(graph), tmp_path)
+    assert type(again.get_layer("first")) is BatchNorm
+    assert type(again.get_layer("second")) is L.GroupNormalization
+
+
+def test_made_per_sample_and_saved(tmp_path):
+    model = clipped(kpg.replace_batch_norm(Graph()))
+    model.fit(np.ones((2, 4, 4, 3)), np.array([0, 1]), verbose=0)
+    again = reloaded(model, tmp_path)
+    assert type(again) is type(model)
+    assert int(again.optimizer.iterations) == 1
+    assert type(again.get_layer("first")) is L.GroupNormalization
+
+
+class NoConfig(keras.regularizers.Regularizer):
+    """A regulariser that Keras cannot make again."""
+
+    def __call__(self, x):
+        return keras.ops.sum(x**2)
+
+
+def uncopied(*more):
+    return sequential(
+        L.Dense(4, kernel_regularizer=NoConfig()),
+        BatchNorm(name="norm"),
+        Opaque(keras.ops.relu),
+        *more,
+    )
+
+
+@WAYS
+def test_in_place_where_no_copy_is_possible(by):
+    with pytest.raises(
+        ValueError, match=r"(?s)cannot be copied.*in_place=True"
+    ):
+        kpg.replace_batch_norm(uncopied(), by)
+    model = perturb(uncopied(L.Dense(3)))
+    model.compile("sgd", "mse")
+    kernel, gamma = model.layers[0].kernel, np.array(model.layers[1].gamma)
+    assert kpg.replace_batch_norm(model, by, in_place=True) is model
+    norm = model.get_layer("norm")
+    assert type(norm) is CLASSES[by]
+    assert model.layers[0].kernel is kernel
+    np.testing.assert_array_equal(norm.gamma, gamma)
+    assert not model.compiled
+    clipped(model).fit(np.ones((2, 4)), np.array([0, 1]), verbose=0)
+
+
+def test_in_place_takes_all_back_if_one_does_not_run():
+    model = sequential(BatchNorm(name="norm"), Masked(), shape=(3, 4))
+    before = [(type(n), n.get_weights()) for n in norms(model).values()]
+    expected = model(np.ones((2, 3, 4)))
+    with pytest.raises(ValueError, match="does not run once"):
+        kpg.replace_batch_norm(model, in_place=True)
+    assert [type(n) for n in norms(model).values()] == [k for k, _ in before]
+    np.testing.assert_array_equal(model(np.ones((2, 3, 4))), expected)
+
+
+def test_models_of_keras_hub_are_saved_but_not_as_presets(tmp_path):
+    hub = pytest.importorskip("keras_hub").models
+    backbone = hub.ResNetBackbone(
+        input_conv_filters=[64],
+        input_conv_kernel_sizes=[3],
+        stackwise_num_filters=[64],
+        stackwise_num_blocks=[1],
+        stackwise_num_strides=[1],
+        block_type="basic_block",
+        use_pre_activation=True,
+        image_shape=(16, 16, 3),
+    )
+    new = kpg.replace_batch_norm(hub.ResNetImageClassifier(backbone, 2))
+    again = reloaded(perturb(new), tmp_path)
+    x = np.random.default_rng(0).normal(size=(2, 16, 16, 3))
+    np.testing.assert_allclose(again(x), new(x), rtol=1e-5)
+    with pytest.raises(ValueError, match="from a preset it would be made with"):
+        new.save_to_preset(tmp_path / "preset")
+
+
 def test_lora_policies_and_classes_stay():
     inputs = keras.Input((6,))
     dense = L.Dense(4, name="dense")
@@ -252,7 +401,7 @@ def test_keras_applications(name):
 def test_groups_divide_channels_and_hold_more_than_one_value(most):
     for channels in range(1, 70):
         for positions in (None, 1, 2, 49):
-            groups = _groups(channels, positions, most)
+            groups = groups_for(channels, positions, most)
             assert channels % groups == 0
             assert 1 <= groups <= (most or 32)
             if channels > 1:
@@ -275,7 +424,7 @@ def test_groups_divide_channels_and_hold_more_than_one_value(most):
     ],
 )
 def test_number_of_groups(channels, positions, most, groups):
-    assert _groups(channels, positions, most) == groups
+    assert groups_for(channels, positions, most) == groups
 
 
 class Lazy(keras.Model):
@@ -347,7 +496,7 @@ def lazy():
         (
             lambda: sequential(BatchNorm(name="thin"), shape=(7, 7, 1)),
             {"by": "layer"},
-            "'thin'.* single values",
+            "'thin'.* single values.* Use by='group'",
         ),
         (
             lambda: sequential(Masked(), shape=(3, 4)),

@@ -74,7 +74,7 @@ def test_the_batch_size_scales_the_bytes():
     assert one.materialized_bytes == 8 * 4 * parameters
 
 
-def test_lists_every_refusal_with_its_text():
+def test_lists_refused_layers_with_their_texts():
     inputs = keras.Input((6,))
     x = layers.Dense(4)(inputs)
     x = layers.BatchNormalization(name="first")(x)
@@ -90,7 +90,6 @@ def test_lists_every_refusal_with_its_text():
     texts = {row.layer: row.reason for row in found.refused}
     assert list(texts) == ["first", "second", "third"]
     assert "depend on the whole batch while training" in texts["first"]
-    assert "depend on the whole batch while training" in texts["second"]
     assert "mixes the images of a batch" in texts["third"]
     assert keras.layers.BatchNormalization.call is before
     assert all("call" not in vars(layer) for layer in model.layers)
@@ -117,6 +116,55 @@ def test_a_frozen_or_unreached_layer():
     rows = _by_name(kpg.explain(keras.Model(inputs, used + stop)))
     assert rows["unused"].served_by == "unused"
     assert rows["unused"].variables == ()
+
+
+class Quantizer(layers.Layer):
+    """A codebook that only `add_loss` trains, and one that nothing trains."""
+
+    def build(self, shape):
+        self.codes = self.add_weight(shape=(6, shape[-1]), name="codes")
+        self.idle = layers.Dense(2, name="idle")
+        self.idle.build(shape)
+
+    def call(self, x):
+        distance = tf.reduce_sum((x[:, None] - self.codes[None]) ** 2, -1)
+        near = tf.gather(self.codes.value, tf.argmin(distance, -1))
+        error = near - tf.stop_gradient(x)
+        self.add_loss(keras.ops.mean(error**2))
+        return x + tf.stop_gradient(near - x)
+
+
+class OwnLoss(keras.Model):
+    """A weight that only `compute_loss` trains."""
+
+    def build(self, shape):
+        self.head = layers.Dense(1, name="head")
+        self.head.build(shape)
+        self.used = layers.Dense(2, name="used")
+        self.used.build(shape)
+
+    def call(self, x):
+        return self.used(x)
+
+    def compute_loss(self, x, y, y_pred, sample_weight=None, training=True):
+        return keras.ops.mean(self.head(x) ** 2 + y_pred**2)
+
+
+def test_weights_that_a_loss_alone_trains():
+    inputs = keras.Input((5,))
+    model = keras.Model(inputs, Quantizer(name="book")(inputs))
+    rows = _by_name(kpg.explain(model))
+    assert rows["book"].served_by == "ops"
+    assert rows["book"].variables[0].ops == ("ResourceGather",)
+    assert rows["idle"].served_by == "unused"
+    model = OwnLoss()
+    x = np.ones((2, 5), "float32")
+    model(x)
+    for each in (model, kpg.PerGradModel.from_model(model)):
+        rows = _by_name(kpg.explain(each, x))
+        assert rows["used"].served_by == "ops"
+        assert rows["head"].served_by == "unknown"
+        assert "compute_loss or train_step may" in rows["head"].reason
 
 
 def test_prints_in_a_terminal_and_a_notebook():
@@ -232,3 +280,102 @@ def test_a_batch_in_place_of_its_size():
     assert [row.served_by for row in found] == ["ops"]
     with pytest.raises(ValueError, match="or a batch of inputs"):
         kpg.explain(model, "four")
+
+
+@pytest.mark.parametrize(
+    ("mode", "said"),
+    [
+        ("vectorized", None),
+        (
+            kpg.Accumulated(steps=4),
+            "A batch of 16 stays whole; an update after 4 batches.",
+        ),
+        (
+            kpg.Accumulated(microbatch_size=8),
+            "A batch of 16 is split into microbatches of 8; an update after "
+            "every batch.",
+        ),
+        (
+            kpg.Accumulated(microbatch_size=16),
+            "A batch of 16 stays whole; an update after every batch.",
+        ),
+    ],
+)
+def test_says_what_is_split(mode, said):
+    inputs = keras.Input((3,))
+    model = kpg.PerGradModel(inputs, layers.Dense(2)(inputs))
+    model.compile("sgd", "mse", gradient_mode=mode)
+    found = kpg.explain(model, batch_size=16)
+    assert found.split == said
+    assert said is None or said in " ".join(str(found).split())
+
+
+class Rounded(layers.Layer):
+    """Does what no type rule knows, to each sample by itself."""
+
+    def call(self, x):
+        found = tf.numpy_function(np.round, [x], tf.float32, stateful=False)
+        return x + tf.stop_gradient(tf.ensure_shape(found, x.shape) - x)
+
+
+def _rounded(**arguments):
+    inputs = keras.Input((3,))
+    x = layers.Dense(4, name="before")(inputs)
+    x = keras.Sequential([Rounded(name="own")], name="outer")(x)
+    model = kpg.PerGradModel(inputs, layers.Dense(2, name="behind")(x))
+    model.compile("sgd", "mse", gradient_mode="vectorized", **arguments)
+    return model
+
+
+def test_says_what_is_proved():
+    found = kpg.explain(_model(), 4)
+    assert found.verdict == "proved"
+    assert {row.verdict for row in found} == {"proved"}
+    assert found.ops > 10
+    assert f"proved for all {found.ops} ops;" in " ".join(str(found).split())
+    assert f"all {found.ops} ops" in found._repr_html_()
+
+
+def test_says_what_is_refused_and_the_ways_out():
+    found = kpg.explain(_rounded(), 4)
+    assert found.verdict == "refused"
+    (row,) = found.refused
+    assert (row.layer, row.verdict) == ("own", "refused")
+    for words in (
+        "has the op PyFunc",
+        "register_type_rule",
+        "compile(vouched=['own'])",
+        "gradient_mode='batch'",
+    ):
+        assert words in row.reason
+    assert {r.verdict for r in found if r is not row} <= {"open"}
+    assert "not kept apart: own refused." in str(found)
+
+
+def test_says_what_is_vouched_for():
+    model = _rounded(vouched=["own"], jit_compile=False)
+    found = kpg.explain(model, 4)
+    assert found.verdict == "vouched"
+    (one,) = found.vouched
+    assert one.op.startswith("PyFunc")
+    assert one.layer == "own"
+    text = " ".join(str(found).split())
+    assert f"proved for {found.ops - 1} of {found.ops} ops" in text
+    assert f"vouched for: {one.op} in own" in text
+    x = np.ones((5, 3), "float32")
+    model.fit(x, np.ones((5, 2), "float32"), verbose=0)
+
+
+def test_a_name_that_may_be_of_two_layers_vouches_for_neither():
+    """TensorFlow calls the next call of "own" "own_1"."""
+    inputs = keras.Input((3,))
+    x = Rounded(name="own")(layers.Dense(3)(inputs))
+    x = Rounded(name="own_1")(x)
+    model = kpg.PerGradModel(inputs, layers.Dense(2)(x))
+    for names, verdict in [
+        (["own_1"], "refused"),
+        (["own"], "refused"),
+        (["own", "own_1"], "vouched"),
+    ]:
+        model.compile("sgd", "mse", vouched=names)
+        assert kpg.explain(model, 4).verdict == verdict

@@ -106,6 +106,23 @@ def test_another_seed_is_kept(tmp_path):
     assert list(state(net)) == [2, 0]
 
 
+@pytest.mark.parametrize("seed", [2**63, 2**64, -(2**63) - 1])
+def test_seeds_that_do_not_fit_are_refused(seed):
+    with pytest.raises(ValueError, match=rf"`seed` must .*seed={seed}"):
+        noisy(seed)
+    with pytest.raises(ValueError, match=r"`seed` must .*seed % 2\*\*63"):
+        noisy(seed)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**40, 2**63 - 1, -(2**63)])
+def test_large_seeds_are_restored(seed, tmp_path):
+    net = fit(model(seed=seed))
+    net.save_weights(tmp_path / "one.weights.h5")
+    again = model(seed=seed)
+    again.load_weights(tmp_path / "one.weights.h5")
+    assert state(again).tolist() == state(net).tolist() != [seed, 0]
+
+
 def test_models_of_one_aggregation_have_noise_of_their_own(tmp_path):
     shared = kpg.Vectorized(noisy())
     nets = [model() for _ in range(2)]

@@ -270,10 +270,46 @@ def test_config_survives():
     )
     again = type(mode).from_config(mode.get_config())
     assert again.microbatch_size == 7
-    assert kpg.modes.get("accumulated").microbatch_size == 32
+    assert kpg.modes.get("accumulated").microbatch_size is None
 
 
-@pytest.mark.parametrize("size", [0, -1, 1.5, True, None, "4"])
+def test_the_batch_stays_whole_unless_a_size_is_given():
+    """BatchNormalization sees the user's batch, as with plain Keras."""
+    x = np.random.default_rng(0).normal(size=(80, 5))
+
+    def first_loss(batch_size, **arguments):
+        keras.utils.set_random_seed(1)
+        inputs = keras.Input((5,))
+        h = keras.layers.BatchNormalization()(inputs)
+        model = keras.Model(inputs, keras.layers.Dense(3)(h))
+        if arguments:
+            model = kpg.PerGradModel.from_model(model)
+        model.compile(keras.optimizers.SGD(0.0), "mse", **arguments)
+        data = {"batch_size": batch_size, "shuffle": False, "verbose": 0}
+        return model.fit(x, x[:, :3], **data).history["loss"][0]
+
+    for mode, size in (
+        (kpg.Accumulated(), 80),
+        (kpg.Accumulated(steps=2), 40),
+        (kpg.Accumulated(microbatch_size=80), 80),
+    ):
+        found = first_loss(size, gradient_mode=mode)
+        assert found == pytest.approx(first_loss(size), rel=1e-6)
+    split = kpg.Accumulated(microbatch_size=32)
+    found = first_loss(80, gradient_mode=split)
+    assert abs(found / first_loss(80) - 1) > 1e-3
+
+
+def test_what_is_split_is_shown():
+    assert repr(kpg.Accumulated()) == (
+        "Accumulated(steps=1, microbatch_size=None, inner=Batch())"
+    )
+    assert repr(kpg.Accumulated(4, 8, tail="keep")) == (
+        "Accumulated(steps=4, microbatch_size=8, inner=Batch(), tail='keep')"
+    )
+
+
+@pytest.mark.parametrize("size", [0, -1, 1.5, True, "4"])
 def test_bad_microbatch_size(size):
     with pytest.raises(ValueError, match=r"`microbatch_size` must be a pos"):
         kpg.Accumulated(microbatch_size=size)

@@ -251,3 +251,48 @@ def test_modes_that_update_by_themselves_are_refused():
     model.compile("sgd", gradient_mode=kpg.Accumulated(steps=2))
     with pytest.raises(ValueError, match=r"Accumulated\(steps=2, .* calls the"):
         model.fit(X, verbose=0)
+
+
+class Around(kpg.PerGradModel):
+    """Its `loss_fn` uses tensors that are no arguments of it."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.dense = keras.layers.Dense(3)
+        self.kind = kind
+
+    def call(self, x):
+        return self.dense(x)
+
+    def train_step(self, data):
+        x, y = data
+        outside = {"targets": y, "noise": tf.random.normal(tf.shape(y))}.get(
+            self.kind, 0.0
+        )
+
+        def loss_fn(x, y, sample_weight):
+            del sample_weight
+            return keras.losses.mean_squared_error(y + outside, self(x))
+
+        gradients, logs = self.compute_gradients(loss_fn, x, y)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        return logs
+
+
+@pytest.mark.parametrize("kind", ["targets", "noise", "nothing"])
+@pytest.mark.parametrize("eager", [False, True])
+def test_data_around_the_loss_function_are_named(kind, eager):
+    model = Around(kind)
+    mode = kpg.Accumulated(steps=1, microbatch_size=2)
+    model.compile("sgd", gradient_mode=mode, run_eagerly=eager)
+    x, y = np.ones((6, 4), "float32"), np.ones((6, 3), "float32")
+    model(x)
+    before = model.get_weights()
+    if kind == "nothing":
+        model.fit(x, y, batch_size=6, verbose=0)
+        return
+    match = r"not its arguments.*'outside' from outside.*\(loss_fn, \(x, n"
+    with pytest.raises(ValueError, match=match):
+        model.fit(x, y, batch_size=6, verbose=0)
+    for old, new in zip(before, model.get_weights()):
+        np.testing.assert_array_equal(old, new)

@@ -140,6 +140,46 @@ def test_clipping_and_weight_decay_are_right_in_both():
         assert int(net.optimizer.iterations) == 2
 
 
+needs_multi_optimizer = pytest.mark.skipif(
+    not hasattr(keras.optimizers, "MultiOptimizer"),
+    reason="MultiOptimizer is new in Keras 3.13",
+)
+
+
+def of_parts(**arguments):
+    """An optimizer for the biases, with these arguments, and one for others."""
+    bias = keras.optimizers.SGD(0.1, **arguments)
+    others = keras.optimizers.SGD(0.1)
+    chosen = keras.optimizers.OptimizerMap(others, {".*bias": bias})
+    return keras.optimizers.MultiOptimizer(chosen)
+
+
+@needs_multi_optimizer
+def test_both_at_once_are_refused_inside_of_another_optimizer():
+    net = model("ours")
+    optimizer = of_parts(gradient_accumulation_steps=2)
+    net.compile(optimizer, "mse", gradient_mode=kpg.Accumulated(steps=2))
+    before = net.get_weights()
+    with pytest.raises(ValueError, match=r"accumulates .*steps=2\)"):
+        net.train_on_batch(X, Y)
+    for a, b in zip(net.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@needs_multi_optimizer
+def test_optimizers_of_parts_are_served():
+    weights = []
+    for optimizer in (of_parts(), keras.optimizers.SGD(0.1)):
+        net = model("ours")
+        mode = kpg.Accumulated(steps=2, microbatch_size=2)
+        net.compile(optimizer, "mse", gradient_mode=mode)
+        for _ in range(2):
+            net.train_on_batch(X, Y)
+        weights.append(net.get_weights())
+    for a, b in zip(*weights, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-10)
+
+
 def test_both_at_once_are_refused():
     net = model("ours")
     optimizer = keras.optimizers.SGD(gradient_accumulation_steps=2)

@@ -67,3 +67,46 @@ def test_a_ragged_input_is_refused_also_where_it_is_densified():
     assert kpg.per_sample_norms(model, dense, y).shape == (3,)
     with pytest.raises(ValueError, match="Densify it in the data set"):
         kpg.per_sample_norms(model, ragged, y)
+
+
+class Triplets(keras.Model):
+    """Three outputs in one tensor."""
+
+    def __init__(self, axis):
+        super().__init__()
+        self.dense = keras.layers.Dense(3)
+        self.axis = axis
+
+    def call(self, x):
+        parts = [self.dense(x[:, k]) for k in range(3)]
+        return keras.ops.stack(parts, axis=self.axis)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_per_sample_names_an_output_with_samples_on_another_axis(axis):
+    def loss(y, y_pred):
+        near, far = (
+            keras.ops.sum((parts[0] - parts[k]) ** 2, -1)
+            for parts in [keras.ops.moveaxis(y_pred, axis, 0)]
+            for k in (1, 2)
+        )
+        return keras.ops.relu(near - far + 1.0) + 0 * y
+
+    x, y = np.random.default_rng(0).normal(size=(6, 3, 4)), np.zeros(6)
+    found = []
+    for mode in ("batch", "vectorized", "per_sample"):
+        keras.utils.set_random_seed(1)
+        model = kpg.PerGradModel.from_model(Triplets(axis))
+        model.compile("sgd", loss, gradient_mode=mode, jit_compile=False)
+        model(x)
+        before = model.get_weights()
+        if mode == "per_sample" and axis == 0:
+            match = r"(?s)does not have its samples .*\(3, None, 3\).*axis=1"
+            with pytest.raises(ValueError, match=match):
+                model.fit(x, y, batch_size=6, verbose=0)
+            for old, new in zip(before, model.get_weights()):
+                np.testing.assert_array_equal(old, new)
+            return
+        model.fit(x, y, batch_size=6, shuffle=False, verbose=0)
+        found.append(model.get_weights()[0])
+        np.testing.assert_allclose(found[-1], found[0], rtol=1e-4, atol=1e-6)

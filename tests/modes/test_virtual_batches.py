@@ -268,3 +268,74 @@ def test_bad_inner(inner, error, why):
 def test_every_case_exists():
     assert set(WHOLE + SPREAD) <= set(CASES)
     assert tf.executing_eagerly()
+
+
+def sequences(length=None, **arguments):
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((length,), dtype="int32")
+    h = keras.layers.Embedding(9, 4)(inputs)
+    model = kpg.PerGradModel(inputs, keras.layers.Dense(3)(h))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(
+        keras.optimizers.SGD(1.0), loss, jit_compile=False, **arguments
+    )
+    return model
+
+
+def tokens(length=6):
+    rng = np.random.default_rng(0)
+    shape = 8, length
+    return rng.integers(0, 9, shape), rng.integers(0, 3, shape)
+
+
+def over_two_steps():
+    inner = kpg.Vectorized(aggregation=kpg.ClippedMean(0.05))
+    return kpg.Accumulated(steps=2, inner=inner)
+
+
+@pytest.mark.parametrize("length", [6, None])
+def test_sequences_whose_arrays_have_one_length(length):
+    model = sequences(length, gradient_mode=over_two_steps())
+    model.fit(*tokens(), batch_size=4, shuffle=False, verbose=0)
+    clips = kpg.Vectorized(aggregation=kpg.ClippedMean(0.05))
+    whole = sequences(6, gradient_mode=clips)
+    whole.fit(*tokens(), batch_size=8, shuffle=False, verbose=0)
+    for a, b in zip(model.get_weights(), whole.get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_sequences_of_another_length_are_refused():
+    model = sequences(run_eagerly=False, gradient_mode=over_two_steps())
+    model.fit(*tokens(), batch_size=4, verbose=0)
+    before = model.get_weights()
+    with pytest.raises(ValueError, match=r"Pad|pad .*to one length"):
+        model.fit(*tokens(3), batch_size=4, verbose=0)
+    for a, b in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(a, b)
+    model.compile(
+        keras.optimizers.SGD(1.0),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        gradient_mode=over_two_steps(),
+        jit_compile=False,
+    )
+    model.fit(*tokens(3), batch_size=4, verbose=0)
+    assert int(model.optimizer.iterations) == 1
+
+
+def test_both_lengths_are_named_where_they_are_known():
+    model = sequences(gradient_mode=over_two_steps())
+    data = [tf.data.Dataset.from_tensors(tokens(k)) for k in (6, 3)]
+    model.fit(data[0], epochs=1, verbose=0, shuffle=False)
+    model.train_function = None
+    with pytest.raises(ValueError, match=r"has 3 values .* and had 6"):
+        model.fit(data[1], epochs=1, verbose=0, shuffle=False)
+
+
+def test_a_length_that_is_not_known_while_tracing_is_refused():
+    model = sequences(gradient_mode=over_two_steps())
+    kinds = tuple(tf.TensorSpec((None, None), "int64") for _ in range(2))
+    data = tf.data.Dataset.from_generator(
+        lambda: iter([tokens()]), output_signature=kinds
+    )
+    with pytest.raises(ValueError, match=r"for one sample is not known.*pad"):
+        model.fit(data, verbose=0, shuffle=False)

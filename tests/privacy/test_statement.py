@@ -1,8 +1,14 @@
 """The statement says what holds, on what assumptions, and what does not."""
 
+import keras
+import numpy as np
 import pytest
+import tensorflow as tf
 
-from tests.privacy.tiny import N, private
+import keras_pergrad as kpg
+from keras_pergrad.privacy import statement as statements
+from keras_pergrad.privacy.statement import Statement
+from tests.privacy.tiny import N, X, Y, compile_privately, fit, model, private
 
 
 def test_a_plan():
@@ -50,3 +56,155 @@ def test_it_is_a_dict():
     assert statement["phases"][0]["noise_multiplier"] == (2.0, 2.0)
     assert statement["accountant"] == "PLD"
     assert dict(statement)["unit"] == "example"
+
+
+def of_phases(*trainings):
+    phases = [(training.mechanism, 1) for training in trainings]
+    return Statement.of(phases, 1e-2, trainings[-1])
+
+
+def by_user(most=2):
+    users = np.arange(N) // 4
+    return private(user_ids=users, examples_per_user=most)
+
+
+def test_whom_it_is_for_is_what_the_model_was_trained_for():
+    """Not what the object says that is asked for the statement."""
+    net = model(private(user_ids=None))
+    with pytest.warns(UserWarning, match="guarantee is for one example"):
+        fit(net, private(user_ids=None))
+    for other in (private(), by_user(1)):
+        found = other.statement(net)
+        assert found["unit"] == "example"
+        assert "else a person has less" in " ".join(str(found).split())
+    net = model(by_user())
+    fit(net, by_user())
+    assert private().statement(net)["unit"] == "user"
+    # A phase that is for examples alone is no guarantee for users.
+    compile_privately(net, private())
+    fit(net, private())
+    assert private().statement(net)["unit"] == "example"
+
+
+def test_users_of_one_example_are_users():
+    assert of_phases(by_user(1))["unit"] == "user"
+    assert of_phases(by_user(), by_user())["unit"] == "user"
+    for others in ((by_user(), by_user(1)), (by_user(), private())):
+        assert of_phases(*others)["unit"] == "example"
+
+
+#: Where each promise is tested: without its mechanism the test would fail.
+TESTED = {
+    "probability {rate": "test_sampling: of each example, pairs and steps",
+    "each batch is {batch_size}": "test_sampling.test_fixed",
+    "each epoch goes through": "test_sampling: shuffled epochs",
+    "`user_ids` are right; of each user at most": "test_sampling: users",
+    "each example is of another person": "here",
+    "nobody who sees the result knows": "test_ledger: noise is not repeated",
+    "noise and sums are computed with floating": "an assumption alone",
+    "a sample weight follows from its own": "an assumption alone",
+    "what the user vouches for treats each": "below: vouching",
+    "the weights were changed by no other": "test_ledger: outside",
+}
+
+
+def test_every_assumption_is_known_here():
+    trainings = [
+        private(user_ids=None),
+        private(sampling="fixed"),
+        private(sampling="shuffled"),
+        by_user(),
+    ]
+    phases = [(training.mechanism, 1) for training in trainings]
+    found = list(statements._assumptions(phases, ["scale"]))
+    found += statements._SAMPLING.values()
+    for text in found:
+        known = [start for start in TESTED if start.split("{")[0] in text]
+        assert known, f"say where this is tested: {text}"
+    text = " ".join(found)
+    assert all(start.split("{")[0] in text for start in TESTED)
+
+
+def test_figures_in_the_logs_are_without_noise():
+    """As the statement says: the loss of the examples is the exact one."""
+    training = private(batch_size=N, noise_multiplier=100.0)
+    net = model(training)
+    expected = net.evaluate(X, Y, verbose=0)
+    assert fit(net, training)["loss"] == pytest.approx([expected], rel=1e-5)
+    text = " ".join(str(training.statement(net)).split())
+    assert all(part in text for part in statements._NOT_COVERED)
+
+
+class Untyped(keras.layers.Layer):
+    """Does what no type rule knows, to each sample by itself."""
+
+    def call(self, x):
+        found = tf.numpy_function(_double, [x], tf.float32, stateful=False)
+        return tf.stop_gradient(tf.ensure_shape(found, [None, 3]))
+
+
+def _double(x):
+    return 2 * x
+
+
+def untyped(training, **arguments):
+    inputs = keras.Input((3,))
+    x = Untyped(name="own")(inputs)
+    outputs = keras.layers.Dense(1, activation="sigmoid")(x)
+    net = kpg.PerGradModel(inputs, outputs)
+    compile_privately(net, training, **arguments)
+    return net
+
+
+def words(statement):
+    return " ".join(str(statement).split())
+
+
+def test_what_is_proved():
+    training = private()
+    net = model(training)
+    promise = "clipped gradient depends on that example alone: "
+    for plan in (training.statement(), training.statement(net)):
+        assert f"{promise}this will be proved for all ops" in words(plan)
+    fit(net, training)
+    found = training.statement(net)
+    (count,) = net.aggregation_state.proof.ops
+    assert count > 5
+    assert f"{promise}proved for all {count} ops of the step." in words(found)
+    assert found["vouched"] == []
+
+
+def test_what_is_vouched_for(tmp_path):
+    training = private()
+    net = untyped(training)
+    with pytest.raises(ValueError, match=r"vouch for it: .*\['own'\]"):
+        fit(net, training)
+    net = untyped(training, vouched=["own"])
+    assert "but what you vouch for: ['own']" in words(training.statement(net))
+    fit(net, training)
+    net.save(tmp_path / "net.keras")
+    loaded = keras.saving.load_model(
+        tmp_path / "net.keras", custom_objects={"Untyped": Untyped}
+    )
+    assert loaded.vouched == ("own",)
+    # It stays, whatever is vouched for later.
+    compile_privately(net, training)
+    for one in (net, loaded):
+        found = training.statement(one)
+        assert found["vouched"] == ["own"]
+        assert "but 1 (PyFunc" in words(found)
+        assert "compile(vouched=['own'])" in words(found)
+        assert "vouches for treats each example by itself: own" in words(found)
+    after = private(after=net)
+    assert after.statement()["vouched"] == ["own"]
+
+
+def test_a_ledger_of_an_earlier_version():
+    training = private()
+    net = model(training)
+    fit(net, training)
+    record = net.aggregation_state.record()
+    del record["proof"]
+    other = model(training)
+    other.aggregation_state.go_on_from_record(record)
+    assert "was not recorded" in words(training.statement(other))

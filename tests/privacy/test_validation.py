@@ -125,6 +125,33 @@ def test_optimizers_and_formats():
     refused("joins the gradients", model(training, joins), training)
     keras.config.set_dtype_policy("bfloat16")
     refused("which noise is too coarse", model(training), training)
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    net = model(training)
+    fit(net, training)
+    assert {v.dtype for v in net.trainable_variables} == {"float32"}
+
+
+@pytest.mark.skipif(
+    not hasattr(keras.optimizers, "MultiOptimizer"), reason="older Keras"
+)
+@pytest.mark.parametrize("is_function", [False, True])
+def test_optimizers_inside_others(is_function):
+    from keras.src.optimizers.multi_optimizer import OptimizerMap
+
+    def several(**arguments):
+        plain = keras.optimizers.SGD(0.1)
+        joins = keras.optimizers.SGD(0.1, **arguments)
+        if not is_function:
+            return OptimizerMap(plain, {".*bias": joins})
+        return lambda v: joins if "bias" in v.path else plain
+
+    training = private()
+    kind = keras.optimizers.MultiOptimizer
+    joins = kind(several(gradient_accumulation_steps=2))
+    refused("joins the gradients", model(training, joins), training)
+    net = model(training, kind(several()))
+    fit(net, training)
+    assert net.aggregation_state.updates == 4
 
 
 def test_steps_of_ones_own():
@@ -186,9 +213,24 @@ def test_callbacks_that_act_on_other_data_are_served():
     training = private()
     net = model(training)
     stop = callbacks.EarlyStopping("val_loss")
-    fit(net, training, callbacks=[stop], validation_data=(X[:4], Y[:4]))
-    with pytest.warns(UserWarning, match="are the protected examples"):
-        fit(net, training, validation_data=(X, Y))
+    other = X[:4].copy(), Y[:4].copy()
+    fit(net, training, callbacks=[stop], validation_data=other)
+    for given in ((X, Y), (X[20:], Y[20:])):
+        with pytest.warns(UserWarning, match="are the protected examples"):
+            fit(net, training, validation_data=given)
+
+
+def test_validation_examples_beside_the_protected_ones_are_served():
+    x, y = np.concatenate([X, X]), np.concatenate([Y, Y])
+    training = private()
+    for rows in (slice(None, N), slice(None, None, 2)):
+        rest = slice(N, None) if rows.step is None else slice(1, None, 2)
+        fit(
+            model(training),
+            training,
+            data=training.batches(x[rows], y[rows]),
+            validation_data=(x[rest], y[rest]),
+        )
 
 
 def test_what_is_changed_behind_its_back():

@@ -270,7 +270,8 @@ def test_losses_that_couple_samples_are_refused(method):
     with pytest.raises(ValueError, match="compares the samples"):
         kpg.per_sample_norms(model, *_batch(T, model), method=method)
     model.compile("sgd", apart)
-    kpg.per_sample_norms(model, *_batch(T, model), method=method)
+    with pytest.raises(ValueError, match="compares the samples"):
+        kpg.per_sample_norms(model, *_batch(T, model), method=method)
 
 
 class Drawing(layers.Layer):

@@ -54,7 +54,9 @@ def copy_model(model):
 _NOT_COPIED = (
     "model {!r} cannot be copied by its config: {}\n"
     "Give layers and models of your own a `get_config` with the arguments of "
-    "`__init__`, and create their layers in `__init__` or `build`."
+    "`__init__`, and create their layers in `__init__` or `build`. Or let the "
+    "layers be exchanged in this model: "
+    "replace_batch_norm(model, in_place=True)."
 )
 
 
@@ -75,14 +77,14 @@ class _Copier:
     def pairs(self):
         """Yield all layers and their copies, including those inside others."""
         for layer, twin in self._twins.values():
-            if _is_graph(layer):
+            if is_graph(layer):
                 yield layer, twin
             else:
                 # Made by the same code, so in the same order.
                 yield from zip(layer._flatten_layers(), twin._flatten_layers())
 
     def _make(self, layer):
-        if _is_graph(layer):
+        if is_graph(layer):
             # Otherwise the copy would be compiled as well.
             with attribute(layer, "compiled", False):
                 return keras.models.clone_model(
@@ -108,7 +110,7 @@ def _input_tensors(layer):
     )
 
 
-def _is_graph(layer):
+def is_graph(layer):
     """Whether a layer consists only of layers, without code of its own."""
     return type(layer) is keras.Sequential or (
         isinstance(layer, functional.Functional)
@@ -140,7 +142,7 @@ def _restore(old, new):
     """Copy a layer's values, and all that no config holds, to its copy."""
     new.name, new._path = old.name, old.path
     new._trainable = old._trainable
-    if _is_graph(old):
+    if is_graph(old):
         return
     # The state of random layers is no weight; metrics are no part of a copy.
     kind = "weights" if isinstance(old, keras.Model) else "variables"

@@ -1,26 +1,29 @@
 """Models whose batch normalisation is replaced by one that mixes no samples.
 
-Private names in use: `Functional`, `Layer._flatten_layers`,
-`Layer._inbound_nodes`, `Layer._outbound_nodes`, `Node.arguments`.
+Private names in use: `Functional`, `Layer._flatten_layers`.
 """
 
-import contextlib
 import functools
-import math
 
 import keras
 import tensorflow as tf
 from keras.src.models.functional import Functional
 
 from keras_pergrad.analysis.batch_norm.copying import copy_model
+from keras_pergrad.analysis.batch_norm.layer_exchange import (
+    check_exchange,
+    exchanged,
+)
+from keras_pergrad.analysis.batch_norm.saving import (
+    made_by_own_code,
+    norms,
+    save_as_exchanged,
+)
 
 _WAYS = ("group", "layer", "frozen")
-#: As published with group normalisation (Wu and He, arXiv 1803.08494).
-_MOST_GROUPS = 32
-_LEAST_VALUES = 16
 
 
-def replace_batch_norm(model, by="group", groups=None):
+def replace_batch_norm(model, by="group", groups=None, in_place=False):
     """Return an equal model without batch normalisation over a training batch.
 
     In training, BatchNormalization makes every sample's output depend on the
@@ -42,9 +45,8 @@ def replace_batch_norm(model, by="group", groups=None):
     are the same. Names, shared layers, nested models and trainable flags stay.
     A BatchNormalization that is frozen already (`trainable = False`) uses its
     statistics, mixes no samples, and stays as it is. GroupNormalization also
-    counts masked padding. If a model's own code makes its BatchNormalization,
-    save only the weights (`save_weights`): loading the whole model would make
-    it again.
+    counts masked padding. The new model can be saved as a whole, also if its
+    own code makes its BatchNormalization, but not as a preset of keras-hub.
 
     Args:
         model: a built `keras.Model`: functional, Sequential, or subclassed if
@@ -56,8 +58,13 @@ def replace_batch_norm(model, by="group", groups=None):
             is 0. Default: at most 32, of at least two channels and, if there
             are that many, at least 16 values.
 
+        in_place: whether to exchange the layers in `model` itself, and return
+            it. For models that no config can rebuild, such as with functions
+            as arguments of layers or regularisers without a config. What
+            shares these layers changes with it.
+
     Returns:
-        A model of the same class, not compiled.
+        A model of the same class, or of one derived from it, not compiled.
 
     Raises:
         TypeError: `model` is no `keras.Model`.
@@ -88,17 +95,16 @@ def replace_batch_norm(model, by="group", groups=None):
     """
     _check_arguments(model, by, groups)
     for layer in _trained_norms(model):
-        _check_exchange(layer, by)
+        check_exchange(layer, by)
     inputs = _refuse_out_of_sight(model)
-    copy = copy_model(model)
-    for layer in _trained_norms(copy):
-        if by == "frozen":
-            layer.trainable = False
-        else:
-            _become(layer, _replacement(layer, by, groups))
-    if inputs is not None and by != "frozen":
-        _check_call(copy, inputs)
-    return copy
+    new = model if in_place else copy_model(model)
+    made = made_by_own_code(new)
+    with exchanged(_trained_norms(new), by, groups):
+        if inputs is not None and by != "frozen":
+            _check_call(new, inputs)
+    new.compiled = False
+    save_as_exchanged(made)
+    return new
 
 
 def _check_arguments(model, by, groups):
@@ -129,118 +135,7 @@ def _check_arguments(model, by, groups):
 
 def _trained_norms(model):
     """Return the layers that use the batch's statistics in training."""
-    return [
-        layer
-        for layer in model._flatten_layers()
-        if isinstance(layer, keras.layers.BatchNormalization)
-        and layer.trainable
-    ]
-
-
-def _check_exchange(layer, by):
-    """Refuse a layer that the other kind cannot replace."""
-    where = f"layer {layer.name!r} ({type(layer).__name__})"
-    if by == "frozen":
-        return
-    if type(layer).call is not keras.layers.BatchNormalization.call:
-        raise ValueError(
-            f"{where} overrides BatchNormalization.call, so that nothing is "
-            "known to be equal to it. Exchange it by hand, or use by='frozen'."
-        )
-    if not layer.built:
-        raise ValueError(
-            f"{where} has never been called: its channels are not known. "
-            "Remove it from the model, or use by='frozen'."
-        )
-    axis, shape = _axis(layer), _shape(layer)
-    if axis == 0:
-        raise ValueError(
-            f"{where} has its channels on axis 0, that of the samples: "
-            f"axis={layer.axis}, input shape {shape}. Expected another axis."
-        )
-    channels, positions = shape[axis], _positions(layer)
-    if channels * (1 if by == "layer" else positions or 2) == 1:
-        raise ValueError(
-            f"{where} would normalise single values, which makes each of them "
-            f"0: input shape {shape}, axis={layer.axis}, by={by!r}. Remove the "
-            "layer, or use by='frozen'."
-        )
-
-
-def _shape(layer):
-    return layer.get_build_config()["input_shape"]
-
-
-def _axis(layer):
-    """Return the axis of the channels, not negative."""
-    return layer.axis % len(_shape(layer))
-
-
-def _positions(layer):
-    """Return the fewest values of a channel in a sample, None if unknown."""
-    calls = (node.input_tensors[0].shape for node in layer._inbound_nodes)
-    axis, found = _axis(layer), []
-    for shape in (_shape(layer), *calls):
-        sizes = [s for i, s in enumerate(shape) if i not in (0, axis)]
-        found.append(None if None in sizes else math.prod(sizes))
-    return None if None in found else min(found)
-
-
-def _groups(channels, positions, most):
-    """Get the largest fitting number of groups (see `replace_batch_norm`)."""
-    least_channels, least_values = 1, 2
-    if most is None:
-        most, least_channels, least_values = _MOST_GROUPS, 2, _LEAST_VALUES
-    found = 1
-    for groups in range(1, min(channels, most) + 1):
-        width = channels // groups
-        fits = channels % groups == 0 and width >= least_channels
-        if fits and width * (positions or 1) >= least_values:
-            found = groups
-    return found
-
-
-def _replacement(layer, by, groups):
-    """Return a built layer with settings and weights of the old one."""
-    shape, axis = _shape(layer), _axis(layer)
-    config = layer.get_config()
-    kept = ("name", "trainable", "dtype", "epsilon", "center", "scale")
-    parts = ("initializer", "regularizer", "constraint")
-    kept += tuple(f"{w}_{p}" for w in ("gamma", "beta") for p in parts)
-    settings = {key: config[key] for key in kept}
-    # Both new kinds work best with -1; BatchNormalization takes any axis.
-    settings["axis"] = -1 if axis == len(shape) - 1 else axis
-    if by == "layer":
-        new = keras.layers.LayerNormalization.from_config(settings)
-    else:
-        settings["groups"] = _groups(shape[axis], _positions(layer), groups)
-        new = keras.layers.GroupNormalization.from_config(settings)
-    with contextlib.ExitStack() as scopes:
-        for part in layer.path.split("/")[:-1]:
-            scopes.enter_context(keras.name_scope(part))
-        new.build(shape)
-    for name in ("gamma", "beta"):
-        old = getattr(layer, name)
-        if old is not None:
-            getattr(new, name).assign(old)
-            getattr(new, name).trainable = old.trainable
-    return new
-
-
-def _become(layer, new):
-    """Turn a layer of our copy into another one.
-
-    The object stays, so all references to it (attributes, lists, graphs of
-    functional models, closures) see the new layer.
-    """
-    nodes = {k: vars(layer)[k] for k in ("_inbound_nodes", "_outbound_nodes")}
-    for node in layer._inbound_nodes:
-        # Only BatchNormalization takes a mask.
-        node.arguments.kwargs.pop("mask", None)
-    # This bypasses Keras's tracking of attributes.
-    object.__setattr__(layer, "__class__", type(new))
-    object.__setattr__(layer, "__dict__", vars(new))
-    vars(layer).update(nodes)
+    return [layer for layer in norms(model) if layer.trainable]
 
 
 def _refuse_out_of_sight(model):

@@ -21,7 +21,7 @@ from keras_pergrad.analysis.checking.check_table import (
     GradientCheck,
 )
 from keras_pergrad.keras_internals import onednn
-from keras_pergrad.keras_internals.batches import as_tensors, check_lengths
+from keras_pergrad.keras_internals.batches import as_tensors, of_one_length
 from keras_pergrad.keras_internals.error_text import reason
 from keras_pergrad.keras_internals.graph_session import as_in_fit
 from keras_pergrad.keras_internals.inspection_checks import (
@@ -107,7 +107,7 @@ def check_gradients(
     chosen = configurations.modes(modes, model, samples)
     places = configurations.places(devices)
     tensors = as_tensors(batch)
-    check_lengths(*tensors)
+    of_one_length(*tensors)
     model._symbolic_build(data_batch=tensors)
     with ModelState(model) as state:
         check = _Check(model, data, batch, samples, repeats, state)

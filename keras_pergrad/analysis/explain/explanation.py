@@ -46,6 +46,21 @@ class VariableRow:
 
 
 @dataclasses.dataclass(frozen=True)
+class VouchedOp:
+    """An op for which `compile(vouched=...)` vouches.
+
+    Attributes:
+        op: its type.
+        name: its name in the step.
+        layer: the name of its layer, or None.
+    """
+
+    op: str
+    name: str
+    layer: str | None
+
+
+@dataclasses.dataclass(frozen=True)
 class LayerRow:
     """How one weight-owning layer is served.
 
@@ -56,11 +71,19 @@ class LayerRow:
         type: its class.
         served_by: "ops": by the rules of the ops that use its weights;
             "rule": by a rule of the layer; "fallback": an op is
-            differentiated for one sample after the other; "refused"; or
-            "unused": the outputs do not depend on its trainable variables.
-        reason: why the fallback serves it, or the text of the refusal.
+            differentiated for one sample after the other; "refused";
+            "unused": neither the outputs nor what is given to `add_loss`
+            depend on its trainable variables; or "unknown": likewise, but the
+            model has a loss of its own, which may.
+        reason: why the fallback serves it, why it is not known, or the text
+            of the refusal.
         calls: how often a weight of it is used in a forward pass.
         variables: a `VariableRow` for each variable that it yields.
+        verdict: what is known of its samples. "proved": none are mixed, by
+            the types of all ops; "vouched": likewise, but for ops in it that
+            the user vouches for; "refused", for the `reason`; "open": another
+            layer is refused, or the outputs do not depend on this one.
+        vouched: a `VouchedOp` for each of these ops.
     """
 
     layer: str
@@ -70,6 +93,8 @@ class LayerRow:
     reason: str | None
     calls: int
     variables: tuple = ()
+    verdict: str = "open"
+    vouched: tuple = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,12 +106,19 @@ class Explanation:
         batch_size: the number of samples that it was asked for.
         jit_compile: whether the step would be compiled by XLA.
         rows: a `LayerRow` for each weight-owning or refused layer.
+        split: what `Accumulated` does with a batch, where the model is
+            compiled with it; else None.
+        ops: how many ops of the forward and the backward pass were looked at.
+        vouched: a `VouchedOp` for each that the user vouches for.
     """
 
     model: str
     batch_size: int
     jit_compile: bool
     rows: tuple
+    split: str | None = None
+    ops: int = 0
+    vouched: tuple = ()
 
     def __iter__(self):
         return iter(self.rows)
@@ -98,6 +130,33 @@ class Explanation:
     def refused(self):
         """The rows of layers that a per-sample mode refuses."""
         return [row for row in self.rows if row.served_by == "refused"]
+
+    @property
+    def verdict(self):
+        """What is known of the model: "proved", "vouched" or "refused"."""
+        if self.refused:
+            return "refused"
+        return "vouched" if self.vouched else "proved"
+
+    @property
+    def summary(self):
+        """One line on whether the samples are kept apart."""
+        if self.refused:
+            labels = [
+                label
+                for row, label in zip(self.rows, _labels(self.rows))
+                if row.served_by == "refused"
+            ]
+            return f"Samples are not kept apart: {_first_few(labels)} refused."
+        text = f"Samples are kept apart: proved for all {self.ops} ops"
+        if self.vouched:
+            kinds = ", ".join(sorted({one.op for one in self.vouched}))
+            text = (
+                f"Samples are kept apart: proved for "
+                f"{self.ops - len(self.vouched)} of {self.ops} ops, vouched "
+                f"for by you: {len(self.vouched)} ({kinds})"
+            )
+        return f"{text}; the loss is looked at when training begins."
 
     @property
     def materialized_bytes(self):
@@ -130,17 +189,19 @@ class Explanation:
         )
 
     def _notes(self):
-        """Yield one note for all layers that share the same reason."""
+        """Yield what is split, and one note for each reason of layers."""
+        if self.split:
+            yield self.split
+        places = [f"{v.op} in {v.layer or self.model}" for v in self.vouched]
+        if places:
+            yield f"vouched for: {', '.join(dict.fromkeys(places))}"
         same = {}
         for row, label in zip(self.rows, _labels(self.rows)):
             if row.reason:
                 key = row.served_by, row.reason
                 same.setdefault(key, []).append(label)
         for (served_by, reason), labels in same.items():
-            shown = ", ".join(labels[:3])
-            if len(labels) > 3:
-                shown += f" and {len(labels) - 3} more"
-            yield f"{shown}: {served_by}: {reason}"
+            yield f"{_first_few(labels)}: {served_by}: {reason}"
 
     def __str__(self):
         lines = as_text(COLUMNS, _cells(self.rows), COLUMNS[:6])
@@ -153,6 +214,7 @@ class Explanation:
                 *lines[1:],
                 rule,
                 self._total(),
+                _wrapped(self.summary, len(rule)),
                 *(_wrapped(note, len(rule)) for note in self._notes()),
             ]
         )
@@ -171,7 +233,8 @@ class Explanation:
             f"<p>{html.escape(self._title())}</p>"
             f"<table><thead>{row('th', COLUMNS)}</thead>"
             f"<tbody>{body}</tbody></table>"
-            f"<p>{html.escape(self._total())}</p><ul>{notes}</ul>"
+            f"<p>{html.escape(self._total())}</p>"
+            f"<p>{html.escape(self.summary)}</p><ul>{notes}</ul>"
         )
 
 
@@ -205,6 +268,11 @@ def _cells(rows):
                 _size(variable.held_bytes),
             ]
             head = ["", ""]
+
+
+def _first_few(labels):
+    shown = ", ".join(labels[:3])
+    return shown + (f" and {len(labels) - 3} more" if len(labels) > 3 else "")
 
 
 def _wrapped(note, width):

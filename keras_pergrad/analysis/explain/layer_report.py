@@ -1,12 +1,13 @@
 """A report of what a vectorized step would do with a model, layer by layer.
 
-The step is traced on symbolic inputs, and the model is tried out on a few
-samples.
+The step is traced on symbolic inputs and not run.
 
 Private names in use: `Functional._inputs_struct`, `Layer._flatten_layers`,
 `Trainer._resolve_auto_jit_compile`.
 """
 
+import dataclasses
+import itertools
 import math
 
 import keras
@@ -17,20 +18,24 @@ from keras_pergrad.analysis.explain.explanation import (
     Explanation,
     LayerRow,
     VariableRow,
+    VouchedOp,
 )
 from keras_pergrad.factors import join, widened
 from keras_pergrad.keras_internals.arguments import positive_integer
 from keras_pergrad.keras_internals.batches import is_composite
+from keras_pergrad.keras_internals.losses import additional_losses
 from keras_pergrad.keras_internals.model_state import random_state_kept
 from keras_pergrad.keras_internals.refusal_messages import not_one_number
+from keras_pergrad.modes.accumulated import Accumulated
 from keras_pergrad.samples import Tape, sum_of_outputs
 
 
 def explain(model, batch_size=32, x=None, jit_compile=None):
     """Say before training how each layer's gradients will be found.
 
-    The model is traced on inputs of this batch size, and tried out on a few
-    samples (made up if no `x` is given). Whatever mixes samples is refused.
+    The model is traced on inputs of this batch size and not run. The types of
+    its ops prove that it keeps the samples apart; what mixes them, or is not
+    known, is refused by op and layer, with the reason and what to do.
 
     Args:
         model: a `keras.Model`, compiled or not.
@@ -57,6 +62,8 @@ def explain(model, batch_size=32, x=None, jit_compile=None):
     >>> table = kpg.explain(model, batch_size=64)
     >>> table.rows[0].served_by, table.rows[0].variables[0].ops
     ('ops', ('MatMul',))
+    >>> table.verdict, table.rows[0].verdict
+    ('proved', 'proved')
     """
     if not isinstance(model, keras.Model):
         raise TypeError(
@@ -73,16 +80,38 @@ def explain(model, batch_size=32, x=None, jit_compile=None):
     specs = _specs(model, batch_size, x)
     if not model.built:
         model(tf.nest.map_structure(_zeros, specs))
-    rows = []
+    found = []
 
     def trace(x):
-        rows.extend(_rows(model, x, batch_size))
+        found.append(_looked_at(model, x, batch_size))
 
     with random_state_kept():
         tf.function(
             trace, autograph=False, jit_compile=bool(jit_compile)
         ).get_concrete_function(specs)
-    return Explanation(model.name, batch_size, bool(jit_compile), tuple(rows))
+    rows, ops, vouched = found[-1]
+    return Explanation(
+        model.name,
+        batch_size,
+        bool(jit_compile),
+        rows,
+        _split(model, batch_size),
+        ops,
+        vouched,
+    )
+
+
+def _split(model, batch_size):
+    """Say how `Accumulated` takes a batch apart; None: another mode."""
+    mode = getattr(model, "_gradient_mode", None)
+    if not isinstance(mode, Accumulated):
+        return None
+    size = mode.microbatch_size
+    parts = "stays whole"
+    if size is not None and size < batch_size:
+        parts = f"is split into microbatches of {size}"
+    updates = "every batch" if mode.steps == 1 else f"{mode.steps} batches"
+    return f"A batch of {batch_size} {parts}; an update after {updates}."
 
 
 def _rows_in(x):
@@ -126,10 +155,10 @@ def _zeros(spec):
     return tf.zeros([1 if s is None else s for s in spec.shape], spec.dtype)
 
 
-def _rows(model, x, n):
-    """Yield a `LayerRow` for each trainable or refused layer."""
+def _looked_at(model, x, n):
+    """Return the rows, how many ops have a type, and those vouched for."""
     refused = {}
-    tape = Tape(model, (x, None, None), loss=sum_of_outputs)
+    tape = Tape(model, (x, None, None), loss=_outputs_and_added)
 
     def refuse(layer, error):
         if layer is None and refused:
@@ -143,7 +172,7 @@ def _rows(model, x, n):
     try:
         with tape:
             y_pred = tape.forward(x)
-            loss = sum_of_outputs(model, x, None, y_pred, None, True)
+            loss = _outputs_and_added(model, x, None, y_pred, None, True)
         for k, factor, use in tape.parts(loss):
             seen = getattr(use, "seen", None)
             # After a refused layer nothing shows how an op is served.
@@ -151,13 +180,68 @@ def _rows(model, x, n):
                 found[k].append((factor, use))
     except ValueError as error:
         refuse(None, error)
-    places = {id(v): k for k, v in enumerate(tape.variables)}
+    ops, vouched = 0, {}
+    if tape.proof is not None:
+        types, origin = tape.proof.types, tape.proof.origin
+        ops = types.count
+        for op, name in types.vouched_ops:
+            layer = origin.layer(name)
+            one = VouchedOp(op, name, layer and layer.name)
+            vouched.setdefault(id(layer), []).append(one)
+    rows = tuple(
+        _with_verdict(*pair, refused, vouched)
+        for pair in _rows(model, tape.variables, found, refused, n)
+    )
+    return rows, ops, tuple(itertools.chain(*vouched.values()))
+
+
+def _with_verdict(layer, row, refused, vouched):
+    """Return a layer's row with what is known of its samples."""
+    if row.served_by == "refused":
+        return dataclasses.replace(row, verdict="refused")
+    if refused or row.served_by == "unknown":
+        return row
+    inside = tuple(
+        one for part in _nested(layer) for one in vouched.get(id(part), ())
+    )
+    verdict = "vouched" if inside else "proved"
+    return dataclasses.replace(row, verdict=verdict, vouched=inside)
+
+
+def _rows(model, variables, found, refused, n):
+    """Yield (layer, its `LayerRow`) for each trainable or refused layer."""
+    places = {id(v): k for k, v in enumerate(variables)}
     for layer in _nested(model):
         own = [places[id(v)] for v in _own(layer) if id(v) in places]
         # After a refusal not all uses are known.
         known = any(found[k] for k in own) or (own and not refused)
         if known or id(layer) in refused:
-            yield _row(layer, own, tape.variables, found, refused, n)
+            row = _row(layer, own, variables, found, refused, n)
+            if row.served_by == "unused" and _own_loss(model):
+                row = dataclasses.replace(
+                    row, served_by="unknown", reason=_BY_OWN_LOSS
+                )
+            yield layer, row
+
+
+def _outputs_and_added(model, x, y, y_pred, sample_weight, training):
+    """Return the sum of the outputs and of what was given to `add_loss`."""
+    outputs = sum_of_outputs(model, x, y, y_pred, sample_weight, training)
+    added = [
+        tf.cast(tf.reduce_sum(loss), outputs.dtype)
+        for loss in additional_losses(model)
+    ]
+    return tf.add_n([outputs, *added])
+
+
+def _own_loss(model):
+    """Whether a loss may use weights that the outputs do not depend on."""
+    return any(
+        name in vars(kind)
+        for kind in type(getattr(model, "wrapped", model)).__mro__
+        for name in ("compute_loss", "train_step")
+        if kind.__module__.split(".")[0] not in ("keras", "keras_pergrad")
+    )
 
 
 def _nested(layer, seen=None):
@@ -202,6 +286,13 @@ def _row(layer, own, variables, found, refused, n):
     )
     calls = max((len(found[k]) for k in own), default=1)
     return LayerRow(*head, served, next(iter(reasons), None), calls, rows)
+
+
+_BY_OWN_LOSS = (
+    "the outputs and add_loss do not depend on it, but the model's own "
+    "compute_loss or train_step may, which explain() cannot see without "
+    "targets. per_sample_gradients(model, x, y) gives its gradients, or None."
+)
 
 
 def _look_at_losses(model, refuse):

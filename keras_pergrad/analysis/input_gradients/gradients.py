@@ -11,7 +11,11 @@ from keras_pergrad.analysis.input_gradients.chunk import (
     traced,
 )
 from keras_pergrad.analysis.input_gradients.results import Rows, Total
-from keras_pergrad.analysis.input_gradients.sources import source
+from keras_pergrad.analysis.input_gradients.sizes import Sizes, pieces
+from keras_pergrad.analysis.input_gradients.sources import (
+    require_batch,
+    source,
+)
 from keras_pergrad.analysis.input_gradients.targets import Targets
 from keras_pergrad.keras_internals.arguments import positive_integer
 from keras_pergrad.keras_internals.model_state import (
@@ -43,7 +47,8 @@ def input_gradients(
         outputs: which outputs: None for all (the full Jacobian), an index, a
             list of k indices, or an integer array (n,) with one index per
             sample, such as its class.
-        batch_size: how many samples a chunk has.
+        batch_size: how many samples a chunk has at most; it has fewer if its
+            gradients would take too much of the free memory.
         reduce: what to keep: None for everything; `"norm"`, the Euclidean norm
             over the axes of each input; or `"sum"`, `"mean"`, `"mean_abs"` or
             `"mean_square"` over the samples.
@@ -68,8 +73,9 @@ def input_gradients(
     Raises:
         TypeError, ValueError: an argument is of the wrong kind or out of
             range; an integer input is not read by exactly one Embedding; a
-            floating one is read as ids; x and `out` differ in length. An error
-            in the middle says how many rows of `out` are written; they stay.
+            floating one is read as ids; x and `out` differ in length; or the
+            result would not fit in the free memory. An error in the middle
+            says how many rows of `out` are written; they stay.
 
     Example:
 
@@ -94,15 +100,21 @@ def input_gradients(
         for number, chunk in enumerate(chunks):
             chunk = tf.nest.map_structure(tf.convert_to_tensor, chunk)
             if targets is None:
+                require_batch(model, chunk)
                 with unchanged(model):
                     shape = output_of(model, _first(chunk)).shape
                 targets = Targets(outputs, shape, chunks.samples)
+                sizes = Sizes(model, chunk, targets, reduce, out is None)
+                sizes.check_result(chunks.samples or 0)
+                rows = sizes.rows()
                 compute = traced(model, targets, reduce)
-            count = int(tf.nest.flatten(chunk)[0].shape[0])
-            own = targets.of_chunk(result.rows, count)
-            with random_state_kept():
-                found = run_and_restore(compute, chunk, tf.constant(own))
-            result.write(found, count)
+            for piece in pieces(chunk, rows):
+                count = int(tf.nest.flatten(piece)[0].shape[0])
+                sizes.check_result(result.rows + count)
+                own = targets.of_chunk(result.rows, count)
+                with random_state_kept():
+                    found = run_and_restore(compute, piece, tf.constant(own))
+                result.write(found, count)
             bar.update(number + 1, finalize=number + 1 == chunks.chunks)
         if targets is not None:
             targets.check_end(result.rows)

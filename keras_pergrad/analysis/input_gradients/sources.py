@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.analysis.input_gradients.paging import release
+from keras_pergrad.keras_internals.data_frames import by_position
 
 
 def source(x, batch_size):
@@ -102,6 +103,43 @@ class Dataset:
         return iter(self.dataset)
 
 
+def require_batch(model, chunk):
+    """Refuse single samples where batches are expected.
+
+    Args:
+        model: the model.
+        chunk: what was read of x, a structure of tensors.
+    """
+    for tensor, expected in _with_inputs(model, chunk):
+        rank = tensor.shape.rank
+        # Keras adds a last axis of length 1 itself.
+        if rank != len(expected) - 1 or expected[-1] == 1:
+            continue
+        raise ValueError(
+            "x must hold batches of samples. Expected, for model "
+            f"{model.name!r}: arrays of shape {tuple(expected)}. Received: "
+            f"shape {tuple(tensor.shape)}, as of single samples. Batch a "
+            "dataset, x.batch(256), or give an array an axis, x[None]."
+        )
+
+
+def _with_inputs(model, chunk):
+    """Return pairs of a tensor and the shape the model expects, if known."""
+    inputs = getattr(model, "inputs", None)
+    if inputs is None:
+        shape = (model.get_build_config() or {}).get("input_shape")
+        if not isinstance(shape, (tuple, list)) or not tf.is_tensor(chunk):
+            return []
+        known = all(d is None or type(d) is int for d in shape)
+        return [(chunk, shape)] if known else []
+    if isinstance(chunk, dict):
+        named = {t.name: t.shape for t in inputs}
+        return [(chunk[k], named[k]) for k in chunk if k in named]
+    flat = tf.nest.flatten(chunk)
+    shapes = [t.shape for t in inputs]
+    return list(zip(flat, shapes)) if len(flat) == len(shapes) else []
+
+
 def _only_x(x, *others):
     """Return the inputs, converted as those in arrays are."""
     del others
@@ -112,6 +150,7 @@ def _only_x(x, *others):
 
 
 def _array(value):
+    value = by_position(value)
     if isinstance(value, (list, tuple, int, float, str, bytes)):
         raise TypeError(
             "x must be an array, a memory-mapped array, a structure of them or "

@@ -16,16 +16,17 @@ from keras_pergrad.analysis.measurement.batch_gradient import (
 )
 from keras_pergrad.keras_internals.batches import first_tensor
 from keras_pergrad.keras_internals.error_text import reason
-from keras_pergrad.keras_internals.losses import (
-    additional_losses,
-    regularization_gradients,
-    total_loss,
-)
+from keras_pergrad.keras_internals.losses import additional_losses, total_loss
 from keras_pergrad.keras_internals.model_state import (
     random_state_kept,
     run_and_restore,
     unchanged,
 )
+from keras_pergrad.keras_internals.overwritten import (
+    SetApart,
+    is_overwritten,
+)
+from keras_pergrad.keras_internals.penalties import Penalties
 from keras_pergrad.modes.base import call_model, loss_scale
 from keras_pergrad.samples import Tape
 
@@ -157,11 +158,14 @@ class GradientMeter:
 
     def _plainly(self, x, y, sample_weight, wanted):
         del wanted
+        penalties = Penalties(self.model)
         with tf.GradientTape() as tape:
             y_pred = call_model(self.model, x)
-            loss = measured_loss(self.model, x, y, y_pred, sample_weight)
+            with penalties.noted():
+                loss = measured_loss(self.model, x, y, y_pred, sample_weight)
             target = self._scaled(loss)
-        return loss, self._of_data(tape.gradient(target, self._values)), []
+        gradients = tape.gradient(target, self._values)
+        return loss, self._of_data(gradients, penalties.gradients(loss)), []
 
     def _with_squares(self, x, y, sample_weight, wanted):
         """Return the gradient, and the samples' norms where they are wanted.
@@ -169,17 +173,19 @@ class GradientMeter:
         One program computes both, so TensorFlow runs the backward pass once.
         The gradient is the same with and without norms.
         """
-        tape = self._tape(x, y, sample_weight)
-        with tf.GradientTape() as plain, tape:
-            y_pred = tape.forward(x)
-            loss = measured_loss(self.model, x, y, y_pred, sample_weight)
-            target = self._scaled(loss)
+        with SetApart(self.model) as apart:
+            tape = self._tape(x, y, sample_weight)
+            with tf.GradientTape() as plain, tape:
+                y_pred = tape.forward(x)
+                loss = measured_loss(self.model, x, y, y_pred, sample_weight)
+                target = self._scaled(loss)
+            scale = loss_scale(self.optimizer)
+            factors = apart.merged(tape.sample_gradients(target, scale))
         # The tape keeps the gradients of regularisers apart.
-        gradients = self._of_data(plain.gradient(target, self._values), False)
+        gradients = self._of_data(plain.gradient(target, self._values))
         # If the tape calls a layer in its own way, or vectorises it, the norms
         # are measured apart: repetitions must use the layer's ordinary call.
         self._joint = all(call.rule.forward is None for call in tape.calls)
-        factors = tape.sample_gradients(target, loss_scale(self.optimizer))
         sums = tf.cond(
             wanted,
             lambda: [self._sum(f) for f in factors],
@@ -189,12 +195,14 @@ class GradientMeter:
 
     def _only_squares(self, x, y, sample_weight, wanted):
         del wanted
-        tape = self._tape(x, y, sample_weight)
-        with tape:
-            y_pred = tape.forward(x)
-            loss = measured_loss(self.model, x, y, y_pred, sample_weight)
-            target = self._scaled(loss)
-        factors = tape.sample_gradients(target, loss_scale(self.optimizer))
+        with SetApart(self.model) as apart:
+            tape = self._tape(x, y, sample_weight)
+            with tape:
+                y_pred = tape.forward(x)
+                loss = measured_loss(self.model, x, y, y_pred, sample_weight)
+                target = self._scaled(loss)
+            scale = loss_scale(self.optimizer)
+            factors = apart.merged(tape.sample_gradients(target, scale))
         return [self._sum(f) for f in factors]
 
     def _tape(self, *batch):
@@ -215,15 +223,16 @@ class GradientMeter:
         scale = loss_scale(self.optimizer)
         return loss if scale is None else loss * tf.cast(scale, loss.dtype)
 
-    def _of_data(self, gradients, penalized=True):
+    def _of_data(self, gradients, penalties=None):
         """Return dense gradients without loss scale and regularisers."""
         scale = loss_scale(self.optimizer)
-        penalties = [None] * len(self._variables)
-        if penalized:
-            penalties = regularization_gradients(self._variables)
+        penalties = penalties or [None] * len(self._variables)
         found = []
-        for value, gradient, penalty in zip(self._values, gradients, penalties):
-            if gradient is None:
+        for variable, gradient, penalty in zip(
+            self._variables, gradients, penalties
+        ):
+            if gradient is None or is_overwritten(variable):
+                value = variable.value
                 gradient = tf.zeros(value.shape, value.dtype)
             gradient = tf.convert_to_tensor(gradient)
             if scale is not None:

@@ -74,18 +74,22 @@ def meter(model, batch):
 
 
 @contextlib.contextmanager
-def guarded_steps(model, need, failed):
+def guarded_steps(model, running, need, failed):
     """Watch each training step of `model` while this is open.
 
     Args:
         model: a model within `fit`.
+        running: tells before each step whether it belongs to that `fit`.
         need: called before each step; returns a function to call with the
             first batch, or None.
-        failed: called if a step raises, which no callback is told.
+        failed: called if a step raises, which no callback is told, or does
+            not belong to that `fit`, which has failed then.
     """
     original, over = model.train_function, []
 
     def step(iterator):
+        if not over and not running():
+            failed()
         if over:  # another callback still holds this
             return original(iterator)
         try:

@@ -39,6 +39,10 @@ from keras_pergrad.analysis.pipelines.worker_sweep import (
     worker_counts,
 )
 from keras_pergrad.keras_internals.arguments import positive_integer
+from keras_pergrad.keras_internals.inspection_checks import (
+    require_compiled,
+    require_targets,
+)
 
 
 @dataclasses.dataclass
@@ -135,8 +139,9 @@ def profile_pipeline(data, model=None, batches=100, workers=None):
 
     Raises:
         ValueError: If `batches` is not positive, `data` is a generator or
-            gives fewer than two batches, `model` is not built, or `workers`
-            are not whole numbers or the data has none.
+            gives fewer than two batches, `model` is not built, not compiled
+            or needs targets that `data` lacks, or `workers` are not whole
+            numbers or the data has none.
 
     Example:
 
@@ -166,8 +171,10 @@ def profile_pipeline(data, model=None, batches=100, workers=None):
         step, stopwatch = FETCH, Stopwatch()
         together = alone
         if model is not None:
+            first = first_batch(data)
+            _require_trainable(model, first)
             step = undo.enter_context(untrained(model, batches))
-            cached = tf.data.Dataset.from_tensors(first_batch(data)).repeat()
+            cached = tf.data.Dataset.from_tensors(first).repeat()
             cached = cached.prefetch(2)
             rate = _measure(cached, batches, step, stopwatch)
             model_rate = rate.batches_per_s
@@ -205,6 +212,20 @@ def profile_pipeline(data, model=None, batches=100, workers=None):
         ram_budget=getattr(running, "ram_budget", None),
         copy_ms=together.report.copy_ms,
     )
+
+
+def _require_trainable(model, batch):
+    """Refuse what a train step would fail for without saying why."""
+    require_compiled(model)
+    step = type(model).train_step
+    if step.__module__.split(".")[0] in ("keras", "keras_pergrad"):
+        try:
+            require_targets(model, keras.utils.unpack_x_y_sample_weight(batch))
+        except ValueError as error:
+            raise ValueError(
+                f"{error}. Pass profile_pipeline((x, y), model), or only the "
+                "data to profile it alone."
+            ) from None
 
 
 def _measure(data, batches, step=FETCH, stopwatch=None):

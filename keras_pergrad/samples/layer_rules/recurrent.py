@@ -156,6 +156,6 @@ def _gradients(layer, inputs, dz):
 
 
 for _layer in _LAYERS:
-    register_rule(_layer, forward=_forward, unsupported=_unsupported)(
-        _gradients
-    )
+    register_rule(
+        _layer, forward=_forward, unsupported=_unsupported, by_position=True
+    )(_gradients)

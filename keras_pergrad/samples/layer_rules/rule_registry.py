@@ -20,12 +20,15 @@ class Rule:
             own `call` without its activation.
         unsupported: `unsupported(layer, *args, **kwargs)`, the reason why
             this call needs the generic fallback, or None.
+        by_position: whether `gradients` treats each entry of the second axis
+            by itself, so that more of them may be given.
     """
 
     layer_class: type
     gradients: Callable
     forward: Callable | None = None
     unsupported: Callable | None = None
+    by_position: bool = False
 
     def reason_against(self, layer, *args, **kwargs):
         """Return why the generic fallback must serve this call, or None."""
@@ -63,7 +66,12 @@ _RULES: dict[type, Rule] = {}
 
 
 def register_rule(
-    layer_class, *, forward=None, unsupported=None, replace=False
+    layer_class,
+    *,
+    forward=None,
+    unsupported=None,
+    replace=False,
+    by_position=False,
 ):
     """Register a function as the per-sample gradient rule of a layer class.
 
@@ -86,6 +94,9 @@ def register_rule(
             returns why the rule does not cover a call (the generic fallback
             then serves it), or None.
         replace: whether an existing rule of the class may be replaced.
+        by_position: whether the rule treats each entry of the second axis
+            (a time step) by itself. It may then be called on samples that are
+            merged with positions, and gets these on that axis.
 
     Raises:
         TypeError: `layer_class` is no layer class.
@@ -121,7 +132,9 @@ def register_rule(
                 f"({known.gradients.__module__}.{known.gradients.__name__}). "
                 "Pass replace=True to replace it."
             )
-        _RULES[layer_class] = Rule(layer_class, function, forward, unsupported)
+        _RULES[layer_class] = Rule(
+            layer_class, function, forward, unsupported, by_position
+        )
         return function
 
     return register

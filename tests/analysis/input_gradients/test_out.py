@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import keras_pergrad as kpg
-from keras_pergrad.analysis.input_gradients import paging
+from keras_pergrad.analysis.input_gradients import gradients, paging, sizes
 from tests.samples.rules.exact import normal, stack
 
 layers = keras.layers
@@ -186,3 +186,82 @@ def test_models_that_have_no_such_gradient():
     over = keras.Model(inputs, layers.UnitNormalization(axis=0)(inputs))
     with pytest.raises(ValueError, match="mixes the samples of a batch"):
         _gradients(over, normal(3, 4))
+
+
+def test_a_dataset_of_single_samples():
+    dataset = tf.data.Dataset.from_tensor_slices(np.zeros((8, 4)))
+    model = _model()
+    for x in (dataset, np.zeros(4)):
+        with pytest.raises(ValueError, match=r"single samples.*x\.batch\(256"):
+            _gradients(model, x)
+    assert _gradients(model, dataset.batch(3)).shape == (8, 3, 4)
+    column = keras.Sequential([keras.Input((1,)), layers.Dense(2)])
+    assert len(_gradients(column, np.zeros(5))) == 5
+
+
+@pytest.fixture
+def free(monkeypatch):
+    """A function that sets how many bytes are free."""
+
+    def set_free(size):
+        monkeypatch.setattr(sizes, "free_bytes", lambda: size)
+
+    return set_free
+
+
+THREE_WAYS = r"(?s)480 bytes.*\(10, 3, 4\).*`outputs=`.*`reduce=`.*`out=`"
+
+
+def test_a_result_larger_than_the_memory_is_refused(free):
+    model, x = _model(), normal(10, 4)
+    expected = _gradients(model, x)
+    free(500)
+    with pytest.raises(ValueError, match=THREE_WAYS):
+        _gradients(model, x)
+    dataset = tf.data.Dataset.from_tensor_slices(x).batch(10)
+    with pytest.raises(ValueError, match=r"384 bytes.*\(8, 3, 4\)"):
+        _gradients(model, dataset)
+    # The three ways that it names.
+    np.testing.assert_allclose(
+        _gradients(model, x, outputs=1), expected[:, 1], rtol=1e-6
+    )
+    norms = _gradients(model, x, reduce="norm")
+    np.testing.assert_allclose(norms, np.linalg.norm(expected, axis=-1), 1e-6)
+    out = np.zeros_like(expected)
+    _gradients(model, x, out=out)
+    np.testing.assert_allclose(out, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("reduce", [None, "norm", "mean_abs"])
+def test_chunks_are_as_small_as_the_memory_requires(free, reduce, monkeypatch):
+    model, x = _model(), normal(10, 4)
+    expected = _gradients(model, x, reduce=reduce)
+    seen = []
+    original = gradients.run_and_restore
+
+    def noted(function, chunk, own):
+        seen.append(len(chunk))
+        return original(function, chunk, own)
+
+    monkeypatch.setattr(gradients, "run_and_restore", noted)
+    free(3000)  # 192 bytes a sample, in a fifth of it
+    found = _gradients(model, x, reduce=reduce)
+    assert seen == [3, 3, 3, 1]
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    free(100)
+    with pytest.raises(ValueError, match=r"Choose fewer outputs|three ways"):
+        _gradients(model, x, reduce=reduce, out=None)
+
+
+def test_ids_count_with_the_width_of_their_embedding(free):
+    model = keras.Sequential(
+        [
+            keras.Input((6,), dtype="int32"),
+            layers.Embedding(9, 5),
+            layers.Flatten(),
+            layers.Dense(2),
+        ]
+    )
+    free(2000)
+    with pytest.raises(ValueError, match=r"2\.4 kB.*\(10, 2, 6, 5\)"):
+        _gradients(model, np.zeros((10, 6), "int32"))

@@ -200,3 +200,41 @@ def test_keras_draws_go_on_as_if_nothing_had_been_profiled():
     np.testing.assert_array_equal(np.array(state), before)
     model.fit(repeated(1), verbose=0)
     assert (np.array(state) != before).any()
+
+
+def test_targets_that_the_loss_needs_are_asked_for():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    with pytest.raises(ValueError, match="is not compiled"):
+        profile_pipeline((np.ones((96, 4)),), model, batches=2)
+    model.compile("sgd", "mse", jit_compile=False)
+    before = model.get_weights()
+    x = np.ones((96, 4), "float32")
+    data = tf.data.Dataset.from_tensor_slices(x).batch(2)
+    for without in (data, (x,)):
+        with pytest.raises(
+            ValueError, match=r"Received: y=None.*\(x, y\), mod"
+        ):
+            profile_pipeline(without, model, batches=2)
+    for old, new in zip(before, model.get_weights()):
+        np.testing.assert_array_equal(old, new)
+    assert profile_pipeline(data, batches=2).model_batches_per_s is None
+
+
+def test_a_model_without_targets_is_profiled():
+    class Reconstruction(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(4)
+
+        def call(self, x):
+            return self.dense(x)
+
+        def train_step(self, data):
+            return {"loss": tf.reduce_mean(self(data))}
+
+    model = Reconstruction()
+    model.compile("sgd", "mse", jit_compile=False)
+    x = np.ones((16, 4), "float32")
+    model(x)
+    data = tf.data.Dataset.from_tensor_slices(x).batch(2)
+    assert profile_pipeline(data, model, batches=2).model_batches_per_s

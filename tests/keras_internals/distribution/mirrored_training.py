@@ -185,6 +185,34 @@ def optimizer_is_as_before_after_an_error():
 
 
 @check
+def optimizers_inside_of_another_add_up_once():
+    if not hasattr(keras.optimizers, "MultiOptimizer"):
+        return
+
+    def train(mode):
+        bias, others = (keras.optimizers.SGD(0.1) for _ in range(2))
+        chosen = keras.optimizers.OptimizerMap(others, {".*bias": bias})
+        model = big_batch.dense(kpg.PerGradModel)
+        optimizer = keras.optimizers.MultiOptimizer(chosen)
+        model.compile(optimizer, "mse", gradient_mode=mode, jit_compile=False)
+        model.fit(X, Y, batch_size=11, verbose=0, shuffle=False)
+        assert "_all_reduce_sum_gradients" not in vars(bias)
+        return model.get_weights(), {}
+
+    for mode in ("batch", "vectorized", kpg.Accumulated(steps=2)):
+        alone, together = both(lambda mode=mode: train(mode))
+        big_batch.assert_same(together, alone, rtol=1e-5, atol=1e-6)
+
+
+@check
+def overwritten_variables_are_refused():
+    with strategy().scope():
+        model = dense("vectorized")
+        model.trainable_variables[0].overwrite_with_gradient = True
+    raises(lambda: model.fit(X, Y, verbose=0), "overwrite", "several replicas")
+
+
+@check
 def accumulation_by_keras_fails_here():
     """Its own raises, and `Accumulated` gives what one device gives."""
     with strategy().scope():

@@ -1,0 +1,160 @@
+"""The exchange of a normalisation layer for another kind, in its place.
+
+Private names in use: `Layer._inbound_nodes`, `Layer._outbound_nodes`,
+`Node.arguments`.
+"""
+
+import contextlib
+import math
+
+import keras
+
+#: As published with group normalisation (Wu and He, arXiv 1803.08494).
+_MOST_GROUPS = 32
+_LEAST_VALUES = 16
+
+
+@contextlib.contextmanager
+def exchanged(layers, by, groups):
+    """Exchange layers; if an error is raised inside, take them back.
+
+    Args:
+        layers: built layers, whose exchange has been checked.
+        by, groups: as for `replace_batch_norm`.
+    """
+    with contextlib.ExitStack() as undo:
+        for layer in layers:
+            if by == "frozen":
+                undo.callback(setattr, layer, "trainable", layer.trainable)
+                layer.trainable = False
+            else:
+                undo.callback(_restore, layer, *_state(layer))
+                become(layer, _replacement(layer, by, groups))
+        yield
+        undo.pop_all()
+
+
+def _state(layer):
+    masks = [dict(node.arguments.kwargs) for node in layer._inbound_nodes]
+    return type(layer), vars(layer), masks
+
+
+def _restore(layer, cls, attributes, masks):
+    object.__setattr__(layer, "__class__", cls)
+    object.__setattr__(layer, "__dict__", attributes)
+    for node, kwargs in zip(layer._inbound_nodes, masks):
+        node.arguments.kwargs.update(kwargs)
+
+
+def check_exchange(layer, by):
+    """Refuse a layer that the other kind cannot replace."""
+    where = f"layer {layer.name!r} ({type(layer).__name__})"
+    if by == "frozen":
+        return
+    if type(layer).call is not keras.layers.BatchNormalization.call:
+        raise ValueError(
+            f"{where} overrides BatchNormalization.call, so that nothing is "
+            "known to be equal to it. Exchange it by hand, or use by='frozen'."
+        )
+    if not layer.built:
+        raise ValueError(
+            f"{where} has never been called: its channels are not known. "
+            "Remove it from the model, or use by='frozen'."
+        )
+    axis, shape = _axis(layer), _shape(layer)
+    if axis == 0:
+        raise ValueError(
+            f"{where} has its channels on axis 0, that of the samples: "
+            f"axis={layer.axis}, input shape {shape}. Expected another axis."
+        )
+    channels, positions = shape[axis], _positions(layer)
+    if channels * (1 if by == "layer" else positions or 2) == 1:
+        way = "Remove the layer, or use by='frozen'."
+        if by == "layer" and positions != 1:
+            way = "Use by='group', which takes a channel's positions together."
+        raise ValueError(
+            f"{where} would normalise single values, which makes each of them "
+            f"0: input shape {shape}, axis={layer.axis}, by={by!r}. {way}"
+        )
+
+
+def _shape(layer):
+    return layer.get_build_config()["input_shape"]
+
+
+def _axis(layer):
+    """Return the axis of the channels, not negative."""
+    return layer.axis % len(_shape(layer))
+
+
+def _positions(layer):
+    """Return the fewest values of a channel in a sample, None if unknown."""
+    calls = (node.input_tensors[0].shape for node in layer._inbound_nodes)
+    axis, found = _axis(layer), []
+    for shape in (_shape(layer), *calls):
+        sizes = [s for i, s in enumerate(shape) if i not in (0, axis)]
+        found.append(None if None in sizes else math.prod(sizes))
+    return None if None in found else min(found)
+
+
+def groups_for(channels, positions, most):
+    """Get the largest fitting number of groups (see `replace_batch_norm`)."""
+    least_channels, least_values = 1, 2
+    if most is None:
+        most, least_channels, least_values = _MOST_GROUPS, 2, _LEAST_VALUES
+    found = 1
+    for groups in range(1, min(channels, most) + 1):
+        width = channels // groups
+        fits = channels % groups == 0 and width >= least_channels
+        if fits and width * (positions or 1) >= least_values:
+            found = groups
+    return found
+
+
+def _replacement(layer, by, groups):
+    """Return a built layer with settings and weights of the old one."""
+    shape, axis = _shape(layer), _axis(layer)
+    config = layer.get_config()
+    kept = ("name", "trainable", "dtype", "epsilon", "center", "scale")
+    parts = ("initializer", "regularizer", "constraint")
+    kept += tuple(f"{w}_{p}" for w in ("gamma", "beta") for p in parts)
+    settings = {key: config[key] for key in kept}
+    # Both new kinds work best with -1; BatchNormalization takes any axis.
+    settings["axis"] = -1 if axis == len(shape) - 1 else axis
+    if by == "layer":
+        new = keras.layers.LayerNormalization.from_config(settings)
+    else:
+        settings["groups"] = groups_for(shape[axis], _positions(layer), groups)
+        new = keras.layers.GroupNormalization.from_config(settings)
+    new = built_like(new, layer)
+    for name in ("gamma", "beta"):
+        old = getattr(layer, name)
+        if old is not None:
+            getattr(new, name).assign(old)
+            getattr(new, name).trainable = old.trainable
+    return new
+
+
+def built_like(new, layer):
+    """Build a layer for the inputs, and under the path, of another one."""
+    with contextlib.ExitStack() as scopes:
+        for part in layer.path.split("/")[:-1]:
+            scopes.enter_context(keras.name_scope(part))
+        new.build(_shape(layer))
+    return new
+
+
+def become(layer, new):
+    """Turn a layer into another one.
+
+    The object stays, so all references to it (attributes, lists, graphs of
+    functional models, closures) see the new layer.
+    """
+    nodes = {k: vars(layer)[k] for k in ("_inbound_nodes", "_outbound_nodes")}
+    for node in layer._inbound_nodes:
+        # Only BatchNormalization takes a mask.
+        node.arguments.kwargs.pop("mask", None)
+    # This bypasses Keras's tracking of attributes.
+    object.__setattr__(layer, "__class__", type(new))
+    object.__setattr__(layer, "__dict__", vars(new))
+    vars(layer).update(nodes)

@@ -1,0 +1,108 @@
+"""The memory that gradients of inputs take, estimated beforehand.
+
+Private name in use: `Layer._flatten_layers`.
+"""
+
+import math
+import operator
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_pergrad.analysis.input_gradients.chunk import OVER_SAMPLES
+from keras_pergrad.keras_internals.free_memory import as_text, free_bytes
+
+#: A chunk's gradients are held as computed, stacked, transposed and copied.
+_COPIES = 4
+#: The parts of the free memory for the result and for a chunk.
+_OF_RESULT, _OF_CHUNK = 0.7, 0.2
+
+
+class Sizes:
+    """The sizes of a result and of its chunks.
+
+    Args:
+        model: the model.
+        x: some inputs, a structure of tensors.
+        targets: the `Targets`.
+        reduce: as for `input_gradients`.
+        held: whether the result is held in memory, not in `out`.
+    """
+
+    def __init__(self, model, x, targets, reduce, held):
+        sizes = [_inner_shape(model, t) for t in tf.nest.flatten(x)]
+        item = np.dtype(keras.config.floatx()).itemsize
+        outputs = math.prod(targets.shape)
+        inputs = sum(map(math.prod, sizes))
+        self._shapes = [(*targets.shape, *size) for size in sizes]
+        self._of_sample = outputs * inputs * item
+        self._result_of_sample = self._of_sample
+        if reduce == "norm":
+            self._result_of_sample = outputs * len(sizes) * item
+        if reduce in OVER_SAMPLES or not held:
+            self._result_of_sample = 0
+        self._free = free_bytes()
+
+    def rows(self):
+        """Return how many samples a chunk may have.
+
+        Raises:
+            ValueError: not even one fits.
+        """
+        if self._free is None:
+            return None
+        needed = _COPIES * self._of_sample
+        if needed > self._free:
+            raise ValueError(
+                f"the gradients of one sample, of shape {self._shown()}, take "
+                f"{as_text(needed)} while they are computed. Expected at most "
+                f"{as_text(self._free)}, which is free. Choose fewer outputs "
+                "at a time: `outputs=` takes a list of indices."
+            )
+        return max(1, int(_OF_CHUNK * self._free) // max(needed, 1))
+
+    def check_result(self, samples):
+        """Refuse a result that would not fit in memory."""
+        needed = self._result_of_sample * samples
+        if self._free is None or needed <= _OF_RESULT * self._free:
+            return
+        shape = self._shown(samples)
+        raise ValueError(
+            f"the gradients of {samples} samples would take {as_text(needed)} "
+            f"of memory. Expected at most {as_text(_OF_RESULT * self._free)}, "
+            f"of what is free. Received: a result of shape {shape}. There are "
+            "three ways: `outputs=`, one or some of the outputs, or an array "
+            "with one for each sample; `reduce=`, 'norm' or a mean over the "
+            "samples; or `out=`, a file: numpy.lib.format.open_memmap(path, "
+            f"'w+', '{keras.config.floatx()}', shape)."
+        )
+
+    def _shown(self, *samples):
+        shapes = [(*samples, *shape) for shape in self._shapes]
+        return " and ".join(map(str, shapes))
+
+
+def pieces(chunk, rows):
+    """Yield a chunk, in pieces of at most `rows` samples (None: whole)."""
+    count = int(tf.nest.flatten(chunk)[0].shape[0])
+    rows = count if rows is None else rows
+    if count <= rows:
+        yield chunk
+        return
+    for start in range(0, count, rows):
+        part = slice(start, start + rows)
+        yield tf.nest.map_structure(operator.itemgetter(part), chunk)
+
+
+def _inner_shape(model, tensor):
+    """Return a sample's shape; of ids, that of the largest embedding."""
+    shape = tuple(tensor.shape[1:])
+    if tensor.dtype.is_floating:
+        return shape
+    widths = [
+        layer.output_dim
+        for layer in model._flatten_layers()
+        if isinstance(layer, keras.layers.Embedding)
+    ]
+    return (*shape, max(widths, default=1))

@@ -1,0 +1,61 @@
+"""The variables of a model and its optimizer, made before a step is traced.
+
+A variable that is made while a step is traced has no value if the step is
+refused.
+
+Private names in use: `Model._symbolic_build`, `Model._compute_loss`,
+`Layer._flatten_layers`, `keras.src.backend.compute_output_spec`.
+"""
+
+import contextlib
+
+import keras
+import tensorflow as tf
+from keras.src import backend
+
+from keras_pergrad.keras_internals import replicas
+
+
+def build_all(model, batch):
+    """Build a compiled model, its metrics, its loss and its optimizer.
+
+    Args:
+        model: the model.
+        batch: (x, y, sample_weight).
+    """
+    # Under a strategy all that replicas share was built before they began.
+    aside = contextlib.nullcontext if replicas.several() else tf.init_scope
+    specs = tf.nest.map_structure(_spec, batch)
+    with aside():
+        if _has_loss_of_its_own(model):
+            # Layers may be called, and so built, there for the first time,
+            # and the optimizer must know their variables.
+            backend.compute_output_spec(
+                lambda x, y, weight: model._compute_loss(
+                    x=x,
+                    y=y,
+                    y_pred=model(x),
+                    sample_weight=weight,
+                    training=True,
+                ),
+                *specs,
+            )
+        model._symbolic_build(data_batch=specs)
+        optimizer = model.optimizer
+        if optimizer is not None and not optimizer.built:
+            optimizer.build(model.trainable_variables)
+
+
+def _has_loss_of_its_own(model):
+    """Whether `compute_loss` is overridden, and a layer not yet built."""
+    own = type(model).compute_loss is not keras.Model.compute_loss
+    layers = model._flatten_layers(include_self=False)
+    return own and not all(layer.built for layer in layers)
+
+
+def _spec(tensor):
+    if tensor is None or not hasattr(tensor, "shape"):
+        return tensor
+    if not isinstance(tensor, tf.Tensor):
+        return tensor
+    return keras.KerasTensor(tensor.shape, tensor.dtype.name)

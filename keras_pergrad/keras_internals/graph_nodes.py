@@ -1,0 +1,181 @@
+"""The nodes of graphs and of functions, put into a graph with other shapes.
+
+TensorFlow infers all shapes anew there. Nothing runs.
+
+Private names in use: `Graph._get_function`, `FuncGraph.outer_graph`,
+`tensorflow.python.framework.function_def_to_graph.function_def_to_graph_def`,
+`tensorflow.python.ops.handle_data_util`.
+"""
+
+import tensorflow as tf
+from tensorflow.python.framework import function_def_to_graph
+from tensorflow.python.ops import handle_data_util
+
+
+class Nodes:
+    """The nodes of a graph or function, by name.
+
+    Attributes:
+        by_name: name → `NodeDef`, in order, without the inputs.
+        needs: name → the names of the nodes that it needs.
+        inputs: the names of the tensors that it is given.
+        outputs: the names of the tensors that it gives.
+    """
+
+    def __init__(self, definition, inputs, outputs, versions):
+        self.inputs, self.outputs = list(inputs), list(outputs)
+        given = {name.rsplit(":", 1)[0] for name in self.inputs}
+        self.by_name = {
+            node.name: node for node in definition if node.name not in given
+        }
+        self.needs = {
+            name: [tensor_name(part)[0] for part in node.input]
+            for name, node in self.by_name.items()
+        }
+        self._versions, self._graph = versions, None
+
+    @classmethod
+    def of_graph(cls, graph, inputs):
+        """Return the nodes of a graph.
+
+        Args:
+            graph: the graph.
+            inputs: the tensors that are given instead of computed.
+        """
+        definition = graph.as_graph_def()
+        names = [t.name for t in inputs]
+        found = cls(definition.node, names, (), definition.versions)
+        found._graph = graph
+        return found
+
+    @classmethod
+    def of_function(cls, definition):
+        """Return the nodes of a `FunctionDef`."""
+        nodes, names = function_def_to_graph.function_def_to_graph_def(
+            definition
+        )
+        inputs = [f"{a.name}:0" for a in definition.signature.input_arg]
+        outputs = [
+            names[definition.ret[a.name]]
+            for a in definition.signature.output_arg
+        ]
+        return cls(nodes.node, inputs, outputs, nodes.versions)
+
+    def handed_on(self):
+        """Return the places of inputs that are outputs at the same place."""
+        found = set()
+        for k, (given, name) in enumerate(zip(self.inputs, self.outputs)):
+            node = self.by_name.get(name.rsplit(":", 1)[0])
+            while node is not None and node.op == "Identity":
+                name = tensor_name(node.input[0])[1]
+                node = self.by_name.get(name.rsplit(":", 1)[0])
+            if name == given:
+                found.add(k)
+        return found
+
+    def only(self, names):
+        """Keep these nodes and what they need, in data or order."""
+        kept, waiting = set(), list(names)
+        while waiting:
+            name = waiting.pop()
+            if name not in kept and name in self.by_name:
+                kept.add(name)
+                waiting += self.needs[name]
+        self.by_name = {k: v for k, v in self.by_name.items() if k in kept}
+        self.needs = {k: self.needs[k] for k in self.by_name}
+
+    def shape_of(self, name, shape):
+        """Return what is known of the shape of a tensor, with `shape`."""
+        if self._graph is None:
+            return shape
+        known = self._graph.get_tensor_by_name(name).shape
+        if not shape.is_compatible_with(known):
+            return shape
+        return shape.merge_with(known)
+
+    def put(self, graph, names, known):
+        """Put nodes into a graph; return their ops, with their names here.
+
+        Args:
+            graph: the graph.
+            names: of nodes. What they need is among them or known.
+            known: name → tensor of the graph, extended by the new ones.
+        """
+        part = tf.compat.v1.GraphDef(versions=self._versions)
+        inside, mapping = set(names), {}
+        for name in names:
+            node = part.node.add()
+            node.CopyFrom(self.by_name[name])
+            # An op beside which it should be may be missing.
+            node.attr.pop("_class", None)
+            node.device = ""
+            del node.input[:]
+            for text in self.by_name[name].input:
+                source, key = tensor_name(text)
+                if source in inside:
+                    node.input.append(text)
+                elif key is not None:
+                    node.input.append(text)
+                    mapping[text] = known[key]
+        if not part.node:
+            return {}
+        with graph.as_default():
+            operations = tf.graph_util.import_graph_def(
+                part, mapping, list(names), name=""
+            )
+        # A name may have been changed, since a scope has it.
+        for name, operation in zip(names, operations):
+            for k, tensor in enumerate(operation.outputs):
+                known[f"{name}:{k}"] = tensor
+        return dict(zip(operations, names))
+
+
+def tensor_name(text):
+    """Return (node, tensor) of an input of a node; an order has no tensor."""
+    if text.startswith("^"):
+        return text[1:], None
+    if ":" not in text:
+        return text, f"{text}:0"
+    return text.rsplit(":", 1)[0], text
+
+
+def placeholder(dtype, shape, like=None):
+    """Return a placeholder in the default graph.
+
+    Args:
+        dtype, shape: its type.
+        like: a handle or list that it stands for, or None.
+    """
+    found = tf.compat.v1.placeholder(dtype, shape)
+    if like is not None and dtype in (tf.resource, tf.variant):
+        handle_data_util.copy_handle_data(like, found)
+    return found
+
+
+class Definitions:
+    """The functions that a graph and those around it know.
+
+    Args:
+        graph: the graph.
+    """
+
+    def __init__(self, graph):
+        self._graph, self._known = graph, {}
+
+    def nodes(self, name):
+        """Return the `Nodes` of a function, or None."""
+        if name not in self._known:
+            definition = self._definition(name)
+            self._known[name] = definition and Nodes.of_function(definition)
+        return self._known[name]
+
+    def _definition(self, name):
+        graph = self._graph
+        while graph is not None:
+            function = graph._get_function(name)
+            for attribute in ("cached_definition", "definition"):
+                found = getattr(function, attribute, None)
+                if found is not None:
+                    return found
+            graph = getattr(graph, "outer_graph", None)
+        return None

@@ -1,0 +1,31 @@
+"""The optimizers inside of an optimizer.
+
+A `LossScaleOptimizer` has one, a `MultiOptimizer` (Keras 3.13 and later) one
+for each part of the variables; these apply the gradients.
+"""
+
+
+def all_of(optimizer):
+    """List an optimizer and all inside of it, from the outside in.
+
+    Args:
+        optimizer: a Keras optimizer or None. A `MultiOptimizer` whose parts a
+            function chooses knows them once it is built.
+    """
+    found, waiting = [], [optimizer]
+    while waiting:
+        this = waiting.pop(0)
+        if this is None or any(this is other for other in found):
+            continue
+        found.append(this)
+        waiting.append(getattr(this, "inner_optimizer", None))
+        waiting += getattr(this, "optimizers", None) or []
+    return found
+
+
+def accumulating(optimizer):
+    """Return the first optimizer inside that accumulates, or None."""
+    for part in all_of(optimizer):
+        if getattr(part, "gradient_accumulation_steps", None):
+            return part
+    return None

@@ -1,0 +1,128 @@
+"""The part of the weight regularisers in a loss, and their gradients.
+
+A regulariser belongs to no sample: its gradient is added after aggregation.
+Keras adds every regulariser to the loss once, but an own `compute_loss` may
+leave them out or weigh them. So the loss is differentiated with respect to
+each penalty.
+
+Private name in use: `Variable._regularizer`.
+"""
+
+import contextlib
+
+import keras
+import tensorflow as tf
+
+from keras_pergrad.keras_internals.patching import attribute
+
+
+class Penalties:
+    """What the loss of a model does with the penalties on its weights.
+
+    Args:
+        model: a model.
+    """
+
+    def __init__(self, model):
+        self.variables = list(model.trainable_variables)
+        own = type(model).compute_loss is not keras.Model.compute_loss
+        penalized = [v for v in self.variables if v.regularizer is not None]
+        self._watched = penalized if own else []
+        self._noted = []
+        self._tape = None
+
+    @contextlib.contextmanager
+    def noted(self):
+        """Note the penalties while the loss is computed."""
+        if not self._watched:
+            yield
+            return
+        with contextlib.ExitStack() as stack:
+            self._tape = stack.enter_context(
+                tf.GradientTape(watch_accessed_variables=False)
+            )
+            for variable in self._watched:
+                noting = self._noting(variable)
+                stack.enter_context(attribute(variable, "_regularizer", noting))
+            yield
+
+    def _noting(self, variable):
+        regularizer = variable.regularizer
+
+        def function(value):
+            penalty = tf.convert_to_tensor(regularizer(value))
+            self._tape.watch(penalty)
+            self._noted.append((variable, penalty))
+            return penalty
+
+        return function
+
+    def gradients(self, loss):
+        """Return the gradient of the penalties in the loss, per variable.
+
+        Args:
+            loss: the loss that was computed inside `noted`, not scaled.
+
+        Returns:
+            A list in the order of the model's trainable variables; None for
+            those without.
+        """
+        if not self._watched:
+            return regularization_gradients(self.variables)
+        weights = {id(v): None for v in self._watched}
+        slopes = self._tape.gradient(loss, [p for _, p in self._noted])
+        for (variable, _), slope in zip(self._noted, slopes):
+            if slope is not None:
+                before = weights[id(variable)]
+                slope = tf.stop_gradient(tf.convert_to_tensor(slope))
+                weights[id(variable)] = (
+                    slope if before is None else before + slope
+                )
+        return regularization_gradients(self.variables, weights)
+
+
+def regularization_gradients(variables, weights=None):
+    """Return the regularisers' gradient at each variable, or None.
+
+    A regulariser may read other variables than its own.
+
+    Args:
+        variables: trainable variables.
+        weights: the factor of each penalty, by the id of its variable (None:
+            the penalty is left out); by default all are 1.
+    """
+    penalized = [
+        v
+        for v in variables
+        if v.regularizer is not None
+        and (weights is None or weights.get(id(v)) is not None)
+    ]
+    if not penalized:
+        return [None] * len(variables)
+    values = [v.value for v in variables]
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        tape.watch(values)
+        terms = [v.regularizer(v.value) for v in penalized]
+        if weights is not None:
+            terms = [
+                t * tf.cast(weights[id(v)], t.dtype)
+                for v, t in zip(penalized, terms)
+            ]
+        penalty = _sum(terms)
+    return [
+        None if g is None else tf.convert_to_tensor(g)
+        for g in tape.gradient(penalty, values)
+    ]
+
+
+def regularization_loss(variables):
+    """Return the sum of the variables' regularisers, a scalar."""
+    return _sum(
+        [v.regularizer(v.value) for v in variables if v.regularizer is not None]
+    )
+
+
+def _sum(terms):
+    dtype = keras.config.floatx()
+    terms = [tf.cast(tf.reduce_sum(t), dtype) for t in terms]
+    return tf.add_n(terms) if terms else tf.zeros([], dtype)

@@ -1,0 +1,29 @@
+"""The names by which a user vouches for layers and ops.
+
+Private name in use: `Layer._flatten_layers`.
+"""
+
+import tensorflow as tf
+
+
+def vouched_names(model, names):
+    """Return what `compile(vouched=...)` was given, a tuple.
+
+    Raises:
+        ValueError: something in it names no layer of the model and no op.
+    """
+    if isinstance(names, str):
+        names = [names]
+    names = tuple(names)
+    layers = {layer.name for layer in model._flatten_layers()}
+    for name in names:
+        known = isinstance(name, str) and (
+            name in layers or hasattr(tf.raw_ops, name) or not model.built
+        )
+        if not known:
+            raise ValueError(
+                "`vouched` expected names of layers of the model or types of "
+                "ops of TensorFlow, such as 'EagerPyFunc'. Received: "
+                f"{name!r}. The layers are: {', '.join(sorted(layers))}"
+            )
+    return names

@@ -1,0 +1,294 @@
+"""The types of a step whose own graph is not at hand.
+
+The step is traced aside, with any number of samples where the model takes
+that, and not run. What was found is kept as text with the model.
+
+Private names in use: `Layer._flatten_layers`, `Model._compile_loss`,
+`keras.src.backend.common.global_state`.
+"""
+
+import dataclasses
+import weakref
+from typing import Any
+
+import tensorflow as tf
+from keras.src.backend.common import global_state
+
+from keras_pergrad.keras_internals.batches import is_composite
+from keras_pergrad.keras_internals.loss_tensors import loss_tensors
+from keras_pergrad.keras_internals.losses import components, noting_losses
+from keras_pergrad.keras_internals.model_state import (
+    losses_kept,
+    random_state_kept,
+)
+from keras_pergrad.keras_internals.tracing import traced_functions
+from keras_pergrad.samples import messages
+from keras_pergrad.samples.layer_rules.rule_registry import find_rule
+from keras_pergrad.samples.step_proof import StepProof
+from keras_pergrad.samples.types.tensor_types import (
+    BY_SIZE,
+    DIVIDED,
+    At,
+    Free,
+    Mixed,
+)
+
+#: The name of a seed's state in Keras: every draw advances it.
+SEED = "seed_generator_state"
+#: What a sample must not depend on where its pass is repeated with others.
+_OF_OTHERS = BY_SIZE | DIVIDED
+#: Ops that draw other numbers each time.
+_DRAWS = {
+    "Multinomial",
+    "ParameterizedTruncatedNormal",
+    "RandomGamma",
+    "RandomPoissonV2",
+    "RandomShuffle",
+    "RandomStandardNormal",
+    "RandomUniform",
+    "RandomUniformInt",
+    "RngReadAndSkip",
+    "TruncatedNormal",
+}
+_FOUND = weakref.WeakKeyDictionary()
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What was found for a model and a kind of batch.
+
+    Attributes:
+        refusals: texts.
+        by_size: texts about what follows the number of samples.
+        assigned: the paths of the trainable variables that are assigned.
+        counted: whether variables or tables are assigned that Keras does not
+            know.
+        counting: the indices, among the non-trainable variables, of the
+            counters: they are assigned whatever the values of the batch are.
+        vouched: the (type, name) of each op that the user vouches for.
+        count: how many ops have a type.
+    """
+
+    refusals: tuple
+    by_size: tuple
+    assigned: tuple
+    counted: bool
+    counting: tuple
+    vouched: tuple
+    count: int
+
+
+def refusals(tape, repeated=None, once=False, values=None, alone=False):
+    """Return the errors that tell why samples cannot be told apart.
+
+    Args:
+        tape: the tape of the step, in which nothing was traced.
+        repeated: "sample" or "microbatch" if the forward pass is repeated for
+            each: state that this must not change is refused, too. Layers may
+            take statistics of each microbatch, as BatchNormalization does.
+            "example": there may be one more or less of them.
+        once: whether there is only one of them.
+        values: `values(model, y, y_pred, sample_weight)` returns tensors of
+            the losses that are computed for each microbatch alone: they must
+            not depend on how many samples there are.
+        alone: whether the only one makes an update by itself, so that it may
+            depend on how many samples it has.
+    """
+    found = _found(tape, repeated, values)
+    texts = list(found.refusals)
+    if not alone:
+        texts += found.by_size
+    if repeated == "example":
+        return [ValueError(text) for text in texts]
+    if repeated and found.assigned and not once:
+        texts.append(messages.assigns_weights(found.assigned, repeated))
+    if repeated and found.counted:
+        texts.append(messages.counts(tape.model, repeated))
+    return [ValueError(text) for text in texts]
+
+
+def vouched_ops(tape, repeated=None, values=None):
+    """Return the ops of a step that the user vouches for, and all there are.
+
+    Args:
+        tape, repeated, values: as for `refusals`.
+
+    Returns:
+        (a tuple of (type, name), the number of ops whose types were found).
+    """
+    found = _found(tape, repeated, values)
+    return found.vouched, found.count
+
+
+def counters(tape, values=None):
+    """Return the variables that a pass changes whatever its batch is.
+
+    Each microbatch must find them as the whole batch would. `values` as for
+    `refusals`.
+    """
+    found = _found(tape, "microbatch", values).counting
+    return [tape.model.non_trainable_variables[k] for k in found]
+
+
+def spec(tensor):
+    """Return the type of a part of the batch, for any number of samples."""
+    if tensor is None:
+        return None
+    if is_composite(tensor):
+        raise ValueError(messages.COMPOSITE)
+    if tensor.shape.rank in (None, 0):
+        return tf.TensorSpec(tensor.shape, tensor.dtype)
+    return tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype)
+
+
+def _found(tape, repeated, values=None):
+    model = tape.model
+    specs = tf.nest.map_structure(spec, tape.batch)
+    layers = model._flatten_layers()
+    key = (
+        repeated,
+        values,
+        getattr(model, "vouched", ()),
+        tape.training,
+        tape.loss,
+        str(specs),
+        tuple(map(id, tape.variables)),
+        tuple((layer.trainable, find_rule(layer)) for layer in layers),
+    )
+    loss = getattr(model, "_compile_loss", None)
+    kept = _FOUND.setdefault(model, {})
+    known = kept.get(key)
+    if known is None or known[0]() is not (loss or model):
+        found = _look(tape, specs, repeated, values)
+        kept[key] = known = weakref.ref(loss or model), found
+    return known[1]
+
+
+def _look(tape, specs, repeated, values):
+    error: Any = None
+    for number in dict.fromkeys([None, tape.number]):
+        try:
+            return _traced(tape, specs, number, repeated, values)
+        except (ValueError, TypeError, tf.errors.OpError) as found:
+            error = error or found
+    raise error
+
+
+def _traced(tape, specs, number, repeated, values):
+    found, flat = [], [s for s in tf.nest.flatten(specs) if s is not None]
+
+    def run(*given):
+        given = iter(given)
+        batch = tf.nest.map_structure(
+            lambda s: None if s is None else next(given), specs
+        )
+        one, added, terms = tape.another(batch), [], []
+        with one:
+            with noting_losses(one.model, added):
+                y_pred = one.forward(batch[0])
+            if values is not None:
+                terms = values(one.model, batch[1], y_pred, batch[2])
+            loss = one.loss(
+                one.model, *batch[:2], y_pred, batch[2], one.training
+            )
+        # A mean that a layer adds follows the number of samples.
+        watched = [(t, _OF_OTHERS) for t in terms]
+        watched += [(t, DIVIDED) for t in added]
+        found.append(_judged(one, y_pred, loss, watched, repeated))
+
+    with traced_functions(), random_state_kept(), losses_kept(tape.model):
+        function = tf.function(run, autograph=False)
+        function.get_concrete_function(*[_of_number(s, number) for s in flat])
+    return found[0]
+
+
+def _of_number(one, number):
+    if one.shape.rank in (None, 0):
+        return one
+    return tf.TensorSpec([number, *one.shape[1:]], one.dtype)
+
+
+def _judged(tape, y_pred, loss, terms, repeated):
+    outputs = [t for t in loss_tensors(y_pred) if t.dtype.is_floating]
+    uses = tape.uses()
+    watched = [t for call in tape.calls for t in call.watched]
+    *gradients, at_outputs = uses.gradients(loss, [*watched, *outputs])
+    at_rules = at_outputs[: len(watched)]
+    deltas = at_outputs[len(watched) :]
+    terms = [
+        (t, flags)
+        for t, flags in terms
+        if tf.is_tensor(t) and t.graph is tape.graph
+    ]
+    others = [*outputs, *(t for t, _ in terms)]
+    others += [d for d in deltas if d is not None]
+    proof = StepProof(
+        tape,
+        uses,
+        (*gradients, at_rules),
+        others,
+        messages.OF_MICROBATCHES if repeated == "microbatch" else (),
+    )
+    texts = [str(error) for _, error in proof.refusals]
+    if not texts:
+        texts += _of_outputs(tape, proof, outputs, deltas, repeated)
+    by_size = []
+    if repeated and not texts:
+        if any(proof.of(t).flags & _OF_OTHERS for t in outputs):
+            by_size.append(messages.follows_size(tape.model, repeated))
+        if any(proof.of(t).flags & flags for t, flags in terms):
+            by_size.append(messages.loss_follows_size(tape.model, repeated))
+    vouched = tuple(proof.types.vouched_ops), proof.types.count
+    found = tuple(texts), tuple(by_size)
+    return Found(*found, *_assigned(tape, proof), *vouched)
+
+
+def _of_outputs(tape, proof, outputs, deltas, repeated):
+    """Yield why the outputs do not belong to a sample each."""
+    model = tape.model
+    for op in tape.operations if repeated == "sample" else ():
+        if op.type in _DRAWS:
+            yield messages.draws(model, proof.origin.layer(op.name), op)
+            return
+    for number, (output, delta) in enumerate(zip(outputs, deltas)):
+        kinds = [proof.of(output)]
+        kinds += [] if delta is None else [proof.of(delta)]
+        bad = next((k for k in kinds if isinstance(k, Mixed)), None)
+        if bad is not None:
+            _, error = proof.origin.refusal(bad)
+            yield str(error)
+            return
+        kind = kinds[0]
+        if (
+            repeated == "sample"
+            and isinstance(kind, At)
+            and (kind.place != (0, 1, 1))
+        ):
+            yield messages.output_elsewhere(model, number, output)
+            return
+
+
+def _assigned(tape, proof):
+    """Return `assigned`, `counted` and `counting` of a `Found`."""
+    given = {id(handle): kind for handle, kind in proof.types.assigned}
+
+    def kinds(variable):
+        parts = [id(part.handle) for part in components(variable)]
+        return [given[key] for key in parts if key in given]
+
+    model = tape.model
+    losses = getattr(model, "_compile_loss", None)
+    metrics = [*model.metrics, *getattr(losses, "metrics", ())]
+    known = [*model.variables, *(v for m in metrics for v in m.variables)]
+    seeds = global_state.get_global_attribute("global_seed_generator")
+    known += [] if seeds is None else [seeds.state]
+    places = {id(p.handle) for v in known for p in components(v)}
+    paths = tuple(v.path for v in tape.variables if kinds(v))
+    counting = tuple(
+        k
+        for k, v in enumerate(model.non_trainable_variables)
+        if v.name != SEED
+        and (held := kinds(v))
+        and all(isinstance(t, Free) and not t.flags & BY_SIZE for t in held)
+    )
+    return paths, bool(set(given) - places), counting

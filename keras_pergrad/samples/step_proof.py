@@ -1,0 +1,297 @@
+"""The proof that a step keeps its samples apart, from the types of its ops.
+
+Private name in use: `Layer._flatten_layers`.
+"""
+
+import dataclasses
+
+import keras
+import tensorflow as tf
+
+from keras_pergrad.samples import messages
+from keras_pergrad.samples.layout import Layout
+from keras_pergrad.samples.op_origin import OpOrigin
+from keras_pergrad.samples.types.step_types import ShapesUnknown, StepTypes
+from keras_pergrad.samples.types.tensor_types import (
+    At,
+    Divisor,
+    Free,
+    Mixed,
+    Total,
+)
+
+#: Ops that may repeat a weight for each sample.
+_REPEAT = {"BroadcastTo", "Tile"}
+
+
+@dataclasses.dataclass(frozen=True)
+class UseTypes:
+    """The types at one op that takes tensors of weights.
+
+    Attributes:
+        inputs: the place of an input of samples → its type.
+        outputs: the type of each output of the candidate.
+        deltas: the type of the gradient of each output, or None.
+        fixed: whether all sizes but the number of samples are known.
+    """
+
+    inputs: dict
+    outputs: tuple
+    deltas: tuple
+    fixed: bool
+
+    @property
+    def has_samples(self):
+        """Whether there are samples in its outputs."""
+        return any(
+            isinstance(o, (At, Total)) or isinstance(d, At)
+            for o, d in zip(self.outputs, self.deltas)
+        )
+
+    @property
+    def mixed(self):
+        """Whether samples are mixed in its inputs or outputs."""
+        return any(
+            isinstance(t, Mixed) for t in (*self.inputs.values(), *self.outputs)
+        )
+
+    def layout(self, k):
+        """Return where the samples are in output k, or None."""
+        delta, output = self.deltas[k], self.outputs[k]
+        kind = output if isinstance(output, At) else delta
+        return self._layout(kind)
+
+    def input_layout(self, place):
+        """Return where the samples are in an input, or None."""
+        return self._layout(self.inputs.get(place))
+
+    def _layout(self, kind):
+        if not isinstance(kind, At):
+            return None
+        if self.fixed:
+            return Layout(kind.axis, kind.rows, kind.lead)
+        if kind.rows != 1 and kind.lead != 1:
+            return None
+        return Layout(
+            kind.axis,
+            1 if kind.rows == 1 else None,
+            1 if kind.lead == 1 else None,
+        )
+
+
+class StepProof:
+    """What types say of a step.
+
+    Args:
+        tape: the tape.
+        uses: its `Uses`.
+        gradients: as from `Uses.gradients`.
+        others: tensors whose types are asked for, too.
+        as_batches: classes of layers that may take statistics of the batch.
+
+    Attributes:
+        types: the `StepTypes`.
+        refusals: a list of (layer or None, error).
+    """
+
+    def __init__(self, tape, uses, gradients, others=(), as_batches=()):
+        self._tape, self._uses = tape, uses
+        self._as_batches = as_batches
+        self._vouched = set(getattr(tape.model, "vouched", ()))
+        at_ops, at_rules = gradients
+        watched = [t for call in tape.calls for t in call.watched]
+        self._watched = list(zip(watched, at_rules))
+        wanted = [t for pair in self._watched for t in pair if t is not None]
+        for one, deltas in zip(uses.candidates, at_ops):
+            wanted += [t for t in one.op.inputs if t.graph is tape.graph]
+            wanted += one.outputs
+            wanted += [d for d in deltas if d is not None]
+        for call in tape.calls:
+            wanted += self._taken(call)
+        wanted += others
+        self.origin = OpOrigin(tape.model, tape.behind)
+        batch = tape.batch
+        try:
+            self.types = StepTypes(
+                tape.graph,
+                batch,
+                tape.variables,
+                wanted,
+                tape.operations,
+                self._is_vouched,
+                self._is_alone,
+            )
+        except ShapesUnknown as error:
+            text = messages.shapes_unknown(tape.model, error)
+            raise ValueError(text) from None
+        self.at = [
+            self._at(one, deltas)
+            for one, deltas in zip(uses.candidates, at_ops)
+        ]
+        self.refusals = list(self._refused())
+
+    def _is_alone(self, name):
+        """Whether an op is of a layer that treats each sample by itself."""
+        return isinstance(self.origin.layer(name), messages.EACH_ALONE)
+
+    def _is_vouched(self, op, name):
+        """Whether the user, or the mode, takes an op as it is."""
+        if self._is_alone(name):
+            return True
+        if not self._as_batches and not self._vouched:
+            return False
+        names = [name]
+        if op.type == "AddN":
+            # A sum of gradients is of no layer.
+            names += [t.op.name for t in op.inputs]
+        for one in names:
+            layer = self.origin.layer(one)
+            if self._as_batches and isinstance(layer, self._as_batches):
+                return True
+            if any(
+                self._vouched.issuperset(n) for n in self.origin.around(one)
+            ):
+                return True
+        return op.type in self._vouched
+
+    def _taken(self, call):
+        """Return what a rule takes besides the tensors that it watches."""
+        return [
+            t
+            for t in tf.nest.flatten(call.inputs)
+            if tf.is_tensor(t) and t.graph is self._tape.graph
+        ]
+
+    def of(self, tensor):
+        """Return the type of a tensor."""
+        return self.types.of(tensor)
+
+    def chosen(self):
+        """Return (candidate, `UseTypes`) for each candidate that is a use."""
+        behind, found = set(), []
+        for one, at in zip(self._uses.candidates, self.at):
+            op = one.op
+            one.weights = tuple(
+                k for k in one.weights if id(op.inputs[k]) not in behind
+            )
+            is_use = one.by_value or at.has_samples
+            if is_use and one.weights:
+                found.append((one, at))
+            if is_use or not one.weights:
+                behind.update(map(id, op.outputs))
+        return found
+
+    def watched_layouts(self, call):
+        """Return the layout of each tensor that a rule watches."""
+        places = {id(t): k for k, (t, _) in enumerate(self._watched)}
+        found = []
+        for tensor in call.watched:
+            value, delta = self._watched[places[id(tensor)]]
+            kinds = [self.of(value)]
+            kinds += [] if delta is None else [self.of(delta)]
+            kind = next((k for k in kinds if isinstance(k, At)), None)
+            found.append(
+                UseTypes({0: kind}, (), (), self.types.fixed).input_layout(0)
+            )
+        return found
+
+    def _at(self, one, deltas):
+        single = self.types.number in (0, 1) and one.op.type not in _REPEAT
+        if not one.by_value and single:
+            # A weight of size one looks like one for each sample.
+            return UseTypes({}, (), (), self.types.fixed)
+        inputs = {}
+        if any(d is not None for d in deltas):
+            inputs = {
+                k: kind
+                for k in one.data
+                if not isinstance(kind := self.of(one.op.inputs[k]), Free)
+            }
+        return UseTypes(
+            inputs,
+            tuple(self.of(t) for t in one.outputs),
+            tuple(None if d is None else self.of(d) for d in deltas),
+            self.types.fixed,
+        )
+
+    def _refused(self):
+        """Yield (layer, error) for what cannot be served, the first first."""
+        layers = self._tape.model._flatten_layers()
+        for layer in layers if self._tape.training else ():
+            if isinstance(layer, messages.MIX_BY_CHANCE) and not (
+                isinstance(layer, self._as_batches or ())
+            ):
+                yield layer, ValueError(messages.mixes_by_chance(layer))
+        told = set()
+        for one, at in zip(self._uses.candidates, self.at):
+            if not one.by_value and not at.has_samples:
+                continue
+            pairs = [
+                (o, d) for o, d in zip(at.outputs, at.deltas) if d is not None
+            ]
+            if not pairs:
+                continue
+            kinds = [*at.inputs.values()]
+            for output, delta in pairs:
+                kinds += [output, delta]
+            bad = next((k for k in kinds if isinstance(k, Mixed)), None)
+            if bad is not None:
+                if bad not in told:
+                    told.add(bad)
+                    layer, error = self.origin.refusal(bad)
+                    yield layer, error
+                    yield from self._like(layer, bad)
+                continue
+            yield from self._misplaced(one, pairs)
+        kinds = [
+            [self.of(t), self.of(delta)]
+            for t, delta in self._watched
+            if delta is not None
+        ]
+        for call in self._tape.calls:
+            kinds.append([self.of(t) for t in self._taken(call)])
+        for pair in kinds:
+            for kind in pair:
+                if isinstance(kind, Mixed) and kind not in told:
+                    told.add(kind)
+                    yield self.origin.refusal(kind)
+
+    def _like(self, layer, bad):
+        """Refuse all other layers that are known to mix: all is mixed there."""
+        kind = keras.layers.BatchNormalization
+        if not isinstance(layer, kind):
+            return
+        model = self._tape.model
+        for other in model._flatten_layers():
+            mixes = isinstance(other, kind) and other.trainable
+            if mixes and other is not layer:
+                yield other, ValueError(messages.mixes(model, other, bad))
+
+    def _misplaced(self, one, pairs):
+        """Refuse a use where the samples are no longer apart."""
+        layer = self.origin.layer(one.op.name)
+        if self._as_batches and isinstance(layer, self._as_batches):
+            return
+        if self.types.number in (0, 1):
+            # There is no other sample.
+            return
+        for output, delta in pairs:
+            if isinstance(output, (Total, Divisor)):
+                yield (
+                    None,
+                    ValueError(
+                        messages.no_samples(
+                            one, self._uses, self._tape.variables
+                        )
+                    ),
+                )
+                return
+            lies = isinstance(delta, At) and isinstance(output, At)
+            if isinstance(delta, Total) or (
+                lies and delta.place != output.place
+            ):
+                yield (
+                    layer,
+                    ValueError(messages.loss_couples(self._tape.model, one.op)),
+                )
+                return

@@ -1,0 +1,42 @@
+"""The types of ops of which nothing is proved: what holds all the same."""
+
+import dataclasses
+
+from keras_pergrad.samples.types.tensor_types import (
+    BY_SIZE,
+    DIVIDED,
+    VALUES,
+    At,
+    Free,
+    Total,
+    flags_of,
+)
+
+
+def of_one_sample(op, types, n):
+    """Return types where there is one sample, or none: nothing can mix."""
+    place = next((t.axis for t in types if isinstance(t, At)), 0)
+    found = []
+    for tensor in op.outputs:
+        sizes = tensor.shape.as_list() if tensor.shape.rank else []
+        ones = [k for k, size in enumerate(sizes) if size == n]
+        axis = place if place in ones else next(iter(ones), None)
+        flags = flags_of(types)
+        found.append(Total(flags) if axis is None else At(axis, flags=flags))
+    return found
+
+
+def as_vouched(op, types):
+    """Return the samples where they were, as the user says."""
+    if all(isinstance(t, Free) for t in types):
+        return Free(flags_of(types))
+    at = next((t for t in types if isinstance(t, At)), None)
+    flags = flags_of(types) & ~(BY_SIZE | DIVIDED)
+    if at is None:
+        return Total(flags | VALUES)
+    return [
+        dataclasses.replace(at, flags=flags)
+        if t.shape.rank is None or t.shape.rank > at.axis
+        else Total(flags | VALUES)
+        for t in op.outputs
+    ]

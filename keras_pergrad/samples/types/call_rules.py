@@ -1,0 +1,203 @@
+"""The types of calls, conditions and loops, from those of their bodies."""
+
+import dataclasses
+from typing import Any
+
+import tensorflow as tf
+
+from keras_pergrad.keras_internals.graph_nodes import placeholder, tensor_name
+from keras_pergrad.samples.types.tensor_types import (
+    FREE,
+    Free,
+    Mixed,
+    Mixes,
+    Untyped,
+    joined,
+)
+
+_FUNCTIONS = {"PartitionedCall", "StatefulPartitionedCall", "RemoteCall"}
+_CONDITIONS = {"If", "StatelessIf", "Case", "StatelessCase"}
+_LOOPS = {"While", "StatelessWhile"}
+#: So often the types or shapes of a loop may change until they stay.
+_TURNS = 12
+
+
+def is_call(op_type):
+    """Whether an op's types are those of functions that it calls."""
+    return op_type in _FUNCTIONS | _CONDITIONS | _LOOPS
+
+
+@dataclasses.dataclass
+class Call:
+    """A node that calls functions.
+
+    Attributes:
+        type, name: as of an op.
+        inputs: tensors like those that it is given.
+        node: its `NodeDef`.
+    """
+
+    type: str
+    name: str
+    inputs: list
+    node: object
+
+    @classmethod
+    def of(cls, node, known):
+        """Return the call; known: name → tensor."""
+        names = [tensor_name(text)[1] for text in node.input]
+        inputs = [known[name] for name in names if name is not None]
+        return cls(node.op, node.name, inputs, node)
+
+    @property
+    def repeats(self):
+        """Whether it may go round several times, or take one of branches."""
+        return self.type not in _FUNCTIONS
+
+    def function(self, attribute):
+        """Return the name of a function."""
+        return self.node.attr[attribute].func.name
+
+    def branches(self):
+        """Return the names of the functions of a condition."""
+        if self.type.endswith("If"):
+            return [self.function("then_branch"), self.function("else_branch")]
+        return [f.name for f in self.node.attr["branches"].list.func]
+
+
+def called(call, types, typing):
+    """Return the outputs of a call and their types.
+
+    Args:
+        call: a `Call`.
+        types: the types of its inputs.
+        typing: the `Typing` that it is part of.
+
+    Returns:
+        (tensors like the outputs, types).
+
+    Raises:
+        Mixes, Untyped: as rules do.
+    """
+    if call.type in _FUNCTIONS:
+        _, outputs = typing.function(call.function("f"), call.inputs, types)
+        return outputs, [typing.of(t) for t in outputs]
+    if call.type in _CONDITIONS:
+        return _condition(call, types, typing)
+    return _loop(call, types, typing)
+
+
+def unknown_outputs(call):
+    """Return tensors like the outputs of a call, of unknown shape."""
+    attribute = "T" if call.type in _LOOPS else "Tout"
+    with tf.Graph().as_default():
+        return [
+            placeholder(tf.as_dtype(t), None)
+            for t in call.node.attr[attribute].list.type
+        ]
+
+
+def _condition(call, types, typing):
+    choice = types[0]
+    if not isinstance(choice, (Free, Mixed)):
+        raise Mixes("lets the samples choose one branch for all of them")
+    before, after = dict(typing.state.assigned), []
+    tensors: Any = None
+    kinds: Any = None
+    for name in call.branches():
+        typing.state.assigned = dict(before)
+        _, outputs = typing.function(name, call.inputs[1:], types[1:])
+        after.append(typing.state.assigned)
+        found = [typing.of(t) for t in outputs]
+        if kinds is None:
+            tensors, kinds = outputs, found
+        else:
+            tensors = [_either(a, b) for a, b in zip(tensors, outputs)]
+            kinds = _all_joined(call, kinds, found)
+    typing.state.assigned = _states(call, after)
+    if isinstance(choice, Mixed):
+        typing.state.assigned = {
+            key: before.get(key, FREE)
+            if before.get(key, FREE) == kind
+            else choice
+            for key, kind in typing.state.assigned.items()
+        }
+        return tensors, [choice] * len(tensors)
+    return tensors, [kind.flagged(choice.flags) for kind in kinds]
+
+
+def _either(a, b):
+    """Return a tensor like one or the other."""
+    shape = a.shape.most_specific_compatible_shape(b.shape)
+    if shape == a.shape:
+        return a
+    with a.graph.as_default():
+        return placeholder(a.dtype, shape, a)
+
+
+def _either_list(a, b, lists):
+    """Return a tensor like one or the other, with what is known of lists."""
+    if a.dtype != tf.variant:
+        return _either(a, b)
+    known, changes = lists.joined(a, b)
+    if not changes:
+        return a
+    with a.graph.as_default():
+        found = placeholder(a.dtype, a.shape, a)
+    lists.give(found, known)
+    return found
+
+
+def _loop(call, types, typing):
+    body, condition = call.function("body"), call.function("cond")
+    now, tensors = list(types), list(call.inputs)
+    for _ in range(_TURNS):
+        before = dict(typing.state.assigned)
+        failed = len(typing.failures)
+        _, outputs = typing.function(body, tensors, now, repeated=True)
+        after = _all_joined(call, now, [typing.of(t) for t in outputs])
+        typing.state.assigned = _states(call, [before, typing.state.assigned])
+        like = [
+            _either_list(a, b, typing.lists) for a, b in zip(tensors, outputs)
+        ]
+        shapes_stay = all(a is b for a, b in zip(like, tensors))
+        if after == now and typing.state.assigned == before and shapes_stay:
+            break
+        # What failed in this turn may not, with the types of the next.
+        del typing.failures[failed:]
+        for made, tensor in zip(like, tensors):
+            if made is not tensor:
+                typing.state.same(made, tensor)
+        now, tensors = after, like
+    else:
+        raise Untyped("the types of its variables do not settle")
+    _, (goes_on,) = typing.function(condition, tensors, now, repeated=True)
+    goes_on = typing.of(goes_on)
+    if isinstance(goes_on, Mixed):
+        return tensors, [goes_on] * len(tensors)
+    if not isinstance(goes_on, Free):
+        raise Mixes("lets the samples choose how often it goes round for all")
+    return tensors, now
+
+
+def _states(call, several):
+    """Return what variables hold after one of several branches."""
+    found = {}
+    for key in {key for state in several for key in state}:
+        kinds = [state.get(key, FREE) for state in several]
+        found[key] = kinds[0]
+        for kind in kinds[1:]:
+            found[key] = joined_or_mixed(call, found[key], kind)
+    return found
+
+
+def _all_joined(call, first, second):
+    return [joined_or_mixed(call, a, b) for a, b in zip(first, second)]
+
+
+def joined_or_mixed(op, a, b):
+    """Return the joined type, or a `Mixed` that says why there is none."""
+    try:
+        return joined(a, b)
+    except Mixes as error:
+        return Mixed(op.type, op.name, str(error))

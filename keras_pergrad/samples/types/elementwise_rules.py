@@ -1,0 +1,346 @@
+"""Type rules of ops that act on each entry by itself."""
+
+import numpy as np
+import tensorflow as tf
+
+from keras_pergrad.samples.types.tensor_types import (
+    DIVIDED,
+    TRAINED,
+    VALUES,
+    At,
+    Divisor,
+    Free,
+    Mixes,
+    Total,
+    flags_of,
+)
+from keras_pergrad.samples.types.type_rules import type_rule
+
+_UNARY = [
+    "Abs",
+    "Acos",
+    "Acosh",
+    "Angle",
+    "AsString",
+    "Asin",
+    "Asinh",
+    "Atan",
+    "Atanh",
+    "BesselI0",
+    "BesselI0e",
+    "BesselI1",
+    "BesselI1e",
+    "BesselJ0",
+    "BesselJ1",
+    "BesselK0",
+    "BesselK0e",
+    "BesselK1",
+    "BesselK1e",
+    "BesselY0",
+    "BesselY1",
+    "Bitcast",
+    "Bucketize",
+    "Cast",
+    "Ceil",
+    "CheckNumerics",
+    "CheckNumericsV2",
+    "ComplexAbs",
+    "Conj",
+    "Cos",
+    "Cosh",
+    "Dawsn",
+    "Digamma",
+    "Elu",
+    "EnsureShape",
+    "Erf",
+    "Erfc",
+    "Erfinv",
+    "Exp",
+    "Expint",
+    "Expm1",
+    "FakeQuantWithMinMaxArgs",
+    "Floor",
+    "FresnelCos",
+    "FresnelSin",
+    "Identity",
+    "Imag",
+    "Inv",
+    "Invert",
+    "IsFinite",
+    "IsInf",
+    "IsNan",
+    "LeakyRelu",
+    "Lgamma",
+    "Log",
+    "Log1p",
+    "LogicalNot",
+    "Ndtri",
+    "Neg",
+    "OnesLike",
+    "PlaceholderWithDefault",
+    "PopulationCount",
+    "PreventGradient",
+    "Real",
+    "Reciprocal",
+    "Relu",
+    "Relu6",
+    "Rint",
+    "Round",
+    "Rsqrt",
+    "Selu",
+    "Sigmoid",
+    "Sign",
+    "Sin",
+    "Sinh",
+    "Snapshot",
+    "Softplus",
+    "Softsign",
+    "Spence",
+    "Sqrt",
+    "Square",
+    "StopGradient",
+    "Tan",
+    "Tanh",
+    "ZerosLike",
+    "StringLower",
+    "StringUpper",
+    "StringStrip",
+    "StringLength",
+    "StringToHashBucket",
+    "StringToHashBucketFast",
+    "StringToHashBucketStrong",
+    "StringToNumber",
+    "StaticRegexReplace",
+    "StaticRegexFullMatch",
+    "DecodeBase64",
+    "EncodeBase64",
+    "UnicodeTranscode",
+    "_EagerConst",
+    "DebugIdentityV2",
+    "DebugIdentityV3",
+    "FakeQuantWithMinMaxArgsGradient",
+]
+_SEVERAL = [
+    "Add",
+    "AddN",
+    "AddV2",
+    "ApproximateEqual",
+    "Atan2",
+    "Betainc",
+    "BitwiseAnd",
+    "BitwiseOr",
+    "BitwiseXor",
+    "ClipByValue",
+    "Complex",
+    "Div",
+    "DivNoNan",
+    "EluGrad",
+    "Equal",
+    "FloorDiv",
+    "FloorMod",
+    "Greater",
+    "GreaterEqual",
+    "Igamma",
+    "IgammaGradA",
+    "Igammac",
+    "InvGrad",
+    "LeakyReluGrad",
+    "LeftShift",
+    "Less",
+    "LessEqual",
+    "LogicalAnd",
+    "LogicalOr",
+    "Maximum",
+    "Minimum",
+    "Mod",
+    "Mul",
+    "MulNoNan",
+    "NextAfter",
+    "NotEqual",
+    "Polygamma",
+    "Pow",
+    "RealDiv",
+    "ReciprocalGrad",
+    "Relu6Grad",
+    "ReluGrad",
+    "RightShift",
+    "RsqrtGrad",
+    "Select",
+    "SelectV2",
+    "SeluGrad",
+    "SigmoidGrad",
+    "SoftplusGrad",
+    "SoftsignGrad",
+    "SqrtGrad",
+    "SquaredDifference",
+    "Sub",
+    "TanhGrad",
+    "TruncateDiv",
+    "TruncateMod",
+    "Xdivy",
+    "Xlog1py",
+    "Xlogy",
+    "Zeta",
+    "StringJoin",
+    "AccumulateNV2",
+]
+#: Linear in each input, and so in a total.
+_SUMS = {"Add", "AddN", "AddV2", "Sub", "AccumulateNV2"}
+_SAME = {
+    "Identity",
+    "Cast",
+    "Neg",
+    "StopGradient",
+    "PreventGradient",
+    "CheckNumerics",
+    "CheckNumericsV2",
+    "EnsureShape",
+    "Snapshot",
+    "PlaceholderWithDefault",
+    "DebugIdentityV2",
+    "DebugIdentityV3",
+    "Real",
+    "Imag",
+    "Conj",
+}
+_CONSTANT = {"ZerosLike", "OnesLike"}
+_QUOTIENTS = {"RealDiv", "Div", "DivNoNan"}
+_PRODUCTS = {"Mul", "MulNoNan"}
+_SELECTS = {"Select", "SelectV2"}
+
+
+@type_rule(*_UNARY)
+def one_tensor(op, types):
+    """Each entry follows from the same entry."""
+    (kind,) = types[:1]
+    if op.type in _CONSTANT:
+        return Free()
+    if isinstance(kind, Total) and op.type not in _SAME:
+        return of_totals(op, types)
+    if isinstance(kind, At) and op.type == "Bitcast":
+        ranks = op.rank(), op.rank_out()
+        if ranks[0] != ranks[1] and kind.axis >= min(ranks):
+            raise Mixes("takes the last axis, that of the samples")
+    return kind
+
+
+@type_rule(*_SEVERAL)
+def several_tensors(op, types):
+    """Each entry follows from the same entries, with broadcasting."""
+    if any(isinstance(t, (Total, Divisor)) for t in types):
+        return of_totals(op, types)
+    samples = [t for t in types if isinstance(t, At)]
+    divided = {bool(t.flags & DIVIDED) for t in samples}
+    if op.type in _SUMS and len(divided) > 1 and not op.is_gradient:
+        raise Mixes("weighs samples unequally, by sums over all masks")
+    return _broadcast(op, types)
+
+
+def _broadcast(op, types):
+    """Return the type of entries side by side, the last axes together."""
+    rank, places = op.rank_out(), set()
+    for k, kind in enumerate(types):
+        if not isinstance(kind, At):
+            continue
+        own = op.rank(k)
+        if op.type == "Select" and k == 0:
+            # One flag for each entry of the first axis, not of the last.
+            own = rank
+        places.add((kind.axis - own, kind.rows, kind.lead))
+    if len(places) > 1:
+        raise Mixes("brings samples together that are on different axes")
+    axis, rows, lead = places.pop()
+    return At(rank + axis, rows, lead, flags_of(types))
+
+
+def of_totals(op, types):
+    """Return the type of an elementwise op that takes sums over samples."""
+    flags = flags_of(types)
+    totals = [t for t in types if isinstance(t, Total)]
+    samples = [t for t in types if isinstance(t, At)]
+    if totals and not samples:
+        plain = all(isinstance(t, (Free, Total)) for t in types)
+        if op.type in _SUMS and plain:
+            return Total(flags)
+        if op.type in _PRODUCTS and len(totals) == 1:
+            return Total(flags)
+        if op.type in _QUOTIENTS and totals == [types[0]]:
+            return Total(flags)
+        if op.type in _SELECTS and not isinstance(types[0], Total):
+            return Total(flags)
+    if totals:
+        types = [as_divisor(op, k, t) for k, t in enumerate(types)]
+    if not samples:
+        return Divisor(flags_of(types) | DIVIDED)
+    return _divided(op, types)
+
+
+def as_divisor(op, k, kind):
+    """Return a sum over the samples as a divisor, if it may be one.
+
+    Raises:
+        Mixes: it is none.
+    """
+    if not isinstance(kind, Total):
+        return kind
+    if kind.flags & (TRAINED | VALUES):
+        raise Mixes("uses a sum over the samples for each of them")
+    if op.inputs[k].shape.num_elements() != 1:
+        raise Mixes("uses sums over the samples for each of them")
+    return Divisor(kind.flags | DIVIDED)
+
+
+def _divided(op, types):
+    """Return samples times or over a number made of masks and weights."""
+    at = [k for k, t in enumerate(types) if isinstance(t, At)]
+    fits = (
+        op.type in _PRODUCTS
+        or (op.type in _QUOTIENTS and at == [0])
+        or (op.type in _SELECTS and _is_or_zero(op, types))
+    )
+    if not fits:
+        raise Mixes("uses a sum over the samples for each of them")
+    return _broadcast(op, types).flagged(DIVIDED)
+
+
+def _is_or_zero(op, types):
+    """Whether a choice is between one thing and zeros.
+
+    Between two things it would weigh samples unequally, by sums over others.
+    """
+    kinds = types[1:]
+    if not any(isinstance(t, Free) for t in kinds):
+        return False
+    zeros = [
+        tf.get_static_value(op.inputs[k + 1])
+        for k, t in enumerate(kinds)
+        if isinstance(t, Free)
+    ]
+    return any(z is not None and not np.any(z) for z in zeros)
+
+
+@type_rule("BiasAdd", "BiasAddV1")
+def bias(op, types):
+    """Add the bias along the channels."""
+    if isinstance(types[0], At) and isinstance(types[1], Free):
+        return types[0].flagged(types[1].flags)
+    raise Mixes("adds samples as a bias")
+
+
+@type_rule("BiasAddGrad")
+def bias_gradient(op, types):
+    """Sum over all axes but the channels."""
+    (kind,) = types
+    if not isinstance(kind, At):
+        return of_totals(op, types)
+    rank = op.rank()
+    first = op.attribute("data_format") == b"NCHW"
+    if kind.axis == (1 if first else rank - 1):
+        raise Mixes("has the samples in place of the channels")
+    return Total(kind.flags)
+
+
+@type_rule("IdentityN", "ShapeN")
+def side_by_side(op, types):
+    """Each output is the input of the same place."""
+    return list(types)

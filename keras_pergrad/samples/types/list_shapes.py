@@ -1,0 +1,128 @@
+"""The shapes of what lists of tensors hold: TensorFlow loses them in loops."""
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+#: Ops whose shapes are better known once they, or their lists, are typed.
+SHAPED = {
+    "TensorListGetItem",
+    "TensorListStack",
+    "TensorListPopBack",
+    "TensorListConcatV2",
+    "TensorListGather",
+    "OptionalGetValue",
+    "LookupTableFindV2",
+    "EagerPyFunc",
+    "PyFunc",
+    "PyFuncStateless",
+    "EnsureShape",
+}
+_ANY: Any = None
+_UNKNOWN = None, tf.TensorShape(_ANY), None
+#: In place of the value of a list without tensors.
+_EMPTY = object()
+
+
+class ListShapes:
+    """What is known of lists: (number of tensors or None, shape, value).
+
+    The value is that of all its tensors, where shapes alone determine it.
+    """
+
+    def __init__(self):
+        self._known, self._kept = {}, []
+
+    def of(self, tensor):
+        """Return (number or None, shape, value or None) of a list."""
+        return self._known.get(id(tensor), _UNKNOWN)
+
+    def same(self, tensor, other):
+        """Let a list be like another one."""
+        if tensor.dtype == tf.variant and id(other) in self._known:
+            self.give(tensor, self.of(other))
+
+    def joined(self, tensor, other):
+        """Return what is known of a list that is one or the other.
+
+        Returns:
+            (known, whether it is more or less than is known of the first).
+        """
+        first, second = self.of(tensor), self.of(other)
+        number = first[0] if first[0] == second[0] else None
+        shape = first[1]
+        if first[2] is _EMPTY and shape.is_compatible_with(second[1]):
+            shape = shape.merge_with(second[1])
+        elif shape.rank is not None:
+            shape = shape.most_specific_compatible_shape(second[1])
+        value: Any = first[2]
+        if value is _EMPTY:
+            value = second[2]
+        elif second[2] is not _EMPTY and not np.array_equal(value, second[2]):
+            value = None
+        same = number == first[0] and shape.as_proto() == first[1].as_proto()
+        same = same and (value is first[2] or np.array_equal(value, first[2]))
+        return (number, shape, value), not same
+
+    def give(self, tensor, known):
+        """Set what is known of a list."""
+        self._kept.append(tensor)
+        self._known[id(tensor)] = known
+
+    def note(self, op, numbers):
+        """Note what an op on lists does to them."""
+        if op.type in ("TensorListReserve", "EmptyTensorList"):
+            size, number = numbers.of(op.inputs[1]), None
+            if op.type == "TensorListReserve" and size is not None:
+                number = int(size) if size >= 0 else None
+            shape = _shape(op.inputs[0], numbers)
+            self.give(op.outputs[0], (number, shape, _EMPTY))
+        elif op.type == "TensorListFromTensor":
+            shape = op.inputs[0].shape
+            if shape.rank:
+                self.give(op.outputs[0], (shape[0], shape[1:], None))
+        elif op.type == "OptionalFromValue":
+            self.give(op.outputs[0], (None, op.inputs[0].shape, None))
+        elif op.type in ("TensorListSetItem", "TensorListPushBack"):
+            number, shape, value = self.of(op.inputs[0])
+            given = op.inputs[-1].shape
+            if shape.is_compatible_with(given):
+                shape = shape.merge_with(given)
+            new = numbers.of(op.inputs[-1])
+            same = value is _EMPTY or np.array_equal(value, new)
+            value = new if same and op.type == "TensorListPushBack" else None
+            self.give(op.outputs[0], (number, shape, value))
+        elif op.type in ("TensorListPopBack", "TensorListResize", "Identity"):
+            self.same(op.outputs[0], op.inputs[0])
+
+    def value_of(self, op):
+        """Return the value of the tensor that is taken from a list, or None."""
+        if op.type != "TensorListPopBack":
+            return None
+        value = self.of(op.inputs[0])[2]
+        return None if value is _EMPTY else value
+
+    def shape_of(self, op, k):
+        """Return what is known of the shape of an output."""
+        tensor = op.outputs[k]
+        number, shape, _ = self.of(op.inputs[0]) if op.inputs else _UNKNOWN
+        single = op.type in ("TensorListGetItem", "OptionalGetValue")
+        if single or (op.type == "TensorListPopBack" and k == 1):
+            known = shape
+        elif op.type == "TensorListStack" and shape.rank is not None:
+            known = tf.TensorShape([number, *shape])
+        elif op.type == "LookupTableFindV2":
+            known = op.inputs[1].shape
+        else:
+            return tensor.shape
+        if tensor.shape.is_compatible_with(known):
+            return tensor.shape.merge_with(known)
+        return tensor.shape
+
+
+def _shape(tensor, numbers):
+    sizes = numbers.of(tensor)
+    if sizes is None or sizes.ndim == 0:
+        return tf.TensorShape(_ANY)
+    return tf.TensorShape([None if s < 0 else int(s) for s in sizes])

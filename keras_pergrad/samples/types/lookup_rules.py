@@ -1,0 +1,297 @@
+"""Type rules of look-ups by indices, of segment sums and of tables."""
+
+import numpy as np
+import tensorflow as tf
+
+from keras_pergrad.samples.types.elementwise_rules import as_divisor
+from keras_pergrad.samples.types.tensor_types import (
+    At,
+    Divisor,
+    Free,
+    Mixes,
+    Total,
+    Untyped,
+    flags_of,
+)
+from keras_pergrad.samples.types.type_rules import type_rule
+
+
+def _without_sums(types):
+    if any(isinstance(t, (Total, Divisor)) for t in types):
+        raise Mixes("looks sums over the samples up")
+
+
+@type_rule("Gather", "GatherV2", "ResourceGather")
+def gather(op, types):
+    """Rows of a table, or entries of each sample."""
+    table, ids = types[:2]
+    if isinstance(table, Total) and isinstance(ids, Free):
+        return table
+    _without_sums(types)
+    if any(not isinstance(t, Free) for t in types[2:]):
+        raise Mixes("takes its axis from the samples")
+    flags, batch = flags_of(types), 0
+    if op.type != "Gather":
+        batch = op.attribute("batch_dims")
+    axis, rank_ids = 0, op.rank(1)
+    if op.type == "GatherV2":
+        axis = int(op.number(2)) % op.rank()
+    batch = batch + rank_ids if batch < 0 else batch
+    if isinstance(table, Free):
+        place = ids.axis
+        if place >= batch:
+            place += axis - batch
+        return At(place, ids.rows, ids.lead, flags)
+    if isinstance(ids, Free):
+        if table.axis == axis and _is_identity(op, table):
+            return table
+        if table.axis == axis:
+            raise Mixes("takes some of the samples, or in another order")
+        place = table.axis
+        if place > axis:
+            place += rank_ids - batch - 1
+        return At(place, table.rows, table.lead, flags)
+    if table.axis < batch and table.place == ids.place:
+        return At.placed(table.place, flags)
+    if table.axis == axis == batch == 0:
+        return _own_rows(op, table, ids, flags)
+    raise Mixes("looks entries of other samples up")
+
+
+def _is_identity(op, table):
+    """Whether each entry of an axis is taken, in order."""
+    ids, length = op.number_or_none(1), op.shape(0)[table.axis]
+    return ids is not None and np.array_equal(ids, np.arange(length or 0))
+
+
+def _own_rows(op, table, ids, flags):
+    """Let each sample's indices begin at its own block of a merged axis."""
+    if own_block(op, op.inputs[1], op.shape(0)[0]) is None:
+        raise Mixes("looks entries up by numbers that may be of other samples")
+    return At.placed(ids.place, flags)
+
+
+def _given_rows(op, kind, ids, length, flags):
+    """Return the type of an axis to which numbers send a sample's entries.
+
+    Args:
+        op: the `TypedOp`.
+        kind: the type of the entries, on axis 0.
+        ids: the numbers, an array: of entry e the place to which it goes.
+        length: of the axis.
+        flags: of the type.
+
+    Returns:
+        The type; None if entries leave their sample.
+    """
+    block = op.n * kind.lead
+    if kind.axis or ids.size % block or length % block:
+        return None
+    rows = length // block
+    own = np.arange(ids.size) // (ids.size // block)
+    if (np.ravel(ids) // rows == own).all():
+        return At(0, rows, kind.lead, flags)
+    return None
+
+
+def own_block(op, ids, length):
+    """Return the size of blocks into which indices fall, each into its own.
+
+    Args:
+        op: the `TypedOp`.
+        ids: a tensor of indices: places in a block plus the place where the
+            block begins, as the gradient of a look-up with `batch_dims` has.
+        length: how many indices there may be.
+
+    Returns:
+        The size; None if the indices are of no such form.
+    """
+    ids = _source(ids)
+    shape = ids.shape.as_list()
+    if not shape or None in shape or length is None:
+        return None
+    begins, others = np.zeros([], np.int64), []
+    for tensor in _addends(ids):
+        number = op.of_tensor(tensor)
+        if number is None:
+            others.append(tensor)
+        else:
+            begins = begins + number
+    if len(others) != 1:
+        return None
+    begins = np.broadcast_to(begins, shape)
+    # One block for each entry of some leading axes.
+    for axes in range(1, len(shape) + 1):
+        count = int(np.prod(shape[:axes]))
+        if not count or length % count or count % op.n:
+            continue
+        wanted = np.arange(count) * (length // count)
+        wanted = wanted.reshape(shape[:axes] + [1] * (len(shape) - axes))
+        if (begins == wanted).all() and _is_below(others[0], length // count):
+            return length // count
+    return None
+
+
+def _addends(tensor):
+    """Return the tensors of which this one is the sum."""
+    if tensor.op.type not in ("AddV2", "Add"):
+        return [tensor]
+    return [one for t in tensor.op.inputs for one in _addends(t)]
+
+
+def _source(tensor):
+    """Return the tensor of which this one has the same numbers."""
+    while tensor.op.type in ("Reshape", "Identity", "Cast", "ExpandDims"):
+        tensor = tensor.op.inputs[0]
+    return tensor
+
+
+def _is_below(ids, size):
+    """Whether numbers are known to be from 0 up to a size."""
+    chain = [ids]
+    while chain[-1] is not _source(chain[-1]):
+        chain.append(chain[-1].op.inputs[0])
+    op = chain[-1].op
+    if op.type in ("ArgMax", "ArgMin", "TopKV2"):
+        # One more than the largest is the length of the axis.
+        place = -1
+        if op.type != "TopKV2":
+            place = tf.get_static_value(op.inputs[1])
+        length = None if place is None else op.inputs[0].shape[int(place)]
+        return length is not None and length <= size
+    if op.type == "FloorMod":
+        most = tf.get_static_value(op.inputs[1])
+        return most is not None and bool(np.all((most > 0) & (most <= size)))
+    # A look-up of each sample's own entries has checked them.
+    for tensor in chain:
+        for taker in tensor.consumers():
+            if taker.type == "GatherV2" and taker.get_attr("batch_dims") > 0:
+                axis = tf.get_static_value(taker.inputs[2])
+                shape = taker.inputs[0].shape
+                if taker.inputs[1] is tensor and axis is not None:
+                    length = shape[int(axis)]
+                    return length is not None and length <= size
+    return False
+
+
+@type_rule("GatherNd", "ResourceGatherNd")
+def gather_nd(op, types):
+    """Entries by indices of several axes."""
+    _without_sums(types)
+    table, ids = types
+    depth = op.shape(1)[-1]
+    if depth is None:
+        raise Untyped("how many axes it indexes is not known while tracing")
+    if isinstance(ids, At) and ids.axis == op.rank(1) - 1:
+        raise Mixes("takes the samples for axes")
+    flags = flags_of(types)
+    if isinstance(table, Free):
+        return At.placed(ids.place, flags)
+    if isinstance(ids, Free) and table.axis >= depth:
+        place = table.axis - depth + op.rank(1) - 1
+        return At(place, table.rows, table.lead, flags)
+    raise Mixes("looks entries up by numbers that may be of other samples")
+
+
+@type_rule("UnsortedSegmentSum", "SegmentSum", "SegmentSumV2")
+def segment_sum(op, types):
+    """Add the entries that have the same number."""
+    values, ids = types[:2]
+    _without_sums(types[1:])
+    if any(not isinstance(t, Free) for t in types[2:]):
+        raise Mixes("takes sizes from the values of the samples")
+    if isinstance(values, (Total, Divisor)):
+        if isinstance(ids, Free):
+            return values
+        raise Mixes("adds sums over the samples by their numbers")
+    flags, rank_ids = flags_of(types), op.rank(1)
+    if isinstance(values, At) and values.axis >= rank_ids:
+        if not isinstance(ids, Free):
+            raise Mixes("adds entries by numbers of other samples")
+        place = values.axis - rank_ids + 1
+        return At(place, values.rows, values.lead, flags)
+    both = isinstance(values, At) and isinstance(ids, At)
+    if both and values.place != ids.place:
+        raise Mixes("adds entries by numbers of other samples")
+    found, length = None, op.shape_out()[0]
+    at = next(t for t in (values, ids) if isinstance(t, At))
+    numbers = op.number_or_none(1)
+    if not rank_ids or length is None:
+        return Total(flags)
+    if numbers is not None:
+        found = _given_rows(op, at, numbers, length, flags)
+    elif own_block(op, op.inputs[1], length) and at.axis == 0:
+        block = op.n * at.lead
+        if length % block == 0:
+            found = At(0, length // block, at.lead, flags)
+    return Total(flags) if found is None else found
+
+
+@type_rule("ScatterNd", "TensorScatterUpdate", "TensorScatterAdd")
+def scatter(op, types):
+    """Entries go to places that indices give."""
+    begin = 0 if op.type == "ScatterNd" else 1
+    ids, values = types[begin : begin + 2]
+    _without_sums(types)
+    if not isinstance(ids, Free):
+        return _scatter_own(op, types)
+    if begin == 0 and not isinstance(types[2], Free):
+        raise Mixes("takes sizes from the values of the samples")
+    depth = op.shape(begin)[-1]
+    if depth is None:
+        raise Untyped("how many axes it indexes is not known while tracing")
+    found = set()
+    if isinstance(values, At):
+        place = values.axis - (op.rank(begin) - 1) + depth
+        if place < depth:
+            raise Mixes("puts samples into places that are given")
+        found.add((place, values.rows, values.lead))
+    if begin and isinstance(types[0], At):
+        if types[0].axis < depth:
+            raise Mixes("replaces some of the samples")
+        found.add(types[0].place)
+    if len(found) != 1:
+        raise Mixes("brings samples together that are on different axes")
+    return At.placed(found.pop(), flags_of(types))
+
+
+def _scatter_own(op, types):
+    """Put each sample's entries into its own block of a merged axis."""
+    ids, values = types[:2]
+    shape = op.number_or_none(2) if op.type == "ScatterNd" else None
+    own = isinstance(values, Free) or values.axis == ids.axis == 0
+    if shape is not None and len(shape) == 1 and own and op.shape(0)[-1] == 1:
+        length = int(shape[0])
+        size = own_block(op, op.inputs[0], length)
+        block = op.n * ids.lead
+        if size is not None and length % block == 0:
+            return At(0, length // block, ids.lead, flags_of(types))
+    raise Mixes("puts entries of all samples together, by their values")
+
+
+@type_rule(
+    "LookupTableFind",
+    "LookupTableFindV2",
+)
+def table(op, types):
+    """Look up what a table holds for each key."""
+    kind = types[1]
+    if any(not isinstance(t, Free) for k, t in enumerate(types) if k != 1):
+        raise Mixes("looks up in a table of the samples")
+    return kind if isinstance(kind, At) else as_divisor(op, 1, kind)
+
+
+@type_rule("CollectiveReduceV2", "CollectiveReduce", "CollectiveReduceV3")
+def over_replicas(op, types):
+    """Add what all replicas have."""
+    kind = types[0]
+    if isinstance(kind, At):
+        raise Mixes("adds samples of several replicas")
+    return kind
+
+
+@type_rule("SparseToDense", "SparseReshape", "SparseTensorDenseMatMul")
+def sparse(op, types):
+    """Entries of a sparse tensor are of all samples."""
+    del types
+    raise Untyped("sparse tensors have no axis for the samples")

@@ -1,0 +1,60 @@
+"""The order in which nodes are put into a graph and typed."""
+
+import heapq
+
+from keras_pergrad.samples.types.call_rules import is_call
+from keras_pergrad.samples.types.list_shapes import SHAPED
+
+
+def stages(nodes, shaped):
+    """Yield (first nodes, other nodes): what can be put into a graph together.
+
+    The first are calls, and ops whose shapes are better known once they are
+    typed (`shaped(name)` tells of more). They need only what was put there
+    before.
+    """
+    level = {}
+    calls = {
+        name
+        for name, node in nodes.by_name.items()
+        if is_call(node.op) or node.op in SHAPED or shaped(name)
+    }
+    # They begin a level.
+    for name in in_order(nodes.by_name, nodes.needs.get):
+        needed = [level[one] for one in nodes.needs[name] if one in level]
+        level[name] = max(needed, default=0) + (name in calls)
+    most = max(level.values(), default=0)
+    found = [([], []) for _ in range(most + 1)]
+    for name, number in level.items():
+        found[number][name not in calls].append(name)
+    return found
+
+
+def in_order(items, needs):
+    """Yield items, each after those of them that it needs.
+
+    Args:
+        items: in their present order.
+        needs: an item → what it needs, among them or not.
+    """
+    items = list(items)
+    places = {item: k for k, item in enumerate(items)}
+    missing, takers = {}, {}
+    for item in items:
+        needed = {one for one in needs(item) if one in places}
+        missing[item] = len(needed)
+        for one in needed:
+            takers.setdefault(one, []).append(item)
+    ready = [places[item] for item in items if not missing[item]]
+    while ready:
+        item = items[heapq.heappop(ready)]
+        yield item
+        for taker in takers.get(item, ()):
+            missing[taker] -= 1
+            if not missing[taker]:
+                heapq.heappush(ready, places[taker])
+
+
+def needed_ops(op):
+    """Return the ops that an op needs, for its data or its order."""
+    return [*(t.op for t in op.inputs), *op.control_inputs]

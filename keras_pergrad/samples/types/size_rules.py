@@ -1,0 +1,87 @@
+"""The inputs of ops that are sizes, and the ops that only arrange sizes."""
+
+#: The places of inputs that are sizes or places. What follows the number of
+#: samples there gives a tensor its shape, not its values.
+SHAPE_INPUTS = {
+    "Reshape": (1,),
+    "Fill": (0,),
+    "BroadcastTo": (1,),
+    "Tile": (1,),
+    "StridedSlice": (1, 2, 3),
+    "StridedSliceGrad": (0, 1, 2, 3),
+    "Slice": (1, 2),
+    "Pad": (1,),
+    "PadV2": (1,),
+    "SplitV": (1, 2),
+    "Transpose": (1,),
+    "ScatterNd": (2,),
+    "UnsortedSegmentSum": (2,),
+    "OneHot": (1,),
+    "Sum": (1,),
+    "Mean": (1,),
+    "Conv2DBackpropInput": (0,),
+    "Conv3DBackpropInputV2": (0,),
+    "DepthwiseConv2dNativeBackpropInput": (0,),
+    "Conv2DBackpropFilter": (1,),
+    "Conv3DBackpropFilterV2": (1,),
+    "DepthwiseConv2dNativeBackpropFilter": (1,),
+    "AvgPoolGrad": (0,),
+    "AvgPool3DGrad": (0,),
+    "ResizeNearestNeighborGrad": (1,),
+    "TensorListReserve": (0, 1),
+    "EmptyTensorList": (0, 1),
+    "TensorListStack": (1,),
+    "TensorListGetItem": (1, 2),
+    "TensorListFromTensor": (1,),
+    "TensorListPopBack": (1,),
+    "TensorListConcatV2": (1, 2),
+    "MatrixDiagV3": (1, 2, 3),
+    "RandomUniform": (0,),
+    "RandomUniformInt": (0,),
+    "RandomStandardNormal": (0,),
+    "TruncatedNormal": (0,),
+    "StatelessRandomUniformV2": (0,),
+    "StatelessRandomUniformIntV2": (0,),
+    "StatelessRandomUniformFullIntV2": (0,),
+    "StatelessRandomNormalV2": (0,),
+    "StatelessTruncatedNormalV2": (0,),
+    "StatelessRandomUniform": (0,),
+    "StatelessRandomUniformInt": (0,),
+    "StatelessRandomNormal": (0,),
+    "StatelessTruncatedNormal": (0,),
+    "StatelessRandomGammaV2": (0,),
+    "StatelessRandomGammaV3": (0,),
+    "StatelessRandomBinomial": (0,),
+    "StatelessRandomPoisson": (0,),
+    "RngReadAndSkip": (1, 2),
+    "RngSkip": (1, 2),
+    "StatefulStandardNormalV2": (1, 2),
+    "StatefulUniform": (1, 2),
+    "BroadcastGradientArgs": (0, 1),
+    "BroadcastArgs": (0, 1),
+}
+_ARRANGE = {
+    "Cast",
+    "ConcatV2",
+    "ExpandDims",
+    "GatherV2",
+    "Identity",
+    "Mul",
+    "Pack",
+    "Prod",
+    "Reshape",
+    "Slice",
+    "Split",
+    "SplitV",
+    "Squeeze",
+    "StridedSlice",
+    "Unpack",
+}
+
+
+def arranges(op_type):
+    """Whether an op on sizes gives those sizes, or products of them.
+
+    Which of them follow the number of samples shows in their values then.
+    """
+    return op_type in _ARRANGE

@@ -1,0 +1,163 @@
+"""The types of a step that is being traced: see `StepTypes`.
+
+Private names in use: `FuncGraph.captures`.
+"""
+
+import tensorflow as tf
+
+from keras_pergrad.keras_internals.batches import is_composite
+from keras_pergrad.keras_internals.graph_nodes import (
+    Definitions,
+    Nodes,
+    placeholder,
+)
+from keras_pergrad.keras_internals.losses import components
+from keras_pergrad.keras_internals.model_state import captured_from
+from keras_pergrad.samples import messages
+from keras_pergrad.samples.types.tensor_types import FREE, VALUES, At
+from keras_pergrad.samples.types.typing import Typing
+
+#: Numbers of samples; one that no tensor of the step has is chosen.
+_NUMBERS = (211, 223, 227, 229, 233, 239, 241, 251, 257, 263, 269, 271)
+#: Lengths of axes whose size is not known, until one fits the model.
+_LENGTHS = (64, 96, 48, 32, 16, 12, 8, 7, 6, 5, 4, 3, 2, 1)
+
+
+class StepTypes:
+    """The types of the tensors of a step, from its ops.
+
+    Args:
+        graph: the graph in which the step is traced.
+        batch: (x, y, sample_weight).
+        variables: the trainable Keras variables.
+        wanted: the tensors whose types are asked for.
+        operations: ops whose effects on variables matter.
+        vouched, shaped: as for `Typing`.
+
+    Attributes:
+        number: the number of samples in the step; None: it takes any.
+        fixed: whether all other sizes of the batch are known.
+        failures: the `Mixed` that arose, in order.
+        count: how many ops were typed.
+        assigned: pairs of a variable's handle and the type of what it gets.
+
+    Raises:
+        ShapesUnknown: no sizes fit the axes whose size is not known.
+    """
+
+    def __init__(
+        self,
+        graph,
+        batch,
+        variables,
+        wanted,
+        operations,
+        vouched=None,
+        shaped=None,
+    ):
+        self._graph = graph
+        parts = tf.nest.flatten(batch)
+        if any(is_composite(part) for part in parts):
+            raise ValueError(messages.COMPOSITE)
+        weights = {id(t) for t in tf.nest.flatten(batch[2])}
+        given = {}
+        inner = {id(outer): t for outer, t in graph.captures}
+        for tensor in parts:
+            if tf.is_tensor(tensor) and tensor.shape.rank != 0:
+                known = inner.get(id(tensor), tensor)
+                if known.graph is graph:
+                    flags = 0 if id(tensor) in weights else VALUES
+                    given[known.name] = known, flags
+        self._given = given
+        tensors = [t for t, _ in given.values()]
+        self.number = _number(tensors)
+        self.fixed = all(
+            t.shape.rank is not None and None not in t.shape[1:]
+            for t in tensors
+        )
+        self._variables, self._asked = variables, (vouched, shaped)
+        self._type(wanted, operations)
+
+    def of(self, tensor):
+        """Return the type of a tensor of the step."""
+        known = self._known.get(tensor.name)
+        return FREE if known is None else self._typing.of(known)
+
+    def _type(self, wanted, operations):
+        others = {t.name: t for t in self._graph.inputs}
+        inputs = {**others, **{k: t for k, (t, _) in self._given.items()}}
+        nodes = Nodes.of_graph(self._graph, inputs.values())
+        names = [t.op.name for t in wanted]
+        names += [op.name for op in operations if op.op_def.is_stateful]
+        nodes.only(names)
+        n = self.number
+        if n is None:
+            n = _other_than(self._graph)
+        error = None
+        for length in (None,) if self.fixed else _LENGTHS:
+            try:
+                self._run(nodes, inputs, n, length)
+            except (ValueError, tf.errors.OpError) as found:
+                error = found
+                continue
+            return
+        raise ShapesUnknown(error)
+
+    def _run(self, nodes, inputs, n, length):
+        graph, known = tf.Graph(), {}
+        typing = Typing(
+            Definitions(self._graph), n, self.number is None, *self._asked
+        )
+        with graph.as_default():
+            for name, tensor in inputs.items():
+                shape = tensor.shape
+                if name in self._given and shape.rank is not None:
+                    rest = [length if s is None else s for s in shape[1:]]
+                    shape = [n, *rest]
+                known[name] = placeholder(tensor.dtype, shape, tensor)
+        for name, (_, flags) in self._given.items():
+            typing.give(known[name], At(0, flags=flags))
+        outer = captured_from(self._graph)
+        handles = {}
+        for name, tensor in inputs.items():
+            if tensor.dtype == tf.resource:
+                handles[id(known[name])] = outer.get(id(tensor), tensor)
+        trained = {
+            id(part.handle) for v in self._variables for part in components(v)
+        }
+        typing.state.trained = {
+            key for key, handle in handles.items() if id(handle) in trained
+        }
+        typing.run(nodes, known, graph)
+        self._typing, self._known = typing, known
+        self.failures, self.count = typing.failures, typing.count
+        self.vouched_ops = typing.vouched_ops
+        self.assigned = [
+            (handles.get(key), kind)
+            for key, kind in typing.state.assigned.items()
+        ]
+
+
+class ShapesUnknown(ValueError):
+    """An error: no sizes were found with which all shapes fit."""
+
+
+def _number(tensors):
+    for tensor in tensors:
+        if tensor.shape.rank and tensor.shape[0] is not None:
+            return tensor.shape[0]
+    return None
+
+
+def _other_than(graph):
+    """Return a number of samples of which no known size is a multiple."""
+    sizes = set()
+    for op in graph.get_operations():
+        for tensor in op.outputs:
+            if tensor.shape.rank:
+                sizes.update(tensor.shape.as_list())
+    sizes -= {None, 0}
+    for number in _NUMBERS:
+        if not any(size % number == 0 for size in sizes):
+            return number
+    return _NUMBERS[-1]

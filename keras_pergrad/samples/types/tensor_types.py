@@ -1,0 +1,160 @@
+"""The types of tensors: how each entry depends on the samples of a batch.
+
+| type | the tensor |
+|---|---|
+| `Free` | does not depend on the batch's values: weights, constants, draws |
+| `At` | has the samples on an axis; what is at sample i depends on i alone |
+| `Total` | is a sum over the samples, linear in what each one adds |
+| `Divisor` | is a number made of sums of masks and sample weights |
+| `Mixed` | is none of these: samples are mixed, or an op has no rule |
+"""
+
+import dataclasses
+
+#: What entries depend on besides their own sample, and how.
+TRAINED = 1  # on trainable weights
+VALUES = 2  # on values of the batch, not only on masks and sample weights
+DIVIDED = 4  # on sums of the masks or weights of all samples, as factors
+BY_SIZE = 8  # on the number of samples, or on the sample's place
+
+
+@dataclasses.dataclass(frozen=True)
+class Free:
+    """A tensor that does not depend on the batch's values.
+
+    Attributes:
+        flags: `TRAINED` and `BY_SIZE`, where they hold.
+    """
+
+    flags: int = 0
+
+    def flagged(self, flags):
+        """Return the type with these flags, too."""
+        return Free(self.flags | flags)
+
+
+@dataclasses.dataclass(frozen=True)
+class At:
+    """A tensor with the samples on an axis, each entry of one sample.
+
+    The axis may be merged with positions: it has `lead` blocks, each with all
+    samples in order, each sample as `rows` entries one after the other.
+
+    Attributes:
+        axis: the axis.
+        rows: how many entries a sample has in a row.
+        lead: how many times all samples come, one after the other.
+        flags: what else the entries depend on.
+    """
+
+    axis: int
+    rows: int = 1
+    lead: int = 1
+    flags: int = VALUES
+
+    @classmethod
+    def placed(cls, place, flags):
+        """Return the type of a `place`."""
+        axis, rows, lead = place
+        return cls(axis, rows, lead, flags)
+
+    def on(self, axis):
+        """Return the type with the samples on another axis."""
+        return dataclasses.replace(self, axis=axis)
+
+    def flagged(self, flags):
+        """Return the type with these flags, too."""
+        return dataclasses.replace(self, flags=self.flags | flags)
+
+    @property
+    def place(self):
+        """Where the samples are, as a tuple to compare."""
+        return self.axis, self.rows, self.lead
+
+
+@dataclasses.dataclass(frozen=True)
+class Total:
+    """A sum over the samples, linear in each one's part."""
+
+    flags: int = VALUES
+
+    def flagged(self, flags):
+        """Return the type with these flags, too."""
+        return Total(self.flags | flags)
+
+
+@dataclasses.dataclass(frozen=True)
+class Divisor:
+    """A number that follows sums of masks and sample weights."""
+
+    flags: int = DIVIDED
+
+    def flagged(self, flags):
+        """Return the type with these flags, too."""
+        return Divisor(self.flags | flags)
+
+
+@dataclasses.dataclass(frozen=True)
+class Mixed:
+    """A tensor in which samples are mixed, and the op where that began.
+
+    Attributes:
+        op_type, op_name: of that op.
+        why: the reason, to follow "the op …".
+        untyped: whether the op has no rule, so that nothing is known.
+    """
+
+    op_type: str
+    op_name: str
+    why: str
+    untyped: bool = False
+
+    flags = VALUES
+
+    def flagged(self, flags):
+        """Return itself: nothing else matters."""
+        del flags
+        return self
+
+
+class Mixes(Exception):
+    """Raised by a type rule: the op mixes the samples."""
+
+
+class Untyped(Exception):
+    """Raised by a type rule: it does not know what the op does here."""
+
+
+FREE = Free()
+
+
+def flags_of(types):
+    """Return the flags of several types together."""
+    found = 0
+    for one in types:
+        found |= one.flags
+    return found
+
+
+def joined(a, b):
+    """Return the type of what is one or the other: of branches, of turns.
+
+    Raises:
+        Mixes: the samples are on different axes.
+    """
+    if a == b:
+        return a
+    if isinstance(a, Mixed) or isinstance(b, Mixed):
+        return a if isinstance(a, Mixed) else b
+    flags = a.flags | b.flags
+    if isinstance(a, Free) and isinstance(b, Free):
+        return Free(flags)
+    if isinstance(a, Free):
+        return b.flagged(flags)
+    if isinstance(b, Free):
+        return a.flagged(flags)
+    if isinstance(a, At) and isinstance(b, At) and a.place == b.place:
+        return a.flagged(flags)
+    if type(a) is type(b) and not isinstance(a, At):
+        return a.flagged(flags)
+    raise Mixes("gives samples on one axis or on another")

@@ -1,0 +1,350 @@
+"""The type of every tensor of a graph, without running it.
+
+The graph's nodes are put into another one, in which the batch has a number of
+samples that nothing else has, so that all shapes are known there. What follows
+a call (of a function, a condition, a loop) is put there after its body, which
+gives the shapes of its outputs.
+"""
+
+import dataclasses
+from typing import Any
+
+import tensorflow as tf
+
+from keras_pergrad.keras_internals.graph_nodes import placeholder
+from keras_pergrad.keras_internals.marks import SAME_FOR_ALL
+from keras_pergrad.samples.types import assumed, call_rules
+from keras_pergrad.samples.types.list_shapes import ListShapes
+from keras_pergrad.samples.types.node_stages import (
+    in_order,
+    needed_ops,
+    stages,
+)
+from keras_pergrad.samples.types.size_rules import SHAPE_INPUTS, arranges
+from keras_pergrad.samples.types.tensor_types import (
+    BY_SIZE,
+    FREE,
+    VALUES,
+    At,
+    Free,
+    Mixed,
+    Mixes,
+    Total,
+    Untyped,
+    flags_of,
+)
+from keras_pergrad.samples.types.type_rules import rule_of
+from keras_pergrad.samples.types.typed_op import StaticNumbers, TypedOp
+from keras_pergrad.samples.types.variable_types import (
+    ASSIGN,
+    READS,
+    State,
+    may_keep,
+)
+
+_SIZES = {
+    "Shape",
+    "ShapeN",
+    "Size",
+    "Rank",
+    "VariableShape",
+    "TensorListLength",
+    "TensorListElementShape",
+}
+#: What Python computes may follow from anything, also without inputs.
+_PYTHON = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
+_SILENT = {"Placeholder", "Const", "NoOp"}
+#: What a rule raises that does not know an op of this shape.
+_FAILURES = (
+    ValueError,
+    IndexError,
+    KeyError,
+    AttributeError,
+    ZeroDivisionError,
+)
+
+
+class Typing:
+    """The types of the tensors of a graph and of the functions it calls.
+
+    Args:
+        definitions: the graph's `Definitions`.
+        n: the number of samples.
+        any_number: whether nothing else has this size: which sizes follow the
+            number of samples shows then.
+        vouched: `vouched(op, its name)`: whether the user vouches for it.
+        shaped: `shaped(name)`: whether the graph knows the shapes of an op
+            better than TensorFlow infers them.
+
+    Attributes:
+        state: what variables hold, a `State`.
+        failures: the `Mixed` that arose, in order.
+        count: how many ops were typed.
+        vouched_ops: the ops that the user vouches for.
+    """
+
+    def __init__(self, definitions, n, any_number, vouched=None, shaped=None):
+        self.definitions, self.n = definitions, n
+        self.any_number = any_number
+        self._vouched = vouched or (lambda op, name: False)
+        self._shaped = shaped or (lambda name: False)
+        self.state = State()
+        self.failures, self.vouched_ops, self.count = [], [], 0
+        self._types, self._numbers = {}, StaticNumbers()
+        self.lists = ListShapes()
+        self._kept, self._names, self._path = [], {}, ""
+
+    def of(self, tensor):
+        """Return the type of a tensor."""
+        return self._types.get(id(tensor), FREE)
+
+    def give(self, tensor, kind):
+        """Set the type of a tensor."""
+        self._kept.append(tensor)
+        self._types[id(tensor)] = kind
+
+    def run(self, nodes, known, graph):
+        """Put nodes into a graph and type them.
+
+        Args:
+            nodes: `Nodes`.
+            known: name → tensor for all inputs; extended by all other tensors.
+            graph: the graph.
+        """
+        for first, names in stages(nodes, self._shaped):
+            for name in first:
+                if call_rules.is_call(nodes.by_name[name].op):
+                    self._call(nodes, name, known, graph)
+                else:
+                    self._put_with_shape(nodes, name, known, graph)
+            operations = nodes.put(graph, names, known)
+            self._names.update(operations)
+            for op in in_order(operations, needed_ops):
+                self._look(op)
+
+    def function(self, name, given, types, repeated=False):
+        """Return a function's outputs, as typed tensors.
+
+        Args:
+            name: its name.
+            given: tensors like those it is given.
+            types: their types.
+            repeated: whether it is given its own outputs again.
+
+        Returns:
+            (inputs, outputs): tensors of a new graph.
+        """
+        nodes = self.definitions.nodes(name)
+        if nodes is None:
+            raise Untyped(f"calls a function that is not known: {name}")
+        graph, known = tf.Graph(), {}
+        with graph.as_default():
+            inputs = [placeholder(t.dtype, t.shape, t) for t in given]
+        known.update(zip(nodes.inputs, inputs))
+        kept = nodes.handed_on() if repeated else range(len(inputs))
+        for k, (inner, outer, kind) in enumerate(zip(inputs, given, types)):
+            self.give(inner, kind)
+            self.lists.same(inner, outer)
+            value = self._numbers.of(outer)
+            if k in kept and value is not None:
+                with graph.as_default():
+                    inner = tf.constant(value, outer.dtype)
+                self.give(inner, kind)
+                known[nodes.inputs[k]] = inner
+            self.state.same(inner, outer)
+        try:
+            self.run(nodes, known, graph)
+        except (ValueError, tf.errors.OpError) as error:
+            raise Untyped(f"shapes do not fit in {name}: {error}") from None
+        return inputs, [known[n] for n in nodes.outputs]
+
+    def _call(self, nodes, name, known, graph):
+        """Type a call; placeholders stand for its outputs."""
+        call = call_rules.Call.of(nodes.by_name[name], known)
+        types = [self.of(t) for t in call.inputs]
+        self.count += 1
+        path, self._path = self._path, f"{self._path}{name}/"
+        outputs: Any
+        kinds: Any
+        try:
+            outputs, kinds = call_rules.called(call, types, self)
+        except (Mixes, Untyped) as error:
+            self._path = path
+            found = self._failed(call, str(error), isinstance(error, Untyped))
+            outputs = call_rules.unknown_outputs(call)
+            kinds = [found] * len(outputs)
+        self._path = path
+        with graph.as_default():
+            for k, (tensor, kind) in enumerate(zip(outputs, kinds)):
+                made = placeholder(tensor.dtype, tensor.shape, tensor)
+                known[f"{name}:{k}"] = made
+                self.give(made, kind)
+                self.lists.same(made, tensor)
+                value = self._numbers.of(tensor)
+                if value is not None and not call.repeats:
+                    made = tf.constant(value, tensor.dtype)
+                    self.give(made, kind)
+                    known[f"{name}:{k}"] = made
+                self.state.same(made, tensor)
+
+    def _put_with_shape(self, nodes, name, known, graph):
+        """Put an op whose shapes its type, or a list, knows better."""
+        operations = nodes.put(graph, [name], known)
+        self._names.update(operations)
+        (op,) = operations
+        self._look(op)
+        value = self.lists.value_of(op)
+        if value is not None:
+            # A constant, so that shapes that follow from it are known.
+            with graph.as_default():
+                known[f"{name}:1"] = tf.constant(value, op.outputs[1].dtype)
+            self.give(known[f"{name}:1"], self.of(op.outputs[1]))
+        for k, tensor in enumerate(op.outputs):
+            shape = self.lists.shape_of(op, k)
+            shape = nodes.shape_of(f"{name}:{k}", shape)
+            kind = self.of(tensor)
+            if shape.rank is not None and isinstance(kind, At):
+                size = self.n * kind.rows * kind.lead
+                sizes = shape.as_list()
+                if 0 <= kind.axis < len(sizes):
+                    sizes[kind.axis] = size
+                shape = tf.TensorShape(sizes)
+            if tensor.shape.is_compatible_with(shape):
+                tensor.set_shape(shape)
+
+    def _failed(self, op, why, untyped):
+        found = Mixed(op.type, self._name(op), why, untyped)
+        self.failures.append(found)
+        return found
+
+    def _name(self, op):
+        """Return the name of an op where it is called."""
+        known = op.name
+        if isinstance(op, tf.Operation):
+            known = self._names.get(op, known)
+        return f"{self._path}{known}"
+
+    def _look(self, op):
+        if op.type in _SILENT:
+            return
+        types = [self.of(t) for t in op.inputs]
+        self.lists.note(op, self._numbers)
+        if op.type in ASSIGN:
+            self.state.assign(op, types)
+        elif op.type == "Identity" and SAME_FOR_ALL in self._name(op):
+            return
+        elif op.type in _SIZES:
+            self._set(op, self._size(op, types))
+        elif op.type in READS and self._read(op):
+            return
+        elif op.outputs:
+            if op.type == "Identity" and op.inputs[0].dtype == tf.resource:
+                self.state.same(op.outputs[0], op.inputs[0])
+            self.count += 1
+            self._compute(op, types)
+
+    def _compute(self, op, types):
+        mixed = next((t for t in types if isinstance(t, Mixed)), None)
+        if mixed is None:
+            mixed = self._through_state(op, types)
+        if mixed is not None:
+            # It matters where it arrives.
+            self._set(op, mixed)
+            return
+        places = SHAPE_INPUTS.get(op.type, ())
+        types = [
+            Free(t.flags & ~BY_SIZE)
+            if k in places and isinstance(t, Free)
+            else t
+            for k, t in enumerate(types)
+        ]
+        if all(isinstance(t, Free) for t in types) and op.type not in _PYTHON:
+            flags = flags_of(types)
+            if flags & BY_SIZE and arranges(op.type):
+                flags = self._by_size(op, flags)
+            if flags:
+                self._set(op, Free(flags))
+            return
+        self._set(op, self._by_rule(op, types))
+
+    def _by_rule(self, op, types):
+        """Return what the rule of an op gives, or a `Mixed` with its reason."""
+        try:
+            rule = rule_of(op.type)
+            if rule is None:
+                raise Untyped("has no type rule")
+            return rule(TypedOp(op, self.n, self._numbers), types)
+        except Mixes as error:
+            why, untyped = str(error), False
+        except Untyped as error:
+            why, untyped = str(error), True
+        except _FAILURES as error:
+            why = f"its rule failed ({type(error).__name__}: {error})"
+            untyped = True
+        if self.n <= 1:
+            return assumed.of_one_sample(op, types, self.n)
+        name = self._name(op)
+        if self._vouched(op, name):
+            self.vouched_ops.append((op.type, name))
+            return assumed.as_vouched(op, types)
+        return self._failed(op, why, untyped)
+
+    def _set(self, op, found):
+        if not isinstance(found, (list, tuple)):
+            found = [found] * len(op.outputs)
+        for tensor, kind in zip(op.outputs, found):
+            flag = tensor.dtype == tf.bool and kind.flags & VALUES
+            if flag and not isinstance(kind, Mixed):
+                # A mask: how many there are may divide a loss.
+                kind = dataclasses.replace(kind, flags=kind.flags & ~VALUES)
+            if kind != FREE:
+                self.give(tensor, kind)
+
+    def _size(self, op, types):
+        """Return the type of sizes: free, unless they follow values."""
+        for tensor, kind in zip(op.inputs, types):
+            if isinstance(kind, Mixed):
+                return kind
+            known = tensor.shape.is_fully_defined()
+            if isinstance(kind, Total) and not known:
+                why = "gives a size that may follow the values of samples"
+                return self._failed(op, why, True)
+        return Free(self._by_size(op, BY_SIZE))
+
+    def _through_state(self, op, types):
+        """Return a `Mixed` for an op that keeps samples, or reads what is kept.
+
+        Queues, stacks and the like: no rule knows what they hold.
+        """
+        kept = self.state.unknown(op) if op.op_def.is_stateful else None
+        if kept is None and may_keep(op, types) and not rule_of(op.type):
+            why = "keeps samples where no type follows them"
+            kept = self._failed(op, why, True)
+            self.state.keep(op, kept)
+        return kept
+
+    def _by_size(self, op, flags):
+        """Return flags without `BY_SIZE` where no size follows the samples."""
+        if self.any_number:
+            for tensor in op.outputs:
+                number = self._numbers.of(tensor)
+                if number is None:
+                    return flags
+                if ((number % self.n == 0) & (number != 0)).any():
+                    return flags
+        return flags & ~BY_SIZE
+
+    def _read(self, op):
+        """Type what a variable holds; whether nothing is left to do."""
+        handle = op.inputs[0]
+        held, flags = self.state.held(handle), self.state.flags(handle)
+        if op.type == "ReadVariableOp":
+            self._set(op, held.flagged(flags))
+            return True
+        if not isinstance(held, Free):
+            why = "looks up what the step has assigned from its samples"
+            self._set(op, self._failed(op, why, False))
+            return True
+        if flags:
+            self.give(handle, Free(flags))
+        return False

@@ -1,0 +1,179 @@
+"""Type rules of convolutions, pooling and other ops on images."""
+
+from keras_pergrad.samples.types.elementwise_rules import of_totals
+from keras_pergrad.samples.types.tensor_types import (
+    At,
+    Free,
+    Mixes,
+    Total,
+    Untyped,
+    flags_of,
+)
+from keras_pergrad.samples.types.type_rules import type_rule
+
+
+def _images(op, types, places):
+    """Return the type if the samples are on axis 0 of these inputs alone."""
+    found = set()
+    for k, kind in enumerate(types):
+        if isinstance(kind, Free):
+            continue
+        if not isinstance(kind, At):
+            return of_totals(op, types)
+        if k not in places:
+            raise Mixes("takes samples for its weights or sizes")
+        if kind.axis != 0:
+            raise Mixes("takes the samples for pixels or channels")
+        found.add(kind.place)
+    if len(found) != 1:
+        raise Mixes("brings samples together that lie differently")
+    return At.placed(found.pop(), flags_of(types))
+
+
+@type_rule(
+    "Conv",
+    "Conv2D",
+    "Conv3D",
+    "DepthwiseConv2dNative",
+    "Dilation2D",
+    "Dilation2DBackpropInput",
+    "MaxPool",
+    "MaxPoolV2",
+    "MaxPool3D",
+    "MaxPoolWithArgmax",
+    "AvgPool",
+    "AvgPool3D",
+    "FractionalAvgPool",
+    "FractionalMaxPool",
+    "LRN",
+    "SpaceToDepth",
+    "DepthToSpace",
+    "ExtractImagePatches",
+    "ExtractVolumePatches",
+    "ResizeArea",
+    "ResizeBicubic",
+    "ResizeBilinear",
+    "ResizeNearestNeighbor",
+    "ScaleAndTranslate",
+    "AdjustContrast",
+    "DataFormatVecPermute",
+    "QuantizeV2",
+    "Dequantize",
+    "QuantizeAndDequantizeV2",
+    "QuantizeAndDequantizeV3",
+    "QuantizeAndDequantizeV4",
+    "FakeQuantWithMinMaxVars",
+    "FakeQuantWithMinMaxVarsPerChannel",
+)
+def image(op, types):
+    """Each image by itself."""
+    if op.type in ("MaxPoolWithArgmax",) and op.attribute(
+        "include_batch_in_index"
+    ):
+        raise Mixes("counts places over all samples")
+    found = _images(op, types, {0})
+    ranged = op.type.startswith("QuantizeAndDequantize")
+    if ranged and not op.attribute("range_given"):
+        raise Mixes("takes its range from all samples")
+    return found
+
+
+@type_rule(
+    "AdjustContrastv2", "AdjustHue", "AdjustSaturation", "RGBToHSV", "HSVToRGB"
+)
+def colours(op, types):
+    """Each pixel, or each image, by itself: the last axes."""
+    kind = types[0]
+    if any(not isinstance(t, Free) for t in types[1:]):
+        raise Mixes("takes its factor from the samples")
+    inner = 3 if op.type == "AdjustContrastv2" else 1
+    if isinstance(kind, At) and kind.axis >= op.rank() - inner:
+        raise Mixes("takes the samples for pixels or colours")
+    if not isinstance(kind, At):
+        return of_totals(op, types)
+    return kind
+
+
+@type_rule("ImageProjectiveTransformV2", "ImageProjectiveTransformV3")
+def moved_image(op, types):
+    """Each image by itself, by its own transform or the same for all."""
+    if any(not isinstance(t, Free) for t in types[2:]):
+        raise Mixes("takes sizes from the samples")
+    return _images(op, types[:2], {0, 1})
+
+
+@type_rule("CropAndResize")
+def cropped(op, types):
+    """Boxes are taken from the images that their numbers name."""
+    raise Untyped("which images its boxes are of is given by numbers")
+
+
+@type_rule("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")
+def batch_norm(op, types):
+    """By fixed statistics, each image by itself."""
+    if op.attribute("is_training"):
+        raise Mixes("normalises by the statistics of the batch")
+    return _images(op, types, {0})
+
+
+@type_rule(
+    "Conv2DBackpropInput",
+    "Conv3DBackpropInput",
+    "Conv3DBackpropInputV2",
+    "DepthwiseConv2dNativeBackpropInput",
+)
+def transposed(op, types):
+    """Find the gradient of a convolution's input; or convolve transposed."""
+    return _images(op, types, {2})
+
+
+@type_rule(
+    "AvgPoolGrad",
+    "AvgPool3DGrad",
+)
+def gradient_by_shape(op, types):
+    """Find the gradient of pooling from (its input's shape, gradient)."""
+    return _images(op, types, {1})
+
+
+@type_rule(
+    "MaxPoolGrad",
+    "MaxPoolGradV2",
+    "MaxPool3DGrad",
+    "MaxPoolGradGrad",
+    "MaxPoolGradGradV2",
+    "MaxPool3DGradGrad",
+    "MaxPoolGradWithArgmax",
+    "LRNGrad",
+    "ResizeBilinearGrad",
+    "ResizeNearestNeighborGrad",
+    "ResizeBicubicGrad",
+    "ScaleAndTranslateGrad",
+    "QuantizeAndDequantizeV4Grad",
+    "FakeQuantWithMinMaxVarsGradient",
+)
+def gradient_by_images(op, types):
+    """Find the gradient of an op on images, from images."""
+    return _images(op, types, {0, 1, 2})
+
+
+@type_rule("FusedBatchNormGrad", "FusedBatchNormGradV2", "FusedBatchNormGradV3")
+def batch_norm_gradient(op, types):
+    """By fixed statistics, each image by itself; sums for the weights."""
+    if op.attribute("is_training"):
+        raise Mixes("normalises by the statistics of the batch")
+    kind = _images(op, types, {0, 1})
+    total = Total(kind.flags)
+    return [kind, *[total] * (len(op.outputs) - 1)]
+
+
+@type_rule(
+    "Conv2DBackpropFilter",
+    "Conv3DBackpropFilter",
+    "Conv3DBackpropFilterV2",
+    "DepthwiseConv2dNativeBackpropFilter",
+    "Dilation2DBackpropFilter",
+)
+def kernel_gradient(op, types):
+    """Find a kernel's gradient, a sum over the samples."""
+    return Total(_images(op, types, {0, 2}).flags)

@@ -1,0 +1,97 @@
+"""Updates that no private `fit` has asked for are refused, whoever asks."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_pergrad as kpg
+from keras_pergrad.keras_internals.graph_session import trace_step
+from tests.privacy.tiny import X, Y, fit, model, private
+
+
+def one_loss(x, y, sample_weight):
+    return keras.losses.mean_squared_error(y, x)
+
+
+ASKED = {
+    "train_on_batch": lambda net: net.train_on_batch(X, Y),
+    "train_step": lambda net: net.train_step((X, Y)),
+    "compute_gradients": lambda net: net.compute_gradients(one_loss, X, X),
+}
+
+
+@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize("name", ASKED)
+def test_refused_before_anything_is_traced(name, trained):
+    training = private()
+    inputs = keras.Input((3,))
+    traces = []
+
+    class Watched(keras.layers.Dense):
+        def call(self, x):
+            traces.append(x.shape)
+            return super().call(x)
+
+    net = kpg.PerGradModel(inputs, Watched(1)(inputs))
+    net.compile("sgd", "mse", gradient_mode=training.gradient_mode)
+    if trained:
+        fit(net, training)
+    before, seen = net.get_weights(), len(traces)
+    with pytest.raises(ValueError, match=rf"Received: {name}\(\).*No weight"):
+        ASKED[name](net)
+    assert len(traces) == seen
+    for a, b in zip(net.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_step_may_be_looked_at():
+    """Reports of placement trace it, and never apply it."""
+    net = model(private())
+    before = net.get_weights()
+    trace_step(net.train_step, (X, Y))
+    np.testing.assert_array_equal(net.get_weights()[0], before[0])
+    with pytest.raises(ValueError, match=r"train_step\(\) in a custom loop"):
+        net.train_step((X, Y))
+
+
+def test_a_callback_cannot_train_in_between():
+    class Trains(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            self.model.train_on_batch(X, Y)
+
+    training = private()
+    with pytest.raises(ValueError, match=r"Received: train_on_batch\(\)"):
+        fit(model(training), training, callbacks=[Trains()])
+
+
+def test_a_traced_function_under_xla_changes_nothing():
+    """XLA leaves out the assertion that refuses the update elsewhere."""
+    training = private(sampling="fixed")
+    net = model(training, jit_compile=True)
+    fit(net, training)
+    before = net.get_weights()
+    data = tf.data.Dataset.from_tensors((X[:10], Y[:10])).repeat()
+    net.train_function(iter(data))
+    for a, b in zip(net.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert net.aggregation_state.updates == 4
+
+
+def test_private_batches_elsewhere():
+    training = private()
+    data = training.batches(X, Y)
+    net = model(training)
+    with pytest.raises(
+        ValueError,
+        match=r"`validation_data` are batches dr.*"
+        r"Received: PrivateBatches\(40.*\(x_val, y_val\)",
+    ):
+        fit(net, training, validation_data=data)
+    net.compile("sgd", "mse", jit_compile=False)
+    for arguments in ({"x": data}, {"x": X, "y": Y, "validation_data": data}):
+        name = "validation_data" if "y" in arguments else "x"
+        with pytest.raises(
+            ValueError, match=rf"fit\(\) as {name}, but the mod"
+        ):
+            net.fit(**arguments, verbose=0)

@@ -1,0 +1,613 @@
+"""Models that a trial of a few samples judged wrongly."""
+
+import gc
+import threading
+import weakref
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_pergrad as kpg
+from tests import oracle
+
+layers, ops = keras.layers, keras.ops
+_rng = np.random.default_rng(0)
+X = _rng.normal(size=(8, 5)).astype("float32")
+Y = _rng.normal(size=(8, 3)).astype("float32")
+MIXED = "mixes the samples|depend on the whole batch|compares the samples"
+ACCUMULATED = kpg.Accumulated(microbatch_size=4)
+
+
+def _net(*parts, shape=(5,), dtype=None, head=None, cls=kpg.PerGradModel):
+    inputs = hidden = keras.Input(shape, dtype=dtype)
+    for part in parts:
+        hidden = part(hidden)
+    return cls(inputs, (head or layers.Dense(3))(hidden))
+
+
+def _fit(model, data, mode="vectorized", loss="mse", **kwargs):
+    model.compile(keras.optimizers.SGD(0.1), loss, gradient_mode=mode, **kwargs)
+    if not isinstance(data, tf.data.Dataset):
+        data = tf.data.Dataset.from_tensor_slices(data).batch(16)
+    model.fit(data, shuffle=False, verbose=0)
+
+
+def _assert_refused(make, data, modes=("vectorized", ACCUMULATED), **kwargs):
+    for mode in modes:
+        with pytest.raises(ValueError, match=MIXED):
+            _fit(make(), data, mode, **kwargs)
+
+
+def _private(examples, method="vectorized"):
+    return kpg.PrivateTraining(
+        noise_multiplier=1.0,
+        delta=1e-2,
+        examples=examples,
+        batch_size=examples,
+        user_ids="unique",
+        seed=1,
+        epochs=1,
+        method=method,
+    )
+
+
+def _fit_privately(model, x, y, loss="mse", method="vectorized"):
+    private = _private(len(y), method)
+    model.compile("sgd", loss, gradient_mode=private.gradient_mode)
+    model.fit(
+        private.batches(x, y), epochs=1, callbacks=[private.callback], verbose=0
+    )
+
+
+class Centre(layers.Layer):
+    def call(self, x):
+        return x - ops.mean(x, 0, keepdims=True)
+
+
+class Numbers(layers.Layer):
+    """Strings as numbers, as in a table of text."""
+
+    def call(self, x):
+        return tf.strings.to_number(x)
+
+    def compute_output_spec(self, x):
+        return keras.KerasTensor(x.shape, "float32")
+
+
+def _towards_the_centre(y, p):
+    pulled = ops.mean(ops.square(p - ops.mean(p, 0)), -1)
+    return pulled + ops.mean(ops.square(p - y), -1)
+
+
+def _over_variance(y, p):
+    return ops.mean(ops.square(y - p), -1) / (ops.var(y) + 1e-3)
+
+
+def _over_number(y, p):
+    n = ops.cast(ops.shape(p)[0], "float32")
+    return ops.mean(ops.square(y - p), -1) / n
+
+
+def _plain_norm():
+    return layers.BatchNormalization(center=False, scale=False)
+
+
+def test_ages_in_bins():
+    def make():
+        return _net(
+            layers.Discretization([30.0, 45.0, 60.0]),
+            layers.Embedding(4, 4),
+            layers.Flatten(),
+            _plain_norm(),
+            shape=(1,),
+        )
+
+    ages = _rng.uniform(18, 80, (8, 1)).astype("float32")
+    _assert_refused(make, (ages, Y), ["vectorized"])
+
+
+def test_first_rows_of_zeros():
+    x = X.copy()
+    x[:5] = 0
+    _assert_refused(
+        lambda: _net(layers.Dense(4), _plain_norm()), (x, Y), ["vectorized"]
+    )
+
+
+@pytest.mark.parametrize("arrays", [True, False])
+def test_ids_as_floats(arrays):
+    model = _net(
+        layers.Embedding(20, 4), layers.Flatten(), _plain_norm(), shape=(6,)
+    )
+    x = _rng.integers(1, 20, (8, 6)).astype("float32")
+    model.compile("sgd", "mse", gradient_mode="vectorized")
+    data = tf.data.Dataset.from_tensor_slices((x, Y)).batch(8)
+    with pytest.raises(ValueError, match="depend on the whole batch"):
+        model.fit(*((x, Y) if arrays else (data,)), shuffle=False, verbose=0)
+
+
+@pytest.mark.parametrize("arrays", [True, False])
+def test_strings(arrays):
+    words = ["cat", "dog", "cow", "pig"]
+    model = _net(
+        layers.StringLookup(vocabulary=words),
+        layers.Embedding(6, 4),
+        layers.Flatten(),
+        _plain_norm(),
+        shape=(1,),
+        dtype="string",
+    )
+    x = tf.constant(np.array(words * 2).reshape(8, 1))
+    model.compile("sgd", "mse", gradient_mode="vectorized")
+    data = tf.data.Dataset.from_tensor_slices((x, Y)).batch(8)
+    with pytest.raises(ValueError, match="depend on the whole batch"):
+        model.fit(*((x, Y) if arrays else (data,)), shuffle=False, verbose=0)
+
+
+@pytest.mark.parametrize("start", ["glorot_uniform", "zeros"])
+def test_a_head_of_zeros(start):
+    def make():
+        return _net(
+            layers.Dense(6, "tanh"),
+            head=layers.Dense(3, kernel_initializer=start),
+        )
+
+    _assert_refused(make, (X, Y), loss=_towards_the_centre)
+
+
+@pytest.mark.parametrize("labels", [[0, 0, 1, 1, 2, 2, 3, 3], list(range(8))])
+def test_contrastive_loss(labels):
+    def loss(y, z):
+        y, z = ops.reshape(y, (-1,)), ops.normalize(z, axis=-1)
+        near = ops.matmul(z, ops.transpose(z)) / 0.5
+        other = 1.0 - ops.eye(ops.shape(z)[0])
+        same = ops.cast(ops.equal(y[:, None], y[None]), "float32") * other
+        total = ops.sum(ops.exp(near) * other, -1, keepdims=True)
+        return -ops.sum((near - ops.log(total)) * same, -1)
+
+    _assert_refused(
+        lambda: _net(layers.Dense(6, "tanh")),
+        (X, np.array(labels)),
+        loss=loss,
+    )
+
+
+def test_mixing_that_waits_for_a_counter():
+    class Annealed(layers.Layer):
+        def build(self, shape):
+            self.step = self.add_weight((), "zeros", trainable=False)
+
+        def call(self, x, training=False):
+            share = ops.minimum(self.step / 3.0, 1.0)
+            if training:
+                self.step.assign(self.step + 1.0)
+            return x - share * ops.mean(x, 0, keepdims=True)
+
+    _assert_refused(lambda: _net(layers.Dense(5), Annealed()), (X, Y))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_mixing_by_chance(seed):
+    class MixUp(layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.seeds = keras.random.SeedGenerator(seed)
+
+        def call(self, x, training=False):
+            if not training:
+                return x
+            on = keras.random.uniform((), seed=self.seeds) < 0.5
+            return ops.where(on, 0.7 * x + 0.3 * ops.roll(x, 1, axis=0), x)
+
+    _assert_refused(lambda: _net(layers.Dense(5), MixUp()), (X, Y))
+
+
+def test_loss_over_a_statistic_of_targets():
+    _assert_refused(lambda: _net(layers.Dense(4)), (X, Y), loss=_over_variance)
+
+
+class OverNumber(layers.Layer):
+    def call(self, x):
+        return x * ops.cast(ops.shape(x)[0], x.dtype) / 8.0
+
+
+@pytest.mark.parametrize("where", ["loss", "layer"])
+def test_what_follows_the_batch_size(where):
+    def make():
+        return _net(*([OverNumber()] if where == "layer" else []))
+
+    loss = _over_number if where == "loss" else "mse"
+    with pytest.raises(ValueError, match="number of samples"):
+        _fit(make(), (X, Y), ACCUMULATED, loss)
+    model = make()
+    model.compile("sgd", loss)
+    found = kpg.per_sample_gradients(model, X, Y)
+    expected = oracle.per_sample_gradients(model, X, Y, None, True, alone=False)
+    oracle.assert_agree(found, expected)
+
+
+class Sorted(layers.Layer):
+    """Acts on the samples in the order of their lengths."""
+
+    def build(self, shape):
+        self.w = self.add_weight((shape[-1], 4))
+
+    def call(self, x):
+        used = tf.cast(tf.reduce_any(x != 0, -1), tf.int32)
+        order = tf.argsort(tf.reduce_sum(used, -1), stable=True)
+        h = tf.tanh(tf.matmul(tf.gather(x, order), self.w.value))
+        return tf.gather(h, tf.argsort(order))
+
+    def compute_output_shape(self, shape):
+        return (*shape[:2], 4)
+
+
+class Packed(Sorted):
+    """Acts on what is no padding, packed into one axis."""
+
+    def call(self, x):
+        where = tf.where(tf.reduce_any(x != 0, -1))
+        h = tf.tanh(tf.matmul(tf.gather_nd(x, where), self.w.value))
+        sizes = tf.concat([tf.shape(x)[:2], [4]], 0)
+        return tf.scatter_nd(where, h, tf.cast(sizes, tf.int64))
+
+
+@pytest.mark.parametrize("layer", [Sorted, Packed])
+def test_lengths_decide_where_samples_are(layer):
+    x = _rng.normal(size=(8, 6, 5)).astype("float32")
+    model = _net(layer(), layers.GlobalAveragePooling1D(), shape=(6, 5))
+    model.compile("sgd", "mse", gradient_mode="vectorized")
+    # All of one length, so that nothing shows.
+    with pytest.raises(ValueError, match=r"\((Sorted|Packed)\) mixes"):
+        kpg.per_sample_norms(model, x, Y)
+    with pytest.raises(ValueError, match=r"\((Sorted|Packed)\) mixes"):
+        model.fit(x, Y, verbose=0)
+
+
+@pytest.mark.parametrize("mode", [ACCUMULATED, "vectorized", "per_sample"])
+def test_numbers_as_strings(mode):
+    def make():
+        return _net(
+            Numbers(), layers.Rescaling(0.1), shape=(3,), dtype="string"
+        )
+
+    x = _rng.integers(10, 30, (8, 3)).astype(str)
+    _assert_refused(make, (x, Y), [mode], loss=_towards_the_centre)
+
+
+def test_private_ids_as_floats():
+    x = _rng.integers(1, 19, (8, 6)).astype("float32")
+    model = _net(
+        layers.Embedding(20, 4), layers.Flatten(), Centre(), shape=(6,)
+    )
+    with pytest.raises(ValueError, match=MIXED):
+        _fit_privately(model, x, Y)
+
+
+@pytest.mark.parametrize("loss", [_over_variance, _over_number])
+@pytest.mark.parametrize("method", ["vectorized", "per_sample"])
+def test_private_losses_of_others(loss, method):
+    with pytest.raises(ValueError, match=MIXED + "|number of samples|how many"):
+        _fit_privately(_net(), X, Y, loss, method)
+
+
+def test_private_numbers_as_strings():
+    model = _net(Numbers(), shape=(5,), dtype="string")
+    with pytest.raises(ValueError, match=MIXED):
+        _fit_privately(model, X.astype(str), Y, _towards_the_centre)
+
+
+def _in_batch(y, p):
+    del y
+    users, items = p[:, :4], p[:, 4:]
+    return keras.losses.sparse_categorical_crossentropy(
+        ops.arange(ops.shape(p)[0]),
+        ops.matmul(users, ops.transpose(items)),
+        from_logits=True,
+    )
+
+
+def _two_towers():
+    inputs = keras.Input((2,), dtype="int64")
+    known = list(range(1000, 1030))
+
+    def tower(k):
+        ids = layers.IntegerLookup(vocabulary=known)(inputs[:, k])
+        return layers.Dense(4)(layers.Embedding(31, 8)(ids))
+
+    both = layers.Concatenate()([tower(0), tower(1)])
+    return kpg.PerGradModel(inputs, both)
+
+
+def test_two_towers_with_negatives_of_the_batch():
+    x, y = _rng.integers(1000, 1030, (8, 2)), np.zeros((8, 1), "float32")
+    with pytest.raises(ValueError, match="compares the samples"):
+        _fit(_two_towers(), (x, y), loss=_in_batch)
+    with pytest.raises(ValueError, match="compares the samples"):
+        _fit_privately(_two_towers(), x, y, _in_batch)
+
+
+# Sound models that were refused.
+@pytest.mark.usefixtures("float64")
+def test_gradient_penalty_in_a_layer():
+    class Penalty(layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.net = keras.Sequential(
+                [layers.Input((5,)), layers.Dense(6, "tanh"), layers.Dense(2)]
+            )
+
+        def call(self, x):
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                out = self.net(x)
+            norm = ops.norm(tape.gradient(out, x), axis=1, keepdims=True)
+            return ops.mean(out**2, 1, keepdims=True) + (norm - 1.0) ** 2
+
+    model = _net(Penalty(), head=layers.Identity(), cls=keras.Model)
+    model.compile("sgd", "mae")
+    x, y = X.astype("float64"), np.zeros((8, 1))
+    oracle.check(kpg.per_sample_gradients(model, x, y), model, x, y)
+
+
+@pytest.mark.usefixtures("float64")
+def test_samples_on_a_middle_axis():
+    model = _net(
+        layers.Lambda(lambda x: ops.transpose(x, (2, 0, 1, 3))),
+        layers.Dense(3),
+        layers.Lambda(lambda x: ops.transpose(x, (1, 2, 0, 3))),
+        shape=(6, 5, 2),
+        head=layers.Dense(1),
+        cls=keras.Model,
+    )
+    model.compile("sgd", "mse")
+    x, y = _rng.normal(size=(4, 6, 5, 2)), _rng.normal(size=(4, 6, 5, 1))
+    oracle.check(kpg.per_sample_gradients(model, x, y), model, x, y)
+
+
+class Folded(layers.Layer):
+    """An LSTM over nodes that are folded with the samples."""
+
+    def __init__(self, nodes_first):
+        super().__init__()
+        self.nodes_first = nodes_first
+        self.lstm, self.dense = layers.LSTM(4), layers.Dense(3)
+
+    def build(self, shape):
+        self.lstm.build((None, 6, 2))
+        self.dense.build((None, 4))
+
+    def call(self, x):
+        first, n = self.nodes_first, ops.shape(x)[0]
+        x = ops.transpose(x, (2, 0, 1, 3) if first else (0, 2, 1, 3))
+        x = self.dense(self.lstm(ops.reshape(x, (5 * n, 6, 2))))
+        x = ops.reshape(x, (5, n, 3) if first else (n, 5, 3))
+        return ops.transpose(x, (1, 2, 0) if first else (0, 2, 1))
+
+    def compute_output_shape(self, shape):
+        return shape[0], 3, 5
+
+
+@pytest.mark.parametrize("nodes_first", [True, False])
+@pytest.mark.usefixtures("float64")
+def test_folded_lstm(nodes_first):
+    model = _net(
+        Folded(nodes_first),
+        shape=(6, 5, 2),
+        head=layers.Identity(),
+        cls=keras.Model,
+    )
+    model.compile("sgd", "mse")
+    x, y = _rng.normal(size=(4, 6, 5, 2)), _rng.normal(size=(4, 3, 5))
+    oracle.check(kpg.per_sample_gradients(model, x, y), model, x, y)
+
+
+class Experts(layers.Layer):
+    """The sum of experts, all of which begin at zero."""
+
+    def build(self, shape):
+        self.w = self.add_weight((3, shape[-1], 5), "zeros")
+
+    def call(self, x):
+        size = ops.shape(x)
+        x = ops.reshape(x, (-1, size[-1]))
+        x = ops.sum(ops.einsum("th,ehi->eti", x, self.w), 0)
+        return ops.reshape(x, (size[0], size[1], 5))
+
+
+def _zeros(size):
+    return layers.Dense(size, kernel_initializer="zeros")
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        lambda: [Experts()],
+        lambda: [_zeros(8), layers.Dense(4)],
+        lambda: [
+            _zeros(8),
+            layers.Lambda(lambda x: ops.top_k(ops.softmax(x), 4)[0]),
+            layers.Dense(5),
+        ],
+        lambda: [_zeros(8), layers.Conv1D(4, 3)],
+    ],
+    ids=["experts", "dense", "top_k", "convolution"],
+)
+@pytest.mark.usefixtures("float64")
+def test_weights_behind_zeros(parts):
+    model = _net(
+        *parts(),
+        layers.GlobalAveragePooling1D(),
+        shape=(6, 4),
+        cls=keras.Model,
+    )
+    model.compile("sgd", "mse")
+    x, y = _rng.normal(size=(4, 6, 4)), _rng.normal(size=(4, 3))
+    oracle.check(kpg.per_sample_gradients(model, x, y), model, x, y)
+
+
+def test_vocabulary_without_room_for_others():
+    words = ["cat", "dog", "cow", "pig"]
+    model = _net(
+        layers.StringLookup(vocabulary=words, num_oov_indices=0),
+        layers.Embedding(4, 4),
+        layers.Flatten(),
+        shape=(1,),
+        dtype="string",
+    )
+    _fit(model, (np.array(words * 2).reshape(8, 1), Y))
+
+
+@pytest.mark.parametrize("what", ["norms", "vectorized", ACCUMULATED])
+def test_global_seed_first_used_in_the_step(what):
+    class Noisy(layers.Layer):
+        def call(self, x, training=False):
+            noise = keras.random.normal(ops.shape(x))
+            return x + 0.1 * noise if training else x
+
+    keras.backend.clear_session(free_memory=False)
+    model = _net(layers.Dense(4), Noisy())
+    if what == "norms":
+        model.compile("sgd", "mse")
+        kpg.per_sample_norms(model, X, Y)
+    else:
+        _fit(model, (X, Y), what)
+    assert keras.random.normal((2,)).shape == (2,)
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [
+        "batch",
+        *(
+            pytest.param(
+                mode,
+                marks=pytest.mark.xfail(
+                    reason="a layer cannot be built while the step is traced"
+                ),
+            )
+            for mode in ("vectorized", "per_sample")
+        ),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_layer_that_is_built_in_compute_loss(mode):
+    class Retrieval(kpg.PerGradModel):
+        def __init__(self):
+            super().__init__()
+            self.query = layers.Embedding(20, 6)
+            self.candidate = layers.Embedding(20, 6)
+
+        def call(self, x, training=False):
+            return self.query(x)
+
+        def compute_loss(self, x, y, y_pred, sample_weight=None, training=True):
+            found = ops.sum(y_pred * self.candidate(y["movie"]), -1)
+            return ops.mean((found - y["rating"]) ** 2)
+
+    y = {"movie": _rng.integers(0, 20, 8), "rating": Y[:, 0]}
+    model = Retrieval()
+    model.compile("sgd", gradient_mode=mode)
+    model.fit(_rng.integers(0, 20, 8), y, verbose=0)
+
+
+# What is left behind.
+class Seen(layers.Layer):
+    """Counts the ids that it has seen."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = tf.lookup.experimental.MutableHashTable(
+            tf.int64, tf.int64, 0
+        )
+
+    def call(self, x):
+        ids = tf.reshape(tf.cast(x, tf.int64), [-1])
+        self.table.insert(ids, self.table.lookup(ids) + 1)
+        return tf.cast(x, tf.float32)
+
+
+def _counts(mode):
+    seen = Seen()
+    model = _net(seen, dtype="int32")
+    _fit(model, (np.arange(40).reshape(8, 5) + 100, Y), mode)
+    keys, values = (t.numpy() for t in seen.table.export())
+    return len(keys), values.max(), keys.min()
+
+
+def test_tables_are_changed_once():
+    assert _counts("vectorized") == _counts("batch") == (40, 1, 100)
+
+
+def test_tables_are_not_changed_for_each_sample():
+    with pytest.raises(ValueError, match="does not know"):
+        _counts("per_sample")
+
+
+@pytest.mark.xfail(reason="draws are looked at in the whole process")
+def test_draws_of_other_threads_are_their_own():
+    wanted, found = np.asarray(keras.random.uniform((2,), seed=3)), []
+
+    class Draws(layers.Layer):
+        def call(self, x):
+            def work():
+                found.append(np.asarray(keras.random.uniform((2,), seed=3)))
+
+            thread = threading.Thread(target=work)
+            thread.start()
+            thread.join()
+            return x
+
+    _fit(_net(Draws(), layers.Dropout(0.3, seed=2)), (X, Y), "per_sample")
+    assert found
+    for numbers in found:
+        np.testing.assert_array_equal(numbers, wanted)
+
+
+@pytest.mark.xfail(reason="the optimizer's variables stay without sizes")
+def test_the_optimizer_is_usable_after_a_refusal():
+    model, optimizer = _net(layers.Dense(4), Centre()), keras.optimizers.Adam()
+    model.compile(optimizer, "mse", gradient_mode="vectorized")
+    with pytest.raises(ValueError, match=MIXED):
+        model.fit(X, Y, verbose=0)
+    model.compile(optimizer, "mse", gradient_mode="batch")
+    model.fit(X, Y, verbose=0)
+
+
+def test_a_refused_model_is_collected():
+    model = _net(layers.Dense(4), Centre())
+    model.compile("sgd", "mse", gradient_mode="vectorized")
+    with pytest.raises(ValueError, match=MIXED):
+        model.fit(X, Y, verbose=0)
+    known = weakref.ref(model)
+    del model
+    keras.backend.clear_session()
+    gc.collect()
+    assert known() is None
+
+
+@pytest.mark.usefixtures("float64")
+def test_nodes_of_one_graph():
+    features = tf.constant(_rng.normal(size=(12, 4)))
+    edges = _rng.integers(0, 12, (2, 30))
+
+    class Net(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.first, self.out = layers.Dense(6, "relu"), layers.Dense(3)
+            self.sent = [layers.Dense(6, "gelu") for _ in range(2)]
+            self.norms = [layers.LayerNormalization() for _ in range(2)]
+
+        def call(self, places):
+            h = self.first(features)
+            for sent, norm in zip(self.sent, self.norms):
+                rows = tf.gather(norm(sent(h)), edges[1])
+                h += tf.math.unsorted_segment_sum(rows, edges[0], 12)
+            return self.out(tf.gather(h, places))
+
+    model, x, y = Net(), _rng.integers(0, 12, 5), _rng.normal(size=(5, 3))
+    model(x)
+    model.compile("sgd", "mse")
+    oracle.check(kpg.per_sample_gradients(model, x, y), model, x, y)

@@ -1,0 +1,46 @@
+"""The table of docs/types.md: which ops have a type rule.
+
+`python docs/make_type_table.py` writes it; a test compares it.
+"""
+
+import pathlib
+import re
+import sys
+
+from keras_pergrad.samples.types import call_rules
+from keras_pergrad.samples.types.type_rules import RULES
+
+PAGE = pathlib.Path(__file__).parents[1] / "docs" / "types.md"
+BEGIN, END = "<!-- table of rules -->\n", "<!-- end of the table -->\n"
+
+
+def table():
+    """The table, from the registry."""
+    found = {}
+    for op, rule in RULES.items():
+        found.setdefault(rule.__module__, []).append(op)
+    lines = ["| rules | ops |", "|---|---|"]
+    for module, ops in sorted(found.items()):
+        lines.append(_line(module, ops))
+    calls = {
+        op
+        for group in vars(call_rules).values()
+        if isinstance(group, set)
+        for op in group
+    }
+    lines.append(_line(call_rules.__name__, calls))
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _line(module, ops):
+    about = (sys.modules[module].__doc__ or "").splitlines()[0].rstrip(".")
+    about = re.sub("^(The types|Type rules) of ", "", about)
+    name = module.split(".")[-1]
+    return f"| `{name}`: {about} | {', '.join(sorted(ops))} |"
+
+
+def page(text):
+    """The page with the table in its place."""
+    before, rest = text.split(BEGIN)
+    _, after = rest.split(END)
+    return f"{before}{BEGIN}\n{table()}\n{END}{after}"
