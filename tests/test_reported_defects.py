@@ -633,13 +633,14 @@ class InALoop(L.Layer):
         return self.over(lambda row: tf.tanh(tf.linalg.matvec(kernel, row)), x)
 
 
-def test_a_weight_in_a_loop_behind_another_layer():
+@pytest.mark.parametrize(
+    "over",
+    [tf.map_fn, keras.ops.map, tf.vectorized_map],
+    ids=["map_fn", "ops_map", "vectorized_map"],
+)
+def test_a_weight_in_a_loop_behind_another_layer(over):
     x, y = normal(4, 5), normal(4, 3)
-    model = functional(L.Dense(5), InALoop())
-    model.compile("sgd", "mse")
-    with pytest.raises(ValueError, match="take vectorized_map in place of map"):
-        kpg.per_sample_gradients(model, x, y)
-    loop = InALoop(tf.vectorized_map)
+    loop = InALoop(over)
     model = functional(L.Dense(5), loop)
     model.compile("sgd", "mse")
     found = kpg.per_sample_gradients(model, x, y)[2]

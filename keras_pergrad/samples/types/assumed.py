@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from keras_pergrad.samples.types.sample_loops import Single
 from keras_pergrad.samples.types.tensor_types import (
     BY_SIZE,
     DIVIDED,
@@ -32,6 +33,9 @@ def as_vouched(op, types):
         return Free(flags_of(types))
     at = next((t for t in types if isinstance(t, At)), None)
     flags = flags_of(types) & ~(BY_SIZE | DIVIDED)
+    single = next((t for t in types if isinstance(t, Single)), None)
+    if single is not None:
+        return dataclasses.replace(single, flags=flags)
     if at is None:
         return Total(flags | VALUES)
     return [

@@ -6,18 +6,25 @@ from typing import Any
 import tensorflow as tf
 
 from keras_pergrad.keras_internals.graph_nodes import placeholder, tensor_name
+from keras_pergrad.samples.types.sample_loops import (
+    SampleLoop,
+    Single,
+    of_choice,
+)
 from keras_pergrad.samples.types.tensor_types import (
     FREE,
     Free,
     Mixed,
     Mixes,
     Untyped,
-    joined,
+    joined_or_mixed,
 )
 
 _FUNCTIONS = {"PartitionedCall", "StatefulPartitionedCall", "RemoteCall"}
 _CONDITIONS = {"If", "StatelessIf", "Case", "StatelessCase"}
 _LOOPS = {"While", "StatelessWhile"}
+#: Calls that may read and assign variables.
+STATEFUL = {"StatefulPartitionedCall", "RemoteCall", "If", "Case", "While"}
 #: So often the types or shapes of a loop may change until they stay.
 _TURNS = 12
 
@@ -35,12 +42,14 @@ class Call:
         type, name: as of an op.
         inputs: tensors like those that it is given.
         node: its `NodeDef`.
+        values: the values of outputs that are known, by place.
     """
 
     type: str
     name: str
     inputs: list
     node: object
+    values: dict = dataclasses.field(default_factory=dict)
 
     @classmethod
     def of(cls, node, known):
@@ -98,32 +107,52 @@ def unknown_outputs(call):
 
 
 def _condition(call, types, typing):
-    choice = types[0]
-    if not isinstance(choice, (Free, Mixed)):
-        raise Mixes("lets the samples choose one branch for all of them")
+    choice, why = types[0], "lets the samples choose one branch for all of them"
     before, after = dict(typing.state.assigned), []
     tensors: Any = None
     kinds: Any = None
-    for name in call.branches():
-        typing.state.assigned = dict(before)
-        _, outputs = typing.function(name, call.inputs[1:], types[1:])
-        after.append(typing.state.assigned)
-        found = [typing.of(t) for t in outputs]
-        if kinds is None:
-            tensors, kinds = outputs, found
-        else:
-            tensors = [_either(a, b) for a, b in zip(tensors, outputs)]
-            kinds = _all_joined(call, kinds, found)
+    with typing.state.noting() as noted:
+        for name in call.branches():
+            typing.state.assigned = dict(before)
+            _, outputs = typing.function(name, call.inputs[1:], types[1:])
+            after.append(typing.state.assigned)
+            found = [typing.of(t) for t in outputs]
+            if kinds is None:
+                tensors, kinds = outputs, found
+            else:
+                tensors = [_either(a, b) for a, b in zip(tensors, outputs)]
+                kinds = _all_joined(call, kinds, found)
     typing.state.assigned = _states(call, after)
+    return tensors, _chosen(call, choice, kinds, noted, typing, why)
+
+
+def _chosen(call, choice, kinds, noted, typing, why):
+    """Return the types of what a choice decides, and note them of variables.
+
+    Args:
+        call: the `Call`.
+        choice: the type of the choice.
+        kinds: the types, whatever it is.
+        noted: the keys of variables that are assigned meanwhile.
+        typing: the `Typing`.
+        why: the reason to refuse it if samples choose for all.
+
+    Raises:
+        Mixes: they do.
+    """
+    if isinstance(choice, Free):
+        return [kind.flagged(choice.flags) for kind in kinds]
+    held = choice
+    if not isinstance(choice, (Mixed, Single)):
+        held = Mixed(call.type, call.name, why)
+    for key in noted:
+        kind = typing.state.assigned.get(key, FREE)
+        typing.state.assigned[key] = joined_or_mixed(call, kind, held)
     if isinstance(choice, Mixed):
-        typing.state.assigned = {
-            key: before.get(key, FREE)
-            if before.get(key, FREE) == kind
-            else choice
-            for key, kind in typing.state.assigned.items()
-        }
-        return tensors, [choice] * len(tensors)
-    return tensors, [kind.flagged(choice.flags) for kind in kinds]
+        return [choice] * len(kinds)
+    if isinstance(choice, Single):
+        return of_choice(choice, kinds)
+    raise Mixes(why)
 
 
 def _either(a, b):
@@ -149,35 +178,61 @@ def _either_list(a, b, lists):
 
 
 def _loop(call, types, typing):
-    body, condition = call.function("body"), call.function("cond")
     now, tensors = list(types), list(call.inputs)
-    for _ in range(_TURNS):
-        before = dict(typing.state.assigned)
-        failed = len(typing.failures)
-        _, outputs = typing.function(body, tensors, now, repeated=True)
-        after = _all_joined(call, now, [typing.of(t) for t in outputs])
-        typing.state.assigned = _states(call, [before, typing.state.assigned])
-        like = [
-            _either_list(a, b, typing.lists) for a, b in zip(tensors, outputs)
-        ]
-        shapes_stay = all(a is b for a, b in zip(like, tensors))
-        if after == now and typing.state.assigned == before and shapes_stay:
-            break
-        # What failed in this turn may not, with the types of the next.
-        del typing.failures[failed:]
-        for made, tensor in zip(like, tensors):
-            if made is not tensor:
-                typing.state.same(made, tensor)
-        now, tensors = after, like
-    else:
-        raise Untyped("the types of its variables do not settle")
-    _, (goes_on,) = typing.function(condition, tensors, now, repeated=True)
-    goes_on = typing.of(goes_on)
-    if isinstance(goes_on, Mixed):
-        return tensors, [goes_on] * len(tensors)
-    if not isinstance(goes_on, Free):
-        raise Mixes("lets the samples choose how often it goes round for all")
-    return tensors, now
+    over = SampleLoop.of(call, types, typing)
+    if over is not None:
+        typing.level += 1
+        try:
+            return _turns(call, over.begin(now), tensors, typing, over)
+        finally:
+            typing.level -= 1
+    return _turns(call, now, tensors, typing)
+
+
+def _turns(call, now, tensors, typing, over=None):
+    """Type a loop's body until its variables keep their types."""
+    body, condition = call.function("body"), call.function("cond")
+    with typing.state.noting() as noted:
+        for _ in range(_TURNS):
+            before = dict(typing.state.assigned)
+            failed = len(typing.failures)
+            _, outputs = typing.function(body, tensors, now, repeated=True)
+            after = [typing.of(t) for t in outputs]
+            if over is None:
+                after = _all_joined(call, now, after)
+            else:
+                after = over.joined(now, over.after(after))
+                typing.state.assigned = {
+                    key: over.left(kind)
+                    for key, kind in typing.state.assigned.items()
+                }
+            typing.state.assigned = _states(
+                call, [before, typing.state.assigned]
+            )
+            like = [
+                _either_list(a, b, typing.lists)
+                for a, b in zip(tensors, outputs)
+            ]
+            shapes_stay = all(a is b for a, b in zip(like, tensors))
+            if after == now and typing.state.assigned == before and shapes_stay:
+                break
+            # What failed in this turn may not, with the types of the next.
+            del typing.failures[failed:]
+            for made, tensor in zip(like, tensors):
+                if made is not tensor:
+                    typing.state.same(made, tensor)
+            now, tensors = after, like
+        else:
+            raise Untyped("the types of its variables do not settle")
+        _, (goes_on,) = typing.function(condition, tensors, now, repeated=True)
+    if over is not None and isinstance(typing.of(goes_on), Free):
+        call.values = over.counted()
+        return tensors, over.end(now)
+    why = "lets the samples choose how often it goes round for all"
+    found = _chosen(call, typing.of(goes_on), now, noted, typing, why)
+    # What stays as it is does so however often it goes round.
+    stays = typing.definitions.nodes(body).handed_on()
+    return tensors, [now[k] if k in stays else f for k, f in enumerate(found)]
 
 
 def _states(call, several):
@@ -193,11 +248,3 @@ def _states(call, several):
 
 def _all_joined(call, first, second):
     return [joined_or_mixed(call, a, b) for a, b in zip(first, second)]
-
-
-def joined_or_mixed(op, a, b):
-    """Return the joined type, or a `Mixed` that says why there is none."""
-    try:
-        return joined(a, b)
-    except Mixes as error:
-        return Mixed(op.type, op.name, str(error))

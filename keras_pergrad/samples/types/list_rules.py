@@ -3,6 +3,7 @@
 The type of a list is that of its tensors.
 """
 
+from keras_pergrad.samples.types.sample_loops import BY_SAMPLE
 from keras_pergrad.samples.types.tensor_types import (
     At,
     Free,
@@ -12,11 +13,6 @@ from keras_pergrad.samples.types.tensor_types import (
 )
 from keras_pergrad.samples.types.type_rules import type_rule
 
-_BY_SAMPLE = (
-    "makes a list of the samples, to go through them in a loop (take "
-    "vectorized_map in place of map)"
-)
-
 
 @type_rule("TensorListFromTensor")
 def from_tensor(op, types):
@@ -24,8 +20,8 @@ def from_tensor(op, types):
     kind = types[0]
     if not isinstance(kind, At):
         return kind
-    if kind.axis == 0:
-        raise Mixes(_BY_SAMPLE)
+    if kind.place != (0, 1, 1) and kind.axis == 0:
+        raise Mixes(BY_SAMPLE)
     return kind.on(kind.axis - 1)
 
 
@@ -52,7 +48,7 @@ def scatter(op, types):
     kind = types[value]
     if isinstance(kind, At):
         if kind.axis == 0:
-            raise Mixes(_BY_SAMPLE)
+            raise Mixes(BY_SAMPLE)
         kind = kind.on(kind.axis - 1)
     return joined(types[0], kind) if value else kind
 
@@ -104,7 +100,7 @@ def split(op, types):
     """Make a list of parts of the first axis."""
     kind = types[0]
     if isinstance(kind, At) and kind.axis == 0:
-        raise Mixes(_BY_SAMPLE)
+        raise Mixes(BY_SAMPLE)
     return kind
 
 

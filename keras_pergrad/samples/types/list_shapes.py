@@ -38,6 +38,10 @@ class ListShapes:
         """Return (number or None, shape, value or None) of a list."""
         return self._known.get(id(tensor), _UNKNOWN)
 
+    def is_empty(self, tensor):
+        """Whether a list is known to have no tensors."""
+        return self.of(tensor)[2] is _EMPTY and self.of(tensor)[0] is None
+
     def same(self, tensor, other):
         """Let a list be like another one."""
         if tensor.dtype == tf.variant and id(other) in self._known:
@@ -71,7 +75,12 @@ class ListShapes:
         self._known[id(tensor)] = known
 
     def note(self, op, numbers):
-        """Note what an op on lists does to them."""
+        """Note what an op on lists does to them, and how long they are."""
+        if op.type == "TensorListLength":
+            length = self.of(op.inputs[0])[0]
+            if length is not None:
+                numbers.give(op.outputs[0], length)
+            return
         if op.type in ("TensorListReserve", "EmptyTensorList"):
             size, number = numbers.of(op.inputs[1]), None
             if op.type == "TensorListReserve" and size is not None:

@@ -2,8 +2,11 @@
 
 import heapq
 
-from keras_pergrad.samples.types.call_rules import is_call
+from keras_pergrad.samples.types.call_rules import STATEFUL, is_call
 from keras_pergrad.samples.types.list_shapes import SHAPED
+from keras_pergrad.samples.types.variable_types import ASSIGN, READS
+
+_ON_STATE = {*ASSIGN, *READS}
 
 
 def stages(nodes, shaped):
@@ -11,7 +14,8 @@ def stages(nodes, shaped):
 
     The first are calls, and ops whose shapes are better known once they are
     typed (`shaped(name)` tells of more). They need only what was put there
-    before.
+    before. A call may assign what ops behind it read, and read what ops before
+    it assign: while a graph is being traced only the order of its nodes tells.
     """
     level = {}
     calls = {
@@ -20,9 +24,19 @@ def stages(nodes, shaped):
         if is_call(node.op) or node.op in SHAPED or shaped(name)
     }
     # They begin a level.
+    called = touched = 0
     for name in in_order(nodes.by_name, nodes.needs.get):
         needed = [level[one] for one in nodes.needs[name] if one in level]
+        op = nodes.by_name[name].op
+        if op in STATEFUL:
+            needed.append(touched)
+        elif op in _ON_STATE:
+            needed.append(called)
         level[name] = max(needed, default=0) + (name in calls)
+        if op in STATEFUL:
+            called = touched = level[name]
+        elif op in _ON_STATE:
+            touched = max(touched, level[name])
     most = max(level.values(), default=0)
     found = [([], []) for _ in range(most + 1)]
     for name, number in level.items():

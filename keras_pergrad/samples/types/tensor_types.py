@@ -16,6 +16,8 @@ TRAINED = 1  # on trainable weights
 VALUES = 2  # on values of the batch, not only on masks and sample weights
 DIVIDED = 4  # on sums of the masks or weights of all samples, as factors
 BY_SIZE = 8  # on the number of samples, or on the sample's place
+#: The axis of a list with one tensor for each sample.
+OF_LIST = -1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,3 +160,11 @@ def joined(a, b):
     if type(a) is type(b) and not isinstance(a, At):
         return a.flagged(flags)
     raise Mixes("gives samples on one axis or on another")
+
+
+def joined_or_mixed(op, a, b):
+    """Return the joined type, or a `Mixed` that says why there is none."""
+    try:
+        return joined(a, b)
+    except Mixes as error:
+        return Mixed(op.type, op.name, str(error))

@@ -17,10 +17,12 @@ class TypedOp:
         op: the `tf.Operation`.
         n: the number of samples in this graph.
         numbers: a `StaticNumbers`.
+        lists: the `ListShapes`.
     """
 
-    def __init__(self, op, n, numbers):
+    def __init__(self, op, n, numbers, lists):
         self.op, self.n, self._numbers = op, n, numbers
+        self._lists = lists
 
     @property
     def type(self):
@@ -86,6 +88,10 @@ class TypedOp:
         """Return the same, or None."""
         return self._numbers.of(self.op.inputs[k])
 
+    def length(self, k):
+        """Return how many tensors are in a list, or None."""
+        return self._lists.of(self.op.inputs[k])[0]
+
     def of_tensor(self, tensor):
         """Return the value of a tensor that shapes alone determine, or None."""
         return self._numbers.of(tensor)
@@ -123,6 +129,13 @@ class StaticNumbers:
 
     def __init__(self):
         self._known = {}
+
+    def give(self, tensor, value):
+        """Set the value of a tensor."""
+        self._known[id(tensor)] = (
+            tensor,
+            np.asarray(value, tensor.dtype.as_numpy_dtype),
+        )
 
     def of(self, tensor):
         """Return a tensor's value, an array, or None."""

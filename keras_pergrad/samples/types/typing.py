@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from keras_pergrad.keras_internals.graph_nodes import placeholder
 from keras_pergrad.keras_internals.marks import SAME_FOR_ALL
-from keras_pergrad.samples.types import assumed, call_rules
+from keras_pergrad.samples.types import assumed, call_rules, sample_loops
 from keras_pergrad.samples.types.list_shapes import ListShapes
 from keras_pergrad.samples.types.node_stages import (
     in_order,
@@ -78,6 +78,8 @@ class Typing:
 
     Attributes:
         state: what variables hold, a `State`.
+        lists: what is known of lists, a `ListShapes`.
+        level: how many loops through the samples are being typed.
         failures: the `Mixed` that arose, in order.
         count: how many ops were typed.
         vouched_ops: the ops that the user vouches for.
@@ -93,10 +95,15 @@ class Typing:
         self._types, self._numbers = {}, StaticNumbers()
         self.lists = ListShapes()
         self._kept, self._names, self._path = [], {}, ""
+        self.level = 0
 
     def of(self, tensor):
         """Return the type of a tensor."""
         return self._types.get(id(tensor), FREE)
+
+    def number_of(self, tensor):
+        """Return a tensor's value where shapes alone determine it, or None."""
+        return self._numbers.of(tensor)
 
     def give(self, tensor, kind):
         """Set the type of a tensor."""
@@ -180,8 +187,10 @@ class Typing:
                 known[f"{name}:{k}"] = made
                 self.give(made, kind)
                 self.lists.same(made, tensor)
-                value = self._numbers.of(tensor)
-                if value is not None and not call.repeats:
+                value = call.values.get(k)
+                if not call.repeats:
+                    value = self._numbers.of(tensor)
+                if value is not None:
                     made = tf.constant(value, tensor.dtype)
                     self.give(made, kind)
                     known[f"{name}:{k}"] = made
@@ -253,12 +262,11 @@ class Typing:
             return
         places = SHAPE_INPUTS.get(op.type, ())
         types = [
-            Free(t.flags & ~BY_SIZE)
-            if k in places and isinstance(t, Free)
-            else t
+            Free(t.flags & ~BY_SIZE) if k in places and type(t) is Free else t
             for k, t in enumerate(types)
         ]
-        if all(isinstance(t, Free) for t in types) and op.type not in _PYTHON:
+        free = all(type(t) is Free for t in types)
+        if free and op.type not in _PYTHON:
             flags = flags_of(types)
             if flags & BY_SIZE and arranges(op.type):
                 flags = self._by_size(op, flags)
@@ -270,10 +278,16 @@ class Typing:
     def _by_rule(self, op, types):
         """Return what the rule of an op gives, or a `Mixed` with its reason."""
         try:
+            seen = TypedOp(op, self.n, self._numbers, self.lists)
+            if sample_loops.concerns(types) and op.type not in _PYTHON:
+                found = sample_loops.typed(seen, types)
+                if found is None:
+                    return Free(flags_of(types))
+                return found
             rule = rule_of(op.type)
             if rule is None:
                 raise Untyped("has no type rule")
-            return rule(TypedOp(op, self.n, self._numbers), types)
+            return rule(seen, types)
         except Mixes as error:
             why, untyped = str(error), False
         except Untyped as error:

@@ -1,9 +1,16 @@
 """The types of what variables and tables hold while a step runs."""
 
+import contextlib
+
 import tensorflow as tf
 
-from keras_pergrad.samples.types.call_rules import joined_or_mixed
-from keras_pergrad.samples.types.tensor_types import FREE, TRAINED, Free, Mixed
+from keras_pergrad.samples.types.tensor_types import (
+    FREE,
+    TRAINED,
+    Free,
+    Mixed,
+    joined_or_mixed,
+)
 
 #: Ops that change what a variable or table holds, and the inputs it takes on.
 ASSIGN = {
@@ -42,6 +49,16 @@ class State:
 
     def __init__(self):
         self.trained, self.origins, self.assigned = set(), {}, {}
+        self._noted = set()
+
+    @contextlib.contextmanager
+    def noting(self):
+        """Give a set; meanwhile the keys of what is assigned are added."""
+        before, self._noted = self._noted, set()
+        try:
+            yield self._noted
+        finally:
+            self._noted = before | self._noted
 
     def key(self, handle):
         """Return the key of the variable behind a handle."""
@@ -61,6 +78,7 @@ class State:
             before = self.assigned.get(key, FREE)
             kind = joined_or_mixed(op, before, kind)
         self.assigned[key] = kind
+        self._noted.add(key)
 
     def held(self, handle):
         """Return the type of what the step has assigned behind a handle."""
@@ -84,6 +102,7 @@ class State:
         for tensor in op.inputs:
             if tensor.dtype == tf.resource:
                 self.assigned[self.key(tensor)] = kind
+                self._noted.add(self.key(tensor))
 
 
 def may_keep(op, types):

@@ -8,6 +8,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tests.samples.types.loop_cases import LOOPS
+
 layers, ops = keras.layers, keras.ops
 #: How many samples.
 N = 4
@@ -386,6 +388,8 @@ layer_pair(
         (0, h[:, 0], h),
     )[2],
 )
+for _name, _pair in LOOPS.items():
+    layer_pair(_name, *_pair)
 layer_pair(
     "list_in_another_order",
     lambda h: tf.map_fn(

@@ -35,6 +35,8 @@ SPREAD = [
     "weights_of_classes_by_counts",
     "metric_in_the_loss",
     "added_loss",
+    "the_last_turn",
+    "fades_by_others",
 ]
 
 
