@@ -4,7 +4,8 @@ A variable that is made while a step is traced has no value if the step is
 refused.
 
 Private names in use: `Model._symbolic_build`, `Model._compute_loss`,
-`Layer._flatten_layers`, `keras.src.backend.compute_output_spec`.
+`Model._compile_metrics`, `_compile_loss`, `Layer._flatten_layers`,
+`Functional._outputs_struct`, `keras.src.backend.compute_output_spec`.
 """
 
 import contextlib
@@ -12,6 +13,7 @@ import contextlib
 import keras
 import tensorflow as tf
 from keras.src import backend
+from keras.src.models.functional import Functional
 
 from keras_pergrad.keras_internals import replicas
 
@@ -40,10 +42,55 @@ def build_all(model, batch):
                 ),
                 *specs,
             )
-        model._symbolic_build(data_batch=specs)
+        if not _build_losses(model, *specs):
+            model._symbolic_build(data_batch=specs)
         optimizer = model.optimizer
         if optimizer is not None and not optimizer.built:
             optimizer.build(model.trainable_variables)
+
+
+def _build_losses(model, x, y, sample_weight):
+    """Build metrics and loss of a built model, without calling the model.
+
+    Returns:
+        Whether that could be done: its outputs must be known from its inputs.
+    """
+    if not all(layer.built for layer in model._flatten_layers()):
+        return False
+    if type(model).call is not Functional.call:
+        return False
+    if any(axis is None for t in model.inputs for axis in t.shape[1:]):
+        return False
+    batch = [_any_number(part) for part in (x, y)]
+    y_pred = tf.nest.map_structure(_any_number, model._outputs_struct)
+    weight = _any_number(sample_weight)
+    if not getattr(model._compile_metrics, "built", True):
+        backend.compute_output_spec(
+            model.compute_metrics, *batch, y_pred, sample_weight=weight
+        )
+    if not getattr(model._compile_loss, "built", True):
+        backend.compute_output_spec(
+            model._compute_loss,
+            *batch,
+            y_pred,
+            sample_weight=weight,
+            training=False,
+        )
+    return True
+
+
+def _any_number(structure):
+    """Return symbolic tensors like these, for any number of samples."""
+
+    def one(tensor):
+        if not hasattr(tensor, "shape") or not len(tensor.shape or ()):
+            return tensor
+        shape = (None, *tensor.shape[1:])
+        return keras.KerasTensor(
+            shape, keras.backend.standardize_dtype(tensor.dtype)
+        )
+
+    return tf.nest.map_structure(one, structure)
 
 
 def _has_loss_of_its_own(model):

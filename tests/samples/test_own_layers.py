@@ -265,6 +265,10 @@ ONE_BY_ONE = {
             (3, 4),
         ),
     ),
+    "map over the samples": (
+        "While",
+        (lambda x, w: ops.map(lambda r: ops.tanh(r @ w), x), (5, 4)),
+    ),
 }
 
 
@@ -283,9 +287,3 @@ def test_is_exact_one_by_one(name):
 @pytest.mark.parametrize("name", ["class token", "tied", "time-major"])
 def test_however_it_runs(name, run):
     assert_exact(between(*LAYERS[name]), normal(3, 6, 5), run=run)
-
-
-def test_a_loop_over_the_samples_is_refused_by_name():
-    layer = between(lambda x, w: ops.map(lambda r: ops.tanh(r @ w), x), (5, 4))
-    with pytest.raises(ValueError, match="makes a list of the samples"):
-        assert_exact(layer, normal(4, 6, 5))
