@@ -188,15 +188,19 @@ class _Judge:
         if case.is_random:
             return
         try:
-            self.samples = oracle.contributions(self.model, *batch)
+            # What follows the size of the batch is that of copies.
+            self.copies = case.by_size and not case.must_refuse
+            self.samples = oracle.contributions(
+                self.model, *batch, copies=self.copies
+            )
             apart = oracle.distance(_mean(self.samples), self.mean)
         except Exception:
-            if not case.is_coupled:
+            if not case.must_refuse:
                 raise
             self.samples, apart = None, np.inf
-        if not case.is_coupled and apart > self.limit:
+        if not case.must_refuse and apart > self.limit:
             raise Invalid(f"single samples do not add up: {apart:.1e}")
-        self.meets = case.is_coupled and (
+        self.meets = case.must_refuse and (
             max(apart, self.moves()) > 3 * self.limit
         )
 
@@ -205,7 +209,10 @@ class _Judge:
         if self.samples is None:
             return np.inf
         other = np.array(self.x)
-        other[1:] = other[1:] * 0.3 + 1
+        if other.dtype.kind == "f":
+            other[1:] = other[1:] * 0.3 + 1
+        else:
+            other[1:] = other[:1]
         moved = oracle.contributions(
             self.model, other, self.y, self.sample_weight, [0]
         )
@@ -232,7 +239,7 @@ class _Judge:
         return {"sample_weight": self.sample_weight}
 
     def verdicts(self):
-        if self.case.is_coupled and not self.meets:
+        if self.case.must_refuse and not self.meets:
             return [Verdict("case", UNCLEAR, "the samples did not meet")]
         return self.step() if self.case.asks == "step" else self.functions()
 
@@ -250,7 +257,7 @@ class _Judge:
             return [self.thrown(asks, error)]
         after = self.values()
         self.put_back()
-        if self.case.is_coupled:
+        if self.case.must_refuse:
             return [Verdict(asks, COUPLED, method)]
         return [
             self.compared(asks, *self.expected(asks, found)),
@@ -291,7 +298,7 @@ class _Judge:
             return [verdict]
         found = self.values()
         self.put_back()
-        if case.is_coupled:
+        if case.must_refuse:
             return [Verdict("step", COUPLED, repr(mode))]
         trained = {id(v) for v in self.model.trainable_variables}
         variables = oracle.all_variables(self.model)

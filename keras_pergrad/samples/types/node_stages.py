@@ -2,8 +2,11 @@
 
 import heapq
 
+import tensorflow as tf
+
 from keras_pergrad.samples.types.call_rules import is_call
 from keras_pergrad.samples.types.list_shapes import SHAPED
+from keras_pergrad.samples.types.variable_types import READS
 
 
 def stages(nodes, shaped):
@@ -58,3 +61,32 @@ def in_order(items, needs):
 def needed_ops(op):
     """Return the ops that an op needs, for its data or its order."""
     return [*(t.op for t in op.inputs), *op.control_inputs]
+
+
+def keep_order(nodes, graph):
+    """Let reads and assignments of a variable stay in their order.
+
+    TensorFlow adds that order to a graph only when its trace ends.
+
+    Args:
+        nodes: the `Nodes` of the graph; extended.
+        graph: the graph, which is being traced.
+    """
+    variable, written, read = {}, {}, {}
+    for name in nodes.by_name:
+        op = graph.get_operation_by_name(name)
+        handles = {
+            variable.get(t.name, t.name)
+            for t in op.inputs
+            if t.dtype == tf.resource
+        }
+        if op.type == "Identity" and handles:
+            variable[op.outputs[0].name] = handles.pop()
+            continue
+        for handle in handles:
+            nodes.needs[name] += written.get(handle, [])
+            if op.type in READS:
+                read.setdefault(handle, []).append(name)
+            else:
+                nodes.needs[name] += read.pop(handle, [])
+                written[handle] = [name]

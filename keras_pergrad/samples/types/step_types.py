@@ -14,6 +14,7 @@ from keras_pergrad.keras_internals.graph_nodes import (
 from keras_pergrad.keras_internals.losses import components
 from keras_pergrad.keras_internals.model_state import captured_from
 from keras_pergrad.samples import messages
+from keras_pergrad.samples.types.node_stages import keep_order
 from keras_pergrad.samples.types.tensor_types import FREE, VALUES, At
 from keras_pergrad.samples.types.typing import Typing
 
@@ -87,6 +88,7 @@ class StepTypes:
         others = {t.name: t for t in self._graph.inputs}
         inputs = {**others, **{k: t for k, (t, _) in self._given.items()}}
         nodes = Nodes.of_graph(self._graph, inputs.values())
+        keep_order(nodes, self._graph)
         names = [t.op.name for t in wanted]
         names += [op.name for op in operations if op.op_def.is_stateful]
         nodes.only(names)

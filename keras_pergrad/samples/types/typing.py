@@ -174,15 +174,16 @@ class Typing:
             outputs = call_rules.unknown_outputs(call)
             kinds = [found] * len(outputs)
         self._path = path
+        # Not inside of the graph: there nothing can be evaluated.
+        values = [self._numbers.of(t) for t in outputs]
         with graph.as_default():
             for k, (tensor, kind) in enumerate(zip(outputs, kinds)):
                 made = placeholder(tensor.dtype, tensor.shape, tensor)
                 known[f"{name}:{k}"] = made
                 self.give(made, kind)
                 self.lists.same(made, tensor)
-                value = self._numbers.of(tensor)
-                if value is not None and not call.repeats:
-                    made = tf.constant(value, tensor.dtype)
+                if values[k] is not None and not call.repeats:
+                    made = tf.constant(values[k], tensor.dtype)
                     self.give(made, kind)
                     known[f"{name}:{k}"] = made
                 self.state.same(made, tensor)
