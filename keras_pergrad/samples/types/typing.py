@@ -94,6 +94,16 @@ class Typing:
         self.lists = ListShapes()
         self._kept, self._names, self._path = [], {}, ""
 
+    def another(self):
+        """Return a `Typing` of the same graph in which nothing is typed."""
+        return type(self)(
+            self.definitions,
+            self.n,
+            self.any_number,
+            self._vouched,
+            self._shaped,
+        )
+
     def of(self, tensor):
         """Return the type of a tensor."""
         return self._types.get(id(tensor), FREE)
@@ -245,6 +255,8 @@ class Typing:
             self._compute(op, types)
 
     def _compute(self, op, types):
+        if _is_true(op):
+            return
         mixed = next((t for t in types if isinstance(t, Mixed)), None)
         if mixed is None:
             mixed = self._through_state(op, types)
@@ -349,3 +361,13 @@ class Typing:
         if flags:
             self.give(handle, Free(flags))
         return False
+
+
+def _is_true(op):
+    """Whether an op compares what can be no NaN with itself.
+
+    `tf.recompute_grad` and `keras.remat` do, to wait for a gradient.
+    """
+    if op.type != "Equal" or op.inputs[0] is not op.inputs[1]:
+        return False
+    return not (op.inputs[0].dtype.is_floating or op.inputs[0].dtype.is_complex)

@@ -14,8 +14,10 @@ class Derives(Own):
         "in_function",
         "nested",
         "of_two",
-        "of_signs",
-        "of_sigmoids",
+        "straight_weight",
+        "signs",
+        "sigmoids",
+        "constant",
         "with_loop",
         "with_cond",
         "with_variable",
@@ -53,13 +55,21 @@ class Derives(Own):
             return x * b, back
 
         @tf.custom_gradient
-        def of_signs(x, b):
+        def changed(x, b):
             def back(dy):
                 axes = list(range(len(x.shape) - 1))
-                signs = tf.sigmoid if self.form == "of_sigmoids" else tf.sign
-                return dy * b, tf.reduce_sum(signs(dy) * x, axes)
+                change = {
+                    "signs": lambda: tf.sign(dy) * x,
+                    "sigmoids": lambda: tf.sigmoid(9 * dy) * x,
+                    "constant": lambda: x * x,
+                }[self.form]
+                return dy * b, tf.reduce_sum(change(), axes)
 
             return x * b, back
+
+        @tf.custom_gradient
+        def straight(k):
+            return tf.round(4 * k) / 4, lambda dk: dk
 
         @tf.custom_gradient
         def with_loop(x):
@@ -111,8 +121,11 @@ class Derives(Own):
             "in_function": lambda: tf.function(lambda x: by_value(x) * b)(x),
             "nested": lambda: nested(x @ k),
             "of_two": lambda: of_two(x @ k, b),
-            "of_signs": lambda: of_signs(x @ k, b),
-            "of_sigmoids": lambda: of_signs(x @ k, b),
+            "straight_weight": lambda: x @ straight(k),
+            # Not linear: what weights get cannot be told by samples.
+            "signs": lambda: changed(x @ k, b),
+            "sigmoids": lambda: changed(x @ k, b),
+            "constant": lambda: changed(x @ k, b),
             "with_loop": lambda: with_loop(x @ k),
             "with_cond": lambda: with_cond(x @ k),
             "with_variable": lambda: with_variable(x @ k),
@@ -121,7 +134,10 @@ class Derives(Own):
 
 
 class DerivesTogether(Own):
-    """A gradient of one's own that takes those of all samples."""
+    """A gradient of one's own that takes those of all samples.
+
+    Or one of a weight that is not the sum of those of single samples.
+    """
 
     FORMS = (
         "roll",
@@ -130,6 +146,8 @@ class DerivesTogether(Own):
         "cumulated",
         "by_mean_value",
         "weight_alone",
+        "clipped_weight",
+        "rounded_weight",
         "by_cond",
         "by_loop",
         "nested",
@@ -179,6 +197,14 @@ class DerivesTogether(Own):
 
             return x * k, back
 
+        @tf.custom_gradient
+        def clipped(k):
+            if form == "clipped_weight":
+                return tf.identity(k), lambda dk: tf.clip_by_norm(dk, 1e-3)
+            return tf.identity(k), lambda dk: tf.round(9 * dk)
+
+        if form in ("clipped_weight", "rounded_weight"):
+            return x * clipped(k)
         if form == "weight_alone":
             return product(x, k)
         return (around if form == "nested" else own)(x) * k
