@@ -114,8 +114,9 @@ class StepTypes:
         """
         inputs = {t.name: t for t in self._graph.inputs}
         inputs.update({k: t for k, (t, _) in self._given.items()})
-        sums = {t.name: t for t in given}
-        nodes = Nodes.of_graph(self._graph, [*inputs.values(), *given])
+        # Of the others the tensors are independent.
+        sums = {t.name: t for t in given if t.name in self._known}
+        nodes = Nodes.of_graph(self._graph, [*inputs.values(), *sums.values()])
         keep_order(nodes, self._graph)
         nodes.only([t.op.name for t in tensors])
         graph, known = tf.Graph(), {}
