@@ -145,7 +145,7 @@ class Case:
         parts = [*self.blocks]
         for layers_on_h, loss, _ in self.outputs:
             parts += [layers_on_h, loss]
-        pattern = r"(?:L|losses)\.\w+|\w+\('\w+'\)|lambda a"
+        pattern = r"(?:L|losses)\.\w+|\w+\('\w+'\)|lambda \w"
         found = re.findall(pattern, " ".join(parts))
         return {name.split(".")[-1] for name in found}
 

@@ -1,7 +1,8 @@
 """Outputs, losses and targets to draw from.
 
 A head is (layers on h, the loss, the targets): source that may use `u`, the
-width of the output, and `shape`, that of the targets.
+width of the output, and `shape`, that of the targets. In losses b is the
+target where it comes first.
 """
 
 _NORMAL = "rng.normal(size={shape})"
@@ -47,18 +48,18 @@ SOUND = [
     (_LINEAR, "lambda a, b: ops.sum((a - b) ** 2)", _NORMAL),
     (
         _LINEAR,
-        "lambda a, b: ops.sum(ops.cast(b > 0, a.dtype) * (a - b) ** 2) / "
+        "lambda b, a: ops.sum(ops.cast(b > 0, a.dtype) * (a - b) ** 2) / "
         "(1 + ops.sum(ops.cast(b > 0, a.dtype)))",
         _NORMAL,
     ),
     (
         _LINEAR,
-        "lambda a, b: ops.mean(ops.where(b > 0, (a - b) ** 2, a**4))",
+        "lambda b, a: ops.mean(ops.where(b > 0, (a - b) ** 2, a**4))",
         _NORMAL,
     ),
     (
         _LINEAR,
-        "lambda a, b: ops.mean((a - b) ** 2 / (1 + ops.sum(b**2, -1, "
+        "lambda b, a: ops.mean((a - b) ** 2 / (1 + ops.sum(b**2, -1, "
         "keepdims=True)))",
         _NORMAL,
     ),
@@ -98,7 +99,7 @@ COUPLED = [
         _NORMAL,
     ),
     *(
-        (_LINEAR, f"lambda a, b: {text}", _NORMAL)
+        (_LINEAR, f"lambda b, a: {text}", _NORMAL)
         for text in (
             # Targets of others say how much an error weighs.
             "ops.mean((a - b) ** 2) / ops.mean(b**2)",
@@ -108,7 +109,7 @@ COUPLED = [
             "ops.mean((a - ops.roll(b, 1, 0)) ** 2)",
             "ops.mean((a - b) ** 2 * ops.softmax(b, 0))",
             "ops.sum((a - b) ** 2) / (3 + ops.sum(ops.tanh(b)))",
-            "ops.mean((a - b) ** 2 * (1 + ops.cumsum(b**2, 0)))",
+            "ops.mean((a - b) ** 2 * (1 + ops.cumsum(b[::-1] ** 2, 0)[::-1]))",
             "ops.mean(ops.where(ops.mean(b) > 0, (a - b) ** 2, a**2))",
             # Outputs of others.
             "ops.mean((a - b) ** 2) / (1 + ops.mean(a**2))",

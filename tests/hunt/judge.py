@@ -205,18 +205,17 @@ class _Judge:
         )
 
     def moves(self):
-        """How far sample 0 goes when only the others' inputs change."""
+        """How far sample 0 goes when the others' inputs or targets change."""
         if self.samples is None:
             return np.inf
-        other = np.array(self.x)
-        if other.dtype.kind == "f":
-            other[1:] = other[1:] * 0.3 + 1
-        else:
-            other[1:] = other[:1]
-        moved = oracle.contributions(
-            self.model, other, self.y, self.sample_weight, [0]
-        )
-        return oracle.distance(moved[0], self.samples[0])
+        moved = [
+            oracle.contributions(self.model, x, y, self.sample_weight, [0])
+            for x, y in (
+                (_others_changed(self.x), self.y),
+                (self.x, _others_changed(self.y)),
+            )
+        ]
+        return max(oracle.distance(m[0], self.samples[0]) for m in moved)
 
     def ask_keras(self):
         """One step of plain Keras: its weights, state and loss."""
@@ -400,6 +399,18 @@ class _Judge:
         known |= {v.path for v in self.model.trainable_variables}
         known |= {w for w in words if hasattr(tf.raw_ops, w)} - {"Print"}
         return bool(words & known) or "loss" in words or "output" in words
+
+
+def _others_changed(values):
+    """Other values for all samples but the first."""
+    if isinstance(values, list):
+        return [_others_changed(v) for v in values]
+    values = np.array(values)
+    if values.dtype.kind == "f":
+        values[1:] = values[1:] * 0.3 + 1
+    else:
+        values[1:] = values[:1]
+    return values
 
 
 def _mean(samples):

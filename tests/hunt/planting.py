@@ -16,12 +16,17 @@ class Fault:
         owner: the class or module, or a dict such as the rules of ops.
         attribute: the function's name there, or several names.
         make: of the right function, gives the wrong one.
+        is_pure: whether the function only says something, so that the fault
+            counts as touched where it says something else.
+        by_refusals: whether only cases that must be refused can show it.
     """
 
     name: str
     owner: Any
     attribute: str
     make: Callable
+    is_pure: bool = False
+    by_refusals: bool = False
 
     @contextlib.contextmanager
     def planted(self):
@@ -31,18 +36,13 @@ class Fault:
 
     @contextlib.contextmanager
     def watched(self, touched):
-        """Adds `self` to the set `touched` when the function is called.
-
-        Rules of types are asked all the time: one counts only when the fault
-        changes what it says.
-        """
+        """Adds `self` to the set `touched` when the function is called."""
 
         def make(right):
             wrong = self.make(right)
 
             def called(*args, **kwargs):
-                pure = isinstance(self.owner, dict)
-                if not pure or _said(right, args) != _said(wrong, args):
+                if not self.is_pure or _said(right, args) != _said(wrong, args):
                     touched.add(self.name)
                 return right(*args, **kwargs)
 

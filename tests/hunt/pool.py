@@ -347,7 +347,13 @@ def coupled(draw, shape):
         made = draw.one(_COUPLED_KERAS[:count])
         return made, (*shape[:-1], 3) if "Dense" in made else shape
     cls = draw.one(_COUPLED)
-    return f"{cls.__name__}({draw.one(cls.FORMS)!r})(h)", shape
+    form = draw.one(cls.FORMS)
+    made = f"{cls.__name__}({form!r})(h)"
+    is_forward = cls is not layers.DerivesTogether
+    if is_forward and draw.chance(0.4) and not re.match("gradient|loss", form):
+        # The way back would show it as well.
+        made = f"L.Add()([h, Stops()({made})])"
+    return made, shape
 
 
 def block(draw, shape, kind):

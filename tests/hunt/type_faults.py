@@ -29,6 +29,16 @@ def _where_they_were(right):
     return rule
 
 
+def _on_the_first_axis(right):
+    def rule(op, types):
+        try:
+            return right(op, types)
+        except Mixes:
+            return At(0, flags=types[0].flags)
+
+    return rule
+
+
 def _unmoved(right):
     return lambda op, types: types[0]
 
@@ -94,14 +104,18 @@ def _forgotten(right):
 
 
 def _rule(name, ops, make):
-    return Fault(name, RULES, ops, make)
+    return Fault(name, RULES, ops, make, is_pure=True)
+
+
+def _other(name, owner, attribute, make):
+    return Fault(name, owner, attribute, make, by_refusals=True)
 
 
 TYPE_FAULTS = [
     _rule(
         "a reshape that takes the samples apart accepted",
         "Reshape",
-        _where_they_were,
+        _on_the_first_axis,
     ),
     _rule("a transposition forgotten", "Transpose", _unmoved),
     _rule(
@@ -122,14 +136,14 @@ TYPE_FAULTS = [
         _where_they_were,
     ),
     _rule("a softmax over the samples accepted", "Softmax", _where_they_were),
-    Fault("a condition not looked at", call_rules, "_condition", _any_choice),
-    Fault("the end of a loop not looked at", call_rules, "_loop", _any_count),
-    Fault("sizes of the batch not noted", Typing, "_by_size", _no_size),
-    Fault(
+    _other("a condition not looked at", call_rules, "_condition", _any_choice),
+    _other("the end of a loop not looked at", call_rules, "_loop", _any_count),
+    _other("sizes of the batch not noted", Typing, "_by_size", _no_size),
+    _other(
         "values in sums over the samples not noted",
         elementwise_rules,
         "as_divisor",
         _values_forgotten,
     ),
-    Fault("assignments forgotten", State, "assign", _forgotten),
+    _other("assignments forgotten", State, "assign", _forgotten),
 ]

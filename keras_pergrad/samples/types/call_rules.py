@@ -177,7 +177,7 @@ def _loop(call, types, typing):
         return tensors, [goes_on] * len(tensors)
     if not isinstance(goes_on, Free):
         raise Mixes("lets the samples choose how often it goes round for all")
-    return tensors, now
+    return tensors, [kind.flagged(goes_on.flags) for kind in now]
 
 
 def _states(call, several):

@@ -20,7 +20,11 @@ from keras_pergrad.samples.types.node_stages import (
     needed_ops,
     stages,
 )
-from keras_pergrad.samples.types.size_rules import SHAPE_INPUTS, arranges
+from keras_pergrad.samples.types.size_rules import (
+    SHAPE_INPUTS,
+    arranges,
+    counts,
+)
 from keras_pergrad.samples.types.tensor_types import (
     BY_SIZE,
     FREE,
@@ -273,7 +277,9 @@ class Typing:
         ]
         if all(isinstance(t, Free) for t in types) and op.type not in _PYTHON:
             flags = flags_of(types)
-            if flags & BY_SIZE and arranges(op.type):
+            if self.any_number and counts(op, self.n):
+                flags |= BY_SIZE
+            elif flags & BY_SIZE and arranges(op.type):
                 flags = self._by_size(op, flags)
             if flags:
                 self._set(op, Free(flags))

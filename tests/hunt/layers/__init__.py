@@ -10,7 +10,7 @@ from tests.hunt.layers.attention import Attends, Norm, Tied, Token
 from tests.hunt.layers.backward import Backward
 from tests.hunt.layers.base import Own
 from tests.hunt.layers.branches import Chooses, ChoosesTogether
-from tests.hunt.layers.coupled import Couples
+from tests.hunt.layers.coupled import Couples, Stops
 from tests.hunt.layers.graphs import Inside, Nested
 from tests.hunt.layers.ids import IdsTogether, Numbers, Words
 from tests.hunt.layers.kept import KeepsTogether
@@ -76,6 +76,7 @@ __all__ = [
     "Sized",
     "Squeeze",
     "Steps",
+    "Stops",
     "Tied",
     "Token",
     "Turns",
