@@ -85,11 +85,11 @@ def _from_call(layer, value):
 def test_what_is_assigned_beside_calls_is_seen_behind_them(assign):
     def mixes(layer, x):
         assign(layer, tf.reduce_mean(x, 0))
-        return x + layer.kept
+        return (x + layer.kept) * layer.k
 
     def sound(layer, x):
         assign(layer, tf.square(layer.k))
-        return x * layer.kept
+        return x * layer.k + layer.kept
 
     with pytest.raises(ValueError, match="mixes the samples"):
         _step(mixes)
