@@ -165,6 +165,23 @@ def loss_couples(model, bad):
     )
 
 
+def own_gradient(layer, op):
+    """Say that an own gradient of weights is not linear.
+
+    Args:
+        layer: its layer, or None.
+        op: the op that has it.
+    """
+    where = "A function" if layer is None else f"layer {layer.name!r}"
+    return (
+        f"{where} has a gradient of its own for weights (tf.custom_gradient, "
+        f"op {op.name}) that is not linear in the gradient it is given, or "
+        "does not follow it: the part of each sample in it is not defined. "
+        "Use such a gradient on the samples, before they meet the weights, or "
+        "compile with gradient_mode='batch'."
+    )
+
+
 def no_samples(one, uses, variables):
     """Say that an op with weights and data has no axis for the samples.
 

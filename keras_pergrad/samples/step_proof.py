@@ -11,6 +11,7 @@ import tensorflow as tf
 from keras_pergrad.samples import messages
 from keras_pergrad.samples.layout import Layout
 from keras_pergrad.samples.op_origin import OpOrigin
+from keras_pergrad.samples.own_gradients import is_linear, own_gradients
 from keras_pergrad.samples.types.step_types import ShapesUnknown, StepTypes
 from keras_pergrad.samples.types.tensor_types import (
     At,
@@ -108,6 +109,9 @@ class StepProof:
             wanted += [d for d in deltas if d is not None]
         for call in tape.calls:
             wanted += self._taken(call)
+        self._own = own_gradients(uses.candidates, at_ops, tape.graph)
+        for own in self._own:
+            wanted += own.found
         wanted += others
         self.origin = OpOrigin(tape.model, tape.behind)
         batch = tape.batch
@@ -243,6 +247,7 @@ class StepProof:
                     yield from self._like(layer, bad)
                 continue
             yield from self._misplaced(one, pairs)
+        yield from self._own_refused(told)
         kinds = [
             [self.of(t), self.of(delta)]
             for t, delta in self._watched
@@ -255,6 +260,25 @@ class StepProof:
                 if isinstance(kind, Mixed) and kind not in told:
                     told.add(kind)
                     yield self.origin.refusal(kind)
+
+    def _own_refused(self, told):
+        """Refuse own gradients of weights that are no sum over samples."""
+        if self.types.number in (0, 1):
+            return
+        for own in self._own:
+            op = own.candidate.op
+            if self._is_vouched(op, op.name):
+                continue
+            kinds = [self.of(t) for t in own.found]
+            bad = next((k for k in kinds if isinstance(k, Mixed)), None)
+            if bad is not None and bad not in told:
+                told.add(bad)
+                yield self.origin.refusal(bad)
+            if bad is None and own.found:
+                kinds = self.types.linear(own.found, own.given)
+                if not all(map(is_linear, kinds, own.found)):
+                    layer = self.origin.layer(op.name)
+                    yield layer, ValueError(messages.own_gradient(layer, op))
 
     def _like(self, layer, bad):
         """Refuse all other layers that are known to mix: all is mixed there."""

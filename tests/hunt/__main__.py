@@ -55,7 +55,7 @@ def report(found, seed):
             failing.append((index, verdicts, case))
             failures.update(names)
         elif any(v.outcome == judge.REFUSED for v in verdicts):
-            if not case.is_coupled:
+            if not case.must_refuse:
                 refused.update(names)
                 said.update(_without_names(v.detail) for v in verdicts)
         else:

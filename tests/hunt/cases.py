@@ -51,6 +51,8 @@ class Case:
         kind: "functional" or "subclass".
         is_random: whether layers draw numbers.
         is_coupled: whether samples meet, so that nothing may be served.
+        by_size: whether they follow the number of samples, so that they may
+            be served where all samples are at hand, but not one by one.
     """
 
     seed: int
@@ -71,6 +73,7 @@ class Case:
     kind: str = "functional"
     is_random: bool = False
     is_coupled: bool = False
+    by_size: bool = False
 
     def source(self):
         """Defines `make()`, `x`, `y`, `sample_weight` and the loss."""
@@ -120,6 +123,19 @@ class Case:
         return space
 
     @property
+    def is_repeated(self):
+        """Whether the forward pass sees a part of the samples at a time."""
+        if self.mode == "per_sample":
+            return True
+        is_cut = self.microbatch is not None and self.microbatch < self.n
+        return is_cut and self.asks == "step"
+
+    @property
+    def must_refuse(self):
+        """Whether nothing may be served."""
+        return self.is_coupled or (self.by_size and self.is_repeated)
+
+    @property
     def is_single(self):
         """Whether a layer computes in float32, whatever the policy."""
         return re.search(r"\('(single|cast)'\)", self.source()) is not None
@@ -129,7 +145,7 @@ class Case:
         parts = [*self.blocks]
         for layers_on_h, loss, _ in self.outputs:
             parts += [layers_on_h, loss]
-        pattern = r"(?:L|losses)\.\w+|\w+\('\w+'\)|lambda a"
+        pattern = r"(?:L|losses)\.\w+|\w+\('\w+'\)|lambda \w"
         found = re.findall(pattern, " ".join(parts))
         return {name.split(".")[-1] for name in found}
 
@@ -179,7 +195,7 @@ def draw(seed, index):
     dtype = rng.choice(["float32"] * 6 + ["float64"] * 3 + ["mixed_bfloat16"])
     d = pool.Draw(rng, smooth=dtype == "mixed_bfloat16")
     fields = {"seed": number, "dtype": str(dtype)}
-    fields["is_coupled"] = d.chance(0.15)
+    fields["is_coupled"] = d.chance(0.25)
     fields["n"] = d.one(
         [2, 3, 4, 5] if fields["is_coupled"] else [1, 2, 3, 4, 5]
     )
@@ -200,7 +216,9 @@ def draw(seed, index):
 
 def _draw_sound(d, n):
     fields, blocks = {}, []
-    if d.chance(0.15):
+    if d.chance(0.06):
+        shape = _draw_words(d, n, fields, blocks)
+    elif d.chance(0.15):
         t, rows, width = d.one([3, 4]), d.one([4, 5]), d.one([2, 3, 4])
         zero = d.chance(0.4)
         fields["inputs"] = f"keras.Input(({t},), dtype='int32')"
@@ -239,6 +257,9 @@ def _draw_sound(d, n):
         if len(shape) > 2 and d.chance(0.4):
             made, shape = pool.smaller(d, shape)
             blocks.append(made)
+    if d.chance(0.06) and not fields["is_random"]:
+        fields["by_size"] = True
+        blocks.append(f"Sized({d.one(layers.Sized.FORMS)!r})(h)")
     while len(shape) > 2 or (len(shape) == 2 and d.chance(0.6)):
         made, shape = pool.smaller(d, shape)
         blocks.append(made)
@@ -270,7 +291,23 @@ def _draw_sound(d, n):
     return fields
 
 
+def _draw_words(d, n, fields, blocks):
+    """Draws inputs of strings or whole numbers; the shape behind them."""
+    t = d.one([2, 3])
+    cls = d.one([layers.Words, layers.Numbers])
+    fields["inputs"] = f"keras.Input(({t},), dtype='int32')"
+    fields["data"] = f"rng.integers(5, size={(n, t)})"
+    if cls is layers.Words:
+        words = [*layers.Words.WORDS, "yak"]
+        fields["inputs"] = f"keras.Input(({t},), dtype='string')"
+        fields["data"] = f"np.array({words})[rng.integers(6, size={(n, t)})]"
+    blocks.append(f"{cls.__name__}({d.one(cls.FORMS)!r})(h)")
+    return t, 3
+
+
 def _draw_coupled(d, n):
+    if d.chance(0.08):
+        return _draw_ids_together(d, n)
     width, positions = d.one([3, 4]), d.one([3, 4, n])
     shape = (width,) if d.chance(0.6) else (positions, width)
     fields = {
@@ -282,12 +319,10 @@ def _draw_coupled(d, n):
         kind = d.one(["own", "keras"])
         made, shape = pool.block(d, shape, kind)
         blocks.append(made)
-    by_loss = d.chance(0.35)
+    by_loss = d.chance(0.25)
     if not by_loss:
-        options = pool.COUPLED[: None if len(shape) == 1 else -1]
-        blocks.append(d.one(options))
-        if "L.Dense" in blocks[-1]:
-            shape = (*shape[:-1], 3)
+        made, shape = pool.coupled(d, shape)
+        blocks.append(made)
     if len(shape) == 2 and d.chance(0.7):
         made, shape = pool.smaller(d, shape)
         blocks.append(made)
@@ -299,3 +334,14 @@ def _draw_coupled(d, n):
     fields["outputs"] = (heads.write(head, None, n, u, shape),)
     fields["blocks"] = tuple(blocks)
     return fields
+
+
+def _draw_ids_together(d, n):
+    form = d.one(layers.IdsTogether.FORMS)
+    head = heads.write(d.one(heads.SOUND[:8]), None, n, 3, (3,))
+    return {
+        "inputs": "keras.Input((3,), dtype='int32')",
+        "data": f"rng.integers(5, size=({n}, 3))",
+        "blocks": (f"IdsTogether({form!r})(h)", "h[:, 0]"),
+        "outputs": (head,),
+    }

@@ -1,13 +1,8 @@
-"""Ten faults to plant into the engine, for the hunt to find.
+"""Faults to plant into the engine, for the hunt to find.
 
 Each replaces one function of the package by one that is wrong in a special
 case. Where the engine changes, only the table at the end must follow.
 """
-
-import contextlib
-import dataclasses
-from collections.abc import Callable
-from typing import Any
 
 import tensorflow as tf
 
@@ -16,57 +11,8 @@ from keras_pergrad import factors
 from keras_pergrad.factors.sample_gradients import sum_of_squares
 from keras_pergrad.modes import add_loss_reduction
 from keras_pergrad.samples import weight_paths
-
-
-@dataclasses.dataclass(frozen=True)
-class Fault:
-    """A wrong function.
-
-    Attributes:
-        name: what is wrong, in words.
-        owner: the class or module.
-        attribute: the function's name there.
-        make: of the right function, gives the wrong one.
-    """
-
-    name: str
-    owner: Any
-    attribute: str
-    make: Callable
-
-    @contextlib.contextmanager
-    def planted(self):
-        """The fault is in the engine until this closes."""
-        with _replaced(self.owner, self.attribute, self.make):
-            yield
-
-    @contextlib.contextmanager
-    def watched(self, touched):
-        """Adds `self` to the set `touched` when the function is called."""
-
-        def make(right):
-            def called(*args, **kwargs):
-                touched.add(self.name)
-                return right(*args, **kwargs)
-
-            return called
-
-        with _replaced(self.owner, self.attribute, make):
-            yield
-
-
-@contextlib.contextmanager
-def _replaced(owner, attribute, make):
-    own = attribute in vars(owner)
-    right = getattr(owner, attribute)
-    setattr(owner, attribute, make(right))
-    try:
-        yield
-    finally:
-        if own:
-            setattr(owner, attribute, right)
-        else:
-            delattr(owner, attribute)
+from tests.hunt.planting import Fault
+from tests.hunt.type_faults import TYPE_FAULTS
 
 
 def _no_cross_terms(right):
@@ -141,7 +87,7 @@ def _strides_forgotten(right):
     return squared_norms
 
 
-FAULTS = [
+ENGINE_FAULTS = [
     Fault(
         "kernel norms without the cross terms of positions",
         factors.Outer,
@@ -203,3 +149,4 @@ FAULTS = [
         _strides_forgotten,
     ),
 ]
+FAULTS = ENGINE_FAULTS + TYPE_FAULTS

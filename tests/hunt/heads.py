@@ -1,7 +1,8 @@
 """Outputs, losses and targets to draw from.
 
 A head is (layers on h, the loss, the targets): source that may use `u`, the
-width of the output, and `shape`, that of the targets.
+width of the output, and `shape`, that of the targets. In losses b is the
+target where it comes first.
 """
 
 _NORMAL = "rng.normal(size={shape})"
@@ -45,6 +46,23 @@ SOUND = [
     (_LINEAR, "lambda a, b: ops.mean((a - b) ** 2, -1)", _NORMAL),
     (_LINEAR, "lambda a, b: ops.mean(ops.log(ops.cosh(a - b)))", _NORMAL),
     (_LINEAR, "lambda a, b: ops.sum((a - b) ** 2)", _NORMAL),
+    (
+        _LINEAR,
+        "lambda b, a: ops.sum(ops.cast(b > 0, a.dtype) * (a - b) ** 2) / "
+        "(1 + ops.sum(ops.cast(b > 0, a.dtype)))",
+        _NORMAL,
+    ),
+    (
+        _LINEAR,
+        "lambda b, a: ops.mean(ops.where(b > 0, (a - b) ** 2, a**4))",
+        _NORMAL,
+    ),
+    (
+        _LINEAR,
+        "lambda b, a: ops.mean((a - b) ** 2 / (1 + ops.sum(b**2, -1, "
+        "keepdims=True)))",
+        _NORMAL,
+    ),
 ]
 KINKED = [
     (_LINEAR, "keras.losses.MeanAbsoluteError({r})", _NORMAL),
@@ -79,6 +97,33 @@ COUPLED = [
         "L.Lambda(lambda h: ops.mean(h, 0))(h)",
         "lambda a, b: ops.mean((ops.mean(a, 0) - b) ** 2)",
         _NORMAL,
+    ),
+    *(
+        (_LINEAR, f"lambda b, a: {text}", _NORMAL)
+        for text in (
+            # Targets of others say how much an error weighs.
+            "ops.mean((a - b) ** 2) / ops.mean(b**2)",
+            "ops.mean((a - b) ** 2 / (1 + ops.max(b**2, 0)))",
+            "ops.mean((a - (b - ops.mean(b, 0)) / (1 + ops.std(b, 0))) ** 2)",
+            "ops.mean((a - ops.sort(b, 0)) ** 2)",
+            "ops.mean((a - ops.roll(b, 1, 0)) ** 2)",
+            "ops.mean((a - b) ** 2 * ops.softmax(b, 0))",
+            "ops.sum((a - b) ** 2) / (3 + ops.sum(ops.tanh(b)))",
+            "ops.mean((a - b) ** 2 * (1 + ops.cumsum(b[::-1] ** 2, 0)[::-1]))",
+            "ops.mean(ops.where(ops.mean(b) > 0, (a - b) ** 2, a**2))",
+            # Outputs of others.
+            "ops.mean((a - b) ** 2) / (1 + ops.mean(a**2))",
+            "ops.mean(ops.logsumexp(a @ ops.transpose(b), -1) - "
+            "ops.sum(a * b, -1))",
+            "ops.mean(ops.log(1 + ops.exp(ops.roll(a, 1, 0) - a)))",
+            "ops.mean(ops.abs(ops.expand_dims(a, 0) - "
+            "ops.expand_dims(a, 1)) ** 1.5 + (a - b) ** 2)",
+            "ops.max(ops.mean((a - b) ** 2, -1))",
+            "ops.log(ops.mean((a - b) ** 2))",
+            "ops.mean((a - b) ** 2) ** 2",
+            "ops.cond(ops.mean(a) > 0, lambda: ops.mean((a - b) ** 2), "
+            "lambda: ops.mean(a**2))",
+        )
     ),
 ]
 #: Losses of one number whatever the reduction: weights would scale them.

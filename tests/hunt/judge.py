@@ -188,28 +188,34 @@ class _Judge:
         if case.is_random:
             return
         try:
-            self.samples = oracle.contributions(self.model, *batch)
+            # What follows the size of the batch is that of copies.
+            self.copies = case.by_size and not case.must_refuse
+            self.samples = oracle.contributions(
+                self.model, *batch, copies=self.copies
+            )
             apart = oracle.distance(_mean(self.samples), self.mean)
         except Exception:
-            if not case.is_coupled:
+            if not case.must_refuse:
                 raise
             self.samples, apart = None, np.inf
-        if not case.is_coupled and apart > self.limit:
+        if not case.must_refuse and apart > self.limit:
             raise Invalid(f"single samples do not add up: {apart:.1e}")
-        self.meets = case.is_coupled and (
+        self.meets = case.must_refuse and (
             max(apart, self.moves()) > 3 * self.limit
         )
 
     def moves(self):
-        """How far sample 0 goes when only the others' inputs change."""
+        """How far sample 0 goes when the others' inputs or targets change."""
         if self.samples is None:
             return np.inf
-        other = np.array(self.x)
-        other[1:] = other[1:] * 0.3 + 1
-        moved = oracle.contributions(
-            self.model, other, self.y, self.sample_weight, [0]
-        )
-        return oracle.distance(moved[0], self.samples[0])
+        moved = [
+            oracle.contributions(self.model, x, y, self.sample_weight, [0])
+            for x, y in (
+                (_others_changed(self.x), self.y),
+                (self.x, _others_changed(self.y)),
+            )
+        ]
+        return max(oracle.distance(m[0], self.samples[0]) for m in moved)
 
     def ask_keras(self):
         """One step of plain Keras: its weights, state and loss."""
@@ -232,7 +238,7 @@ class _Judge:
         return {"sample_weight": self.sample_weight}
 
     def verdicts(self):
-        if self.case.is_coupled and not self.meets:
+        if self.case.must_refuse and not self.meets:
             return [Verdict("case", UNCLEAR, "the samples did not meet")]
         return self.step() if self.case.asks == "step" else self.functions()
 
@@ -250,7 +256,7 @@ class _Judge:
             return [self.thrown(asks, error)]
         after = self.values()
         self.put_back()
-        if self.case.is_coupled:
+        if self.case.must_refuse:
             return [Verdict(asks, COUPLED, method)]
         return [
             self.compared(asks, *self.expected(asks, found)),
@@ -291,7 +297,7 @@ class _Judge:
             return [verdict]
         found = self.values()
         self.put_back()
-        if case.is_coupled:
+        if case.must_refuse:
             return [Verdict("step", COUPLED, repr(mode))]
         trained = {id(v) for v in self.model.trainable_variables}
         variables = oracle.all_variables(self.model)
@@ -393,6 +399,18 @@ class _Judge:
         known |= {v.path for v in self.model.trainable_variables}
         known |= {w for w in words if hasattr(tf.raw_ops, w)} - {"Print"}
         return bool(words & known) or "loss" in words or "output" in words
+
+
+def _others_changed(values):
+    """Other values for all samples but the first."""
+    if isinstance(values, list):
+        return [_others_changed(v) for v in values]
+    values = np.array(values)
+    if values.dtype.kind == "f":
+        values[1:] = values[1:] * 0.3 + 1
+    else:
+        values[1:] = values[:1]
+    return values
 
 
 def _mean(samples):

@@ -37,23 +37,35 @@ def row(value, i):
     return tf.nest.map_structure(lambda t: t[i : i + 1], value)
 
 
-def added_losses(model, n):
-    """The sum of what layers added in a call on one of n samples."""
+def added_losses(model, n, copies=False):
+    """The sum of what layers added in a call on one of n samples.
+
+    Args:
+        model: the model.
+        n: the number of samples.
+        copies: whether the call was on n copies of the sample.
+    """
     total = 0.0
     for layer in model._flatten_layers():
         for loss in layer._get_own_losses():
-            is_sum = getattr(layer, "added", "mean") == "sum"
+            is_sum = getattr(layer, "added", "mean") == "sum" and not copies
             total += tf.cast(
                 loss if is_sum else loss / n, keras.config.floatx()
             )
     return total
 
 
-def contributions(model, x, y, sample_weight, samples=None):
+def contributions(model, x, y, sample_weight, samples=None, copies=False):
     """n times what each sample adds to the gradient of the batch's loss.
 
     Sample i goes through the model alone; the other rows of the outputs are
     constants, so that the loss keeps the denominators of the batch.
+
+    Args:
+        model, x, y, sample_weight: the compiled model and its data.
+        samples: which ones; default: all.
+        copies: whether the sample comes with as many copies of itself as
+            there are samples: nobody else, but a batch of the same size.
 
     Returns:
         For each sample a list of arrays, None without influence.
@@ -66,7 +78,14 @@ def contributions(model, x, y, sample_weight, samples=None):
     for i in range(n) if samples is None else samples:
         with restored(model), tf.GradientTape() as tape:
             model._clear_losses()
-            alone = tf.nest.flatten(model(row(x, i), training=True))
+            alone = row(x, i)
+            if copies:
+                alone = tf.nest.map_structure(
+                    lambda t: np.repeat(t, n, 0), alone
+                )
+            alone = tf.nest.flatten(model(alone, training=True))
+            if copies:
+                alone = row(alone, i)
             joined = []
             for rows, one in zip(flat, alone):
                 rows = tf.stop_gradient(rows)
@@ -77,7 +96,7 @@ def contributions(model, x, y, sample_weight, samples=None):
                     new._keras_mask = mask
             outputs = tf.nest.pack_sequence_as(batch, joined)
             loss = model._compile_loss(y, outputs, sample_weight)
-            loss += added_losses(model, n)
+            loss += added_losses(model, n, copies)
             gradients = tape.gradient(loss, model.trainable_variables)
         # Not n times the loss: a gradient that is clipped on its way back
         # would be another.

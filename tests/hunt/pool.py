@@ -152,6 +152,10 @@ _MAKERS = {
         _own("Nested", ANY),
         _own("OverSamples", FLAT),
         _own("Loop", FLAT),
+        _own("Turns", FLAT),
+        _own("Chooses", ANY),
+        _own("Derives", ANY),
+        _own("Lies", LINE),
         _own("Added", LINE),
         _own("Positions", LINE),
         _own("Filters", LINE, {"grouped": lambda s: s[-1] % 2 == 0}),
@@ -326,13 +330,30 @@ _MAKERS = {
         ),
     ],
 }
-#: A layer or a loss in which samples meet, for inputs of rank one.
-COUPLED = [
-    *(f"Couples({form!r})(h)" for form in layers.Couples.FORMS),
+#: Layers in which samples meet, for inputs of rank one and of others.
+_COUPLED = [cls for cls in layers.TOGETHER if cls is not layers.IdsTogether]
+#: Of Keras; the last for inputs of rank one alone.
+_COUPLED_KERAS = [
     "L.BatchNormalization()(h)",
     "L.Dense(3, activity_regularizer=keras.regularizers."
     "OrthogonalRegularizer(0.5))(h)",
 ]
+
+
+def coupled(draw, shape):
+    """An expression in which samples meet, and the shape of its value."""
+    if draw.chance(0.07):
+        count = 2 if len(shape) == 1 else 1
+        made = draw.one(_COUPLED_KERAS[:count])
+        return made, (*shape[:-1], 3) if "Dense" in made else shape
+    cls = draw.one(_COUPLED)
+    form = draw.one(cls.FORMS)
+    made = f"{cls.__name__}({form!r})(h)"
+    is_forward = cls is not layers.DerivesTogether
+    if is_forward and draw.chance(0.4) and not re.match("gradient|loss", form):
+        # The way back would show it as well.
+        made = f"L.Add()([h, Stops()({made})])"
+    return made, shape
 
 
 def block(draw, shape, kind):

@@ -141,13 +141,16 @@ def _training(case):
         return compiled + _step(case)
     lines = "found = kpg.per_sample_gradients(model, *batch, "
     lines += f"method={case.mode!r})\n"
-    if case.is_coupled or case.is_random:
+    if case.must_refuse or case.is_random:
         lines += (
             "expected = batch_gradient(model, *batch)\n"
             "found = [g if g is None else np.mean(g, 0) for g in found]\n"
         )
     else:
-        lines += "expected = list(zip(*contributions(model, *batch)))\n"
+        lines += (
+            "expected = list(zip(*contributions(model, *batch, "
+            f"copies={case.by_size})))\n"
+        )
     lines += (
         "for v, a, b in zip(model.trainable_variables, found, expected):\n"
         "    print(v.path, 'ours:', a, 'expected:', b, sep='\\n')\n"

@@ -8,7 +8,7 @@ import pytest
 
 import keras_pergrad as kpg
 from tests.hunt import cases, judge, layers, shrink, workers
-from tests.hunt.faults import Fault
+from tests.hunt.planting import Fault
 
 DRAWS = 250
 

@@ -23,8 +23,6 @@ from keras_pergrad.samples.types.tensor_types import (
 _FUNCTIONS = {"PartitionedCall", "StatefulPartitionedCall", "RemoteCall"}
 _CONDITIONS = {"If", "StatelessIf", "Case", "StatelessCase"}
 _LOOPS = {"While", "StatelessWhile"}
-#: Calls that may read and assign variables.
-STATEFUL = {"StatefulPartitionedCall", "RemoteCall", "If", "Case", "While"}
 #: So often the types or shapes of a loop may change until they stay.
 _TURNS = 12
 

@@ -207,6 +207,23 @@ _CONSTANT = {"ZerosLike", "OnesLike"}
 _QUOTIENTS = {"RealDiv", "Div", "DivNoNan"}
 _PRODUCTS = {"Mul", "MulNoNan"}
 _SELECTS = {"Select", "SelectV2"}
+#: Linear in one input, the gradient: its place.
+_GRADIENTS = {
+    "BiasAddGrad": 0,
+    "EluGrad": 0,
+    "InvGrad": 1,
+    "LeakyReluGrad": 0,
+    "ReciprocalGrad": 1,
+    "Relu6Grad": 0,
+    "ReluGrad": 0,
+    "RsqrtGrad": 1,
+    "SeluGrad": 0,
+    "SigmoidGrad": 1,
+    "SoftplusGrad": 0,
+    "SoftsignGrad": 0,
+    "SqrtGrad": 1,
+    "TanhGrad": 1,
+}
 
 
 @type_rule(*_UNARY)
@@ -267,6 +284,9 @@ def of_totals(op, types):
         if op.type in _QUOTIENTS and totals == [types[0]]:
             return Total(flags)
         if op.type in _SELECTS and not isinstance(types[0], Total):
+            return Total(flags)
+        at = _GRADIENTS.get(op.type)
+        if plain and at is not None and totals == [types[at]]:
             return Total(flags)
     if totals:
         types = [as_divisor(op, k, t) for k, t in enumerate(types)]

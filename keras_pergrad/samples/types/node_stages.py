@@ -2,11 +2,11 @@
 
 import heapq
 
-from keras_pergrad.samples.types.call_rules import STATEFUL, is_call
-from keras_pergrad.samples.types.list_shapes import SHAPED
-from keras_pergrad.samples.types.variable_types import ASSIGN, READS
+import tensorflow as tf
 
-_ON_STATE = {*ASSIGN, *READS}
+from keras_pergrad.samples.types.call_rules import is_call
+from keras_pergrad.samples.types.list_shapes import SHAPED
+from keras_pergrad.samples.types.variable_types import READS
 
 
 def stages(nodes, shaped):
@@ -14,8 +14,7 @@ def stages(nodes, shaped):
 
     The first are calls, and ops whose shapes are better known once they are
     typed (`shaped(name)` tells of more). They need only what was put there
-    before. A call may assign what ops behind it read, and read what ops before
-    it assign: while a graph is being traced only the order of its nodes tells.
+    before.
     """
     level = {}
     calls = {
@@ -24,19 +23,9 @@ def stages(nodes, shaped):
         if is_call(node.op) or node.op in SHAPED or shaped(name)
     }
     # They begin a level.
-    called = touched = 0
     for name in in_order(nodes.by_name, nodes.needs.get):
         needed = [level[one] for one in nodes.needs[name] if one in level]
-        op = nodes.by_name[name].op
-        if op in STATEFUL:
-            needed.append(touched)
-        elif op in _ON_STATE:
-            needed.append(called)
         level[name] = max(needed, default=0) + (name in calls)
-        if op in STATEFUL:
-            called = touched = level[name]
-        elif op in _ON_STATE:
-            touched = max(touched, level[name])
     most = max(level.values(), default=0)
     found = [([], []) for _ in range(most + 1)]
     for name, number in level.items():
@@ -72,3 +61,32 @@ def in_order(items, needs):
 def needed_ops(op):
     """Return the ops that an op needs, for its data or its order."""
     return [*(t.op for t in op.inputs), *op.control_inputs]
+
+
+def keep_order(nodes, graph):
+    """Let reads and assignments of a variable stay in their order.
+
+    TensorFlow adds that order to a graph only when its trace ends.
+
+    Args:
+        nodes: the `Nodes` of the graph; extended.
+        graph: the graph, which is being traced.
+    """
+    variable, written, read = {}, {}, {}
+    for name in nodes.by_name:
+        op = graph.get_operation_by_name(name)
+        handles = {
+            variable.get(t.name, t.name)
+            for t in op.inputs
+            if t.dtype == tf.resource
+        }
+        if op.type == "Identity" and handles:
+            variable[op.outputs[0].name] = handles.pop()
+            continue
+        for handle in handles:
+            nodes.needs[name] += written.get(handle, [])
+            if op.type in READS:
+                read.setdefault(handle, []).append(name)
+            else:
+                nodes.needs[name] += read.pop(handle, [])
+                written[handle] = [name]

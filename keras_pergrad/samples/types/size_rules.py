@@ -1,5 +1,7 @@
 """The inputs of ops that are sizes, and the ops that only arrange sizes."""
 
+import tensorflow as tf
+
 #: The places of inputs that are sizes or places. What follows the number of
 #: samples there gives a tensor its shape, not its values.
 SHAPE_INPUTS = {
@@ -60,6 +62,7 @@ SHAPE_INPUTS = {
     "BroadcastGradientArgs": (0, 1),
     "BroadcastArgs": (0, 1),
 }
+_RUNNING = {"Cumsum", "Cumprod", "CumulativeLogsumexp"}
 _ARRANGE = {
     "Cast",
     "ConcatV2",
@@ -85,3 +88,28 @@ def arranges(op_type):
     Which of them follow the number of samples shows in their values then.
     """
     return op_type in _ARRANGE
+
+
+def counts(op, n):
+    """Whether an op reduces an axis as long as the samples are many.
+
+    Ones have a sum that follows that number, whatever the samples are.
+    """
+    if op.type in _RUNNING:
+        axis = tf.get_static_value(op.inputs[1])
+        length = None if axis is None else op.inputs[0].shape[int(axis)]
+        return length is None or _is_multiple(length, n)
+    before = max((_multiples(t, n) for t in op.inputs), default=0)
+    after = max((_multiples(t, n) for t in op.outputs), default=0)
+    return before > after
+
+
+def _multiples(tensor, n):
+    """Return how many axes have a multiple of n as their size."""
+    if tensor.shape.rank is None:
+        return 0
+    return sum(_is_multiple(size, n) for size in tensor.shape.as_list())
+
+
+def _is_multiple(size, n):
+    return bool(size) and size % n == 0

@@ -14,7 +14,8 @@ from keras_pergrad.keras_internals.graph_nodes import (
 from keras_pergrad.keras_internals.losses import components
 from keras_pergrad.keras_internals.model_state import captured_from
 from keras_pergrad.samples import messages
-from keras_pergrad.samples.types.tensor_types import FREE, VALUES, At
+from keras_pergrad.samples.types.node_stages import keep_order
+from keras_pergrad.samples.types.tensor_types import FREE, VALUES, At, Total
 from keras_pergrad.samples.types.typing import Typing
 
 #: Numbers of samples; one that no tensor of the step has is chosen.
@@ -87,6 +88,7 @@ class StepTypes:
         others = {t.name: t for t in self._graph.inputs}
         inputs = {**others, **{k: t for k, (t, _) in self._given.items()}}
         nodes = Nodes.of_graph(self._graph, inputs.values())
+        keep_order(nodes, self._graph)
         names = [t.op.name for t in wanted]
         names += [op.name for op in operations if op.op_def.is_stateful]
         nodes.only(names)
@@ -102,6 +104,31 @@ class StepTypes:
                 continue
             return
         raise ShapesUnknown(error)
+
+    def linear(self, tensors, given):
+        """Return types of tensors if some were sums and all others free.
+
+        Args:
+            tensors: tensors of the step.
+            given: what they are computed from; the sums.
+        """
+        inputs = {t.name: t for t in self._graph.inputs}
+        inputs.update({k: t for k, (t, _) in self._given.items()})
+        # Of the others the tensors are independent.
+        sums = {t.name: t for t in given if t.name in self._known}
+        nodes = Nodes.of_graph(self._graph, [*inputs.values(), *sums.values()])
+        keep_order(nodes, self._graph)
+        nodes.only([t.op.name for t in tensors])
+        graph, known = tf.Graph(), {}
+        typing = self._typing.another()
+        with graph.as_default():
+            for name in {**inputs, **sums}:
+                like = self._known[name]
+                known[name] = placeholder(like.dtype, like.shape, like)
+        for name in sums:
+            typing.give(known[name], Total())
+        typing.run(nodes, known, graph)
+        return [typing.of(known[t.name]) for t in tensors]
 
     def _run(self, nodes, inputs, n, length):
         graph, known = tf.Graph(), {}

@@ -20,7 +20,11 @@ from keras_pergrad.samples.types.node_stages import (
     needed_ops,
     stages,
 )
-from keras_pergrad.samples.types.size_rules import SHAPE_INPUTS, arranges
+from keras_pergrad.samples.types.size_rules import (
+    SHAPE_INPUTS,
+    arranges,
+    counts,
+)
 from keras_pergrad.samples.types.tensor_types import (
     BY_SIZE,
     FREE,
@@ -96,6 +100,16 @@ class Typing:
         self.lists = ListShapes()
         self._kept, self._names, self._path = [], {}, ""
         self.level = 0
+
+    def another(self):
+        """Return a `Typing` of the same graph in which nothing is typed."""
+        return type(self)(
+            self.definitions,
+            self.n,
+            self.any_number,
+            self._vouched,
+            self._shaped,
+        )
 
     def of(self, tensor):
         """Return the type of a tensor."""
@@ -181,17 +195,19 @@ class Typing:
             outputs = call_rules.unknown_outputs(call)
             kinds = [found] * len(outputs)
         self._path = path
+        # Not inside of the graph: there nothing can be evaluated.
+        values = [
+            call.values.get(k) if call.repeats else self._numbers.of(t)
+            for k, t in enumerate(outputs)
+        ]
         with graph.as_default():
             for k, (tensor, kind) in enumerate(zip(outputs, kinds)):
                 made = placeholder(tensor.dtype, tensor.shape, tensor)
                 known[f"{name}:{k}"] = made
                 self.give(made, kind)
                 self.lists.same(made, tensor)
-                value = call.values.get(k)
-                if not call.repeats:
-                    value = self._numbers.of(tensor)
-                if value is not None:
-                    made = tf.constant(value, tensor.dtype)
+                if values[k] is not None:
+                    made = tf.constant(values[k], tensor.dtype)
                     self.give(made, kind)
                     known[f"{name}:{k}"] = made
                 self.state.same(made, tensor)
@@ -253,6 +269,8 @@ class Typing:
             self._compute(op, types)
 
     def _compute(self, op, types):
+        if _is_true(op):
+            return
         mixed = next((t for t in types if isinstance(t, Mixed)), None)
         if mixed is None:
             mixed = self._through_state(op, types)
@@ -268,7 +286,9 @@ class Typing:
         free = all(type(t) is Free for t in types)
         if free and op.type not in _PYTHON:
             flags = flags_of(types)
-            if flags & BY_SIZE and arranges(op.type):
+            if self.any_number and counts(op, self.n):
+                flags |= BY_SIZE
+            elif flags & BY_SIZE and arranges(op.type):
                 flags = self._by_size(op, flags)
             if flags:
                 self._set(op, Free(flags))
@@ -362,3 +382,13 @@ class Typing:
         if flags:
             self.give(handle, Free(flags))
         return False
+
+
+def _is_true(op):
+    """Whether an op compares what can be no NaN with itself.
+
+    `tf.recompute_grad` and `keras.remat` do, to wait for a gradient.
+    """
+    if op.type != "Equal" or op.inputs[0] is not op.inputs[1]:
+        return False
+    return not (op.inputs[0].dtype.is_floating or op.inputs[0].dtype.is_complex)

@@ -1,5 +1,6 @@
 """Layers in which the samples of a batch meet."""
 
+import keras
 import tensorflow as tf
 from keras import ops
 
@@ -83,3 +84,10 @@ class Couples(Own):
                 )[1],
             }.get(self.form, lambda: x)()
         )
+
+
+class Stops(keras.layers.Layer):
+    """No gradient goes back: what meets does so on the way forward alone."""
+
+    def call(self, x):
+        return ops.stop_gradient(x)

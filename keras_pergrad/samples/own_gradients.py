@@ -1,0 +1,107 @@
+"""Gradients of one's own that weights get, by `tf.custom_gradient`.
+
+The part of each sample in them is found with the other samples blanked, and
+weighted before it goes through. So they must be linear in what they are given.
+
+Private names in use: `tensorflow.python.ops.gradients_util`
+(`_GradientsHelper`, which differentiates ops of the graph around a loop).
+"""
+
+import dataclasses
+
+import tensorflow as tf
+from tensorflow.python.ops import gradients_util
+
+from keras_pergrad.keras_internals.graph_nodes import Definitions
+from keras_pergrad.samples.types.tensor_types import Free, Total
+
+#: What `tf.custom_gradient` leaves in a graph.
+_OWN, _MARK = "IdentityN", "_gradient_op_type"
+#: Gradients that are zero.
+_ZEROS = {"ZerosLike", "Zeros"}
+
+
+@dataclasses.dataclass
+class OwnGradient:
+    """The gradients of the weights of a candidate.
+
+    Attributes:
+        candidate: the `Candidate`.
+        given: the gradients of its outputs.
+        found: those of its weights, from these.
+    """
+
+    candidate: object
+    given: list
+    found: list
+
+
+def own_gradients(candidates, at_ops, graph):
+    """Return an `OwnGradient` for each candidate that has, or calls, one.
+
+    Args:
+        candidates: a list of `Candidate`.
+        at_ops: for each of them the gradients of its outputs, or None.
+        graph: the graph of the step.
+    """
+    definitions, result = Definitions(graph), []
+    for one, deltas in zip(candidates, at_ops):
+        if not _is_own(one.op, definitions):
+            continue
+        pairs = [
+            (t, tf.identity(d))
+            for t, d in zip(one.outputs, deltas)
+            if d is not None and t.op is one.op
+        ]
+        if not pairs:
+            continue
+        outputs, given = map(list, zip(*pairs))
+        found = gradients_util._GradientsHelper(
+            outputs,
+            [one.op.inputs[k] for k in one.weights],
+            given,
+            src_graph=one.op.graph,
+        )
+        found = [tf.convert_to_tensor(g) for g in found if g is not None]
+        result.append(OwnGradient(one, given, found))
+    return result
+
+
+def is_linear(kind, gradient):
+    """Whether a gradient is a linear function of what it was given.
+
+    Args:
+        kind: its type where that is a `Total` and all else is `Free`.
+        gradient: the gradient.
+    """
+    if isinstance(kind, Free):
+        return gradient.op.type in _ZEROS or _is_zero(gradient)
+    return isinstance(kind, Total)
+
+
+def _is_zero(tensor):
+    value = tf.get_static_value(tensor)
+    return value is not None and not value.any()
+
+
+def _is_own(op, definitions):
+    if op.type == _OWN:
+        return _MARK in op.node_def.attr
+    return _calls_own(op.node_def, definitions, set())
+
+
+def _calls_own(node, definitions, seen):
+    """Whether a function that a node calls, and so on, has an own gradient."""
+    for value in node.attr.values():
+        functions = [value.func, *value.list.func]
+        for name in (f.name for f in functions if f.name):
+            if name in seen:
+                continue
+            seen.add(name)
+            nodes = definitions.nodes(name)
+            for inner in nodes.by_name.values() if nodes else ():
+                if inner.op == _OWN and _MARK in inner.attr:
+                    return True
+                if _calls_own(inner, definitions, seen):
+                    return True
+    return False
