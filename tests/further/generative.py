@@ -43,7 +43,7 @@ def vae():
     return model, images, images
 
 
-class _Critic(keras.Model):
+class Critic(keras.Model):
     """A critic of Wasserstein's distance, with a gradient penalty.
 
     The targets are the generated images.
@@ -78,14 +78,14 @@ class _Critic(keras.Model):
 
 @kind("gan_critic", "gradient penalty by an inner tape")
 def critic():
-    model = _Critic()
+    model = Critic()
     x = _images(6, 6, 1)
     model(x)
     perturbed(model).compile("sgd")
     return model, x, _images(6, 6, 1, seed=1)
 
 
-@kind("dcgan_generator", "a generator behind a frozen discriminator")
+@kind("dcgan_generator", "behind a frozen judge", dtype="float32")
 def generator():
     noise = keras.Input((4,))
     x = layers.Reshape((2, 2, 4))(layers.Dense(16)(noise))
@@ -115,7 +115,7 @@ def _block(x, time, width):
     return skip + layers.Conv2D(width, 3, padding="same")(x)
 
 
-class _Diffusion(keras.Model):
+class Diffusion(keras.Model):
     """Predicts the noise that it mixes with images, at drawn times."""
 
     def __init__(self):
@@ -126,7 +126,7 @@ class _Diffusion(keras.Model):
             [ops.sin(level * rates), ops.cos(level * rates)], -1
         )
         first = _block(images, time, 4)
-        x = layers.AveragePooling2D()(first)
+        x = layers.AveragePooling2D(2)(first)
         x = _block(x, time, 6)
         flat = layers.Reshape((16, 6))(x)
         x += layers.Reshape((4, 4, 6))(
@@ -148,7 +148,7 @@ class _Diffusion(keras.Model):
 
 @kind("diffusion", "a U-Net that predicts drawn noise", draws=True)
 def diffusion():
-    model = _Diffusion()
+    model = Diffusion()
     x = normal(8, 8, 2)
     model(x)
     perturbed(model).compile("sgd", "mse")
@@ -285,7 +285,7 @@ def masked_autoencoder():
     return model, normal(8, 8, 1), normal(4, 16)
 
 
-class _Score(keras.Model):
+class Score(keras.Model):
     """The slope of a density: sliced score matching by inner tapes."""
 
     def __init__(self):
@@ -309,7 +309,7 @@ class _Score(keras.Model):
 
 @kind("score_matching", "slopes along given directions, by an inner tape")
 def score():
-    model = _Score()
+    model = Score()
     x = normal(4)
     model(x)
     perturbed(model).compile("sgd")

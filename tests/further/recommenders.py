@@ -155,7 +155,7 @@ def deep_interest():
     )
     table = layers.Embedding(ITEMS, WIDTH)
     history, candidate = table(past), table(item)[:, None]
-    candidate = ops.broadcast_to(candidate, ops.shape(history))
+    candidate = ops.repeat(candidate, 6, 1)
     pair = ops.concatenate(
         [history, candidate, history * candidate, history - candidate], -1
     )
