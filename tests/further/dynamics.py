@@ -272,9 +272,7 @@ class Spectral(layers.Layer):
             times(a, self.imaginary) + times(b, self.real),
         )
         room = [[0, 0], [0, 0], [0, length // 2 - 2]]
-        parts = tuple(
-            ops.pad(ops.transpose(t, (0, 2, 1)), room) for t in parts
-        )
+        parts = tuple(ops.pad(ops.transpose(t, (0, 2, 1)), room) for t in parts)
         return ops.transpose(ops.irfft(parts), (0, 2, 1))
 
 
@@ -304,7 +302,9 @@ class Actor(keras.losses.Loss):
 
     def call(self, y_true, y_pred):
         logs = ops.log_softmax(y_pred[:, :3])
-        action = ops.one_hot(ops.cast(y_true[:, 0], "int32"), 3, dtype=logs.dtype)
+        action = ops.one_hot(
+            ops.cast(y_true[:, 0], "int32"), 3, dtype=logs.dtype
+        )
         ratio = ops.exp(ops.sum(action * logs, -1) - y_true[:, 1])
         gain = y_true[:, 2]
         clipped = ops.clip(ratio, 0.8, 1.2)

@@ -280,7 +280,9 @@ def masked_autoencoder():
     patches = layers.Reshape((4, 16))(patches)
     x = _Hidden(2)(layers.Dense(6)(patches))
     x += layers.MultiHeadAttention(2, 3)(x, x)
-    model = keras.Model(inputs, layers.Dense(16)(layers.LayerNormalization()(x)))
+    model = keras.Model(
+        inputs, layers.Dense(16)(layers.LayerNormalization()(x))
+    )
     perturbed(model).compile("sgd", "mse")
     return model, normal(8, 8, 1), normal(4, 16)
 

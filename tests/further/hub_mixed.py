@@ -50,8 +50,9 @@ def _matched(backbone):
 
     The contrastive loss compares all pairs of a batch: it mixes samples.
     """
-    image, text = keras.Input((_SIDE, _SIDE, 3)), keras.Input(
-        (_WORDS,), dtype="int32"
+    image, text = (
+        keras.Input((_SIDE, _SIDE, 3)),
+        keras.Input((_WORDS,), dtype="int32"),
     )
     pair = [
         ops.normalize(backbone.get_vision_embeddings(image)),
@@ -104,7 +105,9 @@ def siglip():
     )
 
     return _matched(
-        SigLIPBackbone(SigLIPVisionEncoder(**_VISION), SigLIPTextEncoder(**_TEXT))
+        SigLIPBackbone(
+            SigLIPVisionEncoder(**_VISION), SigLIPTextEncoder(**_TEXT)
+        )
     )
 
 

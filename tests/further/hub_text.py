@@ -120,7 +120,11 @@ HUB = {
         {**_GEMMA, "image_size": 16, "sliding_window_size": 4},
     ),
     "smollm3": ("SmolLM3", "no positions in some layers", _SMOLLM),
-    "gpt_oss": ("GptOss", "experts, attention sinks", {**_EXPERTS, "head_dim": 4}),
+    "gpt_oss": (
+        "GptOss",
+        "experts, attention sinks",
+        {**_EXPERTS, "head_dim": 4},
+    ),
     "mixtral": ("Mixtral", "mixture of experts", _EXPERTS),
     "qwen_moe": (
         "QwenMoe",

@@ -176,7 +176,9 @@ class Transformer(layers.Layer):
         ticks = ops.cast(ticks, images.dtype)
         xs, ys = ops.meshgrid(ticks, ticks)
         grid = ops.stack([xs, ys, ops.ones_like(xs)], -1)
-        places = ops.einsum("hwk,njk->nhwj", grid, ops.reshape(maps, (-1, 2, 3)))
+        places = ops.einsum(
+            "hwk,njk->nhwj", grid, ops.reshape(maps, (-1, 2, 3))
+        )
         places = ops.clip((places + 1) / 2 * (side - 1), 0.0, side - 1.001)
         low = ops.floor(places)
         part = places - low
@@ -188,7 +190,9 @@ class Transformer(layers.Layer):
                 index = (low[..., 1] + dy) * side + low[..., 0] + dx
                 index = ops.reshape(index, (-1, side * side, 1))
                 value = ops.take_along_axis(flat, index, 1)
-                share = abs(1 - dx - part[..., :1]) * abs(1 - dy - part[..., 1:])
+                share = abs(1 - dx - part[..., :1]) * abs(
+                    1 - dy - part[..., 1:]
+                )
                 found += ops.reshape(value, ops.shape(images)) * share
         return found
 
@@ -215,7 +219,9 @@ class Curves(keras.losses.Loss):
         means = ops.mean(images, (1, 2))
         colour = ops.sum((means - ops.roll(means, 1, 1)) ** 2, -1)
         steps = curves[:, 1:] - curves[:, :-1]
-        return exposure + ops.sqrt(colour + 1e-9) + ops.mean(steps**2, (1, 2, 3))
+        return (
+            exposure + ops.sqrt(colour + 1e-9) + ops.mean(steps**2, (1, 2, 3))
+        )
 
 
 @kind("zero_dce", "curves of light, learned without targets")
@@ -345,7 +351,9 @@ class Rays(layers.Layer):
         density = ops.relu(x[..., 3])
         opaque = 1 - ops.exp(-density * 0.3)
         passed = ops.cumprod(1 - opaque + 1e-9, -1)
-        passed = ops.pad(passed[..., :-1], [[0, 0], [0, 0], [1, 0]], "constant", 1.0)
+        passed = ops.pad(
+            passed[..., :-1], [[0, 0], [0, 0], [1, 0]], "constant", 1.0
+        )
         share = opaque * passed
         return ops.sum(share[..., None] * ops.sigmoid(x[..., :3]), -2)
 
@@ -393,7 +401,9 @@ def xcit():
     x = _patches(inputs)
     q, k, v = (ops.normalize(layers.Dense(6)(x), 1) for _ in range(3))
     scores = ops.softmax(ops.matmul(ops.transpose(q, (0, 2, 1)), k) / 0.5)
-    x += ops.transpose(ops.matmul(scores, ops.transpose(v, (0, 2, 1))), (0, 2, 1))
+    x += ops.transpose(
+        ops.matmul(scores, ops.transpose(v, (0, 2, 1))), (0, 2, 1)
+    )
     return classified(inputs, x, normal(8, 8, 3))
 
 

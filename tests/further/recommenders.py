@@ -175,7 +175,9 @@ def wide_and_deep():
         keras.Input((), dtype="string"),
     )
     numbers = keras.Input((3,))
-    look = layers.StringLookup(vocabulary=["rome", "oslo"], output_mode="one_hot")
+    look = layers.StringLookup(
+        vocabulary=["rome", "oslo"], output_mode="one_hot"
+    )
     hashed = layers.Hashing(7)(colour)
     crossed = layers.HashedCrossing(9, output_mode="one_hot")((city, colour))
     deep = layers.Embedding(7, WIDTH)(hashed)
@@ -214,9 +216,7 @@ class _Pairwise(keras.losses.Loss):
     def call(self, y_true, y_pred):
         above = y_true[:, :, None] > y_true[:, None]
         gap = y_pred[:, :, None] - y_pred[:, None]
-        return ops.sum(
-            ops.softplus(-gap) * ops.cast(above, gap.dtype), (1, 2)
-        )
+        return ops.sum(ops.softplus(-gap) * ops.cast(above, gap.dtype), (1, 2))
 
 
 @kind("pairwise_ranking", "a list of items a sample")

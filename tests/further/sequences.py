@@ -5,6 +5,7 @@ import numpy as np
 import tensorflow as tf
 
 from tests.further.kinds import (
+    N,
     classified,
     crossentropy,
     integers,
@@ -18,8 +19,8 @@ from tests.further.kinds import (
 WORDS, LENGTH, WIDTH = 11, 8, 6
 
 
-def _text():
-    ids = keras.Input((LENGTH,), dtype="int32")
+def _text(batch=None):
+    ids = keras.Input((LENGTH,), batch, dtype="int32")
     return ids, layers.Embedding(WORDS, WIDTH)(ids), integers(WORDS, LENGTH)
 
 
@@ -76,7 +77,7 @@ def _conformer(x):
     return layers.LayerNormalization()(_feed(x))
 
 
-@kind("conformer_ctc", "speech to text by CTC")
+@kind("conformer_ctc", "speech to text by CTC", dtype="float32")
 def conformer():
     inputs = keras.Input((12, 4))
     x = layers.Conv1D(WIDTH, 3, 2, "same", activation="relu")(inputs)
@@ -87,7 +88,7 @@ def conformer():
     return model, normal(12, 4), y
 
 
-@kind("handwriting_ctc", "lines of an image by an LSTM and CTC")
+@kind("handwriting_ctc", "images by an LSTM and CTC", dtype="float32")
 def handwriting():
     inputs = keras.Input((8, 16, 1))
     x = layers.Conv2D(3, 3, padding="same", activation="relu")(inputs)
@@ -107,9 +108,7 @@ def gmlp():
     y = layers.Dense(8, "gelu")(layers.LayerNormalization()(x))
     u, v = ops.split(y, 2, -1)
     v = layers.Permute((2, 1))(layers.LayerNormalization()(v))
-    v = layers.Permute((2, 1))(
-        layers.Dense(LENGTH, bias_initializer="ones")(v)
-    )
+    v = layers.Permute((2, 1))(layers.Dense(LENGTH, bias_initializer="ones")(v))
     x += layers.Dense(WIDTH)(u * v)
     return classified(inputs, x, ids)
 
@@ -169,7 +168,7 @@ def speaker():
     return classified(inputs, x, normal(32))
 
 
-@kind("spectrogram_net", "a short-time transform in mel bands")
+@kind("spectrogram_net", "a transform in mel bands", dtype="float32")
 def spectrogram():
     inputs = keras.Input((64,))
     x = layers.MelSpectrogram(
@@ -180,8 +179,11 @@ def spectrogram():
         num_mel_bins=6,
         min_freq=1,
         max_freq=30,
+        # Decibels are told by the loudest of all samples.
+        power_to_db=False,
     )(inputs)
-    x = layers.Conv2D(3, 3, activation="relu")(x[..., None])
+    x = ops.log(x[..., None] + 1e-3)
+    x = layers.Conv2D(3, 3, activation="relu")(x)
     return classified(inputs, x, normal(64))
 
 
@@ -229,10 +231,13 @@ class StateSpace(layers.Layer):
         _, state = ops.associative_scan(joined, (decay, given), axis=1)
         return ops.sum(state * out, -1)
 
+    def compute_output_shape(self, shape):
+        return shape
+
 
 @kind("state_space", "selective scan over positions")
 def state_space():
-    inputs, x, ids = _text()
+    inputs, x, ids = _text(batch=N)
     y = layers.Conv1D(WIDTH, 3, padding="causal", activation="silu")(x)
     y = StateSpace()(y) * ops.silu(layers.Dense(WIDTH)(x))
     return _language_model(inputs, x + layers.Dense(WIDTH)(y), ids)
@@ -246,17 +251,19 @@ class Retention(layers.Layer):
         self.dense.build(shape)
 
     def call(self, x):
-        q, k, v = (
-            ops.transpose(t, (1, 0, 2)) for t in ops.split(self.dense(x), 3, -1)
-        )
+        given = ops.transpose(self.dense(x), (1, 0, 2))
 
-        def step(state, given):
-            q, k, v = given
+        def step(state, row):
+            q, k, v = ops.split(row, 3, -1)
             state = 0.9 * state + k[:, :, None] * v[:, None]
-            return state, ops.einsum("ni,nij->nj", q, state)
+            return state, state * q[:, :, None]
 
-        start = ops.zeros_like(k[0][:, :, None] * v[0][:, None])
-        return ops.transpose(ops.scan(step, start, (q, k, v))[1], (1, 0, 2))
+        start = ops.zeros_like(given[0, :, :4, None] * given[0, :, None, :4])
+        _, found = ops.scan(step, start, given)
+        return ops.transpose(ops.sum(found, 2), (1, 0, 2))
+
+    def compute_output_shape(self, shape):
+        return (*shape[:-1], 4)
 
 
 @kind("linear_attention", "a recurrence by a scan over positions")

@@ -369,7 +369,9 @@ def bins():
     inputs = keras.Input((2,))
     found = layers.Discretization(bin_boundaries=[-0.5, 0.0, 0.7])(inputs)
     x = layers.Flatten()(layers.Embedding(4, 3)(found))
-    x = layers.Concatenate()([x, layers.Normalization(mean=0.1, variance=2)(inputs)])
+    x = layers.Concatenate()(
+        [x, layers.Normalization(mean=0.1, variance=2)(inputs)]
+    )
     return classified(inputs, layers.Dense(4, "relu")(x), normal(2))
 
 

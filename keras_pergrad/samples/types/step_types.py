@@ -8,7 +8,6 @@ import tensorflow as tf
 from keras_pergrad.keras_internals.batches import is_composite
 from keras_pergrad.keras_internals.graph_nodes import (
     Definitions,
-    Nodes,
     placeholder,
 )
 from keras_pergrad.keras_internals.losses import components
@@ -86,7 +85,7 @@ class StepTypes:
     def _type(self, wanted, operations):
         others = {t.name: t for t in self._graph.inputs}
         inputs = {**others, **{k: t for k, (t, _) in self._given.items()}}
-        nodes = Nodes.of_graph(self._graph, inputs.values())
+        nodes = Definitions(self._graph).of_graph(self._graph, inputs.values())
         names = [t.op.name for t in wanted]
         names += [op.name for op in operations if op.op_def.is_stateful]
         nodes.only(names)

@@ -17,10 +17,12 @@ class TypedOp:
         op: the `tf.Operation`.
         n: the number of samples in this graph.
         numbers: a `StaticNumbers`.
+        type_of: `type_of(tensor)`: the type of a tensor before the op.
     """
 
-    def __init__(self, op, n, numbers):
+    def __init__(self, op, n, numbers, type_of):
         self.op, self.n, self._numbers = op, n, numbers
+        self.type_of = type_of
 
     @property
     def type(self):

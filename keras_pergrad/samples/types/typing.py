@@ -273,7 +273,7 @@ class Typing:
             rule = rule_of(op.type)
             if rule is None:
                 raise Untyped("has no type rule")
-            return rule(TypedOp(op, self.n, self._numbers), types)
+            return rule(TypedOp(op, self.n, self._numbers, self.of), types)
         except Mixes as error:
             why, untyped = str(error), False
         except Untyped as error:
