@@ -50,10 +50,8 @@ def _matched(backbone):
 
     The contrastive loss compares all pairs of a batch: it mixes samples.
     """
-    image, text = (
-        keras.Input((_SIDE, _SIDE, 3)),
-        keras.Input((_WORDS,), dtype="int32"),
-    )
+    image = keras.Input((_SIDE, _SIDE, 3), name="images")
+    text = keras.Input((_WORDS,), dtype="int32", name="token_ids")
     pair = [
         ops.normalize(backbone.get_vision_embeddings(image)),
         ops.normalize(backbone.get_text_embeddings(text)),
@@ -66,49 +64,54 @@ def _matched(backbone):
     return model, _both(), np.array([[1.0], [0.0], [1.0]])
 
 
-@kind("clip_pairs", "two encoders; a label for each pair")
-def clip():
-    from keras_hub.models import (
-        CLIPBackbone,
-        CLIPTextEncoder,
-        CLIPVisionEncoder,
+def encoders(family):
+    """The two encoders of a family."""
+    from keras_hub.src.models.clip import clip_text_encoder, clip_vision_encoder
+    from keras_hub.src.models.metaclip_2 import (
+        metaclip_2_text_encoder,
+        metaclip_2_vision_encoder,
+    )
+    from keras_hub.src.models.siglip import (
+        siglip_text_encoder,
+        siglip_vision_encoder,
     )
 
-    return _matched(
-        CLIPBackbone(CLIPVisionEncoder(**_VISION), CLIPTextEncoder(**_TEXT), 6)
-    )
+    images, text = {
+        "CLIP": (
+            clip_vision_encoder.CLIPVisionEncoder,
+            clip_text_encoder.CLIPTextEncoder,
+        ),
+        "MetaCLIP2": (
+            metaclip_2_vision_encoder.MetaCLIP2VisionEncoder,
+            metaclip_2_text_encoder.MetaCLIP2TextEncoder,
+        ),
+        "SigLIP": (
+            siglip_vision_encoder.SigLIPVisionEncoder,
+            siglip_text_encoder.SigLIPTextEncoder,
+        ),
+    }[family]
+    return images(**_VISION), text(**_TEXT)
+
+
+@kind("clip_pairs", "two encoders; a label for each pair")
+def clip():
+    from keras_hub.models import CLIPBackbone
+
+    return _matched(CLIPBackbone(*encoders("CLIP"), projection_dim=6))
 
 
 @kind("metaclip_pairs", "two encoders; a label for each pair")
 def metaclip():
     from keras_hub.models import MetaCLIP2Backbone
-    from keras_hub.src.models.metaclip_2.metaclip_2_text_encoder import (
-        MetaCLIP2TextEncoder,
-    )
-    from keras_hub.src.models.metaclip_2.metaclip_2_vision_encoder import (
-        MetaCLIP2VisionEncoder,
-    )
 
-    return _matched(
-        MetaCLIP2Backbone(
-            MetaCLIP2VisionEncoder(**_VISION), MetaCLIP2TextEncoder(**_TEXT), 6
-        )
-    )
+    return _matched(MetaCLIP2Backbone(*encoders("MetaCLIP2"), projection_dim=6))
 
 
 @kind("siglip_pairs", "two encoders; a label for each pair")
 def siglip():
-    from keras_hub.models import (
-        SigLIPBackbone,
-        SigLIPTextEncoder,
-        SigLIPVisionEncoder,
-    )
+    from keras_hub.models import SigLIPBackbone
 
-    return _matched(
-        SigLIPBackbone(
-            SigLIPVisionEncoder(**_VISION), SigLIPTextEncoder(**_TEXT)
-        )
-    )
+    return _matched(SigLIPBackbone(*encoders("SigLIP")))
 
 
 @kind("paligemma", "images and text in one decoder", dtype="float32")

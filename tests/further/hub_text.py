@@ -254,6 +254,8 @@ def _builder(cls, settings):
     return make
 
 
+#: Name: settings.
+DECODERS = {name: settings for name, (_, _, settings) in HUB.items()}
 #: Those that compute nothing in float32; the others have parts that do.
 EXACT = ("bart", "xlm_roberta", "esm2", "edrec", "moonshine")
 

@@ -1,5 +1,7 @@
 """Vision models of keras-hub with random weights, batch norms frozen."""
 
+import tensorflow as tf
+
 from tests.further.kinds import classified, kind, normal
 
 SIDE = 32
@@ -268,10 +270,10 @@ def _builder(make_backbone):
             output = list(output.values())[-1]
         if isinstance(output, (list, tuple)):
             output = output[0]
-        images = backbone.input
-        if isinstance(images, dict):
-            (images,) = images.values()
-        x = normal(*[size or SIDE for size in images.shape[1:]])
+        x = tf.nest.map_structure(
+            lambda t: normal(*[size or SIDE for size in t.shape[1:]]),
+            backbone.input,
+        )
         return classified(backbone.input, output, x)
 
     make.__module__ = __name__

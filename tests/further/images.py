@@ -7,7 +7,6 @@ import tensorflow as tf
 from tests.further.kinds import (
     CLASSES,
     classified,
-    integers,
     kind,
     labels,
     layers,
@@ -17,10 +16,11 @@ from tests.further.kinds import (
 )
 
 
-def _patches(inputs, width=6, size=4):
-    patches = ops.image.extract_patches(inputs, size)
-    patches = layers.Reshape((-1, patches.shape[-1]))(patches)
-    return layers.Dense(width)(patches)
+def patches(inputs, width=6, size=4):
+    """Square patches, each as a vector."""
+    x = ops.image.extract_patches(inputs, size)
+    x = layers.Reshape((-1, x.shape[-1]))(x)
+    return layers.Dense(width)(x)
 
 
 def _norm(x):
@@ -30,7 +30,7 @@ def _norm(x):
 @kind("mlp_mixer", "dense layers along patches and along channels")
 def mixer():
     inputs = keras.Input((8, 8, 3))
-    x = _patches(inputs)
+    x = patches(inputs)
     for _ in range(2):
         y = layers.Permute((2, 1))(_norm(x))
         y = layers.Dense(4)(layers.Dense(5, "gelu")(y))
@@ -50,11 +50,11 @@ def _external(x, memory):
 @kind("external_attention", "attention to a memory of weights")
 def external():
     inputs = keras.Input((8, 8, 3))
-    x = _patches(inputs)
+    x = patches(inputs)
     return classified(inputs, x + _external(_norm(x), 5), normal(8, 8, 3))
 
 
-class _Latents(layers.Layer):
+class Latents(layers.Layer):
     """A few learned rows for each sample."""
 
     def build(self, shape):
@@ -68,7 +68,7 @@ class _Latents(layers.Layer):
 def perceiver():
     inputs = keras.Input((6, 6, 3))
     pixels = layers.Dense(6)(layers.Reshape((36, 3))(inputs))
-    x = _Latents()(pixels)
+    x = Latents()(pixels)
     for _ in range(2):
         x += layers.MultiHeadAttention(1, 6)(_norm(x), pixels)
         y = _norm(x)
@@ -237,79 +237,6 @@ def zero_dce():
     return model, images, images
 
 
-class Boxes(keras.losses.Loss):
-    """Smooth L1 where there is an object, over the number of the sample's."""
-
-    def call(self, y_true, y_pred):
-        there = y_true[..., :1]
-        gap = abs(y_true[..., 1:] - y_pred)
-        smooth = ops.where(gap < 0.5, gap**2, gap - 0.25)
-        count = ops.maximum(ops.sum(there, (1, 2)), 1.0)
-        return ops.sum(smooth * there, (1, 2)) / count
-
-
-@kind("detection_head", "focal loss of classes, smooth L1 of boxes")
-def detection():
-    inputs = keras.Input((8, 8, 3))
-    x = layers.Conv2D(4, 3, 2, "same", activation="relu")(inputs)
-    logits = layers.Reshape((-1, 2))(layers.Conv2D(4, 3, padding="same")(x))
-    boxes = layers.Reshape((-1, 4))(layers.Conv2D(8, 3, padding="same")(x))
-    model = perturbed(keras.Model(inputs, [logits, boxes]))
-    focal = keras.losses.BinaryFocalCrossentropy(True, from_logits=True)
-    model.compile("sgd", [focal, Boxes()])
-    there = integers(2, 32, 1).astype("float64")
-    y = [
-        integers(2, 32, 2).astype("float64"),
-        np.concatenate([there, normal(32, 4)], -1),
-    ]
-    return model, normal(8, 8, 3), y
-
-
-class Matched(keras.losses.Loss):
-    """A set of objects, each against the query next to it."""
-
-    def call(self, y_true, y_pred):
-        far = ops.sum(abs(y_true[:, :, None] - y_pred[:, None]), -1)
-        nearest = ops.argmin(far, 2)
-        chosen = ops.take_along_axis(y_pred, nearest[..., None], 1)
-        return ops.sum((chosen - y_true) ** 2, (1, 2))
-
-
-@kind("detr", "queries to an image; targets matched to the nearest")
-def detr():
-    inputs = keras.Input((8, 8, 3))
-    x = _patches(inputs)
-    queries = _Latents()(x)
-    queries += layers.MultiHeadAttention(2, 3)(queries, x)
-    model = keras.Model(inputs, layers.Dense(4, "sigmoid")(queries))
-    perturbed(model).compile("sgd", Matched())
-    return model, normal(8, 8, 3), normal(2, 4)
-
-
-class Dice(keras.losses.Loss):
-    """The overlap of masks, sample by sample."""
-
-    def call(self, y_true, y_pred):
-        both = ops.sum(y_true * y_pred, (1, 2, 3))
-        either = ops.sum(y_true + y_pred, (1, 2, 3))
-        return 1 - (2 * both + 1) / (either + 1)
-
-
-@kind("unet", "segmentation; dice of each sample")
-def unet():
-    inputs = keras.Input((8, 8, 1))
-    first = layers.Conv2D(3, 3, padding="same", activation="relu")(inputs)
-    x = layers.MaxPooling2D()(first)
-    x = layers.SpatialDropout2D(0.0)(x)
-    x = layers.SeparableConv2D(4, 3, padding="same", activation="relu")(x)
-    x = layers.Conv2DTranspose(3, 2, 2)(x)
-    x = layers.Concatenate()([x, first])
-    outputs = layers.Conv2D(1, 3, padding="same", activation="sigmoid")(x)
-    model = perturbed(keras.Model(inputs, outputs))
-    model.compile("sgd", Dice())
-    return model, normal(8, 8, 1), integers(2, 8, 8, 1).astype("float64")
-
-
 class Involution(layers.Layer):
     """A kernel of its own for each pixel."""
 
@@ -344,61 +271,10 @@ def convmixer():
     return classified(inputs, x, normal(8, 8, 3))
 
 
-class Rays(layers.Layer):
-    """Colours along each ray, weighed by what is in front of them."""
-
-    def call(self, x):
-        density = ops.relu(x[..., 3])
-        opaque = 1 - ops.exp(-density * 0.3)
-        passed = ops.cumprod(1 - opaque + 1e-9, -1)
-        passed = ops.pad(
-            passed[..., :-1], [[0, 0], [0, 0], [1, 0]], "constant", 1.0
-        )
-        share = opaque * passed
-        return ops.sum(share[..., None] * ops.sigmoid(x[..., :3]), -2)
-
-
-@kind("nerf", "rays through a field of light")
-def nerf():
-    inputs = keras.Input((4, 5, 3))
-    rates = 2.0 ** np.arange(3)
-    waves = ops.concatenate(
-        [f(inputs * r) for r in rates for f in (ops.sin, ops.cos)], -1
-    )
-    x = layers.Dense(4)(layers.Dense(6, "relu")(waves))
-    model = perturbed(keras.Model(inputs, Rays()(x)))
-    model.compile("sgd", "mse")
-    return model, normal(4, 5, 3), abs(normal(4, 3))
-
-
-@kind("captioning", "an LSTM that looks at an image")
-def captioning():
-    image, words = keras.Input((8, 8, 3)), keras.Input((5,), dtype="int32")
-    places = _patches(image)
-    start = layers.Dense(6, "tanh")(ops.mean(places, 1))
-    x = layers.Embedding(9, 6)(words)
-    x = layers.LSTM(6, return_sequences=True)(x, initial_state=[start, start])
-    x += layers.AdditiveAttention()([x, places])
-    model = perturbed(keras.Model([image, words], layers.Dense(9)(x)))
-    model.compile(
-        "sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    )
-    return model, [normal(8, 8, 3), integers(9, 5)], integers(9, 5, seed=1)
-
-
-@kind("video_convlstm", "frames by a convolutional LSTM and 3-D kernels")
-def video():
-    inputs = keras.Input((3, 6, 6, 1))
-    x = layers.ConvLSTM2D(3, 3, padding="same", return_sequences=True)(inputs)
-    x = layers.Conv3D(2, 3, padding="same", activation="relu")(x)
-    x = layers.TimeDistributed(layers.MaxPooling2D())(x)
-    return classified(inputs, x, normal(3, 6, 6, 1))
-
-
 @kind("cross_covariance", "attention between channels; layer scale")
 def xcit():
     inputs = keras.Input((8, 8, 3))
-    x = _patches(inputs)
+    x = patches(inputs)
     q, k, v = (ops.normalize(layers.Dense(6)(x), 1) for _ in range(3))
     scores = ops.softmax(ops.matmul(ops.transpose(q, (0, 2, 1)), k) / 0.5)
     x += ops.transpose(

@@ -27,7 +27,8 @@ class Kind:
         group: the module of its builder.
         dtype: the float type in which it is compared.
         draws: whether the forward pass draws numbers.
-        slow: whether it takes more than a few seconds.
+        known: whether a layer for strings in it is known, not proved, to
+            treat each sample by itself.
     """
 
     name: str
@@ -36,7 +37,7 @@ class Kind:
     group: str
     dtype: str = "float64"
     draws: bool = False
-    slow: bool = False
+    known: bool = False
 
 
 KINDS: dict[str, Kind] = {}

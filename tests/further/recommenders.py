@@ -168,7 +168,7 @@ def deep_interest():
     return _clicks(keras.Model([past, item], logits), [ids, integers(ITEMS)])
 
 
-@kind("wide_and_deep", "crossed, hashed and looked up strings")
+@kind("wide_and_deep", "crossed, hashed, looked up strings", known=True)
 def wide_and_deep():
     city, colour = (
         keras.Input((), dtype="string"),

@@ -5,7 +5,6 @@ import numpy as np
 import tensorflow as tf
 
 from tests.further.kinds import (
-    N,
     classified,
     crossentropy,
     integers,
@@ -19,8 +18,8 @@ from tests.further.kinds import (
 WORDS, LENGTH, WIDTH = 11, 8, 6
 
 
-def _text(batch=None):
-    ids = keras.Input((LENGTH,), batch, dtype="int32")
+def _text():
+    ids = keras.Input((LENGTH,), dtype="int32")
     return ids, layers.Embedding(WORDS, WIDTH)(ids), integers(WORDS, LENGTH)
 
 
@@ -225,19 +224,17 @@ class StateSpace(layers.Layer):
         decay = ops.exp(-size * ops.exp(self.log_decay))
         given = size * into * x[..., None]
 
-        def joined(a, b):
-            return a[0] * b[0], b[0] * a[1] + b[1]
-
-        _, state = ops.associative_scan(joined, (decay, given), axis=1)
-        return ops.sum(state * out, -1)
-
-    def compute_output_shape(self, shape):
-        return shape
+        # All positions at once, over twice as many steps each time.
+        for step in (1, 2, 4):
+            room = [[0, 0], [step, 0], [0, 0], [0, 0]]
+            given += decay * ops.pad(given[:, :-step], room)
+            decay *= ops.pad(decay[:, :-step], room)
+        return ops.sum(given * out, -1)
 
 
 @kind("state_space", "selective scan over positions")
 def state_space():
-    inputs, x, ids = _text(batch=N)
+    inputs, x, ids = _text()
     y = layers.Conv1D(WIDTH, 3, padding="causal", activation="silu")(x)
     y = StateSpace()(y) * ops.silu(layers.Dense(WIDTH)(x))
     return _language_model(inputs, x + layers.Dense(WIDTH)(y), ids)
@@ -283,7 +280,7 @@ def reversible():
     return _language_model(inputs, layers.Concatenate()([a, b]), ids)
 
 
-@kind("text_convolutions", "raw strings; kernels of several sizes")
+@kind("text_convolutions", "raw strings; several kernels", known=True)
 def text_convolutions():
     inputs = keras.Input((), dtype="string")
     split = layers.TextVectorization(

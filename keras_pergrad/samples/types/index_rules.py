@@ -71,7 +71,9 @@ def scatter(op, types):
             types = _without_counts(op, types, begin, values.axis, place)
         found.add((place, values.rows, values.lead))
     if begin and isinstance(types[0], At):
-        every = isinstance(values, At) and types[0].place in found
+        every = types[0].place in found
+        if isinstance(values, Free):
+            every = types[0].axis in _counts(op, 1, op.shape()).values()
         if types[0].axis < depth and not every:
             raise Mixes("replaces some of the samples")
         found.add(types[0].place)

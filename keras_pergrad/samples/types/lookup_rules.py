@@ -45,6 +45,11 @@ def gather(op, types):
     if isinstance(ids, Free):
         if table.axis == axis and _is_identity(op, table):
             return table
+        found = None
+        if table.axis == axis and not batch:
+            found = _of_own_sample(op, table, flags)
+        if found is not None:
+            return found
         if table.axis == axis:
             raise Mixes("takes some of the samples, or in another order")
         place = table.axis
@@ -62,6 +67,31 @@ def _is_identity(op, table):
     """Whether each entry of an axis is taken, in order."""
     ids, length = op.number_or_none(1), op.shape(0)[table.axis]
     return ids is not None and np.array_equal(ids, np.arange(length or 0))
+
+
+def _of_own_sample(op, table, flags):
+    """Return the type where known numbers are of each sample's own entries.
+
+    Args:
+        op: the `TypedOp`.
+        table: the type of the table, of whose axis of samples entries are
+            taken.
+        flags: of the type.
+
+    Returns:
+        The type, or None.
+    """
+    ids = op.number_or_none(1)
+    if ids is None or table.lead != 1 or not ids.size:
+        return None
+    for place, length in enumerate(ids.shape):
+        rows = length // op.n
+        shape = [-1 if k == place else 1 for k in range(ids.ndim)]
+        samples = np.arange(length).reshape(shape) // max(rows, 1)
+        whole = length == rows * op.n
+        if whole and (ids // table.rows == samples).all():
+            return At(table.axis + place, rows, 1, flags)
+    return None
 
 
 def _own_rows(op, table, ids, flags):
