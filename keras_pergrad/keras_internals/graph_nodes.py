@@ -4,11 +4,15 @@ TensorFlow infers all shapes anew there. Nothing runs.
 
 Private names in use: `Graph._get_function`, `FuncGraph.outer_graph`,
 `tensorflow.python.framework.function_def_to_graph.function_def_to_graph_def`,
+`tensorflow.python.framework.op_def_registry`,
 `tensorflow.python.ops.handle_data_util`.
 """
 
 import tensorflow as tf
-from tensorflow.python.framework import function_def_to_graph
+from tensorflow.python.framework import (
+    function_def_to_graph,
+    op_def_registry,
+)
 from tensorflow.python.ops import handle_data_util
 
 
@@ -72,6 +76,30 @@ class Nodes:
             if name == given:
                 found.add(k)
         return found
+
+    def call_functions(self, definition_of):
+        """Let nodes whose op is a function's name be ordinary calls of it.
+
+        Args:
+            definition_of: the name of a function → its definition, or None.
+        """
+        for name, node in self.by_name.items():
+            if op_def_registry.get(node.op) is not None:
+                continue
+            definition = definition_of(node.op)
+            if definition is None:
+                continue
+            call = tf.compat.v1.NodeDef(
+                name=name, op="PartitionedCall", input=node.input
+            )
+            call.attr["f"].func.name = node.op
+            signature = definition.signature
+            for key, given in (
+                ("Tin", signature.input_arg),
+                ("Tout", signature.output_arg),
+            ):
+                call.attr[key].list.type.extend(a.type for a in given)
+            self.by_name[name] = call
 
     def only(self, names):
         """Keep these nodes and what they need, in data or order."""
@@ -167,7 +195,15 @@ class Definitions:
         if name not in self._known:
             definition = self._definition(name)
             self._known[name] = definition and Nodes.of_function(definition)
+            if definition:
+                self._known[name].call_functions(self._definition)
         return self._known[name]
+
+    def of_graph(self, graph, inputs):
+        """Return the `Nodes` of a graph, as `Nodes.of_graph`."""
+        nodes = Nodes.of_graph(graph, inputs)
+        nodes.call_functions(self._definition)
+        return nodes
 
     def _definition(self, name):
         graph = self._graph

@@ -329,7 +329,7 @@ def assigned_inputs(graph):
 
 def _assigned_places(op):
     """Return which inputs of an op its functions assign; None: no function."""
-    inside = list(bodies(op))
+    inside = bodies(op)
     if not inside:
         return None
     places = set()
@@ -342,7 +342,11 @@ def _assigned_places(op):
 
 
 def bodies(op):
-    """Return the graphs of the functions that an op calls."""
+    """Return the graphs of the functions that an op calls.
+
+    None, if one of them has no graph, as those of TensorFlow 1.
+    """
+    found = []
     for name, attr in op.node_def.attr.items():
         if name.startswith("_"):
             continue
@@ -350,4 +354,5 @@ def bodies(op):
         for function in functions:
             known = op.graph._get_function(function.name)
             if known is not None:
-                yield known.graph
+                found.append(getattr(known, "graph", None))
+    return [] if None in found else found

@@ -75,7 +75,7 @@ def _kept(graph, of_batch):
         if not any(id(t) in of_batch for t in op.inputs):
             continue
         of_batch.update(id(t) for t in op.outputs)
-        inside = list(bodies(op))
+        inside = bodies(op)
         for body in inside:
             found += [taken[k] for k in _kept_inside(op, body, of_batch)]
         if not inside and _keeps(op.type):

@@ -7,6 +7,7 @@ own: see `keras_pergrad.register_type_rule`.
 
 from keras_pergrad.samples.types import (  # noqa: F401
     elementwise_rules,
+    index_rules,
     list_rules,
     lookup_rules,
     product_rules,

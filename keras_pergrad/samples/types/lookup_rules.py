@@ -16,7 +16,7 @@ from keras_pergrad.samples.types.tensor_types import (
 from keras_pergrad.samples.types.type_rules import type_rule
 
 
-def _without_sums(types):
+def without_sums(types):
     if any(isinstance(t, (Total, Divisor)) for t in types):
         raise Mixes("looks sums over the samples up")
 
@@ -27,7 +27,7 @@ def gather(op, types):
     table, ids = types[:2]
     if isinstance(table, Total) and isinstance(ids, Free):
         return table
-    _without_sums(types)
+    without_sums(types)
     if any(not isinstance(t, Free) for t in types[2:]):
         raise Mixes("takes its axis from the samples")
     flags, batch = flags_of(types), 0
@@ -45,6 +45,11 @@ def gather(op, types):
     if isinstance(ids, Free):
         if table.axis == axis and _is_identity(op, table):
             return table
+        found = None
+        if table.axis == axis and not batch:
+            found = _of_own_sample(op, table, flags)
+        if found is not None:
+            return found
         if table.axis == axis:
             raise Mixes("takes some of the samples, or in another order")
         place = table.axis
@@ -62,6 +67,31 @@ def _is_identity(op, table):
     """Whether each entry of an axis is taken, in order."""
     ids, length = op.number_or_none(1), op.shape(0)[table.axis]
     return ids is not None and np.array_equal(ids, np.arange(length or 0))
+
+
+def _of_own_sample(op, table, flags):
+    """Return the type where known numbers are of each sample's own entries.
+
+    Args:
+        op: the `TypedOp`.
+        table: the type of the table, of whose axis of samples entries are
+            taken.
+        flags: of the type.
+
+    Returns:
+        The type, or None.
+    """
+    ids = op.number_or_none(1)
+    if ids is None or table.lead != 1 or not ids.size:
+        return None
+    for place, length in enumerate(ids.shape):
+        rows = length // op.n
+        shape = [-1 if k == place else 1 for k in range(ids.ndim)]
+        samples = np.arange(length).reshape(shape) // max(rows, 1)
+        whole = length == rows * op.n
+        if whole and (ids // table.rows == samples).all():
+            return At(table.axis + place, rows, 1, flags)
+    return None
 
 
 def _own_rows(op, table, ids, flags):
@@ -111,7 +141,7 @@ def own_block(op, ids, length):
     if not shape or None in shape or length is None:
         return None
     begins, others = np.zeros([], np.int64), []
-    for tensor in _addends(ids):
+    for tensor in addends(ids):
         number = op.of_tensor(tensor)
         if number is None:
             others.append(tensor)
@@ -132,11 +162,11 @@ def own_block(op, ids, length):
     return None
 
 
-def _addends(tensor):
+def addends(tensor):
     """Return the tensors of which this one is the sum."""
     if tensor.op.type not in ("AddV2", "Add"):
         return [tensor]
-    return [one for t in tensor.op.inputs for one in _addends(t)]
+    return [one for t in tensor.op.inputs for one in addends(t)]
 
 
 def _source(tensor):
@@ -174,99 +204,60 @@ def _is_below(ids, size):
     return False
 
 
-@type_rule("GatherNd", "ResourceGatherNd")
-def gather_nd(op, types):
-    """Entries by indices of several axes."""
-    _without_sums(types)
-    table, ids = types
-    depth = op.shape(1)[-1]
-    if depth is None:
-        raise Untyped("how many axes it indexes is not known while tracing")
-    if isinstance(ids, At) and ids.axis == op.rank(1) - 1:
-        raise Mixes("takes the samples for axes")
-    flags = flags_of(types)
-    if isinstance(table, Free):
-        return At.placed(ids.place, flags)
-    if isinstance(ids, Free) and table.axis >= depth:
-        place = table.axis - depth + op.rank(1) - 1
-        return At(place, table.rows, table.lead, flags)
-    raise Mixes("looks entries up by numbers that may be of other samples")
+_SUMS = {"UnsortedSegmentSum", "SegmentSum", "SegmentSumV2"}
 
 
-@type_rule("UnsortedSegmentSum", "SegmentSum", "SegmentSumV2")
-def segment_sum(op, types):
-    """Add the entries that have the same number."""
+@type_rule(
+    *_SUMS,
+    "SegmentMax",
+    "SegmentMaxV2",
+    "SegmentMean",
+    "SegmentMin",
+    "SegmentMinV2",
+    "SegmentProd",
+    "SegmentProdV2",
+    "UnsortedSegmentMax",
+    "UnsortedSegmentMin",
+    "UnsortedSegmentProd",
+)
+def segments(op, types):
+    """Reduce the entries that have the same number."""
     values, ids = types[:2]
-    _without_sums(types[1:])
+    without_sums(types[1:])
     if any(not isinstance(t, Free) for t in types[2:]):
         raise Mixes("takes sizes from the values of the samples")
     if isinstance(values, (Total, Divisor)):
-        if isinstance(ids, Free):
-            return values
-        raise Mixes("adds sums over the samples by their numbers")
+        if not isinstance(ids, Free):
+            raise Mixes("adds sums over the samples by their numbers")
+        return values if op.type in _SUMS else as_divisor(op, 0, values)
     flags, rank_ids = flags_of(types), op.rank(1)
     if isinstance(values, At) and values.axis >= rank_ids:
         if not isinstance(ids, Free):
-            raise Mixes("adds entries by numbers of other samples")
+            raise Mixes("takes entries by numbers of other samples")
         place = values.axis - rank_ids + 1
         return At(place, values.rows, values.lead, flags)
     both = isinstance(values, At) and isinstance(ids, At)
     if both and values.place != ids.place:
-        raise Mixes("adds entries by numbers of other samples")
-    found, length = None, op.shape_out()[0]
-    at = next(t for t in (values, ids) if isinstance(t, At))
-    numbers = op.number_or_none(1)
-    if not rank_ids or length is None:
-        return Total(flags)
-    if numbers is not None:
-        found = _given_rows(op, at, numbers, length, flags)
-    elif own_block(op, op.inputs[1], length) and at.axis == 0:
-        block = op.n * at.lead
-        if length % block == 0:
-            found = At(0, length // block, at.lead, flags)
+        raise Mixes("takes entries by numbers of other samples")
+    found = _own_segments(op, values if isinstance(values, At) else ids, flags)
+    if found is None and op.type not in _SUMS:
+        raise Mixes("compares entries of several samples")
     return Total(flags) if found is None else found
 
 
-@type_rule("ScatterNd", "TensorScatterUpdate", "TensorScatterAdd")
-def scatter(op, types):
-    """Entries go to places that indices give."""
-    begin = 0 if op.type == "ScatterNd" else 1
-    ids, values = types[begin : begin + 2]
-    _without_sums(types)
-    if not isinstance(ids, Free):
-        return _scatter_own(op, types)
-    if begin == 0 and not isinstance(types[2], Free):
-        raise Mixes("takes sizes from the values of the samples")
-    depth = op.shape(begin)[-1]
-    if depth is None:
-        raise Untyped("how many axes it indexes is not known while tracing")
-    found = set()
-    if isinstance(values, At):
-        place = values.axis - (op.rank(begin) - 1) + depth
-        if place < depth:
-            raise Mixes("puts samples into places that are given")
-        found.add((place, values.rows, values.lead))
-    if begin and isinstance(types[0], At):
-        if types[0].axis < depth:
-            raise Mixes("replaces some of the samples")
-        found.add(types[0].place)
-    if len(found) != 1:
-        raise Mixes("brings samples together that are on different axes")
-    return At.placed(found.pop(), flags_of(types))
-
-
-def _scatter_own(op, types):
-    """Put each sample's entries into its own block of a merged axis."""
-    ids, values = types[:2]
-    shape = op.number_or_none(2) if op.type == "ScatterNd" else None
-    own = isinstance(values, Free) or values.axis == ids.axis == 0
-    if shape is not None and len(shape) == 1 and own and op.shape(0)[-1] == 1:
-        length = int(shape[0])
-        size = own_block(op, op.inputs[0], length)
-        block = op.n * ids.lead
-        if size is not None and length % block == 0:
-            return At(0, length // block, ids.lead, flags_of(types))
-    raise Mixes("puts entries of all samples together, by their values")
+def _own_segments(op, at, flags):
+    """Return the type where segments have entries of one sample; or None."""
+    length = op.shape_out()[0]
+    if not op.rank(1) or length is None:
+        return None
+    numbers = op.number_or_none(1)
+    if numbers is not None:
+        return _given_rows(op, at, numbers, length, flags)
+    block = op.n * at.lead
+    own = at.axis == 0 and length % block == 0
+    if own and own_block(op, op.inputs[1], length):
+        return At(0, length // block, at.lead, flags)
+    return None
 
 
 @type_rule(

@@ -121,7 +121,7 @@ def by_place(op, types):
     raise Mixes("puts entries of all samples together, by their values")
 
 
-@type_rule("Bincount", "DenseBincount", "UnsortedSegmentMax")
+@type_rule("Bincount", "DenseBincount")
 def counted(op, types):
     """Count over an axis; over the last one, if there are two."""
     if op.type != "DenseBincount" or not isinstance(types[0], At):

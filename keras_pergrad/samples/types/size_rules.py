@@ -16,6 +16,7 @@ SHAPE_INPUTS = {
     "PadV2": (1,),
     "SplitV": (1, 2),
     "Transpose": (1,),
+    "Empty": (0,),
     "ScatterNd": (2,),
     "UnsortedSegmentSum": (2,),
     "OneHot": (1,),

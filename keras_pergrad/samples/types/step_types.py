@@ -8,7 +8,6 @@ import tensorflow as tf
 from keras_pergrad.keras_internals.batches import is_composite
 from keras_pergrad.keras_internals.graph_nodes import (
     Definitions,
-    Nodes,
     placeholder,
 )
 from keras_pergrad.keras_internals.losses import components
@@ -87,8 +86,7 @@ class StepTypes:
     def _type(self, wanted, operations):
         others = {t.name: t for t in self._graph.inputs}
         inputs = {**others, **{k: t for k, (t, _) in self._given.items()}}
-        nodes = Nodes.of_graph(self._graph, inputs.values())
-        keep_order(nodes, self._graph)
+        nodes = self._nodes(inputs.values())
         names = [t.op.name for t in wanted]
         names += [op.name for op in operations if op.op_def.is_stateful]
         nodes.only(names)
@@ -105,6 +103,12 @@ class StepTypes:
             return
         raise ShapesUnknown(error)
 
+    def _nodes(self, inputs):
+        """Return the nodes of the graph; the inputs are given."""
+        nodes = Definitions(self._graph).of_graph(self._graph, inputs)
+        keep_order(nodes, self._graph)
+        return nodes
+
     def linear(self, tensors, given):
         """Return types of tensors if some were sums and all others free.
 
@@ -116,8 +120,7 @@ class StepTypes:
         inputs.update({k: t for k, (t, _) in self._given.items()})
         # Of the others the tensors are independent.
         sums = {t.name: t for t in given if t.name in self._known}
-        nodes = Nodes.of_graph(self._graph, [*inputs.values(), *sums.values()])
-        keep_order(nodes, self._graph)
+        nodes = self._nodes([*inputs.values(), *sums.values()])
         nodes.only([t.op.name for t in tensors])
         graph, known = tf.Graph(), {}
         typing = self._typing.another()

@@ -18,11 +18,12 @@ class TypedOp:
         n: the number of samples in this graph.
         numbers: a `StaticNumbers`.
         lists: the `ListShapes`.
+        type_of: `type_of(tensor)`: the type of a tensor before the op.
     """
 
-    def __init__(self, op, n, numbers, lists):
+    def __init__(self, op, n, numbers, lists, type_of):
         self.op, self.n, self._numbers = op, n, numbers
-        self._lists = lists
+        self._lists, self.type_of = lists, type_of
 
     @property
     def type(self):

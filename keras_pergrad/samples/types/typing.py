@@ -298,7 +298,7 @@ class Typing:
     def _by_rule(self, op, types):
         """Return what the rule of an op gives, or a `Mixed` with its reason."""
         try:
-            seen = TypedOp(op, self.n, self._numbers, self.lists)
+            seen = TypedOp(op, self.n, self._numbers, self.lists, self.of)
             if sample_loops.concerns(types) and op.type not in _PYTHON:
                 found = sample_loops.typed(seen, types)
                 if found is None:

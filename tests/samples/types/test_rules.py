@@ -26,6 +26,12 @@ def at(axis=0, rows=1, lead=1):
     return axis, rows, lead
 
 
+def _counts(x):
+    """Indices (0 or 1, sample, column) for four entries of each sample."""
+    rows = tf.range(tf.shape(x)[0])[:, None, None] * [0, 1, 0]
+    return tf.add(rows, [[0, 0, 2], [1, 0, 2], [1, 0, 8], [0, 0, 0]])
+
+
 FIRST = at()
 #: name → (function, shape of a sample, the place of samples or a type).
 OPS = {
@@ -168,6 +174,28 @@ OPS = {
         ),
         (4,),
         at(1),
+    ),
+    "largest_of_segments": (
+        lambda x: tf.math.unsorted_segment_max(
+            tf.transpose(x), [0, 1, 0, 1], 2
+        ),
+        (4,),
+        at(1),
+    ),
+    "largest_of_segments_of_samples": (
+        lambda x: tf.math.unsorted_segment_max(x, tf.range(tf.shape(x)[0]), 9),
+        (4,),
+        None,
+    ),
+    "scatter_by_counts": (
+        lambda x: tf.scatter_nd(_counts(x), x, [2, tf.shape(x)[0], 9]),
+        (4,),
+        at(1),
+    ),
+    "gather_by_counts": (
+        lambda x: tf.gather_nd(tf.transpose(x, (1, 0, 2)), _counts(x)),
+        (2, 9),
+        FIRST,
     ),
     "depth_to_space": (
         lambda x: tf.nn.depth_to_space(x, 2),

@@ -1,0 +1,150 @@
+"""Type rules of look-ups and of writes by indices of several axes."""
+
+import numpy as np
+
+from keras_pergrad.samples.types.lookup_rules import (
+    addends,
+    own_block,
+    without_sums,
+)
+from keras_pergrad.samples.types.tensor_types import (
+    At,
+    Free,
+    Mixes,
+    Untyped,
+    flags_of,
+)
+from keras_pergrad.samples.types.type_rules import type_rule
+
+
+@type_rule("GatherNd", "ResourceGatherNd")
+def gather_nd(op, types):
+    """Entries by indices of several axes."""
+    without_sums(types)
+    table, ids = types
+    depth = op.shape(1)[-1]
+    if depth is None:
+        raise Untyped("how many axes it indexes is not known while tracing")
+    if isinstance(ids, At) and ids.axis == op.rank(1) - 1:
+        raise Mixes("takes the samples for axes")
+    flags = flags_of(types)
+    if isinstance(table, Free):
+        return At.placed(ids.place, flags)
+    if isinstance(ids, Free) and table.axis >= depth:
+        place = table.axis - depth + op.rank(1) - 1
+        return At(place, table.rows, table.lead, flags)
+    if isinstance(ids, Free) and table.place[1:] == (1, 1):
+        for axis, source in _counts(op, 1, op.shape()).items():
+            if source == table.axis:
+                types = _without_counts(op, types, 1, axis, source)
+                return At(axis, flags=flags_of(types))
+    raise Mixes("looks entries up by numbers that may be of other samples")
+
+
+@type_rule(
+    "ScatterNd",
+    "TensorScatterAdd",
+    "TensorScatterMax",
+    "TensorScatterMin",
+    "TensorScatterSub",
+    "TensorScatterUpdate",
+)
+def scatter(op, types):
+    """Entries go to places that indices give."""
+    begin = 0 if op.type == "ScatterNd" else 1
+    ids, values = types[begin : begin + 2]
+    without_sums(types)
+    if not isinstance(ids, Free):
+        return _scatter_own(op, types)
+    if begin == 0 and not isinstance(types[2], Free):
+        raise Mixes("takes sizes from the values of the samples")
+    depth = op.shape(begin)[-1]
+    if depth is None:
+        raise Untyped("how many axes it indexes is not known while tracing")
+    found = set()
+    if isinstance(values, At):
+        place = values.axis - (op.rank(begin) - 1) + depth
+        if place < depth:
+            place = _counted_along(op, begin, op.shape_out(), values)
+            if place is None:
+                raise Mixes("puts samples into places that are given")
+            types = _without_counts(op, types, begin, values.axis, place)
+        found.add((place, values.rows, values.lead))
+    if begin and isinstance(types[0], At):
+        every = types[0].place in found
+        if isinstance(values, Free):
+            every = types[0].axis in _counts(op, 1, op.shape()).values()
+        if types[0].axis < depth and not every:
+            raise Mixes("replaces some of the samples")
+        found.add(types[0].place)
+    if len(found) != 1:
+        raise Mixes("brings samples together that are on different axes")
+    return At.placed(found.pop(), flags_of(types))
+
+
+def _counts(op, k, sizes):
+    """Return which axes of indices count the samples, and along which axis.
+
+    Args:
+        op: the `TypedOp`.
+        k: the place of the indices among the inputs.
+        sizes: of the tensor that is indexed.
+
+    Returns:
+        Axis of the indices → axis of that tensor: what is at i along the one
+        has the index i along the other, and both are as long as the batch.
+    """
+    ids, found = op.number_or_none(k), {}
+    if ids is None:
+        return found
+    for axis, length in enumerate(ids.shape[:-1]):
+        for target in range(ids.shape[-1]):
+            whole = length == sizes[target] == op.n
+            if whole and (ids[..., target] == _steps(ids, axis)).all():
+                found[axis] = target
+    return found
+
+
+def _steps(ids, axis):
+    """Return 0, 1, ... along one axis of indices, to be compared with them."""
+    shape = [-1 if a == axis else 1 for a in range(ids.ndim - 1)]
+    return np.arange(ids.shape[axis]).reshape(shape)
+
+
+def _counted_along(op, k, sizes, values):
+    """Return the axis on which scattered samples come to lie, or None."""
+    if values.place[1:] != (1, 1):
+        return None
+    return _counts(op, k, sizes).get(values.axis)
+
+
+def _without_counts(op, types, k, axis, target):
+    """Return the types, without the flags of what only counts the samples.
+
+    Each sample finds its own place by it, whatever their number.
+    """
+    ids, flags = op.number(k), 0
+    for tensor in addends(op.inputs[k]):
+        number = op.of_tensor(tensor)
+        if number is not None and number.shape[-1:] == ids.shape[-1:]:
+            number = np.broadcast_to(number, ids.shape)
+            others = np.delete(number, target, -1)
+            steps = number[..., target] == _steps(ids, axis)
+            if steps.all() and not others.any():
+                continue
+        flags |= op.type_of(tensor).flags
+    return [Free(flags) if j == k else kind for j, kind in enumerate(types)]
+
+
+def _scatter_own(op, types):
+    """Put each sample's entries into its own block of a merged axis."""
+    ids, values = types[:2]
+    shape = op.number_or_none(2) if op.type == "ScatterNd" else None
+    own = isinstance(values, Free) or values.axis == ids.axis == 0
+    if shape is not None and len(shape) == 1 and own and op.shape(0)[-1] == 1:
+        length = int(shape[0])
+        size = own_block(op, op.inputs[0], length)
+        block = op.n * ids.lead
+        if size is not None and length % block == 0:
+            return At(0, length // block, ids.lead, flags_of(types))
+    raise Mixes("puts entries of all samples together, by their values")

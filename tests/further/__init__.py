@@ -1,0 +1,1 @@
+"""Further models: of keras-hub, of recommenders, of keras.io's examples."""

@@ -1,0 +1,289 @@
+"""Vision models of keras-hub with random weights, batch norms frozen."""
+
+import tensorflow as tf
+
+from tests.further.kinds import classified, kind, normal
+
+SIDE = 32
+
+
+def _built(cls, **settings):
+    import keras_hub
+
+    return getattr(keras_hub.models, cls)(**settings)
+
+
+def _resnet(**settings):
+    return _built(
+        "ResNetBackbone",
+        input_conv_filters=[64],
+        input_conv_kernel_sizes=[3],
+        stackwise_num_filters=[64, 8, 8, 8],
+        stackwise_num_blocks=[1, 1, 1, 1],
+        stackwise_num_strides=[1, 2, 2, 2],
+        block_type="basic_block",
+        **settings,
+    )
+
+
+def _mit(side=SIDE):
+    return _built(
+        "MiTBackbone",
+        layerwise_depths=[1, 1],
+        num_layers=2,
+        layerwise_num_heads=[1, 2],
+        layerwise_sr_ratios=[2, 1],
+        max_drop_path_rate=0.0,
+        layerwise_patch_sizes=[7, 3],
+        layerwise_strides=[4, 2],
+        hidden_dims=[4, 8],
+        image_shape=(side, side, 3),
+    )
+
+
+def _cspnet():
+    return _built(
+        "CSPNetBackbone",
+        stem_filters=4,
+        stem_kernel_size=3,
+        stem_strides=1,
+        stackwise_depth=[1, 1],
+        stackwise_strides=[2, 2],
+        stackwise_num_filters=[8, 12],
+        block_type="dark_block",
+        stage_type="dark",
+        bottle_ratio=[0.5],
+        block_ratio=[1.0],
+        expand_ratio=[1.0],
+        output_strides=8,
+        image_shape=(SIDE, SIDE, 3),
+    )
+
+
+def _efficientnet():
+    return _built(
+        "EfficientNetBackbone",
+        stackwise_width_coefficients=[1.0] * 3,
+        stackwise_depth_coefficients=[1.0] * 3,
+        stackwise_kernel_sizes=[3, 3, 5],
+        stackwise_num_repeats=[1, 1, 1],
+        stackwise_input_filters=[8, 8, 8],
+        stackwise_output_filters=[8, 8, 8],
+        stackwise_expansion_ratios=[1, 2, 2],
+        stackwise_strides=[1, 2, 2],
+        stackwise_squeeze_and_excite_ratios=[0.25] * 3,
+        stackwise_block_types=["v1", "unfused", "fused"],
+        stackwise_force_input_filters=[0] * 3,
+        stackwise_nores_option=[False] * 3,
+        dropout=0.0,
+        num_features=16,
+        input_shape=(SIDE, SIDE, 3),
+    )
+
+
+def _mobilenet():
+    return _built(
+        "MobileNetBackbone",
+        stackwise_expansion=[[8], [8, 12]],
+        stackwise_num_blocks=[1, 2],
+        stackwise_num_filters=[[8], [8, 8]],
+        stackwise_kernel_size=[[3], [5, 3]],
+        stackwise_num_strides=[[2], [2, 1]],
+        stackwise_se_ratio=[[0.25], [None, 0.25]],
+        stackwise_activation=[["relu"], ["hard_swish", "hard_swish"]],
+        stackwise_padding=[[1], [2, 1]],
+        output_num_filters=16,
+        depthwise_filters=8,
+        depthwise_stride=2,
+        depthwise_residual=False,
+        last_layer_filter=12,
+        squeeze_and_excite=0.5,
+        input_num_filters=8,
+        image_shape=(SIDE, SIDE, 3),
+    )
+
+
+def _hgnet():
+    return _built(
+        "HGNetV2Backbone",
+        depths=[1, 1],
+        embedding_size=8,
+        hidden_sizes=[8, 12],
+        stem_channels=[3, 4, 8],
+        hidden_act="relu",
+        use_learnable_affine_block=True,
+        stackwise_stage_filters=[[8, 4, 8, 1, 2, 3], [8, 4, 12, 1, 2, 5]],
+        apply_downsample=[False, True],
+        use_lightweight_conv_block=[False, True],
+        image_shape=(SIDE, SIDE, 3),
+    )
+
+
+def _vitdet():
+    return _built(
+        "ViTDetBackbone",
+        hidden_size=8,
+        num_layers=2,
+        intermediate_dim=12,
+        num_heads=2,
+        global_attention_layer_indices=[1],
+        patch_size=8,
+        num_output_channels=6,
+        window_size=2,
+        image_shape=(SIDE, SIDE, 3),
+    )
+
+
+def _dinov3():
+    return _built(
+        "DINOV3Backbone",
+        patch_size=8,
+        num_layers=2,
+        hidden_dim=8,
+        num_heads=2,
+        intermediate_dim=12,
+        num_register_tokens=2,
+        use_mask_token=False,
+        image_shape=(SIDE, SIDE, 3),
+    )
+
+
+def _densenet():
+    return _built(
+        "DenseNetBackbone",
+        stackwise_num_repeats=[1, 2, 1],
+        growth_rate=4,
+        image_shape=(SIDE, SIDE, 3),
+    )
+
+
+def _vgg():
+    return _built(
+        "VGGBackbone",
+        stackwise_num_repeats=[1, 2],
+        stackwise_num_filters=[4, 6],
+        image_shape=(SIDE, SIDE, 3),
+    )
+
+
+def _xception():
+    return _built(
+        "XceptionBackbone",
+        stackwise_conv_filters=[[4, 6], [8, 8], [8, 12]],
+        stackwise_pooling=[False, True, False],
+        image_shape=(SIDE, SIDE, 3),
+    )
+
+
+def _deeplab():
+    return _built(
+        "DeepLabV3Backbone",
+        image_encoder=_resnet(image_shape=(SIDE, SIDE, 3)),
+        spatial_pyramid_pooling_key="P4",
+        upsampling_size=4,
+        dilation_rates=[2, 3],
+        low_level_feature_key="P2",
+        projection_filters=4,
+        image_shape=(SIDE, SIDE, 3),
+    )
+
+
+def _segformer():
+    return _built(
+        "SegFormerBackbone", image_encoder=_mit(), projection_filters=6
+    )
+
+
+def _retinanet():
+    return _built(
+        "RetinaNetBackbone",
+        image_encoder=_resnet(image_shape=(64, 64, 3)),
+        min_level=3,
+        max_level=5,
+        use_p5=False,
+        image_shape=(64, 64, 3),
+    )
+
+
+def _videoprism():
+    return _built(
+        "VideoPrismBackbone",
+        num_frames=2,
+        patch_size=8,
+        hidden_dim=8,
+        intermediate_dim=12,
+        num_heads=2,
+        num_spatial_layers=1,
+        num_temporal_layers=1,
+        num_auxiliary_layers=0,
+        image_shape=(16, 16, 3),
+    )
+
+
+def _depth_anything():
+    encoder = _built(
+        "DINOV2Backbone",
+        patch_size=8,
+        num_layers=4,
+        hidden_dim=8,
+        num_heads=2,
+        intermediate_dim=12,
+        image_shape=(64, 64, 3),
+    )
+    return _built(
+        "DepthAnythingBackbone",
+        image_encoder=encoder,
+        reassemble_factors=[4, 2, 1, 0.5],
+        neck_hidden_dims=[4, 4, 6, 6],
+        fusion_hidden_dim=4,
+        head_hidden_dim=4,
+        head_in_index=-1,
+        feature_keys=["stage1", "stage2", "stage3", "stage4"],
+    )
+
+
+BACKBONES = {
+    "cspnet": (_cspnet, "cross stage partial net"),
+    "densenet": (_densenet, "densely connected net"),
+    "efficientnet": (_efficientnet, "inverted bottlenecks"),
+    "hgnet": (_hgnet, "lightweight net"),
+    "mit": (_mit, "mix transformer"),
+    "mobilenet": (_mobilenet, "separable convolutions"),
+    "resnet": (_resnet, "residual net"),
+    "vgg": (_vgg, "plain net"),
+    "xception": (_xception, "separable convolutions"),
+    "vitdet": (_vitdet, "windows, relative positions"),
+    "dinov3": (_dinov3, "vision transformer with registers"),
+    "deeplab": (_deeplab, "segmentation by dilated convolutions"),
+    "segformer": (_segformer, "segmentation by a transformer"),
+    "retinanet": (_retinanet, "feature pyramid for detection"),
+    "videoprism": (_videoprism, "video transformer"),
+    "depth_anything": (_depth_anything, "depth from one image"),
+}
+
+
+def _builder(make_backbone):
+    def make():
+        backbone = make_backbone()
+        output = backbone.output
+        if isinstance(output, dict):
+            output = list(output.values())[-1]
+        if isinstance(output, (list, tuple)):
+            output = output[0]
+        x = tf.nest.map_structure(
+            lambda t: normal(*[size or SIDE for size in t.shape[1:]]),
+            backbone.input,
+        )
+        return classified(backbone.input, output, x)
+
+    make.__module__ = __name__
+    return make
+
+
+#: Those with parts in float32, and with dropout that nothing switches off.
+SINGLE = ("videoprism", "depth_anything", "segformer", "deeplab")
+DRAWN = ("mit", "segformer")
+
+for _name, (_make, _about) in BACKBONES.items():
+    _float = "float32" if _name in SINGLE else "float64"
+    kind(_name, _about, dtype=_float, draws=_name in DRAWN)(_builder(_make))

@@ -1,0 +1,107 @@
+"""Segments, and indices that count the samples: mixing beside sound."""
+
+import tensorflow as tf
+from tensorflow.python.framework import function
+
+from tests.samples.types.mixing_cases import layer_pair
+
+_PAIRS, _NODES = [0, 0, 1, 1], 2
+
+
+def _columns(reduce):
+    """A reduction over columns that have the same number, for each row."""
+    return lambda h: tf.concat([tf.transpose(reduce(tf.transpose(h)))] * 2, 1)
+
+
+def _rows(reduce):
+    return lambda h: tf.concat([reduce(h)] * 2, 0)
+
+
+def _sorted(reduce, t):
+    shape = [_NODES, *t.shape[1:]]
+    return tf.ensure_shape(reduce(t, tf.constant(_PAIRS)), shape)
+
+
+_MATH = tf.math
+for _name, _reduce in {
+    "max": lambda t: _MATH.unsorted_segment_max(t, _PAIRS, _NODES),
+    "min": lambda t: _MATH.unsorted_segment_min(t, _PAIRS, _NODES),
+    "prod": lambda t: _MATH.unsorted_segment_prod(t, _PAIRS, _NODES),
+    "sorted_max": lambda t: _sorted(_MATH.segment_max, t),
+    "sorted_mean": lambda t: _sorted(_MATH.segment_mean, t),
+}.items():
+    layer_pair(f"segments_{_name}", _rows(_reduce), _columns(_reduce))
+
+
+def _own_numbers(h, step):
+    """The largest of each sample's own entries, or of one and the next."""
+    n = tf.shape(h)[0]
+    ids = tf.range(n)[:, None] + tf.constant([0, 0, 0, step])
+    found = tf.math.unsorted_segment_max(h, ids % n, n)
+    return h + found[:, None]
+
+
+layer_pair(
+    "segments_of_own_numbers",
+    lambda h: _own_numbers(h, 1),
+    lambda h: _own_numbers(h, 0),
+)
+
+
+def _places(h, step):
+    """Indices (sample, column), or of the next sample."""
+    n = tf.shape(h)[0]
+    sample = (tf.range(n) + step) % n
+    columns = tf.tile(tf.constant([[3, 1, 0, 2]]), [n, 1])
+    rows = tf.zeros_like(columns) + sample[:, None]
+    return tf.stack([rows, columns], -1)
+
+
+def _index_pair(name, act):
+    layer_pair(
+        name,
+        lambda h: act(h, _places(h, 1)),
+        lambda h: act(h, _places(h, 0)),
+    )
+
+
+_index_pair("scatter_by_counts", lambda h, p: tf.scatter_nd(p, h, tf.shape(h)))
+_index_pair("gather_by_counts", lambda h, p: tf.gather_nd(h, p))
+for _name in ("add", "sub", "max", "min", "update"):
+    _act = getattr(tf, f"tensor_scatter_nd_{_name}")
+    _index_pair(
+        f"scatter_{_name}_by_counts",
+        lambda h, p, act=_act: act(0.3 * h, p, tf.sin(h)),
+    )
+layer_pair(
+    "scatter_into_some",
+    lambda h: tf.tensor_scatter_nd_update(h, [[1]], tf.sin(h[:1])),
+    lambda h: tf.transpose(
+        tf.tensor_scatter_nd_update(
+            tf.transpose(h), [[1]], tf.sin(tf.transpose(h)[:1])
+        )
+    ),
+)
+
+
+def _called(axis):
+    """A function that is called by an op of its own name, as in a CTC loss."""
+
+    @function.Defun(tf.float64, func_name=f"largest_along_{axis}")
+    def largest(h):
+        return tf.reduce_max(h * h, axis, keepdims=True)
+
+    def act(h):
+        if tf.executing_eagerly():
+            kept = tf.stop_gradient(h * h)
+            return h / (1.0 + tf.reduce_max(kept, axis, keepdims=True))
+        found = largest(tf.stop_gradient(h))
+        shape = h.shape.as_list()
+        shape[axis] = 1
+        found.set_shape(shape)
+        return h / (1.0 + found)
+
+    return act
+
+
+layer_pair("function_called_by_name", _called(0), _called(1))

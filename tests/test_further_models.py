@@ -1,0 +1,65 @@
+"""Further models: proved, and exact against single samples on a tape."""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_pergrad as kpg
+from tests import oracle
+from tests.further import oracle as single
+from tests.further.all_kinds import KINDS, SLOW
+from tests.further.kinds import N
+from tests.further.refused import REFUSED
+
+pytestmark = [
+    # Of attention layers that drop the mask they are given.
+    pytest.mark.filterwarnings("ignore:.*does not support masking"),
+    # Of a part of Flux without a method `build`.
+    pytest.mark.filterwarnings("ignore:.*build.. was called on layer"),
+]
+#: Layers for strings, of which the package knows that samples stay apart.
+STRINGS = (keras.layers.TextVectorization, keras.layers.HashedCrossing)
+
+
+def _made(kind):
+    if kind.group.startswith("hub"):
+        pytest.importorskip("keras_hub")
+    keras.config.set_floatx(kind.dtype)
+    keras.config.set_dtype_policy(kind.dtype)
+    return kind.make()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in SLOW else [])
+        for name in KINDS
+    ],
+)
+def test_samples_are_proved_apart_and_exact(name):
+    kind = KINDS[name]
+    model, x, y = _made(kind)
+    found = kpg.per_sample_gradients(model, x, y)
+    expected = single.one_by_one(model, x, y, kind.draws)
+    oracle.assert_agree(found, expected)
+    assert max(np.abs(g).max() for g in expected if g is not None) > 1e-3
+    table = kpg.explain(model, N, x=x)
+    assert table.verdict == ("vouched" if kind.known else "proved"), table
+    layers = {model.get_layer(v.layer) for v in table.vouched}
+    assert all(isinstance(layer, STRINGS) for layer in layers)
+
+
+@pytest.mark.parametrize(
+    "case", REFUSED, ids=[r.make.__name__ for r in REFUSED]
+)
+def test_other_parts_are_refused(case):
+    if case.hub:
+        pytest.importorskip("keras_hub")
+    model, x, y = case.make()
+    with pytest.raises(ValueError, match=case.message):
+        kpg.per_sample_gradients(model, x, y)
+
+
+def test_there_are_many_kinds():
+    assert len(KINDS) >= 130
+    assert set(SLOW) <= set(KINDS)
