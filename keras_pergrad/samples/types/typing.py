@@ -174,13 +174,15 @@ class Typing:
             outputs = call_rules.unknown_outputs(call)
             kinds = [found] * len(outputs)
         self._path = path
+        # Numbers are computed eagerly, which no plain graph lets one do.
+        values = [self._numbers.of(tensor) for tensor in outputs]
         with graph.as_default():
             for k, (tensor, kind) in enumerate(zip(outputs, kinds)):
                 made = placeholder(tensor.dtype, tensor.shape, tensor)
                 known[f"{name}:{k}"] = made
                 self.give(made, kind)
                 self.lists.same(made, tensor)
-                value = self._numbers.of(tensor)
+                value = values[k]
                 if value is not None and not call.repeats:
                     made = tf.constant(value, tensor.dtype)
                     self.give(made, kind)
