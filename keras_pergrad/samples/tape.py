@@ -3,8 +3,6 @@
 The forward pass is Keras's own, traced once. Its graph shows in which ops
 weights meet the data (`uses`). One backward pass gives the gradients of the
 outputs of these ops. The ops' rules make factors of these gradients.
-
-Private names in use: `Variable._regularizer`.
 """
 
 import contextlib
@@ -15,7 +13,7 @@ import tensorflow as tf
 from keras_pergrad.factors import join, widened
 from keras_pergrad.keras_internals.batches import first_tensor
 from keras_pergrad.keras_internals.losses import total_loss
-from keras_pergrad.keras_internals.patching import attribute
+from keras_pergrad.keras_internals.penalties import without_gradients
 from keras_pergrad.samples import messages, weight_paths
 from keras_pergrad.samples.forward import Forward
 from keras_pergrad.samples.layout import sizes_of
@@ -61,14 +59,7 @@ class Tape:
         self.proof = None
 
     def __enter__(self):
-        with contextlib.ExitStack() as stack:
-            for variable in self.variables:
-                if variable.regularizer is not None:
-                    apart = _apart(variable.regularizer)
-                    stack.enter_context(
-                        attribute(variable, "_regularizer", apart)
-                    )
-            self._regularizers = stack.pop_all()
+        self._regularizers.enter_context(without_gradients(self.variables))
         return self
 
     def __exit__(self, *error):
@@ -254,15 +245,3 @@ def _beside(tensor, layout, n):
     known = count if isinstance(count, int) else None
     found.set_shape([None, known, *tensor.shape[2:]])
     return found
-
-
-def _apart(regularizer):
-    """Return a regulariser with the same value, but without a gradient.
-
-    It belongs to no sample; its gradient is added after aggregation.
-    """
-
-    def function(value):
-        return tf.stop_gradient(regularizer(value))
-
-    return function
