@@ -35,6 +35,9 @@ def total_loss(model, x, y, y_pred, sample_weight, training=True):
             sample_weight=sample_weight,
             training=training,
         )
+    if loss is not None and tuple(loss.shape) == (0,):
+        # Keras reduces no loss of a batch without samples.
+        loss = ops.sum(loss)
     if loss is None or loss.shape.rank not in (0, None):
         shape = None if loss is None else tuple(loss.shape)
         raise ValueError(not_one_number(f"a loss of shape {shape}"))

@@ -155,9 +155,11 @@ def test_interrupted_between_two_sums(monkeypatch):
             raise KeyboardInterrupt
         return add(variable, value)
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    data = big_batch.batches(NAME, (6,))[0]
+    with monkeypatch.context() as patch:
         patch.setattr(keras.Variable, "assign_add", interrupted)
-        model.train_on_batch(*big_batch.batches(NAME, (6,))[0])
+        with pytest.raises(KeyboardInterrupt):
+            model.train_on_batch(*data)
     assert all(name.startswith("pending_") for name in added)
     assert int(model.gradient_state.count) == 1
     fit(model, (5, 5, 8))
