@@ -109,7 +109,7 @@ class StepProof:
         for call in tape.calls:
             wanted += self._taken(call)
         wanted += others
-        self.origin = OpOrigin(tape.model, tape.behind)
+        self.origin = OpOrigin(tape.model, tape.behind, tape.scopes)
         batch = tape.batch
         try:
             self.types = StepTypes(

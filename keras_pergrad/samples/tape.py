@@ -17,6 +17,7 @@ from keras_pergrad.keras_internals.penalties import without_gradients
 from keras_pergrad.samples import messages, weight_paths
 from keras_pergrad.samples.forward import Forward
 from keras_pergrad.samples.layout import sizes_of
+from keras_pergrad.samples.op_origin import noting_scopes
 from keras_pergrad.samples.op_rules import factor_of
 from keras_pergrad.samples.step_proof import StepProof
 from keras_pergrad.samples.use_search import Uses
@@ -52,18 +53,23 @@ class Tape:
         self.training = training
         self.loss = loss
         self.variables = list(model.trainable_variables)
-        self._regularizers = contextlib.ExitStack()
+        self._stack = contextlib.ExitStack()
         self._forward = Forward(model, training)
         self.operations = []
+        #: Name scopes of the calls of layers → layer.
+        self.scopes = {}
         #: The `StepProof`, once `parts` was asked for.
         self.proof = None
 
     def __enter__(self):
-        self._regularizers.enter_context(without_gradients(self.variables))
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(without_gradients(self.variables))
+            stack.enter_context(noting_scopes(self.model, self.scopes))
+            self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *error):
-        self._regularizers.close()
+        self._stack.close()
         operations = self.graph.get_operations()
         self.operations = operations[self._forward.start :]
 
