@@ -236,7 +236,7 @@ def test_the_layer_is_named_whatever_the_others_are_called(mixing):
             parts = [keras.Input((3,)), Centre(name=name)]
             inner = keras.Sequential(parts, name="inner")
             x = inner(x)
-    model = keras.Model(inputs, layers.Dense(2)(x))
+    model = keras.Model(inputs, layers.Dense(2, name="out")(x))
     model.compile("sgd", "mse")
     with pytest.raises(ValueError, match=rf"'{mixing}' \(Centre\) mixes"):
         kpg.per_sample_norms(model, np.eye(3), np.ones((3, 2)))
