@@ -20,6 +20,8 @@ _EPSILON = {
     "float32": 2.0**-23,
     "float16": 2.0**-10,
     "bfloat16": 2.0**-7,
+    # Of the two formats of Keras's float8 layers the coarser one.
+    "float8": 2.0**-2,
 }
 
 
@@ -60,7 +62,8 @@ def unit(dtype):
     """Return the gap between 1 and the next number of a format.
 
     Args:
-        dtype: float64, float32, float16 or bfloat16, as a name or a type.
+        dtype: float64, float32, float16, bfloat16 or float8, as a name or a
+            type.
 
     Raises:
         ValueError: `dtype` is not a floating-point format known here.
@@ -205,12 +208,14 @@ def judge_all(names, references, values, dtype, terms=1, scales=None):
 
 def precision(model):
     """Return the least precise format that a layer with weights computes in."""
-    policies = {
-        layer.compute_dtype
+    layers = [
+        layer
         for layer in model._flatten_layers(include_self=False)
         if layer.weights
-    }
-    for dtype in ("bfloat16", "float16", "float32", "float64"):
+    ]
+    policies = {layer.compute_dtype for layer in layers}
+    policies |= {getattr(layer, "quantization_mode", None) for layer in layers}
+    for dtype in ("float8", "bfloat16", "float16", "float32", "float64"):
         if dtype in policies:
             return dtype
     return "float32"

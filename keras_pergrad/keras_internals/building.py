@@ -5,7 +5,8 @@ refused.
 
 Private names in use: `Model._symbolic_build`, `Model._compute_loss`,
 `Model._compile_metrics`, `_compile_loss`, `Layer._flatten_layers`,
-`Functional._outputs_struct`, `keras.src.backend.compute_output_spec`.
+`Functional._outputs_struct`, `keras.src.backend.compute_output_spec`,
+`tensorflow.python.pywrap_tfe`.
 """
 
 import contextlib
@@ -14,6 +15,7 @@ import keras
 import tensorflow as tf
 from keras.src import backend
 from keras.src.models.functional import Functional
+from tensorflow.python import pywrap_tfe
 
 from keras_pergrad.keras_internals import replicas
 
@@ -26,7 +28,7 @@ def build_all(model, batch):
         batch: (x, y, sample_weight).
     """
     # Under a strategy all that replicas share was built before they began.
-    aside = contextlib.nullcontext if replicas.several() else tf.init_scope
+    aside = contextlib.nullcontext if replicas.several() else _outside
     specs = tf.nest.map_structure(_spec, batch)
     with aside():
         if _has_loss_of_its_own(model):
@@ -47,6 +49,20 @@ def build_all(model, batch):
         optimizer = model.optimizer
         if optimizer is not None and not optimizer.built:
             optimizer.build(model.trainable_variables)
+
+
+@contextlib.contextmanager
+def _outside():
+    """Leave the step that is traced; tapes of layers record as inside it."""
+    with tf.init_scope():
+        if not pywrap_tfe.TFE_Py_TapeSetIsStopped():
+            yield
+            return
+        pywrap_tfe.TFE_Py_TapeSetRestartOnThread()
+        try:
+            yield
+        finally:
+            pywrap_tfe.TFE_Py_TapeSetStopOnThread()
 
 
 def _build_losses(model, x, y, sample_weight):

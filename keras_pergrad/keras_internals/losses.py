@@ -35,6 +35,9 @@ def total_loss(model, x, y, y_pred, sample_weight, training=True):
             sample_weight=sample_weight,
             training=training,
         )
+    if loss is not None and tuple(loss.shape) == (0,):
+        # Keras reduces no loss of a batch without samples.
+        loss = ops.sum(loss)
     if loss is None or loss.shape.rank not in (0, None):
         shape = None if loss is None else tuple(loss.shape)
         raise ValueError(not_one_number(f"a loss of shape {shape}"))
@@ -116,15 +119,15 @@ def additional_loss_weights(replay, n, scale=None):
         A list of scalars, in the order of the calls of `add_loss`.
     """
     weights = []
-    for single, is_sum in additional_sums(replay, n):
+    for single, kind in additional_sums(replay, n):
         inverse = 1 / tf.cast(n, single.dtype)
-        weight = tf.where(is_sum, tf.ones_like(inverse), inverse)
+        weight = by_kind(kind, tf.ones_like(inverse), inverse)
         weights.append(weight if scale is None else weight * scale)
     return weights
 
 
 def additional_sums(replay, n):
-    """Return each `add_loss` term of n samples, and whether it is a sum.
+    """Return each `add_loss` term of n samples, and its kind for `by_kind`.
 
     A batch that contains every sample twice shows whether the term is a sum
     over the batch or a mean. (One sample is not enough: its term may be 0.)
@@ -149,8 +152,22 @@ def additional_sums(replay, n):
         with tf.control_dependencies([check] if check is not None else []):
             zero = tf.logical_and(tf.equal(single, 0), tf.equal(double, 0))
             is_sum = tf.where(zero, guess, to_sum < to_mean)
-            found.append((single, is_sum))
+            # XLA drops assertions, but not NaN.
+            kind = tf.where(right, tf.cast(is_sum, tf.float32), float("nan"))
+            found.append((single, kind))
     return found
+
+
+def by_kind(kind, of_sum, of_mean):
+    """Return one tensor for a sum, another for a mean.
+
+    Args:
+        kind: 1 for a sum, 0 for a mean; NaN gives NaN.
+        of_sum, of_mean: tensors of floats.
+    """
+    found = tf.where(kind > 0.5, of_sum, of_mean)
+    nan = tf.constant(float("nan"), found.dtype)
+    return tf.where(tf.math.is_nan(kind), nan, found)
 
 
 def _guesses(replay, rows, terms):
@@ -206,7 +223,8 @@ def _noting(original, found):
 
 
 _LOSS_MESSAGE = (
-    "A loss given to `add_loss` is neither a sum nor a mean over the samples "
-    "of the batch, so that no sample's part in it is defined. Reduce it with "
-    "ops.sum or ops.mean over all axes, or use gradient_mode='batch'."
+    "A loss given to `add_loss`, or one that reads weights by itself, is "
+    "neither a sum nor a mean over the samples of the batch, so that no "
+    "sample's part in it is defined. Reduce it with ops.sum or ops.mean over "
+    "all axes, or use gradient_mode='batch'."
 )

@@ -81,6 +81,29 @@ class Penalties:
         return regularization_gradients(self.variables, weights)
 
 
+@contextlib.contextmanager
+def without_gradients(variables):
+    """Let regularisers of the variables have their values, but no gradient.
+
+    They belong to no sample; their gradient is added after aggregation.
+    """
+    with contextlib.ExitStack() as stack:
+        for variable in variables:
+            if variable.regularizer is not None:
+                apart = _apart(variable, variable.regularizer)
+                stack.enter_context(attribute(variable, "_regularizer", apart))
+        yield
+
+
+def _apart(variable, regularizer):
+    def function(value):
+        # In a `keras.StatelessScope` Keras may not find the value.
+        value = variable.value if value is None else value
+        return tf.stop_gradient(regularizer(value))
+
+    return function
+
+
 def regularization_gradients(variables, weights=None):
     """Return the regularisers' gradient at each variable, or None.
 

@@ -3,35 +3,19 @@
 The gradient of such a weight is not a sum over the samples in the layers, so
 no sample's part in it is known. Weight regularisers also read weights. They
 belong to no sample and are added after aggregation.
-
-Private names in use: `Variable._regularizer`.
 """
 
 import contextlib
 
-import tensorflow as tf
-
-from keras_pergrad.keras_internals.patching import attribute
+from keras_pergrad.keras_internals.penalties import without_gradients
 
 
 @contextlib.contextmanager
 def watched(tape, variables):
     """Let `tape` see all reads of the variables except by regularisers."""
-    with contextlib.ExitStack() as stack:
-        for variable in variables:
-            tape.watch(variable.value)
-            if variable.regularizer is not None:
-                muted = _muted(variable.regularizer, tape)
-                stack.enter_context(attribute(variable, "_regularizer", muted))
+    tape.watch([v.value for v in variables])
+    with without_gradients(variables):
         yield
-
-
-def _muted(regularizer, tape):
-    def function(value):
-        with tape.stop_recording():
-            return regularizer(tf.convert_to_tensor(value))
-
-    return function
 
 
 def error(variables, gradients):

@@ -15,9 +15,9 @@ LOOKED_AT = 8  # samples at a time; one alone may add a loss of zero
 
 
 def kinds(model, x, training=True):
-    """Return for each `add_loss` term whether it is a sum over samples.
+    """Return for each `add_loss` term whether it is a sum or a mean.
 
-    Otherwise it is a mean. A zero does not tell, so samples are tried until
+    A zero does not tell, so samples are tried until
     every term was nonzero. If a term is zero for all, it may have a gradient:
     then its reducing ops tell. Nothing that the model assigns here is kept.
 
@@ -27,7 +27,8 @@ def kinds(model, x, training=True):
         training: whether its layers are called for training.
 
     Returns:
-        A list of boolean scalars, in the order of the calls of `add_loss`.
+        A list of kinds, as for `by_kind`, in the order of the calls of
+        `add_loss`.
     """
     # Layers cannot wait for other replicas in a loop.
     together = bool(replicas.waiting(model))
@@ -38,17 +39,22 @@ def kinds(model, x, training=True):
     if not together:
         n = tf.shape(first_tensor(x))[0]
         _, found = tf.while_loop(
-            lambda start, found: (start < n) & ~tf.reduce_all(found[0]),
+            lambda start, found: (start < n) & tf.reduce_any(found[0] == 0),
             lambda start, found: (
                 start + LOOKED_AT,
-                tf.where(found[0], found, look(start)),
+                tf.where(found[0] > 0, found, look(start)),
             ),
             (tf.constant(LOOKED_AT), found),
             parallel_iterations=1,
         )
     # A replica without such a sample gets the answer from the others.
-    found = [replicas.any_of(is_sum) for is_sum in tf.unstack(found[1])]
-    return [same_for_all(is_sum) for is_sum in found]
+    return [same_for_all(_agreed(kind)) for kind in tf.unstack(found[1])]
+
+
+def _agreed(kind):
+    is_sum = tf.cast(replicas.any_of(kind > 0.5), kind.dtype)
+    is_neither = replicas.any_of(tf.math.is_nan(kind))
+    return tf.where(is_neither, float("nan"), is_sum)
 
 
 class _Look:
@@ -64,14 +70,14 @@ class _Look:
         self.size = size
 
     def __call__(self, start):
-        """Return which terms show their kind, and which of these are sums.
+        """Return which terms show their kind (1 or 0), and the kinds.
 
         Args:
             start: the first of the samples; at the end of the batch it is
                 moved back, so that the number of samples is the same.
 
         Returns:
-            Booleans of shape (2, terms), or None where nothing is added.
+            Numbers of shape (2, terms), or None where nothing is added.
         """
         n = tf.shape(first_tensor(self.x))[0]
         # Here, since XLA does not see a constant from outside of a loop.
@@ -98,4 +104,5 @@ class _Look:
         found = additional_sums(replay, size)
         # A mean over no samples is NaN.
         known = [tf.logical_and(value != 0, n > 0) for value, _ in found]
-        return tf.stack([known, [is_sum for _, is_sum in found]])
+        kinds = [kind for _, kind in found]
+        return tf.stack([tf.cast(known, tf.float32), kinds])

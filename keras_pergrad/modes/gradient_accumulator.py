@@ -59,27 +59,29 @@ class Pending(KerasSaveable):
                 f"{sorted(self._keys)}. Call compile() again to start afresh."
             )
         self._keys, self.slack = set(groups), slack
+        added = [(self.count, 1)]
+        for key, (gradients, denominator) in groups.items():
+            added += self._of_group(key, gradients, denominator, variables)
         # All or nothing: first every check in the sums must have passed.
         found = [t for t in tf.nest.flatten(groups) if t is not None]
         with tf.control_dependencies(found):
-            for key, (gradients, denominator) in groups.items():
-                self._add_group(key, gradients, denominator, variables)
-            self.count.assign_add(1)
+            _add_all(added)
 
-    def _add_group(self, key, gradients, denominator, variables):
+    def _of_group(self, key, gradients, denominator, variables):
+        """Yield the sums of a group, and what to add to each."""
         for k, (variable, gradient) in enumerate(zip(variables, gradients)):
             if gradient is None:
                 continue
             if (key, id(variable)) not in self._sums:
                 self._create(key, k, variable)
-            self._sums[key, id(variable)].assign_add(gradient)
+            yield self._sums[key, id(variable)], gradient
         if denominator is None:
             return
         if key not in self._denominators:
             self._denominators[key] = self._made(
                 f"pending_{key}", (), keras.config.floatx()
             )
-        self._denominators[key].assign_add(denominator)
+        yield self._denominators[key], denominator
 
     def _create(self, key, k, variable):
         self._sums[key, id(variable)] = self._made(
@@ -148,6 +150,20 @@ class Pending(KerasSaveable):
 
     def _obj_type(self):
         return "Loss"
+
+
+def _add_all(added):
+    """Add to variables; where an interrupt comes between, to none of them."""
+    before = []
+    if tf.executing_eagerly():
+        before = [(v, tf.identity(v.value)) for v, _ in added]
+    try:
+        for variable, value in added:
+            variable.assign_add(value)
+    except BaseException:
+        for variable, value in before:
+            variable.assign(value)
+        raise
 
 
 def _variable(name, value):

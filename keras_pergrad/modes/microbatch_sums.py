@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from keras_pergrad.keras_internals import replica_metrics, replicas
 from keras_pergrad.keras_internals.batches import first_tensor
-from keras_pergrad.keras_internals.losses import noting_losses
+from keras_pergrad.keras_internals.losses import by_kind, noting_losses
 from keras_pergrad.keras_internals.penalties import regularization_loss
 from keras_pergrad.modes import loss_fractions
 from keras_pergrad.modes.base import call_model
@@ -30,7 +30,7 @@ class Contributions:
         model: the compiled and built model.
         x: the inputs of the whole batch, or of a replica's share in it.
         scale: the loss scale, or None.
-        sums: for each `add_loss` term whether it is a sum, or a mean.
+        sums: the kind of each `add_loss` term, for `by_kind`.
         alone: whether the batch makes its own update, so that no other
             batch adds samples to it.
     """
@@ -137,15 +137,15 @@ class Contributions:
                 units[key] = rows
             parts.setdefault(key, []).append(times(value, term.loss_weight))
         share = rows / self.rows
-        for loss, is_sum in zip(added, self.sums, strict=True):
+        for loss, kind in zip(added, self.sums, strict=True):
             loss = tf.cast(tf.reduce_sum(loss), self.dtype)
             one, zero = tf.ones_like(share), tf.zeros_like(share)
             if self.alone:
-                factors = {"batch": tf.where(is_sum, one, share)}
+                factors = {"batch": by_kind(kind, one, share)}
             else:
                 factors = {
-                    loss_fractions.SUM: tf.where(is_sum, one, zero),
-                    loss_fractions.ROWS: tf.where(is_sum, zero, share),
+                    loss_fractions.SUM: by_kind(kind, one, zero),
+                    loss_fractions.ROWS: by_kind(kind, zero, share),
                 }
             for key, factor in factors.items():
                 parts.setdefault(key, []).append(loss * factor)
@@ -172,9 +172,9 @@ class Contributions:
     def parts_of_loss(self, terms, added, rows):
         """Return the values of one microbatch that `loss` needs."""
         extra = tf.zeros([], self.dtype)
-        for loss, is_sum in zip(added, self.sums, strict=True):
+        for loss, kind in zip(added, self.sums, strict=True):
             loss = tf.cast(tf.reduce_sum(loss), self.dtype)
-            extra += tf.where(is_sum, loss, loss * rows / self.rows)
+            extra += by_kind(kind, loss, loss * rows / self.rows)
         return {
             "numerators": [t.numerator for t in terms],
             "denominators": [t.denominator for t in terms],

@@ -147,7 +147,8 @@ class PerSample(GradientMode):
 
         The plain sum is for the statistics and contains no None.
         """
-        used = [False] * len(samples.variables)
+        # Whether each has a gradient; None: there was no sample to tell.
+        used = [None] * len(samples.variables)
         separate = gives_statistics(self) and aggregation.needs_norms
         groups = aggregation.groups(samples.variables)
 
@@ -191,7 +192,7 @@ class PerSample(GradientMode):
             (tf.constant(0), zeros, zeros if separate else [], norms),
             parallel_iterations=self.parallel_iterations,
         )
-        gradients = [s if keep else None for s, keep in zip(sums, used)]
+        gradients = [None if k is False else s for s, k in zip(sums, used)]
         return gradients, norms.stack(), plain if separate else sums
 
     def _online_step(self, model, x, y, sample_weight):

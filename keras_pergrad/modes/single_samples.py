@@ -13,7 +13,8 @@ from keras_pergrad.keras_internals.losses import (
 from keras_pergrad.keras_internals.overwritten import SetApart
 from keras_pergrad.keras_internals.penalties import Penalties
 from keras_pergrad.modes.base import call_model, training_inside
-from keras_pergrad.samples import Tape, refusals
+from keras_pergrad.modes.loss_replay import LossReplay
+from keras_pergrad.samples import Tape, divides, messages, refusals
 from keras_pergrad.samples.sample_replay import Recorded, Replay
 
 
@@ -50,7 +51,7 @@ class Samples:
         self.variables = list(model.trainable_variables)
         self.scale = scale
         self.n = tf.shape(first_tensor(x))[0]
-        drawn, added = [], []
+        drawn, drawn_by_loss, added = [], [], []
         if part is not None:
             y, sample_weight = part.y, part.sample_weight
         tried = Tape(model, (x, y, sample_weight), training)
@@ -73,6 +74,7 @@ class Samples:
             with (
                 tf.GradientTape(watch_accessed_variables=False) as tape,
                 stray_weights.watched(tape, self.variables),
+                draws.recording(drawn_by_loss.append),
                 penalties.noted(),
             ):
                 tape.watch(floats)
@@ -90,8 +92,16 @@ class Samples:
         values = [v.value for v in self.variables]
         found = tape.gradient(target, floats + values)
         error = stray_weights.error(self.variables, found[len(floats) :])
+        self._by_loss = None
         if error is not None:
-            raise error
+            if part is not None:
+                raise error
+            if divides(tried, "sample"):
+                text = messages.loss_follows_size(model, "sample")
+                raise ValueError(text)
+            batch = x, y, self.y_pred, sample_weight
+            given = self.loss, drawn_by_loss, training, state, self.variables
+            self._by_loss = LossReplay(model, batch, *given, self.n, scale)
         found = iter(found)
         self._output_gradients = [
             next(found) if t.dtype.is_floating else None for t in outputs
@@ -124,6 +134,8 @@ class Samples:
         found = self._replay.gradients(
             i, self._output_gradients, self._loss_weights
         )
+        if self._by_loss is not None:
+            found = self._by_loss.added(i, found)
         if self.scale is None:
             return found
         return [

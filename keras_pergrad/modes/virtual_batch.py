@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from keras_pergrad.keras_internals import replicas
 from keras_pergrad.keras_internals.batches import first_tensor
+from keras_pergrad.keras_internals.losses import by_kind
 from keras_pergrad.modes import loss_fractions
 from keras_pergrad.modes.base import PartOfBatch, call_model
 from keras_pergrad.modes.microbatch_sums import Contributions, times
@@ -29,7 +30,7 @@ class WeightedContributions(Contributions):
     def __init__(self, inner, *args):
         super().__init__(*args)
         if not self.alone:
-            self.sums = [_require_mean(is_sum) for is_sum in self.sums]
+            self.sums = [_require_mean(kind) for kind in self.sums]
         self.inner = inner
         self._denominators: Any = []
 
@@ -132,15 +133,14 @@ class WeightedContributions(Contributions):
         # drops the assertion that there is no sum, but XLA does not drop NaN.
         whole = 1.0 if self.alone else float("nan")
         whole = whole * tf.ones_like(share)
-        return [tf.where(is_sum, whole, share) for is_sum in self.sums]
+        return [by_kind(kind, whole, share) for kind in self.sums]
 
 
-def _require_mean(is_sum):
-    """Raise where a term of `add_loss` is a sum; return False otherwise."""
-    is_mean = tf.logical_not(is_sum)
-    check = tf.debugging.Assert(is_mean, [_SUM_OVER_STEPS])
+def _require_mean(kind):
+    """Raise where a term of `add_loss` is a sum; return the kind otherwise."""
+    check = tf.debugging.Assert(kind < 0.5, [_SUM_OVER_STEPS])
     with tf.control_dependencies([check] if check is not None else []):
-        return tf.identity(is_sum)
+        return tf.identity(kind)
 
 
 _SUM_OVER_STEPS = (

@@ -8,7 +8,19 @@ from keras_pergrad.samples import (  # noqa: F401
     types,
     weight_products,
 )
-from keras_pergrad.samples.aside import counters, refusals, vouched_ops
+from keras_pergrad.samples.aside import (
+    counters,
+    divides,
+    refusals,
+    vouched_ops,
+)
 from keras_pergrad.samples.tape import Tape, sum_of_outputs
 
-__all__ = ["Tape", "counters", "refusals", "sum_of_outputs", "vouched_ops"]
+__all__ = [
+    "Tape",
+    "counters",
+    "divides",
+    "refusals",
+    "sum_of_outputs",
+    "vouched_ops",
+]

@@ -31,6 +31,7 @@ from keras_pergrad.samples.types.tensor_types import (
     At,
     Free,
     Mixed,
+    Total,
 )
 
 #: The name of a seed's state in Keras: every draw advances it.
@@ -65,6 +66,8 @@ class Found:
             know.
         counting: the indices, among the non-trainable variables, of the
             counters: they are assigned whatever the values of the batch are.
+        divided: whether the loss is no plain sum or mean: it is divided by a
+            sum over all masks, or the like.
         vouched: the (type, name) of each op that the user vouches for.
         count: how many ops have a type.
     """
@@ -74,6 +77,7 @@ class Found:
     assigned: tuple
     counted: bool
     counting: tuple
+    divided: bool
     vouched: tuple
     count: int
 
@@ -118,6 +122,15 @@ def vouched_ops(tape, repeated=None, values=None):
     """
     found = _found(tape, repeated, values)
     return found.vouched, found.count
+
+
+def divides(tape, repeated):
+    """Whether the loss is divided by sums over all masks, or the like.
+
+    Args:
+        tape, repeated: as for `refusals`.
+    """
+    return _found(tape, repeated).divided
 
 
 def counters(tape, values=None):
@@ -220,7 +233,7 @@ def _judged(tape, y_pred, loss, terms, repeated):
         for t, flags in terms
         if tf.is_tensor(t) and t.graph is tape.graph
     ]
-    others = [*outputs, *(t for t, _ in terms)]
+    others = [loss, *outputs, *(t for t, _ in terms)]
     others += [d for d in deltas if d is not None]
     proof = StepProof(
         tape,
@@ -240,7 +253,9 @@ def _judged(tape, y_pred, loss, terms, repeated):
             by_size.append(messages.loss_follows_size(tape.model, repeated))
     vouched = tuple(proof.types.vouched_ops), proof.types.count
     found = tuple(texts), tuple(by_size)
-    return Found(*found, *_assigned(tape, proof), *vouched)
+    kind = proof.of(loss)
+    alone = isinstance(kind, Total) and not kind.flags & DIVIDED
+    return Found(*found, *_assigned(tape, proof), not alone, *vouched)
 
 
 def _of_outputs(tape, proof, outputs, deltas, repeated):

@@ -1,13 +1,48 @@
 """The layer, or the loss, from which an op of a step comes.
 
-Private names in use: `Layer._flatten_layers`.
+Private names in use: `Layer._flatten_layers`, `Layer._open_name_scope`.
 """
 
+import contextlib
 import re
 
+import tensorflow as tf
+
+from keras_pergrad.keras_internals.patching import attribute
 from keras_pergrad.samples import messages
 
 _GRADIENT = re.compile(r"(?:^|/)gradients(?:_\d+)?/(.+?)_grad/")
+
+
+@contextlib.contextmanager
+def noting_scopes(model, found):
+    """Note in which name scope each layer is called inside.
+
+    Args:
+        model: the model.
+        found: a dict, to which name → layer is added; the names are those of
+            the graph that is being built now.
+    """
+    graph = tf.compat.v1.get_default_graph()
+
+    def noting(layer):
+        opened = layer._open_name_scope
+
+        @contextlib.contextmanager
+        def open_name_scope():
+            with opened():
+                if tf.compat.v1.get_default_graph() is graph:
+                    found[graph.get_name_scope()] = layer
+                yield
+
+        return open_name_scope
+
+    with contextlib.ExitStack() as stack:
+        for layer in model._flatten_layers():
+            stack.enter_context(
+                attribute(layer, "_open_name_scope", noting(layer))
+            )
+        yield
 
 
 class OpOrigin:
@@ -16,17 +51,18 @@ class OpOrigin:
     Args:
         model: the model.
         behind: the ops of the loss.
+        scopes: as from `noting_scopes`.
     """
 
-    def __init__(self, model, behind):
-        self._model = model
+    def __init__(self, model, behind, scopes):
+        self._model, self._scopes = model, scopes
         self._layers = {layer.name: layer for layer in model._flatten_layers()}
         self._behind = {op.name for op in behind}
 
     def layer(self, name):
         """Return the layer in whose call an op was made, or None."""
-        for names in self.around(name):
-            layer = self._layers[names[0]]
+        for names, layer in self._around(name):
+            layer = self._layers[names[0]] if layer is None else layer
             if layer is not self._model:
                 return layer
         return None
@@ -35,14 +71,26 @@ class OpOrigin:
         """Yield the scopes around an op that are of layers, innermost first.
 
         Yields:
-            A list of the names of the layers that a scope may be of: Keras
-            opens a scope twice, so that layer "a" is in "a_1", too.
+            A list of the names of the layers that a scope may be of. Where
+            the scope was not seen, as inside of loops, layer "a" may be in
+            "a_1", too, since Keras opens a scope twice.
         """
-        for part in reversed(self.forward(name).split("/")[:-1]):
+        for names, _ in self._around(name):
+            yield names
+
+    def _around(self, name):
+        """Yield (names, layer or None), innermost first."""
+        parts = self.forward(name).split("/")[:-1]
+        for k in range(len(parts), 0, -1):
+            layer = self._scopes.get("/".join(parts[:k]))
+            if layer is not None:
+                yield [layer.name], layer
+                continue
+            part = parts[k - 1]
             names = dict.fromkeys([part, re.sub(r"_\d+$", "", part)])
             known = [one for one in names if one in self._layers]
             if known:
-                yield known
+                yield known, None
 
     def forward(self, name):
         """Return the name of the op that a gradient op belongs to."""

@@ -113,7 +113,7 @@ class StepProof:
         for own in self._own:
             wanted += own.found
         wanted += others
-        self.origin = OpOrigin(tape.model, tape.behind)
+        self.origin = OpOrigin(tape.model, tape.behind, tape.scopes)
         batch = tape.batch
         try:
             self.types = StepTypes(

@@ -3,8 +3,6 @@
 The forward pass is Keras's own, traced once. Its graph shows in which ops
 weights meet the data (`uses`). One backward pass gives the gradients of the
 outputs of these ops. The ops' rules make factors of these gradients.
-
-Private names in use: `Variable._regularizer`.
 """
 
 import contextlib
@@ -15,10 +13,11 @@ import tensorflow as tf
 from keras_pergrad.factors import join, widened
 from keras_pergrad.keras_internals.batches import first_tensor
 from keras_pergrad.keras_internals.losses import total_loss
-from keras_pergrad.keras_internals.patching import attribute
+from keras_pergrad.keras_internals.penalties import without_gradients
 from keras_pergrad.samples import messages, weight_paths
 from keras_pergrad.samples.forward import Forward
 from keras_pergrad.samples.layout import sizes_of
+from keras_pergrad.samples.op_origin import noting_scopes
 from keras_pergrad.samples.op_rules import factor_of
 from keras_pergrad.samples.step_proof import StepProof
 from keras_pergrad.samples.use_search import Uses
@@ -54,25 +53,23 @@ class Tape:
         self.training = training
         self.loss = loss
         self.variables = list(model.trainable_variables)
-        self._regularizers = contextlib.ExitStack()
+        self._stack = contextlib.ExitStack()
         self._forward = Forward(model, training)
         self.operations = []
+        #: Name scopes of the calls of layers → layer.
+        self.scopes = {}
         #: The `StepProof`, once `parts` was asked for.
         self.proof = None
 
     def __enter__(self):
         with contextlib.ExitStack() as stack:
-            for variable in self.variables:
-                if variable.regularizer is not None:
-                    apart = _apart(variable.regularizer)
-                    stack.enter_context(
-                        attribute(variable, "_regularizer", apart)
-                    )
-            self._regularizers = stack.pop_all()
+            stack.enter_context(without_gradients(self.variables))
+            stack.enter_context(noting_scopes(self.model, self.scopes))
+            self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *error):
-        self._regularizers.close()
+        self._stack.close()
         operations = self.graph.get_operations()
         self.operations = operations[self._forward.start :]
 
@@ -254,15 +251,3 @@ def _beside(tensor, layout, n):
     known = count if isinstance(count, int) else None
     found.set_shape([None, known, *tensor.shape[2:]])
     return found
-
-
-def _apart(regularizer):
-    """Return a regulariser with the same value, but without a gradient.
-
-    It belongs to no sample; its gradient is added after aggregation.
-    """
-
-    def function(value):
-        return tf.stop_gradient(regularizer(value))
-
-    return function

@@ -142,6 +142,30 @@ def test_interrupted_and_fitted_again(tail):
     assert_weights(model, updates(expected[tail]))
 
 
+def test_interrupted_between_two_sums(monkeypatch):
+    """The batch of an eager step is added as a whole or not at all."""
+    model = ours(tail="keep", run_eagerly=True)
+    fit(model, (5,))
+    add = keras.Variable.assign_add
+    added = []
+
+    def interrupted(variable, value):
+        added.append(variable.name)
+        if len(added) == 3:
+            raise KeyboardInterrupt
+        return add(variable, value)
+
+    data = big_batch.batches(NAME, (6,))[0]
+    with monkeypatch.context() as patch:
+        patch.setattr(keras.Variable, "assign_add", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            model.train_on_batch(*data)
+    assert all(name.startswith("pending_") for name in added)
+    assert int(model.gradient_state.count) == 1
+    fit(model, (5, 5, 8))
+    assert_weights(model, updates([rows((0, 5), (0, 10))]))
+
+
 @pytest.mark.parametrize("tail", ["apply", "keep", "drop"])
 def test_batches_of_a_former_loop_wait_for_keep_only(tail):
     model = ours(tail=tail)

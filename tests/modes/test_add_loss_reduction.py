@@ -92,7 +92,32 @@ def test_losses_of_value_zero_with_a_gradient(mode, execution):
 def test_kinds(zeros):
     net = model(keras.Model)
     x, _ = data(zeros)
-    found = [
-        bool(is_sum) for is_sum in add_loss_reduction.kinds(net, tf.constant(x))
-    ]
-    assert found == [True, False, True]
+    found = map(float, add_loss_reduction.kinds(net, tf.constant(x)))
+    assert list(found) == [1, 0, 1]
+
+
+class OverRoot(keras.layers.Layer):
+    """Adds what is neither a sum nor a mean."""
+
+    def call(self, x):
+        root = keras.ops.sqrt(keras.ops.cast(keras.ops.shape(x)[0], x.dtype))
+        self.add_loss(keras.ops.sum(x**2) / root)
+        return x
+
+
+@pytest.mark.parametrize("mode", ["per_sample", "accumulated", "in vectorized"])
+def test_what_is_neither_is_refused_and_not_a_number_under_xla(mode):
+    inner = "vectorized" if mode == "in vectorized" else "batch"
+    if mode != "per_sample":
+        mode = kpg.Accumulated(microbatch_size=4, inner=inner)
+
+    def weights(jit):
+        how = {"gradient_mode": mode, "jit_compile": jit}
+        net = model(kpg.PerGradModel, OverRoot, **how)
+        net.fit(*data(0), batch_size=19, verbose=0)
+        return net.get_weights()
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match="nor a mean"):
+        weights(False)
+    # XLA drops assertions.
+    assert np.isnan(weights(True)[0]).all()

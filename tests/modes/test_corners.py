@@ -373,3 +373,28 @@ def test_variable_shared_outside_its_layer_is_exact():
         _assert_trains_alike(
             _pair(make, mode, loss=loss), ids, ids, batch_size=3
         )
+
+
+_CLIPPED = kpg.Vectorized(kpg.ClippedMean(1.0))
+
+
+@pytest.mark.parametrize("run_eagerly", [False, True])
+@pytest.mark.parametrize(
+    "mode",
+    [
+        "batch",
+        "per_sample",
+        "vectorized",
+        _CLIPPED,
+        kpg.Accumulated(microbatch_size=2),
+        kpg.Accumulated(inner=_CLIPPED),
+        kpg.Accumulated(steps=2, inner=_CLIPPED),
+    ],
+    ids=repr,
+)
+def test_a_batch_without_samples_changes_nothing(mode, run_eagerly):
+    for model in _pair(_mlp, mode, run_eagerly=run_eagerly):
+        before = model.get_weights()
+        assert np.ravel(model.train_on_batch(*_data(0)))[0] == 0
+        for a, b in zip(model.get_weights(), before, strict=True):
+            np.testing.assert_array_equal(a, b)

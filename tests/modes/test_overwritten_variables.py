@@ -94,6 +94,78 @@ def test_no_part_of_the_norms(clips):
     assert_same(found, expected)
 
 
+def clipped_by_hand(clip, rate=0.1, epochs=3):
+    """A float8 layer's weights: one sample after the other, by their path.
+
+    What Keras overwrites comes from the whole batch and has no part in norms.
+    """
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((5,))
+    dense = keras.layers.Dense(3, name="dense")
+    model = keras.Model(inputs, dense(inputs))
+    dense.quantize("float8")
+    model.compile("sgd", "mse")
+    variables = model.trainable_variables
+    own = [v for v in variables if v.overwrite_with_gradient]
+    rest = [v for v in variables if not v.overwrite_with_gradient]
+
+    @tf.function(autograph=False)
+    def gradients(x, y, whole):
+        with tf.GradientTape() as tape:
+            loss = model.compute_loss(x, y, model(x, training=True))
+            loss = loss if whole else loss / len(X)
+        return tape.gradient(loss, [v.value for v in (own if whole else rest)])
+
+    fractions = []
+    for _ in range(epochs):
+        overwritten, total, clipped = gradients(X, Y, True), [0, 0], 0
+        for k in range(len(X)):
+            row = tf.constant(X[k : k + 1]), tf.constant(Y[k : k + 1])
+            found = [np.asarray(g) for g in gradients(*row, False)]
+            norm = len(X) * np.sqrt(sum(np.sum(g**2) for g in found))
+            clipped += norm > clip
+            total = [t + min(1, clip / norm) * g for t, g in zip(total, found)]
+        for variable, value in zip(own, overwritten):
+            variable.assign(value)
+        for variable, gradient in zip(rest, total):
+            variable.assign_sub(rate * gradient)
+        fractions.append(clipped / len(X))
+    return {v.name: np.asarray(v) for v in variables}, fractions
+
+
+@pytest.mark.parametrize("clips", [kpg.Vectorized, kpg.PerSample])
+def test_float8_clipped_as_by_hand(clips):
+    expected, fractions = clipped_by_hand(4.0)
+    assert 0 < fractions[0] < 1
+    found = trained(clips(kpg.ClippedMean(4.0)), layer="float8")
+    assert_same(found, expected, rtol=0.02)
+
+
+def test_check_gradients_leaves_them_out():
+    inputs = keras.Input((5,))
+    outputs = keras.layers.Dense(3)(Largest(name="largest")(inputs))
+    model = keras.Model(inputs, outputs)
+    model.compile("sgd", "mse")
+    how = {"modes": ["vectorized", "accumulated"], "repeats": 1}
+    found = kpg.check_gradients(model, X, Y, settings=("graph",), **how)
+    assert found.ok
+    assert not found.refused
+    assert "largest/seen' is overwritten with their" in found.notes[0]
+    assert len(model.trainable_variables) == 3
+
+
+def test_check_gradients_cannot_tell_in_float8():
+    inputs = keras.Input((5,))
+    dense = keras.layers.Dense(3)
+    model = keras.Model(inputs, dense(inputs))
+    dense.quantize("float8")
+    model.compile("sgd", "mse")
+    how = {"modes": ["vectorized"], "repeats": 1, "settings": ("graph",)}
+    found = kpg.check_gradients(model, X, Y, **how)
+    assert [row.verdict for row in found.rows] == ["cannot tell"]
+    assert "and 5 more are overwritten" in found.notes[0]
+
+
 def test_online_updates_see_batches_of_one():
     found = trained(kpg.PerSample(updates="sample"))
     assert found["seen"] == np.abs(X[-1]).max()

@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import keras_pergrad as kpg
 from tests import oracle
@@ -206,7 +207,8 @@ def _with_regularised_kernel(**compiling):
 
 
 @pytest.mark.usefixtures("float64")
-def test_a_loss_that_adds_a_weight_to_every_sample_is_exact():
+@pytest.mark.parametrize("method", ["vectorized", "per_sample"])
+def test_a_loss_that_adds_a_weight_to_every_sample_is_exact(method):
     model = _with_regularised_kernel()
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(4, 4)), rng.normal(size=(4, 3))
@@ -215,13 +217,73 @@ def test_a_loss_that_adds_a_weight_to_every_sample_is_exact():
         for i in range(4)
     ]
     expected = [np.stack(g) for g in zip(*singles)]
-    oracle.assert_agree(kpg.per_sample_gradients(model, x, y), expected)
+    found = kpg.per_sample_gradients(model, x, y, method=method)
+    oracle.assert_agree(found, expected)
 
 
-def test_a_loss_that_reads_a_weight_is_refused_one_by_one():
-    model = _with_regularised_kernel(gradient_mode="per_sample")
-    x, y = np.ones((4, 4), "float32"), np.ones((4, 3), "float32")
-    _assert_refused(model, x, y, "outside the forward pass")
+class Towers(kpg.PerGradModel):
+    """A model whose loss calls a layer of its own, with dropout."""
+
+    def __init__(self, reduce):
+        super().__init__()
+        self.reduce = reduce
+        self.query = layers.Dense(3)
+        self.candidate = layers.Dense(3, kernel_regularizer="l2")
+        self.dropout = layers.Dropout(0.5, seed=1)
+
+    def call(self, x):
+        return self.query(x)
+
+    def compute_loss(self, x, y, y_pred, sample_weight=None, training=True):
+        found = self.dropout(self.candidate(y), training=training)
+        loss = keras.ops.sum((y_pred * found - y) ** 2, -1)
+        return self.reduce(loss, y) + sum(self.candidate.losses)
+
+
+def _trained_towers(reduce, mode, **how):
+    keras.utils.set_random_seed(1)
+    model = Towers(reduce)
+    model.compile(keras.optimizers.SGD(0.1), gradient_mode=mode, **how)
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(6, 4)), rng.normal(size=(6, 3))
+    model.fit(x, y, batch_size=6, verbose=0)
+    return model.get_weights()
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.filterwarnings("ignore:`build:UserWarning")
+@pytest.mark.parametrize("how", ["graph", "eager", "xla"])
+def test_a_layer_of_the_loss_is_clipped_one_by_one(how):
+    how = {"run_eagerly": how == "eager", "jit_compile": how == "xla"}
+
+    def mean(loss, y):
+        return keras.ops.mean(loss)
+
+    clipped = kpg.ClippedMean(0.5)
+    found = _trained_towers(mean, kpg.PerSample(clipped), **how)
+    expected = _trained_towers(mean, kpg.Vectorized(clipped), **how)
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
+
+
+def _over_root(loss, y):
+    return keras.ops.sum(loss) / keras.ops.shape(y)[0] ** 0.5
+
+
+def _over_mask(loss, y):
+    mask = keras.ops.cast(y[:, 0] > 0, loss.dtype)
+    return keras.ops.sum(loss * mask) / keras.ops.sum(mask)
+
+
+@pytest.mark.filterwarnings("ignore:`build:UserWarning")
+@pytest.mark.parametrize(
+    ("reduce", "match"),
+    [(_over_root, "neither a sum nor a mean"), (_over_mask, "divides by")],
+)
+def test_a_loss_that_no_sample_has_alone_is_refused(reduce, match):
+    errors = ValueError, tf.errors.InvalidArgumentError
+    with pytest.raises(errors, match=match):
+        _trained_towers(reduce, "per_sample")
 
 
 @pytest.mark.parametrize("mode", MODES)

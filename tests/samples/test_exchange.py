@@ -226,6 +226,22 @@ def test_layers_that_mix_samples_are_refused(run, mode):
         assert row.layer == layer.name
 
 
+@pytest.mark.parametrize("mixing", ["dense", "dense_1", "dense_1_1"])
+def test_the_layer_is_named_whatever_the_others_are_called(mixing):
+    """Keras opens the scopes "dense_1" and "dense_1_2" for the first two."""
+    inputs = x = keras.Input((3,))
+    for name in ("dense", "dense_1", "dense_1_1"):
+        x = layers.Dense(3, name=name)(x)
+        if name == mixing:
+            parts = [keras.Input((3,)), Centre(name=name)]
+            inner = keras.Sequential(parts, name="inner")
+            x = inner(x)
+    model = keras.Model(inputs, layers.Dense(2, name="out")(x))
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match=rf"'{mixing}' \(Centre\) mixes"):
+        kpg.per_sample_norms(model, np.eye(3), np.ones((3, 2)))
+
+
 def test_a_model_that_mixes_samples_itself_is_refused():
     inputs = keras.Input((3,))
     x = layers.Dense(3)(inputs)

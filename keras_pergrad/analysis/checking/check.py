@@ -29,6 +29,7 @@ from keras_pergrad.keras_internals.inspection_checks import (
     require_weights,
 )
 from keras_pergrad.keras_internals.model_state import ModelState
+from keras_pergrad.keras_internals.overwritten import SetApart
 from keras_pergrad.keras_internals.registry import PACKAGE
 
 # The errors of TensorFlow, XLA and the modes where they cannot do it.
@@ -56,7 +57,8 @@ def check_gradients(
     the verdict is "cannot tell". The model is left as it is: weights, seeds,
     metrics and moving statistics. Random layers get the same seeds everywhere.
     If they still draw other numbers (mostly by XLA and in microbatches), the
-    row says that it cannot be compared.
+    row says that it cannot be compared. Variables that are overwritten with
+    their gradient, as in float8 layers, are left out.
 
     Where samples have no gradient of their own (BatchNormalization in
     training), the reference is the batch's gradient in float64, and the
@@ -109,7 +111,7 @@ def check_gradients(
     tensors = as_tensors(batch)
     of_one_length(*tensors)
     model._symbolic_build(data_batch=tensors)
-    with ModelState(model) as state:
+    with ModelState(model) as state, SetApart(model) as apart:
         check = _Check(model, data, batch, samples, repeats, state)
         check.find_reference(chosen)
         rows = [
@@ -120,7 +122,7 @@ def check_gradients(
             if configurations.exists(device, setting, model)
         ]
     found = check.reference
-    notes = found.notes + _own_modes(chosen, rows)
+    notes = found.notes + _own_modes(chosen, rows) + _left_out(apart)
     how = "single samples one by one" if found.how == "loop" else "the batch"
     title = f"{how} in {found.dtype}"
     return GradientCheck(model.name, samples, title, rows, notes)
@@ -135,6 +137,18 @@ def _own_modes(chosen, rows):
         "not judged then"
         for label, mode in chosen.items()
         if label in wrong and type(mode).__module__.split(".")[0] != PACKAGE
+    ]
+
+
+def _left_out(apart):
+    """Return notes on the variables whose "gradient" is their next value."""
+    if not apart.variables:
+        return []
+    first, *others = apart.variables
+    more = f" and {len(others)} more are" if others else " is"
+    return [
+        f"{first.path!r}{more} overwritten with their gradient (as in "
+        "float8 layers), which is the next value: left out"
     ]
 
 
@@ -231,7 +245,8 @@ class _Check:
                 "its samples are weighted, and they have no gradient of "
                 "their own"
             )
-        split = getattr(mode, "microbatch_size", self.samples) < self.samples
+        size = getattr(mode, "microbatch_size", None)
+        split = size is not None and size < self.samples
         if split and self.reference.how != "loop":
             raise execution.Refused(
                 "each microbatch goes through the model alone, and the "

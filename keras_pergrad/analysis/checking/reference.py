@@ -86,7 +86,9 @@ def _find(model, batch, aggregations, dtype, wide, drawn):
     values, x = plain.values(), precision.cast(x, wide)
     whole = plain.forward(values, x)
     _require_repeatable(model, whole, plain.forward(values, x))
-    own = keras.config.floatx() if dtype in ("float16", "bfloat16") else dtype
+    own = (
+        keras.config.floatx() if dtype not in ("float32", "float64") else dtype
+    )
     found = Reference(wide or own, "loop", [], [], [], [])
     compute = _by_loop
     try:

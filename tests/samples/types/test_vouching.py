@@ -166,3 +166,20 @@ def test_vouching_for_a_second_layer_leaves_out_the_first():
     names = ["foreign", "foreign_1"]
     model.compile("sgd", "mse", gradient_mode="vectorized", vouched=names)
     oracle.check(kpg.per_sample_gradients(model, X, Y), model, X, Y)
+
+
+def test_vouching_for_the_first_of_two_says_nothing_of_the_second():
+    inputs = keras.Input((5,))
+    hidden = layers.Dense(4, name="foreign")(inputs)
+    hidden = Foreign(name="foreign_1")(hidden)
+    model = kpg.PerGradModel(inputs, layers.Dense(3)(hidden))
+    model.compile("sgd", "mse", gradient_mode="vectorized")
+    with pytest.raises(ValueError, match=r"'foreign_1' \(Foreign\)"):
+        kpg.per_sample_norms(model, X, Y)
+    # The scope of the first layer has the name of the second one.
+    model.compile("sgd", "mse", gradient_mode="vectorized", vouched=["foreign"])
+    with pytest.raises(ValueError, match=r"'foreign_1' \(Foreign\)"):
+        kpg.per_sample_norms(model, X, Y)
+    names = ["foreign_1"]
+    model.compile("sgd", "mse", gradient_mode="vectorized", vouched=names)
+    oracle.check(kpg.per_sample_gradients(model, X, Y), model, X, Y)
