@@ -196,7 +196,7 @@ class Typing:
             kinds = [found] * len(outputs)
         self._path = path
         # Not inside of the graph: there nothing can be evaluated.
-        values = [
+        values: Any = [
             call.values.get(k) if call.repeats else self._numbers.of(t)
             for k, t in enumerate(outputs)
         ]
