@@ -9,6 +9,7 @@ import pytest
 import keras_pergrad as kpg
 from tests.hunt import cases, judge, layers, shrink, workers
 from tests.hunt.planting import Fault
+from tests.hunt.type_faults import TYPE_FAULTS
 
 DRAWS = 250
 
@@ -32,7 +33,13 @@ PLAIN = cases.Case(
 OWN = {
     name: cls
     for name, cls in cases.layers_by_name().items()
-    if getattr(cls, "FORMS", None) and name != "Couples"
+    if getattr(cls, "FORMS", None) and cls not in layers.TOGETHER
+}
+#: Inputs of these are no numbers to multiply: their data.
+IDS = {
+    "Words": "np.array(['cat', 'dog', 'yak'])[rng.integers(3, size=(4, 3))]",
+    "Numbers": "rng.integers(5, size=(4, 3))",
+    "IdsTogether": "rng.integers(5, size=(4, 3))",
 }
 
 
@@ -46,6 +53,22 @@ def with_block(block, shape, **changes):
         blocks=(block,),
         outputs=((layer, *PLAIN.outputs[0][1:]),),
         **changes,
+    )
+
+
+def of_layer(name, form, shape, **changes):
+    """The plain case with a layer of `layers` alone."""
+    layer = f"{name}({form!r})(h)"
+    block = f"Join()({layer if name == 'Two' else f'[{layer}]'})"
+    case = with_block(block, shape, by_size=name == "Sized", **changes)
+    if name not in IDS:
+        return case
+    dtype = "string" if name == "Words" else "int32"
+    return dataclasses.replace(
+        case,
+        inputs=f"keras.Input((3,), dtype={dtype!r})",
+        data=IDS[name],
+        outputs=(("L.Dense(2)(L.Flatten()(h))", *PLAIN.outputs[0][1:]),),
     )
 
 
@@ -116,6 +139,28 @@ def test_batch_normalization_is_refused():
     assert outcomes(case) == {judge.REFUSED}
 
 
+@pytest.mark.parametrize(
+    ("microbatch", "outcome"), [(None, judge.SERVED), (2, judge.REFUSED)]
+)
+def test_what_follows_the_number_of_samples_needs_all(microbatch, outcome):
+    case = of_layer("Sized", "over_ones", (3,), microbatch=microbatch)
+    assert outcomes(case) == {outcome}
+
+
+def test_a_rule_that_accepts_mixing_is_found():
+    (fault,) = (f for f in TYPE_FAULTS if "softmax" in f.name)
+    block = "L.Add()([h, Stops()(Couples('softmax')(h))])"
+    layer = "L.Dense(3, activation='tanh')(h)"
+    case = dataclasses.replace(PLAIN, blocks=(layer, block), is_coupled=True)
+    touched = set()
+    with fault.watched(touched):
+        assert outcomes(case) == {judge.REFUSED}
+    assert touched == {fault.name}
+    with fault.planted():
+        assert outcomes(case) == {judge.COUPLED}
+    assert outcomes(case) == {judge.REFUSED}
+
+
 @pytest.mark.parametrize("execution", ["eager", "graph", "data set", "xla"])
 def test_draws_are_those_of_keras_in_the_same_execution(execution):
     """Compiled by XLA, Keras's dropout drops others than in a graph."""
@@ -174,9 +219,7 @@ def test_single_samples_of_every_layer_add_up(name):
     """Plain Keras and the oracle agree: the layer mixes no samples."""
     wrong = {}
     for form in OWN[name].FORMS:
-        layer = f"{name}({form!r})(h)"
-        block = f"Join()({layer if name == 'Two' else f'[{layer}]'})"
-        said = [objection(with_block(block, s)) for s in ((4,), (3, 4))]
+        said = [objection(of_layer(name, form, s)) for s in ((4,), (3, 4))]
         # Many take inputs of one rank only.
         if all(said) or any("add up" in str(text) for text in said):
             wrong[form] = said
@@ -184,11 +227,26 @@ def test_single_samples_of_every_layer_add_up(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", layers.Couples.FORMS)
-def test_samples_of_a_coupled_layer_meet(form):
-    block = f"Couples({form!r})(L.Dense(4, activation='tanh')(h))"
-    case = with_block(block, (4,), is_coupled=True)
-    assert judge.meets(case)
+@pytest.mark.parametrize("cls", layers.TOGETHER)
+def test_samples_of_a_coupled_layer_meet(cls):
+    """Some do so for some data only."""
+    apart = [
+        form
+        for form in cls.FORMS
+        if not any(
+            judge.meets(
+                dataclasses.replace(
+                    of_layer(cls.__name__, form, (4,), is_coupled=True),
+                    blocks=("L.Dense(4, activation='tanh')(h)",) * behind
+                    + (f"{cls.__name__}({form!r})(h)",),
+                    seed=seed,
+                )
+            )
+            for seed in range(6)
+            for behind in [cls is not layers.IdsTogether]
+        )
+    ]
+    assert not apart
 
 
 def objection(case):
