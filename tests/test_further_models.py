@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 
 import keras_pergrad as kpg
-from tests import oracle
+from tests import oracle, type_table
 from tests.further import oracle as single
-from tests.further.all_kinds import KINDS, SLOW
+from tests.further import refused
+from tests.further.all_kinds import KINDS, SLOW, listed
 from tests.further.kinds import N
 from tests.further.refused import REFUSED
 
@@ -15,7 +16,7 @@ pytestmark = [
     # Of attention layers that drop the mask they are given.
     pytest.mark.filterwarnings("ignore:.*does not support masking"),
     # Of a part of Flux without a method `build`.
-    pytest.mark.filterwarnings("ignore:.*build.. was called on layer"),
+    pytest.mark.filterwarnings("ignore:.*was called on layer"),
 ]
 #: Layers for strings, of which the package knows that samples stay apart.
 STRINGS = (keras.layers.TextVectorization, keras.layers.HashedCrossing)
@@ -58,6 +59,13 @@ def test_other_parts_are_refused(case):
     model, x, y = case.make()
     with pytest.raises(ValueError, match=case.message):
         kpg.per_sample_gradients(model, x, y)
+
+
+def test_the_page_lists_them():
+    """`python docs/make_type_table.py` writes it."""
+    text = type_table.PAGE.read_text(encoding="utf-8")
+    assert listed() in text
+    assert refused.table() in text
 
 
 def test_there_are_many_kinds():
