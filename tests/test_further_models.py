@@ -50,6 +50,32 @@ def test_samples_are_proved_apart_and_exact(name):
     assert all(isinstance(layer, STRINGS) for layer in layers)
 
 
+@pytest.mark.parametrize("mode", ["per_sample", "accumulated", "private"])
+@pytest.mark.parametrize("name", ["handwriting_ctc", "graph_attention"])
+def test_other_modes_serve_them(name, mode):
+    model, x, y = _made(KINDS[name])
+    loss = model.loss
+    model = kpg.PerGradModel.from_model(model)
+    if mode == "private":
+        private = kpg.PrivateTraining(
+            noise_multiplier=1.0,
+            delta=1e-2,
+            examples=N,
+            batch_size=N,
+            seed=1,
+            user_ids="unique",
+            epochs=1,
+        )
+        model.compile("sgd", loss, gradient_mode=private.gradient_mode)
+        data = private.batches(x, y)
+        model.fit(data, callbacks=[private.callback], verbose=0)
+        return
+    if mode == "accumulated":
+        mode = kpg.Accumulated(microbatch_size=2)
+    model.compile("sgd", loss, gradient_mode=mode)
+    model.fit(x, y, verbose=0)
+
+
 @pytest.mark.parametrize(
     "case", REFUSED, ids=[r.make.__name__ for r in REFUSED]
 )
