@@ -4,6 +4,7 @@ import numpy as np
 
 from keras_pergrad.samples.types.elementwise_rules import of_totals
 from keras_pergrad.samples.types.tensor_types import (
+    FREE,
     At,
     Free,
     Mixes,
@@ -38,15 +39,12 @@ def _images(op, types, places):
     "Conv3D",
     "DepthwiseConv2dNative",
     "Dilation2D",
-    "Dilation2DBackpropInput",
     "MaxPool",
     "MaxPoolV2",
     "MaxPool3D",
     "MaxPoolWithArgmax",
     "AvgPool",
     "AvgPool3D",
-    "FractionalAvgPool",
-    "FractionalMaxPool",
     "LRN",
     "SpaceToDepth",
     "DepthToSpace",
@@ -78,6 +76,12 @@ def image(op, types):
     if ranged and not op.attribute("range_given"):
         raise Mixes("takes its range from all samples")
     return found
+
+
+@type_rule("FractionalAvgPool", "FractionalMaxPool")
+def fractional(op, types):
+    """Each image by itself, in regions that are drawn for all of them."""
+    return [_images(op, types, {0}), FREE, FREE]
 
 
 @type_rule(
@@ -162,6 +166,7 @@ def transposed(op, types):
 @type_rule(
     "AvgPoolGrad",
     "AvgPool3DGrad",
+    "FractionalAvgPoolGrad",
 )
 def gradient_by_shape(op, types):
     """Find the gradient of pooling from (its input's shape, gradient)."""
@@ -176,6 +181,8 @@ def gradient_by_shape(op, types):
     "MaxPoolGradGradV2",
     "MaxPool3DGradGrad",
     "MaxPoolGradWithArgmax",
+    "Dilation2DBackpropInput",
+    "FractionalMaxPoolGrad",
     "LRNGrad",
     "ResizeBilinearGrad",
     "ResizeNearestNeighborGrad",
