@@ -1,6 +1,6 @@
-"""Writes the table of docs/types.md: which ops have a type rule.
+"""Writes the tables of docs/types.md: rules, proved models, refusals.
 
-Run it after a rule was added.
+Run it after a rule or a further model was added.
 """
 
 import pathlib

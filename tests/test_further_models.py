@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 
 import keras_pergrad as kpg
-from tests import oracle
+from tests import oracle, type_table
 from tests.further import oracle as single
-from tests.further.all_kinds import KINDS, SLOW
+from tests.further import refused
+from tests.further.all_kinds import KINDS, SLOW, listed
 from tests.further.kinds import N
 from tests.further.refused import REFUSED
 
@@ -15,7 +16,7 @@ pytestmark = [
     # Of attention layers that drop the mask they are given.
     pytest.mark.filterwarnings("ignore:.*does not support masking"),
     # Of a part of Flux without a method `build`.
-    pytest.mark.filterwarnings("ignore:.*build.. was called on layer"),
+    pytest.mark.filterwarnings("ignore:.*was called on layer"),
 ]
 #: Layers for strings, of which the package knows that samples stay apart.
 STRINGS = (keras.layers.TextVectorization, keras.layers.HashedCrossing)
@@ -49,6 +50,32 @@ def test_samples_are_proved_apart_and_exact(name):
     assert all(isinstance(layer, STRINGS) for layer in layers)
 
 
+@pytest.mark.parametrize("mode", ["per_sample", "accumulated", "private"])
+@pytest.mark.parametrize("name", ["handwriting_ctc", "graph_attention"])
+def test_other_modes_serve_them(name, mode):
+    model, x, y = _made(KINDS[name])
+    loss = model.loss
+    model = kpg.PerGradModel.from_model(model)
+    if mode == "private":
+        private = kpg.PrivateTraining(
+            noise_multiplier=1.0,
+            delta=1e-2,
+            examples=N,
+            batch_size=N,
+            seed=1,
+            user_ids="unique",
+            epochs=1,
+        )
+        model.compile("sgd", loss, gradient_mode=private.gradient_mode)
+        data = private.batches(x, y)
+        model.fit(data, callbacks=[private.callback], verbose=0)
+        return
+    if mode == "accumulated":
+        mode = kpg.Accumulated(microbatch_size=2)
+    model.compile("sgd", loss, gradient_mode=mode)
+    model.fit(x, y, verbose=0)
+
+
 @pytest.mark.parametrize(
     "case", REFUSED, ids=[r.make.__name__ for r in REFUSED]
 )
@@ -58,6 +85,13 @@ def test_other_parts_are_refused(case):
     model, x, y = case.make()
     with pytest.raises(ValueError, match=case.message):
         kpg.per_sample_gradients(model, x, y)
+
+
+def test_the_page_lists_them():
+    """`python docs/make_type_table.py` writes it."""
+    text = type_table.PAGE.read_text(encoding="utf-8")
+    assert listed() in text
+    assert refused.table() in text
 
 
 def test_there_are_many_kinds():

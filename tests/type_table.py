@@ -1,6 +1,6 @@
-"""The table of docs/types.md: which ops have a type rule.
+"""The tables of docs/types.md: rules, models that are proved, refusals.
 
-`python docs/make_type_table.py` writes it; a test compares it.
+`python docs/make_type_table.py` writes them; tests compare them.
 """
 
 import pathlib
@@ -9,6 +9,7 @@ import sys
 
 from keras_pergrad.samples.types import call_rules
 from keras_pergrad.samples.types.type_rules import RULES
+from tests.further import all_kinds, refused
 
 PAGE = pathlib.Path(__file__).parents[1] / "docs" / "types.md"
 BEGIN, END = "<!-- table of rules -->\n", "<!-- end of the table -->\n"
@@ -40,7 +41,17 @@ def _line(module, ops):
 
 
 def page(text):
-    """The page with the table in its place."""
-    before, rest = text.split(BEGIN)
-    _, after = rest.split(END)
-    return f"{before}{BEGIN}\n{table()}\n{END}{after}"
+    """The page with the tables in their places."""
+    text = _put(text, BEGIN, END, table())
+    text = _put(text, *_marks("models"), all_kinds.listed())
+    return _put(text, *_marks("refusals"), refused.table())
+
+
+def _marks(name):
+    return f"<!-- {name} -->\n", f"<!-- end of the {name} -->\n"
+
+
+def _put(text, begin, end, part):
+    before, rest = text.split(begin)
+    _, after = rest.split(end)
+    return f"{before}{begin}\n{part}\n{end}{after}"

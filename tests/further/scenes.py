@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from tests.further.images import Latents, patches
 from tests.further.kinds import (
@@ -62,6 +63,34 @@ def detr():
     model = keras.Model(inputs, layers.Dense(4, "sigmoid")(queries))
     perturbed(model).compile("sgd", Matched())
     return model, normal(8, 8, 3), normal(2, 4)
+
+
+class Crops(layers.Layer):
+    """Crops the boxes of each image out of its features."""
+
+    def call(self, pair):
+        x, boxes = pair
+        count = boxes.shape[1]
+        numbers = ops.repeat(ops.arange(ops.shape(x)[0]), count)
+        flat = ops.reshape(boxes, (-1, 4))
+        found = tf.image.crop_and_resize(x, flat, numbers, (3, 3))
+        return ops.reshape(found, (-1, count, 3, 3, x.shape[-1]))
+
+    def compute_output_shape(self, shapes):
+        return (shapes[0][0], shapes[1][1], 3, 3, shapes[0][-1])
+
+
+@kind("regions", "boxes cropped out of features", dtype="float32")
+def regions():
+    image, boxes = keras.Input((8, 8, 3)), keras.Input((2, 4))
+    x = layers.Conv2D(4, 3, padding="same", activation="relu")(image)
+    moved = boxes + 0.1 * layers.Dense(4, "tanh")(boxes)
+    x = layers.Reshape((2, 36))(Crops()([x, moved]))
+    model = perturbed(keras.Model([image, boxes], layers.Dense(5)(x)))
+    model.compile("sgd", "mse")
+    places = np.tile([[0.1, 0.0, 0.8, 0.9], [0.3, 0.2, 1.0, 0.7]], (3, 1, 1))
+    x = [normal(8, 8, 3), places.astype("float32")]
+    return model, x, normal(2, 5)
 
 
 class Dice(keras.losses.Loss):

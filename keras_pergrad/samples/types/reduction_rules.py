@@ -92,6 +92,12 @@ def _in_top(op, types):
     return found[0].flagged(flags_of(types))
 
 
+@type_rule("LowerBound", "UpperBound")
+def sought(op, types):
+    """Where numbers are among sorted ones: row by row."""
+    return _in_top(op, types)
+
+
 @type_rule(
     "SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits"
 )

@@ -68,6 +68,16 @@ _FAILURES = (
 )
 
 
+def _is_true(op):
+    """Whether an op compares a truth value with itself.
+
+    `tf.recompute_grad` does, to wait for a gradient. (A NaN is not itself.)
+    """
+    if op.type != "Equal" or op.inputs[0] is not op.inputs[1]:
+        return False
+    return op.inputs[0].dtype == tf.bool
+
+
 class Typing:
     """The types of the tensors of a graph and of the functions it calls.
 

@@ -1,7 +1,10 @@
 """Type rules of convolutions, pooling and other ops on images."""
 
+import numpy as np
+
 from keras_pergrad.samples.types.elementwise_rules import of_totals
 from keras_pergrad.samples.types.tensor_types import (
+    FREE,
     At,
     Free,
     Mixes,
@@ -36,15 +39,12 @@ def _images(op, types, places):
     "Conv3D",
     "DepthwiseConv2dNative",
     "Dilation2D",
-    "Dilation2DBackpropInput",
     "MaxPool",
     "MaxPoolV2",
     "MaxPool3D",
     "MaxPoolWithArgmax",
     "AvgPool",
     "AvgPool3D",
-    "FractionalAvgPool",
-    "FractionalMaxPool",
     "LRN",
     "SpaceToDepth",
     "DepthToSpace",
@@ -78,6 +78,12 @@ def image(op, types):
     return found
 
 
+@type_rule("FractionalAvgPool", "FractionalMaxPool")
+def fractional(op, types):
+    """Each image by itself, in regions that are drawn for all of them."""
+    return [_images(op, types, {0}), FREE, FREE]
+
+
 @type_rule(
     "AdjustContrastv2", "AdjustHue", "AdjustSaturation", "RGBToHSV", "HSVToRGB"
 )
@@ -102,10 +108,40 @@ def moved_image(op, types):
     return _images(op, types[:2], {0, 1})
 
 
-@type_rule("CropAndResize")
+#: The places of images, of what there is for each box, and of the numbers of
+#: the boxes' images among the inputs.
+_CROPS = {
+    "CropAndResize": ((0,), (1,), 2),
+    "CropAndResizeGradImage": ((), (0, 1), 2),
+    "CropAndResizeGradBoxes": ((1,), (0, 2), 3),
+}
+
+
+@type_rule(*_CROPS)
 def cropped(op, types):
     """Boxes are taken from the images that their numbers name."""
-    raise Untyped("which images its boxes are of is given by numbers")
+    images, boxes, numbers = _CROPS[op.type]
+    if any(not isinstance(t, (Free, At)) for t in types):
+        return of_totals(op, types)
+    into_images = op.type == "CropAndResizeGradImage"
+    count = op.shape_out()[0] if into_images else op.shape(images[0])[0]
+    ids, of_images = op.number_or_none(numbers), into_images
+    of_images |= any(isinstance(types[k], At) for k in images)
+    length = op.shape(numbers)[0]
+    if ids is None or not count or count % op.n or length % op.n:
+        raise Untyped("which images its boxes are of is given by numbers")
+    rows, each = count // op.n, length // op.n
+    if of_images and (ids // rows != np.arange(length) // each).any():
+        raise Mixes("takes boxes from the images of other samples")
+    for k, kind in enumerate(types):
+        place = (0, rows if k in images else each, 1)
+        allowed = k in images or k in boxes
+        if isinstance(kind, At) and not (allowed and kind.place == place):
+            raise Mixes("brings samples together that lie differently")
+    if rows == 1:
+        # Each number is that of its sample, however many there are.
+        types = [t for k, t in enumerate(types) if k != numbers]
+    return At(0, rows if into_images else each, 1, flags_of(types))
 
 
 @type_rule("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")
@@ -130,6 +166,7 @@ def transposed(op, types):
 @type_rule(
     "AvgPoolGrad",
     "AvgPool3DGrad",
+    "FractionalAvgPoolGrad",
 )
 def gradient_by_shape(op, types):
     """Find the gradient of pooling from (its input's shape, gradient)."""
@@ -144,6 +181,8 @@ def gradient_by_shape(op, types):
     "MaxPoolGradGradV2",
     "MaxPool3DGradGrad",
     "MaxPoolGradWithArgmax",
+    "Dilation2DBackpropInput",
+    "FractionalMaxPoolGrad",
     "LRNGrad",
     "ResizeBilinearGrad",
     "ResizeNearestNeighborGrad",

@@ -3,7 +3,7 @@
 import tensorflow as tf
 from tensorflow.python.framework import function
 
-from tests.samples.types.mixing_cases import layer_pair
+from tests.samples.types.mixing_cases import layer_pair, transposed
 
 _PAIRS, _NODES = [0, 0, 1, 1], 2
 
@@ -105,3 +105,72 @@ def _called(axis):
 
 
 layer_pair("function_called_by_name", _called(0), _called(1))
+
+
+def _crops(h, step):
+    """Two boxes of each image, or of the next image."""
+    n = tf.shape(h)[0]
+    images = tf.reshape(tf.cast(h, "float32"), (-1, 2, 2, 1))
+    boxes = tf.tile([[0.0, 0.1, 0.9, 1.0], [0.2, 0.0, 1.0, 0.7]], [n, 1])
+    boxes += 0.1 * tf.reshape(images, (-1, 2))[:, :1]
+    numbers = (tf.repeat(tf.range(n), 2) + step) % n
+    found = tf.image.crop_and_resize(images, boxes, numbers, (2, 2))
+    found = tf.reduce_sum(tf.reshape(found, (-1, 2, 4)), 1)
+    return tf.cast(found, h.dtype)
+
+
+layer_pair("crops", lambda h: _crops(h, 1), lambda h: _crops(h, 0))
+
+
+def _places_among(h):
+    """Each entry beside how many of its row are smaller."""
+    kept = tf.stop_gradient(h)
+    found = tf.searchsorted(tf.sort(kept, -1), kept + 0.1)
+    return h * tf.cast(found, h.dtype)
+
+
+layer_pair("sought_among_sorted", transposed(_places_among), _places_among)
+
+
+def _grown(images):
+    """The largest of neighbours, with a bias for each."""
+    bias = tf.constant([[0.1, -0.2], [0.3, 0.0]], images.dtype)[..., None]
+    return tf.nn.dilation2d(images, bias, [1] * 4, "SAME", "NHWC", [1] * 4)
+
+
+layer_pair(
+    "dilation",
+    lambda h: tf.reshape(_grown(h[None, :, :, None]), (-1, 4)),
+    lambda h: tf.reshape(_grown(tf.reshape(h, (-1, 2, 2, 1))), (-1, 4)),
+)
+
+
+def _in_regions(images):
+    """Means and maxima over regions that are drawn."""
+    sizes = [1.0, 1.3, 1.3, 1.0]
+    most = tf.nn.fractional_max_pool(images, sizes, seed=3)[0]
+    mean = tf.nn.fractional_avg_pool(images, sizes, seed=3)[0]
+    return most + mean
+
+
+def _regions(h, images):
+    found = _in_regions(images)
+    total = tf.reduce_sum(found, (1, 2, 3))
+    return h * (1 + total[:, None])
+
+
+layer_pair(
+    "fractional_pools",
+    lambda h: _regions(h, tf.reshape(h, (1, -1, 4, 1))),
+    lambda h: _regions(h, tf.repeat(h[:, None, :, None], 4, 1)),
+)
+layer_pair(
+    "recomputed",
+    lambda h: h + tf.recompute_grad(lambda t: tf.nn.softmax(t, 0))(h),
+    lambda h: h + tf.recompute_grad(lambda t: tf.nn.softmax(t, 1))(h),
+)
+layer_pair(
+    "compared_with_itself",
+    lambda h: h * tf.cast(tf.equal(h[:1], h), h.dtype),
+    lambda h: h * tf.cast(tf.equal(h > 0, h > 0), h.dtype),
+)
