@@ -11,6 +11,8 @@ import tensorflow as tf
 from tensorflow.python.framework import function_def_to_graph
 from tensorflow.python.ops import handle_data_util
 
+from keras_pergrad.keras_internals.model_state import READS
+
 
 class Nodes:
     """The nodes of a graph or function, by name.
@@ -46,7 +48,32 @@ class Nodes:
         names = [t.name for t in inputs]
         found = cls(definition.node, names, (), definition.versions)
         found._graph = graph
+        found._order_state(graph)
         return found
+
+    def _order_state(self, graph):
+        """Let ops on one variable need each other in the order of their making.
+
+        TensorFlow notes this order once a graph is complete, and not before.
+        """
+        written, read, same = {}, {}, {}
+        for op in graph.get_operations():
+            if op.type == "Identity":
+                (tensor,) = op.inputs
+                same[id(op.outputs[0])] = same.get(id(tensor), id(tensor))
+                continue
+            needs = self.needs.get(op.name)
+            if needs is None:
+                continue
+            handles = [id(t) for t in op.inputs if t.dtype == tf.resource]
+            for key in {same.get(handle, handle) for handle in handles}:
+                if key in written:
+                    needs.append(written[key])
+                if op.type in READS:
+                    read.setdefault(key, []).append(op.name)
+                else:
+                    needs += read.pop(key, [])
+                    written[key] = op.name
 
     @classmethod
     def of_function(cls, definition):

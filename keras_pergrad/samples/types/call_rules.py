@@ -82,9 +82,9 @@ def called(call, types, typing):
     if call.type in _FUNCTIONS:
         _, outputs = typing.function(call.function("f"), call.inputs, types)
         return outputs, [typing.of(t) for t in outputs]
-    if call.type in _CONDITIONS:
-        return _condition(call, types, typing)
-    return _loop(call, types, typing)
+    rule = _condition if call.type in _CONDITIONS else _loop
+    with typing.state.chosen() as choices:
+        return rule(call, types, typing, choices)
 
 
 def unknown_outputs(call):
@@ -97,10 +97,12 @@ def unknown_outputs(call):
         ]
 
 
-def _condition(call, types, typing):
+def _condition(call, types, typing, choices):
     choice = types[0]
     if not isinstance(choice, (Free, Mixed)):
-        raise Mixes("lets the samples choose one branch for all of them")
+        choice = typing.failed(
+            call, "lets the samples choose one branch for all of them"
+        )
     before, after = dict(typing.state.assigned), []
     tensors: Any = None
     kinds: Any = None
@@ -116,12 +118,7 @@ def _condition(call, types, typing):
             kinds = _all_joined(call, kinds, found)
     typing.state.assigned = _states(call, after)
     if isinstance(choice, Mixed):
-        typing.state.assigned = {
-            key: before.get(key, FREE)
-            if before.get(key, FREE) == kind
-            else choice
-            for key, kind in typing.state.assigned.items()
-        }
+        choices.append(choice)
         return tensors, [choice] * len(tensors)
     return tensors, [kind.flagged(choice.flags) for kind in kinds]
 
@@ -148,7 +145,7 @@ def _either_list(a, b, lists):
     return found
 
 
-def _loop(call, types, typing):
+def _loop(call, types, typing, choices):
     body, condition = call.function("body"), call.function("cond")
     now, tensors = list(types), list(call.inputs)
     for _ in range(_TURNS):
@@ -173,10 +170,13 @@ def _loop(call, types, typing):
         raise Untyped("the types of its variables do not settle")
     _, (goes_on,) = typing.function(condition, tensors, now, repeated=True)
     goes_on = typing.of(goes_on)
+    if not isinstance(goes_on, (Free, Mixed)):
+        goes_on = typing.failed(
+            call, "lets the samples choose how often it goes round for all"
+        )
     if isinstance(goes_on, Mixed):
+        choices.append(goes_on)
         return tensors, [goes_on] * len(tensors)
-    if not isinstance(goes_on, Free):
-        raise Mixes("lets the samples choose how often it goes round for all")
     return tensors, now
 
 

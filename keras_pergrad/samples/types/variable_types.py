@@ -1,5 +1,7 @@
 """The types of what variables and tables hold while a step runs."""
 
+import contextlib
+
 import tensorflow as tf
 
 from keras_pergrad.samples.types.call_rules import joined_or_mixed
@@ -38,10 +40,12 @@ class State:
         trained: the keys of trainable variables.
         origins: the id of a handle → the key of its variable.
         assigned: the key of a variable → the type of what it was given.
+        written: the keys of the variables that were given anything.
     """
 
     def __init__(self):
         self.trained, self.origins, self.assigned = set(), {}, {}
+        self.written = set()
 
     def key(self, handle):
         """Return the key of the variable behind a handle."""
@@ -60,7 +64,25 @@ class State:
         if op.type not in _WHOLE:
             before = self.assigned.get(key, FREE)
             kind = joined_or_mixed(op, before, kind)
+        self._give(key, kind)
+
+    def _give(self, key, kind):
         self.assigned[key] = kind
+        self.written.add(key)
+
+    @contextlib.contextmanager
+    def chosen(self):
+        """Yield a list for the `Mixed` that tell whether ops inside run.
+
+        All that is written inside tells of them afterwards.
+        """
+        before, self.written, choices = self.written, set(), []
+        try:
+            yield choices
+        finally:
+            for choice in choices:
+                self.assigned.update(dict.fromkeys(self.written, choice))
+            self.written |= before
 
     def held(self, handle):
         """Return the type of what the step has assigned behind a handle."""
@@ -83,7 +105,7 @@ class State:
         """Note that an op without a rule may keep samples."""
         for tensor in op.inputs:
             if tensor.dtype == tf.resource:
-                self.assigned[self.key(tensor)] = kind
+                self._give(self.key(tensor), kind)
 
 
 def may_keep(op, types):
