@@ -3,20 +3,9 @@
 Private names in use: those of `keras_pergrad.keras_internals.model_state`.
 """
 
-import tensorflow as tf
-
-from keras_pergrad.keras_internals.model_state import (
-    READS,
-    Handle,
-    bodies,
-    plain_variables,
-)
-
-#: Ops that change a resource, but keep no data in it: how many numbers were
-#: drawn, and what is written into a log.
-_HARMLESS = ("Rng", "Stateful", "Write", "Flush")
-_INTO_TABLES = ("LookupTableInsert", "LookupTableImport", "LookupTableRemove")
-_LOOPS = ("While", "StatelessWhile")
+from keras_pergrad.keras_internals.model_state import Handle, plain_variables
+from keras_pergrad.samples.types.step_types import StepTypes
+from keras_pergrad.samples.types.tensor_types import BY_SIZE, Free
 
 
 class KeptState:
@@ -26,20 +15,24 @@ class KeptState:
 
     Args:
         concrete: a concrete function of a batch, traced already.
+        batch: (x, y, sample_weight) in its graph.
+        given: tensors of it that are asked for, too.
     """
 
-    def __init__(self, concrete):
-        outside = concrete.captured_inputs
-        inputs = concrete.graph.inputs
-        first = len(inputs) - len(outside)
-        self._of_batch = {id(tensor) for tensor in inputs[:first]}
-        captured = {id(a): b for a, b in zip(inputs[first:], outside)}
-        found = _kept(concrete.graph, self._of_batch)
-        self._handles = [captured[id(t)] for t in found if id(t) in captured]
+    def __init__(self, concrete, batch, given=()):
+        graph = concrete.graph
+        self._types = StepTypes(
+            graph, batch, [], list(given), graph.get_operations()
+        )
+        self._handles = [
+            handle
+            for handle, kind in self._types.assigned
+            if handle is not None and _tells(kind)
+        ]
 
     def has(self, tensor):
         """Whether a tensor of the function depends on its arguments."""
-        return id(tensor) in self._of_batch
+        return _tells(self._types.of(tensor))
 
     def names(self, model):
         """Name the variables and tables that ops assign, without repetition.
@@ -54,56 +47,9 @@ class KeptState:
         return sorted(set(found.values()))
 
 
-def _kept(graph, of_batch):
-    """List a graph's resources that are assigned what depends on the batch.
-
-    Args:
-        graph: the graph of a function.
-        of_batch: the ids of tensors in it that depend on the batch; those of
-            all that follow from them are added.
-    """
-    origin = {id(t): t for t in graph.inputs if t.dtype == tf.resource}
-    found = []
-    for op in graph.get_operations():
-        taken = [origin.get(id(t)) for t in op.inputs]
-        if op.type == "Identity" or op.type in _LOOPS:  # pass them on
-            origin.update(
-                (id(t), own)
-                for t, own in zip(op.outputs, taken)
-                if own is not None
-            )
-        if not any(id(t) in of_batch for t in op.inputs):
-            continue
-        of_batch.update(id(t) for t in op.outputs)
-        inside = bodies(op)
-        for body in inside:
-            found += [taken[k] for k in _kept_inside(op, body, of_batch)]
-        if not inside and _keeps(op.type):
-            found += taken
-    return [t for t in found if t is not None]
-
-
-def _keeps(kind):
-    """Whether an op that takes a resource and data may keep the data."""
-    if kind.startswith("LookupTable"):
-        return kind.startswith(_INTO_TABLES)
-    return kind not in READS and not kind.startswith(_HARMLESS)
-
-
-def _kept_inside(op, body, of_batch):
-    """Return which inputs of an op its function assigns from the batch."""
-    # Conditions and cases take the choice before the inputs they pass on.
-    first = len(op.inputs) - len(body.inputs)
-    outer = list(op.inputs)
-    places = {id(t): first + k for k, t in enumerate(body.inputs)}
-    # A choice, or a number of turns, may tell of the batch by itself.
-    chosen = op.type in _LOOPS or any(id(t) in of_batch for t in outer[:first])
-    inside = {
-        id(t)
-        for t, o in zip(body.inputs, outer[first:])
-        if chosen or id(o) in of_batch
-    }
-    return {places[id(t)] for t in _kept(body, inside)}
+def _tells(kind):
+    """Whether a tensor of a type tells of the batch, if only of its size."""
+    return not isinstance(kind, Free) or bool(kind.flags & BY_SIZE)
 
 
 def _name(handle, model):

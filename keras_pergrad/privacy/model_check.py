@@ -230,12 +230,13 @@ def _traced(model, batches):
         terms = loss_fractions.evaluate(
             model._compile_loss, y, y_pred, sample_weight
         )
-        found.append((assigned, terms, bool(noted)))
+        found.append(((x, y, sample_weight), assigned, terms, bool(noted)))
 
     data = batches.spec
     model._symbolic_build(data_batch=keras.utils.unpack_x_y_sample_weight(data))
-    state = KeptState(look.get_concrete_function(data))
-    assigned, *losses = found[-1]
+    concrete = look.get_concrete_function(data)
+    batch, assigned, *losses = found[-1]
+    state = KeptState(concrete, batch, [value for _, value in assigned])
     weights = [v for v, value in assigned if state.has(value)]
     return weights, state.names(model), *losses
 

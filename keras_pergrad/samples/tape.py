@@ -180,9 +180,9 @@ class Tape:
         for place in use.candidate.weights:
             if not use.alive(place):
                 continue
-            factor = factor_of(use, place)
+            factor, group = factor_of(use, place), []
             for k in use.variables_in(place):
-                pulled = weight_paths.to_variable(factor, use, place, k)
+                pulled = weight_paths.to_variable(factor, use, place, k, group)
                 if pulled is not None:
                     yield k, pulled, use
 

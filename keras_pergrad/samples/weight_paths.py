@@ -19,7 +19,7 @@ from keras_pergrad.samples.op_rules import registered
 _RULES = {}
 
 
-def to_variable(factor, use, place, k):
+def to_variable(factor, use, place, k, group=None):
     """Return the factor of variable k from the factor of an op's input.
 
     Args:
@@ -27,6 +27,8 @@ def to_variable(factor, use, place, k):
         use: the `Use`.
         place: the place of the input among the inputs of the op.
         k: the index of the variable.
+        group: a list, the same for all variables behind this input; their
+            factors share backward passes where there are several paths.
 
     Returns:
         `SampleGradients` of the variable; None where no gradient flows.
@@ -36,7 +38,8 @@ def to_variable(factor, use, place, k):
         return factor
     ops = _line(tensor, use.uses, k)
     if ops is None or any(op.outputs[j].dtype.is_complex for op, _, j in ops):
-        return _through_graph(factor, tensor, use.uses.reads[k])
+        # All ops between tensor and variable, for each sample.
+        return Pulled(factor, tensor, use.uses.reads[k], group=group)
     numbers = []
     for op, source, target in ops:
         rule = _RULES.get(op.type, by_gradient)
@@ -71,11 +74,6 @@ def _line(tensor, uses, k):
     return found
 
 
-def _through_graph(factor, tensor, reads):
-    """Differentiate all ops between tensor and variable, for each sample."""
-    return Pulled(factor, tensor, reads)
-
-
 def by_gradient(factor, op, source, target):
     """Return the factor of an input, found by the op's own gradient."""
     return Pulled(factor, op.outputs[target], [op.inputs[source]])
@@ -89,15 +87,19 @@ class Pulled(SampleGradients):
         tensor: the tensor.
         sources: tensors that it depends on; their gradients are added.
         keeps_norms: whether the norms are those of `factor`.
+        group: a list of others with this factor and tensor, to which it is
+            added: what one of them needs is computed for all.
     """
 
     rows = ("_gradients",)
 
-    def __init__(self, factor, tensor, sources, keeps_norms=False):
+    def __init__(self, factor, tensor, sources, keeps_norms=False, group=None):
         self.factor, self.tensor, self.sources = factor, tensor, sources
         self.keeps_norms = keeps_norms
         self.shape = list(sources[0].shape)
-        self._gradients = None
+        self._gradients = self._sum = None
+        self._group = [] if group is None else group
+        self._group.append(self)
 
     def holders(self):
         return [self, *self.factor.holders()]
@@ -119,39 +121,54 @@ class Pulled(SampleGradients):
     def weighted_sum(self, weights):
         if self._gradients is not None:
             return weighted(self._gradients, weights)
-        found = tf.convert_to_tensor(self.factor.weighted_sum(weights))
-        return self._pulled(tf.reshape(found, sizes_of(self.tensor)))
+        if self._sum is None or self._sum[0] is not weights:
+            found = tf.convert_to_tensor(self.factor.weighted_sum(weights))
+            found = tf.reshape(found, sizes_of(self.tensor))
+            for one, total in zip(self._group, self._pulled(found)):
+                one._sum = weights, total
+        return self._sum[1]
 
     def materialize(self):
         if self._gradients is None:
             found = self.factor.materialize()
-            source = self.sources[0]
-            self._gradients = tf.map_fn(
+            each = tf.map_fn(
                 self._pulled,
                 tf.reshape(found, [tf.shape(found)[0], *sizes_of(self.tensor)]),
-                fn_output_signature=tf.TensorSpec(
-                    source.shape, self._dtype(found)
-                ),
+                fn_output_signature=[
+                    tf.TensorSpec(one.shape, one._dtype(found))
+                    for one in self._group
+                ],
             )
+            for one, gradients in zip(self._group, each):
+                one._gradients = gradients
         return self._gradients
 
     def _pulled(self, gradient):
-        tensor = self.tensor
-        found = gradients_util._GradientsHelper(
-            [tensor],
-            self.sources,
-            [tf.cast(gradient, tensor.dtype)],
-            src_graph=tensor.graph,
+        """Return the gradients at the sources of all in the group."""
+        tensor, group = self.tensor, self._group
+        found = iter(
+            gradients_util._GradientsHelper(
+                [tensor],
+                [source for one in group for source in one.sources],
+                [tf.cast(gradient, tensor.dtype)],
+                src_graph=tensor.graph,
+            )
         )
+        return [
+            one._total([next(found) for _ in one.sources], gradient)
+            for one in group
+        ]
+
+    def _total(self, parts, gradient):
         dtype = self._dtype(gradient)
-        found = [
+        parts = [
             tf.cast(tf.convert_to_tensor(g), dtype)
-            for g in found
+            for g in parts
             if g is not None
         ]
-        if not found:
+        if not parts:
             return tf.zeros(self.sources[0].shape, dtype)
-        return tf.add_n(found)
+        return tf.add_n(parts)
 
     def _dtype(self, gradient):
         """Return the type of the pulled-back gradient."""

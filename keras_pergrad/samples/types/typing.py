@@ -201,7 +201,7 @@ class Typing:
             outputs, kinds = call_rules.called(call, types, self)
         except (Mixes, Untyped) as error:
             self._path = path
-            found = self._failed(call, str(error), isinstance(error, Untyped))
+            found = self.failed(call, str(error), isinstance(error, Untyped))
             outputs = call_rules.unknown_outputs(call)
             kinds = [found] * len(outputs)
         self._path = path
@@ -247,7 +247,8 @@ class Typing:
             if tensor.shape.is_compatible_with(shape):
                 tensor.set_shape(shape)
 
-    def _failed(self, op, why, untyped):
+    def failed(self, op, why, untyped=False):
+        """Note that an op, or a call, mixes the samples; return the `Mixed`."""
         found = Mixed(op.type, self._name(op), why, untyped)
         self.failures.append(found)
         return found
@@ -331,7 +332,7 @@ class Typing:
         if self._vouched(op, name):
             self.vouched_ops.append((op.type, name))
             return assumed.as_vouched(op, types)
-        return self._failed(op, why, untyped)
+        return self.failed(op, why, untyped)
 
     def _set(self, op, found):
         if not isinstance(found, (list, tuple)):
@@ -352,7 +353,7 @@ class Typing:
             known = tensor.shape.is_fully_defined()
             if isinstance(kind, Total) and not known:
                 why = "gives a size that may follow the values of samples"
-                return self._failed(op, why, True)
+                return self.failed(op, why, True)
         return Free(self._by_size(op, BY_SIZE))
 
     def _through_state(self, op, types):
@@ -363,7 +364,7 @@ class Typing:
         kept = self.state.unknown(op) if op.op_def.is_stateful else None
         if kept is None and may_keep(op, types) and not rule_of(op.type):
             why = "keeps samples where no type follows them"
-            kept = self._failed(op, why, True)
+            kept = self.failed(op, why, True)
             self.state.keep(op, kept)
         return kept
 
@@ -387,7 +388,7 @@ class Typing:
             return True
         if not isinstance(held, Free):
             why = "looks up what the step has assigned from its samples"
-            self._set(op, self._failed(op, why, False))
+            self._set(op, self.failed(op, why, False))
             return True
         if flags:
             self.give(handle, Free(flags))

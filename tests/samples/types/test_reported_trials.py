@@ -588,7 +588,7 @@ def test_a_refused_model_is_collected():
 
 
 @pytest.mark.usefixtures("float64")
-def test_nodes_of_one_graph():
+def test_nodes_of_one_graph(monkeypatch):
     features = tf.constant(_rng.normal(size=(12, 4)))
     edges = _rng.integers(0, 12, (2, 30))
 
@@ -610,3 +610,13 @@ def test_nodes_of_one_graph():
     model(x)
     model.compile("sgd", "mse")
     oracle.check(kpg.per_sample_gradients(model, x, y), model, x, y)
+    # The weights behind the features share a backward pass for each sample.
+    loops, plain = [], tf.map_fn
+    monkeypatch.setattr(
+        tf,
+        "map_fn",
+        lambda *args, **how: loops.append(0) or plain(*args, **how),
+    )
+    model.compile("sgd", "mse")
+    kpg.per_sample_norms(model, x, y)
+    assert len(loops) < len(model.trainable_variables) / 2
