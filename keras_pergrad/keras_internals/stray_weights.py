@@ -31,5 +31,5 @@ def error(variables, gradients):
         "is not known. Use the weight in the `call` of a layer or of the "
         "model, put a penalty on weights into a `kernel_regularizer` (or "
         "`add_weight(regularizer=...)`), or compile with "
-        "gradient_mode='batch'."
+        "gradient_mode='vectorized' or 'batch'."
     )

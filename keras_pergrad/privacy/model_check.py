@@ -15,7 +15,8 @@ from keras_pergrad.modes.base import call_model
 from keras_pergrad.privacy.adapted_layers import adapted
 from keras_pergrad.privacy.kept_state import KeptState
 from keras_pergrad.privacy.proof import Proof
-from keras_pergrad.samples import Tape, refusals, vouched_ops
+from keras_pergrad.samples import Tape, messages, refusals, vouched_ops
+from keras_pergrad.samples.types.step_types import ShapesUnknown
 
 #: There may be one example more or less; losses are looked at as fractions.
 _OF_EXAMPLES = {
@@ -236,7 +237,11 @@ def _traced(model, batches):
     model._symbolic_build(data_batch=keras.utils.unpack_x_y_sample_weight(data))
     concrete = look.get_concrete_function(data)
     batch, assigned, *losses = found[-1]
-    state = KeptState(concrete, batch, [value for _, value in assigned])
+    given = [value for _, value in assigned]
+    try:
+        state = KeptState(concrete, batch, given)
+    except ShapesUnknown as error:
+        raise ValueError(messages.shapes_unknown(model, error)) from None
     weights = [v for v, value in assigned if state.has(value)]
     return weights, state.names(model), *losses
 
