@@ -17,6 +17,7 @@ from keras_pergrad.samples.types.tensor_types import Free, Total
 
 #: What `tf.custom_gradient` leaves in a graph.
 _OWN, _MARK = "IdentityN", "_gradient_op_type"
+_SUMS = {"Add", "AddN", "AddV2", "Cast", "Identity", "Neg", "Sub"}
 #: Gradients that are zero.
 _ZEROS = {"ZerosLike", "Zeros"}
 
@@ -28,7 +29,7 @@ class OwnGradient:
     Attributes:
         candidate: the `Candidate`.
         given: the gradients of its outputs.
-        found: those of its weights, from these.
+        found: those of its weights, from these; of a sum what it adds.
     """
 
     candidate: object
@@ -63,6 +64,7 @@ def own_gradients(candidates, at_ops, graph):
             src_graph=one.op.graph,
         )
         found = [tf.convert_to_tensor(g) for g in found if g is not None]
+        found = [part for g in found for part in _addends(g)]
         result.append(OwnGradient(one, given, found))
     return result
 
@@ -77,6 +79,13 @@ def is_linear(kind, gradient):
     if isinstance(kind, Free):
         return gradient.op.type in _ZEROS or _is_zero(gradient)
     return isinstance(kind, Total)
+
+
+def _addends(tensor):
+    """Return the tensors of which this one is the sum or the difference."""
+    if tensor.op.type not in _SUMS:
+        return [tensor]
+    return [one for t in tensor.op.inputs for one in _addends(t)]
 
 
 def _is_zero(tensor):
