@@ -195,14 +195,15 @@ def draw(seed, index):
     dtype = rng.choice(["float32"] * 6 + ["float64"] * 3 + ["mixed_bfloat16"])
     d = pool.Draw(rng, smooth=dtype == "mixed_bfloat16")
     fields = {"seed": number, "dtype": str(dtype)}
-    fields["is_coupled"] = d.chance(0.25)
+    fields["is_coupled"] = d.chance(0.3)
     fields["n"] = d.one(
         [2, 3, 4, 5] if fields["is_coupled"] else [1, 2, 3, 4, 5]
     )
     maker = _draw_coupled if fields["is_coupled"] else _draw_sound
     fields.update(maker(d, fields["n"]))
     fields["mode"] = d.one(["vectorized", "vectorized", "per_sample"])
-    if d.chance(0.25) and not fields.get("is_random"):
+    share = 0.7 if fields.get("by_size") else 0.25
+    if d.chance(share) and not fields.get("is_random"):
         fields["microbatch"] = d.one([1, 2, 3])
     fields["clips"] = d.chance(0.7) and not fields.get("is_random")
     fields["execution"] = d.one(["graph"] * 50 + ["eager"] * 10 + ["xla"])
@@ -257,7 +258,7 @@ def _draw_sound(d, n):
         if len(shape) > 2 and d.chance(0.4):
             made, shape = pool.smaller(d, shape)
             blocks.append(made)
-    if d.chance(0.06) and not fields["is_random"]:
+    if d.chance(0.08) and not fields["is_random"]:
         fields["by_size"] = True
         blocks.append(f"Sized({d.one(layers.Sized.FORMS)!r})(h)")
     while len(shape) > 2 or (len(shape) == 2 and d.chance(0.6)):

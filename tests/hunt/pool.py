@@ -331,7 +331,12 @@ _MAKERS = {
     ],
 }
 #: Layers in which samples meet, for inputs of rank one and of others.
-_COUPLED = [cls for cls in layers.TOGETHER if cls is not layers.IdsTogether]
+_COUPLED = [
+    (cls, form)
+    for cls in layers.TOGETHER
+    if cls is not layers.IdsTogether
+    for form in cls.FORMS
+]
 #: Of Keras; the last for inputs of rank one alone.
 _COUPLED_KERAS = [
     "L.BatchNormalization()(h)",
@@ -346,11 +351,10 @@ def coupled(draw, shape):
         count = 2 if len(shape) == 1 else 1
         made = draw.one(_COUPLED_KERAS[:count])
         return made, (*shape[:-1], 3) if "Dense" in made else shape
-    cls = draw.one(_COUPLED)
-    form = draw.one(cls.FORMS)
+    cls, form = draw.one(_COUPLED)
     made = f"{cls.__name__}({form!r})(h)"
     is_forward = cls is not layers.DerivesTogether
-    if is_forward and draw.chance(0.4) and not re.match("gradient|loss", form):
+    if is_forward and draw.chance(0.6) and not re.match("gradient|loss", form):
         # The way back would show it as well.
         made = f"L.Add()([h, Stops()({made})])"
     return made, shape

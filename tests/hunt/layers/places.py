@@ -144,6 +144,10 @@ class LiesTogether(Own):
         "nearest",
         "first_of_all",
         "flat_product",
+        "last_row",
+        "first_row",
+        "delayed",
+        "rows_backwards",
     )
 
     def build(self, shape):
@@ -200,6 +204,10 @@ class LiesTogether(Own):
             "nearest": lambda: rows(
                 tf.argmax(gram - tf.eye(n, dtype=x.dtype), 1)
             ),
+            "last_row": lambda: h - h[-1:],
+            "first_row": lambda: h * (1 + h[:1]),
+            "delayed": lambda: h + tf.concat([tf.zeros_like(h[:1]), h[:-1]], 0),
+            "rows_backwards": lambda: rows(tf.range(n - 1, -1, -1)),
             "first_of_all": lambda: rows(tf.zeros([n], tf.int32)),
             "flat_product": lambda: (
                 h * tf.reshape(tf.reduce_prod(1 + h / 4, 0), [1, -1])
