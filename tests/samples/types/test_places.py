@@ -78,7 +78,7 @@ NUMBERS = {
     "part": lambda h, n: h * tf.cast(tf.slice(_TABLE, [n], [1]), h.dtype),
     "rows": lambda h, n: h * tf.cast(_TABLE[:n, None], h.dtype),
 }
-_TABLE = np.arange(300) * 7 % 13
+_TABLE = tf.constant(np.arange(300) * 7 % 13)
 
 
 @pytest.mark.parametrize("name", NUMBERS)
