@@ -21,21 +21,21 @@ from keras_pergrad.keras_internals.refusal_messages import not_one_number
 from keras_pergrad.keras_internals.tracing import traced_functions
 
 
-def total_loss(model, x, y, y_pred, sample_weight, training=True):
+def total_loss(model, x, y, y_pred, sample_weight, training=True) -> Any:
     """Return the scalar that Keras minimises, with regularisers and `add_loss`.
 
     Raises:
         ValueError: the loss is not one number for the batch.
     """
     with labels_told_alike():
-        loss = model._compute_loss(
+        loss: Any = model._compute_loss(
             x=x,
             y=y,
             y_pred=y_pred,
             sample_weight=sample_weight,
             training=training,
         )
-    if loss is not None and tuple(loss.shape) == (0,):
+    if loss is not None and loss.shape == (0,):
         # Keras reduces no loss of a batch without samples.
         loss = ops.sum(loss)
     if loss is None or loss.shape.rank not in (0, None):

@@ -148,7 +148,7 @@ class PerSample(GradientMode):
         The plain sum is for the statistics and contains no None.
         """
         # Whether each has a gradient; None: there was no sample to tell.
-        used = [None] * len(samples.variables)
+        used: list = [None] * len(samples.variables)
         separate = gives_statistics(self) and aggregation.needs_norms
         groups = aggregation.groups(samples.variables)
 

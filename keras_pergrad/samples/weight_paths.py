@@ -97,7 +97,7 @@ class Pulled(SampleGradients):
         self.factor, self.tensor, self.sources = factor, tensor, sources
         self.keeps_norms = keeps_norms
         self.shape = list(sources[0].shape)
-        self._gradients = self._sum = None
+        self._gradients, self._sums = None, {}
         self._group = [] if group is None else group
         self._group.append(self)
 
@@ -121,12 +121,12 @@ class Pulled(SampleGradients):
     def weighted_sum(self, weights):
         if self._gradients is not None:
             return weighted(self._gradients, weights)
-        if self._sum is None or self._sum[0] is not weights:
+        if self._sums.get("weights") is not weights:
             found = tf.convert_to_tensor(self.factor.weighted_sum(weights))
             found = tf.reshape(found, sizes_of(self.tensor))
             for one, total in zip(self._group, self._pulled(found)):
-                one._sum = weights, total
-        return self._sum[1]
+                one._sums = {"weights": weights, "total": total}
+        return self._sums["total"]
 
     def materialize(self):
         if self._gradients is None:

@@ -63,6 +63,8 @@ SHAPE_INPUTS = {
     "BroadcastGradientArgs": (0, 1),
     "BroadcastArgs": (0, 1),
 }
+#: Ops that take a part of their first input, by places.
+TAKE_PARTS = {"Slice", "StridedSlice"}
 _RUNNING = {"Cumsum", "Cumprod", "CumulativeLogsumexp"}
 _ARRANGE = {
     "Cast",

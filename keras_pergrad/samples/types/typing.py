@@ -22,6 +22,7 @@ from keras_pergrad.samples.types.node_stages import (
 )
 from keras_pergrad.samples.types.size_rules import (
     SHAPE_INPUTS,
+    TAKE_PARTS,
     arranges,
     counts,
 )
@@ -68,16 +69,6 @@ _FAILURES = (
 )
 
 
-def _is_true(op):
-    """Whether an op compares a truth value with itself.
-
-    `tf.recompute_grad` does, to wait for a gradient. (A NaN is not itself.)
-    """
-    if op.type != "Equal" or op.inputs[0] is not op.inputs[1]:
-        return False
-    return op.inputs[0].dtype == tf.bool
-
-
 class Typing:
     """The types of the tensors of a graph and of the functions it calls.
 
@@ -107,6 +98,8 @@ class Typing:
         self.state = State()
         self.failures, self.vouched_ops, self.count = [], [], 0
         self._types, self._numbers = {}, StaticNumbers()
+        # Tensors of nothing but sizes, some of which follow the samples.
+        self._sizes = set()
         self.lists = ListShapes()
         self._kept, self._names, self._path = [], {}, ""
         self.level = 0
@@ -133,6 +126,12 @@ class Typing:
         """Set the type of a tensor."""
         self._kept.append(tensor)
         self._types[id(tensor)] = kind
+
+    def _stands_for(self, made, tensor, kind):
+        """Let a tensor be another one, in another graph."""
+        self.give(made, kind)
+        if id(tensor) in self._sizes:
+            self._sizes.add(id(made))
 
     def run(self, nodes, known, graph):
         """Put nodes into a graph and type them.
@@ -174,13 +173,13 @@ class Typing:
         known.update(zip(nodes.inputs, inputs))
         kept = nodes.handed_on() if repeated else range(len(inputs))
         for k, (inner, outer, kind) in enumerate(zip(inputs, given, types)):
-            self.give(inner, kind)
+            self._stands_for(inner, outer, kind)
             self.lists.same(inner, outer)
             value = self._numbers.of(outer)
             if k in kept and value is not None:
                 with graph.as_default():
                     inner = tf.constant(value, outer.dtype)
-                self.give(inner, kind)
+                self._stands_for(inner, outer, kind)
                 known[nodes.inputs[k]] = inner
             self.state.same(inner, outer)
         try:
@@ -214,11 +213,11 @@ class Typing:
             for k, (tensor, kind) in enumerate(zip(outputs, kinds)):
                 made = placeholder(tensor.dtype, tensor.shape, tensor)
                 known[f"{name}:{k}"] = made
-                self.give(made, kind)
+                self._stands_for(made, tensor, kind)
                 self.lists.same(made, tensor)
                 if values[k] is not None:
                     made = tf.constant(values[k], tensor.dtype)
-                    self.give(made, kind)
+                    self._stands_for(made, tensor, kind)
                     known[f"{name}:{k}"] = made
                 self.state.same(made, tensor)
 
@@ -271,6 +270,7 @@ class Typing:
             return
         elif op.type in _SIZES:
             self._set(op, self._size(op, types))
+            self._sizes.update(map(id, op.outputs))
         elif op.type in READS and self._read(op):
             return
         elif op.outputs:
@@ -290,6 +290,9 @@ class Typing:
             self._set(op, mixed)
             return
         places = SHAPE_INPUTS.get(op.type, ())
+        if op.type in TAKE_PARTS and isinstance(types[0], Free):
+            # Which part of a table it is gives the values.
+            places = ()
         types = [
             Free(t.flags & ~BY_SIZE) if k in places and type(t) is Free else t
             for k, t in enumerate(types)
@@ -299,8 +302,9 @@ class Typing:
             flags = flags_of(types)
             if self.any_number and counts(op, self.n):
                 flags |= BY_SIZE
-            elif flags & BY_SIZE and arranges(op.type):
+            elif flags & BY_SIZE and self._arranges(op, types):
                 flags = self._by_size(op, flags)
+                self._sizes.update(map(id, op.outputs))
             if flags:
                 self._set(op, Free(flags))
             return
@@ -367,6 +371,16 @@ class Typing:
             kept = self.failed(op, why, True)
             self.state.keep(op, kept)
         return kept
+
+    def _arranges(self, op, types):
+        """Whether an op gives some of the sizes that it takes, or products."""
+        data = [(t, k) for t, k in zip(op.inputs, types) if k.flags & BY_SIZE]
+        if op.type == "GatherV2" or op.type in TAKE_PARTS:
+            data = [pair for pair in data if pair[0] is not op.inputs[0]]
+            if data:
+                return False
+            data = [(op.inputs[0], types[0])]
+        return arranges(op.type) and all(id(t) in self._sizes for t, _ in data)
 
     def _by_size(self, op, flags):
         """Return flags without `BY_SIZE` where no size follows the samples."""

@@ -138,7 +138,7 @@ def cropped(op, types):
         allowed = k in images or k in boxes
         if isinstance(kind, At) and not (allowed and kind.place == place):
             raise Mixes("brings samples together that lie differently")
-    if rows == 1:
+    if rows == 1 and of_images:
         # Each number is that of its sample, however many there are.
         types = [t for k, t in enumerate(types) if k != numbers]
     return At(0, rows if into_images else each, 1, flags_of(types))
