@@ -202,15 +202,15 @@ def selected():
 
 
 @refused(
-    "`tf.map_fn` and `ops.map` over the samples",
-    "the list that they make has no axis for the samples",
-    "`tf.vectorized_map`, or ops on the whole batch",
+    "`tf.scan` and running means over the samples",
+    "each sample's turn begins with what the one before has left",
+    "`tf.map_fn`, or a scan along the steps of each sample",
     "samples",
 )
-def mapped():
+def scanned():
     inputs = keras.Input((4,))
     x = layers.Lambda(
-        lambda t: tf.map_fn(lambda row: row / tf.norm(row), t),
+        lambda t: tf.scan(lambda mean, row: 0.9 * mean + 0.1 * row, t),
         output_shape=(4,),
     )(layers.Dense(4)(inputs))
     return classified(inputs, x, normal(4))
