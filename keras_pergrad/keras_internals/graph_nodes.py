@@ -194,7 +194,9 @@ class Definitions:
         """Return the `Nodes` of a function, or None."""
         if name not in self._known:
             definition = self._definition(name)
-            self._known[name] = definition and Nodes.of_function(definition)
+            # Functions that are called by an op of their name are known there.
+            with self._graph.as_default():
+                self._known[name] = definition and Nodes.of_function(definition)
             if definition:
                 self._known[name].call_functions(self._definition)
         return self._known[name]

@@ -64,7 +64,7 @@ def own_gradients(candidates, at_ops, graph):
             src_graph=one.op.graph,
         )
         found = [tf.convert_to_tensor(g) for g in found if g is not None]
-        found = [part for g in found for part in _addends(g)]
+        found = [part for g in found for part in _addends(g, given)]
         result.append(OwnGradient(one, given, found))
     return result
 
@@ -81,11 +81,11 @@ def is_linear(kind, gradient):
     return isinstance(kind, Total)
 
 
-def _addends(tensor):
+def _addends(tensor, given):
     """Return the tensors of which this one is the sum or the difference."""
-    if tensor.op.type not in _SUMS:
+    if tensor.op.type not in _SUMS or any(tensor is one for one in given):
         return [tensor]
-    return [one for t in tensor.op.inputs for one in _addends(t)]
+    return [one for t in tensor.op.inputs for one in _addends(t, given)]
 
 
 def _is_zero(tensor):

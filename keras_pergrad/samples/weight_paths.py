@@ -121,7 +121,7 @@ class Pulled(SampleGradients):
     def weighted_sum(self, weights):
         if self._gradients is not None:
             return weighted(self._gradients, weights)
-        if self._sums.get("weights") is not weights:
+        if weights is not self._sums.get("weights", self):
             found = tf.convert_to_tensor(self.factor.weighted_sum(weights))
             found = tf.reshape(found, sizes_of(self.tensor))
             for one, total in zip(self._group, self._pulled(found)):

@@ -63,7 +63,7 @@ def needed_ops(op):
     return [*(t.op for t in op.inputs), *op.control_inputs]
 
 
-def keep_order(nodes, graph):
+def keep_order(nodes, graph, first):
     """Let reads and assignments of a variable stay in their order.
 
     TensorFlow adds that order to a graph only when its trace ends.
@@ -71,8 +71,13 @@ def keep_order(nodes, graph):
     Args:
         nodes: the `Nodes` of the graph; extended.
         graph: the graph, which is being traced.
+        first: the first op of the step, or None. What was assigned before,
+            as by the optimizer of another loss, the step finds as it is.
     """
     variable, written, read = {}, {}, {}
+    operations = graph.get_operations()
+    before = () if first is None else operations[: operations.index(first)]
+    before = {op.name for op in before}
     for name in nodes.by_name:
         op = graph.get_operation_by_name(name)
         handles = {
@@ -87,6 +92,6 @@ def keep_order(nodes, graph):
             nodes.needs[name] += written.get(handle, [])
             if op.type in READS:
                 read.setdefault(handle, []).append(name)
-            else:
+            elif name not in before:
                 nodes.needs[name] += read.pop(handle, [])
                 written[handle] = [name]

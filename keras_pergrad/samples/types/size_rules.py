@@ -1,10 +1,12 @@
-"""The inputs of ops that are sizes, and the ops that only arrange sizes."""
+"""Numbers that follow how many samples there are: see `Sizes`."""
 
 import tensorflow as tf
 
+from keras_pergrad.samples.types.tensor_types import BY_SIZE, Free, flags_of
+
 #: The places of inputs that are sizes or places. What follows the number of
 #: samples there gives a tensor its shape, not its values.
-SHAPE_INPUTS = {
+_SHAPE_INPUTS = {
     "Reshape": (1,),
     "Fill": (0,),
     "BroadcastTo": (1,),
@@ -64,7 +66,7 @@ SHAPE_INPUTS = {
     "BroadcastArgs": (0, 1),
 }
 #: Ops that take a part of their first input, by places.
-TAKE_PARTS = {"Slice", "StridedSlice"}
+_TAKE_PARTS = {"Slice", "StridedSlice"}
 _RUNNING = {"Cumsum", "Cumprod", "CumulativeLogsumexp"}
 _ARRANGE = {
     "Cast",
@@ -85,15 +87,76 @@ _ARRANGE = {
 }
 
 
-def arranges(op_type):
-    """Whether an op on sizes gives those sizes, or products of them.
+class Sizes:
+    """Tells which tensors without samples follow the number of samples.
 
-    Which of them follow the number of samples shows in their values then.
+    Args:
+        n: the number of samples.
+        any_number: whether the step takes any number of samples.
+        numbers: the `StaticNumbers` of the step.
     """
-    return op_type in _ARRANGE
+
+    def __init__(self, n, any_number, numbers):
+        self._n, self._any, self._numbers = n, any_number, numbers
+        # Tensors of nothing but sizes, some of which follow the samples.
+        self._made = set()
+
+    def note(self, tensors):
+        """Note tensors of nothing but sizes."""
+        self._made.update(map(id, tensors))
+
+    def same(self, made, tensor):
+        """Note that a tensor stands for another one."""
+        if id(tensor) in self._made:
+            self._made.add(id(made))
+
+    def as_shapes(self, op, types):
+        """Return types of inputs; a size that gives a shape gives no value."""
+        places = _SHAPE_INPUTS.get(op.type, ())
+        if op.type in _TAKE_PARTS and isinstance(types[0], Free):
+            # Which part of a table it is gives the values.
+            places = ()
+        return [
+            Free(t.flags & ~BY_SIZE) if k in places and type(t) is Free else t
+            for k, t in enumerate(types)
+        ]
+
+    def flags(self, op, types):
+        """Return the flags of what an op makes of no samples."""
+        flags = flags_of(types)
+        if self._any and _counts(op, self._n):
+            flags |= BY_SIZE
+        elif flags & BY_SIZE and self._arranges(op, types):
+            flags = self.left(op, flags)
+            self.note(op.outputs)
+        return flags
+
+    def left(self, op, flags):
+        """Return flags without `BY_SIZE` where no size follows the samples."""
+        if self._any:
+            for tensor in op.outputs:
+                number = self._numbers.of(tensor)
+                if number is None:
+                    return flags
+                if ((number % self._n == 0) & (number != 0)).any():
+                    return flags
+        return flags & ~BY_SIZE
+
+    def _arranges(self, op, types):
+        """Whether an op gives some of the sizes that it takes, or products.
+
+        Which of them follow the number of samples shows in their values then.
+        """
+        data = [(t, k) for t, k in zip(op.inputs, types) if k.flags & BY_SIZE]
+        if op.type == "GatherV2" or op.type in _TAKE_PARTS:
+            data = [pair for pair in data if pair[0] is not op.inputs[0]]
+            if data:
+                return False
+            data = [(op.inputs[0], types[0])]
+        return op.type in _ARRANGE and all(id(t) in self._made for t, _ in data)
 
 
-def counts(op, n):
+def _counts(op, n):
     """Whether an op reduces an axis as long as the samples are many.
 
     Ones have a sum that follows that number, whatever the samples are.

@@ -31,7 +31,8 @@ class StepTypes:
         batch: (x, y, sample_weight).
         variables: the trainable Keras variables.
         wanted: the tensors whose types are asked for.
-        operations: ops whose effects on variables matter.
+        operations: the ops of the step, in order, whose effects on variables
+            matter.
         vouched, shaped: as for `Typing`.
 
     Attributes:
@@ -76,6 +77,7 @@ class StepTypes:
             for t in tensors
         )
         self._variables, self._asked = variables, (vouched, shaped)
+        self._first = operations[0] if operations else None
         self._type(wanted, operations)
 
     def of(self, tensor):
@@ -106,7 +108,7 @@ class StepTypes:
     def _nodes(self, inputs):
         """Return the nodes of the graph; the inputs are given."""
         nodes = Definitions(self._graph).of_graph(self._graph, inputs)
-        keep_order(nodes, self._graph)
+        keep_order(nodes, self._graph, self._first)
         return nodes
 
     def linear(self, tensors, given):

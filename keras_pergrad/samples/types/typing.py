@@ -20,12 +20,7 @@ from keras_pergrad.samples.types.node_stages import (
     needed_ops,
     stages,
 )
-from keras_pergrad.samples.types.size_rules import (
-    SHAPE_INPUTS,
-    TAKE_PARTS,
-    arranges,
-    counts,
-)
+from keras_pergrad.samples.types.size_rules import Sizes
 from keras_pergrad.samples.types.tensor_types import (
     BY_SIZE,
     FREE,
@@ -98,8 +93,7 @@ class Typing:
         self.state = State()
         self.failures, self.vouched_ops, self.count = [], [], 0
         self._types, self._numbers = {}, StaticNumbers()
-        # Tensors of nothing but sizes, some of which follow the samples.
-        self._sizes = set()
+        self._sizes = Sizes(n, any_number, self._numbers)
         self.lists = ListShapes()
         self._kept, self._names, self._path = [], {}, ""
         self.level = 0
@@ -130,8 +124,7 @@ class Typing:
     def _stands_for(self, made, tensor, kind):
         """Let a tensor be another one, in another graph."""
         self.give(made, kind)
-        if id(tensor) in self._sizes:
-            self._sizes.add(id(made))
+        self._sizes.same(made, tensor)
 
     def run(self, nodes, known, graph):
         """Put nodes into a graph and type them.
@@ -270,7 +263,7 @@ class Typing:
             return
         elif op.type in _SIZES:
             self._set(op, self._size(op, types))
-            self._sizes.update(map(id, op.outputs))
+            self._sizes.note(op.outputs)
         elif op.type in READS and self._read(op):
             return
         elif op.outputs:
@@ -289,22 +282,10 @@ class Typing:
             # It matters where it arrives.
             self._set(op, mixed)
             return
-        places = SHAPE_INPUTS.get(op.type, ())
-        if op.type in TAKE_PARTS and isinstance(types[0], Free):
-            # Which part of a table it is gives the values.
-            places = ()
-        types = [
-            Free(t.flags & ~BY_SIZE) if k in places and type(t) is Free else t
-            for k, t in enumerate(types)
-        ]
+        types = self._sizes.as_shapes(op, types)
         free = all(type(t) is Free for t in types)
         if free and op.type not in _PYTHON:
-            flags = flags_of(types)
-            if self.any_number and counts(op, self.n):
-                flags |= BY_SIZE
-            elif flags & BY_SIZE and self._arranges(op, types):
-                flags = self._by_size(op, flags)
-                self._sizes.update(map(id, op.outputs))
+            flags = self._sizes.flags(op, types)
             if flags:
                 self._set(op, Free(flags))
             return
@@ -358,7 +339,7 @@ class Typing:
             if isinstance(kind, Total) and not known:
                 why = "gives a size that may follow the values of samples"
                 return self.failed(op, why, True)
-        return Free(self._by_size(op, BY_SIZE))
+        return Free(self._sizes.left(op, BY_SIZE))
 
     def _through_state(self, op, types):
         """Return a `Mixed` for an op that keeps samples, or reads what is kept.
@@ -371,27 +352,6 @@ class Typing:
             kept = self.failed(op, why, True)
             self.state.keep(op, kept)
         return kept
-
-    def _arranges(self, op, types):
-        """Whether an op gives some of the sizes that it takes, or products."""
-        data = [(t, k) for t, k in zip(op.inputs, types) if k.flags & BY_SIZE]
-        if op.type == "GatherV2" or op.type in TAKE_PARTS:
-            data = [pair for pair in data if pair[0] is not op.inputs[0]]
-            if data:
-                return False
-            data = [(op.inputs[0], types[0])]
-        return arranges(op.type) and all(id(t) in self._sizes for t, _ in data)
-
-    def _by_size(self, op, flags):
-        """Return flags without `BY_SIZE` where no size follows the samples."""
-        if self.any_number:
-            for tensor in op.outputs:
-                number = self._numbers.of(tensor)
-                if number is None:
-                    return flags
-                if ((number % self.n == 0) & (number != 0)).any():
-                    return flags
-        return flags & ~BY_SIZE
 
     def _read(self, op):
         """Type what a variable holds; whether nothing is left to do."""
