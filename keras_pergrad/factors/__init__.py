@@ -9,6 +9,7 @@ from keras_pergrad.factors.outer import Outer
 from keras_pergrad.factors.patches import Patches, convolution_method
 from keras_pergrad.factors.rows import Rows, squared_norm
 from keras_pergrad.factors.sample_gradients import SampleGradients, wide
+from keras_pergrad.factors.small import together
 from keras_pergrad.factors.sums import Product, Sum
 from keras_pergrad.factors.widened import Widened, widened
 from keras_pergrad.factors.windows import Windows
@@ -30,6 +31,7 @@ __all__ = [
     "convolution_method",
     "join",
     "squared_norm",
+    "together",
     "wide",
     "widened",
 ]

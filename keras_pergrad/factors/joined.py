@@ -97,6 +97,8 @@ class Joined(SampleGradients):
         return self._gradients
 
     def holders(self):
+        if self._gradients is not None:
+            return [self]
         return [self, *(h for part in self.parts for h in part.holders())]
 
     def chosen_method(self):

@@ -71,6 +71,12 @@ class SampleGradients(abc.ABC):
         """Return the factors in it that hold tensors, itself first."""
         return [self]
 
+    def read_by_sums(self):
+        """Return the names of the tensors that the weighted sum reads."""
+        if getattr(self, "_gradients", None) is not None:
+            return ("_gradients",)
+        return self.rows
+
     def select(self, keep):
         """Blank the samples for which `keep`, (n,) booleans, is false.
 
@@ -87,7 +93,7 @@ def select(factors, keep):
         (part, name)
         for factor in factors
         for part in factor.holders()
-        for name in part.rows
+        for name in part.read_by_sums()
     ]
     tensors = [getattr(part, name) for part, name in held]
     floats = [

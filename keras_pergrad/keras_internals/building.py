@@ -75,7 +75,8 @@ def _build_losses(model, x, y, sample_weight):
         return False
     if type(model).call is not Functional.call:
         return False
-    if any(axis is None for t in model.inputs for axis in t.shape[1:]):
+    outputs = tf.nest.flatten(model._outputs_struct)
+    if any(axis is None for t in outputs for axis in t.shape[1:]):
         return False
     batch = [_any_number(part) for part in (x, y)]
     y_pred = tf.nest.map_structure(_any_number, model._outputs_struct)

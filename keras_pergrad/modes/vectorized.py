@@ -8,7 +8,7 @@ from keras_pergrad.aggregation import (
     of_samples,
     weight_of,
 )
-from keras_pergrad.factors import squared_norm
+from keras_pergrad.factors import squared_norm, together
 from keras_pergrad.factors.sample_gradients import select
 from keras_pergrad.keras_internals import replicas
 from keras_pergrad.keras_internals.batches import Filled, first_tensor
@@ -143,11 +143,11 @@ class Vectorized(GradientMode):
             return y_pred, sums, norms
         aggregation = self.aggregation.at(model.aggregation_state)
         groups = aggregation.groups(tape.variables)
-        found = weighted_sum(aggregation, factors, part.n, groups)
-        plain = None
+        plain, (factors, apart) = None, _fewer(factors, groups)
+        sums, norms = weighted_sum(aggregation, factors, part.n, groups)
         if wanted:
-            plain = [f and f.weighted_sum(None) for f in factors]
-        return y_pred, *found, plain
+            plain = apart([f and f.weighted_sum(None) for f in factors])
+        return y_pred, apart(sums), norms, plain
 
     @property
     def log_metrics(self):
@@ -200,7 +200,9 @@ def aggregate(
             mean = [squared_norm(g) for g in gradients if g is not None]
             found = spread(norms, mean, n)
         return aggregation.finish(gradients, n, state), found
+    factors, apart = _fewer(factors, groups)
     gradients, norms = weighted_sum(aggregation, factors, n, groups, filled)
+    gradients = apart(gradients)
     norms = norms if filled is None else norms[: filled.n]
     if statistics:
         mean = [f.squared_norm_of_sum() for f in factors if f is not None]
@@ -211,6 +213,11 @@ def aggregate(
         finite = is_finite(norms)
         gradients = overflow_to_infinity(gradients, finite, scale)
     return gradients, found
+
+
+def _fewer(factors, groups):
+    """Put small factors side by side, as `together`, if all have one norm."""
+    return together(factors) if groups is None else (factors, list)
 
 
 def weighted_sum(aggregation, factors, n, groups=None, filled=None):

@@ -102,6 +102,8 @@ class Pulled(SampleGradients):
         self._group.append(self)
 
     def holders(self):
+        if self._gradients is not None:
+            return [self]
         return [self, *self.factor.holders()]
 
     def chosen_method(self):
