@@ -71,12 +71,6 @@ class SampleGradients(abc.ABC):
         """Return the factors in it that hold tensors, itself first."""
         return [self]
 
-    def read_by_sums(self):
-        """Return the names of the tensors that the weighted sum reads."""
-        if getattr(self, "_gradients", None) is not None:
-            return ("_gradients",)
-        return self.rows
-
     def select(self, keep):
         """Blank the samples for which `keep`, (n,) booleans, is false.
 
@@ -93,7 +87,7 @@ def select(factors, keep):
         (part, name)
         for factor in factors
         for part in factor.holders()
-        for name in part.read_by_sums()
+        for name in _read(part)
     ]
     tensors = [getattr(part, name) for part, name in held]
     floats = [
@@ -110,6 +104,12 @@ def select(factors, keep):
     for k, tensor in zip(floats, selected):
         tensor.set_shape(tensors[k].shape)
         setattr(*held[k], tensor)
+
+
+def _read(part):
+    """Return the names of the tensors that the weighted sum reads."""
+    held = "_gradients" in part.rows and part._gradients is not None
+    return ("_gradients",) if held else part.rows
 
 
 def _blank(tensors, keep):
