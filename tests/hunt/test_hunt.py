@@ -8,6 +8,7 @@ import pytest
 
 import keras_pergrad as kpg
 from tests.hunt import cases, judge, layers, shrink, workers
+from tests.hunt.faults import FAULTS
 from tests.hunt.planting import Fault
 from tests.hunt.type_faults import TYPE_FAULTS
 
@@ -145,6 +146,20 @@ def test_batch_normalization_is_refused():
 def test_what_follows_the_number_of_samples_needs_all(microbatch, outcome):
     case = of_layer("Sized", "over_ones", (3,), microbatch=microbatch)
     assert outcomes(case) == {outcome}
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.name)
+def test_a_fault_stands_where_it_is_planted(fault):
+    def now():
+        places = fault.attribute.split()
+        if isinstance(fault.owner, dict):
+            return [fault.owner[name] for name in places]
+        return [getattr(fault.owner, name) for name in places]
+
+    right = now()
+    with fault.planted():
+        assert not any(a is b for a, b in zip(now(), right, strict=True))
+    assert now() == right
 
 
 def test_a_rule_that_accepts_mixing_is_found():

@@ -4,6 +4,7 @@ Each lets some mixing of samples pass for none.
 """
 
 from keras_pergrad.samples.types import call_rules, elementwise_rules
+from keras_pergrad.samples.types.size_rules import Sizes
 from keras_pergrad.samples.types.tensor_types import (
     BY_SIZE,
     FREE,
@@ -12,7 +13,6 @@ from keras_pergrad.samples.types.tensor_types import (
     Total,
 )
 from keras_pergrad.samples.types.type_rules import RULES
-from keras_pergrad.samples.types.typing import Typing
 from keras_pergrad.samples.types.variable_types import State
 from tests.hunt.planting import Fault
 
@@ -138,7 +138,7 @@ TYPE_FAULTS = [
     _rule("a softmax over the samples accepted", "Softmax", _where_they_were),
     _other("a condition not looked at", call_rules, "_condition", _any_choice),
     _other("the end of a loop not looked at", call_rules, "_loop", _any_count),
-    _other("sizes of the batch not noted", Typing, "_by_size", _no_size),
+    _other("sizes of the batch not noted", Sizes, "left", _no_size),
     _other(
         "values in sums over the samples not noted",
         elementwise_rules,

@@ -17,6 +17,7 @@ from keras_pergrad.samples.types.type_rules import type_rule
 
 
 def without_sums(types):
+    """Refuse to look sums over the samples up."""
     if any(isinstance(t, (Total, Divisor)) for t in types):
         raise Mixes("looks sums over the samples up")
 

@@ -86,8 +86,7 @@ class StepTypes:
         return FREE if known is None else self._typing.of(known)
 
     def _type(self, wanted, operations):
-        others = {t.name: t for t in self._graph.inputs}
-        inputs = {**others, **{k: t for k, (t, _) in self._given.items()}}
+        inputs = self._inputs()
         nodes = self._nodes(inputs.values())
         names = [t.op.name for t in wanted]
         names += [op.name for op in operations if op.op_def.is_stateful]
@@ -105,6 +104,11 @@ class StepTypes:
             return
         raise ShapesUnknown(error)
 
+    def _inputs(self):
+        """Return name → tensor of what the step is given."""
+        found = {t.name: t for t in self._graph.inputs}
+        return {**found, **{k: t for k, (t, _) in self._given.items()}}
+
     def _nodes(self, inputs):
         """Return the nodes of the graph; the inputs are given."""
         nodes = Definitions(self._graph).of_graph(self._graph, inputs)
@@ -118,8 +122,7 @@ class StepTypes:
             tensors: tensors of the step.
             given: what they are computed from; the sums.
         """
-        inputs = {t.name: t for t in self._graph.inputs}
-        inputs.update({k: t for k, (t, _) in self._given.items()})
+        inputs = self._inputs()
         # Of the others the tensors are independent.
         sums = {t.name: t for t in given if t.name in self._known}
         nodes = self._nodes([*inputs.values(), *sums.values()])
