@@ -53,7 +53,7 @@ CPU_WHEEL_TESTS ?= tests/analysis/placement/test_on_stand_in.py \
 	tests/analysis/placement/test_device_comparison.py \
 	tests/analysis/placement/test_prediction.py \
 	tests/analysis/placement/test_kernels.py \
-	tests/keras_internals/test_devices.py \
+	tests/common/test_devices.py \
 	tests/analysis/doctor/test_command.py \
 	tests/analysis/checking/test_on_stand_in.py \
 	tests/analysis/pipelines/test_on_stand_in.py

@@ -9,8 +9,8 @@ import math
 
 import tensorflow as tf
 
+from keras_pergrad.common.registry import Configured, Registry
 from keras_pergrad.keras_internals.noise import Noise
-from keras_pergrad.keras_internals.registry import Configured, Registry
 
 
 class Aggregation(Configured):

@@ -12,9 +12,9 @@ from keras_pergrad.aggregation import (
     is_finite,
     of_samples,
 )
-from keras_pergrad.keras_internals.arguments import is_number, seed_or_none
+from keras_pergrad.common.arguments import is_number, seed_or_none
+from keras_pergrad.common.registry import serialize
 from keras_pergrad.keras_internals.noise import Noise
-from keras_pergrad.keras_internals.registry import serialize
 from keras_pergrad.modes.logs import DefinedMean
 
 PER = ("model", "layer", "variable")

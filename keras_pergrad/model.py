@@ -18,6 +18,7 @@ from keras.src.models.model import functional_init_arguments
 from keras_pergrad import modes
 from keras_pergrad.aggregation import during_fit, require_fit, state_of
 from keras_pergrad.analysis.input_gradients import input_gradients
+from keras_pergrad.common.registry import PACKAGE, serialize
 from keras_pergrad.keras_internals import (
     batches,
     replica_metrics,
@@ -30,7 +31,6 @@ from keras_pergrad.keras_internals.epochs import end_of_epochs
 from keras_pergrad.keras_internals.functional_bases import make_functional
 from keras_pergrad.keras_internals.inspection_checks import require_variables
 from keras_pergrad.keras_internals.losses import track_loss
-from keras_pergrad.keras_internals.registry import PACKAGE, serialize
 from keras_pergrad.keras_internals.vouching import vouched_names
 from keras_pergrad.modes import custom_step
 

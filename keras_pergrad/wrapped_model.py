@@ -17,8 +17,8 @@ from typing import Any
 import keras
 from keras.src.models.functional import Functional
 
-from keras_pergrad.keras_internals.patching import attribute
-from keras_pergrad.keras_internals.registry import PACKAGE
+from keras_pergrad.common.patching import attribute
+from keras_pergrad.common.registry import PACKAGE
 from keras_pergrad.keras_internals.sharing import (
     as_original,
     derived_class,

@@ -15,8 +15,8 @@ from keras_pergrad.analysis.placement import (
 )
 from keras_pergrad.analysis.placement.placement_report import PlacementReport
 from keras_pergrad.analysis.placement.step_profile import replay
-from keras_pergrad.keras_internals import devices
-from keras_pergrad.keras_internals.first_batch import set_aside
+from keras_pergrad.common import devices
+from keras_pergrad.common.first_batch import set_aside
 from keras_pergrad.keras_internals.fit_end import at_end_of_fit
 from keras_pergrad.keras_internals.log_readers import go_before_readers
 from keras_pergrad.keras_internals.running_fit import running_fit

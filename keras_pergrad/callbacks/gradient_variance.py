@@ -14,8 +14,8 @@ from keras_pergrad.analysis.measurement.gradient_logs import (
 )
 from keras_pergrad.analysis.measurement.run_description import describe
 from keras_pergrad.analysis.measurement.run_log import RunLog
+from keras_pergrad.common.arguments import positive_integer
 from keras_pergrad.keras_internals import progress_bar
-from keras_pergrad.keras_internals.arguments import positive_integer
 from keras_pergrad.keras_internals.fit_end import at_end_of_fit
 from keras_pergrad.keras_internals.log_readers import go_before_readers
 from keras_pergrad.keras_internals.running_fit import running_fit

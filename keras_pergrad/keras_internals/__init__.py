@@ -1,1 +1,1 @@
-"""Keras's private parts, and what all packages share."""
+"""Keras's private parts."""

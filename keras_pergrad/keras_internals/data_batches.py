@@ -4,12 +4,12 @@ import math
 
 import tensorflow as tf
 
-from keras_pergrad.keras_internals.arguments import positive_integer
+from keras_pergrad.common.arguments import positive_integer
+from keras_pergrad.common.data_frames import by_position
 from keras_pergrad.keras_internals.batches import (
     is_composite,
     require_one_length,
 )
-from keras_pergrad.keras_internals.data_frames import by_position
 from keras_pergrad.keras_internals.inspection_checks import require_weights
 
 

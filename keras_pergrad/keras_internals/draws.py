@@ -17,7 +17,7 @@ import threading
 import tensorflow as tf
 from keras.src.backend.tensorflow import random as backend_random
 
-from keras_pergrad.keras_internals.patching import attribute
+from keras_pergrad.common.patching import attribute
 
 FUNCTIONS = (
     "normal",

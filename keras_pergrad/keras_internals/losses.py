@@ -14,10 +14,10 @@ from keras import ops
 from keras.src.losses import losses as keras_losses
 from keras.src.losses.loss import unscale_loss_for_distribution
 
+from keras_pergrad.common.marks import same_for_all
+from keras_pergrad.common.patching import attribute
+from keras_pergrad.common.refusal_messages import not_one_number
 from keras_pergrad.keras_internals import replica_metrics
-from keras_pergrad.keras_internals.marks import same_for_all
-from keras_pergrad.keras_internals.patching import attribute
-from keras_pergrad.keras_internals.refusal_messages import not_one_number
 from keras_pergrad.keras_internals.tracing import traced_functions
 
 

@@ -23,7 +23,7 @@ import tensorflow as tf
 from keras.src.backend.common import global_state
 from tensorflow.python.eager import context
 
-from keras_pergrad.keras_internals.patching import attribute
+from keras_pergrad.common.patching import attribute
 
 # Ops that take a variable and do not change it. All others are assumed to
 # assign: restoring too much costs a copy, restoring too little is wrong.

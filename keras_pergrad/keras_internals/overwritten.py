@@ -11,7 +11,7 @@ import contextlib
 
 import tensorflow as tf
 
-from keras_pergrad.keras_internals.patching import attribute
+from keras_pergrad.common.patching import attribute
 
 
 def is_overwritten(variable):

@@ -13,7 +13,7 @@ import contextlib
 import keras
 import tensorflow as tf
 
-from keras_pergrad.keras_internals.patching import attribute
+from keras_pergrad.common.patching import attribute
 
 
 class Penalties:

@@ -12,7 +12,7 @@ from typing import Any
 import keras
 from keras.src.models.functional import Functional
 
-from keras_pergrad.keras_internals.registry import PACKAGE
+from keras_pergrad.common.registry import PACKAGE
 
 #: What Keras's `__init__` sets and a model may have changed since.
 _STATE = (

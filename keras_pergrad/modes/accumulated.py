@@ -3,8 +3,10 @@
 import tensorflow as tf
 
 from keras_pergrad.aggregation import is_finite
+from keras_pergrad.common.arguments import positive_integer
+from keras_pergrad.common.refusal_messages import not_dense
+from keras_pergrad.common.registry import arguments_shown, serialize
 from keras_pergrad.keras_internals import replicas
-from keras_pergrad.keras_internals.arguments import positive_integer
 from keras_pergrad.keras_internals.batches import first_tensor, is_composite
 from keras_pergrad.keras_internals.optimizers import accumulating
 from keras_pergrad.keras_internals.overwritten import (
@@ -12,8 +14,6 @@ from keras_pergrad.keras_internals.overwritten import (
     require_none,
 )
 from keras_pergrad.keras_internals.penalties import regularization_gradients
-from keras_pergrad.keras_internals.refusal_messages import not_dense
-from keras_pergrad.keras_internals.registry import arguments_shown, serialize
 from keras_pergrad.modes import add_loss_reduction, replica_step
 from keras_pergrad.modes.base import (
     GradientMode,

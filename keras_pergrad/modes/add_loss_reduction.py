@@ -3,11 +3,11 @@
 import keras
 import tensorflow as tf
 
+from keras_pergrad.common.marks import same_for_all
 from keras_pergrad.keras_internals import draws, replicas
 from keras_pergrad.keras_internals.batches import first_tensor
 from keras_pergrad.keras_internals.loss_tensors import loss_tensors
 from keras_pergrad.keras_internals.losses import additional_sums, noting_losses
-from keras_pergrad.keras_internals.marks import same_for_all
 from keras_pergrad.modes.base import call_model, training_inside
 from keras_pergrad.samples.sample_replay import Recorded, Replay
 

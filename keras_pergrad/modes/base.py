@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from keras_pergrad import statistics
 from keras_pergrad.aggregation import is_finite, of_samples
+from keras_pergrad.common.registry import Configured, Registry
 from keras_pergrad.keras_internals import replicas
-from keras_pergrad.keras_internals.registry import Configured, Registry
 from keras_pergrad.modes.logs import STATISTICS
 
 

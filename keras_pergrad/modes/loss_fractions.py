@@ -16,8 +16,8 @@ import numpy as np
 import tensorflow as tf
 from keras.src import backend
 
+from keras_pergrad.common.patching import attribute
 from keras_pergrad.keras_internals.losses import labels_told_alike
-from keras_pergrad.keras_internals.patching import attribute
 
 SUM = "sum"
 ROWS = "rows"

@@ -11,13 +11,14 @@ from keras_pergrad.aggregation import (
     of_samples,
     weight_of,
 )
+from keras_pergrad.common import refusal_messages
+from keras_pergrad.common.arguments import positive_integer
+from keras_pergrad.common.registry import serialize
 from keras_pergrad.factors import squared_norm
-from keras_pergrad.keras_internals import refusal_messages, replicas
-from keras_pergrad.keras_internals.arguments import positive_integer
+from keras_pergrad.keras_internals import replicas
 from keras_pergrad.keras_internals.batches import Filled, first_tensor
 from keras_pergrad.keras_internals.losses import track_loss
 from keras_pergrad.keras_internals.overwritten import SetApart
-from keras_pergrad.keras_internals.registry import serialize
 from keras_pergrad.modes import replica_step
 from keras_pergrad.modes.base import (
     GradientMode,

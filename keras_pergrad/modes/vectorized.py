@@ -8,6 +8,7 @@ from keras_pergrad.aggregation import (
     of_samples,
     weight_of,
 )
+from keras_pergrad.common.registry import serialize
 from keras_pergrad.factors import squared_norm, together
 from keras_pergrad.factors.sample_gradients import select
 from keras_pergrad.keras_internals import replicas
@@ -15,7 +16,6 @@ from keras_pergrad.keras_internals.batches import Filled, first_tensor
 from keras_pergrad.keras_internals.losses import noting_losses, total_loss
 from keras_pergrad.keras_internals.overwritten import SetApart
 from keras_pergrad.keras_internals.penalties import Penalties
-from keras_pergrad.keras_internals.registry import serialize
 from keras_pergrad.modes import replica_step
 from keras_pergrad.modes.base import (
     GradientMode,

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_pergrad.keras_internals.registry import serialize
+from keras_pergrad.common.registry import serialize
 from keras_pergrad.privacy import model_check
 from keras_pergrad.privacy.budget import PrivacyBudget
 from keras_pergrad.privacy.ledger import Ledger

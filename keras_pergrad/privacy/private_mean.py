@@ -5,8 +5,8 @@ import copy
 import tensorflow as tf
 
 from keras_pergrad.aggregation import Aggregation, aggregations
+from keras_pergrad.common.registry import serialize
 from keras_pergrad.keras_internals.noise import Noise
-from keras_pergrad.keras_internals.registry import serialize
 from keras_pergrad.keras_internals.tracing import is_inspecting
 from keras_pergrad.privacy import fit_check
 from keras_pergrad.privacy.ledger import STEPS, Ledger

@@ -5,7 +5,7 @@ import operator
 import warnings
 
 from keras_pergrad.clipping import ClippedMean
-from keras_pergrad.keras_internals.arguments import is_number, positive_integer
+from keras_pergrad.common.arguments import is_number, positive_integer
 from keras_pergrad.privacy.ledger import Ledger
 from keras_pergrad.privacy.mechanism import SAMPLINGS
 

@@ -6,11 +6,11 @@ import warnings
 import weakref
 
 from keras_pergrad.clipping import is_schedule
-from keras_pergrad.keras_internals.arguments import (
+from keras_pergrad.common.arguments import (
     positive_integer,
     seed_or_none,
 )
-from keras_pergrad.keras_internals.registry import serialize
+from keras_pergrad.common.registry import serialize
 from keras_pergrad.modes import Accumulated, PerSample, Vectorized
 from keras_pergrad.privacy import accounting
 from keras_pergrad.privacy.budget import PrivacyBudget

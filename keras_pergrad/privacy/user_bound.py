@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from keras_pergrad.keras_internals.arguments import positive_integer
+from keras_pergrad.common.arguments import positive_integer
 from keras_pergrad.privacy.mechanism import EXAMPLE, UNIQUE, USER
 from keras_pergrad.privacy.sampling import make_key
 

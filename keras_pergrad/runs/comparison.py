@@ -5,7 +5,7 @@ import os
 
 import numpy as np
 
-from keras_pergrad.keras_internals.arguments import positive_integer
+from keras_pergrad.common.arguments import positive_integer
 from keras_pergrad.runs import (
     alignment,
     charts,

@@ -4,7 +4,7 @@ from html import escape
 
 import numpy as np
 
-from keras_pergrad.keras_internals.tables import as_html
+from keras_pergrad.common.tables import as_html
 from keras_pergrad.runs import charts, report
 from keras_pergrad.runs.findings import share
 from keras_pergrad.runs.report import number

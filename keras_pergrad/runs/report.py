@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from keras_pergrad.keras_internals import tables
+from keras_pergrad.common import tables
 from keras_pergrad.runs.alignment import evenly
 from keras_pergrad.runs.findings import share
 

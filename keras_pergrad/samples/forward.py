@@ -14,8 +14,8 @@ import inspect
 import keras
 import tensorflow as tf
 
+from keras_pergrad.common.patching import attribute
 from keras_pergrad.factors.xla import in_xla
-from keras_pergrad.keras_internals.patching import attribute
 from keras_pergrad.keras_internals.tracing import functions_in_line
 from keras_pergrad.samples.layer_rules.rule_registry import find_rule
 

@@ -8,7 +8,7 @@ import re
 
 import tensorflow as tf
 
-from keras_pergrad.keras_internals.patching import attribute
+from keras_pergrad.common.patching import attribute
 from keras_pergrad.samples import messages
 
 _GRADIENT = re.compile(r"(?:^|/)gradients(?:_\d+)?/(.+?)_grad/")

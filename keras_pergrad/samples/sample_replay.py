@@ -13,8 +13,8 @@ import keras
 import tensorflow as tf
 from keras.src import backend
 
+from keras_pergrad.common import refusal_messages
 from keras_pergrad.keras_internals import draws as draws_module
-from keras_pergrad.keras_internals import refusal_messages
 from keras_pergrad.keras_internals.batches import is_composite
 from keras_pergrad.keras_internals.loss_tensors import loss_tensors
 

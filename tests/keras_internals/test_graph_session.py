@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_pergrad.keras_internals.first_batch import set_aside
+from keras_pergrad.common.first_batch import set_aside
 from keras_pergrad.keras_internals.graph_session import (
     NotReplayable,
     Replica,

@@ -5,8 +5,8 @@ import pytest
 import tensorflow as tf
 
 import keras_pergrad as kpg
+from keras_pergrad.common.patching import attribute
 from keras_pergrad.keras_internals import strategies
-from keras_pergrad.keras_internals.patching import attribute
 
 UNSERVED = [
     tf.distribute.TPUStrategy,

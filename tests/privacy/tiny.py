@@ -6,7 +6,7 @@ import keras
 import numpy as np
 
 import keras_pergrad as kpg
-from keras_pergrad.keras_internals.registry import serialize
+from keras_pergrad.common.registry import serialize
 
 N = 40
 _rng = np.random.default_rng(5)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import keras_pergrad as kpg
-from keras_pergrad.keras_internals import tables
+from keras_pergrad.common import tables
 from keras_pergrad.runs import charts, page
 from keras_pergrad.runs.report import Chart, Line
 from tests.runs import made_up

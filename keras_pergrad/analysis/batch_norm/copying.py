@@ -11,7 +11,7 @@ import tempfile
 import keras
 from keras.src.models import functional
 
-from keras_pergrad.keras_internals.patching import attribute
+from keras_pergrad.common.patching import attribute
 
 
 def copy_model(model):

@@ -20,9 +20,10 @@ from keras_pergrad.analysis.checking.check_table import (
     CheckRow,
     GradientCheck,
 )
+from keras_pergrad.common.error_text import reason
+from keras_pergrad.common.registry import PACKAGE
 from keras_pergrad.keras_internals import onednn
 from keras_pergrad.keras_internals.batches import as_tensors, of_one_length
-from keras_pergrad.keras_internals.error_text import reason
 from keras_pergrad.keras_internals.graph_session import as_in_fit
 from keras_pergrad.keras_internals.inspection_checks import (
     check_trainable,
@@ -30,7 +31,6 @@ from keras_pergrad.keras_internals.inspection_checks import (
 )
 from keras_pergrad.keras_internals.model_state import ModelState
 from keras_pergrad.keras_internals.overwritten import SetApart
-from keras_pergrad.keras_internals.registry import PACKAGE
 
 # The errors of TensorFlow, XLA and the modes where they cannot do it.
 _CANNOT = (ValueError, NotImplementedError, tf.errors.OpError)

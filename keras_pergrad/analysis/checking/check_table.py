@@ -5,7 +5,7 @@ import html
 import textwrap
 
 from keras_pergrad.analysis.numerics import EXACT, ROUNDING, WRONG
-from keras_pergrad.keras_internals.tables import as_text
+from keras_pergrad.common.tables import as_text
 
 REFUSED = "refused"
 CANNOT_TELL = "cannot tell"

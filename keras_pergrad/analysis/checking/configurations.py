@@ -3,8 +3,8 @@
 import math
 
 from keras_pergrad.analysis.checking import execution
-from keras_pergrad.keras_internals.devices import accelerators, chosen
-from keras_pergrad.keras_internals.registry import serialize
+from keras_pergrad.common.devices import accelerators, chosen
+from keras_pergrad.common.registry import serialize
 from keras_pergrad.modes import Accumulated
 from keras_pergrad.modes import modes as registry
 

@@ -9,14 +9,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_pergrad.common.devices import short_name
+from keras_pergrad.common.patching import attribute
 from keras_pergrad.keras_internals import draws
-from keras_pergrad.keras_internals.devices import short_name
 from keras_pergrad.keras_internals.graph_session import (
     NotReplayable,
     Replica,
     trace_step,
 )
-from keras_pergrad.keras_internals.patching import attribute
 from keras_pergrad.modes.base import call_model, loss_scale
 
 SETTINGS = ("eager", "graph", "xla")

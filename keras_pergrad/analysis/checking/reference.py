@@ -10,7 +10,7 @@ from keras_pergrad.aggregation import weight_of
 from keras_pergrad.analysis.checking import precision
 from keras_pergrad.analysis.checking.plain_tape import PlainTape, Uncheckable
 from keras_pergrad.analysis.checking.sensitivity import wobbles
-from keras_pergrad.keras_internals.error_text import reason
+from keras_pergrad.common.error_text import reason
 
 # The largest difference that rounding explains between a sample's outputs
 # alone and in its batch.

@@ -30,7 +30,7 @@ def devices():
     """Return how many CPUs TensorFlow sees, and which accelerators."""
     import tensorflow as tf
 
-    from keras_pergrad.keras_internals.devices import accelerators
+    from keras_pergrad.common.devices import accelerators
 
     cpus = tf.config.list_physical_devices("CPU")
     found = [{"name": d.name, "platform": d.platform} for d in accelerators()]
@@ -100,7 +100,7 @@ def main():
     attempt("devices", devices)
     attempt("determinism", determinism)
     attempt("training", lambda: training("CPU:0"))
-    from keras_pergrad.keras_internals.devices import accelerators
+    from keras_pergrad.common.devices import accelerators
 
     for device in accelerators():
         name = device.name

@@ -4,7 +4,7 @@ import dataclasses
 import html
 import textwrap
 
-from keras_pergrad.keras_internals.tables import as_text
+from keras_pergrad.common.tables import as_text
 
 COLUMNS = (
     "layer",

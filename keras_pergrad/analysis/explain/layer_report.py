@@ -20,12 +20,12 @@ from keras_pergrad.analysis.explain.explanation import (
     VariableRow,
     VouchedOp,
 )
+from keras_pergrad.common.arguments import positive_integer
+from keras_pergrad.common.refusal_messages import not_one_number
 from keras_pergrad.factors import join, widened
-from keras_pergrad.keras_internals.arguments import positive_integer
 from keras_pergrad.keras_internals.batches import is_composite
 from keras_pergrad.keras_internals.losses import additional_losses
 from keras_pergrad.keras_internals.model_state import random_state_kept
-from keras_pergrad.keras_internals.refusal_messages import not_one_number
 from keras_pergrad.modes.accumulated import Accumulated
 from keras_pergrad.samples import Tape, sum_of_outputs
 

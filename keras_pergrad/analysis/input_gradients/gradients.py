@@ -17,7 +17,7 @@ from keras_pergrad.analysis.input_gradients.sources import (
     source,
 )
 from keras_pergrad.analysis.input_gradients.targets import Targets
-from keras_pergrad.keras_internals.arguments import positive_integer
+from keras_pergrad.common.arguments import positive_integer
 from keras_pergrad.keras_internals.model_state import (
     random_state_kept,
     run_and_restore,

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.analysis.input_gradients.chunk import OVER_SAMPLES
-from keras_pergrad.keras_internals.free_memory import as_text, free_bytes
+from keras_pergrad.common.free_memory import as_text, free_bytes
 
 #: A chunk's gradients are held as computed, stacked, transposed and copied.
 _COPIES = 4

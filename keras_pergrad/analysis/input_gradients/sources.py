@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.analysis.input_gradients.paging import release
-from keras_pergrad.keras_internals.data_frames import by_position
+from keras_pergrad.common.data_frames import by_position
 
 
 def source(x, batch_size):

@@ -6,7 +6,7 @@ import functools
 import keras
 import tensorflow as tf
 
-from keras_pergrad.keras_internals.patching import attribute
+from keras_pergrad.common.patching import attribute
 
 #: Ops that pass ids on unchanged.
 _PASSING = ("Cast", "Identity")

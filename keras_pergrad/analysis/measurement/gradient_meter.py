@@ -14,8 +14,8 @@ from keras_pergrad.analysis.measurement.batch_gradient import (
     BatchGradient,
     squared_norm,
 )
+from keras_pergrad.common.error_text import reason
 from keras_pergrad.keras_internals.batches import first_tensor
-from keras_pergrad.keras_internals.error_text import reason
 from keras_pergrad.keras_internals.losses import additional_losses, total_loss
 from keras_pergrad.keras_internals.model_state import (
     random_state_kept,

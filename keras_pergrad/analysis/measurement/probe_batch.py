@@ -10,7 +10,7 @@ from keras_pergrad.analysis.measurement.gradient_meter import (
     GradientMeter,
     MissingLoss,
 )
-from keras_pergrad.keras_internals.first_batch import set_aside
+from keras_pergrad.common.first_batch import set_aside
 from keras_pergrad.keras_internals.graph_session import as_in_fit
 
 _END_OF_DATA = (StopIteration, tf.errors.OutOfRangeError)

@@ -23,7 +23,7 @@ from keras_pergrad.analysis.measurement.model_description import (
     plain,
     settings,
 )
-from keras_pergrad.keras_internals import devices
+from keras_pergrad.common import devices
 from keras_pergrad.runs import RunInfo
 
 # What TensorFlow answers where no global seed was set.

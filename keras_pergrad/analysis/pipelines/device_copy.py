@@ -7,7 +7,7 @@ Private names in use: `tf.Operation._set_attr`,
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from keras_pergrad.keras_internals.devices import accelerators
+from keras_pergrad.common.devices import accelerators
 
 
 def accelerator():

@@ -12,7 +12,7 @@ from keras.src.backend.common import global_state
 
 from keras_pergrad.analysis.pipelines.loading_rate import Step
 from keras_pergrad.analysis.pipelines.stopwatch import fetches_of_a_call
-from keras_pergrad.keras_internals.patching import attribute
+from keras_pergrad.common.patching import attribute
 
 FUNCTION, STATE, STEPS = (
     "train_function",

@@ -38,7 +38,7 @@ from keras_pergrad.analysis.pipelines.worker_sweep import (
     trials,
     worker_counts,
 )
-from keras_pergrad.keras_internals.arguments import positive_integer
+from keras_pergrad.common.arguments import positive_integer
 from keras_pergrad.keras_internals.inspection_checks import (
     require_compiled,
     require_targets,

@@ -7,7 +7,7 @@ import tensorflow as tf
 from keras_pergrad.analysis import numerics
 from keras_pergrad.analysis.placement import layers, wrong_op
 from keras_pergrad.analysis.placement.step_profile import median_ms
-from keras_pergrad.keras_internals.devices import (
+from keras_pergrad.common.devices import (
     chosen,
 )
 from keras_pergrad.keras_internals.graph_session import (

@@ -26,7 +26,7 @@ from keras_pergrad.analysis.placement import (
     operations,
 )
 from keras_pergrad.analysis.placement import graph as graphs
-from keras_pergrad.keras_internals.devices import short_name
+from keras_pergrad.common.devices import short_name
 
 NOTE = (
     "run_eagerly=True: ops were seen one by one as they ran, those of a "

@@ -9,7 +9,7 @@ import dataclasses
 import tensorflow as tf
 
 from keras_pergrad.analysis.placement import calls
-from keras_pergrad.keras_internals.devices import short_name
+from keras_pergrad.common.devices import short_name
 
 SENDS = ("_Send", "_HostSend")
 RECEIVES = ("_Recv", "_HostRecv")

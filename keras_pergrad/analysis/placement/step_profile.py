@@ -8,7 +8,7 @@ import time
 import tensorflow as tf
 
 from keras_pergrad.analysis.placement import copies, graph
-from keras_pergrad.keras_internals.devices import short_name
+from keras_pergrad.common.devices import short_name
 from keras_pergrad.keras_internals.graph_session import Replica, trace_step
 
 

@@ -10,7 +10,7 @@ of every step:
 import keras
 import tensorflow as tf
 
-from keras_pergrad.keras_internals.patching import attribute
+from keras_pergrad.common.patching import attribute
 from keras_pergrad.samples.layer_rules import recurrent_cells
 from keras_pergrad.samples.layer_rules.rule_registry import register_rule
 from keras_pergrad.samples.layer_rules.scan import Scan

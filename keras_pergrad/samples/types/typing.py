@@ -11,8 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_pergrad.common.marks import SAME_FOR_ALL
 from keras_pergrad.keras_internals.graph_nodes import placeholder
-from keras_pergrad.keras_internals.marks import SAME_FOR_ALL
 from keras_pergrad.samples.types import assumed, call_rules, sample_loops
 from keras_pergrad.samples.types.list_shapes import ListShapes
 from keras_pergrad.samples.types.node_stages import (

@@ -17,7 +17,7 @@ def as_text(columns, rows, left=()):
 
     Example:
 
-    >>> from keras_pergrad.keras_internals.tables import as_text
+    >>> from keras_pergrad.common.tables import as_text
     >>> print(*as_text(["name", "n"], [["a", "10"], ["long", "9"]], ["name"]),
     ...       sep="\\n")
     name   n

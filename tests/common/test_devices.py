@@ -3,7 +3,7 @@ import types
 import pytest
 import tensorflow as tf
 
-from keras_pergrad.keras_internals.devices import (
+from keras_pergrad.common.devices import (
     accelerators,
     platform_of,
     short_name,

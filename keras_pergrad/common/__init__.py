@@ -1,0 +1,1 @@
+"""Parts that all packages share: arguments, tables, errors, devices."""
