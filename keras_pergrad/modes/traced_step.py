@@ -43,10 +43,14 @@ def _traced_step(step, mode, model, batch):
     return Step(loss, y_pred, gradients, statistics)
 
 
-def traced_once(function):
-    """Return what `function()` gives, computed in a graph of its own."""
+def traced_once(function, *arguments):
+    """Return what `function(*arguments)` gives, computed in a graph of its own.
+
+    The arguments are inputs of that graph, as the samples of a step must be.
+    """
     with traced_functions():
-        return tf.function(function, autograph=False).get_concrete_function()()
+        traced = tf.function(function, autograph=False)
+        return traced.get_concrete_function(*arguments)(*arguments)
 
 
 def _traced(step, mode, model_reference):

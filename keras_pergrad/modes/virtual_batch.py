@@ -81,7 +81,7 @@ class WeightedContributions(Contributions):
         """Return the weighted sums and the norms of one microbatch."""
         part = x, y, sample_weight, index
         if self.inner.needs_graph and tf.executing_eagerly():
-            return traced_once(lambda: self._sums(*part))
+            return traced_once(self._sums, *part)
         return self._sums(*part)
 
     def _sums(self, x, y, sample_weight, index):

@@ -125,10 +125,13 @@ class Case:
     @property
     def is_repeated(self):
         """Whether the forward pass sees a part of the samples at a time."""
-        if self.mode == "per_sample":
-            return True
+        is_step = self.asks == "step"
         is_cut = self.microbatch is not None and self.microbatch < self.n
-        return is_cut and self.asks == "step"
+        if self.mode != "per_sample":
+            return is_cut and is_step
+        # Means over microbatches are of their batch gradients.
+        is_batch = self.microbatch is not None and not self.clips and is_step
+        return is_cut or not is_batch
 
     @property
     def must_refuse(self):

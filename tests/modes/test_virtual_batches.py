@@ -339,3 +339,27 @@ def test_a_length_that_is_not_known_while_tracing_is_refused():
     )
     with pytest.raises(ValueError, match=r"for one sample is not known.*pad"):
         model.fit(data, verbose=0, shuffle=False)
+
+
+@pytest.mark.parametrize("microbatch_size", [2, 5])
+def test_layers_with_a_rule_first_in_an_eager_step(microbatch_size):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(5, 4, 3)), rng.normal(size=(5, 2))
+
+    def trained(mode):
+        keras.utils.set_random_seed(0)
+        layers = [keras.Input((4, 3)), keras.layers.GRU(2)]
+        model = kpg.PerGradModel.from_model(
+            keras.Sequential([*layers, keras.layers.Dense(2)])
+        )
+        sgd = keras.optimizers.SGD(1.0)
+        model.compile(sgd, "mse", gradient_mode=mode, run_eagerly=True)
+        before = model.get_weights()
+        model.train_on_batch(x, y)
+        return [b - a for a, b in zip(before, model.get_weights())]
+
+    whole = kpg.Vectorized(clipped())
+    parts = kpg.Accumulated(microbatch_size=microbatch_size, inner=whole)
+    for a, b in zip(trained(parts), trained(whole), strict=True):
+        assert abs(b).max() > 1e-4
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
