@@ -23,6 +23,7 @@ from keras_pergrad.keras_internals.inspection_checks import (
     require_targets,
 )
 from keras_pergrad.keras_internals.losses import total_loss
+from keras_pergrad.keras_internals.model_parts import build_symbolically
 from keras_pergrad.keras_internals.model_state import (
     random_state_kept,
     run_and_restore,
@@ -284,7 +285,7 @@ def _of_batch(what, model, batch, method, training):
                 f"Model {model.name!r} has no trainable variables, so there "
                 "is no gradient to compute."
             )
-        model._symbolic_build(data_batch=batch)
+        build_symbolically(model, batch)
         function = function_cache.kept(
             model,
             (what, method, training, ranks(batch)),
@@ -301,7 +302,7 @@ def _of_batch(what, model, batch, method, training):
 
 def _build(model, batch):
     try:
-        model._symbolic_build(data_batch=batch)
+        build_symbolically(model, batch)
     except RuntimeError:  # its call needs numbers
         model(batch[0])
 

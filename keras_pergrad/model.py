@@ -31,6 +31,7 @@ from keras_pergrad.keras_internals.epochs import end_of_epochs
 from keras_pergrad.keras_internals.functional_bases import make_functional
 from keras_pergrad.keras_internals.inspection_checks import require_variables
 from keras_pergrad.keras_internals.losses import track_loss
+from keras_pergrad.keras_internals.model_parts import build_symbolically
 from keras_pergrad.keras_internals.vouching import vouched_names
 from keras_pergrad.modes import custom_step
 
@@ -230,7 +231,7 @@ class PerGradModel(keras.Model):
                 data_batch = strategies.first_part(
                     self._distribute_strategy, iterator
                 )
-            self._symbolic_build(data_batch=data_batch)
+            build_symbolically(self, data_batch)
         strategies.require_inside(self)
 
     def fit(self, *args, **kwargs):

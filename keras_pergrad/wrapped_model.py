@@ -19,6 +19,7 @@ from keras.src.models.functional import Functional
 
 from keras_pergrad.common.patching import attribute
 from keras_pergrad.common.registry import PACKAGE
+from keras_pergrad.keras_internals.model_parts import takes_training
 from keras_pergrad.keras_internals.sharing import (
     as_original,
     derived_class,
@@ -252,7 +253,7 @@ class WrappedModel(PerGradModel):
             self.built = True
 
     def call(self, inputs, training=None):
-        if self.wrapped._call_has_training_arg:
+        if takes_training(self.wrapped):
             return self.wrapped(inputs, training=training)
         return self.wrapped(inputs)
 

@@ -11,6 +11,8 @@ import math
 
 import numpy as np
 
+from keras_pergrad.keras_internals.model_parts import inner_layers
+
 EXACT, ROUNDING, WRONG = "exact", "rounding", "wrong"
 
 # Bits of precision are a property of the format that did the arithmetic.
@@ -208,11 +210,7 @@ def judge_all(names, references, values, dtype, terms=1, scales=None):
 
 def precision(model):
     """Return the least precise format that a layer with weights computes in."""
-    layers = [
-        layer
-        for layer in model._flatten_layers(include_self=False)
-        if layer.weights
-    ]
+    layers = [layer for layer in inner_layers(model) if layer.weights]
     policies = {layer.compute_dtype for layer in layers}
     policies |= {getattr(layer, "quantization_mode", None) for layer in layers}
     for dtype in ("float8", "bfloat16", "float16", "float32", "float64"):

@@ -3,6 +3,8 @@
 import numpy as np
 import tensorflow as tf
 
+from keras_pergrad.keras_internals.model_parts import mask_of
+
 
 def as_tensors(batch):
     """Return a batch with tensors in place of the arrays of eager steps."""
@@ -148,7 +150,7 @@ class Filled:
 
         def cut(tensor):
             found = tensor[: self.n]
-            mask = getattr(tensor, "_keras_mask", None)
+            mask = mask_of(tensor)
             if mask is not None:
                 found._keras_mask = mask[: self.n]
             return found

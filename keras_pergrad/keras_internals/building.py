@@ -18,6 +18,12 @@ from keras.src.models.functional import Functional
 from tensorflow.python import pywrap_tfe
 
 from keras_pergrad.keras_internals import replicas
+from keras_pergrad.keras_internals.model_parts import (
+    build_symbolically,
+    compiled_loss,
+    inner_layers,
+    layers_of,
+)
 
 
 def build_all(model, batch):
@@ -45,7 +51,7 @@ def build_all(model, batch):
                 *specs,
             )
         if not _build_losses(model, *specs):
-            model._symbolic_build(data_batch=specs)
+            build_symbolically(model, specs)
         optimizer = model.optimizer
         if optimizer is not None and not optimizer.built:
             optimizer.build(model.trainable_variables)
@@ -71,7 +77,7 @@ def _build_losses(model, x, y, sample_weight):
     Returns:
         Whether that could be done: its outputs must be known from its inputs.
     """
-    if not all(layer.built for layer in model._flatten_layers()):
+    if not all(layer.built for layer in layers_of(model)):
         return False
     if type(model).call is not Functional.call:
         return False
@@ -85,7 +91,7 @@ def _build_losses(model, x, y, sample_weight):
         backend.compute_output_spec(
             model.compute_metrics, *batch, y_pred, sample_weight=weight
         )
-    if not getattr(model._compile_loss, "built", True):
+    if not getattr(compiled_loss(model), "built", True):
         backend.compute_output_spec(
             model._compute_loss,
             *batch,
@@ -113,7 +119,7 @@ def _any_number(structure):
 def _has_loss_of_its_own(model):
     """Whether `compute_loss` is overridden, and a layer not yet built."""
     own = type(model).compute_loss is not keras.Model.compute_loss
-    layers = model._flatten_layers(include_self=False)
+    layers = inner_layers(model)
     return own and not all(layer.built for layer in layers)
 
 

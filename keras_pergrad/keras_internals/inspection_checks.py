@@ -7,6 +7,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_pergrad.keras_internals.model_parts import compiled_loss, layers_of
+
 
 def require_compiled(model):
     """Refuse what is not a compiled model."""
@@ -26,7 +28,7 @@ def require_targets(model, batch):
     """Refuse a batch without the targets that the loss needs."""
     if (
         batch[1] is None
-        and model._compile_loss is not None
+        and compiled_loss(model) is not None
         and type(model).compute_loss is keras.Model.compute_loss
     ):
         raise ValueError(
@@ -55,7 +57,7 @@ def mixes_in_training_only(model, error):
     """Whether an error is about a model that mixes only in training."""
     return "gradient_mode" in str(error) and any(
         isinstance(layer, keras.layers.BatchNormalization)
-        for layer in model._flatten_layers()
+        for layer in layers_of(model)
     )
 
 

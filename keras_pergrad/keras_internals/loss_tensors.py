@@ -8,6 +8,8 @@ Private names in use: the tensor attribute `_keras_logits`.
 
 import tensorflow as tf
 
+from keras_pergrad.keras_internals.model_parts import logits_behind
+
 
 def loss_tensors(outputs):
     """Return all tensors of the outputs, flat, then the logits behind them.
@@ -21,7 +23,7 @@ def loss_tensors(outputs):
 
 
 def _logits(tensor):
-    logits = getattr(tensor, "_keras_logits", None)
+    logits = logits_behind(tensor)
     if logits is not None:
         return logits
     if tf.executing_eagerly() or not isinstance(tensor, tf.Tensor):

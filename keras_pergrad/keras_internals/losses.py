@@ -18,6 +18,7 @@ from keras_pergrad.common.marks import same_for_all
 from keras_pergrad.common.patching import attribute
 from keras_pergrad.common.refusal_messages import not_one_number
 from keras_pergrad.keras_internals import replica_metrics
+from keras_pergrad.keras_internals.model_parts import layers_of, loss_tracker
 from keras_pergrad.keras_internals.tracing import traced_functions
 
 
@@ -86,7 +87,7 @@ def track_loss(model, loss, samples, whole=False):
     # A mean over no sample is NaN, and would stay in the running mean.
     found: Any = loss
     loss = tf.where(samples > 0, found, tf.zeros([], found.dtype))
-    tracker = model._loss_tracker
+    tracker = loss_tracker(model)
     replica_metrics.update(
         tracker.variables,
         lambda: tracker.update_state(loss, sample_weight=samples),
@@ -99,9 +100,7 @@ def additional_losses(model):
     Activity regularisers are among them, weight regularisers are not.
     """
     return [
-        loss
-        for layer in model._flatten_layers()
-        for loss in layer._get_own_losses()
+        loss for layer in layers_of(model) for loss in layer._get_own_losses()
     ]
 
 
@@ -207,7 +206,7 @@ def _looks_like_sum(term):
 def noting_losses(model, found):
     """Append the losses given to `add_loss` inside to `found`, in order."""
     with contextlib.ExitStack() as stack:
-        for layer in model._flatten_layers():
+        for layer in layers_of(model):
             stack.enter_context(
                 attribute(layer, "add_loss", _noting(layer.add_loss, found))
             )

@@ -24,6 +24,7 @@ from keras.src.backend.common import global_state
 from tensorflow.python.eager import context
 
 from keras_pergrad.common.patching import attribute
+from keras_pergrad.keras_internals.model_parts import compiled_loss, layers_of
 
 # Ops that take a variable and do not change it. All others are assumed to
 # assign: restoring too much costs a copy, restoring too little is wrong.
@@ -180,7 +181,7 @@ def random_state_kept():
 def losses_kept(model):
     """Let a forward pass inside leave no losses in a model's layers."""
     with contextlib.ExitStack() as stack:
-        for layer in model._flatten_layers():
+        for layer in layers_of(model):
             for name, value in {"_losses": [], "_loss_ids": set()}.items():
                 stack.enter_context(attribute(layer, name, value))
         yield
@@ -209,7 +210,7 @@ def variables_of(model):
     These are variables of layers, plain ones that Keras does not know
     included, of metrics, and seeds, also Keras's global seed.
     """
-    compile_loss = getattr(model, "_compile_loss", None)
+    compile_loss = compiled_loss(model)
     metrics = [*model.metrics, *getattr(compile_loss, "metrics", ())]
     variables = [
         *model.variables,
@@ -220,7 +221,7 @@ def variables_of(model):
     if seeds is not None:
         variables.append(seeds.state)
     found = [v.value for v in variables]
-    found += plain_variables(model._flatten_layers())
+    found += plain_variables(layers_of(model))
     return list({id(v): v for v in found}.values())
 
 

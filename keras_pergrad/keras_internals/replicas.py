@@ -13,6 +13,7 @@ import contextlib
 
 import tensorflow as tf
 
+from keras_pergrad.keras_internals.model_parts import layers_of
 from keras_pergrad.keras_internals.optimizers import all_of
 
 
@@ -105,7 +106,7 @@ def waiting(model):
         return []
     return [
         layer
-        for layer in model._flatten_layers()
+        for layer in layers_of(model)
         if getattr(layer, "synchronized", False) and layer.trainable
     ]
 

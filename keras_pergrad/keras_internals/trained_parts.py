@@ -18,6 +18,8 @@ import weakref
 import numpy as np
 from keras.src.saving.keras_saveable import KerasSaveable
 
+from keras_pergrad.keras_internals.model_parts import inner_layers
+
 #: The attribute of the model. Keras loads attributes by name, and this has to
 #: come after all layers.
 ATTRIBUTE = "~lora"
@@ -122,7 +124,7 @@ def restore(model, config):
 
 
 def _layers(model):
-    return list(model._flatten_layers(include_self=False))
+    return inner_layers(model)
 
 
 def _with_variables(layers):

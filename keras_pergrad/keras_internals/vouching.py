@@ -5,6 +5,8 @@ Private name in use: `Layer._flatten_layers`.
 
 import tensorflow as tf
 
+from keras_pergrad.keras_internals.model_parts import layers_of
+
 
 def vouched_names(model, names):
     """Return what `compile(vouched=...)` was given, a tuple.
@@ -15,7 +17,7 @@ def vouched_names(model, names):
     if isinstance(names, str):
         names = [names]
     names = tuple(names)
-    layers = {layer.name for layer in model._flatten_layers()}
+    layers = {layer.name for layer in layers_of(model)}
     for name in names:
         known = isinstance(name, str) and (
             name in layers or hasattr(tf.raw_ops, name) or not model.built

@@ -10,6 +10,7 @@ from keras_pergrad import statistics
 from keras_pergrad.aggregation import is_finite, of_samples
 from keras_pergrad.common.registry import Configured, Registry
 from keras_pergrad.keras_internals import replicas
+from keras_pergrad.keras_internals.model_parts import takes_training
 from keras_pergrad.modes.logs import STATISTICS
 
 
@@ -177,14 +178,14 @@ def register_gradient_mode(name):
 
 def call_model(model, x, training=True):
     """Return `model(x)`, called as in Keras's own steps."""
-    if model._call_has_training_arg:
+    if takes_training(model):
         return model(x, training=training)
     return model(x)
 
 
 def training_inside(model, training):
     """Return the value of `training` for the layers in `call_model`."""
-    return training if model._call_has_training_arg else None
+    return training if takes_training(model) else None
 
 
 def loss_scale(optimizer):

@@ -20,6 +20,7 @@ from keras.src.trainers.compile_utils import CompileLoss
 
 from keras_pergrad.keras_internals import replicas
 from keras_pergrad.keras_internals.losses import track_loss
+from keras_pergrad.keras_internals.model_parts import inner_layers
 from keras_pergrad.keras_internals.overwritten import is_overwritten
 from keras_pergrad.modes.batch import Batch
 from keras_pergrad.modes.logs import named
@@ -253,7 +254,7 @@ def _flat(value):
 
 def _build(owner, loss_fn, batch):
     """Create the weights of layers that no call has built yet."""
-    if all(layer.built for layer in owner._flatten_layers(include_self=False)):
+    if all(layer.built for layer in inner_layers(owner)):
         return
     specs = tf.nest.map_structure(
         lambda t: t if t is None else keras.KerasTensor(t.shape, t.dtype.name),

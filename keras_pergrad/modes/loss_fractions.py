@@ -18,6 +18,7 @@ from keras.src import backend
 
 from keras_pergrad.common.patching import attribute
 from keras_pergrad.keras_internals.losses import labels_told_alike
+from keras_pergrad.keras_internals.model_parts import compiled_loss
 
 SUM = "sum"
 ROWS = "rows"
@@ -95,7 +96,7 @@ def numerators(model, y, y_pred, sample_weight):
     if type(model).compute_loss is not keras.Model.compute_loss:
         return []
     with labels_told_alike():
-        found = evaluate(model._compile_loss, y, y_pred, sample_weight)
+        found = evaluate(compiled_loss(model), y, y_pred, sample_weight)
     return [fraction.numerator for fraction in found]
 
 

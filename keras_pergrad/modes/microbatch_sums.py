@@ -18,6 +18,7 @@ import tensorflow as tf
 from keras_pergrad.keras_internals import replica_metrics, replicas
 from keras_pergrad.keras_internals.batches import first_tensor
 from keras_pergrad.keras_internals.losses import by_kind, noting_losses
+from keras_pergrad.keras_internals.model_parts import compiled_loss
 from keras_pergrad.keras_internals.penalties import regularization_loss
 from keras_pergrad.modes import loss_fractions
 from keras_pergrad.modes.base import call_model
@@ -92,7 +93,7 @@ class Contributions:
     def evaluate(self, x, y, y_pred, sample_weight):
         """Return the compiled losses of a microbatch, as fractions."""
         terms = loss_fractions.evaluate(
-            self.model._compile_loss, y, y_pred, sample_weight
+            compiled_loss(self.model), y, y_pred, sample_weight
         )
         if not self.alone:
             terms = [self._for_any_batch(t) for t in terms]
@@ -222,7 +223,7 @@ class Contributions:
         replica_metrics.update(
             self.model.metrics_variables,
             lambda: loss_fractions.track(
-                self.model._compile_loss, values, self.static_rows
+                compiled_loss(self.model), values, self.static_rows
             ),
         )
         loss = regularization_loss(self.variables) + totals["added"]

@@ -18,6 +18,7 @@ from keras_pergrad.factors import squared_norm
 from keras_pergrad.keras_internals import replicas
 from keras_pergrad.keras_internals.batches import Filled, first_tensor
 from keras_pergrad.keras_internals.losses import track_loss
+from keras_pergrad.keras_internals.model_parts import layers_of
 from keras_pergrad.keras_internals.overwritten import SetApart
 from keras_pergrad.modes import replica_step
 from keras_pergrad.modes.base import (
@@ -287,7 +288,7 @@ def require_any_batch_size(model):
         if len(t.shape)
     }
     size = next((s for s in sizes if s not in (None, 1)), None)
-    for layer in model._flatten_layers():
+    for layer in layers_of(model):
         if getattr(layer, "stateful", False) and size != 1:
             shown = "one size" if size is None else size
             raise ValueError(refusal_messages.one_batch_size(layer, shown))

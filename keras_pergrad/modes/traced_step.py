@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from keras_pergrad.keras_internals import replicas
 from keras_pergrad.keras_internals.batches import ranks
+from keras_pergrad.keras_internals.model_parts import mask_of
 from keras_pergrad.keras_internals.tracing import traced_functions
 from keras_pergrad.modes.base import Step
 from keras_pergrad.samples import function_cache
@@ -58,7 +59,7 @@ def _traced(step, mode, model_reference):
     def function(x, y, sample_weight):
         found = step(mode, model_reference(), x, y, sample_weight)
         outputs = _tensors(found.y_pred)
-        masks = [getattr(t, "_keras_mask", None) for t in outputs]
+        masks = [mask_of(t) for t in outputs]
         return (
             found.loss,
             found.y_pred,

@@ -7,6 +7,8 @@ Private names in use: `IndexLookup._has_input_vocabulary`,
 import keras
 import numpy as np
 
+from keras_pergrad.keras_internals.model_parts import layers_of
+
 layers = keras.layers
 
 
@@ -17,7 +19,7 @@ def adapted(model, public):
         model: a model.
         public: names of layers that were adapted to public data.
     """
-    waiting, inside = list(model._flatten_layers()), set()
+    waiting, inside = layers_of(model), set()
     for layer in waiting:
         if isinstance(layer, layers.TextVectorization):
             inside.add(id(layer._lookup_layer))

@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.functional import per_sample_gradients
+from keras_pergrad.keras_internals.model_parts import build_symbolically
 from keras_pergrad.keras_internals.model_state import run_and_restore
 from keras_pergrad.privacy.ledger import Ledger
 from keras_pergrad.privacy.lower_bound import epsilon_lower_bound
@@ -145,7 +146,7 @@ def audit_privacy(
             f"gradient_mode of `private`. Received: {model!r}"
         )
     batch = _batch(data.source, rows)
-    model._symbolic_build(data_batch=batch)
+    build_symbolically(model, batch)
     start = [v.numpy() for v in model.trainable_variables]
     losses = _losses(model, batch)
     if training is None:

@@ -3,6 +3,7 @@
 Private names in use: those of `keras_pergrad.keras_internals.model_state`.
 """
 
+from keras_pergrad.keras_internals.model_parts import compiled_loss, layers_of
 from keras_pergrad.keras_internals.model_state import Handle, plain_variables
 from keras_pergrad.samples.types.step_types import StepTypes
 from keras_pergrad.samples.types.tensor_types import BY_SIZE, Free
@@ -64,8 +65,8 @@ def _name(handle, model):
 
 
 def _owners(model):
-    losses = getattr(getattr(model, "_compile_loss", None), "_flat_losses", ())
-    return [*model._flatten_layers(), *(entry.loss for entry in losses)]
+    losses = getattr(compiled_loss(model), "_flat_losses", ())
+    return [*layers_of(model), *(entry.loss for entry in losses)]
 
 
 def _variables(owner):

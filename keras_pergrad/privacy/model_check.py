@@ -9,6 +9,11 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.keras_internals.losses import noting_losses
+from keras_pergrad.keras_internals.model_parts import (
+    build_symbolically,
+    compiled_loss,
+    layers_of,
+)
 from keras_pergrad.model import PerGradModel
 from keras_pergrad.modes import add_loss_reduction, loss_fractions
 from keras_pergrad.modes.base import call_model
@@ -147,7 +152,7 @@ def _of_variables(model):
 
 def _of_layers(model):
     """Yield a sentence for each layer of a kind known to be wrong."""
-    for layer in model._flatten_layers():
+    for layer in layers_of(model):
         kind = keras.layers.BatchNormalization
         if isinstance(layer, kind) and layer.trainable:
             yield (
@@ -229,12 +234,12 @@ def _traced(model, batches):
             if (value := scope.get_current_value(v)) is not None
         ]
         terms = loss_fractions.evaluate(
-            model._compile_loss, y, y_pred, sample_weight
+            compiled_loss(model), y, y_pred, sample_weight
         )
         found.append(((x, y, sample_weight), assigned, terms, bool(noted)))
 
     data = batches.spec
-    model._symbolic_build(data_batch=keras.utils.unpack_x_y_sample_weight(data))
+    build_symbolically(model, keras.utils.unpack_x_y_sample_weight(data))
     concrete = look.get_concrete_function(data)
     batch, assigned, *losses = found[-1]
     given = [value for _, value in assigned]

@@ -17,6 +17,7 @@ from keras.src.backend.common import global_state
 from keras_pergrad.keras_internals.batches import is_composite
 from keras_pergrad.keras_internals.loss_tensors import loss_tensors
 from keras_pergrad.keras_internals.losses import components, noting_losses
+from keras_pergrad.keras_internals.model_parts import compiled_loss, layers_of
 from keras_pergrad.keras_internals.model_state import (
     losses_kept,
     random_state_kept,
@@ -157,7 +158,7 @@ def spec(tensor):
 def _found(tape, repeated, values=None):
     model = tape.model
     specs = tf.nest.map_structure(spec, tape.batch)
-    layers = model._flatten_layers()
+    layers = layers_of(model)
     key = (
         repeated,
         values,
@@ -168,7 +169,7 @@ def _found(tape, repeated, values=None):
         tuple(map(id, tape.variables)),
         tuple((layer.trainable, find_rule(layer)) for layer in layers),
     )
-    loss = getattr(model, "_compile_loss", None)
+    loss = compiled_loss(model)
     kept = _FOUND.setdefault(model, {})
     known = kept.get(key)
     if known is None or known[0]() is not (loss or model):
@@ -292,7 +293,7 @@ def _assigned(tape, proof):
         return [given[key] for key in parts if key in given]
 
     model = tape.model
-    losses = getattr(model, "_compile_loss", None)
+    losses = compiled_loss(model)
     metrics = [*model.metrics, *getattr(losses, "metrics", ())]
     known = [*model.variables, *(v for m in metrics for v in m.variables)]
     seeds = global_state.get_global_attribute("global_seed_generator")

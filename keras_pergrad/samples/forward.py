@@ -3,7 +3,7 @@
 It is Keras's own. Only layers that have a rule (recurrent layers, and layers
 of the user) are called through this rule. They are always restored afterwards.
 
-Private names in use: `Layer._flatten_layers`, `Model._call_has_training_arg`.
+Private names in use: `Layer._flatten_layers`, `takes_training(Model)`.
 """
 
 import contextlib
@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from keras_pergrad.common.patching import attribute
 from keras_pergrad.factors.xla import in_xla
+from keras_pergrad.keras_internals.model_parts import layers_of, takes_training
 from keras_pergrad.keras_internals.tracing import functions_in_line
 from keras_pergrad.samples.layer_rules.rule_registry import find_rule
 
@@ -68,12 +69,12 @@ class Forward:
             if in_xla():
                 # XLA has no gradient for the call of a function.
                 stack.enter_context(functions_in_line())
-            for layer in self.model._flatten_layers():
+            for layer in layers_of(self.model):
                 rule = find_rule(layer) if layer.trainable_variables else None
                 if rule is not None:
                     call = self._wrapped(layer, rule)
                     stack.enter_context(attribute(layer, "call", call))
-            if self.model._call_has_training_arg:
+            if takes_training(self.model):
                 self.outputs = self.model(x, training=self.training)
             else:
                 self.outputs = self.model(x)

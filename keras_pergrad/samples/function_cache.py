@@ -5,6 +5,7 @@ Private names in use: `Model._compile_loss`, `Layer._flatten_layers`.
 
 import weakref
 
+from keras_pergrad.keras_internals.model_parts import compiled_loss, layers_of
 from keras_pergrad.samples.layer_rules.rule_registry import find_rule
 
 _TRACED = weakref.WeakKeyDictionary()
@@ -28,12 +29,12 @@ def _settings(model):
     """Return the settings that a trace depends on; compared by value."""
     return (
         len(model.trainable_variables),
-        *((one.trainable, find_rule(one)) for one in model._flatten_layers()),
+        *((one.trainable, find_rule(one)) for one in layers_of(model)),
     )
 
 
 def _parts(model):
     """Return the objects that a trace depends on; compared by identity."""
-    loss, variables = model._compile_loss, model.trainable_variables
+    loss, variables = compiled_loss(model), model.trainable_variables
     # A model without a compiled loss may still add losses.
     return [model if loss is None else loss, *variables]

@@ -9,6 +9,7 @@ import re
 import tensorflow as tf
 
 from keras_pergrad.common.patching import attribute
+from keras_pergrad.keras_internals.model_parts import layers_of
 from keras_pergrad.samples import messages
 
 _GRADIENT = re.compile(r"(?:^|/)gradients(?:_\d+)?/(.+?)_grad/")
@@ -38,7 +39,7 @@ def noting_scopes(model, found):
         return open_name_scope
 
     with contextlib.ExitStack() as stack:
-        for layer in model._flatten_layers():
+        for layer in layers_of(model):
             stack.enter_context(
                 attribute(layer, "_open_name_scope", noting(layer))
             )
@@ -56,7 +57,7 @@ class OpOrigin:
 
     def __init__(self, model, behind, scopes):
         self._model, self._scopes = model, scopes
-        self._layers = {layer.name: layer for layer in model._flatten_layers()}
+        self._layers = {layer.name: layer for layer in layers_of(model)}
         self._behind = {op.name for op in behind}
 
     def layer(self, name):

@@ -8,6 +8,7 @@ import dataclasses
 import keras
 import tensorflow as tf
 
+from keras_pergrad.keras_internals.model_parts import layers_of
 from keras_pergrad.samples import messages
 from keras_pergrad.samples.layout import Layout
 from keras_pergrad.samples.op_origin import OpOrigin
@@ -220,7 +221,7 @@ class StepProof:
 
     def _refused(self):
         """Yield (layer, error) for what cannot be served, the first first."""
-        layers = self._tape.model._flatten_layers()
+        layers = layers_of(self._tape.model)
         for layer in layers if self._tape.training else ():
             if isinstance(layer, messages.MIX_BY_CHANCE) and not (
                 isinstance(layer, self._as_batches or ())
@@ -286,7 +287,7 @@ class StepProof:
         if not isinstance(layer, kind):
             return
         model = self._tape.model
-        for other in model._flatten_layers():
+        for other in layers_of(model):
             mixes = isinstance(other, kind) and other.trainable
             if mixes and other is not layer:
                 yield other, ValueError(messages.mixes(model, other, bad))

@@ -12,6 +12,7 @@ import keras
 from keras.src.models import functional
 
 from keras_pergrad.common.patching import attribute
+from keras_pergrad.keras_internals.model_parts import layers_of
 
 
 def copy_model(model):
@@ -31,7 +32,7 @@ def copy_model(model):
     copier = _Copier()
     own = {
         keras.saving.get_registered_name(type(layer)): _Maker(type(layer))
-        for layer in model._flatten_layers()
+        for layer in layers_of(model)
         if not type(layer).__module__.startswith("keras.")
     }
     try:
@@ -81,7 +82,7 @@ class _Copier:
                 yield layer, twin
             else:
                 # Made by the same code, so in the same order.
-                yield from zip(layer._flatten_layers(), twin._flatten_layers())
+                yield from zip(layers_of(layer), layers_of(twin))
 
     def _make(self, layer):
         if is_graph(layer):

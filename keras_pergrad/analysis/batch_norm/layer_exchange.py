@@ -9,6 +9,8 @@ import math
 
 import keras
 
+from keras_pergrad.keras_internals.model_parts import calls_of
+
 #: As published with group normalisation (Wu and He, arXiv 1803.08494).
 _MOST_GROUPS = 32
 _LEAST_VALUES = 16
@@ -35,14 +37,14 @@ def exchanged(layers, by, groups):
 
 
 def _state(layer):
-    masks = [dict(node.arguments.kwargs) for node in layer._inbound_nodes]
+    masks = [dict(node.arguments.kwargs) for node in calls_of(layer)]
     return type(layer), vars(layer), masks
 
 
 def _restore(layer, cls, attributes, masks):
     object.__setattr__(layer, "__class__", cls)
     object.__setattr__(layer, "__dict__", attributes)
-    for node, kwargs in zip(layer._inbound_nodes, masks):
+    for node, kwargs in zip(calls_of(layer), masks):
         node.arguments.kwargs.update(kwargs)
 
 
@@ -89,7 +91,7 @@ def _axis(layer):
 
 def _positions(layer):
     """Return the fewest values of a channel in a sample, None if unknown."""
-    calls = (node.input_tensors[0].shape for node in layer._inbound_nodes)
+    calls = (node.input_tensors[0].shape for node in calls_of(layer))
     axis, found = _axis(layer), []
     for shape in (_shape(layer), *calls):
         sizes = [s for i, s in enumerate(shape) if i not in (0, axis)]
@@ -151,7 +153,7 @@ def become(layer, new):
     functional models, closures) see the new layer.
     """
     nodes = {k: vars(layer)[k] for k in ("_inbound_nodes", "_outbound_nodes")}
-    for node in layer._inbound_nodes:
+    for node in calls_of(layer):
         # Only BatchNormalization takes a mask.
         node.arguments.kwargs.pop("mask", None)
     # This bypasses Keras's tracking of attributes.

@@ -13,6 +13,7 @@ import keras
 
 from keras_pergrad.analysis.batch_norm.copying import is_graph
 from keras_pergrad.analysis.batch_norm.layer_exchange import become, built_like
+from keras_pergrad.keras_internals.model_parts import layers_of
 from keras_pergrad.keras_internals.sharing import (
     as_original,
     derived_class,
@@ -24,7 +25,7 @@ def norms(layer):
     """Return the batch normalisation in a layer, in order."""
     return [
         inner
-        for inner in layer._flatten_layers()
+        for inner in layers_of(layer)
         if isinstance(inner, keras.layers.BatchNormalization)
     ]
 

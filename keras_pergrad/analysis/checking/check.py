@@ -29,6 +29,7 @@ from keras_pergrad.keras_internals.inspection_checks import (
     check_trainable,
     require_weights,
 )
+from keras_pergrad.keras_internals.model_parts import build_symbolically
 from keras_pergrad.keras_internals.model_state import ModelState
 from keras_pergrad.keras_internals.overwritten import SetApart
 
@@ -110,7 +111,7 @@ def check_gradients(
     places = configurations.places(devices)
     tensors = as_tensors(batch)
     of_one_length(*tensors)
-    model._symbolic_build(data_batch=tensors)
+    build_symbolically(model, tensors)
     with ModelState(model) as state, SetApart(model) as apart:
         check = _Check(model, data, batch, samples, repeats, state)
         check.find_reference(chosen)

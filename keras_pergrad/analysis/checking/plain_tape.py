@@ -17,6 +17,10 @@ from keras.src import backend
 from keras_pergrad.analysis.checking import precision
 from keras_pergrad.keras_internals import draws
 from keras_pergrad.keras_internals.losses import total_loss
+from keras_pergrad.keras_internals.model_parts import (
+    compiled_loss,
+    logits_behind,
+)
 from keras_pergrad.keras_internals.penalties import regularization_gradients
 from keras_pergrad.modes.base import call_model
 from keras_pergrad.samples import Tape, refusals
@@ -103,7 +107,7 @@ class PlainTape:
         y_pred, added = self._run(values, x)
         self._structure = y_pred
         flat = tf.nest.flatten(y_pred)
-        logits = [getattr(t, "_keras_logits", None) for t in flat]
+        logits = [logits_behind(t) for t in flat]
         masks = [backend.get_keras_mask(t) for t in flat]
         return flat, logits, masks, added
 
@@ -147,7 +151,7 @@ class PlainTape:
         return [_dense(g) for g in found], _gap(flat, single, row)
 
     def _loss(self, y_pred):
-        compiled = self.model._compile_loss
+        compiled = compiled_loss(self.model)
         if compiled is None:
             return None
         # The compiled loss updates its own metrics, so it needs a scope.

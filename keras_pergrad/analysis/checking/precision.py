@@ -13,6 +13,7 @@ import keras
 import tensorflow as tf
 
 from keras_pergrad.common.patching import attribute
+from keras_pergrad.keras_internals.model_parts import compiled_loss, layers_of
 
 
 @contextlib.contextmanager
@@ -29,13 +30,13 @@ def computing_in(model, dtype):
     floatx = keras.config.floatx()
     policy = keras.DTypePolicy(dtype)
     with contextlib.ExitStack() as stack:
-        for layer in model._flatten_layers():
+        for layer in layers_of(model):
             stack.enter_context(attribute(layer, "_dtype_policy", policy))
             # A functional model casts to the formats of its symbolic inputs.
             for tensor in getattr(layer, "_inputs", None) or ():
                 if tensor.dtype.startswith(("float", "bfloat")):
                     stack.enter_context(attribute(tensor, "_dtype", dtype))
-        for loss in _losses(model._compile_loss):
+        for loss in _losses(compiled_loss(model)):
             if hasattr(loss, "_dtype"):
                 stack.enter_context(attribute(loss, "_dtype", dtype))
         stack.callback(keras.config.set_floatx, floatx)

@@ -10,6 +10,7 @@ from keras_pergrad.analysis.input_gradients.watching import (
     is_connected,
     of_input,
 )
+from keras_pergrad.keras_internals.model_parts import takes_training
 from keras_pergrad.samples import Tape, refusals, sum_of_outputs
 
 #: The values of `reduce`; all but "norm" reduce over the samples.
@@ -45,7 +46,7 @@ def traced(model, targets, reduce):
 
 def output_of(model, x):
     """Return the model's output for x, as `predict` computes it."""
-    kwargs = {"training": False} if model._call_has_training_arg else {}
+    kwargs = {"training": False} if takes_training(model) else {}
     output = model(x, **kwargs)
     if not tf.is_tensor(output):
         raise ValueError(

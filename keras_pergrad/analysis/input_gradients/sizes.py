@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from keras_pergrad.analysis.input_gradients.chunk import OVER_SAMPLES
 from keras_pergrad.common.free_memory import as_text, free_bytes
+from keras_pergrad.keras_internals.model_parts import layers_of
 
 #: A chunk's gradients are held as computed, stacked, transposed and copied.
 _COPIES = 4
@@ -102,7 +103,7 @@ def _inner_shape(model, tensor):
         return shape
     widths = [
         layer.output_dim
-        for layer in model._flatten_layers()
+        for layer in layers_of(model)
         if isinstance(layer, keras.layers.Embedding)
     ]
     return (*shape, max(widths, default=1))

@@ -7,6 +7,7 @@ import keras
 import tensorflow as tf
 
 from keras_pergrad.common.patching import attribute
+from keras_pergrad.keras_internals.model_parts import layers_of
 
 #: Ops that pass ids on unchanged.
 _PASSING = ("Cast", "Identity")
@@ -20,7 +21,7 @@ def embeddings(model, tape):
     """
     found = []
     with contextlib.ExitStack() as stack:
-        for layer in model._flatten_layers():
+        for layer in layers_of(model):
             if isinstance(layer, keras.layers.Embedding):
                 call = _watched(layer, layer.call, tape, found)
                 stack.enter_context(attribute(layer, "call", call))

@@ -17,6 +17,10 @@ from keras_pergrad.analysis.measurement.batch_gradient import (
 from keras_pergrad.common.error_text import reason
 from keras_pergrad.keras_internals.batches import first_tensor
 from keras_pergrad.keras_internals.losses import additional_losses, total_loss
+from keras_pergrad.keras_internals.model_parts import (
+    build_symbolically,
+    compiled_loss,
+)
 from keras_pergrad.keras_internals.model_state import (
     random_state_kept,
     run_and_restore,
@@ -58,7 +62,7 @@ class GradientMeter:
         self.undefined = None
         # A model that is built by its first call has no variables before that.
         with random_state_kept():
-            model._symbolic_build(data_batch=batch)
+            build_symbolically(model, batch)
         self._variables = list(model.trainable_variables)
         if not self._variables:
             raise ValueError(
@@ -301,7 +305,7 @@ def measured_loss(model, x, y, y_pred, sample_weight):
         MissingLoss: none was compiled, and the model adds none by itself.
     """
     if (
-        getattr(model, "_compile_loss", None) is None
+        compiled_loss(model) is None
         and not additional_losses(model)
         and type(model).compute_loss is keras.Model.compute_loss
     ):

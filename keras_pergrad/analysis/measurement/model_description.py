@@ -19,6 +19,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_pergrad.keras_internals.model_parts import calls_of, inner_layers
+
 # Entries that only tell layers of equal function apart, say how they were
 # initialised, or are described elsewhere.
 _NOT_SETTINGS = {
@@ -68,7 +70,7 @@ def settings(model):
                 for parent in _behind_casts(node.parent_nodes)
                 if isinstance(parent.operation, keras.Layer)
             ]
-            for node in layer._inbound_nodes
+            for node in calls_of(layer)
         ]
         if inputs:
             found[f"{name} inputs"] = str(inputs)
@@ -93,7 +95,7 @@ def compiled_loss(model):
         or class, and what is not the default. How it was given ("mse", a
         function or an object) makes no difference.
     """
-    compiled = getattr(model, "_compile_loss", None)
+    compiled = compiled_loss(model)
     found = [
         _loss(known)
         for known in getattr(compiled, "_flat_losses", None) or ()
@@ -127,7 +129,7 @@ def _layers(model):
     The layers inside Keras's own layers depend on its version.
     """
     graph = getattr(model, "_functional", None)
-    for layer in model._flatten_layers(include_self=False, recursive=False):
+    for layer in inner_layers(model, recursive=False):
         if layer is graph or isinstance(layer, keras.layers.InputLayer):
             continue
         if not isinstance(layer, keras.Model):

@@ -24,6 +24,7 @@ from keras_pergrad.analysis.measurement.model_description import (
     settings,
 )
 from keras_pergrad.common import devices
+from keras_pergrad.keras_internals.model_parts import inner_layers
 from keras_pergrad.runs import RunInfo
 
 # What TensorFlow answers where no global seed was set.
@@ -102,7 +103,7 @@ def _precision(model):
     """Return the name of the layers' dtype policy, or a list of them."""
     names = [
         layer.dtype_policy.name
-        for layer in model._flatten_layers(include_self=False)
+        for layer in inner_layers(model)
         if not isinstance(layer, (keras.Model, keras.layers.InputLayer))
     ]
     return names[0] if len(set(names)) == 1 else names

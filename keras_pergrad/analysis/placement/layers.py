@@ -11,6 +11,8 @@ Private name in use, covered by `tests/analysis/placement/test_layers.py`:
 
 import re
 
+from keras_pergrad.keras_internals.model_parts import inner_layers
+
 
 class Layers:
     """Maps node names to layers.
@@ -21,7 +23,7 @@ class Layers:
     """
 
     def __init__(self, model, names):
-        layers = model._flatten_layers(include_self=False, recursive=True)
+        layers = inner_layers(model)
         self._names = {layer.name for layer in layers}
         self._models = {model.name}
         optimizer = getattr(model, "optimizer", None)

@@ -19,6 +19,7 @@ from keras_pergrad.keras_internals.graph_session import (
     trace_step,
 )
 from keras_pergrad.keras_internals.inspection_checks import check_trainable
+from keras_pergrad.keras_internals.model_parts import inner_layers
 
 _PLATFORMS = ("metal",)
 # tensorflow-metal switches TensorFlow's own remapping and layout passes off,
@@ -205,7 +206,7 @@ def _notes(model, report, table):
         )
     rnn = [
         layer.name
-        for layer in model._flatten_layers(include_self=False)
+        for layer in inner_layers(model)
         if getattr(layer, "use_cudnn", False) in (True, "auto")
     ]
     if rnn:

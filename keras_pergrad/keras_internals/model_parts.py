@@ -1,0 +1,122 @@
+"""What Keras keeps in models, layers, losses and tensors under private names.
+
+Private names in use: `Layer._flatten_layers`, `_get_own_losses`,
+`_call_has_training_arg`, `_path`, `_open_name_scope`, `_trainable_variables`,
+`Operation._inbound_nodes`, `_outbound_nodes`, `KerasTensor._keras_history`,
+`_dtype`, `Model._symbolic_build`, `_compute_loss`, `_compile_loss`,
+`_compile_config`, `_loss_tracker`, `_compile_metrics`,
+`Sequential._functional`, `Functional._inputs_struct`, `_outputs_struct`,
+`_inputs`, `CompileLoss._flat_losses`, `Loss._dtype`, `_fn_kwargs`, the tensor
+attributes `_keras_mask` and `_keras_logits`,
+`keras.src.models.functional.Functional`.
+"""
+
+from typing import Any
+
+from keras.src.models.functional import Functional as Functional
+
+
+def layers_of(model):
+    """List a model and all layers within, a layer of two places once."""
+    return list(model._flatten_layers())
+
+
+def inner_layers(model, recursive=True):
+    """List the layers within, without the model itself."""
+    return list(model._flatten_layers(include_self=False, recursive=recursive))
+
+
+def takes_training(layer):
+    """Whether its `call` has an argument `training`."""
+    return layer._call_has_training_arg
+
+
+def calls_of(layer):
+    """List the nodes of the calls that symbolic tensors came from."""
+    return layer._inbound_nodes
+
+
+def own_losses(layer):
+    """List what `add_loss` was given inside a layer's own call."""
+    return layer._get_own_losses()
+
+
+def build_symbolically(model, batch):
+    """Build a compiled model, its loss and its metrics without running it.
+
+    Args:
+        model: the model.
+        batch: (x, y, sample_weight), arrays or symbolic tensors.
+    """
+    model._symbolic_build(data_batch=batch)
+
+
+def compute_loss(model, x, y, y_pred, sample_weight, training) -> Any:
+    """Return the loss as a compiled model's own step computes it."""
+    return model._compute_loss(
+        x=x,
+        y=y,
+        y_pred=y_pred,
+        sample_weight=sample_weight,
+        training=training,
+    )
+
+
+def compiled_loss(model):
+    """Return what `compile` made of the loss, or None."""
+    return getattr(model, "_compile_loss", None)
+
+
+def compiled_metrics(model):
+    """Return what `compile` made of the metrics, or None."""
+    return getattr(model, "_compile_metrics", None)
+
+
+def compile_arguments(model):
+    """Return the serialized arguments of `compile`, or None."""
+    return getattr(model, "_compile_config", None)
+
+
+def loss_tracker(model):
+    """Return the metric that is logged as `loss`."""
+    return model._loss_tracker
+
+
+def entries_of(compiled):
+    """List a compiled loss's entries, one a loss, once it is built."""
+    return getattr(compiled, "_flat_losses", None) or ()
+
+
+def call_arguments_of(loss):
+    """Return the keyword arguments a loss function was wrapped with."""
+    return getattr(loss, "_fn_kwargs", None)
+
+
+def symbolic_inputs(model):
+    """Return a functional model's input tensors in their structure, or None."""
+    return getattr(model, "_inputs_struct", None)
+
+
+def symbolic_outputs(model):
+    """Return a functional model's output tensors in their structure."""
+    return getattr(model, "_outputs_struct", None)
+
+
+def mask_of(tensor):
+    """Return the mask a layer left at its output, or None."""
+    return getattr(tensor, "_keras_mask", None)
+
+
+def set_mask(tensor, mask):
+    """Leave a mask at a tensor, as a layer does at its output."""
+    tensor._keras_mask = mask
+
+
+def logits_behind(tensor):
+    """Return the logits that an activation left at its output, or None."""
+    return getattr(tensor, "_keras_logits", None)
+
+
+def set_logits(tensor, logits):
+    """Leave logits at a tensor, as an activation does at its output."""
+    tensor._keras_logits = logits
