@@ -212,7 +212,11 @@ def test_what_was_spent_is_not_forgotten():
     fit(net, training)
     with pytest.raises(ValueError, match="would be forgotten"):
         net.compile(
-            "sgd", "mse", gradient_mode=kpg.Vectorized(kpg.ClippedMean(1, 1))
+            "sgd",
+            "mse",
+            gradient_mode=kpg.Vectorized(
+                kpg.ClippedMean(1, noise_multiplier=1)
+            ),
         )
     net.compile("sgd", "binary_crossentropy", jit_compile=False)
     assert not training.statement(net)["outside"]

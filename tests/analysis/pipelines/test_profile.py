@@ -155,7 +155,9 @@ def test_no_figures_where_fetches_were_not_recorded():
 
 MODES = {
     "sums": lambda: kpg.Accumulated(steps=4),
-    "noise": lambda: kpg.Vectorized(kpg.ClippedMean(1.0, 1.0, seed=1)),
+    "noise": lambda: kpg.Vectorized(
+        kpg.ClippedMean(1.0, noise_multiplier=1.0, seed=1)
+    ),
 }
 
 
