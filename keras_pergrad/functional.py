@@ -1,8 +1,6 @@
 """Per-sample gradients of any compiled Keras model, as functions.
 
 Traced functions are kept per model, for as long as the model lives.
-
-Private names in use: `Model._symbolic_build`.
 """
 
 import weakref

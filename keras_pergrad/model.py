@@ -1,10 +1,4 @@
-"""`keras.Model` with the gradient under the user's control.
-
-Private names in use: `keras.src.models.model.functional_init_arguments`,
-`keras.src.models.functional.Functional`, `Model._symbolic_build`,
-`Model._maybe_symbolic_build`, `Model._get_metrics_result_or_logs`,
-`Model._distribute_strategy`.
-"""
+"""`keras.Model` with the gradient under the user's control."""
 
 import contextlib
 import copy
@@ -12,8 +6,6 @@ import inspect
 
 import keras
 import tensorflow as tf
-from keras.src.models.functional import Functional
-from keras.src.models.model import functional_init_arguments
 
 from keras_pergrad import modes
 from keras_pergrad.aggregation import during_fit, require_fit, state_of
@@ -28,16 +20,23 @@ from keras_pergrad.keras_internals import (
 )
 from keras_pergrad.keras_internals.building import build_all
 from keras_pergrad.keras_internals.epochs import end_of_epochs
-from keras_pergrad.keras_internals.functional_bases import make_functional
+from keras_pergrad.keras_internals.functional_models import (
+    Functional,
+    has_inputs_and_outputs,
+    make_functional,
+)
 from keras_pergrad.keras_internals.inspection_checks import require_variables
 from keras_pergrad.keras_internals.losses import track_loss
-from keras_pergrad.keras_internals.model_parts import build_symbolically
+from keras_pergrad.keras_internals.replica_hooks import (
+    FitHooks,
+    require_compiled,
+)
 from keras_pergrad.keras_internals.vouching import vouched_names
 from keras_pergrad.modes import custom_step
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
-class PerGradModel(keras.Model):
+class PerGradModel(FitHooks, keras.Model):
     """A `keras.Model` whose train step can look at every sample's gradient.
 
     Use it like `keras.Model`: with inputs and outputs, or subclassed. It adds
@@ -76,12 +75,12 @@ class PerGradModel(keras.Model):
     def __new__(cls, *args, **kwargs):
         # Keras turns a class that is used with inputs and outputs into a
         # functional one for good; a class of its own keeps this one clean.
-        if cls is PerGradModel and functional_init_arguments(args, kwargs):
+        if cls is PerGradModel and has_inputs_and_outputs(args, kwargs):
             return super().__new__(FunctionalPerGradModel)
         return super().__new__(cls)
 
     def __init__(self, *args, **kwargs):
-        if functional_init_arguments(args, kwargs):
+        if has_inputs_and_outputs(args, kwargs):
             make_functional(type(self), PerGradModel, FunctionalPerGradModel)
             Functional.__init__(self, *args, **kwargs)
         else:
@@ -154,7 +153,7 @@ class PerGradModel(keras.Model):
     @property
     def gradient_mode(self):
         """The mode given to `compile`, as an object."""
-        self._assert_compile_called("gradient_mode")
+        require_compiled(self, "gradient_mode")
         return self._gradient_mode
 
     @contextlib.contextmanager
@@ -217,22 +216,6 @@ class PerGradModel(keras.Model):
         self.compile(**config)
         if self.optimizer is not None and self.built:
             self.optimizer.build(self.trainable_variables)
-
-    def _maybe_symbolic_build(self, iterator=None, data_batch=None):
-        """Build all that is shared by replicas before they take their turns.
-
-        Keras takes the mean of the batches of all replicas, which fails on
-        several workers; what one of them gets has the same shapes.
-        """
-        with strategies.scope_of(self):
-            if self._distribute_strategy is None:
-                return
-            if iterator is not None:
-                data_batch = strategies.first_part(
-                    self._distribute_strategy, iterator
-                )
-            build_symbolically(self, data_batch)
-        strategies.require_inside(self)
 
     def fit(self, *args, **kwargs):
         bound = inspect.signature(super().fit).bind(*args, **kwargs)
@@ -386,11 +369,11 @@ class PerGradModel(keras.Model):
         replica_metrics.update(variables, lambda: self.compute_metrics(*batch))
         return self.get_metrics_result()
 
-    def _get_metrics_result_or_logs(self, logs):
+    def _logs_of_epoch(self, logs, otherwise):
         """Return an epoch's metrics of all replicas, and the other logs."""
         own = type(self).train_step is not PerGradModel.train_step
         if own or not isinstance(logs, dict):
-            return super()._get_metrics_result_or_logs(logs)
+            return otherwise(logs)
         metrics = self.get_metrics_result()
         return {**logs, **metrics} if set(metrics) <= set(logs) else logs
 

@@ -10,7 +10,7 @@ from keras_pergrad.factors.sample_gradients import (
     sum_of_squares,
     weighted,
 )
-from keras_pergrad.factors.xla import in_xla
+from keras_pergrad.keras_internals.xla import in_xla
 
 
 class Rates(NamedTuple):

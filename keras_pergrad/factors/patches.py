@@ -13,7 +13,7 @@ from keras_pergrad.factors.sample_gradients import (
     sum_of_squares,
     weighted,
 )
-from keras_pergrad.factors.xla import in_xla
+from keras_pergrad.keras_internals.xla import in_xla
 
 # Each method gives all gradients, (n, K·i, g·o) ...
 _GRADIENTS = {

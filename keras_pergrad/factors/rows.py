@@ -9,7 +9,7 @@ from keras_pergrad.factors.sample_gradients import (
     sum_of_squares,
     wide,
 )
-from keras_pergrad.factors.xla import in_xla
+from keras_pergrad.keras_internals.xla import in_xla
 
 METHODS = ("unique", "compare", "sort")
 #: Above it, comparing all pairs of positions costs more than sorting.

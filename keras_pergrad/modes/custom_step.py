@@ -3,10 +3,6 @@
 The user's function of a batch becomes the call of a model. The output of this
 model is one loss per sample, and its compiled loss is their mean. So every
 gradient mode serves it like any other model.
-
-Private names in use: `Model._compile_loss`, `Model._compile_metrics`,
-`Model._loss_tracker`, `keras.src.backend.compute_output_spec`,
-`keras.src.trainers.compile_utils.CompileLoss`.
 """
 
 import contextlib
@@ -15,12 +11,16 @@ from types import FunctionType
 
 import keras
 import tensorflow as tf
-from keras.src import backend
-from keras.src.trainers.compile_utils import CompileLoss
 
 from keras_pergrad.keras_internals import replicas
+from keras_pergrad.keras_internals.compiled_losses import (
+    compile_loss_of_samples,
+)
 from keras_pergrad.keras_internals.losses import track_loss
-from keras_pergrad.keras_internals.model_parts import inner_layers
+from keras_pergrad.keras_internals.model_parts import (
+    inner_layers,
+    trace_symbolically,
+)
 from keras_pergrad.keras_internals.overwritten import is_overwritten
 from keras_pergrad.modes.batch import Batch
 from keras_pergrad.modes.logs import named
@@ -45,18 +45,10 @@ class LossModel(keras.Model):
         object.__setattr__(self, "_chosen", list(variables))
         object.__setattr__(self, "_loss_fn", loss_fn)
         object.__setattr__(self, "_batch", batch)
-        # As compile() does, but without variables of metrics: they must not
-        # be created while a step is traced.
-        self._compile_loss = CompileLoss(
-            _MeanOfOutputs(dtype=keras.config.floatx()), None
-        )
-        one = tf.zeros([1], keras.config.floatx())
-        self._compile_loss.build(one, one)
-        self._compile_metrics = None
-        self._loss_tracker = owner._loss_tracker
+        loss = _MeanOfOutputs(dtype=keras.config.floatx())
+        compile_loss_of_samples(self, loss, owner)
         self.run_eagerly = owner.run_eagerly
         self.optimizer = optimizer
-        self.compiled = True
         self.aggregation_state = owner.aggregation_state
         self.gradient_state = None
         self.built = True
@@ -260,7 +252,7 @@ def _build(owner, loss_fn, batch):
         lambda t: t if t is None else keras.KerasTensor(t.shape, t.dtype.name),
         batch,
     )
-    backend.compute_output_spec(loss_fn, *specs)
+    trace_symbolically(loss_fn, *specs)
 
 
 _NESTED = (list, tuple, dict)

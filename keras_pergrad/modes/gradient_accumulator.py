@@ -1,18 +1,14 @@
-"""The sums for an update that is not yet complete.
-
-Private names in use: `keras.src.saving.keras_saveable.KerasSaveable`, whose
-subclasses are saved with the model they are an attribute of.
-"""
+"""The sums for an update that is not yet complete."""
 
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.saving.keras_saveable import KerasSaveable
 
+from keras_pergrad.keras_internals.saveable import Saveable
 from keras_pergrad.modes.microbatch_sums import divided
 
 
-class Pending(KerasSaveable):
+class Pending(Saveable):
     """The sums of gradients of numerators, and of denominators, over batches.
 
     It is saved and loaded with the weights of its model. Training goes on
@@ -147,9 +143,6 @@ class Pending(KerasSaveable):
         for variable in self._variables:
             zeros = np.zeros(variable.shape, variable.dtype)
             variable.assign(self._loaded.get(variable.name, zeros))
-
-    def _obj_type(self):
-        return "Loss"
 
 
 def _add_all(added):

@@ -1,7 +1,4 @@
-"""One forward and backward pass per sample.
-
-Private name in use: `Layer._flatten_layers`.
-"""
+"""One forward and backward pass per sample."""
 
 import tensorflow as tf
 

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from keras_pergrad.keras_internals import replicas
 from keras_pergrad.keras_internals.batches import ranks
-from keras_pergrad.keras_internals.model_parts import mask_of
+from keras_pergrad.keras_internals.model_parts import mask_of, set_mask
 from keras_pergrad.keras_internals.tracing import traced_functions
 from keras_pergrad.modes.base import Step
 from keras_pergrad.samples import function_cache
@@ -40,7 +40,7 @@ def _traced_step(step, mode, model, batch):
         loss, y_pred, masks, gradients, statistics = function(*batch)
     for tensor, mask in zip(_tensors(y_pred), masks):
         if mask is not None:
-            tensor._keras_mask = mask
+            set_mask(tensor, mask)
     return Step(loss, y_pred, gradients, statistics)
 
 

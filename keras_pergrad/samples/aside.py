@@ -2,9 +2,6 @@
 
 The step is traced aside, with any number of samples where the model takes
 that, and not run. What was found is kept as text with the model.
-
-Private names in use: `Layer._flatten_layers`, `Model._compile_loss`,
-`keras.src.backend.common.global_state`.
 """
 
 import dataclasses
@@ -12,7 +9,6 @@ import weakref
 from typing import Any
 
 import tensorflow as tf
-from keras.src.backend.common import global_state
 
 from keras_pergrad.keras_internals.batches import is_composite
 from keras_pergrad.keras_internals.loss_tensors import loss_tensors
@@ -22,6 +18,7 @@ from keras_pergrad.keras_internals.model_state import (
     losses_kept,
     random_state_kept,
 )
+from keras_pergrad.keras_internals.seeds import shared_seed_state
 from keras_pergrad.keras_internals.tracing import traced_functions
 from keras_pergrad.samples import messages
 from keras_pergrad.samples.layer_rules.rule_registry import find_rule
@@ -296,8 +293,8 @@ def _assigned(tape, proof):
     losses = compiled_loss(model)
     metrics = [*model.metrics, *getattr(losses, "metrics", ())]
     known = [*model.variables, *(v for m in metrics for v in m.variables)]
-    seeds = global_state.get_global_attribute("global_seed_generator")
-    known += [] if seeds is None else [seeds.state]
+    seed = shared_seed_state()
+    known += [] if seed is None else [seed]
     places = {id(p.handle) for v in known for p in components(v)}
     paths = tuple(v.path for v in tape.variables if kinds(v))
     counting = tuple(

@@ -1,14 +1,11 @@
-"""The layer, or the loss, from which an op of a step comes.
-
-Private names in use: `Layer._flatten_layers`, `Layer._open_name_scope`.
-"""
+"""The layer, or the loss, from which an op of a step comes."""
 
 import contextlib
 import re
 
 import tensorflow as tf
 
-from keras_pergrad.common.patching import attribute
+from keras_pergrad.keras_internals.layer_parts import in_its_scope
 from keras_pergrad.keras_internals.model_parts import layers_of
 from keras_pergrad.samples import messages
 
@@ -26,23 +23,13 @@ def noting_scopes(model, found):
     """
     graph = tf.compat.v1.get_default_graph()
 
-    def noting(layer):
-        opened = layer._open_name_scope
-
-        @contextlib.contextmanager
-        def open_name_scope():
-            with opened():
-                if tf.compat.v1.get_default_graph() is graph:
-                    found[graph.get_name_scope()] = layer
-                yield
-
-        return open_name_scope
+    def note(layer):
+        if tf.compat.v1.get_default_graph() is graph:
+            found[graph.get_name_scope()] = layer
 
     with contextlib.ExitStack() as stack:
         for layer in layers_of(model):
-            stack.enter_context(
-                attribute(layer, "_open_name_scope", noting(layer))
-            )
+            stack.enter_context(in_its_scope(layer, note))
         yield
 
 

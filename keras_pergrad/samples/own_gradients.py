@@ -2,21 +2,21 @@
 
 The part of each sample in them is found with the other samples blanked, and
 weighted before it goes through. So they must be linear in what they are given.
-
-Private names in use: `tensorflow.python.ops.gradients_util`
-(`_GradientsHelper`, which differentiates ops of the graph around a loop).
 """
 
 import dataclasses
 
 import tensorflow as tf
-from tensorflow.python.ops import gradients_util
 
+from keras_pergrad.keras_internals.gradient_helpers import (
+    has_own_gradient,
+    op_gradients,
+)
 from keras_pergrad.keras_internals.graph_nodes import Definitions
 from keras_pergrad.samples.types.tensor_types import Free, Total
 
 #: What `tf.custom_gradient` leaves in a graph.
-_OWN, _MARK = "IdentityN", "_gradient_op_type"
+_OWN = "IdentityN"
 _SUMS = {"Add", "AddN", "AddV2", "Cast", "Identity", "Neg", "Sub"}
 #: Gradients that are zero.
 _ZEROS = {"ZerosLike", "Zeros"}
@@ -57,11 +57,11 @@ def own_gradients(candidates, at_ops, graph):
         if not pairs:
             continue
         outputs, given = map(list, zip(*pairs))
-        found = gradients_util._GradientsHelper(
+        found = op_gradients(
             outputs,
             [one.op.inputs[k] for k in one.weights],
             given,
-            src_graph=one.op.graph,
+            one.op.graph,
         )
         found = [tf.convert_to_tensor(g) for g in found if g is not None]
         found = [part for g in found for part in _addends(g, given)]
@@ -95,7 +95,7 @@ def _is_zero(tensor):
 
 def _is_own(op, definitions):
     if op.type == _OWN:
-        return _MARK in op.node_def.attr
+        return has_own_gradient(op.node_def.attr)
     return _calls_own(op.node_def, definitions, set())
 
 
@@ -109,7 +109,7 @@ def _calls_own(node, definitions, seen):
             seen.add(name)
             nodes = definitions.nodes(name)
             for inner in nodes.by_name.values() if nodes else ():
-                if inner.op == _OWN and _MARK in inner.attr:
+                if inner.op == _OWN and has_own_gradient(inner.attr):
                     return True
                 if _calls_own(inner, definitions, seen):
                     return True

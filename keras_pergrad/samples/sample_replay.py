@@ -3,20 +3,18 @@
 This is the exact way to a per-sample gradient for a layer that has no rule:
 the call is run again on row i, with the random numbers that row i had in the
 batch, and differentiated alone. Nothing it assigns is kept.
-
-Private names in use: `keras.src.backend.get_keras_mask`, `set_keras_mask`.
 """
 
 import dataclasses
 
 import keras
 import tensorflow as tf
-from keras.src import backend
 
 from keras_pergrad.common import refusal_messages
 from keras_pergrad.keras_internals import draws as draws_module
 from keras_pergrad.keras_internals.batches import is_composite
 from keras_pergrad.keras_internals.loss_tensors import loss_tensors
+from keras_pergrad.keras_internals.model_parts import mask_of, set_mask
 
 
 @dataclasses.dataclass
@@ -121,9 +119,9 @@ class Replay:
         if tensor.shape[0] != self.recorded.batch_axis:
             return tensor
         taken = tf.gather(tensor, rows)
-        mask = backend.get_keras_mask(tensor)
+        mask = mask_of(tensor)
         if mask is not None:
-            backend.set_keras_mask(taken, tf.gather(mask, rows))
+            set_mask(taken, tf.gather(mask, rows))
         return taken
 
     def forward(self, rows):

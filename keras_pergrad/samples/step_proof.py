@@ -1,7 +1,4 @@
-"""The proof that a step keeps its samples apart, from the types of its ops.
-
-Private name in use: `Layer._flatten_layers`.
-"""
+"""The proof that a step keeps its samples apart, from the types of its ops."""
 
 import dataclasses
 

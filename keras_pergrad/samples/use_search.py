@@ -4,8 +4,6 @@ Every op is looked at once, in the order in which it was created. A tensor is
 *of weights* while it depends on trainable weights and constants alone. An op
 that takes such a tensor is a `Candidate`. It is a use if its output contains
 samples, as the types show (see `step_proof`).
-
-Private name in use: `FuncGraph.captures`.
 """
 
 import dataclasses
@@ -13,6 +11,7 @@ import functools
 
 import tensorflow as tf
 
+from keras_pergrad.keras_internals.function_graphs import captures_of
 from keras_pergrad.keras_internals.losses import components
 from keras_pergrad.keras_internals.model_state import (
     assigned_inputs,
@@ -95,7 +94,7 @@ class Uses:
         self._inlined = []
         # List (a variant tensor) to the candidates that it comes from.
         self._lists = {}
-        for outer, inner in graph.captures:
+        for outer, inner in captures_of(graph):
             if id(outer) in self._values:
                 self._values.add(id(inner))
         owner = {op: ops for ops in claimed for op in ops}

@@ -1,9 +1,8 @@
-"""The return of memory-mapped files' pages once they have been used.
-
-Private names in use: `numpy.memmap._mmap`.
-"""
+"""The return of memory-mapped files' pages once they have been used."""
 
 import mmap
+
+import numpy as np
 
 #: Bytes of a file to go through before its pages are given back.
 EVERY = 2**26
@@ -18,8 +17,10 @@ def release(array, amount):
     the memory of the process seems to grow with the file. Nothing is lost: the
     pages of a shared mapping are the file's.
     """
-    mapped = getattr(array, "_mmap", None)
-    if mapped is None or not hasattr(mapped, "madvise"):
+    mapped = array
+    while isinstance(mapped, np.memmap):  # also a view of another one
+        mapped = mapped.base
+    if not hasattr(mapped, "madvise"):
         return
     # Mode "c" keeps its changes only in those pages.
     if getattr(array, "mode", "c") == "c":

@@ -1,7 +1,4 @@
-"""The memory that gradients of inputs take, estimated beforehand.
-
-Private name in use: `Layer._flatten_layers`.
-"""
+"""The memory that gradients of inputs take, estimated beforehand."""
 
 import math
 import operator

@@ -1,7 +1,4 @@
-"""The measurement of a model's gradient on one batch, the model unchanged.
-
-Private names in use: `Model._symbolic_build`, `Model._compile_loss`.
-"""
+"""The measurement of a model's gradient on one batch, the model unchanged."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,18 +1,15 @@
-"""A model's train function for measurements that leave the model as it was.
-
-Private name in use: `keras.src.backend.common.global_state`.
-"""
+"""A model's train function for measurements that leave the model as it was."""
 
 import contextlib
 import types
 
 import keras
 import tensorflow as tf
-from keras.src.backend.common import global_state
 
 from keras_pergrad.analysis.pipelines.loading_rate import Step
 from keras_pergrad.analysis.pipelines.stopwatch import fetches_of_a_call
 from keras_pergrad.common.patching import attribute
+from keras_pergrad.keras_internals.seeds import shared_seed_state
 
 FUNCTION, STATE, STEPS = (
     "train_function",
@@ -92,9 +89,8 @@ def _variables(model):
         *_held_by(getattr(model, "gradient_mode", None)),
         *_held_by(getattr(model, "aggregation_state", None)),
     ]
-    # The seed of layers without their own; Keras's getter would create it.
-    seeds = global_state.get_global_attribute("global_seed_generator")
-    return found if seeds is None else [*found, seeds.state]
+    seed = shared_seed_state()
+    return found if seed is None else [*found, seed]
 
 
 def _held_by(owner):

@@ -2,12 +2,7 @@
 
 from keras_pergrad.analysis.pipelines import grain_data
 from keras_pergrad.analysis.pipelines.pipeline_facts import Advice, cores
-
-
-def _is_loader(data):
-    return hasattr(data, "_multiprocessing_options") and hasattr(
-        data, "_sampler"
-    )
+from keras_pergrad.keras_internals.grain_parts import is_loader
 
 
 def read_threads(facts):
@@ -20,7 +15,7 @@ def read_threads(facts):
     wanted = max(facts.threads_to_hide, 16)
     if threads >= (wanted if facts.sleeps else 8):
         return None
-    if _is_loader(facts.data):
+    if is_loader(facts.data):
         code = (
             "loader = grain.DataLoader(\n"
             "    data_source=source, sampler=sampler, operations=operations,\n"
@@ -54,7 +49,7 @@ def processes(facts):
     )
     if grain_data.is_random_access(facts.data):
         code = f"dataset = map_dataset.to_iter_dataset()\n{code}"
-    elif _is_loader(facts.data):
+    elif is_loader(facts.data):
         # Keras 3.15 copies a DataLoader with functions that worker
         # processes cannot load (RecursionError): only datasets have workers.
         code = (

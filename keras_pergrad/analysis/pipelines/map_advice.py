@@ -6,12 +6,12 @@ from keras_pergrad.analysis.pipelines.pipeline_facts import (
     Advice,
     cores,
 )
-from keras_pergrad.analysis.pipelines.stages import size_of
 from keras_pergrad.analysis.pipelines.tfdata_code import (
     parallel_gain,
     thread_pool_code,
     written_as,
 )
+from keras_pergrad.keras_internals.dataset_parts import batch_size
 
 ALL_MAPS = ("Map", "MapAndBatch", "ParallelMap", "ParallelMapAndBatch")
 #: Ops that take less time than being called, on a single small element.
@@ -161,7 +161,7 @@ def batch_first(facts):
             continue
         if stage.is_random or not _is_cheap(stage, facts):
             continue
-        size = size_of(batched, "_batch_size") or 0
+        size = batch_size(batched.dataset) or 0
         share = facts.share_of(stage) or 0.0
         if size < 16 or share < LARGE:
             continue

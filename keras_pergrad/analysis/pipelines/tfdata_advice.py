@@ -6,8 +6,8 @@ from keras_pergrad.analysis.pipelines.device_copy import (
     has_iterators,
 )
 from keras_pergrad.analysis.pipelines.pipeline_facts import Advice
-from keras_pergrad.analysis.pipelines.stages import size_of
 from keras_pergrad.analysis.pipelines.tfdata_code import written_as
+from keras_pergrad.keras_internals.dataset_parts import batch_size, buffer_size
 
 # The share of the step, and the least time, of a copy worth a message.
 LONG_COPY, LONG_COPY_MS = 0.05, 0.2
@@ -96,9 +96,9 @@ def shuffle_after_batch(facts):
         return None
     if facts.first_batch_ms < LONG_START * facts.pipeline_ms:
         return None
-    buffer = size_of(facts.stages[at], "_buffer_size") or "buffer_size"
+    buffer = buffer_size(facts.stages[at].dataset) or "buffer_size"
     batch = facts.stages[kinds.index(batches[0])]
-    size = size_of(batch, "_batch_size") or "batch_size"
+    size = batch_size(batch.dataset) or "batch_size"
     return Advice(
         "shuffle after batch",
         "`shuffle` stands after `batch`: its buffer must fill with whole "
@@ -121,8 +121,8 @@ def shuffle_buffer(facts):
     if not before:  # of whole batches: `shuffle_after_batch`
         return None
     batch = facts.stages[kinds.index(before[0])]
-    buffer = size_of(facts.stages[at], "_buffer_size")
-    size = size_of(batch, "_batch_size")
+    buffer = buffer_size(facts.stages[at].dataset)
+    size = batch_size(batch.dataset)
     late = facts.first_batch_ms > LONG_START * facts.pipeline_ms
     if not (late and buffer and size) or buffer < LONG_START * size:
         return None

@@ -7,7 +7,7 @@ compiles the body of a loop once, so XLA gets the loop.
 
 import tensorflow as tf
 
-from keras_pergrad.factors.xla import in_xla
+from keras_pergrad.keras_internals.xla import in_xla
 
 #: The longest sequence that is unrolled.
 UNROLLED_STEPS = 8

@@ -1,11 +1,9 @@
-"""The types of a step that is being traced: see `StepTypes`.
-
-Private names in use: `FuncGraph.captures`.
-"""
+"""The types of a step that is being traced: see `StepTypes`."""
 
 import tensorflow as tf
 
 from keras_pergrad.keras_internals.batches import is_composite
+from keras_pergrad.keras_internals.function_graphs import captures_of
 from keras_pergrad.keras_internals.graph_nodes import (
     Definitions,
     placeholder,
@@ -62,7 +60,7 @@ class StepTypes:
             raise ValueError(messages.COMPOSITE)
         weights = {id(t) for t in tf.nest.flatten(batch[2])}
         given = {}
-        inner = {id(outer): t for outer, t in graph.captures}
+        inner = {id(outer): t for outer, t in captures_of(graph)}
         for tensor in parts:
             if tf.is_tensor(tensor) and tensor.shape.rank != 0:
                 known = inner.get(id(tensor), tensor)
