@@ -26,13 +26,8 @@ def collect(again):
     """Yield a list that gets the `RunMetadata` when the block ends.
 
     Collection is one flag for the whole process, and exporting drains what
-    was collected: do not nest.
-
-    Args:
-        again: whether functions called inside are to be placed again. A
-            function's placement is cached under its configuration; an equal
-            configuration with another timeout misses that cache. Nothing
-            is traced again.
+    was collected: do not nest. With `again`, functions called inside are
+    placed again, without being traced again.
     """
     context = eager_context.context()
     context.ensure_initialized()
@@ -89,9 +84,6 @@ def step_partitions(metadata):
 
     Other functions (of the data pipeline, of metrics) may have been placed
     meanwhile: the step is the one that fetches a batch, else the largest.
-
-    Returns:
-        A list of `GraphDef`, empty if nothing was collected.
     """
     graphs = [
         [part for part in graph.partition_graphs if part.node]
