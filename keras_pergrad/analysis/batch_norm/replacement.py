@@ -138,9 +138,7 @@ def _trained_norms(model):
 def _refuse_out_of_sight(model):
     """Refuse batch normalisation that is not an attribute of a layer.
 
-    Returns:
-        The TensorSpecs that the model was called with; None if its inputs are
-        not known beforehand.
+    Returns the TensorSpecs of the inputs, None if they are not known.
     """
     known = set(map(id, _trained_norms(model)))
     found = {}

@@ -10,13 +10,7 @@ from keras_pergrad.modes import modes as registry
 
 
 def modes(wanted, model, samples):
-    """Return label → mode, for what the user asked for.
-
-    Args:
-        wanted: names and `GradientMode` objects, or `None`.
-        model: the compiled model.
-        samples: the size of the batch.
-    """
+    """Return label → mode, for what the user asked for."""
     if wanted is None:
         thirds = Accumulated(microbatch_size=math.ceil(samples / 3))
         wanted = ["batch", "vectorized", "per_sample", thirds]

@@ -32,13 +32,8 @@ class Uncheckable(ValueError):
 class PlainTape:
     """Differentiates a model's compiled loss, of a batch or one sample.
 
-    Args:
-        model: a compiled and built model. Only the first values of its
-            variables are used, and nothing it assigns is kept.
-        y, sample_weight: the batch without its inputs.
-        dtype: the format to compute in; None: the model's own.
-        drawn: the numbers of the batch's random draws, in order.
-        eager: whether to run op by op.
+    Only the first values of the model's variables are used, and nothing that it
+    assigns is kept. `dtype` is the format to compute in; None: the model's own.
     """
 
     def __init__(
@@ -116,18 +111,10 @@ class PlainTape:
         return [tf.reduce_sum(a) for a in self._run(values, alone, row)[1]]
 
     def _sample(self, values, x, row, whole, factors):
-        """Return one sample's part of the gradient of the batch's loss.
+        """Return one sample's part of the gradient, and the gap of outputs.
 
         The other samples' outputs are constants, so the loss keeps the
         denominators that it has for the batch.
-
-        Args:
-            values, x, row: the variables, the batch, and which sample.
-            whole: what `forward` gave.
-            factors: of each added loss, its factor in the batch's.
-
-        Returns:
-            (contributions, how far the outputs are from the batch's).
         """
         flat, logits, masks, _ = whole
         alone = tf.nest.map_structure(lambda t: _only(t, row), x)

@@ -75,11 +75,7 @@ class GradientMeter:
         self._squares: Callable[[bool], Any] | None = None
 
     def measure(self, repeats=1):
-        """Compute the gradient `repeats` times, each time from the start.
-
-        Returns:
-            A `BatchGradient`.
-        """
+        """Return the `BatchGradient` of the present weights."""
         run = self._gradient or self.prepare()
         # A model that has diverged is also measured.
         quiet = np.errstate(invalid="ignore", over="ignore")
@@ -112,11 +108,7 @@ class GradientMeter:
         return found
 
     def prepare(self):
-        """Trace, and find out whether samples have gradients of their own.
-
-        Returns the program that computes the gradient. Raises whatever the
-        model and its loss raise for such a batch.
-        """
+        """Trace, find out about samples, and return the gradient's program."""
         with random_state_kept():
             return self._prepare()
 
@@ -249,12 +241,7 @@ class GradientMeter:
         return total * tf.cast(self.samples**2, self._dtype)
 
     def _compiled(self, compute, eager=True):
-        """Return a program of `compute` that runs the way the model trains.
-
-        Args:
-            compute: `compute(x, y, sample_weight, wanted)`.
-            eager: whether it runs eagerly where the model does.
-        """
+        """Return a program of `compute` that runs the way the model trains."""
         if eager and self.model.run_eagerly:
 
             def run(wanted):
@@ -296,11 +283,7 @@ class MissingLoss(ValueError):
 
 
 def measured_loss(model, x, y, y_pred, sample_weight):
-    """Return the scalar loss of a batch, after the forward pass.
-
-    Raises:
-        MissingLoss: none was compiled, and the model adds none by itself.
-    """
+    """Return the scalar loss of a batch, after the forward pass."""
     if (
         compiled_loss(model) is None
         and not additional_losses(model)

@@ -12,7 +12,6 @@ import tensorflow as tf
 from keras_pergrad.analysis.placement import (
     calls,
     collection,
-    kernels,
     loops,
     operations,
 )
@@ -130,27 +129,20 @@ def names(executed):
 
 
 def read(executed, layer_of, device):
-    """Return what was executed.
-
-    Args:
-        executed: a list of `Executed`.
-        layer_of: a function from node name to layer.
-        device: the accelerator, a `devices.Device`, or `None`.
-
-    Returns:
-        `(list of Operation, list of (name, device, "XLA" or "call"))`.
-    """
-    found, opaque = [], []
+    """Return the `Operation`s that ran, and what hides others."""
+    ran, opaque = [], []
     for one in executed:
         if not one.hides:
-            found.append(_operation(one, layer_of, device))
+            node = graphs.Node(one.definition, 0, one.device)
+            layer = layer_of(one.scope + node.op)
+            ran.append(operations.placed(node, layer, 1, device))
         elif not one.partitions:
             opaque.append((one.definition.name, one.device, one.hides))
         else:
             inside, hidden = _body(one, layer_of, device)
-            found += inside
+            ran += inside
             opaque += hidden
-    return found, opaque
+    return ran, opaque
 
 
 def _body(one, layer_of, device):
@@ -161,23 +153,3 @@ def _body(one, layer_of, device):
 
     runs = loops.Runs(nodes)
     return operations.of_nodes(nodes, runs, layer_inside, device)
-
-
-def _operation(one, layer_of, device):
-    definition, dtypes = one.definition, graphs.type_names(one.definition)
-    kind, why = "cpu", ""
-    if not one.device.startswith("CPU"):
-        kind = kernels.serving(definition, one.device.partition(":")[0])
-        kind = kernels.DEVICE if kind == kernels.NONE else kind
-    elif device is not None:
-        why = kernels.reason(definition, dtypes, device.type, device.platform)
-    return operations.Operation(
-        definition.op,
-        definition.name,
-        one.device,
-        kind,
-        dtypes,
-        layer_of(one.scope + definition.op),
-        1,
-        why,
-    )

@@ -12,12 +12,7 @@ from keras_pergrad.keras_internals.model_parts import inner_layers
 
 
 class Layers:
-    """Maps node names to layers.
-
-    Args:
-        model: the Keras model.
-        names: all node names of the graph.
-    """
+    """Maps node names to layers."""
 
     def __init__(self, model, names):
         layers = inner_layers(model)
