@@ -19,6 +19,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_pergrad.keras_internals import model_parts
 from keras_pergrad.keras_internals.model_parts import calls_of, inner_layers
 
 # Entries that only tell layers of equal function apart, say how they were
@@ -95,7 +96,7 @@ def compiled_loss(model):
         or class, and what is not the default. How it was given ("mse", a
         function or an object) makes no difference.
     """
-    compiled = compiled_loss(model)
+    compiled = model_parts.compiled_loss(model)
     found = [
         _loss(known)
         for known in getattr(compiled, "_flat_losses", None) or ()
