@@ -5,7 +5,7 @@ import html
 import textwrap
 
 from keras_pergrad.analysis.numerics import EXACT, ROUNDING, WRONG
-from keras_pergrad.common.tables import as_text
+from keras_pergrad.common.tables import as_html, as_text
 
 REFUSED = "refused"
 CANNOT_TELL = "cannot tell"
@@ -162,16 +162,10 @@ class GradientCheck:
         )
 
     def _repr_html_(self):
-        def row(tag, line):
-            inner = "".join(f"<{tag}>{html.escape(c)}</{tag}>" for c in line)
-            return f"<tr>{inner}</tr>"
-
-        body = "".join(row("td", _cells(found)) for found in self.rows)
         notes = "".join(f"<li>{html.escape(n)}</li>" for n in self._lines())
         return (
             f"<p>{html.escape(self._title())}</p>"
-            f"<table><thead>{row('th', COLUMNS)}</thead>"
-            f"<tbody>{body}</tbody></table>"
+            f"{as_html(COLUMNS, map(_cells, self.rows))}"
             f"<ul>{notes}</ul><p>{html.escape(self.answer)}</p>"
         )
 

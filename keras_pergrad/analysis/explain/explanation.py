@@ -4,7 +4,7 @@ import dataclasses
 import html
 import textwrap
 
-from keras_pergrad.common.tables import as_text
+from keras_pergrad.common.tables import as_html, as_text
 
 COLUMNS = (
     "layer",
@@ -223,16 +223,10 @@ class Explanation:
     __repr__ = __str__
 
     def _repr_html_(self):
-        def row(tag, line):
-            inner = "".join(f"<{tag}>{html.escape(c)}</{tag}>" for c in line)
-            return f"<tr>{inner}</tr>"
-
-        body = "".join(row("td", line) for line in _cells(self.rows))
         notes = "".join(f"<li>{html.escape(n)}</li>" for n in self._notes())
         return (
             f"<p>{html.escape(self._title())}</p>"
-            f"<table><thead>{row('th', COLUMNS)}</thead>"
-            f"<tbody>{body}</tbody></table>"
+            f"{as_html(COLUMNS, _cells(self.rows))}"
             f"<p>{html.escape(self._total())}</p>"
             f"<p>{html.escape(self.summary)}</p><ul>{notes}</ul>"
         )
