@@ -76,11 +76,7 @@ class DamagedRun(ValueError):
 
 
 def connect(path, create=False):
-    """Open a run's file, without locks where the file system has none.
-
-    Raises:
-        sqlite3.Error: it cannot be opened.
-    """
+    """Open a run's file, without locks where the file system has none."""
     # Not "ro": SQLite must roll back what a killed process left unfinished.
     mode = "rwc" if create else "rw"
     uri = f"{pathlib.Path(path).absolute().as_uri()}?mode={mode}"
@@ -140,15 +136,15 @@ def _reading(directory):
         with contextlib.closing(connect(path)) as connection:
             # A small cache: nothing is read twice, and many runs may be open.
             connection.execute("PRAGMA cache_size = -64")
-            found = format_of(connection)
-            if not found:
+            version = format_of(connection)
+            if not version:
                 raise DamagedRun(
                     f"{path!r} is empty: its process was killed as it began."
                 )
-            if found != FORMAT:
+            if version != FORMAT:
                 raise ValueError(
                     f"The run {os.fspath(directory)!r} expected records of "
-                    f"format {FORMAT}. Received: format {found}. Read them "
+                    f"format {FORMAT}. Received: format {version}. Read them "
                     "with the version of keras_pergrad that wrote them."
                 )
             yield connection
