@@ -29,6 +29,13 @@ def is_grain(data):
     return isinstance(data, classes)
 
 
+def is_loader(data):
+    """Whether this is a DataLoader of Grain, not a dataset."""
+    return hasattr(data, "_multiprocessing_options") and hasattr(
+        data, "_sampler"
+    )
+
+
 def _nodes(data):
     """Return a dataset and all that it is made of, the last stage first."""
     found, waiting = [], [data]
