@@ -259,6 +259,12 @@ def test_changelog_is_grouped():
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     versions = re.split(r"^## ", text, flags=re.MULTILINE)[1:]
     assert versions[0].startswith("[Unreleased]\n")
+    # Those that existed, each with its day.
+    days = [
+        re.match(r"\[[\d.]+\] - (\d{4}-\d\d-\d\d)\n", v) for v in versions[1:]
+    ]
+    assert all(days)
+    assert [d[1] for d in days] == sorted((d[1] for d in days), reverse=True)
     for version in versions:
         head, *groups = re.split(r"^### ", version, flags=re.MULTILINE)
         names = [group.partition("\n")[0] for group in groups]
