@@ -33,9 +33,10 @@ NAMES = [
     "parallel",
 ]
 BADGE = "https://colab.research.google.com/assets/colab-badge.svg"
+_PACKAGE = "keras-pergrad" if PUBLISHED else "../.."
 INSTALL = f"""\
 # Once, where keras_pergrad is not installed:
-# %pip install -q "{"keras-pergrad" if PUBLISHED else "../.."}[compare,examples]\""""
+# %pip install -q "{_PACKAGE}[compare,examples]\""""
 OUTPUT = re.compile(r"\A\s*```text\n(.*?)^```$\n?", re.DOTALL | re.MULTILINE)
 PICTURE = re.compile(
     r"^!\[[^\]]*\]\(\.\./pictures/[^)]*\.png\)\n*", re.MULTILINE

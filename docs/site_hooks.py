@@ -27,9 +27,19 @@ ELSEWHERE = {
     "benchmarks/accumulation_memory.png": "pictures/accumulation_memory.png",
 }
 #: Modules whose `__all__` is public.
-PUBLIC = ["keras_pergrad", "keras_pergrad.callbacks", "keras_pergrad.runs"]
+PUBLIC = [
+    "keras_pergrad",
+    "keras_pergrad.callbacks",
+    "keras_pergrad.runs",
+    "keras_pergrad.modes",
+    "keras_pergrad.factors",
+    "keras_pergrad.samples.types",
+]
 #: Names in them that are modules.
-MODULES = {"callbacks", "factors", "modes", "rules", "runs", "types"}
+MODULES = {
+    f"keras_pergrad.{name}"
+    for name in ("callbacks", "factors", "modes", "rules", "runs", "types")
+}
 
 LINK = re.compile(
     r"(?P<before>\]\()(?P<target>[^)\s#:]+)(?P<anchor>#[^)\s]*)?\)"
@@ -70,12 +80,15 @@ def on_config(config):
 
 def public_names(package):
     """Return the dotted names that the reference must have."""
+    at_root = set(package.exports) - {n.split(".")[1] for n in MODULES}
     for path in PUBLIC:
         module = package
         for part in path.split(".")[1:]:
             module = module[part]
         for name in module.exports:
-            if name not in MODULES:
+            # What stands at the root, too, has its place by that name.
+            again = name in at_root and module is not package
+            if not again and f"{path}.{name}" not in MODULES:
                 yield f"{path}.{name}"
 
 

@@ -255,7 +255,7 @@ def test_versions_agree():
 
 def test_changelog_is_grouped():
     """The groups of Keep a Changelog, each once, in the same order."""
-    order = "Added Changed Deprecated Removed Fixed Security".split()
+    order = ["Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"]
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     versions = re.split(r"^## ", text, flags=re.MULTILINE)[1:]
     assert versions[0].startswith("[Unreleased]\n")
