@@ -41,6 +41,17 @@ def together(factors):
     Returns:
         (factors, apart): fewer of them, and a function that takes one tensor
         for each of these, and returns one a variable.
+
+    Example:
+
+    >>> import tensorflow as tf
+    >>> from keras_pergrad import factors
+    >>> biases = [factors.Full(tf.ones((2, k))) for k in (3, 4)]
+    >>> joined, apart = factors.together(biases)
+    >>> len(joined), joined[0].squared_norms().numpy()
+    (1, array([7., 7.], dtype=float32))
+    >>> [t.shape[0] for t in apart([joined[0].weighted_sum(None)])]
+    [3, 4]
     """
     groups = {}
     for k, factor in enumerate(factors):

@@ -21,6 +21,16 @@ def get(identifier):
     Raises:
         ValueError: the name is unknown, or the config cannot be read.
         TypeError: the identifier is of another type.
+
+    Args:
+        identifier: such as "vectorized", what `keras.saving` has made of a
+            mode, or a mode, which is returned as it is.
+
+    Example:
+
+    >>> from keras_pergrad import modes
+    >>> modes.get("batch")
+    Batch()
     """
     if isinstance(identifier, Aggregation):
         raise TypeError(

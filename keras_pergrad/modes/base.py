@@ -31,6 +31,22 @@ class Step:
             statistics cover the samples of all replicas, and are equal on
             each. False: gradients and loss are as in Keras; the optimizer and
             the metrics add them up over the replicas.
+
+    Example:
+
+    >>> import keras
+    >>> import tensorflow as tf
+    >>> import keras_pergrad as kpg
+    >>> model = kpg.PerGradModel.from_model(
+    ...     keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    ... )
+    >>> model.compile("sgd", "mse", gradient_mode="vectorized")
+    >>> x, y = tf.ones((4, 3)), tf.ones((4, 1))
+    >>> model.fit(x, y, verbose=0).epoch
+    [0]
+    >>> step = model.gradient_mode.step(model, x, y, None)
+    >>> [g.shape.as_list() for g in step.gradients], step.loss.shape.rank
+    ([[3, 1], [1]], 0)
     """
 
     loss: tf.Tensor | None
@@ -66,6 +82,24 @@ class GradientMode(Configured):
 
     Subclass it, define `step`, and register the class with
     `register_gradient_mode` to use it by name in `compile`.
+
+    Gradients have the shapes of the trainable variables; a class that does not
+    define `step` raises NotImplementedError in the first step. The example of
+    `register_gradient_mode` is a whole mode.
+
+    Example:
+
+    >>> import keras_pergrad as kpg
+    >>> class Ascent(kpg.Batch):
+    ...     changes_gradients = True
+    ...
+    ...     def step(self, model, x, y, sample_weight):
+    ...         step = super().step(model, x, y, sample_weight)
+    ...         gradients = step.gradients
+    ...         step.gradients = [g if g is None else -g for g in gradients]
+    ...         return step
+    >>> isinstance(Ascent(), kpg.GradientMode)
+    True
     """
 
     #: Whether every sample's gradient is looked at on its own.
@@ -142,10 +176,18 @@ class GradientMode(Configured):
 
 
 modes = Registry("gradient mode", GradientMode)
+"""The registered modes by name, a `Registry`."""
 
 
 def register_gradient_mode(name):
     """Register a `GradientMode` subclass under `name`; a class decorator.
+
+    Args:
+        name: what `gradient_mode=` and saved models call it.
+
+    Raises:
+        TypeError: the class is no `GradientMode`.
+        ValueError: the name is taken by another class.
 
     A mode that changes another mode's gradients gets them as the optimizer's
     `apply` expects them: with weight regularisers, times the scale of a

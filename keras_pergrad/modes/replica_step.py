@@ -91,6 +91,26 @@ def evaluate(model, x, y, sample_weight):
     Returns:
         (loss, the outputs for this replica's samples, whether the loss is
         that of the whole batch, and not Keras's for this replica alone).
+
+    Args:
+        model: the compiled `PerGradModel`.
+        x, y, sample_weight: the batch, as `keras.Model.test_step` unpacks it.
+
+    Example:
+
+    >>> import keras
+    >>> import numpy as np
+    >>> import keras_pergrad as kpg
+    >>> model = kpg.PerGradModel.from_model(
+    ...     keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    ... )
+    >>> model.compile("sgd", "mse")
+    >>> x, y = np.ones((4, 3)), np.ones((4, 1))
+    >>> model.fit(x, y, verbose=0).epoch
+    [0]
+    >>> loss, outputs, whole = kpg.modes.evaluate(model, x, y, None)
+    >>> loss.shape.rank, outputs.shape.as_list(), whole
+    (0, [4, 1], True)
     """
     try:
         return *_evaluate(model, x, y, sample_weight), True

@@ -68,7 +68,14 @@ _ERRNO = {
 
 
 class RunRecordWarning(UserWarning):
-    """A run's records could not be read."""
+    """A run's records could not be read.
+
+    Example:
+
+    >>> import warnings
+    >>> from keras_pergrad import runs
+    >>> warnings.simplefilter("error", runs.RunRecordWarning)
+    """
 
 
 class DamagedRun(ValueError):
@@ -166,6 +173,12 @@ class Run:
         info: what was run, a dict of the fields of `RunInfo`.
         scalars: name → array, one entry a record; NaN where undefined.
             `step` and `epoch` are whole numbers.
+
+    Example:
+
+    >>> from keras_pergrad import runs
+    >>> for path in runs.list_runs("."):
+    ...     print(runs.read_run(path).scalars["step"])
     """
 
     def __init__(self, path, info, scalars):
@@ -269,6 +282,12 @@ def list_runs(log_dir):
 
     Raises:
         FileNotFoundError: `log_dir` is not a directory.
+
+    Example:
+
+    >>> from keras_pergrad import runs
+    >>> runs.list_runs(".")
+    []
     """
     if not os.path.isdir(log_dir):
         raise FileNotFoundError(
