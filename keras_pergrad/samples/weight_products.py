@@ -180,19 +180,11 @@ def _outer(factor, term):
     (made, its), (still, labels) = sides[side], sides[1 - side]
     kept = [c for c in labels if c in term.own]
     new = [c for c in term.own if c not in kept]
-    order = [*both, *beside]
-    made = term.times(term.apart(made, its), [*both, *its], [*order, *new])
-    made = arranged(
-        made, [*order, *new], [*order, *new], 0, len(new), term.sizes
-    )
-    still = arranged(
-        term.apart(still, labels),
-        [*both, *labels],
-        [*order, *kept],
-        0,
-        len(kept),
-        term.sizes,
-    )
+    positions, order = [both[1], *beside], [*both, *beside, *new]
+    made = term.times(term.apart(made, its), [*both, *its], order)
+    made = arranged(made, order, [], positions, new, term.sizes)
+    still = term.apart(still, labels)
+    still = arranged(still, [*both, *labels], [], positions, kept, term.sizes)
     pair = [(made, new), (still, kept)]
     (x, left), (dz, right) = pair[::-1] if side else pair
     turned = in_order([*left, *right], term.own, term.sizes)
