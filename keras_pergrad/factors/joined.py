@@ -20,11 +20,7 @@ from keras_pergrad.factors.sample_gradients import (
 
 
 def join(parts):
-    """Return one factor for all uses of a variable.
-
-    Args:
-        parts: the `SampleGradients` of each use, at least one.
-    """
+    """Return one factor for all uses of a variable."""
     for kind, joined in ((Rows, JoinedRows), (Outer, JoinedOuter)):
         parts = _together(parts, kind, joined)
     if len(parts) == 1:

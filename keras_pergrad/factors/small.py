@@ -33,14 +33,10 @@ class SmallOnes(Full):
 
 
 def together(factors):
-    """Put small factors side by side.
+    """Put small factors side by side; None stays None.
 
-    Args:
-        factors: one `SampleGradients` (or None) a variable.
-
-    Returns:
-        (factors, apart): fewer of them, and a function that takes one tensor
-        for each of these, and returns one a variable.
+    Return (factors, apart): fewer of them, and a function that takes one
+    tensor for each of these, and returns one a variable.
     """
     groups = {}
     for k, factor in enumerate(factors):

@@ -12,12 +12,7 @@ from keras_pergrad.factors.sums import Sum
 
 
 def widened(factor, dtype):
-    """Return `factor` if `dtype` is wide enough for norms, else `Widened`.
-
-    Args:
-        factor: `SampleGradients`.
-        dtype: the type of the variable.
-    """
+    """Return `factor` if `dtype` is wide enough for norms, else `Widened`."""
     return Widened(factor, dtype) if dtype in HALF else factor
 
 

@@ -13,13 +13,7 @@ from keras_pergrad.factors import Blocks, Outer
 from keras_pergrad.samples.layout import Layout
 from keras_pergrad.samples.op_rules import op_rule
 
-CONTRACTIONS = (
-    "MatMul",
-    "BatchMatMul",
-    "BatchMatMulV2",
-    "BatchMatMulV3",
-    "Einsum",
-)
+CONTRACTIONS = "MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3 Einsum"
 
 
 def labelled(op):
@@ -134,7 +128,7 @@ class Axes:
         )
 
 
-@op_rule(*CONTRACTIONS)
+@op_rule(CONTRACTIONS)
 def contraction(use, place):
     """Return the per-sample gradients of the weight in a sum of products.
 

@@ -113,15 +113,9 @@ class Uses:
         self.candidates = kept[::-1]
 
     def gradients(self, loss, others=()):
-        """Return the gradients of a loss at the candidates, and of others.
+        """Return the gradients at the candidates' outputs, and of others.
 
-        Args:
-            loss: a scalar.
-            others: tensors.
-
-        Returns:
-            For each candidate a list with the gradient of each output, and
-            a list of the gradients of the others; None: no gradient.
+        They are a list for each candidate, and one list; None: no gradient.
         """
         found = {}
         for within in (None, *self._inlined):

@@ -21,7 +21,7 @@ from keras_pergrad.samples.layout import sizes_of
 from keras_pergrad.samples.weight_paths import by_gradient, path_rule
 
 
-@path_rule(*CONTRACTIONS)
+@path_rule(CONTRACTIONS)
 def product(factor, op, source, target):
     """Return the factor of A, or of B, from the factor of their product."""
     rules = {Outer: _outer, Full: _full, Rows: _rows}
@@ -69,12 +69,8 @@ class _Product:
     def refined(self, sizes):
         """Return the product with axes of `out` split to fit other sizes.
 
-        Args:
-            sizes: the sizes of other axes with the same elements, in order.
-
-        Returns:
-            The product, and for each of `sizes` the labels that make it up;
-            None if the axes cannot be split to fit.
+        Also return the labels that make up each of these sizes. None: the axes
+        cannot be split to fit.
         """
         term, found = self, []
         rest = [(c, self.sizes[c]) for c in self.out]

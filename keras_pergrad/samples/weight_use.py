@@ -53,11 +53,7 @@ class Use:
 
     @property
     def layout(self):
-        """The place of the samples in the first output.
-
-        Raises:
-            ValueError: it is not known.
-        """
+        """The place of the samples in the first output."""
         return self.layout_of(0)
 
     def layout_of(self, k):

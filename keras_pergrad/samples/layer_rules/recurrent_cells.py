@@ -84,14 +84,7 @@ class Cell:
         raise NotImplementedError
 
     def gradients(self, inputs, hidden, extras, dz):
-        """Yield (variable, factor) pairs.
-
-        Args:
-            inputs: (n, t, i).
-            hidden: h before each step, (n, t, u).
-            extras: the extras that `forward` returned.
-            dz: the gradient of Z.
-        """
+        """Yield (variable, factor); `hidden` is h before each step, (n,t,u)."""
         yield self.cell.kernel, Outer(inputs, dz)
         yield self.cell.recurrent_kernel, Outer(hidden, dz)
         if self.cell.use_bias:

@@ -116,12 +116,7 @@ class StepTypes:
         return nodes
 
     def linear(self, tensors, given):
-        """Return types of tensors if some were sums and all others free.
-
-        Args:
-            tensors: tensors of the step.
-            given: what they are computed from; the sums.
-        """
+        """Return types of tensors if `given` were sums and all others free."""
         inputs = self._inputs()
         # Of the others the tensors are independent.
         sums = {t.name: t for t in given if t.name in self._known}

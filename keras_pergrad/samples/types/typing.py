@@ -33,7 +33,7 @@ from keras_pergrad.samples.types.tensor_types import (
     Untyped,
     flags_of,
 )
-from keras_pergrad.samples.types.type_rules import rule_of
+from keras_pergrad.samples.types.type_rules import op_types, rule_of
 from keras_pergrad.samples.types.typed_op import StaticNumbers, TypedOp
 from keras_pergrad.samples.types.variable_types import (
     ASSIGN,
@@ -42,15 +42,10 @@ from keras_pergrad.samples.types.variable_types import (
     may_keep,
 )
 
-_SIZES = {
-    "Shape",
-    "ShapeN",
-    "Size",
-    "Rank",
-    "VariableShape",
-    "TensorListLength",
-    "TensorListElementShape",
-}
+_SIZES = op_types(
+    "Shape ShapeN Size Rank VariableShape TensorListLength "
+    "TensorListElementShape"
+)
 #: What Python computes may follow from anything, also without inputs.
 _PYTHON = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
 _SILENT = {"Placeholder", "Const", "NoOp"}
@@ -127,13 +122,7 @@ class Typing:
         self._sizes.same(made, tensor)
 
     def run(self, nodes, known, graph):
-        """Put nodes into a graph and type them.
-
-        Args:
-            nodes: `Nodes`.
-            known: name → tensor for all inputs; extended by all other tensors.
-            graph: the graph.
-        """
+        """Put nodes into a graph and type them; extend name → tensor."""
         for first, names in stages(nodes, self._shaped):
             for name in first:
                 if call_rules.is_call(nodes.by_name[name].op):
@@ -146,16 +135,9 @@ class Typing:
                 self._look(op)
 
     def function(self, name, given, types, repeated=False):
-        """Return a function's outputs, as typed tensors.
+        """Return (inputs, outputs) of a function, typed, in a new graph.
 
-        Args:
-            name: its name.
-            given: tensors like those it is given.
-            types: their types.
-            repeated: whether it is given its own outputs again.
-
-        Returns:
-            (inputs, outputs): tensors of a new graph.
+        `repeated`: it is given its own outputs again.
         """
         nodes = self.definitions.nodes(name)
         if nodes is None:
