@@ -12,9 +12,6 @@ class Adapted(SampleGradients):
     """A factor whose sums and gradients are those of another, changed.
 
     Subclasses say what is changed, and give the norms.
-
-    Args:
-        factor: the other `SampleGradients`, which holds the tensors.
     """
 
     def __init__(self, factor):

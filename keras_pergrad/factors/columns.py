@@ -6,11 +6,7 @@ from keras_pergrad.factors.sample_gradients import SampleGradients
 
 
 class Columns(SampleGradients):
-    """Factors of a variable's columns, side by side on the last axis.
-
-    Args:
-        parts: the factors of each range of columns, in order.
-    """
+    """Factors of a variable's columns, side by side on the last axis."""
 
     def __init__(self, parts):
         self.parts = parts

@@ -66,9 +66,6 @@ class Joined(SampleGradients):
     """The sum of several factors of one variable, of any kinds.
 
     The contributions are added before they are squared.
-
-    Args:
-        parts: the factors, at least two.
     """
 
     rows = ("_gradients",)
@@ -151,11 +148,7 @@ class Tied(Joined):
 
 
 class JoinedRows(Rows):
-    """Several uses of a table as one use with all their positions.
-
-    Args:
-        parts: the `Rows` of each use, of one layout.
-    """
+    """Several uses of a table as one use with all their positions."""
 
     def __init__(self, parts):
         wide = tf.int64 if len({p.ids.dtype for p in parts}) > 1 else None
@@ -177,11 +170,7 @@ class JoinedRows(Rows):
 
 
 class JoinedOuter(Outer):
-    """Several uses of a matrix as one use with all their positions.
-
-    Args:
-        parts: the `Outer` of each use, of one layout.
-    """
+    """Several uses of a matrix as one use with all their positions."""
 
     def __init__(self, parts):
         first = parts[0]

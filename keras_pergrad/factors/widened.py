@@ -17,12 +17,7 @@ def widened(factor, dtype):
 
 
 class Widened(Adapted):
-    """A factor in float32; sums and gradients have the variable's type.
-
-    Args:
-        factor: `SampleGradients` of half precision; its tensors are widened.
-        dtype: the type of the variable.
-    """
+    """A factor in float32; sums and gradients have the variable's type."""
 
     def __init__(self, factor, dtype):
         super().__init__(factor)

@@ -41,13 +41,7 @@ def noting_scopes(model, found):
 
 
 class OpOrigin:
-    """Where ops of a step come from, by their names.
-
-    Args:
-        model: the model.
-        behind: the ops of the loss.
-        scopes: as from `noting_scopes`.
-    """
+    """Where ops of a step come from, by their names."""
 
     def __init__(self, model, behind, scopes):
         self._model, self._scopes = model, scopes

@@ -69,11 +69,8 @@ def _tensors(structure):
 class Replay:
     """A recorded call that can be repeated row by row.
 
-    Args:
-        recorded: the call.
-        variables: the Keras variables to differentiate with respect to.
-        state: pairs of other variables and the values that they had before
-            the recorded call.
+    `state` has pairs of other variables and the values that they had before
+    the recorded call.
 
     Raises:
         ValueError: when the call drew random numbers in a way that cannot be

@@ -68,13 +68,8 @@ class Candidate:
 class Uses:
     """The uses of weights among the ops of a step.
 
-    Args:
-        operations: the ops of the step, in order, without the ops of its
-            backward pass.
-        graph: their graph.
-        data: the tensors of the batch.
-        variables: the trainable Keras variables.
-        claimed: tuples of ops that are served by rules of their layers.
+    `claimed` are tuples of ops that are served by rules of their layers; the
+    ops of the backward pass are not among `operations`.
 
     Attributes:
         candidates: a list of `Candidate`, in order.

@@ -41,11 +41,7 @@ def _activate(activation, z):
 
 
 class Cell:
-    """One recurrent cell of Keras.
-
-    Args:
-        cell: the Keras cell.
-    """
+    """One recurrent cell of Keras."""
 
     def __init__(self, cell):
         self.cell = cell

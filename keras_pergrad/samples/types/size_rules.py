@@ -76,13 +76,7 @@ _ARRANGE = op_types(
 
 
 class Sizes:
-    """Tells which tensors without samples follow the number of samples.
-
-    Args:
-        n: the number of samples.
-        any_number: whether the step takes any number of samples.
-        numbers: the `StaticNumbers` of the step.
-    """
+    """Tells which tensors without samples follow the number of samples."""
 
     def __init__(self, n, any_number, numbers):
         self._n, self._any, self._numbers = n, any_number, numbers

@@ -26,14 +26,8 @@ _LENGTHS = (64, 96, 48, 32, 16, 12, 8, 7, 6, 5, 4, 3, 2, 1)
 class StepTypes:
     """The types of the tensors of a step, from its ops.
 
-    Args:
-        graph: the graph in which the step is traced.
-        batch: (x, y, sample_weight).
-        variables: the trainable Keras variables.
-        wanted: the tensors whose types are asked for.
-        operations: the ops of the step, in order, whose effects on variables
-            matter.
-        vouched, shaped: as for `Typing`.
+    `wanted` are the tensors whose types are asked for, `operations` the ops
+    of the step, whose effects on variables matter.
 
     Attributes:
         number: the number of samples in the step; None: it takes any.

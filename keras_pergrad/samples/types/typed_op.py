@@ -12,15 +12,7 @@ from keras_pergrad.samples.types.type_rules import op_types
 
 
 class TypedOp:
-    """One op of the typed graph.
-
-    Args:
-        op: the `tf.Operation`.
-        n: the number of samples in this graph.
-        numbers: a `StaticNumbers`.
-        lists: the `ListShapes`.
-        type_of: `type_of(tensor)`: the type of a tensor before the op.
-    """
+    """One op of the typed graph."""
 
     def __init__(self, op, n, numbers, lists, type_of):
         self.op, self.n, self._numbers = op, n, numbers

@@ -62,14 +62,10 @@ _FAILURES = (
 class Typing:
     """The types of the tensors of a graph and of the functions it calls.
 
-    Args:
-        definitions: the graph's `Definitions`.
-        n: the number of samples.
-        any_number: whether nothing else has this size: which sizes follow the
-            number of samples shows then.
-        vouched: `vouched(op, its name)`: whether the user vouches for it.
-        shaped: `shaped(name)`: whether the graph knows the shapes of an op
-            better than TensorFlow infers them.
+    `any_number`: nothing else has the size n, so that what follows the number
+    of samples shows. `vouched(op, name)`: the user vouches for it;
+    `shaped(name)`: the graph knows the shapes of an op better than TensorFlow
+    infers them.
 
     Attributes:
         state: what variables hold, a `State`.
