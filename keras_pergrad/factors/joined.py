@@ -175,11 +175,7 @@ class Tied(Joined):
 
 
 class JoinedRows(Rows):
-    """Several uses of a table as one use with all their positions.
-
-    Args:
-        parts: the `Rows` of each use, of one layout.
-    """
+    """Several uses of a table as one use with all their positions."""
 
     def __init__(self, parts):
         wide = tf.int64 if len({p.ids.dtype for p in parts}) > 1 else None
@@ -201,11 +197,7 @@ class JoinedRows(Rows):
 
 
 class JoinedOuter(Outer):
-    """Several uses of a matrix as one use with all their positions.
-
-    Args:
-        parts: the `Outer` of each use, of one layout.
-    """
+    """Several uses of a matrix as one use with all their positions."""
 
     def __init__(self, parts):
         first = parts[0]

@@ -14,9 +14,6 @@ class SmallOnes(Full):
 
     A model has a bias or a scale for each kernel. One norm and one sum for all
     of them take a tenth of the ops.
-
-    Args:
-        factors: `Full` ones, of one type and known shapes.
     """
 
     def __init__(self, factors):
@@ -33,7 +30,7 @@ class SmallOnes(Full):
 
 
 def together(factors):
-    """Put small factors side by side.
+    """Put small factors side by side; None stays None.
 
     Args:
         factors: one `SampleGradients` (or None) a variable.
