@@ -22,8 +22,8 @@ from keras_pergrad.keras_internals import replicas
 from keras_pergrad.keras_internals.losses import track_loss
 from keras_pergrad.keras_internals.model_parts import inner_layers
 from keras_pergrad.keras_internals.overwritten import is_overwritten
+from keras_pergrad.logs import named
 from keras_pergrad.modes.batch import Batch
-from keras_pergrad.modes.logs import named
 
 
 class LossModel(keras.Model):
