@@ -39,6 +39,9 @@ class Aggregation(Configured):
     #: False: all weights are 1, so that no norm need be computed.
     needs_norms = True
 
+    #: Whether it adds noise, so that no two steps have the same result.
+    adds_noise = False
+
     def groups(self, variables):
         """Say which variables share a norm, and so a weight.
 

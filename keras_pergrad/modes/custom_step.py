@@ -22,9 +22,9 @@ from keras_pergrad.keras_internals.model_parts import (
     trace_symbolically,
 )
 from keras_pergrad.keras_internals.overwritten import is_overwritten
+from keras_pergrad.logs import named
 from keras_pergrad.modes.accumulated import Accumulated
 from keras_pergrad.modes.batch import Batch
-from keras_pergrad.modes.logs import named
 
 
 class LossModel(keras.Model):

@@ -14,6 +14,7 @@ from keras_pergrad.analysis.checking import precision
 from keras_pergrad.keras_internals import draws
 from keras_pergrad.keras_internals.losses import total_loss
 from keras_pergrad.keras_internals.model_parts import (
+    call_model,
     compiled_loss,
     logits_behind,
     mask_of,
@@ -21,7 +22,6 @@ from keras_pergrad.keras_internals.model_parts import (
     set_mask,
 )
 from keras_pergrad.keras_internals.penalties import regularization_gradients
-from keras_pergrad.modes.base import call_model
 from keras_pergrad.samples import Tape, refusals
 
 

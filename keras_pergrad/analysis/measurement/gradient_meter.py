@@ -16,6 +16,7 @@ from keras_pergrad.keras_internals.batches import first_tensor
 from keras_pergrad.keras_internals.losses import additional_losses, total_loss
 from keras_pergrad.keras_internals.model_parts import (
     build_symbolically,
+    call_model,
     compiled_loss,
 )
 from keras_pergrad.keras_internals.model_state import (
@@ -23,12 +24,12 @@ from keras_pergrad.keras_internals.model_state import (
     run_and_restore,
     unchanged,
 )
+from keras_pergrad.keras_internals.optimizers import loss_scale
 from keras_pergrad.keras_internals.overwritten import (
     SetApart,
     is_overwritten,
 )
 from keras_pergrad.keras_internals.penalties import Penalties
-from keras_pergrad.modes.base import call_model, loss_scale
 from keras_pergrad.samples import Tape
 
 
