@@ -1,13 +1,9 @@
-"""Models whose batch normalisation is replaced by one that mixes no samples.
-
-Private names in use: `Functional`, `Layer._flatten_layers`.
-"""
+"""Models whose batch normalisation is replaced by one that mixes no samples."""
 
 import functools
 
 import keras
 import tensorflow as tf
-from keras.src.models.functional import Functional
 
 from keras_pergrad.analysis.batch_norm.copying import copy_model
 from keras_pergrad.analysis.batch_norm.layer_exchange import (
@@ -19,6 +15,7 @@ from keras_pergrad.analysis.batch_norm.saving import (
     norms,
     save_as_exchanged,
 )
+from keras_pergrad.keras_internals.functional_models import Functional
 
 _WAYS = ("group", "layer", "frozen")
 
@@ -141,9 +138,7 @@ def _trained_norms(model):
 def _refuse_out_of_sight(model):
     """Refuse batch normalisation that is not an attribute of a layer.
 
-    Returns:
-        The TensorSpecs that the model was called with; None if its inputs are
-        not known beforehand.
+    Returns the TensorSpecs of the inputs, None if they are not known.
     """
     known = set(map(id, _trained_norms(model)))
     found = {}

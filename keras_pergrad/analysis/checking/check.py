@@ -186,9 +186,9 @@ class _Check:
         self._aggregations = [None]
         for mode in modes.values():
             weighs = configurations.aggregation(mode)
-            if getattr(weighs, "noise_multiplier", 0):
+            if weighs is None or weighs.adds_noise:
                 continue
-            if weighs is not None and weighs not in self._aggregations:
+            if weighs not in self._aggregations:
                 self._aggregations.append(weighs)
         self.reference = reference.find(
             self.model, self.batch, self._aggregations, self.dtype, self.drawn
@@ -229,24 +229,22 @@ class _Check:
         return self._steps[label]
 
     def _require_comparable(self, mode, device, setting):
-        if getattr(mode, "updates", "batch") != "batch":
+        if mode.updates_by_itself:
             raise execution.Refused(execution.NO_GRADIENT)
-        if getattr(mode, "steps", 1) > 1:
-            raise execution.Refused(execution.NO_GRADIENT)
-        if getattr(mode, "inner", mode).changes_gradients:
+        if mode.changes_gradients:
             raise execution.Refused(
                 "it is meant to give other gradients than the samples', and "
                 "there is nothing to compare them with"
             )
         weighs = configurations.aggregation(mode)
-        if getattr(weighs, "noise_multiplier", 0):
+        if weighs is not None and weighs.adds_noise:
             raise execution.Refused("it adds noise, which no two runs share")
         if weighs is not None and self.reference.how != "loop":
             raise execution.Refused(
                 "its samples are weighted, and they have no gradient of "
                 "their own"
             )
-        size = getattr(mode, "microbatch_size", None)
+        size = mode.microbatch_size
         split = size is not None and size < self.samples
         if split and self.reference.how != "loop":
             raise execution.Refused(

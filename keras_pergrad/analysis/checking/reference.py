@@ -49,18 +49,7 @@ class Reference:
 
 
 def find(model, batch, aggregations, dtype, drawn=()):
-    """Compute the reference.
-
-    Args:
-        model: a compiled and built model, which is left as it is.
-        batch: (x, y, sample_weight), of arrays.
-        aggregations: a list of `Aggregation`; None stands for the mean.
-        dtype: the format that the model computes in.
-        drawn: the numbers that the batch's random layers draw.
-
-    Raises:
-        ValueError: the model draws random numbers without `keras.random`.
-    """
+    """Compute the reference; an aggregation None stands for the mean."""
     batch = tf.nest.map_structure(
         lambda t: None if t is None else tf.convert_to_tensor(t), batch
     )

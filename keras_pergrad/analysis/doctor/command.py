@@ -40,12 +40,7 @@ def run(chosen):
 
 
 def examine():
-    """Look at everything.
-
-    Returns:
-        A dict that JSON can hold: versions, facts, findings, and how many
-        of these are errors.
-    """
+    """Look at everything; return a dict that JSON can hold."""
     found = versions.installed()
     findings = versions.check(found)
     facts = {}

@@ -75,15 +75,7 @@ _SIGNALS = {
 
 
 def explain(output, code):
-    """Explain a failed import.
-
-    Args:
-        output: what the process wrote.
-        code: its exit code, negative for a signal.
-
-    Returns:
-        `(explanation, fix, the telling line without paths)`.
-    """
+    """Return why an import failed, the fix, and the telling line."""
     for pattern, why, fix in _KNOWN:
         if re.search(pattern, output):
             return why, fix, _line(output, pattern)

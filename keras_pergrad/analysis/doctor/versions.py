@@ -57,16 +57,7 @@ def numbers(version):
 
 
 def check(found, python=None, system=None):
-    """Judge a set of versions.
-
-    Args:
-        found: what `installed` returns.
-        python: the Python version as a tuple, by default this one's.
-        system: `(system, machine)`, by default this machine's.
-
-    Returns:
-        A list of `Finding`.
-    """
+    """Judge what `installed` returns, as a list of `Finding`."""
     python = python or sys.version_info[:2]
     system = system or (platform.system(), platform.machine())
     findings = [_python(python)]

@@ -1,7 +1,4 @@
-"""The measurement of a model's gradient on one batch, the model unchanged.
-
-Private names in use: `Model._symbolic_build`, `Model._compile_loss`.
-"""
+"""The measurement of a model's gradient on one batch, the model unchanged."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +16,7 @@ from keras_pergrad.keras_internals.batches import first_tensor
 from keras_pergrad.keras_internals.losses import additional_losses, total_loss
 from keras_pergrad.keras_internals.model_parts import (
     build_symbolically,
+    call_model,
     compiled_loss,
 )
 from keras_pergrad.keras_internals.model_state import (
@@ -26,12 +24,12 @@ from keras_pergrad.keras_internals.model_state import (
     run_and_restore,
     unchanged,
 )
+from keras_pergrad.keras_internals.optimizers import loss_scale
 from keras_pergrad.keras_internals.overwritten import (
     SetApart,
     is_overwritten,
 )
 from keras_pergrad.keras_internals.penalties import Penalties
-from keras_pergrad.modes.base import call_model, loss_scale
 from keras_pergrad.samples import Tape
 
 
@@ -78,11 +76,7 @@ class GradientMeter:
         self._squares: Callable[[bool], Any] | None = None
 
     def measure(self, repeats=1):
-        """Compute the gradient `repeats` times, each time from the start.
-
-        Returns:
-            A `BatchGradient`.
-        """
+        """Return the `BatchGradient` of the present weights."""
         run = self._gradient or self.prepare()
         # A model that has diverged is also measured.
         quiet = np.errstate(invalid="ignore", over="ignore")
@@ -115,11 +109,7 @@ class GradientMeter:
         return found
 
     def prepare(self):
-        """Trace, and find out whether samples have gradients of their own.
-
-        Returns the program that computes the gradient. Raises whatever the
-        model and its loss raise for such a batch.
-        """
+        """Trace, find out about samples, and return the gradient's program."""
         with random_state_kept():
             return self._prepare()
 
@@ -252,12 +242,7 @@ class GradientMeter:
         return total * tf.cast(self.samples**2, self._dtype)
 
     def _compiled(self, compute, eager=True):
-        """Return a program of `compute` that runs the way the model trains.
-
-        Args:
-            compute: `compute(x, y, sample_weight, wanted)`.
-            eager: whether it runs eagerly where the model does.
-        """
+        """Return a program of `compute` that runs the way the model trains."""
         if eager and self.model.run_eagerly:
 
             def run(wanted):
@@ -299,11 +284,7 @@ class MissingLoss(ValueError):
 
 
 def measured_loss(model, x, y, y_pred, sample_weight):
-    """Return the scalar loss of a batch, after the forward pass.
-
-    Raises:
-        MissingLoss: none was compiled, and the model adds none by itself.
-    """
+    """Return the scalar loss of a batch, after the forward pass."""
     if (
         compiled_loss(model) is None
         and not additional_losses(model)

@@ -58,16 +58,7 @@ def direction(send):
 
 
 def find(nodes, runs, layer_of):
-    """Find every copy of one step.
-
-    Args:
-        nodes: linked nodes.
-        runs: a `loops.Runs`.
-        layer_of: a function from node name to layer.
-
-    Returns:
-        A list of `Copy`.
-    """
+    """Return every `Copy` of one step."""
     found = []
     for send in nodes:
         way = direction(send)

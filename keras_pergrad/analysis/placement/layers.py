@@ -4,9 +4,6 @@ Keras opens a name scope for each layer it calls, and TensorFlow puts the
 gradient's nodes under the same names. Scopes get a "_1" appended where the
 name was used before, so "dense_1" may be layer dense or layer dense_1: the
 names of one graph are read one way or the other, whichever explains more.
-
-Private name in use, covered by `tests/analysis/placement/test_layers.py`:
-`keras.Layer._flatten_layers`.
 """
 
 import re
@@ -15,12 +12,7 @@ from keras_pergrad.keras_internals.model_parts import inner_layers
 
 
 class Layers:
-    """Maps node names to layers.
-
-    Args:
-        model: the Keras model.
-        names: all node names of the graph.
-    """
+    """Maps node names to layers."""
 
     def __init__(self, model, names):
         layers = inner_layers(model)

@@ -66,20 +66,7 @@ def _size(count):
 
 
 def replay(model, data, spec=None, steps=5):
-    """Replay one training step of a model on one batch.
-
-    Args:
-        model: the compiled Keras model; it is left as it is.
-        data: what `train_step` takes, as arrays.
-        spec: the input pipeline's `TensorSpec`s, if there is one.
-        steps: how many steps are timed, on each device.
-
-    Returns:
-        A `DeepReport`.
-
-    Raises:
-        NotReplayable: the step has state other than variables.
-    """
+    """Replay one step on a batch of arrays; raises `NotReplayable`."""
     concrete, values = trace_step(model.train_step, data, spec)
     metadata = tf.compat.v1.RunMetadata()
     with Replica(concrete) as placed:

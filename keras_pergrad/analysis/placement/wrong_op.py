@@ -48,18 +48,7 @@ class Suspect:
 
 
 def find(concrete, values, device, layer_of, judge):
-    """Look for the op behind a difference.
-
-    Args:
-        concrete: the traced function.
-        values: its inputs.
-        device: the device's short name.
-        layer_of: a function from node name to layer.
-        judge: a function from outputs to name → `Verdict`.
-
-    Returns:
-        A `Suspect`.
-    """
+    """Return the `Suspect` behind a difference."""
     differing, suspect = _one_by_one(concrete, values, device, layer_of)
     if suspect is not None:
         return suspect
@@ -69,11 +58,7 @@ def find(concrete, values, device, layer_of, judge):
 
 
 def _one_by_one(concrete, values, device, layer_of):
-    """Run each op on the device with the CPU's inputs, until one is wrong.
-
-    Returns:
-        `(name of the first op that differs in place, Suspect or None)`.
-    """
+    """Return the first op that differs in place, and the first wrong alone."""
     with Replica(concrete, device="/device:CPU:0") as cpu:
         tensors = _fetchable(cpu)
         right = dict(
