@@ -3,6 +3,8 @@
 import contextlib
 import copy
 import inspect
+from collections.abc import Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -117,7 +119,13 @@ class PerGradModel(FitHooks, keras.Model):
 
         return from_model(cls, model)
 
-    def compile(self, *args, gradient_mode="batch", vouched=(), **kwargs):
+    def compile(
+        self,
+        *args: Any,
+        gradient_mode: str | modes.GradientMode | dict[str, Any] = "batch",
+        vouched: Sequence[str] = (),
+        **kwargs: Any,
+    ) -> None:
         """Configure training: `keras.Model.compile` and the gradient mode.
 
         Args:

@@ -1,6 +1,7 @@
 """The batch in microbatches: the gradient of the whole, in less memory."""
 
 import contextlib
+from typing import Any, Literal
 
 import tensorflow as tf
 
@@ -70,7 +71,11 @@ class Accumulated(GradientMode):
     in_parts = True
 
     def __init__(
-        self, steps=1, microbatch_size=None, inner="batch", tail="apply"
+        self,
+        steps: int = 1,
+        microbatch_size: int | None = None,
+        inner: str | GradientMode | dict[str, Any] = "batch",
+        tail: Literal["apply", "keep", "drop"] = "apply",
     ):
         self.steps = positive_integer("steps", steps)
         if microbatch_size is not None:

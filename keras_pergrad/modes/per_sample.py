@@ -1,8 +1,11 @@
 """One forward and backward pass per sample."""
 
+from typing import Any, Literal
+
 import tensorflow as tf
 
 from keras_pergrad.aggregation import (
+    Aggregation,
     aggregations,
     is_finite,
     of_samples,
@@ -52,10 +55,10 @@ class PerSample(GradientMode):
 
     def __init__(
         self,
-        aggregation="mean",
-        updates="batch",
-        parallel_iterations=1,
-        statistics=False,
+        aggregation: str | Aggregation | dict[str, Any] = "mean",
+        updates: Literal["batch", "sample"] = "batch",
+        parallel_iterations: int = 1,
+        statistics: bool = False,
     ):
         self.aggregation = aggregations.get(aggregation)
         if updates not in UPDATES:

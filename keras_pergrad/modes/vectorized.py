@@ -1,8 +1,11 @@
 """One forward and backward pass for all per-sample gradients."""
 
+from typing import Any
+
 import tensorflow as tf
 
 from keras_pergrad.aggregation import (
+    Aggregation,
     aggregations,
     is_finite,
     of_samples,
@@ -51,7 +54,11 @@ class Vectorized(GradientMode):
     can_be_watched = True
     needs_graph = True
 
-    def __init__(self, aggregation="mean", statistics=False):
+    def __init__(
+        self,
+        aggregation: str | Aggregation | dict[str, Any] = "mean",
+        statistics: bool = False,
+    ):
         self.aggregation = aggregations.get(aggregation)
         self.with_statistics = bool(statistics)
 

@@ -47,3 +47,9 @@ def test_the_warning_points_at_the_caller():
     with pytest.warns(DeprecationWarning, match=words) as caught:
         kpg.ClippedMean(1.0, 0.5)
     assert caught[0].filename == __file__
+
+
+def test_an_attribute_that_was_another():
+    found = kpg.results.AuditResult(0.5, 1.0, 1e-5, 0.95, 10, {})
+    with pytest.warns(DeprecationWarning, match="read .ok instead of .passed"):
+        assert found.passed is found.ok is True

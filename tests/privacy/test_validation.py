@@ -277,11 +277,11 @@ def test_warnings():
             "PrivateTraining gives it",
         ),
         ({"user_ids": "same"}, "`user_ids`, one for each example, together"),
-        ({"user_ids": [1, 2], "examples_per_user": 1}, "Expected 40 `user"),
+        ({"user_ids": [1, 2], "samples_per_user": 1}, "Expected 40 `user"),
         (
             {
                 "user_ids": np.arange(N),
-                "examples_per_user": 2,
+                "samples_per_user": 2,
                 "sampling": "fixed",
             },
             "only sampling='poisson'",

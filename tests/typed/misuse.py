@@ -1,7 +1,8 @@
-# pyright: strict, reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false, reportMissingTypeStubs=false
+# pyright: strict, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 """Calls as an editor sees them: marked lines are errors, no others."""
 
+# fmt: off
 import keras
 import numpy as np
 
@@ -36,31 +37,28 @@ model.compile("adam", "mse", gradient_mode=kpg.Vectorized())
 model.compile("adam", "mse", gradient_mode=1)  # expect: reportArgumentType
 
 kpg.per_sample_gradients(net, x, y, method="per_sample")
-kpg.per_sample_gradients(net, x, y, methd="per_sample")  # expect: reportCallIssue
+kpg.per_sample_gradients(net, x, y, methd="loop")  # expect: reportCallIssue
 kpg.per_sample_norms(net, x, y, method="fast")  # expect: reportArgumentType
 kpg.per_sample_norms(net, x, y, per_variable=True)
-kpg.gradient_statistics(net, x, y, batch_size="32")  # expect: reportArgumentType
-kpg.explain(net, batch_size=8).rows
+kpg.gradient_statistics(net, x, batch_size="3")  # expect: reportArgumentType
+print(kpg.explain(net, batch_size=8).rows)
 kpg.explain(net, batchsize=8)  # expect: reportCallIssue
-kpg.check_gradients(net, x, y, repeats=2).ok
+print(kpg.check_gradients(net, x, y, repeats=2).ok)
 kpg.check_gradients(net, x, y, repeat=2)  # expect: reportCallIssue
-kpg.compare_devices(net, x, y, devices=["CPU:0"]).ok
+print(kpg.compare_devices(net, x, y, devices=["CPU:0"]).ok)
 kpg.compare_devices(net, x, y, device="CPU:0")  # expect: reportCallIssue
-kpg.profile_pipeline(x, net, batches=5).what_if
+print(kpg.profile_pipeline(x, net, batches=5).what_if)
 kpg.profile_pipeline(x, net, batch=5)  # expect: reportCallIssue
-kpg.replace_batch_norm(net, in_place="no")  # expect: reportArgumentType
-kpg.compare_runs("logs", max_steps=10)
+kpg.replace_batch_norm(net, "frozen")
+kpg.replace_batch_norm(net, "freeze")  # expect: reportArgumentType
+kpg.compare_runs("logs", by="seed", max_steps=10)
 kpg.compare_runs("logs", max_step=10)  # expect: reportCallIssue
 kpg.callbacks.DataStall(warn_above=0.1)
 kpg.callbacks.DataStall(warn_abov=0.1)  # expect: reportCallIssue
+kpg.callbacks.GradientVariance(every="epoch")
 kpg.callbacks.GradientVariance(every="often")  # expect: reportArgumentType
 kpg.callbacks.DevicePlacement(deep=True)
 kpg.callbacks.DevicePlacement(deeper=True)  # expect: reportCallIssue
 
-private = kpg.PrivateTraining(
-    target_epsilon=3.0, delta=1e-5, samples=8, batch_size=4, epochs=1
-)
-private.batches(x, y)
-kpg.PrivateTraining(  # expect: reportCallIssue
-    target_epsilon=3.0, delta=1e-5, samples=8, batchsize=4, epochs=1
-)
+kpg.PrivateTraining(delta=1e-5, samples=8, batch_size=4, target_epsilon=3)
+kpg.PrivateTraining(delta=1e-5, samples=8, batch=4)  # expect: reportCallIssue

@@ -1,12 +1,16 @@
 """The same step on every device: whether the numbers agree, and the speed."""
 
 import dataclasses
+from collections.abc import Sequence
+from typing import Any
 
+import keras
 import tensorflow as tf
 
 from keras_pergrad.analysis import numerics
 from keras_pergrad.analysis.placement import layers, wrong_op
 from keras_pergrad.analysis.placement.step_profile import median_ms
+from keras_pergrad.common.deprecation import former
 from keras_pergrad.common.devices import (
     chosen,
 )
@@ -100,7 +104,15 @@ def _lines(device, cpu_ms):
     return lines
 
 
-def compare_devices(model, x, y, devices=None, repeats=3):
+@former("devices", "repeats")
+def compare_devices(
+    model: keras.Model,
+    x: Any,
+    y: Any,
+    *,
+    devices: Sequence[str] | None = None,
+    repeats: int = 3,
+) -> Comparison:
     """Compare a model's numbers and speed on each device with the CPU's.
 
     Loss, outputs and the gradient of every variable are computed from the
