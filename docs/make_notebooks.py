@@ -32,7 +32,10 @@ URLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]
 BADGE = "https://colab.research.google.com/assets/colab-badge.svg"
 INSTALL = """\
 # Once, where keras_pergrad is not installed:
-# %pip install -q "keras-pergrad[compare,examples]\""""
+# %pip install -q "keras-pergrad[compare,examples]"
+import os
+
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"  # no log lines among the results"""
 OUTPUT = re.compile(r"\A\s*```text\n(.*?)^```$\n?", re.DOTALL | re.MULTILINE)
 PICTURE = re.compile(
     r"^!\[[^\]]*\]\(\.\./pictures/[^)]*\.png\)\n*", re.MULTILINE
