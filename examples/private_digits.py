@@ -5,7 +5,7 @@ without privacy, prints what is guaranteed, and draws how accurate each is.
 
     python examples/private_digits.py
 
-Needs `pip install "keras-pergrad[privacy,examples]"`; about a minute.
+Needs `pip install ".[privacy,examples]"`; about a minute.
 """
 
 import os

@@ -6,7 +6,7 @@ line that loads a preset is in `make_backbone`.
 
     python examples/private_lora.py
 
-Needs `pip install "keras-pergrad[privacy,examples]"`; under a minute.
+Needs `pip install ".[privacy,examples]"`; under a minute.
 """
 
 import os

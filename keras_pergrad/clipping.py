@@ -15,7 +15,7 @@ from keras_pergrad.aggregation import (
 from keras_pergrad.common.arguments import is_number, seed_or_none
 from keras_pergrad.common.registry import serialize
 from keras_pergrad.keras_internals.noise import Noise
-from keras_pergrad.modes.logs import DefinedMean
+from keras_pergrad.logs import DefinedMean
 
 PER = ("model", "layer", "variable")
 

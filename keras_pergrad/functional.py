@@ -1,8 +1,6 @@
 """Per-sample gradients of any compiled Keras model, as functions.
 
 Traced functions are kept per model, for as long as the model lives.
-
-Private names in use: `Model._symbolic_build`.
 """
 
 import weakref
@@ -30,6 +28,7 @@ from keras_pergrad.keras_internals.model_state import (
 )
 from keras_pergrad.keras_internals.overwritten import SetApart
 from keras_pergrad.keras_internals.tracing import traced_functions
+from keras_pergrad.modes.one_step import WholeBatch
 from keras_pergrad.modes.per_sample import require_any_batch_size
 from keras_pergrad.modes.single_samples import Samples
 from keras_pergrad.samples import Tape, function_cache
@@ -349,7 +348,7 @@ def _squares(factor, n, with_mean):
 
 def _one_by_one(what, model, x, y, sample_weight, training):
     require_any_batch_size(model)
-    samples = Samples(model, x, y, sample_weight, training=training)
+    samples = Samples(model, WholeBatch(model, (x, y, sample_weight)), training)
     used = [False] * len(samples.variables)
 
     def one(i):

@@ -8,7 +8,7 @@ import tensorflow as tf
 import keras_pergrad as kpg
 from keras_pergrad import statistics
 from keras_pergrad.factors import Outer, Rows, squared_norm
-from keras_pergrad.modes.logs import DefinedMean, RatioOfMeans
+from keras_pergrad.logs import DefinedMean, RatioOfMeans
 from tests.marks import few
 
 layers = keras.layers

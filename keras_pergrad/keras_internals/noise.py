@@ -1,20 +1,17 @@
-"""The noise of an aggregation, whose state is saved with the model.
-
-Private names in use: `keras.src.saving.keras_saveable.KerasSaveable`, whose
-subclasses are saved with the model they are an attribute of.
-"""
+"""The noise of an aggregation, whose state is saved with the model."""
 
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.saving.keras_saveable import KerasSaveable
+
+from keras_pergrad.keras_internals.saved_state import SavedState
 
 STATE = "noise_state"
 
 
-class Noise(KerasSaveable):
+class Noise(SavedState):
     """A source of noise, new in each step, that goes on after a restart.
 
     Under a `tf.distribute` strategy create it in the strategy's scope: each
@@ -93,6 +90,3 @@ class Noise(KerasSaveable):
         # A user who gives another seed wants other noise.
         if self.seed in (None, int(number[0])):
             self.generator.state.assign(number)
-
-    def _obj_type(self):
-        return "Loss"

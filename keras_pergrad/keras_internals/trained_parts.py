@@ -5,20 +5,18 @@ loads, both factors are zero and so are their gradients. Models that do not
 keep their layers' configs, as in keras-hub, come back with all weights
 trainable, and a saved optimizer does not fit them.
 
-Private names in use: `keras.src.saving.keras_saveable.KerasSaveable`, whose
-subclasses are saved with the model they are an attribute of; of layers
-`_flatten_layers`, `_trainable_variables`, `_non_trainable_variables`; of
-keras-hub's models what `save_lora_weights` reads: `_lora_rank`,
-`_lora_enabled_layers`.
+Private names in use: of layers `_flatten_layers`, `_trainable_variables`,
+`_non_trainable_variables`; of keras-hub's models what `save_lora_weights`
+reads: `_lora_rank`, `_lora_enabled_layers`.
 """
 
 import warnings
 import weakref
 
 import numpy as np
-from keras.src.saving.keras_saveable import KerasSaveable
 
 from keras_pergrad.keras_internals.model_parts import inner_layers
+from keras_pergrad.keras_internals.saved_state import SavedState
 
 #: The attribute of the model. Keras loads attributes by name, and this has to
 #: come after all layers.
@@ -26,7 +24,7 @@ ATTRIBUTE = "~lora"
 _OF_KERAS_HUB = ("_lora_rank", "_lora_enabled_layers")
 
 
-class LoRA(KerasSaveable):
+class LoRA(SavedState):
     """The variables of layers with LoRA as they are: not merged.
 
     Args:
@@ -59,9 +57,6 @@ class LoRA(KerasSaveable):
                 )
                 for number, variable in enumerate(own):
                     yield f"{at}_{number}", variable
-
-    def _obj_type(self):
-        return "Loss"
 
 
 def config_of(model):

@@ -1,37 +1,27 @@
 """The batch in microbatches: the gradient of the whole, in less memory."""
 
+import contextlib
+
 import tensorflow as tf
 
-from keras_pergrad.aggregation import is_finite
 from keras_pergrad.common.arguments import positive_integer
 from keras_pergrad.common.refusal_messages import not_dense
 from keras_pergrad.common.registry import arguments_shown, serialize
 from keras_pergrad.keras_internals import replicas
-from keras_pergrad.keras_internals.batches import first_tensor, is_composite
+from keras_pergrad.keras_internals.batches import is_composite
+from keras_pergrad.keras_internals.loss_fractions import (
+    numerators,
+    require_parts,
+)
 from keras_pergrad.keras_internals.optimizers import accumulating
 from keras_pergrad.keras_internals.overwritten import (
     is_overwritten,
     require_none,
 )
-from keras_pergrad.keras_internals.penalties import regularization_gradients
-from keras_pergrad.modes import add_loss_reduction, replica_step
-from keras_pergrad.modes.base import (
-    GradientMode,
-    Step,
-    finished,
-    loss_scale,
-    modes,
-    observed,
-    overflow_to_infinity,
-    scaled,
-    with_penalties,
-)
-from keras_pergrad.modes.batch import Batch
-from keras_pergrad.modes.gradient_accumulator import Pending
-from keras_pergrad.modes.loss_fractions import numerators
-from keras_pergrad.modes.microbatch_sums import Contributions, divided
-from keras_pergrad.modes.microbatches import MOST, is_one, sum_over
-from keras_pergrad.modes.virtual_batch import WeightedContributions
+from keras_pergrad.modes import one_step
+from keras_pergrad.modes.accumulator_state import AccumulatorState
+from keras_pergrad.modes.base import GradientMode, modes
+from keras_pergrad.modes.weighted_sums import WeightedSums
 from keras_pergrad.samples import Tape, counters, refusals
 
 TAILS = ("apply", "keep", "drop")
@@ -77,6 +67,8 @@ class Accumulated(GradientMode):
     >>> mode = kpg.Accumulated(steps=4, microbatch_size=64)
     """
 
+    in_parts = True
+
     def __init__(
         self, steps=1, microbatch_size=None, inner="batch", tail="apply"
     ):
@@ -100,113 +92,52 @@ class Accumulated(GradientMode):
         return self.inner.aggregation
 
     @property
+    def mode_of_parts(self):
+        return self.inner
+
+    @property
+    def changes_gradients(self):
+        return self.inner.changes_gradients
+
+    @property
     def updates_by_itself(self):
         return self.steps > 1
 
-    @property
-    def _weighs(self):
-        """Whether samples are weighted one by one."""
-        return self.aggregation is not None and self.aggregation.needs_norms
-
     def make_state(self):
-        return Pending() if self.steps > 1 else None
+        return AccumulatorState() if self.steps > 1 else None
 
-    def step(self, model, x, y, sample_weight):
+    def takes_apart(self, model):
+        # The new value of overwritten variables is not a sum over parts.
         overwritten = any(map(is_overwritten, model.trainable_variables))
-        if overwritten and self._stays_whole and not replicas.several():
-            # Their new value is not a sum over parts of the loss.
-            return self.inner.step(model, x, y, sample_weight)
+        stays_whole = self.steps == 1 and self.microbatch_size is None
+        return not (overwritten and stays_whole)
+
+    def require_parts(self, model, batch):
+        require_parts(model)
         _require_plain(model)
         require_none(model, f"gradient_mode={self!r}")
-        for part in tf.nest.flatten((x, y, sample_weight)):
+        for part in tf.nest.flatten(batch):
             if is_composite(part):
                 raise ValueError(not_dense(part))
-        batch, size = (x, y, sample_weight), self._size()
-        scale = loss_scale(model.optimizer)
-        sums = add_loss_reduction.kinds(model, x)
-        arguments = model, x, scale, sums, self.steps == 1
+
+    @contextlib.contextmanager
+    def checking_parts(self, model, batch, sums, once):
         tried = Tape(model, batch)
-        if self._weighs:
-            parts = WeightedContributions(self.inner, *arguments)
-            parts.look_through(batch, size)
-            batch = *batch, tf.range(tf.shape(first_tensor(x))[0])
-        else:
-            parts = Contributions(*arguments)
-            for error in refusals(tried) if self.per_sample else ():
+        if self.per_sample and not isinstance(sums, WeightedSums):
+            for error in refusals(tried):
                 raise error
-        once = self.microbatch_size is None or is_one(batch, size)
         read = [(v, tf.identity(v.value)) for v in counters(tried, numerators)]
 
         def part(*batch):
             # Each part reads the values that the whole batch would read.
             for variable, value in read:
                 variable.assign(value)
-            return parts(*batch)
+            return sums(*batch)
 
-        found = sum_over(part, batch, size)
+        yield part
         alone = once and self.steps == 1
         for error in refusals(tried, "microbatch", once, numerators, alone):
             raise error
-        totals = parts.totals(found)
-        groups, statistics = self._checked(
-            model, parts.groups(totals), totals, scale
-        )
-        if self.steps == 1:
-            gradients = divided(groups, parts.slack)
-            gradients = self._finish(model, gradients, parts.rows)
-        else:
-            pending = model.gradient_state
-            pending.add(groups, parts.slack, parts.variables)
-            due = pending.count >= self.steps
-            replicas.when(due, lambda: self._update(model))
-            gradients = None
-        loss = parts.loss(totals)
-        return Step(loss, None, gradients, statistics, whole=True)
-
-    @property
-    def _stays_whole(self):
-        return self.steps == 1 and self.microbatch_size is None
-
-    def _size(self):
-        """Return the size of a microbatch; None: the batch is one."""
-        # The model must not be called for no sample, which a replica or a
-        # batch that is drawn at random may have.
-        counts = self.aggregation is not None and self.aggregation.counts
-        if self.microbatch_size is None and (counts or replicas.several()):
-            return MOST
-        return self.microbatch_size
-
-    def _checked(self, model, groups, totals, scale):
-        """Return groups, infinite on overflow, and the batch's statistics."""
-        if not self._weighs:
-            return groups, {}
-        norms = totals["norms"]
-        if scale is not None:
-            finite = is_finite(norms)
-            groups = {
-                key: (overflow_to_infinity(gradients, finite, scale), below)
-                for key, (gradients, below) in groups.items()
-            }
-        state = model.aggregation_state
-        return groups, observed(self.aggregation.at(state), norms, state)
-
-    def _finish(self, model, gradients, rows):
-        """Return the gradients as the optimizer expects them."""
-        if self.aggregation is not None:
-            state = model.aggregation_state
-            aggregation = self.aggregation.at(state)
-            gradients = finished(aggregation, gradients, rows, state)
-        penalties = regularization_gradients(model.trainable_variables)
-        gradients = with_penalties(gradients, penalties)
-        return scaled(gradients, loss_scale(model.optimizer))
-
-    def _update(self, model):
-        """Call the optimizer with all that is pending."""
-        pending, variables = model.gradient_state, model.trainable_variables
-        gradients = pending.gradients(variables)
-        gradients = self._finish(model, gradients, pending.rows)
-        replicas.apply(model.optimizer, gradients, variables)
-        pending.reset()
 
     def begin_fit(self, model):
         if self.steps > 1 and self.tail != "keep":
@@ -219,7 +150,7 @@ class Accumulated(GradientMode):
             model.gradient_state.reset()
         elif model.gradient_state.waiting:
             # Where an update can be made, also under a strategy.
-            model.distribute_strategy.run(self._update, args=(model,))
+            model.distribute_strategy.run(one_step.update, args=(self, model))
 
     @property
     def log_metrics(self):
@@ -242,38 +173,36 @@ class Accumulated(GradientMode):
 
 def _inner(identifier):
     mode = modes.get(identifier)
-    if getattr(mode, "updates", "batch") != "batch":
+    if mode.one_by_one:
         raise ValueError(
             "`inner` cannot update after every sample, since its gradients "
-            f"are to be summed. Received: updates={mode.updates!r}"
+            "are to be summed. Received: updates='sample'"
         )
-    if getattr(mode, "with_statistics", False):
+    if mode.with_statistics:
         raise ValueError(
             "`inner` cannot log statistics, which are of one batch and not of "
             "its microbatches. Received: statistics=True"
         )
-    if type(mode) is Batch:
-        return mode
-    if hasattr(mode, "weighted_sum"):
-        step, part = (_definer(mode, n) for n in ("step", "weighted_sum"))
+    if _defines_sums(type(mode)):
+        step, part = (_definer(mode, n) for n in ("step", "partial_sums"))
         if issubclass(step, part) and step is not part:
             raise ValueError(
                 "`inner` finds the gradient of each microbatch by its "
-                f"weighted_sum(), which {step.__name__} has from "
+                f"partial_sums(), which {step.__name__} has from "
                 f"{part.__name__}, so that {step.__name__}.step() would not "
                 f"count. Define both in {step.__name__}. "
                 f"Received: inner={mode!r}"
             )
         return mode
-    known = [
-        name
-        for name, cls in modes.items()
-        if cls is Batch or hasattr(cls, "weighted_sum")
-    ]
+    known = [name for name, cls in modes.items() if _defines_sums(cls)]
     raise ValueError(
         f"`inner` must be one of {known}, or a mode with a method "
-        f"weighted_sum(). Received: {type(mode).__name__}"
+        f"partial_sums(). Received: {type(mode).__name__}"
     )
+
+
+def _defines_sums(cls):
+    return cls.partial_sums is not GradientMode.partial_sums
 
 
 def _definer(mode, name):
@@ -282,7 +211,6 @@ def _definer(mode, name):
 
 
 def _require_plain(model):
-    replica_step.require_parts(model)
     optimizer = accumulating(model.optimizer)
     if optimizer is not None:
         raise ValueError(

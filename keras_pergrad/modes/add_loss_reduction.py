@@ -8,7 +8,10 @@ from keras_pergrad.keras_internals import draws, replicas
 from keras_pergrad.keras_internals.batches import first_tensor
 from keras_pergrad.keras_internals.loss_tensors import loss_tensors
 from keras_pergrad.keras_internals.losses import additional_sums, noting_losses
-from keras_pergrad.modes.base import call_model, training_inside
+from keras_pergrad.keras_internals.model_parts import (
+    call_model,
+    training_inside,
+)
 from keras_pergrad.samples.sample_replay import Recorded, Replay
 
 LOOKED_AT = 8  # samples at a time; one alone may add a loss of zero

@@ -1,4 +1,4 @@
-"""The contributions of microbatches to the gradient and loss of their batch.
+"""The sums of microbatches, for the gradient and the loss of their batch.
 
 Every term of the loss is N / D (see `loss_fractions`). Terms with the same D
 share a backward pass and a sum; each sum is divided by its D once, at the end:
@@ -15,16 +15,21 @@ import dataclasses
 import keras
 import tensorflow as tf
 
-from keras_pergrad.keras_internals import replica_metrics, replicas
+from keras_pergrad.keras_internals import (
+    loss_fractions,
+    replica_metrics,
+    replicas,
+)
 from keras_pergrad.keras_internals.batches import first_tensor
 from keras_pergrad.keras_internals.losses import by_kind, noting_losses
-from keras_pergrad.keras_internals.model_parts import compiled_loss
+from keras_pergrad.keras_internals.model_parts import (
+    call_model,
+    compiled_loss,
+)
 from keras_pergrad.keras_internals.penalties import regularization_loss
-from keras_pergrad.modes import loss_fractions
-from keras_pergrad.modes.base import call_model
 
 
-class Contributions:
+class MicrobatchSums:
     """A function of a microbatch whose results add up over the batch.
 
     Args:
@@ -40,7 +45,7 @@ class Contributions:
         self.model = model
         self.variables = list(model.trainable_variables)
         self.scale = scale
-        self.sums = sums
+        self.kinds = sums
         self.alone = alone
         self.static_rows = first_tensor(x).shape[0]
         self.dtype = keras.config.floatx()
@@ -49,7 +54,7 @@ class Contributions:
         self.own_rows = tf.cast(self.count, self.dtype)
         self.rows = replicas.total(self.own_rows)
         self.terms = []
-        self.slack = {}
+        self.mask_epsilons = {}
         self.per_row = []
 
     def __call__(self, x, y, sample_weight):
@@ -114,8 +119,8 @@ class Contributions:
         self.per_row = [
             t.per_row if t.kind == loss_fractions.ROWS else None for t in terms
         ]
-        self.slack = {
-            f"loss{k}": t.slack
+        self.mask_epsilons = {
+            f"loss{k}": t.mask_epsilon
             for k, t in enumerate(terms)
             if t.kind == loss_fractions.DATA
         }
@@ -138,7 +143,7 @@ class Contributions:
                 units[key] = rows
             parts.setdefault(key, []).append(times(value, term.loss_weight))
         share = rows / self.rows
-        for loss, kind in zip(added, self.sums, strict=True):
+        for loss, kind in zip(added, self.kinds, strict=True):
             loss = tf.cast(tf.reduce_sum(loss), self.dtype)
             one, zero = tf.ones_like(share), tf.zeros_like(share)
             if self.alone:
@@ -173,7 +178,7 @@ class Contributions:
     def parts_of_loss(self, terms, added, rows):
         """Return the values of one microbatch that `loss` needs."""
         extra = tf.zeros([], self.dtype)
-        for loss, kind in zip(added, self.sums, strict=True):
+        for loss, kind in zip(added, self.kinds, strict=True):
             loss = tf.cast(tf.reduce_sum(loss), self.dtype)
             extra += by_kind(kind, loss, loss * rows / self.rows)
         return {
@@ -182,34 +187,30 @@ class Contributions:
             "added": extra,
         }
 
-    def totals(self, found):
-        """Return the sums over the samples of all replicas.
-
-        Args:
-            found: the sums over the samples of this replica.
-        """
+    def totals(self, sums):
+        """Return the sums over all replicas of those of this replica."""
         if not self.several:
-            return found
-        found = replicas.present(self.count, found)
-        metrics, norms = found.pop("metrics", None), found.pop("norms", None)
+            return sums
+        sums = replicas.present(self.count, sums)
+        metrics, norms = sums.pop("metrics", None), sums.pop("norms", None)
         replica_metrics.add(self.model.metrics_variables, metrics or ())
         if norms is not None:
             norms = replicas.gathered(norms)
-        return {**replicas.total(found), "norms": norms}
+        return {**replicas.total(sums), "norms": norms}
 
     def groups(self, totals):
         """Return the sums of the batch, by group: (gradients, denominator)."""
-        found = {}
+        groups = {}
         for key, gradients in totals["gradients"].items():
             denominator = None
             if key == loss_fractions.ROWS:
                 denominator = self.rows
                 gradients = [times(g, self.rows) for g in gradients]
-            elif key in self.slack:
+            elif key in self.mask_epsilons:
                 k = int(key.removeprefix("loss"))
                 denominator = tf.cast(totals["denominators"][k], self.dtype)
-            found[key] = gradients, denominator
-        return found
+            groups[key] = gradients, denominator
+        return groups
 
     def loss(self, totals):
         """Return the loss of the batch, and track those of several outputs."""
@@ -217,7 +218,7 @@ class Contributions:
         for k, term in enumerate(self.terms):
             value = totals["numerators"][k]
             if term.kind == loss_fractions.DATA:
-                denominator = totals["denominators"][k] + term.slack
+                denominator = totals["denominators"][k] + term.mask_epsilon
                 value = tf.math.divide_no_nan(value, denominator)
             values.append(self.fixed(value, k))
         replica_metrics.update(
@@ -232,17 +233,17 @@ class Contributions:
         return loss
 
 
-def divided(groups, slack):
+def divided(groups, mask_epsilons):
     """Return the sum of the groups' gradients, each over its denominator.
 
     Args:
-        groups: as from `Contributions.groups`.
-        slack: a number to add to the denominator, for some groups.
+        groups: as from `MicrobatchSums.groups`.
+        mask_epsilons: a number to add to the denominator, for some groups.
     """
     result = None
     for key, (gradients, denominator) in groups.items():
         if denominator is not None:
-            below = denominator + slack.get(key, 0.0)
+            below = denominator + mask_epsilons.get(key, 0.0)
             gradients = [
                 None
                 if g is None

@@ -204,7 +204,7 @@ class AdaptiveClippedMean(ClippedMean):
         centered = tf.convert_to_tensor(below) - seen / 2
         if self._deviation:
             like = tf.zeros([], "float32")
-            centered += replicas.of_the_first(
+            centered += replicas.from_first_replica(
                 [state.normal(like, self._deviation)]
             )[0]
         size = self.expected_batch_size

@@ -128,20 +128,9 @@ class Tape:
         return self._forward.calls
 
     def sample_gradients(self, loss, scale=None):
-        """Return what each sample contributes to each variable's gradient.
+        """Return the `SampleGradients` of each variable, or None: no gradient.
 
-        Args:
-            loss: the scalar loss of the batch, reduced as Keras does.
-            scale: the factor by which `loss` was multiplied (loss scaling).
-
-        Returns:
-            A list in the order of `model.trainable_variables` of
-            `SampleGradients`; None for a variable that the loss does not
-            depend on.
-
-        Raises:
-            ValueError: samples are mixed (the message names the op and the
-                layer), or a loss depends on weights beside the samples.
+        `scale` is the factor by which the loss was multiplied (loss scaling).
         """
         found = [[] for _ in self.variables]
         for k, factor, _ in self.parts(loss, scale):

@@ -1,13 +1,9 @@
-"""Models whose batch normalisation is replaced by one that mixes no samples.
-
-Private names in use: `Functional`, `Layer._flatten_layers`.
-"""
+"""Models whose batch normalisation is replaced by one that mixes no samples."""
 
 import functools
 
 import keras
 import tensorflow as tf
-from keras.src.models.functional import Functional
 
 from keras_pergrad.analysis.batch_norm.copying import copy_model
 from keras_pergrad.analysis.batch_norm.layer_exchange import (
@@ -19,6 +15,7 @@ from keras_pergrad.analysis.batch_norm.saving import (
     norms,
     save_as_exchanged,
 )
+from keras_pergrad.keras_internals.functional_models import Functional
 
 _WAYS = ("group", "layer", "frozen")
 

@@ -203,9 +203,9 @@ class _Check:
         self._aggregations = [None]
         for mode in modes.values():
             weighs = configurations.aggregation(mode)
-            if getattr(weighs, "noise_multiplier", 0):
+            if weighs is None or weighs.adds_noise:
                 continue
-            if weighs is not None and weighs not in self._aggregations:
+            if weighs not in self._aggregations:
                 self._aggregations.append(weighs)
         self.reference = reference.find(
             self.model, self.batch, self._aggregations, self.dtype, self.drawn
@@ -242,14 +242,13 @@ class _Check:
 
     def _require_comparable(self, mode, device, setting):
         weighs = configurations.aggregation(mode)
-        size = getattr(mode, "microbatch_size", None)
+        size = mode.microbatch_size
         split = size is not None and size < self.samples
         together = self.reference.how != "loop"
-        updates = getattr(mode, "updates", "batch") != "batch"
         for applies, why in (
-            (updates or getattr(mode, "steps", 1) > 1, execution.NO_GRADIENT),
-            (getattr(mode, "inner", mode).changes_gradients, _OTHER),
-            (getattr(weighs, "noise_multiplier", 0), _NOISE),
+            (mode.updates_by_itself, execution.NO_GRADIENT),
+            (mode.changes_gradients, _OTHER),
+            (weighs is not None and weighs.adds_noise, _NOISE),
             (weighs is not None and together, _WEIGHTED),
             (split and together, _SPLIT),
             (split and self.drawn, _DRAWN_AFRESH),

@@ -39,9 +39,9 @@ def _label(mode):
         label += f" by {mode.microbatch_size}"
         if type(mode.inner).__name__ != "Batch":
             return f"{label}, {_label(mode.inner)}"
-    aggregation = getattr(mode, "aggregation", None)
-    if aggregation is not None and aggregation.needs_norms:
-        label += f", {type(aggregation).__name__}"
+    weighs = aggregation(mode)
+    if weighs is not None:
+        label += f", {type(weighs).__name__}"
     return label
 
 
@@ -62,6 +62,5 @@ def exists(device, setting, model):
 
 def aggregation(mode):
     """Return what weighs the samples, None for the mean."""
-    mode = getattr(mode, "inner", mode)
-    found = getattr(mode, "aggregation", None)
-    return found if getattr(found, "needs_norms", False) else None
+    weighs = mode.aggregation
+    return weighs if weighs is not None and weighs.needs_norms else None

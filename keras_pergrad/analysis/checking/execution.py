@@ -17,7 +17,8 @@ from keras_pergrad.keras_internals.graph_session import (
     Replica,
     trace_step,
 )
-from keras_pergrad.modes.base import call_model, loss_scale
+from keras_pergrad.keras_internals.model_parts import call_model
+from keras_pergrad.keras_internals.optimizers import loss_scale
 
 SETTINGS = ("eager", "graph", "xla")
 NO_GRADIENT = (

@@ -2,9 +2,6 @@
 
 Nothing here uses the package's tape, rules or factors: their results are
 judged against it.
-
-Private names in use: the tensor attribute `_keras_logits`,
-`StatelessScope.state_mapping`, `keras.src.backend.get_keras_mask`.
 """
 
 import contextlib
@@ -12,17 +9,19 @@ import functools
 
 import keras
 import tensorflow as tf
-from keras.src import backend
 
 from keras_pergrad.analysis.checking import precision
 from keras_pergrad.keras_internals import draws
 from keras_pergrad.keras_internals.losses import total_loss
 from keras_pergrad.keras_internals.model_parts import (
+    call_model,
     compiled_loss,
     logits_behind,
+    mask_of,
+    set_logits,
+    set_mask,
 )
 from keras_pergrad.keras_internals.penalties import regularization_gradients
-from keras_pergrad.modes.base import call_model
 from keras_pergrad.samples import Tape, refusals
 
 
@@ -103,7 +102,7 @@ class PlainTape:
         self._structure = y_pred
         flat = tf.nest.flatten(y_pred)
         logits = [logits_behind(t) for t in flat]
-        masks = [backend.get_keras_mask(t) for t in flat]
+        masks = [mask_of(t) for t in flat]
         return flat, logits, masks, added
 
     def _added(self, values, x, row):
@@ -127,10 +126,10 @@ class PlainTape:
             joined = [_join(b, s, row) for b, s in zip(flat, single)]
             for tensor, old, mask, new in zip(joined, logits, masks, single):
                 if old is not None:
-                    inner = _join(old, new._keras_logits, row)
-                    tensor._keras_logits = inner
+                    inner = _join(old, logits_behind(new), row)
+                    set_logits(tensor, inner)
                 if mask is not None:
-                    backend.set_keras_mask(tensor, mask)
+                    set_mask(tensor, mask)
             loss = self._loss(tf.nest.pack_sequence_as(self._structure, joined))
             parts = [] if loss is None else [loss]
             parts += [f * tf.reduce_sum(a) for f, a in zip(factors, added)]

@@ -5,7 +5,7 @@ import tensorflow as tf
 
 from keras_pergrad.keras_internals import draws, onednn
 from keras_pergrad.keras_internals.graph_session import trace_step
-from keras_pergrad.modes.base import call_model
+from keras_pergrad.keras_internals.model_parts import call_model
 
 
 def record(model, x):

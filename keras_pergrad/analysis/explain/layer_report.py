@@ -1,9 +1,6 @@
 """A report of what a vectorized step would do with a model, layer by layer.
 
 The step is traced on symbolic inputs and not run.
-
-Private names in use: `Functional._inputs_struct`, `Layer._flatten_layers`,
-`Trainer._resolve_auto_jit_compile`.
 """
 
 import dataclasses
@@ -24,7 +21,12 @@ from keras_pergrad.common.arguments import positive_integer
 from keras_pergrad.common.refusal_messages import not_one_number
 from keras_pergrad.factors import join, widened
 from keras_pergrad.keras_internals.batches import is_composite
+from keras_pergrad.keras_internals.layer_parts import layers_inside, own_weights
 from keras_pergrad.keras_internals.losses import additional_losses
+from keras_pergrad.keras_internals.model_parts import (
+    compiles_by_xla,
+    symbolic_inputs,
+)
 from keras_pergrad.keras_internals.model_state import random_state_kept
 from keras_pergrad.modes.accumulated import Accumulated
 from keras_pergrad.samples import Tape, sum_of_outputs
@@ -76,7 +78,7 @@ def explain(model, batch_size=32, x=None, jit_compile=None):
     if jit_compile is None:
         jit_compile = model.compiled and model.jit_compile
     if jit_compile == "auto":
-        jit_compile = model._resolve_auto_jit_compile()
+        jit_compile = compiles_by_xla(model)
     specs = _specs(model, batch_size, x)
     if not model.built:
         model(tf.nest.map_structure(_zeros, specs))
@@ -128,7 +130,7 @@ def _rows_in(x):
 def _specs(model, batch_size, x):
     if x is not None:
         return tf.nest.map_structure(lambda t: _spec(t, batch_size), x)
-    known = getattr(model, "_inputs_struct", None)
+    known = symbolic_inputs(model)
     if known is None and getattr(model, "inputs", None):
         known = model.inputs if len(model.inputs) > 1 else model.inputs[0]
     if known is None:
@@ -250,15 +252,14 @@ def _nested(layer, seen=None):
     if id(layer) not in seen:
         seen.add(id(layer))
         yield layer
-        for inner in layer._layers:
+        for inner in layers_inside(layer):
             yield from _nested(inner, seen)
 
 
 def _own(layer):
+    inside = [w for part in layers_inside(layer) for w in _weights(part)]
     return [
-        v
-        for v in layer._trainable_variables
-        if not any(v is w for sub in layer._layers for w in _weights(sub))
+        v for v in own_weights(layer) if not any(v is other for other in inside)
     ]
 
 

@@ -1,7 +1,4 @@
-"""The measurement of a model's gradient on one batch, the model unchanged.
-
-Private names in use: `Model._symbolic_build`, `Model._compile_loss`.
-"""
+"""The measurement of a model's gradient on one batch, the model unchanged."""
 
 import contextlib
 from collections.abc import Callable
@@ -20,6 +17,7 @@ from keras_pergrad.keras_internals.batches import first_tensor
 from keras_pergrad.keras_internals.losses import additional_losses, total_loss
 from keras_pergrad.keras_internals.model_parts import (
     build_symbolically,
+    call_model,
     compiled_loss,
 )
 from keras_pergrad.keras_internals.model_state import (
@@ -27,12 +25,12 @@ from keras_pergrad.keras_internals.model_state import (
     run_and_restore,
     unchanged,
 )
+from keras_pergrad.keras_internals.optimizers import loss_scale
 from keras_pergrad.keras_internals.overwritten import (
     SetApart,
     is_overwritten,
 )
 from keras_pergrad.keras_internals.penalties import Penalties
-from keras_pergrad.modes.base import call_model, loss_scale
 from keras_pergrad.samples import Tape
 
 

@@ -1,13 +1,10 @@
-"""The copy of a batch to the accelerator, timed inside the train function.
-
-Private names in use: `tf.Operation._set_attr`,
-`tensorflow.python.eager.context.Context.device_name`.
-"""
+"""The copy of a batch to the accelerator, timed inside the train function."""
 
 import tensorflow as tf
-from tensorflow.python.eager import context
 
 from keras_pergrad.common.devices import accelerators
+from keras_pergrad.keras_internals.op_watch import keep_op
+from keras_pergrad.keras_internals.tf_context import device_here
 
 
 def accelerator():
@@ -40,7 +37,7 @@ def copied_to(iterator):
     None without one, inside of `tf.device("CPU:0")`, if the batches are there
     already, or if several replicas share them.
     """
-    if "CPU" in (context.context().device_name or "").upper():
+    if "CPU" in device_here().upper():
         return None
     held = tf.nest.flatten(iterator, expand_composites=True)
     is_one = isinstance(iterator, tf.data.Iterator)
@@ -74,7 +71,6 @@ def time_on_device(batch, device):
         copies = [tf.identity(part) for part in parts]
     for copied in copies:
         # TensorFlow would drop an op that only a time stamp waits for.
-        keep = tf.compat.v1.AttrValue(b=True)
-        copied.op._set_attr("_grappler_do_not_remove", keep)
+        keep_op(copied.op)
     with tf.control_dependencies(copies), tf.device("CPU:0"):
         return tf.timestamp()

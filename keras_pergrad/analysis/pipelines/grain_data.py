@@ -2,9 +2,6 @@
 
 Grain is an optional dependency: nothing here imports it until the data is
 Grain's own.
-
-Private names of Grain in use, each tested: `_parents`, `_read_options`,
-`_multiprocessing_options`, `dataset.get_execution_summary`.
 """
 
 import re
@@ -14,6 +11,7 @@ from keras_pergrad.analysis.pipelines.tfdata_model import (
     RunningPipeline,
     RunningStage,
 )
+from keras_pergrad.keras_internals import grain_parts
 
 _CLASSES = ("MapDataset", "IterDataset", "DataLoader")
 
@@ -35,7 +33,7 @@ def _nodes(data):
     while waiting:
         node = waiting.pop(0)
         found.append(node)
-        waiting += getattr(node, "_parents", ())
+        waiting += grain_parts.parents_of(node)
     return found
 
 
@@ -44,7 +42,7 @@ def read_threads(data):
     import grain
 
     for node in _nodes(data):
-        options = getattr(node, "_read_options", None)
+        options = grain_parts.read_options(node)
         if options is not None:
             return _number(options.num_threads)
     # A user's own IterDataset reads in the thread that asks.
@@ -59,14 +57,14 @@ def _number(setting):
 
 def worker_processes(data):
     """Return the number of worker processes; 0: the training process loads."""
-    options = getattr(data, "_multiprocessing_options", None)
+    options = grain_parts.worker_options(data)
     if options is not None:
         return int(options.num_workers)
     for node in _nodes(data):
         name = type(node).__name__
         if "Interleave" in name or "ProcessPrefetch" in name:
-            options = getattr(node, "_multiprocessing_options", None)
-            processes = len(getattr(node, "_datasets", ()) or ())
+            options = grain_parts.worker_options(node)
+            processes = len(grain_parts.interleaved(node))
             return int(options.num_workers) if options else processes
     return 0
 
@@ -91,7 +89,6 @@ def measured_stages(data, batches):
     """
     try:
         import grain
-        from grain._src.python.dataset.dataset import get_execution_summary
 
         options = grain.experimental.DatasetOptions(
             execution_tracking_mode=(
@@ -103,13 +100,13 @@ def measured_stages(data, batches):
         if not isinstance(data, grain.IterDataset):
             return None
         watched = grain.experimental.WithOptionsIterDataset(data, options)
+        summary_of = grain_parts.execution_summary()
     except (ImportError, AttributeError):
         return None
     iterator = iter(watched)
     for _, _ in zip(range(batches), iterator):
         pass
-    summary = get_execution_summary(iterator)
-    return _pipeline(summary)
+    return _pipeline(summary_of(iterator))
 
 
 def _pipeline(summary):

@@ -3,14 +3,15 @@
 TensorFlow rewrites pipelines (it fuses stages and adds a prefetch), so the
 stages here can differ from what was written; `stage_table` joins the two.
 
-Private in use: `tf.raw_ops.IteratorGetModelProto` gives a `ModelProto` of
+`tf.raw_ops.IteratorGetModelProto` gives a `ModelProto` of
 tensorflow/core/framework/model.proto.
 """
 
 import dataclasses
 
 import tensorflow as tf
-from tensorflow.core.framework import model_pb2
+
+from keras_pergrad.keras_internals.dataset_parts import running_model
 
 PARALLELISM, BUFFER = "parallelism", "buffer_size"
 #: Stages that make a separate pipeline of each of their elements.
@@ -83,7 +84,7 @@ def running_pipeline(iterator):
         text = tf.raw_ops.IteratorGetModelProto(iterator=resource).numpy()
     except (tf.errors.OpError, AttributeError):
         return None
-    model = model_pb2.ModelProto.FromString(text)
+    model = running_model(text)
     found = _walk(model, model.output)
     budget = model.optimization_params
     return (

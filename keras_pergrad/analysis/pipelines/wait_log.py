@@ -9,8 +9,6 @@ once in some hundred steps, so neither the steps nor the memory feel it.
 
 Raw resources are used, not `tf.Variable`: inside a `tf.distribute` scope a
 variable would become a mirrored one.
-
-Private names in use: `tensorflow.python.eager.context.eager_mode`.
 """
 
 import itertools
@@ -18,7 +16,8 @@ import weakref
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.eager import context
+
+from keras_pergrad.keras_internals.tf_context import eagerly
 
 CAPACITY = 2048  # rows, where a call needs no more
 COLUMNS = 3  # asked, arrived, whether there was a batch
@@ -152,7 +151,7 @@ def _taken(resource, empty):
 def _destroy(handles):
     # Python may collect the log while some function or graph is being built;
     # `tf.init_scope` would not leave a plain graph.
-    with context.eager_mode():
+    with eagerly():
         for handle in handles:
             tf.raw_ops.DestroyResourceOp(
                 resource=handle, ignore_lookup_error=True

@@ -5,6 +5,7 @@ import dataclasses
 import numbers
 
 from keras_pergrad.analysis.pipelines import grain_data
+from keras_pergrad.keras_internals.grain_parts import loader_arguments
 
 THREADS, PROCESSES = "threads", "processes"
 NEAR_THE_BEST = 0.9
@@ -158,10 +159,7 @@ def _grain_loader(data, count):
     import grain
 
     return grain.DataLoader(
-        data_source=data._data_source,
-        sampler=data._sampler,
-        operations=data._operations,
-        shard_options=data._shard_options,
+        **loader_arguments(data),
         read_options=grain.ReadOptions(num_threads=count),
     )
 

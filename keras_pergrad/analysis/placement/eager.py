@@ -2,21 +2,12 @@
 
 A `tf.function` inside such a step is executed as one op. Its body is read
 from the graphs that TensorFlow places for it, where they can be had.
-
-Private names in use, covered by `tests/analysis/placement/test_eager.py`:
-`tensorflow.python.framework.op_callbacks.add_op_callback` and
-`remove_op_callback`, `tensorflow.python.framework.op_def_registry.get`,
-`tensorflow.python.eager.context.context()`: `scope_name`, `device_name`,
-`has_function`, `get_function_def`, `export_run_metadata`.
 """
 
 import contextlib
 import dataclasses
 
 import tensorflow as tf
-from tensorflow.core.framework import node_def_pb2
-from tensorflow.python.eager import context as eager_context
-from tensorflow.python.framework import op_callbacks, op_def_registry
 
 from keras_pergrad.analysis.placement import (
     calls,
@@ -27,6 +18,7 @@ from keras_pergrad.analysis.placement import (
 )
 from keras_pergrad.analysis.placement import graph as graphs
 from keras_pergrad.common.devices import short_name
+from keras_pergrad.keras_internals import op_watch, tf_context
 
 NOTE = (
     "run_eagerly=True: ops were seen one by one as they ran, those of a "
@@ -64,12 +56,12 @@ def watch():
         if graph is not None:
             return
         # Whatever was placed since the last op was placed for this one.
-        fresh = eager_context.context().export_run_metadata()
+        fresh = tf_context.placed_since()
         op_type = op_type.decode() if isinstance(op_type, bytes) else op_type
         if op_type in graphs.PLUMBING:
             return
         device = _device(outputs) or _device(inputs) or "CPU:0"
-        scope = eager_context.context().scope_name or ""
+        scope = tf_context.scope_here()
         definition = _definition(op_type, attrs, scope)
         hides, parts = _hides(definition), ()
         if hides and hides != calls.XLA:
@@ -78,13 +70,9 @@ def watch():
             parts = placed.setdefault(key, _only(fresh))
         executed.append(Executed(definition, device, scope, hides, parts))
 
-    op_callbacks.add_op_callback(note)
-    try:
-        # A function called in an earlier step would not be placed again.
-        with collection.collect(again=True):
-            yield executed
-    finally:
-        op_callbacks.remove_op_callback(note)
+    # A function called in an earlier step would not be placed again.
+    with op_watch.each_op(note), collection.collect(again=True):
+        yield executed
 
 
 def _device(tensors):
@@ -95,8 +83,8 @@ def _device(tensors):
 
 
 def _definition(op_type, attrs, scope):
-    definition = node_def_pb2.NodeDef(op=op_type, name=f"{scope}{op_type}")
-    known = op_def_registry.get(op_type)
+    definition = tf.compat.v1.NodeDef(op=op_type, name=f"{scope}{op_type}")
+    known = op_watch.op_definition(op_type)
     kinds = {a.name: a.type for a in known.attr} if known else {}
     for key, value in zip((attrs or ())[::2], (attrs or ())[1::2]):
         key = key.decode() if isinstance(key, bytes) else key
@@ -109,17 +97,17 @@ def _definition(op_type, attrs, scope):
 
 
 def _hides(definition):
-    context = eager_context.context()
-    if not context.has_function(definition.op):
+    try:
+        body = tf_context.function_definition(definition.op)
+    except LookupError:
         return calls.kind(definition)
-    body = context.get_function_def(definition.op)
     compiled = body is not None and calls.must_compile(body.attr)
     return calls.XLA if compiled else calls.CALL
 
 
 def _placement_key(definition, inputs):
     devices = [getattr(t, "backing_device", None) for t in inputs or ()]
-    where = eager_context.context().device_name
+    where = tf_context.device_here()
     return definition.op, where, tuple(devices)
 
 

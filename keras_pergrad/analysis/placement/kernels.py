@@ -1,13 +1,10 @@
-"""The kernel that serves a node on a device, or the reason why none does.
-
-Private name in use, covered by `tests/analysis/placement/test_kernels.py`:
-`tensorflow.python.framework.kernels.get_registered_kernels_for_op`.
-"""
+"""The kernel that serves a node on a device, or the reason why none does."""
 
 import functools
 
 import tensorflow as tf
-from tensorflow.python.framework import kernels as tf_kernels
+
+from keras_pergrad.keras_internals.op_watch import registered_kernels
 
 DEVICE, GENERIC, NONE = "device", "generic", "none"
 
@@ -74,7 +71,7 @@ _HOST_TYPES = {"string"}
 @functools.cache
 def registered(op):
     """Return the kernels registered for an op, in this process."""
-    return tuple(tf_kernels.get_registered_kernels_for_op(op).kernel)
+    return registered_kernels(op)
 
 
 def _allows(kernel, attr):

@@ -4,9 +4,6 @@ Keras opens a name scope for each layer it calls, and TensorFlow puts the
 gradient's nodes under the same names. Scopes get a "_1" appended where the
 name was used before, so "dense_1" may be layer dense or layer dense_1: the
 names of one graph are read one way or the other, whichever explains more.
-
-Private name in use, covered by `tests/analysis/placement/test_layers.py`:
-`keras.Layer._flatten_layers`.
 """
 
 import re

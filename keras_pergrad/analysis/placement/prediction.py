@@ -18,7 +18,10 @@ from keras_pergrad.keras_internals.graph_session import (
     trace_step,
 )
 from keras_pergrad.keras_internals.inspection_checks import check_trainable
-from keras_pergrad.keras_internals.model_parts import inner_layers
+from keras_pergrad.keras_internals.model_parts import (
+    compile_arguments,
+    inner_layers,
+)
 
 _PLATFORMS = ("metal",)
 # tensorflow-metal switches TensorFlow's own remapping and layout passes off,
@@ -117,17 +120,10 @@ def optimised_nodes(model, data):
 
 
 def _forced_xla(model):
-    """Whether the user wrote `jit_compile=True`.
-
-    Private name in use, covered by
-    `tests/analysis/placement/test_prediction.py`:
-    `keras.Model._compile_config`.
-    """
+    """Whether the user wrote `jit_compile=True`."""
     # Keras turns "auto" off on a Mac with a GPU, and on elsewhere: only a
     # True that the user wrote counts, and compile() keeps that.
-    config = getattr(model, "_compile_config", None)
-    config = getattr(config, "config", None) or {}
-    return config.get("jit_compile") is True
+    return compile_arguments(model).get("jit_compile") is True
 
 
 def _places(nodes, table):

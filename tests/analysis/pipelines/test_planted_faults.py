@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_pergrad.analysis.pipelines.diagnosis import diagnose
+from keras_pergrad.analysis.pipelines.advice_table import advise
+from keras_pergrad.analysis.pipelines.diagnosis import diagnose, facts_of
 from keras_pergrad.analysis.pipelines.pipeline_facts import gather
 from keras_pergrad.analysis.pipelines.stall_accounting import StallReport
-from keras_pergrad.analysis.pipelines.stall_advice import advise
 from keras_pergrad.analysis.pipelines.tfdata_model import (
     RunningPipeline,
     RunningStage,
@@ -75,9 +75,8 @@ def as_if_measured(fault):
         cpu_ms=fault.cpu_ms,
     )
     stall = DataStall()
-    stall.message, stall.advice = diagnose(
-        report, 0.05, fault.data, RunningPipeline(running)
-    )
+    facts = facts_of(report, fault.data, RunningPipeline(running))
+    stall.message, stall.advice = diagnose(report, facts, stall.warn_above)
     return stall
 
 

@@ -4,9 +4,6 @@ A Keras loss is N / D: N is the sum of its weighted values, and D, given by its
 reduction, is one ("sum"), how many values there are, how many of them are not
 masked, or the sum of their weights. Both N and D add up over microbatches;
 their quotient does not.
-
-Private names in use: `CompileLoss._flat_losses`, `CompileLoss._metrics`,
-`keras.src.backend.get_keras_mask`, `set_keras_mask`.
 """
 
 import dataclasses
@@ -14,11 +11,16 @@ import dataclasses
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src import backend
 
 from keras_pergrad.common.patching import attribute
+from keras_pergrad.keras_internals.compiled_losses import losses_replaced
 from keras_pergrad.keras_internals.losses import labels_told_alike
-from keras_pergrad.keras_internals.model_parts import compiled_loss
+from keras_pergrad.keras_internals.model_parts import (
+    compiled_loss,
+    entries_of,
+    mask_of,
+    set_mask,
+)
 
 SUM = "sum"
 ROWS = "rows"
@@ -30,7 +32,7 @@ class NotAdditive(ValueError):
 
 
 @dataclasses.dataclass
-class Fraction:
+class LossFraction:
     """One compiled loss of a microbatch.
 
     Attributes:
@@ -39,7 +41,7 @@ class Fraction:
             number of samples; "data": known only from the data.
         numerator: the sum of the weighted values, without the loss weight.
         denominator: its part of the denominator (None for "sum").
-        slack: what Keras adds once to the sum of the denominators.
+        mask_epsilon: what Keras adds once to the sum of the denominators.
         loss_weight: from `compile(loss_weights=...)`, or None.
         per_row: the number of values of one sample, if known while tracing.
         rank: how many axes they have.
@@ -50,7 +52,7 @@ class Fraction:
     kind: str
     numerator: tf.Tensor
     denominator: tf.Tensor | None
-    slack: float
+    mask_epsilon: float
     loss_weight: float | None
     per_row: int | None
     rank: int
@@ -70,22 +72,25 @@ def evaluate(compile_loss, y, y_pred, sample_weight):
     if compile_loss is None:
         return []
     found = []
-    flat = compile_loss._flat_losses
-    split = [_Split(entry, found) for entry in flat]
-    with (
-        attribute(
-            compile_loss,
-            "_flat_losses",
-            [entry._replace(loss=s) for entry, s in zip(flat, split)],
-        ),
-        # The running means of the outputs' losses are updated afterwards.
-        attribute(compile_loss, "_metrics", [None] * len(flat)),
-    ):
+    split = [_Split(entry, found) for entry in entries_of(compile_loss)]
+    # The running means of the outputs' losses are updated afterwards.
+    with losses_replaced(compile_loss, split):
         compile_loss(y, y_pred, sample_weight)
     if not tf.nest.is_nested(y) and not tf.nest.is_nested(y_pred):
         # If one output has several losses, Keras minimises the first.
         return found[:1]
     return found
+
+
+def require_parts(model):
+    """Refuse a model that overrides `compute_loss`: its terms are unknown."""
+    if type(model).compute_loss is not keras.Model.compute_loss:
+        raise NotAdditive(
+            f"{type(model).__name__} overrides compute_loss, so that it is "
+            "not known how its loss adds up over the parts of a batch. Put "
+            "the loss into a keras.losses.Loss for compile(loss=...) or into "
+            "add_loss(), or use gradient_mode='batch'."
+        )
 
 
 def numerators(model, y, y_pred, sample_weight):
@@ -113,14 +118,14 @@ def track(compile_loss, values, samples):
         metric.update_state(value, sample_weight=samples)
 
 
-def mask_slack():
+def measured_epsilon():
     """Return what Keras adds to the number of unmasked values it divides by.
 
     Nothing in recent versions, `keras.config.epsilon()` in older ones.
     """
     with tf.init_scope():
         y_pred = tf.zeros([2, 1], tf.float64)
-        backend.set_keras_mask(y_pred, tf.constant([True, False]))
+        set_mask(y_pred, tf.constant([True, False]))
         loss = keras.losses.MeanAbsoluteError(dtype="float64")
         value = loss(tf.ones([2, 1], tf.float64), y_pred)
         return _scale_of_means() / float(np.asarray(value)) - 1
@@ -158,16 +163,16 @@ class _Split:
         with _reduced(loss, None), attribute(loss, "call", noting):
             weighted = loss(y_true, y_pred, sample_weight)
         numerator = tf.reduce_sum(weighted)
-        kind, denominator, slack = self._denominator(
+        kind, denominator, mask_epsilon = self._denominator(
             y_true, y_pred, sample_weight, values[0], weighted
         )
         self.found.append(
-            Fraction(
+            LossFraction(
                 loss.name,
                 kind,
                 numerator,
                 denominator,
-                slack,
+                mask_epsilon,
                 self.loss_weight,
                 weighted.shape[1:].num_elements(),
                 weighted.shape.rank,
@@ -180,8 +185,8 @@ class _Split:
         loss = self.loss
         if loss.reduction == "sum":
             return SUM, None, 0.0
-        mask = backend.get_keras_mask(values)
-        masked = mask is not None or backend.get_keras_mask(y_pred) is not None
+        mask = mask_of(values)
+        masked = mask is not None or mask_of(y_pred) is not None
         by_weight = loss.reduction == "mean_with_sample_weight"
         if not masked and not (by_weight and sample_weight is not None):
             count = tf.cast(tf.size(weighted), weighted.dtype)
@@ -189,13 +194,13 @@ class _Split:
             return (ROWS if fixed else DATA), count, 0.0
         ones = tf.ones_like(values)
         if mask is not None:
-            backend.set_keras_mask(ones, mask)
+            set_mask(ones, mask)
         weights = sample_weight if by_weight else None
         with attribute(loss, "call", lambda *_: ones):
             with _reduced(loss, "sum"):
                 total = loss(y_true, y_pred, weights)
             if not by_weight:
-                return DATA, total, mask_slack()
+                return DATA, total, measured_epsilon()
             mean = loss(y_true, y_pred, weights)
             total *= _scale_of_means()
         return DATA, tf.math.divide_no_nan(total, mean), 0.0

@@ -18,7 +18,20 @@ def named(loss, values):
 
 
 class Logs:
-    """The running values of a mode's statistics, apart from the metrics."""
+    """The running values of a mode's statistics, apart from the metrics.
+
+    Args:
+        metrics: a mode's `log_metrics`, name to metric class.
+
+    Example:
+
+    >>> from keras import metrics
+    >>> from keras_pergrad import modes
+    >>> logs = modes.Logs({"norm": metrics.Mean})
+    >>> _ = logs.update({"norm": 1.0})
+    >>> float(logs.update({"norm": 3.0})["norm"])  # over the epoch so far
+    2.0
+    """
 
     def __init__(self, metrics):
         self._makers = metrics
@@ -40,12 +53,14 @@ class Logs:
         return self._of_losses[name]
 
     def reset(self):
+        """Forget all values, as an epoch begins."""
         for logs in self._of_losses.values():
             logs.reset()
         for metric in self._metrics.values():
             metric.reset_state()
 
     def update(self, statistics):
+        """Take in a batch's values by name; return those of the epoch."""
         logs = {}
         for name, value in statistics.items():
             metric = self._metrics[name]
