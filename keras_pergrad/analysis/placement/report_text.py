@@ -108,9 +108,12 @@ def _copies(report):
     total = report.device_copies
     if total is None:
         at_least = sum(c.runs or 0 for c in report.copies)
+        open_ones = [c.layer for c in report.copies if c.runs is None]
+        where = _names(tuple(dict.fromkeys(filter(None, open_ones))))
         return (
-            f"copies a step: at least {at_least}; some stand in a loop or "
-            f"branch whose course cannot be read (deep=True counts them)"
+            f"copies a step: at least {at_least}, and {len(open_ones)} in a "
+            f"loop or branch whose course cannot be read{where} (deep=True "
+            f"counts them)"
         )
     ways = copying.by_direction(report.copies)
     return (
