@@ -3,9 +3,9 @@
 import keras
 import tensorflow as tf
 
+from keras_pergrad.keras_internals import loss_fractions
 from keras_pergrad.keras_internals.losses import noting_losses, total_loss
 from keras_pergrad.keras_internals.model_parts import compiled_loss
-from keras_pergrad.modes import loss_fractions
 
 
 def of_a_chunk(model, call, first):
