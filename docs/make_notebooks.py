@@ -36,7 +36,10 @@ BADGE = "https://colab.research.google.com/assets/colab-badge.svg"
 _PACKAGE = "keras-pergrad" if PUBLISHED else "../.."
 INSTALL = f"""\
 # Once, where keras_pergrad is not installed:
-# %pip install -q "{_PACKAGE}[compare,examples]\""""
+# %pip install -q "{_PACKAGE}[compare,examples]"
+import os
+
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"  # no log lines among the results"""
 OUTPUT = re.compile(r"\A\s*```text\n(.*?)^```$\n?", re.DOTALL | re.MULTILINE)
 PICTURE = re.compile(
     r"^!\[[^\]]*\]\(\.\./pictures/[^)]*\.png\)\n*", re.MULTILINE

@@ -35,6 +35,8 @@ class Tape:
         training: whether its layers are called for training.
         loss: `loss(model, x, y, y_pred, sample_weight, training)`, the loss
             of a trace aside; default: the compiled one.
+        refuse: `refuse(layer or None, error)` is told of each layer without
+            per-sample gradients; default: the error is raised.
 
     Example:
 
@@ -47,11 +49,14 @@ class Tape:
     ```
     """
 
-    def __init__(self, model, batch, training=True, loss=total_loss):
+    def __init__(
+        self, model, batch, training=True, loss=total_loss, refuse=None
+    ):
         self.model = model
         self.batch = batch
         self.training = training
         self.loss = loss
+        self.refuse = refuse or _raise
         self.variables = list(model.trainable_variables)
         self._stack = contextlib.ExitStack()
         self._forward = Forward(model, training)
@@ -135,11 +140,6 @@ class Tape:
             for v, parts in zip(self.variables, found)
         ]
 
-    def refuse(self, layer, error):
-        """Raise the error about a layer without per-sample gradients."""
-        del layer
-        raise error
-
     def parts(self, loss, scale=None):
         """Yield (index of the variable, factor, `Use` or `RuleCall`)."""
         uses = self.uses()
@@ -217,6 +217,11 @@ def sum_of_outputs(model, x, y, y_pred, sample_weight, training):
             if tf.is_tensor(t) and t.dtype.is_floating
         ]
     )
+
+
+def _raise(layer, error):
+    del layer
+    raise error
 
 
 def _cast(tensor, dtype):

@@ -1,7 +1,8 @@
 """Forward and backward on a plain tape, in a chosen float format.
 
-Nothing here uses the package's tape, rules or factors: their results are
-judged against it.
+No gradient here comes from the package's tape, rules or factors: their results
+are judged against it. The tape is asked only whether samples are coupled, which
+decides what is compared; `reference` also sees coupling in the outputs.
 """
 
 import contextlib

@@ -169,7 +169,6 @@ def _zeros(spec):
 def _looked_at(model, x, n):
     """Return the rows, how many ops have a type, and those vouched for."""
     refused = {}
-    tape = Tape(model, (x, None, None), loss=_outputs_and_added)
 
     def refuse(layer, error):
         if layer is None and refused:
@@ -177,7 +176,8 @@ def _looked_at(model, x, n):
             return
         refused.setdefault(id(layer or model), str(error))
 
-    tape.refuse = refuse
+    batch = x, None, None
+    tape = Tape(model, batch, loss=_outputs_and_added, refuse=refuse)
     _look_at_losses(model, refuse)
     found = [[] for _ in tape.variables]
     try:

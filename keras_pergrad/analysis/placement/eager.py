@@ -12,6 +12,7 @@ import tensorflow as tf
 from keras_pergrad.analysis.placement import (
     calls,
     collection,
+    layers,
     loops,
     operations,
 )
@@ -119,16 +120,18 @@ def _only(metadata):
     return placed[0] if len(placed) == 1 else ()
 
 
-def names(executed):
-    """Return all node names, with the scopes that were open around them."""
-    found = []
+def read(executed, model, device):
+    """Return the `Placed` step of what was executed."""
+    names = []
     for one in executed:
         inside = [node.name for part in one.partitions for node in part.node]
-        found += [one.scope + name for name in inside or [one.definition.op]]
-    return found
+        names += [one.scope + name for name in inside or [one.definition.op]]
+    layer_of = layers.Layers(model, names)
+    ops, opaque = operations_of(executed, layer_of, device)
+    return operations.Placed(ops, opaque, None, [], layer_of)
 
 
-def read(executed, layer_of, device):
+def operations_of(executed, layer_of, device):
     """Return the `Operation`s that ran, and what hides others."""
     ran, opaque = [], []
     for one in executed:
@@ -139,17 +142,14 @@ def read(executed, layer_of, device):
         elif not one.partitions:
             opaque.append((one.definition.name, one.device, one.hides))
         else:
-            inside, hidden = _body(one, layer_of, device)
+            nodes = graphs.read(one.partitions)
+            runs = loops.Runs(nodes)
+            here = _under(one.scope, layer_of)
+            inside, hidden = operations.of_nodes(nodes, runs, here, device)
             ran += inside
             opaque += hidden
     return ran, opaque
 
 
-def _body(one, layer_of, device):
-    nodes = graphs.read(one.partitions)
-
-    def layer_inside(name):
-        return layer_of(one.scope + name)
-
-    runs = loops.Runs(nodes)
-    return operations.of_nodes(nodes, runs, layer_inside, device)
+def _under(scope, layer_of):
+    return lambda name: layer_of(scope + name)

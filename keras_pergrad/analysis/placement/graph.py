@@ -11,36 +11,23 @@ import tensorflow as tf
 from keras_pergrad.analysis.placement import calls
 from keras_pergrad.common.devices import short_name
 
+
+def op_types(names):
+    """Return the op types that stand in a text."""
+    return frozenset(names.split())
+
+
 SENDS = ("_Send", "_HostSend")
 RECEIVES = ("_Recv", "_HostRecv")
 # The runtime's own nodes: they carry tensors and compute nothing.
-RUNTIME = {
-    *SENDS,
-    *RECEIVES,
-    "_Arg",
-    "_Retval",
-    "_DeviceArg",
-    "_DeviceRetval",
-    "_SysArg",
-    "Const",
-    "NoOp",
-    "Placeholder",
-    "VarHandleOp",
-}
-CONTROL = {
-    "ControlTrigger",
-    "Enter",
-    "Exit",
-    "Identity",
-    "IdentityN",
-    "LoopCond",
-    "Merge",
-    "NextIteration",
-    "PreventGradient",
-    "StopGradient",
-    "Switch",
-    "_SwitchN",
-}
+RUNTIME = op_types(
+    "_Send _HostSend _Recv _HostRecv _Arg _Retval _DeviceArg _DeviceRetval "
+    "_SysArg Const NoOp Placeholder VarHandleOp"
+)
+CONTROL = op_types(
+    "ControlTrigger Enter Exit Identity IdentityN LoopCond Merge "
+    "NextIteration PreventGradient StopGradient Switch _SwitchN"
+)
 PLUMBING = RUNTIME | CONTROL
 
 

@@ -90,8 +90,8 @@ def of_settings(jit_compile):
 def of_operations(operations):
     """Return hazards that follow from the ops of a step."""
     return [
-        Hazard(*known, _names(layers))
-        for *known, applies in _OF_OPS
+        Hazard(code, severity, message, _names(layers))
+        for code, severity, message, applies in _OF_OPS
         if (layers := [o.layer for o in operations if applies(o)])
     ]
 

@@ -4,6 +4,7 @@ import functools
 
 import tensorflow as tf
 
+from keras_pergrad.analysis.placement.graph import op_types
 from keras_pergrad.keras_internals.op_watch import registered_kernels
 
 DEVICE, GENERIC, NONE = "device", "generic", "none"
@@ -11,58 +12,26 @@ DEVICE, GENERIC, NONE = "device", "generic", "none"
 # Kernels that TensorFlow registers for "GPU" itself, even in wheels without
 # CUDA. They pass tensors on, or hand whole graphs to XLA: none of them is the
 # plugin's. Those for the data pipeline and XLA are matched by prefix.
-_OWN_GPU = {
-    "BatchFunction",
-    "CheckPinned",
-    "DebugGradientIdentity",
-    "DeserializeSparse",
-    "DummyIterationCounter",
-    "Enter",
-    "Exit",
-    "Fact",
-    "GetOptions",
-    "Identity",
-    "IsTensorFloat32Enabled",
-    "MakeIterator",
-    "Merge",
-    "NextIteration",
-    "PlaceholderWithDefault",
-    "PreventGradient",
-    "RaggedTensorFromVariant",
-    "Reshape",
-    "StopGradient",
-    "Switch",
-    "UnwrapDatasetVariant",
-    "WrapDatasetVariant",
-    "_SwitchN",
-}
-_OWN_GPU_PREFIXES = (
-    "AnonymousIterator",
-    "Collective",
-    "DeleteIterator",
-    "Iterator",
-    "Optional",
-    "Ref",
-    "TensorArray",
-    "Xla",
-    "_EagerConst",
-    "_ScopedAllocator",
-    "_Xla",
+_OWN_GPU = op_types(
+    "BatchFunction CheckPinned DebugGradientIdentity DeserializeSparse "
+    "DummyIterationCounter Enter Exit Fact GetOptions Identity "
+    "IsTensorFloat32Enabled MakeIterator Merge NextIteration "
+    "PlaceholderWithDefault PreventGradient RaggedTensorFromVariant Reshape "
+    "StopGradient Switch UnwrapDatasetVariant WrapDatasetVariant _SwitchN"
+)
+_OWN_GPU_PREFIXES = tuple(
+    op_types(
+        "AnonymousIterator Collective DeleteIterator Iterator Optional Ref "
+        "TensorArray Xla _EagerConst _ScopedAllocator _Xla"
+    )
 )
 # Ops that live on the host whatever the accelerator: they talk to Python,
 # to files or to the data pipeline.
-_HOST_PREFIXES = (
-    "AnonymousIterator",
-    "Assert",
-    "DeleteIterator",
-    "EagerPyFunc",
-    "Iterator",
-    "Optional",
-    "Print",
-    "PyFunc",
-    "String",
-    "Timestamp",
-    "WriteSummary",
+_HOST_PREFIXES = tuple(
+    op_types(
+        "AnonymousIterator Assert DeleteIterator EagerPyFunc Iterator Optional "
+        "Print PyFunc String Timestamp WriteSummary"
+    )
 )
 _HOST_SUFFIXES = ("Dataset", "DatasetV2", "DatasetV3", "DatasetV4", "Summary")
 _HOST_TYPES = {"string"}

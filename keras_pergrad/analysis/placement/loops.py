@@ -54,7 +54,7 @@ class Runs:
             if node.op == "LoopCond":
                 self._conditions.setdefault(frame, []).append(node)
             ends = {feeder.op: feeder for feeder, _ in node.inputs}
-            if node.op == "Merge" and "NextIteration" in ends:
+            if node.op == "Merge" and {"Enter", "NextIteration"} <= set(ends):
                 self._variables.setdefault(frame, {})[node] = ends
 
     def __call__(self, node):
@@ -143,7 +143,7 @@ class Runs:
         now = _known(
             {m: self._value(ends["Enter"]) for m, ends in variables.items()}
         )
-        tests = self._conditions.get(frame)
+        tests = self._conditions.get(frame, [])
         for turns in range(_MOST if tests else 0):
             goes_on = [self._value(test, now) for test in tests]
             if None in goes_on:

@@ -39,12 +39,13 @@ class Operation:
 
 @dataclasses.dataclass(frozen=True)
 class Placed:
-    """What the partition graphs of one step say."""
+    """What is known of one step that was placed."""
 
     operations: list
-    copies: list
     opaque: list  # (name, device, "XLA" or "call")
+    copies: list | None  # None: not visible
     nodes: list
+    layer_of: layers.Layers
 
 
 def read(partitions, model, device=None):
@@ -52,8 +53,9 @@ def read(partitions, model, device=None):
     nodes = graph.read(partitions)
     runs = loops.Runs(nodes)
     layer_of = layers.Layers(model, [node.name for node in nodes])
-    operations, opaque = of_nodes(nodes, runs, layer_of, device)
-    return Placed(operations, copies.find(nodes, runs, layer_of), opaque, nodes)
+    ops, opaque = of_nodes(nodes, runs, layer_of, device)
+    moved = copies.find(nodes, runs, layer_of)
+    return Placed(ops, opaque, moved, nodes, layer_of)
 
 
 def of_nodes(nodes, runs, layer_of, device):

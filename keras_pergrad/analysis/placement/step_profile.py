@@ -80,12 +80,12 @@ def replay(model, data, spec=None, steps=5):
     return analyse(metadata, step_ms, cpu_ms)
 
 
-def median_ms(replica, values, steps, fetches=None):
+def median_ms(replica, values, steps):
     """Return the median wall time of a few runs, in milliseconds."""
     times = []
     for _ in range(steps):
         start = time.perf_counter()
-        replica.run(values, fetches)
+        replica.run(values)
         times.append(time.perf_counter() - start)
     return sorted(times)[len(times) // 2] * 1e3
 
