@@ -17,6 +17,7 @@ from keras_pergrad.keras_internals.data_batches import batches_of
 from keras_pergrad.keras_internals.inspection_checks import (
     NOT_IN_TRAINING,
     mixes_in_training_only,
+    require_any_batch_size,
     require_compiled,
     require_finite,
     require_targets,
@@ -30,7 +31,6 @@ from keras_pergrad.keras_internals.model_state import (
 from keras_pergrad.keras_internals.overwritten import SetApart
 from keras_pergrad.keras_internals.tracing import traced_functions
 from keras_pergrad.modes.one_step import WholeBatch
-from keras_pergrad.modes.per_sample import require_any_batch_size
 from keras_pergrad.modes.single_samples import Samples
 from keras_pergrad.samples import Tape, function_cache
 from keras_pergrad.statistics import GradientStatistics

@@ -15,7 +15,7 @@ from keras_pergrad.common.registry import serialize
 from keras_pergrad.factors import together
 from keras_pergrad.factors.sample_gradients import select
 from keras_pergrad.keras_internals.losses import noting_losses
-from keras_pergrad.modes.base import GradientMode, PartialSums, modes
+from keras_pergrad.modes.base import GradientMode, PartialSums, gradient_modes
 from keras_pergrad.samples import Tape
 
 
@@ -148,4 +148,4 @@ def sample_norms(factors, n, groups=None):
     return tf.cast(n, dtype) * tf.sqrt(total)
 
 
-modes.register("vectorized", Vectorized)
+gradient_modes.register("vectorized", Vectorized)
