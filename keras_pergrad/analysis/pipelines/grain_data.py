@@ -38,12 +38,10 @@ def is_loader(data):
 
 def _nodes(data):
     """Return a dataset and all that it is made of, the last stage first."""
-    found, waiting = [], [data]
-    while waiting:
-        node = waiting.pop(0)
-        found.append(node)
-        waiting += getattr(node, "_parents", ())
-    return found
+    nodes = [data]
+    for node in nodes:  # it grows
+        nodes += getattr(node, "_parents", ())
+    return nodes
 
 
 def read_threads(data):
@@ -86,15 +84,9 @@ def is_random_access(data):
 
 
 def measured_stages(data, batches):
-    """Return Grain's own timing of its stages over some batches.
+    """Return a `RunningPipeline` that Grain timed over some batches.
 
-    Args:
-        data: A MapDataset or IterDataset; it is iterated anew.
-        batches: Number of batches.
-
-    Returns:
-        A `RunningPipeline`, the last stage first; None for a DataLoader, and
-        where this version of Grain gives no timing.
+    None for a DataLoader, and where this version of Grain gives no timing.
     """
     try:
         import grain
@@ -120,10 +112,10 @@ def measured_stages(data, batches):
 
 
 def _pipeline(summary):
-    found, key = RunningPipeline(), 0
+    stages, key = RunningPipeline(), 0
     while key is not None and key in summary.nodes:
         node = summary.nodes[key]
-        found.append(
+        stages.append(
             RunningStage(
                 name=_plain(node.name),
                 seconds=node.total_processing_time_ns * 1e-9,
@@ -132,7 +124,7 @@ def _pipeline(summary):
             )
         )
         key = node.inputs[0] if node.inputs else None
-    return found
+    return stages
 
 
 def _threads(name):

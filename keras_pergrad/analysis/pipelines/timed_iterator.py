@@ -31,12 +31,7 @@ class TraceCounter:
 
 
 class TimedIterator(tf.data.Iterator):
-    """Stands in for `iterator` and logs its fetches.
-
-    Args:
-        iterator: A `tf.data.Iterator` or a distributed iterator.
-        spec: `timed_spec(iterator, log)`, made once for many calls.
-    """
+    """Stands in for an iterator and logs its fetches; `spec`: `timed_spec`."""
 
     def __init__(self, iterator, spec):
         self._iterator = iterator
@@ -104,11 +99,9 @@ def _pass_on(part):
 
 
 def _row_with_step_end(log):
-    """Take a row; note the end of a step that runs beside the fetch.
-
-    In Keras's loop the fetch is a branch of a condition in the loop's body,
-    and the step is an earlier op of that body.
-    """
+    """Take a row; note the end of a step that runs beside the fetch."""
+    # In Keras's loop the fetch is a branch of a condition in the loop's body,
+    # and the step is an earlier op of that body.
     graph = tf.compat.v1.get_default_graph()
     while True:
         body = getattr(graph, "outer_graph", None)
