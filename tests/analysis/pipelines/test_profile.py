@@ -102,7 +102,8 @@ def repeated(batches):
 
 
 @pytest.mark.parametrize(
-    ("executed", "batches", "taken"), [(8, 100, 104), (700, 599, 600)]
+    ("executed", "batches", "taken"),
+    [(8, 100, 104), (700, 599, 600), (2500, 2499, 2500)],
 )
 def test_executions_of_many_steps_are_counted_in_batches(
     executed, batches, taken
