@@ -64,6 +64,11 @@ class Mechanism:
             return np.full(steps, self.noise_multiplier)
         return _scheduled(self.noise_multiplier, first + steps)[first:]
 
+    def noise_range(self, steps):
+        """Return the least and the largest noise multiplier of some steps."""
+        noise = self.noise(0, steps)
+        return float(np.min(noise)), float(np.max(noise))
+
     def to_dict(self):
         """Return what `from_dict` takes, for JSON."""
         return dataclasses.asdict(self)

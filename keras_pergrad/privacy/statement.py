@@ -2,9 +2,8 @@
 
 import textwrap
 
-import numpy as np
-
 from keras_pergrad.privacy import accounting
+from keras_pergrad.privacy.in_words import clipping_in_words, noise_in_words
 from keras_pergrad.privacy.mechanism import EXAMPLE, USER
 from keras_pergrad.privacy.proof import Proof
 
@@ -43,7 +42,8 @@ _NOT_COVERED = (
 class Statement(dict):
     """The guarantee: to whom, on what assumptions, and what it leaves out.
 
-    As a dict it has the entries of `of`; printed, it is text.
+    As a dict it has the entries of `of`, for machines: the `clipping` of each
+    of its `phases` is JSON. Printed, it is text.
     """
 
     @classmethod
@@ -127,25 +127,23 @@ def _accountant(begun):
 
 
 def _phase(mechanism, steps):
-    noise = mechanism.noise(0, max(steps, 1))
     return {
         "steps": steps,
         "sampling": mechanism.sampling,
         "examples": mechanism.examples,
         "batch_size": mechanism.batch_size,
         "examples_per_user": mechanism.examples_per_user,
-        "noise_multiplier": (float(np.min(noise)), float(np.max(noise))),
+        "noise_multiplier": mechanism.noise_range(max(steps, 1)),
         "clipping": mechanism.clipping,
     }
 
 
 def _in_words(phase):
-    least, most = phase["noise_multiplier"]
-    noise = f"{least:.6g}" if least == most else f"{least:.6g} to {most:.6g}"
     return (
         f"{phase['steps']} steps, sampling={phase['sampling']!r}, batches of "
-        f"{phase['batch_size']} from {phase['examples']} examples, noise "
-        f"multiplier {noise}, {phase['clipping']}"
+        f"{phase['batch_size']} from {phase['examples']} examples, "
+        f"{clipping_in_words(phase['clipping'])}, noise multiplier "
+        f"{noise_in_words(phase['noise_multiplier'])}"
     )
 
 
