@@ -24,7 +24,7 @@ import numpy as np
 import keras_pergrad as kpg
 
 VOCABULARY, LENGTH = 200, 16
-EXAMPLES, TEST_EXAMPLES, BATCH_SIZE, EPOCHS = 2048, 512, 128, 6
+EXAMPLES, TEST_EXAMPLES, BATCH_SIZE, EPOCHS = 2048, 512, 128, 15
 
 
 def make_backbone():

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import keras_pergrad as kpg
 from keras_pergrad.privacy import statement as statements
+from keras_pergrad.privacy.batch_selection import SELECTIONS
 from keras_pergrad.privacy.statement import Statement
 from tests.privacy.tiny import N, X, Y, compile_privately, fit, model, private
 
@@ -164,7 +165,7 @@ def test_every_assumption_is_known_here():
     ]
     phases = [(training.mechanism, 1) for training in trainings]
     found = list(statements._assumptions(phases, ["scale"]))
-    found += statements._SAMPLING.values()
+    found += [selection.in_words for selection in SELECTIONS.values()]
     for text in found:
         known = [start for start in TESTED if start.split("{")[0] in text]
         assert known, f"say where this is tested: {text}"
