@@ -194,14 +194,15 @@ def _canaries(canaries, private):
             "`private` must be a PrivateTraining whose unit is an example. "
             f"Received: private={private!r}"
         )
-    if private.mechanism.sampling == "fixed":
+    mechanism = private.mechanism
+    if not mechanism.selection.has_canaries:
         raise ValueError(
-            "Canaries are in the data or missing, while sampling='fixed' "
-            "protects the exchange of one example for another. Audit the same "
-            "model with sampling='poisson'."
+            "Canaries are in the data or missing, while sampling="
+            f"{mechanism.sampling!r} protects the exchange of one example for "
+            "another. Audit the same model with sampling='poisson'."
         )
     rows = np.unique(np.asarray(canaries, int))
-    if len(rows) < 10 or rows[0] < 0 or rows[-1] >= private.mechanism.examples:
+    if len(rows) < 10 or rows[0] < 0 or rows[-1] >= mechanism.examples:
         raise ValueError(
             "`canaries` must be at least 10 different rows of the examples. "
             f"Received: {len(rows)} rows"
@@ -252,11 +253,9 @@ def _along(model, batch, start):
 
 
 def _best(score, is_in, delta, confidence, scores):
-    """Return the best lower bound of several numbers of guesses.
-
-    Each number, and each score, has its share of the error probability.
-    """
+    """Return the best lower bound of several numbers of guesses."""
     order = np.argsort(score, kind="stable")
+    # Each number, and each score, has its share of the error probability.
     share = (1 - confidence) / (len(_FRACTIONS) * scores)
     found = []
     for fraction in _FRACTIONS:

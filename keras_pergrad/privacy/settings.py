@@ -99,10 +99,7 @@ def steps_given(value):
 
 
 def spent_by(model):
-    """Return the phases and the record of a privately trained model.
-
-    For None there are no phases, and the record is None.
-    """
+    """Return the phases and the record of a private model; of None none."""
     if model is None:
         return (), None
     ledger = getattr(model, "aggregation_state", None)
@@ -115,14 +112,7 @@ def spent_by(model):
 
 
 def clipping_with_noise(clipping, clip_norm, noise, seed, size):
-    """Return the clipping, with its noise, seed and batch size set.
-
-    Args:
-        clipping, clip_norm: as for `PrivateTraining`.
-        noise: the noise multiplier, or a schedule.
-        seed: an integer or None.
-        size: the expected batch size.
-    """
+    """Return the clipping, with its noise, seed and batch size set."""
     if clipping is None:
         clip_norm = 1.0 if clip_norm is None else clip_norm
         clipping = ClippedMean(clip_norm)

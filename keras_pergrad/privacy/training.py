@@ -21,6 +21,7 @@ from keras_pergrad.privacy import accounting
 from keras_pergrad.privacy.budget import PrivacyBudget
 from keras_pergrad.privacy.calibration import calibrated
 from keras_pergrad.privacy.fit_check import clipping_json
+from keras_pergrad.privacy.in_words import plan_in_words
 from keras_pergrad.privacy.ledger import Ledger
 from keras_pergrad.privacy.mechanism import EXAMPLE, USER, Mechanism
 from keras_pergrad.privacy.private_batches import PrivateBatches
@@ -352,13 +353,17 @@ class PrivateTraining:
             vouched=getattr(model, "vouched", ()),
         )
 
+    def __str__(self):
+        return plan_in_words(self)
+
     def __repr__(self):
         m = self.mechanism
         return (
             f"PrivateTraining(target_epsilon={self.target_epsilon}, delta="
             f"{self.delta}, noise_multiplier={self.noise_multiplier}, "
+            f"clip_norm={self.clipping.clip_norm}, steps={self.steps}, "
             f"samples={m.examples}, batch_size={m.batch_size}, "
-            f"sampling={m.sampling!r})"
+            f"sampling={m.sampling!r}, unit={m.unit!r})"
         )
 
     def _noise(self, given, mechanism):

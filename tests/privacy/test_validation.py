@@ -286,7 +286,10 @@ def test_warnings():
             },
             "only sampling='poisson'",
         ),
-        ({"after": "model"}, "`after` must be a model that was trained"),
+        (
+            {"continue_from": "model"},
+            "`continue_from` must be a model that was trained",
+        ),
     ],
 )
 def test_arguments(arguments, match):
