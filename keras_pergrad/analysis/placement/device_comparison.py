@@ -162,7 +162,7 @@ def compare_devices(
     def judge(outputs):
         return numerics.judge_all(labels, reference, outputs, dtype, terms)
 
-    devices = []
+    compared = []
     for name in names:
         with Replica(concrete, device=f"/device:{name}") as replica:
             verdicts = judge(replica.run(values))
@@ -172,8 +172,8 @@ def compare_devices(
             ops = [op.name for op in concrete.graph.get_operations()]
             layer_of = layers.Layers(model, ops)
             suspect = wrong_op.find(concrete, values, name, layer_of, judge)
-        devices.append(DeviceComparison(name, step_ms, verdicts, suspect))
-    return Comparison(cpu_ms, devices, notes)
+        compared.append(DeviceComparison(name, step_ms, verdicts, suspect))
+    return Comparison(cpu_ms, compared, notes)
 
 
 def _step(model, data):
