@@ -8,8 +8,8 @@ WORKERS ?= 2
 TESTS ?= tests
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: setup demo test test-slow test-timing test-oldest test-cpu-wheel hunt \
-	hunt-proof lint format docs notebooks outputs bench bench-venvs clean
+.PHONY: setup demo test test-slow test-timing test-oldest test-cpu-wheel \
+	test-nightly hunt hunt-proof lint format docs notebooks outputs bench bench-venvs clean
 
 setup: $(READY)
 
@@ -45,6 +45,18 @@ OLDEST_TESTS ?= tests/modes/test_witness.py tests/modes/test_corners.py \
 test-oldest:
 	$(MAKE) test VENV=.venv-oldest CONSTRAINTS=constraints/oldest.txt \
 		TESTS="$(OLDEST_TESTS)"
+
+# The nightly Keras and TensorFlow, in an environment of its own. Both take the
+# places of the released ones, which other packages ask for by their names.
+# tensorflow-text fits one release only.
+NIGHTLY_VENV := .venv-nightly
+test-nightly:
+	$(MAKE) setup VENV=$(NIGHTLY_VENV)
+	$(NIGHTLY_VENV)/bin/python -m pip uninstall --quiet --yes \
+		tensorflow tensorflow-text keras tf-nightly keras-nightly
+	$(NIGHTLY_VENV)/bin/python -m pip install --quiet \
+		--disable-pip-version-check --pre tf-nightly keras-nightly
+	$(MAKE) test VENV=$(NIGHTLY_VENV)
 
 # The tests for which it matters which TensorFlow wheel is installed: with
 # `tensorflow-cpu` (Linux on x86-64) the stand-in device is a "GPU", as on a Mac.
@@ -143,4 +155,4 @@ bench-venvs: $(READY) $(PEERS:%=.bench-venvs/%/.ready)
 	  && touch $@ || rm -rf .bench-venvs/$*
 
 clean:
-	rm -rf .venv .venv-oldest .venv-cpu .venv-docs .bench-venvs build .pytest_cache .ruff_cache
+	rm -rf .venv .venv-oldest .venv-cpu .venv-nightly .venv-docs .bench-venvs build .pytest_cache .ruff_cache

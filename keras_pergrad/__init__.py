@@ -2,6 +2,7 @@
 
 import os as _os
 import sys as _sys
+import typing as _typing
 
 __version__ = "0.2.0"
 
@@ -34,16 +35,29 @@ if not _is_command():
             '"backend": "tensorflow" in ~/.keras/keras.json).'
         )
 
-    from keras_pergrad import callbacks, factors, modes, results, runs
-
-    # Imported for load_model, which asks for its class by a name.
+    # For load_model, which asks for classes by their names. All other names
+    # are imported when they are first asked for.
     from keras_pergrad import wrapped_model as _wrapped_model  # noqa: F401
+    from keras_pergrad.analysis.batch_norm import saving as _saving  # noqa: F401
+    from keras_pergrad.privacy import (
+        clipping_variants as _clipping_variants,  # noqa: F401
+    )
+    from keras_pergrad.privacy import private_mean as _private_mean  # noqa: F401
+
+if _typing.TYPE_CHECKING:
+    from keras_pergrad import callbacks as callbacks
+    from keras_pergrad import factors as factors
+    from keras_pergrad import modes as modes
+    from keras_pergrad import results as results
+    from keras_pergrad import runs as runs
     from keras_pergrad.aggregation import (
         Aggregation,
         Mean,
         register_aggregation,
     )
-    from keras_pergrad.analysis.batch_norm import replace_batch_norm
+    from keras_pergrad.analysis.batch_norm.replacement import (
+        replace_batch_norm,
+    )
     from keras_pergrad.analysis.checking.check import check_gradients
     from keras_pergrad.analysis.explain.layer_report import explain
     from keras_pergrad.analysis.input_gradients import input_gradients
@@ -67,56 +81,108 @@ if not _is_command():
         Vectorized,
         register_gradient_mode,
     )
-    from keras_pergrad.privacy import PrivateTraining, audit_privacy
+    from keras_pergrad.privacy.audit import audit_privacy
     from keras_pergrad.privacy.clipping_variants import (
         AdaptiveClippedMean,
         AutomaticClippedMean,
     )
+    from keras_pergrad.privacy.training import PrivateTraining
     from keras_pergrad.runs.comparison import compare_runs
     from keras_pergrad.samples import layer_rules as rules
-    from keras_pergrad.samples import types
+    from keras_pergrad.samples import types as types
     from keras_pergrad.samples.layer_rules import register_rule
     from keras_pergrad.samples.types.own_rules import register_type_rule
     from keras_pergrad.statistics import GradientStatistics
+else:
+    from keras_pergrad.common.lazy_names import lazy as _lazy
 
-    __all__ = [
-        "Accumulated",
-        "AdaptiveClippedMean",
-        "Aggregation",
-        "AutomaticClippedMean",
-        "Batch",
-        "ClippedMean",
-        "GradientMode",
-        "GradientStatistics",
-        "Mean",
-        "PerGradModel",
-        "PerSample",
-        "PrivateTraining",
-        "Vectorized",
-        "audit_privacy",
-        "callbacks",
-        "check_gradients",
-        "compare_devices",
-        "compare_runs",
-        "explain",
-        "factors",
-        "gradient_statistics",
-        "input_gradients",
-        "modes",
-        "per_sample_gradients",
-        "per_sample_norms",
-        "predict_placement",
-        "profile_pipeline",
-        "register_aggregation",
-        "register_gradient_mode",
-        "register_rule",
-        "register_type_rule",
-        "replace_batch_norm",
-        "results",
-        "rules",
-        "runs",
-        "types",
-    ]
+    __getattr__ = _lazy(
+        __name__,
+        {
+            "aggregation": ("Aggregation", "Mean", "register_aggregation"),
+            "analysis.batch_norm.replacement": ("replace_batch_norm",),
+            "analysis.checking.check": ("check_gradients",),
+            "analysis.explain.layer_report": ("explain",),
+            "analysis.input_gradients": ("input_gradients",),
+            "analysis.pipelines.profile": ("profile_pipeline",),
+            "analysis.placement.device_comparison": ("compare_devices",),
+            "analysis.placement.prediction": ("predict_placement",),
+            "clipping": ("ClippedMean",),
+            "functional": (
+                "gradient_statistics",
+                "per_sample_gradients",
+                "per_sample_norms",
+            ),
+            "model": ("PerGradModel",),
+            "modes": (
+                "Accumulated",
+                "Batch",
+                "GradientMode",
+                "PerSample",
+                "Vectorized",
+                "register_gradient_mode",
+            ),
+            "privacy.audit": ("audit_privacy",),
+            "privacy.clipping_variants": (
+                "AdaptiveClippedMean",
+                "AutomaticClippedMean",
+            ),
+            "privacy.training": ("PrivateTraining",),
+            "runs.comparison": ("compare_runs",),
+            "samples.layer_rules": ("register_rule",),
+            "samples.types.own_rules": ("register_type_rule",),
+            "statistics": ("GradientStatistics",),
+        },
+        modules={
+            "callbacks": "callbacks",
+            "factors": "factors",
+            "modes": "modes",
+            "results": "results",
+            "rules": "samples.layer_rules",
+            "runs": "runs",
+            "types": "samples.types",
+        },
+    )
 
-    def __dir__():
-        return [*__all__, "__version__"]
+__all__ = [
+    "Accumulated",
+    "AdaptiveClippedMean",
+    "Aggregation",
+    "AutomaticClippedMean",
+    "Batch",
+    "ClippedMean",
+    "GradientMode",
+    "GradientStatistics",
+    "Mean",
+    "PerGradModel",
+    "PerSample",
+    "PrivateTraining",
+    "Vectorized",
+    "audit_privacy",
+    "callbacks",
+    "check_gradients",
+    "compare_devices",
+    "compare_runs",
+    "explain",
+    "factors",
+    "gradient_statistics",
+    "input_gradients",
+    "modes",
+    "per_sample_gradients",
+    "per_sample_norms",
+    "predict_placement",
+    "profile_pipeline",
+    "register_aggregation",
+    "register_gradient_mode",
+    "register_rule",
+    "register_type_rule",
+    "replace_batch_norm",
+    "results",
+    "rules",
+    "runs",
+    "types",
+]
+
+
+def __dir__():
+    return [*__all__, "__version__"]

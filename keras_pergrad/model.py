@@ -11,7 +11,6 @@ import tensorflow as tf
 
 from keras_pergrad import modes
 from keras_pergrad.aggregation import during_fit, require_fit, state_of
-from keras_pergrad.analysis.input_gradients import input_gradients
 from keras_pergrad.common.registry import PACKAGE, serialize
 from keras_pergrad.keras_internals import (
     batches,
@@ -248,6 +247,8 @@ class PerGradModel(FitHooks, keras.Model):
 
     def input_gradients(self, x, *args, **kwargs):
         """Call `keras_pergrad.input_gradients` with this model; see there."""
+        from keras_pergrad.analysis.input_gradients import input_gradients
+
         return input_gradients(self, x, *args, **kwargs)
 
     def reset_metrics(self):

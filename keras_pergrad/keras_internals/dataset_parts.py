@@ -2,12 +2,10 @@
 
 Private names in use: `Dataset._inputs`, `_functions`, `_map_func`,
 `StructuredFunctionWrapper._func`, `_deterministic`, `_buffer_size`,
-`_batch_size`; of readers `_impl` and its `_input_dataset`;
-`tensorflow.core.framework.model_pb2.ModelProto`.
+`_batch_size`; of readers `_impl` and its `_input_dataset`.
 """
 
 import tensorflow as tf
-from tensorflow.core.framework import model_pb2
 
 
 def inputs_of(dataset):
@@ -56,11 +54,6 @@ def reader_buffer(dataset):
         if isinstance(size, int) and not isinstance(size, bool)
     ]
     return sizes[0] if sizes else None
-
-
-def running_model(text):
-    """Return the `ModelProto` that a running pipeline describes itself by."""
-    return model_pb2.ModelProto.FromString(text)
 
 
 def _number(value):

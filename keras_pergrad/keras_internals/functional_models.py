@@ -46,7 +46,7 @@ def is_only_layers(layer):
 
 def model_inside(model):
     """Return the model that a Sequential one is built of, or None."""
-    return getattr(model, "_functional", None)
+    return model._functional if isinstance(model, keras.Sequential) else None
 
 
 def made_by(tensor):

@@ -13,6 +13,8 @@ from typing import Any
 
 from keras.src import backend
 
+from keras_pergrad.keras_internals.functional_models import Functional
+
 
 def layers_of(model):
     """List a model and all layers within, a layer of two places once."""
@@ -89,8 +91,8 @@ def compiled_metrics(model):
 
 def compile_arguments(model):
     """Return the arguments of `compile` as they were given, by name."""
-    config = getattr(model, "_compile_config", None)
-    return getattr(config, "config", None) or {}
+    given = model._compile_config
+    return {} if given is None else given.config
 
 
 def compiles_by_xla(model):
@@ -114,13 +116,13 @@ def call_arguments_of(loss):
 
 
 def symbolic_inputs(model):
-    """Return a functional model's input tensors in their structure, or None."""
-    return getattr(model, "_inputs_struct", None)
+    """Return a functional model's inputs in their structure, or None."""
+    return model._inputs_struct if isinstance(model, Functional) else None
 
 
 def symbolic_outputs(model):
-    """Return a functional model's output tensors in their structure."""
-    return getattr(model, "_outputs_struct", None)
+    """Return a functional model's outputs in their structure, or None."""
+    return model._outputs_struct if isinstance(model, Functional) else None
 
 
 def mask_of(tensor):

@@ -1,21 +1,14 @@
-"""The ops that TensorFlow knows, their kernels, and a look at each that runs.
+"""A look at each op that runs, and the ops that TensorFlow knows.
 
 Private names in use:
 `tensorflow.python.framework.op_callbacks.add_op_callback`,
 `tensorflow.python.framework.op_callbacks.remove_op_callback`,
-`tensorflow.python.framework.op_def_registry.get`,
-`tensorflow.python.framework.kernels.get_registered_kernels_for_op`,
-`Operation._set_attr`, the op attribute `_grappler_do_not_remove`.
+`tensorflow.python.framework.op_def_registry.get`.
 """
 
 import contextlib
 
-import tensorflow as tf
-from tensorflow.python.framework import (
-    kernels,
-    op_callbacks,
-    op_def_registry,
-)
+from tensorflow.python.framework import op_callbacks, op_def_registry
 
 
 @contextlib.contextmanager
@@ -35,13 +28,3 @@ def each_op(note):
 def op_definition(op_type):
     """Return the `OpDef` of a type of op, or None."""
     return op_def_registry.get(op_type)
-
-
-def registered_kernels(op_type):
-    """Return the kernels registered for a type of op, in this process."""
-    return tuple(kernels.get_registered_kernels_for_op(op_type).kernel)
-
-
-def keep_op(op):
-    """Keep TensorFlow's optimisation from dropping an op."""
-    op._set_attr("_grappler_do_not_remove", tf.compat.v1.AttrValue(b=True))

@@ -1,12 +1,11 @@
-"""TensorFlow's eager context: its device, scope, functions and settings.
+"""TensorFlow's eager context: its device, scope and functions.
 
 Private names in use: `tensorflow.python.eager.context.context`, with
 `Context.device_name`, `scope_name`, `has_function`, `get_function_def`,
 `export_run_metadata`, `function_call_options`, `ensure_initialized`,
 `enable_graph_collection`, `disable_graph_collection`;
 `tensorflow.python.eager.context.eager_mode`,
-`tensorflow.python.eager.context.FunctionCallOptions`,
-`tensorflow.python.framework.config.is_op_determinism_enabled`.
+`tensorflow.python.eager.context.FunctionCallOptions`.
 """
 
 import contextlib
@@ -14,7 +13,6 @@ import time
 
 import tensorflow as tf
 from tensorflow.python.eager import context as eager_context
-from tensorflow.python.framework import config as tf_config
 
 _SECONDS_MS = 300_000
 
@@ -32,11 +30,6 @@ def scope_here():
 def eagerly():
     """Return a context manager inside of which ops run at once."""
     return eager_context.eager_mode()
-
-
-def is_deterministic():
-    """Whether ops are to give equal results in every run."""
-    return bool(tf_config.is_op_determinism_enabled())
 
 
 def function_definition(name):

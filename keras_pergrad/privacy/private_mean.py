@@ -8,7 +8,6 @@ from keras_pergrad.aggregation import Aggregation, aggregations
 from keras_pergrad.common.registry import serialize
 from keras_pergrad.keras_internals.noise import Noise
 from keras_pergrad.keras_internals.tracing import is_inspecting
-from keras_pergrad.privacy import fit_check
 from keras_pergrad.privacy.ledger import STEPS, Ledger
 from keras_pergrad.privacy.mechanism import Mechanism
 
@@ -130,6 +129,9 @@ class PrivateMean(Aggregation):
         )
 
     def prepare_fit(self, model, arguments):
+        # It looks deep into the model; saved models are loaded without it.
+        from keras_pergrad.privacy import fit_check
+
         fit_check.prepare(self, model, arguments)
 
     def get_config(self):

@@ -45,7 +45,7 @@ def xla():
 
 def determinism():
     """Return the settings that make runs repeat to the bit."""
-    from keras_pergrad.keras_internals.tf_context import is_deterministic
+    from keras_pergrad.keras_internals.repeatability import is_deterministic
 
     return {
         "op_determinism": is_deterministic(),

@@ -19,8 +19,10 @@ from keras_pergrad.analysis.measurement.model_description import (
 )
 from keras_pergrad.common import devices
 from keras_pergrad.keras_internals.model_parts import inner_layers
-from keras_pergrad.keras_internals.seeds import global_seed
-from keras_pergrad.keras_internals.tf_context import is_deterministic
+from keras_pergrad.keras_internals.repeatability import (
+    global_seed,
+    is_deterministic,
+)
 from keras_pergrad.runs import RunInfo
 
 

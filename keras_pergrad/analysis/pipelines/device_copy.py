@@ -3,7 +3,7 @@
 import tensorflow as tf
 
 from keras_pergrad.common.devices import accelerators
-from keras_pergrad.keras_internals.op_watch import keep_op
+from keras_pergrad.keras_internals.op_marks import keep_op
 from keras_pergrad.keras_internals.tf_context import device_here
 
 

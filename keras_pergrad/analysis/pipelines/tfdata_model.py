@@ -11,7 +11,7 @@ import dataclasses
 
 import tensorflow as tf
 
-from keras_pergrad.keras_internals.dataset_parts import running_model
+from keras_pergrad.keras_internals.running_pipelines import running_model
 
 PARALLELISM, BUFFER = "parallelism", "buffer_size"
 #: Stages that make a separate pipeline of each of their elements.

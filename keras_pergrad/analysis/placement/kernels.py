@@ -5,7 +5,7 @@ import functools
 import tensorflow as tf
 
 from keras_pergrad.analysis.placement.graph import op_types
-from keras_pergrad.keras_internals.op_watch import registered_kernels
+from keras_pergrad.keras_internals.kernel_registry import registered_kernels
 
 DEVICE, GENERIC, NONE = "device", "generic", "none"
 

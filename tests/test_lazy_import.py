@@ -1,0 +1,163 @@
+"""A bare `import keras_pergrad`: what it imports, and what it can load."""
+
+import ast
+import inspect
+import subprocess
+import sys
+import textwrap
+
+import keras
+import pytest
+
+import keras_pergrad as kpg
+
+
+def _alone(code, *arguments):
+    """Return what a process prints that has imported nothing else."""
+    code = f"import sys\nimport keras_pergrad as kpg\n{textwrap.dedent(code)}"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout.split()
+
+
+def test_reports_callbacks_and_private_training_come_when_asked_for():
+    imported = _alone("print(*sys.modules)")
+    ours = {name for name in imported if name.startswith("keras_pergrad.")}
+    parts = (
+        "analysis.placement",
+        "analysis.pipelines",
+        "analysis.explain",
+        "analysis.checking",
+        "analysis.measurement",
+        "analysis.input_gradients",
+        "callbacks",
+        "functional",
+        "privacy.training",
+        "runs",
+    )
+    lazily = tuple(f"keras_pergrad.{part}" for part in parts)
+    assert not [name for name in ours if name.startswith(lazily)]
+    assert not [name for name in imported if name.startswith("grain")]
+
+
+def test_every_public_name_can_be_asked_for():
+    code = "print(*(type(getattr(kpg, n)).__name__ for n in kpg.__all__))"
+    assert len(_alone(code)) == len(kpg.__all__)
+    for module in (kpg.callbacks, kpg.runs):
+        assert set(module.__all__) <= set(dir(module))
+
+
+@pytest.mark.parametrize("name", ["keras_pergrad", "callbacks", "privacy"])
+def test_editors_see_the_names(name):
+    """What type checkers import is what is public."""
+    module = getattr(kpg, name, kpg)
+    (block,) = (
+        node
+        for node in ast.parse(inspect.getsource(module)).body
+        if isinstance(node, ast.If)
+        and "TYPE_CHECKING" in ast.unparse(node.test)
+    )
+    seen = {
+        alias.asname or alias.name
+        for node in block.body
+        for alias in node.names
+    }
+    assert seen == set(module.__all__)
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    for module in (kpg, kpg.callbacks):
+        with pytest.raises(AttributeError, match="no attribute 'PerSampel'"):
+            module.PerSampel  # noqa: B018
+
+
+def _functional(*layers):
+    inputs = outputs = keras.Input((3,))
+    for layer in (*layers, keras.layers.Dense(1)):
+        outputs = layer(outputs)
+    return keras.Model(inputs, outputs)
+
+
+@keras.saving.register_keras_serializable("lazy_import")
+class OwnNorm(keras.layers.Layer):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.norm = keras.layers.BatchNormalization()
+
+    def build(self, shape):
+        self.norm.build(shape)
+
+    def call(self, x, training=None):
+        return self.norm(x, training=training)
+
+
+def _private():
+    return kpg.PrivateTraining(
+        target_epsilon=8.0,
+        delta=1e-3,
+        examples=4,
+        batch_size=2,
+        epochs=1,
+    ).gradient_mode
+
+
+MODES = {
+    "batch": lambda: "batch",
+    "clipped": lambda: kpg.Vectorized(kpg.ClippedMean(1.0)),
+    "automatic": lambda: kpg.PerSample(kpg.AutomaticClippedMean()),
+    "accumulated": lambda: kpg.Accumulated(steps=2),
+    "private": _private,
+}
+
+
+def test_saved_models_are_loaded(tmp_path):
+    paths = []
+    for name, mode in MODES.items():
+        model = kpg.PerGradModel.from_model(_functional())
+        model.compile("sgd", "mse", gradient_mode=mode())
+        paths.append(tmp_path / f"{name}.keras")
+        model.save(paths[-1])
+    code = """
+    import keras
+    for path in sys.argv[1:]:
+        model = keras.models.load_model(path)
+        print(type(model).__name__, type(model.gradient_mode).__name__)
+    """
+    found = _alone(code, *paths)
+    assert set(found[::2]) == {"FunctionalPerGradModel"}
+    assert found[1::2] == [
+        "Batch",
+        "Vectorized",
+        "PerSample",
+        "Accumulated",
+        "Vectorized",
+    ]
+
+
+def test_a_saved_model_with_exchanged_layers_is_loaded(tmp_path):
+    net = kpg.replace_batch_norm(_functional(OwnNorm(name="own")), by="layer")
+    path = tmp_path / "exchanged.keras"
+    net.save(path)
+    code = """
+    import keras
+
+    @keras.saving.register_keras_serializable("lazy_import")
+    class OwnNorm(keras.layers.Layer):
+        def __init__(self, **kwargs):
+            super().__init__(**kwargs)
+            self.norm = keras.layers.BatchNormalization()
+
+        def build(self, shape):
+            self.norm.build(shape)
+
+        def call(self, x, training=None):
+            return self.norm(x, training=training)
+
+    model = keras.models.load_model(sys.argv[1])
+    print(type(model.get_layer("own").norm).__name__)
+    """
+    assert _alone(code, path) == ["LayerNormalization"]

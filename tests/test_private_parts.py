@@ -1,0 +1,214 @@
+"""What is left where Keras or TensorFlow lack a private name: all else.
+
+Modules are missing in a process of its own, before the package is imported.
+Methods and attributes are hidden from the code of this package alone, as if
+they had another name there: Keras itself goes on.
+"""
+
+import subprocess
+import sys
+import textwrap
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras.src.models.functional import Functional
+from keras.src.trainers.trainer import Trainer
+from tensorflow.python.eager.context import Context
+
+import keras_pergrad as kpg
+
+X, Y = np.ones((4, 3), "float32"), np.zeros((4, 1), "float32")
+#: The private modules that only reports and callbacks need.
+MODULES = [
+    "grain._src.python.dataset.dataset",
+    "keras.src.utils.rng_utils",
+    "tensorflow.core.framework.model_pb2",
+    "tensorflow.python.framework.kernels",
+    "tensorflow.python.framework.op_callbacks",
+]
+START = """
+import importlib.abc, re, sys
+import keras, numpy as np, tensorflow as tf
+
+class Hidden(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name in MODULES:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+for name in MODULES:
+    package, _, last = name.rpartition(".")
+    if sys.modules.pop(name, None):
+        delattr(sys.modules[package], last)
+sys.meta_path.insert(0, Hidden())
+
+import keras_pergrad as kpg
+
+x, y = np.ones((4, 3), "float32"), np.zeros((4, 1), "float32")
+
+def model(mode="vectorized"):
+    net = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    made = kpg.PerGradModel.from_model(net)
+    made.compile("sgd", "mse", gradient_mode=mode)
+    return made
+
+def says(name, action):
+    try:
+        action()
+    except ImportError as error:
+        assert re.search(name, str(error)), f"{name} is not in: {error}"
+    else:
+        raise AssertionError(f"nothing was said of {name}")
+"""
+
+
+def _run(code):
+    code = f"MODULES = {MODULES!r}\n{START}\n{textwrap.dedent(code)}"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_modes_work_where_modules_of_reports_are_missing():
+    _run(
+        """
+        clipped = kpg.Vectorized(kpg.ClippedMean(1.0))
+        for mode in ("vectorized", "per_sample", "accumulated", clipped):
+            model(mode).fit(x, y, batch_size=4, verbose=0)
+        kpg.per_sample_norms(model(), x, y)
+        kpg.callbacks.GradientVariance, kpg.explain, kpg.PrivateTraining
+        says("op_callbacks|kernels", lambda: kpg.callbacks.DevicePlacement)
+        says("kernels", lambda: kpg.predict_placement)
+        says("model_pb2", lambda: kpg.callbacks.DataStall)
+        says("model_pb2", lambda: kpg.profile_pipeline)
+        variance = kpg.callbacks.GradientVariance(log_dir="unused")
+        says("rng_utils", lambda: model().fit(
+            x, y, verbose=0, callbacks=[variance]
+        ))
+        """
+    )
+
+
+class _Renamed:
+    """Hides an attribute of a class from the code of this package."""
+
+    def __init__(self, name, original):
+        self._name, self._original = name, original
+
+    def __get__(self, thing, cls):
+        asking = sys._getframe(1).f_globals["__name__"]
+        if asking.startswith("keras_pergrad"):
+            raise AttributeError(f"{cls.__name__} has no {self._name!r}")
+        if thing is not None and self._name in vars(thing):
+            return vars(thing)[self._name]
+        if self._original is None:
+            raise AttributeError(self._name)
+        return self._original.__get__(thing, cls)
+
+    def __set__(self, thing, value):
+        vars(thing)[self._name] = value
+
+    def __delete__(self, thing):
+        del vars(thing)[self._name]
+
+
+def _net(*layers):
+    layers = layers or [keras.layers.Dense(1, name="only")]
+    return keras.Sequential([keras.Input((3,)), *layers])
+
+
+def _model(mode="vectorized"):
+    inputs = keras.Input((3,))
+    model = kpg.PerGradModel(inputs, keras.layers.Dense(1)(inputs))
+    model.compile("sgd", "mse", gradient_mode=mode)
+    return model
+
+
+def _adapted():
+    words = keras.layers.TextVectorization()
+    words.adapt(np.array(["a b", "c"]))
+    return words
+
+
+def _privately(layer):
+    from keras_pergrad.privacy.adapted_layers import adapted
+
+    class Model(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.layer = layer
+
+    return list(adapted(Model(), ()))
+
+
+def _batched_by(name):
+    """Return the class of TensorFlow that gives batches an attribute."""
+    kinds = type(tf.data.Dataset.range(2).batch(2)).__mro__
+    return next(kind for kind in kinds if name in vars(kind))
+
+
+#: Private name → the class that has it, and a report that needs it.
+CASES = {
+    "Trainer._compile_config": (
+        Trainer,
+        lambda: kpg.predict_placement(_model(), X, Y),
+    ),
+    "Trainer._resolve_auto_jit_compile": (
+        Trainer,
+        lambda: kpg.explain(_model(), 4, jit_compile="auto"),
+    ),
+    "Layer._layers": (keras.Layer, lambda: kpg.explain(_model(), 4)),
+    "Functional._inputs_struct": (
+        Functional,
+        lambda: kpg.explain(_model(), 4),
+    ),
+    "KerasTensor._keras_history": (
+        keras.KerasTensor,
+        lambda: kpg.replace_batch_norm(_norm()),
+    ),
+    "TextVectorization._lookup_layer": (
+        keras.layers.TextVectorization,
+        lambda: _privately(_adapted()),
+    ),
+    "IndexLookup._has_input_vocabulary": (
+        keras.layers.StringLookup.__mro__[1],
+        lambda: _privately(_adapted()),
+    ),
+    "UnaryDataset._inputs": (_batched_by("_inputs"), lambda: _profile()),
+    "DatasetV2._functions": (tf.data.Dataset, lambda: _profile()),
+    "Context.scope_name": (
+        Context,
+        lambda: _placement(run_eagerly=True),
+    ),
+}
+
+
+def _norm():
+    inputs = keras.Input((3,))
+    outputs = keras.layers.BatchNormalization()(keras.layers.Dense(4)(inputs))
+    return keras.Model(inputs, outputs)
+
+
+def _profile():
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).map(lambda x, y: (x, y))
+    kpg.profile_pipeline(data.batch(2), batches=2)
+
+
+def _placement(**settings):
+    model = _model()
+    model.compile("sgd", "mse", **settings)
+    model.fit(X, Y, verbose=0, callbacks=[kpg.callbacks.DevicePlacement()])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_modes_work_where_a_report_lacks_a_name(name, monkeypatch):
+    cls, report = CASES[name]
+    last = name.rpartition(".")[2]
+    renamed = _Renamed(last, cls.__dict__.get(last))
+    monkeypatch.setattr(cls, last, renamed, raising=False)
+    model = _model(kpg.Vectorized(kpg.ClippedMean(1.0)))
+    model.fit(X, Y, batch_size=4, verbose=0)
+    with pytest.raises((AttributeError, ValueError), match=last):
+        report()
