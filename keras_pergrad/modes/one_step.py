@@ -40,8 +40,8 @@ from keras_pergrad.keras_internals.penalties import (
 from keras_pergrad.modes import add_loss_reduction
 from keras_pergrad.modes.microbatch_sums import (
     MicrobatchSums,
-    added,
     divided,
+    plus,
     times,
 )
 from keras_pergrad.modes.microbatches import MOST, sum_over
@@ -50,7 +50,7 @@ from keras_pergrad.modes.weighted_sums import WeightedSums
 
 @dataclasses.dataclass
 class Step:
-    """What a mode found for one batch.
+    """What a mode gives for one batch.
 
     Attributes:
         loss: the scalar loss of the batch, unscaled, regularisers included;
@@ -343,7 +343,7 @@ def finish(model, aggregation, sums, n, penalties, scale, norms=None):
             gradients = replicas.from_first_replica(gradients)
         if aggregation.needs_norms and scale is not None and norms is not None:
             gradients = _overflow_to_infinity(gradients, norms, scale)
-    gradients = added(gradients, penalties)
+    gradients = plus(gradients, penalties)
     if scale is None:
         return gradients
     return [times(_tensor(g), scale) for g in gradients]
