@@ -6,7 +6,7 @@ line that loads a preset is in `make_backbone`.
 
     python examples/private_lora.py
 
-Needs `pip install "keras-pergrad[privacy,examples]"`; under a minute.
+Needs `pip install ".[privacy,examples]"`; under a minute.
 """
 
 import os
@@ -85,7 +85,7 @@ def main():
         target_epsilon=8.0,
         delta=1e-4,
         clip_norm=1.0,
-        examples=EXAMPLES,
+        samples=EXAMPLES,
         batch_size=BATCH_SIZE,
         epochs=4,
         user_ids="unique",

@@ -9,6 +9,8 @@ import math
 
 import tensorflow as tf
 
+from keras_pergrad.aggregation import is_finite, of_samples
+
 
 def variance(squared_norms, squared_mean, n):
     """Return the trace of the per-sample covariance, unbiased.
@@ -51,6 +53,25 @@ def of_batch(squared_norms, squared_mean, n):
     }
 
 
+def spread(norms, squared_sums, n):
+    """Return the statistics of a batch, over the samples with finite gradients.
+
+    Args:
+        norms: of the per-sample gradients, (n,) or (n, groups).
+        squared_sums: for each variable ‖Σ_i c_i‖² of its contributions, in
+            which samples that are not finite are blank.
+        n: the number of samples.
+    """
+    norms = of_samples(norms)
+    finite = is_finite(norms)
+    count = tf.reduce_sum(tf.cast(finite, norms.dtype))
+    squares = tf.where(finite, tf.square(norms), tf.zeros([], norms.dtype))
+    mean = tf.add_n([tf.cast(s, norms.dtype) for s in squared_sums])
+    # A contribution is the gradient over n.
+    mean *= tf.square(tf.cast(n, norms.dtype) / count)
+    return of_batch(squares, mean, count)
+
+
 @dataclasses.dataclass(frozen=True)
 class GradientStatistics:
     """How the gradients of a batch's samples spread around their mean.
@@ -67,6 +88,16 @@ class GradientStatistics:
             arXiv 1812.06162): about the batch size above which more samples
             hardly help; None for one sample, or if the estimate of ‖G‖² is not
             positive.
+
+    Norms have the unit of the gradient, the rest that of its square but for
+    the noise scale, a number of samples. All are tensors without axes.
+
+    Example:
+
+    >>> import keras_pergrad as kpg
+    >>> statistics = kpg.GradientStatistics(64, 1.0, 3.0, 2.0, 0.97, 2.06)
+    >>> f"{statistics.noise_scale:.1f} samples"
+    '2.1 samples'
     """
 
     samples: int

@@ -3,23 +3,26 @@
 A built model that has inputs and outputs, or methods of its own around its
 steps (`fit`, say), becomes a class derived from its own and `PerGradModel`.
 Others are called from a `WrappedModel`.
-
-Private names in use: `Model._compute_loss`, `Model._compile_loss`,
-`Model._compile_metrics`, `Model._loss_tracker`, `Layer._metrics`,
-`keras.src.models.functional.Functional`, `Model._inputs_struct`,
-`Model._outputs_struct`.
 """
 
-import contextlib
 import inspect
 from typing import Any
 
 import keras
-from keras.src.models.functional import Functional
 
 from keras_pergrad.common.patching import attribute
 from keras_pergrad.common.registry import PACKAGE
-from keras_pergrad.keras_internals.model_parts import takes_training
+from keras_pergrad.keras_internals.compiled_losses import (
+    compiled_as,
+    metrics_beside,
+)
+from keras_pergrad.keras_internals.functional_models import Functional
+from keras_pergrad.keras_internals.model_parts import (
+    compute_loss,
+    symbolic_inputs,
+    symbolic_outputs,
+    takes_training,
+)
 from keras_pergrad.keras_internals.sharing import (
     as_original,
     derived_class,
@@ -28,8 +31,6 @@ from keras_pergrad.keras_internals.sharing import (
 )
 from keras_pergrad.model import FunctionalPerGradModel, PerGradModel
 
-# What compile() sets and the methods below read.
-_COMPILED = ("_compile_loss", "_compile_metrics", "_loss_tracker", "compiled")
 _TRAINING = ("train_step", "make_train_function")
 _STEPS = (
     *_TRAINING,
@@ -70,7 +71,8 @@ def from_model(cls, model):
     if type(model) is keras.Sequential and model.built:
         return cls(model.inputs[0], model.outputs[0], name=model.name)
     if type(model) in (Functional, FunctionalPerGradModel):
-        return cls(model._inputs_struct, model._outputs_struct, name=model.name)
+        tensors = symbolic_inputs(model), symbolic_outputs(model)
+        return cls(*tensors, name=model.name)
     is_graph = isinstance(model, (Functional, keras.Sequential))
     around = [name for name in _AROUND if overrides(model, name)]
     if model.built and (is_graph or around):
@@ -264,18 +266,9 @@ class WrappedModel(PerGradModel):
         wrapped = getattr(self, "wrapped", None)
         if wrapped is None:  # not yet
             return found
-        compiled = [vars(wrapped).get(name) for name in _COMPILED]
-        known = {id(metric) for metric in (*found, *compiled)}
-        return found + [m for m in wrapped._metrics if id(m) not in known]
-
-    @contextlib.contextmanager
-    def _compiled_wrapped(self):
-        """Yield the wrapped model, as if compiled as this one is."""
-        with contextlib.ExitStack() as stack:
-            for name in _COMPILED:
-                value = getattr(self, name)
-                stack.enter_context(attribute(self.wrapped, name, value))
-            yield self.wrapped
+        known = {id(metric) for metric in found}
+        own = metrics_beside(wrapped)
+        return found + [metric for metric in own if id(metric) not in known]
 
     def get_config(self):
         config = {"name": self.name}
@@ -303,9 +296,9 @@ class _WithLoss(WrappedModel):
         sample_weight=None,
         training=True,
     ):
-        with self._compiled_wrapped() as wrapped:
-            return wrapped._compute_loss(
-                x, y, y_pred, sample_weight, training=training
+        with compiled_as(self.wrapped, self):
+            return compute_loss(
+                self.wrapped, x, y, y_pred, sample_weight, training
             )
 
 
@@ -314,8 +307,8 @@ class _WithMetrics(WrappedModel):
     """For models with a `compute_metrics` of their own."""
 
     def compute_metrics(self, x, y, y_pred, sample_weight=None):
-        with self._compiled_wrapped() as wrapped:
-            return wrapped.compute_metrics(x, y, y_pred, sample_weight)
+        with compiled_as(self.wrapped, self):
+            return self.wrapped.compute_metrics(x, y, y_pred, sample_weight)
 
 
 @keras.saving.register_keras_serializable(PACKAGE)

@@ -11,12 +11,12 @@ ROOT = pathlib.Path(keras_pergrad.__file__).parent
 #: Each package or root module, with those that it may import: all above it.
 MAY_IMPORT = {
     "common": set(),
-    "factors": set(),
-    "statistics": set(),
     "keras_internals": {"common"},
+    "factors": {"keras_internals"},
     "runs": {"common", "keras_internals"},
     "aggregation": {"common", "keras_internals"},
     "logs": {"keras_internals"},
+    "statistics": {"aggregation"},
     "clipping": {"aggregation", "common", "keras_internals", "logs"},
     "samples": {"common", "factors", "keras_internals"},
     "modes": {
@@ -65,10 +65,13 @@ MAY_IMPORT = {
         "modes",
         "samples",
     },
+    "results": {"analysis", "modes", "privacy", "runs"},
 }
 #: A model makes wrapped ones, and those are models: one part of two files.
 SAME_PART = {"wrapped_model": "model"}
 START = {"__init__", "__main__"}
+#: All that factors know of Keras and TensorFlow: whether XLA compiles them.
+FACTORS_IMPORT = {"keras_internals.xla"}
 
 
 def _imports(path):
@@ -112,6 +115,16 @@ def test_parts_stand_in_the_order_of_their_imports():
     for part, targets in MAY_IMPORT.items():
         assert targets <= above, part
         above.add(part)
+
+
+def test_factors_know_nothing_else():
+    for path in (ROOT / "factors").rglob("*.py"):
+        others = {
+            ".".join(name[:2])
+            for name in _imports(path)
+            if name[0] != "factors"
+        }
+        assert others <= FACTORS_IMPORT, path
 
 
 def test_analyses_do_not_need_each_other():

@@ -10,7 +10,7 @@ import tomllib
 import keras
 import pytest
 
-from docs import blocks
+from docs import addresses, blocks, make_install
 from keras_pergrad.samples.types.type_rules import OWN
 from tests import type_table
 
@@ -165,7 +165,52 @@ def test_named_examples_exist():
 
 def test_readme_is_one_page():
     lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
-    assert len(lines) <= 150
+    assert len(lines) <= 130
+
+
+def test_readme_works_where_only_it_is_shown():
+    """Its links and pictures are whole addresses of files that are there."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    targets = re.findall(r"\]\((.+?)\)", text)
+    assert len(targets) > 10
+    kinds = {
+        addresses.FILE: pathlib.Path.is_file,
+        addresses.FOLDER: pathlib.Path.is_dir,
+        addresses.PICTURE: pathlib.Path.is_file,
+    }
+    for target in targets:
+        start = next((s for s in kinds if target.startswith(s)), None)
+        assert start, f"{target} is no address of the repository"
+        file = target.removeprefix(start).partition("#")[0]
+        assert kinds[start](ROOT / file), target
+    assert any(t.startswith(addresses.PICTURE) for t in targets)
+
+
+@pytest.mark.parametrize(
+    "page", make_install.pages(), ids=lambda page: page.stem
+)
+def test_installation_is_that_of_the_setting(page):
+    """`python docs/make_install.py` writes it; both states come back."""
+    text = page.read_text(encoding="utf-8")
+    assert make_install.as_set(text) == text
+    other = make_install.as_set(text, not addresses.PUBLISHED)
+    assert other != text
+    assert make_install.as_set(other) == text
+
+
+def test_no_page_takes_the_package_from_an_index_that_lacks_it():
+    """An extra can be added by name where the package is installed."""
+    files = [*ROOT.glob("*.md"), *ROOT.glob("examples/*.py")]
+    files += [*ROOT.glob("docs/**/*.md"), *ROOT.glob("docs/**/*.ipynb")]
+    wrong = [
+        file.relative_to(ROOT)
+        for file in files
+        if re.search(
+            r"pip install (-\S+ )*[\"']?keras[-_]pergrad(?!\[)",
+            file.read_text(encoding="utf-8"),
+        )
+    ]
+    assert addresses.PUBLISHED or wrong == []
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -180,7 +225,8 @@ def test_notebook_has_the_code_of_its_guide(path):
     ]
     assert "pip install" in code[0]
     assert code[1:] == guide
-    assert "colab" in "".join(cells[0]["source"])
+    badge = "colab" in "".join(cells[0]["source"])
+    assert badge == addresses.PUBLISHED
 
 
 def test_there_are_five_notebooks():
@@ -188,20 +234,15 @@ def test_there_are_five_notebooks():
 
 
 def test_addresses_stand_in_one_place():
-    """The site, the badges and the citation name the same repository."""
-    urls = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
-        "urls"
-    ]
-    repository = urls["Repository"]
+    """The site, the guides and the citation name the same repository."""
     for name in ("mkdocs.yml", "CITATION.cff"):
         text = (ROOT / name).read_text()
-        assert repository in text, name
-        assert urls["Documentation"] in text, name
-    name = repository.removeprefix("https://github.com/")
-    badge = f"https://colab.research.google.com/github/{name}/"
+        assert addresses.REPOSITORY in text, name
+        assert addresses.SITE in text, name
     for path in NOTEBOOKS:
         guide = (ROOT / "docs/guides" / f"{path.stem}.md").read_text()
-        assert f"{badge}blob/main/docs/notebooks/{path.name}" in guide
+        start = addresses.COLAB + "docs" if addresses.PUBLISHED else ".."
+        assert f"]({start}/notebooks/{path.name})" in guide
 
 
 def test_versions_agree():
@@ -210,6 +251,28 @@ def test_versions_agree():
     version = re.search(r'__version__ = "(.+)"', text)[1]
     assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
     assert f"## [{version}]" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_changelog_is_grouped():
+    """The groups of Keep a Changelog, each once, in the same order."""
+    order = ["Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"]
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    versions = re.split(r"^## ", text, flags=re.MULTILINE)[1:]
+    assert versions[0].startswith("[Unreleased]\n")
+    # Those that existed, each with its day.
+    days = [
+        re.match(r"\[[\d.]+\] - (\d{4}-\d\d-\d\d)\n", v) for v in versions[1:]
+    ]
+    assert all(days)
+    assert [d[1] for d in days] == sorted((d[1] for d in days), reverse=True)
+    for version in versions:
+        head, *groups = re.split(r"^### ", version, flags=re.MULTILINE)
+        names = [group.partition("\n")[0] for group in groups]
+        assert names == [name for name in order if name in names], head
+        assert names, head
+        for group in groups:
+            for line in group.splitlines()[1:]:
+                assert not line or line.startswith(("- ", "  ")), line
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from keras_pergrad.factors.sample_gradients import (
     sum_of_squares,
     weighted,
 )
-from keras_pergrad.factors.xla import in_xla
+from keras_pergrad.keras_internals.xla import in_xla
 
 # Each method gives all gradients, (n, K·i, g·o) ...
 _GRADIENTS = {
@@ -77,6 +77,17 @@ class Patches(SampleGradients):
 
     Raises:
         ValueError: there is no such method, or it cannot serve these windows.
+
+    Example:
+
+    >>> import tensorflow as tf
+    >>> from keras_pergrad import factors
+    >>> windows = factors.Windows.of((8,), (3,), (1,), (1,), "valid")
+    >>> kernel = factors.Patches(
+    ...     tf.ones((2, 8, 1)), tf.ones((2, 6, 4)), windows, (3, 1, 4)
+    ... )
+    >>> kernel.squared_norms().numpy()  # 12 entries of 6
+    array([432., 432.], dtype=float32)
     """
 
     rows = ("big", "small", "_gradients", "_unfolded")

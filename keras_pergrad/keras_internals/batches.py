@@ -3,7 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.keras_internals.model_parts import mask_of
+from keras_pergrad.keras_internals.model_parts import mask_of, set_mask
 
 
 def as_tensors(batch):
@@ -152,7 +152,7 @@ class PaddedBatch:
             found = tensor[: self.n]
             mask = mask_of(tensor)
             if mask is not None:
-                found._keras_mask = mask[: self.n]
+                set_mask(found, mask[: self.n])
             return found
 
         return tf.nest.map_structure(cut, y_pred)

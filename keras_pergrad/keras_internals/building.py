@@ -3,26 +3,29 @@
 A variable that is made while a step is traced has no value if the step is
 refused.
 
-Private names in use: `Model._symbolic_build`, `Model._compute_loss`,
-`Model._compile_metrics`, `_compile_loss`, `Layer._flatten_layers`,
-`Functional._outputs_struct`, `keras.src.backend.compute_output_spec`,
-`tensorflow.python.pywrap_tfe`.
+Private names in use:
+`tensorflow.python.pywrap_tfe.TFE_Py_TapeSetIsStopped`,
+`tensorflow.python.pywrap_tfe.TFE_Py_TapeSetRestartOnThread`,
+`tensorflow.python.pywrap_tfe.TFE_Py_TapeSetStopOnThread`.
 """
 
 import contextlib
 
 import keras
 import tensorflow as tf
-from keras.src import backend
-from keras.src.models.functional import Functional
 from tensorflow.python import pywrap_tfe
 
 from keras_pergrad.keras_internals import replicas
+from keras_pergrad.keras_internals.functional_models import Functional
 from keras_pergrad.keras_internals.model_parts import (
     build_symbolically,
     compiled_loss,
+    compiled_metrics,
+    compute_loss,
     inner_layers,
     layers_of,
+    symbolic_outputs,
+    trace_symbolically,
 )
 
 
@@ -40,13 +43,9 @@ def build_all(model, batch):
         if _has_loss_of_its_own(model):
             # Layers may be called, and so built, there for the first time,
             # and the optimizer must know their variables.
-            backend.compute_output_spec(
-                lambda x, y, weight: model._compute_loss(
-                    x=x,
-                    y=y,
-                    y_pred=model(x),
-                    sample_weight=weight,
-                    training=True,
+            trace_symbolically(
+                lambda x, y, weight: compute_loss(
+                    model, x, y, model(x), weight, training=True
                 ),
                 *specs,
             )
@@ -81,23 +80,24 @@ def _build_losses(model, x, y, sample_weight):
         return False
     if type(model).call is not Functional.call:
         return False
-    outputs = tf.nest.flatten(model._outputs_struct)
+    outputs = tf.nest.flatten(symbolic_outputs(model))
     if any(axis is None for t in outputs for axis in t.shape[1:]):
         return False
     batch = [_any_number(part) for part in (x, y)]
-    y_pred = tf.nest.map_structure(_any_number, model._outputs_struct)
+    y_pred = tf.nest.map_structure(_any_number, symbolic_outputs(model))
     weight = _any_number(sample_weight)
-    if not getattr(model._compile_metrics, "built", True):
-        backend.compute_output_spec(
+    if not getattr(compiled_metrics(model), "built", True):
+        trace_symbolically(
             model.compute_metrics, *batch, y_pred, sample_weight=weight
         )
     if not getattr(compiled_loss(model), "built", True):
-        backend.compute_output_spec(
-            model._compute_loss,
+        trace_symbolically(
+            lambda x, y, outputs, weight: compute_loss(
+                model, x, y, outputs, weight, training=False
+            ),
             *batch,
             y_pred,
-            sample_weight=weight,
-            training=False,
+            weight,
         )
     return True
 

@@ -5,8 +5,9 @@ backend module. While `recording()` is active, each draw there is kept together
 with its seed. `replaying()` returns, in the same order, the rows that belong
 to one sample. The results of the forward pass do not change by a single bit.
 
-Private names in use: `keras.src.backend.tensorflow.random` (the functions
-below and `draw_seed`).
+Private names in use: `keras.src.backend.tensorflow.random.draw_seed`,
+`keras.src.backend.tensorflow.random.dropout`, and there the other functions of
+`FUNCTIONS`.
 """
 
 import contextlib

@@ -2,10 +2,11 @@
 
 TensorFlow infers all shapes anew there. Nothing runs.
 
-Private names in use: `Graph._get_function`, `FuncGraph.outer_graph`,
+Private names in use:
 `tensorflow.python.framework.function_def_to_graph.function_def_to_graph_def`,
-`tensorflow.python.framework.op_def_registry`,
-`tensorflow.python.ops.handle_data_util`.
+`tensorflow.python.framework.op_def_registry.get`,
+`tensorflow.python.ops.handle_data_util.copy_handle_data`, the op attribute
+`_class`.
 """
 
 import tensorflow as tf
@@ -14,6 +15,11 @@ from tensorflow.python.framework import (
     op_def_registry,
 )
 from tensorflow.python.ops import handle_data_util
+
+from keras_pergrad.keras_internals.function_graphs import (
+    called_function,
+    graph_around,
+)
 
 
 class Nodes:
@@ -36,7 +42,7 @@ class Nodes:
             name: [tensor_name(part)[0] for part in node.input]
             for name, node in self.by_name.items()
         }
-        self._versions, self._graph = versions, None
+        self._versions, self._made_from = versions, None
 
     @classmethod
     def of_graph(cls, graph, inputs):
@@ -49,7 +55,7 @@ class Nodes:
         definition = graph.as_graph_def()
         names = [t.name for t in inputs]
         found = cls(definition.node, names, (), definition.versions)
-        found._graph = graph
+        found._made_from = graph
         return found
 
     @classmethod
@@ -114,9 +120,9 @@ class Nodes:
 
     def shape_of(self, name, shape):
         """Return what is known of the shape of a tensor, with `shape`."""
-        if self._graph is None:
+        if self._made_from is None:
             return shape
-        known = self._graph.get_tensor_by_name(name).shape
+        known = self._made_from.get_tensor_by_name(name).shape
         if not shape.is_compatible_with(known):
             return shape
         return shape.merge_with(known)
@@ -210,10 +216,10 @@ class Definitions:
     def _definition(self, name):
         graph = self._graph
         while graph is not None:
-            function = graph._get_function(name)
+            function = called_function(graph, name)
             for attribute in ("cached_definition", "definition"):
                 found = getattr(function, attribute, None)
                 if found is not None:
                     return found
-            graph = getattr(graph, "outer_graph", None)
+            graph = graph_around(graph)
         return None

@@ -1,7 +1,4 @@
-"""Checks of a model and a batch for the inspection of their gradients.
-
-Private names in use: `Model._compile_loss`, `Layer._flatten_layers`.
-"""
+"""Checks of a model and a batch for the inspection of their gradients."""
 
 import keras
 import numpy as np

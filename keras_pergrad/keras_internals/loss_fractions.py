@@ -4,9 +4,6 @@ A Keras loss is N / D: N is the sum of its weighted values, and D, given by its
 reduction, is one ("sum"), how many values there are, how many of them are not
 masked, or the sum of their weights. Both N and D add up over microbatches;
 their quotient does not.
-
-Private names in use: `CompileLoss._flat_losses`, `CompileLoss._metrics`,
-`keras.src.backend.get_keras_mask`, `set_keras_mask`.
 """
 
 import dataclasses
@@ -14,11 +11,16 @@ import dataclasses
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src import backend
 
 from keras_pergrad.common.patching import attribute
+from keras_pergrad.keras_internals.compiled_losses import losses_replaced
 from keras_pergrad.keras_internals.losses import labels_told_alike
-from keras_pergrad.keras_internals.model_parts import compiled_loss
+from keras_pergrad.keras_internals.model_parts import (
+    compiled_loss,
+    entries_of,
+    mask_of,
+    set_mask,
+)
 
 SUM = "sum"
 ROWS = "rows"
@@ -70,17 +72,9 @@ def evaluate(compile_loss, y, y_pred, sample_weight):
     if compile_loss is None:
         return []
     found = []
-    flat = compile_loss._flat_losses
-    split = [_Split(entry, found) for entry in flat]
-    with (
-        attribute(
-            compile_loss,
-            "_flat_losses",
-            [entry._replace(loss=s) for entry, s in zip(flat, split)],
-        ),
-        # The running means of the outputs' losses are updated afterwards.
-        attribute(compile_loss, "_metrics", [None] * len(flat)),
-    ):
+    split = [_Split(entry, found) for entry in entries_of(compile_loss)]
+    # The running means of the outputs' losses are updated afterwards.
+    with losses_replaced(compile_loss, split):
         compile_loss(y, y_pred, sample_weight)
     if not tf.nest.is_nested(y) and not tf.nest.is_nested(y_pred):
         # If one output has several losses, Keras minimises the first.
@@ -131,7 +125,7 @@ def measured_epsilon():
     """
     with tf.init_scope():
         y_pred = tf.zeros([2, 1], tf.float64)
-        backend.set_keras_mask(y_pred, tf.constant([True, False]))
+        set_mask(y_pred, tf.constant([True, False]))
         loss = keras.losses.MeanAbsoluteError(dtype="float64")
         value = loss(tf.ones([2, 1], tf.float64), y_pred)
         return _scale_of_means() / float(np.asarray(value)) - 1
@@ -191,8 +185,8 @@ class _Split:
         loss = self.loss
         if loss.reduction == "sum":
             return SUM, None, 0.0
-        mask = backend.get_keras_mask(values)
-        masked = mask is not None or backend.get_keras_mask(y_pred) is not None
+        mask = mask_of(values)
+        masked = mask is not None or mask_of(y_pred) is not None
         by_weight = loss.reduction == "mean_with_sample_weight"
         if not masked and not (by_weight and sample_weight is not None):
             count = tf.cast(tf.size(weighted), weighted.dtype)
@@ -200,7 +194,7 @@ class _Split:
             return (ROWS if fixed else DATA), count, 0.0
         ones = tf.ones_like(values)
         if mask is not None:
-            backend.set_keras_mask(ones, mask)
+            set_mask(ones, mask)
         weights = sample_weight if by_weight else None
         with attribute(loss, "call", lambda *_: ones):
             with _reduced(loss, "sum"):

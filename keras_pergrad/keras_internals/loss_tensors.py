@@ -2,8 +2,6 @@
 
 If Keras's crossentropies find the logits behind a softmax or sigmoid output,
 they take these, so the loss may not depend on the output itself.
-
-Private names in use: the tensor attribute `_keras_logits`.
 """
 
 import tensorflow as tf

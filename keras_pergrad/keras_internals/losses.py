@@ -1,9 +1,7 @@
 """The loss of a batch as Keras reduces it, and the parts of no sample.
 
-Private names in use: `Model._compute_loss`, `Model._loss_tracker`,
-`Layer._flatten_layers`, `Layer._get_own_losses`,
-`keras.src.losses.loss.unscale_loss_for_distribution`,
-`keras.src.losses.losses.convert_binary_labels_to_hinge`.
+Private names in use: `keras.src.losses.loss.unscale_loss_for_distribution`,
+and of `keras.src.losses.losses` the function `convert_binary_labels_to_hinge`.
 """
 
 import contextlib
@@ -18,7 +16,12 @@ from keras_pergrad.common.marks import same_for_all
 from keras_pergrad.common.patching import attribute
 from keras_pergrad.common.refusal_messages import not_one_number
 from keras_pergrad.keras_internals import replica_metrics
-from keras_pergrad.keras_internals.model_parts import layers_of, loss_tracker
+from keras_pergrad.keras_internals.model_parts import (
+    compute_loss,
+    layers_of,
+    loss_tracker,
+    own_losses,
+)
 from keras_pergrad.keras_internals.tracing import traced_functions
 
 
@@ -29,13 +32,7 @@ def total_loss(model, x, y, y_pred, sample_weight, training=True) -> Any:
         ValueError: the loss is not one number for the batch.
     """
     with labels_told_alike():
-        loss: Any = model._compute_loss(
-            x=x,
-            y=y,
-            y_pred=y_pred,
-            sample_weight=sample_weight,
-            training=training,
-        )
+        loss: Any = compute_loss(model, x, y, y_pred, sample_weight, training)
     if loss is not None and loss.shape == (0,):
         # Keras reduces no loss of a batch without samples.
         loss = ops.sum(loss)
@@ -99,9 +96,7 @@ def additional_losses(model):
 
     Activity regularisers are among them, weight regularisers are not.
     """
-    return [
-        loss for layer in layers_of(model) for loss in layer._get_own_losses()
-    ]
+    return [loss for layer in layers_of(model) for loss in own_losses(layer)]
 
 
 def additional_loss_weights(replay, n, scale=None):

@@ -1,19 +1,17 @@
-"""What Keras keeps in models, layers, losses and tensors under private names.
+"""The parts of models, layers, losses and tensors that Keras keeps to itself.
 
 Private names in use: `Layer._flatten_layers`, `_get_own_losses`,
-`_call_has_training_arg`, `_path`, `_open_name_scope`, `_trainable_variables`,
-`Operation._inbound_nodes`, `_outbound_nodes`, `KerasTensor._keras_history`,
-`_dtype`, `Model._symbolic_build`, `_compute_loss`, `_compile_loss`,
-`_compile_config`, `_loss_tracker`, `_compile_metrics`,
-`Sequential._functional`, `Functional._inputs_struct`, `_outputs_struct`,
-`_inputs`, `CompileLoss._flat_losses`, `Loss._dtype`, `_fn_kwargs`, the tensor
+`_call_has_training_arg`, `Operation._inbound_nodes`, `Model._symbolic_build`,
+`_compute_loss`, `_compile_loss`, `_compile_config`, `_loss_tracker`,
+`_compile_metrics`, `_resolve_auto_jit_compile`, `Functional._inputs_struct`,
+`_outputs_struct`, `CompileLoss._flat_losses`, `Loss._fn_kwargs`, the tensor
 attributes `_keras_mask` and `_keras_logits`,
-`keras.src.models.functional.Functional`.
+`keras.src.backend.compute_output_spec`.
 """
 
 from typing import Any
 
-from keras.src.models.functional import Functional as Functional
+from keras.src import backend
 
 
 def layers_of(model):
@@ -63,6 +61,11 @@ def build_symbolically(model, batch):
     model._symbolic_build(data_batch=batch)
 
 
+def trace_symbolically(function, *args, **kwargs):
+    """Return symbolic results of a function; what it calls is built."""
+    return backend.compute_output_spec(function, *args, **kwargs)
+
+
 def compute_loss(model, x, y, y_pred, sample_weight, training) -> Any:
     """Return the loss as a compiled model's own step computes it."""
     return model._compute_loss(
@@ -85,8 +88,14 @@ def compiled_metrics(model):
 
 
 def compile_arguments(model):
-    """Return the serialized arguments of `compile`, or None."""
-    return getattr(model, "_compile_config", None)
+    """Return the arguments of `compile` as they were given, by name."""
+    config = getattr(model, "_compile_config", None)
+    return getattr(config, "config", None) or {}
+
+
+def compiles_by_xla(model):
+    """Whether `jit_compile="auto"` means that XLA compiles the step."""
+    return model._resolve_auto_jit_compile()
 
 
 def loss_tracker(model):

@@ -5,11 +5,8 @@ all variables that it assigns: `run_and_restore` restores Keras variables,
 seeds and plain `tf.Variable`s alike. Code that runs op by op may assign
 anything: run it inside `unchanged`.
 
-Private names in use: `FuncGraph.captures`, `FuncGraph.outer_graph`,
-`Graph._get_function`, `Tensor._handle_data`,
-`tensorflow.python.eager.context.Context._rng`,
-`keras.src.backend.common.global_state`, `Layer._flatten_layers`,
-`Layer._losses`, `Layer._loss_ids`, `Model._compile_loss`.
+Private names in use: `EagerTensor._handle_data`, `Layer._losses`, `_loss_ids`,
+`tensorflow.python.eager.context.context`, `Context._rng`.
 """
 
 import contextlib
@@ -20,11 +17,17 @@ import weakref
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.backend.common import global_state
 from tensorflow.python.eager import context
 
 from keras_pergrad.common.patching import attribute
+from keras_pergrad.keras_internals.function_graphs import (
+    called_function,
+    captures_of,
+    graph_around,
+    is_function,
+)
 from keras_pergrad.keras_internals.model_parts import compiled_loss, layers_of
+from keras_pergrad.keras_internals.seeds import shared_seed_state
 
 # Ops that take a variable and do not change it. All others are assumed to
 # assign: restoring too much costs a copy, restoring too little is wrong.
@@ -216,10 +219,9 @@ def variables_of(model):
         *model.variables,
         *(v for metric in metrics for v in metric.variables),
     ]
-    # For layers without a seed. Asking Keras for it would create it.
-    seeds = global_state.get_global_attribute("global_seed_generator")
-    if seeds is not None:
-        variables.append(seeds.state)
+    seed = shared_seed_state()
+    if seed is not None:
+        variables.append(seed)
     found = [v.value for v in variables]
     found += plain_variables(layers_of(model))
     return list({id(v): v for v in found}.values())
@@ -290,12 +292,12 @@ def captured_from(graph):
         The id of a tensor in the graph or in one around it → the tensor from
         which it was captured in the first place, in most cases an eager one.
     """
-    captures = getattr(graph, "captures", None)
-    if captures is None:
+    if not is_function(graph):
         return {}
-    around = captured_from(graph.outer_graph)
+    around = captured_from(graph_around(graph))
     inside = {
-        id(inner): around.get(id(outer), outer) for outer, inner in captures
+        id(inner): around.get(id(outer), outer)
+        for outer, inner in captures_of(graph)
     }
     return {**around, **inside}
 
@@ -353,7 +355,7 @@ def bodies(op):
             continue
         functions = [attr.func] if attr.HasField("func") else attr.list.func
         for function in functions:
-            known = op.graph._get_function(function.name)
+            known = called_function(op.graph, function.name)
             if known is not None:
                 found.append(getattr(known, "graph", None))
     return [] if None in found else found

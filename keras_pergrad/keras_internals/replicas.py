@@ -5,8 +5,7 @@ before the optimizer sees them. Each replica then holds the result of a single
 device for the whole batch. Except on one of several replicas, these functions
 do nothing.
 
-Private names in use: `TFOptimizer._all_reduce_sum_gradients`,
-`Layer._flatten_layers`.
+Private names in use: `TFOptimizer._all_reduce_sum_gradients`.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """State that is saved with the weights of a model that has it.
 
-Private names in use: `keras.src.saving.keras_saveable.KerasSaveable`, whose
-subclasses are saved with the model they are an attribute of.
+Private names in use: `keras.src.saving.keras_saveable.KerasSaveable`,
+`KerasSaveable._obj_type`.
 """
 
 from keras.src.saving.keras_saveable import KerasSaveable

@@ -1,8 +1,9 @@
 """Models of another class that share the layers and attributes of a model.
 
-Private names in use: `Functional._inputs_struct`, `_outputs_struct`,
-`Sequential._layers`, `Layer._tracker`, and the attributes in `_STATE` and
-`_COMPILED`.
+Private names in use: `Sequential._layers`, `Layer._tracker`, `_auto_config`,
+`_build_shapes_dict`, `_dtype_policy`, `_input_spec`, `_path`,
+`_supports_masking`, `_trainable`, `Model._compile_config`,
+`_compiled_trainable_state`; the beginning `_self_` of names.
 """
 
 import contextlib
@@ -10,9 +11,13 @@ import functools
 from typing import Any
 
 import keras
-from keras.src.models.functional import Functional
 
 from keras_pergrad.common.registry import PACKAGE
+from keras_pergrad.keras_internals.functional_models import Functional
+from keras_pergrad.keras_internals.model_parts import (
+    symbolic_inputs,
+    symbolic_outputs,
+)
 
 #: What Keras's `__init__` sets and a model may have changed since.
 _STATE = (
@@ -68,7 +73,7 @@ def shared(model, cls, base):
 
 def _initialize(twin, model, base):
     if isinstance(model, Functional):
-        tensors = model._inputs_struct, model._outputs_struct
+        tensors = symbolic_inputs(model), symbolic_outputs(model)
         Functional.__init__(twin, *tensors, name=model.name)
     elif isinstance(model, keras.Sequential):
         keras.Sequential.__init__(twin, list(model._layers), name=model.name)

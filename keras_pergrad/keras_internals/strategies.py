@@ -1,6 +1,7 @@
 """The supported `tf.distribute` strategies, and checks of their scope.
 
-Private names in use: `TFOptimizer._distribution_strategy`,
+Private names in use: `Model._distribute_strategy`,
+`TFOptimizer._distribution_strategy`,
 `StrategyExtended._in_multi_worker_mode`, `PerReplicaSpec._value_specs`,
 `TFEpochIterator._distributed_dataset`.
 """

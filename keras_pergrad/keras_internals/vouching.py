@@ -1,7 +1,4 @@
-"""The names by which a user vouches for layers and ops.
-
-Private name in use: `Layer._flatten_layers`.
-"""
+"""The names by which a user vouches for layers and ops."""
 
 import tensorflow as tf
 

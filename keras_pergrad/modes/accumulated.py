@@ -1,6 +1,7 @@
 """The batch in microbatches: the gradient of the whole, in less memory."""
 
 import contextlib
+from typing import Any, Literal
 
 import tensorflow as tf
 
@@ -20,7 +21,7 @@ from keras_pergrad.keras_internals.overwritten import (
 )
 from keras_pergrad.modes import one_step
 from keras_pergrad.modes.accumulator_state import AccumulatorState
-from keras_pergrad.modes.base import GradientMode, modes
+from keras_pergrad.modes.base import GradientMode, gradient_modes
 from keras_pergrad.modes.microbatches import MOST, is_one
 from keras_pergrad.modes.one_step import Parting
 from keras_pergrad.samples import Tape, counters, refusals
@@ -69,7 +70,11 @@ class Accumulated(GradientMode):
     """
 
     def __init__(
-        self, steps=1, microbatch_size=None, inner="batch", tail="apply"
+        self,
+        steps: int = 1,
+        microbatch_size: int | None = None,
+        inner: str | GradientMode | dict[str, Any] = "batch",
+        tail: Literal["apply", "keep", "drop"] = "apply",
     ):
         self.steps = positive_integer("steps", steps)
         if microbatch_size is not None:
@@ -198,7 +203,7 @@ class Microbatches(Parting):
 
 
 def _inner(identifier):
-    mode = modes.get(identifier)
+    mode = gradient_modes.get(identifier)
     if mode.one_by_one:
         raise ValueError(
             "`inner` cannot update after every sample, since its gradients "
@@ -220,7 +225,7 @@ def _inner(identifier):
                 f"Received: inner={mode!r}"
             )
         return mode
-    known = [name for name, cls in modes.items() if _can_be_inner(cls)]
+    known = [name for name, cls in gradient_modes.items() if _can_be_inner(cls)]
     raise ValueError(
         f"`inner` must be one of {known}, or a mode with a method "
         f"partial_sums(). Received: {type(mode).__name__}"
@@ -237,4 +242,4 @@ def _definer(mode, name):
     return next(cls for cls in type(mode).__mro__ if name in vars(cls))
 
 
-modes.register("accumulated", Accumulated)
+gradient_modes.register("accumulated", Accumulated)

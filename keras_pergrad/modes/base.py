@@ -46,6 +46,24 @@ class GradientMode(Configured):
 
     Subclass it, define `partial_sums` or `step`, and register the class with
     `register_gradient_mode` to use it by name in `compile`.
+
+    Gradients have the shapes of the trainable variables; a class that does not
+    define `step` raises NotImplementedError in the first step. The example of
+    `register_gradient_mode` is a whole mode.
+
+    Example:
+
+    >>> import keras_pergrad as kpg
+    >>> class Ascent(kpg.Batch):
+    ...     changes_gradients = True
+    ...
+    ...     def step(self, model, x, y, sample_weight):
+    ...         step = super().step(model, x, y, sample_weight)
+    ...         gradients = step.gradients
+    ...         step.gradients = [g if g is None else -g for g in gradients]
+    ...         return step
+    >>> isinstance(Ascent(), kpg.GradientMode)
+    True
     """
 
     #: Whether every sample's gradient is looked at on its own.
@@ -170,11 +188,19 @@ class GradientMode(Configured):
         return cls(**config)
 
 
-modes = Registry("gradient mode", GradientMode)
+gradient_modes = Registry("gradient mode", GradientMode)
+"""The registered modes by name, a `Registry`."""
 
 
 def register_gradient_mode(name):
     """Register a `GradientMode` subclass under `name`; a class decorator.
+
+    Args:
+        name: what `gradient_mode=` and saved models call it.
+
+    Raises:
+        TypeError: the class is no `GradientMode`.
+        ValueError: the name is taken by another class.
 
     A mode that changes another mode's gradients gets them as the optimizer's
     `apply` expects them: with weight regularisers, times the scale of a
@@ -202,7 +228,7 @@ def register_gradient_mode(name):
     ...     axes = list(range(len(gradient.shape) - 1))
     ...     return gradient - tf.reduce_mean(gradient, axes, keepdims=True)
     """
-    return modes.register(name)
+    return gradient_modes.register(name)
 
 
 def _traced(mode, model, batch):

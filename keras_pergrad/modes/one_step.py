@@ -17,8 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_pergrad import statistics
-from keras_pergrad.aggregation import is_finite, of_samples
+from keras_pergrad.aggregation import is_finite
 from keras_pergrad.common import refusal_messages
 from keras_pergrad.factors import squared_norm
 from keras_pergrad.keras_internals import replicas
@@ -46,6 +45,7 @@ from keras_pergrad.modes.microbatch_sums import (
 )
 from keras_pergrad.modes.microbatches import MOST, sum_over
 from keras_pergrad.modes.weighted_sums import WeightedSums
+from keras_pergrad.statistics import spread
 
 
 @dataclasses.dataclass
@@ -65,6 +65,22 @@ class Step:
             statistics cover the samples of all replicas, and are equal on
             each. False: gradients and loss are as in Keras; the optimizer and
             the metrics add them up over the replicas.
+
+    Example:
+
+    >>> import keras
+    >>> import tensorflow as tf
+    >>> import keras_pergrad as kpg
+    >>> model = kpg.PerGradModel.from_model(
+    ...     keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    ... )
+    >>> model.compile("sgd", "mse", gradient_mode="vectorized")
+    >>> x, y = tf.ones((4, 3)), tf.ones((4, 1))
+    >>> model.fit(x, y, verbose=0).epoch
+    [0]
+    >>> step = model.gradient_mode.step(model, x, y, None)
+    >>> [g.shape.as_list() for g in step.gradients], step.loss.shape.rank
+    ([[3, 1], [1]], 0)
     """
 
     loss: tf.Tensor | None
@@ -363,24 +379,6 @@ def _overflow_to_infinity(gradients, norms, scale):
         )
         for g in gradients
     ]
-
-
-def spread(norms, squared_sums, n):
-    """Return the statistics of a batch, over the samples with finite gradients.
-
-    Args:
-        norms: of the per-sample gradients, (n,) or (n, groups).
-        squared_sums: as for `observe`.
-        n: the number of samples.
-    """
-    norms = of_samples(norms)
-    finite = is_finite(norms)
-    count = tf.reduce_sum(tf.cast(finite, norms.dtype))
-    squares = tf.where(finite, tf.square(norms), tf.zeros([], norms.dtype))
-    mean = tf.add_n([tf.cast(s, norms.dtype) for s in squared_sums])
-    # A contribution is the gradient over n.
-    mean *= tf.square(tf.cast(n, norms.dtype) / count)
-    return statistics.of_batch(squares, mean, count)
 
 
 def _squared(sums):

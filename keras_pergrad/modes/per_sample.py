@@ -1,8 +1,11 @@
 """One forward and backward pass per sample."""
 
+from typing import Any, Literal
+
 import tensorflow as tf
 
 from keras_pergrad.aggregation import (
+    Aggregation,
     aggregations,
     is_finite,
     of_samples,
@@ -13,7 +16,7 @@ from keras_pergrad.common.registry import serialize
 from keras_pergrad.keras_internals.inspection_checks import (
     require_any_batch_size,
 )
-from keras_pergrad.modes.base import GradientMode, PartialSums, modes
+from keras_pergrad.modes.base import GradientMode, PartialSums, gradient_modes
 from keras_pergrad.modes.microbatch_sums import plus
 from keras_pergrad.modes.single_samples import Samples
 
@@ -54,10 +57,10 @@ class PerSample(GradientMode):
 
     def __init__(
         self,
-        aggregation="mean",
-        updates="batch",
-        parallel_iterations=1,
-        statistics=False,
+        aggregation: str | Aggregation | dict[str, Any] = "mean",
+        updates: Literal["batch", "sample"] = "batch",
+        parallel_iterations: int = 1,
+        statistics: bool = False,
     ):
         self.aggregation = aggregations.get(aggregation)
         if updates not in UPDATES:
@@ -166,4 +169,4 @@ def _times(gradient, factor):
     return tf.math.multiply_no_nan(gradient, factor)
 
 
-modes.register("per_sample", PerSample)
+gradient_modes.register("per_sample", PerSample)

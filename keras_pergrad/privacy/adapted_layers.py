@@ -1,12 +1,9 @@
-"""Layers that hold what they were adapted to, such as a vocabulary.
-
-Private names in use: `IndexLookup._has_input_vocabulary`,
-`TextVectorization._lookup_layer`.
-"""
+"""Layers that hold what they were adapted to, such as a vocabulary."""
 
 import keras
 import numpy as np
 
+from keras_pergrad.keras_internals.layer_parts import has_given_words, lookup_of
 from keras_pergrad.keras_internals.model_parts import layers_of
 
 layers = keras.layers
@@ -22,7 +19,7 @@ def adapted(model, public):
     waiting, inside = layers_of(model), set()
     for layer in waiting:
         if isinstance(layer, layers.TextVectorization):
-            inside.add(id(layer._lookup_layer))
+            inside.add(id(lookup_of(layer)))
     for layer in waiting:
         if layer.name not in public and id(layer) not in inside:
             kept = _kept(layer)
@@ -39,7 +36,7 @@ def _kept(layer):
         found = layer.num_bins is not None and layer.bin_boundaries is not None
         return "boundaries" if found else None
     if isinstance(layer, layers.TextVectorization):
-        layer = layer._lookup_layer
+        layer = lookup_of(layer)
     if isinstance(layer, (layers.StringLookup, layers.IntegerLookup)):
         return "vocabulary" if _has_words(layer) else None
     # Of one's own: whether it was called is not known.
@@ -57,6 +54,6 @@ def _has_moments(layer):
 
 def _has_words(lookup):
     """Whether words were given by adapt() or set_vocabulary()."""
-    if lookup._has_input_vocabulary:
+    if has_given_words(lookup):
         return False
     return len(lookup.get_vocabulary(include_special_tokens=False)) > 0

@@ -1,9 +1,10 @@
-"""State that a traced forward pass takes from its batch.
+"""State that a traced forward pass takes from its batch."""
 
-Private names in use: those of `keras_pergrad.keras_internals.model_state`.
-"""
-
-from keras_pergrad.keras_internals.model_parts import compiled_loss, layers_of
+from keras_pergrad.keras_internals.model_parts import (
+    compiled_loss,
+    entries_of,
+    layers_of,
+)
 from keras_pergrad.keras_internals.model_state import Handle, plain_variables
 from keras_pergrad.samples.types.step_types import StepTypes
 from keras_pergrad.samples.types.tensor_types import BY_SIZE, Free
@@ -65,8 +66,8 @@ def _name(handle, model):
 
 
 def _owners(model):
-    losses = getattr(compiled_loss(model), "_flat_losses", ())
-    return [*layers_of(model), *(entry.loss for entry in losses)]
+    losses = [entry.loss for entry in entries_of(compiled_loss(model))]
+    return [*layers_of(model), *losses]
 
 
 def _variables(owner):

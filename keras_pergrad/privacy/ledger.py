@@ -1,7 +1,4 @@
-"""The ledger of one model: epsilon spent, and where its draws stand.
-
-Private names in use: those of `keras_pergrad.keras_internals.noise`.
-"""
+"""The ledger of one model: epsilon spent, and where its draws stand."""
 
 import json
 import secrets

@@ -1,8 +1,4 @@
-"""The parts of a model that would break the privacy of its training, by name.
-
-Private names in use: `Layer._flatten_layers`, `Model._compile_loss`,
-`Model._symbolic_build`.
-"""
+"""The parts of a model that would break the privacy of its training."""
 
 import keras
 import numpy as np

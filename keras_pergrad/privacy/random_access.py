@@ -59,7 +59,7 @@ def require_examples(source, expected):
     if source.size != expected:
         raise ValueError(
             "The accounting is for another number of examples. Expected "
-            f"examples={expected}. Received: {source.size}{source.hint()}"
+            f"samples={expected}. Received: {source.size}{source.hint()}"
         )
 
 

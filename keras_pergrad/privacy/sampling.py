@@ -80,9 +80,9 @@ def shared_equally(mechanism, parts):
     if mechanism.examples % parts or mechanism.batch_size % parts:
         raise ValueError(
             "With sampling='fixed' each replica draws the same number from "
-            f"as many examples. Expected `examples` and `batch_size` to be "
+            f"as many examples. Expected `samples` and `batch_size` to be "
             f"multiples of {parts}, the number of replicas. Received: "
-            f"examples={mechanism.examples}, batch_size="
+            f"samples={mechanism.examples}, batch_size="
             f"{mechanism.batch_size}. Use sampling='poisson', which needs no "
             "such numbers."
         )

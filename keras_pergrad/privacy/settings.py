@@ -108,8 +108,8 @@ def spent_by(model):
     ledger = getattr(model, "aggregation_state", None)
     if not isinstance(ledger, Ledger):
         raise ValueError(
-            "`after` must be a model that was trained privately. "
-            f"Received: after={model!r}"
+            "`continue_from` must be a model that was trained privately. "
+            f"Received: continue_from={model!r}"
         )
     return ledger.spent, ledger.record()
 

@@ -30,9 +30,9 @@ def rows_of_users(total, user_ids, most, sampling, seed):
     ):
         raise ValueError(
             "Expected `user_ids`, one for each example, together with "
-            "`examples_per_user`; or user_ids='unique'. Received: "
+            "`samples_per_user`; or user_ids='unique'. Received: "
             f"user_ids of type {type(user_ids).__name__}, "
-            f"examples_per_user={most!r}"
+            f"samples_per_user={most!r}"
         )
     if not named:
         return None
@@ -42,7 +42,7 @@ def rows_of_users(total, user_ids, most, sampling, seed):
             f"Expected {total} `user_ids`, one for each example. "
             f"Received: {count}"
         )
-    positive_integer("examples_per_user", most)
+    positive_integer("samples_per_user", most)
     if sampling != "poisson":
         raise ValueError(
             "With `user_ids` only sampling='poisson' is accounted for. "

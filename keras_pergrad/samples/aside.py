@@ -2,9 +2,6 @@
 
 The step is traced aside, with any number of samples where the model takes
 that, and not run. What was found is kept as text with the model.
-
-Private names in use: `Layer._flatten_layers`, `Model._compile_loss`,
-`keras.src.backend.common.global_state`.
 """
 
 import dataclasses
@@ -12,7 +9,6 @@ import weakref
 from typing import Any
 
 import tensorflow as tf
-from keras.src.backend.common import global_state
 
 from keras_pergrad.keras_internals.batches import is_composite
 from keras_pergrad.keras_internals.loss_tensors import loss_tensors
@@ -22,6 +18,7 @@ from keras_pergrad.keras_internals.model_state import (
     losses_kept,
     random_state_kept,
 )
+from keras_pergrad.keras_internals.seeds import shared_seed_state
 from keras_pergrad.keras_internals.tracing import traced_functions
 from keras_pergrad.samples import messages
 from keras_pergrad.samples.layer_rules.rule_registry import find_rule
@@ -34,24 +31,18 @@ from keras_pergrad.samples.types.tensor_types import (
     Mixed,
     Total,
 )
+from keras_pergrad.samples.types.type_rules import op_types
 
 #: The name of a seed's state in Keras: every draw advances it.
 SEED = "seed_generator_state"
 #: What a sample must not depend on where its pass is repeated with others.
 _OF_OTHERS = BY_SIZE | DIVIDED
 #: Ops that draw other numbers each time.
-_DRAWS = {
-    "Multinomial",
-    "ParameterizedTruncatedNormal",
-    "RandomGamma",
-    "RandomPoissonV2",
-    "RandomShuffle",
-    "RandomStandardNormal",
-    "RandomUniform",
-    "RandomUniformInt",
-    "RngReadAndSkip",
-    "TruncatedNormal",
-}
+_DRAWS = op_types(
+    "Multinomial ParameterizedTruncatedNormal RandomGamma RandomPoissonV2 "
+    "RandomShuffle RandomStandardNormal RandomUniform RandomUniformInt "
+    "RngReadAndSkip TruncatedNormal"
+)
 _FOUND = weakref.WeakKeyDictionary()
 
 
@@ -113,24 +104,13 @@ def refusals(tape, repeated=None, once=False, values=None, alone=False):
 
 
 def vouched_ops(tape, repeated=None, values=None):
-    """Return the ops of a step that the user vouches for, and all there are.
-
-    Args:
-        tape, repeated, values: as for `refusals`.
-
-    Returns:
-        (a tuple of (type, name), the number of ops whose types were found).
-    """
+    """Return the (type, name) of ops vouched for, and the number of all ops."""
     found = _found(tape, repeated, values)
     return found.vouched, found.count
 
 
 def divides(tape, repeated):
-    """Whether the loss is divided by sums over all masks, or the like.
-
-    Args:
-        tape, repeated: as for `refusals`.
-    """
+    """Whether the loss is divided by sums over all masks, or the like."""
     return _found(tape, repeated).divided
 
 
@@ -296,8 +276,8 @@ def _assigned(tape, proof):
     losses = compiled_loss(model)
     metrics = [*model.metrics, *getattr(losses, "metrics", ())]
     known = [*model.variables, *(v for m in metrics for v in m.variables)]
-    seeds = global_state.get_global_attribute("global_seed_generator")
-    known += [] if seeds is None else [seeds.state]
+    seed = shared_seed_state()
+    known += [] if seed is None else [seed]
     places = {id(p.handle) for v in known for p in components(v)}
     paths = tuple(v.path for v in tape.variables if kinds(v))
     counting = tuple(

@@ -2,8 +2,6 @@
 
 It is Keras's own. Only layers that have a rule (recurrent layers, and layers
 of the user) are called through this rule. They are always restored afterwards.
-
-Private names in use: `Layer._flatten_layers`, `takes_training(Model)`.
 """
 
 import contextlib
@@ -15,9 +13,9 @@ import keras
 import tensorflow as tf
 
 from keras_pergrad.common.patching import attribute
-from keras_pergrad.factors.xla import in_xla
 from keras_pergrad.keras_internals.model_parts import layers_of, takes_training
 from keras_pergrad.keras_internals.tracing import functions_in_line
+from keras_pergrad.keras_internals.xla import in_xla
 from keras_pergrad.samples.layer_rules.rule_registry import find_rule
 
 
@@ -42,10 +40,6 @@ class RuleCall:
 
 class Forward:
     """`model(x)`, in the graph that is being built.
-
-    Args:
-        model: a built `keras.Model`.
-        training: whether its layers are called for training.
 
     Attributes:
         graph: the graph.

@@ -1,7 +1,4 @@
-"""A cache of traced functions, valid while model and parts are the same.
-
-Private names in use: `Model._compile_loss`, `Layer._flatten_layers`.
-"""
+"""A cache of traced functions, valid while model and parts are the same."""
 
 import weakref
 

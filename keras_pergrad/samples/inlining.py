@@ -2,14 +2,14 @@
 
 The call still computes the outputs. The ops beside it show where weights meet
 the data inside. TensorFlow's own optimisation makes both one again.
-
-Private names in use: `FuncGraph._get_function`, the op attribute
-`_gradient_op_type`.
 """
 
 import dataclasses
 
 import tensorflow as tf
+
+from keras_pergrad.keras_internals.function_graphs import called_function
+from keras_pergrad.keras_internals.gradient_helpers import has_own_gradient
 
 CALLS = {"PartitionedCall", "StatefulPartitionedCall"}
 _READS = {"ReadVariableOp", "ResourceGather", "Placeholder"}
@@ -65,7 +65,7 @@ def inlined(call, parent=None):
 
 def _body(call, owner):
     """Return the graph of the called function, or None if not known."""
-    function = owner._get_function(call.get_attr("f").name)
+    function = called_function(owner, call.get_attr("f").name)
     graph = getattr(function, "graph", None)
     known = graph is not None and len(graph.inputs) == len(call.inputs)
     return graph if known else None
@@ -88,7 +88,7 @@ def _channels(op):
 def _is_pure(graph):
     """Whether its ops only compute, so that they may be computed again."""
     for op in graph.get_operations():
-        if "_gradient_op_type" in op.node_def.attr:
+        if has_own_gradient(op.node_def.attr):
             return False
         if op.type in CALLS:
             inside = _body(op, graph)

@@ -3,16 +3,13 @@
 The op's gradient is taken once per sample. Each time the gradient of its
 outputs is blank except for this sample. The op itself runs once, for the
 batch.
-
-Private names in use: `tensorflow.python.ops.gradients_util`
-(`_GradientsHelper`, which differentiates ops of the graph around a loop).
 """
 
 import tensorflow as tf
-from tensorflow.python.ops import gradients_util
 
 from keras_pergrad.factors import SampleGradients
 from keras_pergrad.factors.sample_gradients import sum_of_squares, wide
+from keras_pergrad.keras_internals.gradient_helpers import op_gradients
 from keras_pergrad.samples import messages
 
 
@@ -139,11 +136,11 @@ class _Loop:
     def _gradients(self, deltas):
         """Return the gradients of the inputs, for gradients of the outputs."""
         use = self.use
-        found = gradients_util._GradientsHelper(
+        found = op_gradients(
             self.outputs,
             [use.op.inputs[k] for k in self.places],
             deltas,
-            src_graph=use.op.graph,
+            use.op.graph,
         )
         result = []
         for k, gradient in zip(self.places, found):

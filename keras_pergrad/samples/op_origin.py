@@ -1,14 +1,11 @@
-"""The layer, or the loss, from which an op of a step comes.
-
-Private names in use: `Layer._flatten_layers`, `Layer._open_name_scope`.
-"""
+"""The layer, or the loss, from which an op of a step comes."""
 
 import contextlib
 import re
 
 import tensorflow as tf
 
-from keras_pergrad.common.patching import attribute
+from keras_pergrad.keras_internals.layer_parts import in_its_scope
 from keras_pergrad.keras_internals.model_parts import layers_of
 from keras_pergrad.samples import messages
 
@@ -17,43 +14,21 @@ _GRADIENT = re.compile(r"(?:^|/)gradients(?:_\d+)?/(.+?)_grad/")
 
 @contextlib.contextmanager
 def noting_scopes(model, found):
-    """Note in which name scope each layer is called inside.
-
-    Args:
-        model: the model.
-        found: a dict, to which name → layer is added; the names are those of
-            the graph that is being built now.
-    """
+    """Note in a dict in which name scope each layer is called inside."""
     graph = tf.compat.v1.get_default_graph()
 
-    def noting(layer):
-        opened = layer._open_name_scope
-
-        @contextlib.contextmanager
-        def open_name_scope():
-            with opened():
-                if tf.compat.v1.get_default_graph() is graph:
-                    found[graph.get_name_scope()] = layer
-                yield
-
-        return open_name_scope
+    def note(layer):
+        if tf.compat.v1.get_default_graph() is graph:
+            found[graph.get_name_scope()] = layer
 
     with contextlib.ExitStack() as stack:
         for layer in layers_of(model):
-            stack.enter_context(
-                attribute(layer, "_open_name_scope", noting(layer))
-            )
+            stack.enter_context(in_its_scope(layer, note))
         yield
 
 
 class OpOrigin:
-    """Where ops of a step come from, by their names.
-
-    Args:
-        model: the model.
-        behind: the ops of the loss.
-        scopes: as from `noting_scopes`.
-    """
+    """Where ops of a step come from, by their names."""
 
     def __init__(self, model, behind, scopes):
         self._model, self._scopes = model, scopes
@@ -69,12 +44,10 @@ class OpOrigin:
         return None
 
     def around(self, name):
-        """Yield the scopes around an op that are of layers, innermost first.
+        """Yield for each scope around an op the layers that it may be of.
 
-        Yields:
-            A list of the names of the layers that a scope may be of. Where
-            the scope was not seen, as inside of loops, layer "a" may be in
-            "a_1", too, since Keras opens a scope twice.
+        The innermost comes first. Where the scope was not seen, as inside of
+        loops, layer "a" may be in "a_1": Keras opens a scope twice.
         """
         for names, _ in self._around(name):
             yield names

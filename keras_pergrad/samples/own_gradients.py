@@ -2,21 +2,21 @@
 
 The part of each sample in them is found with the other samples blanked, and
 weighted before it goes through. So they must be linear in what they are given.
-
-Private names in use: `tensorflow.python.ops.gradients_util`
-(`_GradientsHelper`, which differentiates ops of the graph around a loop).
 """
 
 import dataclasses
 
 import tensorflow as tf
-from tensorflow.python.ops import gradients_util
 
+from keras_pergrad.keras_internals.gradient_helpers import (
+    has_own_gradient,
+    op_gradients,
+)
 from keras_pergrad.keras_internals.graph_nodes import Definitions
 from keras_pergrad.samples.types.tensor_types import Free, Total
 
 #: What `tf.custom_gradient` leaves in a graph.
-_OWN, _MARK = "IdentityN", "_gradient_op_type"
+_OWN = "IdentityN"
 _SUMS = {"Add", "AddN", "AddV2", "Cast", "Identity", "Neg", "Sub"}
 #: Gradients that are zero.
 _ZEROS = {"ZerosLike", "Zeros"}
@@ -38,13 +38,7 @@ class OwnGradient:
 
 
 def own_gradients(candidates, at_ops, graph):
-    """Return an `OwnGradient` for each candidate that has, or calls, one.
-
-    Args:
-        candidates: a list of `Candidate`.
-        at_ops: for each of them the gradients of its outputs, or None.
-        graph: the graph of the step.
-    """
+    """Return an `OwnGradient` for each candidate that has, or calls, one."""
     definitions, result = Definitions(graph), []
     for one, deltas in zip(candidates, at_ops):
         if not _is_own(one.op, definitions):
@@ -57,11 +51,11 @@ def own_gradients(candidates, at_ops, graph):
         if not pairs:
             continue
         outputs, given = map(list, zip(*pairs))
-        found = gradients_util._GradientsHelper(
+        found = op_gradients(
             outputs,
             [one.op.inputs[k] for k in one.weights],
             given,
-            src_graph=one.op.graph,
+            one.op.graph,
         )
         found = [tf.convert_to_tensor(g) for g in found if g is not None]
         found = [part for g in found for part in _addends(g, given)]
@@ -70,12 +64,7 @@ def own_gradients(candidates, at_ops, graph):
 
 
 def is_linear(kind, gradient):
-    """Whether a gradient is a linear function of what it was given.
-
-    Args:
-        kind: its type where that is a `Total` and all else is `Free`.
-        gradient: the gradient.
-    """
+    """Whether a gradient of this type is linear in what it was given."""
     if isinstance(kind, Free):
         return gradient.op.type in _ZEROS or _is_zero(gradient)
     return isinstance(kind, Total)
@@ -95,7 +84,7 @@ def _is_zero(tensor):
 
 def _is_own(op, definitions):
     if op.type == _OWN:
-        return _MARK in op.node_def.attr
+        return has_own_gradient(op.node_def.attr)
     return _calls_own(op.node_def, definitions, set())
 
 
@@ -109,7 +98,7 @@ def _calls_own(node, definitions, seen):
             seen.add(name)
             nodes = definitions.nodes(name)
             for inner in nodes.by_name.values() if nodes else ():
-                if inner.op == _OWN and _MARK in inner.attr:
+                if inner.op == _OWN and has_own_gradient(inner.attr):
                     return True
                 if _calls_own(inner, definitions, seen):
                     return True

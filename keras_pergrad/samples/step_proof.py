@@ -1,7 +1,4 @@
-"""The proof that a step keeps its samples apart, from the types of its ops.
-
-Private name in use: `Layer._flatten_layers`.
-"""
+"""The proof that a step keeps its samples apart, from the types of its ops."""
 
 import dataclasses
 
@@ -84,12 +81,7 @@ class UseTypes:
 class StepProof:
     """What types say of a step.
 
-    Args:
-        tape: the tape.
-        uses: its `Uses`.
-        gradients: as from `Uses.gradients`.
-        others: tensors whose types are asked for, too.
-        as_batches: classes of layers that may take statistics of the batch.
+    Layers of the classes `as_batches` may take statistics of the batch.
 
     Attributes:
         types: the `StepTypes`.

@@ -4,8 +4,6 @@ Every op is looked at once, in the order in which it was created. A tensor is
 *of weights* while it depends on trainable weights and constants alone. An op
 that takes such a tensor is a `Candidate`. It is a use if its output contains
 samples, as the types show (see `step_proof`).
-
-Private name in use: `FuncGraph.captures`.
 """
 
 import dataclasses
@@ -13,6 +11,7 @@ import functools
 
 import tensorflow as tf
 
+from keras_pergrad.keras_internals.function_graphs import captures_of
 from keras_pergrad.keras_internals.losses import components
 from keras_pergrad.keras_internals.model_state import (
     assigned_inputs,
@@ -68,13 +67,8 @@ class Candidate:
 class Uses:
     """The uses of weights among the ops of a step.
 
-    Args:
-        operations: the ops of the step, in order, without the ops of its
-            backward pass.
-        graph: their graph.
-        data: the tensors of the batch.
-        variables: the trainable Keras variables.
-        claimed: tuples of ops that are served by rules of their layers.
+    `claimed` are tuples of ops that are served by rules of their layers; the
+    ops of the backward pass are not among `operations`.
 
     Attributes:
         candidates: a list of `Candidate`, in order.
@@ -95,7 +89,7 @@ class Uses:
         self._inlined = []
         # List (a variant tensor) to the candidates that it comes from.
         self._lists = {}
-        for outer, inner in graph.captures:
+        for outer, inner in captures_of(graph):
             if id(outer) in self._values:
                 self._values.add(id(inner))
         owner = {op: ops for ops in claimed for op in ops}
@@ -113,15 +107,9 @@ class Uses:
         self.candidates = kept[::-1]
 
     def gradients(self, loss, others=()):
-        """Return the gradients of a loss at the candidates, and of others.
+        """Return the gradients at the candidates' outputs, and of others.
 
-        Args:
-            loss: a scalar.
-            others: tensors.
-
-        Returns:
-            For each candidate a list with the gradient of each output, and
-            a list of the gradients of the others; None: no gradient.
+        They are a list for each candidate, and one list; None: no gradient.
         """
         found = {}
         for within in (None, *self._inlined):

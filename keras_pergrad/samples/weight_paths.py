@@ -3,16 +3,13 @@
 Between the two are ops on weights alone: a reshape, a cast, a slice, `1 + w`,
 g·v/‖v‖. A factor of the output of such an op is pulled back to its input. If
 the op only arranges numbers, the factor keeps its kind.
-
-Private names in use: `tensorflow.python.ops.gradients_util`
-(`_GradientsHelper`, which differentiates ops of the graph around a loop).
 """
 
 import tensorflow as tf
-from tensorflow.python.ops import gradients_util
 
 from keras_pergrad.factors import Adapted, Full, Outer, Rows, SampleGradients
 from keras_pergrad.factors.sample_gradients import sum_of_squares, weighted
+from keras_pergrad.keras_internals.gradient_helpers import op_gradients
 from keras_pergrad.samples.layout import sizes_of
 from keras_pergrad.samples.op_rules import registered
 
@@ -22,16 +19,9 @@ _RULES = {}
 def to_variable(factor, use, place, k, group=None):
     """Return the factor of variable k from the factor of an op's input.
 
-    Args:
-        factor: `SampleGradients` of the input.
-        use: the `Use`.
-        place: the place of the input among the inputs of the op.
-        k: the index of the variable.
-        group: a list, the same for all variables behind this input; their
-            factors share backward passes where there are several paths.
-
-    Returns:
-        `SampleGradients` of the variable; None where no gradient flows.
+    `group` is a list, the same for all variables behind this input: their
+    factors share backward passes where there are several paths. None: no
+    gradient flows.
     """
     tensor = use.op.inputs[place]
     if use.uses.is_handle(tensor):
@@ -137,7 +127,7 @@ class Pulled(SampleGradients):
                 self._pulled,
                 tf.reshape(found, [tf.shape(found)[0], *sizes_of(self.tensor)]),
                 fn_output_signature=[
-                    tf.TensorSpec(one.shape, one._dtype(found))
+                    tf.TensorSpec(one.shape, one._dtype_for(found))
                     for one in self._group
                 ],
             )
@@ -149,11 +139,11 @@ class Pulled(SampleGradients):
         """Return the gradients at the sources of all in the group."""
         tensor, group = self.tensor, self._group
         found = iter(
-            gradients_util._GradientsHelper(
+            op_gradients(
                 [tensor],
                 [source for one in group for source in one.sources],
                 [tf.cast(gradient, tensor.dtype)],
-                src_graph=tensor.graph,
+                tensor.graph,
             )
         )
         return [
@@ -162,7 +152,7 @@ class Pulled(SampleGradients):
         ]
 
     def _total(self, parts, gradient):
-        dtype = self._dtype(gradient)
+        dtype = self._dtype_for(gradient)
         parts = [
             tf.cast(tf.convert_to_tensor(g), dtype)
             for g in parts
@@ -172,7 +162,7 @@ class Pulled(SampleGradients):
             return tf.zeros(self.sources[0].shape, dtype)
         return tf.add_n(parts)
 
-    def _dtype(self, gradient):
+    def _dtype_for(self, gradient):
         """Return the type of the pulled-back gradient."""
         if self.sources[0].dtype.is_complex:
             return gradient.dtype
@@ -195,17 +185,14 @@ class Scaled(Adapted):
         return found * tf.square(tf.cast(self.number, found.dtype))
 
 
-def path_rule(*types):
-    """Decorate a function as the rule of these types of ops on weights.
+def path_rule(*names):
+    """Decorate a function as the rule of ops on weights, as `op_rule`.
 
     A rule takes a factor of an output, the op, the place of the input to
     which it is pulled back, and the place of the output. It returns the factor
     of the input, or None for an input that has no gradient (a shape, say).
-
-    Raises:
-        ValueError: one of the types has a rule already.
     """
-    return registered(_RULES, types)
+    return registered(_RULES, names)
 
 
 @path_rule("Identity", "Cast", "CheckNumerics", "EnsureShape")

@@ -41,7 +41,7 @@ def test_a_plan():
         ({"sampling": "fixed"}, "one example exchanged for another"),
         ({"user_ids": None}, "else a person has less"),
         (
-            {"user_ids": [k // 4 for k in range(N)], "examples_per_user": 2},
+            {"user_ids": [k // 4 for k in range(N)], "samples_per_user": 2},
             "one user more or one user less",
         ),
     ],
@@ -65,7 +65,7 @@ def of_phases(*trainings):
 
 def by_user(most=2):
     users = np.arange(N) // 4
-    return private(user_ids=users, examples_per_user=most)
+    return private(user_ids=users, samples_per_user=most)
 
 
 def test_whom_it_is_for_is_what_the_model_was_trained_for():
@@ -195,7 +195,7 @@ def test_what_is_vouched_for(tmp_path):
         assert "but 1 (PyFunc" in words(found)
         assert "compile(vouched=['own'])" in words(found)
         assert "vouches for treats each example by itself: own" in words(found)
-    after = private(after=net)
+    after = private(continue_from=net)
     assert after.statement()["vouched"] == ["own"]
 
 

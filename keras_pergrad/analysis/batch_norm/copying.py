@@ -1,33 +1,24 @@
-"""Copies of models, with weights of their own.
-
-Private names in use: `Functional`, `functional_like_constructor`,
-`KerasTensor._keras_history`, `Layer._flatten_layers`, `Layer._path`,
-`Layer._trainable`, `Variable._path`.
-"""
+"""Copies of models, with weights of their own."""
 
 import inspect
 import tempfile
 
 import keras
-from keras.src.models import functional
 
 from keras_pergrad.common.patching import attribute
+from keras_pergrad.keras_internals.functional_models import (
+    is_only_layers,
+    made_by,
+)
+from keras_pergrad.keras_internals.layer_parts import rename_like, set_path
 from keras_pergrad.keras_internals.model_parts import layers_of
 
 
 def copy_model(model):
-    """Return a model with weights of its own, and their values.
+    """Return a model with weights of its own, and their values, not compiled.
 
-    Args:
-        model: a built `keras.Model`.
-
-    Returns:
-        A model that is not compiled. Layers shared in `model` are shared in
-        the copy (Keras's own saving loses layers that a model shares with a
-        model inside of it). Names stay.
-
-    Raises:
-        ValueError: a config does not make an equal layer.
+    What is shared in `model` is shared in the copy (Keras's own saving loses
+    layers that a model shares with a model inside of it). Names stay.
     """
     copier = _Copier()
     own = {
@@ -78,14 +69,14 @@ class _Copier:
     def pairs(self):
         """Yield all layers and their copies, including those inside others."""
         for layer, twin in self._twins.values():
-            if is_graph(layer):
+            if is_only_layers(layer):
                 yield layer, twin
             else:
                 # Made by the same code, so in the same order.
                 yield from zip(layers_of(layer), layers_of(twin))
 
     def _make(self, layer):
-        if is_graph(layer):
+        if is_only_layers(layer):
             # Otherwise the copy would be compiled as well.
             with attribute(layer, "compiled", False):
                 return keras.models.clone_model(
@@ -103,28 +94,14 @@ def _input_tensors(layer):
         return None
     return keras.tree.map_structure(
         lambda t: (
-            keras.layers.InputLayer.from_config(
-                t._keras_history.operation.get_config()
-            ).output
+            keras.layers.InputLayer.from_config(made_by(t).get_config()).output
         ),
         layer.input,
     )
 
 
-def is_graph(layer):
-    """Whether a layer consists only of layers, without code of its own."""
-    return type(layer) is keras.Sequential or (
-        isinstance(layer, functional.Functional)
-        and functional.functional_like_constructor(type(layer))
-    )
-
-
 class _Maker:
-    """Stands in for a class whose `__init__` lacks arguments Keras passes.
-
-    Args:
-        cls: a class of layers or models.
-    """
+    """Stands in for a class whose `__init__` lacks arguments Keras passes."""
 
     def __init__(self, cls):
         self._cls = cls
@@ -141,14 +118,13 @@ class _Maker:
 
 def _restore(old, new):
     """Copy a layer's values, and all that no config holds, to its copy."""
-    new.name, new._path = old.name, old.path
-    new._trainable = old._trainable
-    if is_graph(old):
+    rename_like(new, old)
+    if is_only_layers(old):
         return
     # The state of random layers is no weight; metrics are no part of a copy.
     kind = "weights" if isinstance(old, keras.Model) else "variables"
     for source, target in zip(getattr(old, kind), getattr(new, kind)):
-        target._path = source.path
+        set_path(target, source.path)
         target.trainable = source.trainable
         target.assign(source)
     if hasattr(old, "save_assets"):

@@ -1,14 +1,11 @@
-"""The exchange of a normalisation layer for another kind, in its place.
-
-Private names in use: `Layer._inbound_nodes`, `Layer._outbound_nodes`,
-`Node.arguments`.
-"""
+"""The exchange of a normalisation layer for another kind, in its place."""
 
 import contextlib
 import math
 
 import keras
 
+from keras_pergrad.keras_internals.layer_parts import turn_into
 from keras_pergrad.keras_internals.model_parts import calls_of
 
 #: As published with group normalisation (Wu and He, arXiv 1803.08494).
@@ -18,12 +15,7 @@ _LEAST_VALUES = 16
 
 @contextlib.contextmanager
 def exchanged(layers, by, groups):
-    """Exchange layers; if an error is raised inside, take them back.
-
-    Args:
-        layers: built layers, whose exchange has been checked.
-        by, groups: as for `replace_batch_norm`.
-    """
+    """Exchange built layers; if an error is raised inside, take them back."""
     with contextlib.ExitStack() as undo:
         for layer in layers:
             if by == "frozen":
@@ -147,16 +139,8 @@ def built_like(new, layer):
 
 
 def become(layer, new):
-    """Turn a layer into another one.
-
-    The object stays, so all references to it (attributes, lists, graphs of
-    functional models, closures) see the new layer.
-    """
-    nodes = {k: vars(layer)[k] for k in ("_inbound_nodes", "_outbound_nodes")}
+    """Turn a normalisation layer into another one, in its place."""
     for node in calls_of(layer):
         # Only BatchNormalization takes a mask.
         node.arguments.kwargs.pop("mask", None)
-    # This bypasses Keras's tracking of attributes.
-    object.__setattr__(layer, "__class__", type(new))
-    object.__setattr__(layer, "__dict__", vars(new))
-    vars(layer).update(nodes)
+    turn_into(layer, new)

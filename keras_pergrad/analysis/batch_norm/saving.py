@@ -3,16 +3,14 @@
 Made anew by its config, such a model has batch normalisation again. So it is
 saved with the layers that it has in their places, and these are exchanged
 once more when it is loaded.
-
-Private names in use: `Layer._flatten_layers`.
 """
 
 from typing import Any
 
 import keras
 
-from keras_pergrad.analysis.batch_norm.copying import is_graph
 from keras_pergrad.analysis.batch_norm.layer_exchange import become, built_like
+from keras_pergrad.keras_internals.functional_models import is_only_layers
 from keras_pergrad.keras_internals.model_parts import layers_of
 from keras_pergrad.keras_internals.sharing import (
     as_original,
@@ -41,11 +39,7 @@ def made_by_own_code(model):
 
 
 def save_as_exchanged(made):
-    """Let layers be saved with what was exchanged in them.
-
-    Args:
-        made: what was `made_by_own_code` before, exchanged since.
-    """
+    """Let layers of `made_by_own_code` be saved with what was exchanged."""
     for layer, before in made:
         places = enumerate(before)
         found = {place: new for place, new in places if _is_exchanged(new)}
@@ -60,7 +54,7 @@ def _is_exchanged(layer):
 
 def _with_own_code(layer):
     """Yield the outermost layers that make the layers inside themselves."""
-    if not is_graph(layer):
+    if not is_only_layers(layer):
         yield layer
         return
     for inner in layer.layers:

@@ -6,17 +6,11 @@ from keras_pergrad.analysis.checking import execution
 from keras_pergrad.common.devices import accelerators, chosen
 from keras_pergrad.common.registry import serialize
 from keras_pergrad.modes import Accumulated
-from keras_pergrad.modes import modes as registry
+from keras_pergrad.modes.base import gradient_modes as registry
 
 
 def modes(wanted, model, samples):
-    """Return label → mode, for what the user asked for.
-
-    Args:
-        wanted: names and `GradientMode` objects, or `None`.
-        model: the compiled model.
-        samples: the size of the batch.
-    """
+    """Return label → mode, for what the user asked for."""
     if wanted is None:
         thirds = Accumulated(microbatch_size=math.ceil(samples / 3))
         wanted = ["batch", "vectorized", "per_sample", thirds]

@@ -1,10 +1,8 @@
 """Forward and backward on a plain tape, in a chosen float format.
 
-Nothing here uses the package's tape, rules or factors: their results are
-judged against it.
-
-Private names in use: the tensor attribute `_keras_logits`,
-`StatelessScope.state_mapping`, `keras.src.backend.get_keras_mask`.
+No gradient here comes from the package's tape, rules or factors: their results
+are judged against it. The tape is asked only whether samples are coupled, which
+decides what is compared; `reference` also sees coupling in the outputs.
 """
 
 import contextlib
@@ -12,7 +10,6 @@ import functools
 
 import keras
 import tensorflow as tf
-from keras.src import backend
 
 from keras_pergrad.analysis.checking import precision
 from keras_pergrad.keras_internals import draws
@@ -21,6 +18,9 @@ from keras_pergrad.keras_internals.model_parts import (
     call_model,
     compiled_loss,
     logits_behind,
+    mask_of,
+    set_logits,
+    set_mask,
 )
 from keras_pergrad.keras_internals.penalties import regularization_gradients
 from keras_pergrad.samples import Tape, refusals
@@ -33,13 +33,8 @@ class Uncheckable(ValueError):
 class PlainTape:
     """Differentiates a model's compiled loss, of a batch or one sample.
 
-    Args:
-        model: a compiled and built model. Only the first values of its
-            variables are used, and nothing it assigns is kept.
-        y, sample_weight: the batch without its inputs.
-        dtype: the format to compute in; None: the model's own.
-        drawn: the numbers of the batch's random draws, in order.
-        eager: whether to run op by op.
+    Only the first values of the model's variables are used, and nothing that it
+    assigns is kept. `dtype` is the format to compute in; None: the model's own.
     """
 
     def __init__(
@@ -108,7 +103,7 @@ class PlainTape:
         self._structure = y_pred
         flat = tf.nest.flatten(y_pred)
         logits = [logits_behind(t) for t in flat]
-        masks = [backend.get_keras_mask(t) for t in flat]
+        masks = [mask_of(t) for t in flat]
         return flat, logits, masks, added
 
     def _added(self, values, x, row):
@@ -117,18 +112,10 @@ class PlainTape:
         return [tf.reduce_sum(a) for a in self._run(values, alone, row)[1]]
 
     def _sample(self, values, x, row, whole, factors):
-        """Return one sample's part of the gradient of the batch's loss.
+        """Return one sample's part of the gradient, and the gap of outputs.
 
         The other samples' outputs are constants, so the loss keeps the
         denominators that it has for the batch.
-
-        Args:
-            values, x, row: the variables, the batch, and which sample.
-            whole: what `forward` gave.
-            factors: of each added loss, its factor in the batch's.
-
-        Returns:
-            (contributions, how far the outputs are from the batch's).
         """
         flat, logits, masks, _ = whole
         alone = tf.nest.map_structure(lambda t: _only(t, row), x)
@@ -140,10 +127,10 @@ class PlainTape:
             joined = [_join(b, s, row) for b, s in zip(flat, single)]
             for tensor, old, mask, new in zip(joined, logits, masks, single):
                 if old is not None:
-                    inner = _join(old, new._keras_logits, row)
-                    tensor._keras_logits = inner
+                    inner = _join(old, logits_behind(new), row)
+                    set_logits(tensor, inner)
                 if mask is not None:
-                    backend.set_keras_mask(tensor, mask)
+                    set_mask(tensor, mask)
             loss = self._loss(tf.nest.pack_sequence_as(self._structure, joined))
             parts = [] if loss is None else [loss]
             parts += [f * tf.reduce_sum(a) for f, a in zip(factors, added)]

@@ -2,9 +2,6 @@
 
 It prints each result at once, one JSON object per line, so that results from
 before a crash are kept.
-
-Private name in use, covered by `tests/analysis/doctor/test_command.py`:
-`tensorflow.python.framework.config.is_op_determinism_enabled`.
 """
 
 import json
@@ -48,11 +45,10 @@ def xla():
 
 def determinism():
     """Return the settings that make runs repeat to the bit."""
-    from tensorflow.python.framework import config
+    from keras_pergrad.keras_internals.tf_context import is_deterministic
 
-    enabled = config.is_op_determinism_enabled()
     return {
-        "op_determinism": bool(enabled),
+        "op_determinism": is_deterministic(),
         "TF_DETERMINISTIC_OPS": os.environ.get("TF_DETERMINISTIC_OPS"),
         "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED"),
     }

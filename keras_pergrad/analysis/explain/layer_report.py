@@ -1,14 +1,12 @@
 """A report of what a vectorized step would do with a model, layer by layer.
 
 The step is traced on symbolic inputs and not run.
-
-Private names in use: `Functional._inputs_struct`, `Layer._flatten_layers`,
-`Trainer._resolve_auto_jit_compile`.
 """
 
 import dataclasses
 import itertools
 import math
+from typing import Any
 
 import keras
 import numpy as np
@@ -21,16 +19,29 @@ from keras_pergrad.analysis.explain.explanation import (
     VouchedOp,
 )
 from keras_pergrad.common.arguments import positive_integer
+from keras_pergrad.common.deprecation import former
 from keras_pergrad.common.refusal_messages import not_one_number
 from keras_pergrad.factors import join, widened
 from keras_pergrad.keras_internals.batches import is_composite
+from keras_pergrad.keras_internals.layer_parts import layers_inside, own_weights
 from keras_pergrad.keras_internals.losses import additional_losses
+from keras_pergrad.keras_internals.model_parts import (
+    compiles_by_xla,
+    symbolic_inputs,
+)
 from keras_pergrad.keras_internals.model_state import random_state_kept
 from keras_pergrad.modes.accumulated import Accumulated
 from keras_pergrad.samples import Tape, sum_of_outputs
 
 
-def explain(model, batch_size=32, x=None, jit_compile=None):
+@former("x", "jit_compile")
+def explain(
+    model: keras.Model,
+    batch_size: Any = 32,
+    *,
+    x: Any = None,
+    jit_compile: bool | None = None,
+) -> Explanation:
     """Say before training how each layer's gradients will be found.
 
     The model is traced on inputs of this batch size and not run. The types of
@@ -76,7 +87,7 @@ def explain(model, batch_size=32, x=None, jit_compile=None):
     if jit_compile is None:
         jit_compile = model.compiled and model.jit_compile
     if jit_compile == "auto":
-        jit_compile = model._resolve_auto_jit_compile()
+        jit_compile = compiles_by_xla(model)
     specs = _specs(model, batch_size, x)
     if not model.built:
         model(tf.nest.map_structure(_zeros, specs))
@@ -128,7 +139,7 @@ def _rows_in(x):
 def _specs(model, batch_size, x):
     if x is not None:
         return tf.nest.map_structure(lambda t: _spec(t, batch_size), x)
-    known = getattr(model, "_inputs_struct", None)
+    known = symbolic_inputs(model)
     if known is None and getattr(model, "inputs", None):
         known = model.inputs if len(model.inputs) > 1 else model.inputs[0]
     if known is None:
@@ -158,7 +169,6 @@ def _zeros(spec):
 def _looked_at(model, x, n):
     """Return the rows, how many ops have a type, and those vouched for."""
     refused = {}
-    tape = Tape(model, (x, None, None), loss=_outputs_and_added)
 
     def refuse(layer, error):
         if layer is None and refused:
@@ -166,7 +176,8 @@ def _looked_at(model, x, n):
             return
         refused.setdefault(id(layer or model), str(error))
 
-    tape.refuse = refuse
+    batch = x, None, None
+    tape = Tape(model, batch, loss=_outputs_and_added, refuse=refuse)
     _look_at_losses(model, refuse)
     found = [[] for _ in tape.variables]
     try:
@@ -250,15 +261,14 @@ def _nested(layer, seen=None):
     if id(layer) not in seen:
         seen.add(id(layer))
         yield layer
-        for inner in layer._layers:
+        for inner in layers_inside(layer):
             yield from _nested(inner, seen)
 
 
 def _own(layer):
+    inside = [w for part in layers_inside(layer) for w in _weights(part)]
     return [
-        v
-        for v in layer._trainable_variables
-        if not any(v is w for sub in layer._layers for w in _weights(sub))
+        v for v in own_weights(layer) if not any(v is other for other in inside)
     ]
 
 

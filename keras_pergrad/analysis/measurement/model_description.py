@@ -3,10 +3,6 @@
 Runs of different Keras versions can be compared, so the architecture and the
 loss hold nothing that depends on the version. The settings may: only those
 that both versions know are compared.
-
-Private names in use: `Layer._flatten_layers`, `Sequential._functional`,
-`Operation._inbound_nodes`, `Model._compile_loss`, `CompileLoss._flat_losses`,
-`LossFunctionWrapper._fn_kwargs`.
 """
 
 import functools
@@ -19,7 +15,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.keras_internals.model_parts import calls_of, inner_layers
+from keras_pergrad.keras_internals import model_parts
+from keras_pergrad.keras_internals.functional_models import model_inside
+from keras_pergrad.keras_internals.model_parts import (
+    call_arguments_of,
+    calls_of,
+    entries_of,
+    inner_layers,
+)
 
 # Entries that only tell layers of equal function apart, say how they were
 # initialised, or are described elsewhere.
@@ -52,12 +55,7 @@ def architecture(model):
 
 
 def settings(model):
-    """Return the settings of a built model's layers, as plain values.
-
-    Returns:
-        A dict such as `{"2 Dense activation": "relu"}`; a layer's "inputs"
-        are the numbers of the layers before it.
-    """
+    """Return the layers' settings by name, such as "2 Dense activation"."""
     layers = list(_layers(model))
     numbers = {id(layer): number for number, layer in enumerate(layers)}
     found = {}
@@ -88,18 +86,10 @@ def _behind_casts(nodes):
 
 
 def compiled_loss(model):
-    """Return the losses of a model that has been trained or traced.
-
-    Returns:
-        A list with a dict for each loss: the qualified name of its function
-        or class, and what is not the default. How it was given ("mse", a
-        function or an object) makes no difference.
-    """
-    compiled = compiled_loss(model)
+    """Return the losses of a model that has been trained or traced."""
+    compiled = model_parts.compiled_loss(model)
     found = [
-        _loss(known)
-        for known in getattr(compiled, "_flat_losses", None) or ()
-        if known.loss is not None
+        _loss(known) for known in entries_of(compiled) if known.loss is not None
     ]
     own = type(model).compute_loss
     if own is not keras.Model.compute_loss:
@@ -128,7 +118,7 @@ def _layers(model):
 
     The layers inside Keras's own layers depend on its version.
     """
-    graph = getattr(model, "_functional", None)
+    graph = model_inside(model)
     for layer in inner_layers(model, recursive=False):
         if layer is graph or isinstance(layer, keras.layers.InputLayer):
             continue
@@ -174,9 +164,9 @@ def _flat(name, config):
 
 def _loss(known):
     loss = known.loss
-    if isinstance(getattr(loss, "_fn_kwargs", None), dict):
-        found = {"loss": _plain_value(loss.fn)}
-        given, function = loss._fn_kwargs, loss.fn
+    given = call_arguments_of(loss)
+    if isinstance(given, dict):
+        found, function = {"loss": _plain_value(loss.fn)}, loss.fn
     else:
         found = {"loss": type(loss).__qualname__}
         given, function = _config(loss), type(loss).__init__

@@ -1,8 +1,4 @@
-"""The description of a run: its model, probe batch and machine.
-
-Private names in use: `Layer._flatten_layers`, `keras.src.utils.rng_utils`,
-`tensorflow.python.framework.config.is_op_determinism_enabled`.
-"""
+"""The description of a run: its model, probe batch and machine."""
 
 import contextlib
 import hashlib
@@ -14,8 +10,6 @@ import uuid
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.utils import rng_utils
-from tensorflow.python.framework.config import is_op_determinism_enabled
 
 from keras_pergrad.analysis.measurement.model_description import (
     architecture,
@@ -25,22 +19,13 @@ from keras_pergrad.analysis.measurement.model_description import (
 )
 from keras_pergrad.common import devices
 from keras_pergrad.keras_internals.model_parts import inner_layers
+from keras_pergrad.keras_internals.seeds import global_seed
+from keras_pergrad.keras_internals.tf_context import is_deterministic
 from keras_pergrad.runs import RunInfo
-
-# What TensorFlow answers where no global seed was set.
-_UNSET = 87654321
 
 
 def describe(model, batch, fit, tags, run, sketch_size):
-    """Return the `RunInfo` of training `model`, measured on `batch`.
-
-    Args:
-        model: the built and compiled model, whose loss was traced.
-        batch: (x, y, sample_weight), as tensors.
-        fit: a dict of what is known of the call of `fit`: its `batch_size`
-            and `steps_per_epoch`.
-        tags, run, sketch_size: as `GradientVariance` takes them.
-    """
+    """Return the `RunInfo` of training `model`, measured on `batch`."""
     accelerators = devices.accelerators()
     kind = "CPU"
     if accelerators:
@@ -77,7 +62,7 @@ def describe(model, batch, fit, tags, run, sketch_size):
         precision=_precision(model),
         jit_compile=bool(model.jit_compile),
         run_eagerly=bool(model.run_eagerly),
-        op_determinism=bool(is_op_determinism_enabled()),
+        op_determinism=is_deterministic(),
         **fit,
         tags=dict(tags or {}),
     )
@@ -130,12 +115,3 @@ def _machine():
     """Return a hash that tells machines apart without naming them."""
     text = f"{uuid.getnode()} {platform.machine()} {platform.system()}"
     return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def global_seed():
-    """Return the seed of `keras.utils.set_random_seed`, if it was called."""
-    if hasattr(rng_utils, "get_random_seed"):
-        return rng_utils.get_random_seed()
-    # Keras before 3.11 forgets it, TensorFlow does not.
-    seed = tf.compat.v1.get_seed(1)[0]
-    return None if seed == _UNSET else seed

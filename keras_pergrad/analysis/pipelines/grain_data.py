@@ -2,9 +2,6 @@
 
 Grain is an optional dependency: nothing here imports it until the data is
 Grain's own.
-
-Private names of Grain in use, each tested: `_parents`, `_read_options`,
-`_multiprocessing_options`, `dataset.get_execution_summary`.
 """
 
 import re
@@ -14,6 +11,7 @@ from keras_pergrad.analysis.pipelines.tfdata_model import (
     RunningPipeline,
     RunningStage,
 )
+from keras_pergrad.keras_internals import grain_parts
 
 _CLASSES = ("MapDataset", "IterDataset", "DataLoader")
 
@@ -31,12 +29,10 @@ def is_grain(data):
 
 def _nodes(data):
     """Return a dataset and all that it is made of, the last stage first."""
-    found, waiting = [], [data]
-    while waiting:
-        node = waiting.pop(0)
-        found.append(node)
-        waiting += getattr(node, "_parents", ())
-    return found
+    nodes = [data]
+    for node in nodes:  # it grows
+        nodes += grain_parts.parents_of(node)
+    return nodes
 
 
 def read_threads(data):
@@ -44,7 +40,7 @@ def read_threads(data):
     import grain
 
     for node in _nodes(data):
-        options = getattr(node, "_read_options", None)
+        options = grain_parts.read_options(node)
         if options is not None:
             return _number(options.num_threads)
     # A user's own IterDataset reads in the thread that asks.
@@ -59,14 +55,14 @@ def _number(setting):
 
 def worker_processes(data):
     """Return the number of worker processes; 0: the training process loads."""
-    options = getattr(data, "_multiprocessing_options", None)
+    options = grain_parts.worker_options(data)
     if options is not None:
         return int(options.num_workers)
     for node in _nodes(data):
         name = type(node).__name__
         if "Interleave" in name or "ProcessPrefetch" in name:
-            options = getattr(node, "_multiprocessing_options", None)
-            processes = len(getattr(node, "_datasets", ()) or ())
+            options = grain_parts.worker_options(node)
+            processes = len(grain_parts.interleaved(node))
             return int(options.num_workers) if options else processes
     return 0
 
@@ -79,19 +75,12 @@ def is_random_access(data):
 
 
 def measured_stages(data, batches):
-    """Return Grain's own timing of its stages over some batches.
+    """Return a `RunningPipeline` that Grain timed over some batches.
 
-    Args:
-        data: A MapDataset or IterDataset; it is iterated anew.
-        batches: Number of batches.
-
-    Returns:
-        A `RunningPipeline`, the last stage first; None for a DataLoader, and
-        where this version of Grain gives no timing.
+    None for a DataLoader, and where this version of Grain gives no timing.
     """
     try:
         import grain
-        from grain._src.python.dataset.dataset import get_execution_summary
 
         options = grain.experimental.DatasetOptions(
             execution_tracking_mode=(
@@ -103,20 +92,20 @@ def measured_stages(data, batches):
         if not isinstance(data, grain.IterDataset):
             return None
         watched = grain.experimental.WithOptionsIterDataset(data, options)
+        summary_of = grain_parts.execution_summary()
     except (ImportError, AttributeError):
         return None
     iterator = iter(watched)
     for _, _ in zip(range(batches), iterator):
         pass
-    summary = get_execution_summary(iterator)
-    return _pipeline(summary)
+    return _pipeline(summary_of(iterator))
 
 
 def _pipeline(summary):
-    found, key = RunningPipeline(), 0
+    stages, key = RunningPipeline(), 0
     while key is not None and key in summary.nodes:
         node = summary.nodes[key]
-        found.append(
+        stages.append(
             RunningStage(
                 name=_plain(node.name),
                 seconds=node.total_processing_time_ns * 1e-9,
@@ -125,7 +114,7 @@ def _pipeline(summary):
             )
         )
         key = node.inputs[0] if node.inputs else None
-    return found
+    return stages
 
 
 def _threads(name):

@@ -2,16 +2,14 @@
 
 Nothing is iterated: that would use up a generator or move a shuffle's random
 state, and training would differ.
-
-Private names of TensorFlow in use here, each tested: `Dataset._inputs()`,
-`Dataset._functions()`, `_map_func._func`, `_deterministic`, `_buffer_size`,
-`_batch_size`, and of readers `_impl` with its `_input_dataset`.
 """
 
 import dataclasses
 import re
 
 import tensorflow as tf
+
+from keras_pergrad.keras_internals import dataset_parts
 
 READERS = ("TextLine", "TFRecord", "FixedLengthRecord")
 _READER_OPS = tuple(f"{name}Dataset" for name in READERS)
@@ -57,47 +55,34 @@ class Stage:
 
 
 def stages(dataset):
-    """Return the stages from the last (what the model sees) to the source.
-
-    Follows the first input of stages that have several.
-    """
-    found = []
+    """Return the stages, last first, along the first input of each."""
+    chain = []
     while dataset is not None:
         kind = type(dataset).__name__.strip("_").replace("Dataset", "")
         kind = kind.removesuffix("V2").removesuffix("V1Adapter")
         if kind != "Options":
-            found.append(_stage(kind, dataset))
-            if found[-1].is_generator:
+            chain.append(_stage(kind, dataset))
+            if chain[-1].is_generator:
                 break
-        inputs = dataset._inputs()
+        inputs = dataset_parts.inputs_of(dataset)
         dataset = inputs[0] if inputs else None
-    return found
+    return chain
 
 
 def _stage(kind, dataset):
     ops = set()
-    for wrapped in dataset._functions():
-        graph = wrapped.function.graph
+    for graph in dataset_parts.graphs_of(dataset):
         nodes = [op.type for op in graph.get_operations()]
         library = graph.as_graph_def().library.function
         nodes += [n.op for f in library for n in f.node_def]
         ops.update(nodes)
-    function = getattr(getattr(dataset, "_map_func", None), "_func", None)
-    name = getattr(function, "__name__", None)
+    name = getattr(dataset_parts.mapped_function(dataset), "__name__", None)
     name = name and name.removesuffix("V2")  # a dataset class of TensorFlow
     label = f"{_plain(kind)}({name})" if name else _plain(kind)
     if "GeneratorDataset" in ops:
         label = "from_generator"
-    ordered = getattr(dataset, "_deterministic", "default")
-    return Stage(kind, label, dataset, frozenset(ops), ordered != "false", name)
-
-
-def size_of(stage, name):
-    """Return a number of the stage (`_buffer_size`), or None if unknown."""
-    value = getattr(stage.dataset, name, None)
-    if isinstance(value, tf.Tensor):
-        value = tf.get_static_value(value)
-    return None if value is None else int(value)
+    ordered = dataset_parts.is_ordered(dataset)
+    return Stage(kind, label, dataset, frozenset(ops), ordered, name)
 
 
 def _plain(kind):
@@ -115,8 +100,7 @@ def written_name(kind):
 
 def files_in_turn(stage):
     """Whether a file reader has several files and reads one at a time."""
-    implementation = getattr(stage.dataset, "_impl", None)
-    files = getattr(implementation, "_input_dataset", None)
+    implementation, files = dataset_parts.reader_inside(stage.dataset)
     if not stage.is_reader or files is None:
         return False
     several = int(files.cardinality()) not in (0, 1)
@@ -124,19 +108,7 @@ def files_in_turn(stage):
 
 
 def reader_buffer(stage):
-    """Return a file reader's buffer in bytes.
-
-    None: TensorFlow's default, or the stage reads no file.
-    """
+    """Return a file reader's buffer in bytes; None: the default, no file."""
     if stage.kind not in READERS:
         return None
-    size = getattr(stage.dataset, "_buffer_size", None)
-    if size is None:
-        sizes = [
-            s
-            for s in stage.dataset.__dict__.values()
-            if isinstance(s, int) and not isinstance(s, bool)
-        ]
-        return sizes[0] if sizes else None
-    value = tf.get_static_value(size)
-    return None if value is None else int(value)
+    return dataset_parts.reader_buffer(stage.dataset)

@@ -20,6 +20,14 @@ from keras_pergrad.analysis.pipelines.device_copy import (
     time_on_device,
 )
 from keras_pergrad.analysis.pipelines.wait_log import log_of_key
+from keras_pergrad.keras_internals.function_graphs import (
+    graph_around,
+    is_function,
+)
+from keras_pergrad.keras_internals.iterator_types import (
+    StandIn,
+    StandInSpec,
+)
 
 STEPS = ("If", "StatelessIf", "PartitionedCall", "StatefulPartitionedCall")
 
@@ -30,46 +38,20 @@ class TraceCounter:
     count = 0
 
 
-class TimedIterator(tf.data.Iterator):
-    """Stands in for `iterator` and logs its fetches.
-
-    Args:
-        iterator: A `tf.data.Iterator` or a distributed iterator.
-        spec: `timed_spec(iterator, log)`, made once for many calls.
-    """
-
-    def __init__(self, iterator, spec):
-        self._iterator = iterator
-        self._spec = spec
-
-    @property
-    def element_spec(self):
-        return self._iterator.element_spec
-
-    @property
-    def _type_spec(self):
-        return self._spec
-
-    def __iter__(self):
-        return self
-
-    def __next__(self):
-        try:
-            return self.get_next()
-        except tf.errors.OutOfRangeError:
-            raise StopIteration from None
+class TimedIterator(StandIn):
+    """Stands in for an iterator and logs its fetches; `spec`: `timed_spec`."""
 
     def get_next(self):
-        return self._fetch(self._iterator.get_next, lambda batch: True)
+        return self._fetch(self.iterator.get_next, lambda batch: True)
 
     def get_next_as_optional(self):
         return self._fetch(
-            self._iterator.get_next_as_optional,
+            self.iterator.get_next_as_optional,
             lambda optional: optional.has_value(),
         )
 
     def _fetch(self, fetch, had_batch):
-        log = log_of_key(self._spec.log_key)
+        log = log_of_key(self.spec.log_key)
         if tf.executing_eagerly():
             asked = time.time()
             batch = fetch()
@@ -91,7 +73,7 @@ class TimedIterator(tf.data.Iterator):
             batch = tf.nest.map_structure(
                 _pass_on, batch, expand_composites=True
             )
-        copied = time_on_device(batch, self._spec.copied_to)
+        copied = time_on_device(batch, self.spec.copied_to)
         if copied is not None:
             log.write_copied(row, copied)
         return batch
@@ -104,15 +86,13 @@ def _pass_on(part):
 
 
 def _row_with_step_end(log):
-    """Take a row; note the end of a step that runs beside the fetch.
-
-    In Keras's loop the fetch is a branch of a condition in the loop's body,
-    and the step is an earlier op of that body.
-    """
+    """Take a row; note the end of a step that runs beside the fetch."""
+    # In Keras's loop the fetch is a branch of a condition in the loop's body,
+    # and the step is an earlier op of that body.
     graph = tf.compat.v1.get_default_graph()
     while True:
-        body = getattr(graph, "outer_graph", None)
-        if not hasattr(body, "outer_graph"):
+        body = graph_around(graph)
+        if not is_function(body):
             return log.next_row()
         steps = [op for op in body.get_operations() if op.type in STEPS]
         if steps:
@@ -133,7 +113,7 @@ def timed_spec(iterator, log):
     )
 
 
-class TimedIteratorSpec(tf.TypeSpec):
+class TimedIteratorSpec(StandInSpec):
     """Type of a `TimedIterator`: the iterator's own type, and the log's key.
 
     It also holds the accelerator to which batches are copied, or None. The log
@@ -142,35 +122,10 @@ class TimedIteratorSpec(tf.TypeSpec):
     """
 
     def __init__(self, iterator_spec, log_key, copied_to):
-        self._iterator_spec = iterator_spec
+        super().__init__(iterator_spec, log_key, copied_to)
         self.log_key = log_key
         self.copied_to = copied_to
-        self._hash = hash((iterator_spec, log_key, copied_to))
-
-    def __hash__(self):
-        return self._hash
-
-    def __eq__(self, other):
-        return self is other or super().__eq__(other)
-
-    def is_subtype_of(self, other):
-        return self is other or super().is_subtype_of(other)
 
     @property
     def value_type(self):
         return TimedIterator
-
-    def _serialize(self):
-        return (self._iterator_spec, self.log_key, self.copied_to)
-
-    @property
-    def _component_specs(self):
-        return self._iterator_spec._component_specs
-
-    # The iterator's own components: each level of types slows every call.
-    def _to_components(self, value):
-        return self._iterator_spec._to_components(value._iterator)
-
-    def _from_components(self, components):
-        iterator = self._iterator_spec._from_components(components)
-        return TimedIterator(iterator, self)

@@ -9,8 +9,6 @@ once in some hundred steps, so neither the steps nor the memory feel it.
 
 Raw resources are used, not `tf.Variable`: inside a `tf.distribute` scope a
 variable would become a mirrored one.
-
-Private names in use: `tensorflow.python.eager.context.eager_mode`.
 """
 
 import itertools
@@ -18,7 +16,8 @@ import weakref
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.eager import context
+
+from keras_pergrad.keras_internals.tf_context import eagerly
 
 CAPACITY = 2048  # rows, where a call needs no more
 COLUMNS = 3  # asked, arrived, whether there was a batch
@@ -37,10 +36,8 @@ class WaitLog:
 
     The last two are 0 where no step ran beside the fetch, or no copy to an
     accelerator was timed. Times are `tf.timestamp()`, the clock of
-    `time.time()`.
-
-    Args:
-        capacity: Rows kept until `drain`; older ones are overwritten.
+    `time.time()`. Of more than `capacity` rows until `drain` the oldest are
+    overwritten.
     """
 
     def __init__(self, capacity=CAPACITY):
@@ -106,12 +103,7 @@ class WaitLog:
         _write(self.copies, row, time)
 
     def drain(self):
-        """Return the rows since the last call, in order, and forget them.
-
-        Returns:
-            Array of shape (rows, 5), see the class, and the number of rows
-            that were overwritten before.
-        """
+        """Return new rows, shape (rows, 5), and how many were overwritten."""
         eager, self._eager = self._eager, []
         with tf.init_scope(), tf.device("CPU:0"):
             written = int(
@@ -152,7 +144,7 @@ def _taken(resource, empty):
 def _destroy(handles):
     # Python may collect the log while some function or graph is being built;
     # `tf.init_scope` would not leave a plain graph.
-    with context.eager_mode():
+    with eagerly():
         for handle in handles:
             tf.raw_ops.DestroyResourceOp(
                 resource=handle, ignore_lookup_error=True

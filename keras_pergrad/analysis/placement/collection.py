@@ -3,60 +3,14 @@
 They show the true placement: they exist after the placer, grappler and the
 partitioner. TensorFlow exports them only for functions that are instantiated
 (placed, optimised, cut into partitions) while collection is on.
-
-Private names in use, each covered by
-`tests/analysis/placement/test_collection.py`:
-`tensorflow.python.eager.context`: `context()`, `FunctionCallOptions`,
-`function_call_options`, `enable_graph_collection`,
-`disable_graph_collection`, `export_run_metadata`.
 """
 
-import contextlib
 import inspect
-import time
 
-from tensorflow.core.protobuf import config_pb2
-from tensorflow.python.eager import context as eager_context
+from keras_pergrad.keras_internals.tf_context import placed_graphs
 
-_SECONDS_MS = 300_000
-
-
-@contextlib.contextmanager
-def collect(again):
-    """Yield a list that gets the `RunMetadata` when the block ends.
-
-    Collection is one flag for the whole process, and exporting drains what
-    was collected: do not nest.
-
-    Args:
-        again: whether functions called inside are to be placed again. A
-            function's placement is cached under its configuration; an equal
-            configuration with another timeout misses that cache. Nothing
-            is traced again.
-    """
-    context = eager_context.context()
-    context.ensure_initialized()
-    options = context.function_call_options
-    collected = []
-    if again:
-        config = config_pb2.ConfigProto.FromString(
-            options.config_proto_serialized
-        )
-        rewrite = config.graph_options.rewrite_options
-        rewrite.meta_optimizer_timeout_ms = (
-            _SECONDS_MS + time.monotonic_ns() % 1_000_003
-        )
-        context.function_call_options = eager_context.FunctionCallOptions(
-            executor_type=options.executor_type, config_proto=config
-        )
-    context.enable_graph_collection()
-    context.export_run_metadata()  # what others left there
-    try:
-        yield collected
-    finally:
-        collected.append(context.export_run_metadata())
-        context.disable_graph_collection()
-        context.function_call_options = options
+#: A context manager that yields a list for the `RunMetadata` of the block.
+collect = placed_graphs
 
 
 def was_traced(function):
@@ -89,9 +43,6 @@ def step_partitions(metadata):
 
     Other functions (of the data pipeline, of metrics) may have been placed
     meanwhile: the step is the one that fetches a batch, else the largest.
-
-    Returns:
-        A list of `GraphDef`, empty if nothing was collected.
     """
     graphs = [
         [part for part in graph.partition_graphs if part.node]

@@ -2,31 +2,23 @@
 
 A `tf.function` inside such a step is executed as one op. Its body is read
 from the graphs that TensorFlow places for it, where they can be had.
-
-Private names in use, covered by `tests/analysis/placement/test_eager.py`:
-`tensorflow.python.framework.op_callbacks.add_op_callback` and
-`remove_op_callback`, `tensorflow.python.framework.op_def_registry.get`,
-`tensorflow.python.eager.context.context()`: `scope_name`, `device_name`,
-`has_function`, `get_function_def`, `export_run_metadata`.
 """
 
 import contextlib
 import dataclasses
 
 import tensorflow as tf
-from tensorflow.core.framework import node_def_pb2
-from tensorflow.python.eager import context as eager_context
-from tensorflow.python.framework import op_callbacks, op_def_registry
 
 from keras_pergrad.analysis.placement import (
     calls,
     collection,
-    kernels,
+    layers,
     loops,
     operations,
 )
 from keras_pergrad.analysis.placement import graph as graphs
 from keras_pergrad.common.devices import short_name
+from keras_pergrad.keras_internals import op_watch, tf_context
 
 NOTE = (
     "run_eagerly=True: ops were seen one by one as they ran, those of a "
@@ -64,12 +56,12 @@ def watch():
         if graph is not None:
             return
         # Whatever was placed since the last op was placed for this one.
-        fresh = eager_context.context().export_run_metadata()
+        fresh = tf_context.placed_since()
         op_type = op_type.decode() if isinstance(op_type, bytes) else op_type
         if op_type in graphs.PLUMBING:
             return
         device = _device(outputs) or _device(inputs) or "CPU:0"
-        scope = eager_context.context().scope_name or ""
+        scope = tf_context.scope_here()
         definition = _definition(op_type, attrs, scope)
         hides, parts = _hides(definition), ()
         if hides and hides != calls.XLA:
@@ -78,13 +70,9 @@ def watch():
             parts = placed.setdefault(key, _only(fresh))
         executed.append(Executed(definition, device, scope, hides, parts))
 
-    op_callbacks.add_op_callback(note)
-    try:
-        # A function called in an earlier step would not be placed again.
-        with collection.collect(again=True):
-            yield executed
-    finally:
-        op_callbacks.remove_op_callback(note)
+    # A function called in an earlier step would not be placed again.
+    with op_watch.each_op(note), collection.collect(again=True):
+        yield executed
 
 
 def _device(tensors):
@@ -95,8 +83,8 @@ def _device(tensors):
 
 
 def _definition(op_type, attrs, scope):
-    definition = node_def_pb2.NodeDef(op=op_type, name=f"{scope}{op_type}")
-    known = op_def_registry.get(op_type)
+    definition = tf.compat.v1.NodeDef(op=op_type, name=f"{scope}{op_type}")
+    known = op_watch.op_definition(op_type)
     kinds = {a.name: a.type for a in known.attr} if known else {}
     for key, value in zip((attrs or ())[::2], (attrs or ())[1::2]):
         key = key.decode() if isinstance(key, bytes) else key
@@ -109,17 +97,17 @@ def _definition(op_type, attrs, scope):
 
 
 def _hides(definition):
-    context = eager_context.context()
-    if not context.has_function(definition.op):
+    try:
+        body = tf_context.function_definition(definition.op)
+    except LookupError:
         return calls.kind(definition)
-    body = context.get_function_def(definition.op)
     compiled = body is not None and calls.must_compile(body.attr)
     return calls.XLA if compiled else calls.CALL
 
 
 def _placement_key(definition, inputs):
     devices = [getattr(t, "backing_device", None) for t in inputs or ()]
-    where = eager_context.context().device_name
+    where = tf_context.device_here()
     return definition.op, where, tuple(devices)
 
 
@@ -132,64 +120,36 @@ def _only(metadata):
     return placed[0] if len(placed) == 1 else ()
 
 
-def names(executed):
-    """Return all node names, with the scopes that were open around them."""
-    found = []
+def read(executed, model, device):
+    """Return the `Placed` step of what was executed."""
+    names = []
     for one in executed:
         inside = [node.name for part in one.partitions for node in part.node]
-        found += [one.scope + name for name in inside or [one.definition.op]]
-    return found
+        names += [one.scope + name for name in inside or [one.definition.op]]
+    layer_of = layers.Layers(model, names)
+    ops, opaque = operations_of(executed, layer_of, device)
+    return operations.Placed(ops, opaque, None, [], layer_of)
 
 
-def read(executed, layer_of, device):
-    """Return what was executed.
-
-    Args:
-        executed: a list of `Executed`.
-        layer_of: a function from node name to layer.
-        device: the accelerator, a `devices.Device`, or `None`.
-
-    Returns:
-        `(list of Operation, list of (name, device, "XLA" or "call"))`.
-    """
-    found, opaque = [], []
+def operations_of(executed, layer_of, device):
+    """Return the `Operation`s that ran, and what hides others."""
+    ran, opaque = [], []
     for one in executed:
         if not one.hides:
-            found.append(_operation(one, layer_of, device))
+            node = graphs.Node(one.definition, 0, one.device)
+            layer = layer_of(one.scope + node.op)
+            ran.append(operations.placed(node, layer, 1, device))
         elif not one.partitions:
             opaque.append((one.definition.name, one.device, one.hides))
         else:
-            inside, hidden = _body(one, layer_of, device)
-            found += inside
+            nodes = graphs.read(one.partitions)
+            runs = loops.Runs(nodes)
+            here = _under(one.scope, layer_of)
+            inside, hidden = operations.of_nodes(nodes, runs, here, device)
+            ran += inside
             opaque += hidden
-    return found, opaque
+    return ran, opaque
 
 
-def _body(one, layer_of, device):
-    nodes = graphs.read(one.partitions)
-
-    def layer_inside(name):
-        return layer_of(one.scope + name)
-
-    runs = loops.Runs(nodes)
-    return operations.of_nodes(nodes, runs, layer_inside, device)
-
-
-def _operation(one, layer_of, device):
-    definition, dtypes = one.definition, graphs.type_names(one.definition)
-    kind, why = "cpu", ""
-    if not one.device.startswith("CPU"):
-        kind = kernels.serving(definition, one.device.partition(":")[0])
-        kind = kernels.DEVICE if kind == kernels.NONE else kind
-    elif device is not None:
-        why = kernels.reason(definition, dtypes, device.type, device.platform)
-    return operations.Operation(
-        definition.op,
-        definition.name,
-        one.device,
-        kind,
-        dtypes,
-        layer_of(one.scope + definition.op),
-        1,
-        why,
-    )
+def _under(scope, layer_of):
+    return lambda name: layer_of(scope + name)

@@ -1,11 +1,9 @@
-"""The types of a step that is being traced: see `StepTypes`.
-
-Private names in use: `FuncGraph.captures`.
-"""
+"""The types of a step that is being traced: see `StepTypes`."""
 
 import tensorflow as tf
 
 from keras_pergrad.keras_internals.batches import is_composite
+from keras_pergrad.keras_internals.function_graphs import captures_of
 from keras_pergrad.keras_internals.graph_nodes import (
     Definitions,
     placeholder,
@@ -26,14 +24,8 @@ _LENGTHS = (64, 96, 48, 32, 16, 12, 8, 7, 6, 5, 4, 3, 2, 1)
 class StepTypes:
     """The types of the tensors of a step, from its ops.
 
-    Args:
-        graph: the graph in which the step is traced.
-        batch: (x, y, sample_weight).
-        variables: the trainable Keras variables.
-        wanted: the tensors whose types are asked for.
-        operations: the ops of the step, in order, whose effects on variables
-            matter.
-        vouched, shaped: as for `Typing`.
+    `wanted` are the tensors whose types are asked for, `operations` the ops
+    of the step, whose effects on variables matter.
 
     Attributes:
         number: the number of samples in the step; None: it takes any.
@@ -62,7 +54,7 @@ class StepTypes:
             raise ValueError(messages.COMPOSITE)
         weights = {id(t) for t in tf.nest.flatten(batch[2])}
         given = {}
-        inner = {id(outer): t for outer, t in graph.captures}
+        inner = {id(outer): t for outer, t in captures_of(graph)}
         for tensor in parts:
             if tf.is_tensor(tensor) and tensor.shape.rank != 0:
                 known = inner.get(id(tensor), tensor)
@@ -116,12 +108,7 @@ class StepTypes:
         return nodes
 
     def linear(self, tensors, given):
-        """Return types of tensors if some were sums and all others free.
-
-        Args:
-            tensors: tensors of the step.
-            given: what they are computed from; the sums.
-        """
+        """Return types of tensors if `given` were sums and all others free."""
         inputs = self._inputs()
         # Of the others the tensors are independent.
         sums = {t.name: t for t in given if t.name in self._known}

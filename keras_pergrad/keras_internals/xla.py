@@ -1,8 +1,10 @@
 """A check whether XLA compiles the traced graph: its best methods differ.
 
-Private names in use: `tensorflow.python.ops.control_flow_util`
-(`GraphOrParentsInXlaContext`); without it the methods for plain graphs are
-used. They are also correct under XLA, but slow.
+Without the private name the methods for plain graphs are used. They are also
+correct under XLA, but slow.
+
+Private names in use:
+`tensorflow.python.ops.control_flow_util.GraphOrParentsInXlaContext`.
 """
 
 import tensorflow as tf

@@ -1,0 +1,45 @@
+"""The places where Keras's `fit` lets a model take part.
+
+Private names in use: `Model._maybe_symbolic_build`,
+`_get_metrics_result_or_logs`, `_distribute_strategy`,
+`_assert_compile_called`.
+"""
+
+from typing import Any
+
+from keras_pergrad.keras_internals import strategies
+from keras_pergrad.keras_internals.model_parts import build_symbolically
+
+
+def require_compiled(model, name):
+    """Refuse what only a compiled model has, with Keras's own error."""
+    model._assert_compile_called(name)
+
+
+class FitHooks:
+    """A base of models that build for all replicas, and choose their logs.
+
+    A model defines `_logs_of_epoch(logs, otherwise)`: it returns the logs of an
+    epoch from those of its last step, or what `otherwise(logs)` gives.
+    """
+
+    def _maybe_symbolic_build(self, iterator=None, data_batch=None):
+        """Build all that is shared by replicas before they take their turns.
+
+        Keras takes the mean of the batches of all replicas, which fails on
+        several workers; what one of them gets has the same shapes.
+        """
+        with strategies.scope_of(self):
+            model: Any = self
+            strategy = model._distribute_strategy
+            if strategy is None:
+                return
+            if iterator is not None:
+                data_batch = strategies.first_part(strategy, iterator)
+            build_symbolically(self, data_batch)
+        strategies.require_inside(self)
+
+    def _get_metrics_result_or_logs(self, logs):
+        model: Any = self
+        following: Any = super()
+        return model._logs_of_epoch(logs, following._get_metrics_result_or_logs)

@@ -1,0 +1,94 @@
+"""TensorFlow's eager context: its device, scope, functions and settings.
+
+Private names in use: `tensorflow.python.eager.context.context`, with
+`Context.device_name`, `scope_name`, `has_function`, `get_function_def`,
+`export_run_metadata`, `function_call_options`, `ensure_initialized`,
+`enable_graph_collection`, `disable_graph_collection`;
+`tensorflow.python.eager.context.eager_mode`,
+`tensorflow.python.eager.context.FunctionCallOptions`,
+`tensorflow.python.framework.config.is_op_determinism_enabled`.
+"""
+
+import contextlib
+import time
+
+import tensorflow as tf
+from tensorflow.python.eager import context as eager_context
+from tensorflow.python.framework import config as tf_config
+
+_SECONDS_MS = 300_000
+
+
+def device_here():
+    """Return the name of the device of `tf.device` around, "" without one."""
+    return eager_context.context().device_name or ""
+
+
+def scope_here():
+    """Return the name scope around, "" without one."""
+    return eager_context.context().scope_name or ""
+
+
+def eagerly():
+    """Return a context manager inside of which ops run at once."""
+    return eager_context.eager_mode()
+
+
+def is_deterministic():
+    """Whether ops are to give equal results in every run."""
+    return bool(tf_config.is_op_determinism_enabled())
+
+
+def function_definition(name):
+    """Return the `FunctionDef` of an eager function; None: it has none.
+
+    Raises:
+        LookupError: no function has this name.
+    """
+    context = eager_context.context()
+    if not context.has_function(name):
+        raise LookupError(name)
+    return context.get_function_def(name)
+
+
+def placed_since():
+    """Return the `RunMetadata` of what was placed since the last call."""
+    return eager_context.context().export_run_metadata()
+
+
+@contextlib.contextmanager
+def placed_graphs(again):
+    """Yield a list that gets the `RunMetadata` when the block ends.
+
+    Collection is one flag for the whole process, and exporting drains what
+    was collected: do not nest.
+
+    Args:
+        again: whether functions called inside are to be placed again. A
+            function's placement is cached under its configuration; an equal
+            configuration with another timeout misses that cache. Nothing
+            is traced again.
+    """
+    context = eager_context.context()
+    context.ensure_initialized()
+    options = context.function_call_options
+    collected = []
+    if again:
+        config = tf.compat.v1.ConfigProto.FromString(
+            options.config_proto_serialized
+        )
+        rewrite = config.graph_options.rewrite_options
+        rewrite.meta_optimizer_timeout_ms = (
+            _SECONDS_MS + time.monotonic_ns() % 1_000_003
+        )
+        context.function_call_options = eager_context.FunctionCallOptions(
+            executor_type=options.executor_type, config_proto=config
+        )
+    context.enable_graph_collection()
+    context.export_run_metadata()  # what others left there
+    try:
+        yield collected
+    finally:
+        collected.append(context.export_run_metadata())
+        context.disable_graph_collection()
+        context.function_call_options = options
