@@ -131,8 +131,9 @@ GUIDE = pathlib.Path(__file__).parents[3] / "docs/guides/slow_training.md"
 
 def assert_short(stall):
     """Six lines an advice; a generator's as many as in the guide's own code."""
-    own = GUIDE.read_text().split("def batch(i):")[1].split("train(")[0]
-    own = len([line for line in own.split("\n") if line.strip()])
+    code = GUIDE.read_text().split("```python\ndef batch(i):")[1]
+    lines = code.split("train(")[0].split("\n")
+    own = 1 + sum(bool(line.strip()) for line in lines)
     head, *parts = re.split(r"^  \d\. ", stall.message, flags=re.MULTILINE)
     assert head.startswith("DataStall: ")
     assert len(parts) == len(stall.advice)
