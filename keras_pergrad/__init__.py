@@ -34,7 +34,7 @@ if not _is_command():
             '"backend": "tensorflow" in ~/.keras/keras.json).'
         )
 
-    from keras_pergrad import callbacks, factors, modes, runs
+    from keras_pergrad import callbacks, factors, modes, results, runs
 
     # Imported for load_model, which asks for its class by a name.
     from keras_pergrad import wrapped_model as _wrapped_model  # noqa: F401
@@ -112,6 +112,7 @@ if not _is_command():
         "register_rule",
         "register_type_rule",
         "replace_batch_norm",
+        "results",
         "rules",
         "runs",
         "types",

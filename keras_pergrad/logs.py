@@ -22,15 +22,6 @@ class Logs:
 
     Args:
         metrics: a mode's `log_metrics`, name to metric class.
-
-    Example:
-
-    >>> from keras import metrics
-    >>> from keras_pergrad import modes
-    >>> logs = modes.Logs({"norm": metrics.Mean})
-    >>> _ = logs.update({"norm": 1.0})
-    >>> float(logs.update({"norm": 3.0})["norm"])  # over the epoch so far
-    2.0
     """
 
     def __init__(self, metrics):

@@ -3,6 +3,8 @@
 import contextlib
 import copy
 import inspect
+from collections.abc import Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -32,7 +34,9 @@ from keras_pergrad.keras_internals.replica_hooks import (
     require_compiled,
 )
 from keras_pergrad.keras_internals.vouching import vouched_names
+from keras_pergrad.logs import Logs
 from keras_pergrad.modes import custom_step
+from keras_pergrad.modes.batch import evaluate
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
@@ -117,7 +121,13 @@ class PerGradModel(FitHooks, keras.Model):
 
         return from_model(cls, model)
 
-    def compile(self, *args, gradient_mode="batch", vouched=(), **kwargs):
+    def compile(
+        self,
+        *args: Any,
+        gradient_mode: str | modes.GradientMode | dict[str, Any] = "batch",
+        vouched: Sequence[str] = (),
+        **kwargs: Any,
+    ) -> None:
         """Configure training: `keras.Model.compile` and the gradient mode.
 
         Args:
@@ -144,7 +154,7 @@ class PerGradModel(FitHooks, keras.Model):
             self._gradient_mode = mode
             self.vouched = vouched
             # Not a list of metrics: Keras would report them in evaluate(), too.
-            self._gradient_logs = modes.Logs(mode.log_metrics)
+            self._gradient_logs = Logs(mode.log_metrics)
             self.gradient_state = mode.make_state()
             old = getattr(self, "aggregation_state", None)
             self.aggregation_state = state_of(mode.aggregation, old)
@@ -199,7 +209,7 @@ class PerGradModel(FitHooks, keras.Model):
 
     def _new_logs(self):
         with strategies.scope_of(self):
-            return modes.Logs(self._gradient_mode.log_metrics)
+            return Logs(self._gradient_mode.log_metrics)
 
     def get_compile_config(self):
         config = super().get_compile_config()
@@ -353,7 +363,7 @@ class PerGradModel(FitHooks, keras.Model):
         if not replicas.several():
             return super().test_step(data)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        loss, y_pred, whole = modes.evaluate(self, x, y, sample_weight)
+        loss, y_pred, whole = evaluate(self, x, y, sample_weight)
         track_loss(self, loss, tf.shape(batches.first_tensor(x))[0], whole)
         logs = self._metric_logs(x, y, y_pred, sample_weight)
         return strategies.as_logs(logs)

@@ -31,6 +31,7 @@ from keras_pergrad.analysis.pipelines.step_hooks import (
     remove_hooks,
 )
 from keras_pergrad.analysis.pipelines.stopwatch import Stopwatch
+from keras_pergrad.common.deprecation import former
 from keras_pergrad.keras_internals.fit_end import at_end_of_fit
 from keras_pergrad.keras_internals.log_readers import go_before_readers
 from keras_pergrad.keras_internals.running_fit import running_fit
@@ -100,8 +101,14 @@ class DataStall(keras.callbacks.Callback):
     ```
     """
 
+    @former("per_batch", "advise", "verbose")
     def __init__(
-        self, warn_above=0.05, per_batch=False, advise=True, verbose=1
+        self,
+        warn_above: float = 0.05,
+        *,
+        per_batch: bool = False,
+        advise: bool = True,
+        verbose: int = 1,
     ):
         super().__init__()
         number = isinstance(warn_above, numbers.Real)

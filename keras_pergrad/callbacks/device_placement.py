@@ -72,7 +72,7 @@ class DevicePlacement(keras.callbacks.Callback):
     ['device_copies', 'loss', 'ops_on_accelerator', 'ops_on_cpu']
     """
 
-    def __init__(self, deep=False, warn=True):
+    def __init__(self, deep: bool = False, warn: bool = True):
         super().__init__()
         self.deep = deep
         self.warn = warn

@@ -22,6 +22,36 @@ def not_dense(part):
     )
 
 
+def accumulates(optimizer):
+    """Say that an optimizer accumulates gradients itself."""
+    return (
+        f"The optimizer {optimizer.name!r} accumulates gradients on its own "
+        "(gradient_accumulation_steps="
+        f"{optimizer.gradient_accumulation_steps}). Leave that to "
+        "gradient_mode=Accumulated(steps=...)."
+    )
+
+
+def synchronized(layer):
+    """Say that a layer takes statistics over replicas, not microbatches."""
+    return (
+        f"layer {layer.name!r} ({type(layer).__name__}) takes statistics over "
+        "all replicas (synchronized=True), which cannot be done for one "
+        "microbatch after the other. Use synchronized=False, or "
+        "GroupNormalization instead, or gradient_mode='batch'."
+    )
+
+
+def one_after_the_other(replicas):
+    """Say that several replicas cannot update sample by sample."""
+    return (
+        "updates='sample' makes one update after the other, which several "
+        "replicas cannot do at the same time. Use updates='batch' under this "
+        "tf.distribute strategy, or train without it. Received: "
+        f"updates='sample' on {replicas} replicas"
+    )
+
+
 def one_batch_size(layer, batch_size):
     """Say that a layer or model is made for batches of one size."""
     what = f"layer {layer.name!r} ({type(layer).__name__})"

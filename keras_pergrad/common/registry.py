@@ -13,12 +13,6 @@ class Registry:
     Args:
         kind: what they are called in errors, such as "gradient mode".
         base: their base class.
-
-    Example:
-
-    >>> from keras_pergrad import modes
-    >>> sorted(modes.modes.names())
-    ['accumulated', 'batch', 'per_sample', 'vectorized']
     """
 
     def __init__(self, kind, base):

@@ -1,11 +1,12 @@
 """The batch in microbatches: the gradient of the whole, in less memory."""
 
 import contextlib
+from typing import Any, Literal
 
 import tensorflow as tf
 
+from keras_pergrad.common import refusal_messages
 from keras_pergrad.common.arguments import positive_integer
-from keras_pergrad.common.refusal_messages import not_dense
 from keras_pergrad.common.registry import arguments_shown, serialize
 from keras_pergrad.keras_internals import replicas
 from keras_pergrad.keras_internals.batches import is_composite
@@ -20,8 +21,9 @@ from keras_pergrad.keras_internals.overwritten import (
 )
 from keras_pergrad.modes import one_step
 from keras_pergrad.modes.accumulator_state import AccumulatorState
-from keras_pergrad.modes.base import GradientMode, modes
-from keras_pergrad.modes.weighted_sums import WeightedSums
+from keras_pergrad.modes.base import GradientMode, gradient_modes
+from keras_pergrad.modes.microbatches import MOST, is_one
+from keras_pergrad.modes.one_step import Parting
 from keras_pergrad.samples import Tape, counters, refusals
 
 TAILS = ("apply", "keep", "drop")
@@ -67,10 +69,12 @@ class Accumulated(GradientMode):
     >>> mode = kpg.Accumulated(steps=4, microbatch_size=64)
     """
 
-    in_parts = True
-
     def __init__(
-        self, steps=1, microbatch_size=None, inner="batch", tail="apply"
+        self,
+        steps: int = 1,
+        microbatch_size: int | None = None,
+        inner: str | GradientMode | dict[str, Any] = "batch",
+        tail: Literal["apply", "keep", "drop"] = "apply",
     ):
         self.steps = positive_integer("steps", steps)
         if microbatch_size is not None:
@@ -92,12 +96,12 @@ class Accumulated(GradientMode):
         return self.inner.aggregation
 
     @property
-    def mode_of_parts(self):
-        return self.inner
-
-    @property
     def changes_gradients(self):
         return self.inner.changes_gradients
+
+    @property
+    def needs_graph(self):
+        return self.inner.needs_graph
 
     @property
     def updates_by_itself(self):
@@ -106,38 +110,16 @@ class Accumulated(GradientMode):
     def make_state(self):
         return AccumulatorState() if self.steps > 1 else None
 
-    def takes_apart(self, model):
+    def partial_sums(self, model, part):
+        return self.inner.partial_sums(model, part)
+
+    def parting(self, model):
         # The new value of overwritten variables is not a sum over parts.
         overwritten = any(map(is_overwritten, model.trainable_variables))
         stays_whole = self.steps == 1 and self.microbatch_size is None
-        return not (overwritten and stays_whole)
-
-    def require_parts(self, model, batch):
-        require_parts(model)
-        _require_plain(model)
-        require_none(model, f"gradient_mode={self!r}")
-        for part in tf.nest.flatten(batch):
-            if is_composite(part):
-                raise ValueError(not_dense(part))
-
-    @contextlib.contextmanager
-    def checking_parts(self, model, batch, sums, once):
-        tried = Tape(model, batch)
-        if self.per_sample and not isinstance(sums, WeightedSums):
-            for error in refusals(tried):
-                raise error
-        read = [(v, tf.identity(v.value)) for v in counters(tried, numerators)]
-
-        def part(*batch):
-            # Each part reads the values that the whole batch would read.
-            for variable, value in read:
-                variable.assign(value)
-            return sums(*batch)
-
-        yield part
-        alone = once and self.steps == 1
-        for error in refusals(tried, "microbatch", once, numerators, alone):
-            raise error
+        if overwritten and stays_whole and not replicas.several():
+            return None
+        return Microbatches(self)
 
     def begin_fit(self, model):
         if self.steps > 1 and self.tail != "keep":
@@ -150,7 +132,9 @@ class Accumulated(GradientMode):
             model.gradient_state.reset()
         elif model.gradient_state.waiting:
             # Where an update can be made, also under a strategy.
-            model.distribute_strategy.run(one_step.update, args=(self, model))
+            model.distribute_strategy.run(
+                one_step.update, args=(self.inner, model)
+            )
 
     @property
     def log_metrics(self):
@@ -171,8 +155,55 @@ class Accumulated(GradientMode):
         }
 
 
+class Microbatches(Parting):
+    """How `Accumulated` takes a batch apart."""
+
+    def __init__(self, accumulated):
+        super().__init__(accumulated.inner, accumulated.microbatch_size)
+        self._shown = f"gradient_mode={accumulated!r}"
+        self.steps = accumulated.steps
+        self._stays_whole = accumulated.microbatch_size is None
+        if self.size is None and replicas.several():
+            self.size = MOST
+        aggregation = self.mode.aggregation
+        weighs = aggregation is not None and aggregation.needs_norms
+        self.own_sums = weighs or self.mode.changes_gradients
+
+    def require(self, model, batch):
+        require_parts(model)
+        optimizer = accumulating(model.optimizer)
+        if optimizer is not None:
+            raise ValueError(refusal_messages.accumulates(optimizer))
+        for layer in replicas.waiting(model):
+            raise ValueError(refusal_messages.synchronized(layer))
+        require_none(model, self._shown)
+        for part in tf.nest.flatten(batch):
+            if is_composite(part):
+                raise ValueError(refusal_messages.not_dense(part))
+
+    @contextlib.contextmanager
+    def checked(self, model, batch, sums):
+        tried = Tape(model, batch)
+        once = self._stays_whole or is_one(batch, self.size)
+        if self.mode.per_sample and not self.own_sums:
+            for error in refusals(tried):
+                raise error
+        read = [(v, tf.identity(v.value)) for v in counters(tried, numerators)]
+
+        def part(*batch):
+            # Each part reads the values that the whole batch would read.
+            for variable, value in read:
+                variable.assign(value)
+            return sums(*batch)
+
+        yield part
+        alone = once and self.steps == 1
+        for error in refusals(tried, "microbatch", once, numerators, alone):
+            raise error
+
+
 def _inner(identifier):
-    mode = modes.get(identifier)
+    mode = gradient_modes.get(identifier)
     if mode.one_by_one:
         raise ValueError(
             "`inner` cannot update after every sample, since its gradients "
@@ -183,7 +214,7 @@ def _inner(identifier):
             "`inner` cannot log statistics, which are of one batch and not of "
             "its microbatches. Received: statistics=True"
         )
-    if _defines_sums(type(mode)):
+    if _can_be_inner(type(mode)):
         step, part = (_definer(mode, n) for n in ("step", "partial_sums"))
         if issubclass(step, part) and step is not part:
             raise ValueError(
@@ -194,15 +225,16 @@ def _inner(identifier):
                 f"Received: inner={mode!r}"
             )
         return mode
-    known = [name for name, cls in modes.items() if _defines_sums(cls)]
+    known = [name for name, cls in gradient_modes.items() if _can_be_inner(cls)]
     raise ValueError(
         f"`inner` must be one of {known}, or a mode with a method "
         f"partial_sums(). Received: {type(mode).__name__}"
     )
 
 
-def _defines_sums(cls):
-    return cls.partial_sums is not GradientMode.partial_sums
+def _can_be_inner(cls):
+    defined = cls.partial_sums is not GradientMode.partial_sums
+    return defined and not issubclass(cls, Accumulated)
 
 
 def _definer(mode, name):
@@ -210,22 +242,4 @@ def _definer(mode, name):
     return next(cls for cls in type(mode).__mro__ if name in vars(cls))
 
 
-def _require_plain(model):
-    optimizer = accumulating(model.optimizer)
-    if optimizer is not None:
-        raise ValueError(
-            f"The optimizer {optimizer.name!r} accumulates gradients on its "
-            "own (gradient_accumulation_steps="
-            f"{optimizer.gradient_accumulation_steps}). Leave that to "
-            "gradient_mode=Accumulated(steps=...)."
-        )
-    for layer in replicas.waiting(model):
-        raise ValueError(
-            f"layer {layer.name!r} ({type(layer).__name__}) takes statistics "
-            "over all replicas (synchronized=True), which cannot be done for "
-            "one microbatch after the other. Use synchronized=False, or "
-            "GroupNormalization instead, or gradient_mode='batch'."
-        )
-
-
-modes.register("accumulated", Accumulated)
+gradient_modes.register("accumulated", Accumulated)

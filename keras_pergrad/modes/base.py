@@ -1,6 +1,5 @@
 """The base of all gradient modes."""
 
-import contextlib
 import dataclasses
 import weakref
 from typing import Any
@@ -10,9 +9,7 @@ import tensorflow as tf
 from keras_pergrad.common.registry import Configured, Registry
 from keras_pergrad.keras_internals import replicas
 from keras_pergrad.keras_internals.batches import ranks
-from keras_pergrad.keras_internals.loss_fractions import require_parts
 from keras_pergrad.keras_internals.model_parts import mask_of, set_mask
-from keras_pergrad.keras_internals.overwritten import require_none
 from keras_pergrad.keras_internals.tracing import traced_functions
 from keras_pergrad.logs import STATISTICS
 from keras_pergrad.modes import one_step
@@ -98,11 +95,8 @@ class GradientMode(Configured):
     #: Whether every sample makes an update of its own.
     one_by_one = False
 
-    #: Whether a batch is taken apart on one device, too, by `microbatch_size`
-    #: (None: it is one part), and waits for others until there are `steps`.
-    in_parts = False
+    #: How many samples go through the model at a time; None: the batch.
     microbatch_size = None
-    steps = 1
 
     def partial_sums(self, model, part) -> PartialSums:
         """Return the sums of a part of a batch; `step` does all else.
@@ -132,13 +126,11 @@ class GradientMode(Configured):
             A `Step`.
         """
         self.require(model)
-        batch = x, y, sample_weight
+        batch, parting = (x, y, sample_weight), self.parting(model)
         if self.one_by_one:
             return one_step.one_by_one(self, model, batch)
-        if replicas.several() or self.takes_apart(model):
-            return one_step.of_parts(self, model, batch)
-        if self.mode_of_parts is not self:
-            return self.mode_of_parts.step(model, *batch)
+        if parting is not None:
+            return one_step.of_parts(parting, model, batch)
         if self.needs_graph and tf.executing_eagerly():
             return _traced(self, model, batch)
         return one_step.of_whole(self, model, batch)
@@ -146,34 +138,10 @@ class GradientMode(Configured):
     def require(self, model):
         """Refuse a model that the mode cannot train."""
 
-    def require_parts(self, model, batch):
-        """Refuse a model or a batch that cannot be trained in parts."""
-        del batch
-        require_parts(model)
-        require_none(model, "several replicas")
-
-    def takes_apart(self, model):
-        """Whether a batch of this model is taken apart on one device."""
+    def parting(self, model):
+        """Return how a batch is taken apart; None: it stays whole."""
         del model
-        return self.in_parts
-
-    @property
-    def mode_of_parts(self):
-        """The mode whose `partial_sums` are taken."""
-        return self
-
-    @contextlib.contextmanager
-    def checking_parts(self, model, batch, sums, once):
-        """Open a context for the sums of parts; yield what computes one.
-
-        Args:
-            model: the compiled model.
-            batch: (x, y, sample_weight), the whole batch.
-            sums: a `MicrobatchSums`.
-            once: whether the batch is surely one part.
-        """
-        del model, batch, once
-        yield sums
+        return one_step.Parting(self) if replicas.several() else None
 
     @property
     def gives_statistics(self):
@@ -220,7 +188,7 @@ class GradientMode(Configured):
         return cls(**config)
 
 
-modes = Registry("gradient mode", GradientMode)
+gradient_modes = Registry("gradient mode", GradientMode)
 """The registered modes by name, a `Registry`."""
 
 
@@ -260,7 +228,7 @@ def register_gradient_mode(name):
     ...     axes = list(range(len(gradient.shape) - 1))
     ...     return gradient - tf.reduce_mean(gradient, axes, keepdims=True)
     """
-    return modes.register(name)
+    return gradient_modes.register(name)
 
 
 def _traced(mode, model, batch):

@@ -13,7 +13,12 @@ from keras_pergrad.keras_internals.loss_fractions import (
 from keras_pergrad.keras_internals.losses import total_loss
 from keras_pergrad.keras_internals.model_parts import call_model
 from keras_pergrad.modes import add_loss_reduction
-from keras_pergrad.modes.base import GradientMode, PartialSums, Step, modes
+from keras_pergrad.modes.base import (
+    GradientMode,
+    PartialSums,
+    Step,
+    gradient_modes,
+)
 from keras_pergrad.modes.microbatch_sums import MicrobatchSums, times
 
 
@@ -99,4 +104,4 @@ def _warn(error):
     )
 
 
-modes.register("batch", Batch)
+gradient_modes.register("batch", Batch)

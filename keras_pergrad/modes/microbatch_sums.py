@@ -36,17 +36,14 @@ class MicrobatchSums:
         model: the compiled and built model.
         x: the inputs of the whole batch, or of a replica's share in it.
         scale: the loss scale, or None.
-        sums: the kind of each `add_loss` term, for `by_kind`.
-        alone: whether the batch makes its own update, so that no other
-            batch adds samples to it.
+        kinds: the kind of each `add_loss` term, for `by_kind`.
+        alone: whether no other batch adds samples to the batch's update.
     """
 
-    def __init__(self, model, x, scale, sums, alone=True):
-        self.model = model
+    def __init__(self, model, x, scale, kinds, alone=True):
+        self.model, self.scale = model, scale
         self.variables = list(model.trainable_variables)
-        self.scale = scale
-        self.kinds = sums
-        self.alone = alone
+        self.kinds, self.alone = kinds, alone
         self.static_rows = first_tensor(x).shape[0]
         self.dtype = keras.config.floatx()
         self.count = tf.shape(first_tensor(x))[0]
@@ -58,18 +55,13 @@ class MicrobatchSums:
         self.per_row = []
 
     def __call__(self, x, y, sample_weight):
-        """Run the forward and backward passes of one microbatch.
-
-        Returns:
-            A dict of values that add up: the gradients of each group of terms,
-            numerators and denominators of each loss, `add_loss` terms.
-        """
-        added = []
+        """Run both passes of a microbatch; return what adds up, by name."""
+        added, rows = [], _rows(x, self.dtype)
         with tf.GradientTape(persistent=True) as tape:
             with noting_losses(self.model, added):
                 y_pred = call_model(self.model, x)
             terms = self.evaluate(x, y, y_pred, sample_weight)
-            targets = self._targets(terms, added, _rows(x, self.dtype))
+            targets = self._targets(terms, added, rows)
         gradients = {
             key: self._gradients(tape, target, unit)
             for key, (target, unit) in targets.items()
@@ -78,7 +70,7 @@ class MicrobatchSums:
         return {
             "gradients": gradients,
             "metrics": self.update_metrics(x, y, y_pred, sample_weight),
-            **self.parts_of_loss(terms, added, _rows(x, self.dtype)),
+            **self.parts_of_loss(terms, added, rows),
         }
 
     def update_metrics(self, x, y, y_pred, sample_weight):
@@ -202,14 +194,14 @@ class MicrobatchSums:
         """Return the sums of the batch, by group: (gradients, denominator)."""
         groups = {}
         for key, gradients in totals["gradients"].items():
-            denominator = None
+            below = None
             if key == loss_fractions.ROWS:
-                denominator = self.rows
-                gradients = [times(g, self.rows) for g in gradients]
+                below = self.rows
+                gradients = [times(g, below) for g in gradients]
             elif key in self.mask_epsilons:
                 k = int(key.removeprefix("loss"))
-                denominator = tf.cast(totals["denominators"][k], self.dtype)
-            groups[key] = gradients, denominator
+                below = tf.cast(totals["denominators"][k], self.dtype)
+            groups[key] = gradients, below
         return groups
 
     def loss(self, totals):
@@ -244,13 +236,8 @@ def divided(groups, mask_epsilons):
     for key, (gradients, denominator) in groups.items():
         if denominator is not None:
             below = denominator + mask_epsilons.get(key, 0.0)
-            gradients = [
-                None
-                if g is None
-                else tf.math.divide_no_nan(g, tf.cast(below, g.dtype))
-                for g in gradients
-            ]
-        result = gradients if result is None else _add(result, gradients)
+            gradients = [_over(g, below) for g in gradients]
+        result = gradients if result is None else added(result, gradients)
     return result
 
 
@@ -275,8 +262,15 @@ def _fixed_shapes(model):
     )
 
 
-def _add(first, second):
+def added(first, second):
+    """Return the sums of two lists of gradients, some of them None."""
     return [
-        b if a is None else a if b is None else a + b
-        for a, b in zip(first, second)
+        b if a is None else a if b is None else tf.convert_to_tensor(a) + b
+        for a, b in zip(first, second, strict=True)
     ]
+
+
+def _over(gradient, below):
+    if gradient is None:
+        return None
+    return tf.math.divide_no_nan(gradient, tf.cast(below, gradient.dtype))

@@ -19,9 +19,11 @@ import tensorflow as tf
 
 from keras_pergrad import statistics
 from keras_pergrad.aggregation import is_finite, of_samples
+from keras_pergrad.common import refusal_messages
 from keras_pergrad.factors import squared_norm
 from keras_pergrad.keras_internals import replicas
 from keras_pergrad.keras_internals.batches import PaddedBatch, first_tensor
+from keras_pergrad.keras_internals.loss_fractions import require_parts
 from keras_pergrad.keras_internals.losses import (
     additional_loss_weights,
     total_loss,
@@ -29,7 +31,7 @@ from keras_pergrad.keras_internals.losses import (
 )
 from keras_pergrad.keras_internals.model_parts import call_model
 from keras_pergrad.keras_internals.optimizers import loss_scale
-from keras_pergrad.keras_internals.overwritten import SetApart
+from keras_pergrad.keras_internals.overwritten import SetApart, require_none
 from keras_pergrad.keras_internals.penalties import (
     Penalties,
     regularization_gradients,
@@ -38,10 +40,11 @@ from keras_pergrad.keras_internals.penalties import (
 from keras_pergrad.modes import add_loss_reduction
 from keras_pergrad.modes.microbatch_sums import (
     MicrobatchSums,
+    added,
     divided,
     times,
 )
-from keras_pergrad.modes.microbatches import MOST, is_one, sum_over
+from keras_pergrad.modes.microbatches import MOST, sum_over
 from keras_pergrad.modes.weighted_sums import WeightedSums
 
 
@@ -150,7 +153,7 @@ def of_whole(mode, model, batch):
     return _of_whole(mode, model, batch)[0]
 
 
-def _of_whole(mode, model, batch, is_single=False):
+def _of_whole(mode, model, batch, is_single=False) -> tuple[Step, Any]:
     """Return the step and the norms of the samples, or None."""
     scale, padded = loss_scale(model.optimizer), None
     aggregation = aggregation_now(mode, model)
@@ -178,21 +181,55 @@ def _of_whole(mode, model, batch, is_single=False):
     return Step(part.loss, y_pred, gradients, logged), norms
 
 
-def of_parts(mode, model, batch):
+class Parting:
+    """How a batch is taken apart: here, by the replicas alone.
+
+    Attributes:
+        mode: whose `partial_sums` are taken.
+        size: the number of samples in a microbatch; None: the batch is one.
+        steps: how many batches make an update.
+        own_sums: whether the mode's sums are asked for, not the plain ones.
+    """
+
+    steps = 1
+    own_sums = True
+
+    def __init__(self, mode, size=None):
+        self.mode = mode
+        counts = mode.aggregation is not None and mode.aggregation.counts
+        # The model must not be called for no sample, which a replica or a
+        # batch that is drawn at random may have.
+        self.size = MOST if size is None and counts else size
+
+    def require(self, model, batch):
+        """Refuse a model or a batch that cannot be trained in parts."""
+        del batch
+        require_parts(model)
+        require_none(model, "several replicas")
+
+    @contextlib.contextmanager
+    def checked(self, model, batch, sums):
+        """Open a context for a batch's `MicrobatchSums`; yield a function.
+
+        It is called as the sums are, with each part of the batch.
+        """
+        del model, batch
+        yield sums
+
+
+def of_parts(parting, model, batch):
     """Return the step of a batch in parts: microbatches, replicas or both."""
-    mode.require_parts(model, batch)
+    parting.require(model, batch)
+    mode, size, alone = parting.mode, parting.size, parting.steps == 1
     aggregation = aggregation_now(mode, model)
-    alone = not mode.in_parts or mode.steps == 1
-    size, scale = _size(mode), loss_scale(model.optimizer)
+    scale = loss_scale(model.optimizer)
     kinds = add_loss_reduction.kinds(model, batch[0])
     given = model, batch[0], scale, kinds, alone
-    weighs = aggregation is not None and aggregation.needs_norms
-    if weighs or not mode.in_parts:
-        parts = WeightedSums(mode.mode_of_parts, aggregation, *given)
+    if parting.own_sums:
+        parts = WeightedSums(mode, aggregation, *given)
     else:
         parts = MicrobatchSums(*given)
-    once = mode.microbatch_size is None or is_one(batch, size)
-    with mode.checking_parts(model, batch, parts, once) as function:
+    with parting.checked(model, batch, parts) as function:
         if isinstance(parts, WeightedSums):
             parts.compute_denominators(batch, size)
             batch = *batch, tf.range(parts.count)
@@ -215,22 +252,11 @@ def of_parts(mode, model, batch):
             norms,
         )
     else:
-        _wait(mode, model, parts, groups, norms, scale)
+        _wait(parting, model, parts, groups, norms, scale)
     return Step(parts.loss(totals), None, gradients, logged, whole=True)
 
 
-def _size(mode):
-    """Return the size of a microbatch; None: the batch is one."""
-    if mode.in_parts and mode.microbatch_size is not None:
-        return mode.microbatch_size
-    # The model must not be called for no sample, which a replica or a batch
-    # that is drawn at random may have.
-    counts = mode.aggregation is not None and mode.aggregation.counts
-    several = mode.in_parts and replicas.several()
-    return MOST if counts or several else None
-
-
-def _wait(mode, model, parts, groups, norms, scale):
+def _wait(parting, model, parts, groups, norms, scale):
     """Add a batch to those that wait; update where enough of them do."""
     if norms is not None and scale is not None:
         groups = {
@@ -239,8 +265,8 @@ def _wait(mode, model, parts, groups, norms, scale):
         }
     waiting = model.gradient_state
     waiting.add(groups, parts.mask_epsilons, parts.variables)
-    due = waiting.count >= mode.steps
-    replicas.when(due, lambda: update(mode, model))
+    due = waiting.count >= parting.steps
+    replicas.when(due, lambda: update(parting.mode, model))
 
 
 def update(mode, model):
@@ -261,13 +287,8 @@ def update(mode, model):
 def one_by_one(mode, model, batch):
     """Return the step of a batch each of whose samples makes an update."""
     if replicas.several():
-        raise ValueError(
-            "updates='sample' makes one update after the other, which "
-            "several replicas cannot do at the same time. Use "
-            "updates='batch' under this tf.distribute strategy, or train "
-            "without it. Received: updates='sample' on "
-            f"{tf.distribute.get_strategy().num_replicas_in_sync} replicas"
-        )
+        count = tf.distribute.get_strategy().num_replicas_in_sync
+        raise ValueError(refusal_messages.one_after_the_other(count))
     n = tf.shape(first_tensor(batch))[0]
     with SetApart(model):
         groups = mode.aggregation.groups(model.trainable_variables)
@@ -338,22 +359,10 @@ def finish(model, aggregation, sums, n, penalties, scale, norms=None):
             gradients = replicas.from_first_replica(gradients)
         if aggregation.needs_norms and scale is not None and norms is not None:
             gradients = _overflow_to_infinity(gradients, norms, scale)
-    gradients = _with_penalties(gradients, penalties)
+    gradients = added(gradients, penalties)
     if scale is None:
         return gradients
     return [times(_tensor(g), scale) for g in gradients]
-
-
-def _with_penalties(gradients, penalties):
-    """Return the gradients plus those of the weight regularisers."""
-    return [
-        penalty
-        if gradient is None
-        else gradient
-        if penalty is None
-        else tf.convert_to_tensor(gradient) + penalty
-        for gradient, penalty in zip(gradients, penalties, strict=True)
-    ]
 
 
 def _overflow_to_infinity(gradients, norms, scale):

@@ -1,18 +1,22 @@
 """One forward and backward pass per sample."""
 
+from typing import Any, Literal
+
 import tensorflow as tf
 
 from keras_pergrad.aggregation import (
+    Aggregation,
     aggregations,
     is_finite,
     of_samples,
     weight_of,
 )
-from keras_pergrad.common import refusal_messages
 from keras_pergrad.common.arguments import positive_integer
 from keras_pergrad.common.registry import serialize
-from keras_pergrad.keras_internals.model_parts import layers_of
-from keras_pergrad.modes.base import GradientMode, PartialSums, modes
+from keras_pergrad.keras_internals.inspection_checks import (
+    require_any_batch_size,
+)
+from keras_pergrad.modes.base import GradientMode, PartialSums, gradient_modes
 from keras_pergrad.modes.single_samples import Samples
 
 UPDATES = ("batch", "sample")
@@ -52,10 +56,10 @@ class PerSample(GradientMode):
 
     def __init__(
         self,
-        aggregation="mean",
-        updates="batch",
-        parallel_iterations=1,
-        statistics=False,
+        aggregation: str | Aggregation | dict[str, Any] = "mean",
+        updates: Literal["batch", "sample"] = "batch",
+        parallel_iterations: int = 1,
+        statistics: bool = False,
     ):
         self.aggregation = aggregations.get(aggregation)
         if updates not in UPDATES:
@@ -168,24 +172,4 @@ def _times(gradient, factor):
     return tf.math.multiply_no_nan(gradient, factor)
 
 
-def require_any_batch_size(model):
-    """Refuse a model that cannot be called with one sample.
-
-    Raises:
-        ValueError: the model or a layer is made for one batch size.
-    """
-    sizes = {
-        t.shape[0]
-        for t in tf.nest.flatten(getattr(model, "inputs", None) or [])
-        if len(t.shape)
-    }
-    size = next((s for s in sizes if s not in (None, 1)), None)
-    for layer in layers_of(model):
-        if getattr(layer, "stateful", False) and size != 1:
-            shown = "one size" if size is None else size
-            raise ValueError(refusal_messages.one_batch_size(layer, shown))
-    if size is not None:
-        raise ValueError(refusal_messages.fixed_batch_size(model, size))
-
-
-modes.register("per_sample", PerSample)
+gradient_modes.register("per_sample", PerSample)

@@ -15,6 +15,7 @@ from keras_pergrad.keras_internals.model_parts import (
     training_inside,
 )
 from keras_pergrad.keras_internals.penalties import without_gradients
+from keras_pergrad.modes.microbatch_sums import added
 from keras_pergrad.samples import Tape, divides, messages, refusals
 from keras_pergrad.samples.sample_replay import Recorded, Replay
 
@@ -38,7 +39,7 @@ class Samples:
         self.scale, self.whole = part.scale, part.n
         x, batch = part.x, (part.x, part.y, part.sample_weight)
         self.n = part.n if part.is_whole else tf.shape(first_tensor(x))[0]
-        drawn, drawn_by_loss, added = [], [], []
+        drawn, drawn_by_loss, terms = [], [], []
         tried = Tape(model, batch, training)
         for error in refusals(tried, repeated="sample"):
             raise error
@@ -50,7 +51,7 @@ class Samples:
         with part.watched():
             with (
                 draws.recording(drawn.append),
-                noting_losses(model, added),
+                noting_losses(model, terms),
             ):
                 self.y_pred = call_model(model, x, training)
             outputs = loss_tensors(self.y_pred)
@@ -61,7 +62,7 @@ class Samples:
                 draws.recording(drawn_by_loss.append),
             ):
                 tape.watch(floats)
-                target = part.target(self.y_pred, added, training)
+                target = part.target(self.y_pred, terms, training)
         values = [v.value for v in self.variables]
         slopes = tape.gradient(target, floats + values)
         error = stray_weights.error(self.variables, slopes[len(floats) :])
@@ -81,7 +82,7 @@ class Samples:
             next(slopes) if t.dtype.is_floating else None for t in outputs
         ]
         inside = training_inside(model, training)
-        recorded = Recorded(model, (x,), {}, inside, drawn, outputs, added)
+        recorded = Recorded(model, (x,), {}, inside, drawn, outputs, terms)
         self._replay = Replay(recorded, self.variables, state)
         self._loss_weights = part.added_weights(self._replay)
 
@@ -97,7 +98,7 @@ class Samples:
             i, self._output_gradients, self._loss_weights
         )
         if self._by_loss is not None:
-            gradients = self._by_loss.added(i, gradients)
+            gradients = self._by_loss.added_to(gradients, i)
         if self.scale is None:
             return gradients
         return [
@@ -106,21 +107,14 @@ class Samples:
         ]
 
     def norm(self, contributions, groups=None):
-        """Return the norm of the per-sample gradient: contribution times batch.
-
-        Args:
-            contributions: as from `contributions`.
-            groups: as from `Aggregation.groups`; the norm of each of them is
-                given then, (groups,).
-        """
+        """Return the norm of a sample, (), or of each group, (groups,)."""
         count = 1 if groups is None else max(groups) + 1
         totals = [tf.zeros([], self.norm_dtype)] * count
         for k, g in enumerate(contributions):
             if g is not None:
                 square = tf.square(tf.cast(g, self.norm_dtype))
-                totals[0 if groups is None else groups[k]] += tf.reduce_sum(
-                    square
-                )
+                group = 0 if groups is None else groups[k]
+                totals[group] += tf.reduce_sum(square)
         total = totals[0] if groups is None else tf.stack(totals)
         return tf.cast(self.whole, self.norm_dtype) * tf.sqrt(total)
 
@@ -142,14 +136,10 @@ class LossReplay(Replay):
         (loss,), _ = super().forward(rows)
         return [], [loss]
 
-    def added(self, i, contributions):
+    def added_to(self, contributions, i):
         """Return contributions of sample i, with those of the loss."""
         with without_gradients(self._variables):
-            by_loss = self.gradients(i, [], self._weights)
-        return [
-            b if a is None else a if b is None else a + b
-            for a, b in zip(contributions, by_loss)
-        ]
+            return added(contributions, self.gradients(i, [], self._weights))
 
 
 class _Loss:
@@ -159,5 +149,6 @@ class _Loss:
         self.name = f"{model.name}, loss"
         self._model, self._training = model, training
 
-    def __call__(self, *batch):
+    def __call__(self, x, y, y_pred, sample_weight):
+        batch = x, y, y_pred, sample_weight
         return total_loss(self._model, *batch, self._training)

@@ -1,8 +1,11 @@
 """One forward and backward pass for all per-sample gradients."""
 
+from typing import Any
+
 import tensorflow as tf
 
 from keras_pergrad.aggregation import (
+    Aggregation,
     aggregations,
     is_finite,
     of_samples,
@@ -12,7 +15,7 @@ from keras_pergrad.common.registry import serialize
 from keras_pergrad.factors import together
 from keras_pergrad.factors.sample_gradients import select
 from keras_pergrad.keras_internals.losses import noting_losses
-from keras_pergrad.modes.base import GradientMode, PartialSums, modes
+from keras_pergrad.modes.base import GradientMode, PartialSums, gradient_modes
 from keras_pergrad.samples import Tape
 
 
@@ -51,7 +54,11 @@ class Vectorized(GradientMode):
     can_be_watched = True
     needs_graph = True
 
-    def __init__(self, aggregation="mean", statistics=False):
+    def __init__(
+        self,
+        aggregation: str | Aggregation | dict[str, Any] = "mean",
+        statistics: bool = False,
+    ):
         self.aggregation = aggregations.get(aggregation)
         self.with_statistics = bool(statistics)
 
@@ -141,4 +148,4 @@ def sample_norms(factors, n, groups=None):
     return tf.cast(n, dtype) * tf.sqrt(total)
 
 
-modes.register("vectorized", Vectorized)
+gradient_modes.register("vectorized", Vectorized)

@@ -82,13 +82,7 @@ class PartOfBatch:
 
 
 class WeightedSums(MicrobatchSums):
-    """Sums with the weights of an aggregation, as a mode gives them.
-
-    Args:
-        mode: whose `partial_sums` are taken.
-        aggregation: as it is at this step, or None.
-        *args: as for `MicrobatchSums`.
-    """
+    """Sums with the weights of an aggregation, as a mode supplies them."""
 
     def __init__(self, mode, aggregation, *args):
         super().__init__(*args)

@@ -2,10 +2,12 @@
 
 import dataclasses
 import os
+from collections.abc import Sequence
 
 import numpy as np
 
 from keras_pergrad.common.arguments import positive_integer
+from keras_pergrad.common.deprecation import former
 from keras_pergrad.runs import (
     alignment,
     answer,
@@ -117,7 +119,14 @@ class RunComparison:
         return os.fspath(path)
 
 
-def compare_runs(log_dir, by=None, tolerance=1e-3, max_steps=512):
+@former("by", "tolerance", "max_steps")
+def compare_runs(
+    log_dir: str | os.PathLike | Sequence[str | os.PathLike],
+    *,
+    by: str | None = None,
+    tolerance: float = 1e-3,
+    max_steps: int = 512,
+) -> RunComparison:
     """Compare the gradients of runs on the same probe batch.
 
     The runs were recorded by `callbacks.GradientVariance(log_dir=...)`. For

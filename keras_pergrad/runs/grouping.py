@@ -109,12 +109,12 @@ def short_names(infos):
             names = longer
     if not any(names):
         names = [(_short(info, "seed", False),) for info in infos]
-    seen = collections.Counter()
-    for r, name in enumerate(names):
+    seen, told = collections.Counter(), []
+    for name in names:
         seen[name] += 1
         count = f" ({seen[name]})" if seen[name] > 1 else ""
-        names[r] = " · ".join(name) + count
-    return names
+        told.append(" · ".join(name) + count)
+    return told
 
 
 def _short(info, field, is_tag):

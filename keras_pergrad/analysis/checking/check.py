@@ -1,6 +1,8 @@
 """The check of one gradient, computed in every way, against single samples."""
 
 import dataclasses
+from collections.abc import Sequence
+from typing import Any
 
 import keras
 import numpy as np
@@ -21,6 +23,7 @@ from keras_pergrad.analysis.checking.check_table import (
     GradientCheck,
 )
 from keras_pergrad.common.arguments import positive_integer
+from keras_pergrad.common.deprecation import former
 from keras_pergrad.common.error_text import reason
 from keras_pergrad.common.registry import PACKAGE
 from keras_pergrad.keras_internals import onednn
@@ -58,16 +61,18 @@ _DRAWN_AFRESH = (
 )
 
 
+@former("modes", "repeats", "devices", "settings")
 def check_gradients(
-    model,
-    x,
-    y=None,
-    sample_weight=None,
-    modes=None,
-    repeats=3,
-    devices=None,
-    settings=execution.SETTINGS,
-):
+    model: keras.Model,
+    x: Any,
+    y: Any = None,
+    sample_weight: Any = None,
+    *,
+    modes: Sequence[Any] | None = None,
+    devices: Sequence[str] | None = None,
+    repeats: int = 3,
+    settings: Sequence[str] = execution.SETTINGS,
+) -> GradientCheck:
     """Compare the gradients of one batch, computed in every possible way.
 
     Each mode runs on each device: op by op, as a graph and by XLA. The

@@ -6,7 +6,7 @@ from keras_pergrad.analysis.checking import execution
 from keras_pergrad.common.devices import accelerators, chosen
 from keras_pergrad.common.registry import serialize
 from keras_pergrad.modes import Accumulated
-from keras_pergrad.modes import modes as registry
+from keras_pergrad.modes.base import gradient_modes as registry
 
 
 def modes(wanted, model, samples):

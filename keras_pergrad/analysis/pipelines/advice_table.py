@@ -42,8 +42,10 @@ TFDATA = (
         "shuffle buffer",
         functools.partial(causes.late_shuffle, of_batches=False),
         "`shuffle({buffer})` fills its buffer before the first batch, which "
-        "came after {late}. {better}",
-        "dataset = dataset.{change}",
+        "came after {late}. Shuffle what goes into `{stage}` instead.",
+        "dataset = dataset.shuffle({buffer})\n"
+        "dataset = dataset.map(\n"
+        "    {function}, num_parallel_calls=tf.data.AUTOTUNE)",
         of_the_start=True,
     ),
     Rule(

@@ -9,10 +9,7 @@ _THREADS = pathlib.Path("/proc/self/task")
 
 
 def thread_seconds():
-    """Return the live threads' seconds on a core and in wait for one.
-
-    Linux only; None elsewhere.
-    """
+    """Return the threads' seconds on a core and in wait for one (on Linux)."""
     on_core = ready = 0
     try:
         threads = list(_THREADS.iterdir())

@@ -177,11 +177,9 @@ class Facts:
 
     @property
     def sleeps(self):
-        """Whether the loading surely sleeps (disk, network) most of the time.
-
-        All that this process computes, the step included, is less than half
-        of what the step waits.
-        """
+        """Whether the loading surely sleeps (disk, network) mostly."""
+        # All that this process computes, the step included, is less than half
+        # of what the step waits.
         return self.cpu_ms is not None and self.cpu_ms < 0.5 * self.wait_ms
 
     @property

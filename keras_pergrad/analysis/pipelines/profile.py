@@ -3,6 +3,8 @@
 import contextlib
 import copy
 import dataclasses
+from collections.abc import Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -40,6 +42,7 @@ from keras_pergrad.analysis.pipelines.worker_sweep import (
     worker_counts,
 )
 from keras_pergrad.common.arguments import positive_integer
+from keras_pergrad.common.deprecation import former
 from keras_pergrad.common.tables import as_text, bullets
 from keras_pergrad.keras_internals.inspection_checks import (
     require_compiled,
@@ -131,7 +134,14 @@ class PipelineProfile:
         return "\n".join([*lines, f"Verdict: {self.verdict}."])
 
 
-def profile_pipeline(data, model=None, batches=100, workers=None):
+@former("batches", "workers")
+def profile_pipeline(
+    data: Any,
+    model: keras.Model | None = None,
+    *,
+    batches: int = 100,
+    workers: Sequence[int] | None = None,
+) -> PipelineProfile:
     """Measure a pipeline, a model, both together, and what would help.
 
     Nothing is trained: the model's weights and seeds, its optimizer and the

@@ -141,37 +141,24 @@ def long_copy(facts):
 
 
 def late_shuffle(facts, of_batches):
-    # Of whole batches, or of samples in a buffer much larger than a batch.
+    # Of whole batches, or of samples that a map has worked on, many batches.
     shuffles, batches = _places(facts, ["Shuffle"]), _places(facts, BATCHES)
     late = facts.first_batch_ms > LONG_START * facts.pipeline_ms
     if not late or not shuffles or not batches:
         return None
-    at = shuffles[0]
+    at, batch = shuffles[0], batches[0]
     buffer = buffer_size(facts.stages[at].dataset)
-    size = batch_size(facts.stages[batches[0]].dataset)
-    large = buffer and size and buffer >= LONG_START * size
-    if (at < batches[0]) != of_batches or not (of_batches or large):
-        return None
+    size = batch_size(facts.stages[batch].dataset)
     values = {
         "late": f"{facts.first_batch_ms / 1e3:.3g} s",
         "buffer": buffer or "buffer_size",
         "size": size or "batch_size",
     }
-    return values if of_batches else values | _sooner(facts.stages[at:], values)
-
-
-def _sooner(stages, values):
-    """Return what starts sooner: shuffling before a map, or fewer samples."""
-    if stages[1].kind not in MAPS:
-        better = "A smaller one starts sooner, and mixes less."
-        return {"better": better, "change": f"shuffle({2 * values['size']})"}
-    last = _of(stages[1])
-    change = (
-        f"shuffle({values['buffer']})\ndataset = dataset.map("
-        f"{last['function']}, num_parallel_calls=tf.data.AUTOTUNE)"
-    )
-    better = f"Shuffle what goes into `{last['stage']}` instead."
-    return {"better": better, "change": change}
+    if of_batches or at < batch:
+        return values if of_batches and at < batch else None
+    below = facts.stages[at + 1]
+    large = buffer and size and buffer >= LONG_START * size
+    return _of(below, **values) if large and below.kind in MAPS else None
 
 
 def python_map(facts):
@@ -221,10 +208,10 @@ def one_source_at_a_time(facts):
     if stage is None or share < LARGE or _few_in_a_file(facts):
         return None
     # Reading waits for a disk or a network, unless it surely computes.
-    values = _of(stage, **_calls(facts, not facts.computes))
+    values = _calls(facts, not facts.computes)
     if values["pool"]:
         values["calls"] = f"{values['calls']}, cycle_length={values['calls']}"
-    return values
+    return _of(stage, **values)
 
 
 def files_one_by_one(facts):

@@ -2,14 +2,20 @@
 
 import dataclasses
 import re
+from collections.abc import Sequence
+from typing import Any
 
+import keras
 import tensorflow as tf
 
 from keras_pergrad.analysis import numerics
 from keras_pergrad.analysis.placement import layers, wrong_op
 from keras_pergrad.analysis.placement.step_profile import median_ms
 from keras_pergrad.common.arguments import positive_integer
-from keras_pergrad.common.devices import chosen
+from keras_pergrad.common.deprecation import former
+from keras_pergrad.common.devices import (
+    chosen,
+)
 from keras_pergrad.keras_internals.graph_session import (
     Replica,
     as_in_fit,
@@ -99,7 +105,15 @@ def _lines(device, cpu_ms):
     return lines
 
 
-def compare_devices(model, x, y, devices=None, repeats=3):
+@former("devices", "repeats")
+def compare_devices(
+    model: keras.Model,
+    x: Any,
+    y: Any,
+    *,
+    devices: Sequence[str] | None = None,
+    repeats: int = 3,
+) -> Comparison:
     """Compare a model's numbers and speed on each device with the CPU's.
 
     Loss, outputs and the gradient of every variable are computed from the
@@ -148,7 +162,7 @@ def compare_devices(model, x, y, devices=None, repeats=3):
     def judge(outputs):
         return numerics.judge_all(labels, reference, outputs, dtype, terms)
 
-    devices = []
+    compared = []
     for name in names:
         with Replica(concrete, device=f"/device:{name}") as replica:
             verdicts = judge(replica.run(values))
@@ -158,8 +172,8 @@ def compare_devices(model, x, y, devices=None, repeats=3):
             ops = [op.name for op in concrete.graph.get_operations()]
             layer_of = layers.Layers(model, ops)
             suspect = wrong_op.find(concrete, values, name, layer_of, judge)
-        devices.append(DeviceComparison(name, step_ms, verdicts, suspect))
-    return Comparison(cpu_ms, devices, notes)
+        compared.append(DeviceComparison(name, step_ms, verdicts, suspect))
+    return Comparison(cpu_ms, compared, notes)
 
 
 def _step(model, data):

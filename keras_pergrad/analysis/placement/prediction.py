@@ -1,5 +1,9 @@
 """A prediction of where a step runs on a machine that is not at hand."""
 
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import keras
 import tensorflow as tf
 
 from keras_pergrad.analysis.placement import (
@@ -12,6 +16,7 @@ from keras_pergrad.analysis.placement import (
 )
 from keras_pergrad.analysis.placement.operations import Operation
 from keras_pergrad.analysis.placement.placement_report import PlacementReport
+from keras_pergrad.common.deprecation import former
 from keras_pergrad.keras_internals.graph_session import (
     Replica,
     as_in_fit,
@@ -38,7 +43,15 @@ _MERGED = {
 _PINNED = {"RngReadAndSkip", "RngSkip", "StatefulUniform"}
 
 
-def predict_placement(model, x, y, platform="metal", kernels_table=None):
+@former("platform", "kernels_table")
+def predict_placement(
+    model: keras.Model,
+    x: Any,
+    y: Any,
+    *,
+    platform: Literal["metal"] = "metal",
+    kernels_table: Mapping[str, list[str]] | None = None,
+) -> PlacementReport:
     """Predict where a training step would run on a Mac with Metal.
 
     The step is traced and optimised as in TensorFlow. Each op is then looked
