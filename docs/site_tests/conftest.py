@@ -39,8 +39,9 @@ HAS_BROWSER = bool(importlib.util.find_spec("playwright") and browser_path())
 collect_ignore = [] if HAS_BROWSER else ["test_browser.py"]
 
 
-def pytest_report_header():
-    return f"browser: {browser_path() if HAS_BROWSER else 'none'}"
+def pytest_terminal_summary(terminalreporter):
+    with_ = browser_path() if HAS_BROWSER else "no browser: the pages alone"
+    terminalreporter.write_line(f"tested with {with_}")
 
 
 class _Quiet(http.server.SimpleHTTPRequestHandler):
