@@ -107,12 +107,14 @@ format: $(READY)
 
 # The site, into build/site, in an environment of its own without TensorFlow.
 # A warning is an error: a link that leads nowhere, a public name without
-# docstring or place in the reference, a notebook that is not up to date.
+# docstring or place in the reference, a notebook that is not up to date. Then
+# the site is tested, in a browser if Chromium or Chrome is installed.
 # (Not --quiet: mkdocs does not count the warnings that it does not show.)
 DOCS_VENV := .venv-docs
 docs: $(DOCS_VENV)/.ready
 	$(DOCS_VENV)/bin/python docs/make_notebooks.py --check
 	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/python -m mkdocs build --strict
+	$(DOCS_VENV)/bin/python -m pytest -c docs/site_tests/pytest.ini docs/site_tests
 
 # The notebooks of the first guides, from their pages.
 notebooks: $(DOCS_VENV)/.ready
