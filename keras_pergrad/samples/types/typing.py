@@ -15,12 +15,9 @@ from keras_pergrad.common.marks import SAME_FOR_ALL
 from keras_pergrad.keras_internals.graph_nodes import placeholder
 from keras_pergrad.samples.types import assumed, call_rules, sample_loops
 from keras_pergrad.samples.types.list_shapes import ListShapes
-from keras_pergrad.samples.types.node_stages import (
-    in_order,
-    needed_ops,
-    stages,
-)
+from keras_pergrad.samples.types.node_stages import stages
 from keras_pergrad.samples.types.size_rules import Sizes
+from keras_pergrad.samples.types.static_numbers import StaticNumbers
 from keras_pergrad.samples.types.tensor_types import (
     BY_SIZE,
     FREE,
@@ -34,7 +31,7 @@ from keras_pergrad.samples.types.tensor_types import (
     flags_of,
 )
 from keras_pergrad.samples.types.type_rules import op_types, rule_of
-from keras_pergrad.samples.types.typed_op import StaticNumbers, TypedOp
+from keras_pergrad.samples.types.typed_op import TypedOp
 from keras_pergrad.samples.types.variable_types import (
     ASSIGN,
     READS,
@@ -107,6 +104,11 @@ class Typing:
         """Return a tensor's value where shapes alone determine it, or None."""
         return self._numbers.of(tensor)
 
+    def give_input(self, tensor, kind):
+        """Set the type of a tensor of the batch, of which no value is known."""
+        self.give(tensor, kind)
+        self._numbers.forget(tensor)
+
     def give(self, tensor, kind):
         """Set the type of a tensor."""
         self._kept.append(tensor)
@@ -127,8 +129,13 @@ class Typing:
                     self._put_with_shape(nodes, name, known, graph)
             operations = nodes.put(graph, names, known)
             self._names.update(operations)
-            for op in in_order(operations, needed_ops):
+            for op in operations:
                 self._look(op)
+
+    def run_in_place(self, operations):
+        """Type ops where they are, each after those that it needs."""
+        for op in operations:
+            self._look(op)
 
     def function(self, name, given, types, repeated=False):
         """Return (inputs, outputs) of a function, typed, in a new graph.
