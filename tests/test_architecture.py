@@ -50,6 +50,7 @@ MAY_IMPORT = {
         "analysis",
         "common",
         "keras_internals",
+        "logs",
         "modes",
         "samples",
     },
