@@ -110,11 +110,12 @@ def short_names(infos):
     if not any(names):
         names = [(_short(info, "seed", False),) for info in infos]
     seen = collections.Counter()
-    for r, name in enumerate(names):
+    numbered = []
+    for name in names:
         seen[name] += 1
         count = f" ({seen[name]})" if seen[name] > 1 else ""
-        names[r] = " · ".join(name) + count
-    return names
+        numbered.append(" · ".join(name) + count)
+    return numbered
 
 
 def _short(info, field, is_tag):
