@@ -16,6 +16,7 @@ from keras_pergrad.keras_internals.graph_nodes import placeholder
 from keras_pergrad.samples.types import assumed, call_rules, sample_loops
 from keras_pergrad.samples.types.list_shapes import ListShapes
 from keras_pergrad.samples.types.node_stages import (
+    PADS,
     in_order,
     needed_ops,
     stages,
@@ -219,6 +220,8 @@ class Typing:
         operations = nodes.put(graph, [name], known)
         self._names.update(operations)
         (op,) = operations
+        if op.type in PADS:
+            self._set_padded_shape(op)
         self._look(op)
         value = self.lists.value_of(op)
         if value is not None:
@@ -238,6 +241,12 @@ class Typing:
                 shape = tf.TensorShape(sizes)
             if tensor.shape.is_compatible_with(shape):
                 tensor.set_shape(shape)
+
+    def _set_padded_shape(self, op):
+        """Set the shape of a padded tensor, if it follows from shapes."""
+        widths, sizes = self._numbers.of(op.inputs[1]), op.inputs[0].shape
+        if widths is not None and sizes.is_fully_defined():
+            op.outputs[0].set_shape(widths.sum(1) + sizes.as_list())
 
     def failed(self, op, why, untyped=False):
         """Note that an op, or a call, mixes the samples; return the `Mixed`."""
