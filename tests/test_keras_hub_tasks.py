@@ -93,12 +93,13 @@ def test_strings_go_through_the_tokenizer():
 
 @pytest.mark.filterwarnings("ignore:Layer .* does not have a `quantize`")
 def test_lora_beside_weights_of_8_bits():
-    """QLoRA: only the factors are trained, exactly."""
+    """QLoRA: the weights of 8 bits are frozen, the factors trained."""
     task = language_model()
     task.backbone.quantize("int8")
     task.backbone.enable_lora(2)
     model = compared(task, TEXTS, batch_size=2, epochs=2)
-    assert all("lora" in v.path for v in model.trainable_variables)
+    assert {v.dtype for v in model.trainable_variables} == {"float32"}
+    assert any("lora" in v.path for v in model.trainable_variables)
     assert any(v.dtype == "int8" for v in model.weights)
 
 
