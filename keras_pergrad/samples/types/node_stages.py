@@ -8,6 +8,8 @@ from keras_pergrad.samples.types.call_rules import is_call
 from keras_pergrad.samples.types.list_shapes import SHAPED
 from keras_pergrad.samples.types.variable_types import READS
 
+PADS = ("Pad", "PadV2")
+
 
 def stages(nodes, shaped):
     """Yield (first nodes, other nodes): what can be put into a graph together.
@@ -33,8 +35,22 @@ def first_ones(nodes, shaped):
     return {
         name
         for name, node in nodes.by_name.items()
-        if is_call(node.op) or node.op in SHAPED or shaped(name)
+        if is_call(node.op)
+        or node.op in SHAPED
+        or shaped(name)
+        or _is_computed_pad(nodes, node)
     }
+
+
+def _is_computed_pad(nodes, node):
+    """Whether TensorFlow may not see how wide the padding is.
+
+    A second derivative of `tf.concat` has such ops.
+    """
+    if node.op not in PADS:
+        return False
+    widths = nodes.by_name.get(node.input[1].split(":")[0])
+    return widths is None or widths.op != "Const"
 
 
 def in_order(items, needs):

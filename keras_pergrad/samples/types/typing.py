@@ -15,7 +15,7 @@ from keras_pergrad.common.marks import SAME_FOR_ALL
 from keras_pergrad.keras_internals.graph_nodes import placeholder
 from keras_pergrad.samples.types import assumed, call_rules, sample_loops
 from keras_pergrad.samples.types.list_shapes import ListShapes
-from keras_pergrad.samples.types.node_stages import stages
+from keras_pergrad.samples.types.node_stages import PADS, stages
 from keras_pergrad.samples.types.size_rules import Sizes
 from keras_pergrad.samples.types.static_numbers import StaticNumbers
 from keras_pergrad.samples.types.tensor_types import (
@@ -204,6 +204,8 @@ class Typing:
         operations = nodes.put(graph, [name], known)
         self._names.update(operations)
         (op,) = operations
+        if op.type in PADS:
+            self._set_padded_shape(op)
         self._look(op)
         value = self.lists.value_of(op)
         if value is not None:
@@ -223,6 +225,12 @@ class Typing:
                 shape = tf.TensorShape(sizes)
             if tensor.shape.is_compatible_with(shape):
                 tensor.set_shape(shape)
+
+    def _set_padded_shape(self, op):
+        """Set the shape of a padded tensor, if it follows from shapes."""
+        widths, sizes = self._numbers.of(op.inputs[1]), op.inputs[0].shape
+        if widths is not None and sizes.is_fully_defined():
+            op.outputs[0].set_shape(widths.sum(1) + sizes.as_list())
 
     def failed(self, op, why, untyped=False):
         """Note that an op, or a call, mixes the samples; return the `Mixed`."""
