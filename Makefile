@@ -4,6 +4,8 @@ VENV ?= .venv
 CONSTRAINTS ?= constraints/newest.txt
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+DEMO_READY := $(VENV)/.demo-ready
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 WORKERS ?= 2
 TESTS ?= tests
 export TF_CPP_MIN_LOG_LEVEL ?= 3
@@ -13,13 +15,21 @@ export TF_CPP_MIN_LOG_LEVEL ?= 3
 
 setup: $(READY)
 
-$(READY): pyproject.toml $(CONSTRAINTS)
-	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 13) else "Python 3.11, 3.12 or 3.13 is needed; $(PYTHON) is %d.%d. Name another one: make PYTHON=python3.12 ..." % v)'
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[dev]'
-	touch $@
+$(READY): $(DEMO_READY)
+	@echo "Installing what the tests need into $(VENV): a minute or two ..."
+	@$(PIP) -c $(CONSTRAINTS) -e '.[dev]'
+	@touch $@
 
-demo: $(READY)
+# What the demo needs is half of that; it stands here so that the first look is
+# not a long wait.
+$(DEMO_READY): pyproject.toml $(CONSTRAINTS)
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 13) else "Python 3.11, 3.12 or 3.13 is needed; $(PYTHON) is %d.%d. Name another one: make PYTHON=python3.12 ..." % v)'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing keras_pergrad and TensorFlow into $(VENV): about a minute ..."
+	@$(PIP) -c $(CONSTRAINTS) -e '.[demo]'
+	@touch $@
+
+demo: $(DEMO_READY)
 	$(BIN)/python examples/quickstart.py
 
 # A file's tests stay together: many share what a fixture has started.
