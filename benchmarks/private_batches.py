@@ -29,7 +29,7 @@ def make(name, sampling, x, y, epochs):
         noise_multiplier=1.0,
         delta=1e-5,
         clip_norm=1.0,
-        examples=EXAMPLES,
+        samples=EXAMPLES,
         batch_size=BATCH,
         epochs=epochs,
         sampling=sampling,

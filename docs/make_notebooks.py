@@ -12,13 +12,17 @@ import pathlib
 import posixpath
 import re
 import sys
-import tomllib
 
 import jupytext
 import nbformat
 from nbformat.v4 import new_code_cell, new_output
 
 ROOT = pathlib.Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from docs.addresses import FILE, FOLDER, PUBLISHED, SITE  # noqa: E402
+from docs.make_install import NOTEBOOK  # noqa: E402
+
 GUIDES = ROOT / "docs" / "guides"
 NOTEBOOKS = ROOT / "docs" / "notebooks"
 NAMES = [
@@ -28,11 +32,14 @@ NAMES = [
     "cheaper_gradients",
     "parallel",
 ]
-URLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]
 BADGE = "https://colab.research.google.com/assets/colab-badge.svg"
-INSTALL = """\
+_PACKAGE = "keras-pergrad" if PUBLISHED else "../.."
+INSTALL = f"""\
 # Once, where keras_pergrad is not installed:
-# %pip install -q "keras-pergrad[compare,examples]\""""
+# %pip install -q "{_PACKAGE}[compare,examples]"
+import os
+
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"  # no log lines among the results"""
 OUTPUT = re.compile(r"\A\s*```text\n(.*?)^```$\n?", re.DOTALL | re.MULTILINE)
 PICTURE = re.compile(
     r"^!\[[^\]]*\]\(\.\./pictures/[^)]*\.png\)\n*", re.MULTILINE
@@ -43,6 +50,8 @@ LINK = re.compile(r"\]\((?P<target>[^)\s:#]+)(?P<anchor>#[^)\s]*)?\)")
 def notebook(name):
     """Return the notebook of a guide, as text."""
     source = (GUIDES / f"{name}.md").read_text(encoding="utf-8")
+    if not PUBLISHED:
+        source = NOTEBOOK.sub("", source)  # it would lead to itself
     made = jupytext.reads(source, fmt="md")
     cells = []
     for cell in made.cells:
@@ -91,10 +100,10 @@ def linked(text):
             return f"]({BADGE})"
         file = posixpath.normpath(posixpath.join("docs/guides", target))
         if not file.startswith("docs/") or not file.endswith(".md"):
-            kind = "tree" if (ROOT / file).is_dir() else "blob"
-            return f"]({URLS['Repository']}/{kind}/main/{file}{anchor})"
+            start = FOLDER if (ROOT / file).is_dir() else FILE
+            return f"]({start}{file}{anchor})"
         page = file.removeprefix("docs/").removesuffix(".md")
-        return f"]({URLS['Documentation'].rstrip('/')}/{page}/{anchor})"
+        return f"]({SITE}/{page}/{anchor})"
 
     return LINK.sub(link, text)
 

@@ -1,11 +1,11 @@
 """What mkdocs does beside its ordinary work.
 
 Pages that stand at the root of the repository become pages of the site, links
-between files become links between pages or to the repository, and a public
-name without a docstring or a place in the reference fails the build.
+between files become links between pages or to the repository (the README has
+them as whole addresses, since it is also shown elsewhere), and a public name
+without a docstring or a place in the reference fails the build.
 """
 
-import pathlib
 import posixpath
 import re
 
@@ -13,7 +13,8 @@ import griffe
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File
 
-ROOT = pathlib.Path(__file__).parents[1]
+from docs.addresses import FILE, FOLDER, PICTURE, ROOT
+
 #: Files outside of docs/ and where the site has them.
 ELSEWHERE = {
     "README.md": "index.md",
@@ -26,15 +27,32 @@ ELSEWHERE = {
     "benchmarks/accumulation_memory.png": "pictures/accumulation_memory.png",
 }
 #: Modules whose `__all__` is public.
-PUBLIC = ["keras_pergrad", "keras_pergrad.callbacks", "keras_pergrad.runs"]
+PUBLIC = [
+    "keras_pergrad",
+    "keras_pergrad.callbacks",
+    "keras_pergrad.runs",
+    "keras_pergrad.modes",
+    "keras_pergrad.factors",
+    "keras_pergrad.samples.types",
+]
 #: Names in them that are modules.
-MODULES = {"callbacks", "factors", "modes", "rules", "runs", "types"}
+MODULES = {
+    f"keras_pergrad.{name}"
+    for name in ("callbacks", "factors", "modes", "rules", "runs", "types")
+}
 
 LINK = re.compile(
     r"(?P<before>\]\()(?P<target>[^)\s#:]+)(?P<anchor>#[^)\s]*)?\)"
 )
 PAPER = re.compile(r"\barXiv:? (\d{4}\.\d{4,5})\b")
 ENTRY = re.compile(r"^::: ([\w.]+)", re.MULTILINE)
+#: An address of something in the repository.
+WHOLE = re.compile(
+    rf"(?P<start>{'|'.join(map(re.escape, (FILE, FOLDER, PICTURE)))})"
+    r"(?P<file>[\w./-]+?)/?(?P<anchor>#[\w-]+)?(?=[)\s]|$)"
+)
+#: What mkdocstrings puts where a result has no name.
+NAMELESS = re.compile(r'(<li class="doc-section-item field-body">)\s*–')
 
 
 def on_config(config):
@@ -62,12 +80,15 @@ def on_config(config):
 
 def public_names(package):
     """Return the dotted names that the reference must have."""
+    at_root = set(package.exports) - {n.split(".")[1] for n in MODULES}
     for path in PUBLIC:
         module = package
         for part in path.split(".")[1:]:
             module = module[part]
         for name in module.exports:
-            if name not in MODULES:
+            # What stands at the root, too, has its place by that name.
+            again = name in at_root and module is not package
+            if not again and f"{path}.{name}" not in MODULES:
                 yield f"{path}.{name}"
 
 
@@ -95,11 +116,21 @@ def on_page_markdown(markdown, page, config, files):
         url = _url(file, here, config, match["anchor"] or "")
         return f"{match['before']}{url})"
 
+    def whole(match):
+        return _url(match["file"], here, config, match["anchor"] or "")
+
     def linked(text):
         text = LINK.sub(link, text)
+        if page.file.src_uri == "index.md":
+            text = WHOLE.sub(whole, text)
         return PAPER.sub(r"[arXiv \1](https://arxiv.org/abs/\1)", text)
 
     return outside_of_code(linked, markdown)
+
+
+def on_page_content(html, page, config, files):
+    """Take off the dash between a missing name and its text."""
+    return NAMELESS.sub(r"\1", html)
 
 
 def outside_of_code(change, markdown):
@@ -125,5 +156,5 @@ def _url(file, here, config, anchor):
         return posixpath.relpath(page, start) + anchor
     if not (ROOT / file).exists():
         raise PluginError(f"{here} links to {file}, which is not there")
-    kind = "tree" if (ROOT / file).is_dir() else "blob"
-    return f"{config.repo_url.rstrip('/')}/{kind}/main/{file}{anchor}"
+    start = FOLDER if (ROOT / file).is_dir() else FILE
+    return f"{start}{file}{anchor}"

@@ -5,7 +5,7 @@ without privacy, prints what is guaranteed, and draws how accurate each is.
 
     python examples/private_digits.py
 
-Needs `pip install "keras-pergrad[privacy,examples]"`; about a minute.
+Needs `pip install ".[privacy,examples]"`; about a minute.
 """
 
 import os
@@ -55,7 +55,7 @@ def train_privately(x, y, test, target_epsilon):
         target_epsilon=target_epsilon,
         delta=1e-4,
         clip_norm=1.0,
-        examples=len(x),
+        samples=len(x),
         batch_size=BATCH_SIZE,
         epochs=EPOCHS,
         user_ids="unique",

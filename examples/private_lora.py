@@ -1,12 +1,13 @@
 """Fine-tune a language model privately: Gemma with LoRA.
 
 Only the low-rank adapters and the head are trained, so that clipping and
-noise touch little. The weights are random, so that nothing is downloaded; the
-line that loads a preset is in `make_backbone`.
+noise touch little. They learn whether a made-up text is friendly, by the words
+in it. The weights are random, so that nothing is downloaded; the line that
+loads a preset is in `make_backbone`.
 
     python examples/private_lora.py
 
-Needs `pip install "keras-pergrad[privacy,examples]"`; under a minute.
+Needs `pip install ".[privacy,examples]"`; under a minute.
 """
 
 import os
@@ -22,7 +23,8 @@ import numpy as np
 
 import keras_pergrad as kpg
 
-VOCABULARY, LENGTH, EXAMPLES, BATCH_SIZE = 5000, 128, 256, 16
+VOCABULARY, LENGTH = 200, 16
+EXAMPLES, TEST_EXAMPLES, BATCH_SIZE, EPOCHS = 2048, 512, 128, 15
 
 
 def make_backbone():
@@ -42,8 +44,8 @@ def make_model(gradient_mode):
     keras.utils.set_random_seed(1)
     backbone = make_backbone()
     backbone.enable_lora(4)
-    last = backbone.output[:, -1]
-    logits = keras.layers.Dense(2, name="head")(last)
+    pooled = keras.ops.mean(backbone.output, axis=1)
+    logits = keras.layers.Dense(2, name="head")(pooled)
     model = kpg.PerGradModel(backbone.input, logits)
     model.compile(
         keras.optimizers.Adam(3e-3),
@@ -54,12 +56,16 @@ def make_model(gradient_mode):
     return model
 
 
-def make_data():
-    """Whether the last word is one of the first half of the vocabulary."""
-    rng = np.random.default_rng(0)
-    words = rng.integers(0, VOCABULARY, (EXAMPLES, LENGTH)).astype("int32")
-    x = {"token_ids": words, "padding_mask": np.ones_like(words)}
-    return x, (words[:, -1] < VOCABULARY // 2).astype("int32")
+def make_data(examples, seed):
+    """Texts of plain words, and of four friendly or unfriendly ones."""
+    rng = np.random.default_rng(seed)
+    y = rng.integers(0, 2, examples).astype("int32")
+    words = rng.integers(100, VOCABULARY, (examples, LENGTH))
+    places = rng.permuted(np.tile(np.arange(LENGTH), (examples, 1)), axis=1)
+    telling = rng.integers(0, 50, (examples, 4)) + 50 * y[:, None]
+    np.put_along_axis(words, places[:, :4], telling, axis=1)
+    words = words.astype("int32")
+    return {"token_ids": words, "padding_mask": np.ones_like(words)}, y
 
 
 class StepTimes(keras.callbacks.Callback):
@@ -80,34 +86,51 @@ class StepTimes(keras.callbacks.Callback):
 
 
 def main():
-    x, y = make_data()
+    x, y = make_data(EXAMPLES, seed=0)
+    test = make_data(TEST_EXAMPLES, seed=1)
     private = kpg.PrivateTraining(
         target_epsilon=8.0,
         delta=1e-4,
         clip_norm=1.0,
-        examples=EXAMPLES,
+        samples=EXAMPLES,
         batch_size=BATCH_SIZE,
-        epochs=4,
+        epochs=EPOCHS,
         user_ids="unique",
     )
+    print(private)
     model, plain = make_model(private.gradient_mode), make_model("batch")
     trained = sum(v.shape.num_elements() for v in _values(model))
     print(f"{trained} of {model.count_params()} weights are trained")
     clipped, ordinary = StepTimes(), StepTimes()
     plain.fit(
-        x, y, batch_size=BATCH_SIZE, epochs=4, verbose=0, callbacks=[ordinary]
+        x,
+        y,
+        batch_size=BATCH_SIZE,
+        epochs=EPOCHS,
+        verbose=0,
+        callbacks=[ordinary],
     )
+    before = accuracy(model, test)
     model.fit(
         private.batches(x, y),
-        epochs=4,
+        epochs=EPOCHS,
         verbose=2,
         callbacks=[private.callback, clipped],
+    )
+    print(
+        f"Accuracy on other texts: {before:.2f} before, "
+        f"{accuracy(model, test):.2f} after private training, "
+        f"{accuracy(plain, test):.2f} without privacy"
     )
     print(
         f"A step takes {clipped.milliseconds:.1f} ms with privacy, "
         f"{ordinary.milliseconds:.1f} ms without"
     )
     print(private.statement())
+
+
+def accuracy(model, test):
+    return model.evaluate(*test, verbose=0, return_dict=True)["accuracy"]
 
 
 def _values(model):

@@ -1,8 +1,8 @@
 """Per-sample gradients of a real data set, in a minute.
 
 Trains a small CNN on scikit-learn's handwritten digits with every sample's
-gradient clipped, compares the gradient modes with plain Keras, and draws the
-ten training digits whose gradients are the most unusual.
+gradient clipped, compares the gradient modes with plain Keras, and draws how
+large each training digit's gradient is, with the ten most unusual digits.
 
     python examples/quickstart.py
 """
@@ -18,7 +18,7 @@ from sklearn.datasets import load_digits
 import keras_pergrad as kpg
 
 OUTPUT = pathlib.Path(__file__).parent / "output"
-BATCH = 64
+BATCH, CLIP_NORM = 64, 2.0
 
 
 def make_model():
@@ -47,7 +47,7 @@ def compile_model(model, mode):
 
 def train(x, y, held_out):
     """Trains with clipping: one odd digit cannot dominate a step."""
-    mode = kpg.Vectorized(aggregation=kpg.ClippedMean(clip_norm=2.0))
+    mode = kpg.Vectorized(aggregation=kpg.ClippedMean(clip_norm=CLIP_NORM))
     model = compile_model(make_model(), mode)
     model.fit(x, y, batch_size=BATCH, epochs=6, validation_data=held_out)
     return model
@@ -96,7 +96,7 @@ def compare_modes(x, y):
 
 
 def draw_unusual(model, images, x, y):
-    """Draws the ten digits with the largest per-sample gradients."""
+    """Draws how large each digit's gradient is, and the ten largest."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -105,23 +105,48 @@ def draw_unusual(model, images, x, y):
     norms = kpg.per_sample_norms(model, x, y, training=False).numpy()
     order = np.argsort(norms)[::-1][:10]
     predicted = model.predict(x[order], verbose=0).argmax(1)
-    figure, axes = plt.subplots(2, 5, figsize=(9, 4.6))
+    figure = plt.figure(figsize=(10, 3.8))
+    left, right = figure.subfigures(1, 2, width_ratios=[1, 1.6])
+    draw_norms(left.subplots(), norms, norms[order[-1]])
+    axes = right.subplots(2, 5)
+    right.suptitle("The ten largest: look at these", fontsize=11)
     for axis, i, guess in zip(axes.flat, order, predicted, strict=True):
         axis.imshow(images[i], cmap="gray_r")
-        axis.set_title(f"#{i}: labelled {y[i]}, read {guess}", fontsize=9)
-        axis.set_xlabel(f"‖gradient‖ = {norms[i]:.1f}", fontsize=8)
+        axis.set_title(f"labelled {y[i]}\nread {guess}", fontsize=9)
+        axis.set_xlabel(f"#{i}: {norms[i]:.0f}", fontsize=9)
         axis.set_xticks([])
         axis.set_yticks([])
-    figure.suptitle(
-        f"The ten most unusual of {len(x)} training digits "
-        f"(median ‖gradient‖ = {np.median(norms):.2g})"
-    )
-    figure.tight_layout()
+    left.subplots_adjust(0.16, 0.14, 0.97, 0.9)
+    right.subplots_adjust(0.02, 0.08, 0.98, 0.8, hspace=0.6)
     OUTPUT.mkdir(exist_ok=True)
     path = OUTPUT / "unusual_digits.png"
     figure.savefig(path, dpi=120)
     print(f"\nThe ten most unusual training digits: {order.tolist()}")
     print(f"Their picture: {path.relative_to(OUTPUT.parent.parent)}")
+
+
+def draw_norms(axis, norms, large):
+    """Draws a histogram of all norms; those from `large` on in red."""
+    edges = np.geomspace(max(norms.min(), 1e-3), norms.max(), 40)
+    _, _, bars = axis.hist(norms, edges, color="tab:blue")
+    for bar, edge in zip(bars, edges[1:]):
+        if edge > large:
+            bar.set_color("tab:red")
+    axis.set_xscale("log")
+    axis.xaxis.set_major_formatter("{x:g}")
+    axis.axvline(CLIP_NORM, color="black", linestyle="--")
+    axis.annotate(
+        f"clipped to {CLIP_NORM:g} →",
+        (CLIP_NORM, 0.95),
+        xycoords=("data", "axes fraction"),
+        xytext=(4, 0),
+        textcoords="offset points",
+        fontsize=9,
+    )
+    axis.set_title(f"‖gradient‖ of {len(norms)} training digits", fontsize=11)
+    axis.set_xlabel("norm of the digit's own gradient", fontsize=9)
+    axis.set_ylabel("digits", fontsize=9)
+    axis.spines[["top", "right"]].set_visible(False)
 
 
 def main():

@@ -48,6 +48,7 @@ if _typing.TYPE_CHECKING:
     from keras_pergrad import callbacks as callbacks
     from keras_pergrad import factors as factors
     from keras_pergrad import modes as modes
+    from keras_pergrad import results as results
     from keras_pergrad import runs as runs
     from keras_pergrad.aggregation import (
         Aggregation,
@@ -136,6 +137,7 @@ else:
             "callbacks": "callbacks",
             "factors": "factors",
             "modes": "modes",
+            "results": "results",
             "rules": "samples.layer_rules",
             "runs": "runs",
             "types": "samples.types",
@@ -175,6 +177,7 @@ __all__ = [
     "register_rule",
     "register_type_rule",
     "replace_batch_norm",
+    "results",
     "rules",
     "runs",
     "types",

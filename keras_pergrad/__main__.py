@@ -1,15 +1,19 @@
-"""The commands `keras-pergrad doctor` and `compare`."""
+"""The commands `keras-pergrad doctor` and `compare`, and `--version`."""
 
 import argparse
 import pathlib
 import sys
 
+from keras_pergrad import __version__
 from keras_pergrad.analysis.doctor import command as doctor_command
 
 
 def main(arguments=None):
     """Run a subcommand and return the exit code."""
     parser = argparse.ArgumentParser(prog=_program())
+    parser.add_argument(
+        "--version", action="version", version=f"keras-pergrad {__version__}"
+    )
     subcommands = parser.add_subparsers(dest="command", required=True)
     doctor_command.add_to(subcommands)
     _add_compare(subcommands)

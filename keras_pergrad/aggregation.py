@@ -18,6 +18,19 @@ class Aggregation(Configured):
 
     Subclass it, define `weights`, and register the class with
     `register_aggregation` to use it by name.
+
+    Weights and norms are tensors (n,), or (n, groups); norms have the unit of
+    the gradient. A class that does not define `weights` raises
+    NotImplementedError in the first step.
+
+    Example:
+
+    >>> import keras_pergrad as kpg
+    >>> class Unit(kpg.Aggregation):
+    ...     def weights(self, norms):  # the same length for every sample
+    ...         return 1 / (norms + 1e-6)
+    >>> kpg.Vectorized(aggregation=Unit())
+    Vectorized(aggregation=Unit())
     """
 
     #: Whether every update is counted in a ledger, which outlives it.
@@ -25,6 +38,9 @@ class Aggregation(Configured):
 
     #: False: all weights are 1, so that no norm need be computed.
     needs_norms = True
+
+    #: Whether it adds noise, so that no two steps have the same result.
+    adds_noise = False
 
     def groups(self, variables):
         """Say which variables share a norm, and so a weight.
@@ -135,7 +151,16 @@ class Aggregation(Configured):
 
 
 class Mean(Aggregation):
-    """The ordinary gradient: every sample counts the same."""
+    """The ordinary gradient: every sample counts the same.
+
+    By name `"mean"`. It takes no arguments, computes no norms and logs nothing.
+
+    Example:
+
+    >>> import keras_pergrad as kpg
+    >>> kpg.Vectorized(aggregation=kpg.Mean())
+    Vectorized(aggregation=Mean())
+    """
 
     needs_norms = False
 
@@ -255,6 +280,13 @@ aggregations.register("mean", Mean)
 
 def register_aggregation(name):
     """Register an `Aggregation` subclass under `name`; a class decorator.
+
+    Args:
+        name: what `aggregation=` and saved models call it.
+
+    Raises:
+        TypeError: the class is no `Aggregation`.
+        ValueError: the name is taken by another class.
 
     Example:
 

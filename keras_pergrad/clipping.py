@@ -2,6 +2,7 @@
 
 import copy
 import math
+from typing import Any, Literal
 
 import keras
 import tensorflow as tf
@@ -13,11 +14,13 @@ from keras_pergrad.aggregation import (
     of_samples,
 )
 from keras_pergrad.common.arguments import is_number, seed_or_none
+from keras_pergrad.common.deprecation import former
 from keras_pergrad.common.registry import serialize
 from keras_pergrad.keras_internals.noise import Noise
-from keras_pergrad.modes.logs import DefinedMean
+from keras_pergrad.logs import DefinedMean
 
 PER = ("model", "layer", "variable")
+Schedule = keras.optimizers.schedules.LearningRateSchedule
 
 
 class ClippedMean(Aggregation):
@@ -70,13 +73,15 @@ class ClippedMean(Aggregation):
     >>> mode = kpg.Vectorized(aggregation=aggregation)
     """
 
+    @former("noise_multiplier", "seed", "per", "expected_batch_size")
     def __init__(
         self,
-        clip_norm,
-        noise_multiplier=0.0,
-        seed=None,
-        per="model",
-        expected_batch_size=None,
+        clip_norm: float | Schedule,
+        *,
+        noise_multiplier: float | Schedule = 0.0,
+        seed: int | None = None,
+        per: Literal["model", "layer", "variable"] = "model",
+        expected_batch_size: float | None = None,
     ):
         self.clip_norm = _number_or_schedule(clip_norm)
         self.noise_multiplier = _number_or_schedule(noise_multiplier)
@@ -223,7 +228,7 @@ def is_schedule(value):
     return isinstance(value, keras.optimizers.schedules.LearningRateSchedule)
 
 
-def _number_or_schedule(value):
+def _number_or_schedule(value) -> Any:
     """Return a number as float, a schedule or its config dict as schedule."""
     if isinstance(value, dict):
         value = keras.saving.deserialize_keras_object(value)

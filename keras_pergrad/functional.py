@@ -4,18 +4,20 @@ Traced functions are kept per model, for as long as the model lives.
 """
 
 import weakref
-from typing import Any
+from typing import Any, Literal
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_pergrad.common.deprecation import former
 from keras_pergrad.factors import wide
 from keras_pergrad.keras_internals.batches import ranks
 from keras_pergrad.keras_internals.data_batches import batches_of
 from keras_pergrad.keras_internals.inspection_checks import (
     NOT_IN_TRAINING,
     mixes_in_training_only,
+    require_any_batch_size,
     require_compiled,
     require_finite,
     require_targets,
@@ -28,24 +30,27 @@ from keras_pergrad.keras_internals.model_state import (
 )
 from keras_pergrad.keras_internals.overwritten import SetApart
 from keras_pergrad.keras_internals.tracing import traced_functions
-from keras_pergrad.modes.per_sample import require_any_batch_size
+from keras_pergrad.modes.one_step import WholeBatch
 from keras_pergrad.modes.single_samples import Samples
 from keras_pergrad.samples import Tape, function_cache
 from keras_pergrad.statistics import GradientStatistics
 
 METHODS = ("vectorized", "per_sample")
+Method = Literal["vectorized", "per_sample"]
 
 
+@former("method", "training", "batch_size", "verbose")
 def per_sample_gradients(
-    model,
-    x,
-    y=None,
-    sample_weight=None,
-    method="vectorized",
-    training=True,
-    batch_size=None,
-    verbose=1,
-):
+    model: keras.Model,
+    x: Any,
+    y: Any = None,
+    sample_weight: Any = None,
+    *,
+    method: Method = "vectorized",
+    training: bool = True,
+    batch_size: int | None = None,
+    verbose: int | bool = 1,
+) -> list[tf.Tensor | None]:
     """Return the gradient of every sample.
 
     Their mean over a batch is the ordinary gradient of the compiled loss,
@@ -102,17 +107,19 @@ def per_sample_gradients(
     return found
 
 
+@former("method", "training", "per_variable", "batch_size", "verbose")
 def per_sample_norms(
-    model,
-    x,
-    y=None,
-    sample_weight=None,
-    method="vectorized",
-    training=True,
-    per_variable=False,
-    batch_size=None,
-    verbose=1,
-):
+    model: keras.Model,
+    x: Any,
+    y: Any = None,
+    sample_weight: Any = None,
+    *,
+    method: Method = "vectorized",
+    training: bool = True,
+    batch_size: int | None = None,
+    verbose: int | bool = 1,
+    per_variable: bool = False,
+) -> Any:
     """Return the Euclidean norm of every sample's gradient.
 
     The vectorized method need not hold the per-sample gradients in memory.
@@ -148,25 +155,28 @@ def per_sample_norms(
     return found if per_variable else total
 
 
+@former("per_variable", "training", "batch_size", "verbose")
 def gradient_statistics(
-    model,
-    x,
-    y=None,
-    sample_weight=None,
-    per_variable=False,
-    training=True,
-    batch_size=None,
-    verbose=1,
-):
+    model: keras.Model,
+    x: Any,
+    y: Any = None,
+    sample_weight: Any = None,
+    *,
+    method: Method = "vectorized",
+    training: bool = True,
+    batch_size: int | None = None,
+    verbose: int | bool = 1,
+    per_variable: bool = False,
+) -> Any:
     """Measure how the samples' gradients spread around their mean.
 
     It uses norms alone and need not hold an array of all per-sample gradients.
     Regularisers, which belong to no sample, are left out.
 
     Args:
-        model, x, y, sample_weight, training, batch_size, verbose: as for
-            `per_sample_gradients`. With several batches the mean is over all
-            samples.
+        model, x, y, sample_weight, method, training, batch_size, verbose: as
+            for `per_sample_gradients`. With several batches the mean is over
+            all samples.
         per_variable: whether to measure each variable separately.
 
     Returns:
@@ -188,9 +198,7 @@ def gradient_statistics(
     True
     """
     data = x, y, sample_weight, batch_size, verbose
-    pairs = _over_batches(
-        _run("statistics", model, data, "vectorized", training)
-    )
+    pairs = _over_batches(_run("statistics", model, data, method, training))
     known = [pair for pair in pairs if pair is not None]
     dtypes = [part.dtype for pair in known for part in pair]
     dtype = tf.float64 if tf.float64 in dtypes else tf.float32
@@ -347,7 +355,7 @@ def _squares(factor, n, with_mean):
 
 def _one_by_one(what, model, x, y, sample_weight, training):
     require_any_batch_size(model)
-    samples = Samples(model, x, y, sample_weight, training=training)
+    samples = Samples(model, WholeBatch(model, (x, y, sample_weight)), training)
     used = [False] * len(samples.variables)
 
     def one(i):
@@ -363,9 +371,36 @@ def _one_by_one(what, model, x, y, sample_weight, training):
         return [g * tf.cast(samples.n, g.dtype) for g in found]
 
     values = [v.value for v in samples.variables]
+    if what in ("statistics", "sums"):
+        parts = _summed(one, samples.n, values)
+        return [p if keep else None for p, keep in zip(parts, used)]
     if what == "norms":
         specs = [tf.TensorSpec([], wide(v).dtype) for v in values]
     else:
         specs = [tf.TensorSpec(v.shape, v.dtype) for v in values]
     result = tf.map_fn(one, tf.range(samples.n), fn_output_signature=specs)
     return [r if keep else None for r, keep in zip(result, used)]
+
+
+def _summed(one, n, values):
+    """‖g_i‖², (n,), ‖ḡ‖² and ḡ by variable, of one gradient at a time."""
+    dtypes = [wide(v).dtype for v in values]
+    squares = tuple(tf.TensorArray(dtype, n) for dtype in dtypes)
+    sums = tuple(tf.zeros(v.shape, dtype) for v, dtype in zip(values, dtypes))
+
+    def add(i, squares, sums):
+        gradients = [wide(g) for g in one(i)]
+        squares = tuple(
+            array.write(i, tf.reduce_sum(tf.square(g)))
+            for array, g in zip(squares, gradients)
+        )
+        return i + 1, squares, tuple(s + g for s, g in zip(sums, gradients))
+
+    _, squares, sums = tf.while_loop(
+        lambda i, *_: i < n, add, (0, squares, sums), parallel_iterations=1
+    )
+    means = [total / tf.cast(n, total.dtype) for total in sums]
+    return [
+        (array.stack(), tf.reduce_sum(tf.square(mean)), mean)
+        for array, mean in zip(squares, means)
+    ]

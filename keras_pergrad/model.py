@@ -3,6 +3,8 @@
 import contextlib
 import copy
 import inspect
+from collections.abc import Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -31,7 +33,9 @@ from keras_pergrad.keras_internals.replica_hooks import (
     require_compiled,
 )
 from keras_pergrad.keras_internals.vouching import vouched_names
+from keras_pergrad.logs import Logs
 from keras_pergrad.modes import custom_step
+from keras_pergrad.modes.batch import evaluate
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
@@ -116,7 +120,13 @@ class PerGradModel(FitHooks, keras.Model):
 
         return from_model(cls, model)
 
-    def compile(self, *args, gradient_mode="batch", vouched=(), **kwargs):
+    def compile(
+        self,
+        *args: Any,
+        gradient_mode: str | modes.GradientMode | dict[str, Any] = "batch",
+        vouched: Sequence[str] = (),
+        **kwargs: Any,
+    ) -> None:
         """Configure training: `keras.Model.compile` and the gradient mode.
 
         Args:
@@ -143,7 +153,7 @@ class PerGradModel(FitHooks, keras.Model):
             self._gradient_mode = mode
             self.vouched = vouched
             # Not a list of metrics: Keras would report them in evaluate(), too.
-            self._gradient_logs = modes.Logs(mode.log_metrics)
+            self._gradient_logs = Logs(mode.log_metrics)
             self.gradient_state = mode.make_state()
             old = getattr(self, "aggregation_state", None)
             self.aggregation_state = state_of(mode.aggregation, old)
@@ -198,7 +208,7 @@ class PerGradModel(FitHooks, keras.Model):
 
     def _new_logs(self):
         with strategies.scope_of(self):
-            return modes.Logs(self._gradient_mode.log_metrics)
+            return Logs(self._gradient_mode.log_metrics)
 
     def get_compile_config(self):
         config = super().get_compile_config()
@@ -286,6 +296,7 @@ class PerGradModel(FitHooks, keras.Model):
         variables=None,
         optimizer=None,
         name=None,
+        return_outputs=False,
     ):
         """Compute gradients by the compiled mode, in your own `train_step`.
 
@@ -295,66 +306,65 @@ class PerGradModel(FitHooks, keras.Model):
 
         Args:
             loss_fn: `loss_fn(x, y, sample_weight)` may call any models and
-                returns the loss of each sample, (n,). Their mean is minimised.
-                All data of the samples must be arguments, since it is also
-                called with only some of the samples.
-            x: a tensor of shape (n, ...), or a structure of them, such as
-                (real, noise).
-            y, sample_weight: likewise, or None; handed on to `loss_fn`.
+                returns the loss of each sample, (n,). Their mean is minimised,
+                with weight regularisers and what layers of this model give to
+                `add_loss` inside, as in Keras. All data of the samples must be
+                arguments: it is also called with only some of the samples.
+                What it raises reaches you as it is.
+            x, y, sample_weight: tensors of shape (n, ...), or structures of
+                them, such as (real, noise); y and sample_weight may be None.
             variables: what to differentiate with respect to: variables, a
                 layer or model (built or not), or a list of them; by default
                 `self.trainable_variables`.
             optimizer: the one that will apply the gradients, by default
                 `self.optimizer`; it matters only if it scales the loss.
-            name: a prefix for the names in the logs, if there are several
-                losses: "d" gives "d_loss", "d_clipped_fraction".
+            name: a prefix for the logs of one of several losses: "d" gives
+                "d_loss", "d_clipped_fraction".
+            return_outputs: whether `loss_fn` returns (losses, outputs):
+                tensors (n, ...), such as predictions for metrics.
 
         Returns:
-            (gradients, logs): one gradient per variable (None: the loss does
-            not depend on it) for `optimizer.apply(gradients, variables)`,
-            weight regularisers and noise included; and a dict by name of the
-            epoch's mean loss and what the mode logs.
+            (gradients, logs) or (gradients, logs, outputs): one gradient per
+            variable (None: the loss does not depend on it) for
+            `optimizer.apply(gradients, variables)`, weight regularisers and
+            noise included; a dict by name of the epoch's mean loss and what
+            the mode logs; the outputs of the batch, in its order.
 
         Raises:
-            ValueError: the losses are not of shape (n,), a layer couples the
-                samples, the mode calls the optimizer itself, or there are
-                several replicas.
+            ValueError: losses or outputs of another shape, a layer couples the
+                samples, the mode calls the optimizer itself or (for outputs)
+                takes microbatches, or there are several replicas.
 
         Example:
 
         >>> import keras
         >>> import keras_pergrad as kpg
-        >>> class Autoencoder(kpg.PerGradModel):
-        ...     def __init__(self):
-        ...         super().__init__()
-        ...         self.encoder = keras.layers.Dense(2)
-        ...         self.decoder = keras.layers.Dense(4)
-        ...     def call(self, x):
-        ...         return self.decoder(self.encoder(x))
+        >>> class Own(kpg.PerGradModel):
         ...     def train_step(self, data):
         ...         def loss_fn(x, y, sample_weight):
-        ...             return keras.losses.mean_squared_error(x, self(x))
-        ...         gradients, logs = self.compute_gradients(loss_fn, data)
+        ...             y_pred = self(x, training=True)
+        ...             return (y - y_pred)[:, 0] ** 2, y_pred  # (n,), (n, 1)
+        ...         gradients, logs, y_pred = self.compute_gradients(
+        ...             loss_fn, *data, return_outputs=True)
         ...         self.optimizer.apply(gradients, self.trainable_variables)
-        ...         return logs
-        >>> model = Autoencoder()
-        >>> clipped = kpg.Vectorized(kpg.ClippedMean(1.0))
-        >>> model.compile("sgd", gradient_mode=clipped)
-        >>> x = keras.ops.ones((8, 4))
-        >>> sorted(model.fit(x, verbose=0).history)
-        ['clipped_fraction', 'loss', 'nonfinite_samples']
+        ...         return {**logs, **self.compute_metrics(*data, y_pred)}
+        >>> inputs = keras.Input((4,))
+        >>> model = Own(inputs, keras.layers.Dense(1)(inputs))
+        >>> model.compile("sgd", metrics=["mae"], gradient_mode="vectorized")
+        >>> x, y = keras.ops.ones((8, 4)), keras.ops.ones((8, 1))
+        >>> sorted(model.fit(x, y, verbose=0).history)
+        ['loss', 'mae']
         """
         require_fit(self, "compute_gradients()")
         given = loss_fn, (x, y, sample_weight), variables, optimizer, name
-        gradients, logs = custom_step.gradients_of(self, *given)
-        return gradients, self._gradient_logs.of_loss(name).update(logs)
+        return custom_step.gradients_of(self, *given, return_outputs)
 
     def test_step(self, data):
         """Run one step of `evaluate` on one batch."""
         if not replicas.several():
             return super().test_step(data)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        loss, y_pred, whole = modes.evaluate(self, x, y, sample_weight)
+        loss, y_pred, whole = evaluate(self, x, y, sample_weight)
         track_loss(self, loss, tf.shape(batches.first_tensor(x))[0], whole)
         logs = self._metric_logs(x, y, y_pred, sample_weight)
         return strategies.as_logs(logs)

@@ -67,6 +67,16 @@ class GradientStatistics:
             arXiv 1812.06162): about the batch size above which more samples
             hardly help; None for one sample, or if the estimate of ‖G‖² is not
             positive.
+
+    Norms have the unit of the gradient, the rest that of its square but for
+    the noise scale, a number of samples. All are tensors without axes.
+
+    Example:
+
+    >>> import keras_pergrad as kpg
+    >>> statistics = kpg.GradientStatistics(64, 1.0, 3.0, 2.0, 0.97, 2.06)
+    >>> f"{statistics.noise_scale:.1f} samples"
+    '2.1 samples'
     """
 
     samples: int

@@ -2,7 +2,7 @@ import keras
 import pytest
 
 from keras_pergrad.aggregation import aggregations
-from keras_pergrad.modes.base import modes
+from keras_pergrad.modes.base import gradient_modes
 from keras_pergrad.samples.layer_rules import rule_registry
 
 
@@ -22,7 +22,7 @@ def _fresh_keras():
 def _fresh_registries(monkeypatch):
     """What a test registers is unknown to the next."""
     for owner, name in (
-        (modes, "_classes"),
+        (gradient_modes, "_classes"),
         (aggregations, "_classes"),
         (rule_registry, "_RULES"),
     ):

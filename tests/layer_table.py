@@ -57,9 +57,6 @@ class Row:
     served: str
     note: str = ""
 
-    def __str__(self):
-        return f"| {self.name} | {self.served} | {self.note} |"
-
 
 ROW, SEQUENCE = In((4,)), In((5, 4))
 IMAGE, VOLUME = In((6, 6, 3)), In((4, 4, 4, 2))
@@ -465,23 +462,60 @@ def _row(name, uses):
 HEAD = """# How each layer of Keras is served
 
 Made by `python docs/make_layer_table.py`; a test makes every class and
-compares this page with what it finds.
-
-| | |
-|---|---|
-| ops | the rules of the ops in which its weights meet the data, as named |
-| rule | a rule of the layer: its weights are used in a loop |
-| one by one | exact: the op is differentiated for one sample after the other |
-| no weights | nothing to differentiate; samples pass through it alone |
-| refused | a per-sample gradient is not defined: training stops with the text |
-
-Aliases (`Convolution2D`, `AvgPool1D`, ...) are served as what they stand for.
-
-| layer | served by | note |
-|---|---|---|
+compares this page with what it finds. Aliases (`Convolution2D`, `AvgPool1D`,
+...) are served as what they stand for.
 """
+#: What a row says of how a layer is served, the heading and what it means.
+SECTIONS = {
+    "ops": (
+        "Rules of ops",
+        "Fast, from the ops in which their weights meet the data:",
+    ),
+    "rule": (
+        "A rule of the layer",
+        "Fast; their weights are used in a loop:",
+    ),
+    "one by one": (
+        "One sample after the other",
+        "Exact but slow: an op is differentiated for each sample.",
+    ),
+    "no weights": (
+        "Without weights",
+        "Nothing to differentiate; samples pass through them alone:",
+    ),
+    "refused": (
+        "Refused",
+        "A per-sample gradient is not defined: training stops with the text.",
+    ),
+    "not tried": ("Not tried", "No layers to train, or they need more:"),
+}
 
 
 def page(rows):
     """The text of docs/layers.md."""
-    return HEAD + "".join(f"{row}\n" for row in rows)
+    text = HEAD
+    for served, (heading, meaning) in SECTIONS.items():
+        chosen = [row for row in rows if row.served == served]
+        if served == "no weights":
+            lines = [", ".join(row.name for row in chosen) + "."]
+        else:
+            lines = [f"- {r.name}: {r.note}".rstrip(": ") for r in chosen]
+        lines = "\n".join(lines)
+        text += f"\n## {heading}\n\n{meaning}\n\n{lines}\n"
+    return text
+
+
+def read(text):
+    """The rows of docs/layers.md by the name of the class."""
+    rows = []
+    for served, (heading, meaning) in SECTIONS.items():
+        section = text.partition(f"\n## {heading}\n\n{meaning}\n\n")[2]
+        section = section.partition("\n## ")[0].strip()
+        if served == "no weights":
+            names = section.rstrip(".").split(", ")
+            rows += [Row(name, served) for name in names]
+            continue
+        for line in section.splitlines():
+            name, _, note = line.removeprefix("- ").partition(": ")
+            rows.append(Row(name, served, note))
+    return {row.name: row for row in rows}

@@ -112,9 +112,15 @@ def test_noise_has_the_stated_deviation(mode):
 def test_noise_is_repeatable_with_a_seed():
     x, y = _data()
     steps = [
-        _step(_model(kpg.Vectorized(kpg.ClippedMean(0.5, 1.0, seed=3))), x, y)[
-            0
-        ]
+        _step(
+            _model(
+                kpg.Vectorized(
+                    kpg.ClippedMean(0.5, noise_multiplier=1.0, seed=3)
+                )
+            ),
+            x,
+            y,
+        )[0]
         for _ in range(2)
     ]
     for a, b in zip(*steps, strict=True):
@@ -130,7 +136,7 @@ def test_clip_norm_must_be_positive(value):
 def test_noise_must_be_a_finite_multiplier():
     for value in (-1.0, float("nan"), float("inf")):
         with pytest.raises(ValueError, match="`noise_multiplier` must be"):
-            kpg.ClippedMean(1.0, value)
+            kpg.ClippedMean(1.0, noise_multiplier=value)
     with pytest.raises(ValueError, match="must be finite"):
         kpg.ClippedMean(float("inf"), 1.0)
     with pytest.raises(ValueError, match="`seed` must be an integer"):

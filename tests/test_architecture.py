@@ -16,16 +16,18 @@ MAY_IMPORT = {
     "factors": {"keras_internals"},
     "runs": {"common", "keras_internals"},
     "aggregation": {"common", "keras_internals"},
+    "logs": {"keras_internals"},
+    "clipping": {"aggregation", "common", "keras_internals", "logs"},
     "samples": {"common", "factors", "keras_internals"},
     "modes": {
         "aggregation",
         "common",
         "factors",
         "keras_internals",
+        "logs",
         "samples",
         "statistics",
     },
-    "clipping": {"aggregation", "common", "keras_internals", "modes"},
     "analysis": {
         "aggregation",
         "common",
@@ -63,6 +65,7 @@ MAY_IMPORT = {
         "modes",
         "samples",
     },
+    "results": {"analysis", "modes", "privacy", "runs"},
 }
 #: A model makes wrapped ones, and those are models: one part of two files.
 SAME_PART = {"wrapped_model": "model"}

@@ -163,7 +163,9 @@ def test_expected_batch_size(mode):
 
 
 def test_an_empty_batch_is_noise_alone():
-    clipping = kpg.ClippedMean(0.5, 3.0, seed=1, expected_batch_size=4)
+    clipping = kpg.ClippedMean(
+        0.5, noise_multiplier=3.0, seed=1, expected_batch_size=4
+    )
     draws = []
     # The others call the model, whose convolution TensorFlow fails in.
     for build in (MODES["virtual"], MODES["one by one"]):
@@ -206,7 +208,11 @@ def test_the_clip_follows_a_quantile(mode):
 
 def test_the_count_of_a_quantile_is_noisy():
     clipping = kpg.AdaptiveClippedMean(
-        0.1, 1.0, seed=1, expected_batch_size=10, clip_rate=1.0
+        0.1,
+        noise_multiplier=1.0,
+        seed=1,
+        expected_batch_size=10,
+        clip_rate=1.0,
     )
     assert clipping.gradient_noise == pytest.approx((1 - 1 / 4) ** -0.5)
     net = model(kpg.Vectorized(clipping))
@@ -270,12 +276,14 @@ def test_schedules(mode, tmp_path):
         (lambda: kpg.AdaptiveClippedMean(quantile=1), "`quantile` must be"),
         (lambda: kpg.AdaptiveClippedMean(clip_rate=-1), "`clip_rate` must"),
         (
-            lambda: kpg.AdaptiveClippedMean(0.1, 2.0, count_noise=1.0),
+            lambda: kpg.AdaptiveClippedMean(
+                0.1, noise_multiplier=2.0, count_noise=1.0
+            ),
             "`count_noise` must be more than noise_multiplier / 2",
         ),
         (
             lambda: kpg.AdaptiveClippedMean(
-                0.1, schedules.ExponentialDecay(1.0, 1, 0.5)
+                0.1, noise_multiplier=schedules.ExponentialDecay(1.0, 1, 0.5)
             ),
             "must be a finite number: the clip is not",
         ),

@@ -1,4 +1,4 @@
-"""Every public name has a docstring, and the examples in it run."""
+"""Every public name has a docstring with what is needed; its examples run."""
 
 import doctest
 import inspect
@@ -13,8 +13,9 @@ PUBLIC = {
     if not inspect.ismodule(getattr(kpg, name))
 } | {
     f"{module.__name__}.{name}": getattr(module, name)
-    for module in (kpg.callbacks, kpg.runs)
+    for module in (kpg.callbacks, kpg.runs, kpg.modes, kpg.factors, kpg.types)
     for name in module.__all__
+    if getattr(module, name) not in vars(kpg).values()
 }
 
 

@@ -10,7 +10,7 @@ import tomllib
 import keras
 import pytest
 
-from docs import blocks
+from docs import addresses, blocks, make_install
 from keras_pergrad.samples.types.type_rules import OWN
 from tests import type_table
 
@@ -31,6 +31,7 @@ PAGES = {
     "docs/guides/slow_training.md": 21,
     "docs/guides/text_models.md": 15,
     "docs/guides/your_own_model.md": 10,
+    "docs/private_training.md": 30,
 }
 SLOW = 20
 #: Pages that take a model and data for granted.
@@ -39,7 +40,6 @@ OTHER_PAGES = [
     "docs/data_stall.md",
     "docs/device_placement.md",
     "docs/gradient_variance.md",
-    "docs/private_training.md",
     "docs/types.md",
 ]
 BEFORE = """
@@ -51,15 +51,14 @@ import keras_pergrad as kpg
 
 x = np.random.default_rng(0).normal(size=(300, 4)).astype("float32")
 y = x[:, :1] * x[:, 1:2]
-rows, loss, private = range(40), "mse", None
+loss = "mse"
 
 
 def make_model():
     inputs = keras.Input((4,))
     hidden = keras.layers.Dense(8, activation="tanh")(inputs)
     model = kpg.PerGradModel(inputs, keras.layers.Dense(1)(hidden))
-    mode = "batch" if private is None else private.gradient_mode
-    model.compile("adam", loss, gradient_mode=mode)
+    model.compile("adam", loss, gradient_mode="batch")
     return model
 
 
@@ -86,6 +85,8 @@ def _blocks(page):
 @pytest.mark.filterwarnings("ignore:.*retracing")
 def test_code_runs(page, tmp_path, monkeypatch):
     matplotlib = pytest.importorskip("matplotlib")
+    if "private" in page:
+        pytest.importorskip("dp_accounting")
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     matplotlib.use("Agg")
@@ -99,15 +100,12 @@ def test_code_runs(page, tmp_path, monkeypatch):
         matplotlib.pyplot.close("all")
 
 
-@pytest.mark.parametrize(
-    "page", [_mark(page, 22 * ("private" in page)) for page in OTHER_PAGES]
-)
+@pytest.mark.parametrize("page", [_mark(page, 0) for page in OTHER_PAGES])
 # Where a dataset is given, Keras tells that it does not shuffle it.
 @pytest.mark.filterwarnings("ignore:`shuffle=True` was passed")
 def test_code_runs_on_a_model(page, tmp_path):
     pytest.importorskip("matplotlib")
     pytest.importorskip("scipy")
-    pytest.importorskip("dp_accounting")
     try:
         with contextlib.chdir(tmp_path):
             assert list(blocks.run(ROOT / page, BEFORE))
@@ -129,7 +127,8 @@ def test_every_page_with_code_is_run():
         for page in guides | {"README.md"}
         if any(block.language == "python" for block in _blocks(page))
     }
-    assert with_code == set(PAGES) - {"docs/gradient_modes.md"}
+    others = {"docs/gradient_modes.md", "docs/private_training.md"}
+    assert with_code == set(PAGES) - others
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -165,7 +164,52 @@ def test_named_examples_exist():
 
 def test_readme_is_one_page():
     lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
-    assert len(lines) <= 150
+    assert len(lines) <= 130
+
+
+def test_readme_works_where_only_it_is_shown():
+    """Its links and pictures are whole addresses of files that are there."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    targets = re.findall(r"\]\((.+?)\)", text)
+    assert len(targets) > 10
+    kinds = {
+        addresses.FILE: pathlib.Path.is_file,
+        addresses.FOLDER: pathlib.Path.is_dir,
+        addresses.PICTURE: pathlib.Path.is_file,
+    }
+    for target in targets:
+        start = next((s for s in kinds if target.startswith(s)), None)
+        assert start, f"{target} is no address of the repository"
+        file = target.removeprefix(start).partition("#")[0]
+        assert kinds[start](ROOT / file), target
+    assert any(t.startswith(addresses.PICTURE) for t in targets)
+
+
+@pytest.mark.parametrize(
+    "page", make_install.pages(), ids=lambda page: page.stem
+)
+def test_installation_is_that_of_the_setting(page):
+    """`python docs/make_install.py` writes it; both states come back."""
+    text = page.read_text(encoding="utf-8")
+    assert make_install.as_set(text) == text
+    other = make_install.as_set(text, not addresses.PUBLISHED)
+    assert other != text
+    assert make_install.as_set(other) == text
+
+
+def test_no_page_takes_the_package_from_an_index_that_lacks_it():
+    """An extra can be added by name where the package is installed."""
+    files = [*ROOT.glob("*.md"), *ROOT.glob("examples/*.py")]
+    files += [*ROOT.glob("docs/**/*.md"), *ROOT.glob("docs/**/*.ipynb")]
+    wrong = [
+        file.relative_to(ROOT)
+        for file in files
+        if re.search(
+            r"pip install (-\S+ )*[\"']?keras[-_]pergrad(?!\[)",
+            file.read_text(encoding="utf-8"),
+        )
+    ]
+    assert addresses.PUBLISHED or wrong == []
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -180,7 +224,8 @@ def test_notebook_has_the_code_of_its_guide(path):
     ]
     assert "pip install" in code[0]
     assert code[1:] == guide
-    assert "colab" in "".join(cells[0]["source"])
+    badge = "colab" in "".join(cells[0]["source"])
+    assert badge == addresses.PUBLISHED
 
 
 def test_there_are_five_notebooks():
@@ -188,20 +233,15 @@ def test_there_are_five_notebooks():
 
 
 def test_addresses_stand_in_one_place():
-    """The site, the badges and the citation name the same repository."""
-    urls = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
-        "urls"
-    ]
-    repository = urls["Repository"]
+    """The site, the guides and the citation name the same repository."""
     for name in ("mkdocs.yml", "CITATION.cff"):
         text = (ROOT / name).read_text()
-        assert repository in text, name
-        assert urls["Documentation"] in text, name
-    name = repository.removeprefix("https://github.com/")
-    badge = f"https://colab.research.google.com/github/{name}/"
+        assert addresses.REPOSITORY in text, name
+        assert addresses.SITE in text, name
     for path in NOTEBOOKS:
         guide = (ROOT / "docs/guides" / f"{path.stem}.md").read_text()
-        assert f"{badge}blob/main/docs/notebooks/{path.name}" in guide
+        start = addresses.COLAB + "docs" if addresses.PUBLISHED else ".."
+        assert f"]({start}/notebooks/{path.name})" in guide
 
 
 def test_versions_agree():
@@ -210,6 +250,28 @@ def test_versions_agree():
     version = re.search(r'__version__ = "(.+)"', text)[1]
     assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
     assert f"## [{version}]" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_changelog_is_grouped():
+    """The groups of Keep a Changelog, each once, in the same order."""
+    order = ["Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"]
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    versions = re.split(r"^## ", text, flags=re.MULTILINE)[1:]
+    assert versions[0].startswith("[Unreleased]\n")
+    # Those that existed, each with its day.
+    days = [
+        re.match(r"\[[\d.]+\] - (\d{4}-\d\d-\d\d)\n", v) for v in versions[1:]
+    ]
+    assert all(days)
+    assert [d[1] for d in days] == sorted((d[1] for d in days), reverse=True)
+    for version in versions:
+        head, *groups = re.split(r"^### ", version, flags=re.MULTILINE)
+        names = [group.partition("\n")[0] for group in groups]
+        assert names == [name for name in order if name in names], head
+        assert names, head
+        for group in groups:
+            for line in group.splitlines()[1:]:
+                assert not line or line.startswith(("- ", "  ")), line
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -21,7 +22,7 @@ WORDS = {
     "multi_worker": ["weights agree: True", "from one process"],
     "data_service": ["fed by the service", "weights: 0.0e+00"],
     "private_digits": ["epsilon", "none", "differentially", ".png"],
-    "private_lora": ["weights are trained", "ms with privacy", "epsilon"],
+    "private_lora": ["weights are trained", "ms with privacy", "after private"],
     "text_model": ["of 15 wrong labels are", "clipped_fraction", ".png"],
     "vae": ["epoch 25: loss", "clipped", ".png"],
     "saliency_map": ["accuracy", "explain all but 0", ".png"],
@@ -50,3 +51,8 @@ def test_example_runs(name):
     assert done.returncode == 0, done.stderr[-3000:]
     for word in WORDS[name]:
         assert word in done.stdout
+    if name == "private_lora":
+        before, after = re.search(r"(\S+) before, (\S+) after", done.stdout)[
+            1, 2
+        ]
+        assert float(before) + 0.25 < float(after)

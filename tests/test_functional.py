@@ -309,11 +309,13 @@ def test_batches_and_datasets_give_what_one_batch_gives(capsys):
     np.testing.assert_allclose(found, norms, rtol=1e-5)
 
 
+@pytest.mark.parametrize("method", ["vectorized", "per_sample"])
 @pytest.mark.parametrize("per_variable", [False, True])
-def test_statistics_over_batches_are_those_of_all_samples(per_variable):
+def test_statistics_over_batches_are_those_of_all_samples(per_variable, method):
     model, x, y = _in_batches()
     how = {"per_variable": per_variable, "verbose": 0}
     right = kpg.gradient_statistics(model, x, y, **how)
+    how["method"] = method
     found = kpg.gradient_statistics(model, x, y, batch_size=3, **how)
     pairs = zip(found, right) if per_variable else [(found, right)]
     for ours, theirs in pairs:

@@ -66,7 +66,7 @@ def test_other_modes_serve_them(name, mode):
         private = kpg.PrivateTraining(
             noise_multiplier=1.0,
             delta=1e-2,
-            examples=N,
+            samples=N,
             batch_size=N,
             seed=1,
             user_ids="unique",

@@ -166,7 +166,7 @@ def test_without_a_preprocessor_private_batches_are_taken():
         noise_multiplier=1.0,
         delta=1e-3,
         clip_norm=1.0,
-        examples=4,
+        samples=4,
         batch_size=2,
         epochs=1,
         user_ids="unique",

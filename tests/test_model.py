@@ -511,7 +511,9 @@ def test_an_aggregation_for_a_mode_is_explained():
     )
     model = kpg.PerGradModel()
     with pytest.raises(TypeError, match=said):
-        model.compile("sgd", gradient_mode=kpg.ClippedMean(1.0, 0.5))
+        model.compile(
+            "sgd", gradient_mode=kpg.ClippedMean(1.0, noise_multiplier=0.5)
+        )
 
 
 def test_modes_and_aggregations_show_their_arguments():

@@ -543,7 +543,7 @@ def test_a_layers_own_counter_counts_steps(mode):
 
 
 def test_models_with_one_clipped_mean_have_noise_of_their_own(tmp_path):
-    shared = kpg.ClippedMean(1.0, 1.0, seed=3)
+    shared = kpg.ClippedMean(1.0, noise_multiplier=1.0, seed=3)
     path = str(tmp_path / "first.weights.h5")
 
     def made():

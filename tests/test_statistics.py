@@ -8,7 +8,7 @@ import tensorflow as tf
 import keras_pergrad as kpg
 from keras_pergrad import statistics
 from keras_pergrad.factors import Outer, Rows, squared_norm
-from keras_pergrad.modes.logs import DefinedMean, RatioOfMeans
+from keras_pergrad.logs import DefinedMean, RatioOfMeans
 from tests.marks import few
 
 layers = keras.layers
@@ -88,19 +88,23 @@ def test_equal_samples_have_variance_zero_and_noise_may_hide_the_mean():
 
 
 @pytest.mark.usefixtures("float64")
-def test_of_a_model_and_of_each_variable():
+@pytest.mark.parametrize("method", ["vectorized", "per_sample"])
+def test_of_a_model_and_of_each_variable(method):
     model = _model()
     x, y = _data()
     weights = np.linspace(0.1, 2, 7)
     gradients = kpg.per_sample_gradients(model, x, y, weights)
     norm, trace, true = _written_out(gradients)
-    found = kpg.gradient_statistics(model, x, y, weights)
+    how = {"method": method}
+    found = kpg.gradient_statistics(model, x, y, weights, **how)
     np.testing.assert_allclose(
         [found.norm, found.variance, found.squared_true_norm],
         [norm, trace, true],
         rtol=1e-10,
     )
-    each = kpg.gradient_statistics(model, x, y, weights, per_variable=True)
+    each = kpg.gradient_statistics(
+        model, x, y, weights, per_variable=True, **how
+    )
     for one, gradient in zip(each, gradients, strict=True):
         norm, trace, _ = _written_out([gradient])
         np.testing.assert_allclose(

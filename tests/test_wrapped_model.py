@@ -246,7 +246,7 @@ def test_private_examples_do_not_go_through_a_fit_of_its_own():
         noise_multiplier=1.0,
         delta=1e-3,
         clip_norm=1.0,
-        examples=8,
+        samples=8,
         batch_size=4,
         epochs=1,
         user_ids="unique",

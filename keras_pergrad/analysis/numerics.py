@@ -11,8 +11,6 @@ import math
 
 import numpy as np
 
-from keras_pergrad.keras_internals.model_parts import inner_layers
-
 EXACT, ROUNDING, WRONG = "exact", "rounding", "wrong"
 
 # Bits of precision are a property of the format that did the arithmetic.
@@ -61,21 +59,7 @@ class Verdict:
 
 
 def unit(dtype):
-    """Return the gap between 1 and the next number of a format.
-
-    Args:
-        dtype: float64, float32, float16, bfloat16 or float8, as a name or a
-            type.
-
-    Raises:
-        ValueError: `dtype` is not a floating-point format known here.
-
-    Example:
-
-    >>> from keras_pergrad.analysis.numerics import unit
-    >>> unit("float16")
-    0.0009765625
-    """
+    """Return the gap between 1 and the next number of a format."""
     name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
     if name not in _EPSILON:
         raise ValueError(
@@ -91,24 +75,6 @@ def tolerance(dtype, terms=1):
     A sum of `terms` numbers gathers an error of about √terms roundings
     (they are as often up as down); the constants leave room for the chain
     of layers in front of it.
-
-    Args:
-        dtype: the format of the arithmetic: float64, float32, float16 or
-            bfloat16, as a name or a NumPy type.
-        terms: how many products were summed into each number.
-
-    Returns:
-        A float, relative to the magnitude of the numbers compared.
-
-    Raises:
-        ValueError: `dtype` is not a floating-point format known here, or
-            `terms` is below 1.
-
-    Example:
-
-    >>> from keras_pergrad.analysis.numerics import tolerance
-    >>> tolerance("float32") < tolerance("float32", terms=1000)
-    True
     """
     roundoff = unit(dtype)
     if terms < 1:
@@ -120,30 +86,11 @@ def tolerance(dtype, terms=1):
 
 
 def judge(reference, value, dtype="float32", terms=1, scale=0.0):
-    """Compare `value` with `reference`.
+    """Compare an array with the right one, of the less precise `dtype`.
 
-    Args:
-        reference: the array that is taken to be right.
-        value: the array to judge, of the same shape.
-        dtype: the format of the less precise of the two computations.
-        terms: how many products were summed into each number.
-        scale: a magnitude that the numbers were computed from. The error
-            is judged against the larger of it and the largest reference:
-            a true zero got by cancellation needs it.
-
-    Returns:
-        A `Verdict`.
-
-    Raises:
-        ValueError: the shapes differ, or `dtype` or `terms` is refused.
-
-    Example:
-
-    >>> from keras_pergrad.analysis.numerics import judge
-    >>> judge([1.0, 2.0], [1.0, 2.0000002]).verdict
-    'rounding'
-    >>> judge([1.0, 2.0], [1.0, 2.4]).verdict
-    'wrong'
+    The error is judged against the largest reference, or `scale` if that is
+    larger: a true zero got by cancellation needs the magnitude that it was
+    computed from.
     """
     limit = tolerance(dtype, terms)
     reference = np.asarray(reference, dtype="float64")
@@ -174,26 +121,10 @@ def judge(reference, value, dtype="float32", terms=1, scale=0.0):
 
 
 def judge_all(names, references, values, dtype, terms=1, scales=None):
-    """Apply `judge` to the named results of one computation.
+    """Return a `Verdict` for each named result of one computation.
 
-    Args:
-        names, references, values: as many of each.
-        dtype, terms: as for `judge`.
-        scales: for each result the magnitude of what it was computed from.
-            By default the same for all: a result that is zero by
-            cancellation was computed from numbers of about the size of its
-            neighbours.
-
-    Returns:
-        A dict from name to `Verdict`.
-
-    Example:
-
-    >>> from keras_pergrad.analysis.numerics import judge_all
-    >>> right, found = [[1.0], [0.0]], [[1.0], [1e-9]]
-    >>> found = judge_all(["a", "b"], right, found, "float32")
-    >>> [verdict.verdict for verdict in found.values()]
-    ['exact', 'rounding']
+    By default all have one scale: a result that is zero by cancellation was
+    computed from numbers of about the size of its neighbours.
     """
     if scales is None:
         sizes = [float(np.max(np.abs(r), initial=0.0)) for r in references]
@@ -210,6 +141,9 @@ def judge_all(names, references, values, dtype, terms=1, scales=None):
 
 def precision(model):
     """Return the least precise format that a layer with weights computes in."""
+    # Loaded here: the doctor judges numbers in a process without TensorFlow.
+    from keras_pergrad.keras_internals.model_parts import inner_layers
+
     layers = [layer for layer in inner_layers(model) if layer.weights]
     policies = {layer.compute_dtype for layer in layers}
     policies |= {getattr(layer, "quantization_mode", None) for layer in layers}
@@ -220,12 +154,7 @@ def precision(model):
 
 
 def terms(model, x):
-    """Return how many products go into one number of a step, at most.
-
-    Args:
-        model: a built model.
-        x: its input for one batch; of several, the first.
-    """
+    """Return how many products go into one number of a step, at most."""
     fan_in = [math.prod(v.shape[:-1]) for v in model.trainable_weights]
     positions = math.prod(np.shape(x)[:-1]) if np.ndim(x) > 1 else np.size(x)
     return max([1, int(positions), *fan_in])

@@ -6,8 +6,13 @@ import weakref
 
 import keras
 
-from keras_pergrad.analysis.pipelines.diagnosis import diagnose
-from keras_pergrad.analysis.pipelines.pipeline_facts import Advice, kind_of
+from keras_pergrad.analysis.pipelines.diagnosis import (
+    diagnose,
+    facts_of,
+    stalls,
+    verdict,
+)
+from keras_pergrad.analysis.pipelines.pipeline_facts import Advice
 from keras_pergrad.analysis.pipelines.pipeline_samples import PipelineSamples
 from keras_pergrad.analysis.pipelines.stage_table import (
     StageRow,
@@ -15,18 +20,18 @@ from keras_pergrad.analysis.pipelines.stage_table import (
     stage_rows,
     text_of,
 )
-from keras_pergrad.analysis.pipelines.stages import stages
 from keras_pergrad.analysis.pipelines.stall_accounting import (
-    Account,
+    EpochTimer,
     StallReport,
 )
 from keras_pergrad.analysis.pipelines.step_hooks import (
-    Armer,
+    StepTimerHook,
     acts_last,
     around_bar,
     remove_hooks,
 )
 from keras_pergrad.analysis.pipelines.stopwatch import Stopwatch
+from keras_pergrad.common.deprecation import former
 from keras_pergrad.keras_internals.fit_end import at_end_of_fit
 from keras_pergrad.keras_internals.log_readers import go_before_readers
 from keras_pergrad.keras_internals.running_fit import running_fit
@@ -66,16 +71,20 @@ class DataStall(keras.callbacks.Callback):
         per_batch: Also report percentiles of the wait and keep a timeline
             for `plot`. Memory stays constant.
         advise: Name the cause in the message, and what to change.
-        verbose: 0: print nothing; 1: the message; 2: also, after every
+        verbose: 0: print nothing; 1: message and verdict; 2: also, after every
             epoch, a table of the pipeline's stages with what TensorFlow's
             AUTOTUNE has chosen for each.
 
     Attributes:
         reports: One `StallReport` per epoch of the last `fit`, or one for the
             last `evaluate`.
+        verdict: One line on the last epoch: whether the data was the
+            bottleneck. It ends the message. A `fit` or `evaluate` that prints
+            a progress bar ends with it in any case.
         message: The message that was printed, or None.
         advice: List of `Advice` in the message, the most useful first: each
-            has a `name`, a `cause`, the `code` to write and `gain_ms`.
+            has a `name`, a `cause`, the `code` to write and `gain_ms`, the
+            most that it saves where that was measured.
         stages: List of `StageRow` of the last epoch, the source first; empty
             where TensorFlow does not measure them.
 
@@ -92,8 +101,14 @@ class DataStall(keras.callbacks.Callback):
     ```
     """
 
+    @former("per_batch", "advise", "verbose")
     def __init__(
-        self, warn_above=0.05, per_batch=False, advise=True, verbose=1
+        self,
+        warn_above: float = 0.05,
+        *,
+        per_batch: bool = False,
+        advise: bool = True,
+        verbose: int = 1,
     ):
         super().__init__()
         number = isinstance(warn_above, numbers.Real)
@@ -116,14 +131,16 @@ class DataStall(keras.callbacks.Callback):
         self.advise = advise
         self.reports: list[StallReport] = []
         self.message: str | None = None
+        self.verdict: str | None = None
+        self._spoken = False
         self.advice: list[Advice] = []
         self.stages: list[StageRow] = []
         self._samples = PipelineSamples()
         self._stopwatch = None
-        self._accounts: dict[str, Account] = {}
+        self._timers: dict[str, EpochTimer] = {}
         self._data = None
         self._callbacks = self._fit_callbacks = _nothing
-        self._armer = None
+        self._timer_hook = None
         self._passes = None
         self._validation = None
         self._timeline = None
@@ -155,25 +172,27 @@ class DataStall(keras.callbacks.Callback):
 
     def on_test_end(self, logs=None):
         self._stopwatch.drain()
-        account = self._accounts.pop(TEST)
-        report = account.report()
+        timer = self._timers.pop(TEST)
+        report = timer.report()
         if self._is_validation():
-            seconds = time.time() - account.began
+            seconds = time.time() - timer.began
             waits = [report.first_batch_s, report.data_stall_s]
             self._validation = seconds, sum(w for w in waits if w is not None)
             return
-        self._publish(report, account, TEST, logs)
+        self._publish(report, timer, TEST, logs)
         self._leave()
 
     def on_epoch_end(self, epoch, logs=None):
         self._stopwatch.drain()
-        account = self._accounts.pop(TRAIN)
-        report = account.report()
+        timer = self._timers.pop(TRAIN)
+        report = timer.report()
         if self._validation is not None:
             report.validation_s, report.validation_stall_s = self._validation
-        self._publish(report, account, TRAIN, logs)
+        self._publish(report, timer, TRAIN, logs)
 
     def on_train_end(self, logs=None):
+        if self._prints_verdict():
+            print(self._last_line(), flush=True)
         self._leave()
         self._fit_callbacks = _nothing
 
@@ -181,23 +200,22 @@ class DataStall(keras.callbacks.Callback):
 
     def calls_done(self, calls, rows):
         """Take in the train function's calls and the waits in them."""
-        for slot, account in self._accounts.items():
+        for slot, timer in self._timers.items():
             mine = [pair for pair in zip(calls, rows) if pair[0].slot == slot]
             if mine:
-                account.add_calls(*zip(*mine))
+                timer.add_calls(*zip(*mine))
 
     def rows_lost(self, count):
         """Take in how many waits were not recorded."""
-        for account in self._accounts.values():
-            account.lost += count
+        for timer in self._timers.values():
+            timer.lost += count
 
     def call_failed(self):
         """Report what was measured before the train function raised."""
-        accounts = [s for s in (TRAIN, TEST) if s in self._accounts]
-        for slot in accounts:
-            account = self._accounts.pop(slot)
-            if account.steps or account.lost:
-                self._publish(account.report(), account, slot, None)
+        for slot in [s for s in (TRAIN, TEST) if s in self._timers]:
+            timer = self._timers.pop(slot)
+            if timer.steps or timer.lost:
+                self._publish(timer.report(), timer, slot, None)
         self._leave()
 
     def plot(self, ax=None, by=None):
@@ -239,9 +257,9 @@ class DataStall(keras.callbacks.Callback):
     # Inner workings.
 
     def _enter(self):
-        self.reports, self.message = [], None
+        self.reports, self.message, self.verdict = [], None, None
         self.advice, self.stages = [], []
-        self._accounts, self._timeline = {}, None
+        self._timers, self._timeline = {}, None
         self._stopwatch = Stopwatch.of(self.model)
         self._stopwatch.disarm()
         self._stopwatch.drain()
@@ -259,17 +277,19 @@ class DataStall(keras.callbacks.Callback):
         # Between two steps nothing that this needs is in the caches: Python
         # takes ten times as long as in a loop.
         self._samples.tick(self._stopwatch.iterators[slot])
-        if self._armer is None:
+        if self._timer_hook is None:
             self._stopwatch.arm(self.model, slot)
         else:
-            self._armer.stand_last(slot)
+            self._timer_hook.stand_last(slot)
 
     def _open(self, slot):
-        self._accounts[slot] = Account(time.time())
+        self._timers[slot] = EpochTimer(time.time())
         self._samples = PipelineSamples()
-        self._armer, running = None, self._callbacks()
+        self._timer_hook, running = None, self._callbacks()
         if running is not None and not acts_last(running.callbacks, self):
-            self._armer = Armer(running.callbacks, self._stopwatch, self.model)
+            self._timer_hook = StepTimerHook(
+                running.callbacks, self._stopwatch, self.model
+            )
 
     def _is_validation(self):
         fit_callbacks = self._fit_callbacks()
@@ -277,29 +297,28 @@ class DataStall(keras.callbacks.Callback):
             return False
         return running_fit(self.model).callbacks is fit_callbacks
 
-    def _publish(self, report, account, slot, logs):
-        self._timeline = account.timeline if self.per_batch else None
+    def _publish(self, report, timer, slot, logs):
+        self._timeline = timer.timeline if self.per_batch else None
         running = self._samples.summary(self._stopwatch.iterators[slot]())
-        self._note_stages(report, running)
+        facts = facts_of(report, self._data, running, self._passes)
+        self._note_stages(report, facts)
         figures = _figures(report)
         if logs is not None:
             logs.update(figures)
+        self.verdict, self._spoken = verdict(report, facts), False
         texts = []
         if self.message is None:
             self.message, self.advice = diagnose(
-                report,
-                self.warn_above,
-                data=self._data if self.advise else None,
-                running=running,
-                advise=self.advise,
-                passes=self._passes,
+                report, facts, self.warn_above, self.advise
             )
-            if self.message is not None:
-                texts.append(self.message)
+            self._spoken = self.message is not None
+            texts += [self.message] if self.message else []
         if self.verbose == 2 and self.stages:
-            texts.append(
-                text_of(self.stages, running.cpu_budget, running.ram_budget)
+            texts.insert(
+                0, text_of(self.stages, running.cpu_budget, running.ram_budget)
             )
+        if slot == TEST and logs is not None and self._prints_verdict():
+            texts.append(self._last_line())
         text = "\n".join(texts) if self.verbose else None
         if logs is None:  # an error is being raised: no bar follows
             if text:
@@ -310,10 +329,18 @@ class DataStall(keras.callbacks.Callback):
             report.hide_batches()
         self.reports.append(report)
 
-    def _note_stages(self, report, running):
-        kind = kind_of(self._data)
-        written = stages(self._data) if kind == "dataset" else []
-        self.stages = stage_rows(self._data, kind, written, running)
+    def _prints_verdict(self):
+        """Whether the verdict stands out where all prints, in no message."""
+        loud = self.verbose and (self.params or {}).get("verbose", 0)
+        return bool(loud and self.verdict and not self._spoken)
+
+    def _last_line(self):
+        return f"DataStall: {self.verdict}."
+
+    def _note_stages(self, report, facts):
+        self.stages = stage_rows(
+            facts.data, facts.kind, facts.stages, facts.running, stalls(report)
+        )
         shares = load_and_transform(self.stages)
         if shares is not None and report.data_stall_fraction is not None:
             load, transform = shares
@@ -340,7 +367,7 @@ class DataStall(keras.callbacks.Callback):
     def _leave(self):
         self._stopwatch.disarm()
         self._stopwatch.listeners.discard(self)
-        self._accounts, self._data, self._armer = {}, None, None
+        self._timers, self._data, self._timer_hook = {}, None, None
 
 
 def _figures(report):

@@ -1,5 +1,6 @@
 """A report of where a training step really runs."""
 
+import collections
 import contextlib
 import warnings
 
@@ -10,16 +11,18 @@ from keras_pergrad.analysis.placement import (
     collection,
     eager,
     hazards,
-    layers,
     operations,
 )
 from keras_pergrad.analysis.placement.placement_report import PlacementReport
 from keras_pergrad.analysis.placement.step_profile import replay
 from keras_pergrad.common import devices
 from keras_pergrad.common.first_batch import set_aside
+from keras_pergrad.keras_internals import progress_bar
 from keras_pergrad.keras_internals.fit_end import at_end_of_fit
 from keras_pergrad.keras_internals.log_readers import go_before_readers
 from keras_pergrad.keras_internals.running_fit import running_fit
+
+_COUNTS = ("ops_on_accelerator", "ops_on_cpu", "device_copies")
 
 
 class PlacementWarning(UserWarning):
@@ -35,9 +38,10 @@ class DevicePlacement(keras.callbacks.Callback):
 
     The logs of each epoch get `ops_on_accelerator`, `ops_on_cpu` and
     `device_copies` (tensors copied between host and accelerator memory in
-    one step). They reach the progress bar and every callback that reads the
-    logs, such as `CSVLogger`: this one moves before the first of these. A
-    figure that cannot be obtained (under XLA, say) is absent.
+    one step). They reach the history and every callback that reads the logs,
+    such as `CSVLogger`: this one moves before the first of these. The progress
+    bar leaves them out, as they stay the same in every epoch. A figure that
+    cannot be obtained (under XLA, say) is absent.
 
     Cost: a new train function is watched while it is placed; one that an
     earlier `fit` has built is placed once more. Later steps cost nothing.
@@ -68,7 +72,7 @@ class DevicePlacement(keras.callbacks.Callback):
     ['device_copies', 'loss', 'ops_on_accelerator', 'ops_on_cpu']
     """
 
-    def __init__(self, deep=False, warn=True):
+    def __init__(self, deep: bool = False, warn: bool = True):
         super().__init__()
         self.deep = deep
         self.warn = warn
@@ -80,6 +84,7 @@ class DevicePlacement(keras.callbacks.Callback):
         self.report = None
         siblings = running_fit(self.model).callbacks
         go_before_readers(self, siblings)
+        progress_bar.leave_out(siblings, lambda name, value: name in _COUNTS)
         self._batch_begins = False
         self._batches, self._spec = [], None
         self._device = next(iter(devices.accelerators()), None)
@@ -98,7 +103,7 @@ class DevicePlacement(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         if logs is None or self.report is None:
             return
-        for name in ("ops_on_accelerator", "ops_on_cpu", "device_copies"):
+        for name in _COUNTS:
             value = getattr(self.report, name)
             if value is not None:
                 logs[name] = value
@@ -153,85 +158,57 @@ class DevicePlacement(keras.callbacks.Callback):
         self._put_back()()
 
     def _watched(self, function, iterator, again):
-        notes = []
         if self.deep and isinstance(iterator, tf.data.Iterator):
             steps = self.model.steps_per_execution
             self._spec = iterator.element_spec
             self._batches, iterator = set_aside(iterator, steps)
-        with contextlib.ExitStack() as stack:
-            if self.model.run_eagerly:
-                executed = stack.enter_context(eager.watch())
-            else:
-                executed = None
-                collected = stack.enter_context(collection.collect(again))
-            result = function(iterator)
-        if executed is not None:
-            report = self._eager_report(executed)
+        if self.model.run_eagerly:
+            with eager.watch() as executed:
+                result = function(iterator)
+            placed = eager.read(executed, self.model, self._device)
         else:
+            with collection.collect(again) as collected:
+                result = function(iterator)
             partitions = collection.step_partitions(collected[0])
             if not partitions and not again:
                 return result  # placed before: ask once more
-            report = self._graph_report(partitions, notes)
-        report.notes += notes
-        self._finish(report)
+            placed = operations.read(partitions, self.model, self._device)
+        report = self._report_of(placed)
+        if self.deep:
+            self._measure(report)
+        settings = self._setting_hazards()
+        self._announce([h for h in report.hazards if h not in settings])
+        self.report = report
+        print(f"\n{report}")
         return result
 
-    def _new_report(self):
-        device = self._device
-        report = PlacementReport(
-            device.name if device else None,
-            device.platform if device else "CPU",
-        )
-        for variable in _variables(self.model):
-            where = devices.short_name(variable.value.device)
-            report.variables[where] = report.variables.get(where, 0) + 1
-        report.hazards += self._setting_hazards()
-        return report
-
-    def _graph_report(self, partitions, notes):
-        report = self._new_report()
-        if not partitions:
-            notes.append(
+    def _report_of(self, placed):
+        device, model = self._device, self.model
+        name, platform = None, "CPU"
+        if device is not None:
+            name, platform = device.name, device.platform
+        state = [*model.variables, *getattr(model.optimizer, "variables", ())]
+        homes = [devices.short_name(v.value.device) for v in state]
+        report = PlacementReport(name, platform)
+        report.variables = dict(collections.Counter(homes))
+        report.operations, report.opaque = placed.operations, placed.opaque
+        report.copies, report.hazards = placed.copies, self._setting_hazards()
+        if device is not None and device.is_metal:
+            report.hazards += hazards.of_operations(placed.operations)
+            report.hazards += hazards.of_fusion(placed.nodes, placed.layer_of)
+        if model.run_eagerly:
+            report.notes.append(eager.NOTE)
+        elif not placed.nodes:
+            report.notes.append(
                 "TensorFlow handed over no graph for this step: the train "
                 "function seems to be no tf.function."
             )
-            return report
-        placed = operations.read(partitions, self.model, self._device)
-        report.operations = placed.operations
-        report.copies = placed.copies
-        report.opaque = placed.opaque
-        if self._device is not None and self._device.is_metal:
-            names = [node.name for node in placed.nodes]
-            layer_of = layers.Layers(self.model, names)
-            report.hazards += hazards.of_operations(placed.operations)
-            report.hazards += hazards.of_fusion(placed.nodes, layer_of)
-        if self.model.steps_per_execution > 1:
-            notes.append(
-                f"steps_per_execution="
-                f"{self.model.steps_per_execution}: figures are for one of "
-                f"the steps in the loop."
+        elif model.steps_per_execution > 1:
+            report.notes.append(
+                f"steps_per_execution={model.steps_per_execution}: figures "
+                f"are for one of the steps in the loop."
             )
         return report
-
-    def _eager_report(self, executed):
-        report = self._new_report()
-        layer_of = layers.Layers(self.model, eager.names(executed))
-        seen = eager.read(executed, layer_of, self._device)
-        report.operations, report.opaque = seen
-        if self._device is not None and self._device.is_metal:
-            report.hazards += hazards.of_operations(report.operations)
-        report.notes.append(eager.NOTE)
-        report.copies = None
-        return report
-
-    def _finish(self, report):
-        if self.deep:
-            self._measure(report)
-        self._announce(
-            [h for h in report.hazards if h not in self._setting_hazards()]
-        )
-        self.report = report
-        print(f"\n{report}")
 
     def _measure(self, report):
         why = self._not_measurable(report)
@@ -254,20 +231,9 @@ class DevicePlacement(keras.callbacks.Callback):
             return "the batch comes from a distributed iterator"
         return ""
 
-    def _announce(self, found):
-        if not self.warn:
-            return
-        for hazard in found:
+    def _announce(self, known):
+        for hazard in known if self.warn else ():
             if hazard.severity in ("wrong", "error"):
                 where = ", ".join(hazard.layers)
-                text = f"{hazard.message} ({where})" if where else None
-                warnings.warn(
-                    text or hazard.message, PlacementWarning, stacklevel=2
-                )
-
-
-def _variables(model):
-    optimizer = model.optimizer
-    return list(model.variables) + list(
-        optimizer.variables if optimizer is not None else []
-    )
+                text = hazard.message + (f" ({where})" if where else "")
+                warnings.warn(text, PlacementWarning, stacklevel=2)

@@ -2,6 +2,9 @@
 
 import contextlib
 import math
+import os
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import keras
 import tensorflow as tf
@@ -15,6 +18,7 @@ from keras_pergrad.analysis.measurement.gradient_logs import (
 from keras_pergrad.analysis.measurement.run_description import describe
 from keras_pergrad.analysis.measurement.run_log import RunLog
 from keras_pergrad.common.arguments import positive_integer
+from keras_pergrad.common.deprecation import former
 from keras_pergrad.keras_internals import progress_bar
 from keras_pergrad.keras_internals.fit_end import at_end_of_fit
 from keras_pergrad.keras_internals.log_readers import go_before_readers
@@ -103,15 +107,17 @@ class GradientVariance(keras.callbacks.Callback):
     2
     """
 
+    @former("every", "repeats", "log_dir", "run_name", "tags", "sketch_size")
     def __init__(
         self,
-        probe=None,
-        every="auto",
-        repeats=3,
-        log_dir=None,
-        run_name=None,
-        tags=None,
-        sketch_size=1024,
+        probe: Any = None,
+        *,
+        every: int | Literal["auto", "epoch"] = "auto",
+        repeats: int = 3,
+        log_dir: str | os.PathLike | None = None,
+        run_name: str | None = None,
+        tags: Mapping[str, Any] | None = None,
+        sketch_size: int = 1024,
     ):
         super().__init__()
         if every not in ("auto", "epoch"):

@@ -22,6 +22,36 @@ def not_dense(part):
     )
 
 
+def accumulates(optimizer):
+    """Say that an optimizer accumulates gradients itself."""
+    return (
+        f"The optimizer {optimizer.name!r} accumulates gradients on its own "
+        "(gradient_accumulation_steps="
+        f"{optimizer.gradient_accumulation_steps}). Leave that to "
+        "gradient_mode=Accumulated(steps=...)."
+    )
+
+
+def synchronized(layer):
+    """Say that a layer takes statistics over replicas, not microbatches."""
+    return (
+        f"layer {layer.name!r} ({type(layer).__name__}) takes statistics over "
+        "all replicas (synchronized=True), which cannot be done for one "
+        "microbatch after the other. Use synchronized=False, or "
+        "GroupNormalization instead, or gradient_mode='batch'."
+    )
+
+
+def one_after_the_other(replicas):
+    """Say that several replicas cannot update sample by sample."""
+    return (
+        "updates='sample' makes one update after the other, which several "
+        "replicas cannot do at the same time. Use updates='batch' under this "
+        "tf.distribute strategy, or train without it. Received: "
+        f"updates='sample' on {replicas} replicas"
+    )
+
+
 def one_batch_size(layer, batch_size):
     """Say that a layer or model is made for batches of one size."""
     what = f"layer {layer.name!r} ({type(layer).__name__})"
@@ -51,3 +81,47 @@ def not_one_number(received):
         "Give the loss a reduction, such as reduction='sum_over_batch_size', "
         "not None or 'none'."
     )
+
+
+def no_length(loss):
+    """Say that the length of a loss's samples is not known while tracing."""
+    return (
+        f"The number of values of the loss {loss!r} for one sample is not "
+        "known while the step is traced, since an axis of the data (the "
+        "length of the sequences, say) has no fixed size there. Over several "
+        "steps it must be the same in all batches, or the scale of a sample's "
+        "gradient is not known before it is clipped. Pass arrays, pad the "
+        "batches of a tf.data.Dataset to one length (padded_batch, or map "
+        "with tf.ensure_shape), use steps=1 with larger batches, or call "
+        "compile() again if an earlier fit had another length."
+    )
+
+
+def other_length(loss, old, new):
+    """Say that a loss has another number of values for one sample."""
+    return (
+        f"The loss {loss!r} has {new} values for one sample, and had {old} in "
+        "the batches before. Over several steps it must be the same in all "
+        "batches, or the scale of a sample's gradient is not known before it "
+        "is clipped. Pad the sequences to one length, use steps=1 with larger "
+        "batches, or call compile() again before training on another length."
+    )
+
+
+def unknown_divisor(loss):
+    """Say that what a loss is divided by is not known before the last step."""
+    return (
+        f"The loss {loss!r} is not a mean over a number of values in "
+        "proportion to the number of samples, so that over several steps the "
+        "scale of a sample's gradient is not known before it is clipped. Use "
+        "steps=1 with larger batches, or a loss with reduction "
+        "'sum_over_batch_size' on outputs without mask."
+    )
+
+
+SUM_OVER_STEPS = (
+    "A loss given to `add_loss` is a sum over the samples of the batch, so "
+    "that over several steps the scale of a sample's gradient is not known "
+    "before it is clipped. Reduce it with ops.mean over all axes, or use "
+    "steps=1 with larger batches."
+)

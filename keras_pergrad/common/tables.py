@@ -56,6 +56,23 @@ def _cell(text):
     return f"<td{long}>{escape(text)}</td>"
 
 
+def text_page(title, columns, rows, notes, left=(), width=0):
+    """Return a title, a table between rules, and sentences wrapped below."""
+    lines = as_text(columns, rows, left)
+    rule = "-" * max(map(len, lines))
+    width = width or max(len(rule), 60)
+    notes = [textwrap.fill(n, width, subsequent_indent="  ") for n in notes]
+    return "\n".join([title, lines[0], rule, *lines[1:], rule, *notes])
+
+
+def html_page(title, columns, rows, sentences, notes):
+    """Return the same as HTML: sentences as paragraphs, notes as a list."""
+    below = "".join(f"<p>{escape(sentence)}</p>" for sentence in sentences)
+    items = "".join(f"<li>{escape(note)}</li>" for note in notes)
+    table = as_html(columns, rows)
+    return f"<p>{escape(title)}</p>{table}{below}<ul>{items}</ul>"
+
+
 def bullets(sentences, mark="-", width=WIDTH):
     """Return the lines of a list of sentences, wrapped."""
     lines = []

@@ -15,6 +15,19 @@ class Adapted(SampleGradients):
 
     Args:
         factor: the other `SampleGradients`, which holds the tensors.
+
+    Example:
+
+    >>> import tensorflow as tf
+    >>> from keras_pergrad import factors
+    >>> class Doubled(factors.Adapted):
+    ...     def change(self, tensor):
+    ...         return 2 * tensor
+    ...
+    ...     def squared_norms(self):
+    ...         return 4 * self.factor.squared_norms()
+    >>> Doubled(factors.Full(tf.ones((3, 2)))).squared_norms().numpy()
+    array([8., 8., 8.], dtype=float32)
     """
 
     def __init__(self, factor):

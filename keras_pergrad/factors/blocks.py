@@ -18,6 +18,14 @@ class Blocks(SampleGradients):
         perm: how the axes must be transposed to give `shape`; applied to
             the gradient reshaped to `unpermuted`.
         unpermuted: the shape before `perm`.
+
+    Example:
+
+    >>> import tensorflow as tf
+    >>> from keras_pergrad import factors
+    >>> heads = factors.Blocks(tf.ones((2, 4, 5, 3)), tf.ones((2, 4, 5, 6)))
+    >>> heads.materialize().shape.as_list()  # n, blocks, inputs, outputs
+    [2, 4, 3, 6]
     """
 
     rows = ("x", "dz")

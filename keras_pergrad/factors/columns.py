@@ -10,6 +10,14 @@ class Columns(SampleGradients):
 
     Args:
         parts: the factors of each range of columns, in order.
+
+    Example:
+
+    >>> import tensorflow as tf
+    >>> from keras_pergrad import factors
+    >>> left, right = (factors.Full(tf.ones((2, 3, k))) for k in (1, 4))
+    >>> factors.Columns([left, right]).materialize().shape.as_list()
+    [2, 3, 5]
     """
 
     def __init__(self, parts):

@@ -90,16 +90,9 @@ XLA = Rates(
 
 
 def costs(windows, groups, big, small, xla=False):
-    """Return the microseconds for norms and weighted sum of usable methods.
+    """Return method → microseconds for norms and weighted sum, where usable.
 
-    Args:
-        windows: the `Windows`.
-        groups: the number of groups.
-        big, small: the channels of either side, all groups together.
-        xla: whether XLA compiles them.
-
-    Returns:
-        A dict by method name.
+    `big` and `small` are the channels of either side, all groups together.
     """
     rates = XLA if xla else PLAIN
     taps, count = windows.taps, windows.count

@@ -14,6 +14,13 @@ class Full(SampleGradients):
 
     Args:
         gradients: (n, *shape of the variable).
+
+    Example:
+
+    >>> import tensorflow as tf
+    >>> from keras_pergrad import factors
+    >>> factors.Full(tf.ones((2, 3, 3))).squared_norms().numpy()
+    array([9., 9.], dtype=float32)
     """
 
     rows = ("gradients",)

@@ -53,6 +53,16 @@ class Outer(SampleGradients):
             cost. With one position the squared norm is ‖x‖²‖dz‖²
             (Goodfellow, arXiv 1510.01799); with few it is ⟨XXᵀ, DDᵀ⟩ (Li et
             al., arXiv 2110.05679); with many, gradients are materialised.
+
+    Example:
+
+    >>> import tensorflow as tf
+    >>> from keras_pergrad import factors
+    >>> kernel = factors.Outer(tf.ones((2, 3)), tf.ones((2, 4)))
+    >>> kernel.squared_norms().numpy()
+    array([12., 12.], dtype=float32)
+    >>> kernel.weighted_sum(None).shape.as_list()
+    [3, 4]
     """
 
     rows = ("x", "dz", "_gradients")

@@ -77,6 +77,17 @@ class Patches(SampleGradients):
 
     Raises:
         ValueError: there is no such method, or it cannot serve these windows.
+
+    Example:
+
+    >>> import tensorflow as tf
+    >>> from keras_pergrad import factors
+    >>> windows = factors.Windows.of((8,), (3,), (1,), (1,), "valid")
+    >>> kernel = factors.Patches(
+    ...     tf.ones((2, 8, 1)), tf.ones((2, 6, 4)), windows, (3, 1, 4)
+    ... )
+    >>> kernel.squared_norms().numpy()  # 12 entries of 6
+    array([432., 432.], dtype=float32)
     """
 
     rows = ("big", "small", "_gradients", "_unfolded")

@@ -32,6 +32,15 @@ class Rows(SampleGradients):
         method: how equal ids are found, one of `METHODS`; default: a hash
             table ("unique"). XLA has none: there, few ids are compared pair by
             pair, many are sorted.
+
+    Example:
+
+    >>> import tensorflow as tf
+    >>> from keras_pergrad import factors
+    >>> ids = tf.constant([[0, 0], [1, 2]])
+    >>> table = factors.Rows(ids, tf.ones((2, 2, 1)), (5, 1))
+    >>> table.squared_norms().numpy()  # 2² in one row, 1² in two
+    array([4., 2.], dtype=float32)
     """
 
     rows = ("dz",)
@@ -147,6 +156,17 @@ def squared_norm(gradient):
     """Return ‖gradient‖², a scalar; `tf.IndexedSlices` may repeat rows.
 
     With few slices, no array of the size of the table is made.
+
+    Args:
+        gradient: a tensor of any shape, or `tf.IndexedSlices`.
+
+    Example:
+
+    >>> import tensorflow as tf
+    >>> from keras_pergrad import factors
+    >>> slices = tf.IndexedSlices(tf.ones((2, 1)), [0, 0], (5, 1))
+    >>> float(factors.squared_norm(slices))  # the rows add up first
+    4.0
     """
     if not isinstance(gradient, tf.IndexedSlices):
         return tf.reduce_sum(tf.square(wide(gradient)))

@@ -18,6 +18,19 @@ class SampleGradients(abc.ABC):
 
     `rows` names the attributes that hold such tensors, so that `select` can
     blank a sample in all of them.
+
+    Units are those of the gradient; its square for norms. Half precision is
+    widened before it is squared (`widened`).
+
+    Example:
+
+    >>> import tensorflow as tf
+    >>> from keras_pergrad import factors
+    >>> two = factors.Full(tf.constant([[3.0, 4.0], [0.0, 1.0]]))
+    >>> isinstance(two, factors.SampleGradients), two.squared_norms().numpy()
+    (True, array([25.,  1.], dtype=float32))
+    >>> two.weighted_sum(tf.constant([1.0, 2.0])).numpy()
+    array([3., 6.], dtype=float32)
     """
 
     rows = ()
@@ -124,7 +137,18 @@ def _blank(tensors, keep):
 
 
 def wide(tensor):
-    """Return `tensor`, in float32 if it is of half precision."""
+    """Return `tensor`, in float32 if it is of half precision.
+
+    Args:
+        tensor: of any shape and floating type; the shape stays.
+
+    Example:
+
+    >>> import tensorflow as tf
+    >>> from keras_pergrad import factors
+    >>> factors.wide(tf.ones(2, tf.bfloat16)).dtype.name
+    'float32'
+    """
     return tf.cast(tensor, tf.float32) if tensor.dtype in HALF else tensor
 
 

@@ -14,9 +14,6 @@ class SmallOnes(Full):
 
     A model has a bias or a scale for each kernel. One norm and one sum for all
     of them take a tenth of the ops.
-
-    Args:
-        factors: `Full` ones, of one type and known shapes.
     """
 
     def __init__(self, factors):
@@ -33,7 +30,7 @@ class SmallOnes(Full):
 
 
 def together(factors):
-    """Put small factors side by side.
+    """Put small factors side by side; None stays None.
 
     Args:
         factors: one `SampleGradients` (or None) a variable.
@@ -41,6 +38,17 @@ def together(factors):
     Returns:
         (factors, apart): fewer of them, and a function that takes one tensor
         for each of these, and returns one a variable.
+
+    Example:
+
+    >>> import tensorflow as tf
+    >>> from keras_pergrad import factors
+    >>> biases = [factors.Full(tf.ones((2, k))) for k in (3, 4)]
+    >>> joined, apart = factors.together(biases)
+    >>> len(joined), joined[0].squared_norms().numpy()
+    (1, array([7., 7.], dtype=float32))
+    >>> [t.shape[0] for t in apart([joined[0].weighted_sum(None)])]
+    [3, 4]
     """
     groups = {}
     for k, factor in enumerate(factors):

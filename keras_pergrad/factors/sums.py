@@ -11,6 +11,13 @@ class Sum(Full):
     Args:
         dz: (n, ..., *shape); the axes between are positions.
         shape: the variable's shape; default: the last axis of `dz`.
+
+    Example:
+
+    >>> import tensorflow as tf
+    >>> from keras_pergrad import factors
+    >>> factors.Sum(tf.ones((2, 5, 3))).materialize().numpy()[0]
+    array([5., 5., 5.], dtype=float32)
     """
 
     def __init__(self, dz, shape=None):
@@ -42,6 +49,14 @@ class Product(Sum):
         x: (n, ..., *shape).
         dz: the same shape.
         shape: the variable's shape; default: the last axis.
+
+    Example:
+
+    >>> import tensorflow as tf
+    >>> from keras_pergrad import factors
+    >>> scale = factors.Product(2 * tf.ones((2, 5, 3)), tf.ones((2, 5, 3)))
+    >>> scale.weighted_sum(None).numpy()
+    array([20., 20., 20.], dtype=float32)
     """
 
     def __init__(self, x, dz, shape=None):

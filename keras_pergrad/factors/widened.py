@@ -17,6 +17,17 @@ def widened(factor, dtype):
     Args:
         factor: `SampleGradients`.
         dtype: the type of the variable.
+
+    Returns:
+        `factor`, or a `Widened`.
+
+    Example:
+
+    >>> import tensorflow as tf
+    >>> from keras_pergrad import factors
+    >>> single = factors.Full(tf.ones((2, 1)))
+    >>> factors.widened(single, tf.float32) is single
+    True
     """
     return Widened(factor, dtype) if dtype in HALF else factor
 
@@ -27,6 +38,15 @@ class Widened(Adapted):
     Args:
         factor: `SampleGradients` of half precision; its tensors are widened.
         dtype: the type of the variable.
+
+    Example:
+
+    >>> import tensorflow as tf
+    >>> from keras_pergrad import factors
+    >>> half = factors.Full(300 * tf.ones((2, 1), tf.float16))
+    >>> wide = factors.Widened(half, tf.float16)
+    >>> wide.squared_norms().numpy(), wide.weighted_sum(None).dtype.name
+    (array([90000., 90000.], dtype=float32), 'float16')
     """
 
     def __init__(self, factor, dtype):

@@ -20,6 +20,12 @@ class Windows:
         sizes: the input's sizes.
         positions: how many positions the kernel takes.
         before, after: the zeros added around the input.
+
+    Example:
+
+    >>> from keras_pergrad import factors
+    >>> factors.Windows.of((8,), (3,), (2,), (1,), "same").positions
+    (4,)
     """
 
     kernel: tuple
@@ -55,6 +61,7 @@ class Windows:
 
     @property
     def rank(self):
+        """How many dimensions it has."""
         return len(self.kernel)
 
     @property
@@ -69,6 +76,7 @@ class Windows:
 
     @property
     def padded_sizes(self):
+        """The input's sizes with the zeros around it."""
         return tuple(
             a + size + b
             for a, size, b in zip(self.before, self.sizes, self.after)
@@ -76,6 +84,7 @@ class Windows:
 
     @property
     def dilated(self):
+        """Whether there is room between its taps."""
         return any(d > 1 for d in self.dilation)
 
     def pad(self, tensor):

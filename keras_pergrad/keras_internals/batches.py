@@ -111,7 +111,7 @@ def ranks(batch):
     )
 
 
-class Filled:
+class PaddedBatch:
     """A batch that gets one sample of zeros if it has no sample.
 
     TensorFlow's convolutions fail without a sample, or give garbage.
@@ -129,16 +129,16 @@ class Filled:
         self.n = tf.shape(first_tensor(batch))[0]
         self.present = self.n > 0
         tensors = [t for t in tf.nest.flatten(batch) if t is not None]
-        filled = tf.cond(
+        padded = tf.cond(
             self.present,
             lambda: [tf.identity(t) for t in tensors],
             lambda: [tf.zeros([1, *t.shape[1:]], t.dtype) for t in tensors],
         )
-        for tensor, before in zip(filled, tensors):
+        for tensor, before in zip(padded, tensors):
             tensor.set_shape([None, *before.shape[1:]])
-        filled = iter(filled)
+        padded = iter(padded)
         self.batch = tf.nest.map_structure(
-            lambda t: None if t is None else next(filled), batch
+            lambda t: None if t is None else next(padded), batch
         )
 
     def weights(self, weights):

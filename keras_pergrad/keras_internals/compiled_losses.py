@@ -28,16 +28,26 @@ def compile_loss_of_samples(model, loss, owner):
 
     Args:
         model: the model.
-        loss: a `keras.losses.Loss` of targets and outputs of shape (n,).
+        loss: a `keras.losses.Loss` of targets and outputs of shape (n,); the
+            model may return a tuple that begins with these.
         owner: the compiled model whose mean loss it updates.
     """
-    compiled = CompileLoss(loss, None)
+    compiled = _OfFirst(loss, None)
     one = tf.zeros([1], keras.config.floatx())
     compiled.build(one, one)
     model._compile_loss = compiled
     model._compile_metrics = None
     model._loss_tracker = loss_tracker(owner)
     model.compiled = True
+
+
+class _OfFirst(CompileLoss):
+    """A compiled loss of the first output, which does not look at others."""
+
+    def call(self, y_true, y_pred, sample_weight=None):
+        if isinstance(y_pred, tuple):
+            y_pred = y_pred[0]
+        return super().call(y_true, y_pred, sample_weight)
 
 
 @contextlib.contextmanager

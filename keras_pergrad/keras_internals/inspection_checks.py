@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_pergrad.common import refusal_messages
 from keras_pergrad.keras_internals.model_parts import compiled_loss, layers_of
 
 
@@ -91,6 +92,26 @@ def check_trainable(model):
             f"Expected a built model. Received: {model.name!r}, which has "
             f"no weights yet: call it on a batch, or model.build(...)."
         )
+
+
+def require_any_batch_size(model):
+    """Refuse a model that cannot be called with one sample.
+
+    Raises:
+        ValueError: the model or a layer is made for one batch size.
+    """
+    sizes = {
+        t.shape[0]
+        for t in tf.nest.flatten(getattr(model, "inputs", None) or [])
+        if len(t.shape)
+    }
+    size = next((s for s in sizes if s not in (None, 1)), None)
+    for layer in layers_of(model):
+        if getattr(layer, "stateful", False) and size != 1:
+            shown = "one size" if size is None else size
+            raise ValueError(refusal_messages.one_batch_size(layer, shown))
+    if size is not None:
+        raise ValueError(refusal_messages.fixed_batch_size(model, size))
 
 
 def require_variables(model):

@@ -31,6 +31,18 @@ def takes_training(layer):
     return layer._call_has_training_arg
 
 
+def call_model(model, x, training=True):
+    """Return `model(x)`, called as in Keras's own steps."""
+    if takes_training(model):
+        return model(x, training=training)
+    return model(x)
+
+
+def training_inside(model, training):
+    """Return the value of `training` for the layers in `call_model`."""
+    return training if takes_training(model) else None
+
+
 def calls_of(layer):
     """List the nodes of the calls that symbolic tensors came from."""
     return layer._inbound_nodes

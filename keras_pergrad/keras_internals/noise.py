@@ -6,12 +6,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.keras_internals.saveable import Saveable
+from keras_pergrad.keras_internals.saved_state import SavedState
 
 STATE = "noise_state"
 
 
-class Noise(Saveable):
+class Noise(SavedState):
     """A source of noise, new in each step, that goes on after a restart.
 
     Under a `tf.distribute` strategy create it in the strategy's scope: each

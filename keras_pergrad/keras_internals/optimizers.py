@@ -4,6 +4,9 @@ A `LossScaleOptimizer` has one, a `MultiOptimizer` (Keras 3.13 and later) one
 for each part of the variables; these apply the gradients.
 """
 
+import keras
+import tensorflow as tf
+
 
 def all_of(optimizer):
     """List an optimizer and all inside of it, from the outside in.
@@ -21,6 +24,16 @@ def all_of(optimizer):
         waiting.append(getattr(this, "inner_optimizer", None))
         waiting += getattr(this, "optimizers", None) or []
     return found
+
+
+def loss_scale(optimizer):
+    """Return the factor by which the optimizer scales the loss, or None."""
+    if optimizer is None:
+        return None
+    wide = keras.config.floatx() == "float64"
+    one = tf.ones([], "float64" if wide else "float32")
+    scaled = optimizer.scale_loss(one)
+    return None if scaled is one else scaled
 
 
 def accumulating(optimizer):

@@ -89,19 +89,23 @@ def without_gradients(variables):
     """
     with contextlib.ExitStack() as stack:
         for variable in variables:
-            if variable.regularizer is not None:
-                apart = _apart(variable, variable.regularizer)
+            before = variable.regularizer
+            if before is not None and not isinstance(before, _Apart):
+                apart = _Apart(variable, before)
                 stack.enter_context(attribute(variable, "_regularizer", apart))
         yield
 
 
-def _apart(variable, regularizer):
-    def function(value):
-        # In a `keras.StatelessScope` Keras may not find the value.
-        value = variable.value if value is None else value
-        return tf.stop_gradient(regularizer(value))
+class _Apart:
+    """A regulariser without a gradient."""
 
-    return function
+    def __init__(self, variable, regularizer):
+        self.variable, self.regularizer = variable, regularizer
+
+    def __call__(self, value):
+        # In a `keras.StatelessScope` Keras may not find the value.
+        value = self.variable.value if value is None else value
+        return tf.stop_gradient(self.regularizer(value))
 
 
 def regularization_gradients(variables, weights=None):

@@ -10,6 +10,7 @@ Private names in use: `TFOptimizer._all_reduce_sum_gradients`.
 
 import contextlib
 
+import keras
 import tensorflow as tf
 
 from keras_pergrad.keras_internals.model_parts import layers_of
@@ -57,7 +58,7 @@ def gathered(values):
     return tf.boolean_mask(rows, context.all_gather(is_row, axis=0) > 0)
 
 
-def of_the_first(values):
+def from_first_replica(values):
     """Return what the first replica has, on every replica.
 
     Args:
@@ -94,6 +95,35 @@ def present(samples, values):
         ),
         values,
     )
+
+
+class Postponed(keras.StatelessScope):
+    """A scope that holds back assignments and `add_loss` terms of layers.
+
+    Replicas take turns wherever a layer assigns a shared variable. Without the
+    scope, the `losses` of one replica would go to another.
+    """
+
+    def __init__(self):
+        super().__init__(collect_losses=True)
+        self._updated = {}
+
+    def add_update(self, update):
+        self._updated[id(update[0])] = update[0]
+        super().add_update(update)
+
+    def assign(self, samples):
+        """Assign what was held back; to be called outside of the scope.
+
+        Args:
+            samples: how many samples were used: statistics of none are NaN.
+        """
+        for variable in self._updated.values():
+            value = self.get_current_value(variable)
+            if value.dtype.is_floating:
+                old = tf.convert_to_tensor(variable.value)
+                value = tf.where(samples > 0, value, tf.cast(old, value.dtype))
+            variable.assign(value)
 
 
 def waiting(model):

@@ -1,7 +1,9 @@
 """The running `fit` and its data, which Keras does not give to callbacks.
 
-Keras gives callbacks neither the data nor the list that holds them. Both are
-looked up in the frames of the running `fit` or `evaluate`, by names of
+Keras gives callbacks neither the data nor the list that holds them, and
+nothing that it gives them (`model`, `params`) leads there: only the `fit` of a
+model of this package could note them, but a callback serves any model. So both
+are looked up in the frames of the running `fit` or `evaluate`, by names of
 Keras's public interface: the arguments `x` and `batch_size`, and the class
 `CallbackList`.
 """

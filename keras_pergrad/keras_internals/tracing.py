@@ -48,3 +48,13 @@ def _functions_run_eagerly(wanted):
         yield
     finally:
         tf.config.run_functions_eagerly(before)
+
+
+def traced_once(function, *arguments):
+    """Return what `function(*arguments)` gives, computed in a graph of its own.
+
+    The arguments are inputs of that graph, as the samples of a step must be.
+    """
+    with traced_functions():
+        traced = tf.function(function, autograph=False)
+        return traced.get_concrete_function(*arguments)(*arguments)

@@ -5,8 +5,9 @@ loads, both factors are zero and so are their gradients. Models that do not
 keep their layers' configs, as in keras-hub, come back with all weights
 trainable, and a saved optimizer does not fit them.
 
-Private names in use: `Layer._trainable_variables`, `_non_trainable_variables`;
-of keras-hub's models `_lora_rank`, `_lora_enabled_layers`.
+Private names in use: of layers `_flatten_layers`, `_trainable_variables`,
+`_non_trainable_variables`; of keras-hub's models what `save_lora_weights`
+reads: `_lora_rank`, `_lora_enabled_layers`.
 """
 
 import warnings
@@ -15,7 +16,7 @@ import weakref
 import numpy as np
 
 from keras_pergrad.keras_internals.model_parts import inner_layers
-from keras_pergrad.keras_internals.saveable import Saveable
+from keras_pergrad.keras_internals.saved_state import SavedState
 
 #: The attribute of the model. Keras loads attributes by name, and this has to
 #: come after all layers.
@@ -23,7 +24,7 @@ ATTRIBUTE = "~lora"
 _OF_KERAS_HUB = ("_lora_rank", "_lora_enabled_layers")
 
 
-class LoRA(Saveable):
+class LoRA(SavedState):
     """The variables of layers with LoRA as they are: not merged.
 
     Args:

@@ -4,23 +4,33 @@ from keras_pergrad.aggregation import Aggregation
 from keras_pergrad.modes.accumulated import Accumulated
 from keras_pergrad.modes.base import (
     GradientMode,
+    PartialSums,
     Step,
-    modes,
+    gradient_modes,
     register_gradient_mode,
 )
 from keras_pergrad.modes.batch import Batch
-from keras_pergrad.modes.logs import Logs
 from keras_pergrad.modes.per_sample import PerSample
-from keras_pergrad.modes.replica_step import evaluate
 from keras_pergrad.modes.vectorized import Vectorized
+from keras_pergrad.modes.weighted_sums import PartOfBatch
 
 
 def get(identifier):
     """Return a `GradientMode` for a name, a config dict or an object.
 
+    Args:
+        identifier: such as "vectorized", what `keras.saving` has made of a
+            mode, or a mode, which is returned as it is.
+
     Raises:
         ValueError: the name is unknown, or the config cannot be read.
         TypeError: the identifier is of another type.
+
+    Example:
+
+    >>> from keras_pergrad import modes
+    >>> modes.get("batch")
+    Batch()
     """
     if isinstance(identifier, Aggregation):
         raise TypeError(
@@ -28,19 +38,18 @@ def get(identifier):
             "aggregation, which a mode applies to its gradients; write "
             f"Vectorized(aggregation={identifier!r})."
         )
-    return modes.get(identifier)
+    return gradient_modes.get(identifier)
 
 
 __all__ = [
     "Accumulated",
     "Batch",
     "GradientMode",
-    "Logs",
+    "PartOfBatch",
+    "PartialSums",
     "PerSample",
     "Step",
     "Vectorized",
-    "evaluate",
     "get",
-    "modes",
     "register_gradient_mode",
 ]

@@ -1,37 +1,29 @@
 """The batch in microbatches: the gradient of the whole, in less memory."""
 
+import contextlib
+from typing import Any, Literal
+
 import tensorflow as tf
 
-from keras_pergrad.aggregation import is_finite
+from keras_pergrad.common import refusal_messages
 from keras_pergrad.common.arguments import positive_integer
-from keras_pergrad.common.refusal_messages import not_dense
 from keras_pergrad.common.registry import arguments_shown, serialize
 from keras_pergrad.keras_internals import replicas
-from keras_pergrad.keras_internals.batches import first_tensor, is_composite
+from keras_pergrad.keras_internals.batches import is_composite
+from keras_pergrad.keras_internals.loss_fractions import (
+    numerators,
+    require_parts,
+)
 from keras_pergrad.keras_internals.optimizers import accumulating
 from keras_pergrad.keras_internals.overwritten import (
     is_overwritten,
     require_none,
 )
-from keras_pergrad.keras_internals.penalties import regularization_gradients
-from keras_pergrad.modes import add_loss_reduction, replica_step
-from keras_pergrad.modes.base import (
-    GradientMode,
-    Step,
-    finished,
-    loss_scale,
-    modes,
-    observed,
-    overflow_to_infinity,
-    scaled,
-    with_penalties,
-)
-from keras_pergrad.modes.batch import Batch
-from keras_pergrad.modes.gradient_accumulator import Pending
-from keras_pergrad.modes.loss_fractions import numerators
-from keras_pergrad.modes.microbatch_sums import Contributions, divided
-from keras_pergrad.modes.microbatches import MOST, is_one, sum_over
-from keras_pergrad.modes.virtual_batch import WeightedContributions
+from keras_pergrad.modes import one_step
+from keras_pergrad.modes.accumulator_state import AccumulatorState
+from keras_pergrad.modes.base import GradientMode, gradient_modes
+from keras_pergrad.modes.microbatches import MOST, is_one
+from keras_pergrad.modes.one_step import Parting
 from keras_pergrad.samples import Tape, counters, refusals
 
 TAILS = ("apply", "keep", "drop")
@@ -78,7 +70,11 @@ class Accumulated(GradientMode):
     """
 
     def __init__(
-        self, steps=1, microbatch_size=None, inner="batch", tail="apply"
+        self,
+        steps: int = 1,
+        microbatch_size: int | None = None,
+        inner: str | GradientMode | dict[str, Any] = "batch",
+        tail: Literal["apply", "keep", "drop"] = "apply",
     ):
         self.steps = positive_integer("steps", steps)
         if microbatch_size is not None:
@@ -100,113 +96,30 @@ class Accumulated(GradientMode):
         return self.inner.aggregation
 
     @property
+    def changes_gradients(self):
+        return self.inner.changes_gradients
+
+    @property
+    def needs_graph(self):
+        return self.inner.needs_graph
+
+    @property
     def updates_by_itself(self):
         return self.steps > 1
 
-    @property
-    def _weighs(self):
-        """Whether samples are weighted one by one."""
-        return self.aggregation is not None and self.aggregation.needs_norms
-
     def make_state(self):
-        return Pending() if self.steps > 1 else None
+        return AccumulatorState() if self.steps > 1 else None
 
-    def step(self, model, x, y, sample_weight):
+    def partial_sums(self, model, part):
+        return self.inner.partial_sums(model, part)
+
+    def parting(self, model):
+        # The new value of overwritten variables is not a sum over parts.
         overwritten = any(map(is_overwritten, model.trainable_variables))
-        if overwritten and self._stays_whole and not replicas.several():
-            # Their new value is not a sum over parts of the loss.
-            return self.inner.step(model, x, y, sample_weight)
-        _require_plain(model)
-        require_none(model, f"gradient_mode={self!r}")
-        for part in tf.nest.flatten((x, y, sample_weight)):
-            if is_composite(part):
-                raise ValueError(not_dense(part))
-        batch, size = (x, y, sample_weight), self._size()
-        scale = loss_scale(model.optimizer)
-        sums = add_loss_reduction.kinds(model, x)
-        arguments = model, x, scale, sums, self.steps == 1
-        tried = Tape(model, batch)
-        if self._weighs:
-            parts = WeightedContributions(self.inner, *arguments)
-            parts.look_through(batch, size)
-            batch = *batch, tf.range(tf.shape(first_tensor(x))[0])
-        else:
-            parts = Contributions(*arguments)
-            for error in refusals(tried) if self.per_sample else ():
-                raise error
-        once = self.microbatch_size is None or is_one(batch, size)
-        read = [(v, tf.identity(v.value)) for v in counters(tried, numerators)]
-
-        def part(*batch):
-            # Each part reads the values that the whole batch would read.
-            for variable, value in read:
-                variable.assign(value)
-            return parts(*batch)
-
-        found = sum_over(part, batch, size)
-        alone = once and self.steps == 1
-        for error in refusals(tried, "microbatch", once, numerators, alone):
-            raise error
-        totals = parts.totals(found)
-        groups, statistics = self._checked(
-            model, parts.groups(totals), totals, scale
-        )
-        if self.steps == 1:
-            gradients = divided(groups, parts.slack)
-            gradients = self._finish(model, gradients, parts.rows)
-        else:
-            pending = model.gradient_state
-            pending.add(groups, parts.slack, parts.variables)
-            due = pending.count >= self.steps
-            replicas.when(due, lambda: self._update(model))
-            gradients = None
-        loss = parts.loss(totals)
-        return Step(loss, None, gradients, statistics, whole=True)
-
-    @property
-    def _stays_whole(self):
-        return self.steps == 1 and self.microbatch_size is None
-
-    def _size(self):
-        """Return the size of a microbatch; None: the batch is one."""
-        # The model must not be called for no sample, which a replica or a
-        # batch that is drawn at random may have.
-        counts = self.aggregation is not None and self.aggregation.counts
-        if self.microbatch_size is None and (counts or replicas.several()):
-            return MOST
-        return self.microbatch_size
-
-    def _checked(self, model, groups, totals, scale):
-        """Return groups, infinite on overflow, and the batch's statistics."""
-        if not self._weighs:
-            return groups, {}
-        norms = totals["norms"]
-        if scale is not None:
-            finite = is_finite(norms)
-            groups = {
-                key: (overflow_to_infinity(gradients, finite, scale), below)
-                for key, (gradients, below) in groups.items()
-            }
-        state = model.aggregation_state
-        return groups, observed(self.aggregation.at(state), norms, state)
-
-    def _finish(self, model, gradients, rows):
-        """Return the gradients as the optimizer expects them."""
-        if self.aggregation is not None:
-            state = model.aggregation_state
-            aggregation = self.aggregation.at(state)
-            gradients = finished(aggregation, gradients, rows, state)
-        penalties = regularization_gradients(model.trainable_variables)
-        gradients = with_penalties(gradients, penalties)
-        return scaled(gradients, loss_scale(model.optimizer))
-
-    def _update(self, model):
-        """Call the optimizer with all that is pending."""
-        pending, variables = model.gradient_state, model.trainable_variables
-        gradients = pending.gradients(variables)
-        gradients = self._finish(model, gradients, pending.rows)
-        replicas.apply(model.optimizer, gradients, variables)
-        pending.reset()
+        stays_whole = self.steps == 1 and self.microbatch_size is None
+        if overwritten and stays_whole and not replicas.several():
+            return None
+        return Microbatches(self)
 
     def begin_fit(self, model):
         if self.steps > 1 and self.tail != "keep":
@@ -219,7 +132,9 @@ class Accumulated(GradientMode):
             model.gradient_state.reset()
         elif model.gradient_state.waiting:
             # Where an update can be made, also under a strategy.
-            model.distribute_strategy.run(self._update, args=(model,))
+            model.distribute_strategy.run(
+                one_step.update, args=(self.inner, model)
+            )
 
     @property
     def log_metrics(self):
@@ -240,40 +155,86 @@ class Accumulated(GradientMode):
         }
 
 
+class Microbatches(Parting):
+    """How `Accumulated` takes a batch apart."""
+
+    def __init__(self, accumulated):
+        super().__init__(accumulated.inner, accumulated.microbatch_size)
+        self._shown = f"gradient_mode={accumulated!r}"
+        self.steps = accumulated.steps
+        self._stays_whole = accumulated.microbatch_size is None
+        if self.size is None and replicas.several():
+            self.size = MOST
+        aggregation = self.mode.aggregation
+        weighs = aggregation is not None and aggregation.needs_norms
+        self.own_sums = weighs or self.mode.changes_gradients
+
+    def require(self, model, batch):
+        require_parts(model)
+        optimizer = accumulating(model.optimizer)
+        if optimizer is not None:
+            raise ValueError(refusal_messages.accumulates(optimizer))
+        for layer in replicas.waiting(model):
+            raise ValueError(refusal_messages.synchronized(layer))
+        require_none(model, self._shown)
+        for part in tf.nest.flatten(batch):
+            if is_composite(part):
+                raise ValueError(refusal_messages.not_dense(part))
+
+    @contextlib.contextmanager
+    def checked(self, model, batch, sums):
+        tried = Tape(model, batch)
+        once = self._stays_whole or is_one(batch, self.size)
+        if self.mode.per_sample and not self.own_sums:
+            for error in refusals(tried):
+                raise error
+        read = [(v, tf.identity(v.value)) for v in counters(tried, numerators)]
+
+        def part(*batch):
+            # Each part reads the values that the whole batch would read.
+            for variable, value in read:
+                variable.assign(value)
+            return sums(*batch)
+
+        yield part
+        alone = once and self.steps == 1
+        for error in refusals(tried, "microbatch", once, numerators, alone):
+            raise error
+
+
 def _inner(identifier):
-    mode = modes.get(identifier)
-    if getattr(mode, "updates", "batch") != "batch":
+    mode = gradient_modes.get(identifier)
+    if mode.one_by_one:
         raise ValueError(
             "`inner` cannot update after every sample, since its gradients "
-            f"are to be summed. Received: updates={mode.updates!r}"
+            "are to be summed. Received: updates='sample'"
         )
-    if getattr(mode, "with_statistics", False):
+    if mode.with_statistics:
         raise ValueError(
             "`inner` cannot log statistics, which are of one batch and not of "
             "its microbatches. Received: statistics=True"
         )
-    if type(mode) is Batch:
-        return mode
-    if hasattr(mode, "weighted_sum"):
-        step, part = (_definer(mode, n) for n in ("step", "weighted_sum"))
+    if _can_be_inner(type(mode)):
+        step, part = (_definer(mode, n) for n in ("step", "partial_sums"))
         if issubclass(step, part) and step is not part:
             raise ValueError(
                 "`inner` finds the gradient of each microbatch by its "
-                f"weighted_sum(), which {step.__name__} has from "
+                f"partial_sums(), which {step.__name__} has from "
                 f"{part.__name__}, so that {step.__name__}.step() would not "
                 f"count. Define both in {step.__name__}. "
                 f"Received: inner={mode!r}"
             )
         return mode
-    known = [
-        name
-        for name, cls in modes.items()
-        if cls is Batch or hasattr(cls, "weighted_sum")
-    ]
+    known = [name for name, cls in gradient_modes.items() if _can_be_inner(cls)]
     raise ValueError(
         f"`inner` must be one of {known}, or a mode with a method "
-        f"weighted_sum(). Received: {type(mode).__name__}"
+        f"partial_sums(). Received: {type(mode).__name__}"
     )
+
+
+def _can_be_inner(cls):
+    defined = cls.partial_sums is not GradientMode.partial_sums
+    return defined and not issubclass(cls, Accumulated)
 
 
 def _definer(mode, name):
@@ -281,23 +242,4 @@ def _definer(mode, name):
     return next(cls for cls in type(mode).__mro__ if name in vars(cls))
 
 
-def _require_plain(model):
-    replica_step.require_parts(model)
-    optimizer = accumulating(model.optimizer)
-    if optimizer is not None:
-        raise ValueError(
-            f"The optimizer {optimizer.name!r} accumulates gradients on its "
-            "own (gradient_accumulation_steps="
-            f"{optimizer.gradient_accumulation_steps}). Leave that to "
-            "gradient_mode=Accumulated(steps=...)."
-        )
-    for layer in replicas.waiting(model):
-        raise ValueError(
-            f"layer {layer.name!r} ({type(layer).__name__}) takes statistics "
-            "over all replicas (synchronized=True), which cannot be done for "
-            "one microbatch after the other. Use synchronized=False, or "
-            "GroupNormalization instead, or gradient_mode='batch'."
-        )
-
-
-modes.register("accumulated", Accumulated)
+gradient_modes.register("accumulated", Accumulated)

@@ -8,27 +8,21 @@ from keras_pergrad.keras_internals import draws, replicas
 from keras_pergrad.keras_internals.batches import first_tensor
 from keras_pergrad.keras_internals.loss_tensors import loss_tensors
 from keras_pergrad.keras_internals.losses import additional_sums, noting_losses
-from keras_pergrad.modes.base import call_model, training_inside
+from keras_pergrad.keras_internals.model_parts import (
+    call_model,
+    training_inside,
+)
 from keras_pergrad.samples.sample_replay import Recorded, Replay
 
 LOOKED_AT = 8  # samples at a time; one alone may add a loss of zero
 
 
 def kinds(model, x, training=True):
-    """Return for each `add_loss` term whether it is a sum or a mean.
+    """Return for each `add_loss` term its kind, as for `by_kind`.
 
-    A zero does not tell, so samples are tried until
-    every term was nonzero. If a term is zero for all, it may have a gradient:
-    then its reducing ops tell. Nothing that the model assigns here is kept.
-
-    Args:
-        model: a built `keras.Model`.
-        x: a batch; usually only its first samples are used.
-        training: whether its layers are called for training.
-
-    Returns:
-        A list of kinds, as for `by_kind`, in the order of the calls of
-        `add_loss`.
+    A zero does not tell, so samples are tried until every term was nonzero. If
+    a term is zero for all, it may have a gradient: then its reducing ops tell.
+    Nothing that the model assigns here is kept.
     """
     # Layers cannot wait for other replicas in a loop.
     together = bool(replicas.waiting(model))
@@ -58,26 +52,17 @@ def _agreed(kind):
 
 
 class _Look:
-    """A look at each term for a few samples.
-
-    Args:
-        model, x, training: as for `kinds`.
-        size: how many samples are used; None: all.
-    """
+    """A look at each term for `size` samples; None: all."""
 
     def __init__(self, model, x, training, size):
         self.model, self.x, self.training = model, x, training
         self.size = size
 
     def __call__(self, start):
-        """Return which terms show their kind (1 or 0), and the kinds.
+        """Return which terms show their kind, and the kinds, (2, terms).
 
-        Args:
-            start: the first of the samples; at the end of the batch it is
-                moved back, so that the number of samples is the same.
-
-        Returns:
-            Numbers of shape (2, terms), or None where nothing is added.
+        None, where nothing is added. At the end of the batch `start` is moved
+        back, so that the number of samples is the same.
         """
         n = tf.shape(first_tensor(self.x))[0]
         # Here, since XLA does not see a constant from outside of a loop.

@@ -1,71 +1,69 @@
 """The base of all gradient modes."""
 
-import collections.abc
 import dataclasses
+import weakref
+from typing import Any
 
-import keras
 import tensorflow as tf
 
-from keras_pergrad import statistics
-from keras_pergrad.aggregation import is_finite, of_samples
 from keras_pergrad.common.registry import Configured, Registry
 from keras_pergrad.keras_internals import replicas
-from keras_pergrad.keras_internals.model_parts import takes_training
-from keras_pergrad.modes.logs import STATISTICS
+from keras_pergrad.keras_internals.batches import ranks
+from keras_pergrad.keras_internals.model_parts import mask_of, set_mask
+from keras_pergrad.keras_internals.tracing import traced_functions
+from keras_pergrad.logs import STATISTICS
+from keras_pergrad.modes import one_step
+from keras_pergrad.modes.one_step import Step
+from keras_pergrad.samples import function_cache
 
 
 @dataclasses.dataclass
-class Step:
-    """What a mode found for one batch.
+class PartialSums:
+    """What a mode supplies for a part of a batch.
 
     Attributes:
-        loss: the scalar loss of the batch, unscaled, regularisers included;
-            None where the mode has tracked it itself.
-        y_pred: the model's output for the batch; None where the mode has
-            updated the metrics itself.
-        gradients: one per trainable variable (None: no gradient), as the
-            optimizer's `apply` expects them; None where the mode has called
-            the optimizer itself, or no update is due yet.
-        statistics: scalars to log, by name.
-        whole: under a distribution strategy, whether loss, gradients and
-            statistics cover the samples of all replicas, and are equal on
-            each. False: gradients and loss are as in Keras; the optimizer and
-            the metrics add them up over the replicas.
+        y_pred: the model's outputs for the part.
+        gradients: the sums of the samples' weighted contributions to the
+            gradient of the whole batch, unscaled, one per trainable variable
+            (None: no gradient).
+        norms: of the part's per-sample gradients, (n,) or (n, groups); None
+            where they are not looked at.
+        plain: the sums of the finite contributions before they are weighted,
+            where the statistics need them and `gradients` are others.
+        squared_sums: the squared norms of `plain`, instead of it, where the
+            part is the whole batch.
     """
 
-    loss: tf.Tensor | None
-    y_pred: object
-    gradients: list | None
-    statistics: dict = dataclasses.field(default_factory=dict)
-    whole: bool = False
-
-
-@dataclasses.dataclass
-class PartOfBatch:
-    """What a mode must know about a batch when it sees only a part.
-
-    Attributes:
-        loss: a function of the model's outputs and the list of `add_loss`
-            terms; it returns the part's share in the whole batch's loss,
-            without regularisers and loss scale.
-        n: the number of samples in the whole batch.
-        y, sample_weight: the part's targets and weights.
-        added_weights: for each `add_loss` term, the factor of one sample's
-            term in that of the whole batch.
-    """
-
-    loss: collections.abc.Callable
-    n: tf.Tensor
-    added_weights: list
-    y: object
-    sample_weight: object
+    y_pred: Any
+    gradients: list
+    norms: Any = None
+    plain: list | None = None
+    squared_sums: list | None = None
 
 
 class GradientMode(Configured):
     """How a `PerGradModel` turns a batch into gradients.
 
-    Subclass it, define `step`, and register the class with
+    Subclass it, define `partial_sums` or `step`, and register the class with
     `register_gradient_mode` to use it by name in `compile`.
+
+    Gradients have the shapes of the trainable variables; a class that does not
+    define `step` raises NotImplementedError in the first step. The example of
+    `register_gradient_mode` is a whole mode.
+
+    Example:
+
+    >>> import keras_pergrad as kpg
+    >>> class Ascent(kpg.Batch):
+    ...     changes_gradients = True
+    ...
+    ...     def step(self, model, x, y, sample_weight):
+    ...         step = super().step(model, x, y, sample_weight)
+    ...         gradients = step.gradients
+    ...         step.gradients = [g if g is None else -g for g in gradients]
+    ...         return step
+    >>> isinstance(Ascent(), kpg.GradientMode)
+    True
     """
 
     #: Whether every sample's gradient is looked at on its own.
@@ -74,15 +72,18 @@ class GradientMode(Configured):
     #: What makes one gradient of the samples', if they are looked at.
     aggregation = None
 
+    #: Whether the user wants the statistics of the per-sample gradients.
+    with_statistics = False
+
     #: Whether statistics can be had beside the gradients, which stay the same.
     can_be_watched = False
-
-    #: Whether `weighted_sum` looks at ops, which only a graph shows.
-    needs_graph = False
 
     #: Whether a callback wants them while it watches. Set on a copy of the
     #: mode that belongs to one model, never on the user's own.
     is_watched = False
+
+    #: Whether `partial_sums` looks at ops, which only a graph shows.
+    needs_graph = False
 
     #: Whether its gradients are meant to be others than the mean over the
     #: samples, or than its aggregation gives: nothing can check them then.
@@ -90,6 +91,28 @@ class GradientMode(Configured):
 
     #: Whether `step` may call the optimizer itself, and give no gradients.
     updates_by_itself = False
+
+    #: Whether every sample makes an update of its own.
+    one_by_one = False
+
+    #: How many samples go through the model at a time; None: the batch.
+    microbatch_size = None
+
+    def partial_sums(self, model, part) -> PartialSums:
+        """Return the sums of a part of a batch; `step` does all else.
+
+        A sample's contribution is the gradient of `part.target` through its
+        rows. Contributions add up to the gradient of the batch; times `part.n`
+        each is the sample's gradient, whose norm `part.aggregation` weighs.
+
+        Args:
+            model: the compiled `PerGradModel`.
+            part: what is known of the part: inputs `x`, `y` and
+                `sample_weight`, and what the part's `target` is.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} must define partial_sums() or step()."
+        )
 
     def step(self, model, x, y, sample_weight):
         """Find the gradients of one batch.
@@ -102,7 +125,28 @@ class GradientMode(Configured):
         Returns:
             A `Step`.
         """
-        raise NotImplementedError(f"{type(self).__name__} must define step().")
+        self.require(model)
+        batch, parting = (x, y, sample_weight), self.parting(model)
+        if self.one_by_one:
+            return one_step.one_by_one(self, model, batch)
+        if parting is not None:
+            return one_step.of_parts(parting, model, batch)
+        if self.needs_graph and tf.executing_eagerly():
+            return _traced(self, model, batch)
+        return one_step.of_whole(self, model, batch)
+
+    def require(self, model):
+        """Refuse a model that the mode cannot train."""
+
+    def parting(self, model):
+        """Return how a batch is taken apart; None: it stays whole."""
+        del model
+        return one_step.Parting(self) if replicas.several() else None
+
+    @property
+    def gives_statistics(self):
+        """Whether the user or a callback wants statistics."""
+        return self.with_statistics or self.is_watched
 
     def make_state(self):
         """Return the state that the mode keeps for a compiled model, or None.
@@ -133,7 +177,10 @@ class GradientMode(Configured):
     @property
     def log_metrics(self):
         """What `step` puts into `statistics`: name to metric class."""
-        return {}
+        logged = dict(STATISTICS) if self.gives_statistics else {}
+        if self.aggregation is None:
+            return logged
+        return {**self.aggregation.log_metrics, **logged}
 
     @classmethod
     def from_config(cls, config):
@@ -141,11 +188,19 @@ class GradientMode(Configured):
         return cls(**config)
 
 
-modes = Registry("gradient mode", GradientMode)
+gradient_modes = Registry("gradient mode", GradientMode)
+"""The registered modes by name, a `Registry`."""
 
 
 def register_gradient_mode(name):
     """Register a `GradientMode` subclass under `name`; a class decorator.
+
+    Args:
+        name: what `gradient_mode=` and saved models call it.
+
+    Raises:
+        TypeError: the class is no `GradientMode`.
+        ValueError: the name is taken by another class.
 
     A mode that changes another mode's gradients gets them as the optimizer's
     `apply` expects them: with weight regularisers, times the scale of a
@@ -173,107 +228,37 @@ def register_gradient_mode(name):
     ...     axes = list(range(len(gradient.shape) - 1))
     ...     return gradient - tf.reduce_mean(gradient, axes, keepdims=True)
     """
-    return modes.register(name)
+    return gradient_modes.register(name)
 
 
-def call_model(model, x, training=True):
-    """Return `model(x)`, called as in Keras's own steps."""
-    if takes_training(model):
-        return model(x, training=training)
-    return model(x)
+def _traced(mode, model, batch):
+    """Return an eager step, run as a `tf.function` that the model keeps.
 
-
-def training_inside(model, training):
-    """Return the value of `training` for the layers in `call_model`."""
-    return training if takes_training(model) else None
-
-
-def loss_scale(optimizer):
-    """Return the factor by which the optimizer scales the loss, or None."""
-    if optimizer is None:
-        return None
-    wide = keras.config.floatx() == "float64"
-    one = tf.ones([], "float64" if wide else "float32")
-    scaled = optimizer.scale_loss(one)
-    return None if scaled is one else scaled
-
-
-def with_penalties(gradients, penalties):
-    """Return aggregated gradients plus those of the weight regularisers."""
-    result = []
-    for gradient, penalty in zip(gradients, penalties, strict=True):
-        if penalty is None:
-            result.append(gradient)
-        elif gradient is None:
-            result.append(penalty)
-        else:
-            result.append(tf.convert_to_tensor(gradient) + penalty)
-    return result
-
-
-def observed(aggregation, norms, state):
-    """Pass the norms of a batch to an aggregation; return its statistics."""
-    aggregation.observe(norms, state)
-    return aggregation.statistics(norms)
-
-
-def finished(aggregation, gradients, n, state=None):
-    """Return what `aggregation.finish` returns, the same on all replicas."""
-    result = aggregation.finish(gradients, n, state)
-    # Each replica draws its own noise.
-    return result if result is gradients else replicas.of_the_first(result)
-
-
-def scaled(gradients, scale):
-    """Return the gradients times the loss scale, as the optimizer expects."""
-    if scale is None:
-        return gradients
-    return [
-        None if g is None else tf.convert_to_tensor(g) * tf.cast(scale, g.dtype)
-        for g in gradients
-    ]
-
-
-def overflow_to_infinity(gradients, finite, scale):
-    """Pass an overflow on to the optimizer, which then lowers the scale."""
-    overflow = tf.logical_and(tf.logical_not(tf.reduce_all(finite)), scale > 1)
-    return [
-        None
-        if g is None
-        else tf.where(
-            overflow,
-            tf.constant(float("inf"), g.dtype),
-            tf.convert_to_tensor(g),
-        )
-        for g in gradients
-    ]
-
-
-def gives_statistics(mode):
-    """Whether the user or a callback wants a mode's statistics."""
-    return mode.with_statistics or mode.is_watched
-
-
-def log_metrics(mode):
-    """Return what a mode with `aggregation`, and maybe statistics, logs."""
-    found = dict(mode.aggregation.log_metrics)
-    return {**found, **STATISTICS} if gives_statistics(mode) else found
-
-
-def spread(norms, squared_sums, n):
-    """Return the statistics of a batch, over the samples with finite gradients.
-
-    Args:
-        norms: of the per-sample gradients, (n,) or (n, groups).
-        squared_sums: for each variable ‖Σ_i c_i‖² of its contributions, in
-            which samples that are not finite are blank.
-        n: the number of samples.
+    In Python such a step only builds the graph. On several replicas the work
+    is traced elsewhere.
     """
-    norms = of_samples(norms)
-    finite = is_finite(norms)
-    count = tf.reduce_sum(tf.cast(finite, norms.dtype))
-    squares = tf.where(finite, tf.square(norms), tf.zeros([], norms.dtype))
-    mean = tf.add_n([tf.cast(s, norms.dtype) for s in squared_sums])
-    # A contribution is the gradient over n.
-    mean *= tf.square(tf.cast(n, norms.dtype) / count)
-    return statistics.of_batch(squares, mean, count)
+    key = "step", id(mode), mode.is_watched, ranks(batch)
+    reference = weakref.ref(model)
+    function = function_cache.kept(
+        model, key, lambda: _traced_function(mode, reference)
+    )
+    with traced_functions():
+        loss, y_pred, masks, gradients, statistics = function(*batch)
+    for tensor, mask in zip(_tensors(y_pred), masks):
+        if mask is not None:
+            set_mask(tensor, mask)
+    return Step(loss, y_pred, gradients, statistics)
+
+
+def _traced_function(mode, reference):
+    @tf.function(autograph=False, reduce_retracing=True)
+    def function(*batch):
+        step = one_step.of_whole(mode, reference(), batch)
+        masks = [mask_of(t) for t in _tensors(step.y_pred)]
+        return step.loss, step.y_pred, masks, step.gradients, step.statistics
+
+    return function
+
+
+def _tensors(structure):
+    return [t for t in tf.nest.flatten(structure) if tf.is_tensor(t)]

@@ -1,21 +1,25 @@
-"""The ordinary batch gradient."""
+"""The ordinary batch gradient, and the loss of the batch of all replicas."""
 
-from typing import Any
+import warnings
 
 import tensorflow as tf
 
 from keras_pergrad.keras_internals import replicas
 from keras_pergrad.keras_internals.batches import first_tensor
+from keras_pergrad.keras_internals.loss_fractions import (
+    NotAdditive,
+    require_parts,
+)
 from keras_pergrad.keras_internals.losses import total_loss
-from keras_pergrad.modes import replica_step
+from keras_pergrad.keras_internals.model_parts import call_model
+from keras_pergrad.modes import add_loss_reduction
 from keras_pergrad.modes.base import (
     GradientMode,
+    PartialSums,
     Step,
-    call_model,
-    modes,
-    scaled,
+    gradient_modes,
 )
-from keras_pergrad.modes.microbatch_sums import times
+from keras_pergrad.modes.microbatch_sums import MicrobatchSums, times
 
 
 class Batch(GradientMode):
@@ -35,9 +39,9 @@ class Batch(GradientMode):
     def step(self, model, x, y, sample_weight):
         if replicas.several():
             try:
-                return replica_step.step(self, model, x, y, sample_weight)
-            except replica_step.NotAdditive as error:
-                replica_step.warn(error)
+                return super().step(model, x, y, sample_weight)
+            except NotAdditive as error:
+                _warn(error)
         with tf.GradientTape() as tape:
             y_pred = call_model(model, x)
             loss = total_loss(model, x, y, y_pred, sample_weight)
@@ -48,20 +52,56 @@ class Batch(GradientMode):
         loss, gradients = replicas.present(samples, (loss, gradients))
         return Step(loss, y_pred, gradients)
 
-    def weighted_sum(self, model, x, part, scale):
-        """Do as `Vectorized.weighted_sum`, without per-sample gradients."""
-        with tf.GradientTape() as tape:
-            with replica_step.Postponed() as scope:
-                y_pred = call_model(model, x)
-            scope.assign(tf.shape(first_tensor(x))[0])
-            target: Any = times(part.loss(y_pred, scope.losses), scale)
+    def partial_sums(self, model, part):
+        with part.watched(), tf.GradientTape() as tape:
+            y_pred, added = part.call()
+            target = part.target(y_pred, added)
         gradients = tape.gradient(target, model.trainable_variables)
-        if scale is not None:
-            scale = 1 / scale
+        unscale = None if part.scale is None else 1 / part.scale
         gradients = [
-            None if g is None else tf.convert_to_tensor(g) for g in gradients
+            None if g is None else times(tf.convert_to_tensor(g), unscale)
+            for g in gradients
         ]
-        return y_pred, scaled(gradients, scale), None
+        return PartialSums(y_pred, gradients)
 
 
-modes.register("batch", Batch)
+def evaluate(model, x, y, sample_weight):
+    """Return the loss of a batch, of all replicas if known; nothing is trained.
+
+    Returns:
+        (loss, the outputs for this replica's samples, whether the loss is
+        that of the whole batch, and not Keras's for this replica alone).
+    """
+    try:
+        return *_evaluate(model, x, y, sample_weight), True
+    except NotAdditive as error:
+        _warn(error)
+        y_pred = call_model(model, x, training=False)
+        loss = total_loss(model, x, y, y_pred, sample_weight, training=False)
+        samples = tf.shape(first_tensor(x))[0]
+        return replicas.present(samples, loss), y_pred, False
+
+
+def _evaluate(model, x, y, sample_weight):
+    require_parts(model)
+    kinds = add_loss_reduction.kinds(model, x, training=False)
+    parts = MicrobatchSums(model, x, None, kinds)
+    with replicas.Postponed() as scope:
+        y_pred = call_model(model, x, training=False)
+    scope.assign(parts.count)
+    terms = parts.evaluate(x, y, y_pred, sample_weight)
+    sums = parts.parts_of_loss(terms, scope.losses, parts.own_rows)
+    return parts.loss(parts.totals(sums)), y_pred
+
+
+def _warn(error):
+    """Warn that a batch is trained as by `keras.Model`, with the effect."""
+    warnings.warn(
+        "The replicas have equal weight in this batch, as in keras.Model, "
+        "also where they have unequally many samples, since: "
+        f"{error}",
+        stacklevel=2,
+    )
+
+
+gradient_modes.register("batch", Batch)

@@ -22,8 +22,9 @@ from keras_pergrad.keras_internals.model_parts import (
     trace_symbolically,
 )
 from keras_pergrad.keras_internals.overwritten import is_overwritten
+from keras_pergrad.logs import named
+from keras_pergrad.modes.accumulated import Accumulated
 from keras_pergrad.modes.batch import Batch
-from keras_pergrad.modes.logs import named
 
 
 class LossModel(keras.Model):
@@ -35,9 +36,13 @@ class LossModel(keras.Model):
         batch: (x, y, sample_weight), the arguments of `loss_fn`.
         variables: the variables to differentiate with respect to.
         optimizer: the optimizer that the gradients are for.
+        with_outputs: whether `loss_fn` returns outputs beside the losses, and
+            so does the model.
     """
 
-    def __init__(self, owner, loss_fn, batch, variables, optimizer):
+    def __init__(
+        self, owner, loss_fn, batch, variables, optimizer, with_outputs
+    ):
         # A batch is passed on unchanged, not cast to the owner's format.
         super().__init__(name=owner.name, dtype="float32", autocast=False)
         self.owner = owner
@@ -45,6 +50,8 @@ class LossModel(keras.Model):
         object.__setattr__(self, "_chosen", list(variables))
         object.__setattr__(self, "_loss_fn", loss_fn)
         object.__setattr__(self, "_batch", batch)
+        object.__setattr__(self, "_with_outputs", with_outputs)
+        object.__setattr__(self, "_errors", [])
         loss = _MeanOfOutputs(dtype=keras.config.floatx())
         compile_loss_of_samples(self, loss, owner)
         self.run_eagerly = owner.run_eagerly
@@ -58,16 +65,33 @@ class LossModel(keras.Model):
         return [v for v in self._chosen if v.trainable or not is_overwritten(v)]
 
     def call(self, inputs):
-        return losses_of(self._loss_fn, _unpacked(inputs, self._batch))
+        batch = _unpacked(inputs, self._batch)
+        try:
+            if not self._with_outputs:
+                return losses_of(self._loss_fn(*batch))
+            losses, outputs = _both(self._loss_fn(*batch))
+            losses = losses_of(losses)
+            return losses, outputs_of(outputs, losses)
+        except Exception as error:
+            self._errors.append(error)
+            raise
+
+    @contextlib.contextmanager
+    def errors_as_they_are(self):
+        """Raise what `loss_fn` raised, where Keras raised it in other words."""
+        try:
+            yield
+        except Exception as error:
+            behind: BaseException | None = error
+            while behind is not None:
+                if any(behind is raised for raised in self._errors):
+                    raise behind from behind.__cause__
+                behind = behind.__context__
+            raise
 
 
-def losses_of(loss_fn, batch):
-    """Return the losses that `loss_fn` gives for a batch, of shape (n,).
-
-    Raises:
-        ValueError: they do not have this shape.
-    """
-    losses = loss_fn(*batch)
+def losses_of(losses):
+    """Return what `loss_fn` gave for a batch, if it is of shape (n,)."""
     if isinstance(losses, (list, tuple, dict)) or losses is None:
         raise ValueError(
             "`loss_fn` expected to return one tensor, the losses of the "
@@ -92,19 +116,60 @@ def losses_of(loss_fn, batch):
     return losses
 
 
-def gradients_of(owner, loss_fn, batch, variables, optimizer, name=None):
-    """Return a function's gradients by the compiled mode, and the logs.
+def outputs_of(outputs, losses):
+    """Return a structure of tensors, if each has a row for each loss."""
+    outputs = tf.nest.map_structure(tf.convert_to_tensor, outputs)
+    shapes = [tuple(t.shape) for t in tf.nest.flatten(outputs)]
+    n = losses.shape[0]
+    if any(not s or (None not in (s[0], n) and s[0] != n) for s in shapes):
+        raise ValueError(
+            "with return_outputs=True `loss_fn` expected to return (losses, "
+            "outputs), where each output has one row for each sample, of "
+            f"shape (n, ...). Received: outputs of shapes {shapes}, and losses "
+            f"of shape {tuple(losses.shape)}. Log numbers of the whole batch "
+            "by a metric."
+        )
+    return outputs
+
+
+def _both(result):
+    if isinstance(result, (list, tuple)) and len(result) == 2:
+        return result
+    raise ValueError(
+        "with return_outputs=True `loss_fn` expected to return a pair "
+        "(losses, outputs), such as (losses, y_pred). Received: "
+        f"a {type(result).__name__}"
+        + (f" of {len(result)}" if isinstance(result, (list, tuple)) else "")
+    )
+
+
+def gradients_of(
+    owner,
+    loss_fn,
+    batch,
+    variables,
+    optimizer,
+    name=None,
+    return_outputs=False,
+):
+    """Return a function's gradients by the compiled mode, logs and outputs.
 
     Args:
         owner: the compiled `PerGradModel`.
         loss_fn, batch, variables, optimizer: as for `LossModel`; None means
             the owner's variables and optimizer.
         name: the name of one of several losses, or None: the owner's loss.
+        return_outputs: as `with_outputs` of `LossModel`.
+
+    Returns:
+        (gradients, logs), or (gradients, logs, outputs).
 
     Raises:
         ValueError: the mode cannot give gradients inside a step.
     """
     mode = owner.gradient_mode
+    if return_outputs and isinstance(mode, Accumulated):
+        raise ValueError(_NO_OUTPUTS.format(mode=mode))
     if replicas.several():
         raise ValueError(
             "compute_gradients() gives the gradients of one device, and this "
@@ -120,7 +185,7 @@ def gradients_of(owner, loss_fn, batch, variables, optimizer, name=None):
     batch = tf.nest.map_structure(
         lambda t: None if t is None else tf.convert_to_tensor(t), batch
     )
-    _build(owner, loss_fn, batch)
+    _build(owner, loss_fn, batch, return_outputs)
     if variables is None:
         variables = owner.trainable_variables
     variables = [
@@ -140,18 +205,24 @@ def gradients_of(owner, loss_fn, batch, variables, optimizer, name=None):
             "variables=self.generator."
         )
     optimizer = owner.optimizer if optimizer is None else optimizer
-    model = LossModel(owner, loss_fn, batch, variables, optimizer)
+    model = LossModel(
+        owner, loss_fn, batch, variables, optimizer, return_outputs
+    )
     inputs = tuple(t for t in tf.nest.flatten(batch) if t is not None)
     n = tf.shape(inputs[0])[0]
     targets = tf.zeros(tf.reshape(n, [1]), keras.config.floatx())
     targets.set_shape([inputs[0].shape[0]])
-    with _explaining_closures(loss_fn):
+    with _explaining_closures(loss_fn), model.errors_as_they_are():
         step = mode.step(model, inputs, targets, None)
+    if return_outputs and step.y_pred is None:
+        raise ValueError(_NO_OUTPUTS.format(mode=mode))
     if not name:
         # Keras overwrites the results of a step with those of its metrics.
         track_loss(owner, step.loss, n)
     logs = named(name, {"loss": step.loss, **step.statistics})
-    return tf.tuple(step.gradients), logs
+    logs = owner._gradient_logs.of_loss(name).update(logs)
+    outputs = [step.y_pred[1]] if return_outputs else []
+    return tf.tuple(step.gradients), logs, *outputs
 
 
 def require_mode_used(cls, base, mode):
@@ -244,7 +315,7 @@ def _flat(value):
     return tf.nest.flatten(value) if type(value) in _NESTED else [value]
 
 
-def _build(owner, loss_fn, batch):
+def _build(owner, loss_fn, batch, return_outputs):
     """Create the weights of layers that no call has built yet."""
     if all(layer.built for layer in inner_layers(owner)):
         return
@@ -254,6 +325,15 @@ def _build(owner, loss_fn, batch):
     )
     trace_symbolically(loss_fn, *specs)
 
+
+_NO_OUTPUTS = (
+    "compute_gradients(return_outputs=True) expected a mode that has the whole "
+    "batch at once. Received: gradient_mode={mode!r}, which calls `loss_fn` "
+    "for one microbatch after the other and keeps no outputs. Leave out "
+    "return_outputs and call the model for the metrics, as in "
+    "self.compute_metrics(x, y, self(x, training=True)); or use "
+    "gradient_mode='vectorized', 'per_sample' or 'batch'."
+)
 
 _NESTED = (list, tuple, dict)
 

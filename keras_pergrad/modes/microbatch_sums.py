@@ -1,4 +1,4 @@
-"""The contributions of microbatches to the gradient and loss of their batch.
+"""The sums of microbatches, for the gradient and the loss of their batch.
 
 Every term of the loss is N / D (see `loss_fractions`). Terms with the same D
 share a backward pass and a sum; each sum is divided by its D once, at the end:
@@ -15,33 +15,35 @@ import dataclasses
 import keras
 import tensorflow as tf
 
-from keras_pergrad.keras_internals import replica_metrics, replicas
+from keras_pergrad.keras_internals import (
+    loss_fractions,
+    replica_metrics,
+    replicas,
+)
 from keras_pergrad.keras_internals.batches import first_tensor
 from keras_pergrad.keras_internals.losses import by_kind, noting_losses
-from keras_pergrad.keras_internals.model_parts import compiled_loss
+from keras_pergrad.keras_internals.model_parts import (
+    call_model,
+    compiled_loss,
+)
 from keras_pergrad.keras_internals.penalties import regularization_loss
-from keras_pergrad.modes import loss_fractions
-from keras_pergrad.modes.base import call_model
 
 
-class Contributions:
+class MicrobatchSums:
     """A function of a microbatch whose results add up over the batch.
 
     Args:
         model: the compiled and built model.
         x: the inputs of the whole batch, or of a replica's share in it.
         scale: the loss scale, or None.
-        sums: the kind of each `add_loss` term, for `by_kind`.
-        alone: whether the batch makes its own update, so that no other
-            batch adds samples to it.
+        kinds: the kind of each `add_loss` term, for `by_kind`.
+        alone: whether no other batch adds samples to the batch's update.
     """
 
-    def __init__(self, model, x, scale, sums, alone=True):
-        self.model = model
+    def __init__(self, model, x, scale, kinds, alone=True):
+        self.model, self.scale = model, scale
         self.variables = list(model.trainable_variables)
-        self.scale = scale
-        self.sums = sums
-        self.alone = alone
+        self.kinds, self.alone = kinds, alone
         self.static_rows = first_tensor(x).shape[0]
         self.dtype = keras.config.floatx()
         self.count = tf.shape(first_tensor(x))[0]
@@ -49,22 +51,17 @@ class Contributions:
         self.own_rows = tf.cast(self.count, self.dtype)
         self.rows = replicas.total(self.own_rows)
         self.terms = []
-        self.slack = {}
+        self.mask_epsilons = {}
         self.per_row = []
 
     def __call__(self, x, y, sample_weight):
-        """Run the forward and backward passes of one microbatch.
-
-        Returns:
-            A dict of values that add up: the gradients of each group of terms,
-            numerators and denominators of each loss, `add_loss` terms.
-        """
-        added = []
+        """Run both passes of a microbatch; return what adds up, by name."""
+        added, rows = [], _rows(x, self.dtype)
         with tf.GradientTape(persistent=True) as tape:
             with noting_losses(self.model, added):
                 y_pred = call_model(self.model, x)
             terms = self.evaluate(x, y, y_pred, sample_weight)
-            targets = self._targets(terms, added, _rows(x, self.dtype))
+            targets = self._targets(terms, added, rows)
         gradients = {
             key: self._gradients(tape, target, unit)
             for key, (target, unit) in targets.items()
@@ -73,7 +70,7 @@ class Contributions:
         return {
             "gradients": gradients,
             "metrics": self.update_metrics(x, y, y_pred, sample_weight),
-            **self.parts_of_loss(terms, added, _rows(x, self.dtype)),
+            **self.parts_of_loss(terms, added, rows),
         }
 
     def update_metrics(self, x, y, y_pred, sample_weight):
@@ -114,8 +111,8 @@ class Contributions:
         self.per_row = [
             t.per_row if t.kind == loss_fractions.ROWS else None for t in terms
         ]
-        self.slack = {
-            f"loss{k}": t.slack
+        self.mask_epsilons = {
+            f"loss{k}": t.mask_epsilon
             for k, t in enumerate(terms)
             if t.kind == loss_fractions.DATA
         }
@@ -138,7 +135,7 @@ class Contributions:
                 units[key] = rows
             parts.setdefault(key, []).append(times(value, term.loss_weight))
         share = rows / self.rows
-        for loss, kind in zip(added, self.sums, strict=True):
+        for loss, kind in zip(added, self.kinds, strict=True):
             loss = tf.cast(tf.reduce_sum(loss), self.dtype)
             one, zero = tf.ones_like(share), tf.zeros_like(share)
             if self.alone:
@@ -173,7 +170,7 @@ class Contributions:
     def parts_of_loss(self, terms, added, rows):
         """Return the values of one microbatch that `loss` needs."""
         extra = tf.zeros([], self.dtype)
-        for loss, kind in zip(added, self.sums, strict=True):
+        for loss, kind in zip(added, self.kinds, strict=True):
             loss = tf.cast(tf.reduce_sum(loss), self.dtype)
             extra += by_kind(kind, loss, loss * rows / self.rows)
         return {
@@ -182,34 +179,30 @@ class Contributions:
             "added": extra,
         }
 
-    def totals(self, found):
-        """Return the sums over the samples of all replicas.
-
-        Args:
-            found: the sums over the samples of this replica.
-        """
+    def totals(self, sums):
+        """Return the sums over all replicas of those of this replica."""
         if not self.several:
-            return found
-        found = replicas.present(self.count, found)
-        metrics, norms = found.pop("metrics", None), found.pop("norms", None)
+            return sums
+        sums = replicas.present(self.count, sums)
+        metrics, norms = sums.pop("metrics", None), sums.pop("norms", None)
         replica_metrics.add(self.model.metrics_variables, metrics or ())
         if norms is not None:
             norms = replicas.gathered(norms)
-        return {**replicas.total(found), "norms": norms}
+        return {**replicas.total(sums), "norms": norms}
 
     def groups(self, totals):
         """Return the sums of the batch, by group: (gradients, denominator)."""
-        found = {}
+        groups = {}
         for key, gradients in totals["gradients"].items():
-            denominator = None
+            below = None
             if key == loss_fractions.ROWS:
-                denominator = self.rows
-                gradients = [times(g, self.rows) for g in gradients]
-            elif key in self.slack:
+                below = self.rows
+                gradients = [times(g, below) for g in gradients]
+            elif key in self.mask_epsilons:
                 k = int(key.removeprefix("loss"))
-                denominator = tf.cast(totals["denominators"][k], self.dtype)
-            found[key] = gradients, denominator
-        return found
+                below = tf.cast(totals["denominators"][k], self.dtype)
+            groups[key] = gradients, below
+        return groups
 
     def loss(self, totals):
         """Return the loss of the batch, and track those of several outputs."""
@@ -217,7 +210,7 @@ class Contributions:
         for k, term in enumerate(self.terms):
             value = totals["numerators"][k]
             if term.kind == loss_fractions.DATA:
-                denominator = totals["denominators"][k] + term.slack
+                denominator = totals["denominators"][k] + term.mask_epsilon
                 value = tf.math.divide_no_nan(value, denominator)
             values.append(self.fixed(value, k))
         replica_metrics.update(
@@ -232,24 +225,19 @@ class Contributions:
         return loss
 
 
-def divided(groups, slack):
+def divided(groups, mask_epsilons):
     """Return the sum of the groups' gradients, each over its denominator.
 
     Args:
-        groups: as from `Contributions.groups`.
-        slack: a number to add to the denominator, for some groups.
+        groups: as from `MicrobatchSums.groups`.
+        mask_epsilons: a number to add to the denominator, for some groups.
     """
     result = None
     for key, (gradients, denominator) in groups.items():
         if denominator is not None:
-            below = denominator + slack.get(key, 0.0)
-            gradients = [
-                None
-                if g is None
-                else tf.math.divide_no_nan(g, tf.cast(below, g.dtype))
-                for g in gradients
-            ]
-        result = gradients if result is None else _add(result, gradients)
+            below = denominator + mask_epsilons.get(key, 0.0)
+            gradients = [_over(g, below) for g in gradients]
+        result = gradients if result is None else added(result, gradients)
     return result
 
 
@@ -274,8 +262,15 @@ def _fixed_shapes(model):
     )
 
 
-def _add(first, second):
+def added(first, second):
+    """Return the sums of two lists of gradients, some of them None."""
     return [
-        b if a is None else a if b is None else a + b
-        for a, b in zip(first, second)
+        b if a is None else a if b is None else tf.convert_to_tensor(a) + b
+        for a, b in zip(first, second, strict=True)
     ]
+
+
+def _over(gradient, below):
+    if gradient is None:
+        return None
+    return tf.math.divide_no_nan(gradient, tf.cast(below, gradient.dtype))

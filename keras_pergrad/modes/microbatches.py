@@ -15,7 +15,7 @@ def is_one(batch, size):
 
 
 def sum_over(function, batch, size):
-    """Add up what `function` returns for each microbatch.
+    """Return the sum of what `function` returns for each microbatch.
 
     The microbatches have `size` samples each, except for a smaller last one.
     In a graph the function is traced once for all full ones, however many, and
@@ -28,9 +28,6 @@ def sum_over(function, batch, size):
         batch: a tuple of nested structures of tensors and None.
         size: the number of samples in a microbatch; None: all at once, also
             where the batch has no sample.
-
-    Returns:
-        What `function` returns, summed.
     """
     if size is None or is_one(batch, size):
         return function(*batch)

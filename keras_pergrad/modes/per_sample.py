@@ -1,36 +1,22 @@
 """One forward and backward pass per sample."""
 
+from typing import Any, Literal
+
 import tensorflow as tf
 
 from keras_pergrad.aggregation import (
+    Aggregation,
     aggregations,
     is_finite,
     of_samples,
     weight_of,
 )
-from keras_pergrad.common import refusal_messages
 from keras_pergrad.common.arguments import positive_integer
 from keras_pergrad.common.registry import serialize
-from keras_pergrad.factors import squared_norm
-from keras_pergrad.keras_internals import replicas
-from keras_pergrad.keras_internals.batches import Filled, first_tensor
-from keras_pergrad.keras_internals.losses import track_loss
-from keras_pergrad.keras_internals.model_parts import layers_of
-from keras_pergrad.keras_internals.overwritten import SetApart
-from keras_pergrad.modes import replica_step
-from keras_pergrad.modes.base import (
-    GradientMode,
-    Step,
-    gives_statistics,
-    log_metrics,
-    loss_scale,
-    modes,
-    observed,
-    overflow_to_infinity,
-    scaled,
-    spread,
-    with_penalties,
+from keras_pergrad.keras_internals.inspection_checks import (
+    require_any_batch_size,
 )
+from keras_pergrad.modes.base import GradientMode, PartialSums, gradient_modes
 from keras_pergrad.modes.single_samples import Samples
 
 UPDATES = ("batch", "sample")
@@ -70,10 +56,10 @@ class PerSample(GradientMode):
 
     def __init__(
         self,
-        aggregation="mean",
-        updates="batch",
-        parallel_iterations=1,
-        statistics=False,
+        aggregation: str | Aggregation | dict[str, Any] = "mean",
+        updates: Literal["batch", "sample"] = "batch",
+        parallel_iterations: int = 1,
+        statistics: bool = False,
     ):
         self.aggregation = aggregations.get(aggregation)
         if updates not in UPDATES:
@@ -94,93 +80,65 @@ class PerSample(GradientMode):
         )
 
     @property
-    def updates_by_itself(self):
+    def one_by_one(self):
         return self.updates == "sample"
+
+    @property
+    def updates_by_itself(self):
+        return self.one_by_one
 
     @property
     def can_be_watched(self):
         # One update by one sample has no variance.
-        return self.updates == "batch"
+        return not self.one_by_one
 
-    def step(self, model, x, y, sample_weight):
+    def require(self, model):
         require_any_batch_size(model)
-        if self.updates == "sample":
-            return self._online_step(model, x, y, sample_weight)
-        if replicas.several():
-            return replica_step.step(self, model, x, y, sample_weight)
-        scale, filled = loss_scale(model.optimizer), None
-        if self.aggregation.counts:
-            filled = Filled((x, y, sample_weight))
-            x, y, sample_weight = filled.batch
-        state = model.aggregation_state
-        aggregation = self.aggregation.at(state)
-        with SetApart(model) as apart:
-            samples = Samples(model, x, y, sample_weight, scale, apart=apart)
-            gradients, norms, plain = self._aggregate(
-                samples, aggregation, filled
-            )
-        if filled is not None:
-            norms = norms[: filled.n]
-            samples.y_pred = filled.outputs(samples.y_pred)
-        statistics = observed(aggregation, norms, state)
-        gradients = aggregation.finish(gradients, samples.n, state)
-        if scale is not None and self.aggregation.needs_norms:
-            finite = is_finite(norms)
-            gradients = overflow_to_infinity(gradients, finite, scale)
-        gradients = with_penalties(gradients, samples.penalties())
-        if gives_statistics(self):
-            squares = [squared_norm(g) for g in plain]
-            statistics |= spread(norms, squares, samples.n)
-        gradients = apart.merged(scaled(gradients, scale), samples.target)
-        return Step(samples.loss, samples.y_pred, gradients, statistics)
 
-    def weighted_sum(self, model, x, part, scale):
-        """Do as `Vectorized.weighted_sum`."""
-        samples = Samples(model, x, None, None, scale, part=part)
-        aggregation = self.aggregation.at(model.aggregation_state)
-        gradients, norms, plain = self._aggregate(samples, aggregation)
-        return samples.y_pred, gradients, norms, plain or None
-
-    def _aggregate(self, samples, aggregation, filled=None):
-        """Return the weighted sum of contributions, the norms, the plain sum.
-
-        The plain sum is for the statistics and contains no None.
-        """
+    def partial_sums(self, model, part):
+        samples, aggregation = Samples(model, part), part.aggregation
         # Whether each has a gradient; None: there was no sample to tell.
         used: list = [None] * len(samples.variables)
-        separate = gives_statistics(self) and aggregation.needs_norms
+        separate = self.gives_statistics and aggregation.needs_norms
         groups = aggregation.groups(samples.variables)
 
-        def body(i, sums, plain, norms):
-            found = samples.contributions(i)
-            for k, gradient in enumerate(found):
+        def add(i, sums, plain):
+            """Return the sums with those of sample i, and its norm."""
+            contributions = samples.contributions(i)
+            for k, gradient in enumerate(contributions):
                 used[k] = gradient is not None
-            norm = samples.norm(found, groups)
-            weight = aggregation.weights(norm[None])
-            if filled is not None:
-                weight = filled.weights(weight)
-            added = []
-            for k, (total, gradient) in enumerate(zip(sums, found)):
-                if gradient is not None:
-                    factor = weight_of(weight, groups, k)[0]
-                    factor = tf.cast(factor, total.dtype)
-                    if aggregation.needs_norms:
-                        # Zero times NaN is NaN.
-                        gradient = tf.math.multiply_no_nan(gradient, factor)
-                    total = total + gradient
-                added.append(total)
+            norm = samples.norm(contributions, groups)
+            weights = aggregation.weights(norm[None])
+            if part.padded is not None:
+                weights = part.padded.weights(weights)
+            weighted = [
+                _times(g, weight_of(weights, groups, k)[0])
+                if aggregation.needs_norms
+                else g
+                for k, g in enumerate(contributions)
+            ]
             if separate:
                 finite = is_finite(of_samples(norm[None]))[0]
-                plain = [
-                    p
-                    if g is None
-                    else p
-                    + tf.math.multiply_no_nan(g, tf.cast(finite, g.dtype))
-                    for p, g in zip(plain, found)
-                ]
-            return i + 1, added, plain, norms.write(i, norm)
+                plain = _plus(plain, [_times(g, finite) for g in contributions])
+            return _plus(sums, weighted), plain, norm
 
-        zeros = [tf.zeros(v.shape, v.value.dtype) for v in samples.variables]
+        sums = [tf.zeros(v.shape, v.value.dtype) for v in samples.variables]
+        plain = sums if separate else []
+        if part.is_single:
+            sums, plain, norm = add(tf.constant(0), sums, plain)
+            norms = norm[None]
+        else:
+            sums, plain, norms = self._loop(add, samples, groups, sums, plain)
+        gradients = [None if k is False else s for s, k in zip(sums, used)]
+        return PartialSums(samples.y_pred, gradients, norms, plain or None)
+
+    def _loop(self, add, samples, groups, sums, plain):
+        """Return the sums over all samples, and the norms."""
+
+        def body(i, sums, plain, norms):
+            sums, plain, norm = add(i, sums, plain)
+            return i + 1, sums, plain, norms.write(i, norm)
+
         shape = [] if groups is None else [max(groups) + 1]
         norms = tf.TensorArray(
             samples.norm_dtype, samples.n, element_shape=shape
@@ -188,81 +146,10 @@ class PerSample(GradientMode):
         _, sums, plain, norms = tf.while_loop(
             lambda i, *_: i < samples.n,
             body,
-            (tf.constant(0), zeros, zeros if separate else [], norms),
+            (tf.constant(0), sums, plain, norms),
             parallel_iterations=self.parallel_iterations,
         )
-        gradients = [None if k is False else s for s, k in zip(sums, used)]
-        return gradients, norms.stack(), plain if separate else sums
-
-    def _online_step(self, model, x, y, sample_weight):
-        if replicas.several():
-            raise ValueError(
-                "updates='sample' makes one update after the other, which "
-                "several replicas cannot do at the same time. Use "
-                "updates='batch' under this tf.distribute strategy, or train "
-                "without it. Received: updates='sample' on "
-                f"{tf.distribute.get_strategy().num_replicas_in_sync} replicas"
-            )
-        n = tf.shape(first_tensor(x))[0]
-        with SetApart(model):
-            groups = self.aggregation.groups(model.trainable_variables)
-        shape = [] if groups is None else [max(groups) + 1]
-        norms = tf.TensorArray(tf.float32, n, element_shape=shape)
-
-        def body(i, norms):
-            row = tf.nest.map_structure(
-                lambda t: None if t is None else t[i : i + 1],
-                (x, y, sample_weight),
-            )
-            norm = self._update_once(model, *row)
-            return i + 1, norms.write(i, tf.cast(norm, tf.float32))
-
-        _, norms = tf.while_loop(
-            lambda i, _: i < n,
-            body,
-            (tf.constant(0), norms),
-            parallel_iterations=1,
-        )
-        aggregation = self.aggregation.at(model.aggregation_state)
-        statistics = aggregation.statistics(norms.stack())
-        return Step(None, None, None, statistics)
-
-    def _update_once(self, model, x, y, sample_weight):
-        """Make one optimizer step on a sample; return its gradient's norm."""
-        scale = loss_scale(model.optimizer)
-        state = model.aggregation_state
-        aggregation = self.aggregation.at(state)
-        with SetApart(model) as apart:
-            samples = Samples(model, x, y, sample_weight, scale, apart=apart)
-            found = samples.contributions(tf.constant(0))
-        track_loss(model, samples.loss, 1)
-        groups = aggregation.groups(samples.variables)
-        norm = samples.norm(found, groups)
-        if aggregation.needs_norms:
-            weight = aggregation.weights(norm[None])
-            weights = [
-                weight_of(weight, groups, k)[0] for k in range(len(found))
-            ]
-            found = [
-                None
-                if g is None
-                else tf.math.multiply_no_nan(g, tf.cast(w, g.dtype))
-                for g, w in zip(found, weights)
-            ]
-        aggregation.observe(norm[None], state)
-        gradients = aggregation.finish(found, samples.n, state)
-        if scale is not None and aggregation.needs_norms:
-            finite = is_finite(norm[None])
-            gradients = overflow_to_infinity(gradients, finite, scale)
-        gradients = with_penalties(gradients, samples.penalties())
-        gradients = apart.merged(scaled(gradients, scale), samples.target)
-        model.optimizer.apply(gradients, model.trainable_variables)
-        model.compute_metrics(x, y, samples.y_pred, sample_weight)
-        return norm
-
-    @property
-    def log_metrics(self):
-        return log_metrics(self)
+        return sums, plain, norms.stack()
 
     def get_config(self):
         return {
@@ -273,24 +160,16 @@ class PerSample(GradientMode):
         }
 
 
-def require_any_batch_size(model):
-    """Refuse a model that cannot be called with one sample.
-
-    Raises:
-        ValueError: the model or a layer is made for one batch size.
-    """
-    sizes = {
-        t.shape[0]
-        for t in tf.nest.flatten(getattr(model, "inputs", None) or [])
-        if len(t.shape)
-    }
-    size = next((s for s in sizes if s not in (None, 1)), None)
-    for layer in layers_of(model):
-        if getattr(layer, "stateful", False) and size != 1:
-            shown = "one size" if size is None else size
-            raise ValueError(refusal_messages.one_batch_size(layer, shown))
-    if size is not None:
-        raise ValueError(refusal_messages.fixed_batch_size(model, size))
+def _plus(sums, gradients):
+    return [s if g is None else s + g for s, g in zip(sums, gradients)]
 
 
-modes.register("per_sample", PerSample)
+def _times(gradient, factor):
+    if gradient is None:
+        return None
+    # Zero times NaN is NaN.
+    factor = tf.cast(factor, gradient.dtype)
+    return tf.math.multiply_no_nan(gradient, factor)
+
+
+gradient_modes.register("per_sample", PerSample)

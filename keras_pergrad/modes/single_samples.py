@@ -10,10 +10,12 @@ from keras_pergrad.keras_internals.losses import (
     noting_losses,
     total_loss,
 )
-from keras_pergrad.keras_internals.overwritten import SetApart
-from keras_pergrad.keras_internals.penalties import Penalties
-from keras_pergrad.modes.base import call_model, training_inside
-from keras_pergrad.modes.loss_replay import LossReplay
+from keras_pergrad.keras_internals.model_parts import (
+    call_model,
+    training_inside,
+)
+from keras_pergrad.keras_internals.penalties import without_gradients
+from keras_pergrad.modes.microbatch_sums import added
 from keras_pergrad.samples import Tape, divides, messages, refusals
 from keras_pergrad.samples.sample_replay import Recorded, Replay
 
@@ -23,38 +25,22 @@ class Samples:
 
     Args:
         model: a compiled `keras.Model`.
-        x, y, sample_weight: the batch.
-        scale: the loss scale, or None.
+        part: a `WholeBatch`, or a `PartOfBatch` for samples of a larger one.
         training: whether layers are called for training.
-        part: a `PartOfBatch`, for samples of a larger batch, or None.
-        apart: the open `SetApart` of the model; None: a new one.
 
     Attributes:
-        loss: the loss of the batch.
-        target: the loss times the loss scale.
         y_pred: the outputs.
+        n: how many samples there are.
         variables: those that samples have gradients for.
     """
 
-    def __init__(
-        self,
-        model,
-        x,
-        y,
-        sample_weight,
-        scale=None,
-        training=True,
-        part=None,
-        apart=None,
-    ):
-        apart = SetApart(model) if apart is None else apart
+    def __init__(self, model, part, training=True):
         self.variables = list(model.trainable_variables)
-        self.scale = scale
-        self.n = tf.shape(first_tensor(x))[0]
-        drawn, drawn_by_loss, added = [], [], []
-        if part is not None:
-            y, sample_weight = part.y, part.sample_weight
-        tried = Tape(model, (x, y, sample_weight), training)
+        self.scale, self.whole = part.scale, part.n
+        x, batch = part.x, (part.x, part.y, part.sample_weight)
+        self.n = part.n if part.is_whole else tf.shape(first_tensor(x))[0]
+        drawn, drawn_by_loss, terms = [], [], []
+        tried = Tape(model, batch, training)
         for error in refusals(tried, repeated="sample"):
             raise error
         # Each sample reads state as it was before the layers assign it.
@@ -62,11 +48,10 @@ class Samples:
             (v, tf.identity(tf.convert_to_tensor(v.value)))
             for v in model.non_trainable_variables
         ]
-        penalties = Penalties(model)
-        with apart.watched():
+        with part.watched():
             with (
                 draws.recording(drawn.append),
-                noting_losses(model, added),
+                noting_losses(model, terms),
             ):
                 self.y_pred = call_model(model, x, training)
             outputs = loss_tensors(self.y_pred)
@@ -75,53 +60,31 @@ class Samples:
                 tf.GradientTape(watch_accessed_variables=False) as tape,
                 stray_weights.watched(tape, self.variables),
                 draws.recording(drawn_by_loss.append),
-                penalties.noted(),
             ):
                 tape.watch(floats)
-                if part is None:
-                    self.whole = self.n
-                    self.loss = total_loss(
-                        model, x, y, self.y_pred, sample_weight, training
-                    )
-                else:
-                    self.whole = part.n
-                    self.loss = part.loss(self.y_pred, added)
-                target = self.loss if scale is None else self.loss * scale
-        self.target = target
-        self._penalties = penalties
+                target = part.target(self.y_pred, terms, training)
         values = [v.value for v in self.variables]
-        found = tape.gradient(target, floats + values)
-        error = stray_weights.error(self.variables, found[len(floats) :])
+        slopes = tape.gradient(target, floats + values)
+        error = stray_weights.error(self.variables, slopes[len(floats) :])
         self._by_loss = None
         if error is not None:
-            if part is not None:
+            if not part.is_whole:
                 raise error
             if divides(tried, "sample"):
                 text = messages.loss_follows_size(model, "sample")
                 raise ValueError(text)
-            batch = x, y, self.y_pred, sample_weight
-            given = self.loss, drawn_by_loss, training, state, self.variables
-            self._by_loss = LossReplay(model, batch, *given, self.n, scale)
-        found = iter(found)
+            batch = *batch[:2], self.y_pred, batch[2]
+            call = _Loss(model, training), batch, {}, training, drawn_by_loss
+            recorded = Recorded(*call, [], [part.loss])
+            self._by_loss = LossReplay(recorded, self.variables, state, part)
+        slopes = iter(slopes)
         self._output_gradients = [
-            next(found) if t.dtype.is_floating else None for t in outputs
+            next(slopes) if t.dtype.is_floating else None for t in outputs
         ]
         inside = training_inside(model, training)
-        recorded = Recorded(model, (x,), {}, inside, drawn, outputs, added)
+        recorded = Recorded(model, (x,), {}, inside, drawn, outputs, terms)
         self._replay = Replay(recorded, self.variables, state)
-        if part is None:
-            self._loss_weights = additional_loss_weights(
-                self._replay, self.n, scale
-            )
-        else:
-            self._loss_weights = [
-                w if scale is None else w * tf.cast(scale, w.dtype)
-                for w in part.added_weights
-            ]
-
-    def penalties(self):
-        """Return the gradients of the weight regularisers in the loss."""
-        return self._penalties.gradients(self.loss)
+        self._loss_weights = part.added_weights(self._replay)
 
     @property
     def norm_dtype(self):
@@ -131,33 +94,61 @@ class Samples:
 
     def contributions(self, i):
         """Return sample i's part in each variable's gradient, or None."""
-        found = self._replay.gradients(
+        gradients = self._replay.gradients(
             i, self._output_gradients, self._loss_weights
         )
         if self._by_loss is not None:
-            found = self._by_loss.added(i, found)
+            gradients = self._by_loss.added_to(gradients, i)
         if self.scale is None:
-            return found
+            return gradients
         return [
             None if g is None else g / tf.cast(self.scale, g.dtype)
-            for g in found
+            for g in gradients
         ]
 
     def norm(self, contributions, groups=None):
-        """Return the norm of the per-sample gradient: contribution times batch.
-
-        Args:
-            contributions: as from `contributions`.
-            groups: as from `Aggregation.groups`; the norm of each of them is
-                given then, (groups,).
-        """
+        """Return the norm of a sample, (), or of each group, (groups,)."""
         count = 1 if groups is None else max(groups) + 1
         totals = [tf.zeros([], self.norm_dtype)] * count
         for k, g in enumerate(contributions):
             if g is not None:
                 square = tf.square(tf.cast(g, self.norm_dtype))
-                totals[0 if groups is None else groups[k]] += tf.reduce_sum(
-                    square
-                )
+                group = 0 if groups is None else groups[k]
+                totals[group] += tf.reduce_sum(square)
         total = totals[0] if groups is None else tf.stack(totals)
         return tf.cast(self.whole, self.norm_dtype) * tf.sqrt(total)
+
+
+class LossReplay(Replay):
+    """What samples contribute by the loss alone: weights that it reads itself.
+
+    The outputs of the model count as constants. The loss must be a sum or a
+    mean over the samples, which is checked as for `add_loss`.
+    """
+
+    def __init__(self, recorded, variables, state, part):
+        super().__init__(recorded, variables, state)
+        self._variables = variables
+        with without_gradients(variables):
+            self._weights = additional_loss_weights(self, part.n, part.scale)
+
+    def forward(self, rows):
+        (loss,), _ = super().forward(rows)
+        return [], [loss]
+
+    def added_to(self, contributions, i):
+        """Return contributions of sample i, with those of the loss."""
+        with without_gradients(self._variables):
+            return added(contributions, self.gradients(i, [], self._weights))
+
+
+class _Loss:
+    """A model's loss as something to call."""
+
+    def __init__(self, model, training):
+        self.name = f"{model.name}, loss"
+        self._model, self._training = model, training
+
+    def __call__(self, x, y, y_pred, sample_weight):
+        batch = x, y, y_pred, sample_weight
+        return total_loss(self._model, *batch, self._training)

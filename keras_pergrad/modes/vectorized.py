@@ -1,39 +1,22 @@
 """One forward and backward pass for all per-sample gradients."""
 
+from typing import Any
+
 import tensorflow as tf
 
 from keras_pergrad.aggregation import (
+    Aggregation,
     aggregations,
     is_finite,
     of_samples,
     weight_of,
 )
 from keras_pergrad.common.registry import serialize
-from keras_pergrad.factors import squared_norm, together
+from keras_pergrad.factors import together
 from keras_pergrad.factors.sample_gradients import select
-from keras_pergrad.keras_internals import replicas
-from keras_pergrad.keras_internals.batches import Filled, first_tensor
-from keras_pergrad.keras_internals.losses import noting_losses, total_loss
-from keras_pergrad.keras_internals.overwritten import SetApart
-from keras_pergrad.keras_internals.penalties import Penalties
-from keras_pergrad.modes import replica_step
-from keras_pergrad.modes.base import (
-    GradientMode,
-    Step,
-    gives_statistics,
-    log_metrics,
-    loss_scale,
-    modes,
-    observed,
-    overflow_to_infinity,
-    scaled,
-    spread,
-    with_penalties,
-)
-from keras_pergrad.modes.traced_step import in_graph
+from keras_pergrad.keras_internals.losses import noting_losses
+from keras_pergrad.modes.base import GradientMode, PartialSums, gradient_modes
 from keras_pergrad.samples import Tape
-
-SHARED, BESIDE = "shared", "beside"
 
 
 class Vectorized(GradientMode):
@@ -71,87 +54,50 @@ class Vectorized(GradientMode):
     can_be_watched = True
     needs_graph = True
 
-    def __init__(self, aggregation="mean", statistics=False):
+    def __init__(
+        self,
+        aggregation: str | Aggregation | dict[str, Any] = "mean",
+        statistics: bool = False,
+    ):
         self.aggregation = aggregations.get(aggregation)
         self.with_statistics = bool(statistics)
 
-    @in_graph
-    def step(self, model, x, y, sample_weight):
-        if replicas.several():
-            return replica_step.step(self, model, x, y, sample_weight)
-        scale, filled = loss_scale(model.optimizer), None
-        if self.aggregation.counts:
-            filled = Filled((x, y, sample_weight))
-            x, y, sample_weight = filled.batch
-        with SetApart(model) as apart:
-            tape, penalties = (
-                Tape(model, (x, y, sample_weight)),
-                Penalties(model),
-            )
-            with apart.watched(), tape:
-                y_pred = tape.forward(x)
-                with penalties.noted():
-                    loss = total_loss(model, x, y, y_pred, sample_weight)
-                target = loss if scale is None else loss * scale
-            factors = tape.sample_gradients(target, scale)
-            n = tf.shape(first_tensor(x))[0]
-            wanted, state = self._statistics(), model.aggregation_state
-            groups = self.aggregation.groups(tape.variables)
-            found = self.aggregation, factors, n, scale
-            gradients, statistics = aggregate(
-                *found, wanted, state, groups, filled
-            )
-        if filled is not None:
-            y_pred = filled.outputs(y_pred)
-        gradients = with_penalties(gradients, penalties.gradients(loss))
-        gradients = apart.merged(scaled(gradients, scale), target)
-        return Step(loss, y_pred, gradients, statistics)
-
-    def _statistics(self):
-        if not gives_statistics(self):
-            return None
-        return SHARED if self.with_statistics else BESIDE
-
-    def weighted_sum(self, model, x, part, scale):
-        """Return a microbatch's part in the aggregation over a larger batch.
-
-        Args:
-            model: the compiled model.
-            x: the inputs of the microbatch.
-            part: a `PartOfBatch`.
-            scale: the loss scale, or None.
-
-        Returns:
-            (outputs, the sums of weighted contributions, the samples' norms
-            or None, the plain sums where the statistics need them or None).
-        """
-        tape, added = Tape(model, (x, part.y, part.sample_weight)), []
-        with tape:
+    def partial_sums(self, model, part):
+        batch, added = (part.x, part.y, part.sample_weight), []
+        tape = Tape(model, batch)
+        with part.watched(), tape:
             with noting_losses(model, added):
-                y_pred = tape.forward(x)
-            target = part.loss(y_pred, added)
-            target = target if scale is None else target * scale
-        factors = tape.sample_gradients(target, scale)
-        wanted = self._statistics()
-        if not self.aggregation.needs_norms:
-            norms = None
-            if wanted == SHARED:
-                norms = sample_norms(factors, part.n)
-            sums = [f and f.weighted_sum(None) for f in factors]
-            if wanted == BESIDE:
-                norms = sample_norms(factors, part.n)
-            return y_pred, sums, norms
-        aggregation = self.aggregation.at(model.aggregation_state)
-        groups = aggregation.groups(tape.variables)
-        plain, (factors, apart) = None, _fewer(factors, groups)
-        sums, norms = weighted_sum(aggregation, factors, part.n, groups)
-        if wanted:
-            plain = apart([f and f.weighted_sum(None) for f in factors])
-        return y_pred, apart(sums), norms, plain
+                y_pred = tape.forward(part.x)
+            target = part.target(y_pred, added)
+        factors = tape.sample_gradients(target, part.scale)
+        if not part.aggregation.needs_norms:
+            return PartialSums(y_pred, *self._mean(factors, part.n))
+        groups = part.aggregation.groups(tape.variables)
+        # Small factors lie side by side where one norm is over all of them.
+        apart = list
+        if groups is None:
+            factors, apart = together(factors)
+        sums, norms = _weighted(factors, part, groups)
+        sums = PartialSums(y_pred, apart(sums), norms)
+        if self.gives_statistics and part.is_whole:
+            known = [f for f in factors if f is not None]
+            sums.squared_sums = [f.squared_norm_of_sum() for f in known]
+        elif self.gives_statistics:
+            sums.plain = apart(_sums(factors))
+        return sums
 
-    @property
-    def log_metrics(self):
-        return log_metrics(self)
+    def _mean(self, factors, n):
+        """Return the plain sums, and the norms where statistics need them."""
+        # If the user wants them, the sums reuse what the norms hold, which is
+        # cheaper. If a callback does, the sums stay the same to the bit.
+        reuse_norms, norms = self.with_statistics, None
+        separate = self.is_watched and not reuse_norms
+        if reuse_norms:
+            norms = sample_norms(factors, n)
+        sums = _sums(factors)
+        if separate:
+            norms = sample_norms(factors, n)
+        return sums, norms
 
     def get_config(self):
         return {
@@ -160,93 +106,28 @@ class Vectorized(GradientMode):
         }
 
 
-def aggregate(
-    aggregation,
-    factors,
-    n,
-    scale=None,
-    statistics=None,
-    state=None,
-    groups=None,
-    filled=None,
-):
-    """Return the weighted mean of factored per-sample gradients.
-
-    Args:
-        aggregation: an `Aggregation`.
-        factors: contributions, one `SampleGradients` (or None) a variable.
-        n: the number of samples.
-        scale: the loss scale in force, or None.
-        statistics: None, or how to find the spread of the gradients.
-            `SHARED`: the gradient reuses what the norms hold (cheaper);
-            `BESIDE`: the gradient is bitwise as without statistics.
-        state: the model's `aggregation_state`.
-        groups: as from `Aggregation.groups`.
-        filled: a `Filled`, where the batch may have no sample.
-
-    Returns:
-        (gradients, statistics).
-    """
-    found = {}
-    aggregation = aggregation.at(state)
-    if not aggregation.needs_norms:
-        if statistics == SHARED:
-            norms = sample_norms(factors, n)
-        gradients = [f and f.weighted_sum(None) for f in factors]
-        if statistics == BESIDE:
-            norms = sample_norms(factors, n)
-        if statistics:
-            # The applied gradient is the mean: its norm costs nothing extra.
-            mean = [squared_norm(g) for g in gradients if g is not None]
-            found = spread(norms, mean, n)
-        return aggregation.finish(gradients, n, state), found
-    factors, apart = _fewer(factors, groups)
-    gradients, norms = weighted_sum(aggregation, factors, n, groups, filled)
-    gradients = apart(gradients)
-    norms = norms if filled is None else norms[: filled.n]
-    if statistics:
-        mean = [f.squared_norm_of_sum() for f in factors if f is not None]
-        found = spread(norms, mean, n)
-    found = {**observed(aggregation, norms, state), **found}
-    gradients = aggregation.finish(gradients, n, state)
-    if scale is not None:
-        finite = is_finite(norms)
-        gradients = overflow_to_infinity(gradients, finite, scale)
-    return gradients, found
-
-
-def _fewer(factors, groups):
-    """Put small factors side by side, as `together`, if all have one norm."""
-    return together(factors) if groups is None else (factors, list)
-
-
-def weighted_sum(aggregation, factors, n, groups=None, filled=None):
-    """Return the weighted sum of the contributions, and all norms."""
-    norms = sample_norms(factors, n, groups)
-    weights = aggregation.weights(norms)
+def _weighted(factors, part, groups):
+    """Return the weighted sums of the contributions, and all norms."""
+    norms = sample_norms(factors, part.n, groups)
+    weights = part.aggregation.weights(norms)
     finite = is_finite(of_samples(norms))
-    if filled is not None:
-        weights = filled.weights(weights)
-        finite = tf.logical_and(finite, filled.present)
+    if part.padded is not None:
+        weights = part.padded.weights(weights)
+        finite = tf.logical_and(finite, part.padded.present)
     select([f for f in factors if f is not None], finite)
-    gradients = [
+    sums = [
         f and f.weighted_sum(weight_of(weights, groups, k))
         for k, f in enumerate(factors)
     ]
-    return gradients, norms
+    return sums, norms
+
+
+def _sums(factors):
+    return [f and f.weighted_sum(None) for f in factors]
 
 
 def sample_norms(factors, n, groups=None):
-    """Return the norms of the per-sample gradients.
-
-    Args:
-        factors: contributions, one `SampleGradients` (or None) a variable.
-        n: the number of samples in the whole batch.
-        groups: as from `Aggregation.groups`.
-
-    Returns:
-        Over all variables, (n,), or over each group of them, (n, groups).
-    """
+    """Return the samples' norms, (n,), or over each group, (n, groups)."""
     squares = [f and f.squared_norms() for f in factors]
     known = [s for s in squares if s is not None]
     wide = any(s.dtype == tf.float64 for s in known)
@@ -267,4 +148,4 @@ def sample_norms(factors, n, groups=None):
     return tf.cast(n, dtype) * tf.sqrt(total)
 
 
-modes.register("vectorized", Vectorized)
+gradient_modes.register("vectorized", Vectorized)

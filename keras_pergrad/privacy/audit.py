@@ -1,11 +1,15 @@
 """A lower bound for epsilon, from a training run with canaries."""
 
 import dataclasses
+import warnings
+from collections.abc import Callable
+from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_pergrad.common.deprecation import former
 from keras_pergrad.functional import per_sample_gradients
 from keras_pergrad.keras_internals.model_parts import build_symbolically
 from keras_pergrad.keras_internals.model_state import run_and_restore
@@ -42,14 +46,25 @@ class AuditResult:
     by_score: dict
 
     @property
-    def passed(self):
+    def ok(self) -> bool:
         """Whether the claim is not refuted; this is no proof of it."""
         return self.lower_bound <= self.claimed
+
+    @property
+    def passed(self) -> bool:
+        """The old name of `ok`."""
+        warnings.warn(
+            "AuditResult: read .ok instead of .passed. The old name will be "
+            "gone in the next version.",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return self.ok
 
     def __str__(self):
         verdict = (
             "The claim is not refuted."
-            if self.passed
+            if self.ok
             else "THE CLAIM IS REFUTED: the mechanism is broken."
         )
         lines = [
@@ -65,18 +80,20 @@ class AuditResult:
         return "\n".join(lines)
 
 
+@former("canaries", "epochs", "sample_weight", "confidence", "seed", "training")
 def audit_privacy(
-    make_model,
-    private,
-    x,
-    y,
-    canaries,
-    epochs,
-    sample_weight=None,
-    confidence=0.95,
-    seed=None,
-    training=None,
-):
+    make_model: Callable[[], Any],
+    private: PrivateTraining,
+    x: Any,
+    y: Any,
+    *,
+    canaries: Any,
+    epochs: int,
+    sample_weight: Any = None,
+    confidence: float = 0.95,
+    seed: int | None = None,
+    training: Callable[[Any, Any], Any] | None = None,
+) -> AuditResult:
     """Train once with canaries and derive a lower bound for epsilon.
 
     Each canary is in the training data with probability ½. After training, the
@@ -114,7 +131,7 @@ def audit_privacy(
     >>> private = kpg.PrivateTraining(
     ...     noise_multiplier=2.0,
     ...     delta=1e-3,
-    ...     examples=60,
+    ...     samples=60,
     ...     batch_size=30,
     ...     user_ids="unique",
     ... )
@@ -126,7 +143,7 @@ def audit_privacy(
     >>> found = kpg.audit_privacy(
     ...     make_model, private, x, y, canaries=range(40), epochs=2
     ... )
-    >>> found.passed
+    >>> found.ok
     True
     """
     rows = _canaries(canaries, private)
@@ -177,14 +194,15 @@ def _canaries(canaries, private):
             "`private` must be a PrivateTraining whose unit is an example. "
             f"Received: private={private!r}"
         )
-    if private.mechanism.sampling == "fixed":
+    mechanism = private.mechanism
+    if not mechanism.selection.has_canaries:
         raise ValueError(
-            "Canaries are in the data or missing, while sampling='fixed' "
-            "protects the exchange of one example for another. Audit the same "
-            "model with sampling='poisson'."
+            "Canaries are in the data or missing, while sampling="
+            f"{mechanism.sampling!r} protects the exchange of one example for "
+            "another. Audit the same model with sampling='poisson'."
         )
     rows = np.unique(np.asarray(canaries, int))
-    if len(rows) < 10 or rows[0] < 0 or rows[-1] >= private.mechanism.examples:
+    if len(rows) < 10 or rows[0] < 0 or rows[-1] >= mechanism.examples:
         raise ValueError(
             "`canaries` must be at least 10 different rows of the examples. "
             f"Received: {len(rows)} rows"
@@ -235,11 +253,9 @@ def _along(model, batch, start):
 
 
 def _best(score, is_in, delta, confidence, scores):
-    """Return the best lower bound of several numbers of guesses.
-
-    Each number, and each score, has its share of the error probability.
-    """
+    """Return the best lower bound of several numbers of guesses."""
     order = np.argsort(score, kind="stable")
+    # Each number, and each score, has its share of the error probability.
     share = (1 - confidence) / (len(_FRACTIONS) * scores)
     found = []
     for fraction in _FRACTIONS:

@@ -11,12 +11,6 @@ class PrivacyBudget(keras.callbacks.Callback):
     `PrivateTraining.callback` gives it. In a batch's logs `epsilon` is what
     will be spent at the end of the epoch, since each figure takes about a
     tenth of a second. In an epoch's logs it is what is spent.
-
-    Args:
-        mechanism: the `Mechanism` that is accounted for.
-        delta: the probability with which epsilon need not hold.
-        target_epsilon: the budget, or None.
-        watched: called with each model that is trained.
     """
 
     def __init__(self, mechanism, delta, target_epsilon=None, watched=None):

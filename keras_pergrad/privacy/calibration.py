@@ -10,18 +10,7 @@ _ROUGH, _CLOSE = 1e-2, 1e-3
 
 
 def calibrated(mechanism, steps, target, delta, before=()):
-    """Return the least noise multiplier for which a budget is enough.
-
-    Args:
-        mechanism: a `Mechanism`, whose own noise is ignored.
-        steps: the number of steps of the phase.
-        target: the budget for epsilon.
-        delta: the probability with which epsilon need not hold.
-        before: phases before, a tuple of (`Mechanism`, steps).
-
-    Raises:
-        ValueError: no noise is enough.
-    """
+    """Return the least noise multiplier for which a budget is enough."""
 
     def gap(noise, interval=None):
         now = dataclasses.replace(mechanism, noise_multiplier=float(noise))

@@ -2,12 +2,14 @@
 
 import copy
 import math
+from typing import Literal
 
 import keras
 import tensorflow as tf
 
 from keras_pergrad.aggregation import aggregations, is_finite
-from keras_pergrad.clipping import ClippedMean, is_schedule
+from keras_pergrad.clipping import ClippedMean, Schedule, is_schedule
+from keras_pergrad.common.deprecation import former
 from keras_pergrad.keras_internals import replicas
 
 
@@ -39,17 +41,23 @@ class AutomaticClippedMean(ClippedMean):
     >>> mode = kpg.Vectorized(kpg.AutomaticClippedMean(1.0))
     """
 
+    @former("noise_multiplier", "seed", "per", "expected_batch_size", "gamma")
     def __init__(
         self,
-        clip_norm=1.0,
-        noise_multiplier=0.0,
-        seed=None,
-        per="model",
-        expected_batch_size=None,
-        gamma=0.01,
+        clip_norm: float | Schedule = 1.0,
+        *,
+        noise_multiplier: float | Schedule = 0.0,
+        seed: int | None = None,
+        per: Literal["model", "layer", "variable"] = "model",
+        expected_batch_size: float | None = None,
+        gamma: float = 0.01,
     ):
         super().__init__(
-            clip_norm, noise_multiplier, seed, per, expected_batch_size
+            clip_norm,
+            noise_multiplier=noise_multiplier,
+            seed=seed,
+            per=per,
+            expected_batch_size=expected_batch_size,
         )
         if self.clip_norm == math.inf:
             raise ValueError(
@@ -108,20 +116,29 @@ class AdaptiveClippedMean(ClippedMean):
     >>> mode = kpg.Vectorized(kpg.AdaptiveClippedMean(quantile=0.5))
     """
 
+    @former(
+        "noise_multiplier",
+        "seed",
+        "expected_batch_size",
+        "quantile",
+        "clip_rate",
+        "count_noise",
+    )
     def __init__(
         self,
-        clip_norm=0.1,
-        noise_multiplier=0.0,
-        seed=None,
-        expected_batch_size=None,
-        quantile=0.5,
-        clip_rate=0.2,
-        count_noise=None,
+        clip_norm: float = 0.1,
+        *,
+        noise_multiplier: float = 0.0,
+        seed: int | None = None,
+        expected_batch_size: float | None = None,
+        quantile: float = 0.5,
+        clip_rate: float = 0.2,
+        count_noise: float | None = None,
     ):
         super().__init__(
             clip_norm,
-            noise_multiplier,
-            seed,
+            noise_multiplier=noise_multiplier,
+            seed=seed,
             expected_batch_size=expected_batch_size,
         )
         self.changes = True
@@ -204,7 +221,7 @@ class AdaptiveClippedMean(ClippedMean):
         centered = tf.convert_to_tensor(below) - seen / 2
         if self._deviation:
             like = tf.zeros([], "float32")
-            centered += replicas.of_the_first(
+            centered += replicas.from_first_replica(
                 [state.normal(like, self._deviation)]
             )[0]
         size = self.expected_batch_size

@@ -15,17 +15,7 @@ from keras_pergrad.privacy.private_batches import PrivateBatches
 
 
 def prepare(aggregation, model, arguments):
-    """Check a `fit` before it begins, and set the data that it trains on.
-
-    Args:
-        aggregation: the `PrivateMean` of the model's mode.
-        model: the compiled model.
-        arguments: the arguments of `fit`, by name; changed in place.
-
-    Raises:
-        ValueError: something would break the guarantee; the message lists
-            everything.
-    """
+    """Check a `fit` before it begins, and set the data that it trains on."""
     batches = _batches(aggregation, arguments)
     _require_unchanged(aggregation, model)
     callbacks = arguments.get("callbacks")

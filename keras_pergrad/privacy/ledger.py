@@ -23,11 +23,6 @@ class Ledger(Noise):
     and loaded with the model's weights, and never goes back: who loads an
     earlier checkpoint may have chosen it by what came later.
 
-    Args:
-        mechanism: the `Mechanism` of the phase that begins.
-        seed: of noise and batches, an integer or None.
-        **kept: as for `Noise`.
-
     Attributes:
         phases: the earlier phases, a tuple of (`Mechanism`, steps).
         key: of the batches, see `sampling`.

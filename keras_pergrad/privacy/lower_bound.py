@@ -13,17 +13,7 @@ _TOLERANCE = 1e-6
 
 
 def p_value(canaries, guesses, correct, epsilon, delta):
-    """Return how likely so many correct guesses are under an epsilon.
-
-    Args:
-        canaries: m, how many there were.
-        guesses: r, how many were guessed.
-        correct: v, how many of the guesses were right.
-        epsilon, delta: what is supposed to hold.
-
-    Returns:
-        An upper bound of the probability.
-    """
+    """Bound how likely so many correct guesses are under an epsilon."""
     from scipy import stats
 
     rate = 1 / (1 + np.exp(-epsilon))
@@ -35,12 +25,7 @@ def p_value(canaries, guesses, correct, epsilon, delta):
 
 
 def epsilon_lower_bound(canaries, guesses, correct, delta, confidence):
-    """Return the largest epsilon that the guesses rule out; 0 for none.
-
-    Args:
-        canaries, guesses, correct, delta: as for `p_value`.
-        confidence: the probability with which the true epsilon is above it.
-    """
+    """Return the largest epsilon that the guesses rule out; 0 for none."""
 
     def is_ruled_out(epsilon):
         found = p_value(canaries, guesses, correct, epsilon, delta)

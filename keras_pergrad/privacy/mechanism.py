@@ -8,7 +8,9 @@ import math
 import keras
 import numpy as np
 
-SAMPLINGS = ("poisson", "fixed", "shuffled")
+from keras_pergrad.privacy.batch_selection import SELECTIONS
+
+SAMPLINGS = tuple(SELECTIONS)
 UNITS = EXAMPLE, UNIQUE, USER = ("example", "unique", "user")
 
 
@@ -39,6 +41,11 @@ class Mechanism:
     unit: str = "example"
 
     @property
+    def selection(self):
+        """How the examples of a batch are chosen, a `BatchSelection`."""
+        return SELECTIONS[self.sampling]
+
+    @property
     def rate(self):
         """The probability that an example is in a batch."""
         return self.batch_size / self.examples
@@ -54,15 +61,15 @@ class Mechanism:
         return self.batch_size == self.examples
 
     def noise(self, first, steps):
-        """Return the noise multipliers of some steps, an array.
-
-        Args:
-            first: the number of updates before.
-            steps: how many.
-        """
+        """Return the noise multipliers of some steps, (steps,)."""
         if isinstance(self.noise_multiplier, float):
             return np.full(steps, self.noise_multiplier)
         return _scheduled(self.noise_multiplier, first + steps)[first:]
+
+    def noise_range(self, steps):
+        """Return the least and the largest noise multiplier of some steps."""
+        noise = self.noise(0, steps)
+        return float(np.min(noise)), float(np.max(noise))
 
     def to_dict(self):
         """Return what `from_dict` takes, for JSON."""

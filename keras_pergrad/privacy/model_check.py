@@ -4,15 +4,16 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_pergrad.keras_internals import loss_fractions
 from keras_pergrad.keras_internals.losses import noting_losses
 from keras_pergrad.keras_internals.model_parts import (
     build_symbolically,
+    call_model,
     compiled_loss,
     layers_of,
 )
 from keras_pergrad.model import PerGradModel
-from keras_pergrad.modes import add_loss_reduction, loss_fractions
-from keras_pergrad.modes.base import call_model
+from keras_pergrad.modes import add_loss_reduction
 from keras_pergrad.privacy.adapted_layers import adapted
 from keras_pergrad.privacy.kept_state import KeptState
 from keras_pergrad.privacy.proof import Proof

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.privacy.random_access import spec_of
-from keras_pergrad.privacy.sampling import draw, shared_equally
+from keras_pergrad.privacy.sampling import draw
 
 #: The number of batches whose rows are drawn together.
 _CHUNK = 64
@@ -18,15 +18,8 @@ class PrivateBatches:
     """The result of `PrivateTraining.batches`, for `fit(x=...)`.
 
     The ledger of the trained model determines the examples of each batch, so a
-    resumed run draws the batches that come next.
-
-    Args:
-        source: from `random_access.source_of`.
-        mechanism: the `Mechanism` to draw by.
-        rows: the rows of the source that are drawn from, (examples,), or
-            None for all of them.
-        without: numbers of examples that are left out wherever they are
-            drawn, as if they had never been there. (For audits.)
+    resumed run draws the batches that come next. Examples `without`, of an
+    audit, are left out as if they had never been there.
     """
 
     #: Elsewhere they are refused.
@@ -51,13 +44,7 @@ class PrivateBatches:
         )
 
     def batch(self, ledger, step, part=0, parts=1):
-        """Return one batch, a structure of arrays.
-
-        Args:
-            ledger: the `Ledger` of a model.
-            step: the number of the update in its phase.
-            part, parts: as for `sampling.draw`.
-        """
+        """Return the batch of an update, a structure of arrays."""
         return self.source.take(self.drawn(ledger, step, part, parts))
 
     def drawn(self, ledger, step, part=0, parts=1):
@@ -69,20 +56,14 @@ class PrivateBatches:
         return chosen if self.rows is None else self.rows[chosen]
 
     def dataset(self, ledger, strategy):
-        """Return what `fit` takes: one epoch, or endless with replicas.
-
-        Args:
-            ledger: the `Ledger` of the model that is trained.
-            strategy: its `tf.distribute.Strategy`.
-        """
+        """Return what `fit` takes: one epoch, or endless with replicas."""
         parts = strategy.num_replicas_in_sync
         if parts == 1:
             steps = len(self)
             found = self._generated(ledger, [0], 1, steps)
             known = tf.data.experimental.assert_cardinality(steps)
             return found.apply(known).prefetch(2)
-        if self.mechanism.sampling == "fixed":
-            shared_equally(self.mechanism, parts)
+        self.mechanism.selection.require_parts(self.mechanism, parts)
 
         def of_worker(context):
             count = parts // context.num_input_pipelines

@@ -49,6 +49,10 @@ class PrivateMean(Aggregation):
         self.after = after
 
     @property
+    def adds_noise(self):
+        return self.clipping.adds_noise
+
+    @property
     def noise_multiplier(self):
         """The noise multiplier of the aggregation inside."""
         return self.clipping.noise_multiplier

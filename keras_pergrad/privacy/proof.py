@@ -56,11 +56,7 @@ class Proof:
         )
 
     def in_words(self, names=()):
-        """Return a sentence without its end.
-
-        Args:
-            names: what a training that has not begun vouches for.
-        """
+        """Return a sentence without its end; `names` are vouched for next."""
         if not self.known:
             return (
                 f"Whether {ALONE} was not recorded by the version that "

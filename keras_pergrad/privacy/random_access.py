@@ -9,20 +9,7 @@ from keras_pergrad.keras_internals.batches import is_composite
 
 
 def source_of(x, y=None, sample_weight=None):
-    """Return a source that can take any examples of the data.
-
-    Args:
-        x: arrays of shape (n, ...), one or a structure of them, also
-            memory-mapped; an object with `len(x)` examples that `x[i]` gives
-            one by one, as (inputs, targets) or (inputs, targets, weight); a
-            `keras.utils.PyDataset` of batches of one size; or a
-            `tf.data.Dataset` of single examples that can be indexed.
-        y, sample_weight: with arrays, arrays of as many rows, or None.
-
-    Raises:
-        ValueError: examples of it cannot be taken at random.
-        TypeError: it is something else.
-    """
+    """Return a source for what `PrivateTraining.batches` takes."""
     for name, part in (("y", y), ("sample_weight", sample_weight)):
         if isinstance(part, (list, tuple)) and not all(map(_has_shape, part)):
             raise TypeError(
@@ -59,7 +46,7 @@ def require_examples(source, expected):
     if source.size != expected:
         raise ValueError(
             "The accounting is for another number of examples. Expected "
-            f"examples={expected}. Received: {source.size}{source.hint()}"
+            f"samples={expected}. Received: {source.size}{source.hint()}"
         )
 
 
@@ -74,7 +61,7 @@ class _ArraySource:
         else:
             self.parts = (x,) if y is None else (x, y)
         self.given = _arrays(self.parts)
-        self.parts = keras.tree.map_structure(_readable, self.parts)
+        self.parts = _mapped(_readable, self.parts)
         sizes = [len(part) for part in _arrays(self.parts)]
         if len(set(sizes)) > 1:
             raise ValueError(
@@ -88,19 +75,13 @@ class _ArraySource:
         return ""
 
     def take(self, rows):
-        return keras.tree.map_structure(
-            lambda part: None if part is None else _plain(part[rows]),
-            self.parts,
-        )
+        return _mapped(lambda part: _plain(part[rows]), self.parts)
 
     def tensors(self):
         """Return all of the data if it is in memory anyway, else None."""
         if any(type(part) is not np.ndarray for part in _arrays(self.parts)):
             return None
-        return keras.tree.map_structure(
-            lambda part: None if part is None else tf.constant(_plain(part)),
-            self.parts,
-        )
+        return _mapped(lambda part: tf.constant(_plain(part)), self.parts)
 
 
 class _OneByOne:
@@ -119,12 +100,8 @@ class _OneByOne:
     def take(self, rows):
         examples = [self.example(int(row)) for row in rows]
         if not examples:
-            return keras.tree.map_structure(
-                lambda part: part[:0], self.take([0])
-            )
-        return keras.tree.map_structure(
-            lambda *parts: _plain(np.stack(parts)), *examples
-        )
+            return _mapped(lambda part: part[:0], self.take([0]))
+        return _mapped(lambda *parts: _plain(np.stack(parts)), *examples)
 
 
 class _ItemSource(_OneByOne):
@@ -162,8 +139,9 @@ class _DatasetSource(_OneByOne):
 
     def example(self, row):
         found = tf.data.experimental.at(self.dataset, row)
-        found = found if isinstance(found, tuple) else (found,)
-        return keras.tree.map_structure(np.asarray, found)
+        return _mapped(
+            np.asarray, found if isinstance(found, tuple) else (found,)
+        )
 
 
 class _PyDatasetSource(_OneByOne):
@@ -193,16 +171,10 @@ class _PyDatasetSource(_OneByOne):
                     f"{number}. Received: {self._length(batch)}"
                 )
             chosen = parts[1][parts[0] == number]
-            found.append(
-                keras.tree.map_structure(lambda a, c=chosen: a[c], batch)
-            )
+            found.append(_mapped(lambda a, c=chosen: a[c], batch))
         if not found:
-            return keras.tree.map_structure(
-                lambda part: part[:0], self.take([0])
-            )
-        return keras.tree.map_structure(
-            lambda *parts: _plain(np.concatenate(parts)), *found
-        )
+            return _mapped(lambda part: part[:0], self.take([0]))
+        return _mapped(lambda *parts: _plain(np.concatenate(parts)), *found)
 
     def hint(self):
         return f", in batches of {self.length}"
@@ -213,12 +185,8 @@ class _PyDatasetSource(_OneByOne):
 
 def spec_of(source):
     """Return the `tf.TensorSpec`s of batches of any size."""
-    return keras.tree.map_structure(
-        lambda part: (
-            None
-            if part is None
-            else tf.TensorSpec([None, *part.shape[1:]], part.dtype)
-        ),
+    return _mapped(
+        lambda part: tf.TensorSpec([None, *part.shape[1:]], part.dtype),
         source.take(np.arange(1)),
     )
 
@@ -238,10 +206,18 @@ def _arrays(parts):
     return [part for part in keras.tree.flatten(parts) if part is not None]
 
 
+def _mapped(function, *structures):
+    """Map the parts of structures, but for those that are None."""
+    return keras.tree.map_structure(
+        lambda *parts: None if parts[0] is None else function(*parts),
+        *structures,
+    )
+
+
 def _readable(part):
     """Return what can be indexed by an array of rows."""
     part = by_position(part)
-    if part is None or isinstance(part, np.ndarray):
+    if isinstance(part, np.ndarray):
         return part
     if is_composite(part):
         raise ValueError(

@@ -99,30 +99,20 @@ def steps_given(value):
 
 
 def spent_by(model):
-    """Return the phases and the record of a privately trained model.
-
-    For None there are no phases, and the record is None.
-    """
+    """Return the phases and the record of a private model; of None none."""
     if model is None:
         return (), None
     ledger = getattr(model, "aggregation_state", None)
     if not isinstance(ledger, Ledger):
         raise ValueError(
-            "`after` must be a model that was trained privately. "
-            f"Received: after={model!r}"
+            "`continue_from` must be a model that was trained privately. "
+            f"Received: continue_from={model!r}"
         )
     return ledger.spent, ledger.record()
 
 
 def clipping_with_noise(clipping, clip_norm, noise, seed, size):
-    """Return the clipping, with its noise, seed and batch size set.
-
-    Args:
-        clipping, clip_norm: as for `PrivateTraining`.
-        noise: the noise multiplier, or a schedule.
-        seed: an integer or None.
-        size: the expected batch size.
-    """
+    """Return the clipping, with its noise, seed and batch size set."""
     if clipping is None:
         clip_norm = 1.0 if clip_norm is None else clip_norm
         clipping = ClippedMean(clip_norm)

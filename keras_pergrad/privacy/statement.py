@@ -2,30 +2,16 @@
 
 import textwrap
 
-import numpy as np
-
 from keras_pergrad.privacy import accounting
+from keras_pergrad.privacy.batch_selection import ADD_OR_REMOVE, BLANK, REPLACE
+from keras_pergrad.privacy.in_words import clipping_in_words, noise_in_words
 from keras_pergrad.privacy.mechanism import EXAMPLE, USER
 from keras_pergrad.privacy.proof import Proof
 
 _NEIGHBOURS = {
-    "add_or_remove": "one {unit} more or one {unit} less",
-    "replace": "one {unit} exchanged for another, of a known number of them",
-    "blank": "one {unit} exchanged for a blank, which counts and adds nothing",
-}
-_SAMPLING = {
-    "poisson": (
-        "each example is in a batch with probability {rate:.6g}, "
-        "independently of all others and of other batches"
-    ),
-    "fixed": (
-        "each batch is {batch_size} of {examples} examples, drawn without "
-        "replacement, independently of other batches"
-    ),
-    "shuffled": (
-        "each epoch goes through all examples in a new order; no "
-        "amplification by sampling or shuffling is claimed"
-    ),
+    ADD_OR_REMOVE: "one {unit} more or one {unit} less",
+    REPLACE: "one {unit} exchanged for another, of a known number of them",
+    BLANK: "one {unit} exchanged for a blank, which counts and adds nothing",
 }
 _NOT_COVERED = (
     "the choice of hyper-parameters by several runs on these examples",
@@ -43,7 +29,8 @@ _NOT_COVERED = (
 class Statement(dict):
     """The guarantee: to whom, on what assumptions, and what it leaves out.
 
-    As a dict it has the entries of `of`; printed, it is text.
+    As a dict it has the entries of `of`, for machines: the `clipping` of each
+    of its `phases` is JSON. Printed, it is text.
     """
 
     @classmethod
@@ -57,17 +44,7 @@ class Statement(dict):
         proof=None,
         vouched=(),
     ):
-        """Make the statement for what was spent.
-
-        Args:
-            phases: a tuple of (`Mechanism`, steps).
-            delta: the probability with which epsilon need not hold.
-            private: a `PrivateTraining`.
-            planned: whether it is a plan, and nothing has been spent.
-            outside: whether the weights were also changed without privacy.
-            proof: a `Proof` of what was trained, or None.
-            vouched: names that the user vouches for in what comes next.
-        """
+        """Make the statement for phases, (`Mechanism`, steps) each."""
         begun = [(m, steps) for m, steps in phases if steps]
         relation = accounting.relation_of(begun or phases)
         units = {(m.unit, m.examples_per_user) for m, _ in begun or phases}
@@ -116,7 +93,10 @@ class Statement(dict):
         lines.append("Not covered:")
         lines += [f"- {text};" for text in self["not_covered"]]
         return "\n".join(
-            textwrap.fill(line, 80, subsequent_indent="  ") for line in lines
+            textwrap.fill(
+                line, 80, subsequent_indent="  ", break_on_hyphens=False
+            )
+            for line in lines
         )
 
     __repr__ = __str__
@@ -127,32 +107,30 @@ def _accountant(begun):
 
 
 def _phase(mechanism, steps):
-    noise = mechanism.noise(0, max(steps, 1))
     return {
         "steps": steps,
         "sampling": mechanism.sampling,
         "examples": mechanism.examples,
         "batch_size": mechanism.batch_size,
         "examples_per_user": mechanism.examples_per_user,
-        "noise_multiplier": (float(np.min(noise)), float(np.max(noise))),
+        "noise_multiplier": mechanism.noise_range(max(steps, 1)),
         "clipping": mechanism.clipping,
     }
 
 
 def _in_words(phase):
-    least, most = phase["noise_multiplier"]
-    noise = f"{least:.6g}" if least == most else f"{least:.6g} to {most:.6g}"
     return (
         f"{phase['steps']} steps, sampling={phase['sampling']!r}, batches of "
-        f"{phase['batch_size']} from {phase['examples']} examples, noise "
-        f"multiplier {noise}, {phase['clipping']}"
+        f"{phase['batch_size']} from {phase['examples']} examples, "
+        f"{clipping_in_words(phase['clipping'])}, noise multiplier "
+        f"{noise_in_words(phase['noise_multiplier'])}"
     )
 
 
 def _assumptions(phases, vouched=()):
     mechanisms = dict.fromkeys(m for m, _ in phases)
     for mechanism in mechanisms:
-        yield _SAMPLING[mechanism.sampling].format(
+        yield mechanism.selection.in_words.format(
             rate=mechanism.rate,
             batch_size=mechanism.batch_size,
             examples=mechanism.examples,

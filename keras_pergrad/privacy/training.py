@@ -4,18 +4,24 @@ import dataclasses
 import json
 import warnings
 import weakref
+from collections.abc import Sequence
+from typing import Any, Literal
 
-from keras_pergrad.clipping import is_schedule
+import keras
+
+from keras_pergrad.clipping import ClippedMean, Schedule, is_schedule
 from keras_pergrad.common.arguments import (
     positive_integer,
     seed_or_none,
 )
+from keras_pergrad.common.deprecation import former
 from keras_pergrad.common.registry import serialize
 from keras_pergrad.modes import Accumulated, PerSample, Vectorized
 from keras_pergrad.privacy import accounting
 from keras_pergrad.privacy.budget import PrivacyBudget
 from keras_pergrad.privacy.calibration import calibrated
 from keras_pergrad.privacy.fit_check import clipping_json
+from keras_pergrad.privacy.in_words import plan_in_words
 from keras_pergrad.privacy.ledger import Ledger
 from keras_pergrad.privacy.mechanism import EXAMPLE, USER, Mechanism
 from keras_pergrad.privacy.private_batches import PrivateBatches
@@ -49,7 +55,7 @@ class PrivateTraining:
     the model and saved with it.
 
     ```
-    B ← each example with probability batch_size / examples
+    B ← each sample with probability batch_size / samples
     g ← (Σ_{i in B} clip(g_i) + N(0, (noise_multiplier · clip_norm)²))
         / batch_size
     ```
@@ -66,15 +72,15 @@ class PrivateTraining:
 
     Args:
         delta: the probability with which epsilon need not hold; less than
-            1 / examples.
-        examples: how many examples there are; this number counts as public.
+            1 / samples.
+        samples: how many samples there are; this number counts as public.
         batch_size: how many of them a batch is expected to have.
         target_epsilon: the budget. The noise is calibrated to it, unless
             `noise_multiplier` is given, and training stops before it is
             exceeded. None: epsilon follows from `noise_multiplier`.
         clip_norm: the norm that each example's gradient is clipped to, or a
             schedule of it (see `ClippedMean`). Default: 1.0.
-        epochs: how many epochs of ⌈examples / batch_size⌉ steps the noise is
+        epochs: how many epochs of ⌈samples / batch_size⌉ steps the noise is
             calibrated for.
         steps: the number of steps in place of `epochs`.
         sampling: "poisson", "fixed" or "shuffled".
@@ -88,16 +94,16 @@ class PrivateTraining:
         method: "vectorized" or "per_sample", the mode inside.
         seed: an integer makes noise and batches repeatable. Whoever knows it
             can remove the noise: keep it secret, or omit it.
-        user_ids: the user of each example, (examples,). The guarantee is then
+        user_ids: the user of each sample, (samples,). The guarantee is then
             for users, with all their examples. "unique": each example is from
             a different person; this turns off the warning that the guarantee
             is for examples.
-        examples_per_user: with `user_ids`, how many examples one user may
+        samples_per_user: with `user_ids`, how many samples one user may
             have; from a user with more, that many are chosen at random.
         public_layers: names of layers, such as Normalization, that were
             adapted to public data.
-        after: a privately trained model, whose training goes on here, in
-            this model or another one that begins with its weights. The noise
+        continue_from: a privately trained model, whose training goes on here,
+            in this model or another one that begins with its weights. The noise
             is calibrated so that both together stay within the budget.
 
     Raises:
@@ -112,7 +118,7 @@ class PrivateTraining:
     >>> private = kpg.PrivateTraining(
     ...     target_epsilon=3.0,
     ...     delta=1e-3,
-    ...     examples=len(x),
+    ...     samples=len(x),
     ...     batch_size=50,
     ...     epochs=2,
     ...     user_ids="unique",
@@ -132,26 +138,31 @@ class PrivateTraining:
     True
     """
 
+    @former(
+        examples="samples",
+        examples_per_user="samples_per_user",
+        after="continue_from",
+    )
     def __init__(
         self,
         *,
-        delta,
-        examples,
-        batch_size,
-        target_epsilon=None,
-        clip_norm=None,
-        epochs=None,
-        steps=None,
-        sampling="poisson",
-        noise_multiplier=None,
-        clipping=None,
-        microbatch_size=None,
-        method="vectorized",
-        seed=None,
-        user_ids=None,
-        examples_per_user=None,
-        public_layers=(),
-        after=None,
+        delta: float,
+        samples: int,
+        batch_size: int,
+        target_epsilon: float | None = None,
+        clip_norm: float | Schedule | None = None,
+        epochs: int | None = None,
+        steps: int | None = None,
+        sampling: Literal["poisson", "fixed", "shuffled"] = "poisson",
+        noise_multiplier: float | Schedule | None = None,
+        clipping: ClippedMean | None = None,
+        microbatch_size: int | None = None,
+        method: Literal["vectorized", "per_sample"] = "vectorized",
+        seed: int | None = None,
+        user_ids: Any = None,
+        samples_per_user: int | None = None,
+        public_layers: Sequence[str] = (),
+        continue_from: keras.Model | None = None,
     ):
         accounting.library()
         self.delta = probability("delta", delta)
@@ -167,9 +178,9 @@ class PrivateTraining:
         self.method = method
         self.public_layers = tuple(public_layers)
         self.seed = seed_or_none(seed)
-        self.total = positive_integer("examples", examples)
+        self.total = positive_integer("samples", samples)
         self._rows = rows_of_users(
-            self.total, user_ids, examples_per_user, sampling, self.seed
+            self.total, user_ids, samples_per_user, sampling, self.seed
         )
         used = self.total if self._rows is None else len(self._rows)
         if self.delta > 1 / used:
@@ -184,11 +195,11 @@ class PrivateTraining:
             batch_size=size_of_batch(batch_size, used),
             noise_multiplier=0.0,
             clipping="",
-            examples_per_user=examples_per_user or 1,
+            examples_per_user=samples_per_user or 1,
             unit=unit_of(user_ids),
         )
         self.steps = number_of_steps(epochs, steps, mechanism)
-        self._before, self._record = spent_by(after)
+        self._before, self._record = spent_by(continue_from)
         noise = self._noise(noise_multiplier, mechanism)
         self.clipping = clipping_with_noise(
             clipping, clip_norm, noise, self.seed, mechanism.batch_size
@@ -270,7 +281,7 @@ class PrivateTraining:
                 or None. A weight may depend on its own example only.
 
         Raises:
-            ValueError: there are not `examples` examples, or they cannot be
+            ValueError: there are not `samples` samples, or they cannot be
                 taken at random.
             TypeError: `x` is something else.
         """
@@ -283,7 +294,7 @@ class PrivateTraining:
         return PrivateBatches(source, self.mechanism, self._rows, without)
 
     def epsilon(self, steps=None):
-        """Return the epsilon of some steps, those of `after` included.
+        """Return the epsilon of some steps, those of `continue_from` included.
 
         Args:
             steps: how many; by default all planned ones.
@@ -342,13 +353,17 @@ class PrivateTraining:
             vouched=getattr(model, "vouched", ()),
         )
 
+    def __str__(self):
+        return plan_in_words(self)
+
     def __repr__(self):
         m = self.mechanism
         return (
             f"PrivateTraining(target_epsilon={self.target_epsilon}, delta="
             f"{self.delta}, noise_multiplier={self.noise_multiplier}, "
-            f"examples={m.examples}, batch_size={m.batch_size}, "
-            f"sampling={m.sampling!r})"
+            f"clip_norm={self.clipping.clip_norm}, steps={self.steps}, "
+            f"samples={m.examples}, batch_size={m.batch_size}, "
+            f"sampling={m.sampling!r}, unit={m.unit!r})"
         )
 
     def _noise(self, given, mechanism):

@@ -3,8 +3,11 @@
 import numpy as np
 
 from keras_pergrad.common.arguments import positive_integer
+from keras_pergrad.privacy.batch_selection import SELECTIONS
 from keras_pergrad.privacy.mechanism import EXAMPLE, UNIQUE, USER
 from keras_pergrad.privacy.sampling import make_key
+
+SAMPLINGS_OF_USERS = [k for k, s in SELECTIONS.items() if s.serves_users]
 
 
 def unit_of(user_ids):
@@ -15,24 +18,16 @@ def unit_of(user_ids):
 
 
 def rows_of_users(total, user_ids, most, sampling, seed):
-    """Return the rows to use if users have several examples, else None.
-
-    Args:
-        total: the number of examples.
-        user_ids, most, sampling, seed: as given to `PrivateTraining`.
-
-    Raises:
-        ValueError: they do not fit together.
-    """
+    """Return the rows to use if users have several examples, else None."""
     named = user_ids is not None and not isinstance(user_ids, str)
     if named != (most is not None) or (
         isinstance(user_ids, str) and user_ids != UNIQUE
     ):
         raise ValueError(
             "Expected `user_ids`, one for each example, together with "
-            "`examples_per_user`; or user_ids='unique'. Received: "
+            "`samples_per_user`; or user_ids='unique'. Received: "
             f"user_ids of type {type(user_ids).__name__}, "
-            f"examples_per_user={most!r}"
+            f"samples_per_user={most!r}"
         )
     if not named:
         return None
@@ -42,25 +37,17 @@ def rows_of_users(total, user_ids, most, sampling, seed):
             f"Expected {total} `user_ids`, one for each example. "
             f"Received: {count}"
         )
-    positive_integer("examples_per_user", most)
-    if sampling != "poisson":
+    positive_integer("samples_per_user", most)
+    if sampling not in SAMPLINGS_OF_USERS:
         raise ValueError(
-            "With `user_ids` only sampling='poisson' is accounted for. "
-            f"Received: sampling={sampling!r}"
+            f"With `user_ids` only sampling={SAMPLINGS_OF_USERS[0]!r} is "
+            f"accounted for. Received: sampling={sampling!r}"
         )
     return bounded_rows(user_ids, most, seed)
 
 
 def bounded_rows(user_ids, most, seed=None):
-    """Return the rows that are used, sorted.
-
-    If a user has more examples than allowed, some are chosen at random.
-
-    Args:
-        user_ids: the user of each example, (n,), integers or strings.
-        most: how many examples a user may have.
-        seed: an integer, or None.
-    """
+    """Return the rows that are used, sorted; of each user `most`, at random."""
     # A counter that no batch is drawn with.
     bits = np.random.Philox(key=make_key(seed), counter=[0, 0, 0, 2**63])
     generator = np.random.Generator(bits)

@@ -6,11 +6,7 @@ import numpy as np
 
 
 def weights_checksum(model):
-    """Return a text that changes if any weight of a model does.
-
-    Args:
-        model: a built model. Seeds and metrics are no weights.
-    """
+    """Return a text that changes if a weight does, not a seed or a metric."""
     found = hashlib.blake2b(digest_size=16)
     for variable in model.weights:
         value = np.ascontiguousarray(variable.numpy())

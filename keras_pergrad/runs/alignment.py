@@ -73,33 +73,20 @@ class AlignedRuns:
         return out
 
     def shared_rows(self, chosen):
-        """Find all steps that two or more chosen runs have.
-
-        Returns:
-            (steps (T,), rows (T, chosen), -1 for none); not thinned.
-        """
+        """Return all steps that two chosen runs have, (T,), and their rows."""
         each = [self.runs[r].scalars["step"] for r in chosen]
         steps = _shared(each)
         return steps, np.stack([_find(mine, steps) for mine in each], 1)
 
 
 def align(log_dir, max_steps):
-    """Read the runs of one directory or several, and check them.
-
-    A run whose file is damaged is left out with a `RunRecordWarning`.
-
-    Raises:
-        ValueError: fewer than two runs with records, runs of different
-            models, losses or probe batches, or no step that two runs share.
-    """
+    """Read the runs of one directory or several, and check them."""
     directories = _directories(log_dir)
     paths = [path for d in directories for path in store.list_runs(d)]
-    runs = [run for run in map(_read, paths) if run is not None]
-    notes = []
-    empty = [r.info["run"] for r in runs if not len(r)]
-    if empty:
-        notes.append(f"Without any record: {', '.join(map(str, empty))}.")
-    runs = [run for run in runs if len(run)]
+    read = [run for run in map(_read, paths) if run is not None]
+    runs = [run for run in read if len(run)]
+    empty = [str(run.info["run"]) for run in read if not len(run)]
+    notes = [f"Without any record: {', '.join(empty)}."] if empty else []
     where = ", ".join(repr(d) for d in directories)
     for directory in directories:
         if os.path.isfile(os.path.join(directory, store.FILE)):
@@ -123,11 +110,19 @@ def align(log_dir, max_steps):
         )
     _check_equal(runs)
     each = [run.scalars["step"] for run in runs]
-    steps, common = _steps(runs, each, max_steps)
+    shared = _shared(each)
+    if not len(shared):
+        first = [f"{r.info['run']!r} at {_some(s)}" for r, s in zip(runs, each)]
+        raise ValueError(
+            "Expected runs that were measured at the same steps. Received: "
+            f"{'; '.join(first[:3])}. Give GradientVariance the same number "
+            "`every` in all runs."
+        )
+    steps = shared[evenly(len(shared), max_steps)]
     rows = np.stack([_find(mine, steps) for mine in each], 1)
-    found = AlignedRuns(runs, _names(runs), steps, rows, common, notes)
-    notes += [*_on_settings(found), *_on_steps(found)]
-    return found
+    aligned = AlignedRuns(runs, _names(runs), steps, rows, len(shared), notes)
+    notes += [*_on_settings(aligned), *_on_steps(aligned)]
+    return aligned
 
 
 def _read(path):
@@ -168,21 +163,6 @@ def _check_equal(runs):
                 "Keep runs of another model, loss or probe batch in a "
                 "directory of their own."
             )
-
-
-def _steps(runs, each, max_steps):
-    """Return the steps to compare, and how many there are in all."""
-    steps = _shared(each)
-    if not len(steps):
-        raise ValueError(
-            "Expected runs that were measured at the same steps. Received: "
-            + "; ".join(
-                f"{run.info['run']!r} at {_some(mine)}"
-                for run, mine in zip(runs[:3], each)
-            )
-            + ". Give GradientVariance the same number `every` in all runs."
-        )
-    return steps[evenly(len(steps), max_steps)], len(steps)
 
 
 def evenly(count, most):
@@ -229,18 +209,15 @@ def _on_settings(aligned):
         for setting, value in (info.get("settings") or {}).items():
             first.setdefault((setting, str(value)), name)
             values.setdefault(setting, []).append(str(value))
-    found = [
-        f"{setting} is "
-        + ", but ".join(
-            f"{value} in {first[setting, value]}"
-            for value in dict.fromkeys(seen)
-        )
-        for setting, seen in values.items()
-        if len(set(seen)) > 1
-    ]
-    if found:
-        more = f" ({len(found) - 3} more)" if len(found) > 3 else ""
-        yield f"The models differ: {'; '.join(found[:3])}{more}."
+    differences = []
+    for setting, seen in values.items():
+        each = [f"{v} in {first[setting, v]}" for v in dict.fromkeys(seen)]
+        if len(each) > 1:
+            differences.append(f"{setting} is {', but '.join(each)}")
+    if differences:
+        hidden = len(differences) - 3
+        more = f" ({hidden} more)" if hidden > 0 else ""
+        yield f"The models differ: {'; '.join(differences[:3])}{more}."
 
 
 def _on_steps(aligned):

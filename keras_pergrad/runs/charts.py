@@ -9,6 +9,8 @@ from keras_pergrad.runs import extras
 from keras_pergrad.runs.report import CHARTS
 
 _MOST_DOTS = 40
+# An interval that is wider, as that of two seeds, would only fill the chart.
+_MOST_TIMES = 4
 # In a page each colour is a CSS variable, with a light and a dark value.
 _COLORS = {
     "#2458c0": "var(--c1)",
@@ -43,17 +45,16 @@ def plot(comparison, axes=None):
 
 
 def draw(ax, chart, data):
-    """Draw a `Chart` of some figures.
+    """Draw a `Chart` of figures (name → array) on matplotlib's axes."""
 
-    Args:
-        ax: matplotlib axes.
-        chart: the `Chart`.
-        data: name → array, one entry a step.
-    """
+    def finite(what):
+        values = data[what] if isinstance(what, str) else what(data)
+        return np.where(np.isfinite(values), values, np.nan)
+
     steps, drawn = data["step"], []
     marker = "o" if len(steps) <= _MOST_DOTS else None
     for line, color, dashes in zip(chart.lines, _LINES, _DASHES):
-        values = _finite(line.values, data)
+        values = finite(line.values)
         if np.isnan(values).all():
             continue
         drawn.append(values)
@@ -62,28 +63,24 @@ def draw(ax, chart, data):
             marker=marker, markersize=3,
         )  # fmt: skip
         if line.low is not None:
-            low, high = _finite(line.low, data), _finite(line.high, data)
+            low, high = finite(line.low), finite(line.high)
             ax.fill_between(
-                steps, low, high, color=color, alpha=0.16, linewidth=0
-            )
+                steps, low, high, where=high < _MOST_TIMES * values,
+                color=color, alpha=0.16, linewidth=0,
+            )  # fmt: skip
     positive = np.concatenate([np.zeros(0), *drawn])
     positive = positive[positive > 0]
     if chart.logarithmic and positive.size:
         if positive.max() > 20 * positive.min():
             # This scale also shows zero, the value for bitwise equal runs.
             ax.set_yscale("symlog", linthresh=positive.min())
-        # With few runs an interval spans decades: fit the axis to the lines.
+        # Fit the axis to the lines, not to an interval.
         ax.set_ylim(0, min(ax.get_ylim()[1], 3 * positive.max()))
     ax.locator_params(axis="x", integer=True, nbins=7)
     ax.set_xlabel("step")
     ax.grid(color=_RULE)
     if drawn:
         ax.legend()
-
-
-def _finite(what, data):
-    values = data[what] if isinstance(what, str) else what(data)
-    return np.where(np.isfinite(values), values, np.nan)
 
 
 def svg(chart, data):
@@ -109,13 +106,15 @@ def svg(chart, data):
             format="svg",
             metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")),
         )
-    found = file.getvalue()
-    found = found[found.index("<svg") :]
     # HTML needs no namespaces, and the page's style sheet sets the size.
-    found = re.sub(r' xmlns(:\w+)?="[^"]*"', "", found)
-    found = re.sub(r'<svg [^>]*(viewBox="[^"]*")[^>]*>', r"<svg \1>", found)
+    text = re.sub(r' xmlns(:\w+)?="[^"]*"', "", file.getvalue())
     for color, variable in _COLORS.items():
-        found = found.replace(color, variable)
-    return found.replace(
-        "<svg ", f'<svg role="img" aria-label="{chart.title}" '
+        text = text.replace(color, variable)
+    head = f'<svg role="img" aria-label="{chart.title}" '
+    return re.sub(
+        r'^.*?<svg [^>]*(viewBox="[^"]*")[^>]*>',
+        lambda match: f"{head}{match[1]}>",
+        text,
+        count=1,
+        flags=re.DOTALL,
     )

@@ -2,12 +2,15 @@
 
 import dataclasses
 import os
+from collections.abc import Sequence
 
 import numpy as np
 
 from keras_pergrad.common.arguments import positive_integer
+from keras_pergrad.common.deprecation import former
 from keras_pergrad.runs import (
     alignment,
+    answer,
     charts,
     divergence,
     effects,
@@ -17,7 +20,7 @@ from keras_pergrad.runs import (
     report,
     step_statistics,
 )
-from keras_pergrad.runs.grouping import Grouping, mode_of
+from keras_pergrad.runs.grouping import Grouping, mode_of, short_names
 
 
 @dataclasses.dataclass(repr=False)
@@ -25,9 +28,9 @@ class RunComparison:
     """The comparison of several runs. Print it, `plot` it, write it `to_html`.
 
     Attributes:
-        runs: one dict a run: its name, seed, device, mode, group, tags, how
-            many records, the last step and the first one at which its
-            gradient is not finite, or None.
+        runs: one dict a run: its name, a label of what tells it apart, seed,
+            device, mode, group, tags, how many records, the last step and the
+            first one at which its gradient is not finite, or None.
         data: figure → array, one entry a step, NaN where undefined; `meanings`
             explains each figure. Means and spreads count each seed once,
             however many repeats it has.
@@ -63,8 +66,13 @@ class RunComparison:
 
     @property
     def findings(self):
-        """The answer: a list of `Finding`, the most important first."""
+        """What was found: a list of `Finding`, the most important first."""
         return findings.findings(self)
+
+    @property
+    def answer(self):
+        """Whether seeds and nondeterminism normally make such differences."""
+        return answer.answer(self)
 
     @property
     def verdict(self):
@@ -111,7 +119,14 @@ class RunComparison:
         return os.fspath(path)
 
 
-def compare_runs(log_dir, by=None, tolerance=1e-3, max_steps=512):
+@former("by", "tolerance", "max_steps")
+def compare_runs(
+    log_dir: str | os.PathLike | Sequence[str | os.PathLike],
+    *,
+    by: str | None = None,
+    tolerance: float = 1e-3,
+    max_steps: int = 512,
+) -> RunComparison:
     """Compare the gradients of runs on the same probe batch.
 
     The runs were recorded by `callbacks.GradientVariance(log_dir=...)`. For
@@ -125,16 +140,12 @@ def compare_runs(log_dir, by=None, tolerance=1e-3, max_steps=512):
     - *repeats* have the same seed, device, machine, optimizer and mode. Their
       difference is nondeterminism, the noise floor of everything else.
     - each seed counts once in all means and spreads, however many repeats.
-    - *sampling share*: the probe is the same in every run, so at equal weights
-      sampling adds nothing; it acts only through the path of the weights. The
-      yardstick is what it would add if each run had drawn its own probe batch:
-      the trace of the per-sample covariance over the number of samples. The
-      share is the yardstick over the variance between runs, at most 1. Near 1,
-      runs differ no more than batches do; near 0, their weights are at
-      different places.
+    - *sampling share*: the variance that runs of equal weights would have if
+      each had drawn its own probe batch (the trace of the per-sample
+      covariance over the number of samples), over that between runs, at most
+      1. A yardstick and not a cause: the probe is the same in every run.
     - *divergence*: the first step at which a variable's gradient differs
-      between runs by more than `tolerance`, at full resolution: each step
-      compares the runs that have it.
+      between runs by more than `tolerance`; no step is left out.
     - *effect* of a group: the distance between runs of two groups (of equal
       seeds if there are any) over that of repeats, or else of seeds.
 
@@ -174,7 +185,7 @@ def compare_runs(log_dir, by=None, tolerance=1e-3, max_steps=512):
     >>> comparison = kpg.compare_runs(log_dir)
     >>> print(comparison)
     3 runs of 2 seeds, 2 steps
-    - Runs of different seeds differ by ...
+    = The runs differ by what seeds and nondeterminism normally make: ...
     >>> comparison.data["cosine"].shape
     (2,)
     """
@@ -209,9 +220,11 @@ def compare_runs(log_dir, by=None, tolerance=1e-3, max_steps=512):
 
 def _runs(aligned, grouping):
     """Return one dict a run."""
+    labels = short_names(aligned.infos)
     return [
         {
             "name": name,
+            "label": labels[r],
             "seed": run.info.get("seed"),
             "device": run.info.get("device"),
             "mode": mode_of(run.info),

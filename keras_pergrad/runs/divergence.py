@@ -47,26 +47,13 @@ class Divergence:
 
 
 def diverge(aligned, chosen, tolerance, common=None, repeats=False):
-    """Compare some runs, at every step those that have a record of it.
-
-    Args:
-        aligned: the `AlignedRuns`.
-        chosen: indices of two runs or more.
-        tolerance: largest difference of a variable's gradient that counts
-            as equal, relative to its norm (or to a thousandth of the whole
-            gradient's, where that is larger).
-        common: what the runs share, for the report.
-        repeats: whether they repeat each other, for the report.
-
-    Returns:
-        A `Divergence`.
-    """
+    """Compare some runs, at every step those that have a record of it."""
     steps, rows = aligned.shared_rows(chosen)
     runs = [aligned.runs[r] for r in chosen]
     info = runs[0].info
     small = len(info["variables"]) * info["variable_sketch_size"]
     at_once = max(1, _NUMBERS_AT_ONCE // (small * (len(runs) + 2)))
-    differ, largest, found = None, 0.0, None
+    differ, largest, parted = None, 0.0, None
     for start in range(0, len(steps), at_once):
         block = slice(start, start + at_once)
         apart = _where_there(runs, rows[block])
@@ -77,31 +64,25 @@ def diverge(aligned, chosen, tolerance, common=None, repeats=False):
         last = beyond[0] + 1 if len(beyond) else len(worst)
         largest = max(largest, float(worst[:last].max(initial=0.0)))
         if len(beyond):
-            found = start + int(beyond[0]), apart[beyond[0]]
+            parted = start + int(beyond[0])
             break
-    variables, odd = [], None
-    if found is not None:
-        order = np.argsort(-found[1], kind="stable")[:_MOST_NAMED]
-        variables = [
-            (aligned.variables[v], float(found[1][v]))
-            for v in order
-            if found[1][v] > tolerance
-        ]
-        odd = _odd_one(runs, rows[found[0]])
     names = [aligned.names[r] for r in chosen]
-    step = None if found is None else int(steps[found[0]])
+    step, variables, odd = None, [], None
+    if parted is not None:
+        step, gaps = int(steps[parted]), apart[beyond[0]]
+        order = np.argsort(-gaps, kind="stable")[:_MOST_NAMED]
+        variables = [
+            (aligned.variables[v], float(gaps[v]))
+            for v in order
+            if gaps[v] > tolerance
+        ]
+        odd = _odd_one(runs, rows[parted], names)
+    first = int(steps[0]) if len(steps) else None
+    ends = _ends(names, runs, step)
     return Divergence(
-        runs=names,
-        common=common,
-        repeats=repeats,
-        first_step=int(steps[0]) if len(steps) else None,
-        differ_step=differ,
-        step=step,
-        variables=variables,
-        odd=None if odd is None else names[odd],
-        largest=largest,
-        ends=_ends(names, runs, step),
-    )
+        names, common, repeats, first, differ, step, variables, odd, largest,
+        ends,
+    )  # fmt: skip
 
 
 def divergences(aligned, grouping, tolerance):
@@ -121,10 +102,16 @@ def divergences(aligned, grouping, tolerance):
         sets.setdefault(tuple(np.flatnonzero(of_seed)), (name, False))
     sets.setdefault(tuple(range(len(aligned.runs))), (None, False))
     # The sort is stable: sets of equal size stay in the order of the runs.
-    return [
+    compared = [
         diverge(aligned, np.array(chosen), tolerance, *what)
         for chosen, what in sorted(sets.items(), key=lambda s: len(s[0]))
         if len(chosen) > 1
+    ]
+    # Next to repeats, any other seed looks odd.
+    mixed = grouping.independent.any() and grouping.repeats.any()
+    return [
+        dataclasses.replace(d, odd=None) if mixed and not d.common else d
+        for d in compared
     ]
 
 
@@ -179,8 +166,8 @@ def _read(run, rows):
     return found[..., 2:], found[..., 0]
 
 
-def _odd_one(runs, rows):
-    """Return the run that is far from the others, which are near each other."""
+def _odd_one(runs, rows, names):
+    """Name the run that is far from the others at some step, or None."""
     there = np.flatnonzero(rows >= 0)
     if len(there) < 3:
         return None
@@ -188,10 +175,15 @@ def _odd_one(runs, rows):
     sketches = np.stack(sketches).astype(float)
     broken = np.flatnonzero(~np.isfinite(sketches).all(1))
     if len(broken):
-        return int(there[broken[0]]) if len(broken) == 1 else None
+        return names[there[broken[0]]] if len(broken) == 1 else None
     apart = np.linalg.norm(sketches[:, None] - sketches[None], axis=2)
-    np.fill_diagonal(apart, np.inf)
-    nearest = apart.min(1)
+    odd = farthest(apart)
+    return None if odd is None else names[there[odd]]
+
+
+def farthest(apart):
+    """Return which is far from the others, which are near each other."""
+    nearest = np.where(np.eye(len(apart), dtype=bool), np.inf, apart).min(1)
     odd = int(np.argmax(nearest))
     rest = np.delete(nearest, odd)
-    return int(there[odd]) if nearest[odd] > 3 * np.median(rest) else None
+    return odd if nearest[odd] > 3 * np.median(rest) else None

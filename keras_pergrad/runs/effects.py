@@ -68,33 +68,31 @@ def effects(apart, grouping, by):
     """Return an `Effect` for each pair of groups, the largest ratio first."""
     names = sorted(set(grouping.groups))
     groups = np.array([names.index(g) for g in grouping.groups])
-    found = []
+    judged = []
     for a, b in itertools.combinations(range(len(names)), 2):
-        chosen = np.flatnonzero((groups == a) | (groups == b))
-        chosen = chosen[_measured(apart[np.ix_(chosen, chosen)]).any(1)]
-        besides = grouping.always_differ(
-            np.flatnonzero(groups == a), np.flatnonzero(groups == b)
-        )
+        first, second = np.flatnonzero(groups == a), np.flatnonzero(groups == b)
+        both = np.sort(np.concatenate([first, second]))
+        both = both[_measured(apart[np.ix_(both, both)]).any(1)]
+        pairs = np.ix_(both, both)
+        besides = grouping.always_differ(first, second)
         effect = Effect(
             names[a],
             names[b],
-            (int((groups == a).sum()), int((groups == b).sum())),
+            (len(first), len(second)),
             besides=[name for name in besides if name != by],
         )
-        found.append(
-            _effect(
-                effect,
-                apart[np.ix_(chosen, chosen)],
-                groups[chosen] == b,
-                grouping.seeds[chosen],
-                grouping.repeats[np.ix_(chosen, chosen)],
-                grouping.known[chosen].all(),
-                # A seed cannot be on both sides of groups made of seeds.
-                by == "seed",
-            )
+        of_pairs = _judged(
+            apart[pairs],
+            groups[both] == b,
+            grouping.seeds[both],
+            grouping.repeats[pairs],
+            grouping.known[both].all(),
+            # A seed cannot be on both sides of groups made of seeds.
+            by == "seed",
         )
+        judged.append(dataclasses.replace(effect, **of_pairs))
     return sorted(
-        found, key=lambda e: -e.ratio if e.ratio == e.ratio else math.inf
+        judged, key=lambda e: -e.ratio if e.ratio == e.ratio else math.inf
     )
 
 
@@ -103,19 +101,16 @@ def _measured(apart):
     return ~np.isnan(apart) & ~np.eye(len(apart), dtype=bool)
 
 
-def _effect(effect, apart, side, seeds, repeats, known, by_seed):
-    """Complete an `Effect` in which only the groups are set."""
+def _judged(apart, side, seeds, repeats, known, by_seed):
+    """Return what an `Effect` says besides its groups."""
     measured = _measured(apart)
-    same_seed = _equal(seeds)
-    cross = ~_equal(side)
-    within = ~cross & ~np.eye(len(side), dtype=bool)
+    same_seed, cross, within = _equal(seeds), *_sides(side)
     if not (cross & measured).any():
-        return effect
+        return {}
     paired = bool((cross & same_seed & measured).any())
     repeated = bool((repeats & measured).any())
     several = bool((within & ~same_seed & measured).any())
-    confounded = False
-    strata = seeds
+    confounded, strata = False, seeds
     if by_seed:
         distance, floor = _rms(apart, cross), _rms(apart, repeats)
         yardstick, strata = (REPEATS if repeated else None), seeds * 0
@@ -132,24 +127,26 @@ def _effect(effect, apart, side, seeds, repeats, known, by_seed):
         strata = np.zeros(len(side), int)
         yardstick = (SEEDS if known else RUNS) if several else None
         if not paired:
-            cross = ~_equal(side)
-            within = ~cross & ~np.eye(len(side), dtype=bool)
+            cross, within = _sides(side)
             distance, floor = _rms(apart, cross), _rms(apart, within)
             confounded = not several
     ratio = _ratio(distance, floor)
-    probability = None
-    if yardstick and np.isfinite(ratio):
-        probability = _probability(apart, side, strata)
-    return dataclasses.replace(
-        effect,
-        distance=distance,
-        yardstick=yardstick,
-        floor=floor,
-        ratio=ratio,
-        probability=probability,
-        paired=paired,
-        confounded=confounded,
-    )
+    judged = yardstick and np.isfinite(ratio)
+    return {
+        "distance": distance,
+        "yardstick": yardstick,
+        "floor": floor,
+        "ratio": ratio,
+        "probability": _probability(apart, side, strata) if judged else None,
+        "paired": paired,
+        "confounded": confounded,
+    }
+
+
+def _sides(side):
+    """Return the pairs across the groups and those inside one, (R, R) each."""
+    cross = ~_equal(side)
+    return cross, ~cross & ~np.eye(len(side), dtype=bool)
 
 
 def _equal(values):
@@ -182,12 +179,10 @@ def _by_seed(apart, side, seeds):
 
 
 def _probability(apart, side, strata):
-    """Return how likely such a large ratio is if the groups are alike.
-
-    The runs are dealt into the groups anew, seed by seed where seeds are in
-    both. With few runs the distribution of F is used, as if all differences
-    lay in one direction: the result is too large rather than too small.
-    """
+    """Return how likely such a large ratio is if the groups are alike."""
+    # The runs are dealt into the groups anew, seed by seed where seeds are in
+    # both. With few runs the distribution of F is used, as if all differences
+    # lay in one direction: the result is too large rather than too small.
     inside = strata[:, None] == strata[None, :]
     if np.isnan(apart[inside]).any():
         return None

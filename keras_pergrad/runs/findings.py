@@ -13,21 +13,25 @@ _MOST = 6
 _MOST_NAMED = 5
 
 # {share} is a share of something, {list} a list of names.
+_PHRASES = {
+    "bits": "in every bit recorded",
+    "norm": "of the gradient's norm",
+    "meet": "share no step with gradients that are finite and not zero",
+    "where": "Where they were compared,",
+    "but": "with the exceptions below",
+}
 TEXTS = {
     # Two groups.
     "groups_not_compared": "{first} and {second} could not be compared: they "
-    "share no step with gradients that are finite and not zero.",
-    "groups_confounded": "{first} and {second} differ by {distance:share} of "
-    "the gradient's norm, but their seeds differ, too: train the same seed in "
-    "both groups, twice in one of them.",
+    "{meet}.",
+    "groups_confounded": "{first} and {second} differ by {distance:share} "
+    "{norm}, but so do their seeds: train one seed in both, twice in one.",
     "groups_without_yardstick": "{first} and {second} differ by "
-    "{distance:share} of the gradient's norm{pairing}. Train a seed twice in "
-    "one group to know what is normal.",
+    "{distance:share} {norm}{pairing}. Train a seed twice in one of them.",
     "groups_equal": "{first} and {second} have the same gradients{pairing}, "
-    "in every bit recorded.",
+    "{bits}.",
     "groups_differ_from_equal": "{first} and {second} differ by "
-    "{distance:share} of the gradient's norm{pairing}; {yardstick} are equal "
-    "in every bit recorded.",
+    "{distance:share} {norm}{pairing}; {yardstick} are equal {bits}.",
     "groups_undecided": "{first} and {second} differ by {ratio:.2g} times "
     "what {yardstick} differ by{pairing}. How likely that is by chance is not "
     "known, since not every two runs share a step.",
@@ -41,28 +45,24 @@ TEXTS = {
     # All runs.
     "nothing_compared": "No two runs share a step with gradients that are "
     "finite and not zero.",
-    "all_equal": "All {count} runs have the same gradients at {steps}, in "
-    "every bit recorded.",
-    "equal_where_compared": "Where they were compared, the {count} runs have "
-    "the same gradients in every bit recorded, with the exceptions below.",
+    "all_equal": "All {count} runs have the same gradients at {steps}, {bits}.",
+    "equal_where_compared": "{where} the {count} runs have the same gradients "
+    "{bits}, {but}.",
     "repeats_apart": "The {count} runs repeat one seed, and yet differ by "
-    "{distance:share} of the gradient's norm: nondeterminism or a fault.",
-    "one_seed": "The {count} runs of one seed differ by {distance:share} of "
-    "the gradient's norm.",
-    "seeds": "Runs of {whose} differ by {distance:share} of the gradient's "
-    "norm.",
-    "seeds_not_compared": "Runs of {whose} share no step with gradients that "
-    "are finite and not zero.",
+    "{distance:share} {norm}: nondeterminism or a fault.",
+    "one_seed": "{count} runs of one seed differ by {distance:share} {norm}.",
+    "seeds": "Runs of {whose} differ by {distance:share} {norm}.",
+    "seeds_not_compared": "Runs of {whose} {meet}.",
     # Repeats, next to seeds.
-    "no_repeats": "No run repeats another, so the seed's part and that of "
-    "nondeterminism cannot be told apart: train one seed twice.",
-    "repeats_not_compared": "No two repeats of a seed could be compared, so "
-    "the seed's part and that of nondeterminism cannot be told apart.",
-    "repeats_equal": "Repeats of a seed are equal in every bit recorded: the "
-    "seeds explain all of it, nondeterminism none.",
-    "repeats_equal_alone": "Repeats of a seed are equal in every bit recorded.",
-    "repeats_equal_where_compared": "Where they were compared, repeats of a "
-    "seed are equal in every bit recorded, with the exceptions below.",
+    "no_repeats": "No run repeats another: train one seed twice to tell its "
+    "part from that of nondeterminism.",
+    "repeats_not_compared": "No two repeats of a seed could be compared: the "
+    "seed's part and that of nondeterminism cannot be told apart.",
+    "repeats_equal": "Repeats of a seed are equal {bits}: the seeds explain "
+    "all of it, nondeterminism none.",
+    "repeats_equal_alone": "Repeats of a seed are equal {bits}.",
+    "repeats_equal_where_compared": "{where} repeats of a seed are equal "
+    "{bits}, {but}.",
     "repeats_not_repeated": "Repeats of a seed differ by {repeats:share} from "
     "their first step on, as if the seed had not been set again before each "
     "run, with keras.utils.set_random_seed.",
@@ -72,8 +72,7 @@ TEXTS = {
     "repeats_alone": "Repeats of a seed differ by {repeats:share}.",
     # Exceptions.
     "not_finite": "Gradients that are not finite are left out: {runs:list}.",
-    "never_meet": "Some runs share no step with gradients that are finite and "
-    "not zero.",
+    "never_meet": "Some runs {meet}.",
     # Batches.
     "sampling": "Two batches of {samples} samples at equal weights would "
     "differ by {distance:share}: the variance of such draws is {ratio:share} "
@@ -83,7 +82,7 @@ TEXTS = {
     "these runs.",
     # Divergence.
     "no_common_step": "{who} have no step in common and could not be compared.",
-    "equal": "{who} are equal at {steps}, in every bit recorded.",
+    "equal": "{who} are equal at {steps}, {bits}.",
     "within": "{who} stay within {tolerance:g} of each other at {steps} (at "
     "most {largest:.0e}; they differ in some bit from step {differ_step} on).",
     "apart_from_start": "{who} differ from their first common step ({step}) "
@@ -113,8 +112,8 @@ class Finding:
         return self.kinds[0]
 
     def __str__(self):
-        texts = [TEXTS[kind] for kind in self.kinds]
-        return _Words().vformat(" ".join(texts), (), self.values)
+        texts = " ".join(TEXTS[kind] for kind in self.kinds)
+        return _Words().vformat(texts, (), _PHRASES | self.values)
 
 
 def _finding(*kinds, **values):
@@ -156,14 +155,17 @@ def listed(words, most=_MOST_NAMED):
 
 def typical(values):
     """Return the root mean square over the steps at which it is defined."""
-    values = values[np.isfinite(values)]
-    return float(np.sqrt((values**2).mean())) if len(values) else np.nan
+    return float(np.sqrt(_defined(values**2, np.mean)))
 
 
 def middle(values):
     """Return the median over the steps at which it is defined."""
+    return float(_defined(values, np.median))
+
+
+def _defined(values, summary):
     values = values[np.isfinite(values)]
-    return float(np.median(values)) if len(values) else np.nan
+    return summary(values) if len(values) else np.nan
 
 
 def findings(comparison):
@@ -172,8 +174,8 @@ def findings(comparison):
     groups = [_group(effect) for effect in c.groups[:_MOST]]
     if len(c.groups) > _MOST:
         groups.append(_finding("more_groups", count=len(c.groups) - _MOST))
-    found = [*groups, *_consistency(c), *_not_finite(c)]
-    return [*found, *_sampling(c), *_divergences(c)]
+    of_all = [*_consistency(c), *_not_finite(c)]
+    return [*groups, *of_all, *_sampling(c), *_divergences(c)]
 
 
 def _group(e):
@@ -244,20 +246,15 @@ def _repeats(c, apart):
 def _exceptions(c, sets):
     """Return findings against calling these sets equal at every step."""
     chosen = {name for d in sets for name in d.runs}
-    broken = {
-        run["name"]: run["first_not_finite"]
-        for run in c.runs
-        if run["name"] in chosen and run["first_not_finite"] is not None
-    }
-    found = []
+    broken = {k: step for k, step in _broken(c).items() if k in chosen}
+    exceptions = []
     if broken:
-        found += _not_finite(c)
+        exceptions += _not_finite(c)
     elif any(_unknown(c, d.runs) for d in sets):
-        found.append(_finding("never_meet"))
-    differing = [
-        d for d in sets if d.differ_step not in (None, *broken.values())
-    ]
-    return found + [_divergence(d, c.tolerance) for d in differing]
+        exceptions.append(_finding("never_meet"))
+    known = (None, *broken.values())
+    differing = [d for d in sets if d.differ_step not in known]
+    return exceptions + [_divergence(d, c.tolerance) for d in differing]
 
 
 def _unknown(c, names):
@@ -267,12 +264,14 @@ def _unknown(c, names):
     return np.isnan(apart[~np.eye(len(chosen), dtype=bool)]).any()
 
 
+def _broken(c):
+    """Return the first step that is not finite of each run with one."""
+    steps = {run["name"]: run["first_not_finite"] for run in c.runs}
+    return {name: step for name, step in steps.items() if step is not None}
+
+
 def _not_finite(c):
-    runs = [
-        f"{run['name']} (from step {run['first_not_finite']})"
-        for run in c.runs
-        if run["first_not_finite"] is not None
-    ]
+    runs = [f"{name} (from step {step})" for name, step in _broken(c).items()]
     return [_finding("not_finite", runs=runs)] if runs else []
 
 
@@ -300,11 +299,11 @@ def _divergences(c):
     chosen.sort(
         key=lambda d: (len(d.runs), np.inf if d.step is None else d.step)
     )
-    found = [_divergence(d, c.tolerance) for d in chosen]
-    if len(found) > _MOST:
+    shown = [_divergence(d, c.tolerance) for d in chosen]
+    if len(shown) > _MOST:
         parted = sum(d.step is not None for d in chosen)
-        found[_MOST:] = [_finding("more_sets", count=len(found), parted=parted)]
-    return found
+        shown[_MOST:] = [_finding("more_sets", count=len(shown), parted=parted)]
+    return shown
 
 
 def _divergence(d, tolerance):
@@ -320,8 +319,7 @@ def _divergence(d, tolerance):
     variable, size = d.variables[0] if d.variables else (None, None)
     equal = d.differ_step == d.step
     runs = f"{len(d.runs)} runs"
-    values = {
-        **vars(d),
+    values = vars(d) | {
         "who": f"The {runs} of {d.common}" if d.common else f"All {runs}",
         "steps": _steps(d),
         "tolerance": tolerance,

@@ -6,6 +6,7 @@ nondeterminism can tell them apart. Runs of different seeds, or of unknown ones,
 are *independent*.
 """
 
+import collections
 import json
 
 import numpy as np
@@ -13,6 +14,15 @@ import numpy as np
 # What `by` may name besides the runs' own tags.
 FIELDS = ("device", "seed", "machine", "mode")
 WITHOUT = "(none)"
+# Fields that tell runs apart where seeds and tags do not.
+_TELLING = (
+    "device",
+    "mode",
+    "machine",
+    "precision",
+    "jit_compile",
+    "batch_size",
+)
 # Other fields that repeats must share; None is unknown.
 _SETTINGS = (
     "settings",
@@ -29,10 +39,6 @@ _SETTINGS = (
 class Grouping:
     """How each two runs are related.
 
-    Args:
-        infos: what was run, one dict a run.
-        by: a tag, or one of `FIELDS`; None for no groups.
-
     Attributes:
         seeds: for each run a number, equal for equal seeds; a run of
             unknown seed has its own.
@@ -43,9 +49,6 @@ class Grouping:
         units: for each run a number, equal for runs that count as one draw:
             all runs of a seed, or each run by itself if there is only one
             seed.
-
-    Raises:
-        ValueError: no run has the tag `by`.
     """
 
     def __init__(self, infos, by=None):
@@ -68,42 +71,60 @@ class Grouping:
         self.units = np.arange(len(infos)) if alone else self.seeds
 
     def always_differ(self, first, second):
-        """Name the settings that differ between any runs of two groups.
+        """Name known settings that differ between any runs of two groups."""
 
-        Args:
-            first, second: indices of the runs of two groups.
+        def differs(name):
+            one = {self._settings[r][name] for r in first}
+            other = {self._settings[r][name] for r in second}
+            return None not in one | other and not one & other
 
-        Returns:
-            The names of these settings, among those known for all runs.
-        """
-        found = []
-        for name in self._settings[0]:
-            one, other = (
-                {self._settings[r][name] for r in group}
-                for group in (first, second)
-            )
-            if None not in one | other and not one & other:
-                found.append(name)
-        return found
+        return [name for name in self._settings[0] if differs(name)]
 
 
 def labels(infos, by):
-    """Return each run's group by a tag or field.
-
-    Raises:
-        ValueError: no run has it.
-    """
-    tags = sorted({tag for info in infos for tag in info.get("tags") or ()})
-    if by in tags:
-        found = [(info.get("tags") or {}).get(by) for info in infos]
-    elif by in FIELDS:
-        found = [mode_of(i) if by == "mode" else i.get(by) for i in infos]
-    else:
+    """Return each run's group by a tag or field."""
+    tags = _tags(infos)
+    if by not in (*tags, *FIELDS):
         raise ValueError(
             f"`by` expected a tag of the runs ({', '.join(tags) or 'none'}) "
             f"or one of {', '.join(FIELDS)}. Received: by={by!r}"
         )
-    return [_label(by, value) for value in found]
+    if by in tags:
+        values = [(info.get("tags") or {}).get(by) for info in infos]
+    else:
+        values = [mode_of(i) if by == "mode" else i.get(by) for i in infos]
+    return [_label(by, value) for value in values]
+
+
+def short_names(infos):
+    """Name each run by what tells it apart: seed, tags, and what else must."""
+    names = [()] * len(infos)
+    tags = _tags(infos)
+    for field in ("seed", *tags, *_TELLING):
+        parts = [_short(info, field, field in tags) for info in infos]
+        longer = [(*name, part) for name, part in zip(names, parts)]
+        # What the user has set is named wherever it differs.
+        before = 1 if field in ("seed", *tags) else len(set(names))
+        if len(set(longer if before > 1 else parts)) > before:
+            names = longer
+    if not any(names):
+        names = [(_short(info, "seed", False),) for info in infos]
+    seen, told = collections.Counter(), []
+    for name in names:
+        seen[name] += 1
+        count = f" ({seen[name]})" if seen[name] > 1 else ""
+        told.append(" · ".join(name) + count)
+    return told
+
+
+def _short(info, field, is_tag):
+    value = (info.get("tags") or {}).get(field) if is_tag else info.get(field)
+    value = mode_of(info) if field == "mode" else value
+    return f"no {field}" if value is None else _label(field, value)
+
+
+def _tags(infos):
+    return sorted({tag for info in infos for tag in info.get("tags") or ()})
 
 
 def _label(by, value):

@@ -7,8 +7,6 @@ import numpy as np
 from keras_pergrad.common.tables import as_html
 from keras_pergrad.runs import charts, report
 from keras_pergrad.runs.findings import share
-from keras_pergrad.runs.report import number
-from keras_pergrad.runs.step_statistics import MEANINGS
 from keras_pergrad.runs.style import STYLE
 
 _MOST_ROWS = 40
@@ -31,13 +29,14 @@ def fragment(comparison):
     """Return the page's content, as a notebook shows it."""
     c = comparison
     steps = c.data["step"]
-    first, *rest = c.verdict
+    of_groups = report.GROUPS if c.groups else ()
+    meanings = report.meanings([*report.COLUMNS, *of_groups, *report.SETS])
     parts = [
         f"<h1>Gradients of {len(c.runs)} runs</h1>",
-        f'<p class="muted">{report.seeds(c)} · {report.steps(c)}, {steps[0]} '
-        f"to {steps[-1]} · probe batch of {c.samples} samples</p>",
-        f'<p class="first">{escape(first)}</p>',
-        _list(rest),
+        f'<p class="muted">{" · ".join(report.size(c))}, {steps[0]} to '
+        f"{steps[-1]} · probe batch of {c.samples} samples</p>",
+        f'<p class="first">{escape(c.answer)}</p>',
+        _list(c.verdict),
         '<div class="charts">',
         *[
             _figure(chart.title, charts.svg(chart, c.data), chart.note)
@@ -45,23 +44,25 @@ def fragment(comparison):
         ],
         _map(c),
         "</div>",
-        _groups(c),
-        "<h2>Where runs part</h2>",
-        _divergences(c),
+        f"<h2>Groups by {escape(c.by)}</h2>" if of_groups else "",
+        _table(of_groups, c.groups) if of_groups else "",
+        f"<h2>Where runs part by more than {c.tolerance:g}</h2>",
+        _table(report.SETS, c.divergences),
         "<h2>Step by step</h2>",
-        as_html(
-            [column.head for column in report.COLUMNS],
-            report.rows(c, report.COLUMNS, _MOST_ROWS),
-        ),
+        _table(report.COLUMNS, report.at_steps(c, _MOST_ROWS)),
         _list(report.left_out(c, _MOST_ROWS)),
         "<h2>Runs</h2>",
-        _runs(c),
+        _table(report.RUNS, c.runs),
         f"<h2>Notes</h2>{_list(c.notes)}" if c.notes else "",
-        "<h2>What the figures mean</h2><dl>",
-        *[f"<dt>{k}</dt><dd>{escape(v)}</dd>" for k, v in MEANINGS.items()],
+        "<h2>What the headings mean</h2><dl>",
+        *[f"<dt>{k}</dt><dd>{escape(v)}</dd>" for k, v in meanings.items()],
         "</dl>",
     ]
     return f'<style>{STYLE}</style><main class="kpg">{"".join(parts)}</main>'
+
+
+def _table(columns, items):
+    return as_html(*report.table(columns, items))
 
 
 def _list(sentences):
@@ -85,32 +86,40 @@ def _map(c):
         key=lambda r: (str(c.runs[r]["group"]), str(c.runs[r]["seed"]), r),
     )
     distance = np.sqrt(np.maximum(c.apart, 0))
-    np.fill_diagonal(distance, np.nan)
-    names = [escape(run["name"]) for run in c.runs]
+    np.fill_diagonal(distance, 0)
+    names = [escape(run["label"]) for run in c.runs]
     shades = _shades(distance)
+
+    def square(a, b):
+        if a == b:
+            return '<td class="self"></td>'
+        said = f"{names[a]} – {names[b]}: {share(distance[a, b])}"
+        return f'<td title="{said}" {shades(distance[a, b])}></td>'
+
     rows = "".join(
-        f'<tr><th scope="row" title="{names[a]}">{names[a]}</th>'
-        + "".join(
-            f'<td title="{names[a]} – {names[b]}: {share(distance[a, b])}" '
-            f"{shades(distance[a, b])}></td>"
-            for b in order
-        )
-        + "</tr>"
+        f'<tr><th scope="row">{names[a]}</th>'
+        f"{''.join(square(a, b) for b in order)}</tr>"
         for a in order
+    )
+    apart = distance[distance > 0]
+    scale = (
+        f", from {share(apart.min())} (pale) to {share(apart.max())} (strong)"
+        if len(apart)
+        else ""
     )
     return _figure(
         "Run against run",
         f'<table class="map">{rows}</table>',
-        "Distance over the gradient's norm, mean over the steps, on a "
-        "logarithmic scale: the stronger the colour, the farther; empty is "
-        "equal, grey is unknown.",
+        "Columns are in the order of the rows; dots are a run and itself. "
+        f"Distance over the gradient's norm, mean over the steps{scale}; "
+        "empty is equal, hatched is unknown.",
     )
 
 
 def _shades(distance):
     """Return a function from a distance to the attributes of its square."""
-    found = np.log(distance[distance > 0])
-    low, high = (found.min(), found.max()) if len(found) else (0.0, 0.0)
+    logs = np.log(distance[distance > 0])
+    low, high = (logs.min(), logs.max()) if len(logs) else (0.0, 0.0)
 
     def attributes(value):
         if np.isnan(value):
@@ -122,65 +131,3 @@ def _shades(distance):
         return f'style="background:{color}transparent)"'
 
     return attributes
-
-
-def _groups(c):
-    if not c.groups:
-        return ""
-    rows = [
-        (
-            f"{e.first} – {e.second}",
-            f"{e.counts[0]}, {e.counts[1]}",
-            share(e.distance),
-            f"{share(e.floor)} ({e.yardstick})" if e.yardstick else "–",
-            "∞" if np.isinf(e.ratio) else number(e.ratio),
-            "–" if e.probability is None else number(e.probability),
-            "yes" if e.paired else "no",
-        )
-        for e in c.groups
-    ]
-    heads = ("groups", "runs", "distance", "inside a group", "ratio", "p")
-    table = as_html([*heads, "equal seeds"], rows)
-    return f"<h2>Groups by {escape(c.by)}</h2>{table}"
-
-
-def _divergences(c):
-    rows = [
-        (
-            d.common or "all",
-            str(len(d.runs)),
-            _when(d, d.differ_step),
-            _when(d, d.step),
-            ", ".join(f"{p} ({share(v)})" for p, v in d.variables) or "–",
-            d.odd or "–",
-        )
-        for d in c.divergences
-    ]
-    heads = ("runs", "count", "first bit differs at")
-    beyond = f"beyond {c.tolerance:g} at"
-    return as_html(
-        [*heads, beyond, "variables, largest first", "odd run"], rows
-    )
-
-
-def _when(d, step):
-    if d.first_step is None:
-        return "–"
-    return "never" if step is None else str(step)
-
-
-def _runs(c):
-    rows = [
-        (
-            run["name"],
-            "–" if run["seed"] is None else str(run["seed"]),
-            str(run["device"] or "–"),
-            str(run["mode"] or "–"),
-            str(run["records"]),
-            str(run["last_step"]),
-            ", ".join(f"{k}={v}" for k, v in run["tags"].items()) or "–",
-        )
-        for run in c.runs
-    ]
-    heads = ("run", "seed", "device", "mode", "records", "last step", "tags")
-    return as_html(heads, rows)

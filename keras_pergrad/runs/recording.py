@@ -51,6 +51,21 @@ class RunInfo:
         batch_size, steps_per_epoch: of `fit`; None where it is not known.
         tags: the user's labels for the run, for grouping.
         created: seconds since 1970.
+
+    Example:
+
+    >>> from keras_pergrad import runs
+    >>> info = runs.RunInfo(
+    ...     run="seed0",
+    ...     architecture="a1",
+    ...     probe="b2",
+    ...     probe_samples=128,
+    ...     variables=[{"path": "dense/kernel", "shape": [3, 1]}],
+    ...     sketch_size=256,
+    ...     seed=0,
+    ... )
+    >>> info.device, info.tags
+    ('CPU', {})
     """
 
     run: str

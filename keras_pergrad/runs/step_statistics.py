@@ -47,16 +47,9 @@ MEANINGS = {
 
 
 def figures(aligned, grouping):
-    """Compute every figure, and how far apart each two runs are.
+    """Compute every figure, (T,), and how far apart each two runs are, (R, R).
 
-    Args:
-        aligned: the `AlignedRuns`.
-        grouping: their `Grouping`.
-
-    Returns:
-        (name → array (T,), NaN where undefined; mean d² over the steps that
-        two runs share, relative to the squared norm, (R, R), NaN where they
-        share none).
+    The latter is the mean d² over the steps they share, over the squared norm.
     """
     found, apart = _of_sketches(aligned, grouping)
     scale = found.pop("scale")
@@ -116,14 +109,7 @@ def _of_sketches(aligned, grouping):
 
 
 def _of_block(sketches, apart, members, repeats):
-    """Compute the figures of some steps that the same runs have.
-
-    Args:
-        sketches: (T, R, S).
-        apart: d² of each two runs, (T, R, R).
-        members: (U, R), as `members_of` gives them.
-        repeats: whether two runs repeat each other, (R, R).
-    """
+    """Compute the figures of steps from sketches (T, R, S) and d² (T, R, R)."""
     square = np.einsum("trs,trs->tr", sketches, sketches)
     found = {"scale": square @ members.mean(0)}
     if repeats.any():
@@ -165,11 +151,9 @@ def _blocks(aligned):
 
 
 def _distances(sketches):
-    """Return d² of each two runs, (T, R, R); exactly 0 where they are equal.
-
-    It uses products of the differences from the mean: products of the sketches
-    themselves would lose the difference of nearly equal runs.
-    """
+    """Return d² of each two runs, (T, R, R); exactly 0 where they are equal."""
+    # Products of the sketches themselves would lose the difference of nearly
+    # equal runs.
     centred = sketches - sketches.mean(1, keepdims=True)
     # One by one: NumPy recognises a product with its own transpose, and takes
     # a fifth of the time.
@@ -199,13 +183,11 @@ def _cosines(square, apart, weights):
 
 
 def _interval(variance, apart, members, size):
-    """Return a 95 % interval for the variance, by Satterthwaite's chi-square.
-
-    A trace is a sum of chi-squares, one for each direction in which runs
-    differ. The number of directions that matter, (Σλ)²/Σλ², is estimated from
-    the sample. It is at most the number of runs less one, so the interval is
-    too wide rather than too narrow. The sketch adds its own 2/(S·directions).
-    """
+    """Return a 95 % interval for the variance, by Satterthwaite."""
+    # The trace is a sum of chi-squares, one for each direction in which runs
+    # differ. How many matter, (Σλ)²/Σλ², is estimated from the sample and at
+    # most the number of runs less one: the interval is too wide rather than
+    # too narrow. The sketch adds its own 2/(S·directions).
     special = extras.scipy_special()
     count = len(members)
     freedom = count - 1
@@ -235,10 +217,7 @@ def members_of(units):
 
 
 def pairs(members):
-    """Return weights (R, R) of a mean in which each two units count once.
-
-    All zero where there are no two units.
-    """
+    """Return weights (R, R) of a mean in which each two units count once."""
     between = 1 - np.eye(len(members))
     return members.T @ (between / max(between.sum(), 1)) @ members
 
@@ -250,12 +229,9 @@ def average(values, units):
 
 
 def deviation(values, units):
-    """Return the standard deviation of a scalar (T, R) between units, (T,).
-
-    Its square is ½ the mean squared difference of two units' runs, as for the
-    variance of the gradient; without repeats it is the sample variance. NaN
-    where fewer than two units have a value.
-    """
+    """Return the standard deviation of a scalar (T, R) between units, (T,)."""
+    # Its square is ½ the mean squared difference of two units' runs, as for
+    # the variance of the gradient.
     _, centred = _centred(values)
     means = _of_units(centred, units)
     squares = _of_units(centred**2, units)
@@ -267,10 +243,7 @@ def deviation(values, units):
 
 
 def _centred(values):
-    """Return each step's first value, and all values minus it.
-
-    Equal values become zeros, without rounding, and stay so.
-    """
+    """Return each step's first value, and all values minus it, 0 if equal."""
     first = np.argmax(~np.isnan(values), axis=1)
     start = values[np.arange(len(values)), first]
     return start, values - start[:, None]

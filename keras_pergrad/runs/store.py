@@ -68,7 +68,14 @@ _ERRNO = {
 
 
 class RunRecordWarning(UserWarning):
-    """A run's records could not be read."""
+    """A run's records could not be read.
+
+    Example:
+
+    >>> import warnings
+    >>> from keras_pergrad import runs
+    >>> warnings.simplefilter("error", runs.RunRecordWarning)
+    """
 
 
 class DamagedRun(ValueError):
@@ -76,11 +83,7 @@ class DamagedRun(ValueError):
 
 
 def connect(path, create=False):
-    """Open a run's file, without locks where the file system has none.
-
-    Raises:
-        sqlite3.Error: it cannot be opened.
-    """
+    """Open a run's file, without locks where the file system has none."""
     # Not "ro": SQLite must roll back what a killed process left unfinished.
     mode = "rwc" if create else "rw"
     uri = f"{pathlib.Path(path).absolute().as_uri()}?mode={mode}"
@@ -140,15 +143,15 @@ def _reading(directory):
         with contextlib.closing(connect(path)) as connection:
             # A small cache: nothing is read twice, and many runs may be open.
             connection.execute("PRAGMA cache_size = -64")
-            found = format_of(connection)
-            if not found:
+            version = format_of(connection)
+            if not version:
                 raise DamagedRun(
                     f"{path!r} is empty: its process was killed as it began."
                 )
-            if found != FORMAT:
+            if version != FORMAT:
                 raise ValueError(
                     f"The run {os.fspath(directory)!r} expected records of "
-                    f"format {FORMAT}. Received: format {found}. Read them "
+                    f"format {FORMAT}. Received: format {version}. Read them "
                     "with the version of keras_pergrad that wrote them."
                 )
             yield connection
@@ -170,6 +173,12 @@ class Run:
         info: what was run, a dict of the fields of `RunInfo`.
         scalars: name → array, one entry a record; NaN where undefined.
             `step` and `epoch` are whole numbers.
+
+    Example:
+
+    >>> from keras_pergrad import runs
+    >>> for path in runs.list_runs("."):
+    ...     print(runs.read_run(path).scalars["step"])
     """
 
     def __init__(self, path, info, scalars):
@@ -273,6 +282,12 @@ def list_runs(log_dir):
 
     Raises:
         FileNotFoundError: `log_dir` is not a directory.
+
+    Example:
+
+    >>> from keras_pergrad import runs
+    >>> runs.list_runs(".")
+    []
     """
     if not os.path.isdir(log_dir):
         raise FileNotFoundError(

@@ -26,12 +26,13 @@ max-width:34rem;overflow-x:auto}
 .kpg figcaption{font-weight:600;font-size:.9rem}
 .kpg figure p{margin:.3rem 0 0;font-size:.8rem}
 .kpg svg{display:block;width:100%;height:auto}
-.kpg .map{width:100%;table-layout:fixed;border-collapse:separate;
-border-spacing:1px}
-.kpg .map td{padding:0;border:0;height:.9rem}
-.kpg .map th{padding:0 .4rem 0 0;border:0;width:7.5rem;overflow:hidden;
-text-overflow:ellipsis;font-weight:400;font-size:.7rem;text-align:right}
-.kpg .map .none{background:var(--rule)}
+.kpg .map{border-collapse:separate;border-spacing:1px;margin:.5rem 0}
+.kpg .map td{padding:0;border:0;height:1.3rem;width:1.9rem;min-width:.6rem}
+.kpg .map th{padding:0 .5rem 0 0;border:0;font-weight:400;
+font-size:.75rem;text-align:right;vertical-align:middle}
+.kpg .map .none{background:repeating-linear-gradient(45deg,var(--rule) 0 2px,
+transparent 2px 5px)}
+.kpg .map .self{background:radial-gradient(var(--muted) 2px,transparent 2px)}
 .kpg .wide{overflow-x:auto;max-width:100%}
 .kpg table{border-collapse:collapse;font-size:.875rem;
 font-variant-numeric:tabular-nums}

@@ -31,24 +31,18 @@ from keras_pergrad.samples.types.tensor_types import (
     Mixed,
     Total,
 )
+from keras_pergrad.samples.types.type_rules import op_types
 
 #: The name of a seed's state in Keras: every draw advances it.
 SEED = "seed_generator_state"
 #: What a sample must not depend on where its pass is repeated with others.
 _OF_OTHERS = BY_SIZE | DIVIDED
 #: Ops that draw other numbers each time.
-_DRAWS = {
-    "Multinomial",
-    "ParameterizedTruncatedNormal",
-    "RandomGamma",
-    "RandomPoissonV2",
-    "RandomShuffle",
-    "RandomStandardNormal",
-    "RandomUniform",
-    "RandomUniformInt",
-    "RngReadAndSkip",
-    "TruncatedNormal",
-}
+_DRAWS = op_types(
+    "Multinomial ParameterizedTruncatedNormal RandomGamma RandomPoissonV2 "
+    "RandomShuffle RandomStandardNormal RandomUniform RandomUniformInt "
+    "RngReadAndSkip TruncatedNormal"
+)
 _FOUND = weakref.WeakKeyDictionary()
 
 
@@ -110,24 +104,13 @@ def refusals(tape, repeated=None, once=False, values=None, alone=False):
 
 
 def vouched_ops(tape, repeated=None, values=None):
-    """Return the ops of a step that the user vouches for, and all there are.
-
-    Args:
-        tape, repeated, values: as for `refusals`.
-
-    Returns:
-        (a tuple of (type, name), the number of ops whose types were found).
-    """
+    """Return the (type, name) of ops vouched for, and the number of all ops."""
     found = _found(tape, repeated, values)
     return found.vouched, found.count
 
 
 def divides(tape, repeated):
-    """Whether the loss is divided by sums over all masks, or the like.
-
-    Args:
-        tape, repeated: as for `refusals`.
-    """
+    """Whether the loss is divided by sums over all masks, or the like."""
     return _found(tape, repeated).divided
 
 

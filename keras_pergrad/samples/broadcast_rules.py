@@ -19,27 +19,12 @@ def bias(use, place):
 
 
 _ADDS = {"AddV2": (1, 1), "Add": (1, 1), "Sub": (1, -1)}
-_ELEMENTWISE = (
-    "Mul",
-    "RealDiv",
-    "Div",
-    "DivNoNan",
-    "MulNoNan",
-    "Xdivy",
-    "Xlogy",
-    "Xlog1py",
-    "Maximum",
-    "Minimum",
-    "Pow",
-    "SquaredDifference",
-    "Atan2",
-    "FloorMod",
-    "SelectV2",
-    "ClipByValue",
+
+
+@op_rule(
+    "AddV2 Add Sub Mul RealDiv Div DivNoNan MulNoNan Xdivy Xlogy Xlog1py "
+    "Maximum Minimum Pow SquaredDifference Atan2 FloorMod SelectV2 ClipByValue"
 )
-
-
-@op_rule("AddV2", "Add", "Sub", *_ELEMENTWISE)
 def broadcast(use, place):
     """Return the factor: dz times derivative, summed over broadcast axes."""
     w, out = use.op.inputs[place], use.op.outputs[0]
@@ -74,13 +59,7 @@ def _copied(op, inputs):
 
 
 def spread_over(use, local, shape):
-    """Return the factor of a weight that was broadcast to `local`'s shape.
-
-    Args:
-        use: the `Use`.
-        local: the gradient for each entry, with the samples where they are.
-        shape: the weight's shape.
-    """
+    """Return the factor of a weight that was broadcast to `local`'s shape."""
     if local.shape.rank is None:
         return "the rank of its output is not known"
     layout = use.layout

@@ -4,28 +4,22 @@ n sample, T position, i input, o output.
 """
 
 import dataclasses
+import math
 import string
 
 import tensorflow as tf
 
 from keras_pergrad.factors import Blocks, Outer
+from keras_pergrad.samples.layout import Layout
 from keras_pergrad.samples.op_rules import op_rule
 
-CONTRACTIONS = (
-    "MatMul",
-    "BatchMatMul",
-    "BatchMatMulV2",
-    "BatchMatMulV3",
-    "Einsum",
-)
+CONTRACTIONS = "MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3 Einsum"
 
 
 def labelled(op):
-    """Return an op of `CONTRACTIONS` as an einsum, or why it has no such form.
+    """Return ([labels of each input's axes], labels of the output's axes).
 
-    Returns:
-        The labels of both inputs' axes, and the labels of the output's axes;
-        or a string with the reason why there are none.
+    For an op that has no such form return the reason, a string.
     """
     ranks = [t.shape.rank for t in op.inputs]
     if None in ranks:
@@ -66,78 +60,95 @@ def _of_equation(equation, ranks):
     return labels, target
 
 
-@op_rule(*CONTRACTIONS)
+@dataclasses.dataclass(frozen=True)
+class Axes:
+    """The labels of a product's axes, by the tensors in which they stand.
+
+    Labels of data alone, or of the output alone, are summed over.
+
+    Attributes:
+        data, weight, output: the labels of each, the samples' one first.
+        layout: where the data have their samples.
+        blocks: labels of all three: each block has its own weight.
+        inputs: labels of data and weight.
+        outputs: labels of weight and output.
+        positions: labels of data and output.
+        sizes: label of the weight → size.
+    """
+
+    data: str
+    weight: str
+    output: str
+    layout: Layout
+    blocks: list
+    inputs: list
+    outputs: list
+    positions: list
+    sizes: dict
+
+    @classmethod
+    def of(cls, use, place):
+        """Return the axes, or the reason why the rule does not serve them."""
+        labels = labelled(use.op)
+        if isinstance(labels, str):
+            return labels
+        (weight, data), output = labels[0], labels[1]
+        if place:
+            weight, data = data, weight
+        x, y = use.op.inputs[1 - place], use.op.outputs[0]
+        layout = use.input_layout(1 - place) or _repeated(use, data, output, x)
+        if layout is None:
+            return "its other input has no samples"
+        if set(weight) - set(data) - set(output):
+            return "it sums over an axis of the weight alone"
+        sample = data[layout.axis]
+        if output[use.layout.axis : use.layout.axis + 1] != sample:
+            return "the samples change their axis in it"
+        sizes = _sizes(weight, use.op.inputs[place])
+        beside = {**_sizes(output, y), **_sizes(data, x)}
+        repeated = {c for c in weight if sizes[c] == 1 and beside[c] != 1}
+        if sample in weight and sample not in repeated:
+            return "the weight has an axis for the samples"
+        if repeated & set(data) - set(output):
+            return "an axis is broadcast in it"
+        weight = [c for c in weight if c != sample and c not in repeated]
+        if any(sizes[c] is None for c in weight):
+            return "the shape of the weight is not known"
+        data, output = _first(data, layout), _first(output, use.layout)
+        return cls(
+            data,
+            "".join(weight),
+            output,
+            layout,
+            blocks=[c for c in weight if c in data and c in output],
+            inputs=[c for c in weight if c not in output],
+            outputs=[c for c in weight if c not in data],
+            positions=[c for c in output[1:] if c in data and c not in weight],
+            sizes=sizes,
+        )
+
+
+@op_rule(CONTRACTIONS)
 def contraction(use, place):
     """Return the per-sample gradients of the weight in a sum of products.
 
-    A label in data, weight and output is a block: each block has its own
-    weight. A label in data and output alone is a position.
+    They are einsum("nbTi,nbTo->nbio", x, dz), b being the blocks.
     """
-    found = labelled(use.op)
-    if isinstance(found, str):
-        return found
-    labels, target = found
-    weight, source = labels[place], labels[1 - place]
-    w, x = use.op.inputs[place], use.op.inputs[1 - place]
-    shape = w.shape.as_list()
-    dtype = use.dtype(place)
-    layout = use.input_layout(1 - place)
-    if layout is None:
-        layout = _repeated(use, source, target, x)
-    if layout is None:
-        return "its other input has no samples"
-    if set(weight) - set(source) - set(target):
-        return "it sums over an axis of the weight alone"
-    sample = source[layout.axis]
-    if target[use.layout.axis : use.layout.axis + 1] != sample:
-        return "the samples change their axis in it"
-    x = tf.cast(layout.first(x, use.n), dtype)
-    dz = use.delta(dtype)
-    ones = [
-        k
-        for k, c in enumerate(weight)
-        if shape[k] == 1 and c in source + target
-    ]
-    broad = {
-        weight[k]
-        for k in ones
-        if _size(use.op, 1 - place, source, target, weight[k]) != 1
-    }
-    if sample in weight and sample not in broad:
-        return "the weight has an axis for the samples"
-    source, target = (
-        _first(term, where)
-        for term, where in ((source, layout), (target, use.layout))
+    axes = Axes.of(use, place)
+    if isinstance(axes, str):
+        return axes
+    dtype, shape = use.dtype(place), use.op.inputs[place].shape.as_list()
+    x = tf.cast(axes.layout.first(use.op.inputs[1 - place], use.n), dtype)
+    x, dz = (
+        arranged(t, labels, axes.blocks, axes.positions, features, axes.sizes)
+        for t, labels, features in (
+            (x, axes.data, axes.inputs),
+            (use.delta(dtype), axes.output, axes.outputs),
+        )
     )
-    kept = "".join(c for c in weight if c not in broad and c != sample)
-    alone = [c for c in source if c not in target and c not in kept]
-    alone = [c for c in alone if c not in broad]
-    if alone:
-        x = tf.reduce_sum(x, [source.index(c) for c in alone])
-        source = "".join(c for c in source if c not in alone)
-    blocks = [c for c in kept if c in source and c in target]
-    i = [c for c in kept if c in source and c not in target]
-    o = [c for c in kept if c in target and c not in source]
-    rest = [c for c in target[1:] if c in source and c not in kept]
-    rest += [c for c in source[1:] if c not in target and c not in kept]
-    lonely = [
-        c
-        for c in target[1:]
-        if c not in source and c not in kept and c not in rest
-    ]
-    if lonely:
-        dz = tf.reduce_sum(dz, [target.index(c) for c in lonely])
-        target = "".join(c for c in target if c not in lonely)
-    if any(c not in target for c in rest):
-        return "an axis is broadcast in it"
-    sizes = {c: shape[k] for k, c in enumerate(weight)}
-    if any(sizes[c] is None for c in kept):
-        return "the shape of the weight is not known"
-    order = [source[0], *blocks, *rest]
-    x = arranged(x, source, [*order, *i], len(blocks), len(i), sizes)
-    dz = arranged(dz, target, [*order, *o], len(blocks), len(o), sizes)
-    order = in_order([*blocks, *i, *o], kept, sizes)
-    return (Blocks if blocks else Outer)(x, dz, shape, *order)
+    made = [*axes.blocks, *axes.inputs, *axes.outputs]
+    turned = in_order(made, axes.weight, axes.sizes)
+    return (Blocks if axes.blocks else Outer)(x, dz, shape, *turned)
 
 
 def _repeated(use, source, target, x):
@@ -153,13 +164,7 @@ def _repeated(use, source, target, x):
 
 
 def in_order(labels, wanted, sizes):
-    """Return `perm` and `unpermuted` of a factor whose axes have labels.
-
-    Args:
-        labels: the labels of its axes in their present order.
-        wanted: the same labels in the order of the variable's axes.
-        sizes: label to size.
-    """
+    """Return `perm` and `unpermuted` that bring a factor's axes in an order."""
     perm = [labels.index(c) for c in wanted]
     if perm == sorted(perm):
         return None, None
@@ -172,48 +177,37 @@ def _first(term, layout):
     return sample + term.replace(sample, "01"[: layout.added])
 
 
-def _size(op, place, source, target, label):
-    if label in source:
-        return op.inputs[place].shape[source.index(label)]
-    return op.outputs[0].shape[target.index(label)]
+def _sizes(labels, tensor):
+    return {c: tensor.shape[k] for k, c in enumerate(labels)}
 
 
-def arranged(tensor, labels, order, blocks, last, sizes):
+def arranged(tensor, labels, blocks, positions, features, sizes):
     """Return (n, blocks as one axis if there are any, positions, features).
 
-    Args:
-        tensor: the tensor.
-        labels: the labels of its axes.
-        order: the same labels in the wanted order, the samples first.
-        blocks: how many labels after the samples are blocks.
-        last: how many labels at the end are features.
-        sizes: label to size, of blocks and features.
+    The first of the tensor's labels is that of the samples. What is in none
+    of the three lists is summed over. `sizes` has those of blocks and features.
     """
+    order = [labels[0], *blocks, *positions, *features]
+    alone = [k for k, c in enumerate(labels) if c not in order]
+    if alone:
+        tensor = tf.reduce_sum(tensor, alone)
+        labels = [c for c in labels if c in order]
     axes = [labels.index(c) for c in order]
     if axes != sorted(axes):
         tensor = tf.transpose(tensor, axes)
+    front = [math.prod(sizes[c] for c in blocks)] if blocks else []
+    width = math.prod(sizes[c] for c in features)
     static = tensor.shape.as_list()
-    positions = static[1 + blocks : len(static) - last]
-    count = 1
-    for size in positions:
-        count = None if size is None or count is None else count * size
-    features = 1
-    for c in order[len(order) - last :] if last else []:
-        features *= sizes[c]
-    front = []
-    if blocks:
-        front = [1]
-        for c in order[1 : 1 + blocks]:
-            front[0] *= sizes[c]
-    if count is None:
-        end = len(static) - last
-        middle = tf.reduce_prod(tf.shape(tensor)[1 + blocks : end])
-    else:
-        middle = count
-    samples = -1 if count else tf.shape(tensor)[0]
-    shape = [samples, *front, middle, features]
-    if len(shape) == len(static) and static[1:] == [*front, count, features]:
+    middle = slice(1 + len(blocks), len(static) - len(features))
+    count = tf.TensorShape(static[middle]).num_elements()
+    known = [*front, count, width]
+    if static[1:] == known:
         return tensor
-    tensor = tf.reshape(tensor, shape)
-    tensor.set_shape([None, *front, count, features])
+    # One size may be -1: that of the samples, unless it must be the count.
+    samples = -1 if count else tf.shape(tensor)[0]
+    between = count
+    if count is None:
+        between = tf.reduce_prod(tf.shape(tensor)[middle])
+    tensor = tf.reshape(tensor, [samples, *front, between, width])
+    tensor.set_shape([None, *known])
     return tensor

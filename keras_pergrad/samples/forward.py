@@ -41,10 +41,6 @@ class RuleCall:
 class Forward:
     """`model(x)`, in the graph that is being built.
 
-    Args:
-        model: a built `keras.Model`.
-        training: whether its layers are called for training.
-
     Attributes:
         graph: the graph.
         start, stop: how many ops it had before and after.

@@ -22,17 +22,10 @@ class Layout:
     lead: int | None = 1
 
     def first(self, tensor, n):
-        """Return the tensor with an axis for the samples first.
+        """Return (n, *the other axes in their order).
 
         Positions that were merged with the samples get their own axes, in
         the place of the former axis of the samples.
-
-        Args:
-            tensor: of this layout.
-            n: the number of samples, a scalar tensor.
-
-        Returns:
-            (n, *the other axes in their order).
         """
         axis = self.axis
         if not self.added:
@@ -68,13 +61,7 @@ class Layout:
         return self.axis == 0 and not self.added
 
     def spread(self, numbers, tensor, n):
-        """Return a number for each sample, shaped to multiply a tensor.
-
-        Args:
-            numbers: (n,).
-            tensor: of this layout.
-            n: the number of samples.
-        """
+        """Return numbers (n,) for the samples, shaped to multiply a tensor."""
         lead, _, rows = self._sizes(tensor, n)
         times: Any = [lead]
         if self.rows != 1:
@@ -87,12 +74,7 @@ class Layout:
 
 
 def sizes_of(tensor, axes=None):
-    """Get the sizes of a tensor's axes: numbers where known, else scalars.
-
-    Args:
-        tensor: the tensor.
-        axes: the places of the axes; default: all.
-    """
+    """Get the sizes of a tensor's axes: numbers where known, else scalars."""
     known = tensor.shape.as_list()
     axes = range(len(known)) if axes is None else axes
     dynamic = any(known[k] is None for k in axes)

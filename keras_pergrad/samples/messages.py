@@ -148,12 +148,7 @@ def mixes_by_chance(layer):
 
 
 def loss_couples(model, bad):
-    """Say that a sample's part of the loss depends on other samples.
-
-    Args:
-        model: the model.
-        bad: a `Mixed`, or an op.
-    """
+    """Say that a sample's part of the loss depends on other samples."""
     kind = getattr(bad, "op_type", None) or bad.type
     name = getattr(bad, "op_name", None) or bad.name
     return (
@@ -166,12 +161,7 @@ def loss_couples(model, bad):
 
 
 def own_gradient(layer, op):
-    """Say that an own gradient of weights is not linear.
-
-    Args:
-        layer: its layer, or None.
-        op: the op that has it.
-    """
+    """Say that an own gradient of weights is not linear."""
     where = "A function" if layer is None else f"layer {layer.name!r}"
     return (
         f"{where} has a gradient of its own for weights (tf.custom_gradient, "
@@ -183,13 +173,7 @@ def own_gradient(layer, op):
 
 
 def no_samples(one, uses, variables):
-    """Say that an op with weights and data has no axis for the samples.
-
-    Args:
-        one: the `Candidate`.
-        uses: the `Uses` that contain it.
-        variables: the trainable Keras variables.
-    """
+    """Say that an op with weights and data has no axis for the samples."""
     paths = ", ".join(
         sorted(
             {

@@ -14,13 +14,7 @@ _GRADIENT = re.compile(r"(?:^|/)gradients(?:_\d+)?/(.+?)_grad/")
 
 @contextlib.contextmanager
 def noting_scopes(model, found):
-    """Note in which name scope each layer is called inside.
-
-    Args:
-        model: the model.
-        found: a dict, to which name → layer is added; the names are those of
-            the graph that is being built now.
-    """
+    """Note in a dict in which name scope each layer is called inside."""
     graph = tf.compat.v1.get_default_graph()
 
     def note(layer):
@@ -34,13 +28,7 @@ def noting_scopes(model, found):
 
 
 class OpOrigin:
-    """Where ops of a step come from, by their names.
-
-    Args:
-        model: the model.
-        behind: the ops of the loss.
-        scopes: as from `noting_scopes`.
-    """
+    """Where ops of a step come from, by their names."""
 
     def __init__(self, model, behind, scopes):
         self._model, self._scopes = model, scopes
@@ -56,12 +44,10 @@ class OpOrigin:
         return None
 
     def around(self, name):
-        """Yield the scopes around an op that are of layers, innermost first.
+        """Yield for each scope around an op the layers that it may be of.
 
-        Yields:
-            A list of the names of the layers that a scope may be of. Where
-            the scope was not seen, as inside of loops, layer "a" may be in
-            "a_1", too, since Keras opens a scope twice.
+        The innermost comes first. Where the scope was not seen, as inside of
+        loops, layer "a" may be in "a_1": Keras opens a scope twice.
         """
         for names, _ in self._around(name):
             yield names

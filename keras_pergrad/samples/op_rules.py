@@ -10,17 +10,14 @@ from keras_pergrad.samples.one_by_one import one_by_one
 _RULES = {}
 
 
-def op_rule(*types):
-    """Decorate a function as the rule of these types of ops.
-
-    Raises:
-        ValueError: one of the types has a rule already.
-    """
-    return registered(_RULES, types)
+def op_rule(*names):
+    """Decorate a function as the rule of ops; a name may hold several."""
+    return registered(_RULES, names)
 
 
-def registered(rules, types):
-    """Return a decorator that makes a function the rule of these types."""
+def registered(rules, names):
+    """Return a decorator that makes a function the rule of these ops."""
+    types = " ".join(names).split()
 
     def register(function):
         for one in types:
@@ -40,10 +37,6 @@ def factor_of(use, place):
     """Return the per-sample gradients of a weight input of an op.
 
     An op without a rule is differentiated for one sample after the other.
-
-    Args:
-        use: a `Use`.
-        place: the place of the input.
     """
     reason = f"op {use.type} has no rule"
     if use.is_complex(place):

@@ -38,13 +38,7 @@ class OwnGradient:
 
 
 def own_gradients(candidates, at_ops, graph):
-    """Return an `OwnGradient` for each candidate that has, or calls, one.
-
-    Args:
-        candidates: a list of `Candidate`.
-        at_ops: for each of them the gradients of its outputs, or None.
-        graph: the graph of the step.
-    """
+    """Return an `OwnGradient` for each candidate that has, or calls, one."""
     definitions, result = Definitions(graph), []
     for one, deltas in zip(candidates, at_ops):
         if not _is_own(one.op, definitions):
@@ -70,12 +64,7 @@ def own_gradients(candidates, at_ops, graph):
 
 
 def is_linear(kind, gradient):
-    """Whether a gradient is a linear function of what it was given.
-
-    Args:
-        kind: its type where that is a `Total` and all else is `Free`.
-        gradient: the gradient.
-    """
+    """Whether a gradient of this type is linear in what it was given."""
     if isinstance(kind, Free):
         return gradient.op.type in _ZEROS or _is_zero(gradient)
     return isinstance(kind, Total)

@@ -67,11 +67,8 @@ def _tensors(structure):
 class Replay:
     """A recorded call that can be repeated row by row.
 
-    Args:
-        recorded: the call.
-        variables: the Keras variables to differentiate with respect to.
-        state: pairs of other variables and the values that they had before
-            the recorded call.
+    `state` has pairs of other variables and the values that they had before
+    the recorded call.
 
     Raises:
         ValueError: when the call drew random numbers in a way that cannot be
@@ -125,11 +122,7 @@ class Replay:
         return taken
 
     def forward(self, rows):
-        """Run the call on a batch of these rows, given by their indices.
-
-        Returns:
-            The `loss_tensors` of the output, and the losses that were added.
-        """
+        """Return the outputs and added losses of a batch of these rows."""
         args, kwargs = tf.nest.map_structure(
             lambda t: self._take(t, rows),
             (self.recorded.args, self.recorded.kwargs),
@@ -145,17 +138,10 @@ class Replay:
         return loss_tensors(outputs), scope.losses
 
     def gradients(self, i, output_gradients, loss_weights=()):
-        """Return what row i contributes to the gradient of each variable.
+        """Return what row i contributes to each variable's gradient, or None.
 
-        Args:
-            i: the row.
-            output_gradients: for each output, the gradient of the total loss
-                with respect to it, (n, ...), or None.
-            loss_weights: for each `add_loss` tensor its factor in the total.
-
-        Returns:
-            A list with one tensor of each variable's shape; None for a
-            variable without influence.
+        Given are the gradient of the total loss for each output, (n, ...) or
+        None, and the factor of each added loss in the total.
         """
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             for value in self.values:

@@ -81,12 +81,7 @@ class UseTypes:
 class StepProof:
     """What types say of a step.
 
-    Args:
-        tape: the tape.
-        uses: its `Uses`.
-        gradients: as from `Uses.gradients`.
-        others: tensors whose types are asked for, too.
-        as_batches: classes of layers that may take statistics of the batch.
+    Layers of the classes `as_batches` may take statistics of the batch.
 
     Attributes:
         types: the `StepTypes`.

@@ -35,6 +35,8 @@ class Tape:
         training: whether its layers are called for training.
         loss: `loss(model, x, y, y_pred, sample_weight, training)`, the loss
             of a trace aside; default: the compiled one.
+        refuse: `refuse(layer or None, error)` is told of each layer without
+            per-sample gradients; default: the error is raised.
 
     Example:
 
@@ -47,11 +49,14 @@ class Tape:
     ```
     """
 
-    def __init__(self, model, batch, training=True, loss=total_loss):
+    def __init__(
+        self, model, batch, training=True, loss=total_loss, refuse=None
+    ):
         self.model = model
         self.batch = batch
         self.training = training
         self.loss = loss
+        self.refuse = refuse or _raise
         self.variables = list(model.trainable_variables)
         self._stack = contextlib.ExitStack()
         self._forward = Forward(model, training)
@@ -123,20 +128,9 @@ class Tape:
         return self._forward.calls
 
     def sample_gradients(self, loss, scale=None):
-        """Return what each sample contributes to each variable's gradient.
+        """Return the `SampleGradients` of each variable, or None: no gradient.
 
-        Args:
-            loss: the scalar loss of the batch, reduced as Keras does.
-            scale: the factor by which `loss` was multiplied (loss scaling).
-
-        Returns:
-            A list in the order of `model.trainable_variables` of
-            `SampleGradients`; None for a variable that the loss does not
-            depend on.
-
-        Raises:
-            ValueError: samples are mixed (the message names the op and the
-                layer), or a loss depends on weights beside the samples.
+        `scale` is the factor by which the loss was multiplied (loss scaling).
         """
         found = [[] for _ in self.variables]
         for k, factor, _ in self.parts(loss, scale):
@@ -145,11 +139,6 @@ class Tape:
             widened(join(parts), v.value.dtype) if parts else None
             for v, parts in zip(self.variables, found)
         ]
-
-    def refuse(self, layer, error):
-        """Raise the error about a layer without per-sample gradients."""
-        del layer
-        raise error
 
     def parts(self, loss, scale=None):
         """Yield (index of the variable, factor, `Use` or `RuleCall`)."""
@@ -228,6 +217,11 @@ def sum_of_outputs(model, x, y, y_pred, sample_weight, training):
             if tf.is_tensor(t) and t.dtype.is_floating
         ]
     )
+
+
+def _raise(layer, error):
+    del layer
+    raise error
 
 
 def _cast(tensor, dtype):

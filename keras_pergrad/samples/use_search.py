@@ -67,13 +67,8 @@ class Candidate:
 class Uses:
     """The uses of weights among the ops of a step.
 
-    Args:
-        operations: the ops of the step, in order, without the ops of its
-            backward pass.
-        graph: their graph.
-        data: the tensors of the batch.
-        variables: the trainable Keras variables.
-        claimed: tuples of ops that are served by rules of their layers.
+    `claimed` are tuples of ops that are served by rules of their layers; the
+    ops of the backward pass are not among `operations`.
 
     Attributes:
         candidates: a list of `Candidate`, in order.
@@ -112,15 +107,9 @@ class Uses:
         self.candidates = kept[::-1]
 
     def gradients(self, loss, others=()):
-        """Return the gradients of a loss at the candidates, and of others.
+        """Return the gradients at the candidates' outputs, and of others.
 
-        Args:
-            loss: a scalar.
-            others: tensors.
-
-        Returns:
-            For each candidate a list with the gradient of each output, and
-            a list of the gradients of the others; None: no gradient.
+        They are a list for each candidate, and one list; None: no gradient.
         """
         found = {}
         for within in (None, *self._inlined):

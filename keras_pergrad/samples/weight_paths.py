@@ -19,16 +19,9 @@ _RULES = {}
 def to_variable(factor, use, place, k, group=None):
     """Return the factor of variable k from the factor of an op's input.
 
-    Args:
-        factor: `SampleGradients` of the input.
-        use: the `Use`.
-        place: the place of the input among the inputs of the op.
-        k: the index of the variable.
-        group: a list, the same for all variables behind this input; their
-            factors share backward passes where there are several paths.
-
-    Returns:
-        `SampleGradients` of the variable; None where no gradient flows.
+    `group` is a list, the same for all variables behind this input: their
+    factors share backward passes where there are several paths. None: no
+    gradient flows.
     """
     tensor = use.op.inputs[place]
     if use.uses.is_handle(tensor):
@@ -192,17 +185,14 @@ class Scaled(Adapted):
         return found * tf.square(tf.cast(self.number, found.dtype))
 
 
-def path_rule(*types):
-    """Decorate a function as the rule of these types of ops on weights.
+def path_rule(*names):
+    """Decorate a function as the rule of ops on weights, as `op_rule`.
 
     A rule takes a factor of an output, the op, the place of the input to
     which it is pulled back, and the place of the output. It returns the factor
     of the input, or None for an input that has no gradient (a shape, say).
-
-    Raises:
-        ValueError: one of the types has a rule already.
     """
-    return registered(_RULES, types)
+    return registered(_RULES, names)
 
 
 @path_rule("Identity", "Cast", "CheckNumerics", "EnsureShape")

@@ -21,7 +21,7 @@ from keras_pergrad.samples.layout import sizes_of
 from keras_pergrad.samples.weight_paths import by_gradient, path_rule
 
 
-@path_rule(*CONTRACTIONS)
+@path_rule(CONTRACTIONS)
 def product(factor, op, source, target):
     """Return the factor of A, or of B, from the factor of their product."""
     rules = {Outer: _outer, Full: _full, Rows: _rows}
@@ -69,12 +69,8 @@ class _Product:
     def refined(self, sizes):
         """Return the product with axes of `out` split to fit other sizes.
 
-        Args:
-            sizes: the sizes of other axes with the same elements, in order.
-
-        Returns:
-            The product, and for each of `sizes` the labels that make it up;
-            None if the axes cannot be split to fit.
+        Also return the labels that make up each of these sizes. None: the axes
+        cannot be split to fit.
         """
         term, found = self, []
         rest = [(c, self.sizes[c]) for c in self.out]
@@ -180,19 +176,11 @@ def _outer(factor, term):
     (made, its), (still, labels) = sides[side], sides[1 - side]
     kept = [c for c in labels if c in term.own]
     new = [c for c in term.own if c not in kept]
-    order = [*both, *beside]
-    made = term.times(term.apart(made, its), [*both, *its], [*order, *new])
-    made = arranged(
-        made, [*order, *new], [*order, *new], 0, len(new), term.sizes
-    )
-    still = arranged(
-        term.apart(still, labels),
-        [*both, *labels],
-        [*order, *kept],
-        0,
-        len(kept),
-        term.sizes,
-    )
+    positions, order = [both[1], *beside], [*both, *beside, *new]
+    made = term.times(term.apart(made, its), [*both, *its], order)
+    made = arranged(made, order, [], positions, new, term.sizes)
+    still = term.apart(still, labels)
+    still = arranged(still, [*both, *labels], [], positions, kept, term.sizes)
     pair = [(made, new), (still, kept)]
     (x, left), (dz, right) = pair[::-1] if side else pair
     turned = in_order([*left, *right], term.own, term.sizes)

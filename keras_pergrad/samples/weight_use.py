@@ -8,15 +8,8 @@ from keras_pergrad.samples import messages
 class Use:
     """An op that takes tensors of weights and puts out samples.
 
-    Args:
-        candidate: the `Candidate`.
-        seen: its `UseTypes`.
-        deltas: the gradient of the loss, or None, for each of the candidate's
-            outputs.
-        n: the number of samples, a scalar tensor.
-        scale: the factor by which the loss was multiplied, or None.
-        uses: the `Uses` that contain it.
-        variables: the trainable Keras variables.
+    `deltas` are the gradients of the loss for the candidate's outputs, or None,
+    `scale` is the factor by which the loss was multiplied, or None.
 
     Attributes:
         reason: why the op is differentiated for one sample after the other;
@@ -53,11 +46,7 @@ class Use:
 
     @property
     def layout(self):
-        """The place of the samples in the first output.
-
-        Raises:
-            ValueError: it is not known.
-        """
+        """The place of the samples in the first output."""
         return self.layout_of(0)
 
     def layout_of(self, k):

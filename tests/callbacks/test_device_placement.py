@@ -40,6 +40,16 @@ def test_those_who_read_the_logs_have_all(tmp_path):
     assert set(head.split(",")) >= KEYS
 
 
+@pytest.mark.parametrize("verbose", [1, 2])
+def test_the_progress_bar_shows_no_constants(capsys, verbose):
+    made = models.make("dense")
+    history = train(*made, DevicePlacement(), epochs=2, verbose=verbose)
+    assert set(history.history) >= KEYS
+    printed = capsys.readouterr().out
+    assert "loss: " in printed
+    assert not any(key in printed for key in KEYS)
+
+
 @pytest.mark.parametrize(
     "name", few(["rnn", "cnn", "embedding", "attention"], ["embedding"])
 )

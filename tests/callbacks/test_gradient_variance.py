@@ -108,7 +108,7 @@ CASES = {
         kpg.PerGradModel,
         {
             "gradient_mode": lambda: kpg.Vectorized(
-                kpg.ClippedMean(0.1, 1.0, seed=5)
+                kpg.ClippedMean(0.1, noise_multiplier=1.0, seed=5)
             )
         },
     ),

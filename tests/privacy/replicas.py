@@ -107,7 +107,7 @@ def added_by_each_replica():
     """`noise`, where each replica adds noise of its own."""
     from keras_pergrad.keras_internals import replicas
 
-    sound_normal, sound_first = Noise.normal, replicas.of_the_first
+    sound_normal, sound_first = Noise.normal, replicas.from_first_replica
 
     def own(self, like, deviation):
         context = tf.distribute.get_replica_context()
@@ -118,11 +118,11 @@ def added_by_each_replica():
         sound_normal(self, like, deviation)
         return drawn * deviation
 
-    Noise.normal, replicas.of_the_first = own, replicas.total
+    Noise.normal, replicas.from_first_replica = own, replicas.total
     try:
         return noise()
     finally:
-        Noise.normal, replicas.of_the_first = sound_normal, sound_first
+        Noise.normal, replicas.from_first_replica = sound_normal, sound_first
 
 
 def refusal():

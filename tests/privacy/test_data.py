@@ -57,7 +57,7 @@ def test_data_frames_train_as_arrays_do():
 def test_users_in_a_series():
     pandas = pytest.importorskip("pandas")
     users = np.arange(N) // 4
-    arguments = {"examples_per_user": 2, "batch_size": 5}
+    arguments = {"samples_per_user": 2, "batch_size": 5}
     rows = [
         private(user_ids=ids, **arguments).batches(X, Y).rows
         for ids in (users, pandas.Series(users, index=SHUFFLED))
@@ -79,7 +79,7 @@ def test_batched_data_sets_say_so():
     data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(10)
     with pytest.raises(
         ValueError,
-        match=r"examples=40. Received: 4, the first of which is of shape "
+        match=r"samples=40. Received: 4, the first of which is of shape "
         r"\(10, 3\) and \(10, 1\). If these are batches: .*before .batch\(\)",
     ):
         training.batches(data)

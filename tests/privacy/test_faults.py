@@ -187,7 +187,7 @@ def canaries():
 def audited(canaries, noise=1.0):
     x, y = canaries
     training = private(
-        examples=100,
+        samples=100,
         batch_size=50,
         noise_multiplier=noise,
         clipping=kpg.AutomaticClippedMean(1.0),
@@ -213,11 +213,11 @@ def audited(canaries, noise=1.0):
 
 def test_an_audit_finds_missing_noise(canaries, monkeypatch):
     found = audited(canaries, noise=6.0)
-    assert found.passed, str(found)
+    assert found.ok, str(found)
     assert set(found.by_score) == {"loss", "gradient"}
     monkeypatch.setattr(Noise, "normal", no_noise)
     broken = audited(canaries, noise=6.0)
-    assert not broken.passed, str(broken)
+    assert not broken.ok, str(broken)
     assert broken.lower_bound > 2 * broken.claimed
     assert "REFUTED" in str(broken)
     assert broken.claimed == found.claimed

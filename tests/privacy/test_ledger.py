@@ -266,7 +266,7 @@ def test_another_model_goes_on_after():
     first = private(seed=None)
     net = model(first)
     fit(net, first)
-    second = private(noise_multiplier=4.0, after=net)
+    second = private(noise_multiplier=4.0, continue_from=net)
     other = model(second)
     other.set_weights(net.get_weights())
     expected = epsilon_of(
@@ -285,7 +285,7 @@ def test_after_is_saved_with_the_model(tmp_path):
     first = private()
     net = model(first)
     fit(net, first)
-    second = private(noise_multiplier=4.0, after=net)
+    second = private(noise_multiplier=4.0, continue_from=net)
     other = model(second)
     fit(other, second)
     other.save(tmp_path / "other.keras")

@@ -1,5 +1,7 @@
 """The statement says what holds, on what assumptions, and what does not."""
 
+import json
+
 import keras
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ import tensorflow as tf
 
 import keras_pergrad as kpg
 from keras_pergrad.privacy import statement as statements
+from keras_pergrad.privacy.batch_selection import SELECTIONS
 from keras_pergrad.privacy.statement import Statement
 from tests.privacy.tiny import N, X, Y, compile_privately, fit, model, private
 
@@ -41,7 +44,7 @@ def test_a_plan():
         ({"sampling": "fixed"}, "one example exchanged for another"),
         ({"user_ids": None}, "else a person has less"),
         (
-            {"user_ids": [k // 4 for k in range(N)], "examples_per_user": 2},
+            {"user_ids": [k // 4 for k in range(N)], "samples_per_user": 2},
             "one user more or one user less",
         ),
     ],
@@ -58,6 +61,51 @@ def test_it_is_a_dict():
     assert dict(statement)["unit"] == "example"
 
 
+CLIPPINGS = {
+    "gradients clipped to norm 1": kpg.ClippedMean(1.0),
+    "each layer to its equal part": kpg.ClippedMean(0.5, per="layer"),
+    "scaled to norm 2 (automatic": kpg.AutomaticClippedMean(2.0),
+    "0.1 at first, which then follows the 0.5": kpg.AdaptiveClippedMean(0.1),
+    "of a schedule (ExponentialDecay)": kpg.ClippedMean(
+        keras.optimizers.schedules.ExponentialDecay(1.0, 10, 0.5)
+    ),
+}
+
+
+@pytest.mark.parametrize("words", CLIPPINGS)
+def test_clipping_is_said_in_words_and_kept_as_json(words):
+    clipping = CLIPPINGS[words]
+    noise = 30.0 if isinstance(clipping, kpg.AdaptiveClippedMean) else 2.0
+    training = private(steps=4, clipping=clipping, noise_multiplier=noise)
+    statement = training.statement()
+    for text in (str(statement), str(training)):
+        assert words in " ".join(text.split())
+        assert "{" not in text
+    kept = json.loads(statement["phases"][0]["clipping"])
+    assert list(kept) == [type(clipping).__name__]
+
+
+def test_what_is_planned_can_be_printed():
+    training = private(target_epsilon=3.0, epochs=2)
+    lines = dict(
+        line.split(maxsplit=1) for line in str(training).splitlines()[1:]
+    )
+    assert lines["steps"] == "8 (2 epochs)"
+    assert lines["batches"] == "10 of 40 examples, poisson"
+    assert lines["clipping"] == "gradients clipped to norm 1"
+    assert lines["noise"] == "2 times that norm"
+    assert lines["unit"] == "an example, each of another person"
+    epsilon = f"{training.epsilon():.4g}"
+    assert lines["epsilon"] == f"{epsilon} after these steps, budget 3"
+    assert lines["delta"] == "0.01"
+    assert "clip_norm=1.0, steps=8" in repr(training)
+    text = str(private(user_ids=None))
+    assert "not planned" in text
+    assert "see epsilon(steps)" in text
+    assert "of which a person may have several" in text
+    assert "a user, with at most 2 examples" in str(by_user())
+
+
 def of_phases(*trainings):
     phases = [(training.mechanism, 1) for training in trainings]
     return Statement.of(phases, 1e-2, trainings[-1])
@@ -65,7 +113,7 @@ def of_phases(*trainings):
 
 def by_user(most=2):
     users = np.arange(N) // 4
-    return private(user_ids=users, examples_per_user=most)
+    return private(user_ids=users, samples_per_user=most)
 
 
 def test_whom_it_is_for_is_what_the_model_was_trained_for():
@@ -117,7 +165,7 @@ def test_every_assumption_is_known_here():
     ]
     phases = [(training.mechanism, 1) for training in trainings]
     found = list(statements._assumptions(phases, ["scale"]))
-    found += statements._SAMPLING.values()
+    found += [selection.in_words for selection in SELECTIONS.values()]
     for text in found:
         known = [start for start in TESTED if start.split("{")[0] in text]
         assert known, f"say where this is tested: {text}"
@@ -195,7 +243,7 @@ def test_what_is_vouched_for(tmp_path):
         assert "but 1 (PyFunc" in words(found)
         assert "compile(vouched=['own'])" in words(found)
         assert "vouches for treats each example by itself: own" in words(found)
-    after = private(after=net)
+    after = private(continue_from=net)
     assert after.statement()["vouched"] == ["own"]
 
 

@@ -87,7 +87,7 @@ def test_the_clipped_sum_is_divided_by_the_expected_size():
 
 
 def test_batches_of_all_sizes_are_one_trace():
-    training = private(batch_size=2, examples=N)
+    training = private(batch_size=2, samples=N)
     net = model(training)
     traces, step = [], net.train_step
 
@@ -187,7 +187,7 @@ def test_phases_compose():
     history = fit(net, second)
     expected = epsilon_of(((first.mechanism, 4), (second.mechanism, 8)), 1e-2)
     assert history["epsilon"] == pytest.approx([expected])
-    third = private(after=net)
+    third = private(continue_from=net)
     phases = (first.mechanism, 4), (second.mechanism, 8), (third.mechanism, 2)
     assert third.epsilon(2) == pytest.approx(epsilon_of(phases, 1e-2))
     assert second.statement(net)["phases"][0]["steps"] == 4
@@ -212,7 +212,11 @@ def test_what_was_spent_is_not_forgotten():
     fit(net, training)
     with pytest.raises(ValueError, match="would be forgotten"):
         net.compile(
-            "sgd", "mse", gradient_mode=kpg.Vectorized(kpg.ClippedMean(1, 1))
+            "sgd",
+            "mse",
+            gradient_mode=kpg.Vectorized(
+                kpg.ClippedMean(1, noise_multiplier=1)
+            ),
         )
     net.compile("sgd", "binary_crossentropy", jit_compile=False)
     assert not training.statement(net)["outside"]
@@ -261,7 +265,7 @@ def test_sources_give_the_same_batches():
 
 def test_users(tmp_path):
     users = np.arange(N) // 4
-    training = private(user_ids=users, examples_per_user=2, batch_size=5)
+    training = private(user_ids=users, samples_per_user=2, batch_size=5)
     assert training.mechanism.examples == N // 2
     data = training.batches(X, Y)
     net = model(training)
@@ -275,7 +279,7 @@ def test_users(tmp_path):
 
 def test_data_that_cannot_be_drawn_from_are_refused():
     training = private()
-    with pytest.raises(ValueError, match=r"examples=40. Received: 39"):
+    with pytest.raises(ValueError, match=r"samples=40. Received: 39"):
         training.batches(X[1:], Y[1:])
     with pytest.raises(ValueError, match=r"same number of rows.*\[40, 39\]"):
         training.batches(X, Y[1:])

@@ -272,18 +272,24 @@ def test_warnings():
             {"clip_norm": 1.0, "clipping": kpg.ClippedMean(1.0)},
             "Expected `clip_norm` or `clipping`",
         ),
-        ({"clipping": kpg.ClippedMean(1.0, 2.0)}, "PrivateTraining gives it"),
+        (
+            {"clipping": kpg.ClippedMean(1.0, noise_multiplier=2.0)},
+            "PrivateTraining gives it",
+        ),
         ({"user_ids": "same"}, "`user_ids`, one for each example, together"),
-        ({"user_ids": [1, 2], "examples_per_user": 1}, "Expected 40 `user"),
+        ({"user_ids": [1, 2], "samples_per_user": 1}, "Expected 40 `user"),
         (
             {
                 "user_ids": np.arange(N),
-                "examples_per_user": 2,
+                "samples_per_user": 2,
                 "sampling": "fixed",
             },
             "only sampling='poisson'",
         ),
-        ({"after": "model"}, "`after` must be a model that was trained"),
+        (
+            {"continue_from": "model"},
+            "`continue_from` must be a model that was trained",
+        ),
     ],
 )
 def test_arguments(arguments, match):

@@ -19,7 +19,7 @@ def private(**arguments):
     defaults = {
         "noise_multiplier": 2.0,
         "delta": 1e-2,
-        "examples": N,
+        "samples": N,
         "batch_size": 10,
         "seed": 3,
         "user_ids": "unique",

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from keras_pergrad.runs.grouping import Grouping, labels
+from keras_pergrad.runs.grouping import Grouping, labels, short_names
 
 
 def test_repeats_share_seed_and_setting():
@@ -89,3 +89,24 @@ def test_labels_by_tag_and_field():
     assert labels(infos, "mode") == ["Vectorized", "(none)"]
     with pytest.raises(ValueError, match=r"\(lr\) or one of device.*'wrong'"):
         labels(infos, "wrong")
+
+
+def test_runs_are_named_by_what_tells_them_apart():
+    def names(*infos):
+        return short_names(infos)
+
+    assert names({"seed": 1}, {"seed": 2}) == ["seed 1", "seed 2"]
+    repeats = names({"seed": 1}, {"seed": 1}, {"seed": None})
+    assert repeats == ["seed 1", "seed 1 (2)", "no seed"]
+    assert names({"seed": 1}, {"seed": 1}) == ["seed 1", "seed 1 (2)"]
+    tags = [{"seed": 1, "tags": {"op": op, "of": "a"}} for op in ("old", "new")]
+    assert short_names(tags) == ["old", "new"]
+    devices = [{"seed": 1, "device": d} for d in ("CPU", "GPU")]
+    assert short_names(devices) == ["CPU", "GPU"]
+    # What the seed tells already is not said twice.
+    devices[1]["seed"] = 2
+    assert short_names(devices) == ["seed 1", "seed 2"]
+    rates = [{"seed": s, "tags": {"lr": r}} for s in (1, 2) for r in (1, 2)]
+    assert short_names(rates)[1:3] == ["seed 1 · lr 2", "seed 2 · lr 1"]
+    sizes = [{"seed": 1, "batch_size": size} for size in (8, 16)]
+    assert short_names(sizes) == ["batch_size 8", "batch_size 16"]

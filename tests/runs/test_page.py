@@ -139,6 +139,18 @@ def test_an_interval_does_not_hide_the_line():
     assert ax.get_ylim()[1] < 10
 
 
+@pytest.mark.parametrize(("high", "drawn"), [(3.0, True), (1018.0, False)])
+def test_an_interval_that_says_nothing_is_not_drawn(high, drawn):
+    """That of two seeds would be the whole chart."""
+    figure = pytest.importorskip("matplotlib.figure").Figure()
+    ax = figure.add_subplot()
+    line = Line("a", "a", lambda data: data["a"] / 2, "b")
+    data = {"step": np.arange(3), "a": np.ones(3), "b": np.full(3, high)}
+    charts.draw(ax, Chart("t", "n", (line,)), data)
+    (band,) = ax.collections
+    assert bool(band.get_paths() and len(band.get_paths()[0].vertices)) == drawn
+
+
 def test_long_runs_are_drawn_without_dots():
     values = np.random.default_rng(0).random(300)
     data = {"step": np.arange(300), "a": values}
@@ -153,6 +165,29 @@ def test_the_map_tells_unknown_from_equal():
     assert shades(0.0) == ""
     assert "var(--c1) 95%" in shades(2.0)
     assert "var(--c1) 15%" in shades(0.5)
+
+
+def test_the_map_names_its_rows_and_marks_a_run_and_itself(tmp_path):
+    name = "a long name that was cut off where there was no room for it"
+    for k in range(3):
+        gradients = made_up.around(1, 8, 4, k // 2)
+        made_up.write(tmp_path, f"{name} {k}", gradients, seed=k // 2)
+    html = kpg.compare_runs(tmp_path)._repr_html_()
+    rows = re.findall(r'<th scope="row">([^<]*)</th>', html)
+    assert rows == ["seed 0", "seed 0 (2)", "seed 1"]
+    assert html.count('<td class="self">') == 3
+    assert 'class="none"' not in html
+    assert "text-overflow" not in html
+    assert f"<td>{name} 1</td>" in html.replace(' class="long"', "")
+
+
+def test_the_glossary_has_the_headings_that_are_shown(html_page):
+    heads = re.findall(r'<th scope="col">([^<]*)</th>', html_page)
+    terms = re.findall(r"<dt>([^<]*)</dt>", html_page)
+    assert set(terms) < set(heads)
+    plain = {"groups", "runs of each", "set", "run", "name", "seed", "device"}
+    plain |= {"mode", "records", "last step", "tags"}
+    assert set(heads) - set(terms) == plain
 
 
 def test_many_runs_have_no_map(tmp_path):

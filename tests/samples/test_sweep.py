@@ -14,15 +14,18 @@ NAMES = layer_table.names()
 
 def _documented():
     """The rows of docs/layers.md by the name of the class."""
-    lines = layer_table.PAGE.read_text().splitlines()
-    rows = [line for line in lines if line.startswith("| ")]
-    return {line.split(" | ")[0].strip("| "): line for line in rows}
+    return layer_table.read(layer_table.PAGE.read_text())
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_is_exact_or_refused(name):
     row = layer_table.examine(name)
-    assert str(row) == _documented()[name]
+    assert row == _documented()[name]
+
+
+def test_the_page_is_that_of_its_rows():
+    rows = sorted(_documented().values(), key=lambda row: row.name)
+    assert layer_table.page(rows) == layer_table.PAGE.read_text()
 
 
 def test_every_class_has_a_case_or_a_reason():

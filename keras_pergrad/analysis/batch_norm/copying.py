@@ -15,18 +15,10 @@ from keras_pergrad.keras_internals.model_parts import layers_of
 
 
 def copy_model(model):
-    """Return a model with weights of its own, and their values.
+    """Return a model with weights of its own, and their values, not compiled.
 
-    Args:
-        model: a built `keras.Model`.
-
-    Returns:
-        A model that is not compiled. Layers shared in `model` are shared in
-        the copy (Keras's own saving loses layers that a model shares with a
-        model inside of it). Names stay.
-
-    Raises:
-        ValueError: a config does not make an equal layer.
+    What is shared in `model` is shared in the copy (Keras's own saving loses
+    layers that a model shares with a model inside of it). Names stay.
     """
     copier = _Copier()
     own = {
@@ -109,11 +101,7 @@ def _input_tensors(layer):
 
 
 class _Maker:
-    """Stands in for a class whose `__init__` lacks arguments Keras passes.
-
-    Args:
-        cls: a class of layers or models.
-    """
+    """Stands in for a class whose `__init__` lacks arguments Keras passes."""
 
     def __init__(self, cls):
         self._cls = cls

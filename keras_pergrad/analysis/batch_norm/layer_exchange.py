@@ -15,12 +15,7 @@ _LEAST_VALUES = 16
 
 @contextlib.contextmanager
 def exchanged(layers, by, groups):
-    """Exchange layers; if an error is raised inside, take them back.
-
-    Args:
-        layers: built layers, whose exchange has been checked.
-        by, groups: as for `replace_batch_norm`.
-    """
+    """Exchange built layers; if an error is raised inside, take them back."""
     with contextlib.ExitStack() as undo:
         for layer in layers:
             if by == "frozen":

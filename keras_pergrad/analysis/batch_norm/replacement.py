@@ -1,6 +1,7 @@
 """Models whose batch normalisation is replaced by one that mixes no samples."""
 
 import functools
+from typing import Literal
 
 import keras
 import tensorflow as tf
@@ -15,12 +16,20 @@ from keras_pergrad.analysis.batch_norm.saving import (
     norms,
     save_as_exchanged,
 )
+from keras_pergrad.common.deprecation import former
 from keras_pergrad.keras_internals.functional_models import Functional
 
 _WAYS = ("group", "layer", "frozen")
 
 
-def replace_batch_norm(model, by="group", groups=None, in_place=False):
+@former("groups", "in_place")
+def replace_batch_norm(
+    model: keras.Model,
+    by: Literal["group", "layer", "frozen"] = "group",
+    *,
+    groups: int | None = None,
+    in_place: bool = False,
+) -> keras.Model:
     """Return an equal model without batch normalisation over a training batch.
 
     In training, BatchNormalization makes every sample's output depend on the
@@ -138,9 +147,7 @@ def _trained_norms(model):
 def _refuse_out_of_sight(model):
     """Refuse batch normalisation that is not an attribute of a layer.
 
-    Returns:
-        The TensorSpecs that the model was called with; None if its inputs are
-        not known beforehand.
+    Returns the TensorSpecs of the inputs, None if they are not known.
     """
     known = set(map(id, _trained_norms(model)))
     found = {}

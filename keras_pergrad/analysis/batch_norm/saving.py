@@ -39,11 +39,7 @@ def made_by_own_code(model):
 
 
 def save_as_exchanged(made):
-    """Let layers be saved with what was exchanged in them.
-
-    Args:
-        made: what was `made_by_own_code` before, exchanged since.
-    """
+    """Let layers of `made_by_own_code` be saved with what was exchanged."""
     for layer, before in made:
         places = enumerate(before)
         found = {place: new for place, new in places if _is_exchanged(new)}

@@ -1,6 +1,8 @@
 """The check of one gradient, computed in every way, against single samples."""
 
 import dataclasses
+from collections.abc import Sequence
+from typing import Any
 
 import keras
 import numpy as np
@@ -20,6 +22,8 @@ from keras_pergrad.analysis.checking.check_table import (
     CheckRow,
     GradientCheck,
 )
+from keras_pergrad.common.arguments import positive_integer
+from keras_pergrad.common.deprecation import former
 from keras_pergrad.common.error_text import reason
 from keras_pergrad.common.registry import PACKAGE
 from keras_pergrad.keras_internals import onednn
@@ -35,18 +39,40 @@ from keras_pergrad.keras_internals.overwritten import SetApart
 
 # The errors of TensorFlow, XLA and the modes where they cannot do it.
 _CANNOT = (ValueError, NotImplementedError, tf.errors.OpError)
+_WORST_FIRST = (
+    numerics.WRONG,
+    CANNOT_TELL,
+    numerics.ROUNDING,
+    numerics.EXACT,
+)
+_OTHER = (
+    "it is meant to give other gradients than the samples', and there is "
+    "nothing to compare them with"
+)
+_NOISE = "it adds noise, which no two runs share"
+_WEIGHTED = "its samples are weighted, and they have no gradient of their own"
+_SPLIT = (
+    "each microbatch goes through the model alone, and the samples depend on "
+    "each other, so its gradient is another one"
+)
+_DRAWN_AFRESH = (
+    "random layers draw afresh for each microbatch, so its gradient is "
+    "another one"
+)
 
 
+@former("modes", "repeats", "devices", "settings")
 def check_gradients(
-    model,
-    x,
-    y=None,
-    sample_weight=None,
-    modes=None,
-    repeats=3,
-    devices=None,
-    settings=execution.SETTINGS,
-):
+    model: keras.Model,
+    x: Any,
+    y: Any = None,
+    sample_weight: Any = None,
+    *,
+    modes: Sequence[Any] | None = None,
+    devices: Sequence[str] | None = None,
+    repeats: int = 3,
+    settings: Sequence[str] = execution.SETTINGS,
+) -> GradientCheck:
     """Compare the gradients of one batch, computed in every possible way.
 
     Each mode runs on each device: op by op, as a graph and by XLA. The
@@ -101,7 +127,8 @@ def check_gradients(
     True
     """
     check_trainable(model)
-    _check(repeats, settings)
+    repeats = positive_integer("repeats", repeats)
+    _check_settings(settings)
     require_weights(sample_weight)
     data = keras.utils.pack_x_y_sample_weight(x, y, sample_weight)
     data = as_in_fit(data if isinstance(data, tuple) else (data,))
@@ -122,10 +149,10 @@ def check_gradients(
             for setting in settings
             if configurations.exists(device, setting, model)
         ]
-    found = check.reference
-    notes = found.notes + _own_modes(chosen, rows) + _left_out(apart)
-    how = "single samples one by one" if found.how == "loop" else "the batch"
-    title = f"{how} in {found.dtype}"
+    right = check.reference
+    notes = right.notes + _own_modes(chosen, rows) + _left_out(apart)
+    how = "single samples one by one" if right.how == "loop" else "the batch"
+    title = f"{how} in {right.dtype}"
     return GradientCheck(model.name, samples, title, rows, notes)
 
 
@@ -153,12 +180,7 @@ def _left_out(apart):
     ]
 
 
-def _check(repeats, settings):
-    if repeats < 1:
-        raise ValueError(
-            f"`repeats` expected a whole number, 1 or more. Received: "
-            f"repeats={repeats}"
-        )
+def _check_settings(settings):
     unknown = [s for s in settings if s not in execution.SETTINGS]
     if isinstance(settings, str) or unknown or not settings:
         raise ValueError(
@@ -186,39 +208,34 @@ class _Check:
         self._aggregations = [None]
         for mode in modes.values():
             weighs = configurations.aggregation(mode)
-            if getattr(weighs, "noise_multiplier", 0):
+            if weighs is None or weighs.adds_noise:
                 continue
-            if weighs is not None and weighs not in self._aggregations:
+            if weighs not in self._aggregations:
                 self._aggregations.append(weighs)
         self.reference = reference.find(
             self.model, self.batch, self._aggregations, self.dtype, self.drawn
         )
 
     def row(self, label, mode, device, setting):
+        way = label, device, setting
         try:
             self._require_comparable(mode, device, setting)
             step = self._step(label, mode)
             if device.startswith("CPU") and setting != "xla":
                 harm = onednn.defect(step.graph)
                 if harm:
-                    wrong = numerics.WRONG
-                    return CheckRow(label, device, setting, wrong, reason=harm)
+                    return CheckRow(*way, numerics.WRONG, reason=harm)
             outcome = step.run(device, setting, self.state, self.repeats)
             self._require_numbers(label, outcome)
         except _CANNOT as error:
             why = reason(error)
             self._refused.setdefault(label, why)
-            return CheckRow(label, device, setting, REFUSED, reason=why)
+            return CheckRow(*way, REFUSED, reason=why)
         verdicts = self._judge(mode, outcome.gradients)
-        return CheckRow(
-            label,
-            device,
-            setting,
-            _worst([v.verdict for v in verdicts.values()]),
-            verdicts,
-            _spread(outcome.gradients),
-            outcome.step_ms,
-        )
+        spread = _spread(outcome.gradients)
+        worst = {v.verdict for v in verdicts.values()}
+        worst = next(v for v in _WORST_FIRST if v in worst)
+        return CheckRow(*way, worst, verdicts, spread, outcome.step_ms)
 
     def _step(self, label, mode):
         """Return the mode's step, traced once."""
@@ -229,49 +246,35 @@ class _Check:
         return self._steps[label]
 
     def _require_comparable(self, mode, device, setting):
-        if getattr(mode, "updates", "batch") != "batch":
-            raise execution.Refused(execution.NO_GRADIENT)
-        if getattr(mode, "steps", 1) > 1:
-            raise execution.Refused(execution.NO_GRADIENT)
-        if getattr(mode, "inner", mode).changes_gradients:
-            raise execution.Refused(
-                "it is meant to give other gradients than the samples', and "
-                "there is nothing to compare them with"
-            )
         weighs = configurations.aggregation(mode)
-        if getattr(weighs, "noise_multiplier", 0):
-            raise execution.Refused("it adds noise, which no two runs share")
-        if weighs is not None and self.reference.how != "loop":
-            raise execution.Refused(
-                "its samples are weighted, and they have no gradient of "
-                "their own"
-            )
-        size = getattr(mode, "microbatch_size", None)
+        size = mode.microbatch_size
         split = size is not None and size < self.samples
-        if split and self.reference.how != "loop":
-            raise execution.Refused(
-                "each microbatch goes through the model alone, and the "
-                "samples depend on each other, so its gradient is another one"
-            )
-        if not self.drawn:
-            return
-        if split:
-            raise execution.Refused(
-                "random layers draw afresh for each microbatch, so its "
-                "gradient is another one"
-            )
-        here = (device, setting)
-        if here not in self._same_draws:
-            found = execution.drawn(
-                self.model, self.batch[0], *here, self.state
-            )
-            self._same_draws[here] = all(
-                np.allclose(a, b, 1e-5, 1e-6) for a, b in zip(found, self.drawn)
-            )
-        if not self._same_draws[here]:
+        together = self.reference.how != "loop"
+        for applies, why in (
+            (mode.updates_by_itself, execution.NO_GRADIENT),
+            (mode.changes_gradients, _OTHER),
+            (weighs is not None and weighs.adds_noise, _NOISE),
+            (weighs is not None and together, _WEIGHTED),
+            (split and together, _SPLIT),
+            (split and self.drawn, _DRAWN_AFRESH),
+        ):
+            if applies:
+                raise execution.Refused(why)
+        if self.drawn and not self._draws_the_same(device, setting):
             raise execution.Refused(
                 f"random layers draw other numbers on {device}, {setting}"
             )
+
+    def _draws_the_same(self, device, setting):
+        here = device, setting
+        if here not in self._same_draws:
+            drawn = execution.drawn(
+                self.model, self.batch[0], device, setting, self.state
+            )
+            self._same_draws[here] = all(
+                np.allclose(a, b, 1e-5, 1e-6) for a, b in zip(drawn, self.drawn)
+            )
+        return self._same_draws[here]
 
     def _require_numbers(self, label, outcome):
         """Refuse NaN of a mode that refused before: XLA drops assertions."""
@@ -287,14 +290,16 @@ class _Check:
     def _judge(self, mode, repeats):
         """Return the worst verdict of all repeats, by variable."""
         k = self._aggregations.index(configurations.aggregation(mode))
-        found = self.reference
         variables = self.model.trainable_variables
         names = _names([v.path for v in variables])
-        right = [_rounded(g, v) for g, v in zip(found.gradients[k], variables)]
+        sizes = self.reference.magnitudes[k]
+        changes = self.reference.sensitivities[k]
         scales = [
-            max(size, 16 * wobble / self.limit)
-            for size, wobble in zip(found.magnitudes[k], found.wobbles[k])
+            max(size, 16 * change / self.limit)
+            for size, change in zip(sizes, changes)
         ]
+        right = zip(self.reference.gradients[k], variables)
+        right = [_rounded(g, v) for g, v in right]
         verdicts = []
         for gradients in repeats:
             values = [
@@ -328,21 +333,8 @@ def _rounded(gradient, variable):
 
 def _names(paths):
     """Return the paths, with a number where several variables share one."""
-    seen, names = {}, []
-    for path in paths:
-        seen[path] = seen.get(path, 0) + 1
-        names.append(path if seen[path] == 1 else f"{path} #{seen[path]}")
-    return names
-
-
-def _worst(verdicts):
-    order = (
-        numerics.WRONG,
-        CANNOT_TELL,
-        numerics.ROUNDING,
-        numerics.EXACT,
-    )
-    return next(v for v in order if v in verdicts)
+    counts = [paths[:k].count(path) for k, path in enumerate(paths)]
+    return [f"{p} #{n + 1}" if n else p for p, n in zip(paths, counts)]
 
 
 def _spread(repeats):

@@ -1,11 +1,9 @@
 """The result of `check_gradients`: its data, its text and its meaning."""
 
 import dataclasses
-import html
-import textwrap
 
 from keras_pergrad.analysis.numerics import EXACT, ROUNDING, WRONG
-from keras_pergrad.common.tables import as_text
+from keras_pergrad.common.tables import WIDTH, html_page, text_page
 
 REFUSED = "refused"
 CANNOT_TELL = "cannot tell"
@@ -22,7 +20,6 @@ COLUMNS = (
     "repeats",
     "ms",
 )
-_WIDTH = 79
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,26 +150,15 @@ class GradientCheck:
         )
 
     def __str__(self):
-        lines = as_text(COLUMNS, map(_cells, self.rows), COLUMNS[:4])
-        rule = "-" * max(map(len, lines))
-        wrapped = [_wrapped(line) for line in self._lines()]
-        table = [lines[0], rule, *lines[1:], rule]
-        return "\n".join(
-            [self._title(), *table, *wrapped, _wrapped(self.answer)]
+        rows, notes = map(_cells, self.rows), [*self._lines(), self.answer]
+        return text_page(
+            self._title(), COLUMNS, rows, notes, COLUMNS[:4], WIDTH
         )
 
     def _repr_html_(self):
-        def row(tag, line):
-            inner = "".join(f"<{tag}>{html.escape(c)}</{tag}>" for c in line)
-            return f"<tr>{inner}</tr>"
-
-        body = "".join(row("td", _cells(found)) for found in self.rows)
-        notes = "".join(f"<li>{html.escape(n)}</li>" for n in self._lines())
-        return (
-            f"<p>{html.escape(self._title())}</p>"
-            f"<table><thead>{row('th', COLUMNS)}</thead>"
-            f"<tbody>{body}</tbody></table>"
-            f"<ul>{notes}</ul><p>{html.escape(self.answer)}</p>"
+        rows = map(_cells, self.rows)
+        return html_page(
+            self._title(), COLUMNS, rows, [self.answer], self._lines()
         )
 
 
@@ -194,10 +180,6 @@ def _cells(row):
 
 def _where(row):
     return f"{row.mode} on {row.device}, {row.setting}"
-
-
-def _wrapped(line):
-    return textwrap.fill(line, _WIDTH, subsequent_indent="  ")
 
 
 def _agreement(rows):

@@ -6,17 +6,11 @@ from keras_pergrad.analysis.checking import execution
 from keras_pergrad.common.devices import accelerators, chosen
 from keras_pergrad.common.registry import serialize
 from keras_pergrad.modes import Accumulated
-from keras_pergrad.modes import modes as registry
+from keras_pergrad.modes.base import gradient_modes as registry
 
 
 def modes(wanted, model, samples):
-    """Return label → mode, for what the user asked for.
-
-    Args:
-        wanted: names and `GradientMode` objects, or `None`.
-        model: the compiled model.
-        samples: the size of the batch.
-    """
+    """Return label → mode, for what the user asked for."""
     if wanted is None:
         thirds = Accumulated(microbatch_size=math.ceil(samples / 3))
         wanted = ["batch", "vectorized", "per_sample", thirds]
@@ -45,9 +39,9 @@ def _label(mode):
         label += f" by {mode.microbatch_size}"
         if type(mode.inner).__name__ != "Batch":
             return f"{label}, {_label(mode.inner)}"
-    aggregation = getattr(mode, "aggregation", None)
-    if aggregation is not None and aggregation.needs_norms:
-        label += f", {type(aggregation).__name__}"
+    weighs = aggregation(mode)
+    if weighs is not None:
+        label += f", {type(weighs).__name__}"
     return label
 
 
@@ -68,6 +62,5 @@ def exists(device, setting, model):
 
 def aggregation(mode):
     """Return what weighs the samples, None for the mean."""
-    mode = getattr(mode, "inner", mode)
-    found = getattr(mode, "aggregation", None)
-    return found if getattr(found, "needs_norms", False) else None
+    weighs = mode.aggregation
+    return weighs if weighs is not None and weighs.needs_norms else None

@@ -17,7 +17,8 @@ from keras_pergrad.keras_internals.graph_session import (
     Replica,
     trace_step,
 )
-from keras_pergrad.modes.base import call_model, loss_scale
+from keras_pergrad.keras_internals.model_parts import call_model
+from keras_pergrad.keras_internals.optimizers import loss_scale
 
 SETTINGS = ("eager", "graph", "xla")
 NO_GRADIENT = (
@@ -49,16 +50,7 @@ def home(model):
 
 
 class Step:
-    """A mode's gradients of one batch, traced.
-
-    Args:
-        model: the compiled model.
-        mode: a `GradientMode`.
-        data: the batch as `fit` packs it, of arrays.
-
-    Raises:
-        Refused: the mode applies its gradients itself.
-    """
+    """A mode's gradients of one batch, traced."""
 
     def __init__(self, model, mode, data):
         self.model, self.mode, self.data = model, mode, data
@@ -75,19 +67,7 @@ class Step:
         return self._traced[0].graph
 
     def run(self, device, setting, state, repeats):
-        """Compute the gradient a few times, from the same state.
-
-        Args:
-            device, setting: where ("CPU:0") and how (one of `SETTINGS`).
-            state: the model's `ModelState`.
-            repeats: how often, after one warm-up run.
-
-        Returns:
-            An `Outcome`.
-
-        Raises:
-            Refused: the loss scale makes the gradient overflow.
-        """
+        """Compute the gradient a few times, from the same state."""
         runs, times = [], []
         how = self._compute, self.data, self._traced, device, setting, state
         with _runner(*how) as (make_ready, once):

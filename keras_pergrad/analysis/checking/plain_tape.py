@@ -1,7 +1,8 @@
 """Forward and backward on a plain tape, in a chosen float format.
 
-Nothing here uses the package's tape, rules or factors: their results are
-judged against it.
+No gradient here comes from the package's tape, rules or factors: their results
+are judged against it. The tape is asked only whether samples are coupled, which
+decides what is compared; `reference` also sees coupling in the outputs.
 """
 
 import contextlib
@@ -14,6 +15,7 @@ from keras_pergrad.analysis.checking import precision
 from keras_pergrad.keras_internals import draws
 from keras_pergrad.keras_internals.losses import total_loss
 from keras_pergrad.keras_internals.model_parts import (
+    call_model,
     compiled_loss,
     logits_behind,
     mask_of,
@@ -21,7 +23,6 @@ from keras_pergrad.keras_internals.model_parts import (
     set_mask,
 )
 from keras_pergrad.keras_internals.penalties import regularization_gradients
-from keras_pergrad.modes.base import call_model
 from keras_pergrad.samples import Tape, refusals
 
 
@@ -32,13 +33,8 @@ class Uncheckable(ValueError):
 class PlainTape:
     """Differentiates a model's compiled loss, of a batch or one sample.
 
-    Args:
-        model: a compiled and built model. Only the first values of its
-            variables are used, and nothing it assigns is kept.
-        y, sample_weight: the batch without its inputs.
-        dtype: the format to compute in; None: the model's own.
-        drawn: the numbers of the batch's random draws, in order.
-        eager: whether to run op by op.
+    Only the first values of the model's variables are used, and nothing that it
+    assigns is kept. `dtype` is the format to compute in; None: the model's own.
     """
 
     def __init__(
@@ -116,18 +112,10 @@ class PlainTape:
         return [tf.reduce_sum(a) for a in self._run(values, alone, row)[1]]
 
     def _sample(self, values, x, row, whole, factors):
-        """Return one sample's part of the gradient of the batch's loss.
+        """Return one sample's part of the gradient, and the gap of outputs.
 
         The other samples' outputs are constants, so the loss keeps the
         denominators that it has for the batch.
-
-        Args:
-            values, x, row: the variables, the batch, and which sample.
-            whole: what `forward` gave.
-            factors: of each added loss, its factor in the batch's.
-
-        Returns:
-            (contributions, how far the outputs are from the batch's).
         """
         flat, logits, masks, _ = whole
         alone = tf.nest.map_structure(lambda t: _only(t, row), x)

@@ -16,12 +16,7 @@ from keras_pergrad.keras_internals.model_parts import compiled_loss, layers_of
 
 @contextlib.contextmanager
 def computing_in(model, dtype):
-    """Make the layers and losses of a compiled model compute in `dtype`.
-
-    Args:
-        model: a compiled model, whose loss is built.
-        dtype: "float64", or None to leave everything as it is.
-    """
+    """Make a model with a built loss compute in `dtype`; None: as it is."""
     if dtype is None:
         yield
         return

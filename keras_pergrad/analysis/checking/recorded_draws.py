@@ -5,18 +5,11 @@ import tensorflow as tf
 
 from keras_pergrad.keras_internals import draws, onednn
 from keras_pergrad.keras_internals.graph_session import trace_step
-from keras_pergrad.modes.base import call_model
+from keras_pergrad.keras_internals.model_parts import call_model
 
 
 def record(model, x):
-    """Return what the random layers draw for a batch; their seeds advance.
-
-    Returns:
-        A list of arrays, in the order of the draws.
-
-    Raises:
-        ValueError: the samples are shuffled, or a draw is not by sample.
-    """
+    """Return what random layers draw for a batch, in order; seeds advance."""
     found = []
 
     def forward(batch):

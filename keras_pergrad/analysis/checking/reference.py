@@ -9,7 +9,7 @@ import tensorflow as tf
 from keras_pergrad.aggregation import weight_of
 from keras_pergrad.analysis.checking import precision
 from keras_pergrad.analysis.checking.plain_tape import PlainTape, Uncheckable
-from keras_pergrad.analysis.checking.sensitivity import wobbles
+from keras_pergrad.analysis.checking.sensitivity import rounding_sensitivity
 from keras_pergrad.common.error_text import reason
 
 # The largest difference that rounding explains between a sample's outputs
@@ -36,7 +36,7 @@ class Reference:
         gradients: for each aggregation the gradient of each variable, an
             array or None.
         magnitudes: likewise, the size of the numbers that it was summed from.
-        wobbles: likewise, how much it changes when the weights and inputs
+        sensitivities: likewise, how much it changes when the weights and inputs
             are off by a few units in the last place of the model's format.
     """
 
@@ -45,22 +45,11 @@ class Reference:
     notes: list
     gradients: list
     magnitudes: list
-    wobbles: list
+    sensitivities: list
 
 
 def find(model, batch, aggregations, dtype, drawn=()):
-    """Compute the reference.
-
-    Args:
-        model: a compiled and built model, which is left as it is.
-        batch: (x, y, sample_weight), of arrays.
-        aggregations: a list of `Aggregation`; None stands for the mean.
-        dtype: the format that the model computes in.
-        drawn: the numbers that the batch's random layers draw.
-
-    Raises:
-        ValueError: the model draws random numbers without `keras.random`.
-    """
+    """Compute the reference; an aggregation None stands for the mean."""
     batch = tf.nest.map_structure(
         lambda t: None if t is None else tf.convert_to_tensor(t), batch
     )
@@ -103,7 +92,7 @@ def _find(model, batch, aggregations, dtype, wide, drawn):
         base = _as_one(plain, values, x, aggregations, found)
     found.gradients = [gradients for gradients, _ in base]
     found.magnitudes = [sizes for _, sizes in base]
-    found.wobbles = wobbles(
+    found.sensitivities = rounding_sensitivity(
         compute, plain, (values, x, aggregations, found), base, dtype
     )
     return found

@@ -6,7 +6,7 @@ import tensorflow as tf
 from keras_pergrad.analysis.numerics import unit
 
 
-def wobbles(compute, plain, arguments, base, dtype):
+def rounding_sensitivity(compute, plain, arguments, base, dtype):
     """Return how much a few roundings at the start change the gradients.
 
     This shows two things that the number of terms does not: how much the model
@@ -15,7 +15,7 @@ def wobbles(compute, plain, arguments, base, dtype):
     for a bias before a normalisation. The wide format shows that noise in
     small.
     """
-    found = [np.zeros(len(plain.trainable)) for _ in base]
+    changes = [np.zeros(len(plain.trainable)) for _ in base]
     tries = [(unit(dtype), True, 1.0)]
     *_, reference = arguments
     wide = reference.dtype
@@ -23,19 +23,19 @@ def wobbles(compute, plain, arguments, base, dtype):
         tries.append((unit(wide), False, unit(dtype) / unit(wide)))
     for size, inputs, factor in tries:
         values, x, *rest = arguments
-        shake = _Shake(size)
-        values = [shake(v) for v in values]
-        x = tf.nest.map_structure(shake, x) if inputs else x
+        perturbed = Perturbation(size)
+        values = [perturbed(v) for v in values]
+        x = tf.nest.map_structure(perturbed, x) if inputs else x
         moved = compute(plain, values, x, *rest)
-        for wobble, (old, _), (new, _) in zip(found, base, moved):
+        for change, (old, _), (new, _) in zip(changes, base, moved):
             for k, (a, b) in enumerate(zip(old, new)):
                 if a is not None and b is not None:
-                    change = np.max(np.abs(a - b), initial=0.0) * factor
-                    wobble[k] = max(wobble[k], change)
-    return found
+                    gap = np.max(np.abs(a - b), initial=0.0) * factor
+                    change[k] = max(change[k], gap)
+    return changes
 
 
-class _Shake:
+class Perturbation:
     """Moves tensors by a few units in the last place."""
 
     def __init__(self, size):

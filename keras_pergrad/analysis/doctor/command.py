@@ -40,12 +40,7 @@ def run(chosen):
 
 
 def examine():
-    """Look at everything.
-
-    Returns:
-        A dict that JSON can hold: versions, facts, findings, and how many
-        of these are errors.
-    """
+    """Look at everything; return a dict that JSON can hold."""
     found = versions.installed()
     findings = versions.check(found)
     facts = {}
@@ -165,36 +160,27 @@ def _devices(facts):
 def _training(facts):
     findings, reference = [], None
     for result in facts["training"]:
-        device = result.get("device", "a device")
-        if "error" in result:
-            findings.append(
-                Finding(ERROR, "training", f"it stops: {result['error']}")
-            )
-            continue
-        losses = result["losses"]
-        if reference is None:
+        device, level, fix = result.get("device", "a device"), OK, ""
+        losses = result.get("losses")
+        if losses is None:
+            level, said = ERROR, f"it stops: {result['error']}"
+        elif reference is None:
             reference = losses
             shown = ", ".join(f"{loss:.4f}" for loss in losses)
-            message = f"a two-layer model trains on {device} (loss {shown})"
-            findings.append(Finding(OK, "training", message))
-            continue
-        # NumPy is there, now that TensorFlow has trained.
-        from keras_pergrad.analysis import numerics
-
-        verdict = numerics.judge(reference, losses, "float32", terms=32)
-        if verdict.ok:
-            message = f"the same loss on {device} (to {verdict.relative:.0e})"
-            findings.append(Finding(OK, "training", message))
+            said = f"a two-layer model trains on {device} (loss {shown})"
         else:
-            findings.append(
-                Finding(
-                    ERROR,
-                    "training",
+            # NumPy is there, now that TensorFlow has trained.
+            from keras_pergrad.analysis import numerics
+
+            verdict = numerics.judge(reference, losses, "float32", terms=32)
+            said = f"the same loss on {device} (to {verdict.relative:.0e})"
+            if not verdict.ok:
+                level, fix = ERROR, "keras_pergrad.compare_devices names the op"
+                said = (
                     f"the loss on {device} differs from the CPU's by "
-                    f"{verdict.error:.3g}: not rounding",
-                    "keras_pergrad.compare_devices names the op",
+                    f"{verdict.error:.3g}: not rounding"
                 )
-            )
+        findings.append(Finding(level, "training", said, fix))
     return findings
 
 
@@ -202,14 +188,13 @@ def _xla(facts):
     xla = facts.get("xla")
     if xla is None:
         return None
-    if xla.get("works"):
-        accelerators = facts.get("devices", {}).get("accelerators", [])
-        metal = any(d["platform"] == "Metal" for d in accelerators)
-        where = "works on the CPU" + ("; Metal has none" if metal else "")
-        return Finding(OK, "XLA", where)
-    return Finding(
-        NOTE, "XLA", f"does not work: {xla.get('error', 'wrong result')}"
-    )
+    if not xla.get("works"):
+        said = f"does not work: {xla.get('error', 'wrong result')}"
+        return Finding(NOTE, "XLA", said)
+    accelerators = facts.get("devices", {}).get("accelerators", [])
+    metal = any(d["platform"] == "Metal" for d in accelerators)
+    where = "works on the CPU" + ("; Metal has none" if metal else "")
+    return Finding(OK, "XLA", where)
 
 
 def _onednn():

@@ -3,12 +3,11 @@
 import re
 import signal
 
-from keras_pergrad.analysis.doctor.machine_findings import without_paths
-
-_METAL_FIX = (
-    'pip install "tensorflow>=2.18,<2.20" "tensorflow-metal==1.2.0", or, to '
-    "train on the CPU, pip uninstall tensorflow-metal"
+from keras_pergrad.analysis.doctor.machine_findings import (
+    METAL_FIX,
+    without_paths,
 )
+
 # Pattern → (explanation, fix); the first that matches counts.
 _KNOWN = (
     (
@@ -21,18 +20,18 @@ _KNOWN = (
         r"Library not loaded: @rpath/_pywrap_tensorflow_internal",
         "tensorflow-metal 1.2.0 looks for a library that TensorFlow 2.20 "
         "and later have renamed",
-        _METAL_FIX,
+        METAL_FIX,
     ),
     (
         r"libmetal_plugin|tensorflow-plugins",
         "tensorflow-metal does not fit this TensorFlow: it is loaded inside "
         "`import tensorflow`, which fails with it",
-        _METAL_FIX,
+        METAL_FIX,
     ),
     (
         r"_TF_AssignUpdateVariable|_TF_AllocateOutput",
         "a plugin built for another TensorFlow",
-        _METAL_FIX,
+        METAL_FIX,
     ),
     (
         r"_ARRAY_API not found|numpy\.core\.multiarray failed"
@@ -75,15 +74,7 @@ _SIGNALS = {
 
 
 def explain(output, code):
-    """Explain a failed import.
-
-    Args:
-        output: what the process wrote.
-        code: its exit code, negative for a signal.
-
-    Returns:
-        `(explanation, fix, the telling line without paths)`.
-    """
+    """Return why an import failed, the fix, and the telling line."""
     for pattern, why, fix in _KNOWN:
         if re.search(pattern, output):
             return why, fix, _line(output, pattern)

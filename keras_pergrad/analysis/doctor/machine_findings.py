@@ -7,6 +7,11 @@ import pathlib
 import re
 
 OK, NOTE, WARNING, ERROR = "ok", "note", "warning", "error"
+METAL_FIX = (
+    'pip install "tensorflow>=2.18,<2.20" "tensorflow-metal==1.2.0" '
+    "(Python 3.12 at most), or, to train on the CPU, "
+    "pip uninstall tensorflow-metal"
+)
 
 
 @dataclasses.dataclass(frozen=True)

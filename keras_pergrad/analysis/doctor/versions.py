@@ -10,6 +10,7 @@ import sys
 
 from keras_pergrad.analysis.doctor.machine_findings import (
     ERROR,
+    METAL_FIX,
     NOTE,
     OK,
     WARNING,
@@ -26,11 +27,6 @@ _METAL = {
     (1, 0): ((2, 13), (2, 14)),
     (0, 8): ((2, 12), (2, 13)),
 }
-_METAL_FIX = (
-    'pip install "tensorflow>=2.18,<2.20" "tensorflow-metal==1.2.0" '
-    "(Python 3.12 at most), or, to train on the CPU, "
-    "pip uninstall tensorflow-metal"
-)
 
 
 def installed():
@@ -57,16 +53,7 @@ def numbers(version):
 
 
 def check(found, python=None, system=None):
-    """Judge a set of versions.
-
-    Args:
-        found: what `installed` returns.
-        python: the Python version as a tuple, by default this one's.
-        system: `(system, machine)`, by default this machine's.
-
-    Returns:
-        A list of `Finding`.
-    """
+    """Judge what `installed` returns, as a list of `Finding`."""
     python = python or sys.version_info[:2]
     system = system or (platform.system(), platform.machine())
     findings = [_python(python)]
@@ -74,77 +61,51 @@ def check(found, python=None, system=None):
         fix = 'pip install "tensorflow>=2.18"'
         if system == ("Darwin", "arm64"):
             fix = 'pip install "keras-pergrad[metal]"'
-        findings.append(
-            Finding(ERROR, "TensorFlow", "it is not installed", fix)
-        )
-        return findings
+        absent = Finding(ERROR, "TensorFlow", "it is not installed", fix)
+        return [*findings, absent]
     findings.append(_at_least("TensorFlow", found["tensorflow"], (2, 18)))
-    if found["keras"] is None:
-        findings.append(
-            Finding(
-                ERROR,
-                "Keras",
-                "it is not installed",
-                'pip install "keras>=3.8"',
-            )
-        )
-    else:
-        findings.append(_at_least("Keras", found["keras"], (3, 8)))
+    findings.append(_at_least("Keras", found["keras"], (3, 8)))
     if found["numpy"] is not None:
         findings.append(Finding(OK, "NumPy", found["numpy"]))
-    findings += _requirements()
-    findings += _metal(found, python, system)
-    return findings
+    return findings + _requirements() + _metal(found, python, system)
 
 
 def _python(python):
     shown = ".".join(map(str, python))
     if (3, 11) <= python <= (3, 13):
         return Finding(OK, "Python", shown)
-    return Finding(
-        ERROR,
-        "Python",
-        f"expected 3.11, 3.12 or 3.13. Received: {shown}",
-        "make an environment with one of these",
-    )
+    said = f"expected 3.11, 3.12 or 3.13. Received: {shown}"
+    fix = "make an environment with one of these"
+    return Finding(ERROR, "Python", said, fix)
 
 
 def _at_least(name, version, least):
-    wanted = ".".join(map(str, least))
+    wanted = f'"{name.lower()}>={".".join(map(str, least))}"'
+    if version is None:
+        fix = f"pip install {wanted}"
+        return Finding(ERROR, name, "it is not installed", fix)
     if numbers(version)[:2] >= least:
         return Finding(OK, name, version)
-    return Finding(
-        ERROR,
-        name,
-        f"expected {wanted} or newer. Received: {version}",
-        f'pip install --upgrade "{name.lower()}>={wanted}"',
-    )
+    shown = ".".join(map(str, least))
+    said = f"expected {shown} or newer. Received: {version}"
+    return Finding(ERROR, name, said, f"pip install --upgrade {wanted}")
 
 
 def _requirements():
     """Return what TensorFlow itself asks of NumPy, Keras and protobuf."""
-    for wheel in _WHEELS:
-        if _version(wheel) is not None:
-            lines = importlib.metadata.requires(wheel) or []
-            break
-    else:
-        return []
+    wheel = next((w for w in _WHEELS if _version(w) is not None), None)
+    lines = importlib.metadata.requires(wheel) if wheel else None
     findings = []
-    for line in lines:
+    for line in lines or ():
         match = re.match(r"(numpy|keras|protobuf|ml[-_]dtypes)\b(.*)", line)
         if not match or ";" in line:
             continue
         name, wanted = match.group(1), match.group(2).strip(" ()")
         version = _version(name)
         if version is not None and not satisfies(version, wanted):
-            findings.append(
-                Finding(
-                    ERROR,
-                    name,
-                    f"TensorFlow expected {wanted}. Received: {version}",
-                    f'pip install "{name}{wanted}"',
-                )
-            )
+            said = f"TensorFlow expected {wanted}. Received: {version}"
+            fix = f'pip install "{name}{wanted}"'
+            findings.append(Finding(ERROR, name, said, fix))
     return findings
 
 
@@ -180,37 +141,21 @@ def satisfies(version, wanted):
 def _metal(found, python, system):
     metal, tensorflow = found["tensorflow-metal"], found["tensorflow"]
     if metal is None:
-        if system != ("Darwin", "arm64"):
-            return []
-        return [
-            Finding(
-                NOTE,
-                "Metal",
-                "tensorflow-metal is not installed: training uses the CPU",
-                'pip install "keras-pergrad[metal]" (Python 3.12 at most)',
-            )
-        ]
+        said = "tensorflow-metal is not installed: training uses the CPU"
+        fix = 'pip install "keras-pergrad[metal]" (Python 3.12 at most)'
+        on_a_mac = system == ("Darwin", "arm64")
+        return [Finding(NOTE, "Metal", said, fix)] if on_a_mac else []
     major, minor, *_ = (*numbers(metal), 0, 0)
     bounds = _METAL.get((major, minor))
     if bounds is None:
-        return [
-            Finding(
-                WARNING,
-                "Metal",
-                f"tensorflow-metal {metal} is not known here; 1.2.0 is",
-                _METAL_FIX,
-            )
-        ]
-    pair = f"tensorflow-metal {metal} with TensorFlow {tensorflow}"
+        said = f"tensorflow-metal {metal} is not known here; 1.2.0 is"
+        return [Finding(WARNING, "Metal", said, METAL_FIX)]
+    said = f"tensorflow-metal {metal} with TensorFlow {tensorflow}"
     if bounds[0] <= numbers(tensorflow)[:2] < bounds[1]:
-        return [Finding(OK, "Metal", pair)]
+        return [Finding(OK, "Metal", said)]
     first, after = (".".join(map(str, bound)) for bound in bounds)
-    return [
-        Finding(
-            ERROR,
-            "Metal",
-            f"{pair} does not load; it needs {first} or newer and older "
-            f"than {after}. `import tensorflow` fails with such a pair",
-            _METAL_FIX,
-        )
-    ]
+    said += (
+        f" does not load; it needs {first} or newer and older than {after}. "
+        "`import tensorflow` fails with such a pair"
+    )
+    return [Finding(ERROR, "Metal", said, METAL_FIX)]

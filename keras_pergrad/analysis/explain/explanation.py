@@ -1,10 +1,8 @@
 """The table that `explain` returns: its data, and how it prints."""
 
 import dataclasses
-import html
-import textwrap
 
-from keras_pergrad.common.tables import as_text
+from keras_pergrad.common.tables import html_page, text_page
 
 COLUMNS = (
     "layer",
@@ -204,38 +202,17 @@ class Explanation:
             yield f"{_first_few(labels)}: {served_by}: {reason}"
 
     def __str__(self):
-        lines = as_text(COLUMNS, _cells(self.rows), COLUMNS[:6])
-        rule = "-" * max(map(len, lines))
-        return "\n".join(
-            [
-                self._title(),
-                lines[0],
-                rule,
-                *lines[1:],
-                rule,
-                self._total(),
-                _wrapped(self.summary, len(rule)),
-                *(_wrapped(note, len(rule)) for note in self._notes()),
-            ]
-        )
+        notes = [self._total(), self.summary, *self._notes()]
+        rows = _cells(self.rows)
+        return text_page(self._title(), COLUMNS, rows, notes, COLUMNS[:6])
 
     # A prompt shows this; a notebook uses the next method.
     __repr__ = __str__
 
     def _repr_html_(self):
-        def row(tag, line):
-            inner = "".join(f"<{tag}>{html.escape(c)}</{tag}>" for c in line)
-            return f"<tr>{inner}</tr>"
-
-        body = "".join(row("td", line) for line in _cells(self.rows))
-        notes = "".join(f"<li>{html.escape(n)}</li>" for n in self._notes())
-        return (
-            f"<p>{html.escape(self._title())}</p>"
-            f"<table><thead>{row('th', COLUMNS)}</thead>"
-            f"<tbody>{body}</tbody></table>"
-            f"<p>{html.escape(self._total())}</p>"
-            f"<p>{html.escape(self.summary)}</p><ul>{notes}</ul>"
-        )
+        lines = [self._total(), self.summary]
+        rows = _cells(self.rows)
+        return html_page(self._title(), COLUMNS, rows, lines, self._notes())
 
 
 def _labels(rows):
@@ -273,10 +250,6 @@ def _cells(rows):
 def _first_few(labels):
     shown = ", ".join(labels[:3])
     return shown + (f" and {len(labels) - 3} more" if len(labels) > 3 else "")
-
-
-def _wrapped(note, width):
-    return textwrap.fill(note, max(width, 60), subsequent_indent="  ")
 
 
 def _size(count):

@@ -6,6 +6,7 @@ The step is traced on symbolic inputs and not run.
 import dataclasses
 import itertools
 import math
+from typing import Any
 
 import keras
 import numpy as np
@@ -18,6 +19,7 @@ from keras_pergrad.analysis.explain.explanation import (
     VouchedOp,
 )
 from keras_pergrad.common.arguments import positive_integer
+from keras_pergrad.common.deprecation import former
 from keras_pergrad.common.refusal_messages import not_one_number
 from keras_pergrad.factors import join, widened
 from keras_pergrad.keras_internals.batches import is_composite
@@ -32,7 +34,14 @@ from keras_pergrad.modes.accumulated import Accumulated
 from keras_pergrad.samples import Tape, sum_of_outputs
 
 
-def explain(model, batch_size=32, x=None, jit_compile=None):
+@former("x", "jit_compile")
+def explain(
+    model: keras.Model,
+    batch_size: Any = 32,
+    *,
+    x: Any = None,
+    jit_compile: bool | None = None,
+) -> Explanation:
     """Say before training how each layer's gradients will be found.
 
     The model is traced on inputs of this batch size and not run. The types of
@@ -160,7 +169,6 @@ def _zeros(spec):
 def _looked_at(model, x, n):
     """Return the rows, how many ops have a type, and those vouched for."""
     refused = {}
-    tape = Tape(model, (x, None, None), loss=_outputs_and_added)
 
     def refuse(layer, error):
         if layer is None and refused:
@@ -168,7 +176,8 @@ def _looked_at(model, x, n):
             return
         refused.setdefault(id(layer or model), str(error))
 
-    tape.refuse = refuse
+    batch = x, None, None
+    tape = Tape(model, batch, loss=_outputs_and_added, refuse=refuse)
     _look_at_losses(model, refuse)
     found = [[] for _ in tape.variables]
     try:

@@ -1,14 +1,13 @@
 """The gradient of one chunk, in one traced function for all chunks."""
 
-import functools
+import contextlib
 
 import keras
 import tensorflow as tf
 
 from keras_pergrad.analysis.input_gradients.watching import (
     embeddings,
-    is_connected,
-    of_input,
+    source_of,
 )
 from keras_pergrad.keras_internals.model_parts import takes_training
 from keras_pergrad.samples import Tape, refusals, sum_of_outputs
@@ -21,79 +20,150 @@ REDUCTIONS = (*OVER_SAMPLES, "norm")
 UNROLLED = 4
 
 
-def traced(model, targets, reduce):
-    """Return a function of (x, indices) that gives the gradients of a chunk.
+def traced(model, selection, reduce, order, loss):
+    """Return a function of a batch and indices: the gradients of a chunk.
+
+    It holds the model's layers as they are when it is first called, so it
+    serves one pass over the data. The batch may have any number of samples.
+    For each input the result has shape (n, *target.shape, *input), without
+    the axes that `reduce` removes.
 
     Args:
         model: the model.
-        targets: the `Targets`.
+        selection: the `Selection` of outputs; of the loss, its own.
         reduce: one of `REDUCTIONS`, or None.
-
-    Returns:
-        A `tf.function`. It holds the model's layers as they are when it is
-        first called, so it serves one pass over the data. x may have any
-        number of samples. Its result has the structure of x; each part has
-        shape (n, *targets.shape, *input shape), without the axes that `reduce`
-        removes.
+        order: 1, or 2 for the second derivatives by each entry alone.
+        loss: as for `Tape`, the sum of the samples' losses to differentiate;
+            None: the outputs.
     """
 
     @tf.function(autograph=False, reduce_retracing=True)
-    def function(x, indices):
-        return _gradients(model, targets, reduce, x, indices)
+    def function(batch, indices):
+        chunk = _Chunk(model, batch, order, loss)
+        results = [
+            tf.nest.pack_sequence_as(
+                batch[0],
+                [
+                    _reduced(g, reduce, len(target.shape))
+                    for g in chunk.gradients(position, target, own)
+                ],
+            )
+            for position, target, own in zip(
+                selection.positions, selection.targets, indices
+            )
+        ]
+        return selection.packed(results)
 
     return function
 
 
-def output_of(model, x):
-    """Return the model's output for x, as `predict` computes it."""
-    kwargs = {"training": False} if takes_training(model) else {}
-    output = model(x, **kwargs)
-    if not tf.is_tensor(output):
-        raise ValueError(
-            f"model {model.name!r} has several outputs. Choose one: "
-            "keras.Model(model.inputs, model.outputs[0])"
-        )
-    return output
+def call(model, x):
+    """Return the model's outputs for x, as `predict` computes them."""
+    return model(x, training=False) if takes_training(model) else model(x)
 
 
-def _gradients(model, targets, reduce, x, indices):
-    tried = Tape(model, (x, None, None), training=False, loss=sum_of_outputs)
-    for error in refusals(tried):
-        raise error
-    tensors = tf.nest.flatten(x)
-    tape = tf.GradientTape(persistent=True, watch_accessed_variables=False)
-    with tape, embeddings(model, tape) as found:
-        tape.watch([t for t in tensors if t.dtype.is_floating])
-        output = output_of(model, x)
-    connected = functools.partial(is_connected, tape, output)
-    sources = [of_input(k, t, found, connected) for k, t in enumerate(tensors)]
-    shape = tf.shape(output)
-    size = output.shape[1:].num_elements() or tf.reduce_prod(shape[1:])
+class _Chunk:
+    """The outputs for a batch, and the tapes that differentiate them."""
 
-    def one(chosen):
-        """Return each source's gradient; `chosen` outputs are () or (n,)."""
-        chosen = tf.broadcast_to(chosen, shape[:1])
-        rows = tf.one_hot(chosen, size, dtype=output.dtype)
-        gradients = tape.gradient(
-            [output],
-            sources,
-            output_gradients=[tf.reshape(rows, shape)],
-            unconnected_gradients=tf.UnconnectedGradients.ZERO,
-        )
-        return tuple(tf.convert_to_tensor(g) for g in gradients)
-
-    if targets.kind == "own":
-        gradients = one(indices)
-    elif targets.single:
-        gradients = one(targets.indices[0])
-    else:
-        chosen = range(size) if targets.kind == "all" else targets.indices
-        gradients = [
-            tf.reshape(g, [shape[0], *targets.shape, *_inner(source)])
-            for g, source in zip(_several(one, sources, chosen), sources)
+    def __init__(self, model, batch, order, loss):
+        aside = Tape(model, batch, training=False, loss=loss or sum_of_outputs)
+        for error in refusals(aside):
+            raise error
+        x, y, sample_weight = batch
+        tensors = tf.nest.flatten(x)
+        self.tapes = [
+            tf.GradientTape(persistent=True, watch_accessed_variables=False)
+            for _ in range(order)
         ]
-    reduced = [_reduced(g, reduce, len(targets.shape)) for g in gradients]
-    return tf.nest.pack_sequence_as(x, reduced)
+        with contextlib.ExitStack() as stack:
+            for tape in self.tapes:
+                stack.enter_context(tape)
+            calls = stack.enter_context(embeddings(model, self._watch))
+            self._watch([t for t in tensors if t.dtype.is_floating])
+            outputs = call(model, x)
+            if loss is not None:
+                outputs = loss(model, x, y, outputs, sample_weight, False)
+        self.outputs = tf.nest.flatten(outputs)
+        self.n = tf.shape(tensors[0])[0]
+        self.sources = [
+            source_of(k, t, calls, self._is_connected)
+            for k, t in enumerate(tensors)
+        ]
+
+    def _watch(self, tensors):
+        for tape in self.tapes:
+            tape.watch(tensors)
+
+    def _is_connected(self, tensor):
+        return self.tapes[0].gradient(self.outputs, tensor) is not None
+
+    def gradients(self, position, target, own):
+        """Return the gradients of what `target` chooses, one a source."""
+        output = self.outputs[position]
+        if output.shape.rank == 0:  # a sum over the samples
+            return self._derivatives(output, tf.ones_like(output))
+        shape = tf.shape(output)
+        size = output.shape[1:].num_elements() or tf.reduce_prod(shape[1:])
+
+        def one(chosen):
+            """Return each source's gradient of one output, () or (n,)."""
+            chosen = tf.broadcast_to(chosen, shape[:1])
+            rows = tf.one_hot(chosen, size, dtype=output.dtype)
+            return self._derivatives(output, tf.reshape(rows, shape))
+
+        if target.kind == "own":
+            return one(own)
+        if target.single:
+            return one(target.indices[0])
+        chosen = range(size) if target.kind == "all" else target.indices
+        return [
+            tf.reshape(g, [self.n, *target.shape, *_inner(source)])
+            for g, source in zip(
+                _several(one, self.sources, chosen), self.sources
+            )
+        ]
+
+    def _derivatives(self, output, weights):
+        first, *others = self.tapes
+        with contextlib.ExitStack() as stack:
+            for tape in others:
+                stack.enter_context(tape)
+            found = first.gradient(
+                [output],
+                self.sources,
+                output_gradients=[weights],
+                unconnected_gradients=tf.UnconnectedGradients.ZERO,
+            )
+            found = tuple(tf.convert_to_tensor(g) for g in found)
+        for tape in others:
+            found = tuple(
+                self._by_the_same_entry(tape, g, source)
+                for g, source in zip(found, self.sources)
+            )
+        return found
+
+    def _by_the_same_entry(self, tape, gradient, source):
+        """Differentiate each entry of a gradient by the source's same entry."""
+        shape = tf.shape(source)
+        size = source.shape[1:].num_elements() or tf.reduce_prod(shape[1:])
+        with tape:
+            flat = tf.reshape(gradient, [self.n, size])
+
+        def entry(k):
+            row = tf.one_hot(k, size, dtype=flat.dtype)
+            second = tape.gradient(
+                flat,
+                source,
+                output_gradients=tf.broadcast_to(row, [self.n, size]),
+                unconnected_gradients=tf.UnconnectedGradients.ZERO,
+            )
+            return tf.reshape(second, [self.n, size])[:, k]
+
+        spec = tf.TensorSpec(source.shape[:1], source.dtype)
+        columns = tf.map_fn(entry, tf.range(size), fn_output_signature=spec)
+        found = tf.reshape(tf.transpose(columns), shape)
+        found.set_shape(source.shape)
+        return found
 
 
 def _several(one, sources, chosen):

@@ -4,10 +4,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_pergrad.analysis.input_gradients import own_loss
 from keras_pergrad.analysis.input_gradients.chunk import (
     OVER_SAMPLES,
     REDUCTIONS,
-    output_of,
+    call,
     traced,
 )
 from keras_pergrad.analysis.input_gradients.results import Rows, Total
@@ -16,9 +17,15 @@ from keras_pergrad.analysis.input_gradients.sources import (
     require_batch,
     source,
 )
-from keras_pergrad.analysis.input_gradients.targets import Targets
+from keras_pergrad.analysis.input_gradients.targets import Selection
 from keras_pergrad.common.arguments import positive_integer
+from keras_pergrad.keras_internals.inspection_checks import (
+    require_compiled,
+    require_targets,
+)
+from keras_pergrad.keras_internals.model_parts import build_symbolically
 from keras_pergrad.keras_internals.model_state import (
+    losses_kept,
     random_state_kept,
     run_and_restore,
     unchanged,
@@ -26,18 +33,29 @@ from keras_pergrad.keras_internals.model_state import (
 
 
 def input_gradients(
-    model, x, outputs=None, batch_size=256, reduce=None, out=None, verbose=1
+    model,
+    x,
+    outputs=None,
+    batch_size=256,
+    reduce=None,
+    out=None,
+    verbose=1,
+    y=None,
+    sample_weight=None,
+    order=1,
 ):
-    """Compute gradients of a model's outputs with respect to its inputs.
+    """Compute gradients of outputs, or of the loss, with respect to inputs.
 
+    For saliency maps, Jacobians, adversarial examples, second derivatives.
     They are those of `tf.GradientTape.batch_jacobian`, but inputs and results
     need not fit in memory. One function, traced once per call, computes them
     chunk by chunk, while the next chunk is read. The model is called as in
     `predict` (`training=False`), and each sample is treated separately.
 
     Args:
-        model: a `keras.Model` with one output, compiled or not. Outputs of
-            several axes are numbered consecutively, the last axis fastest.
+        model: a `keras.Model`, compiled or not (for the loss: compiled).
+            Outputs of several axes are numbered consecutively, the last axis
+            fastest.
         x: inputs as for `predict`: an array (n, ...), memory-mapped or not, a
             structure of arrays, or a `tf.data.Dataset` of batches
             (of x, (x, y) or (x, y, sample_weight)). In place of an integer
@@ -46,16 +64,27 @@ def input_gradients(
             otherwise, the ids count as constants.
         outputs: which outputs: None for all (the full Jacobian), an index, a
             list of k indices, or an integer array (n,) with one index per
-            sample, such as its class.
+            sample, such as its class. Of a model with several outputs: None
+            for all of them, or a dict from output (its key or name, else its
+            position) to one of these. `"loss"`: the compiled loss of each
+            sample, as for a batch of it alone, with its sample weight.
         batch_size: how many samples a chunk has at most; it has fewer if its
-            gradients would take too much of the free memory.
+            gradients would take too much of the free memory, and one if a
+            sample's own loss cannot be told from that of several (masks,
+            weights in the mean, `add_loss`, an own `compute_loss`).
         reduce: what to keep: None for everything; `"norm"`, the Euclidean norm
             over the axes of each input; or `"sum"`, `"mean"`, `"mean_abs"` or
             `"mean_square"` over the samples.
-        out: arrays to write to, in the structure of x, memory-mapped or not,
-            of the result's shape and dtype; not with a reduction over the
+        out: arrays to write to, in the structure of the result, memory-mapped
+            or not, of its shape and dtype; not with a reduction over the
             samples.
         verbose: whether to show a progress bar.
+        y: the targets, as for `fit`; then `outputs` is `"loss"`. A dataset
+            holds its own.
+        sample_weight: weights of the samples, (n,), with y only.
+        order: 1; or 2 for the second derivative of each output by each entry
+            of x, the diagonal of the Hessian. Its sum over the axes of an
+            input is the Laplacian. It takes one backward pass for each entry.
 
     Returns:
         In the structure of x, for each input of shape (n, *input) an array:
@@ -64,60 +93,61 @@ def input_gradients(
         |---|---|
         | None | (n, *output, *input) |
         | k indices | (n, k, *input) |
-        | an index, or one a sample | (n, *input) |
+        | an index, one a sample, or the loss | (n, *input) |
 
         of Keras's `floatx`. `"norm"` removes the axes `*input`; a reduction
-        over the samples removes n and gives float64. The result is `out`, if
-        given. An input that has no influence on an output has gradient 0.
+        over the samples removes n and gives float64. Of a model with several
+        outputs: such a result for each, in the structure of the outputs or in
+        a dict with the keys of `outputs`. The result is `out`, if given. An
+        input that has no influence on an output has gradient 0.
 
     Raises:
         TypeError, ValueError: an argument is of the wrong kind or out of
             range; an integer input is not read by exactly one Embedding; a
-            floating one is read as ids; x and `out` differ in length; or the
-            result would not fit in the free memory. An error in the middle
-            says how many rows of `out` are written; they stay.
+            floating one is read as ids; x, y and `out` differ in length; the
+            loss is asked for without targets or `compile`; the model or its
+            loss mixes samples; or the result would not fit in the free
+            memory. An error in the middle says how many rows of `out` are
+            written; they stay.
 
     Example:
 
     >>> import keras, numpy as np
     >>> import keras_pergrad as kpg
     >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
-    >>> x = np.ones((5, 4))
+    >>> x, labels = np.ones((5, 4)), np.array([0, 2, 1, 1, 0])
     >>> kpg.input_gradients(model, x, verbose=0).shape
     (5, 3, 4)
     >>> kpg.input_gradients(model, x, outputs=1, verbose=0).shape
     (5, 4)
+
+    Adversarial examples, one step of the fast gradient sign method:
+
+    >>> loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    >>> model.compile("sgd", loss)
+    >>> gradients = kpg.input_gradients(model, x, y=labels, verbose=0)
+    >>> adversarial = x + 0.1 * np.sign(gradients)
     """
-    _check(model, reduce, out)
-    chunks = source(x, positive_integer("batch_size", batch_size))
-    targets = None
+    _check(model, reduce, out, order)
+    outputs = _outputs(outputs, y, sample_weight)
+    size = positive_integer("batch_size", batch_size)
+    chunks = source(x, y, sample_weight, size)
     over_samples = reduce in OVER_SAMPLES
     result = (
         Total(reduce != "sum") if over_samples else Rows(out, chunks.samples)
     )
     bar = keras.utils.Progbar(chunks.chunks, verbose=verbose, unit_name="chunk")
+    compute = None
     try:
         for number, chunk in enumerate(chunks):
-            chunk = tf.nest.map_structure(tf.convert_to_tensor, chunk)
-            if targets is None:
-                require_batch(model, chunk)
-                with unchanged(model):
-                    shape = output_of(model, _first(chunk)).shape
-                targets = Targets(outputs, shape, chunks.samples)
-                sizes = Sizes(model, chunk, targets, reduce, out is None)
-                sizes.check_result(chunks.samples or 0)
-                rows = sizes.rows()
-                compute = traced(model, targets, reduce)
-            for piece in pieces(chunk, rows):
-                count = int(tf.nest.flatten(piece)[0].shape[0])
-                sizes.check_result(result.rows + count)
-                own = targets.of_chunk(result.rows, count)
-                with random_state_kept():
-                    found = run_and_restore(compute, piece, tf.constant(own))
-                result.write(found, count)
+            if compute is None:
+                compute = _Computation(
+                    model, chunk, outputs, reduce, order, chunks.samples, out
+                )
+            compute(chunk, result)
             bar.update(number + 1, finalize=number + 1 == chunks.chunks)
-        if targets is not None:
-            targets.check_end(result.rows)
+        if compute is not None:
+            compute.selection.check_end(result.rows)
     except BaseException as error:
         if out is not None:
             _flush(out)
@@ -131,8 +161,50 @@ def input_gradients(
     return result.result()
 
 
+class _Computation:
+    """What is known once the first chunk is read, and the traced function."""
+
+    def __init__(self, model, chunk, outputs, reduce, order, samples, out):
+        self._model = model
+        self._of_loss = _is_loss(outputs)
+        loss, first = None, _first(chunk)
+        require_batch(model, chunk[0])
+        if self._of_loss:
+            require_compiled(model)
+            require_targets(model, chunk)
+            build_symbolically(model, chunk)
+            # One number a sample, as of a model with such an output.
+            outputs, predicted = None, tf.zeros([1])
+            with unchanged(model):
+                loss = own_loss.of_a_chunk(model, call, first)
+        else:
+            with unchanged(model):
+                predicted = call(model, first[0])
+        self.selection = Selection(model, outputs, predicted, samples)
+        targets = self.selection.targets
+        self._sizes = Sizes(model, chunk[0], targets, reduce, out is None)
+        self._sizes.check_result(samples or 0)
+        alone = loss is own_loss.loss_of_one
+        self._rows = 1 if alone else self._sizes.rows()
+        self._function = traced(model, self.selection, reduce, order, loss)
+
+    def __call__(self, chunk, result):
+        """Add the gradients of a chunk to the result."""
+        if not self._of_loss:
+            chunk = chunk[0], None, None
+        for piece in pieces(chunk, self._rows):
+            count = len(tf.nest.flatten(piece[0])[0])
+            self._sizes.check_result(result.rows + count)
+            own = self.selection.of_chunk(result.rows, count)
+            own = [tf.constant(indices) for indices in own]
+            with random_state_kept(), losses_kept(self._model):
+                gradients = run_and_restore(self._function, piece, own)
+            result.write(gradients, count)
+
+
 def _first(chunk):
-    return tf.nest.map_structure(lambda t: t[:1], chunk)
+    """Return the first sample of a chunk, as a batch."""
+    return tf.nest.map_structure(lambda t: None if t is None else t[:1], chunk)
 
 
 def _flush(out):
@@ -141,7 +213,25 @@ def _flush(out):
             array.flush()
 
 
-def _check(model, reduce, out):
+def _outputs(outputs, y, sample_weight):
+    """Return `outputs`, "loss" if targets are given."""
+    if y is None and sample_weight is None:
+        return outputs
+    if outputs is not None and not _is_loss(outputs):
+        raise ValueError(
+            "`y` and `sample_weight` are for the gradient of the loss. "
+            "Expected outputs=None or 'loss' with them. Received: "
+            f"outputs={outputs!r}. (For the output of each sample's class, "
+            "pass the classes as `outputs` and leave out `y`.)"
+        )
+    return "loss"
+
+
+def _is_loss(outputs):
+    return isinstance(outputs, str) and outputs == "loss"
+
+
+def _check(model, reduce, out, order):
     if not isinstance(model, keras.Model):
         raise TypeError(
             "`model` must be a keras.Model. Received: "
@@ -157,4 +247,10 @@ def _check(model, reduce, out):
             f"`out` is for results with a row for each sample; "
             f"reduce={reduce!r} leaves none. Leave out `out`: the result is "
             "returned."
+        )
+    if isinstance(order, bool) or order not in (1, 2):
+        raise ValueError(
+            "`order` must be 1 or 2. For mixed and higher derivatives nest "
+            "tf.GradientTape, as the guide on physics-informed nets shows. "
+            f"Received: order={order!r}"
         )

@@ -7,28 +7,31 @@ import numpy as np
 #: Bytes of a file to go through before its pages are given back.
 EVERY = 2**26
 
-_used: dict[int, int] = {}
 
+class Pages:
+    """The pages of one array, if it is mapped from a file.
 
-def release(array, amount):
-    """Note that `amount` bytes of `array` were used; free from time to time.
-
-    A mapped file's pages stay in the process until the system needs them, so
-    the memory of the process seems to grow with the file. Nothing is lost: the
-    pages of a shared mapping are the file's.
+    They stay in the process until the system needs them, so the memory of the
+    process seems to grow with the file. Nothing is lost when they are given
+    back: the pages of a shared mapping are the file's.
     """
-    mapped = array
-    while isinstance(mapped, np.memmap):  # also a view of another one
-        mapped = mapped.base
-    if not hasattr(mapped, "madvise"):
-        return
-    # Mode "c" keeps its changes only in those pages.
-    if getattr(array, "mode", "c") == "c":
-        return
-    used = _used.get(id(mapped), 0) + amount
-    if used >= EVERY:
-        if array.mode != "r":
-            mapped.flush()
-        mapped.madvise(mmap.MADV_DONTNEED)
-        used = 0
-    _used[id(mapped)] = used
+
+    def __init__(self, array):
+        mapped = array
+        while isinstance(mapped, np.memmap):  # also a view of another one
+            mapped = mapped.base
+        self._writes = getattr(array, "mode", "c") != "r"
+        # Mode "c" keeps its changes only in those pages.
+        shared = getattr(array, "mode", "c") != "c"
+        self._file = mapped if shared and hasattr(mapped, "madvise") else None
+        self._used = 0
+
+    def use(self, amount):
+        """Count bytes that were used; give pages back from time to time."""
+        self._used += amount
+        if self._file is None or self._used < EVERY:
+            return
+        if self._writes:
+            self._file.flush()
+        self._file.madvise(mmap.MADV_DONTNEED)
+        self._used = 0

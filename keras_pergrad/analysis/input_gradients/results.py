@@ -3,14 +3,14 @@
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.analysis.input_gradients.paging import release
+from keras_pergrad.analysis.input_gradients.paging import Pages
 
 
 class Rows:
     """One row a sample, written to the caller's arrays or to its own.
 
     Args:
-        out: the caller's arrays in the structure of x, or None.
+        out: the caller's arrays in the structure of the result, or None.
         samples: how many rows there will be; None where unknown.
 
     Attributes:
@@ -23,6 +23,7 @@ class Rows:
         self._samples = samples
         self._structure = None
         self._arrays = None
+        self._pages = []
         self._parts = []
 
     def write(self, gradients, count):
@@ -30,6 +31,7 @@ class Rows:
         if self._structure is None:
             self._structure = gradients
             self._arrays = self._open(gradients, parts)
+            self._pages = [Pages(array) for array in self._arrays or ()]
         if self._arrays is None:
             self._parts.append(parts)
         else:
@@ -51,9 +53,9 @@ class Rows:
                 f"`out` has {len(arrays[0])} rows, but x has more samples. "
                 f"The first {self.rows} are written."
             )
-        for array, part in zip(arrays, parts):
+        for array, pages, part in zip(arrays, self._pages, parts):
             array[self.rows : stop] = part
-            release(array, part.nbytes)
+            pages.use(part.nbytes)
 
     def result(self):
         if self._structure is None:
@@ -73,9 +75,6 @@ class Rows:
 
 class Total:
     """The sum or the mean over all samples.
-
-    Args:
-        mean: whether to divide by the number of samples.
 
     Attributes:
         rows: how many samples went into it.
@@ -107,7 +106,8 @@ def _checked(out, gradients, parts, samples):
         tf.nest.assert_same_structure(out, gradients)
     except (TypeError, ValueError):
         raise ValueError(
-            "`out` must have the structure of x: one array for each input. "
+            "`out` must have the structure of x: one array for each input "
+            "(for several outputs a list or dict of such structures). "
             f"Received: out={type(out).__name__}"
         ) from None
     arrays = tf.nest.flatten(out)

@@ -23,31 +23,26 @@ class Sizes:
     Args:
         model: the model.
         x: some inputs, a structure of tensors.
-        targets: the `Targets`.
+        targets: a list of `Targets`.
         reduce: as for `input_gradients`.
         held: whether the result is held in memory, not in `out`.
     """
 
     def __init__(self, model, x, targets, reduce, held):
-        sizes = [_inner_shape(model, t) for t in tf.nest.flatten(x)]
+        inner = [_inner_shape(model, t) for t in tf.nest.flatten(x)]
         item = np.dtype(keras.config.floatx()).itemsize
-        outputs = math.prod(targets.shape)
-        inputs = sum(map(math.prod, sizes))
-        self._shapes = [(*targets.shape, *size) for size in sizes]
-        self._of_sample = outputs * inputs * item
+        self._shapes = [(*t.shape, *size) for t in targets for size in inner]
+        self._of_sample = sum(map(math.prod, self._shapes)) * item
         self._result_of_sample = self._of_sample
         if reduce == "norm":
-            self._result_of_sample = outputs * len(sizes) * item
+            outputs = sum(math.prod(t.shape) for t in targets)
+            self._result_of_sample = outputs * len(inner) * item
         if reduce in OVER_SAMPLES or not held:
             self._result_of_sample = 0
         self._free = free_bytes()
 
     def rows(self):
-        """Return how many samples a chunk may have.
-
-        Raises:
-            ValueError: not even one fits.
-        """
+        """Return how many samples a chunk may have; refuse if none fits."""
         if self._free is None:
             return None
         needed = _COPIES * self._of_sample
@@ -81,16 +76,18 @@ class Sizes:
         return " and ".join(map(str, shapes))
 
 
-def pieces(chunk, rows):
-    """Yield a chunk, in pieces of at most `rows` samples (None: whole)."""
-    count = int(tf.nest.flatten(chunk)[0].shape[0])
+def pieces(batch, rows):
+    """Yield a batch, in pieces of at most `rows` samples (None: whole)."""
+    count = len(tf.nest.flatten(batch[0])[0])
     rows = count if rows is None else rows
     if count <= rows:
-        yield chunk
+        yield batch
         return
     for start in range(0, count, rows):
-        part = slice(start, start + rows)
-        yield tf.nest.map_structure(operator.itemgetter(part), chunk)
+        part = operator.itemgetter(slice(start, start + rows))
+        yield tf.nest.map_structure(
+            lambda t, part=part: None if t is None else part(t), batch
+        )
 
 
 def _inner_shape(model, tensor):

@@ -7,6 +7,76 @@ import numpy as np
 import tensorflow as tf
 
 
+class Selection:
+    """What is differentiated of each of a model's outputs.
+
+    Args:
+        model: the model.
+        outputs: as for `input_gradients`.
+        predicted: the model's outputs for one sample.
+        samples: how many there will be; None where unknown.
+
+    Attributes:
+        positions: which of the flat outputs are differentiated.
+        targets: the `Targets` of each of these.
+    """
+
+    def __init__(self, model, outputs, predicted, samples):
+        flat = tf.nest.flatten(predicted)
+        names = _names(model, predicted, len(flat))
+        self._structure, self._keys = predicted, None
+        self.positions, choices = list(range(len(flat))), [outputs] * len(flat)
+        if isinstance(outputs, dict):
+            _require_known(model, outputs, names)
+            self._keys = list(outputs)
+            self.positions = [names[key] for key in outputs]
+            choices = list(outputs.values())
+        elif outputs is not None and len(flat) != 1:
+            raise ValueError(
+                f"model {model.name!r} has several outputs: {list(names)}. "
+                "Expected a dict that says what to differentiate of which, "
+                f"such as outputs={{{next(iter(names))!r}: 0}}; None as a "
+                "value stands for all its entries. Received: "
+                f"outputs={outputs!r}"
+            )
+        self.targets = [
+            Targets(choice, flat[k].shape, samples)
+            for k, choice in zip(self.positions, choices)
+        ]
+
+    def of_chunk(self, start, size):
+        """Return the samples' own indices, for each of the targets."""
+        return [target.of_chunk(start, size) for target in self.targets]
+
+    def check_end(self, samples):
+        for target in self.targets:
+            target.check_end(samples)
+
+    def packed(self, results):
+        """Return a list of results, one a target, in the user's structure."""
+        if self._keys is not None:
+            return dict(zip(self._keys, results))
+        return tf.nest.pack_sequence_as(self._structure, results)
+
+
+def _names(model, predicted, count):
+    """Return the names of outputs, and their places among the flat ones."""
+    places = list(range(count))
+    if isinstance(predicted, dict):
+        return tf.nest.pack_sequence_as(predicted, places)
+    names = getattr(model, "output_names", None) or ()
+    return dict(zip(names if len(names) == count else places, places))
+
+
+def _require_known(model, outputs, names):
+    unknown = [key for key in outputs if key not in names]
+    if unknown or not outputs:
+        raise ValueError(
+            f"`outputs` must name outputs of model {model.name!r}: "
+            f"{list(names)}. Received: {list(outputs)}"
+        )
+
+
 class Targets:
     """The outputs to differentiate, checked against the model's output.
 
@@ -60,13 +130,13 @@ class Targets:
         """Return the indices of `size` samples, if there are indices."""
         if self.kind != "own":
             return np.zeros([0], np.int32)
-        found = np.asarray(self.indices[start : start + size], np.int32)
-        if len(found) < size:
+        own = np.asarray(self.indices[start : start + size], np.int32)
+        if len(own) < size:
             raise ValueError(
                 f"`outputs` holds {len(self.indices)} indices, but x has more "
                 "samples. Give one for each."
             )
-        return found
+        return own
 
     def check_end(self, samples):
         """Refuse indices that are left over after the last sample."""

@@ -14,54 +14,41 @@ _PASSING = ("Cast", "Identity")
 
 
 @contextlib.contextmanager
-def embeddings(model, tape):
+def embeddings(model, watch):
     """Yield the list of (layer, ids, output) of the Embeddings called inside.
 
-    Their outputs are watched by `tape`.
+    `watch` is called with the outputs.
     """
-    found = []
+    calls = []
     with contextlib.ExitStack() as stack:
         for layer in layers_of(model):
             if isinstance(layer, keras.layers.Embedding):
-                call = _watched(layer, layer.call, tape, found)
+                call = _watched(layer, layer.call, watch, calls)
                 stack.enter_context(attribute(layer, "call", call))
-        yield found
+        yield calls
 
 
-def _watched(layer, original, tape, found):
+def _watched(layer, original, watch, calls):
     @functools.wraps(original)
     def call(inputs, *args, **kwargs):
         outputs = original(inputs, *args, **kwargs)
-        tape.watch(outputs)
-        found.append((layer, inputs, outputs))
+        watch(outputs)
+        calls.append((layer, inputs, outputs))
         return outputs
 
     return call
 
 
-def is_connected(tape, output, tensor):
-    """Whether an output has a gradient with respect to a tensor at all."""
-    return tape.gradient(output, tensor) is not None
+def source_of(position, tensor, calls, is_connected):
+    """Return the tensor that stands for a flat input in the gradient.
 
-
-def of_input(position, tensor, found, connected):
-    """Return the tensor that stands for an input in the gradient.
-
-    Args:
-        position: which of the flat inputs it is, for the message.
-        tensor: the input.
-        found: what `embeddings` has yielded.
-        connected: a function that tells whether a floating input
-            `is_connected`.
-
-    Raises:
-        ValueError: an integer input is not read by exactly one Embedding, or a
-            floating input serves only as ids.
+    `calls` is from `embeddings`; `is_connected` tells whether the outputs have
+    a gradient with respect to a floating input at all.
     """
     if tensor.dtype.is_floating:
-        _require_no_ids(position, tensor, found, connected)
+        _require_no_ids(position, tensor, calls, is_connected)
         return tensor
-    readers = [(layer, out) for layer, ids, out in found if _is(ids, tensor)]
+    readers = [(layer, out) for layer, ids, out in calls if _is(ids, tensor)]
     if len(readers) == 1:
         return readers[0][1]
     names = ", ".join(repr(layer.name) for layer, _ in readers) or "none"
@@ -74,11 +61,11 @@ def of_input(position, tensor, found, connected):
     )
 
 
-def _require_no_ids(position, tensor, found, connected):
+def _require_no_ids(position, tensor, calls, is_connected):
     """Refuse ids in a floating type: their gradient would be all zeros."""
-    for layer, ids, _ in found:
+    for layer, ids, _ in calls:
         if _is(ids, tensor) or (
-            _comes_from(ids, tensor) and not connected(tensor)
+            _comes_from(ids, tensor) and not is_connected(tensor)
         ):
             raise ValueError(
                 f"input {position} holds floating numbers "

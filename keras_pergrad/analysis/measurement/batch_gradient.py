@@ -107,12 +107,7 @@ class BatchGradient:
         return traces, self.squared_norms - traces / self.samples
 
     def compare(self, repetitions):
-        """Note how far repetitions are from the first computation.
-
-        Args:
-            repetitions: an iterable of lists like `values`; only one at a time
-                is held.
-        """
+        """Note how far repetitions, taken one by one, are from `values`."""
         same = np.ones(len(self.values), bool)
         rows = []
         for again in repetitions:

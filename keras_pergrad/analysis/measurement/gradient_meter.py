@@ -1,5 +1,6 @@
 """The measurement of a model's gradient on one batch, the model unchanged."""
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from keras_pergrad.keras_internals.batches import first_tensor
 from keras_pergrad.keras_internals.losses import additional_losses, total_loss
 from keras_pergrad.keras_internals.model_parts import (
     build_symbolically,
+    call_model,
     compiled_loss,
 )
 from keras_pergrad.keras_internals.model_state import (
@@ -23,12 +25,12 @@ from keras_pergrad.keras_internals.model_state import (
     run_and_restore,
     unchanged,
 )
+from keras_pergrad.keras_internals.optimizers import loss_scale
 from keras_pergrad.keras_internals.overwritten import (
     SetApart,
     is_overwritten,
 )
 from keras_pergrad.keras_internals.penalties import Penalties
-from keras_pergrad.modes.base import call_model, loss_scale
 from keras_pergrad.samples import Tape
 
 
@@ -39,17 +41,9 @@ class GradientMeter:
     statistics, metrics) is put back, so that repetitions draw the same random
     numbers and training goes on as if nothing had been measured.
 
-    Args:
-        model: a compiled `keras.Model`.
-        batch: (x, y, sample_weight), tensors; y and sample_weight may be
-            None.
-
-    Attributes:
-        batch: what is measured; may be replaced by one of the same shapes.
-        undefined: a clause that says why nothing is known of the samples'
-            own gradients: they are not defined (two samples are coupled, say)
-            or cannot be obtained. None: they are known. Set by `prepare`, or
-            by the first `measure` in which it turns out.
+    `undefined` is a clause that says why nothing is known of the samples' own
+    gradients: they are not defined (two samples are coupled, say) or cannot be
+    obtained. None: they are known, as far as `prepare` and `measure` show.
     """
 
     def __init__(self, model, batch):
@@ -75,11 +69,7 @@ class GradientMeter:
         self._squares: Callable[[bool], Any] | None = None
 
     def measure(self, repeats=1):
-        """Compute the gradient `repeats` times, each time from the start.
-
-        Returns:
-            A `BatchGradient`.
-        """
+        """Return the `BatchGradient` of the present weights."""
         run = self._gradient or self.prepare()
         # A model that has diverged is also measured.
         quiet = np.errstate(invalid="ignore", over="ignore")
@@ -112,11 +102,7 @@ class GradientMeter:
         return found
 
     def prepare(self):
-        """Trace, and find out whether samples have gradients of their own.
-
-        Returns the program that computes the gradient. Raises whatever the
-        model and its loss raise for such a batch.
-        """
+        """Trace, find out about samples, and return the gradient's program."""
         with random_state_kept():
             return self._prepare()
 
@@ -174,19 +160,10 @@ class GradientMeter:
         One program computes both, so TensorFlow runs the backward pass once.
         The gradient is the same with and without norms.
         """
-        with SetApart(self.model) as apart:
-            tape = self._tape(x, y, sample_weight)
-            with tf.GradientTape() as plain, tape:
-                y_pred = tape.forward(x)
-                loss = measured_loss(self.model, x, y, y_pred, sample_weight)
-                target = self._scaled(loss)
-            scale = loss_scale(self.optimizer)
-            factors = apart.merged(tape.sample_gradients(target, scale))
-        # The tape keeps the gradients of regularisers apart.
-        gradients = self._of_data(plain.gradient(target, self._values))
-        # If the tape calls a layer in its own way, or vectorises it, the norms
-        # are measured apart: repetitions must use the layer's ordinary call.
-        self._joint = all(call.rule.forward is None for call in tape.calls)
+        of_batch = tf.GradientTape()
+        loss, target, factors = self._of_samples(x, y, sample_weight, of_batch)
+        # The samples' tape keeps the gradients of regularisers apart.
+        gradients = self._of_data(of_batch.gradient(target, self._values))
         sums = tf.cond(
             wanted,
             lambda: [self._sum(f) for f in factors],
@@ -196,25 +173,30 @@ class GradientMeter:
 
     def _only_squares(self, x, y, sample_weight, wanted):
         del wanted
-        with SetApart(self.model) as apart:
-            tape = self._tape(x, y, sample_weight)
-            with tape:
-                y_pred = tape.forward(x)
-                loss = measured_loss(self.model, x, y, y_pred, sample_weight)
-                target = self._scaled(loss)
-            scale = loss_scale(self.optimizer)
-            factors = apart.merged(tape.sample_gradients(target, scale))
+        around = contextlib.nullcontext()
+        *_, factors = self._of_samples(x, y, sample_weight, around)
         return [self._sum(f) for f in factors]
 
-    def _tape(self, *batch):
-        tape = Tape(self.model, batch, loss=_measured)
+    def _of_samples(self, x, y, sample_weight, around):
+        """Return the loss, the same scaled, and each variable's factor."""
 
         def refuse(layer, error):
             self._refusal = layer, error
             raise error
 
-        tape.refuse = refuse
-        return tape
+        batch = x, y, sample_weight
+        with SetApart(self.model) as apart:
+            tape = Tape(self.model, batch, loss=measured_loss, refuse=refuse)
+            with around, tape:
+                y_pred = tape.forward(x)
+                loss = measured_loss(self.model, x, y, y_pred, sample_weight)
+                target = self._scaled(loss)
+            scale = loss_scale(self.optimizer)
+            factors = apart.merged(tape.sample_gradients(target, scale))
+        # If it calls a layer in its own way, or vectorises it, the norms are
+        # measured apart: repetitions must use the layer's ordinary call.
+        self._joint = all(call.rule.forward is None for call in tape.calls)
+        return loss, target, factors
 
     @property
     def optimizer(self):
@@ -249,12 +231,7 @@ class GradientMeter:
         return total * tf.cast(self.samples**2, self._dtype)
 
     def _compiled(self, compute, eager=True):
-        """Return a program of `compute` that runs the way the model trains.
-
-        Args:
-            compute: `compute(x, y, sample_weight, wanted)`.
-            eager: whether it runs eagerly where the model does.
-        """
+        """Return a program of `compute` that runs the way the model trains."""
         if eager and self.model.run_eagerly:
 
             def run(wanted):
@@ -286,21 +263,13 @@ class GradientMeter:
         return [t for t in tf.nest.flatten(self.batch) if t is not None]
 
 
-def _measured(model, x, y, y_pred, sample_weight, training):
-    del training
-    return measured_loss(model, x, y, y_pred, sample_weight)
-
-
 class MissingLoss(ValueError):
     """There is no loss to take a gradient of."""
 
 
-def measured_loss(model, x, y, y_pred, sample_weight):
-    """Return the scalar loss of a batch, after the forward pass.
-
-    Raises:
-        MissingLoss: none was compiled, and the model adds none by itself.
-    """
+def measured_loss(model, x, y, y_pred, sample_weight, training=True):
+    """Return the scalar loss of a batch, after the forward pass."""
+    del training
     if (
         compiled_loss(model) is None
         and not additional_losses(model)

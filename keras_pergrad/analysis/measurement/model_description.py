@@ -55,12 +55,7 @@ def architecture(model):
 
 
 def settings(model):
-    """Return the settings of a built model's layers, as plain values.
-
-    Returns:
-        A dict such as `{"2 Dense activation": "relu"}`; a layer's "inputs"
-        are the numbers of the layers before it.
-    """
+    """Return the layers' settings by name, such as "2 Dense activation"."""
     layers = list(_layers(model))
     numbers = {id(layer): number for number, layer in enumerate(layers)}
     found = {}
@@ -91,13 +86,7 @@ def _behind_casts(nodes):
 
 
 def compiled_loss(model):
-    """Return the losses of a model that has been trained or traced.
-
-    Returns:
-        A list with a dict for each loss: the qualified name of its function
-        or class, and what is not the default. How it was given ("mse", a
-        function or an object) makes no difference.
-    """
+    """Return the losses of a model that has been trained or traced."""
     compiled = model_parts.compiled_loss(model)
     found = [
         _loss(known) for known in entries_of(compiled) if known.loss is not None

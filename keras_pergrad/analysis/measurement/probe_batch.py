@@ -17,11 +17,7 @@ _END_OF_DATA = (StopIteration, tf.errors.OutOfRangeError)
 
 
 def as_batch(probe):
-    """Return (x, y, sample_weight) as tensors, from what the user gave.
-
-    Raises:
-        ValueError: it is not of that structure.
-    """
+    """Return (x, y, sample_weight) as tensors, from what the user gave."""
     if not isinstance(probe, (tuple, list)) or not 1 <= len(probe) <= 3:
         received = type(probe).__name__
         if isinstance(probe, (tuple, list)):
@@ -53,12 +49,7 @@ def as_batch(probe):
 
 
 def meter(model, batch):
-    """Return a `GradientMeter` that is ready to measure.
-
-    Raises:
-        ValueError: the batch is not one that the model can be trained on,
-            or the model has no loss.
-    """
+    """Return a `GradientMeter` that is ready to measure."""
     try:
         found = GradientMeter(model, batch)
         found.prepare()
@@ -77,13 +68,9 @@ def meter(model, batch):
 def guarded_steps(model, running, need, failed):
     """Watch each training step of `model` while this is open.
 
-    Args:
-        model: a model within `fit`.
-        running: tells before each step whether it belongs to that `fit`.
-        need: called before each step; returns a function to call with the
-            first batch, or None.
-        failed: called if a step raises, which no callback is told, or does
-            not belong to that `fit`, which has failed then.
+    `running()` tells before each step whether it belongs to this `fit`, and
+    `need()` what is to be called with the first batch, or None. `failed()` is
+    called if a step raises, which no callback is told, or is of another `fit`.
     """
     original, over = model.train_function, []
 

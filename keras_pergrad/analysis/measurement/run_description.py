@@ -27,15 +27,7 @@ from keras_pergrad.runs import RunInfo
 
 
 def describe(model, batch, fit, tags, run, sketch_size):
-    """Return the `RunInfo` of training `model`, measured on `batch`.
-
-    Args:
-        model: the built and compiled model, whose loss was traced.
-        batch: (x, y, sample_weight), as tensors.
-        fit: a dict of what is known of the call of `fit`: its `batch_size`
-            and `steps_per_epoch`.
-        tags, run, sketch_size: as `GradientVariance` takes them.
-    """
+    """Return the `RunInfo` of training `model`, measured on `batch`."""
     accelerators = devices.accelerators()
     kind = "CPU"
     if accelerators:

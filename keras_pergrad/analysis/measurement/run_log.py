@@ -8,21 +8,7 @@ from keras_pergrad.runs import RunWriter
 
 
 class RunLog:
-    """The run of one `fit`.
-
-    Args:
-        log_dir: where runs are written.
-        info: the `RunInfo`; an empty name is replaced by a new one.
-        resumes: whether to continue a run of that name.
-        sketch: a `GradientSketch`.
-        seed: what new names say of the seed, or None.
-
-    Attributes:
-        directory: the directory of the run.
-
-    Raises:
-        OSError, ValueError: as `RunWriter.create` and `RunWriter.resume`.
-    """
+    """The run of one `fit`."""
 
     def __init__(self, log_dir, info, resumes, sketch):
         make = RunWriter.resume if info.run and resumes else RunWriter.create
@@ -32,11 +18,7 @@ class RunLog:
         self.directory = self._writer.directory
 
     def add(self, step, epoch, found, gradient):
-        """Record a `BatchGradient` and its mean gradient.
-
-        Raises:
-            OSError: it cannot be written.
-        """
+        """Record a `BatchGradient` and its mean gradient."""
         whole, each = self._sketch(gradient)
         scalars = {
             "step": step,

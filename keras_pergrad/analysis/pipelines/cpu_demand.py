@@ -9,10 +9,7 @@ _THREADS = pathlib.Path("/proc/self/task")
 
 
 def thread_seconds():
-    """Return the live threads' seconds on a core and in wait for one.
-
-    Linux only; None elsewhere.
-    """
+    """Return the threads' seconds on a core and in wait for one (on Linux)."""
     on_core = ready = 0
     try:
         threads = list(_THREADS.iterdir())
@@ -28,15 +25,10 @@ def thread_seconds():
     return on_core * 1e-9, ready * 1e-9
 
 
-def crowding(before, after):
-    """Return how much longer computing took for lack of cores.
+def cpu_contention(before, after):
+    """Return how much longer computing took for lack of cores, 1.0 to 2.0.
 
-    Args:
-        before, after: What `thread_seconds` gave at two times.
-
-    Returns:
-        1.0 where every thread had a core at once, or if this is unknown; 2.0
-        where the threads waited at least as long for cores as they had them.
+    1.0 also where that is unknown; `before`, `after`: of `thread_seconds`.
     """
     if before is None or after is None:
         return 1.0

@@ -8,12 +8,9 @@ from keras_pergrad.keras_internals.tf_context import device_here
 
 
 def accelerator():
-    """Return the name of the device that steps run on, such as "GPU:0".
-
-    None if there is a CPU only.
-    """
-    found = accelerators()
-    return found[0].name if found else None
+    """Return the device that steps run on, such as "GPU:0"; None: the CPU."""
+    devices = accelerators()
+    return devices[0].name if devices else None
 
 
 def has_iterators(device):
@@ -22,20 +19,17 @@ def has_iterators(device):
 
 
 def prefetching(dataset, device):
-    """Return the dataset with batches that are copied to `device` ahead.
-
-    None where TensorFlow cannot do that.
-    """
+    """Return the dataset with batches copied to `device` ahead, or None."""
     if not has_iterators(device):
         return None
     return dataset.apply(tf.data.experimental.prefetch_to_device(device))
 
 
 def copied_to(iterator):
-    """Return the name of the accelerator that needs copies of the batches.
+    """Return the accelerator that needs copies of the batches, or None.
 
-    None without one, inside of `tf.device("CPU:0")`, if the batches are there
-    already, or if several replicas share them.
+    None also in `tf.device("CPU:0")`, if the batches are there already, or if
+    several replicas share them.
     """
     if "CPU" in device_here().upper():
         return None
@@ -47,18 +41,9 @@ def copied_to(iterator):
 
 
 def time_on_device(batch, device):
-    """Return a tensor with the time at which `batch` is on the accelerator.
+    """Return, in a graph, when a batch is on the accelerator; or None.
 
-    To be called in a graph. The step takes the same copy: TensorFlow sends a
-    tensor to a device once.
-
-    Args:
-        batch: nested structure of tensors, in the host's memory.
-        device: the accelerator's name, or None.
-
-    Returns:
-        A float64 scalar, seconds; None without an accelerator, or if there
-        is nothing that can be copied.
+    The step takes the same copy: TensorFlow sends a tensor to a device once.
     """
     parts = [
         part

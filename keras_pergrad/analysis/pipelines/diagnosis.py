@@ -1,14 +1,15 @@
-"""The one message about a stall."""
+"""The one message about a stall, and the verdict in which it ends."""
 
 import textwrap
 
-from keras_pergrad.analysis.pipelines import tfdata_advice
+from keras_pergrad.analysis.pipelines.advice_table import advise
 from keras_pergrad.analysis.pipelines.pipeline_facts import gather
 from keras_pergrad.analysis.pipelines.stage_table import slowest, stage_rows
 from keras_pergrad.analysis.pipelines.stall_accounting import TOO_MANY
-from keras_pergrad.analysis.pipelines.stall_advice import advise as advice_for
+from keras_pergrad.common.tables import WIDTH
 
-WIDTH = 79
+#: A stall with a smaller share of the time is no bottleneck.
+SMALL_SHARE = 0.05
 # Handing a batch over takes a tenth of a millisecond (measured): a wait of
 # this length leaves nothing to gain, whatever share of a short step it is.
 SMALL_WAIT_MS = 0.2
@@ -17,66 +18,92 @@ SMALL_WAIT_MS = 0.2
 LATE_SHARE, LATE_S = 0.2, 0.1
 
 
-def diagnose(
-    report, warn_above, data=None, running=None, advise=True, passes=None
-):
-    """Put a `StallReport` above the threshold into words.
-
-    Args:
-        report: the report.
-        warn_above: the threshold.
-        data: what the user passed to `fit` or `evaluate`, if known.
-        running: its `RunningPipeline`, or a live iterator, if it is there.
-        advise: whether to say why, and what to change.
-        passes: how many epochs there are, from this one on; None: unknown.
-
-    Returns:
-        The text and the list of `Advice` in it; the text is None where
-        nothing is worth saying.
-    """
-    if report.not_recorded:
-        return (
-            f"DataStall: no figures, since {report.not_recorded} fetches of "
-            f"batches were not recorded: {TOO_MANY}"
-        ), []
-    lost, wait, step = (
-        report.data_stall_fraction,
-        report.wait_ms,
-        report.step_ms,
-    )
-    if lost is None or wait is None:
-        return None, []
-    stalls = lost > warn_above and not (warn_above and wait < SMALL_WAIT_MS)
-    if not advise or not step:
-        return (_headline(report) if stalls else None), []
-    facts = _facts(report, data, running, passes)
-    if stalls:
-        given = advice_for(facts)
-        return _message(_headline(report), facts, given), given
-    late = (report.first_batch_fraction or 0.0) > max(warn_above, LATE_SHARE)
-    rules = tfdata_advice.WITHOUT_WAIT
-    if warn_above < 1 and late and (report.first_batch_s or 0.0) > LATE_S:
-        rules += tfdata_advice.OF_THE_START
-    given = [a for a in (rule(facts) for rule in rules) if a is not None]
-    if not given or warn_above >= 1:
-        return None, []
-    headline = "DataStall: the data comes in time, but:"
-    return "\n".join([headline, *_advice_lines(given, facts)]), given
-
-
-def _facts(report, data, running, passes):
-    wait = report.wait_ms
+def facts_of(report, data, running=None, passes=None):
+    """Return the `Facts` of an epoch: its report, data, running pipeline."""
+    wait = report.wait_ms or 0.0
     return gather(
         data,
         running,
         wait,
-        report.step_ms,
+        report.step_ms or 0.0,
         burst_ms=max(wait - (report.wait_p50_ms or wait), 0.0),
         first_batch_ms=1e3 * (report.first_batch_s or 0.0),
         passes=passes,
         steps=report.steps,
         cpu_ms=report.cpu_ms,
         copy_ms=report.copy_ms,
+    )
+
+
+def stalls(report, above=SMALL_SHARE):
+    """Whether waits for data take more than this share of the time."""
+    lost, wait = report.data_stall_fraction, report.wait_ms
+    if lost is None or wait is None:
+        return False
+    return lost > above and not (above and wait < SMALL_WAIT_MS)
+
+
+def rate(per_s):
+    """Return a rate with three digits or more, never as a power of ten."""
+    return f"{per_s:.0f}" if per_s >= 100 else f"{per_s:.3g}"
+
+
+def verdict(report, facts):
+    """Say in one line whether the data is the bottleneck."""
+    lost, step, wait = report.data_stall_fraction, report.step_ms, facts.wait_ms
+    if report.not_recorded:
+        return f"unknown, since {report.not_recorded} fetches were not recorded"
+    if lost is None or not step:
+        return "unknown: it takes two batches, and a step that is not traced"
+    if not stalls(report):
+        return (
+            f"not the bottleneck: {lost:.1%} of the time goes by waiting for "
+            f"data, {wait:.2g} ms a batch"
+        )
+    made = facts.pipeline_ms
+    if made > 1.1 * step:
+        return (
+            f"the bottleneck: the pipeline must give {rate(1e3 / step)} "
+            f"batches/s, it gives {rate(1e3 / made)}"
+        )
+    if not facts.overlaps:
+        return "the bottleneck: the model and the pipeline wait for each other"
+    return f"the bottleneck, for {lost:.0%} of the time"
+
+
+def diagnose(report, facts, warn_above, advised=True):
+    """Return the message and its `Advice`; None where nothing is worth it.
+
+    It speaks of a stall above the threshold, of one mistake and of a late
+    start; `advised`: whether to say why, and what to change.
+    """
+    if report.not_recorded:
+        return (
+            f"DataStall: no figures, since {report.not_recorded} fetches of "
+            f"batches were not recorded: {TOO_MANY}"
+        ), []
+    stalled = stalls(report, warn_above)
+    lines, given = [_headline(report)] if stalled else [], []
+    if advised and report.step_ms and report.wait_ms is not None:
+        given = advise(facts, _worth_saying(report, warn_above, stalled))
+        if stalled:
+            lines += _slowest_stage(facts)
+        elif given:
+            lines = ["DataStall: the data comes in time, but:"]
+        lines += _advice_lines(given, facts)
+    if not lines:
+        return None, []
+    return "\n".join([*lines, f"  Verdict: {verdict(report, facts)}."]), given
+
+
+def _worth_saying(report, warn_above, stalled):
+    """Return which rules have a say: all of them where the data stalls."""
+    late = (report.first_batch_fraction or 0.0) > max(warn_above, LATE_SHARE)
+    late = late and (report.first_batch_s or 0.0) > LATE_S
+    silent = warn_above >= 1
+    return lambda rule: (
+        stalled
+        or (not silent and (rule.without_stall or (late and rule.of_the_start)))
     )
 
 
@@ -89,41 +116,30 @@ def _headline(report):
     return text + (f"; a step takes {step:.3g} ms." if step else ".")
 
 
-def _message(headline, facts, given):
-    lines = [headline]
-    found = slowest(
+def _slowest_stage(facts):
+    stage = slowest(
         stage_rows(facts.data, facts.kind, facts.stages, facts.running)
     )
-    if found is not None:
-        name, share = found
-        lines.append(f"  Slowest stage: {name}, {share:.0%} of the work.")
-    lines += _advice_lines(given, facts)
-    made, step = facts.pipeline_ms, facts.step_ms
-    if made > (1.1 * step if given else step):
-        lines.append(
-            f"  To hide the loading altogether the pipeline must give "
-            f"{1e3 / step:.3g}\n  batches/s; it gives {1e3 / made:.3g}."
-        )
-    return "\n".join(lines)
+    if stage is None:
+        return []
+    name, share = stage
+    return [f"  Slowest stage: {name}, {share:.0%} of the work."]
 
 
 def _advice_lines(given, facts):
     lines = []
     ended = facts.wait_ms + facts.step_ms
     for number, advice in enumerate(given, 1):
+        cause, gain = advice.cause, advice.gain_ms
+        if gain and gain < ended:
+            cause += f" Saves at most {gain:.3g} of {ended:.3g} ms a batch."
         lines += textwrap.wrap(
-            advice.cause,
-            width=WIDTH,
+            cause,
+            WIDTH,
             initial_indent=f"  {number}. ",
             subsequent_indent=" " * 5,
         )
         first, *more = advice.code.split("\n")
         lines.append(f"     Write:  {first}")
         lines += [" " * 13 + line for line in more]
-        gain = advice.gain_ms
-        if gain and gain < ended:
-            lines.append(
-                f"     Gain:   about {gain:.3g} of {ended:.3g} ms a "
-                f"batch at best ({gain / ended:.0%})."
-            )
     return lines

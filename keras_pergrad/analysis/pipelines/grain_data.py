@@ -29,12 +29,10 @@ def is_grain(data):
 
 def _nodes(data):
     """Return a dataset and all that it is made of, the last stage first."""
-    found, waiting = [], [data]
-    while waiting:
-        node = waiting.pop(0)
-        found.append(node)
-        waiting += grain_parts.parents_of(node)
-    return found
+    nodes = [data]
+    for node in nodes:  # it grows
+        nodes += grain_parts.parents_of(node)
+    return nodes
 
 
 def read_threads(data):
@@ -77,15 +75,9 @@ def is_random_access(data):
 
 
 def measured_stages(data, batches):
-    """Return Grain's own timing of its stages over some batches.
+    """Return a `RunningPipeline` that Grain timed over some batches.
 
-    Args:
-        data: A MapDataset or IterDataset; it is iterated anew.
-        batches: Number of batches.
-
-    Returns:
-        A `RunningPipeline`, the last stage first; None for a DataLoader, and
-        where this version of Grain gives no timing.
+    None for a DataLoader, and where this version of Grain gives no timing.
     """
     try:
         import grain
@@ -110,10 +102,10 @@ def measured_stages(data, batches):
 
 
 def _pipeline(summary):
-    found, key = RunningPipeline(), 0
+    stages, key = RunningPipeline(), 0
     while key is not None and key in summary.nodes:
         node = summary.nodes[key]
-        found.append(
+        stages.append(
             RunningStage(
                 name=_plain(node.name),
                 seconds=node.total_processing_time_ns * 1e-9,
@@ -122,7 +114,7 @@ def _pipeline(summary):
             )
         )
         key = node.inputs[0] if node.inputs else None
-    return found
+    return stages
 
 
 def _threads(name):

@@ -16,7 +16,7 @@ import tensorflow as tf
 from keras_pergrad.analysis.pipelines.memory import resident_bytes
 from keras_pergrad.analysis.pipelines.pipeline_samples import PipelineSamples
 from keras_pergrad.analysis.pipelines.stall_accounting import (
-    Account,
+    EpochTimer,
     StallReport,
 )
 from keras_pergrad.analysis.pipelines.stopwatch import SLOTS, Stopwatch
@@ -43,13 +43,13 @@ class _Probe(keras.Model):
 
 class _Listener:
     def __init__(self):
-        self.account = Account(time.time())
+        self.timer = EpochTimer(time.time())
 
     def calls_done(self, calls, rows):
-        self.account.add_calls(calls, rows)
+        self.timer.add_calls(calls, rows)
 
     def rows_lost(self, count):
-        self.account.lost += count
+        self.timer.lost += count
 
     def call_failed(self):
         pass
@@ -61,15 +61,13 @@ class Step:
 
     Attributes:
         function: called with the iterator.
-        strategy: the model's `tf.distribute` strategy, or None.
+        model: the model whose function it is, or None.
         batches: how many batches a call takes, unless the data ends.
-        fetches: how many fetches a call makes at most.
     """
 
     function: collections.abc.Callable
-    strategy: tf.distribute.Strategy | None = None
+    model: keras.Model | None = None
     batches: int = 1
-    fetches: int = 1
 
 
 FETCH = Step(lambda iterator: iterator.get_next())
@@ -77,7 +75,7 @@ FETCH = Step(lambda iterator: iterator.get_next())
 
 @dataclasses.dataclass
 class Measured:
-    """What `measure` found; `memory` in bytes, worker processes included."""
+    """A measured run; `memory` in bytes, worker processes included."""
 
     report: StallReport
     running: RunningPipeline | None
@@ -93,43 +91,36 @@ class Measured:
 
 
 def measure(data, batches, step=FETCH, stopwatch=None):
-    """Time `batches` batches after the first one.
+    """Time whole calls of a step, for at least `batches` after the first one.
 
-    The number is rounded up to whole calls of the step.
-
-    Args:
-        data: What `fit` takes as `x`, or a tuple of arrays.
-        batches: Number of batches.
-        step: The `Step`; by default the batches are only fetched.
-        stopwatch: A `Stopwatch` by which several measurements share their
-            traces.
+    Measurements with one `stopwatch` share their traces.
     """
     stopwatch = stopwatch or Stopwatch()
-    found = _run(data, batches, step, stopwatch)
-    if step.batches > 1 and found.report.tracing_s is not None:
+    measured = _run(data, batches, step, stopwatch)
+    if step.batches > 1 and measured.report.tracing_s is not None:
         # The call that traced has used up many batches, perhaps all.
-        found = _run(data, batches, step, stopwatch)
-    return found
+        measured = _run(data, batches, step, stopwatch)
+    return measured
 
 
 def _run(data, batches, step, stopwatch):
-    found = []
+    measured = [Measured(StallReport(), None)]
 
     def consume(iterator):
         listener, samples = _Listener(), PipelineSamples()
         stopwatch.listeners.add(listener)
         with contextlib.suppress(StopIteration, tf.errors.OutOfRangeError):
             for _ in range(math.ceil((batches + 1) / step.batches)):
-                stopwatch.call(SLOTS[0], step.function, iterator, step.fetches)
+                stopwatch.call(SLOTS[0], step.function, iterator, step.model)
                 samples.tick(lambda: iterator)
         memory = resident_bytes()
         stopwatch.drain()
         stopwatch.listeners.discard(listener)
-        report = listener.account.report()
-        found.append(Measured(report, samples.summary(iterator), memory))
+        report = listener.timer.report()
+        measured.append(Measured(report, samples.summary(iterator), memory))
 
-    _evaluate(data, consume, step.strategy)
-    return found[0] if found else Measured(StallReport(), None)
+    _evaluate(data, consume, step.model)
+    return measured[-1]
 
 
 def first_batch(data):
@@ -139,7 +130,8 @@ def first_batch(data):
     return taken[0]
 
 
-def _evaluate(data, consume, strategy=None):
+def _evaluate(data, consume, model=None):
+    strategy = getattr(model, "distribute_strategy", None)
     strategy = strategy or tf.distribute.get_strategy()
     with strategy.scope():
         probe = _Probe(consume)

@@ -6,14 +6,13 @@ import pathlib
 
 
 def resident_bytes():
-    """Return the bytes that this process and its children hold in memory.
+    """Return the bytes that this process and its children hold (on Linux).
 
-    Pages that forked processes share are counted once. Linux only; None
-    elsewhere.
+    Pages that forked processes share are counted once.
     """
     pids = [os.getpid(), *(c.pid for c in multiprocessing.active_children())]
-    found = [_proportional(pid) for pid in pids]
-    return None if found[0] is None else sum(size or 0 for size in found)
+    sizes = [_proportional(pid) for pid in pids]
+    return None if sizes[0] is None else sum(size or 0 for size in sizes)
 
 
 def _proportional(pid):

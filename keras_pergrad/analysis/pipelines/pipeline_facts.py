@@ -1,5 +1,6 @@
-"""Facts about the data, on which advice is based."""
+"""Facts about the data, and the rules and advice that look at them."""
 
+import collections.abc
 import dataclasses
 import math
 import os
@@ -23,10 +24,6 @@ RUN_AHEAD = (
     "ParallelMapAndBatch",
     "ParallelInterleave",
 )
-LARGE = 0.3  # a stage with less of the work is not the cause
-# Handing one element from stage to stage takes 10 to 20 us (measured): a
-# function that takes no longer costs less than being called.
-CHEAP_MS = 0.03
 
 
 @dataclasses.dataclass
@@ -37,7 +34,8 @@ class Advice:
         name: What it is called in tests and documentation.
         cause: One or two sentences.
         code: Lines that run as they stand, given the names in them.
-        gain_ms: Estimated gain a batch; None if it cannot be estimated.
+        gain_ms: The most it can save of a batch's time, where that was
+            measured; None where only trying tells.
         is_mistake: Whether training itself differs from what was meant, or one
             line undoes the purpose of another.
     """
@@ -50,8 +48,44 @@ class Advice:
 
 
 @dataclasses.dataclass
+class Rule:
+    """One row of a table of advice.
+
+    Attributes:
+        name: That of the `Advice`.
+        when: Function of the `Facts`: None where the advice does not apply,
+            else the values in the texts, and the measured `gain` if there is.
+        cause, code: Texts of the `Advice`, with `{values}` in them.
+        is_mistake: As in `Advice`.
+        without_stall: Whether it also applies where the data comes in time.
+        of_the_start: Whether it looks at how late the first batch was.
+    """
+
+    name: str
+    when: collections.abc.Callable
+    cause: str
+    code: str
+    is_mistake: bool = False
+    without_stall: bool = False
+    of_the_start: bool = False
+
+    def advice(self, facts):
+        """Return the `Advice` on these facts, or None."""
+        values = self.when(facts)
+        if values is None:
+            return None
+        return Advice(
+            self.name,
+            self.cause.format(**values),
+            self.code.format(**values),
+            values.get("gain"),
+            self.is_mistake,
+        )
+
+
+@dataclasses.dataclass
 class Facts:
-    """The facts that the rules may look at.
+    """The facts that rules and verdicts may look at.
 
     Attributes:
         kind: dataset, pydataset, generator, dataloader (torch), grain,
@@ -97,18 +131,13 @@ class Facts:
         pairs = zip(
             self.running or (), matched(self.stages, self.running or ())
         )
-        for running, parts in pairs:
-            if place in parts:
-                return running
-        return None
+        return next((now for now, parts in pairs if place in parts), None)
 
     def share_of(self, stage):
-        """Share of the pipeline's work done in one written stage, or None."""
+        """Share of the pipeline's work done in one written stage, or 0."""
         running = self.running_of(stage)
-        if running is None:
-            return None
         total = sum(other.seconds for other in self.running or ())
-        return running.seconds / total if total else None
+        return running.seconds / total if running and total else 0.0
 
     def element_ms(self, stage):
         """Time for one element in one written stage; None if unknown."""
@@ -148,11 +177,9 @@ class Facts:
 
     @property
     def sleeps(self):
-        """Whether the loading surely sleeps (disk, network) most of the time.
-
-        All that this process computes, the step included, is less than half
-        of what the step waits.
-        """
+        """Whether the loading surely sleeps (disk, network) mostly."""
+        # All that this process computes, the step included, is less than half
+        # of what the step waits.
         return self.cpu_ms is not None and self.cpu_ms < 0.5 * self.wait_ms
 
     @property
@@ -201,24 +228,11 @@ def kind_of(data):
 
 
 def gather(data, running, wait_ms, step_ms, **others):
-    """Collect the `Facts`; nothing is iterated.
-
-    Args:
-        data: What the user passed.
-        running: A `RunningPipeline`, a live iterator to read it from, or
-            None.
-        wait_ms, step_ms: Per batch.
-        **others: More fields of `Facts`.
-    """
+    """Collect the `Facts`, from a `RunningPipeline` or a live iterator too."""
     kind = kind_of(data)
     if running is not None and not isinstance(running, RunningPipeline):
         running = running_pipeline(running)
+    written = stages(data) if kind == "dataset" else []
     return Facts(
-        kind=kind,
-        data=data,
-        wait_ms=wait_ms,
-        step_ms=step_ms,
-        stages=stages(data) if kind == "dataset" else [],
-        running=running,
-        **others,
+        kind, data, wait_ms, step_ms, stages=written, running=running, **others
     )

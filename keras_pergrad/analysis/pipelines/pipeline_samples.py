@@ -23,11 +23,7 @@ class PipelineSamples:
         self._samples = []
 
     def tick(self, find_iterator):
-        """Count a call of the train function; sample the pipeline at some.
-
-        Args:
-            find_iterator: a function that returns the iterator.
-        """
+        """Count a call of the train function; sample the pipeline at some."""
         self._calls += 1
         if self._calls == self._next:
             self._next *= EVERY

@@ -3,6 +3,8 @@
 import contextlib
 import copy
 import dataclasses
+from collections.abc import Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -12,6 +14,7 @@ from keras_pergrad.analysis.pipelines.device_copy import (
     accelerator,
     prefetching,
 )
+from keras_pergrad.analysis.pipelines.diagnosis import stalls
 from keras_pergrad.analysis.pipelines.dry_run import untrained
 from keras_pergrad.analysis.pipelines.loading_rate import (
     FETCH,
@@ -23,7 +26,6 @@ from keras_pergrad.analysis.pipelines.rewrite import with_parallel_maps
 from keras_pergrad.analysis.pipelines.stage_table import (
     GRAIN_STAGES,
     StageRow,
-    aligned,
     slowest,
     stage_rows,
     text_of,
@@ -31,6 +33,7 @@ from keras_pergrad.analysis.pipelines.stage_table import (
 from keras_pergrad.analysis.pipelines.stages import stages
 from keras_pergrad.analysis.pipelines.stall_accounting import TOO_MANY
 from keras_pergrad.analysis.pipelines.stopwatch import Stopwatch
+from keras_pergrad.analysis.pipelines.verdict import contradictions, verdict
 from keras_pergrad.analysis.pipelines.worker_sweep import (
     WorkerTrial,
     can_sweep,
@@ -39,10 +42,14 @@ from keras_pergrad.analysis.pipelines.worker_sweep import (
     worker_counts,
 )
 from keras_pergrad.common.arguments import positive_integer
+from keras_pergrad.common.deprecation import former
+from keras_pergrad.common.tables import as_text, bullets
 from keras_pergrad.keras_internals.inspection_checks import (
     require_compiled,
     require_targets,
 )
+
+WARM_UP = 10  # batches
 
 
 @dataclasses.dataclass
@@ -87,6 +94,16 @@ class PipelineProfile:
         """
         return knee(self.workers)
 
+    @property
+    def verdict(self):
+        """One line: whether the pipeline is the bottleneck, and by how much."""
+        return verdict(self)
+
+    @property
+    def warnings(self):
+        """List of sentences: where the measurements contradict each other."""
+        return contradictions(self)
+
     def __str__(self):
         lines = [
             f"pipeline alone  {self.pipeline_batches_per_s:8.1f} batches/s"
@@ -100,22 +117,31 @@ class PipelineProfile:
         if self.slowest_stage is not None:
             name, share = self.slowest_stage
             lines.append(f"slowest stage   {name} ({share:.0%} of the work)")
-        now = (self.together_batches_per_s, self.wait_ms)
-        cells = [("", "batches/s", "wait ms")]
-        for name, (rate, wait) in {"as it is": now, **self.what_if}.items():
-            cells.append((name, f"{rate:.1f}", f"{wait:.2f}"))
-        lines += ["", *aligned(cells)]
+        now = (self.together_batches_per_s, self.wait_ms or 0.0)
+        cells = [
+            (name, f"{rate:.1f}", f"{wait:.2f}")
+            for name, (rate, wait) in {"as it is": now, **self.what_if}.items()
+        ]
+        lines += ["", *as_text(("", "batches/s", "wait ms"), cells, left=[""])]
         if self.stages:
             table = text_of(self.stages, self.cpu_budget, self.ram_budget)
             lines += ["", table]
         if self.workers:
-            cells = [("workers", "batches/s", "memory MiB")]
-            cells += [trial.cells(trial is self.knee) for trial in self.workers]
-            lines += ["", *aligned(cells)]
-        return "\n".join(lines)
+            columns = "workers", "batches/s", "memory MiB"
+            cells = [trial.cells(trial is self.knee) for trial in self.workers]
+            lines += ["", *as_text(columns, cells, left=columns[:1])]
+        lines += ["", *bullets(self.warnings, "Warning:")]
+        return "\n".join([*lines, f"Verdict: {self.verdict}."])
 
 
-def profile_pipeline(data, model=None, batches=100, workers=None):
+@former("batches", "workers")
+def profile_pipeline(
+    data: Any,
+    model: keras.Model | None = None,
+    *,
+    batches: int = 100,
+    workers: Sequence[int] | None = None,
+) -> PipelineProfile:
     """Measure a pipeline, a model, both together, and what would help.
 
     Nothing is trained: the model's weights and seeds, its optimizer and the
@@ -176,6 +202,8 @@ def profile_pipeline(data, model=None, batches=100, workers=None):
             step = undo.enter_context(untrained(model, batches))
             cached = tf.data.Dataset.from_tensors(first).repeat()
             cached = cached.prefetch(2)
+            # A model's first steps take longer than all later ones.
+            _measure(cached, min(batches, WARM_UP), step, stopwatch)
             rate = _measure(cached, batches, step, stopwatch)
             model_rate = rate.batches_per_s
             together = _measure(data, batches, step, stopwatch)
@@ -194,10 +222,11 @@ def profile_pipeline(data, model=None, batches=100, workers=None):
         )
     written = stages(data) if kind == "dataset" else []
     running = alone.running
-    rows = stage_rows(data, kind, written, running)
+    waits = model is not None and stalls(together.report)
+    rows = stage_rows(data, kind, written, running, waits)
     if kind == "grain":
         own = grain_data.measured_stages(data, batches)
-        rows = stage_rows(data, GRAIN_STAGES, [], own) or rows
+        rows = stage_rows(data, GRAIN_STAGES, [], own, waits) or rows
     return PipelineProfile(
         pipeline_batches_per_s=alone.batches_per_s or 0.0,
         model_batches_per_s=model_rate,

@@ -8,9 +8,8 @@ IGNORE_STATE = 1
 def with_parallel_maps(dataset):
     """Return the same pipeline with every map made parallel.
 
-    Returns:
-        The dataset; None if it has no sequential map or cannot be copied
-        (it holds a table, or more than 2 GB of data).
+    None if it has no sequential map or cannot be copied (it holds a table, or
+    more than 2 GB of data).
     """
     try:
         text = tf.raw_ops.DatasetToGraphV2(

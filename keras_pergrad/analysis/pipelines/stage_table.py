@@ -4,6 +4,7 @@ import dataclasses
 
 from keras_pergrad.analysis.pipelines.stages import written_name
 from keras_pergrad.analysis.pipelines.tfdata_model import NESTING
+from keras_pergrad.common.tables import as_text
 
 #: Stages that TensorFlow fuses into one, from the last to the first.
 FUSED = {
@@ -34,7 +35,8 @@ class StageRow:
         buffer_size: Elements that its buffer may hold, or None.
         buffered: Elements in its buffer when it was looked at.
         autotuned: Whether TensorFlow chose these numbers.
-        is_bottleneck: Whether it does most of the work.
+        is_bottleneck: Whether it does most of the work of a pipeline that
+            keeps the model waiting.
         loads: Whether it brings data in (a source, a reader, a generator),
             and does not only transform it.
     """
@@ -50,17 +52,11 @@ class StageRow:
     loads: bool = False
 
 
-def stage_rows(data, kind, written, running):
-    """Join the stages as written with the stages as they run.
+def stage_rows(data, kind, written, running, stalls=False):
+    """Return a `StageRow` for each stage that runs, the source first.
 
-    Args:
-        data: What the user passed.
-        kind: Its kind, as in `Facts`.
-        written: `Stage`s, last first; empty for other data than datasets.
-        running: A `RunningPipeline`, or None.
-
-    Returns:
-        List of `StageRow`, the source first; empty if nothing is known.
+    Kinds are those of `Facts`; `written` and `running` are last first, empty
+    or None where unknown; `stalls`: whether the pipeline is a bottleneck.
     """
     if not running:
         return []
@@ -85,20 +81,23 @@ def stage_rows(data, kind, written, running):
                 loads=at == last or at in reading or stage.name in _LOADING,
             )
         )
-    # A prefetch does no work: where it seems to, it stands for a stage that
-    # TensorFlow does not account for (a file reader).
-    top = max(range(len(rows)), key=lambda at: rows[at].share)
-    if running[top].name != "Prefetch" and rows[top].share > 0:
-        rows[top].is_bottleneck = True
+    if stalls and slowest(rows) is not None:
+        max(rows, key=_share).is_bottleneck = True
     return rows[::-1]
 
 
 def slowest(rows):
-    """Return (name, share of the work) of the bottleneck, or None."""
-    for row in rows:
-        if row.is_bottleneck:
-            return row.name, row.share
-    return None
+    """Return (name, share of the work) of the slowest stage, or None."""
+    top = max(rows, key=_share, default=None)
+    # A prefetch does no work: where it seems to, it stands for a stage that
+    # TensorFlow does not account for (a file reader).
+    if top is None or top.name.startswith("prefetch") or top.share <= 0:
+        return None
+    return top.name, top.share
+
+
+def _share(row):
+    return row.share
 
 
 def load_and_transform(rows):
@@ -130,17 +129,11 @@ def _names(data, kind, written, running):
 
 
 def matched(written, running):
-    """Find which written stages each running stage was made of.
+    """Return for each running stage the places of the written ones in it.
 
-    Args:
-        written: `Stage`s, last first.
-        running: `RunningStage`s, last first.
-
-    Returns:
-        For each running stage a list of places in `written`, last first;
-        empty for what TensorFlow has added.
+    All lists are last first; what TensorFlow has added has no places.
     """
-    found, at = [], 0
+    places, at = [], 0
     for stage in running:
         parts = []
         for part in FUSED.get(stage.name, (stage.name,)):
@@ -148,8 +141,8 @@ def matched(written, running):
             if place is not None:
                 parts.append(place)
                 at = place + 1
-        found.append(parts)
-    return found
+        places.append(parts)
+    return places
 
 
 def _numbered(written):
@@ -193,25 +186,8 @@ def _loader_name(data, stage):
 
 def text_of(rows, cpu_budget=None, ram_budget=None):
     """Return the rows as a table of text."""
-    cells: list[tuple[str, ...]] = [
-        ("stage", "of the work", "ms/element", "parallel", "buffer")
-    ]
-    for row in rows:
-        tuned = " auto" if row.autotuned else ""
-        size = row.buffer_size
-        held = "" if row.buffered is None else str(row.buffered)
-        if size is not None:
-            held = f"{held or 0} of {size}"
-        cells.append(
-            (
-                row.name + (" <- bottleneck" if row.is_bottleneck else ""),
-                f"{row.share:.0%}",
-                "" if row.element_ms is None else f"{row.element_ms:.3g}",
-                "" if row.parallelism is None else f"{row.parallelism}{tuned}",
-                held + (tuned if held and row.parallelism is None else ""),
-            )
-        )
-    lines = aligned(cells)
+    columns = "stage", "of the work", "ms/element", "parallel", "buffer"
+    lines = as_text(columns, map(_cells, rows), left=columns[:1])
     if cpu_budget or ram_budget:
         budget = []
         if cpu_budget:
@@ -222,17 +198,15 @@ def text_of(rows, cpu_budget=None, ram_budget=None):
     return "\n".join(lines)
 
 
-def aligned(cells):
-    """Align a table: the first column to the left, others to the right.
-
-    Args:
-        cells: Rows of strings, all of one length.
-    """
-    widths = [max(map(len, column)) for column in zip(*cells)]
-    return [
-        "  ".join(
-            cell.rjust(width) if at else cell.ljust(width)
-            for at, (cell, width) in enumerate(zip(row, widths))
-        ).rstrip()
-        for row in cells
-    ]
+def _cells(row):
+    tuned = " auto" if row.autotuned else ""
+    held = "" if row.buffered is None else str(row.buffered)
+    if row.buffer_size is not None:
+        held = f"{held or 0} of {row.buffer_size}"
+    return (
+        row.name + (" <- bottleneck" if row.is_bottleneck else ""),
+        f"{row.share:.0%}",
+        "" if row.element_ms is None else f"{row.element_ms:.3g}",
+        "" if row.parallelism is None else f"{row.parallelism}{tuned}",
+        held + (tuned if held and row.parallelism is None else ""),
+    )

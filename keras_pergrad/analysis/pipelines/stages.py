@@ -55,21 +55,18 @@ class Stage:
 
 
 def stages(dataset):
-    """Return the stages from the last (what the model sees) to the source.
-
-    Follows the first input of stages that have several.
-    """
-    found = []
+    """Return the stages, last first, along the first input of each."""
+    chain = []
     while dataset is not None:
         kind = type(dataset).__name__.strip("_").replace("Dataset", "")
         kind = kind.removesuffix("V2").removesuffix("V1Adapter")
         if kind != "Options":
-            found.append(_stage(kind, dataset))
-            if found[-1].is_generator:
+            chain.append(_stage(kind, dataset))
+            if chain[-1].is_generator:
                 break
         inputs = dataset_parts.inputs_of(dataset)
         dataset = inputs[0] if inputs else None
-    return found
+    return chain
 
 
 def _stage(kind, dataset):
@@ -111,10 +108,7 @@ def files_in_turn(stage):
 
 
 def reader_buffer(stage):
-    """Return a file reader's buffer in bytes.
-
-    None: TensorFlow's default, or the stage reads no file.
-    """
+    """Return a file reader's buffer in bytes; None: the default, no file."""
     if stage.kind not in READERS:
         return None
     return dataset_parts.reader_buffer(stage.dataset)

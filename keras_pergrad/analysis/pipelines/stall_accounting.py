@@ -4,7 +4,10 @@ import dataclasses
 
 import numpy as np
 
-from keras_pergrad.analysis.pipelines.cpu_demand import crowding, thread_seconds
+from keras_pergrad.analysis.pipelines.cpu_demand import (
+    cpu_contention,
+    thread_seconds,
+)
 from keras_pergrad.analysis.pipelines.wait_profile import (
     Timeline,
     WaitHistogram,
@@ -111,42 +114,25 @@ class StallReport:
 
 
 def exposed_waits(rows):
-    """Return the seconds that each step of one call truly waited.
+    """Return the seconds, shape (steps,), that each step truly waited.
 
-    Args:
-        rows: Array of shape (steps, 5): asked, arrived, had a batch, end of
-            the step that ran beside the fetch (0 if none did), and a column
-            not used here. Time while that step still ran is no wait.
-
-    Returns:
-        Array of shape (steps,).
+    `rows` are those of the `WaitLog`. Time while the step beside a fetch
+    still ran is no wait.
     """
     asked, arrived, _, step_ended, _ = rows.T
     return np.maximum(arrived - np.maximum(asked, step_ended), 0.0)
 
 
 def copy_times(rows):
-    """Return the seconds that the copies to an accelerator took, if timed.
-
-    Args:
-        rows: Array of shape (steps, 5): see `exposed_waits`; the last column
-            is when the batch was on the accelerator, or 0.
-
-    Returns:
-        Array of shape (steps that have the time,).
-    """
+    """Return the seconds of the copies to an accelerator that were timed."""
     timed = rows[rows[:, 4] > 0]
     return np.maximum(timed[:, 4] - timed[:, 1], 0.0)
 
 
-class Account:
-    """Sums up the calls of one epoch.
+class EpochTimer:
+    """Sums up the calls of one epoch that `began` at a `time.time()`.
 
-    Args:
-        began: Wall clock (`time.time()`) at the start of the epoch.
-
-    Attributes:
-        lost: The number of missing rows; the caller adds to it.
+    The caller adds to `lost` how many rows are missing.
     """
 
     def __init__(self, began):
@@ -278,7 +264,7 @@ class Account:
         if self.copied:
             report.copy_ms = float(1e3 * self.copies / self.copied)
         if self.cpu_steps:
-            cpu = self.cpu * crowding(self.threads, thread_seconds())
+            cpu = self.cpu * cpu_contention(self.threads, thread_seconds())
             report.cpu_ms = float(1e3 * cpu / self.cpu_steps)
         if self.histogram.total:
             for percent in (50, 95, 99):

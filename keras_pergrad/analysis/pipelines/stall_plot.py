@@ -16,15 +16,7 @@ def plot_timeline(timeline, ax=None):
 
 
 def plot_epochs(reports, ax=None):
-    """Stack the shares of step, copy, loading and transforming of each epoch.
-
-    Args:
-        reports: `StallReport`s; those without figures are left out.
-        ax: Matplotlib axes; by default new ones.
-
-    Returns:
-        The axes.
-    """
+    """Stack the shares of the time of each epoch with figures."""
     ax = _axes(ax)
     known = [
         (epoch, report)

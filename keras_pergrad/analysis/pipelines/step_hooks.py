@@ -13,15 +13,10 @@ class _Hook(keras.callbacks.Callback):
     """One of the callbacks here; `remove_hooks` finds them by this class."""
 
 
-class Armer(_Hook):
+class StepTimerHook(_Hook):
     """Stands last while a batch begins: no other hook runs once armed.
 
     Then it leaves the list, which is the user's where `fit` was given one.
-
-    Args:
-        callbacks: the list of a Keras `CallbackList`.
-        stopwatch: whose `arm` is called.
-        model: the model.
     """
 
     def __init__(self, callbacks, stopwatch, model):
@@ -32,7 +27,7 @@ class Armer(_Hook):
     def stand_last(self, slot):
         """Arm after all other callbacks; called while a batch begins."""
         callbacks = self._callbacks
-        if type(callbacks[-1]) is not Armer:
+        if type(callbacks[-1]) is not StepTimerHook:
             self._slot = slot
             callbacks.append(self)
 
@@ -74,16 +69,9 @@ class _AtEnd(_Hook):
 
 
 def around_bar(callback_list, callback, hidden, text):
-    """Keep some logs out of the progress bar, and print a text after it.
+    """Hide some names of the logs from the bar alone; print a text after it.
 
-    Called by `callback` while an epoch or `evaluate` ends. All other
-    callbacks see the logs as they are.
-
-    Args:
-        callback_list: Keras's list, or None.
-        callback: Who calls.
-        hidden: Names in the logs that the bar does not show.
-        text: What to print, or None.
+    Called by `callback` while an epoch or `evaluate` ends.
     """
     callbacks = [] if callback_list is None else callback_list.callbacks
     bars = [

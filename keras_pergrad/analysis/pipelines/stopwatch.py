@@ -7,6 +7,7 @@ another callback, Ctrl-C), the model is as it was.
 
 import contextlib
 import time
+import typing
 import weakref
 
 import numpy as np
@@ -29,39 +30,22 @@ _stopwatches = weakref.WeakKeyDictionary()
 
 
 def fetches_of_a_call(model):
-    """Return how often a call of the train function fetches, at most.
-
-    Once for each step, rounded up to the unrolled loop, and once more.
-    """
+    """Return how often a call of the train function fetches, at most."""
+    # Once for each step, rounded up to the unrolled loop, and once more.
     steps = int(getattr(model, "steps_per_execution", 1))
     return steps + int(getattr(model, "unrolled_steps_per_execution", 1)) + 1
 
 
-class Call:
-    """One call of a train function: begin, end, and what it did.
+class Call(typing.NamedTuple):
+    """One call of a train function: begin, end, and what it did."""
 
-    `cpu` are the seconds that all threads of this process computed in it;
-    None if it was not asked for.
-    """
-
-    __slots__ = (
-        "began",
-        "cpu",
-        "ended",
-        "finished",
-        "fresh",
-        "slot",
-        "traced",
-    )
-
-    def __init__(self, slot, began, ended, traced, fresh, finished, cpu=None):
-        self.slot = slot
-        self.cpu = cpu
-        self.began = began
-        self.ended = ended
-        self.traced = traced
-        self.fresh = fresh  # the first on this iterator
-        self.finished = finished  # False: no batch was left
+    slot: str
+    began: float
+    ended: float
+    traced: bool
+    fresh: bool  # the first on this iterator
+    finished: bool  # False: no batch was left
+    cpu: float | None = None  # seconds of all threads of this process
 
 
 class Stopwatch:
@@ -69,11 +53,8 @@ class Stopwatch:
 
     Listeners have three methods: `calls_done(calls, rows)` gets `Call`s and
     the rows of the `WaitLog` for each; `rows_lost(count)` is called instead if
-    some rows were overwritten unread; and `call_failed()`.
-
-    Attributes:
-        iterators: for each of `SLOTS` a function that returns the iterator
-            used last, None if it is gone.
+    some rows were overwritten unread; and `call_failed()`. `iterators` has for
+    each of `SLOTS` a function that returns the iterator used last, if any.
     """
 
     def __init__(self):
@@ -115,13 +96,9 @@ class Stopwatch:
             self._armed = None
 
     def call(self, slot, function, iterator, model):
-        """Call a function with an iterator, and time it.
+        """Call a train or test function of a model with an iterator; time it.
 
-        Args:
-            slot: one of `SLOTS`.
-            function: a train or test function.
-            iterator: what it fetches from.
-            model: whose function it is.
+        The model may be None where a call takes one batch.
         """
         fresh = self.iterators[slot]() is not iterator
         if fresh:
@@ -199,13 +176,9 @@ def _gone():
 
 
 class TimedCall:
-    """Stands in for a train function for exactly one call, each time anew.
+    """Stands in for a train function for exactly one call, each time anew."""
 
-    Attributes:
-        function: the train function while it is armed, then None: a lasting
-            reference would keep the model alive.
-    """
-
+    # Only while it is armed: a lasting reference would keep the model alive.
     function = None
 
     def __init__(self, stopwatch, model, slot):

@@ -71,12 +71,9 @@ class RunningPipeline(list):
 
 
 def running_pipeline(iterator):
-    """Return the stages of a pipeline as they really run.
-
-    Returns:
-        A `RunningPipeline`; None when TensorFlow keeps no account for this
-        iterator (distributed, or autotuning is off).
-    """
+    """Return the stages of a pipeline as they really run, or None."""
+    # TensorFlow keeps no account of distributed iterators, and none where
+    # autotuning is off.
     if not isinstance(iterator, tf.data.Iterator):
         return None
     resource = tf.nest.flatten(iterator, expand_composites=True)[0]
@@ -85,15 +82,12 @@ def running_pipeline(iterator):
     except (tf.errors.OpError, AttributeError):
         return None
     model = running_model(text)
-    found = _walk(model, model.output)
+    stages = _walk(model, model.output)
+    if not stages:
+        return None
     budget = model.optimization_params
-    return (
-        RunningPipeline(
-            found, budget.cpu_budget or None, budget.ram_budget or None
-        )
-        if found
-        else None
-    )
+    cores, memory = budget.cpu_budget or None, budget.ram_budget or None
+    return RunningPipeline(stages, cores, memory)
 
 
 def _walk(model, key):
@@ -108,10 +102,10 @@ def _walk(model, key):
         stage.nested_s = _nested_seconds(model, node, inputs[1:])
         stage.seconds += stage.nested_s * (stage.elements or 0)
         inputs = inputs[:1]
-    found = [] if stage.name == "Root" else [stage]
+    stages = [] if stage.name == "Root" else [stage]
     for key in inputs:
-        found += _walk(model, key)
-    return found
+        stages += _walk(model, key)
+    return stages
 
 
 def _stage(node):
@@ -139,11 +133,9 @@ def _plain(name):
 
 
 def _nested_seconds(model, node, keys):
-    """Return the time for one element in the pipelines of a stage.
-
-    TensorFlow forgets pipelines that have ended, so the time of one element in
-    those that still run stands for all.
-    """
+    """Return the time for one element in the pipelines of a stage."""
+    # TensorFlow forgets pipelines that have ended: those that still run stand
+    # for all.
     worked = elements = 0
     for key in keys:
         if key in model.nodes:

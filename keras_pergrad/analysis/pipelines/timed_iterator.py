@@ -39,12 +39,7 @@ class TraceCounter:
 
 
 class TimedIterator(StandIn):
-    """Stands in for `iterator` and logs its fetches.
-
-    Args:
-        iterator: A `tf.data.Iterator` or a distributed iterator.
-        spec: `timed_spec(iterator, log)`, made once for many calls.
-    """
+    """Stands in for an iterator and logs its fetches; `spec`: `timed_spec`."""
 
     def get_next(self):
         return self._fetch(self.iterator.get_next, lambda batch: True)
@@ -91,11 +86,9 @@ def _pass_on(part):
 
 
 def _row_with_step_end(log):
-    """Take a row; note the end of a step that runs beside the fetch.
-
-    In Keras's loop the fetch is a branch of a condition in the loop's body,
-    and the step is an earlier op of that body.
-    """
+    """Take a row; note the end of a step that runs beside the fetch."""
+    # In Keras's loop the fetch is a branch of a condition in the loop's body,
+    # and the step is an earlier op of that body.
     graph = tf.compat.v1.get_default_graph()
     while True:
         body = graph_around(graph)

@@ -36,10 +36,8 @@ class WaitLog:
 
     The last two are 0 where no step ran beside the fetch, or no copy to an
     accelerator was timed. Times are `tf.timestamp()`, the clock of
-    `time.time()`.
-
-    Args:
-        capacity: Rows kept until `drain`; older ones are overwritten.
+    `time.time()`. Of more than `capacity` rows until `drain` the oldest are
+    overwritten.
     """
 
     def __init__(self, capacity=CAPACITY):
@@ -105,12 +103,7 @@ class WaitLog:
         _write(self.copies, row, time)
 
     def drain(self):
-        """Return the rows since the last call, in order, and forget them.
-
-        Returns:
-            Array of shape (rows, 5), see the class, and the number of rows
-            that were overwritten before.
-        """
+        """Return new rows, shape (rows, 5), and how many were overwritten."""
         eager, self._eager = self._eager, []
         with tf.init_scope(), tf.device("CPU:0"):
             written = int(

@@ -42,8 +42,7 @@ class WaitHistogram:
 class Timeline:
     """Mean wait and compute of neighbouring batches, for drawing.
 
-    When `size` groups are full, neighbours are joined: the whole run stays
-    in view and the memory stays the same.
+    When `size` groups are full, neighbours are joined.
     """
 
     def __init__(self, size=512):

@@ -43,22 +43,18 @@ class WorkerTrial:
 
 
 def worker_counts(workers):
-    """Check and return the numbers of workers as a sorted tuple.
-
-    Raises:
-        ValueError: If they are not integers of at least 0.
-    """
+    """Check and return the numbers of workers as a sorted tuple."""
     if workers is None:
         return ()
-    found = tuple(workers) if hasattr(workers, "__iter__") else (workers,)
-    for count in found:
+    counts = tuple(workers) if hasattr(workers, "__iter__") else (workers,)
+    for count in counts:
         whole = isinstance(count, numbers.Integral)
         if not whole or isinstance(count, bool) or count < 0:
             raise ValueError(
                 "`workers` expected integers of at least 0, such as "
                 f"(0, 1, 2, 4). Received: workers={workers!r}"
             )
-    return tuple(sorted({int(count) for count in found}))
+    return tuple(sorted({int(count) for count in counts}))
 
 
 def can_sweep(kind):
@@ -67,26 +63,16 @@ def can_sweep(kind):
 
 
 def trials(data, kind, counts, measure):
-    """Measure the data with each number of workers.
-
-    Args:
-        data: The loader; it stays as it is.
-        kind: Its kind, as in `Facts`.
-        counts: Numbers of workers.
-        measure: Called with the changed loader, gives a `Measured`.
-
-    Returns:
-        List of `WorkerTrial`.
-    """
-    found = []
+    """Return a `WorkerTrial` for each number; `measure`: of a changed copy."""
+    tried = []
     for by in (THREADS, PROCESSES) if counts else ():
         for count in counts:
             if by == PROCESSES and not count:
                 continue
             changed = _CHANGED[kind](data, count, by == PROCESSES)
             if changed is not None:
-                found.append(_trial(changed, count, by, measure))
-    return found
+                tried.append(_trial(changed, count, by, measure))
+    return tried
 
 
 def _trial(changed, count, by, measure):
@@ -103,12 +89,9 @@ def _trial(changed, count, by, measure):
     )
 
 
-def knee(found):
-    """Return the trial with the fewest workers near the best rate, or None.
-
-    Of threads and processes with equally many workers the faster one counts.
-    """
-    known = [t for t in found if t.batches_per_s is not None]
+def knee(tried):
+    """Return the trial with the fewest workers near the best rate, or None."""
+    known = [t for t in tried if t.batches_per_s is not None]
     if not known:
         return None
     best = max(trial.batches_per_s for trial in known)

@@ -13,16 +13,7 @@ _PIPELINES = ("Dataset", "DatasetV2", "DatasetV3", "DatasetV4")
 
 
 def kind(definition, functions=()):
-    """Return what hides behind a node.
-
-    Args:
-        definition: a `NodeDef`.
-        functions: the names of the functions in the graph's library, each
-            of which is an op type too.
-
-    Returns:
-        `"XLA"`, `"call"`, or `""` for an op like any other.
-    """
+    """Return what hides behind a `NodeDef`: `"XLA"`, `"call"` or `""`."""
     op, attr = definition.op, definition.attr
     if op.endswith(_PIPELINES):
         return ""

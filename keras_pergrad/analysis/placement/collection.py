@@ -43,9 +43,6 @@ def step_partitions(metadata):
 
     Other functions (of the data pipeline, of metrics) may have been placed
     meanwhile: the step is the one that fetches a batch, else the largest.
-
-    Returns:
-        A list of `GraphDef`, empty if nothing was collected.
     """
     graphs = [
         [part for part in graph.partition_graphs if part.node]

@@ -58,17 +58,8 @@ def direction(send):
 
 
 def find(nodes, runs, layer_of):
-    """Find every copy of one step.
-
-    Args:
-        nodes: linked nodes.
-        runs: a `loops.Runs`.
-        layer_of: a function from node name to layer.
-
-    Returns:
-        A list of `Copy`.
-    """
-    found = []
+    """Return every `Copy` of one step."""
+    moved = []
     for send in nodes:
         way = direction(send)
         if way is None:
@@ -80,11 +71,10 @@ def find(nodes, runs, layer_of):
             # In the loop over steps, handles that cross may be empty.
             times = _tensors_inside(maker) * times
             times = None if runs.over_steps else times
-        if times == 0:
-            continue
-        layer = layer_of(maker.name)
-        found.append(Copy(way, maker.name, dtype, times, layer))
-    return found + _logs(nodes)
+        if times != 0:
+            layer = layer_of(maker.name)
+            moved.append(Copy(way, maker.name, dtype, times, layer))
+    return moved + _logs(nodes)
 
 
 def _logs(nodes):

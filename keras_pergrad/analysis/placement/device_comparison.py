@@ -1,12 +1,18 @@
 """The same step on every device: whether the numbers agree, and the speed."""
 
 import dataclasses
+import re
+from collections.abc import Sequence
+from typing import Any
 
+import keras
 import tensorflow as tf
 
 from keras_pergrad.analysis import numerics
 from keras_pergrad.analysis.placement import layers, wrong_op
 from keras_pergrad.analysis.placement.step_profile import median_ms
+from keras_pergrad.common.arguments import positive_integer
+from keras_pergrad.common.deprecation import former
 from keras_pergrad.common.devices import (
     chosen,
 )
@@ -17,8 +23,7 @@ from keras_pergrad.keras_internals.graph_session import (
 )
 from keras_pergrad.keras_internals.inspection_checks import check_trainable
 
-_RANDOM = ("Random", "StatelessRandom", "StatelessTruncated", "Truncated")
-_RANDOM += ("Multinomial", "StatefulUniform", "StatelessMultinomial")
+_DRAWS = re.compile("(Stateless)?(Random|Truncated|Multinomial)|StatefulUni")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +105,15 @@ def _lines(device, cpu_ms):
     return lines
 
 
-def compare_devices(model, x, y, devices=None, repeats=3):
+@former("devices", "repeats")
+def compare_devices(
+    model: keras.Model,
+    x: Any,
+    y: Any,
+    *,
+    devices: Sequence[str] | None = None,
+    repeats: int = 3,
+) -> Comparison:
     """Compare a model's numbers and speed on each device with the CPU's.
 
     Loss, outputs and the gradient of every variable are computed from the
@@ -137,14 +150,9 @@ def compare_devices(model, x, y, devices=None, repeats=3):
     True
     """
     check_trainable(model)
-    if repeats < 1:
-        raise ValueError(
-            f"`repeats` expected a whole number, 1 or more. Received: "
-            f"repeats={repeats}"
-        )
+    repeats = positive_integer("repeats", repeats)
     names = chosen(devices)
-    step, labels, notes = _step(model, as_in_fit((x, y)))
-    concrete, values = step
+    (concrete, values), labels, notes = _step(model, as_in_fit((x, y)))
     terms = numerics.terms(model, values[0])
     dtype = numerics.precision(model)
     with Replica(concrete, device="/device:CPU:0") as cpu:
@@ -154,7 +162,7 @@ def compare_devices(model, x, y, devices=None, repeats=3):
     def judge(outputs):
         return numerics.judge_all(labels, reference, outputs, dtype, terms)
 
-    found = []
+    compared = []
     for name in names:
         with Replica(concrete, device=f"/device:{name}") as replica:
             verdicts = judge(replica.run(values))
@@ -164,21 +172,22 @@ def compare_devices(model, x, y, devices=None, repeats=3):
             ops = [op.name for op in concrete.graph.get_operations()]
             layer_of = layers.Layers(model, ops)
             suspect = wrong_op.find(concrete, values, name, layer_of, judge)
-        found.append(DeviceComparison(name, step_ms, verdicts, suspect))
-    return Comparison(cpu_ms, found, notes)
+        compared.append(DeviceComparison(name, step_ms, verdicts, suspect))
+    return Comparison(cpu_ms, compared, notes)
 
 
 def _step(model, data):
     """Trace loss and gradients: `((concrete, values), labels, notes)`."""
-    traced = _trace(model, data, training=True)
-    operations = traced[0][0].graph.get_operations()
-    if any(op.type.startswith(_RANDOM) for op in operations):
-        note = (
-            "the model draws random numbers in training, which differ from "
-            "device to device: compared with training=False."
-        )
-        return *_trace(model, data, training=False), [note]
-    return *traced, []
+    traced, labels = _trace(model, data, training=True)
+    if not any(
+        _DRAWS.match(op.type) for op in traced[0].graph.get_operations()
+    ):
+        return traced, labels, []
+    note = (
+        "the model draws random numbers in training, which differ from "
+        "device to device: compared with training=False."
+    )
+    return *_trace(model, data, training=False), [note]
 
 
 def _trace(model, data, training):

@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras_pergrad.analysis.placement import (
     calls,
     collection,
-    kernels,
+    layers,
     loops,
     operations,
 )
@@ -120,64 +120,36 @@ def _only(metadata):
     return placed[0] if len(placed) == 1 else ()
 
 
-def names(executed):
-    """Return all node names, with the scopes that were open around them."""
-    found = []
+def read(executed, model, device):
+    """Return the `Placed` step of what was executed."""
+    names = []
     for one in executed:
         inside = [node.name for part in one.partitions for node in part.node]
-        found += [one.scope + name for name in inside or [one.definition.op]]
-    return found
+        names += [one.scope + name for name in inside or [one.definition.op]]
+    layer_of = layers.Layers(model, names)
+    ops, opaque = operations_of(executed, layer_of, device)
+    return operations.Placed(ops, opaque, None, [], layer_of)
 
 
-def read(executed, layer_of, device):
-    """Return what was executed.
-
-    Args:
-        executed: a list of `Executed`.
-        layer_of: a function from node name to layer.
-        device: the accelerator, a `devices.Device`, or `None`.
-
-    Returns:
-        `(list of Operation, list of (name, device, "XLA" or "call"))`.
-    """
-    found, opaque = [], []
+def operations_of(executed, layer_of, device):
+    """Return the `Operation`s that ran, and what hides others."""
+    ran, opaque = [], []
     for one in executed:
         if not one.hides:
-            found.append(_operation(one, layer_of, device))
+            node = graphs.Node(one.definition, 0, one.device)
+            layer = layer_of(one.scope + node.op)
+            ran.append(operations.placed(node, layer, 1, device))
         elif not one.partitions:
             opaque.append((one.definition.name, one.device, one.hides))
         else:
-            inside, hidden = _body(one, layer_of, device)
-            found += inside
+            nodes = graphs.read(one.partitions)
+            runs = loops.Runs(nodes)
+            here = _under(one.scope, layer_of)
+            inside, hidden = operations.of_nodes(nodes, runs, here, device)
+            ran += inside
             opaque += hidden
-    return found, opaque
+    return ran, opaque
 
 
-def _body(one, layer_of, device):
-    nodes = graphs.read(one.partitions)
-
-    def layer_inside(name):
-        return layer_of(one.scope + name)
-
-    runs = loops.Runs(nodes)
-    return operations.of_nodes(nodes, runs, layer_inside, device)
-
-
-def _operation(one, layer_of, device):
-    definition, dtypes = one.definition, graphs.type_names(one.definition)
-    kind, why = "cpu", ""
-    if not one.device.startswith("CPU"):
-        kind = kernels.serving(definition, one.device.partition(":")[0])
-        kind = kernels.DEVICE if kind == kernels.NONE else kind
-    elif device is not None:
-        why = kernels.reason(definition, dtypes, device.type, device.platform)
-    return operations.Operation(
-        definition.op,
-        definition.name,
-        one.device,
-        kind,
-        dtypes,
-        layer_of(one.scope + definition.op),
-        1,
-        why,
-    )
+def _under(scope, layer_of):
+    return lambda name: layer_of(scope + name)

@@ -11,36 +11,23 @@ import tensorflow as tf
 from keras_pergrad.analysis.placement import calls
 from keras_pergrad.common.devices import short_name
 
+
+def op_types(names):
+    """Return the op types that stand in a text."""
+    return frozenset(names.split())
+
+
 SENDS = ("_Send", "_HostSend")
 RECEIVES = ("_Recv", "_HostRecv")
 # The runtime's own nodes: they carry tensors and compute nothing.
-RUNTIME = {
-    *SENDS,
-    *RECEIVES,
-    "_Arg",
-    "_Retval",
-    "_DeviceArg",
-    "_DeviceRetval",
-    "_SysArg",
-    "Const",
-    "NoOp",
-    "Placeholder",
-    "VarHandleOp",
-}
-CONTROL = {
-    "ControlTrigger",
-    "Enter",
-    "Exit",
-    "Identity",
-    "IdentityN",
-    "LoopCond",
-    "Merge",
-    "NextIteration",
-    "PreventGradient",
-    "StopGradient",
-    "Switch",
-    "_SwitchN",
-}
+RUNTIME = op_types(
+    "_Send _HostSend _Recv _HostRecv _Arg _Retval _DeviceArg _DeviceRetval "
+    "_SysArg Const NoOp Placeholder VarHandleOp"
+)
+CONTROL = op_types(
+    "ControlTrigger Enter Exit Identity IdentityN LoopCond Merge "
+    "NextIteration PreventGradient StopGradient Switch _SwitchN"
+)
 PLUMBING = RUNTIME | CONTROL
 
 
@@ -81,27 +68,20 @@ class Node:
 
 def type_names(definition):
     """Get the names of the types among a `NodeDef`'s attributes, `T` first."""
-    found = []
+    types = []
     for key in sorted(definition.attr, key=lambda k: (k != "T", k)):
         value = definition.attr[key]
         kind = value.WhichOneof("value")
         if kind == "type":
-            found.append(value.type)
+            types.append(value.type)
         elif kind == "list":
-            found += value.list.type
-    return tuple(dict.fromkeys(tf.dtypes.as_dtype(t).name for t in found if t))
+            types += value.list.type
+    return tuple(dict.fromkeys(tf.dtypes.as_dtype(t).name for t in types if t))
 
 
 def read(partitions):
-    """Join partition graphs.
-
-    Args:
-        partitions: a list of `GraphDef`.
-
-    Returns:
-        A list of `Node`, linked.
-    """
-    nodes, by_name = [], {}
+    """Join a list of `GraphDef`, one a device, into linked nodes."""
+    nodes, by_name, ends = [], {}, {}
     for part, graph in enumerate(partitions):
         functions = {f.signature.name for f in graph.library.function}
         for definition in graph.node:
@@ -109,17 +89,13 @@ def read(partitions):
             node.hides = calls.kind(definition, functions)
             nodes.append(node)
             by_name[part, definition.name] = node
-    ends = {}
     for node in nodes:
         for source in node.definition.input:
-            if source.startswith("^"):
-                feeder = by_name.get((node.part, source[1:]))
-                if feeder is not None:
-                    node.controls.append(feeder)
-                continue
-            name, _, slot = source.partition(":")
+            name, _, slot = source.removeprefix("^").partition(":")
             feeder = by_name.get((node.part, name))
-            if feeder is not None:
+            if feeder is not None and source.startswith("^"):
+                node.controls.append(feeder)
+            elif feeder is not None:
                 node.inputs.append((feeder, int(slot or 0)))
         if node.op in SENDS + RECEIVES:
             key = node.attr["tensor_name"].s, node.attr["send_device"].s

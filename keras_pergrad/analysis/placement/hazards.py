@@ -5,11 +5,15 @@ is measured by the callback. `compare_devices` measures.
 """
 
 import dataclasses
+import re
 
 _ACTIVATIONS = {"Relu", "Relu6", "Elu", "LeakyRelu", "Tanh", "Sigmoid"}
 _CONTRACTIONS = {"MatMul", "Conv2D", "DepthwiseConv2dNative"}
 _WITH_BIAS = {"Conv2DWithBias"}
-_RANDOM = ("Random", "Stateless", "TruncatedNormal", "Multinomial", "Rng")
+_COUNTING = {"Add", "AddV2", "Sub", "AssignAddVariableOp"}
+_DRAWS = re.compile(
+    "(Random|Stateless|TruncatedNormal|Multinomial|Rng)(?!.*(KeyCounter|GetAlg))"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,93 +33,75 @@ class Hazard:
     layers: tuple[str, ...] = ()
 
 
-def _where(operations):
-    return tuple(dict.fromkeys(o.layer for o in operations if o.layer))
-
-
-def of_settings(jit_compile):
-    """Return hazards that follow from how the model was compiled."""
-    if not jit_compile:
-        return []
-    return [
-        Hazard(
-            "xla",
-            "error",
-            "jit_compile=True: tensorflow-metal brings no XLA compiler, and "
-            "TensorFlow stops with 'could not find registered compiler'. "
-            "Pass jit_compile=False to compile().",
-        )
-    ]
-
-
-def of_operations(operations):
-    """Return hazards that follow from the ops of a step."""
-    found = []
-
-    def add(code, severity, message, matching):
-        if matching:
-            found.append(Hazard(code, severity, message, _where(matching)))
-
-    add(
+_XLA = Hazard(
+    "xla",
+    "error",
+    "jit_compile=True: tensorflow-metal brings no XLA compiler, and "
+    "TensorFlow stops with 'could not find registered compiler'. "
+    "Pass jit_compile=False to compile().",
+)
+_FUSED = Hazard(
+    "fused_activation",
+    "wrong",
+    "matmul or convolution + bias + activation is fused into one op on Metal, "
+    "and users report wrong numbers from it. Run "
+    "keras_pergrad.compare_devices; if it finds a difference, set "
+    "TURN_OFF_REMAPPER=1 in the environment, or use another activation.",
+)
+# Hazards of one op: which, how bad, what is known, and where it applies.
+_OF_OPS = (
+    (
         "float64",
         "slow",
         "float64: Metal computes none of it, so these ops run on the CPU. "
         "Cast to float32.",
-        [o for o in operations if "float64" in o.dtypes and o.kind == "cpu"],
-    )
-    add(
+        lambda o: o.kind == "cpu" and "float64" in o.dtypes,
+    ),
+    (
         "int64_counter",
         "slow",
         "int64 counter: Metal has no int64 arithmetic, so the optimizer's "
         "step number travels to the CPU and back in every step. Keras makes "
         "it so; there is nothing to change in the model.",
-        [
-            o
-            for o in operations
-            if o.op in ("Add", "AddV2", "Sub", "AssignAddVariableOp")
-            and "int64" in o.dtypes
-            and o.kind == "cpu"
-        ],
-    )
-    add(
+        lambda o: o.kind == "cpu" and "int64" in o.dtypes and o.op in _COUNTING,
+    ),
+    (
         "random",
         "wrong",
         "random generator: old tensorflow-metal releases repeat the same "
         "numbers or fail for whole numbers. Check that two calls differ.",
-        [
-            o
-            for o in operations
-            if o.op.startswith(_RANDOM)
-            and o.kind != "cpu"
-            and "KeyCounter" not in o.op
-            and "GetAlg" not in o.op
-        ],
-    )
-    add(
+        lambda o: o.kind != "cpu" and _DRAWS.match(o.op),
+    ),
+    (
         "cudnn_rnn",
         "slow",
         "this RNN picked the cuDNN op because a GPU is listed: on Metal it "
         "is reported slow or failing. Pass use_cudnn=False to the layer.",
-        [o for o in operations if o.op.startswith("CudnnRNN")],
-    )
-    return found
+        lambda o: o.op.startswith("CudnnRNN"),
+    ),
+)
 
 
-def _only(users):
-    return users[0] if len(users) == 1 else None
+def of_settings(jit_compile):
+    """Return hazards that follow from how the model was compiled."""
+    return [_XLA] if jit_compile else []
+
+
+def of_operations(operations):
+    """Return hazards that follow from the ops of a step."""
+    return [
+        Hazard(code, severity, message, _names(layers))
+        for code, severity, message, applies in _OF_OPS
+        if (layers := [o.layer for o in operations if applies(o)])
+    ]
 
 
 def of_fusion(nodes, layer_of, on_metal=None):
-    """Find contraction + bias + activation, fused or about to be fused.
+    """Find contraction + bias + activation among linked nodes, as a list.
 
     TensorFlow's own fusions carry the parts in `fused_ops`; tensorflow-metal
     fuses after the graphs are handed over, so the unfused chain counts too.
-
-    Args:
-        nodes: the linked nodes of the step.
-        layer_of: a function from node name to layer.
-        on_metal: the nodes that run on Metal; by default those that are
-            not on a CPU.
+    By default what is not on a CPU is taken to be on Metal.
     """
     if on_metal is None:
         on_metal = {n for n in nodes if not n.device.startswith("CPU")}
@@ -123,34 +109,24 @@ def of_fusion(nodes, layer_of, on_metal=None):
     for node in nodes:
         for feeder, _ in node.inputs:
             users.setdefault(feeder, []).append(node)
-    found = []
-    for node in nodes:
-        if node not in on_metal:
-            continue
-        if node.op.startswith("_Fused"):
-            parts = {p.decode() for p in node.attr["fused_ops"].list.s}
-            if "BiasAdd" in parts and parts & _ACTIVATIONS:
-                found.append(layer_of(node.name))
-        elif node.op in _CONTRACTIONS or node.op in _WITH_BIAS:
-            bias = node
-            if node.op in _CONTRACTIONS:
-                bias = _only(users.get(node, []))
-                if bias is None or bias.op != "BiasAdd":
-                    continue
-            after = users.get(bias, [])
-            if any(user.op in _ACTIVATIONS for user in after):
-                found.append(layer_of(node.name))
-    if not found:
-        return []
-    return [
-        Hazard(
-            "fused_activation",
-            "wrong",
-            "matmul or convolution + bias + activation is fused into one op "
-            "on Metal, and users report wrong numbers from it. Run "
-            "keras_pergrad.compare_devices; if it finds a difference, set "
-            "TURN_OFF_REMAPPER=1 in the environment, or use another "
-            "activation.",
-            tuple(dict.fromkeys(name for name in found if name)),
-        )
-    ]
+    fused = [n for n in nodes if n in on_metal and _is_fused(n, users)]
+    layers = _names(layer_of(node.name) for node in fused)
+    return [dataclasses.replace(_FUSED, layers=layers)] if fused else []
+
+
+def _is_fused(node, users):
+    if node.op.startswith("_Fused"):
+        parts = {p.decode() for p in node.attr["fused_ops"].list.s}
+        return "BiasAdd" in parts and bool(parts & _ACTIVATIONS)
+    after = users.get(node, [])
+    if node.op in _CONTRACTIONS:
+        if [user.op for user in after] != ["BiasAdd"]:
+            return False
+        after = users.get(after[0], [])
+    elif node.op not in _WITH_BIAS:
+        return False
+    return any(user.op in _ACTIVATIONS for user in after)
+
+
+def _names(layers):
+    return tuple(dict.fromkeys(name for name in layers if name))

@@ -12,11 +12,33 @@ import functools
 import importlib.resources
 import json
 
+import tensorflow as tf
+
 from keras_pergrad.analysis.placement.graph import type_names
+from keras_pergrad.analysis.placement.kernels import DEVICE, GENERIC, NONE
 
 METAL_VERSION = "tensorflow-metal 1.2.0"
 OWN = "a table of your own"
-DEVICE, GENERIC, NONE = "device", "generic", "none"
+#: What to use on a Mac → in place of which ops.
+_HINTS = {
+    "Dense layers and matmul run on Metal, einsum does not": "Einsum",
+    "keras.activations.gelu(approximate=True) avoids it": "Erfc",
+    "relu and leaky_relu have kernels": (
+        "Elu EluGrad Selu SeluGrad Softplus SoftplusGrad"
+    ),
+    "tanh has a kernel": "Softsign SoftsignGrad",
+    "no replacement: 3-D convolutions train on the CPU": (
+        "Conv3D Conv3DBackpropFilterV2 Conv3DBackpropInputV2"
+    ),
+    "bilinear resizing has a forward kernel": "ResizeNearestNeighbor",
+    "do it in the data pipeline": "FloorMod Unique",
+    "a mask and a multiplication run on Metal": "Where",
+}
+
+
+def hint(op):
+    """Return what to use in place of an op without a kernel, or `""`."""
+    return next((h for h, ops in _HINTS.items() if op in ops.split()), "")
 
 
 @functools.cache
@@ -69,8 +91,6 @@ def metal(kernels=None):
 
 
 def _type(definition, key):
-    import tensorflow as tf
-
     if key not in definition.attr:
         return None
     return tf.dtypes.as_dtype(definition.attr[key].type).name
@@ -85,9 +105,9 @@ def data_type(definition):
     random = definition.op.startswith(("Random", "Stateless", "Truncated"))
     keys = ("dtype", "T") if random else ("T", "dtype")
     for key in (*keys, "Tparams", "Tidx"):
-        found = _type(definition, key)
-        if found is not None:
-            return found
+        name = _type(definition, key)
+        if name is not None:
+            return name
     names = type_names(definition)
     return names[0] if names else None
 
@@ -100,8 +120,7 @@ def _fits(definition, types):
 
 
 def _allows(definition, constraints):
-    for attr, types in constraints.items():
-        found = _type(definition, attr)
-        if found is not None and found not in types:
-            return False
-    return True
+    return all(
+        _type(definition, attr) in (None, *types)
+        for attr, types in constraints.items()
+    )

@@ -4,6 +4,7 @@ import functools
 
 import tensorflow as tf
 
+from keras_pergrad.analysis.placement.graph import op_types
 from keras_pergrad.keras_internals.kernel_registry import registered_kernels
 
 DEVICE, GENERIC, NONE = "device", "generic", "none"
@@ -11,58 +12,26 @@ DEVICE, GENERIC, NONE = "device", "generic", "none"
 # Kernels that TensorFlow registers for "GPU" itself, even in wheels without
 # CUDA. They pass tensors on, or hand whole graphs to XLA: none of them is the
 # plugin's. Those for the data pipeline and XLA are matched by prefix.
-_OWN_GPU = {
-    "BatchFunction",
-    "CheckPinned",
-    "DebugGradientIdentity",
-    "DeserializeSparse",
-    "DummyIterationCounter",
-    "Enter",
-    "Exit",
-    "Fact",
-    "GetOptions",
-    "Identity",
-    "IsTensorFloat32Enabled",
-    "MakeIterator",
-    "Merge",
-    "NextIteration",
-    "PlaceholderWithDefault",
-    "PreventGradient",
-    "RaggedTensorFromVariant",
-    "Reshape",
-    "StopGradient",
-    "Switch",
-    "UnwrapDatasetVariant",
-    "WrapDatasetVariant",
-    "_SwitchN",
-}
-_OWN_GPU_PREFIXES = (
-    "AnonymousIterator",
-    "Collective",
-    "DeleteIterator",
-    "Iterator",
-    "Optional",
-    "Ref",
-    "TensorArray",
-    "Xla",
-    "_EagerConst",
-    "_ScopedAllocator",
-    "_Xla",
+_OWN_GPU = op_types(
+    "BatchFunction CheckPinned DebugGradientIdentity DeserializeSparse "
+    "DummyIterationCounter Enter Exit Fact GetOptions Identity "
+    "IsTensorFloat32Enabled MakeIterator Merge NextIteration "
+    "PlaceholderWithDefault PreventGradient RaggedTensorFromVariant Reshape "
+    "StopGradient Switch UnwrapDatasetVariant WrapDatasetVariant _SwitchN"
+)
+_OWN_GPU_PREFIXES = tuple(
+    op_types(
+        "AnonymousIterator Collective DeleteIterator Iterator Optional Ref "
+        "TensorArray Xla _EagerConst _ScopedAllocator _Xla"
+    )
 )
 # Ops that live on the host whatever the accelerator: they talk to Python,
 # to files or to the data pipeline.
-_HOST_PREFIXES = (
-    "AnonymousIterator",
-    "Assert",
-    "DeleteIterator",
-    "EagerPyFunc",
-    "Iterator",
-    "Optional",
-    "Print",
-    "PyFunc",
-    "String",
-    "Timestamp",
-    "WriteSummary",
+_HOST_PREFIXES = tuple(
+    op_types(
+        "AnonymousIterator Assert DeleteIterator EagerPyFunc Iterator Optional "
+        "Print PyFunc String Timestamp WriteSummary"
+    )
 )
 _HOST_SUFFIXES = ("Dataset", "DatasetV2", "DatasetV3", "DatasetV4", "Summary")
 _HOST_TYPES = {"string"}
@@ -93,26 +62,19 @@ def owned_by_tensorflow(op):
 
 
 def serving(definition, device_type):
-    """Return what would run a node on a device of this type.
+    """Return what would run a `NodeDef` on a device of this type.
 
-    Args:
-        definition: a `NodeDef`.
-        device_type: `"GPU"`, `"METAL"`, ...
-
-    Returns:
-        `"device"`: a kernel of the accelerator. `"generic"`: TensorFlow's
-        own host code, run in the accelerator's name. `"none"`.
+    "device": a kernel of the accelerator. "generic": TensorFlow's own host
+    code, run in the accelerator's name. "none".
     """
-    for kernel in registered(definition.op):
-        if kernel.device_type == device_type:
-            if not _allows(kernel, definition.attr):
-                continue
-            generic = owned_by_tensorflow(definition.op)
-            return GENERIC if generic else DEVICE
-    for kernel in registered(definition.op):
-        if kernel.device_type == "DEFAULT" and _allows(kernel, definition.attr):
-            return GENERIC
-    return NONE
+    types = {
+        kernel.device_type
+        for kernel in registered(definition.op)
+        if _allows(kernel, definition.attr)
+    }
+    if device_type in types:
+        return GENERIC if owned_by_tensorflow(definition.op) else DEVICE
+    return GENERIC if "DEFAULT" in types else NONE
 
 
 def is_host_op(op, dtypes=()):
@@ -128,8 +90,7 @@ def reason(definition, dtypes, device_type, platform):
     """Return why a node is on the CPU although there is an accelerator."""
     if is_host_op(definition.op, dtypes):
         return "host-only op"
-    kind = serving(definition, device_type)
-    if kind != NONE:
+    if serving(definition, device_type) != NONE:
         return (
             f"{platform} has a kernel: TensorFlow kept it beside a tensor "
             f"on the CPU, or the program asked for the CPU"
@@ -151,11 +112,8 @@ def reason(definition, dtypes, device_type, platform):
 
 
 def _refused(definition, kernels):
-    """Return the types that no kernel takes → the types taken instead.
-
-    A kernel may be chosen by several types (data, indices), most of which
-    are fine.
-    """
+    """Return the types that no kernel takes → the types taken instead."""
+    # A kernel may be chosen by several types (data, indices); most are fine.
     refused = {}
     for attr, value in definition.attr.items():
         allowed = [

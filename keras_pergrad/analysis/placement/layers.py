@@ -12,50 +12,36 @@ from keras_pergrad.keras_internals.model_parts import inner_layers
 
 
 class Layers:
-    """Maps node names to layers.
-
-    Args:
-        model: the Keras model.
-        names: all node names of the graph.
-    """
+    """Maps node names to layers."""
 
     def __init__(self, model, names):
         layers = inner_layers(model)
         self._names = {layer.name for layer in layers}
-        self._models = {model.name}
         optimizer = getattr(model, "optimizer", None)
-        self._optimizer = getattr(optimizer, "name", None)
+        name = getattr(optimizer, "name", None)
+        self._optimizer = {name, _stripped(name)} if name else set()
         parts = {part for name in names for part in name.split("/")}
-        known = self._names | self._models
+        known = {*self._names, model.name}
         plain = sum(name in parts for name in known)
         marked = sum(f"{name}_1" in parts for name in known)
         self._marked = marked > plain
 
     def __call__(self, name):
         """`'dense'`, `'block/dense'`, `'optimizer'`, `'loss'` or `''`."""
-        found = []
-        for part in name.split("/"):
-            layer = self._layer(part)
-            if layer in self._names and layer not in found:
-                found.append(layer)
-        if found:
-            return "/".join(found)
-        return self._outside(name)
+        parts = name.split("/")
+        layers = [self._layer(part) for part in parts]
+        if any(layers):
+            return "/".join(dict.fromkeys(filter(None, layers)))
+        both = {*parts, *map(_stripped, parts)}
+        if both & self._optimizer:
+            return "optimizer"
+        return "loss" if "compile_loss" in both else ""
 
     def _layer(self, part):
-        stripped = re.sub(r"_\d+$", "", part)
-        choices = [stripped, part] if self._marked else [part, stripped]
-        for choice in choices:
-            if choice in self._names:
-                return choice
-        return None
+        choices = [part, _stripped(part)]
+        known = [choice for choice in choices if choice in self._names]
+        return known[-1 if self._marked else 0] if known else None
 
-    def _outside(self, name):
-        parts = [re.sub(r"_\d+$", "", part) for part in name.split("/")]
-        if self._optimizer and self._optimizer in name.split("/"):
-            return "optimizer"
-        if self._optimizer and re.sub(r"_\d+$", "", self._optimizer) in parts:
-            return "optimizer"
-        if "compile_loss" in parts:
-            return "loss"
-        return ""
+
+def _stripped(part):
+    return re.sub(r"_\d+$", "", part)

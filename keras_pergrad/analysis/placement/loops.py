@@ -1,18 +1,30 @@
 """The number of times that each node of a step runs.
 
 Loops arrive as rings of Enter, Merge, Switch, NextIteration and Exit nodes,
-one frame a loop. A node in a frame runs once per iteration. The number of
-iterations is read from the loop's own condition if this counts up to a
-constant, as in every RNN of fixed length. Otherwise the answer is "unknown",
-never a guess. The loop that `steps_per_execution` makes is the exception: it
-counts as one turn, so that figures are for one step.
+one frame a loop. A node in a frame runs once per iteration. A loop's condition
+is followed from turn to turn if it depends on whole numbers that are known, as
+in every RNN of fixed length. Otherwise the answer is "unknown", never a guess.
+The loop that `steps_per_execution` makes is the exception: it counts as one
+turn, so that figures are for one step.
 """
+
+import operator
 
 import tensorflow as tf
 
 from keras_pergrad.analysis.placement.graph import RECEIVES, through_plumbing
 
-_LIMITS = {"Less": 0, "LessEqual": 1}
+_MOST = 100_000  # turns of a loop that are followed
+_COMPUTED = {
+    "Add": operator.add,
+    "AddV2": operator.add,
+    "Less": operator.lt,
+    "LessEqual": operator.le,
+    "LogicalAnd": operator.and_,
+    "Maximum": max,
+    "Minimum": min,
+}
+_PASSING = ("Enter", "LoopCond", "NextIteration", "Switch")
 # How the loop over steps differs from a loop inside a step: it takes batches,
 # and it asks whether there is one more.
 _BATCH_OPS = {"IteratorGetNext", "OptionalGetValue"}
@@ -20,11 +32,7 @@ _STEP_TESTS = {"Less", "LogicalAnd", "OptionalHasValue"}
 
 
 class Runs:
-    """Counts executions. Call it with a node; `None` means unknown.
-
-    Args:
-        nodes: the list of linked nodes that `graph.read` returns.
-    """
+    """Counts executions. Call it with a linked node; `None` means unknown."""
 
     def __init__(self, nodes):
         self._parent = {}  # frame → the frame around it
@@ -32,28 +40,29 @@ class Runs:
         self._branches = {}  # node → {(test, outcome)} it depends on
         self._bodies = {}  # node → the loops whose body it is in
         self._conditions = {}
-        self._trips = {}
-        self._solving = set()
-        order = self._in_order(nodes)
+        self._variables = {}  # frame → Merge → op → what feeds it
+        self._ends = {}
+        order = _feeders_first(nodes)
         for node in order:
             self._settle_frame(node)
         self._steps = {
             self._frame[node] for node in nodes if node.op in _BATCH_OPS
         } - {None}
-        self._trips |= dict.fromkeys(self._steps, 1)
         for node in order:
             self._settle_branches(node)
-        for node in nodes:
+            frame = self._frame[node]
             if node.op == "LoopCond":
-                frame = self._frame[node]
                 self._conditions.setdefault(frame, []).append(node)
+            ends = {feeder.op: feeder for feeder, _ in node.inputs}
+            if node.op == "Merge" and {"Enter", "NextIteration"} <= set(ends):
+                self._variables.setdefault(frame, {})[node] = ends
 
     def __call__(self, node):
         if self._branches.get(node):
             return None
         frame, product = self._frame.get(node), 1
         while frame is not None:
-            trips = self.trips(frame)
+            trips = 1 if frame in self._steps else self._end(frame)[0]
             if trips is None:
                 return None
             # The test at the head of a loop runs once more, and fails.
@@ -66,39 +75,6 @@ class Runs:
     def over_steps(self):
         """Whether the graph is a loop over several steps."""
         return bool(self._steps)
-
-    def trips(self, frame):
-        """Return the iterations of one loop, `None` if they cannot be read."""
-        if frame not in self._trips:
-            if frame in self._solving:
-                return None
-            self._solving.add(frame)
-            self._trips[frame] = self._solve(frame)
-            self._solving.discard(frame)
-        return self._trips[frame]
-
-    def _in_order(self, nodes):
-        """Put feeders first; a NextIteration closes a ring and may be late."""
-        done, order = set(), []
-        for root in nodes:
-            stack = [(root, False)]
-            while stack:
-                node, expanded = stack.pop()
-                if expanded:
-                    order.append(node)
-                    continue
-                if node in done:
-                    continue
-                done.add(node)
-                stack.append((node, True))
-                feeders = [feeder for feeder, _ in node.inputs]
-                feeders += node.controls
-                if node.op == "Merge":
-                    feeders = [f for f in feeders if f.op != "NextIteration"]
-                if node.op in RECEIVES and node.partner is not None:
-                    feeders.append(node.partner)
-                stack += [(f, False) for f in feeders if f not in done]
-        return order
 
     def _settle_frame(self, node):
         feeders = [feeder for feeder, _ in node.inputs] + node.controls
@@ -113,19 +89,15 @@ class Runs:
     def _settle_branches(self, node):
         sources = [*node.inputs, *((f, None) for f in node.controls)]
         if node.op in RECEIVES and node.partner is not None:
-            # If the sender does not run, what follows here does not run
-            # either.
+            # If the sender does not run, what follows here does not either.
             sources.append((node.partner, None))
+        join = frozenset().union
         if node.op == "Merge":  # after an "if", or at the head of a loop
             sources = [s for s in node.inputs if s[0] in self._branches]
-        edges = [self._along(*source) for source in sources]
-        bodies = [self._bodies_along(*source) for source in sources]
-        if node.op == "Merge" and edges:
-            self._branches[node] = frozenset.intersection(*edges)
-            self._bodies[node] = frozenset.intersection(*bodies)
-        else:
-            self._branches[node] = frozenset().union(*edges)
-            self._bodies[node] = frozenset().union(*bodies)
+            if sources:
+                join = frozenset.intersection
+        self._branches[node] = join(*(self._along(*s) for s in sources))
+        self._bodies[node] = join(*(self._bodies_along(*s) for s in sources))
 
     def _bodies_along(self, feeder, slot):
         bodies = self._bodies.get(feeder, frozenset())
@@ -159,106 +131,87 @@ class Runs:
             frame, depth = self._parent.get(frame), depth + 1
         return depth
 
-    def _solve(self, frame):
-        limits = []
-        for condition in self._conditions.get(frame, ()):
-            node, _ = through_plumbing(*condition.inputs[0])
-            if node.op == "LoopCond":  # the same loop on another device
-                continue
-            tests = [node]
-            while tests:
-                test = tests.pop()
-                if test.op == "LogicalAnd":
-                    tests += [through_plumbing(*i)[0] for i in test.inputs]
-                elif test.op in _LIMITS:
-                    limits.append(self._limit(test))
-                else:
-                    return None
-        if not limits or None in limits:
-            return None
-        return max(0, min(limits))
+    def _end(self, frame):
+        """Return a loop's turns (or None) and its variables after them."""
+        if frame not in self._ends:
+            self._ends[frame] = None, {}  # where the loop needs its own end
+            self._ends[frame] = self._follow(frame)
+        return self._ends[frame]
 
-    def _limit(self, test):
-        """Return iterations until `counter < bound` fails."""
-        counter = self._counter(*through_plumbing(*test.inputs[0]))
-        bound = self._value(*test.inputs[1])
-        if counter is None or bound is None:
-            return None
-        start, step = counter
-        return -(-(bound + _LIMITS[test.op] - start) // step)
+    def _follow(self, frame):
+        variables = self._variables.get(frame, {})
+        now = _known(
+            {m: self._value(ends["Enter"]) for m, ends in variables.items()}
+        )
+        tests = self._conditions.get(frame, [])
+        for turns in range(_MOST if tests else 0):
+            goes_on = [self._value(test, now) for test in tests]
+            if None in goes_on:
+                break
+            if not all(goes_on):
+                return turns, now
+            turned = {m: variables[m]["NextIteration"] for m in now}
+            now = _known({m: self._value(n, now) for m, n in turned.items()})
+        return None, {}
 
-    def _counter(self, node, _slot=0):
-        """Return `(start, step)` of a variable that grows by a constant."""
-        if node.op != "Merge":
-            return None
-        start = step = None
-        for feeder, slot in node.inputs:
-            if feeder.op == "Enter":
-                start = self._value(feeder, slot)
-            elif feeder.op == "NextIteration":
-                add, _ = through_plumbing(*feeder.inputs[0])
-                if add.op in ("AddV2", "Add"):
-                    step = self._step(add, node)
-        if start is None or not step or step < 0:
-            return None
-        return start, step
+    def _value(self, node, now=None):
+        """Return the whole number or truth of a scalar, None if unknown.
 
-    def _step(self, add, merge):
-        amount = None
-        turns = False
-        for feeder, slot in add.inputs:
-            source, at = through_plumbing(feeder, slot)
-            if source.op == "Switch" and self._head(source) is merge:
-                turns = True
-            else:
-                amount = self._value(source, at)
-        return amount if turns else None
-
-    @staticmethod
-    def _head(switch):
-        return through_plumbing(*switch.inputs[0])[0]
-
-    def _value(self, node, slot=0):
-        """Return the whole number a scalar tensor holds, if it can be told."""
-        node, slot = through_plumbing(node, slot)
+        `now` holds the variables of the loop that is followed.
+        """
+        now = now or {}
+        node, _ = through_plumbing(node)
+        if node in now:
+            return now[node]
         if node.op == "Const":
-            value = tf.make_ndarray(node.attr["value"].tensor)
-            whole = value.ndim == 0 and value.dtype.kind in "iu"
-            return int(value) if whole else None
-        if node.op == "Enter":
-            return self._value(*node.inputs[0])
-        if node.op in ("Maximum", "Minimum"):
-            values = [self._value(*i) for i in node.inputs]
-            pick = max if node.op == "Maximum" else min
-            return None if None in values else pick(values)
-        if node.op == "Switch" or node.op == "Exit":
-            head = self._head(node)
-            if node.op == "Exit" and head.op == "Switch":
-                head = self._head(head)
-            if head.op != "Merge":
-                return None
-            if node.op == "Exit":
-                return self._exit_value(head)
-            return self._unchanging(head)
-        if node.op == "Merge":
-            return self._unchanging(node)
+            value = node.attr["value"].tensor
+            whole = tf.dtypes.as_dtype(value.dtype).is_integer
+            scalar = whole and not value.tensor_shape.dim
+            return int(tf.make_ndarray(value)) if scalar else None
+        if node.op in _PASSING:
+            return self._value(node.inputs[0][0], now)
+        if node.op in _COMPUTED:
+            values = [self._value(feeder, now) for feeder, _ in node.inputs]
+            return None if None in values else _COMPUTED[node.op](*values)
+        if node.op == "Exit":
+            merge = _head(node)
+            return self._end(self._frame[merge])[1].get(merge)
+        ends = self._variables.get(self._frame[node], {}).get(node)
+        if ends and _head(ends["NextIteration"]) is node:  # it never changes
+            return self._value(ends["Enter"])
         return None
 
-    def _exit_value(self, merge):
-        counter = self._counter(merge)
-        if counter is None:
-            return self._unchanging(merge)
-        trips = self.trips(self._frame[merge])
-        return None if trips is None else counter[0] + counter[1] * trips
 
-    def _unchanging(self, merge):
-        """Return the value of a variable that the loop does not change."""
-        start = None
-        for feeder, slot in merge.inputs:
-            if feeder.op == "Enter":
-                start = self._value(feeder, slot)
-            elif feeder.op == "NextIteration":
-                source, _ = through_plumbing(*feeder.inputs[0])
-                if source.op != "Switch" or self._head(source) is not merge:
-                    return None
-        return start
+def _known(values):
+    return {k: value for k, value in values.items() if value is not None}
+
+
+def _head(node):
+    """Return the Merge behind an Exit or NextIteration, past its Switch."""
+    node, _ = through_plumbing(*node.inputs[0])
+    if node.op == "Switch":
+        node, _ = through_plumbing(*node.inputs[0])
+    return node
+
+
+def _feeders_first(nodes):
+    """Put feeders first; a NextIteration closes a ring and may be late."""
+    done, order = set(), []
+    for root in nodes:
+        stack = [(root, False)]
+        while stack:
+            node, expanded = stack.pop()
+            if expanded:
+                order.append(node)
+                continue
+            if node in done:
+                continue
+            done.add(node)
+            stack.append((node, True))
+            feeders = [feeder for feeder, _ in node.inputs] + node.controls
+            if node.op == "Merge":
+                feeders = [f for f in feeders if f.op != "NextIteration"]
+            if node.op in RECEIVES and node.partner is not None:
+                feeders.append(node.partner)
+            stack += [(f, False) for f in feeders if f not in done]
+    return order

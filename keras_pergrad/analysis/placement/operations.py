@@ -39,73 +39,51 @@ class Operation:
 
 @dataclasses.dataclass(frozen=True)
 class Placed:
-    """What the partition graphs of one step say."""
+    """What is known of one step that was placed."""
 
     operations: list
-    copies: list
     opaque: list  # (name, device, "XLA" or "call")
+    copies: list | None  # None: not visible
     nodes: list
+    layer_of: layers.Layers
 
 
 def read(partitions, model, device=None):
-    """Summarise partition graphs.
-
-    Args:
-        partitions: a list of `GraphDef`.
-        model: the Keras model, for the layers' names.
-        device: the accelerator, a `devices.Device`, or `None`.
-
-    Returns:
-        A `Placed`.
-    """
+    """Return the `Placed` step of partition graphs."""
     nodes = graph.read(partitions)
     runs = loops.Runs(nodes)
     layer_of = layers.Layers(model, [node.name for node in nodes])
-    operations, opaque = of_nodes(nodes, runs, layer_of, device)
-    return Placed(operations, copies.find(nodes, runs, layer_of), opaque, nodes)
+    ops, opaque = of_nodes(nodes, runs, layer_of, device)
+    moved = copies.find(nodes, runs, layer_of)
+    return Placed(ops, opaque, moved, nodes, layer_of)
 
 
 def of_nodes(nodes, runs, layer_of, device):
-    """Return the operations among nodes, and what hides others.
-
-    Args:
-        nodes: linked nodes.
-        runs: a `loops.Runs`.
-        layer_of: a function from node name to layer.
-        device: the accelerator, or `None`.
-
-    Returns:
-        `(list of Operation, list of (name, device, "XLA" or "call"))`.
-    """
-    operations, opaque = [], []
-    for node in nodes:
-        if node.op in graph.PLUMBING:
-            continue
-        if node.hides:
-            opaque.append((node.name, node.device, node.hides))
-        else:
-            operations.append(_operation(node, runs, layer_of, device))
+    """Return the `Operation`s, and what hides others: (name, device, how)."""
+    nodes = [node for node in nodes if node.op not in graph.PLUMBING]
+    opaque = [(n.name, n.device, n.hides) for n in nodes if n.hides]
+    operations = [
+        placed(n, layer_of(n.name), runs(n), device)
+        for n in nodes
+        if not n.hides
+    ]
     return operations, opaque
 
 
-def _operation(node, runs, layer_of, device):
+def placed(node, layer, runs, accelerator):
+    """Return the `Operation` of a `graph.Node` on the device where it ran."""
     kind, why = "cpu", ""
     if not node.device.startswith("CPU"):
         device_type = node.device.partition(":")[0]
         kind = kernels.serving(node.definition, device_type)
         # Kernels made for one graph at run time are not in the registry.
         kind = kernels.DEVICE if kind == kernels.NONE else kind
-    elif device is not None:
+    elif accelerator is not None:
         why = kernels.reason(
-            node.definition, node.dtypes, device.type, device.platform
+            node.definition,
+            node.dtypes,
+            accelerator.type,
+            accelerator.platform,
         )
-    return Operation(
-        node.op,
-        node.name,
-        node.device,
-        kind,
-        node.dtypes,
-        layer_of(node.name),
-        runs(node),
-        why,
-    )
+    where = node.device, kind, node.dtypes, layer
+    return Operation(node.op, node.name, *where, runs, why)

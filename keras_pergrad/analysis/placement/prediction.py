@@ -1,5 +1,9 @@
 """A prediction of where a step runs on a machine that is not at hand."""
 
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import keras
 import tensorflow as tf
 
 from keras_pergrad.analysis.placement import (
@@ -9,10 +13,10 @@ from keras_pergrad.analysis.placement import (
     kernels,
     layers,
     loops,
-    metal_advice,
 )
 from keras_pergrad.analysis.placement.operations import Operation
 from keras_pergrad.analysis.placement.placement_report import PlacementReport
+from keras_pergrad.common.deprecation import former
 from keras_pergrad.keras_internals.graph_session import (
     Replica,
     as_in_fit,
@@ -28,8 +32,6 @@ _PLATFORMS = ("metal",)
 # tensorflow-metal switches TensorFlow's own remapping and layout passes off,
 # so the graph to judge is the one without them. (2 is RewriterConfig.OFF.)
 _REWRITES = {"remapping": 2, "layout_optimizer": 2}
-
-
 # On x86, oneDNN rewrites a CPU graph last and merges pairs of ops that stay
 # apart on an accelerator.
 _MERGED = {
@@ -37,9 +39,19 @@ _MERGED = {
     "Conv2DBackpropFilterWithBias": ("Conv2DBackpropFilter", "BiasAddGrad"),
     "PadWithConv2D": ("Pad", "Conv2D"),
 }
+# They take the handle of a variable, as those whose names begin "Resource".
+_PINNED = {"RngReadAndSkip", "RngSkip", "StatefulUniform"}
 
 
-def predict_placement(model, x, y, platform="metal", kernels_table=None):
+@former("platform", "kernels_table")
+def predict_placement(
+    model: keras.Model,
+    x: Any,
+    y: Any,
+    *,
+    platform: Literal["metal"] = "metal",
+    kernels_table: Mapping[str, list[str]] | None = None,
+) -> PlacementReport:
     """Predict where a training step would run on a Mac with Metal.
 
     The step is traced and optimised as in TensorFlow. Each op is then looked
@@ -87,17 +99,21 @@ def predict_placement(model, x, y, platform="metal", kernels_table=None):
     nodes = optimised_nodes(model, as_in_fit((x, y)))
     layer_of = layers.Layers(model, [node.name for node in nodes])
     runs = loops.Runs(nodes)
-    places = _places(nodes, table)
     report = PlacementReport(None, "Metal", prediction=table.version)
     report.copies = None
     report.opaque = [(n.name, "", n.hides) for n in nodes if n.hides]
-    for (node, op), kind in places.items():
+    on_device = set()
+    for node, op, kind in _places(nodes, table):
+        layer = layer_of(node.name)
         if kind == "error":
-            report.errors.append(_error(node, op, layer_of(node.name)))
+            report.errors.append(_error(node, op, layer))
             kind = "cpu"
-        operation = _operation(node, op, kind, table, layer_of, runs)
-        report.operations.append(operation)
-    on_device = {node for (node, _), kind in places.items() if kind != "cpu"}
+        if kind != "cpu":
+            on_device.add(node)
+        where = "CPU:0" if kind == "cpu" else "GPU:0"
+        why = _reason(node, op, table) if kind == "cpu" else ""
+        at = node.name, where, kind, node.dtypes, layer
+        report.operations.append(Operation(op, *at, runs(node), why))
     report.hazards += hazards.of_settings(_forced_xla(model))
     report.hazards += hazards.of_operations(report.operations)
     report.hazards += hazards.of_fusion(nodes, layer_of, on_device)
@@ -124,8 +140,7 @@ def _forced_xla(model):
 
 
 def _places(nodes, table):
-    """Return `(node, op)` → `"device"`, `"generic"`, `"cpu"` or `"error"`."""
-    places = {}
+    """Yield a node, its op, and "device", "generic", "cpu" or "error"."""
     for node in nodes:
         if node.op in graph.PLUMBING or node.hides:
             continue
@@ -133,52 +148,23 @@ def _places(nodes, table):
             kind = table.serving(node.definition, op)
             if kernels.is_host_op(op, node.dtypes):
                 kind = "cpu"
-            elif kind == kernel_tables.NONE:
-                kind = "error" if _is_pinned(op) else "cpu"
-            places[node, op] = kind
-    return places
-
-
-def _is_pinned(op):
-    """Whether an op takes a variable's handle.
-
-    The variable lives on the accelerator, and TensorFlow does not move an
-    op away from its variable: without a kernel there it gives up.
-    """
-    return op.startswith("Resource") or op in (
-        "RngReadAndSkip",
-        "RngSkip",
-        "StatefulUniform",
-    )
-
-
-def _operation(node, op, kind, table, layer_of, runs):
-    why = ""
-    if kind == "cpu":
-        why = _reason(node, op, table)
-        hint = metal_advice.for_op(op)
-        why += f"; {hint}" if hint else ""
-    return Operation(
-        op,
-        node.name,
-        "CPU:0" if kind == "cpu" else "GPU:0",
-        kind,
-        node.dtypes,
-        layer_of(node.name),
-        runs(node),
-        why,
-    )
+            elif kind == kernels.NONE:
+                # A variable's ops are not moved away from the accelerator.
+                pinned = op.startswith("Resource") or op in _PINNED
+                kind = "error" if pinned else "cpu"
+            yield node, op, kind
 
 
 def _reason(node, op, table):
+    types, why = table.known_types(op), "no Metal kernel"
     if kernels.is_host_op(op, node.dtypes):
-        return "host-only op"
-    types = table.known_types(op)
-    if not types:
-        return "no Metal kernel"
-    wanted = kernel_tables.data_type(node.definition)
-    listed = ", ".join(types[:6]) + (", ..." if len(types) > 6 else "")
-    return f"no Metal kernel for {wanted} (only {listed})"
+        why = "host-only op"
+    elif types:
+        wanted = kernel_tables.data_type(node.definition)
+        listed = ", ".join(types[:6]) + (", ..." if len(types) > 6 else "")
+        why = f"{why} for {wanted} (only {listed})"
+    hint = kernel_tables.hint(op)
+    return f"{why}; {hint}" if hint else why
 
 
 def _error(node, op, layer):

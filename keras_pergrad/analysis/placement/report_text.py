@@ -21,16 +21,8 @@ def _wrap(line, indent=2, hang=4):
 
 
 def _names(layers, most=3):
-    if not layers:
-        return ""
-    rest = len(layers) - most
-    shown = ", ".join(layers[:most])
-    return shown + (f" and {rest} more" if rest > 0 else "")
-
-
-def _kinds(report):
-    counts = collections.Counter(o.kind for o in report.operations)
-    return counts["device"], counts["generic"], counts["cpu"]
+    rest = f" and {len(layers) - most} more" if len(layers) > most else ""
+    return f" [{', '.join(layers[:most])}{rest}]" if layers else ""
 
 
 def render(report):
@@ -44,8 +36,8 @@ def render(report):
         lines += _operations(report)
     lines += [_wrap(f"STOPS: {error}") for error in report.errors]
     for hazard in report.hazards:
-        where = f" [{_names(hazard.layers)}]" if hazard.layers else ""
-        lines.append(_wrap(f"{hazard.severity}: {hazard.message}{where}"))
+        text = f"{hazard.severity}: {hazard.message}{_names(hazard.layers)}"
+        lines.append(_wrap(text))
     lines += [_wrap(f"note: {note}") for note in report.notes]
     if report.deep is not None:
         lines += [_wrap(line) for line in report.deep.lines(report.device)]
@@ -91,26 +83,23 @@ def _opaque(parts, most=3):
 
 
 def _operations(report):
-    device, generic, cpu = _kinds(report)
-    lines = []
+    kinds = collections.Counter(o.kind for o in report.operations)
+    device, generic, cpu = (kinds[k] for k in ("device", "generic", "cpu"))
     if report.device is None and not report.prediction:
-        lines.append(_wrap(f"ops of one step: {cpu}, all on the CPU"))
-        return lines
+        return [_wrap(f"ops of one step: {cpu}, all on the CPU")]
     name = report.device or report.platform
-    lines.append(
+    lines = [
         _wrap(
             f"ops of one step: {device + generic} on {name} "
             f"({device} {report.platform} kernels, {generic} of "
             f"TensorFlow's host kernels), {cpu} on the CPU"
         )
-    )
+    ]
     for op, why, number, layers in report.fallbacks():
         times = f" ×{number}" if number > 1 else ""
-        where = f" [{_names(layers)}]" if layers else ""
-        lines.append(_wrap(f"on the CPU: {op}{times}: {why}{where}", 4))
-    if not report.prediction:
-        lines.append(_wrap(_copies(report)))
-    return lines
+        text = f"on the CPU: {op}{times}: {why}{_names(layers)}"
+        lines.append(_wrap(text, 4))
+    return lines if report.prediction else [*lines, _wrap(_copies(report))]
 
 
 def _copies(report):
@@ -119,9 +108,12 @@ def _copies(report):
     total = report.device_copies
     if total is None:
         at_least = sum(c.runs or 0 for c in report.copies)
+        open_ones = [c.layer for c in report.copies if c.runs is None]
+        where = _names(tuple(dict.fromkeys(filter(None, open_ones))))
         return (
-            f"copies a step: at least {at_least}; some stand in a loop or "
-            f"branch whose course cannot be read (deep=True counts them)"
+            f"copies a step: at least {at_least}, and {len(open_ones)} in a "
+            f"loop or branch whose course cannot be read{where} (deep=True "
+            f"counts them)"
         )
     ways = copying.by_direction(report.copies)
     return (

@@ -66,20 +66,7 @@ def _size(count):
 
 
 def replay(model, data, spec=None, steps=5):
-    """Replay one training step of a model on one batch.
-
-    Args:
-        model: the compiled Keras model; it is left as it is.
-        data: what `train_step` takes, as arrays.
-        spec: the input pipeline's `TensorSpec`s, if there is one.
-        steps: how many steps are timed, on each device.
-
-    Returns:
-        A `DeepReport`.
-
-    Raises:
-        NotReplayable: the step has state other than variables.
-    """
+    """Replay one step on a batch of arrays; raises `NotReplayable`."""
     concrete, values = trace_step(model.train_step, data, spec)
     metadata = tf.compat.v1.RunMetadata()
     with Replica(concrete) as placed:
@@ -93,12 +80,12 @@ def replay(model, data, spec=None, steps=5):
     return analyse(metadata, step_ms, cpu_ms)
 
 
-def median_ms(replica, values, steps, fetches=None):
+def median_ms(replica, values, steps):
     """Return the median wall time of a few runs, in milliseconds."""
     times = []
     for _ in range(steps):
         start = time.perf_counter()
-        replica.run(values, fetches)
+        replica.run(values)
         times.append(time.perf_counter() - start)
     return sorted(times)[len(times) // 2] * 1e3
 

@@ -48,18 +48,7 @@ class Suspect:
 
 
 def find(concrete, values, device, layer_of, judge):
-    """Look for the op behind a difference.
-
-    Args:
-        concrete: the traced function.
-        values: its inputs.
-        device: the device's short name.
-        layer_of: a function from node name to layer.
-        judge: a function from outputs to name → `Verdict`.
-
-    Returns:
-        A `Suspect`.
-    """
+    """Return the `Suspect` behind a difference."""
     differing, suspect = _one_by_one(concrete, values, device, layer_of)
     if suspect is not None:
         return suspect
@@ -69,22 +58,15 @@ def find(concrete, values, device, layer_of, judge):
 
 
 def _one_by_one(concrete, values, device, layer_of):
-    """Run each op on the device with the CPU's inputs, until one is wrong.
-
-    Returns:
-        `(name of the first op that differs in place, Suspect or None)`.
-    """
+    """Return the first op that differs in place, and the first wrong alone."""
     with Replica(concrete, device="/device:CPU:0") as cpu:
-        tensors = _fetchable(cpu)
-        right = dict(
-            zip([t.name for t in tensors], cpu.run(values, fetches=tensors))
-        )
+        right = {t.name: value for t, value in _run(cpu, values).items()}
     first, tried = None, 0
     with Replica(concrete, device=f"/device:{device}") as replica:
-        tensors = _fetchable(replica)
-        there = dict(zip(tensors, replica.run(values, fetches=tensors)))
+        there = _run(replica, values)
         for op in replica.graph.get_operations():
-            outputs = [t for t in op.outputs if t in there and _is_real(t)]
+            outputs = [t for t in op.outputs if t in there]
+            outputs = [t for t in outputs if t.dtype.is_floating]
             if all(_verdict(op, right, t, there[t]).ok for t in outputs):
                 continue
             first = first or op.name
@@ -98,16 +80,13 @@ def _one_by_one(concrete, values, device, layer_of):
             for tensor, value in zip(outputs, alone):
                 verdict = _verdict(op, right, tensor, value)
                 if not verdict.ok:
-                    layer = layer_of(op.name)
-                    found = Suspect(
-                        op.type, op.name, layer, True, verdict.error
-                    )
-                    return first, found
+                    where = op.type, op.name, layer_of(op.name)
+                    return first, Suspect(*where, True, verdict.error)
     return first, None
 
 
-def _fetchable(replica):
-    """Return the tensors of the graph that can be fetched and fed."""
+def _run(replica, values):
+    """Return all tensors of the graph that can be fetched and fed."""
     idle = graph.RUNTIME - {"Const"}
     made = [
         tensor
@@ -116,11 +95,8 @@ def _fetchable(replica):
         for tensor in op.outputs
     ]
     handles = (tf.resource, tf.variant, tf.string)
-    return [t for t in [*replica.inputs, *made] if t.dtype not in handles]
-
-
-def _is_real(tensor):
-    return tensor.dtype.is_floating
+    tensors = [t for t in [*replica.inputs, *made] if t.dtype not in handles]
+    return dict(zip(tensors, replica.run(values, fetches=tensors)))
 
 
 def _verdict(op, right, tensor, value):

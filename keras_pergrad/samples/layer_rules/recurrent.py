@@ -95,9 +95,8 @@ def _where(condition, tensor):
 def _recurrence(cell, z, initial_state, mask, sequence):
     """Run all steps, with gradients only for `z` and the initial state.
 
-    Returns:
-        h of all steps (n, t, u) if `sequence`, else None; the last states;
-        h before each step, and the other tensors for the cell's gradients.
+    Return h of all steps (n, t, u) if `sequence`, else None; the last states;
+    h before each step, and the other tensors for the cell's gradients.
     """
     steps = z.shape[1]
     scan = Scan(tf.shape(z)[1] if steps is None else steps)

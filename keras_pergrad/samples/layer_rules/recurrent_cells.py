@@ -41,11 +41,7 @@ def _activate(activation, z):
 
 
 class Cell:
-    """One recurrent cell of Keras.
-
-    Args:
-        cell: the Keras cell.
-    """
+    """One recurrent cell of Keras."""
 
     def __init__(self, cell):
         self.cell = cell
@@ -84,14 +80,7 @@ class Cell:
         raise NotImplementedError
 
     def gradients(self, inputs, hidden, extras, dz):
-        """Yield (variable, factor) pairs.
-
-        Args:
-            inputs: (n, t, i).
-            hidden: h before each step, (n, t, u).
-            extras: the extras that `forward` returned.
-            dz: the gradient of Z.
-        """
+        """Yield (variable, factor); `hidden` is h before each step, (n,t,u)."""
         yield self.cell.kernel, Outer(inputs, dz)
         yield self.cell.recurrent_kernel, Outer(hidden, dz)
         if self.cell.use_bias:

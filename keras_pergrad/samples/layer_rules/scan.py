@@ -51,14 +51,7 @@ class Scan:
     def run(self, step, carry, sequences, reverse=False):
         """Run `carry, outputs = step(carry, items)` for each step.
 
-        Args:
-            step: a function of the carry and of one item of each sequence.
-            carry: a list of tensors.
-            sequences: a list of sequences.
-            reverse: whether to start with the last step.
-
-        Returns:
-            The last carry, and a list of sequences of the outputs.
+        Return the last carry, and a list of sequences of the outputs.
         """
         if self.unroll:
             return self._unrolled(step, carry, sequences, reverse)

@@ -73,19 +73,7 @@ class Call:
 
 
 def called(call, types, typing):
-    """Return the outputs of a call and their types.
-
-    Args:
-        call: a `Call`.
-        types: the types of its inputs.
-        typing: the `Typing` that it is part of.
-
-    Returns:
-        (tensors like the outputs, types).
-
-    Raises:
-        Mixes, Untyped: as rules do.
-    """
+    """Return tensors like the outputs of a call, and their types."""
     if call.type in _FUNCTIONS:
         _, outputs = typing.function(call.function("f"), call.inputs, types)
         return outputs, [typing.of(t) for t in outputs]
@@ -127,16 +115,8 @@ def _condition(call, types, typing):
 def _chosen(call, choice, kinds, noted, typing, why):
     """Return the types of what a choice decides, and note them of variables.
 
-    Args:
-        call: the `Call`.
-        choice: the type of the choice.
-        kinds: the types, whatever it is.
-        noted: the keys of variables that are assigned meanwhile.
-        typing: the `Typing`.
-        why: the reason to refuse it if samples choose for all.
-
-    Raises:
-        Mixes: they do.
+    `kinds` are the types whatever it is, `noted` the keys of variables that
+    are assigned meanwhile, `why` the reason to refuse it if samples choose.
     """
     if isinstance(choice, Free):
         return [kind.flagged(choice.flags) for kind in kinds]

@@ -14,195 +14,43 @@ from keras_pergrad.samples.types.tensor_types import (
     Total,
     flags_of,
 )
-from keras_pergrad.samples.types.type_rules import type_rule
+from keras_pergrad.samples.types.type_rules import op_types, type_rule
 
-_UNARY = [
-    "Abs",
-    "Acos",
-    "Acosh",
-    "Angle",
-    "AsString",
-    "Asin",
-    "Asinh",
-    "Atan",
-    "Atanh",
-    "BesselI0",
-    "BesselI0e",
-    "BesselI1",
-    "BesselI1e",
-    "BesselJ0",
-    "BesselJ1",
-    "BesselK0",
-    "BesselK0e",
-    "BesselK1",
-    "BesselK1e",
-    "BesselY0",
-    "BesselY1",
-    "Bitcast",
-    "Bucketize",
-    "Cast",
-    "Ceil",
-    "CheckNumerics",
-    "CheckNumericsV2",
-    "ComplexAbs",
-    "Conj",
-    "Cos",
-    "Cosh",
-    "Dawsn",
-    "Digamma",
-    "Elu",
-    "EnsureShape",
-    "Erf",
-    "Erfc",
-    "Erfinv",
-    "Exp",
-    "Expint",
-    "Expm1",
-    "FakeQuantWithMinMaxArgs",
-    "Floor",
-    "FresnelCos",
-    "FresnelSin",
-    "Identity",
-    "Imag",
-    "Inv",
-    "Invert",
-    "IsFinite",
-    "IsInf",
-    "IsNan",
-    "LeakyRelu",
-    "Lgamma",
-    "Log",
-    "Log1p",
-    "LogicalNot",
-    "Ndtri",
-    "Neg",
-    "OnesLike",
-    "PlaceholderWithDefault",
-    "PopulationCount",
-    "PreventGradient",
-    "Real",
-    "Reciprocal",
-    "Relu",
-    "Relu6",
-    "Rint",
-    "Round",
-    "Rsqrt",
-    "Selu",
-    "Sigmoid",
-    "Sign",
-    "Sin",
-    "Sinh",
-    "Snapshot",
-    "Softplus",
-    "Softsign",
-    "Spence",
-    "Sqrt",
-    "Square",
-    "StopGradient",
-    "Tan",
-    "Tanh",
-    "ZerosLike",
-    "StringLower",
-    "StringUpper",
-    "StringStrip",
-    "StringLength",
-    "StringToHashBucket",
-    "StringToHashBucketFast",
-    "StringToHashBucketStrong",
-    "StringToNumber",
-    "StaticRegexReplace",
-    "StaticRegexFullMatch",
-    "DecodeBase64",
-    "EncodeBase64",
-    "UnicodeTranscode",
-    "_EagerConst",
-    "DebugIdentityV2",
-    "DebugIdentityV3",
-    "FakeQuantWithMinMaxArgsGradient",
-]
-_SEVERAL = [
-    "Add",
-    "AddN",
-    "AddV2",
-    "ApproximateEqual",
-    "Atan2",
-    "Betainc",
-    "BitwiseAnd",
-    "BitwiseOr",
-    "BitwiseXor",
-    "ClipByValue",
-    "Complex",
-    "Div",
-    "DivNoNan",
-    "EluGrad",
-    "Equal",
-    "FloorDiv",
-    "FloorMod",
-    "Greater",
-    "GreaterEqual",
-    "Igamma",
-    "IgammaGradA",
-    "Igammac",
-    "InvGrad",
-    "LeakyReluGrad",
-    "LeftShift",
-    "Less",
-    "LessEqual",
-    "LogicalAnd",
-    "LogicalOr",
-    "Maximum",
-    "Minimum",
-    "Mod",
-    "Mul",
-    "MulNoNan",
-    "NextAfter",
-    "NotEqual",
-    "Polygamma",
-    "Pow",
-    "RealDiv",
-    "ReciprocalGrad",
-    "Relu6Grad",
-    "ReluGrad",
-    "RightShift",
-    "RsqrtGrad",
-    "Select",
-    "SelectV2",
-    "SeluGrad",
-    "SigmoidGrad",
-    "SoftplusGrad",
-    "SoftsignGrad",
-    "SqrtGrad",
-    "SquaredDifference",
-    "Sub",
-    "TanhGrad",
-    "TruncateDiv",
-    "TruncateMod",
-    "Xdivy",
-    "Xlog1py",
-    "Xlogy",
-    "Zeta",
-    "StringJoin",
-    "AccumulateNV2",
-]
+_UNARY = op_types(
+    "Abs Acos Acosh Angle AsString Asin Asinh Atan Atanh BesselI0 BesselI0e "
+    "BesselI1 BesselI1e BesselJ0 BesselJ1 BesselK0 BesselK0e BesselK1 "
+    "BesselK1e BesselY0 BesselY1 Bitcast Bucketize Cast Ceil CheckNumerics "
+    "CheckNumericsV2 ComplexAbs Conj Cos Cosh Dawsn Digamma Elu EnsureShape "
+    "Erf Erfc Erfinv Exp Expint Expm1 FakeQuantWithMinMaxArgs Floor FresnelCos "
+    "FresnelSin Identity Imag Inv Invert IsFinite IsInf IsNan LeakyRelu Lgamma "
+    "Log Log1p LogicalNot Ndtri Neg OnesLike PlaceholderWithDefault "
+    "PopulationCount PreventGradient Real Reciprocal Relu Relu6 Rint Round "
+    "Rsqrt Selu Sigmoid Sign Sin Sinh Snapshot Softplus Softsign Spence Sqrt "
+    "Square StopGradient Tan Tanh ZerosLike StringLower StringUpper "
+    "StringStrip StringLength StringToHashBucket StringToHashBucketFast "
+    "StringToHashBucketStrong StringToNumber StaticRegexReplace "
+    "StaticRegexFullMatch DecodeBase64 EncodeBase64 UnicodeTranscode "
+    "_EagerConst DebugIdentityV2 DebugIdentityV3 "
+    "FakeQuantWithMinMaxArgsGradient"
+)
+_SEVERAL = op_types(
+    "Add AddN AddV2 ApproximateEqual Atan2 Betainc BitwiseAnd BitwiseOr "
+    "BitwiseXor ClipByValue Complex Div DivNoNan EluGrad Equal FloorDiv "
+    "FloorMod Greater GreaterEqual Igamma IgammaGradA Igammac InvGrad "
+    "LeakyReluGrad LeftShift Less LessEqual LogicalAnd LogicalOr Maximum "
+    "Minimum Mod Mul MulNoNan NextAfter NotEqual Polygamma Pow RealDiv "
+    "ReciprocalGrad Relu6Grad ReluGrad RightShift RsqrtGrad Select SelectV2 "
+    "SeluGrad SigmoidGrad SoftplusGrad SoftsignGrad SqrtGrad SquaredDifference "
+    "Sub TanhGrad TruncateDiv TruncateMod Xdivy Xlog1py Xlogy Zeta StringJoin "
+    "AccumulateNV2"
+)
 #: Linear in each input, and so in a total.
 _SUMS = {"Add", "AddN", "AddV2", "Sub", "AccumulateNV2"}
-_SAME = {
-    "Identity",
-    "Cast",
-    "Neg",
-    "StopGradient",
-    "PreventGradient",
-    "CheckNumerics",
-    "CheckNumericsV2",
-    "EnsureShape",
-    "Snapshot",
-    "PlaceholderWithDefault",
-    "DebugIdentityV2",
-    "DebugIdentityV3",
-    "Real",
-    "Imag",
-    "Conj",
-}
+_SAME = op_types(
+    "Identity Cast Neg StopGradient PreventGradient CheckNumerics "
+    "CheckNumericsV2 EnsureShape Snapshot PlaceholderWithDefault "
+    "DebugIdentityV2 DebugIdentityV3 Real Imag Conj"
+)
 _CONSTANT = {"ZerosLike", "OnesLike"}
 _QUOTIENTS = {"RealDiv", "Div", "DivNoNan"}
 _PRODUCTS = {"Mul", "MulNoNan"}
@@ -296,11 +144,7 @@ def of_totals(op, types):
 
 
 def as_divisor(op, k, kind):
-    """Return a sum over the samples as a divisor, if it may be one.
-
-    Raises:
-        Mixes: it is none.
-    """
+    """Return a sum over the samples as a divisor, if it may be one."""
     if not isinstance(kind, Total):
         return kind
     if kind.flags & (TRAINED | VALUES):

@@ -42,12 +42,8 @@ def gather_nd(op, types):
 
 
 @type_rule(
-    "ScatterNd",
-    "TensorScatterAdd",
-    "TensorScatterMax",
-    "TensorScatterMin",
-    "TensorScatterSub",
-    "TensorScatterUpdate",
+    "ScatterNd TensorScatterAdd TensorScatterMax TensorScatterMin "
+    "TensorScatterSub TensorScatterUpdate"
 )
 def scatter(op, types):
     """Entries go to places that indices give."""
@@ -85,14 +81,8 @@ def scatter(op, types):
 def _counts(op, k, sizes):
     """Return which axes of indices count the samples, and along which axis.
 
-    Args:
-        op: the `TypedOp`.
-        k: the place of the indices among the inputs.
-        sizes: of the tensor that is indexed.
-
-    Returns:
-        Axis of the indices → axis of that tensor: what is at i along the one
-        has the index i along the other, and both are as long as the batch.
+    Axis of the indices → axis of the tensor of these sizes: what is at i along
+    the one has the index i along the other, both as long as the batch.
     """
     ids, found = op.number_or_none(k), {}
     if ids is None:

@@ -5,20 +5,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_pergrad.samples.types.type_rules import op_types
+
 #: Ops whose shapes are better known once they, or their lists, are typed.
-SHAPED = {
-    "TensorListGetItem",
-    "TensorListStack",
-    "TensorListPopBack",
-    "TensorListConcatV2",
-    "TensorListGather",
-    "OptionalGetValue",
-    "LookupTableFindV2",
-    "EagerPyFunc",
-    "PyFunc",
-    "PyFuncStateless",
-    "EnsureShape",
-}
+SHAPED = op_types(
+    "TensorListGetItem TensorListStack TensorListPopBack "
+    "TensorListConcatV2 TensorListGather OptionalGetValue "
+    "LookupTableFindV2 EagerPyFunc PyFunc PyFuncStateless EnsureShape"
+)
 _ANY: Any = None
 _UNKNOWN = None, tf.TensorShape(_ANY), None
 #: In place of the value of a list without tensors.
@@ -48,11 +42,7 @@ class ListShapes:
             self.give(tensor, self.of(other))
 
     def joined(self, tensor, other):
-        """Return what is known of a list that is one or the other.
-
-        Returns:
-            (known, whether it is more or less than is known of the first).
-        """
+        """Return what is known of both lists, and if it differs from a's."""
         first, second = self.of(tensor), self.of(other)
         number = first[0] if first[0] == second[0] else None
         shape = first[1]

@@ -73,14 +73,7 @@ def _is_identity(op, table):
 def _of_own_sample(op, table, flags):
     """Return the type where known numbers are of each sample's own entries.
 
-    Args:
-        op: the `TypedOp`.
-        table: the type of the table, of whose axis of samples entries are
-            taken.
-        flags: of the type.
-
-    Returns:
-        The type, or None.
+    `table` is the type of what entries are taken from, along the samples' axis.
     """
     ids = op.number_or_none(1)
     if ids is None or table.lead != 1 or not ids.size:
@@ -105,15 +98,8 @@ def _own_rows(op, table, ids, flags):
 def _given_rows(op, kind, ids, length, flags):
     """Return the type of an axis to which numbers send a sample's entries.
 
-    Args:
-        op: the `TypedOp`.
-        kind: the type of the entries, on axis 0.
-        ids: the numbers, an array: of entry e the place to which it goes.
-        length: of the axis.
-        flags: of the type.
-
-    Returns:
-        The type; None if entries leave their sample.
+    Entry e, of type `kind` on axis 0, goes to ids[e]. None: entries leave
+    their sample.
     """
     block = op.n * kind.lead
     if kind.axis or ids.size % block or length % block:
@@ -128,14 +114,8 @@ def _given_rows(op, kind, ids, length, flags):
 def own_block(op, ids, length):
     """Return the size of blocks into which indices fall, each into its own.
 
-    Args:
-        op: the `TypedOp`.
-        ids: a tensor of indices: places in a block plus the place where the
-            block begins, as the gradient of a look-up with `batch_dims` has.
-        length: how many indices there may be.
-
-    Returns:
-        The size; None if the indices are of no such form.
+    Indices are places in a block plus the place where the block begins, as
+    the gradient of a look-up with `batch_dims` has them; None: they are not.
     """
     ids = _source(ids)
     shape = ids.shape.as_list()
@@ -261,10 +241,7 @@ def _own_segments(op, at, flags):
     return None
 
 
-@type_rule(
-    "LookupTableFind",
-    "LookupTableFindV2",
-)
+@type_rule("LookupTableFind LookupTableFindV2")
 def table(op, types):
     """Look up what a table holds for each key."""
     kind = types[1]

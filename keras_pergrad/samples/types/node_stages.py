@@ -34,12 +34,7 @@ def stages(nodes, shaped):
 
 
 def in_order(items, needs):
-    """Yield items, each after those of them that it needs.
-
-    Args:
-        items: in their present order.
-        needs: an item → what it needs, among them or not.
-    """
+    """Yield items, each after those of them that it needs."""
     items = list(items)
     places = {item: k for k, item in enumerate(items)}
     missing, takers = {}, {}
@@ -66,13 +61,9 @@ def needed_ops(op):
 def keep_order(nodes, graph, first):
     """Let reads and assignments of a variable stay in their order.
 
-    TensorFlow adds that order to a graph only when its trace ends.
-
-    Args:
-        nodes: the `Nodes` of the graph; extended.
-        graph: the graph, which is being traced.
-        first: the first op of the step, or None. What was assigned before,
-            as by the optimizer of another loss, the step finds as it is.
+    TensorFlow adds that order to a graph only when its trace ends. What was
+    assigned before the first op of the step, as by the optimizer of another
+    loss, the step finds as it is.
     """
     variable, written, read = {}, {}, {}
     operations = graph.get_operations()

@@ -112,16 +112,9 @@ def transform(op, types):
 
 
 @type_rule(
-    "MatrixSolve",
-    "MatrixTriangularSolve",
-    "MatrixSolveLs",
-    "CholeskyGrad",
-    "MatrixSetDiag",
-    "MatrixSetDiagV2",
-    "MatrixSetDiagV3",
-    "TridiagonalSolve",
-    "BandedTriangularSolve",
-    "Cross",
+    "MatrixSolve MatrixTriangularSolve MatrixSolveLs CholeskyGrad "
+    "MatrixSetDiag MatrixSetDiagV2 MatrixSetDiagV3 TridiagonalSolve "
+    "BandedTriangularSolve Cross"
 )
 def several_matrices(op, types):
     """Something over the last axes of several tensors."""

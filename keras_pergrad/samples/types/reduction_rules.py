@@ -61,15 +61,8 @@ def cumulate(op, types):
 
 
 @type_rule(
-    "Softmax",
-    "LogSoftmax",
-    "TopK",
-    "TopKV2",
-    "InTopK",
-    "InTopKV2",
-    "Multinomial",
-    "NthElement",
-    "CTCGreedyDecoder",
+    "Softmax LogSoftmax TopK TopKV2 InTopK InTopKV2 Multinomial NthElement "
+    "CTCGreedyDecoder"
 )
 def along_the_last(op, types):
     """Something over the last axis."""
@@ -98,9 +91,7 @@ def sought(op, types):
     return _in_top(op, types)
 
 
-@type_rule(
-    "SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits"
-)
+@type_rule("SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits")
 def cross_entropy(op, types):
     """Give a loss for each row, and its gradient."""
     return _in_top(op, types)

@@ -97,12 +97,7 @@ def concerns(types):
 
 
 def typed(op, types):
-    """Return the type of an op's outputs; None: as of any other op.
-
-    Args:
-        op: a `TypedOp`.
-        types: those of its inputs, of which `concerns` is true.
-    """
+    """Return the type of an op's outputs; None: as of any other op."""
     rule = _RULES.get(op.type)
     found = None if rule is None else rule(op, types)
     if found is not None:
@@ -373,10 +368,8 @@ class _Body:
     def turns(self, name, counters, numbers):
         """Return how often a condition lets a loop go round, or None.
 
-        Args:
-            name: of the condition.
-            counters: the places of variables that count the turns.
-            numbers: the value of each variable that stays; None: unknown.
+        `counters` are the places of variables that count the turns, `numbers`
+        the values of variables that stay.
         """
         node, _ = self._node(name)
         if node is None:

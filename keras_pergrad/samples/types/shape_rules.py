@@ -15,11 +15,7 @@ from keras_pergrad.samples.types.typed_op import product
 
 
 def only_first(types):
-    """Return the first type, if the others do not follow the samples.
-
-    Raises:
-        Mixes: sizes or places follow the values of samples.
-    """
+    """Return the first type, if the others do not follow the samples."""
     if any(not isinstance(t, Free) for t in types[1:]):
         raise Mixes("takes sizes or places from the values of the samples")
     return types[0]
@@ -40,17 +36,7 @@ def reshape(op, types):
 
 
 def reshaped(kind, before, after, n):
-    """Return the type of a tensor in another shape.
-
-    Args:
-        kind: an `At`.
-        before, after: the shapes.
-        n: the number of samples.
-
-    Raises:
-        Mixes: an axis takes parts of several samples.
-        Untyped: a size is not known.
-    """
+    """Return the type of a tensor in another shape; there are n samples."""
     blocks = product(before[: kind.axis]) * kind.lead
     entries = kind.rows * product(before[kind.axis + 1 :])
     outer = 1

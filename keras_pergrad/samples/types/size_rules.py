@@ -3,6 +3,7 @@
 import tensorflow as tf
 
 from keras_pergrad.samples.types.tensor_types import BY_SIZE, Free, flags_of
+from keras_pergrad.samples.types.type_rules import op_types
 
 #: The places of inputs that are sizes or places. What follows the number of
 #: samples there gives a tensor its shape, not its values.
@@ -68,33 +69,14 @@ _SHAPE_INPUTS = {
 #: Ops that take a part of their first input, by places.
 _TAKE_PARTS = {"Slice", "StridedSlice"}
 _RUNNING = {"Cumsum", "Cumprod", "CumulativeLogsumexp"}
-_ARRANGE = {
-    "Cast",
-    "ConcatV2",
-    "ExpandDims",
-    "GatherV2",
-    "Identity",
-    "Mul",
-    "Pack",
-    "Prod",
-    "Reshape",
-    "Slice",
-    "Split",
-    "SplitV",
-    "Squeeze",
-    "StridedSlice",
-    "Unpack",
-}
+_ARRANGE = op_types(
+    "Cast ConcatV2 ExpandDims GatherV2 Identity Mul Pack Prod Reshape "
+    "Slice Split SplitV Squeeze StridedSlice Unpack"
+)
 
 
 class Sizes:
-    """Tells which tensors without samples follow the number of samples.
-
-    Args:
-        n: the number of samples.
-        any_number: whether the step takes any number of samples.
-        numbers: the `StaticNumbers` of the step.
-    """
+    """Tells which tensors without samples follow the number of samples."""
 
     def __init__(self, n, any_number, numbers):
         self._n, self._any, self._numbers = n, any_number, numbers

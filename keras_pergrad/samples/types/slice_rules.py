@@ -37,16 +37,10 @@ def _blocks(kind, begin, size, n):
 
 
 def sliced_axes(op, rank, begins):
-    """Yield what a strided slice does to each axis, in order.
+    """Yield (input axis or None, output axis or None, k) of a strided slice.
 
-    Args:
-        op: the op.
-        rank: the rank of the tensor that is sliced.
-        begins: the place of the vector of beginnings among the inputs.
-
-    Yields:
-        (input axis or None, output axis or None, k): k is the place in the
-        vectors, None: the axis is taken whole.
+    k is the place in the vectors of beginnings, which are input `begins`;
+    None: the axis is taken whole.
     """
     count = op.inputs[begins].shape[0]
     if count is None:

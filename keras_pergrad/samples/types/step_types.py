@@ -24,14 +24,8 @@ _LENGTHS = (64, 96, 48, 32, 16, 12, 8, 7, 6, 5, 4, 3, 2, 1)
 class StepTypes:
     """The types of the tensors of a step, from its ops.
 
-    Args:
-        graph: the graph in which the step is traced.
-        batch: (x, y, sample_weight).
-        variables: the trainable Keras variables.
-        wanted: the tensors whose types are asked for.
-        operations: the ops of the step, in order, whose effects on variables
-            matter.
-        vouched, shaped: as for `Typing`.
+    `wanted` are the tensors whose types are asked for, `operations` the ops
+    of the step, whose effects on variables matter.
 
     Attributes:
         number: the number of samples in the step; None: it takes any.
@@ -114,12 +108,7 @@ class StepTypes:
         return nodes
 
     def linear(self, tensors, given):
-        """Return types of tensors if some were sums and all others free.
-
-        Args:
-            tensors: tensors of the step.
-            given: what they are computed from; the sums.
-        """
+        """Return types of tensors if `given` were sums and all others free."""
         inputs = self._inputs()
         # Of the others the tensors are independent.
         sums = {t.name: t for t in given if t.name in self._known}

@@ -26,6 +26,12 @@ class Free:
 
     Attributes:
         flags: `TRAINED` and `BY_SIZE`, where they hold.
+
+    Example:
+
+    >>> from keras_pergrad import types
+    >>> types.Free()  # a constant of the program
+    Free(flags=0)
     """
 
     flags: int = 0
@@ -47,6 +53,14 @@ class At:
         rows: how many entries a sample has in a row.
         lead: how many times all samples come, one after the other.
         flags: what else the entries depend on.
+
+    Example:
+
+    >>> from keras_pergrad import types
+    >>> types.At(0)  # (n, ...): the samples on the first axis
+    At(axis=0, rows=1, lead=1, flags=2)
+    >>> types.At(0, rows=5).rows  # (n · 5, ...): five entries of each sample
+    5
     """
 
     axis: int
@@ -76,7 +90,19 @@ class At:
 
 @dataclasses.dataclass(frozen=True)
 class Total:
-    """A sum over the samples, linear in each one's part."""
+    """A sum over the samples, linear in each one's part.
+
+    The loss is one.
+
+    Attributes:
+        flags: what else its entries depend on.
+
+    Example:
+
+    >>> from keras_pergrad import types
+    >>> isinstance(types.Total(), types.Free)
+    False
+    """
 
     flags: int = VALUES
 
@@ -87,7 +113,19 @@ class Total:
 
 @dataclasses.dataclass(frozen=True)
 class Divisor:
-    """A number that follows sums of masks and sample weights."""
+    """A number that follows sums of masks and sample weights.
+
+    A loss may be divided by it.
+
+    Attributes:
+        flags: what else it depends on.
+
+    Example:
+
+    >>> from keras_pergrad import types
+    >>> isinstance(types.Divisor(), types.At)
+    False
+    """
 
     flags: int = DIVIDED
 
@@ -120,11 +158,29 @@ class Mixed:
 
 
 class Mixes(Exception):
-    """Raised by a type rule: the op mixes the samples."""
+    """Raised by a type rule: the op mixes the samples.
+
+    Its text follows "the op ... which".
+
+    Example:
+
+    >>> from keras_pergrad import types
+    >>> def rule(op, kinds):
+    ...     raise types.Mixes("sorts the samples")
+    """
 
 
 class Untyped(Exception):
-    """Raised by a type rule: it does not know what the op does here."""
+    """Raised by a type rule: it does not know what the op does here.
+
+    Example:
+
+    >>> from keras_pergrad import types
+    >>> def rule(op, kinds):
+    ...     if not isinstance(kinds[0], types.At):
+    ...         raise types.Untyped("is not given the samples")
+    ...     return kinds[0]
+    """
 
 
 FREE = Free()

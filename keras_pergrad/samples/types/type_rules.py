@@ -10,15 +10,16 @@ RULES = {}
 OWN = {}
 
 
-def type_rule(*types):
-    """Decorate a function as the rule of these types of ops.
+def op_types(*names):
+    """Return the types of ops in strings, each of one or several."""
+    return frozenset(" ".join(names).split())
 
-    Raises:
-        ValueError: one of the types has a rule already.
-    """
+
+def type_rule(*names):
+    """Decorate a function as the rule of ops, named as for `op_types`."""
 
     def register(function):
-        for one in types:
+        for one in sorted(op_types(*names)):
             if one in RULES:
                 raise ValueError(
                     f"op {one} has a type rule already: "

@@ -8,18 +8,11 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.samples.types.tensor_types import Untyped
+from keras_pergrad.samples.types.type_rules import op_types
 
 
 class TypedOp:
-    """One op of the typed graph.
-
-    Args:
-        op: the `tf.Operation`.
-        n: the number of samples in this graph.
-        numbers: a `StaticNumbers`.
-        lists: the `ListShapes`.
-        type_of: `type_of(tensor)`: the type of a tensor before the op.
-    """
+    """One op of the typed graph."""
 
     def __init__(self, op, n, numbers, lists, type_of):
         self.op, self.n, self._numbers = op, n, numbers
@@ -50,11 +43,7 @@ class TypedOp:
         return self.op.get_attr(name)
 
     def rank(self, k=0):
-        """Return the rank of an input.
-
-        Raises:
-            Untyped: it is not known.
-        """
+        """Return the rank of an input, or raise `Untyped`."""
         return known_rank(self.op.inputs[k])
 
     def rank_out(self, k=0):
@@ -72,14 +61,7 @@ class TypedOp:
         return self.op.outputs[k].shape.as_list()
 
     def number(self, k):
-        """Return the value of an input that shapes alone determine.
-
-        Returns:
-            An array.
-
-        Raises:
-            Untyped: it depends on more.
-        """
+        """Return the array that shapes alone make of an input, or `Untyped`."""
         found = self._numbers.of(self.op.inputs[k])
         if found is None:
             raise Untyped(f"input {k} is not known while tracing")
@@ -112,11 +94,7 @@ class TypedOp:
 
 
 def known_rank(tensor):
-    """Return a tensor's rank.
-
-    Raises:
-        Untyped: it is not known.
-    """
+    """Return a tensor's rank, or raise `Untyped`."""
     if tensor.shape.rank is None:
         raise Untyped("the rank of a tensor is not known")
     return tensor.shape.rank
@@ -176,90 +154,18 @@ class StaticNumbers:
 
 
 #: Ops on shapes that are evaluated.
-_EVALUATED = frozenset(
-    [
-        "Identity",
-        "Cast",
-        "Add",
-        "AddV2",
-        "Sub",
-        "Mul",
-        "FloorDiv",
-        "FloorMod",
-        "Mod",
-        "TruncateDiv",
-        "TruncateMod",
-        "RealDiv",
-        "Maximum",
-        "Minimum",
-        "Neg",
-        "Abs",
-        "Sign",
-        "Pack",
-        "Unpack",
-        "ConcatV2",
-        "StridedSlice",
-        "Slice",
-        "Reshape",
-        "ExpandDims",
-        "Squeeze",
-        "Transpose",
-        "GatherV2",
-        "Range",
-        "Prod",
-        "Sum",
-        "Max",
-        "Min",
-        "Any",
-        "All",
-        "Fill",
-        "Tile",
-        "BroadcastTo",
-        "BroadcastArgs",
-        "BroadcastGradientArgs",
-        "Less",
-        "LessEqual",
-        "Greater",
-        "GreaterEqual",
-        "Equal",
-        "NotEqual",
-        "LogicalAnd",
-        "LogicalOr",
-        "LogicalNot",
-        "SelectV2",
-        "Select",
-        "Pad",
-        "PadV2",
-        "ZerosLike",
-        "OnesLike",
-        "InvertPermutation",
-        "ConcatOffset",
-        "Cumsum",
-        "Reverse",
-        "ReverseV2",
-        "ListDiff",
-        "DynamicStitch",
-        "Split",
-        "SplitV",
-        "ArgMax",
-        "ArgMin",
-        "OneHot",
-        "Where",
-        "ScatterNd",
-        "TensorScatterUpdate",
-        "Size",
-        "StopGradient",
-        "Unique",
-        "Bitcast",
-        "EnsureShape",
-        "AddN",
-        "Square",
-        "Roll",
-        "MatrixBandPart",
-        "LeftShift",
-        "RightShift",
-        "Bucketize",
-    ]
+_EVALUATED = op_types(
+    "Identity Cast Add AddV2 Sub Mul FloorDiv FloorMod Mod TruncateDiv "
+    "TruncateMod RealDiv Maximum Minimum Neg Abs Sign Pack Unpack ConcatV2 "
+    "StridedSlice Slice Reshape ExpandDims Squeeze Transpose GatherV2 "
+    "Range Prod Sum Max Min Any All Fill Tile BroadcastTo BroadcastArgs "
+    "BroadcastGradientArgs Less LessEqual Greater GreaterEqual Equal "
+    "NotEqual LogicalAnd LogicalOr LogicalNot SelectV2 Select Pad PadV2 "
+    "ZerosLike OnesLike InvertPermutation ConcatOffset Cumsum Reverse "
+    "ReverseV2 ListDiff DynamicStitch Split SplitV ArgMax ArgMin OneHot "
+    "Where ScatterNd TensorScatterUpdate Size StopGradient Unique Bitcast "
+    "EnsureShape AddN Square Roll MatrixBandPart LeftShift RightShift "
+    "Bucketize"
 )
 
 
@@ -303,11 +209,7 @@ def _names(op_type):
 
 
 def product(sizes):
-    """Return the product of sizes.
-
-    Raises:
-        Untyped: one of them is not known.
-    """
+    """Return the product of sizes, or raise `Untyped`."""
     if any(s is None for s in sizes):
         raise Untyped("a size is not known while tracing")
     return math.prod(sizes)

@@ -33,7 +33,7 @@ from keras_pergrad.samples.types.tensor_types import (
     Untyped,
     flags_of,
 )
-from keras_pergrad.samples.types.type_rules import rule_of
+from keras_pergrad.samples.types.type_rules import op_types, rule_of
 from keras_pergrad.samples.types.typed_op import StaticNumbers, TypedOp
 from keras_pergrad.samples.types.variable_types import (
     ASSIGN,
@@ -42,15 +42,10 @@ from keras_pergrad.samples.types.variable_types import (
     may_keep,
 )
 
-_SIZES = {
-    "Shape",
-    "ShapeN",
-    "Size",
-    "Rank",
-    "VariableShape",
-    "TensorListLength",
-    "TensorListElementShape",
-}
+_SIZES = op_types(
+    "Shape ShapeN Size Rank VariableShape TensorListLength "
+    "TensorListElementShape"
+)
 #: What Python computes may follow from anything, also without inputs.
 _PYTHON = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
 _SILENT = {"Placeholder", "Const", "NoOp"}
@@ -67,14 +62,10 @@ _FAILURES = (
 class Typing:
     """The types of the tensors of a graph and of the functions it calls.
 
-    Args:
-        definitions: the graph's `Definitions`.
-        n: the number of samples.
-        any_number: whether nothing else has this size: which sizes follow the
-            number of samples shows then.
-        vouched: `vouched(op, its name)`: whether the user vouches for it.
-        shaped: `shaped(name)`: whether the graph knows the shapes of an op
-            better than TensorFlow infers them.
+    `any_number`: nothing else has the size n, so that what follows the number
+    of samples shows. `vouched(op, name)`: the user vouches for it;
+    `shaped(name)`: the graph knows the shapes of an op better than TensorFlow
+    infers them.
 
     Attributes:
         state: what variables hold, a `State`.
@@ -127,13 +118,7 @@ class Typing:
         self._sizes.same(made, tensor)
 
     def run(self, nodes, known, graph):
-        """Put nodes into a graph and type them.
-
-        Args:
-            nodes: `Nodes`.
-            known: name → tensor for all inputs; extended by all other tensors.
-            graph: the graph.
-        """
+        """Put nodes into a graph and type them; extend name → tensor."""
         for first, names in stages(nodes, self._shaped):
             for name in first:
                 if call_rules.is_call(nodes.by_name[name].op):
@@ -146,16 +131,9 @@ class Typing:
                 self._look(op)
 
     def function(self, name, given, types, repeated=False):
-        """Return a function's outputs, as typed tensors.
+        """Return (inputs, outputs) of a function, typed, in a new graph.
 
-        Args:
-            name: its name.
-            given: tensors like those it is given.
-            types: their types.
-            repeated: whether it is given its own outputs again.
-
-        Returns:
-            (inputs, outputs): tensors of a new graph.
+        `repeated`: it is given its own outputs again.
         """
         nodes = self.definitions.nodes(name)
         if nodes is None:

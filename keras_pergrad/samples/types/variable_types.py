@@ -11,6 +11,7 @@ from keras_pergrad.samples.types.tensor_types import (
     Mixed,
     joined_or_mixed,
 )
+from keras_pergrad.samples.types.type_rules import op_types
 
 #: Ops that change what a variable or table holds, and the inputs it takes on.
 ASSIGN = {
@@ -29,13 +30,10 @@ ASSIGN = {
 }
 #: These give a variable its new value; all others change a part of it.
 _WHOLE = {"AssignVariableOp"}
-READS = {
-    "ReadVariableOp",
-    "ResourceGather",
-    "ResourceGatherNd",
-    "LookupTableFindV2",
-    "LookupTableExportV2",
-}
+READS = op_types(
+    "ReadVariableOp ResourceGather ResourceGatherNd LookupTableFindV2 "
+    "LookupTableExportV2"
+)
 
 
 class State:

@@ -34,36 +34,13 @@ def _images(op, types, places):
 
 
 @type_rule(
-    "Conv",
-    "Conv2D",
-    "Conv3D",
-    "DepthwiseConv2dNative",
-    "Dilation2D",
-    "MaxPool",
-    "MaxPoolV2",
-    "MaxPool3D",
-    "MaxPoolWithArgmax",
-    "AvgPool",
-    "AvgPool3D",
-    "LRN",
-    "SpaceToDepth",
-    "DepthToSpace",
-    "ExtractImagePatches",
-    "ExtractVolumePatches",
-    "ResizeArea",
-    "ResizeBicubic",
-    "ResizeBilinear",
-    "ResizeNearestNeighbor",
-    "ScaleAndTranslate",
-    "AdjustContrast",
-    "DataFormatVecPermute",
-    "QuantizeV2",
-    "Dequantize",
-    "QuantizeAndDequantizeV2",
-    "QuantizeAndDequantizeV3",
-    "QuantizeAndDequantizeV4",
-    "FakeQuantWithMinMaxVars",
-    "FakeQuantWithMinMaxVarsPerChannel",
+    "Conv Conv2D Conv3D DepthwiseConv2dNative Dilation2D MaxPool MaxPoolV2 "
+    "MaxPool3D MaxPoolWithArgmax AvgPool AvgPool3D LRN SpaceToDepth "
+    "DepthToSpace ExtractImagePatches ExtractVolumePatches ResizeArea "
+    "ResizeBicubic ResizeBilinear ResizeNearestNeighbor ScaleAndTranslate "
+    "AdjustContrast DataFormatVecPermute QuantizeV2 Dequantize "
+    "QuantizeAndDequantizeV2 QuantizeAndDequantizeV3 QuantizeAndDequantizeV4 "
+    "FakeQuantWithMinMaxVars FakeQuantWithMinMaxVarsPerChannel"
 )
 def image(op, types):
     """Each image by itself."""
@@ -84,9 +61,7 @@ def fractional(op, types):
     return [_images(op, types, {0}), FREE, FREE]
 
 
-@type_rule(
-    "AdjustContrastv2", "AdjustHue", "AdjustSaturation", "RGBToHSV", "HSVToRGB"
-)
+@type_rule("AdjustContrastv2 AdjustHue AdjustSaturation RGBToHSV HSVToRGB")
 def colours(op, types):
     """Each pixel, or each image, by itself: the last axes."""
     kind = types[0]
@@ -153,43 +128,26 @@ def batch_norm(op, types):
 
 
 @type_rule(
-    "Conv2DBackpropInput",
-    "Conv3DBackpropInput",
-    "Conv3DBackpropInputV2",
-    "DepthwiseConv2dNativeBackpropInput",
+    "Conv2DBackpropInput Conv3DBackpropInput Conv3DBackpropInputV2 "
+    "DepthwiseConv2dNativeBackpropInput"
 )
 def transposed(op, types):
     """Find the gradient of a convolution's input; or convolve transposed."""
     return _images(op, types, {2})
 
 
-@type_rule(
-    "AvgPoolGrad",
-    "AvgPool3DGrad",
-    "FractionalAvgPoolGrad",
-)
+@type_rule("AvgPoolGrad AvgPool3DGrad FractionalAvgPoolGrad")
 def gradient_by_shape(op, types):
     """Find the gradient of pooling from (its input's shape, gradient)."""
     return _images(op, types, {1})
 
 
 @type_rule(
-    "MaxPoolGrad",
-    "MaxPoolGradV2",
-    "MaxPool3DGrad",
-    "MaxPoolGradGrad",
-    "MaxPoolGradGradV2",
-    "MaxPool3DGradGrad",
-    "MaxPoolGradWithArgmax",
-    "Dilation2DBackpropInput",
-    "FractionalMaxPoolGrad",
-    "LRNGrad",
-    "ResizeBilinearGrad",
-    "ResizeNearestNeighborGrad",
-    "ResizeBicubicGrad",
-    "ScaleAndTranslateGrad",
-    "QuantizeAndDequantizeV4Grad",
-    "FakeQuantWithMinMaxVarsGradient",
+    "MaxPoolGrad MaxPoolGradV2 MaxPool3DGrad MaxPoolGradGrad MaxPoolGradGradV2 "
+    "MaxPool3DGradGrad MaxPoolGradWithArgmax Dilation2DBackpropInput "
+    "FractionalMaxPoolGrad LRNGrad ResizeBilinearGrad "
+    "ResizeNearestNeighborGrad ResizeBicubicGrad ScaleAndTranslateGrad "
+    "QuantizeAndDequantizeV4Grad FakeQuantWithMinMaxVarsGradient"
 )
 def gradient_by_images(op, types):
     """Find the gradient of an op on images, from images."""
@@ -207,11 +165,8 @@ def batch_norm_gradient(op, types):
 
 
 @type_rule(
-    "Conv2DBackpropFilter",
-    "Conv3DBackpropFilter",
-    "Conv3DBackpropFilterV2",
-    "DepthwiseConv2dNativeBackpropFilter",
-    "Dilation2DBackpropFilter",
+    "Conv2DBackpropFilter Conv3DBackpropFilter Conv3DBackpropFilterV2 "
+    "DepthwiseConv2dNativeBackpropFilter Dilation2DBackpropFilter"
 )
 def kernel_gradient(op, types):
     """Find a kernel's gradient, a sum over the samples."""

@@ -11,6 +11,7 @@ import venv
 
 import pytest
 
+import keras_pergrad
 from tests.metal_stub import build, session
 
 ROOT = pathlib.Path(__file__).parents[3]
@@ -139,16 +140,23 @@ def test_a_plugin_loaded_twice_is_explained():
     assert "loaded twice" in errors(said)["import tensorflow"]["message"]
 
 
-def test_the_command_does_not_load_tensorflow_for_help():
+@pytest.mark.parametrize(
+    ("option", "printed"),
+    [
+        ("--help", "usage: keras-pergrad [-h] [--version] {doctor,compare}"),
+        ("--version", f"keras-pergrad {keras_pergrad.__version__}\n"),
+    ],
+)
+def test_the_command_does_not_load_tensorflow_for(option, printed):
     code = (
-        "import sys; sys.argv = ['/bin/keras-pergrad', '--help']\n"
+        f"import sys; sys.argv = ['/bin/keras-pergrad', {option!r}]\n"
         "from keras_pergrad.__main__ import main\n"
         "try:\n    main()\n"
         "finally:\n    print('tensorflow' in sys.modules)"
     )
     run = [sys.executable, "-c", code]
     said = subprocess.run(run, capture_output=True, text=True).stdout
-    assert said.startswith("usage: keras-pergrad [-h] {doctor,compare}")
+    assert said.startswith(printed)
     assert said.endswith("False\n")
 
 

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from keras_pergrad.analysis.pipelines import grain_data
+from keras_pergrad.analysis.pipelines.advice_table import advise
 from keras_pergrad.analysis.pipelines.pipeline_facts import (
     cores,
     gather,
     kind_of,
 )
 from keras_pergrad.analysis.pipelines.profile import profile_pipeline
-from keras_pergrad.analysis.pipelines.stall_advice import advise
 from keras_pergrad.callbacks import DataStall
 from tests.callbacks.stall_truth import Clock, TimedStepModel
 

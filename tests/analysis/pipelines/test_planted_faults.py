@@ -1,5 +1,6 @@
 """Faults planted into pipelines: named first, and mended by what is printed."""
 
+import pathlib
 import re
 
 import keras
@@ -7,10 +8,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_pergrad.analysis.pipelines.diagnosis import diagnose
+from keras_pergrad.analysis.pipelines.advice_table import advise
+from keras_pergrad.analysis.pipelines.diagnosis import diagnose, facts_of
 from keras_pergrad.analysis.pipelines.pipeline_facts import gather
 from keras_pergrad.analysis.pipelines.stall_accounting import StallReport
-from keras_pergrad.analysis.pipelines.stall_advice import advise
 from keras_pergrad.analysis.pipelines.tfdata_model import (
     RunningPipeline,
     RunningStage,
@@ -75,9 +76,8 @@ def as_if_measured(fault):
         cpu_ms=fault.cpu_ms,
     )
     stall = DataStall()
-    stall.message, stall.advice = diagnose(
-        report, 0.05, fault.data, RunningPipeline(running)
-    )
+    facts = facts_of(report, fault.data, RunningPipeline(running))
+    stall.message, stall.advice = diagnose(report, facts, stall.warn_above)
     return stall
 
 
@@ -116,10 +116,33 @@ def test_a_fault_costs_less_after_the_advice(plant, tmp_path):
 
 
 def assert_named(fault, stall, first):
+    assert_short(stall)
     names = [advice.name for advice in stall.advice]
     assert fault.advice in names, stall.reports
+    for advice in stall.advice:  # no gain but a measured one
+        gain = advice.gain_ms
+        assert gain is None or gain <= stall.reports[-1].wait_ms
     if first:
         assert names[0] == fault.advice
+
+
+GUIDE = pathlib.Path(__file__).parents[3] / "docs/guides/slow_training.md"
+
+
+def assert_short(stall):
+    """Six lines an advice; a generator's as many as in the guide's own code."""
+    own = GUIDE.read_text().split("def batch(i):")[1].split("train(")[0]
+    own = len([line for line in own.split("\n") if line.strip()])
+    head, *parts = re.split(r"^  \d\. ", stall.message, flags=re.MULTILINE)
+    assert head.startswith("DataStall: ")
+    assert len(parts) == len(stall.advice)
+    for advice, part in zip(stall.advice, parts):
+        lines = part.split("  Verdict: ")[0].rstrip("\n").split("\n")
+        if advice.name == "from_generator":
+            assert len(advice.code.split("\n")) <= own
+        else:
+            assert len(lines) <= 6, part
+    assert parts[-1].rsplit("\n", 1)[-1].startswith("  Verdict: ")
 
 
 def test_files_that_are_read_in_turn_are_read_together_as_printed(tmp_path):

@@ -102,7 +102,8 @@ def repeated(batches):
 
 
 @pytest.mark.parametrize(
-    ("executed", "batches", "taken"), [(8, 100, 104), (700, 599, 600)]
+    ("executed", "batches", "taken"),
+    [(8, 100, 104), (700, 599, 600), (2500, 2499, 2500)],
 )
 def test_executions_of_many_steps_are_counted_in_batches(
     executed, batches, taken
@@ -155,7 +156,9 @@ def test_no_figures_where_fetches_were_not_recorded():
 
 MODES = {
     "sums": lambda: kpg.Accumulated(steps=4),
-    "noise": lambda: kpg.Vectorized(kpg.ClippedMean(1.0, 1.0, seed=1)),
+    "noise": lambda: kpg.Vectorized(
+        kpg.ClippedMean(1.0, noise_multiplier=1.0, seed=1)
+    ),
 }
 
 

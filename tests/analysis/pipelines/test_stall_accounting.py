@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from keras_pergrad.analysis.pipelines.stall_accounting import (
-    Account,
+    EpochTimer,
     StallReport,
     exposed_waits,
 )
@@ -39,7 +39,7 @@ def test_a_wait_is_what_goes_beyond_the_step_beside_it():
 
 
 def test_an_epoch_of_plain_calls():
-    account = Account(began=100.0)
+    timer = EpochTimer(began=100.0)
     calls = [
         call(101.0, 105.0, fresh=True, cpu=0.5),
         call(105.0, 108.0, cpu=1.5),
@@ -50,9 +50,9 @@ def test_an_epoch_of_plain_calls():
         rows((105.0, 106.0)),
         rows((108.0, 108.5)),
     ]
-    account.add_calls(calls, fetches)
-    account.threads = None  # no account of the machine's other work
-    report = account.report()
+    timer.add_calls(calls, fetches)
+    timer.threads = None  # no account of the machine's other work
+    report = timer.report()
     assert report.steps == 3
     assert report.first_batch_s == pytest.approx(3.0)
     assert report.data_stall_s == pytest.approx(1.5)
@@ -68,8 +68,8 @@ def test_an_epoch_of_plain_calls():
 
 
 def test_tracing_and_the_end_of_the_data_are_kept_apart():
-    account = Account(began=0.0)
-    account.add_calls(
+    timer = EpochTimer(began=0.0)
+    timer.add_calls(
         [
             call(0.0, 10.0, traced=True, fresh=True),
             call(10.0, 12.0),
@@ -77,7 +77,7 @@ def test_tracing_and_the_end_of_the_data_are_kept_apart():
         ],
         [rows((8.0, 9.0)), rows((10.0, 11.0)), rows()],
     )
-    report = account.report()
+    report = timer.report()
     assert report.steps == 2
     assert report.tracing_s == pytest.approx(9.0)
     assert report.end_of_data_s == pytest.approx(0.5)
@@ -90,23 +90,23 @@ def test_tracing_and_the_end_of_the_data_are_kept_apart():
 
 
 def test_many_steps_in_one_call():
-    account = Account(began=0.0)
-    account.add_calls(
+    timer = EpochTimer(began=0.0)
+    timer.add_calls(
         [call(0.0, 1.0, fresh=True), call(1.0, 9.0)],
         [
             rows((0.0, 0.5)),
             rows((1.0, 2.0), (2.0, 5.0, 1.0, 4.0), (5.0, 6.0, 0.0, 0.0)),
         ],
     )
-    report = account.report()
+    report = timer.report()
     assert report.steps == 3  # the last fetch found the end
     assert report.data_stall_s == pytest.approx(1.0 + 1.0)
     assert report.step_ms == pytest.approx(1e3 * (0.5 + 6.0) / 3)
 
 
 def test_a_copy_to_an_accelerator_is_a_part_of_its_step():
-    account = Account(began=0.0)
-    account.add_calls(
+    timer = EpochTimer(began=0.0)
+    timer.add_calls(
         [
             call(0.0, 4.0, traced=True, fresh=True),
             call(4.0, 7.0),
@@ -118,7 +118,7 @@ def test_a_copy_to_an_accelerator_is_a_part_of_its_step():
             rows((7.0, 8.0, 1.0, 0.0, 9.0)),
         ],
     )
-    report = account.report()
+    report = timer.report()
     assert report.step_ms == pytest.approx(2e3)
     assert report.copy_ms == pytest.approx(750)
     # Of 6 s from the end of tracing.
@@ -128,15 +128,15 @@ def test_a_copy_to_an_accelerator_is_a_part_of_its_step():
 
 
 def test_lost_rows_leave_no_figures():
-    account = Account(began=0.0)
-    account.add_calls([call(0.0, 1.0, fresh=True)], [rows((0.0, 0.5))])
-    account.lost += 4
-    assert account.report() == StallReport(steps=None, not_recorded=4)
-    assert account.report().wait_ms is None
+    timer = EpochTimer(began=0.0)
+    timer.add_calls([call(0.0, 1.0, fresh=True)], [rows((0.0, 0.5))])
+    timer.lost += 4
+    assert timer.report() == StallReport(steps=None, not_recorded=4)
+    assert timer.report().wait_ms is None
 
 
 def test_no_steps_no_figures():
-    report = Account(began=0.0).report()
+    report = EpochTimer(began=0.0).report()
     assert report == StallReport(steps=0)
     assert report.step_fraction is None
     assert report.first_batch_fraction is None

@@ -29,7 +29,7 @@ def test_nothing_is_seen_afterwards_nor_after_a_raise():
 
 
 def counts(watched):
-    operations, opaque = eager.read(watched, lambda name: name, None)
+    operations, opaque = eager.operations_of(watched, lambda name: name, None)
     return collections.Counter(o.op for o in operations), opaque
 
 
@@ -45,7 +45,7 @@ def test_a_function_counts_as_the_ops_of_its_body_each_time():
     found, opaque = counts(watched)
     assert (found["Sin"], found["Cos"], opaque) == (3, 3, [])
     assert not any(op.startswith("__") for op in found)
-    operations, _ = eager.read(watched, lambda name: name, None)
+    operations, _ = eager.operations_of(watched, lambda name: name, None)
     assert "block/Sin" in {o.layer for o in operations}
 
 

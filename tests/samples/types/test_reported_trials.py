@@ -44,7 +44,7 @@ def _private(examples, method="vectorized"):
     return kpg.PrivateTraining(
         noise_multiplier=1.0,
         delta=1e-2,
-        examples=examples,
+        samples=examples,
         batch_size=examples,
         user_ids="unique",
         seed=1,

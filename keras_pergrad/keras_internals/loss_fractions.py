@@ -32,7 +32,7 @@ class NotAdditive(ValueError):
 
 
 @dataclasses.dataclass
-class Fraction:
+class LossFraction:
     """One compiled loss of a microbatch.
 
     Attributes:
@@ -41,7 +41,7 @@ class Fraction:
             number of samples; "data": known only from the data.
         numerator: the sum of the weighted values, without the loss weight.
         denominator: its part of the denominator (None for "sum").
-        slack: what Keras adds once to the sum of the denominators.
+        mask_epsilon: what Keras adds once to the sum of the denominators.
         loss_weight: from `compile(loss_weights=...)`, or None.
         per_row: the number of values of one sample, if known while tracing.
         rank: how many axes they have.
@@ -52,7 +52,7 @@ class Fraction:
     kind: str
     numerator: tf.Tensor
     denominator: tf.Tensor | None
-    slack: float
+    mask_epsilon: float
     loss_weight: float | None
     per_row: int | None
     rank: int
@@ -82,6 +82,17 @@ def evaluate(compile_loss, y, y_pred, sample_weight):
     return found
 
 
+def require_parts(model):
+    """Refuse a model that overrides `compute_loss`: its terms are unknown."""
+    if type(model).compute_loss is not keras.Model.compute_loss:
+        raise NotAdditive(
+            f"{type(model).__name__} overrides compute_loss, so that it is "
+            "not known how its loss adds up over the parts of a batch. Put "
+            "the loss into a keras.losses.Loss for compile(loss=...) or into "
+            "add_loss(), or use gradient_mode='batch'."
+        )
+
+
 def numerators(model, y, y_pred, sample_weight):
     """Return the sums of the compiled losses' values, before any division.
 
@@ -107,7 +118,7 @@ def track(compile_loss, values, samples):
         metric.update_state(value, sample_weight=samples)
 
 
-def mask_slack():
+def measured_epsilon():
     """Return what Keras adds to the number of unmasked values it divides by.
 
     Nothing in recent versions, `keras.config.epsilon()` in older ones.
@@ -152,16 +163,16 @@ class _Split:
         with _reduced(loss, None), attribute(loss, "call", noting):
             weighted = loss(y_true, y_pred, sample_weight)
         numerator = tf.reduce_sum(weighted)
-        kind, denominator, slack = self._denominator(
+        kind, denominator, mask_epsilon = self._denominator(
             y_true, y_pred, sample_weight, values[0], weighted
         )
         self.found.append(
-            Fraction(
+            LossFraction(
                 loss.name,
                 kind,
                 numerator,
                 denominator,
-                slack,
+                mask_epsilon,
                 self.loss_weight,
                 weighted.shape[1:].num_elements(),
                 weighted.shape.rank,
@@ -189,7 +200,7 @@ class _Split:
             with _reduced(loss, "sum"):
                 total = loss(y_true, y_pred, weights)
             if not by_weight:
-                return DATA, total, mask_slack()
+                return DATA, total, measured_epsilon()
             mean = loss(y_true, y_pred, weights)
             total *= _scale_of_means()
         return DATA, tf.math.divide_no_nan(total, mean), 0.0

@@ -4,11 +4,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.keras_internals.saveable import Saveable
+from keras_pergrad.keras_internals.saved_state import SavedState
 from keras_pergrad.modes.microbatch_sums import divided
 
 
-class Pending(Saveable):
+class AccumulatorState(SavedState):
     """The sums of gradients of numerators, and of denominators, over batches.
 
     It is saved and loaded with the weights of its model. Training goes on
@@ -20,7 +20,7 @@ class Pending(Saveable):
 
     def __init__(self):
         self.count = _variable("pending_batches", np.zeros((), "int32"))
-        self.slack = {}
+        self.mask_epsilons = {}
         self._keys = None
         self._values_of_a_sample = None
         self._sums = {}
@@ -28,39 +28,26 @@ class Pending(Saveable):
         self._loaded = {}
 
     def values_of_a_sample(self, now):
-        """Return how many values each loss has had for one sample.
-
-        Args:
-            now: how many they have in this batch.
-        """
+        """Return how many values each loss had for a sample; `now` at first."""
         if self._values_of_a_sample is None:
             self._values_of_a_sample = list(now)
         return self._values_of_a_sample
 
-    def add(self, groups, slack, variables):
-        """Add the sums of one batch.
-
-        Args:
-            groups: as from `Contributions.groups`.
-            slack: as for `divided`.
-            variables: the variables that the gradients are of.
-
-        Raises:
-            ValueError: the loss has other terms than before.
-        """
+    def add(self, groups, mask_epsilons, variables):
+        """Add the groups of sums of one batch, as for `divided`."""
         if self._keys not in (None, set(groups)):
             raise ValueError(
                 "The denominators of the loss are of another kind than in the "
                 f"batches before: {sorted(groups)} instead of "
                 f"{sorted(self._keys)}. Call compile() again to start afresh."
             )
-        self._keys, self.slack = set(groups), slack
+        self._keys, self.mask_epsilons = set(groups), mask_epsilons
         added = [(self.count, 1)]
         for key, (gradients, denominator) in groups.items():
             added += self._of_group(key, gradients, denominator, variables)
         # All or nothing: first every check in the sums must have passed.
-        found = [t for t in tf.nest.flatten(groups) if t is not None]
-        with tf.control_dependencies(found):
+        sums = [t for t in tf.nest.flatten(groups) if t is not None]
+        with tf.control_dependencies(sums):
             _add_all(added)
 
     def _of_group(self, key, gradients, denominator, variables):
@@ -93,7 +80,7 @@ class Pending(Saveable):
             )
             for key in sorted(self._keys or ())
         }
-        return divided(groups, self.slack)
+        return divided(groups, self.mask_epsilons)
 
     @property
     def rows(self):

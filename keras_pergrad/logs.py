@@ -18,7 +18,11 @@ def named(loss, values):
 
 
 class Logs:
-    """The running values of a mode's statistics, apart from the metrics."""
+    """The running values of a mode's statistics, apart from the metrics.
+
+    Args:
+        metrics: a mode's `log_metrics`, name to metric class.
+    """
 
     def __init__(self, metrics):
         self._makers = metrics
@@ -40,12 +44,14 @@ class Logs:
         return self._of_losses[name]
 
     def reset(self):
+        """Forget all values, as an epoch begins."""
         for logs in self._of_losses.values():
             logs.reset()
         for metric in self._metrics.values():
             metric.reset_state()
 
     def update(self, statistics):
+        """Take in a batch's values by name; return those of the epoch."""
         logs = {}
         for name, value in statistics.items():
             metric = self._metrics[name]

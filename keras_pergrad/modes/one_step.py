@@ -1,0 +1,407 @@
+"""One step of any mode: the sums of a batch's parts, made one gradient.
+
+A mode gives the sums of a part of a batch (`GradientMode.partial_sums`). Here
+the batch is split, the sums are added up over its parts and the replicas, and
+what becomes of them is done once:
+
+    split → sum → over replicas → aggregate → overflow → regularise → scale
+
+A whole batch on one device is one part, whose loss is Keras's own. All other
+parts count in the loss of their batch by numerators and denominators (see
+`microbatch_sums`).
+"""
+
+import contextlib
+import dataclasses
+from typing import Any
+
+import tensorflow as tf
+
+from keras_pergrad import statistics
+from keras_pergrad.aggregation import is_finite, of_samples
+from keras_pergrad.common import refusal_messages
+from keras_pergrad.factors import squared_norm
+from keras_pergrad.keras_internals import replicas
+from keras_pergrad.keras_internals.batches import PaddedBatch, first_tensor
+from keras_pergrad.keras_internals.loss_fractions import require_parts
+from keras_pergrad.keras_internals.losses import (
+    additional_loss_weights,
+    total_loss,
+    track_loss,
+)
+from keras_pergrad.keras_internals.model_parts import call_model
+from keras_pergrad.keras_internals.optimizers import loss_scale
+from keras_pergrad.keras_internals.overwritten import SetApart, require_none
+from keras_pergrad.keras_internals.penalties import (
+    Penalties,
+    regularization_gradients,
+    without_gradients,
+)
+from keras_pergrad.modes import add_loss_reduction
+from keras_pergrad.modes.microbatch_sums import (
+    MicrobatchSums,
+    added,
+    divided,
+    times,
+)
+from keras_pergrad.modes.microbatches import MOST, sum_over
+from keras_pergrad.modes.weighted_sums import WeightedSums
+
+
+@dataclasses.dataclass
+class Step:
+    """What a mode found for one batch.
+
+    Attributes:
+        loss: the scalar loss of the batch, unscaled, regularisers included;
+            None where the mode has tracked it itself.
+        y_pred: the model's output for the batch; None where the mode has
+            updated the metrics itself.
+        gradients: one per trainable variable (None: no gradient), as the
+            optimizer's `apply` expects them; None where the mode has called
+            the optimizer itself, or no update is due yet.
+        statistics: scalars to log, by name.
+        whole: under a distribution strategy, whether loss, gradients and
+            statistics cover the samples of all replicas, and are equal on
+            each. False: gradients and loss are as in Keras; the optimizer and
+            the metrics add them up over the replicas.
+
+    Example:
+
+    >>> import keras
+    >>> import tensorflow as tf
+    >>> import keras_pergrad as kpg
+    >>> model = kpg.PerGradModel.from_model(
+    ...     keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    ... )
+    >>> model.compile("sgd", "mse", gradient_mode="vectorized")
+    >>> x, y = tf.ones((4, 3)), tf.ones((4, 1))
+    >>> model.fit(x, y, verbose=0).epoch
+    [0]
+    >>> step = model.gradient_mode.step(model, x, y, None)
+    >>> [g.shape.as_list() for g in step.gradients], step.loss.shape.rank
+    ([[3, 1], [1]], 0)
+    """
+
+    loss: tf.Tensor | None
+    y_pred: object
+    gradients: list | None
+    statistics: dict = dataclasses.field(default_factory=dict)
+    whole: bool = False
+
+
+class WholeBatch:
+    """A whole batch as its only part: its loss is Keras's own.
+
+    It has the attributes and methods of a `PartOfBatch`, which modes use.
+
+    Attributes:
+        aggregation: as it is at this step, or None.
+        padded: the `PaddedBatch` behind it, where it may have no sample.
+        is_single: whether it is surely one sample.
+        loss: the loss of the batch, once `target` was called.
+        scaled_loss: the loss times the loss scale.
+        penalties: what the loss does with the weight regularisers.
+    """
+
+    is_whole = True
+
+    def __init__(
+        self,
+        model,
+        batch,
+        scale=None,
+        aggregation=None,
+        apart=None,
+        padded=None,
+        is_single=False,
+    ):
+        self.model, self.scale = model, scale
+        self.x, self.y, self.sample_weight = batch
+        self.n = tf.shape(first_tensor(self.x))[0]
+        self.aggregation, self.padded = aggregation, padded
+        self.is_single = is_single
+        self.penalties = Penalties(model)
+        self.loss: Any = None
+        self.scaled_loss: Any = None
+        self._apart = SetApart(model) if apart is None else apart
+
+    @contextlib.contextmanager
+    def watched(self):
+        variables = self.penalties.variables
+        with self._apart.watched(), without_gradients(variables):
+            yield
+
+    def call(self):
+        return call_model(self.model, self.x), []
+
+    def target(self, y_pred, added, training=True):
+        """Return the loss times the loss scale; `added` is in it already."""
+        del added
+        batch = self.x, self.y, y_pred, self.sample_weight
+        with self.penalties.noted():
+            self.loss = total_loss(self.model, *batch, training)
+        self.scaled_loss = times(self.loss, self.scale)
+        return self.scaled_loss
+
+    def added_weights(self, replay):
+        return additional_loss_weights(replay, self.n, self.scale)
+
+
+def of_whole(mode, model, batch):
+    """Return the step of a mode for a batch that stays whole on one device."""
+    return _of_whole(mode, model, batch)[0]
+
+
+def _of_whole(mode, model, batch, is_single=False) -> tuple[Step, Any]:
+    """Return the step and the norms of the samples, or None."""
+    scale, padded = loss_scale(model.optimizer), None
+    aggregation = aggregation_now(mode, model)
+    if aggregation is not None and aggregation.counts:
+        padded = PaddedBatch(batch)
+        batch = padded.batch
+    with SetApart(model) as apart:
+        part = WholeBatch(
+            model, batch, scale, aggregation, apart, padded, is_single
+        )
+        sums = mode.partial_sums(model, part)
+    y_pred, norms = sums.y_pred, sums.norms
+    if padded is not None:
+        norms = norms if norms is None else norms[: padded.n]
+        y_pred = padded.outputs(y_pred)
+    squares = sums.squared_sums
+    if squares is None and mode.gives_statistics:
+        squares = _squared(sums.plain or sums.gradients)
+    logged = observe(model, aggregation, norms, part.n, squares)
+    penalties = part.penalties.gradients(part.loss)
+    gradients = finish(
+        model, aggregation, sums.gradients, part.n, penalties, scale, norms
+    )
+    gradients = apart.merged(gradients, part.scaled_loss)
+    return Step(part.loss, y_pred, gradients, logged), norms
+
+
+class Parting:
+    """How a batch is taken apart: here, by the replicas alone.
+
+    Attributes:
+        mode: whose `partial_sums` are taken.
+        size: the number of samples in a microbatch; None: the batch is one.
+        steps: how many batches make an update.
+        own_sums: whether the mode's sums are asked for, not the plain ones.
+    """
+
+    steps = 1
+    own_sums = True
+
+    def __init__(self, mode, size=None):
+        self.mode = mode
+        counts = mode.aggregation is not None and mode.aggregation.counts
+        # The model must not be called for no sample, which a replica or a
+        # batch that is drawn at random may have.
+        self.size = MOST if size is None and counts else size
+
+    def require(self, model, batch):
+        """Refuse a model or a batch that cannot be trained in parts."""
+        del batch
+        require_parts(model)
+        require_none(model, "several replicas")
+
+    @contextlib.contextmanager
+    def checked(self, model, batch, sums):
+        """Open a context for a batch's `MicrobatchSums`; yield a function.
+
+        It is called as the sums are, with each part of the batch.
+        """
+        del model, batch
+        yield sums
+
+
+def of_parts(parting, model, batch):
+    """Return the step of a batch in parts: microbatches, replicas or both."""
+    parting.require(model, batch)
+    mode, size, alone = parting.mode, parting.size, parting.steps == 1
+    aggregation = aggregation_now(mode, model)
+    scale = loss_scale(model.optimizer)
+    kinds = add_loss_reduction.kinds(model, batch[0])
+    given = model, batch[0], scale, kinds, alone
+    if parting.own_sums:
+        parts = WeightedSums(mode, aggregation, *given)
+    else:
+        parts = MicrobatchSums(*given)
+    with parting.checked(model, batch, parts) as function:
+        if isinstance(parts, WeightedSums):
+            parts.compute_denominators(batch, size)
+            batch = *batch, tf.range(parts.count)
+        sums: Any = sum_over(function, batch, size)
+    totals = parts.totals(sums)
+    groups, norms = parts.groups(totals), totals.get("norms")
+    squares = None
+    if mode.gives_statistics:
+        squares = _squared(totals["plain"] or totals["gradients"]["batch"])
+    logged = observe(model, aggregation, norms, parts.rows, squares)
+    gradients = None
+    if alone:
+        gradients = finish(
+            model,
+            aggregation,
+            divided(groups, parts.mask_epsilons),
+            parts.rows,
+            regularization_gradients(parts.variables),
+            scale,
+            norms,
+        )
+    else:
+        _wait(parting, model, parts, groups, norms, scale)
+    return Step(parts.loss(totals), None, gradients, logged, whole=True)
+
+
+def _wait(parting, model, parts, groups, norms, scale):
+    """Add a batch to those that wait; update where enough of them do."""
+    if norms is not None and scale is not None:
+        groups = {
+            key: (_overflow_to_infinity(gradients, norms, scale), below)
+            for key, (gradients, below) in groups.items()
+        }
+    waiting = model.gradient_state
+    waiting.add(groups, parts.mask_epsilons, parts.variables)
+    due = waiting.count >= parting.steps
+    replicas.when(due, lambda: update(parting.mode, model))
+
+
+def update(mode, model):
+    """Call the optimizer with all batches that wait for an update."""
+    waiting, variables = model.gradient_state, model.trainable_variables
+    gradients = finish(
+        model,
+        aggregation_now(mode, model),
+        waiting.gradients(variables),
+        waiting.rows,
+        regularization_gradients(variables),
+        loss_scale(model.optimizer),
+    )
+    replicas.apply(model.optimizer, gradients, variables)
+    waiting.reset()
+
+
+def one_by_one(mode, model, batch):
+    """Return the step of a batch each of whose samples makes an update."""
+    if replicas.several():
+        count = tf.distribute.get_strategy().num_replicas_in_sync
+        raise ValueError(refusal_messages.one_after_the_other(count))
+    n = tf.shape(first_tensor(batch))[0]
+    with SetApart(model):
+        groups = mode.aggregation.groups(model.trainable_variables)
+    shape = [] if groups is None else [max(groups) + 1]
+    norms = tf.TensorArray(tf.float32, n, element_shape=shape)
+
+    def body(i, norms):
+        row = tf.nest.map_structure(
+            lambda t: None if t is None else t[i : i + 1], batch
+        )
+        step, norm = _of_whole(mode, model, row, is_single=True)
+        track_loss(model, step.loss, 1)
+        model.optimizer.apply(step.gradients, model.trainable_variables)
+        x, y, sample_weight = row
+        model.compute_metrics(x, y, step.y_pred, sample_weight)
+        return i + 1, norms.write(i, tf.cast(norm[0], tf.float32))
+
+    _, norms = tf.while_loop(
+        lambda i, _: i < n,
+        body,
+        (tf.constant(0), norms),
+        parallel_iterations=1,
+    )
+    aggregation = aggregation_now(mode, model)
+    return Step(None, None, None, aggregation.statistics(norms.stack()))
+
+
+def aggregation_now(mode, model):
+    """Return the aggregation of a mode as it is at this step, or None."""
+    aggregation = mode.aggregation
+    if aggregation is None:
+        return None
+    return aggregation.at(model.aggregation_state)
+
+
+def observe(model, aggregation, norms, n, squares):
+    """Pass the norms of a batch to the aggregation; return what is logged.
+
+    Args:
+        norms: of the per-sample gradients, or None.
+        squares: for each variable ‖Σ_i c_i‖² of its contributions, in which
+            samples that are not finite are blank; None: no spread is wanted.
+    """
+    logged = {}
+    if aggregation is not None and aggregation.needs_norms:
+        aggregation.observe(norms, model.aggregation_state)
+        logged = aggregation.statistics(norms)
+    if squares is not None:
+        logged = {**logged, **spread(norms, squares, n)}
+    return logged
+
+
+def finish(model, aggregation, sums, n, penalties, scale, norms=None):
+    """Return gradients as the optimizer expects them.
+
+    Args:
+        sums: the weighted mean over the samples, one per variable.
+        n: the number of samples.
+        penalties: the gradients of the weight regularisers.
+        scale: the loss scale, or None.
+        norms: of the per-sample gradients, if they were weighted just now.
+    """
+    gradients = sums
+    if aggregation is not None:
+        gradients = aggregation.finish(sums, n, model.aggregation_state)
+        if gradients is not sums:
+            # Each replica draws its own noise.
+            gradients = replicas.from_first_replica(gradients)
+        if aggregation.needs_norms and scale is not None and norms is not None:
+            gradients = _overflow_to_infinity(gradients, norms, scale)
+    gradients = added(gradients, penalties)
+    if scale is None:
+        return gradients
+    return [times(_tensor(g), scale) for g in gradients]
+
+
+def _overflow_to_infinity(gradients, norms, scale):
+    """Pass an overflow on to the optimizer, which then lowers the scale."""
+    overflow = tf.logical_not(tf.reduce_all(is_finite(norms)))
+    overflow = tf.logical_and(overflow, scale > 1)
+    return [
+        None
+        if g is None
+        else tf.where(
+            overflow,
+            tf.constant(float("inf"), g.dtype),
+            tf.convert_to_tensor(g),
+        )
+        for g in gradients
+    ]
+
+
+def spread(norms, squared_sums, n):
+    """Return the statistics of a batch, over the samples with finite gradients.
+
+    Args:
+        norms: of the per-sample gradients, (n,) or (n, groups).
+        squared_sums: as for `observe`.
+        n: the number of samples.
+    """
+    norms = of_samples(norms)
+    finite = is_finite(norms)
+    count = tf.reduce_sum(tf.cast(finite, norms.dtype))
+    squares = tf.where(finite, tf.square(norms), tf.zeros([], norms.dtype))
+    mean = tf.add_n([tf.cast(s, norms.dtype) for s in squared_sums])
+    # A contribution is the gradient over n.
+    mean *= tf.square(tf.cast(n, norms.dtype) / count)
+    return statistics.of_batch(squares, mean, count)
+
+
+def _squared(sums):
+    return [squared_norm(g) for g in sums if g is not None]
+
+
+def _tensor(value):
+    return None if value is None else tf.convert_to_tensor(value)

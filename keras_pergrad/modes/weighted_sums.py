@@ -1,0 +1,197 @@
+"""Microbatches whose samples are weighted one by one, as by clipping.
+
+A sample's gradient is scaled as in the whole batch, so all denominators must
+be known before the first norm. They come from the size of the batch, or from a
+first pass over its masks and weights.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_pergrad.common import refusal_messages
+from keras_pergrad.keras_internals import loss_fractions, replicas
+from keras_pergrad.keras_internals.batches import first_tensor
+from keras_pergrad.keras_internals.losses import by_kind
+from keras_pergrad.keras_internals.model_parts import call_model
+from keras_pergrad.keras_internals.tracing import traced_once
+from keras_pergrad.modes.microbatch_sums import MicrobatchSums, times
+from keras_pergrad.modes.microbatches import sum_over
+
+
+@dataclasses.dataclass
+class PartOfBatch:
+    """What a mode must know of a batch when it sees only a part.
+
+    Attributes:
+        model: the compiled model.
+        x, y, sample_weight: the part's inputs, targets and weights.
+        n: the number of samples in the whole batch.
+        scale: the loss scale, or None.
+        aggregation: as it is at this step, or None.
+    """
+
+    model: Any
+    x: Any
+    y: Any
+    sample_weight: Any
+    n: Any
+    scale: Any
+    aggregation: Any
+    #: The part's share in the whole batch's loss, without regularisers, from
+    #: the model's outputs and the list of `add_loss` terms.
+    loss: Callable
+    #: For each `add_loss` term, the factor of one sample's in the batch's.
+    weights: list
+
+    #: Whether it is all of its batch, and `target` Keras's own loss.
+    is_whole = False
+    is_single = False
+    padded = None
+
+    def watched(self):
+        """Open a context for the forward pass and the loss."""
+        return contextlib.nullcontext()
+
+    def call(self):
+        """Return the model's outputs, and the terms given to `add_loss`."""
+        with replicas.Postponed() as scope:
+            y_pred = call_model(self.model, self.x)
+        scope.assign(tf.shape(first_tensor(self.x))[0])
+        return y_pred, scope.losses
+
+    def target(self, y_pred, added, training=True):
+        """Return what to differentiate: the loss times the loss scale.
+
+        Args:
+            y_pred: the model's outputs for the part.
+            added: the terms given to `add_loss` meanwhile.
+            training: whether layers were called for training.
+        """
+        del training
+        return times(self.loss(y_pred, added), self.scale)
+
+    def added_weights(self, replay):
+        """Return the factor of a sample's `add_loss` terms in the target."""
+        del replay
+        return [times(w, self.scale) for w in self.weights]
+
+
+class WeightedSums(MicrobatchSums):
+    """Sums with the weights of an aggregation, as a mode supplies them."""
+
+    def __init__(self, mode, aggregation, *args):
+        super().__init__(*args)
+        if not self.alone:
+            self.kinds = [_require_mean(kind) for kind in self.kinds]
+        self.mode, self.aggregation = mode, aggregation
+        self._denominators: Any = []
+
+    def compute_denominators(self, batch, size=None):
+        """Find the denominators of the batch; nothing assigned is kept.
+
+        In a graph, ops that do not affect the denominators are pruned.
+        """
+
+        def denominators(x, y, sample_weight):
+            with keras.StatelessScope():
+                y_pred = call_model(self.model, x)
+            terms = self.evaluate(x, y, y_pred, sample_weight)
+            self._require_known(terms)
+            return [t.denominator for t in terms]
+
+        sums = sum_over(denominators, batch, size)
+        sums = replicas.total(replicas.present(self.count, sums or []))
+        self._denominators = list(sums)
+
+    def _for_any_batch(self, term):
+        """Keep the length of this batch; `_require_known` demands it of all."""
+        if term.kind == loss_fractions.ROWS and not term.by_weight:
+            return term
+        return super()._for_any_batch(term)
+
+    def _require_known(self, terms):
+        if self.alone:
+            return
+        for term in terms:
+            if term.kind == loss_fractions.DATA and term.per_row is None:
+                raise ValueError(refusal_messages.no_length(term.name))
+            if term.kind != loss_fractions.ROWS:
+                raise ValueError(refusal_messages.unknown_divisor(term.name))
+        now = [t.per_row for t in terms]
+        before = self.model.gradient_state.values_of_a_sample(now)
+        for term, old, new in zip(terms, before, now):
+            if old != new:
+                raise ValueError(
+                    refusal_messages.other_length(term.name, old, new)
+                )
+
+    def __call__(self, x, y, sample_weight, index):
+        """Return the weighted sums and the norms of one microbatch."""
+        part = x, y, sample_weight, index
+        if self.mode.needs_graph and tf.executing_eagerly():
+            return traced_once(self._sums, *part)
+        return self._sums(*part)
+
+    def _sums(self, x, y, sample_weight, index):
+        rows = tf.cast(tf.shape(first_tensor(x))[0], self.dtype)
+        noted = []
+
+        def loss(y_pred, added):
+            terms = self.evaluate(x, y, y_pred, sample_weight)
+            noted.append((terms, added))
+            return self._target(terms, added, rows)
+
+        weights = self._added(1 / self.rows)
+        known = self.rows, self.scale, self.aggregation, loss, weights
+        part = PartOfBatch(self.model, x, y, sample_weight, *known)
+        sums = self.mode.partial_sums(self.model, part)
+        norms = sums.norms
+        if norms is not None:
+            shape = tf.concat([[self.count], tf.shape(norms)[1:]], 0)
+            groups = norms.shape[1:]
+            norms = tf.scatter_nd(tf.expand_dims(index, 1), norms, shape)
+            norms.set_shape([None, *groups])
+        metrics = self.update_metrics(x, y, sums.y_pred, sample_weight)
+        (terms, added), key = noted[0], "batch" if self.alone else "rows"
+        return {
+            "gradients": {key: sums.gradients},
+            "metrics": metrics,
+            "norms": norms,
+            "plain": sums.plain,
+            **self.parts_of_loss(terms, added, rows),
+        }
+
+    def _target(self, terms, added, rows):
+        """Return the microbatch's part in the loss of the whole batch."""
+        values = []
+        for k, term in enumerate(terms):
+            value = self.fixed(term.numerator, k)
+            if term.kind == loss_fractions.DATA:
+                below = tf.cast(self._denominators[k], self.dtype)
+                below += term.mask_epsilon
+                value = tf.math.divide_no_nan(value, below)
+            values.append(times(value, term.loss_weight))
+        weights = self._added(rows / self.rows)
+        for loss, weight in zip(added, weights, strict=True):
+            values.append(tf.cast(tf.reduce_sum(loss), self.dtype) * weight)
+        return tf.add_n(values)
+
+    def _added(self, share):
+        """Return the factors of `add_loss` terms of this share of the batch."""
+        # The part of a sum in a mean over later samples is not known. XLA
+        # drops the assertion that there is no sum, but XLA does not drop NaN.
+        whole = 1.0 if self.alone else float("nan")
+        whole = whole * tf.ones_like(share)
+        return [by_kind(kind, whole, share) for kind in self.kinds]
+
+
+def _require_mean(kind):
+    """Raise where a term of `add_loss` is a sum; return the kind otherwise."""
+    check = tf.debugging.Assert(kind < 0.5, [refusal_messages.SUM_OVER_STEPS])
+    with tf.control_dependencies([check] if check is not None else []):
+        return tf.identity(kind)

@@ -1,0 +1,233 @@
+"""One line at the end says whether the data is the bottleneck."""
+
+import dataclasses
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_pergrad.analysis.pipelines.profile import (
+    PipelineProfile,
+    profile_pipeline,
+)
+from keras_pergrad.callbacks import DataStall
+from tests.analysis.pipelines.slow_data import PARALLEL, as_batch, serial_map
+from tests.callbacks.stall_truth import (
+    BATCH,
+    SPEC,
+    Clock,
+    TimedStepModel,
+    no_hidden_prefetch,
+)
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Your input ran out of data"),
+    pytest.mark.filterwarnings("ignore:`shuffle=True` was passed"),
+]
+
+N = 12
+
+
+def model(step):
+    made = TimedStepModel(Clock(), step)
+    made.compile("sgd", "mse", jit_compile=False)
+    made(BATCH[0])
+    return made
+
+
+def mapped():
+    data = tf.data.Dataset.range(4 * N).map(lambda i: 2 * i, **PARALLEL)
+    return data.batch(4).map(as_batch).prefetch(2)
+
+
+HEALTHY = {
+    "dataset": mapped,
+    "arrays": lambda: (np.zeros((32 * N, 3)), np.zeros((32 * N, 1))),
+    "one batch": lambda: tf.data.Dataset.from_tensors(BATCH).repeat(N),
+}
+
+
+def last_line(text):
+    return str(text).rstrip("\n").rsplit("\n", 1)[-1]
+
+
+@pytest.mark.parametrize("kind", HEALTHY)
+def test_a_healthy_pipeline_is_said_to_be_no_bottleneck(kind):
+    profile = profile_pipeline(HEALTHY[kind](), model(0.06), batches=N - 2)
+    times = profile.pipeline_batches_per_s / profile.model_batches_per_s
+    assert times > 2
+    assert last_line(profile) == f"Verdict: {profile.verdict}."
+    assert profile.verdict.startswith("not the bottleneck: the pipeline gives")
+    assert "<- bottleneck" not in str(profile)
+    assert not any(row.is_bottleneck for row in profile.stages)
+
+
+def test_a_slow_pipeline_is_the_bottleneck_and_its_best_change_is_named():
+    profile = profile_pipeline(serial_map(), model(0.001), batches=N - 2)
+    assert last_line(profile).startswith("Verdict: the bottleneck: the model ")
+    assert "best of the changes: cache" in profile.verdict
+    assert str(profile).count("<- bottleneck") == 1
+    (row,) = (row for row in profile.stages if row.is_bottleneck)
+    assert row.name == "map(call) + batch"
+
+
+def test_without_a_model_nothing_is_called_a_bottleneck():
+    profile = profile_pipeline(serial_map(), batches=N - 2)
+    assert last_line(profile).startswith("Verdict: none without a model")
+    assert "<- bottleneck" not in str(profile)
+    assert profile.slowest_stage[0] == "map(call) + batch"
+
+
+def measured(**figures):
+    """A profile of a model that takes 100 batches a second."""
+    return PipelineProfile(
+        **{
+            "pipeline_batches_per_s": 3400.0,
+            "model_batches_per_s": 100.0,
+            "together_batches_per_s": 98.0,
+            "wait_ms": 0.1,
+            "stall_fraction": 0.01,
+            "slowest_stage": None,
+            "what_if": {"prefetch": (99.0, 0.1), "cache": (105.0, 0.0)},
+            **figures,
+        }
+    )
+
+
+def test_how_many_times_the_pipeline_suffices():
+    profile = measured()
+    assert profile.warnings == []
+    assert profile.verdict == (
+        "not the bottleneck: the pipeline gives 34 times what the model takes"
+    )
+    tight = dataclasses.replace(profile, pipeline_batches_per_s=134.0)
+    assert "gives 1.3 times what" in tight.verdict
+
+
+@pytest.mark.parametrize(
+    ("figures", "words"),
+    [
+        (
+            {"what_if": {"cache": (160.0, 0.0)}},
+            "`cache` gives 160 batches/s, more than the model alone (100)",
+        ),
+        (
+            {"together_batches_per_s": 130.0, "what_if": {}},
+            "`together` gives 130 batches/s, more than the model alone",
+        ),
+        (
+            {"pipeline_batches_per_s": 50.0},
+            "`together` gives 98 batches/s, more than the pipeline alone (50)",
+        ),
+    ],
+)
+def test_figures_that_contradict_each_other_are_named(figures, words):
+    profile = measured(**figures)
+    (warning,) = profile.warnings
+    assert words in warning
+    assert "measure again" in warning
+    lines = str(profile).split("\n")
+    assert [line for line in lines if line.startswith("Warning: ")]
+    assert lines[-1].startswith("Verdict: ")
+
+
+def generated(seconds):
+    def load():
+        for _ in range(N):
+            time.sleep(seconds)
+            yield BATCH
+
+    return tf.data.Dataset.from_generator(load, output_signature=SPEC)
+
+
+def fit(data, step, stall, **settings):
+    model(step).fit(data, callbacks=[stall], **settings)
+    return stall
+
+
+def test_a_sound_fit_ends_in_one_line(capsys):
+    stall = fit(mapped(), 0.06, DataStall(), epochs=3)
+    printed = capsys.readouterr().out
+    assert stall.message is None
+    assert stall.verdict.startswith("not the bottleneck: ")
+    assert printed.endswith(f"\nDataStall: {stall.verdict}.\n")
+    assert printed.count("DataStall:") == 1
+
+
+def test_a_sound_evaluation_ends_in_one_line(capsys):
+    stall = DataStall()
+    model(0.06).evaluate(mapped(), callbacks=[stall])
+    printed = capsys.readouterr().out
+    assert printed.endswith(f"\nDataStall: {stall.verdict}.\n")
+    assert "not the bottleneck" in stall.verdict
+
+
+@pytest.mark.parametrize("quiet", [{"verbose": 0}, {}])
+def test_where_nothing_is_to_be_printed_the_verdict_is_kept(quiet, capsys):
+    stall = DataStall(verbose=0 if not quiet else 1)
+    fit(mapped(), 0.06, stall, **quiet)
+    assert "not the bottleneck" in stall.verdict
+    assert "DataStall" not in capsys.readouterr().out
+
+
+def test_a_message_ends_in_the_verdict_which_comes_once(capsys):
+    stall = fit(generated(0.02), 0.001, DataStall())
+    printed = capsys.readouterr().out
+    assert last_line(stall.message) == f"  Verdict: {stall.verdict}."
+    assert stall.verdict.startswith("the bottleneck: the pipeline must give")
+    assert printed.endswith(f"{stall.message}\n")
+    assert printed.count(stall.verdict) == 1
+
+
+def test_a_stall_that_is_over_ends_in_its_own_line(capsys):
+    data = generated(0.03).cache()
+    stall = fit(data, 0.01, DataStall(), epochs=3)
+    printed = capsys.readouterr().out
+    assert "Verdict: the bottleneck" in stall.message
+    assert stall.verdict.startswith("not the bottleneck")
+    assert printed.endswith(f"\nDataStall: {stall.verdict}.\n")
+
+
+def test_a_model_and_a_pipeline_that_wait_for_each_other():
+    data = no_hidden_prefetch(generated(0.02))
+    stall = fit(data, 0.04, DataStall(), verbose=0)
+    assert "wait for each other" in last_line(stall.message)
+
+
+def test_without_its_advice_a_message_has_its_verdict():
+    stall = fit(generated(0.02), 0.001, DataStall(advise=False), verbose=0)
+    headline, verdict = stall.message.split("\n")
+    assert "of the time went by waiting" in headline
+    assert verdict == f"  Verdict: {stall.verdict}."
+
+
+def test_one_batch_gives_no_verdict(capsys):
+    one = tf.data.Dataset.from_tensors(BATCH)
+    stall = fit(one, 0.0, DataStall())
+    assert stall.verdict.startswith("unknown: it takes two batches")
+    assert capsys.readouterr().out.endswith(f"DataStall: {stall.verdict}.\n")
+
+
+@pytest.mark.parametrize("step", [0.06, 0.0])
+def test_only_a_stage_that_holds_up_the_model_is_marked(step, capsys):
+    data = mapped() if step else generated(0.02)
+    stall = fit(data, step, DataStall(warn_above=1, verbose=2))
+    printed = capsys.readouterr().out
+    assert "ms/element" in printed
+    assert ("<- bottleneck" in printed) == (not step)
+    assert any(row.is_bottleneck for row in stall.stages) == (not step)
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+@pytest.mark.parametrize("seconds", [0.0, 0.02])
+def test_a_bar_of_unknown_length_ends_before_the_words(seconds, epochs, capsys):
+    data, step = generated(seconds), 0.0 if seconds else 0.02
+    assert int(data.cardinality()) < 0
+    stall = fit(data, step, DataStall(), epochs=epochs)
+    lines = capsys.readouterr().out.split("\n")
+    assert lines[-1] == ""
+    (first, *_) = (at for at, line in enumerate(lines) if "DataStall" in line)
+    assert lines[first].startswith("DataStall: ")
+    assert f"{N}/{N}" in lines[first - 1].rsplit("\r", 1)[-1]
+    assert lines[-2].endswith(f"{stall.verdict}.")

@@ -1,0 +1,247 @@
+"""A `train_step` of one's own: outputs for metrics, added losses, errors."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_pergrad as kpg
+from tests.marks import few
+
+layers = keras.layers
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(10, 4))
+LABELS = RNG.integers(0, 3, 10)
+WEIGHTS = RNG.uniform(0.5, 2, 10)
+#: Those that give outputs.
+MODES = {
+    "batch": "batch",
+    "per_sample": kpg.PerSample(),
+    "vectorized": kpg.Vectorized(),
+    "vectorized_clipped": kpg.Vectorized(kpg.ClippedMean(1e9)),
+}
+HOW = {
+    "graph": {},
+    "eager": {"run_eagerly": True},
+    "xla": {"jit_compile": True},
+}
+
+
+class Recipe(kpg.PerGradModel):
+    """The step that the guide shows."""
+
+    outputs_wanted = True
+
+    def train_step(self, data):
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+
+        def loss_fn(x, y, sample_weight):
+            y_pred = self(x, training=True)
+            losses = keras.losses.sparse_categorical_crossentropy(y, y_pred)
+            if sample_weight is not None:
+                losses *= sample_weight
+            return (losses, y_pred) if self.outputs_wanted else losses
+
+        given = loss_fn, x, y, sample_weight
+        if self.outputs_wanted:
+            gradients, logs, y_pred = self.compute_gradients(
+                *given, return_outputs=True
+            )
+        else:
+            gradients, logs = self.compute_gradients(*given)
+            y_pred = self(x, training=True)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        metrics = self.compute_metrics(x, y, y_pred, sample_weight)
+        return {**logs, **metrics}
+
+
+class Added(layers.Layer):
+    """Adds a mean and a sum over the batch."""
+
+    def build(self, shape):
+        self.scale = self.add_weight(shape=(shape[-1],), initializer="ones")
+
+    def call(self, x):
+        x *= self.scale
+        self.add_loss(0.1 * keras.ops.mean(x**2))
+        self.add_loss(0.01 * keras.ops.sum(x**4))
+        return x
+
+
+def _model(cls):
+    keras.utils.set_random_seed(4)
+    inputs = keras.Input((4,))
+    hidden = Added()(layers.Dense(6, "tanh", kernel_regularizer="l2")(inputs))
+    return cls(inputs, layers.Dense(3, "softmax", name="head")(hidden))
+
+
+def _fit(model, weights=None, **how):
+    model.compile(
+        keras.optimizers.SGD(0.2),
+        metrics=["accuracy"],
+        weighted_metrics=["sparse_categorical_crossentropy"],
+        **how,
+    )
+    # Batches of 4, 4 and 2.
+    given = {"batch_size": 4, "epochs": 2, "shuffle": False, "verbose": 0}
+    history = model.fit(X, LABELS, sample_weight=weights, **given).history
+    return model.get_weights(), history
+
+
+def _keras(weights=None):
+    loss = {"loss": "sparse_categorical_crossentropy"}
+    return _fit(_model(keras.Model), weights, **loss)
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("how", [*HOW, "weights"])
+@pytest.mark.parametrize("mode", few(MODES, ["vectorized", "batch"]))
+def test_the_recipe_is_what_keras_does(mode, how):
+    """Weights, losses with what layers add, and compiled metrics."""
+    weights = WEIGHTS if how == "weights" else None
+    right, logs = _keras(weights)
+    options = {**HOW.get(how, {}), "gradient_mode": MODES[mode]}
+    ours, history = _fit(_model(Recipe), weights, **options)
+    for one, other in zip(ours, right, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-10)
+    assert set(logs) <= set(history)
+    for name, values in logs.items():
+        np.testing.assert_allclose(history[name], values, rtol=1e-6)
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize("size", [None, 3])
+def test_microbatches_have_no_outputs_and_say_what_to_do(size, eager):
+    mode = kpg.Accumulated(steps=1, microbatch_size=size)
+    model = _model(Recipe)
+    before = model.get_weights()
+    options = {"gradient_mode": mode, "run_eagerly": eager}
+    with pytest.raises(ValueError, match=r"microbatch_size.*self\.compute_met"):
+        _fit(model, **options)
+    for old, new in zip(before, model.get_weights()):
+        np.testing.assert_array_equal(old, new)
+    model = _model(Recipe)
+    model.outputs_wanted = False
+    ours, history = _fit(model, **options)
+    right, logs = _keras()
+    for one, other in zip(ours, right, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-10)
+    np.testing.assert_allclose(history["loss"], logs["loss"], rtol=1e-6)
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("mode", few(MODES, ["vectorized", "batch"]))
+def test_outputs_keep_their_structure_and_order(mode, how):
+    class Structured(kpg.PerGradModel):
+        def train_step(self, data):
+            x, y = data
+
+            def loss_fn(x, y, sample_weight):
+                y_pred = self(x, training=True)
+                found = {"pair": [y_pred, keras.ops.argmax(y_pred, -1)], "x": x}
+                return keras.ops.sum(y_pred**2, -1), found
+
+            gradients, logs, outputs = self.compute_gradients(
+                loss_fn, x, y, return_outputs=True, name="squares"
+            )
+            self.optimizer.apply(gradients, self.trainable_variables)
+            assert outputs["pair"][1].dtype.is_integer
+            right = self(x, training=True)
+            off = tf.abs(outputs["pair"][0] - right)
+            off += tf.abs(outputs["x"] - x)[:, :3]
+            return {**logs, "off": keras.ops.max(off)}
+
+    model = _model(Structured)
+    options = {**HOW[how], "gradient_mode": MODES[mode]}
+    model.compile(keras.optimizers.SGD(0.0), **options)
+    history = model.fit(X, LABELS, verbose=0).history
+    assert {"squares_loss", "off"} <= set(history)
+    assert max(history["off"]) < 1e-6
+
+
+class Unusual(Exception):
+    """It cannot be made from a message."""
+
+    def __init__(self, number, text):
+        super().__init__(number, text)
+        self.number = number
+
+
+@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize(
+    "mode", [*MODES.values(), kpg.Accumulated(microbatch_size=2)], ids=repr
+)
+@pytest.mark.parametrize("kind", [Unusual, ValueError, KeyError])
+def test_what_loss_fn_raises_arrives_as_it_is(kind, mode, eager):
+    raised = kind(7, "the user's own") if kind is Unusual else kind("own words")
+
+    class Raising(kpg.PerGradModel):
+        def train_step(self, data):
+            x, y = data
+
+            def loss_fn(x, y, sample_weight):
+                self(x)
+                raise raised
+
+            return self.compute_gradients(loss_fn, x, y)[1]
+
+    model = _model(Raising)
+    model.compile("sgd", gradient_mode=mode, run_eagerly=eager)
+    with pytest.raises(kind) as caught:
+        model.fit(X, LABELS, verbose=0)
+    assert caught.value is raised
+
+
+def test_an_error_in_a_layer_tells_of_this_layer_alone():
+    class Broken(layers.Layer):
+        def call(self, x):
+            if x.shape[0] is None or x.shape[0] > 1:
+                raise TypeError("broken")
+            return x
+
+    class Raising(kpg.PerGradModel):
+        def train_step(self, data):
+            x, y = data
+            broken = Broken()
+
+            def loss_fn(x, y, sample_weight):
+                return keras.ops.sum(broken(self(x)), -1)
+
+            return self.compute_gradients(loss_fn, x, y)[1]
+
+    model = _model(Raising)
+    model.compile("sgd", gradient_mode="vectorized")
+    with pytest.raises(TypeError, match=r"calling Broken\.call") as caught:
+        model.fit(X, LABELS, verbose=0)
+    assert "LossModel" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("result", "said"),
+    [
+        (lambda y: y[:, 0], r"a pair \(losses, outputs\).*Received: a "),
+        (lambda y: (y[:, 0], y, y), r"Received: a tuple of 3"),
+        (lambda y: (y[:, 0], tf.reduce_mean(y)), r"one row for each sample"),
+        (
+            lambda y: (y[:, 0], [y, y[:2]]),
+            r"shapes \[\(10, 3\), \(2, 3\)\]",
+        ),
+        (lambda y: (y, y), r"losses of shape \(10, 3\)"),
+    ],
+)
+def test_results_of_another_form_are_refused(result, said):
+    class Model(kpg.PerGradModel):
+        def train_step(self, data):
+            x, y = data
+
+            def loss_fn(x, y, sample_weight):
+                return result(self(x))
+
+            return self.compute_gradients(loss_fn, x, y, return_outputs=True)[1]
+
+    model = _model(Model)
+    model.compile("sgd", gradient_mode="vectorized", run_eagerly=True)
+    with pytest.raises(ValueError, match=said) as caught:
+        model.fit(X, LABELS, batch_size=10, verbose=0)
+    assert "LossModel" not in str(caught.value)
