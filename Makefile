@@ -4,6 +4,8 @@ VENV ?= .venv
 CONSTRAINTS ?= constraints/newest.txt
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+DEMO_READY := $(VENV)/.demo-ready
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 WORKERS ?= 2
 TESTS ?= tests
 export TF_CPP_MIN_LOG_LEVEL ?= 3
@@ -13,13 +15,21 @@ export TF_CPP_MIN_LOG_LEVEL ?= 3
 
 setup: $(READY)
 
-$(READY): pyproject.toml $(CONSTRAINTS)
-	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 13) else "Python 3.11, 3.12 or 3.13 is needed; $(PYTHON) is %d.%d. Name another one: make PYTHON=python3.12 ..." % v)'
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[dev]'
-	touch $@
+$(READY): $(DEMO_READY)
+	@echo "Installing what the tests need into $(VENV): a minute or two ..."
+	@$(PIP) -c $(CONSTRAINTS) -e '.[dev]'
+	@touch $@
 
-demo: $(READY)
+# What the demo needs is half of that; it stands here so that the first look is
+# not a long wait.
+$(DEMO_READY): pyproject.toml $(CONSTRAINTS)
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 13) else "Python 3.11, 3.12 or 3.13 is needed; $(PYTHON) is %d.%d. Name another one: make PYTHON=python3.12 ..." % v)'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing keras_pergrad and TensorFlow into $(VENV): about a minute ..."
+	@$(PIP) -c $(CONSTRAINTS) -e '.[demo]'
+	@touch $@
+
+demo: $(DEMO_READY)
 	$(BIN)/python examples/quickstart.py
 
 # A file's tests stay together: many share what a fixture has started.
@@ -107,12 +117,14 @@ format: $(READY)
 
 # The site, into build/site, in an environment of its own without TensorFlow.
 # A warning is an error: a link that leads nowhere, a public name without
-# docstring or place in the reference, a notebook that is not up to date.
+# docstring or place in the reference, a notebook that is not up to date. Then
+# the site is tested, in a browser if Chromium or Chrome is installed.
 # (Not --quiet: mkdocs does not count the warnings that it does not show.)
 DOCS_VENV := .venv-docs
 docs: $(DOCS_VENV)/.ready
 	$(DOCS_VENV)/bin/python docs/make_notebooks.py --check
 	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/python -m mkdocs build --strict
+	$(DOCS_VENV)/bin/python -m pytest -c docs/site_tests/pytest.ini docs/site_tests
 
 # The notebooks of the first guides, from their pages.
 notebooks: $(DOCS_VENV)/.ready

@@ -1,7 +1,4 @@
-"""Per-sample gradients of any compiled Keras model, as functions.
-
-Traced functions are kept per model, for as long as the model lives.
-"""
+"""Per-sample gradients of any compiled Keras model, as functions."""
 
 import weakref
 from typing import Any, Literal
@@ -30,6 +27,7 @@ from keras_pergrad.keras_internals.model_state import (
 )
 from keras_pergrad.keras_internals.overwritten import SetApart
 from keras_pergrad.keras_internals.tracing import traced_functions
+from keras_pergrad.modes.microbatch_sums import plus
 from keras_pergrad.modes.one_step import WholeBatch
 from keras_pergrad.modes.single_samples import Samples
 from keras_pergrad.samples import Tape, function_cache
@@ -229,11 +227,7 @@ def _over_batches(batches):
             for part in parts
         ]
         # Of the gradients only their sum so far is held.
-        totals = (
-            [None if b is None else a + b for a, b in zip(totals, sums)]
-            if totals
-            else sums
-        )
+        totals = plus(totals, sums) if totals else sums
     pairs = []
     for norms, total, part in zip(zip(*squares), totals, first or ()):
         if part is None:
@@ -292,6 +286,7 @@ def _of_batch(what, model, batch, method, training):
                 "is no gradient to compute."
             )
         build_symbolically(model, batch)
+        # For as long as the model lives.
         function = function_cache.kept(
             model,
             (what, method, training, ranks(batch)),
@@ -347,9 +342,8 @@ def _squares(factor, n, with_mean):
     """‖g_i‖², (n,), ‖ḡ‖² and, where it is wanted, ḡ of one variable."""
     squares = factor.squared_norms()
     squares *= tf.square(tf.cast(n, squares.dtype))
-    mean = None
-    if with_mean:
-        mean = tf.convert_to_tensor(factor.weighted_sum(None))
+    total = factor.weighted_sum(None) if with_mean else None
+    mean = None if total is None else tf.convert_to_tensor(total)
     return squares, factor.squared_norm_of_sum(), mean
 
 

@@ -9,6 +9,8 @@ import math
 
 import tensorflow as tf
 
+from keras_pergrad.aggregation import is_finite, of_samples
+
 
 def variance(squared_norms, squared_mean, n):
     """Return the trace of the per-sample covariance, unbiased.
@@ -49,6 +51,25 @@ def of_batch(squared_norms, squared_mean, n):
         "gradient_variance": trace,
         "gradient_noise_scale": tf.stack([trace, true]),
     }
+
+
+def spread(norms, squared_sums, n):
+    """Return the statistics of a batch, over the samples with finite gradients.
+
+    Args:
+        norms: of the per-sample gradients, (n,) or (n, groups).
+        squared_sums: for each variable ‖Σ_i c_i‖² of its contributions, in
+            which samples that are not finite are blank.
+        n: the number of samples.
+    """
+    norms = of_samples(norms)
+    finite = is_finite(norms)
+    count = tf.reduce_sum(tf.cast(finite, norms.dtype))
+    squares = tf.where(finite, tf.square(norms), tf.zeros([], norms.dtype))
+    mean = tf.add_n([tf.cast(s, norms.dtype) for s in squared_sums])
+    # A contribution is the gradient over n.
+    mean *= tf.square(tf.cast(n, norms.dtype) / count)
+    return of_batch(squares, mean, count)
 
 
 @dataclasses.dataclass(frozen=True)

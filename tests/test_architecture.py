@@ -11,12 +11,12 @@ ROOT = pathlib.Path(keras_pergrad.__file__).parent
 #: Each package or root module, with those that it may import: all above it.
 MAY_IMPORT = {
     "common": set(),
-    "statistics": set(),
     "keras_internals": {"common"},
     "factors": {"keras_internals"},
     "runs": {"common", "keras_internals"},
     "aggregation": {"common", "keras_internals"},
     "logs": {"keras_internals"},
+    "statistics": {"aggregation"},
     "clipping": {"aggregation", "common", "keras_internals", "logs"},
     "samples": {"common", "factors", "keras_internals"},
     "modes": {
@@ -50,6 +50,7 @@ MAY_IMPORT = {
         "analysis",
         "common",
         "keras_internals",
+        "logs",
         "modes",
         "samples",
     },

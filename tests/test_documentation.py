@@ -24,10 +24,11 @@ PAGES = {
     "docs/guides/coming_from.md": 7,
     "docs/guides/consistent_gradients.md": 20,
     "docs/guides/input_gradients.md": 9,
-    "docs/guides/keras_hub.md": 15,
+    "docs/guides/keras_hub.md": 30,
     "docs/guides/noise_and_batch_size.md": 11,
     "docs/guides/odd_samples.md": 9,
     "docs/guides/parallel.md": 11,
+    "docs/guides/physics_informed.md": 25,
     "docs/guides/slow_training.md": 21,
     "docs/guides/text_models.md": 15,
     "docs/guides/your_own_model.md": 10,
@@ -83,6 +84,8 @@ def _blocks(page):
 @pytest.mark.parametrize("page", [_mark(*page) for page in PAGES.items()])
 # Keras tells a loop over models that each is traced anew.
 @pytest.mark.filterwarnings("ignore:.*retracing")
+# And for each layer without weights that there is nothing to quantize.
+@pytest.mark.filterwarnings("ignore:Layer .* does not have a `quantize`")
 def test_code_runs(page, tmp_path, monkeypatch):
     matplotlib = pytest.importorskip("matplotlib")
     if "private" in page:
@@ -150,6 +153,30 @@ def test_commands_exist(page):
         assert re.search(rf"^{target}:", make, re.MULTILINE), target
     for names in re.findall(r"\[([\w,]+)\]", commands):
         assert set(names.split(",")) <= set(extras), names
+
+
+@pytest.mark.parametrize(
+    ("words", "page"),
+    [
+        ("adversarial", "input_gradients"),
+        ("saliency", "input_gradients"),
+        ("Jacobian", "input_gradients"),
+        ("PINN", "physics_informed"),
+        ("WGAN-GP", "physics_informed"),
+        ("out of memory", "batch_does_not_fit"),
+        ("freeze", "your_own_model"),
+        ("freeze", "keras_hub"),
+        ("QLoRA", "keras_hub"),
+    ],
+)
+def test_words_that_people_search_for(words, page):
+    """They are in headings, or in what a page begins with."""
+    text = (ROOT / f"docs/guides/{page}.md").read_text(encoding="utf-8")
+    begin, *_ = text.split("\n## ", 1)
+    headings = re.findall(r"^#+ .*", text, re.MULTILINE)
+    begin = re.sub(r"```.*?```", "", begin, flags=re.DOTALL)
+    found = " ".join([begin, *headings]).replace("\n", " ")
+    assert words.lower() in found.lower()
 
 
 def test_named_examples_exist():

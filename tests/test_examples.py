@@ -52,7 +52,6 @@ def test_example_runs(name):
     for word in WORDS[name]:
         assert word in done.stdout
     if name == "private_lora":
-        before, after = re.search(r"(\S+) before, (\S+) after", done.stdout)[
-            1, 2
-        ]
+        accuracy = re.search(r"(\S+) before, (\S+) after", done.stdout)
+        before, after = accuracy.groups()
         assert float(before) + 0.25 < float(after)

@@ -91,6 +91,18 @@ def test_strings_go_through_the_tokenizer():
     np.testing.assert_array_equal(predicted, task.predict(TEXTS, verbose=0))
 
 
+@pytest.mark.filterwarnings("ignore:Layer .* does not have a `quantize`")
+def test_lora_beside_weights_of_8_bits():
+    """QLoRA: the weights of 8 bits are frozen, the factors trained."""
+    task = language_model()
+    task.backbone.quantize("int8")
+    task.backbone.enable_lora(2)
+    model = compared(task, TEXTS, batch_size=2, epochs=2)
+    assert {v.dtype for v in model.trainable_variables} == {"float32"}
+    assert any("lora" in v.path for v in model.trainable_variables)
+    assert any(v.dtype == "int8" for v in model.weights)
+
+
 def test_images_are_converted():
     images = np.random.default_rng(0).integers(0, 256, (8, 20, 20, 3))
     images, labels = images.astype("float32"), np.arange(8) % 2

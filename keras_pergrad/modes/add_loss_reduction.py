@@ -27,22 +27,22 @@ def kinds(model, x, training=True):
     # Layers cannot wait for other replicas in a loop.
     together = bool(replicas.waiting(model))
     look = _Look(model, x, training, None if together else LOOKED_AT)
-    found = look(0)
-    if found is None:
+    seen = look(0)
+    if seen is None:
         return []
     if not together:
         n = tf.shape(first_tensor(x))[0]
-        _, found = tf.while_loop(
-            lambda start, found: (start < n) & tf.reduce_any(found[0] == 0),
-            lambda start, found: (
+        _, seen = tf.while_loop(
+            lambda start, seen: (start < n) & tf.reduce_any(seen[0] == 0),
+            lambda start, seen: (
                 start + LOOKED_AT,
-                tf.where(found[0] > 0, found, look(start)),
+                tf.where(seen[0] > 0, seen, look(start)),
             ),
-            (tf.constant(LOOKED_AT), found),
+            (tf.constant(LOOKED_AT), seen),
             parallel_iterations=1,
         )
     # A replica without such a sample gets the answer from the others.
-    return [same_for_all(_agreed(kind)) for kind in tf.unstack(found[1])]
+    return [same_for_all(_agreed(kind)) for kind in tf.unstack(seen[1])]
 
 
 def _agreed(kind):
@@ -86,8 +86,8 @@ class _Look:
             self.model, *call, drawn, loss_tensors(outputs), added
         )
         replay = Replay(recorded, list(self.model.trainable_variables))
-        found = additional_sums(replay, size)
+        terms = additional_sums(replay, size)
         # A mean over no samples is NaN.
-        known = [tf.logical_and(value != 0, n > 0) for value, _ in found]
-        kinds = [kind for _, kind in found]
+        known = [tf.logical_and(value != 0, n > 0) for value, _ in terms]
+        kinds = [kind for _, kind in terms]
         return tf.stack([tf.cast(known, tf.float32), kinds])

@@ -47,8 +47,8 @@ class GradientMode(Configured):
     Subclass it, define `partial_sums` or `step`, and register the class with
     `register_gradient_mode` to use it by name in `compile`.
 
-    Gradients have the shapes of the trainable variables; a class that does not
-    define `step` raises NotImplementedError in the first step. The example of
+    Gradients have the shapes of the trainable variables; a class that defines
+    neither raises NotImplementedError in the first step. The example of
     `register_gradient_mode` is a whole mode.
 
     Example:

@@ -237,7 +237,7 @@ def divided(groups, mask_epsilons):
         if denominator is not None:
             below = denominator + mask_epsilons.get(key, 0.0)
             gradients = [_over(g, below) for g in gradients]
-        result = gradients if result is None else added(result, gradients)
+        result = gradients if result is None else plus(result, gradients)
     return result
 
 
@@ -262,7 +262,7 @@ def _fixed_shapes(model):
     )
 
 
-def added(first, second):
+def plus(first, second):
     """Return the sums of two lists of gradients, some of them None."""
     return [
         b if a is None else a if b is None else tf.convert_to_tensor(a) + b

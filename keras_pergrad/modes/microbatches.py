@@ -50,8 +50,8 @@ def sum_over(function, batch, size):
 def _sum_eagerly(function, batch, size, rows):
     total = None
     for start in range(0, rows, size):
-        found = function(*_slice(batch, start, start + size))
-        total = found if total is None else _add(total, found)
+        sums = function(*_slice(batch, start, start + size))
+        total = sums if total is None else _add(total, sums)
     return total
 
 
@@ -78,8 +78,8 @@ def _sum_full(flat, full, size, count):
         # A gather has a fixed size, and may be traced for a batch that is
         # smaller (where it is never run).
         index = i * size + tf.range(size)
-        found = traced(*(tf.gather(t, index) for t in flat.tensors))
-        return i + 1, [a + b for a, b in zip(totals, found)]
+        sums = traced(*(tf.gather(t, index) for t in flat.tensors))
+        return i + 1, [a + b for a, b in zip(totals, sums)]
 
     zeros = [
         tf.zeros([count if d is None else d for d in t.shape], t.dtype)
@@ -119,8 +119,8 @@ class _Flat:
     def add_rest(self, totals, count, rest):
         # At least one sample, so no branch is compiled for zero samples.
         first = count - tf.maximum(rest, 1) if tf.is_tensor(rest) else -rest
-        found = self(*(t[first:] for t in self.tensors))
-        return [a + b for a, b in zip(totals, found)]
+        sums = self(*(t[first:] for t in self.tensors))
+        return [a + b for a, b in zip(totals, sums)]
 
     def structured(self, totals):
         totals = iter(totals)

@@ -17,8 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_pergrad import statistics
-from keras_pergrad.aggregation import is_finite, of_samples
+from keras_pergrad.aggregation import is_finite
 from keras_pergrad.common import refusal_messages
 from keras_pergrad.factors import squared_norm
 from keras_pergrad.keras_internals import replicas
@@ -40,17 +39,18 @@ from keras_pergrad.keras_internals.penalties import (
 from keras_pergrad.modes import add_loss_reduction
 from keras_pergrad.modes.microbatch_sums import (
     MicrobatchSums,
-    added,
     divided,
+    plus,
     times,
 )
 from keras_pergrad.modes.microbatches import MOST, sum_over
 from keras_pergrad.modes.weighted_sums import WeightedSums
+from keras_pergrad.statistics import spread
 
 
 @dataclasses.dataclass
 class Step:
-    """What a mode found for one batch.
+    """What a mode gives for one batch.
 
     Attributes:
         loss: the scalar loss of the batch, unscaled, regularisers included;
@@ -359,7 +359,7 @@ def finish(model, aggregation, sums, n, penalties, scale, norms=None):
             gradients = replicas.from_first_replica(gradients)
         if aggregation.needs_norms and scale is not None and norms is not None:
             gradients = _overflow_to_infinity(gradients, norms, scale)
-    gradients = added(gradients, penalties)
+    gradients = plus(gradients, penalties)
     if scale is None:
         return gradients
     return [times(_tensor(g), scale) for g in gradients]
@@ -379,24 +379,6 @@ def _overflow_to_infinity(gradients, norms, scale):
         )
         for g in gradients
     ]
-
-
-def spread(norms, squared_sums, n):
-    """Return the statistics of a batch, over the samples with finite gradients.
-
-    Args:
-        norms: of the per-sample gradients, (n,) or (n, groups).
-        squared_sums: as for `observe`.
-        n: the number of samples.
-    """
-    norms = of_samples(norms)
-    finite = is_finite(norms)
-    count = tf.reduce_sum(tf.cast(finite, norms.dtype))
-    squares = tf.where(finite, tf.square(norms), tf.zeros([], norms.dtype))
-    mean = tf.add_n([tf.cast(s, norms.dtype) for s in squared_sums])
-    # A contribution is the gradient over n.
-    mean *= tf.square(tf.cast(n, norms.dtype) / count)
-    return statistics.of_batch(squares, mean, count)
 
 
 def _squared(sums):

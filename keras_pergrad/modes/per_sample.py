@@ -17,6 +17,7 @@ from keras_pergrad.keras_internals.inspection_checks import (
     require_any_batch_size,
 )
 from keras_pergrad.modes.base import GradientMode, PartialSums, gradient_modes
+from keras_pergrad.modes.microbatch_sums import plus
 from keras_pergrad.modes.single_samples import Samples
 
 UPDATES = ("batch", "sample")
@@ -119,8 +120,8 @@ class PerSample(GradientMode):
             ]
             if separate:
                 finite = is_finite(of_samples(norm[None]))[0]
-                plain = _plus(plain, [_times(g, finite) for g in contributions])
-            return _plus(sums, weighted), plain, norm
+                plain = plus(plain, [_times(g, finite) for g in contributions])
+            return plus(sums, weighted), plain, norm
 
         sums = [tf.zeros(v.shape, v.value.dtype) for v in samples.variables]
         plain = sums if separate else []
@@ -158,10 +159,6 @@ class PerSample(GradientMode):
             "parallel_iterations": self.parallel_iterations,
             "statistics": self.with_statistics,
         }
-
-
-def _plus(sums, gradients):
-    return [s if g is None else s + g for s, g in zip(sums, gradients)]
 
 
 def _times(gradient, factor):

@@ -15,7 +15,7 @@ from keras_pergrad.keras_internals.model_parts import (
     training_inside,
 )
 from keras_pergrad.keras_internals.penalties import without_gradients
-from keras_pergrad.modes.microbatch_sums import added
+from keras_pergrad.modes.microbatch_sums import plus
 from keras_pergrad.samples import Tape, divides, messages, refusals
 from keras_pergrad.samples.sample_replay import Recorded, Replay
 
@@ -139,7 +139,7 @@ class LossReplay(Replay):
     def added_to(self, contributions, i):
         """Return contributions of sample i, with those of the loss."""
         with without_gradients(self._variables):
-            return added(contributions, self.gradients(i, [], self._weights))
+            return plus(contributions, self.gradients(i, [], self._weights))
 
 
 class _Loss:

@@ -109,12 +109,13 @@ def short_names(infos):
             names = longer
     if not any(names):
         names = [(_short(info, "seed", False),) for info in infos]
-    seen, told = collections.Counter(), []
+    seen = collections.Counter()
+    numbered = []
     for name in names:
         seen[name] += 1
         count = f" ({seen[name]})" if seen[name] > 1 else ""
-        told.append(" · ".join(name) + count)
-    return told
+        numbered.append(" · ".join(name) + count)
+    return numbered
 
 
 def _short(info, field, is_tag):

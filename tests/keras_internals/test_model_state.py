@@ -66,6 +66,7 @@ LOOKS = {
     "norms": lambda net: kpg.per_sample_norms(net, X, Y),
     "statistics": lambda net: kpg.gradient_statistics(net, X, Y),
     "inputs": lambda net: kpg.input_gradients(net, X, 0, verbose=0),
+    "own losses": lambda net: kpg.input_gradients(net, X, y=Y, verbose=0),
     "explain": lambda net: kpg.explain(net, 6),
     "meter": lambda net: GradientMeter(net, (X, Y, None)).measure(2),
 }

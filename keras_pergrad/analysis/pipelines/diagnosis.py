@@ -68,7 +68,9 @@ def verdict(report, facts):
         )
     if not facts.overlaps:
         return "the bottleneck: the model and the pipeline wait for each other"
-    return f"the bottleneck, for {lost:.0%} of the time"
+    return (
+        f"nearly fast enough: {lost:.0%} of the time goes by waiting for data"
+    )
 
 
 def diagnose(report, facts, warn_above, advised=True):

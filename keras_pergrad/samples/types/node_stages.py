@@ -8,6 +8,8 @@ from keras_pergrad.samples.types.call_rules import is_call
 from keras_pergrad.samples.types.list_shapes import SHAPED
 from keras_pergrad.samples.types.variable_types import READS
 
+PADS = ("Pad", "PadV2")
+
 
 def stages(nodes, shaped):
     """Yield (first nodes, other nodes): what can be put into a graph together.
@@ -16,12 +18,7 @@ def stages(nodes, shaped):
     typed (`shaped(name)` tells of more). They need only what was put there
     before.
     """
-    level = {}
-    calls = {
-        name
-        for name, node in nodes.by_name.items()
-        if is_call(node.op) or node.op in SHAPED or shaped(name)
-    }
+    level, calls = {}, first_ones(nodes, shaped)
     # They begin a level.
     for name in in_order(nodes.by_name, nodes.needs.get):
         needed = [level[one] for one in nodes.needs[name] if one in level]
@@ -31,6 +28,29 @@ def stages(nodes, shaped):
     for name, number in level.items():
         found[number][name not in calls].append(name)
     return found
+
+
+def first_ones(nodes, shaped):
+    """Return the names of nodes behind which shapes follow from types."""
+    return {
+        name
+        for name, node in nodes.by_name.items()
+        if is_call(node.op)
+        or node.op in SHAPED
+        or shaped(name)
+        or _is_computed_pad(nodes, node)
+    }
+
+
+def _is_computed_pad(nodes, node):
+    """Whether TensorFlow may not see how wide the padding is.
+
+    A second derivative of `tf.concat` has such ops.
+    """
+    if node.op not in PADS:
+        return False
+    widths = nodes.by_name.get(node.input[1].split(":")[0])
+    return widths is None or widths.op != "Const"
 
 
 def in_order(items, needs):
@@ -51,11 +71,6 @@ def in_order(items, needs):
             missing[taker] -= 1
             if not missing[taker]:
                 heapq.heappush(ready, places[taker])
-
-
-def needed_ops(op):
-    """Return the ops that an op needs, for its data or its order."""
-    return [*(t.op for t in op.inputs), *op.control_inputs]
 
 
 def keep_order(nodes, graph, first):

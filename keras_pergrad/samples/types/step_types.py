@@ -11,7 +11,11 @@ from keras_pergrad.keras_internals.graph_nodes import (
 from keras_pergrad.keras_internals.losses import components
 from keras_pergrad.keras_internals.model_state import captured_from
 from keras_pergrad.samples import messages
-from keras_pergrad.samples.types.node_stages import keep_order
+from keras_pergrad.samples.types.node_stages import (
+    first_ones,
+    in_order,
+    keep_order,
+)
 from keras_pergrad.samples.types.tensor_types import FREE, VALUES, At, Total
 from keras_pergrad.samples.types.typing import Typing
 
@@ -68,6 +72,7 @@ class StepTypes:
             t.shape.rank is not None and None not in t.shape[1:]
             for t in tensors
         )
+        shaped = shaped or (lambda name: False)
         self._variables, self._asked = variables, (vouched, shaped)
         self._first = operations[0] if operations else None
         self._type(wanted, operations)
@@ -126,19 +131,23 @@ class StepTypes:
         return [typing.of(known[t.name]) for t in tensors]
 
     def _run(self, nodes, inputs, n, length):
-        graph, known = tf.Graph(), {}
         typing = Typing(
             Definitions(self._graph), n, self.number is None, *self._asked
         )
-        with graph.as_default():
-            for name, tensor in inputs.items():
-                shape = tensor.shape
-                if name in self._given and shape.rank is not None:
-                    rest = [length if s is None else s for s in shape[1:]]
-                    shape = [n, *rest]
-                known[name] = placeholder(tensor.dtype, shape, tensor)
+        graph, known = tf.Graph(), dict(inputs)
+        # Where all shapes are known, the ops can stay where they are.
+        stays = self.number is not None and self.fixed
+        stays = stays and not first_ones(nodes, self._asked[1])
+        if not stays:
+            with graph.as_default():
+                for name, tensor in inputs.items():
+                    shape = tensor.shape
+                    if name in self._given and shape.rank is not None:
+                        rest = [length if s is None else s for s in shape[1:]]
+                        shape = [n, *rest]
+                    known[name] = placeholder(tensor.dtype, shape, tensor)
         for name, (_, flags) in self._given.items():
-            typing.give(known[name], At(0, flags=flags))
+            typing.give_input(known[name], At(0, flags=flags))
         outer = captured_from(self._graph)
         handles = {}
         for name, tensor in inputs.items():
@@ -150,7 +159,13 @@ class StepTypes:
         typing.state.trained = {
             key for key, handle in handles.items() if id(handle) in trained
         }
-        typing.run(nodes, known, graph)
+        if stays:
+            names = in_order(nodes.by_name, nodes.needs.get)
+            ops = [self._graph.get_operation_by_name(name) for name in names]
+            typing.run_in_place(ops)
+            known.update((t.name, t) for op in ops for t in op.outputs)
+        else:
+            typing.run(nodes, known, graph)
         self._typing, self._known = typing, known
         self.failures, self.count = typing.failures, typing.count
         self.vouched_ops = typing.vouched_ops

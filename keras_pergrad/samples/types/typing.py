@@ -15,12 +15,9 @@ from keras_pergrad.common.marks import SAME_FOR_ALL
 from keras_pergrad.keras_internals.graph_nodes import placeholder
 from keras_pergrad.samples.types import assumed, call_rules, sample_loops
 from keras_pergrad.samples.types.list_shapes import ListShapes
-from keras_pergrad.samples.types.node_stages import (
-    in_order,
-    needed_ops,
-    stages,
-)
+from keras_pergrad.samples.types.node_stages import PADS, stages
 from keras_pergrad.samples.types.size_rules import Sizes
+from keras_pergrad.samples.types.static_numbers import StaticNumbers
 from keras_pergrad.samples.types.tensor_types import (
     BY_SIZE,
     FREE,
@@ -34,7 +31,7 @@ from keras_pergrad.samples.types.tensor_types import (
     flags_of,
 )
 from keras_pergrad.samples.types.type_rules import op_types, rule_of
-from keras_pergrad.samples.types.typed_op import StaticNumbers, TypedOp
+from keras_pergrad.samples.types.typed_op import TypedOp
 from keras_pergrad.samples.types.variable_types import (
     ASSIGN,
     READS,
@@ -107,6 +104,11 @@ class Typing:
         """Return a tensor's value where shapes alone determine it, or None."""
         return self._numbers.of(tensor)
 
+    def give_input(self, tensor, kind):
+        """Set the type of a tensor of the batch, of which no value is known."""
+        self.give(tensor, kind)
+        self._numbers.forget(tensor)
+
     def give(self, tensor, kind):
         """Set the type of a tensor."""
         self._kept.append(tensor)
@@ -127,8 +129,13 @@ class Typing:
                     self._put_with_shape(nodes, name, known, graph)
             operations = nodes.put(graph, names, known)
             self._names.update(operations)
-            for op in in_order(operations, needed_ops):
+            for op in operations:
                 self._look(op)
+
+    def run_in_place(self, operations):
+        """Type ops where they are, each after those that it needs."""
+        for op in operations:
+            self._look(op)
 
     def function(self, name, given, types, repeated=False):
         """Return (inputs, outputs) of a function, typed, in a new graph.
@@ -197,6 +204,8 @@ class Typing:
         operations = nodes.put(graph, [name], known)
         self._names.update(operations)
         (op,) = operations
+        if op.type in PADS:
+            self._set_padded_shape(op)
         self._look(op)
         value = self.lists.value_of(op)
         if value is not None:
@@ -216,6 +225,12 @@ class Typing:
                 shape = tf.TensorShape(sizes)
             if tensor.shape.is_compatible_with(shape):
                 tensor.set_shape(shape)
+
+    def _set_padded_shape(self, op):
+        """Set the shape of a padded tensor, if it follows from shapes."""
+        widths, sizes = self._numbers.of(op.inputs[1]), op.inputs[0].shape
+        if widths is not None and sizes.is_fully_defined():
+            op.outputs[0].set_shape(widths.sum(1) + sizes.as_list())
 
     def failed(self, op, why, untyped=False):
         """Note that an op, or a call, mixes the samples; return the `Mixed`."""

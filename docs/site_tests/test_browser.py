@@ -1,0 +1,130 @@
+"""The built site as a person meets it: links, search, dark mode, a phone."""
+
+import pytest
+
+from docs.site_tests.conftest import SITE as FOLDER
+
+PAGES = sorted(
+    f"{path.parent.relative_to(FOLDER).as_posix()}/".removeprefix("./")
+    for path in FOLDER.rglob("index.html")
+)
+
+
+@pytest.fixture
+def visit(browser, address):
+    """A function that opens a page; the test fails where the page did."""
+    contexts, problems = [], []
+
+    def open_page(path="", width=1280, scheme="light"):
+        context = browser.new_context(
+            viewport={"width": width, "height": 900}, color_scheme=scheme
+        )
+        contexts.append(context)
+        return watched(context.new_page(), path)
+
+    def watched(page, path):
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on("request", lambda request: asked(request.url))
+        page.on("response", answered)
+        page.goto(address + path)
+        return page
+
+    def asked(url):
+        if not url.startswith((address, "data:", "blob:")):
+            problems.append(f"asked for {url}")
+
+    def answered(response):
+        if response.status >= 400:
+            problems.append(f"{response.status} {response.url}")
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert problems == []
+
+
+def background(page):
+    return page.evaluate("getComputedStyle(document.body).backgroundColor")
+
+
+def test_links_lead_to_pages(visit):
+    page = visit()
+    page.get_by_role("link", name="A batch that does not fit").first.click()
+    page.wait_for_url("**/guides/batch_does_not_fit/")
+    assert "A batch that does not fit" in page.locator("h1").inner_text()
+    page.locator(".md-content").get_by_role(
+        "link", name="Noise and the batch size"
+    ).click()
+    page.wait_for_url("**/guides/noise_and_batch_size/")
+
+
+def test_search_finds_a_function(visit):
+    page = visit()
+    page.locator(".md-search__input").click()
+    # Before the index is read, what is typed is not looked up.
+    page.get_by_text("Type to start searching").wait_for()
+    page.keyboard.type("per_sample_norms")
+    results = page.locator(".md-search-result__link")
+    results.first.wait_for()
+    addresses = [r.get_attribute("href") for r in results.all()]
+    assert any("reference/functions/" in a for a in addresses)
+    page.locator(
+        ".md-search-result__link[href$=per_sample_norms]"
+    ).first.click()
+    page.wait_for_url("**#keras_pergrad.per_sample_norms")
+    page.locator("mark").first.wait_for()
+
+
+def test_dark_mode_follows_the_system_and_the_reader(visit):
+    light, dark = visit(scheme="light"), visit(scheme="dark")
+    bright = background(light)
+    assert background(dark) != bright
+    # From the system's mode to light; then to dark; it stays on a new page.
+    toggle = "label.md-header__button[for^=__palette]:not([hidden])"
+    for _ in range(2):
+        light.locator(toggle).click()
+    light.wait_for_function("document.body.dataset.mdColorScheme === 'slate'")
+    light.goto(light.url + "limits/")
+    assert background(light) == background(dark)
+
+
+#: What is wider than a phone, and does not scroll by itself.
+BEYOND = """() => [...document.querySelectorAll(
+    ".md-content p, .md-content li, .md-content img, .md-content h1"
+)].filter(e => {
+    const box = e.getBoundingClientRect();
+    return box.width > 0 && box.right > innerWidth + 1
+        && !e.closest(".md-typeset__scrollwrap, pre, .highlight");
+}).map(e => e.outerHTML.slice(0, 80))"""
+#: Names that would fit, and stand on more than one line.
+BROKEN = """() => [...document.querySelectorAll(
+    ".md-content :not(pre) > code"
+)].filter(
+    code => /^[\\w.]{1,40}$/.test(code.textContent)
+        && code.getClientRects().length > 1
+).map(code => code.textContent)"""
+#: Tables that are cut off.
+CUT = """() => [...document.querySelectorAll(".md-typeset table")].filter(
+    table => table.scrollWidth > innerWidth
+        && !["auto", "scroll"].includes(getComputedStyle(
+            table.closest(".md-typeset__scrollwrap")).overflowX)
+).length"""
+
+
+def test_pages_fit_a_phone(visit, address):
+    """Nothing is wider than the page but what scrolls by itself."""
+    page, wrong = visit(width=390), {}
+    for path in PAGES:
+        page.goto(address + path, wait_until="domcontentloaded")
+        wide = page.evaluate("document.documentElement.scrollWidth") > 390
+        found = [page.evaluate(script) for script in (BEYOND, BROKEN, CUT)]
+        if wide or any(found):
+            wrong[path] = found
+    assert wrong == {}
+
+
+def test_menu_opens_on_a_phone(visit):
+    page = visit(width=390)
+    page.locator("label.md-header__button[for=__drawer]").click()
+    page.locator(".md-nav--primary a[href='install/']").first.click()
+    page.wait_for_url("**/install/")
