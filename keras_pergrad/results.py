@@ -7,31 +7,73 @@ Example:
 ...     return max(profile.stages, key=lambda row: row.ms_per_batch).name
 """
 
-from keras_pergrad.analysis.checking.check_table import CheckRow, GradientCheck
-from keras_pergrad.analysis.explain.explanation import (
-    Explanation,
-    LayerRow,
-    VariableRow,
-)
-from keras_pergrad.analysis.measurement.batch_gradient import BatchGradient
-from keras_pergrad.analysis.numerics import Verdict
-from keras_pergrad.analysis.pipelines.pipeline_facts import Advice
-from keras_pergrad.analysis.pipelines.profile import PipelineProfile
-from keras_pergrad.analysis.pipelines.stage_table import StageRow
-from keras_pergrad.analysis.pipelines.stall_accounting import StallReport
-from keras_pergrad.analysis.pipelines.worker_sweep import WorkerTrial
-from keras_pergrad.analysis.placement.device_comparison import (
-    Comparison,
-    DeviceComparison,
-)
-from keras_pergrad.analysis.placement.placement_report import PlacementReport
-from keras_pergrad.modes.base import Step
-from keras_pergrad.privacy.audit import AuditResult
-from keras_pergrad.privacy.statement import Statement
-from keras_pergrad.runs.comparison import RunComparison
-from keras_pergrad.runs.divergence import Divergence
-from keras_pergrad.runs.effects import Effect
-from keras_pergrad.runs.findings import Finding
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from keras_pergrad.analysis.checking.check_table import (
+        CheckRow,
+        GradientCheck,
+    )
+    from keras_pergrad.analysis.explain.explanation import (
+        Explanation,
+        LayerRow,
+        VariableRow,
+    )
+    from keras_pergrad.analysis.measurement.batch_gradient import BatchGradient
+    from keras_pergrad.analysis.numerics import Verdict
+    from keras_pergrad.analysis.pipelines.pipeline_facts import Advice
+    from keras_pergrad.analysis.pipelines.profile import PipelineProfile
+    from keras_pergrad.analysis.pipelines.stage_table import StageRow
+    from keras_pergrad.analysis.pipelines.stall_accounting import StallReport
+    from keras_pergrad.analysis.pipelines.worker_sweep import WorkerTrial
+    from keras_pergrad.analysis.placement.device_comparison import (
+        Comparison,
+        DeviceComparison,
+    )
+    from keras_pergrad.analysis.placement.placement_report import (
+        PlacementReport,
+    )
+    from keras_pergrad.modes.base import Step
+    from keras_pergrad.privacy.audit import AuditResult
+    from keras_pergrad.privacy.statement import Statement
+    from keras_pergrad.runs.comparison import RunComparison
+    from keras_pergrad.runs.divergence import Divergence
+    from keras_pergrad.runs.effects import Effect
+    from keras_pergrad.runs.findings import Finding
+else:
+    from keras_pergrad.common.lazy_names import lazy
+
+    __getattr__ = lazy(
+        __name__,
+        {
+            "analysis.checking.check_table": ("CheckRow", "GradientCheck"),
+            "analysis.explain.explanation": (
+                "Explanation",
+                "LayerRow",
+                "VariableRow",
+            ),
+            "analysis.measurement.batch_gradient": ("BatchGradient",),
+            "analysis.numerics": ("Verdict",),
+            "analysis.pipelines.pipeline_facts": ("Advice",),
+            "analysis.pipelines.profile": ("PipelineProfile",),
+            "analysis.pipelines.stage_table": ("StageRow",),
+            "analysis.pipelines.stall_accounting": ("StallReport",),
+            "analysis.pipelines.worker_sweep": ("WorkerTrial",),
+            "analysis.placement.device_comparison": (
+                "Comparison",
+                "DeviceComparison",
+            ),
+            "analysis.placement.placement_report": ("PlacementReport",),
+            "modes.base": ("Step",),
+            "privacy.audit": ("AuditResult",),
+            "privacy.statement": ("Statement",),
+            "runs.comparison": ("RunComparison",),
+            "runs.divergence": ("Divergence",),
+            "runs.effects": ("Effect",),
+            "runs.findings": ("Finding",),
+        },
+        below="keras_pergrad",
+    )
 
 __all__ = [
     "Advice",
@@ -57,3 +99,7 @@ __all__ = [
     "Verdict",
     "WorkerTrial",
 ]
+
+
+def __dir__():
+    return __all__

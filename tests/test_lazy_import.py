@@ -37,6 +37,7 @@ def test_reports_callbacks_and_private_training_come_when_asked_for():
         "callbacks",
         "functional",
         "privacy.training",
+        "results",
         "runs",
     )
     lazily = tuple(f"keras_pergrad.{part}" for part in parts)
@@ -51,7 +52,9 @@ def test_every_public_name_can_be_asked_for():
         assert set(module.__all__) <= set(dir(module))
 
 
-@pytest.mark.parametrize("name", ["keras_pergrad", "callbacks", "privacy"])
+@pytest.mark.parametrize(
+    "name", ["keras_pergrad", "callbacks", "privacy", "results"]
+)
 def test_editors_see_the_names(name):
     """What type checkers import is what is public."""
     module = getattr(kpg, name, kpg)

@@ -8,22 +8,23 @@ import importlib
 import sys
 
 
-def lazy(package, places, modules=None):
+def lazy(package, places, modules=None, below=None):
     """Return a package's `__getattr__`.
 
     Args:
         package: the package's `__name__`.
-        places: module below the package → the names to take from it.
-        modules: name → the module below the package that it is.
+        places: module → the names to take from it.
+        modules: name → the module that it is.
+        below: the package that modules are named from, by default this one.
     """
     known = {name: place for place, names in places.items() for name in names}
-    modules = modules or {}
+    modules, below = modules or {}, below or package
 
     def get(name):
         if name in modules:
-            value = importlib.import_module(f"{package}.{modules[name]}")
+            value = importlib.import_module(f"{below}.{modules[name]}")
         elif name in known:
-            module = importlib.import_module(f"{package}.{known[name]}")
+            module = importlib.import_module(f"{below}.{known[name]}")
             value = getattr(module, name)
         else:
             raise AttributeError(
