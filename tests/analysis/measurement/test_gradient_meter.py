@@ -80,7 +80,9 @@ def test_it_agrees_with_the_oracle(maker):
     meter = GradientMeter(model, batch)
     found = meter.measure()
     assert meter.undefined is None
-    statistics = kpg.gradient_statistics(model, x, y, weights, True)
+    statistics = kpg.gradient_statistics(
+        model, x, y, weights, per_variable=True
+    )
     for k, (g, known) in enumerate(zip(found.values, statistics)):
         assert found.norms[k] == pytest.approx(np.linalg.norm(g), rel=1e-5)
         assert found.norms[k] == pytest.approx(known.norm, rel=1e-4)
