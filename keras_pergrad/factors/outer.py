@@ -7,6 +7,7 @@ import tensorflow as tf
 from keras_pergrad.factors.sample_gradients import (
     SampleGradients,
     expand,
+    in_shape,
     sum_of_squares,
     weighted,
 )
@@ -116,7 +117,8 @@ class Outer(SampleGradients):
 
     def weighted_sum(self, weights):
         if self._gradients is not None:
-            return self._shaped(weighted(self._gradients, weights))
+            before = self.shape if self.perm is None else self.unpermuted
+            return self._shaped(weighted(self._gradients, weights, before))
         x, dz = self.x, self.dz
         if weights is not None:
             # The narrower one costs less.
@@ -155,9 +157,9 @@ class Outer(SampleGradients):
 
     def _shaped(self, matrix):
         if self.perm is None:
-            return tf.reshape(matrix, self.shape)
-        matrix = tf.reshape(matrix, self.unpermuted or [])
-        return tf.reshape(tf.transpose(matrix, self.perm), self.shape)
+            return in_shape(matrix, self.shape)
+        matrix = in_shape(matrix, self.unpermuted or [])
+        return in_shape(tf.transpose(matrix, self.perm), self.shape)
 
 
 def _cheaper(t, i, o):

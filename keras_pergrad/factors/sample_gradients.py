@@ -158,22 +158,30 @@ def expand(weights, tensor):
     return tf.reshape(weights, [-1] + [1] * (tensor.shape.rank - 1))
 
 
-def weighted(gradients, weights):
+def in_shape(tensor, shape):
+    """Return a tensor in another shape, without an op if it has that."""
+    known = tensor.shape.rank is not None and tensor.shape.as_list()
+    return tensor if known == list(shape) else tf.reshape(tensor, shape)
+
+
+def weighted(gradients, weights, shape=None):
     """Return Σ_n weights[n] · gradients[n] of materialised gradients.
 
-    Without weights return Σ_n gradients[n].
+    Without weights return Σ_n gradients[n]; in another shape if it is given.
     """
     if weights is None:
         # A product is faster than a reduction over the first axis.
         weights = tf.ones([tf.shape(gradients)[0]], gradients.dtype)
     weights = tf.cast(weights, gradients.dtype)
-    shape = gradients.shape[1:]
-    if not shape.num_elements():
-        return tf.tensordot(weights, gradients, 1)
+    known = gradients.shape[1:]
+    shape = known if shape is None else shape
+    if not known.num_elements():
+        found = tf.tensordot(weights, gradients, 1)
+        return found if shape is known else tf.reshape(found, shape)
     # As `tf.tensordot` does, in a sixth of its ops.
-    if shape.rank == 1:
-        return tf.squeeze(tf.expand_dims(weights, 0) @ gradients, [0])
-    rows = tf.reshape(gradients, [-1, shape.num_elements()])
+    rows = gradients
+    if known.rank != 1:
+        rows = tf.reshape(gradients, [-1, known.num_elements()])
     return tf.reshape(tf.expand_dims(weights, 0) @ rows, shape)
 
 

@@ -34,9 +34,12 @@ class Layout:
         others = [k for k in range(len(static)) if k != axis]
         shape = sizes_of(tensor, others)
         lead, _, rows = self._sizes(tensor, n)
+        if all(isinstance(s, int) and s for s in (lead, rows, *shape)):
+            # A constant shape: fewer ops.
+            n = -1
         parts = [] if self.lead == 1 else [lead]
         parts += [n] if self.rows == 1 else [n, rows]
-        known = [s if isinstance(s, int) else None for s in parts]
+        known = [s if isinstance(s, int) and s >= 0 else None for s in parts]
         split = tf.reshape(tensor, [*shape[:axis], *parts, *shape[axis:]])
         split.set_shape([*static[:axis], *known, *static[axis + 1 :]])
         return moved(split, axis + (self.lead != 1), 0)

@@ -30,10 +30,10 @@ def noting_scopes(model, found):
 class OpOrigin:
     """Where ops of a step come from, by their names."""
 
-    def __init__(self, model, behind, scopes):
+    def __init__(self, model, loss_ops, scopes):
         self._model, self._scopes = model, scopes
         self._layers = {layer.name: layer for layer in layers_of(model)}
-        self._behind = {op.name for op in behind}
+        self._loss_ops = {op.name for op in loss_ops}
 
     def layer(self, name):
         """Return the layer in whose call an op was made, or None."""
@@ -77,7 +77,8 @@ class OpOrigin:
         name = name if found is None else found.group(1)
         parts = name.split("/")
         return any(
-            "/".join(parts[: k + 1]) in self._behind for k in range(len(parts))
+            "/".join(parts[: k + 1]) in self._loss_ops
+            for k in range(len(parts))
         )
 
     def refusal(self, bad):

@@ -106,7 +106,7 @@ class StepProof:
         for own in self._own:
             wanted += own.found
         wanted += others
-        self.origin = OpOrigin(tape.model, tape.behind, tape.scopes)
+        self.origin = OpOrigin(tape.model, tape.loss_ops, tape.scopes)
         batch = tape.batch
         try:
             self.types = StepTypes(

@@ -118,7 +118,7 @@ class Tape:
         return self._forward.outputs
 
     @property
-    def behind(self):
+    def loss_ops(self):
         """The ops after the forward pass, so far: those of the loss."""
         return self.graph.get_operations()[self._forward.stop :]
 
