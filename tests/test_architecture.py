@@ -66,7 +66,7 @@ MAY_IMPORT = {
         "modes",
         "samples",
     },
-    "results": {"analysis", "modes", "privacy", "runs"},
+    "results": {"analysis", "common", "modes", "privacy", "runs"},
 }
 #: A model makes wrapped ones, and those are models: one part of two files.
 SAME_PART = {"wrapped_model": "model"}

@@ -102,7 +102,7 @@ def _private():
     return kpg.PrivateTraining(
         target_epsilon=8.0,
         delta=1e-3,
-        examples=4,
+        samples=4,
         batch_size=2,
         epochs=1,
     ).gradient_mode

@@ -5,9 +5,8 @@ loads, both factors are zero and so are their gradients. Models that do not
 keep their layers' configs, as in keras-hub, come back with all weights
 trainable, and a saved optimizer does not fit them.
 
-Private names in use: of layers `_flatten_layers`, `_trainable_variables`,
-`_non_trainable_variables`; of keras-hub's models what `save_lora_weights`
-reads: `_lora_rank`, `_lora_enabled_layers`.
+Private names in use: `Layer._trainable_variables`, `_non_trainable_variables`;
+of keras-hub's models `_lora_rank`, `_lora_enabled_layers`.
 """
 
 import warnings

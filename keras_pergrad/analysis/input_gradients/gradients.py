@@ -11,7 +11,7 @@ from keras_pergrad.analysis.input_gradients.chunk import (
     call,
     traced,
 )
-from keras_pergrad.analysis.input_gradients.results import Rows, Total
+from keras_pergrad.analysis.input_gradients.gathering import Rows, Total
 from keras_pergrad.analysis.input_gradients.sizes import Sizes, pieces
 from keras_pergrad.analysis.input_gradients.sources import (
     require_batch,
