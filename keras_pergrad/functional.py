@@ -30,7 +30,7 @@ from keras_pergrad.keras_internals.tracing import traced_functions
 from keras_pergrad.modes.microbatch_sums import plus
 from keras_pergrad.modes.one_step import WholeBatch
 from keras_pergrad.modes.single_samples import Samples
-from keras_pergrad.samples import Tape, function_cache
+from keras_pergrad.samples import TracedStep, function_cache
 from keras_pergrad.statistics import GradientStatistics
 
 METHODS = ("vectorized", "per_sample")
@@ -322,11 +322,11 @@ def _trace(what, method, training, model_reference):
 
 
 def _vectorized(what, model, x, y, sample_weight, training):
-    tape = Tape(model, (x, y, sample_weight), training)
-    with tape:
-        y_pred = tape.forward(x)
+    traced = TracedStep(model, (x, y, sample_weight), training)
+    with traced:
+        y_pred = traced.forward(x)
         loss = total_loss(model, x, y, y_pred, sample_weight, training)
-    factors = tape.sample_gradients(loss)
+    factors = traced.sample_gradients(loss)
     n = tf.shape(tf.nest.flatten(x)[0])[0]
     if what == "norms":
         return [

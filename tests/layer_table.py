@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.keras_internals import draws as draws_module
-from keras_pergrad.samples import Tape
+from keras_pergrad.samples import TracedStep
 from tests import oracle
 from tests.samples.rules.exact import randomized
 
@@ -397,7 +397,7 @@ def _record(model, x, y, training):
 
     @tf.function(autograph=False)
     def step(x, y):
-        tape = Tape(model, (x, y, None), training)
+        tape = TracedStep(model, (x, y, None), training)
         with tape, draws_module.recording(drawn.append):
             loss = model._compile_loss(y, tape.forward(x))
         uses.extend(

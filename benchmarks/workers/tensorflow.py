@@ -12,7 +12,7 @@ from benchmarks.workers import tensorflow_peers
 from benchmarks.workers.job import CLIP_NORM, LEARNING_RATE, Job
 from benchmarks.workers.keras_models import build_model, make_loss, targets
 from keras_pergrad.keras_internals.losses import total_loss
-from keras_pergrad.samples.tape import Tape
+from keras_pergrad.samples.traced_step import TracedStep
 
 
 def build(rival, model, task, batch, size=None):
@@ -88,7 +88,7 @@ def _materialised(model, data, xla):
 
     @tf.function(jit_compile=xla, autograph=False)
     def gradients(x, y):
-        tape = Tape(net, (x, y, None))
+        tape = TracedStep(net, (x, y, None))
         with tape:
             loss = total_loss(net, x, y, tape.forward(x), None)
         return [f.materialize() * n for f in tape.sample_gradients(loss)]

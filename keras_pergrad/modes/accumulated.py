@@ -24,7 +24,7 @@ from keras_pergrad.modes.accumulator_state import AccumulatorState
 from keras_pergrad.modes.base import GradientMode, gradient_modes
 from keras_pergrad.modes.microbatches import MOST, is_one
 from keras_pergrad.modes.one_step import Parting
-from keras_pergrad.samples import Tape, counters, refusals
+from keras_pergrad.samples import TracedStep, counters, refusals
 
 TAILS = ("apply", "keep", "drop")
 
@@ -183,7 +183,7 @@ class Microbatches(Parting):
 
     @contextlib.contextmanager
     def checked(self, model, batch, sums):
-        tried = Tape(model, batch)
+        tried = TracedStep(model, batch)
         once = self._stays_whole or is_one(batch, self.size)
         if self.mode.per_sample and not self.own_sums:
             for error in refusals(tried):

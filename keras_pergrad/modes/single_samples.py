@@ -16,7 +16,7 @@ from keras_pergrad.keras_internals.model_parts import (
 )
 from keras_pergrad.keras_internals.penalties import without_gradients
 from keras_pergrad.modes.microbatch_sums import plus
-from keras_pergrad.samples import Tape, divides, messages, refusals
+from keras_pergrad.samples import TracedStep, divides, messages, refusals
 from keras_pergrad.samples.sample_replay import Recorded, Replay
 
 
@@ -40,7 +40,7 @@ class Samples:
         x, batch = part.x, (part.x, part.y, part.sample_weight)
         self.n = part.n if part.is_whole else tf.shape(first_tensor(x))[0]
         drawn, drawn_by_loss, terms = [], [], []
-        tried = Tape(model, batch, training)
+        tried = TracedStep(model, batch, training)
         for error in refusals(tried, repeated="sample"):
             raise error
         # Each sample reads state as it was before the layers assign it.

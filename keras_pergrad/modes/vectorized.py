@@ -16,7 +16,7 @@ from keras_pergrad.factors import together
 from keras_pergrad.factors.sample_gradients import select
 from keras_pergrad.keras_internals.losses import noting_losses
 from keras_pergrad.modes.base import GradientMode, PartialSums, gradient_modes
-from keras_pergrad.samples import Tape
+from keras_pergrad.samples import TracedStep
 
 
 class Vectorized(GradientMode):
@@ -64,15 +64,15 @@ class Vectorized(GradientMode):
 
     def partial_sums(self, model, part):
         batch, added = (part.x, part.y, part.sample_weight), []
-        tape = Tape(model, batch)
-        with part.watched(), tape:
+        traced = TracedStep(model, batch)
+        with part.watched(), traced:
             with noting_losses(model, added):
-                y_pred = tape.forward(part.x)
+                y_pred = traced.forward(part.x)
             target = part.target(y_pred, added)
-        factors = tape.sample_gradients(target, part.scale)
+        factors = traced.sample_gradients(target, part.scale)
         if not part.aggregation.needs_norms:
             return PartialSums(y_pred, *self._mean(factors, part.n))
-        groups = part.aggregation.groups(tape.variables)
+        groups = part.aggregation.groups(traced.variables)
         # Small factors lie side by side where one norm is over all of them.
         apart = list
         if groups is None:

@@ -17,7 +17,7 @@ from keras_pergrad.modes import add_loss_reduction
 from keras_pergrad.privacy.adapted_layers import adapted
 from keras_pergrad.privacy.kept_state import KeptState
 from keras_pergrad.privacy.proof import Proof
-from keras_pergrad.samples import Tape, messages, refusals, vouched_ops
+from keras_pergrad.samples import TracedStep, messages, refusals, vouched_ops
 from keras_pergrad.samples.types.step_types import ShapesUnknown
 
 #: There may be one example more or less; losses are looked at as fractions.
@@ -50,7 +50,7 @@ def problems(model, batches, public_layers=()):
 
 def proof_of(model, batches):
     """Return how far it is proved that examples are apart: see `Proof`."""
-    vouched, ops = vouched_ops(_tape(model, batches), **_OF_EXAMPLES)
+    vouched, ops = vouched_ops(_traced_step(model, batches), **_OF_EXAMPLES)
     names = model.vouched if vouched else ()
     kinds = sorted({kind for kind, _ in vouched})
     return Proof((ops,), len(vouched), tuple(kinds), tuple(names))
@@ -68,12 +68,12 @@ def _of_samples(model, batches):
                 "targets of -1 and 1 as they are, such as "
                 "ops.mean(ops.relu(1 - y_true * y_pred), -1)."
             )
-    for error in refusals(_tape(model, batches), **_OF_EXAMPLES):
+    for error in refusals(_traced_step(model, batches), **_OF_EXAMPLES):
         yield str(error)
 
 
-def _tape(model, batches):
-    return Tape(model, keras.utils.unpack_x_y_sample_weight(batches.spec))
+def _traced_step(model, batches):
+    return TracedStep(model, keras.utils.unpack_x_y_sample_weight(batches.spec))
 
 
 def _of_steps(model):

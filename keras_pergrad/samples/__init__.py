@@ -14,10 +14,10 @@ from keras_pergrad.samples.aside import (
     refusals,
     vouched_ops,
 )
-from keras_pergrad.samples.tape import Tape, sum_of_outputs
+from keras_pergrad.samples.traced_step import TracedStep, sum_of_outputs
 
 __all__ = [
-    "Tape",
+    "TracedStep",
     "counters",
     "divides",
     "refusals",

@@ -74,11 +74,11 @@ class Found:
     count: int
 
 
-def refusals(tape, repeated=None, once=False, values=None, alone=False):
+def refusals(traced, repeated=None, once=False, values=None, alone=False):
     """Return the errors that tell why samples cannot be told apart.
 
     Args:
-        tape: the tape of the step, in which nothing was traced.
+        traced: the step, in which nothing was traced yet.
         repeated: "sample" or "microbatch" if the forward pass is repeated for
             each: state that this must not change is refused, too. Layers may
             take statistics of each microbatch, as BatchNormalization does.
@@ -90,7 +90,7 @@ def refusals(tape, repeated=None, once=False, values=None, alone=False):
         alone: whether the only one makes an update by itself, so that it may
             depend on how many samples it has.
     """
-    found = _found(tape, repeated, values)
+    found = _found(traced, repeated, values)
     texts = list(found.refusals)
     if not alone:
         texts += found.by_size
@@ -99,29 +99,29 @@ def refusals(tape, repeated=None, once=False, values=None, alone=False):
     if repeated and found.assigned and not once:
         texts.append(messages.assigns_weights(found.assigned, repeated))
     if repeated and found.counted:
-        texts.append(messages.counts(tape.model, repeated))
+        texts.append(messages.counts(traced.model, repeated))
     return [ValueError(text) for text in texts]
 
 
-def vouched_ops(tape, repeated=None, values=None):
+def vouched_ops(traced, repeated=None, values=None):
     """Return the (type, name) of ops vouched for, and the number of all ops."""
-    found = _found(tape, repeated, values)
+    found = _found(traced, repeated, values)
     return found.vouched, found.count
 
 
-def divides(tape, repeated):
+def divides(traced, repeated):
     """Whether the loss is divided by sums over all masks, or the like."""
-    return _found(tape, repeated).divided
+    return _found(traced, repeated).divided
 
 
-def counters(tape, values=None):
+def counters(traced, values=None):
     """Return the variables that a pass changes whatever its batch is.
 
     Each microbatch must find them as the whole batch would. `values` as for
     `refusals`.
     """
-    found = _found(tape, "microbatch", values).counting
-    return [tape.model.non_trainable_variables[k] for k in found]
+    found = _found(traced, "microbatch", values).counting
+    return [traced.model.non_trainable_variables[k] for k in found]
 
 
 def spec(tensor):
@@ -135,40 +135,40 @@ def spec(tensor):
     return tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype)
 
 
-def _found(tape, repeated, values=None):
-    model = tape.model
-    specs = tf.nest.map_structure(spec, tape.batch)
+def _found(traced, repeated, values=None):
+    model = traced.model
+    specs = tf.nest.map_structure(spec, traced.batch)
     layers = layers_of(model)
     key = (
         repeated,
         values,
         getattr(model, "vouched", ()),
-        tape.training,
-        tape.loss,
+        traced.training,
+        traced.loss,
         str(specs),
-        tuple(map(id, tape.variables)),
+        tuple(map(id, traced.variables)),
         tuple((layer.trainable, find_rule(layer)) for layer in layers),
     )
     loss = compiled_loss(model)
     kept = _FOUND.setdefault(model, {})
     known = kept.get(key)
     if known is None or known[0]() is not (loss or model):
-        found = _look(tape, specs, repeated, values)
+        found = _look(traced, specs, repeated, values)
         kept[key] = known = weakref.ref(loss or model), found
     return known[1]
 
 
-def _look(tape, specs, repeated, values):
+def _look(traced, specs, repeated, values):
     error: Any = None
-    for number in dict.fromkeys([None, tape.number]):
+    for number in dict.fromkeys([None, traced.number]):
         try:
-            return _traced(tape, specs, number, repeated, values)
+            return _traced(traced, specs, number, repeated, values)
         except (ValueError, TypeError, tf.errors.OpError) as found:
             error = error or found
     raise error
 
 
-def _traced(tape, specs, number, repeated, values):
+def _traced(traced, specs, number, repeated, values):
     found, flat = [], [s for s in tf.nest.flatten(specs) if s is not None]
 
     def run(*given):
@@ -176,7 +176,7 @@ def _traced(tape, specs, number, repeated, values):
         batch = tf.nest.map_structure(
             lambda s: None if s is None else next(given), specs
         )
-        one, added, terms = tape.another(batch), [], []
+        one, added, terms = traced.another(batch), [], []
         with one:
             with noting_losses(one.model, added):
                 y_pred = one.forward(batch[0])
@@ -190,7 +190,7 @@ def _traced(tape, specs, number, repeated, values):
         watched += [(t, DIVIDED) for t in added]
         found.append(_judged(one, y_pred, loss, watched, repeated))
 
-    with traced_functions(), random_state_kept(), losses_kept(tape.model):
+    with traced_functions(), random_state_kept(), losses_kept(traced.model):
         function = tf.function(run, autograph=False)
         function.get_concrete_function(*[_of_number(s, number) for s in flat])
     return found[0]
@@ -202,22 +202,22 @@ def _of_number(one, number):
     return tf.TensorSpec([number, *one.shape[1:]], one.dtype)
 
 
-def _judged(tape, y_pred, loss, terms, repeated):
+def _judged(traced, y_pred, loss, terms, repeated):
     outputs = [t for t in loss_tensors(y_pred) if t.dtype.is_floating]
-    uses = tape.uses()
-    watched = [t for call in tape.calls for t in call.watched]
+    uses = traced.uses()
+    watched = [t for call in traced.calls for t in call.watched]
     *gradients, at_outputs = uses.gradients(loss, [*watched, *outputs])
     at_rules = at_outputs[: len(watched)]
     deltas = at_outputs[len(watched) :]
     terms = [
         (t, flags)
         for t, flags in terms
-        if tf.is_tensor(t) and t.graph is tape.graph
+        if tf.is_tensor(t) and t.graph is traced.graph
     ]
     others = [loss, *outputs, *(t for t, _ in terms)]
     others += [d for d in deltas if d is not None]
     proof = StepProof(
-        tape,
+        traced,
         uses,
         (*gradients, at_rules),
         others,
@@ -225,24 +225,24 @@ def _judged(tape, y_pred, loss, terms, repeated):
     )
     texts = [str(error) for _, error in proof.refusals]
     if not texts:
-        texts += _of_outputs(tape, proof, outputs, deltas, repeated)
+        texts += _of_outputs(traced, proof, outputs, deltas, repeated)
     by_size = []
     if repeated and not texts:
         if any(proof.of(t).flags & _OF_OTHERS for t in outputs):
-            by_size.append(messages.follows_size(tape.model, repeated))
+            by_size.append(messages.follows_size(traced.model, repeated))
         if any(proof.of(t).flags & flags for t, flags in terms):
-            by_size.append(messages.loss_follows_size(tape.model, repeated))
+            by_size.append(messages.loss_follows_size(traced.model, repeated))
     vouched = tuple(proof.types.vouched_ops), proof.types.count
     found = tuple(texts), tuple(by_size)
     kind = proof.of(loss)
     alone = isinstance(kind, Total) and not kind.flags & DIVIDED
-    return Found(*found, *_assigned(tape, proof), not alone, *vouched)
+    return Found(*found, *_assigned(traced, proof), not alone, *vouched)
 
 
-def _of_outputs(tape, proof, outputs, deltas, repeated):
+def _of_outputs(traced, proof, outputs, deltas, repeated):
     """Yield why the outputs do not belong to a sample each."""
-    model = tape.model
-    for op in tape.operations if repeated == "sample" else ():
+    model = traced.model
+    for op in traced.operations if repeated == "sample" else ():
         if op.type in _DRAWS:
             yield messages.draws(model, proof.origin.layer(op.name), op)
             return
@@ -264,7 +264,7 @@ def _of_outputs(tape, proof, outputs, deltas, repeated):
             return
 
 
-def _assigned(tape, proof):
+def _assigned(traced, proof):
     """Return `assigned`, `counted` and `counting` of a `Found`."""
     given = {id(handle): kind for handle, kind in proof.types.assigned}
 
@@ -272,14 +272,14 @@ def _assigned(tape, proof):
         parts = [id(part.handle) for part in components(variable)]
         return [given[key] for key in parts if key in given]
 
-    model = tape.model
+    model = traced.model
     losses = compiled_loss(model)
     metrics = [*model.metrics, *getattr(losses, "metrics", ())]
     known = [*model.variables, *(v for m in metrics for v in m.variables)]
     seed = shared_seed_state()
     known += [] if seed is None else [seed]
     places = {id(p.handle) for v in known for p in components(v)}
-    paths = tuple(v.path for v in tape.variables if kinds(v))
+    paths = tuple(v.path for v in traced.variables if kinds(v))
     counting = tuple(
         k
         for k, v in enumerate(model.non_trainable_variables)

@@ -88,38 +88,38 @@ class StepProof:
         refusals: a list of (layer or None, error).
     """
 
-    def __init__(self, tape, uses, gradients, others=(), as_batches=()):
-        self._tape, self._uses = tape, uses
+    def __init__(self, traced, uses, gradients, others=(), as_batches=()):
+        self._traced, self._uses = traced, uses
         self._as_batches = as_batches
-        self._vouched = set(getattr(tape.model, "vouched", ()))
+        self._vouched = set(getattr(traced.model, "vouched", ()))
         at_ops, at_rules = gradients
-        watched = [t for call in tape.calls for t in call.watched]
+        watched = [t for call in traced.calls for t in call.watched]
         self._watched = list(zip(watched, at_rules))
         wanted = [t for pair in self._watched for t in pair if t is not None]
         for one, deltas in zip(uses.candidates, at_ops):
-            wanted += [t for t in one.op.inputs if t.graph is tape.graph]
+            wanted += [t for t in one.op.inputs if t.graph is traced.graph]
             wanted += one.outputs
             wanted += [d for d in deltas if d is not None]
-        for call in tape.calls:
+        for call in traced.calls:
             wanted += self._taken(call)
-        self._own = own_gradients(uses.candidates, at_ops, tape.graph)
+        self._own = own_gradients(uses.candidates, at_ops, traced.graph)
         for own in self._own:
             wanted += own.found
         wanted += others
-        self.origin = OpOrigin(tape.model, tape.loss_ops, tape.scopes)
-        batch = tape.batch
+        self.origin = OpOrigin(traced.model, traced.loss_ops, traced.scopes)
+        batch = traced.batch
         try:
             self.types = StepTypes(
-                tape.graph,
+                traced.graph,
                 batch,
-                tape.variables,
+                traced.variables,
                 wanted,
-                tape.operations,
+                traced.operations,
                 self._is_vouched,
                 self._is_alone,
             )
         except ShapesUnknown as error:
-            text = messages.shapes_unknown(tape.model, error)
+            text = messages.shapes_unknown(traced.model, error)
             raise ValueError(text) from None
         self.at = [
             self._at(one, deltas)
@@ -156,7 +156,7 @@ class StepProof:
         return [
             t
             for t in tf.nest.flatten(call.inputs)
-            if tf.is_tensor(t) and t.graph is self._tape.graph
+            if tf.is_tensor(t) and t.graph is self._traced.graph
         ]
 
     def of(self, tensor):
@@ -213,8 +213,8 @@ class StepProof:
 
     def _refused(self):
         """Yield (layer, error) for what cannot be served, the first first."""
-        layers = layers_of(self._tape.model)
-        for layer in layers if self._tape.training else ():
+        layers = layers_of(self._traced.model)
+        for layer in layers if self._traced.training else ():
             if isinstance(layer, messages.MIX_BY_CHANCE) and not (
                 isinstance(layer, self._as_batches or ())
             ):
@@ -246,7 +246,7 @@ class StepProof:
             for t, delta in self._watched
             if delta is not None
         ]
-        for call in self._tape.calls:
+        for call in self._traced.calls:
             kinds.append([self.of(t) for t in self._taken(call)])
         for pair in kinds:
             for kind in pair:
@@ -278,7 +278,7 @@ class StepProof:
         kind = keras.layers.BatchNormalization
         if not isinstance(layer, kind):
             return
-        model = self._tape.model
+        model = self._traced.model
         for other in layers_of(model):
             mixes = isinstance(other, kind) and other.trainable
             if mixes and other is not layer:
@@ -298,7 +298,7 @@ class StepProof:
                     None,
                     ValueError(
                         messages.no_samples(
-                            one, self._uses, self._tape.variables
+                            one, self._uses, self._traced.variables
                         )
                     ),
                 )
@@ -309,6 +309,8 @@ class StepProof:
             ):
                 yield (
                     layer,
-                    ValueError(messages.loss_couples(self._tape.model, one.op)),
+                    ValueError(
+                        messages.loss_couples(self._traced.model, one.op)
+                    ),
                 )
                 return

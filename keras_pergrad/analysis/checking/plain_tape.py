@@ -23,7 +23,7 @@ from keras_pergrad.keras_internals.model_parts import (
     set_mask,
 )
 from keras_pergrad.keras_internals.penalties import regularization_gradients
-from keras_pergrad.samples import Tape, refusals
+from keras_pergrad.samples import TracedStep, refusals
 
 
 class Uncheckable(ValueError):
@@ -98,7 +98,7 @@ class PlainTape:
         Reasons why samples are coupled go to `coupled`.
         """
         batch = x, self._y, self._sample_weight
-        self.coupled += map(str, refusals(Tape(self.model, batch)))
+        self.coupled += map(str, refusals(TracedStep(self.model, batch)))
         y_pred, added = self._run(values, x)
         self._structure = y_pred
         flat = tf.nest.flatten(y_pred)

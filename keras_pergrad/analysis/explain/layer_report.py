@@ -31,7 +31,7 @@ from keras_pergrad.keras_internals.model_parts import (
 )
 from keras_pergrad.keras_internals.model_state import random_state_kept
 from keras_pergrad.modes.accumulated import Accumulated
-from keras_pergrad.samples import Tape, sum_of_outputs
+from keras_pergrad.samples import TracedStep, sum_of_outputs
 
 
 @former("x", "jit_compile")
@@ -177,14 +177,14 @@ def _looked_at(model, x, n):
         refused.setdefault(id(layer or model), str(error))
 
     batch = x, None, None
-    tape = Tape(model, batch, loss=_outputs_and_added, refuse=refuse)
+    traced = TracedStep(model, batch, loss=_outputs_and_added, refuse=refuse)
     _look_at_losses(model, refuse)
-    found = [[] for _ in tape.variables]
+    found = [[] for _ in traced.variables]
     try:
-        with tape:
-            y_pred = tape.forward(x)
+        with traced:
+            y_pred = traced.forward(x)
             loss = _outputs_and_added(model, x, None, y_pred, None, True)
-        for k, factor, use in tape.parts(loss):
+        for k, factor, use in traced.parts(loss):
             seen = getattr(use, "seen", None)
             # After a refused layer nothing shows how an op is served.
             if not refused or seen is None or not seen.mixed:
@@ -192,8 +192,8 @@ def _looked_at(model, x, n):
     except ValueError as error:
         refuse(None, error)
     ops, vouched = 0, {}
-    if tape.proof is not None:
-        types, origin = tape.proof.types, tape.proof.origin
+    if traced.proof is not None:
+        types, origin = traced.proof.types, traced.proof.origin
         ops = types.count
         for op, name in types.vouched_ops:
             layer = origin.layer(name)
@@ -201,7 +201,7 @@ def _looked_at(model, x, n):
             vouched.setdefault(id(layer), []).append(one)
     rows = tuple(
         _with_verdict(*pair, refused, vouched)
-        for pair in _rows(model, tape.variables, found, refused, n)
+        for pair in _rows(model, traced.variables, found, refused, n)
     )
     return rows, ops, tuple(itertools.chain(*vouched.values()))
 

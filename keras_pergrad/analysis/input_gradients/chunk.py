@@ -10,7 +10,7 @@ from keras_pergrad.analysis.input_gradients.watching import (
     source_of,
 )
 from keras_pergrad.keras_internals.model_parts import takes_training
-from keras_pergrad.samples import Tape, refusals, sum_of_outputs
+from keras_pergrad.samples import TracedStep, refusals, sum_of_outputs
 
 #: The values of `reduce`; all but "norm" reduce over the samples.
 OVER_SAMPLES = ("sum", "mean", "mean_abs", "mean_square")
@@ -33,7 +33,7 @@ def traced(model, selection, reduce, order, loss):
         selection: the `Selection` of outputs; of the loss, its own.
         reduce: one of `REDUCTIONS`, or None.
         order: 1, or 2 for the second derivatives by each entry alone.
-        loss: as for `Tape`, the sum of the samples' losses to differentiate;
+        loss: as for `TracedStep`, the sum of the losses to differentiate;
             None: the outputs.
     """
 
@@ -66,7 +66,9 @@ class _Chunk:
     """The outputs for a batch, and the tapes that differentiate them."""
 
     def __init__(self, model, batch, order, loss):
-        aside = Tape(model, batch, training=False, loss=loss or sum_of_outputs)
+        aside = TracedStep(
+            model, batch, training=False, loss=loss or sum_of_outputs
+        )
         for error in refusals(aside):
             raise error
         x, y, sample_weight = batch

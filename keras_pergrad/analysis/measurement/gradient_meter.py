@@ -31,7 +31,7 @@ from keras_pergrad.keras_internals.overwritten import (
     is_overwritten,
 )
 from keras_pergrad.keras_internals.penalties import Penalties
-from keras_pergrad.samples import Tape
+from keras_pergrad.samples import TracedStep
 
 
 class GradientMeter:
@@ -186,7 +186,9 @@ class GradientMeter:
 
         batch = x, y, sample_weight
         with SetApart(self.model) as apart:
-            tape = Tape(self.model, batch, loss=measured_loss, refuse=refuse)
+            tape = TracedStep(
+                self.model, batch, loss=measured_loss, refuse=refuse
+            )
             with around, tape:
                 y_pred = tape.forward(x)
                 loss = measured_loss(self.model, x, y, y_pred, sample_weight)

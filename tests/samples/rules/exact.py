@@ -5,7 +5,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.keras_internals.losses import total_loss
-from keras_pergrad.samples import Tape
+from keras_pergrad.samples import TracedStep
 from tests import oracle
 
 RUNS = ("graph", "known size", "xla")
@@ -38,7 +38,7 @@ def assert_exact(
     slow = set()
 
     def compute(x, y):
-        tape = Tape(model, (x, y, None), training)
+        tape = TracedStep(model, (x, y, None), training)
         with tape:
             y_pred = tape.forward(x)
             target = total_loss(model, x, y, y_pred, None, training)

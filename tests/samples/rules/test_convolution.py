@@ -5,7 +5,7 @@ import tensorflow as tf
 
 from keras_pergrad.factors import convolution_method
 from keras_pergrad.factors.patches import METHODS
-from keras_pergrad.samples import Tape
+from keras_pergrad.samples import TracedStep
 from tests import oracle
 from tests.samples.rules.convolution_cases import CASES, FORCED, SLOW, UNDER_XLA
 from tests.samples.rules.exact import assert_exact, normal, stack
@@ -193,7 +193,7 @@ def _compiled_gradients(model, x):
 
 
 def _factors(model, x, y):
-    tape = Tape(model, (x, y, None), training=False)
+    tape = TracedStep(model, (x, y, None), training=False)
     with tape:
         loss = model._compile_loss(y, tape.forward(x))
     return tape.sample_gradients(loss)

@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 import keras_pergrad as kpg
-from keras_pergrad.samples import Tape
+from keras_pergrad.samples import TracedStep
 from keras_pergrad.samples.layer_rules import scan
 from tests import oracle
 from tests.marks import few
@@ -194,7 +194,7 @@ def test_a_stateful_layer_keeps_its_states():
     model = randomized(keras.Model(inputs, layer(inputs)))
     x = tf.constant(normal(3, 4, 2))
     before = [s.numpy() for s in layer.states]
-    with Tape(model, (x, None, None)) as tape:
+    with TracedStep(model, (x, None, None)) as tape:
         found = tape.forward(x)
     after = [s.numpy() for s in layer.states]
     for state, value in zip(layer.states, before):
@@ -208,7 +208,7 @@ def test_mixed_precision_gives_the_layers_output():
     keras.config.set_dtype_policy("mixed_float16")
     model = stack((4, 2), layers.LSTM(3, return_sequences=True))
     x = tf.constant(normal(3, 4, 2))
-    with Tape(model, (x, None, None)) as tape:
+    with TracedStep(model, (x, None, None)) as tape:
         found = tape.forward(x)
     assert found.dtype == tf.float16
     np.testing.assert_allclose(found, model(x), rtol=1e-2, atol=1e-2)
@@ -231,7 +231,7 @@ def test_any_length_is_exact():
 
     @tf.function(input_signature=[signature])
     def gradients(x):
-        with Tape(model, (x, None, None), True, _squares) as tape:
+        with TracedStep(model, (x, None, None), True, _squares) as tape:
             loss = tf.reduce_sum(tf.square(tape.forward(x)))
         return [f.materialize() for f in tape.sample_gradients(loss)]
 

@@ -24,7 +24,7 @@ from keras_pergrad.samples.use_search import Uses
 from keras_pergrad.samples.weight_use import Use, require_whole_rule, unscaled
 
 
-class Tape:
+class TracedStep:
     """One forward and one backward pass, with the part of every sample.
 
     It works in the graph of a `tf.function` that is being traced.
@@ -41,11 +41,11 @@ class Tape:
     Example:
 
     ```python
-    tape = Tape(model, (x, y, sample_weight))
-    with tape:
-        y_pred = tape.forward(x)
+    traced = TracedStep(model, (x, y, sample_weight))
+    with traced:
+        y_pred = traced.forward(x)
         loss = ...
-    factors = tape.sample_gradients(loss)
+    factors = traced.sample_gradients(loss)
     ```
     """
 
@@ -83,7 +83,7 @@ class Tape:
         return self._forward(x)
 
     def another(self, batch):
-        """Return a tape like this for another batch."""
+        """Return a step like this for another batch."""
         return type(self)(self.model, batch, self.training, self.loss)
 
     @property
