@@ -32,6 +32,21 @@ class PartialSums:
             where the statistics need them and `gradients` are others.
         squared_sums: the squared norms of `plain`, instead of it, where the
             part is the whole batch.
+
+    Example, of a mode whose sums serve replicas and `Accumulated`, too:
+
+    >>> import tensorflow as tf
+    >>> import keras_pergrad as kpg
+    >>> class Plain(kpg.GradientMode):
+    ...     def partial_sums(self, model, part):
+    ...         with part.watched(), tf.GradientTape() as tape:
+    ...             y_pred, added = part.call()
+    ...             target = part.target(y_pred, added)
+    ...         sums = tape.gradient(target, model.trainable_variables)
+    ...         if part.scale is not None:
+    ...             sums = [g / part.scale for g in sums]
+    ...         return kpg.modes.PartialSums(y_pred, sums)
+    >>> mode = kpg.Accumulated(microbatch_size=8, inner=Plain())
     """
 
     y_pred: Any

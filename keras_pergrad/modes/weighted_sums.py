@@ -33,6 +33,13 @@ class PartOfBatch:
         n: the number of samples in the whole batch.
         scale: the loss scale, or None.
         aggregation: as it is at this step, or None.
+        loss: a function of the model's outputs and the list of `add_loss`
+            terms: the part's share in the whole batch's loss, without
+            regularisers.
+        weights: for each `add_loss` term, the factor of one sample's in the
+            batch's.
+
+    Example: that of `PartialSums`, whose `partial_sums` takes one.
     """
 
     model: Any
@@ -42,10 +49,7 @@ class PartOfBatch:
     n: Any
     scale: Any
     aggregation: Any
-    #: The part's share in the whole batch's loss, without regularisers, from
-    #: the model's outputs and the list of `add_loss` terms.
     loss: Callable
-    #: For each `add_loss` term, the factor of one sample's in the batch's.
     weights: list
 
     #: Whether it is all of its batch, and `target` Keras's own loss.
