@@ -4,7 +4,7 @@ Example:
 
 >>> import keras_pergrad as kpg
 >>> def slowest(profile: kpg.results.PipelineProfile) -> str:
-...     return max(profile.stages, key=lambda row: row.ms_per_batch).name
+...     return max(profile.stages, key=lambda row: row.share).name
 """
 
 from typing import TYPE_CHECKING
