@@ -240,7 +240,7 @@ class _Check:
     def _step(self, label, mode):
         """Return the mode's step, traced once."""
         if label not in self._steps:
-            step = execution.Step(self.model, mode, self.data)
+            step = execution.TracedMode(self.model, mode, self.data)
             self.state.restore()
             self._steps[label] = step
         return self._steps[label]

@@ -49,7 +49,7 @@ def home(model):
     return short_name(model.trainable_weights[0].value.device)
 
 
-class Step:
+class TracedMode:
     """A mode's gradients of one batch, traced."""
 
     def __init__(self, model, mode, data):

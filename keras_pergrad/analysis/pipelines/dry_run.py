@@ -6,7 +6,7 @@ import types
 import keras
 import tensorflow as tf
 
-from keras_pergrad.analysis.pipelines.loading_rate import Step
+from keras_pergrad.analysis.pipelines.loading_rate import IteratorCall
 from keras_pergrad.common.patching import attribute
 from keras_pergrad.keras_internals.model_state import ModelState, kept
 
@@ -27,7 +27,7 @@ _CLOSED = (
 
 @contextlib.contextmanager
 def untrained(model, batches):
-    """Yield the `Step` of a model, for `batches` or fewer; restore the model.
+    """Yield the `IteratorCall` of a model, for `batches` or fewer; restore the model.
 
     This restores its weights and seeds, the optimizer, the sums and noise
     state of its gradient mode, and Keras's own seed. Metrics start afresh.
@@ -56,7 +56,7 @@ def untrained(model, batches):
         # A function that was traced before holds the model's own state.
         as_before = fresh is None and steps == before
         model.make_train_function(force=not as_before)
-        yield Step(model.train_function, model, steps)
+        yield IteratorCall(model.train_function, model, steps)
 
 
 def _fresh_state(model):

@@ -56,7 +56,7 @@ class _Listener:
 
 
 @dataclasses.dataclass
-class Step:
+class IteratorCall:
     """The function that takes batches from the iterator, again and again.
 
     Attributes:
@@ -70,7 +70,7 @@ class Step:
     batches: int = 1
 
 
-FETCH = Step(lambda iterator: iterator.get_next())
+FETCH = IteratorCall(lambda iterator: iterator.get_next())
 
 
 @dataclasses.dataclass
