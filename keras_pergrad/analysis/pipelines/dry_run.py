@@ -27,7 +27,7 @@ _CLOSED = (
 
 @contextlib.contextmanager
 def untrained(model, batches):
-    """Yield the `IteratorCall` of a model, for `batches` or fewer; restore the model.
+    """Yield a model's `IteratorCall` of at most `batches`; restore the model.
 
     This restores its weights and seeds, the optimizer, the sums and noise
     state of its gradient mode, and Keras's own seed. Metrics start afresh.
