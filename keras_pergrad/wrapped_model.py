@@ -204,9 +204,15 @@ class _TaskFront(_Front):
         return super().preprocess_samples(x, y, sample_weight)
 
     def save_to_preset(self, *args, **kwargs):
-        # A preset holds the name of the class, which keras-hub must know.
+        # A preset holds the name of the class, which keras-hub must know. It
+        # is published: whoever has the state of private training, with its
+        # seeds, can remove the noise.
         model: Any = self
-        with as_original(model):
+        with (
+            attribute(model, "aggregation_state", None),
+            attribute(model, "gradient_state", None),
+            as_original(model),
+        ):
             return model.save_to_preset(*args, **kwargs)
 
 

@@ -195,3 +195,21 @@ def test_without_a_preprocessor_private_batches_are_taken():
     model.preprocessor = None
     history = model.fit(data, callbacks=[private.callback], verbose=0).history
     assert history["epsilon"][0] > 0
+
+
+def test_a_preset_does_not_hold_the_seeds_of_private_training(tmp_path):
+    h5py = pytest.importorskip("h5py")
+    model = kpg.PerGradModel.from_model(classifier())
+    private = kpg.PrivateTraining(
+        noise_multiplier=1.0, delta=1e-3, samples=4, batch_size=2
+    )
+    model.compile(gradient_mode=private.gradient_mode)
+    state = model.aggregation_state
+    model.save_to_preset(tmp_path / "preset")
+    assert model.aggregation_state is state
+    with h5py.File(tmp_path / "preset" / "task.weights.h5") as file:
+        assert "layers" in file
+        assert "aggregation_state" not in file
+    task = hub.ImageClassifier.from_preset(str(tmp_path / "preset"))
+    for mine, its in zip(model.get_weights(), task.get_weights()):
+        np.testing.assert_array_equal(mine, its)

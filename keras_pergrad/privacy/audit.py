@@ -121,6 +121,7 @@ def audit_privacy(
 
     Raises:
         ValueError: an argument is out of range.
+        TypeError: `make_model` is a model or cannot be called.
 
     Example:
 
@@ -146,6 +147,12 @@ def audit_privacy(
     >>> found.ok
     True
     """
+    if isinstance(make_model, keras.Model) or not callable(make_model):
+        raise TypeError(
+            "`make_model` must be a function without arguments that returns a "
+            "new model, compiled with the gradient_mode of `private`. "
+            f"Received: {make_model!r}"
+        )
     rows = _canaries(canaries, private)
     if not 0 < confidence < 1:
         raise ValueError(

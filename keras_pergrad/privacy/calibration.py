@@ -21,7 +21,10 @@ def calibrated(mechanism, steps, target, delta, before=()):
     while gap(high, _ROUGH) > 0:
         low, high = high, high * 2
         if high > _MOST_NOISE:
-            after = " after what was spent before" if before else ""
+            after = ""
+            if before:
+                spent = epsilon_of(tuple(before), delta)
+                after = f" after epsilon={spent:.4g}, spent before"
             raise ValueError(
                 f"No noise is enough for this budget{after}. Received: "
                 f"target_epsilon={target}, delta={delta}, {steps} steps of "

@@ -35,12 +35,16 @@ def noise_in_words(values):
 def plan_in_words(private):
     """Return the lines that a `PrivateTraining` prints."""
     m, steps = private.mechanism, private.steps
+    budget = private.target_epsilon
     epsilon, planned = "see epsilon(steps)", "not planned"
     if steps:
-        epsilon = f"{private.epsilon():.4g} after these steps"
+        spent = private.epsilon()
+        epsilon = f"{spent:.4g} after these steps"
         planned = f"{steps} ({steps / m.steps_per_epoch:g} epochs)"
-    if private.target_epsilon:
-        epsilon += f", budget {private.target_epsilon:g}"
+        if budget and spent > budget:
+            epsilon += ", which training stops before"
+    if budget:
+        epsilon += f", budget {budget:g}"
     rows = {
         "steps": planned,
         "batches": f"{m.batch_size} of {m.examples} examples, {m.sampling}",

@@ -36,7 +36,8 @@ def source_of(x, y=None, sample_weight=None):
     if not alone:
         raise ValueError(
             f"A {type(x).__name__} gives its targets and weights itself. "
-            "Expected batches(data). Received: y or sample_weight, too."
+            "Expected batches(data), or arrays: np.asarray(x). Received: y or "
+            "sample_weight, too."
         )
     return source(x)
 

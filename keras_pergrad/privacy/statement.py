@@ -129,12 +129,14 @@ def _in_words(phase):
 
 def _assumptions(phases, vouched=()):
     mechanisms = dict.fromkeys(m for m, _ in phases)
-    for mechanism in mechanisms:
-        yield mechanism.selection.in_words.format(
+    yield from dict.fromkeys(
+        mechanism.selection.in_words.format(
             rate=mechanism.rate,
             batch_size=mechanism.batch_size,
             examples=mechanism.examples,
         )
+        for mechanism in mechanisms
+    )
     for most in sorted(
         {m.examples_per_user for m in mechanisms if m.unit == USER}
     ):

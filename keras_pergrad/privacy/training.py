@@ -185,9 +185,9 @@ class PrivateTraining:
         used = self.total if self._rows is None else len(self._rows)
         if self.delta > 1 / used:
             warnings.warn(
-                f"delta={delta} is more than 1 / examples: it would permit "
-                "publishing an example. Take a delta well below that.",
-                stacklevel=2,
+                f"delta={delta} is more than 1 / samples: it would permit "
+                "publishing a sample. Take a delta well below that.",
+                stacklevel=3,  # past the decorator
             )
         mechanism = Mechanism(
             sampling=known_sampling(sampling),

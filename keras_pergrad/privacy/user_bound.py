@@ -23,11 +23,13 @@ def rows_of_users(total, user_ids, most, sampling, seed):
     if named != (most is not None) or (
         isinstance(user_ids, str) and user_ids != UNIQUE
     ):
+        given = f"user_ids of type {type(user_ids).__name__}"
+        if isinstance(user_ids, str):
+            given = f"user_ids={user_ids!r}"
         raise ValueError(
             "Expected `user_ids`, one for each example, together with "
             "`samples_per_user`; or user_ids='unique'. Received: "
-            f"user_ids of type {type(user_ids).__name__}, "
-            f"samples_per_user={most!r}"
+            f"{given}, samples_per_user={most!r}"
         )
     if not named:
         return None

@@ -169,5 +169,5 @@ def test_calibration_after_a_phase():
     noise = calibrated(mechanism(), 10, spent + 0.3, 1e-6, before)
     found = epsilon_of((*before, (mechanism(noise=noise), 10)), 1e-6)
     assert spent + 0.29 < found <= spent + 0.3
-    with pytest.raises(ValueError, match="after what was spent before"):
+    with pytest.raises(ValueError, match=r"after epsilon=.*, spent before"):
         calibrated(mechanism(), 10, spent, 1e-6, before)

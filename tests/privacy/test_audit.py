@@ -46,18 +46,21 @@ def test_the_bound_holds_as_often_as_it_says():
 
 def test_refusals():
     training = private()
+    drawn = {"canaries": range(10), "epochs": 1}
 
     def make():
         return model(training)
 
     with pytest.raises(ValueError, match="at least 10 different rows"):
-        audit_privacy(make, training, X, Y, range(3), epochs=1)
+        audit_privacy(make, training, X, Y, canaries=range(3), epochs=1)
     with pytest.raises(ValueError, match="`confidence` must be"):
-        audit_privacy(make, training, X, Y, range(10), 1, confidence=95)
+        audit_privacy(make, training, X, Y, **drawn, confidence=95)
     fixed = private(sampling="fixed")
     with pytest.raises(ValueError, match="sampling='fixed' protects"):
-        audit_privacy(make, fixed, X, Y, range(10), 1)
+        audit_privacy(make, fixed, X, Y, **drawn)
     net = make()
     net.aggregation_state = None
     with pytest.raises(ValueError, match="`make_model` must return a new"):
-        audit_privacy(lambda: net, training, X, Y, range(10), 1)
+        audit_privacy(lambda: net, training, X, Y, **drawn)
+    with pytest.raises(TypeError, match="must be a function"):
+        audit_privacy(net, training, X, Y, **drawn)

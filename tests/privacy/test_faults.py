@@ -207,7 +207,7 @@ def audited(canaries, noise=1.0):
         return net
 
     return kpg.audit_privacy(
-        make_model, training, x, y, np.arange(100), epochs=4, seed=1
+        make_model, training, x, y, canaries=np.arange(100), epochs=4, seed=1
     )
 
 

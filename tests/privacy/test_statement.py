@@ -98,6 +98,9 @@ def test_what_is_planned_can_be_printed():
     epsilon = f"{training.epsilon():.4g}"
     assert lines["epsilon"] == f"{epsilon} after these steps, budget 3"
     assert lines["delta"] == "0.01"
+    assert "which training stops before" not in str(training)
+    small = private(target_epsilon=0.9 * training.epsilon(), epochs=2)
+    assert "after these steps, which training stops before" in str(small)
     assert "clip_norm=1.0, steps=8" in repr(training)
     text = str(private(user_ids=None))
     assert "not planned" in text
@@ -109,6 +112,12 @@ def test_what_is_planned_can_be_printed():
 def of_phases(*trainings):
     phases = [(training.mechanism, 1) for training in trainings]
     return Statement.of(phases, 1e-2, trainings[-1])
+
+
+def test_phases_that_sample_alike_have_one_assumption():
+    text = str(of_phases(private(), private(noise_multiplier=3.0)))
+    assert text.count("Phase:") == 2
+    assert text.count("in a batch with probability") == 1
 
 
 def by_user(most=2):

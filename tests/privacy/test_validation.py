@@ -248,8 +248,11 @@ def test_warnings():
     training = private(user_ids=None)
     with pytest.warns(UserWarning, match="guarantee is for one example"):
         assert training.callback
-    with pytest.warns(UserWarning, match="more than 1 / examples"):
-        private(delta=0.1)
+    with pytest.warns(UserWarning, match="more than 1 / samples") as found:
+        kpg.PrivateTraining(
+            noise_multiplier=1.0, delta=0.1, samples=N, batch_size=10
+        )
+    assert found[0].filename == __file__
     weights = np.linspace(0, 1, N)
     with pytest.warns(UserWarning, match="divided by their sum"):
         private().batches(X, Y, weights / weights.mean())
