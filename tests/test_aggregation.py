@@ -138,7 +138,7 @@ def test_noise_must_be_a_finite_multiplier():
         with pytest.raises(ValueError, match="`noise_multiplier` must be"):
             kpg.ClippedMean(1.0, noise_multiplier=value)
     with pytest.raises(ValueError, match="must be finite"):
-        kpg.ClippedMean(float("inf"), 1.0)
+        kpg.ClippedMean(float("inf"), noise_multiplier=1.0)
     with pytest.raises(ValueError, match="`seed` must be an integer"):
         kpg.ClippedMean(1.0, seed=0.5)
 

@@ -107,12 +107,12 @@ class GradientVariance(keras.callbacks.Callback):
     2
     """
 
-    @former("every", "repeats", "log_dir", "run_name", "tags", "sketch_size")
+    @former("repeats", "log_dir", "run_name", "tags", "sketch_size")
     def __init__(
         self,
         probe: Any = None,
-        *,
         every: int | Literal["auto", "epoch"] = "auto",
+        *,
         repeats: int = 3,
         log_dir: str | os.PathLike | None = None,
         run_name: str | None = None,

@@ -129,7 +129,7 @@ def test_outputs_that_are_no_tensors(run):
     assert_exact(randomized(model), x, run=run)
     found = kpg.per_sample_gradients(model, x, normal(3, 2))
     looped = kpg.per_sample_gradients(
-        model, x, normal(3, 2), None, "per_sample"
+        model, x, normal(3, 2), method="per_sample"
     )
     oracle.assert_agree(found, looped)
 
