@@ -52,7 +52,7 @@ def test_refusals():
         return model(training)
 
     with pytest.raises(ValueError, match="at least 10 different rows"):
-        audit_privacy(make, training, X, Y, canaries=canaries=range(3), epochs=1)
+        audit_privacy(make, training, X, Y, canaries=range(3), epochs=1)
     with pytest.raises(ValueError, match="`confidence` must be"):
         audit_privacy(make, training, X, Y, **drawn, confidence=95)
     fixed = private(sampling="fixed")
