@@ -234,6 +234,19 @@ class GradientVariance(keras.callbacks.Callback):
                 self._sketch,
             )
             self.run_directory = self._run.directory
+            if self._probe is None:
+                self._tell_of_another_probe()
+
+    def _tell_of_another_probe(self):
+        """Say before the training that it cannot be compared afterwards."""
+        other = self._run.last_of_another_probe()
+        if other is not None:
+            self._say(
+                "the probe is the first batch of this fit, another one than "
+                f"that of the run {other!r} in {self.log_dir!r}: the two "
+                "cannot be compared. Give all runs the same probe, such as "
+                "GradientVariance(probe=(x[:64], y[:64]), ...)."
+            )
 
     def _known(self):
         """Return what is known of this `fit`."""

@@ -12,8 +12,8 @@ def require_compiled(model):
     """Refuse what is not a compiled model."""
     if not isinstance(model, keras.Model):
         raise TypeError(
-            "`model` must be a keras.Model. Received: "
-            f"{model!r} of type {type(model).__name__}"
+            "`model` must be a keras.Model. Received: an object of type "
+            f"{type(model).__name__}"
         )
     if not model.compiled:
         raise ValueError(
@@ -22,7 +22,7 @@ def require_compiled(model):
         )
 
 
-def require_targets(model, batch):
+def require_targets(model, batch, expected="`y`, or a dataset of (x, y)"):
     """Refuse a batch without the targets that the loss needs."""
     if (
         batch[1] is None
@@ -31,9 +31,21 @@ def require_targets(model, batch):
     ):
         raise ValueError(
             f"Model {model.name!r} is compiled with a loss that compares its "
-            "outputs with targets. Expected `y`, or a dataset of (x, y). "
-            "Received: y=None"
+            f"outputs with targets. Expected {expected}. Received: y=None"
         )
+
+
+def require_one_batch(model, x, y):
+    """Refuse what is not one batch of arrays with its targets."""
+    if isinstance(x, (tf.data.Dataset, keras.utils.PyDataset)):
+        name = "Dataset" if isinstance(x, tf.data.Dataset) else "PyDataset"
+        first = "next(iter(dataset))" if name == "Dataset" else "dataset[0]"
+        raise ValueError(
+            "Expected `x` and `y`, the arrays of one batch, such as "
+            f"x, y = {first}. Received: a {name}"
+        )
+    if y is None:
+        require_targets(model, (x, y), "`y`")
 
 
 def require_weights(sample_weight):

@@ -318,7 +318,7 @@ def test_equal_runs_have_equal_records_and_fingerprints(tmp_path):
     tf.config.experimental.enable_op_determinism()
     try:
         for cls in (keras.Model, kpg.PerGradModel, keras.Model):
-            watch = GradientVariance(PROBE, "epoch", log_dir=tmp_path)
+            watch = GradientVariance(PROBE, every="epoch", log_dir=tmp_path)
             fit(make(cls=cls), watch)
             # The name sorts by time and tells the seed.
             assert re.search(r"/\d{8}-\d{6}-seed3-\w+$", watch.run_directory)
@@ -374,7 +374,7 @@ def test_a_broken_off_run_is_resumed(tmp_path):
     def train(*crash):
         keras.backend.clear_session()
         watch = GradientVariance(
-            PROBE, "epoch", log_dir=tmp_path / "runs", run_name="mine"
+            PROBE, every="epoch", log_dir=tmp_path / "runs", run_name="mine"
         )
         backup = keras.callbacks.BackupAndRestore(str(tmp_path / "backup"))
         fit(make(), watch, *crash, backup, epochs=4)
@@ -420,7 +420,7 @@ def test_those_who_read_the_logs_have_all(tmp_path, capsys):
 
 
 def test_a_new_name_for_every_fit(tmp_path):
-    watch = GradientVariance(PROBE, "epoch", log_dir=tmp_path)
+    watch = GradientVariance(PROBE, every="epoch", log_dir=tmp_path)
     model = make()
     fit(model, watch)
     first = watch.run_directory
@@ -440,7 +440,7 @@ def test_a_directory_that_cannot_be_written_is_said_at_once(tmp_path):
 
 
 def test_training_goes_on_when_the_disk_is_full(tmp_path, capsys):
-    watch = GradientVariance(PROBE, "epoch", log_dir=tmp_path)
+    watch = GradientVariance(PROBE, every="epoch", log_dir=tmp_path)
 
     class Fill(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch, logs=None):
@@ -459,13 +459,30 @@ def test_training_goes_on_when_the_disk_is_full(tmp_path, capsys):
 def test_a_model_that_has_diverged_is_recorded(tmp_path):
     model = make()
     model.set_weights([w * np.nan for w in model.get_weights()])
-    watch = GradientVariance(PROBE, "epoch", log_dir=tmp_path)
+    watch = GradientVariance(PROBE, every="epoch", log_dir=tmp_path)
     logs = fit(model, watch).history
     assert np.isnan(logs["gradient_norm"]).all()
     run = read_run(watch.run_directory)
     assert run.scalars["step"].tolist() == [3]
     assert np.isnan(run.scalars["loss"]).all()
     assert np.isnan(run.sketches).any()
+
+
+def test_a_run_with_another_first_batch_is_told_before_it_trains(tmp_path):
+    for first, told in ((0, False), (0, False), (8, True)):
+        watch = GradientVariance(every="epoch", log_dir=tmp_path)
+        make().fit(
+            X[first:],
+            Y[first:],
+            batch_size=8,
+            verbose=0,
+            shuffle=False,
+            callbacks=[watch],
+        )
+        assert any("cannot be compared" in m for m in watch.messages) == told
+    watch = GradientVariance(PROBE, every="epoch", log_dir=tmp_path)
+    fit(make(), watch)
+    assert watch.messages == []
 
 
 def test_nothing_stays_when_a_step_raises(tmp_path):
@@ -495,7 +512,7 @@ def test_nothing_stays_when_another_callback_raises(tmp_path):
     function = model.train_function
     for name in ("one", "other"):
         watch = GradientVariance(
-            PROBE, "epoch", log_dir=tmp_path, run_name=name
+            PROBE, every="epoch", log_dir=tmp_path, run_name=name
         )
         with pytest.raises(RuntimeError, match="on purpose"):
             fit(model, watch, Failing())
@@ -603,7 +620,7 @@ def test_under_a_distribution_strategy(tmp_path):
         fit(model, *callbacks, epochs=2)
         return state(model)
 
-    watch = GradientVariance(PROBE, "epoch", log_dir=tmp_path)
+    watch = GradientVariance(PROBE, every="epoch", log_dir=tmp_path)
     assert_same(trained(), trained(watch))
     assert len(read_run(watch.run_directory)) == 2
     assert watch.measurements[-1].norm > 0

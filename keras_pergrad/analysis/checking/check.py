@@ -31,6 +31,7 @@ from keras_pergrad.keras_internals.batches import as_tensors, of_one_length
 from keras_pergrad.keras_internals.graph_session import as_in_fit
 from keras_pergrad.keras_internals.inspection_checks import (
     check_trainable,
+    require_one_batch,
     require_weights,
 )
 from keras_pergrad.keras_internals.model_parts import build_symbolically
@@ -112,8 +113,9 @@ def check_gradients(
 
     Raises:
         ValueError: a model that is not compiled or not built, or draws
-            random numbers without `keras.random`; an unknown mode, device
-            or setting; `repeats` below 1.
+            random numbers without `keras.random`; a dataset, or no `y` for
+            a loss that needs it; an unknown mode, device or setting;
+            `repeats` below 1.
 
     Example:
 
@@ -127,6 +129,7 @@ def check_gradients(
     True
     """
     check_trainable(model)
+    require_one_batch(model, x, y)
     repeats = positive_integer("repeats", repeats)
     _check_settings(settings)
     require_weights(sample_weight)

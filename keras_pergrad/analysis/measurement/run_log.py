@@ -4,7 +4,7 @@ import dataclasses
 import os
 import time
 
-from keras_pergrad.runs import RunWriter
+from keras_pergrad.runs import RunWriter, list_runs, read_run
 
 
 class RunLog:
@@ -13,9 +13,22 @@ class RunLog:
     def __init__(self, log_dir, info, resumes, sketch):
         make = RunWriter.resume if info.run and resumes else RunWriter.create
         info = dataclasses.replace(info, run=info.run or _new_name(info.seed))
-        self._sketch = sketch
-        self._writer = make(os.fspath(log_dir), info)
+        self._info, self._sketch = info, sketch
+        self._log_dir = os.fspath(log_dir)
+        self._writer = make(self._log_dir, info)
         self.directory = self._writer.directory
+
+    def last_of_another_probe(self):
+        """Return the name of the last other run if its probe is another."""
+        for path in reversed(list_runs(self._log_dir)):
+            if os.path.basename(path) != self._info.run:
+                try:
+                    other = read_run(path, scalars=()).info
+                except (OSError, ValueError):  # damaged, or being written
+                    continue
+                same = other["probe"] == self._info.probe
+                return None if same else other["run"]
+        return None
 
     def add(self, step, epoch, found, gradient):
         """Record a `BatchGradient` and its mean gradient."""

@@ -16,6 +16,10 @@ SMALL_WAIT_MS = 0.2
 # The first batch is late when it takes this share of an epoch, and long enough
 # for a user to notice.
 LATE_SHARE, LATE_S = 0.2, 0.1
+NO_ADVICE = (
+    "  No change is known to help. On a busy machine waits may be noise:\n"
+    "     measure again with keras_pergrad.profile_pipeline(data, model)."
+)
 
 
 def facts_of(report, data, running=None, passes=None):
@@ -90,6 +94,7 @@ def diagnose(report, facts, warn_above, advised=True):
         given = advise(facts, _worth_saying(report, warn_above, stalled))
         if stalled:
             lines += _slowest_stage(facts)
+            lines += [] if given else [NO_ADVICE]
         elif given:
             lines = ["DataStall: the data comes in time, but:"]
         lines += _advice_lines(given, facts)

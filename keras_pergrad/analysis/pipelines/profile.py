@@ -164,6 +164,7 @@ def profile_pipeline(
         A `PipelineProfile`.
 
     Raises:
+        TypeError: If `data` is a model, or `model` is none.
         ValueError: If `batches` is not positive, `data` is a generator or
             gives fewer than two batches, `model` is not built, not compiled
             or needs targets that `data` lacks, or `workers` are not whole
@@ -176,6 +177,13 @@ def profile_pipeline(
     ```
     """
     batches = positive_integer("batches", batches)
+    if isinstance(data, keras.Model):
+        raise TypeError(
+            "`data` expected a dataset: profile_pipeline(data, model). "
+            f"Received: the model {data.name!r}"
+        )
+    if model is not None:
+        require_compiled(model)
     kind = kind_of(data)
     counts = worker_counts(workers)
     if counts and not can_sweep(kind):
@@ -248,7 +256,6 @@ def profile_pipeline(
 
 def _require_trainable(model, batch):
     """Refuse what a train step would fail for without saying why."""
-    require_compiled(model)
     step = type(model).train_step
     if step.__module__.split(".")[0] in ("keras", "keras_pergrad"):
         try:

@@ -19,21 +19,23 @@ def verdict(profile):
             f"none without a model: the pipeline gives {rate(pipeline)} "
             f"batches/s{_best_change(profile)}"
         )
-    times = _times(pipeline / model)
+    ratio = pipeline / model
     lost, wait = profile.stall_fraction or 0.0, profile.wait_ms or 0.0
     if lost <= SMALL_SHARE or wait < SMALL_WAIT_MS:
         return (
-            f"not the bottleneck: the pipeline gives {times} times what the "
+            f"not the bottleneck: the pipeline gives {_times(ratio)} what the "
             "model takes"
         )
     return (
         f"the bottleneck: the model waits {lost:.0%} of the time, the "
-        f"pipeline gives {times} times what it takes{_best_change(profile)}"
+        f"pipeline gives {_times(ratio)} what it takes{_best_change(profile)}"
     )
 
 
 def _times(ratio):
-    return f"{ratio:.0f}" if ratio >= 10 else f"{ratio:.2g}"
+    """Say how large a ratio is: "34 times", but "4.7% of"."""
+    value, unit = (ratio, " times") if ratio >= 1 else (100 * ratio, "% of")
+    return (f"{value:.0f}" if value >= 10 else f"{value:.2g}") + unit
 
 
 def _best_change(profile):
@@ -43,7 +45,7 @@ def _best_change(profile):
     best = max(rates, key=lambda name: rates[name], default=None)
     if best is None or rates[best] < (1 + NOISE) * now:
         return ""
-    return f"; best of the changes: {best}, {_times(rates[best] / now)} times"
+    return f"; best of the changes: {best}, {_times(rates[best] / now)}"
 
 
 def contradictions(profile):

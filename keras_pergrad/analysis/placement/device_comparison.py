@@ -21,7 +21,10 @@ from keras_pergrad.keras_internals.graph_session import (
     as_in_fit,
     trace_step,
 )
-from keras_pergrad.keras_internals.inspection_checks import check_trainable
+from keras_pergrad.keras_internals.inspection_checks import (
+    check_trainable,
+    require_one_batch,
+)
 
 _DRAWS = re.compile("(Stateless)?(Random|Truncated|Multinomial)|StatefulUni")
 
@@ -109,7 +112,7 @@ def _lines(device, cpu_ms):
 def compare_devices(
     model: keras.Model,
     x: Any,
-    y: Any,
+    y: Any = None,
     *,
     devices: Sequence[str] | None = None,
     repeats: int = 3,
@@ -150,6 +153,7 @@ def compare_devices(
     True
     """
     check_trainable(model)
+    require_one_batch(model, x, y)
     repeats = positive_integer("repeats", repeats)
     names = chosen(devices)
     (concrete, values), labels, notes = _step(model, as_in_fit((x, y)))

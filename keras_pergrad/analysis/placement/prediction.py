@@ -22,7 +22,10 @@ from keras_pergrad.keras_internals.graph_session import (
     as_in_fit,
     trace_step,
 )
-from keras_pergrad.keras_internals.inspection_checks import check_trainable
+from keras_pergrad.keras_internals.inspection_checks import (
+    check_trainable,
+    require_one_batch,
+)
 from keras_pergrad.keras_internals.model_parts import (
     compile_arguments,
     inner_layers,
@@ -47,7 +50,7 @@ _PINNED = {"RngReadAndSkip", "RngSkip", "StatefulUniform"}
 def predict_placement(
     model: keras.Model,
     x: Any,
-    y: Any,
+    y: Any = None,
     *,
     platform: Literal["metal"] = "metal",
     kernels_table: Mapping[str, list[str]] | None = None,
@@ -95,6 +98,7 @@ def predict_placement(
             f"Received: platform={platform!r}"
         )
     check_trainable(model)
+    require_one_batch(model, x, y)
     table = kernel_tables.metal(kernels_table)
     nodes = optimised_nodes(model, as_in_fit((x, y)))
     layer_of = layers.Layers(model, [node.name for node in nodes])

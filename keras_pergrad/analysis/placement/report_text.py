@@ -1,6 +1,7 @@
 """A placement report as text of at most 80 columns."""
 
 import collections
+import sys
 import textwrap
 
 from keras_pergrad.analysis.placement import calls
@@ -51,7 +52,10 @@ def _title(report):
             f"{report.prediction}. Nothing was run there."
         )
     if report.device is None:
-        return "Placement: the CPU only. TensorFlow lists no accelerator."
+        title = "Placement: the CPU only. TensorFlow lists no accelerator."
+        if sys.platform == "darwin":
+            title += "\n  why: run python -m keras_pergrad doctor"
+        return title
     return f"Placement on {report.device} ({report.platform}) and the CPU"
 
 

@@ -338,6 +338,16 @@ def test_refusals_name_what_came():
     ):
         with pytest.raises(ValueError, match=match):
             kpg.check_gradients(model, x, y, **wrong)
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(4)
+    for check in (
+        kpg.check_gradients,
+        kpg.compare_devices,
+        kpg.predict_placement,
+    ):
+        with pytest.raises(ValueError, match=r"next\(iter\(dataset\)\)"):
+            check(model, data)
+        with pytest.raises(ValueError, match=r"Expected `y`\. Received"):
+            check(model, x)
     with pytest.raises(ValueError, match="not compiled"):
         kpg.check_gradients(keras.Sequential([layers.Dense(1)]), x, y)
 

@@ -88,6 +88,10 @@ def test_bad_input_is_refused():
     unbuilt.compile("sgd", "mse")
     with pytest.raises(ValueError, match="expected a built model"):
         profile_pipeline(one.repeat(4), unbuilt)
+    with pytest.raises(TypeError, match=r"profile_pipeline\(data, model\)"):
+        profile_pipeline(unbuilt, one)
+    with pytest.raises(TypeError, match=r"an object of type ndarray$"):
+        profile_pipeline(*BATCH)
 
 
 def executing(steps):

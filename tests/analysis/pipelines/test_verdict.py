@@ -7,10 +7,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from keras_pergrad.analysis.pipelines.diagnosis import diagnose
+from keras_pergrad.analysis.pipelines.pipeline_facts import Facts
 from keras_pergrad.analysis.pipelines.profile import (
     PipelineProfile,
     profile_pipeline,
 )
+from keras_pergrad.analysis.pipelines.stall_accounting import StallReport
 from keras_pergrad.callbacks import DataStall
 from tests.analysis.pipelines.slow_data import PARALLEL, as_batch, serial_map
 from tests.callbacks.stall_truth import (
@@ -200,6 +203,40 @@ def test_without_its_advice_a_message_has_its_verdict():
     headline, verdict = stall.message.split("\n")
     assert "of the time went by waiting" in headline
     assert verdict == f"  Verdict: {stall.verdict}."
+
+
+def test_a_stall_without_advice_is_to_be_measured_again():
+    report = StallReport(
+        steps=11,
+        data_stall_s=0.02,
+        data_stall_fraction=0.17,
+        step_ms=10.0,
+    )
+    facts = Facts("arrays", None, wait_ms=2.0, step_ms=10.0)
+    message, given = diagnose(report, facts, 0.1)
+    assert given == []
+    assert "keras_pergrad.profile_pipeline(data, model)" in message
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "words"),
+    [
+        (4.7, "gives 4.7% of what it takes"),
+        (99.9, "gives 100% of what it takes"),
+        (120.0, "gives 1.2 times what it takes"),
+    ],
+)
+def test_a_share_is_told_in_percent(pipeline, words):
+    profile = PipelineProfile(
+        pipeline_batches_per_s=pipeline,
+        model_batches_per_s=100.0,
+        together_batches_per_s=4.0,
+        wait_ms=200.0,
+        stall_fraction=0.9,
+        slowest_stage=None,
+        what_if={},
+    )
+    assert profile.verdict.endswith(words)
 
 
 def test_one_batch_gives_no_verdict(capsys):
