@@ -331,6 +331,7 @@ class PerGradModel(FitHooks, keras.Model):
             the mode logs; the outputs of the batch, in its order.
 
         Raises:
+            TypeError: `loss_fn` is not a function.
             ValueError: losses or outputs of another shape, a layer couples the
                 samples, the mode calls the optimizer itself or (for outputs)
                 takes microbatches, or there are several replicas.
@@ -356,6 +357,13 @@ class PerGradModel(FitHooks, keras.Model):
         ['loss', 'mae']
         """
         require_fit(self, "compute_gradients()")
+        if not callable(loss_fn):
+            raise TypeError(
+                "compute_gradients() expected as first argument a function "
+                "`loss_fn(x, y, sample_weight)` that returns the loss of each "
+                "sample, and then the data: compute_gradients(loss_fn, x, y). "
+                f"Received: loss_fn={loss_fn!r}"
+            )
         given = loss_fn, (x, y, sample_weight), variables, optimizer, name
         return custom_step.gradients_of(self, *given, return_outputs)
 

@@ -245,3 +245,15 @@ def test_results_of_another_form_are_refused(result, said):
     with pytest.raises(ValueError, match=said) as caught:
         model.fit(X, LABELS, batch_size=10, verbose=0)
     assert "LossModel" not in str(caught.value)
+
+
+def test_data_without_a_loss_function_are_refused():
+    class Forgets(kpg.PerGradModel):
+        def train_step(self, data):
+            return self.compute_gradients(*data)[1]
+
+    inputs = keras.Input((4,))
+    model = Forgets(inputs, layers.Dense(1)(inputs))
+    model.compile("sgd", gradient_mode="vectorized")
+    with pytest.raises(TypeError, match=r"compute_gradients\(loss_fn, x, y\)"):
+        model.fit(X, LABELS, verbose=0)

@@ -17,7 +17,7 @@ from keras_pergrad.analysis.input_gradients.sources import (
     require_batch,
     source,
 )
-from keras_pergrad.analysis.input_gradients.targets import Selection
+from keras_pergrad.analysis.input_gradients.targets import Selection, shown
 from keras_pergrad.common.arguments import positive_integer
 from keras_pergrad.keras_internals.inspection_checks import (
     require_compiled,
@@ -221,8 +221,8 @@ def _outputs(outputs, y, sample_weight):
         raise ValueError(
             "`y` and `sample_weight` are for the gradient of the loss. "
             "Expected outputs=None or 'loss' with them. Received: "
-            f"outputs={outputs!r}. (For the output of each sample's class, "
-            "pass the classes as `outputs` and leave out `y`.)"
+            f"outputs={shown(outputs)}. (For the output of each sample's "
+            "class, pass the classes as `outputs` and leave out `y`.)"
         )
     return "loss"
 

@@ -37,7 +37,7 @@ class Selection:
                 "Expected a dict that says what to differentiate of which, "
                 f"such as outputs={{{next(iter(names))!r}: 0}}; None as a "
                 "value stands for all its entries. Received: "
-                f"outputs={outputs!r}"
+                f"outputs={shown(outputs)}"
             )
         self.targets = [
             Targets(choice, flat[k].shape, samples)
@@ -147,6 +147,13 @@ class Targets:
             )
 
 
+def shown(outputs):
+    """Return `outputs` as an error shows them: an array by its shape."""
+    if isinstance(outputs, np.ndarray) or tf.is_tensor(outputs):
+        return f"an array of shape {tuple(outputs.shape)}"
+    return repr(outputs)
+
+
 def _index(value):
     try:
         if isinstance(value, (bool, np.bool_)):
@@ -167,7 +174,7 @@ def _own(outputs, samples):
             "an array as `outputs` must hold one integer index a sample, of "
             f"shape (n,). Received: dtype {outputs.dtype}, shape "
             f"{outputs.shape}. (A list names the same outputs for every "
-            "sample.)"
+            "sample; of one-hot classes pass classes.argmax(-1).)"
         )
     if samples is not None and len(outputs) != samples:
         raise ValueError(

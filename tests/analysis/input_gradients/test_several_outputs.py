@@ -106,6 +106,7 @@ def test_a_subclass_names_its_outputs_by_their_places():
         ({"second": 0}, r"\['grid', 'first'\]\. Received: \['second'\]"),
         ({}, r"must name outputs.*Received: \[\]"),
         ({"first": 3}, r"from 0 to 2.*Received: 3"),
+        (np.zeros(3, int), r"Received: outputs=an array of shape \(3,\)$"),
     ],
 )
 def test_outputs_that_are_not_there(outputs, said):
