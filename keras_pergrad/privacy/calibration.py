@@ -23,8 +23,8 @@ def calibrated(mechanism, steps, target, delta, before=()):
         if high > _MOST_NOISE:
             after = ""
             if before:
-                spent = epsilon_of(tuple(before), delta)
-                after = f" after epsilon={spent:.4g}, spent before"
+                already = epsilon_of(tuple(before), delta)
+                after = f" after epsilon={already:.4g}, spent before"
             raise ValueError(
                 f"No noise is enough for this budget{after}. Received: "
                 f"target_epsilon={target}, delta={delta}, {steps} steps of "
