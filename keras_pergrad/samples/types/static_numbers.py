@@ -148,7 +148,8 @@ def _slice(op, begin, end, step):
     """Return the index of a strided slice of a vector."""
     first, last, one = (op.get_attr(mask) & 1 for mask in _MASKS)
     if one:
-        return 0 if first else begin[0]
+        # TensorFlow does not look at the other masks then.
+        return begin[0]
     return slice(None if first else begin[0], None if last else end[0])
 
 

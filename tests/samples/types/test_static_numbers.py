@@ -48,6 +48,15 @@ OPS = {
     "slice of two axes": lambda x, k: tf.stack([x, x])[:, k % 4],
     "new axis": lambda x, k: x[k:, None],
     "one": lambda x, k: x[k],
+    "one, with all masks": lambda x, k: raw.StridedSlice(
+        input=x,
+        begin=[k],
+        end=[0],
+        strides=[1],
+        begin_mask=1,
+        end_mask=1,
+        shrink_axis_mask=1,
+    ),
 }
 
 
