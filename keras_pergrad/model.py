@@ -262,10 +262,8 @@ class PerGradModel(FitHooks, keras.Model):
         if type(mode) is modes.Batch and not replicas.several():
             return super().train_step(data)
         require_fit(self, "train_step() in a custom loop", is_step=True)
-        data = batches.as_tensors(data)
-        x, y, sample_weight = batches.of_one_length(
-            *keras.utils.unpack_x_y_sample_weight(data)
-        )
+        data = keras.utils.unpack_x_y_sample_weight(batches.as_tensors(data))
+        x, y, sample_weight = batches.of_one_length(*data)
         # Loops and the optimizer need all variables.
         build_all(self, (x, y, sample_weight))
         mode.build(self)

@@ -128,3 +128,4 @@ def test_menu_opens_on_a_phone(visit):
     page.locator("label.md-header__button[for=__drawer]").click()
     page.locator(".md-nav--primary a[href='install/']").first.click()
     page.wait_for_url("**/install/")
+    assert page.locator("h1").first.inner_text().strip()
