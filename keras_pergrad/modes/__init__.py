@@ -38,6 +38,12 @@ def get(identifier):
             "aggregation, which a mode applies to its gradients; write "
             f"Vectorized(aggregation={identifier!r})."
         )
+    if isinstance(getattr(identifier, "gradient_mode", None), GradientMode):
+        raise TypeError(
+            "Expected a gradient mode. Received an object that has one, of "
+            f"type {type(identifier).__name__}; write "
+            "gradient_mode=that_object.gradient_mode."
+        )
     return gradient_modes.get(identifier)
 
 

@@ -180,7 +180,8 @@ def gradients_of(
         raise ValueError(
             "compute_gradients() leaves the update to its caller, but "
             f"gradient_mode={mode!r} calls the optimizer itself. Use "
-            "updates='batch', or Accumulated(steps=1, microbatch_size=...)."
+            "PerSample(updates='batch'), or Accumulated(steps=1, "
+            "microbatch_size=...)."
         )
     batch = tf.nest.map_structure(
         lambda t: None if t is None else tf.convert_to_tensor(t), batch

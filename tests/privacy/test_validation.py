@@ -306,3 +306,9 @@ def test_without_the_library(monkeypatch):
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     with pytest.raises(ImportError, match=r"keras-pergrad\[privacy\]"):
         private()
+
+
+def test_the_object_in_the_place_of_its_mode_is_explained():
+    net = kpg.PerGradModel()
+    with pytest.raises(TypeError, match=r"PrivateTraining; .*\.gradient_mode"):
+        net.compile("sgd", gradient_mode=private())
