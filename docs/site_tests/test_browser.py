@@ -65,13 +65,15 @@ def test_search_finds_a_function(visit):
     page.get_by_text("Type to start searching").wait_for()
     page.keyboard.type("per_sample_norms")
     # The list changes while it is typed: wait for what it must come to.
-    found = page.locator(
+    page.locator(
         ".md-search-result__link[href*='reference/functions/']"
         "[href$=per_sample_norms]"
-    )
-    found.first.click()
+    ).first.click()
     page.wait_for_url("**#keras_pergrad.per_sample_norms")
-    page.locator("mark").first.wait_for()
+    assert "/reference/functions/" in page.url
+    marked = page.locator("mark").first
+    marked.wait_for()
+    assert marked.inner_text().lower() in "per_sample_norms"
 
 
 def test_dark_mode_follows_the_system_and_the_reader(visit):
