@@ -123,6 +123,17 @@ def test_the_table_of_types_is_that_of_the_rules():
     assert text == type_table.page(text)
 
 
+def test_rules_that_are_shown_are_those_of_the_package():
+    rules = (ROOT / "keras_pergrad" / "samples").rglob("*_rules.py")
+    package = "".join(path.read_text(encoding="utf-8") for path in rules)
+    shown = [
+        b.code for b in _blocks("CONTRIBUTING.md") if b.language == "python"
+    ]
+    assert len(shown) == 2
+    for code in shown:
+        assert code.strip() in package
+
+
 def test_every_page_with_code_is_run():
     guides = {f"docs/guides/{p.name}" for p in ROOT.glob("docs/guides/*.md")}
     with_code = {

@@ -35,7 +35,12 @@ class Adapted(SampleGradients):
 
     @abc.abstractmethod
     def change(self, tensor) -> Any:
-        """Return a sum or gradients of the other factor, changed."""
+        """Return a sum or gradients of the other factor, changed.
+
+        Count axes from the last: gradients have the samples in front. Of
+        `tf.IndexedSlices` it gets the values, (rows, ...): what moves rows
+        needs a `weighted_sum` of its own.
+        """
 
     def weighted_sum(self, weights):
         found = self.factor.weighted_sum(weights)

@@ -164,7 +164,10 @@ class StepProof:
         return self.types.of(tensor)
 
     def chosen(self):
-        """Return (candidate, `UseTypes`) for each candidate that is a use."""
+        """Return (candidate, `UseTypes`) for each candidate that is a use.
+
+        Its `weights` lose the places that are behind another use.
+        """
         behind, found = set(), []
         for one, at in zip(self._uses.candidates, self.at):
             op = one.op

@@ -1,8 +1,8 @@
 """Per-sample gradients of one forward and one backward pass.
 
 The forward pass is Keras's own, traced once. Its graph shows in which ops
-weights meet the data (`uses`). One backward pass gives the gradients of the
-outputs of these ops. The ops' rules make factors of these gradients.
+weights meet the data (`use_search`). One backward pass gives the gradients of
+the outputs of these ops. The ops' rules make factors of these gradients.
 """
 
 import contextlib

@@ -122,7 +122,8 @@ def witness(function, *arrays):
     def run(exchanged):
         chosen = [k + N if k in exchanged else k for k in range(N)]
         found = concrete(*(tf.constant(a[chosen]) for a in arrays))
-        return dict(zip(names, (t.numpy() for t in found)))
+        # A scalar of text is Python's own otherwise.
+        return dict(zip(names, (np.asarray(t.numpy()) for t in found)))
 
     sets = [(0,), (1,), (2,), *itertools.combinations(range(2), 2)]
     return Witness(types, run(()), {k: run(k) for k in sets}, last[-1])
