@@ -21,6 +21,8 @@ class Adapted(SampleGradients):
     >>> import tensorflow as tf
     >>> from keras_pergrad import factors
     >>> class Doubled(factors.Adapted):
+    ...     entrywise = True
+    ...
     ...     def change(self, tensor):
     ...         return 2 * tensor
     ...
@@ -30,6 +32,10 @@ class Adapted(SampleGradients):
     array([8., 8., 8.], dtype=float32)
     """
 
+    #: Whether `change` treats each entry by itself: of the sum of a table it
+    #: is given only the rows that were looked up then.
+    entrywise = False
+
     def __init__(self, factor):
         self.factor = factor
 
@@ -37,17 +43,15 @@ class Adapted(SampleGradients):
     def change(self, tensor) -> Any:
         """Return a sum or gradients of the other factor, changed.
 
-        Count axes from the last: gradients have the samples in front. Of
-        `tf.IndexedSlices` it gets the values, (rows, ...): what moves rows
-        needs a `weighted_sum` of its own.
+        Count axes from the last: gradients have the samples in front.
         """
 
     def weighted_sum(self, weights):
         found = self.factor.weighted_sum(weights)
-        if isinstance(found, tf.IndexedSlices):
+        if self.entrywise and isinstance(found, tf.IndexedSlices):
             values = self.change(found.values)
             return tf.IndexedSlices(values, found.indices, found.dense_shape)
-        return self.change(found)
+        return self.change(tf.convert_to_tensor(found))
 
     def materialize(self):
         return self.change(self.factor.materialize())

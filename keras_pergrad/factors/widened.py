@@ -49,6 +49,8 @@ class Widened(Adapted):
     (array([90000., 90000.], dtype=float32), 'float16')
     """
 
+    entrywise = True
+
     def __init__(self, factor, dtype):
         super().__init__(factor)
         self.dtype = dtype

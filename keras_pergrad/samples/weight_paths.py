@@ -172,6 +172,8 @@ class Pulled(SampleGradients):
 class Scaled(Adapted):
     """A factor times a number that is the same for all samples."""
 
+    entrywise = True
+
     def __init__(self, factor, number):
         super().__init__(factor)
         self.number = number

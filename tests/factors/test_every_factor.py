@@ -13,9 +13,11 @@ KEEP = np.array([True, False, True, True])
 WEIGHTS = np.array([0.5, 1.0, 2.0, 0.25])
 
 
-class Negative(factors.Adapted):
+class Turned(factors.Adapted):
+    """Of a matrix whose rows are in reverse order."""
+
     def change(self, tensor):
-        return -tensor
+        return tf.reverse(tensor, [tensor.shape.rank - 2])
 
     def squared_norms(self):
         return self.factor.squared_norms()
@@ -59,7 +61,8 @@ FACTORS = {
     "join of a table and a matrix": lambda: factors.join(
         [rows(6), factors.Outer(drawn(2, 5), drawn(2, 3))]
     ),
-    "Adapted": lambda: Negative(factors.Outer(drawn(4), drawn(6))),
+    "Adapted": lambda: Turned(factors.Outer(drawn(4), drawn(6))),
+    "Adapted table": lambda: Turned(rows(6)),
     "Widened": lambda: factors.Widened(factors.Sum(drawn(7, 3)), "float64"),
 }
 
@@ -92,6 +95,11 @@ def test_norms_and_sums_are_those_of_the_gradients(name):
             scale = np.ones(N) if weights is None else weights
             right = np.tensordot(scale, gradients, 1)
             np.testing.assert_allclose(found, right, rtol=1e-10, atol=1e-12)
+
+
+def test_a_table_keeps_its_rows_where_each_entry_is_changed_by_itself():
+    factor = factors.Widened(rows(6), "float64")
+    assert isinstance(factor.weighted_sum(None), tf.IndexedSlices)
 
 
 @pytest.mark.parametrize("norms", [True, False])
