@@ -80,11 +80,14 @@ def _build_losses(model, x, y, sample_weight):
         return False
     if type(model).call is not Functional.call:
         return False
-    outputs = tf.nest.flatten(symbolic_outputs(model))
-    if any(axis is None for t in outputs for axis in t.shape[1:]):
+    outputs = symbolic_outputs(model)
+    if isinstance(outputs, (list, tuple)) and len(outputs) == 1:
+        outputs = outputs[0]  # a call returns it without its list
+    flat = tf.nest.flatten(outputs)
+    if any(axis is None for t in flat for axis in t.shape[1:]):
         return False
     batch = [_any_number(part) for part in (x, y)]
-    y_pred = tf.nest.map_structure(_any_number, symbolic_outputs(model))
+    y_pred = _any_number(outputs)
     weight = _any_number(sample_weight)
     if not getattr(compiled_metrics(model), "built", True):
         trace_symbolically(

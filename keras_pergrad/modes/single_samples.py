@@ -77,10 +77,9 @@ class Samples:
             call = _Loss(model, training), batch, {}, training, drawn_by_loss
             recorded = Recorded(*call, [], [part.loss])
             self._by_loss = LossReplay(recorded, self.variables, state, part)
-        slopes = iter(slopes)
-        self._output_gradients = [
-            next(slopes) if t.dtype.is_floating else None for t in outputs
-        ]
+        # A tensor that is given out twice has one gradient, which counts once.
+        by_output = {id(t): slope for t, slope in zip(floats, slopes)}
+        self._output_gradients = [by_output.pop(id(t), None) for t in outputs]
         inside = training_inside(model, training)
         recorded = Recorded(model, (x,), {}, inside, drawn, outputs, terms)
         self._replay = Replay(recorded, self.variables, state)

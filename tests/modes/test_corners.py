@@ -158,6 +158,39 @@ def test_several_inputs_and_outputs(mode):
     )
 
 
+OUTPUTS = {
+    "list of one": lambda h: [h],
+    "dict of one": lambda h: {"u": h},
+    "twice": lambda h: [h, h],
+    "passed on": lambda h: [h, layers.Identity()(h)],
+    "twice by name": lambda h: {"u": h, "v": h},
+    "twice and more": lambda h: [h, layers.Dense(3)(h), h],
+}
+
+
+@pytest.mark.parametrize(
+    "mode", [*MODES, "batch", kpg.Accumulated(1, microbatch_size=2)], ids=str
+)
+@pytest.mark.parametrize("outputs", OUTPUTS)
+def test_a_tensor_alone_in_a_list_or_given_out_twice(outputs, mode):
+    def make(cls):
+        inputs = keras.Input((6,))
+        h = layers.Dense(3)(layers.Dense(4, "tanh")(inputs))
+        return cls([inputs], OUTPUTS[outputs](h))
+
+    x, y = _data()
+    targets = (y + shift for shift in range(3))
+    y = tf.nest.map_structure(
+        lambda _: next(targets), OUTPUTS[outputs](keras.Input((3,)))
+    )
+    each = ["mse"] * len(y)
+    loss = dict(zip(y, each)) if isinstance(y, dict) else each
+    for given in (loss, "mse"):
+        if len(y) == 1 or given is loss:
+            pair = _pair(make, mode, loss=given)
+            _assert_trains_alike(pair, x, y, batch_size=4)
+
+
 def _masked(cls):
     inputs = keras.Input((7,), dtype="int32")
     x = layers.Embedding(9, 5, mask_zero=True)(inputs)
