@@ -80,7 +80,9 @@ class Case:
         lines = ["def make():", f"    x = h = {self.inputs}"]
         lines += [f"    h = {block}" for block in self.blocks]
         lines += [f"    out = [{', '.join(o[0] for o in self.outputs)}]"]
-        lines += ["    return keras.Model(x, out if len(out) > 1 else out[0])"]
+        # A list of one is another case: a call returns it without the list.
+        alone = len(self.outputs) == 1 and self.seed % 2
+        lines += [f"    return keras.Model(x, out{'[0]' if alone else ''})"]
         if self.kind == "subclass":
             lines[-1] = lines[-1].replace("return", "inner =")
             lines += ["    return Wraps(inner)"]
