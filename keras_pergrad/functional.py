@@ -210,12 +210,7 @@ def gradient_statistics(
 
 
 def _over_batches(batches):
-    """(‖g_i‖², ‖ḡ‖²) by variable, over the samples of all batches.
-
-    Args:
-        batches: of each batch, for each variable None or its ‖g_i‖², (n,),
-            ‖ḡ‖², and ḡ, which may be None where there is one batch.
-    """
+    """Return (‖g_i‖², ‖ḡ‖²) by variable, over the samples of all batches."""
     squares, totals, first = [], [], None
     for parts in batches:
         first = first or parts

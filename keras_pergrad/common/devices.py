@@ -8,10 +8,7 @@ import tensorflow as tf
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-    """One accelerator: its TensorFlow name and its platform.
-
-    `platform` is `"Metal"`, `"CUDA"`, or the name that the plugin gives.
-    """
+    """An accelerator; its platform is "Metal", "CUDA" or the plugin's name."""
 
     name: str
     type: str
@@ -63,14 +60,7 @@ def accelerators():
 
 
 def chosen(devices):
-    """Return the names of the devices that were asked for.
-
-    Args:
-        devices: one name, a list of them, or `None` for every accelerator.
-
-    Raises:
-        ValueError: there is no such device.
-    """
+    """Return the names of the devices asked for; None: of each accelerator."""
     present = [device.name for device in accelerators()]
     if devices is None:
         return present

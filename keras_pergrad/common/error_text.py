@@ -17,11 +17,7 @@ _ASSERTED = (
 
 
 def reason(error):
-    """Return the sentence to show for an error, at most a few lines long.
-
-    Args:
-        error: an exception.
-    """
+    """Return the sentence to show for an error, at most a few lines long."""
     text = getattr(error, "message", None) or str(error)
     text = re.sub(r"\x1b\[\d+m|\{\{\w+ [^}]*\}\}", "", text).strip()
     for pattern in _ASSERTED:

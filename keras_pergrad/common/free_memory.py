@@ -10,11 +10,9 @@ _LIMITS = (  # of a container: (limit, in use), version 2 and 1
 
 
 def free_bytes():
-    """Return how many bytes are free; of a container, those within its limit.
-
-    Where the system does not say (not Linux) half of the memory; None if even
-    that is not known.
-    """
+    """Return how many bytes are free, within the limit of a container."""
+    # Where the system does not say (not Linux) half of the memory; None if even
+    # that is not known.
     found = [_available(), *map(_left_in_container, *zip(*_LIMITS))]
     known = [size for size in found if size is not None]
     if known:

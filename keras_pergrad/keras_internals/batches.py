@@ -20,14 +20,8 @@ def first_tensor(x):
 
 
 def of_one_length(x, y, sample_weight):
-    """Return a batch whose parts are known to have the same length.
-
-    What is unknown while tracing is checked in each step, before the batch is
-    used.
-
-    Raises:
-        ValueError: they differ, or have an unknown number of axes.
-    """
+    """Return a batch of parts of one length; raise ValueError otherwise."""
+    # What is unknown while tracing is checked in each step, before it is used.
     batch, names = (x, y, sample_weight), ("x", "y", "sample_weight")
     known, unknown = [], []
     for name, part in zip(names, batch):
@@ -101,11 +95,7 @@ _NO_RANK = (
 
 
 def ranks(batch):
-    """Return how many axes each part of a batch has.
-
-    A function that is traced for several ranks forgets the rank; so keep one
-    function for each.
-    """
+    """Return how many axes each part has; each has a function of its own."""
     return tuple(
         None if t is None else t.shape.rank for t in tf.nest.flatten(batch)
     )
@@ -115,9 +105,6 @@ class PaddedBatch:
     """A batch that gets one sample of zeros if it has no sample.
 
     TensorFlow's convolutions fail without a sample, or give garbage.
-
-    Args:
-        batch: a nested structure of tensors and None.
 
     Attributes:
         batch: the batch with at least one sample.

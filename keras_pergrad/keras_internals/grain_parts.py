@@ -45,11 +45,7 @@ def loader_arguments(loader):
 
 
 def execution_summary():
-    """Return the function that gives Grain's timing of an iterator's stages.
-
-    Raises:
-        ImportError: this version of Grain has none.
-    """
+    """Return what gives Grain's timing of stages; ImportError: it has none."""
     from grain._src.python.dataset.dataset import get_execution_summary
 
     return get_execution_summary

@@ -46,12 +46,7 @@ class Nodes:
 
     @classmethod
     def of_graph(cls, graph, inputs):
-        """Return the nodes of a graph.
-
-        Args:
-            graph: the graph.
-            inputs: the tensors that are given instead of computed.
-        """
+        """Return the nodes of a graph, of which some tensors are given."""
         definition = graph.as_graph_def()
         names = [t.name for t in inputs]
         found = cls(definition.node, names, (), definition.versions)
@@ -84,11 +79,7 @@ class Nodes:
         return found
 
     def call_functions(self, definition_of):
-        """Let nodes whose op is a function's name be ordinary calls of it.
-
-        Args:
-            definition_of: the name of a function → its definition, or None.
-        """
+        """Let nodes whose op is a function's name be ordinary calls of it."""
         for name, node in self.by_name.items():
             if op_def_registry.get(node.op) is not None:
                 continue
@@ -128,13 +119,7 @@ class Nodes:
         return shape.merge_with(known)
 
     def put(self, graph, names, known):
-        """Put nodes into a graph; return their ops, with their names here.
-
-        Args:
-            graph: the graph.
-            names: of nodes. What they need is among them or known.
-            known: name → tensor of the graph, extended by the new ones.
-        """
+        """Put nodes and what is not `known` of their needs into a graph."""
         part = tf.compat.v1.GraphDef(versions=self._versions)
         inside, mapping = set(names), {}
         for name in names:
@@ -174,12 +159,7 @@ def tensor_name(text):
 
 
 def placeholder(dtype, shape, like=None):
-    """Return a placeholder in the default graph.
-
-    Args:
-        dtype, shape: its type.
-        like: a handle or list that it stands for, or None.
-    """
+    """Return a placeholder, `like` the handle or list that it stands for."""
     found = tf.compat.v1.placeholder(dtype, shape)
     if like is not None and dtype in (tf.resource, tf.variant):
         handle_data_util.copy_handle_data(like, found)
@@ -187,11 +167,7 @@ def placeholder(dtype, shape, like=None):
 
 
 class Definitions:
-    """The functions that a graph and those around it know.
-
-    Args:
-        graph: the graph.
-    """
+    """The functions that a graph and those around it know."""
 
     def __init__(self, graph):
         self._graph, self._known = graph, {}

@@ -60,15 +60,7 @@ class LossFraction:
 
 
 def evaluate(compile_loss, y, y_pred, sample_weight):
-    """Return the compiled losses as fractions, in the order of the outputs.
-
-    Args:
-        compile_loss: what Keras made of `compile(loss=...)`, built; or None.
-        y, y_pred, sample_weight: the microbatch.
-
-    Raises:
-        NotAdditive: a loss is not a sum over samples divided by something.
-    """
+    """Return the compiled losses as fractions; NotAdditive: one is none."""
     if compile_loss is None:
         return []
     found = []
@@ -94,10 +86,7 @@ def require_parts(model):
 
 
 def numerators(model, y, y_pred, sample_weight):
-    """Return the sums of the compiled losses' values, before any division.
-
-    A `compute_loss` of one's own has none.
-    """
+    """Return the sums of the losses' values; none for an own `compute_loss`."""
     if type(model).compute_loss is not keras.Model.compute_loss:
         return []
     with labels_told_alike():
@@ -106,23 +95,14 @@ def numerators(model, y, y_pred, sample_weight):
 
 
 def track(compile_loss, values, samples):
-    """Update the running means that Keras logs for losses of several outputs.
-
-    Args:
-        compile_loss: as for `evaluate`.
-        values: the losses of the whole batch, without loss weights.
-        samples: the batch size where it is known while tracing, or None.
-    """
+    """Update the running means of several outputs' losses, unweighted."""
     metrics = [] if compile_loss is None else compile_loss.metrics
     for metric, value in zip(metrics, values):
         metric.update_state(value, sample_weight=samples)
 
 
 def measured_epsilon():
-    """Return what Keras adds to the number of unmasked values it divides by.
-
-    Nothing in recent versions, `keras.config.epsilon()` in older ones.
-    """
+    """Return what Keras adds to a mask's sum: 0, or its epsilon if older."""
     with tf.init_scope():
         y_pred = tf.zeros([2, 1], tf.float64)
         set_mask(y_pred, tf.constant([True, False]))
@@ -132,10 +112,7 @@ def measured_epsilon():
 
 
 def _scale_of_means():
-    """Return Keras's factor of every mean: one over the number of replicas.
-
-    Keras may round it (a third, for instance), so it is measured.
-    """
+    """Return Keras's 1 / number of replicas, measured: it may be rounded."""
     with tf.init_scope():
         loss = keras.losses.MeanAbsoluteError(dtype="float64")
         one = tf.ones([1, 1], tf.float64)

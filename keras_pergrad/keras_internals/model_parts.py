@@ -54,12 +54,7 @@ def own_losses(layer):
 
 
 def build_symbolically(model, batch):
-    """Build a compiled model, its loss and its metrics without running it.
-
-    Args:
-        model: the model.
-        batch: (x, y, sample_weight), arrays or symbolic tensors.
-    """
+    """Build a compiled model, its loss and its metrics without running it."""
     model._symbolic_build(data_batch=batch)
 
 

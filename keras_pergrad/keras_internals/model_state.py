@@ -55,24 +55,7 @@ _CLOSED = (
 
 
 def run_and_restore(function, *args):
-    """Call a traced function and restore every variable that it assigns.
-
-    Args:
-        function: a `tf.function`, or a concrete one.
-        *args: its arguments, without variables among them.
-
-    Returns:
-        What the function returns.
-
-    Example:
-
-    >>> import tensorflow as tf
-    >>> from keras_pergrad.keras_internals.model_state import run_and_restore
-    >>> count = tf.Variable(0)
-    >>> step = tf.function(lambda: count.assign_add(1))
-    >>> int(run_and_restore(step)), int(count)
-    (1, 0)
-    """
+    """Call a traced function and restore every variable that it assigns."""
     concrete = function
     if isinstance(function, tf.types.experimental.PolymorphicFunction):
         concrete = function.get_concrete_function(*args)
@@ -81,14 +64,7 @@ def run_and_restore(function, *args):
 
 
 def assigned_variables(function):
-    """List what a concrete function assigns, also in loops and calls.
-
-    Args:
-        function: a concrete function.
-
-    Returns:
-        A tuple of `Handle`s of variables that exist outside of the function.
-    """
+    """List as `Handle`s what a function assigns, also in loops and calls."""
     found = _assigned.get(function)
     if found is None:
         inside = {id(t) for t in assigned_inputs(function.graph)}
@@ -104,11 +80,7 @@ def assigned_variables(function):
 
 
 class Handle:
-    """A variable behind a resource handle, even if its object is deleted.
-
-    Args:
-        tensor: the handle, an eager tensor.
-    """
+    """A variable behind a resource handle, even if its object is deleted."""
 
     def __init__(self, tensor):
         self.tensor = tensor
@@ -141,11 +113,7 @@ class Handle:
 
 @contextlib.contextmanager
 def kept(variables):
-    """Give variables their present values back at the end.
-
-    Args:
-        variables: `tf.Variable`s or `Handle`s.
-    """
+    """Give variables, or `Handle`s, their present values back at the end."""
     saved = [
         (v, v.read() if isinstance(v, Handle) else tf.identity(v))
         for v in variables
@@ -159,11 +127,8 @@ def kept(variables):
 
 @contextlib.contextmanager
 def random_state_kept():
-    """Keep the random states of the process unchanged by the code inside.
-
-    These are the states of TensorFlow's eager ops, which a global seed makes
-    repeatable, and of Python and NumPy, from which Keras draws its seeds.
-    """
+    """Keep the random states of TensorFlow, Python and NumPy unchanged."""
+    # Keras draws its seeds from those of Python and NumPy.
     eager = context.context()
     seeds = getattr(eager, "_rng", None)
     python, numpy = random.getstate(), np.random.get_state()
@@ -192,13 +157,7 @@ def losses_kept(model):
 
 @contextlib.contextmanager
 def unchanged(model):
-    """Leave a model, and the process's random states, as they are now.
-
-    For code that runs the model op by op; it copies every variable.
-
-    Args:
-        model: a built `keras.Model`, compiled or not.
-    """
+    """Leave a model and the random states as they are, by copies of all."""
     with (
         random_state_kept(),
         losses_kept(model),
@@ -208,11 +167,7 @@ def unchanged(model):
 
 
 def variables_of(model):
-    """List every `tf.Variable` that a forward pass of a model may assign.
-
-    These are variables of layers, plain ones that Keras does not know
-    included, of metrics, and seeds, also Keras's global seed.
-    """
+    """List each `tf.Variable` that a forward pass may assign, also seeds."""
     compile_loss = compiled_loss(model)
     metrics = [*model.metrics, *getattr(compile_loss, "metrics", ())]
     variables = [
@@ -228,14 +183,7 @@ def variables_of(model):
 
 
 class ModelState:
-    """Every number of a model: weights, seeds, metrics, optimizer.
-
-    As a context manager it restores the numbers at the end, also after an
-    error, and leaves no loss of a traced step behind.
-
-    Args:
-        model: a built and compiled `keras.Model`.
-    """
+    """Every number of a compiled model; as a context it restores them."""
 
     def __init__(self, model):
         variables = variables_of(model)
@@ -283,15 +231,7 @@ def plain_variables(layers):
 
 
 def captured_from(graph):
-    """Return what the tensors captured by a graph stand for.
-
-    Args:
-        graph: a graph, in others or not.
-
-    Returns:
-        The id of a tensor in the graph or in one around it → the tensor from
-        which it was captured in the first place, in most cases an eager one.
-    """
+    """Return id of a captured tensor → the tensor where it comes from."""
     if not is_function(graph):
         return {}
     around = captured_from(graph_around(graph))
@@ -345,10 +285,7 @@ def _assigned_places(op):
 
 
 def bodies(op):
-    """Return the graphs of the functions that an op calls.
-
-    None, if one of them has no graph, as those of TensorFlow 1.
-    """
+    """Return the graphs of functions that an op calls; None: one has none."""
     found = []
     for name, attr in op.node_def.attr.items():
         if name.startswith("_"):

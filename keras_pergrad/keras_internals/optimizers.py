@@ -9,12 +9,8 @@ import tensorflow as tf
 
 
 def all_of(optimizer):
-    """List an optimizer and all inside of it, from the outside in.
-
-    Args:
-        optimizer: a Keras optimizer or None. A `MultiOptimizer` whose parts a
-            function chooses knows them once it is built.
-    """
+    """List an optimizer and all inside of it, from the outside in."""
+    # A `MultiOptimizer` whose parts a function chooses knows them once built.
     found, waiting = [], [optimizer]
     while waiting:
         this = waiting.pop(0)

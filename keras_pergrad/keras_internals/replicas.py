@@ -24,11 +24,7 @@ def several():
 
 
 def total(values):
-    """Return the sum over all replicas of each tensor, on every replica.
-
-    Args:
-        values: a nested structure of floating tensors and None.
-    """
+    """Return the sum over all replicas of each tensor, on every replica."""
     tensors = [t for t in tf.nest.flatten(values) if t is not None]
     if not several() or not tensors:
         return values
@@ -59,11 +55,7 @@ def gathered(values):
 
 
 def from_first_replica(values):
-    """Return what the first replica has, on every replica.
-
-    Args:
-        values: a list of tensors and None.
-    """
+    """Return the list that the first replica has, on every replica."""
     if not several():
         return values
     context = tf.distribute.get_replica_context()
@@ -77,12 +69,7 @@ def from_first_replica(values):
 
 
 def present(samples, values):
-    """Return the values, or zeros on a replica without a sample.
-
-    Args:
-        samples: how many samples the replica has.
-        values: a nested structure of tensors and None.
-    """
+    """Return the values, or zeros on a replica without a sample."""
     if not several():
         return values
     return tf.nest.map_structure(
@@ -98,11 +85,10 @@ def present(samples, values):
 
 
 class Postponed(keras.StatelessScope):
-    """A scope that holds back assignments and `add_loss` terms of layers.
+    """A scope that holds back assignments and `add_loss` terms of layers."""
 
-    Replicas take turns wherever a layer assigns a shared variable. Without the
-    scope, the `losses` of one replica would go to another.
-    """
+    # Replicas take turns where a layer assigns a shared variable. Without the
+    # scope, the `losses` of one replica would go to another.
 
     def __init__(self):
         super().__init__(collect_losses=True)
@@ -113,11 +99,7 @@ class Postponed(keras.StatelessScope):
         super().add_update(update)
 
     def assign(self, samples):
-        """Assign what was held back; to be called outside of the scope.
-
-        Args:
-            samples: how many samples were used: statistics of none are NaN.
-        """
+        """Assign what was held back; statistics of no sample are NaN."""
         for variable in self._updated.values():
             value = self.get_current_value(variable)
             if value.dtype.is_floating:
@@ -127,10 +109,7 @@ class Postponed(keras.StatelessScope):
 
 
 def waiting(model):
-    """Return the layers in whose call the replicas wait for each other.
-
-    They must not wait in a loop or a condition of one replica.
-    """
+    """Return layers in which replicas wait for each other: not in a loop."""
     if not several():
         return []
     return [
@@ -141,13 +120,8 @@ def waiting(model):
 
 
 def when(condition, function):
-    """Call `function()` on every replica if a condition, shared by all, holds.
-
-    Args:
-        condition: a boolean scalar, equal on all replicas.
-        function: must not use tensors of the replica that calls this, and
-            returns nothing.
-    """
+    """Call `function()` on each replica if a condition, equal on all, holds."""
+    # It must not use tensors of the replica that calls this; returns nothing.
     if not several():
         tf.cond(condition, function, lambda: None)
         return
@@ -180,11 +154,9 @@ def apply(optimizer, gradients, variables):
 
 @contextlib.contextmanager
 def _summed_before(optimizer):
-    """Keep the optimizer from adding up the gradients a second time.
-
-    The replicas take turns, so one may enter before another leaves. The last
-    one to leave restores the method.
-    """
+    """Keep the optimizer from adding up the gradients a second time."""
+    # The replicas take turns, so one may enter before another leaves. The last
+    # one to leave restores the method.
     name = "_all_reduce_sum_gradients"
     method = vars(optimizer).get(name)
     if not isinstance(method, _AsGiven):

@@ -9,16 +9,10 @@ from keras_pergrad.modes.microbatch_sums import divided
 
 
 class AccumulatorState(SavedState):
-    """The sums of gradients of numerators, and of denominators, over batches.
-
-    It is saved and loaded with the weights of its model. Training goes on
-    after a restart as if it had not stopped.
-
-    Attributes:
-        count: a variable: how many batches have been added.
-    """
+    """The sums over batches of denominators and of numerators' gradients."""
 
     def __init__(self):
+        #: How many batches have been added.
         self.count = _variable("pending_batches", np.zeros((), "int32"))
         self.mask_epsilons = {}
         self._keys = None

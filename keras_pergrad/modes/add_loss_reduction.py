@@ -18,12 +18,10 @@ LOOKED_AT = 8  # samples at a time; one alone may add a loss of zero
 
 
 def kinds(model, x, training=True):
-    """Return for each `add_loss` term its kind, as for `by_kind`.
-
-    A zero does not tell, so samples are tried until every term was nonzero. If
-    a term is zero for all, it may have a gradient: then its reducing ops tell.
-    Nothing that the model assigns here is kept.
-    """
+    """Return for each `add_loss` term its kind, as for `by_kind`."""
+    # A zero does not tell, so samples are tried until every term was nonzero.
+    # If a term is zero for all, it may have a gradient: then its reducing ops
+    # tell. Nothing that the model assigns here is kept.
     # Layers cannot wait for other replicas in a loop.
     together = bool(replicas.waiting(model))
     look = _Look(model, x, training, None if together else LOOKED_AT)
@@ -59,11 +57,9 @@ class _Look:
         self.size = size
 
     def __call__(self, start):
-        """Return which terms show their kind, and the kinds, (2, terms).
-
-        None, where nothing is added. At the end of the batch `start` is moved
-        back, so that the number of samples is the same.
-        """
+        """Return which terms show their kind, and the kinds, (2, terms)."""
+        # At the end of the batch `start` is moved back, so that the number of
+        # samples is the same.
         n = tf.shape(first_tensor(self.x))[0]
         # Here, since XLA does not see a constant from outside of a loop.
         size = n if self.size is None else tf.minimum(n, self.size)

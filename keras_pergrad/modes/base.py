@@ -247,11 +247,9 @@ def register_gradient_mode(name):
 
 
 def _traced(mode, model, batch):
-    """Return an eager step, run as a `tf.function` that the model keeps.
-
-    In Python such a step only builds the graph. On several replicas the work
-    is traced elsewhere.
-    """
+    """Return an eager step, run as a `tf.function` that the model keeps."""
+    # In Python such a step only builds the graph. On several replicas the work
+    # is traced elsewhere.
     key = "step", id(mode), mode.is_watched, ranks(batch)
     reference = weakref.ref(model)
     function = function_cache.kept(

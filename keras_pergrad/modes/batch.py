@@ -66,12 +66,7 @@ class Batch(GradientMode):
 
 
 def evaluate(model, x, y, sample_weight):
-    """Return the loss of a batch, of all replicas if known; nothing is trained.
-
-    Returns:
-        (loss, the outputs for this replica's samples, whether the loss is
-        that of the whole batch, and not Keras's for this replica alone).
-    """
+    """Return (loss, outputs, whether it is that of all replicas) of a batch."""
     try:
         return *_evaluate(model, x, y, sample_weight), True
     except NotAdditive as error:

@@ -28,17 +28,7 @@ from keras_pergrad.modes.batch import Batch
 
 
 class LossModel(keras.Model):
-    """A model whose outputs are the losses of samples, (n,).
-
-    Args:
-        owner: the compiled `PerGradModel`, whose layers are used.
-        loss_fn: as `PerGradModel.compute_gradients` takes it.
-        batch: (x, y, sample_weight), the arguments of `loss_fn`.
-        variables: the variables to differentiate with respect to.
-        optimizer: the optimizer that the gradients are for.
-        with_outputs: whether `loss_fn` returns outputs beside the losses, and
-            so does the model.
-    """
+    """A model of a batch whose outputs are the samples' losses, (n,)."""
 
     def __init__(
         self, owner, loss_fn, batch, variables, optimizer, with_outputs
@@ -152,21 +142,7 @@ def gradients_of(
     name=None,
     return_outputs=False,
 ):
-    """Return a function's gradients by the compiled mode, logs and outputs.
-
-    Args:
-        owner: the compiled `PerGradModel`.
-        loss_fn, batch, variables, optimizer: as for `LossModel`; None means
-            the owner's variables and optimizer.
-        name: the name of one of several losses, or None: the owner's loss.
-        return_outputs: as `with_outputs` of `LossModel`.
-
-    Returns:
-        (gradients, logs), or (gradients, logs, outputs).
-
-    Raises:
-        ValueError: the mode cannot give gradients inside a step.
-    """
+    """Return a function's gradients by the compiled mode, logs and outputs."""
     mode = owner.gradient_mode
     if return_outputs and isinstance(mode, Accumulated):
         raise ValueError(_NO_OUTPUTS.format(mode=mode))
@@ -233,14 +209,7 @@ def require_mode_used(cls, base, mode):
 
 
 def uses_mode(cls, base):
-    """Whether the code of a class's `train_step` shows that it uses the mode.
-
-    It does if it calls `compute_gradients`, or the `train_step` of `base`.
-
-    Args:
-        cls: a subclass of `base`.
-        base: `PerGradModel`.
-    """
+    """Whether a `train_step` calls `compute_gradients` or that of `base`."""
     for owner in cls.__mro__:
         if owner is base:
             return True

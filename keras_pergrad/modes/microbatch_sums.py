@@ -30,15 +30,10 @@ from keras_pergrad.keras_internals.penalties import regularization_loss
 
 
 class MicrobatchSums:
-    """A function of a microbatch whose results add up over the batch.
+    """A function of a microbatch whose results add up over the batch."""
 
-    Args:
-        model: the compiled and built model.
-        x: the inputs of the whole batch, or of a replica's share in it.
-        scale: the loss scale, or None.
-        kinds: the kind of each `add_loss` term, for `by_kind`.
-        alone: whether no other batch adds samples to the batch's update.
-    """
+    # `x` are the inputs of the batch, or of a replica's share in it; `alone`:
+    # no other batch adds samples to the update.
 
     def __init__(self, model, x, scale, kinds, alone=True):
         self.model, self.scale = model, scale
@@ -74,10 +69,8 @@ class MicrobatchSums:
         }
 
     def update_metrics(self, x, y, y_pred, sample_weight):
-        """Update the metrics; on several replicas, return what to add.
-
-        A loop of one replica cannot update what all replicas share.
-        """
+        """Update the metrics; on several replicas, return what to add."""
+        # A loop of one replica cannot update what all replicas share.
 
         def update():
             self.model.compute_metrics(x, y, y_pred, sample_weight)
@@ -226,12 +219,7 @@ class MicrobatchSums:
 
 
 def divided(groups, mask_epsilons):
-    """Return the sum of the groups' gradients, each over its denominator.
-
-    Args:
-        groups: as from `MicrobatchSums.groups`.
-        mask_epsilons: a number to add to the denominator, for some groups.
-    """
+    """Return the sum of `groups`, each over its denominator and epsilon."""
     result = None
     for key, (gradients, denominator) in groups.items():
         if denominator is not None:

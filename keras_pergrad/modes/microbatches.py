@@ -15,20 +15,10 @@ def is_one(batch, size):
 
 
 def sum_over(function, batch, size):
-    """Return the sum of what `function` returns for each microbatch.
-
-    The microbatches have `size` samples each, except for a smaller last one.
-    In a graph the function is traced once for all full ones, however many, and
-    once for the last.
-
-    Args:
-        function: takes the parts of `batch` for one microbatch and returns a
-            nested structure of tensors and None, with fixed shapes except
-            for axes as long as the whole batch.
-        batch: a tuple of nested structures of tensors and None.
-        size: the number of samples in a microbatch; None: all at once, also
-            where the batch has no sample.
-    """
+    """Return the sum over microbatches of `size` samples, the last smaller."""
+    # In a graph the function is traced once for all full ones, and once for the
+    # last. Its results have fixed shapes but for axes as long as the batch.
+    # Size None: all at once, also where the batch has no sample.
     if size is None or is_one(batch, size):
         return function(*batch)
     rows = first_tensor(batch).shape[0]

@@ -209,10 +209,7 @@ class Parting:
 
     @contextlib.contextmanager
     def checked(self, model, batch, sums):
-        """Open a context for a batch's `MicrobatchSums`; yield a function.
-
-        It is called as the sums are, with each part of the batch.
-        """
+        """Open a context; yield `sums`, or a function around it."""
         del model, batch
         yield sums
 
@@ -325,13 +322,7 @@ def aggregation_now(mode, model):
 
 
 def observe(model, aggregation, norms, n, squares):
-    """Pass the norms of a batch to the aggregation; return what is logged.
-
-    Args:
-        norms: of the per-sample gradients, or None.
-        squares: for each variable ‖Σ_i c_i‖² of its contributions, in which
-            samples that are not finite are blank; None: no spread is wanted.
-    """
+    """Pass the norms of a batch to the aggregation; return what is logged."""
     logged = {}
     if aggregation is not None and aggregation.needs_norms:
         aggregation.observe(norms, model.aggregation_state)
@@ -342,15 +333,7 @@ def observe(model, aggregation, norms, n, squares):
 
 
 def finish(model, aggregation, sums, n, penalties, scale, norms=None):
-    """Return gradients as the optimizer expects them.
-
-    Args:
-        sums: the weighted mean over the samples, one per variable.
-        n: the number of samples.
-        penalties: the gradients of the weight regularisers.
-        scale: the loss scale, or None.
-        norms: of the per-sample gradients, if they were weighted just now.
-    """
+    """Return gradients as the optimizer expects them, of the weighted mean."""
     gradients = sums
     if aggregation is not None:
         gradients = aggregation.finish(sums, n, model.aggregation_state)

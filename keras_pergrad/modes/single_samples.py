@@ -23,11 +23,6 @@ from keras_pergrad.samples.sample_replay import Recorded, Replay
 class Samples:
     """A batch whose samples can be differentiated one at a time.
 
-    Args:
-        model: a compiled `keras.Model`.
-        part: a `WholeBatch`, or a `PartOfBatch` for samples of a larger one.
-        training: whether layers are called for training.
-
     Attributes:
         y_pred: the outputs.
         n: how many samples there are.
@@ -120,11 +115,10 @@ class Samples:
 
 
 class LossReplay(Replay):
-    """What samples contribute by the loss alone: weights that it reads itself.
+    """What samples contribute by weights that the loss reads itself."""
 
-    The outputs of the model count as constants. The loss must be a sum or a
-    mean over the samples, which is checked as for `add_loss`.
-    """
+    # The outputs of the model count as constants. The loss must be a sum or a
+    # mean over the samples, which is checked as for `add_loss`.
 
     def __init__(self, recorded, variables, state, part):
         super().__init__(recorded, variables, state)

@@ -96,10 +96,8 @@ class WeightedSums(MicrobatchSums):
         self._denominators: Any = []
 
     def compute_denominators(self, batch, size=None):
-        """Find the denominators of the batch; nothing assigned is kept.
-
-        In a graph, ops that do not affect the denominators are pruned.
-        """
+        """Find the denominators of the batch; nothing assigned is kept."""
+        # In a graph, ops that do not affect the denominators are pruned.
 
         def denominators(x, y, sample_weight):
             with keras.StatelessScope():

@@ -10,12 +10,7 @@ layers = keras.layers
 
 
 def adapted(model, public):
-    """Yield each layer that was adapted to data, with what it keeps of them.
-
-    Args:
-        model: a model.
-        public: names of layers that were adapted to public data.
-    """
+    """Yield each layer that was adapted to private data, with what it keeps."""
     waiting, inside = layers_of(model), set()
     for layer in waiting:
         if isinstance(layer, layers.TextVectorization):

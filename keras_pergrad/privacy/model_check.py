@@ -29,13 +29,7 @@ LOOKED_AT = 8  # examples to run where the graph alone does not tell
 
 
 def problems(model, batches, public_layers=()):
-    """Return what breaks privacy, a list of sentences.
-
-    Args:
-        model: the compiled model.
-        batches: the `PrivateBatches` that it will be trained on.
-        public_layers: names of layers whose statistics are of public data.
-    """
+    """Return what breaks privacy, a list of sentences."""
     found = [*_of_steps(model), *_of_optimizer(model)]
     if found:
         return found
@@ -210,10 +204,8 @@ def _of_losses(model, batches):
 
 
 def _traced(model, batches):
-    """Return weights and other state that keep samples, and the losses.
-
-    These are loss fractions, and whether add_loss is used.
-    """
+    """Return weights and other state that keep samples, and the losses."""
+    # These are loss fractions, and whether add_loss is used.
     found = []
 
     @tf.function(autograph=False)

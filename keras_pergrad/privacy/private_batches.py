@@ -15,12 +15,11 @@ _CHUNK = 64
 
 
 class PrivateBatches:
-    """The result of `PrivateTraining.batches`, for `fit(x=...)`.
+    """The result of `PrivateTraining.batches`, for `fit(x=...)`."""
 
-    The ledger of the trained model determines the examples of each batch, so a
-    resumed run draws the batches that come next. Examples `without`, of an
-    audit, are left out as if they had never been there.
-    """
+    # The ledger of the trained model determines the examples of each batch, so
+    # a resumed run draws the batches that come next. Examples `without`, of an
+    # audit, are left out as if they had never been there.
 
     #: Elsewhere they are refused.
     for_private_fit = True
