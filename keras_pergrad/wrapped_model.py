@@ -256,13 +256,13 @@ class WrappedModel(PerGradModel):
     @property
     def metrics(self):
         # Keras leaves those out that the wrapped model made for itself.
-        found = super().metrics
+        metrics = super().metrics
         wrapped = getattr(self, "wrapped", None)
         if wrapped is None:  # not yet
-            return found
-        known = {id(metric) for metric in found}
+            return metrics
+        known = {id(metric) for metric in metrics}
         own = metrics_beside(wrapped)
-        return found + [metric for metric in own if id(metric) not in known]
+        return metrics + [metric for metric in own if id(metric) not in known]
 
     def get_config(self):
         config = {"name": self.name}

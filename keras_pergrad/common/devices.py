@@ -45,7 +45,7 @@ def platform_of(physical):
 
 def accelerators():
     """List every visible device that is not a CPU, as `Device`."""
-    found = []
+    devices = []
     kinds = {
         physical.device_type: platform_of(physical)
         for physical in tf.config.list_physical_devices()
@@ -55,8 +55,8 @@ def accelerators():
         if logical.device_type in kinds:
             name = short_name(logical.name)
             platform = kinds[logical.device_type]
-            found.append(Device(name, logical.device_type, platform))
-    return found
+            devices.append(Device(name, logical.device_type, platform))
+    return devices
 
 
 def chosen(devices):

@@ -13,8 +13,8 @@ def free_bytes():
     """Return how many bytes are free, within the limit of a container."""
     # Where the system does not say (not Linux) half of the memory; None if even
     # that is not known.
-    found = [_available(), *map(_left_in_container, *zip(*_LIMITS))]
-    known = [size for size in found if size is not None]
+    sizes = [_available(), *map(_left_in_container, *zip(*_LIMITS))]
+    known = [size for size in sizes if size is not None]
     if known:
         return min(known)
     try:

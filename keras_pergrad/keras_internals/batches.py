@@ -74,9 +74,9 @@ def _checked_in_graph(batch, known, unknown):
     def cut(tensor):
         if not any(tensor is other for _, other in others):
             return tensor
-        found = tensor[:length]
-        found.set_shape(tensor.shape)
-        return found
+        rows = tensor[:length]
+        rows.set_shape(tensor.shape)
+        return rows
 
     return tf.nest.map_structure(cut, batch)
 
@@ -136,11 +136,11 @@ class PaddedBatch:
         """Return the model's outputs without the output for added zeros."""
 
         def cut(tensor):
-            found = tensor[: self.n]
+            rows = tensor[: self.n]
             mask = mask_of(tensor)
             if mask is not None:
-                set_mask(found, mask[: self.n])
-            return found
+                set_mask(rows, mask[: self.n])
+            return rows
 
         return tf.nest.map_structure(cut, y_pred)
 

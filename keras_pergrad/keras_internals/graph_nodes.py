@@ -49,9 +49,9 @@ class Nodes:
         """Return the nodes of a graph, of which some tensors are given."""
         definition = graph.as_graph_def()
         names = [t.name for t in inputs]
-        found = cls(definition.node, names, (), definition.versions)
-        found._made_from = graph
-        return found
+        nodes = cls(definition.node, names, (), definition.versions)
+        nodes._made_from = graph
+        return nodes
 
     @classmethod
     def of_function(cls, definition):
@@ -68,15 +68,15 @@ class Nodes:
 
     def handed_on(self):
         """Return the places of inputs that are outputs at the same place."""
-        found = set()
+        places = set()
         for k, (given, name) in enumerate(zip(self.inputs, self.outputs)):
             node = self.by_name.get(name.rsplit(":", 1)[0])
             while node is not None and node.op == "Identity":
                 name = tensor_name(node.input[0])[1]
                 node = self.by_name.get(name.rsplit(":", 1)[0])
             if name == given:
-                found.add(k)
-        return found
+                places.add(k)
+        return places
 
     def call_functions(self, definition_of):
         """Let nodes whose op is a function's name be ordinary calls of it."""
@@ -160,10 +160,10 @@ def tensor_name(text):
 
 def placeholder(dtype, shape, like=None):
     """Return a placeholder, `like` the handle or list that it stands for."""
-    found = tf.compat.v1.placeholder(dtype, shape)
+    tensor = tf.compat.v1.placeholder(dtype, shape)
     if like is not None and dtype in (tf.resource, tf.variant):
-        handle_data_util.copy_handle_data(like, found)
-    return found
+        handle_data_util.copy_handle_data(like, tensor)
+    return tensor
 
 
 class Definitions:
@@ -194,8 +194,8 @@ class Definitions:
         while graph is not None:
             function = called_function(graph, name)
             for attribute in ("cached_definition", "definition"):
-                found = getattr(function, attribute, None)
-                if found is not None:
-                    return found
+                definition = getattr(function, attribute, None)
+                if definition is not None:
+                    return definition
             graph = graph_around(graph)
         return None

@@ -63,15 +63,15 @@ def evaluate(compile_loss, y, y_pred, sample_weight):
     """Return the compiled losses as fractions; NotAdditive: one is none."""
     if compile_loss is None:
         return []
-    found = []
-    split = [_Split(entry, found) for entry in entries_of(compile_loss)]
+    fractions = []
+    split = [_Split(entry, fractions) for entry in entries_of(compile_loss)]
     # The running means of the outputs' losses are updated afterwards.
     with losses_replaced(compile_loss, split):
         compile_loss(y, y_pred, sample_weight)
     if not tf.nest.is_nested(y) and not tf.nest.is_nested(y_pred):
         # If one output has several losses, Keras minimises the first.
-        return found[:1]
-    return found
+        return fractions[:1]
+    return fractions
 
 
 def require_parts(model):
@@ -90,8 +90,8 @@ def numerators(model, y, y_pred, sample_weight):
     if type(model).compute_loss is not keras.Model.compute_loss:
         return []
     with labels_told_alike():
-        found = evaluate(compiled_loss(model), y, y_pred, sample_weight)
-    return [fraction.numerator for fraction in found]
+        fractions = evaluate(compiled_loss(model), y, y_pred, sample_weight)
+    return [fraction.numerator for fraction in fractions]
 
 
 def track(compile_loss, values, samples):
@@ -122,10 +122,10 @@ def _scale_of_means():
 class _Split:
     """A substitute for a loss that notes its numerator and denominator."""
 
-    def __init__(self, entry, found):
+    def __init__(self, entry, fractions):
         self.loss = entry.loss
         self.loss_weight = entry.loss_weights
-        self.found = found
+        self.fractions = fractions
 
     def __call__(self, y_true, y_pred, sample_weight=None):
         loss = self.loss
@@ -143,7 +143,7 @@ class _Split:
         kind, denominator, mask_epsilon = self._denominator(
             y_true, y_pred, sample_weight, values[0], weighted
         )
-        self.found.append(
+        self.fractions.append(
             LossFraction(
                 loss.name,
                 kind,

@@ -68,8 +68,7 @@ def track_loss(model, loss, samples, whole=False):
     if not whole:
         loss = unscale_loss_for_distribution(loss)
     # A mean over no sample is NaN, and would stay in the running mean.
-    found: Any = loss
-    loss = tf.where(samples > 0, found, tf.zeros([], found.dtype))
+    loss = tf.where(samples > 0, loss, tf.zeros_like(loss))
     tracker = loss_tracker(model)
     replica_metrics.update(
         tracker.variables,
@@ -99,7 +98,7 @@ def additional_sums(replay, n):
     # for both, the op that reduced it tells.
     if not replay.recorded.losses:
         return []
-    found = []
+    terms = []
     once = tf.range(n)
     twice = tf.concat([once, once], 0)
     singles, doubles = replay.forward(once)[1], replay.forward(twice)[1]
@@ -118,15 +117,15 @@ def additional_sums(replay, n):
             is_sum = tf.where(zero, guess, to_sum < to_mean)
             # XLA drops assertions, but not NaN.
             kind = tf.where(right, tf.cast(is_sum, tf.float32), float("nan"))
-            found.append((single, kind))
-    return found
+            terms.append((single, kind))
+    return terms
 
 
 def by_kind(kind, of_sum, of_mean):
     """Return `of_sum` for kind 1, `of_mean` for 0, NaN for NaN."""
-    found = tf.where(kind > 0.5, of_sum, of_mean)
-    nan = tf.constant(float("nan"), found.dtype)
-    return tf.where(tf.math.is_nan(kind), nan, found)
+    chosen = tf.where(kind > 0.5, of_sum, of_mean)
+    nan = tf.constant(float("nan"), chosen.dtype)
+    return tf.where(tf.math.is_nan(kind), nan, chosen)
 
 
 def _guesses(replay, rows, terms):
@@ -163,19 +162,19 @@ def _looks_like_sum(term):
 
 
 @contextlib.contextmanager
-def noting_losses(model, found):
-    """Append the losses given to `add_loss` inside to `found`, in order."""
+def noting_losses(model, noted):
+    """Append the losses given to `add_loss` inside to `noted`, in order."""
     with contextlib.ExitStack() as stack:
         for layer in layers_of(model):
             stack.enter_context(
-                attribute(layer, "add_loss", _noting(layer.add_loss, found))
+                attribute(layer, "add_loss", _noting(layer.add_loss, noted))
             )
         yield
 
 
-def _noting(original, found):
+def _noting(original, noted):
     def add_loss(loss):
-        found.extend(tf.nest.flatten(loss))
+        noted.extend(tf.nest.flatten(loss))
         return original(loss)
 
     return add_loss

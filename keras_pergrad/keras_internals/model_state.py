@@ -65,18 +65,18 @@ def run_and_restore(function, *args):
 
 def assigned_variables(function):
     """List as `Handle`s what a function assigns, also in loops and calls."""
-    found = _assigned.get(function)
-    if found is None:
+    handles = _assigned.get(function)
+    if handles is None:
         inside = {id(t) for t in assigned_inputs(function.graph)}
         outside = function.captured_inputs
         captures = function.graph.inputs[-len(outside) :] if outside else []
-        found = tuple(
+        handles = tuple(
             Handle(handle)
             for handle, tensor in zip(outside, captures)
             if id(tensor) in inside and Handle.is_variable(handle)
         )
-        _assigned[function] = found
-    return found
+        _assigned[function] = handles
+    return handles
 
 
 class Handle:
@@ -177,9 +177,8 @@ def variables_of(model):
     seed = shared_seed_state()
     if seed is not None:
         variables.append(seed)
-    found = [v.value for v in variables]
-    found += plain_variables(layers_of(model))
-    return list({id(v): v for v in found}.values())
+    values = [v.value for v in variables] + plain_variables(layers_of(model))
+    return list({id(v): v for v in values}.values())
 
 
 class ModelState:
@@ -210,7 +209,7 @@ class ModelState:
 
 def plain_variables(layers):
     """Return the `tf.Variable`s that layers hold without Keras's knowledge."""
-    found, seen = [], {}
+    variables, seen = [], {}
     waiting = [value for layer in layers for value in vars(layer).values()]
     while waiting:
         this = waiting.pop()
@@ -218,16 +217,16 @@ def plain_variables(layers):
             continue
         seen[id(this)] = this
         if isinstance(this, tf.Variable):
-            found.append(this)
+            variables.append(this)
         elif isinstance(this, tf.random.Generator):
-            found.append(this.state)
+            variables.append(this.state)
         elif isinstance(this, dict):
             waiting += this.values()
         elif isinstance(this, (list, tuple, set, frozenset)):
             waiting += this
         elif isinstance(this, tf.Module):
             waiting += vars(this).values()
-    return found
+    return variables
 
 
 def captured_from(graph):
@@ -246,7 +245,7 @@ def assigned_inputs(graph):
     """List the inputs of a function's graph that some op inside assigns."""
     # Each handle is followed from op to op: alias → input.
     origin = {id(tensor): tensor for tensor in graph.inputs}
-    found = []
+    assigned = []
     for op in graph.get_operations():
         taken = [
             (place, origin.get(id(tensor)))
@@ -259,7 +258,7 @@ def assigned_inputs(graph):
             origin[id(op.outputs[0])] = taken[0][1]
             continue
         places = _assigned_places(op)
-        found += [
+        assigned += [
             tensor
             for place, tensor in taken
             if tensor is not None and (places is None or place in places)
@@ -267,7 +266,7 @@ def assigned_inputs(graph):
         if op.type in ("While", "StatelessWhile"):  # passes its inputs on
             for place, tensor in taken:
                 origin[id(op.outputs[place])] = tensor
-    return found
+    return assigned
 
 
 def _assigned_places(op):
@@ -286,7 +285,7 @@ def _assigned_places(op):
 
 def bodies(op):
     """Return the graphs of functions that an op calls; None: one has none."""
-    found = []
+    graphs = []
     for name, attr in op.node_def.attr.items():
         if name.startswith("_"):
             continue
@@ -294,5 +293,5 @@ def bodies(op):
         for function in functions:
             known = called_function(op.graph, function.name)
             if known is not None:
-                found.append(getattr(known, "graph", None))
-    return [] if None in found else found
+                graphs.append(getattr(known, "graph", None))
+    return [] if None in graphs else graphs

@@ -62,10 +62,10 @@ class SetApart:
 
 def require_none(model, what):
     """Refuse these variables where `what` takes the batch apart."""
-    found = [v.path for v in model.trainable_variables if is_overwritten(v)]
-    if found:
+    paths = [v.path for v in model.trainable_variables if is_overwritten(v)]
+    if paths:
         raise ValueError(
-            f"{found[0]!r} and {len(found) - 1} other variables are "
+            f"{paths[0]!r} and {len(paths) - 1} other variables are "
             "overwritten with their gradient (overwrite_with_gradient=True, "
             "as in float8 layers). Expected the whole batch, of which their "
             f"new value is made. Received: {what}. Use gradient_mode='batch', "

@@ -13,7 +13,7 @@ import tensorflow as tf
 from keras_pergrad.keras_internals import replicas
 
 
-def found(variables, update):
+def additions(variables, update):
     """Return what `update()` would add to each variable, which is a sum."""
     zeros = [(v, tf.zeros(v.shape, v.dtype)) for v in variables]
     with keras.StatelessScope(zeros) as scope:
@@ -40,6 +40,6 @@ def add(variables, values, whole=False):
 def update(variables, function, whole=False):
     """Call `function()`, which updates metrics with these variables."""
     if replicas.several():
-        add(variables, found(variables, function), whole)
+        add(variables, additions(variables, function), whole)
     else:
         function()

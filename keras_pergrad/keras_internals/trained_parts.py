@@ -116,9 +116,9 @@ def _by_place(model, config):
     layers = _layers(model)
     if len(layers) == len(config["layers"]):
         return dict(enumerate(layers))
-    found = [layers[at] for at in _with_variables(layers)]
-    if len(found) == len(config["with_variables"]):
-        return dict(zip(config["with_variables"], found))
+    with_variables = [layers[at] for at in _with_variables(layers)]
+    if len(with_variables) == len(config["with_variables"]):
+        return dict(zip(config["with_variables"], with_variables))
     _warn(model, "layers", len(layers), len(config["layers"]))
     return None
 
@@ -131,10 +131,10 @@ def _lora_of(layer):
     return arguments
 
 
-def _warn(model, what, found, expected):
+def _warn(model, what, received, expected):
     warnings.warn(
         f"Model {model.name!r} was saved with {expected} {what} and is made "
-        f"anew with {found}: which of them were trainable is not restored. "
+        f"anew with {received}: which of them were trainable is not restored. "
         "Set `trainable` of its layers, and compile it again.",
         stacklevel=2,
     )

@@ -256,12 +256,12 @@ def _explaining_closures(loss_fn):
         of_sizes = names and ("input shapes" if traced else "shape") in text
         if "out of scope" not in text and not of_sizes:
             raise
-        found = ", ".join(map(repr, names)) or "such a tensor"
+        tensors = ", ".join(map(repr, names)) or "such a tensor"
         raise ValueError(
             "`loss_fn` uses tensors of the step that are not its arguments, "
             "and it is called with only some of the samples. Expected all "
             "data of the samples as arguments, also noise that is drawn "
-            f"before. Received: {found} from outside. Pass it, as in "
+            f"before. Received: {tensors} from outside. Pass it, as in "
             "compute_gradients(loss_fn, (x, noise), y). Compute numbers such "
             "as an annealed weight inside `loss_fn`, from variables."
         ) from error
@@ -271,12 +271,12 @@ def _tensors_around(function):
     """Return the names of tensors that a function uses from outside."""
     function = inspect.unwrap(getattr(function, "func", function))
     try:
-        found = inspect.getclosurevars(function)
+        closure = inspect.getclosurevars(function)
     except TypeError:  # an object that can be called
         return []
     return [
         name
-        for name, value in {**found.globals, **found.nonlocals}.items()
+        for name, value in {**closure.globals, **closure.nonlocals}.items()
         if any(isinstance(t, tf.Tensor) for t in _flat(value))
     ]
 

@@ -76,7 +76,9 @@ class MicrobatchSums:
             self.model.compute_metrics(x, y, y_pred, sample_weight)
 
         if self.several:
-            return replica_metrics.found(self.model.metrics_variables, update)
+            return replica_metrics.additions(
+                self.model.metrics_variables, update
+            )
         update()
         return None
 

@@ -141,10 +141,10 @@ def audit_privacy(
     ...     model = kpg.PerGradModel(inputs, keras.layers.Dense(1)(inputs))
     ...     model.compile("sgd", "mse", gradient_mode=private.gradient_mode)
     ...     return model
-    >>> found = kpg.audit_privacy(
+    >>> result = kpg.audit_privacy(
     ...     make_model, private, x, y, canaries=range(40), epochs=2
     ... )
-    >>> found.ok
+    >>> result.ok
     True
     """
     if isinstance(make_model, keras.Model) or not callable(make_model):
@@ -181,17 +181,17 @@ def audit_privacy(
         "loss": losses - _losses(model, batch),
         "gradient": _along(model, batch, start),
     }
-    found = {
+    by_score = {
         name: _best(score, is_in, private.delta, confidence, len(scores))
         for name, score in scores.items()
     }
     return AuditResult(
-        max(bound for bound, *_ in found.values()),
+        max(bound for bound, *_ in by_score.values()),
         private.statement(model)["epsilon"],
         private.delta,
         confidence,
         len(rows),
-        found,
+        by_score,
     )
 
 
@@ -264,12 +264,12 @@ def _best(score, is_in, delta, confidence, scores):
     order = np.argsort(score, kind="stable")
     # Each number, and each score, has its share of the error probability.
     share = (1 - confidence) / (len(_FRACTIONS) * scores)
-    found = []
+    bounds = []
     for fraction in _FRACTIONS:
         half = max(int(fraction * len(score) / 2), 1)
         correct = is_in[order[-half:]].sum() + (~is_in[order[:half]]).sum()
         bound = epsilon_lower_bound(
             len(score), 2 * half, int(correct), delta, 1 - share
         )
-        found.append((bound, 2 * half, int(correct)))
-    return max(found)
+        bounds.append((bound, 2 * half, int(correct)))
+    return max(bounds)

@@ -34,8 +34,8 @@ class KeptState:
         """Name the variables and tables that ops assign, without repetition."""
         # Keras's variables are not among them if the function was traced in a
         # `keras.StatelessScope`.
-        found = {id(t): _name(t, model) for t in self._handles}
-        return sorted(set(found.values()))
+        names = {id(t): _name(t, model) for t in self._handles}
+        return sorted(set(names.values()))
 
 
 def _tells(kind):

@@ -59,9 +59,9 @@ class PrivateBatches:
         parts = strategy.num_replicas_in_sync
         if parts == 1:
             steps = len(self)
-            found = self._generated(ledger, [0], 1, steps)
+            batches = self._generated(ledger, [0], 1, steps)
             known = tf.data.experimental.assert_cardinality(steps)
-            return found.apply(known).prefetch(2)
+            return batches.apply(known).prefetch(2)
         self.mechanism.selection.require_parts(self.mechanism, parts)
 
         def of_worker(context):
@@ -90,8 +90,8 @@ class PrivateBatches:
         generated = tf.data.Dataset.from_generator
         held = self.source.tensors()
         if held is None:
-            found = generated(batches, output_signature=_flat(self.spec))
-            return found.map(lambda *tensors: _packed(self.spec, tensors))
+            examples = generated(batches, output_signature=_flat(self.spec))
+            return examples.map(lambda *tensors: _packed(self.spec, tensors))
 
         def chunks():
             numbers = rows()
