@@ -144,11 +144,6 @@ class Aggregation(Configured):
         """How each of the `statistics` is logged: name to metric class."""
         return {}
 
-    @classmethod
-    def from_config(cls, config):
-        """Return an aggregation made from what `get_config` returns."""
-        return cls(**config)
-
 
 class Mean(Aggregation):
     """The ordinary gradient: every sample counts the same.

@@ -114,6 +114,11 @@ class Configured:
         """Return the arguments that make another one like it."""
         return {}
 
+    @classmethod
+    def from_config(cls, config):
+        """Return an object made from what `get_config` returns."""
+        return cls(**config)
+
     def __repr__(self):
         # Show an object, not the config dict that it is saved as.
         return arguments_shown(

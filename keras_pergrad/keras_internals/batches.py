@@ -19,6 +19,24 @@ def first_tensor(x):
     return next(t for t in tf.nest.flatten(x) if t is not None)
 
 
+def sample_count(x):
+    """Return the number of samples, as a tensor."""
+    return tf.shape(first_tensor(x))[0]
+
+
+def map_tensors(function, batch):
+    """Return a structure of what a function makes of tensors; None stays."""
+    return tf.nest.map_structure(
+        lambda t: t if t is None else function(t), batch
+    )
+
+
+def refilled(batch, tensors):
+    """Return a structure with other tensors in the places of its own."""
+    tensors = iter(tensors)
+    return map_tensors(lambda _: next(tensors), batch)
+
+
 def of_one_length(x, y, sample_weight):
     """Return a batch of parts of one length; raise ValueError otherwise."""
     # What is unknown while tracing is checked in each step, before it is used.
@@ -113,7 +131,7 @@ class PaddedBatch:
     """
 
     def __init__(self, batch):
-        self.n = tf.shape(first_tensor(batch))[0]
+        self.n = sample_count(batch)
         self.present = self.n > 0
         tensors = [t for t in tf.nest.flatten(batch) if t is not None]
         padded = tf.cond(
@@ -123,10 +141,7 @@ class PaddedBatch:
         )
         for tensor, before in zip(padded, tensors):
             tensor.set_shape([None, *before.shape[1:]])
-        padded = iter(padded)
-        self.batch = tf.nest.map_structure(
-            lambda t: None if t is None else next(padded), batch
-        )
+        self.batch = refilled(batch, padded)
 
     def weights(self, weights):
         """Return the weights of samples, (rows, ...); zeros for no sample."""

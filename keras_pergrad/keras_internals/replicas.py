@@ -13,6 +13,7 @@ import contextlib
 import keras
 import tensorflow as tf
 
+from keras_pergrad.keras_internals.batches import map_tensors, refilled
 from keras_pergrad.keras_internals.model_parts import layers_of
 from keras_pergrad.keras_internals.optimizers import all_of
 
@@ -29,10 +30,8 @@ def total(values):
     if not several() or not tensors:
         return values
     context = tf.distribute.get_replica_context()
-    summed = iter(context.all_reduce(tf.distribute.ReduceOp.SUM, tensors))
-    return tf.nest.map_structure(
-        lambda t: None if t is None else next(summed), values
-    )
+    summed = context.all_reduce(tf.distribute.ReduceOp.SUM, tensors)
+    return refilled(values, summed)
 
 
 def any_of(flag):
@@ -61,10 +60,7 @@ def from_first_replica(values):
     context = tf.distribute.get_replica_context()
     is_first = tf.equal(context.replica_id_in_sync_group, 0)
     return total(
-        [
-            None if t is None else tf.where(is_first, t, tf.zeros_like(t))
-            for t in values
-        ]
+        map_tensors(lambda t: tf.where(is_first, t, tf.zeros_like(t)), values)
     )
 
 
@@ -72,13 +68,9 @@ def present(samples, values):
     """Return the values, or zeros on a replica without a sample."""
     if not several():
         return values
-    return tf.nest.map_structure(
-        lambda t: (
-            None
-            if t is None
-            else tf.where(
-                samples > 0, t, tf.zeros_like(tf.convert_to_tensor(t))
-            )
+    return map_tensors(
+        lambda t: tf.where(
+            samples > 0, t, tf.zeros_like(tf.convert_to_tensor(t))
         ),
         values,
     )

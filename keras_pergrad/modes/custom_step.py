@@ -13,6 +13,7 @@ import keras
 import tensorflow as tf
 
 from keras_pergrad.keras_internals import replicas
+from keras_pergrad.keras_internals.batches import map_tensors, refilled
 from keras_pergrad.keras_internals.compiled_losses import (
     compile_loss_of_samples,
 )
@@ -55,7 +56,7 @@ class LossModel(keras.Model):
         return [v for v in self._chosen if v.trainable or not is_overwritten(v)]
 
     def call(self, inputs):
-        batch = _unpacked(inputs, self._batch)
+        batch = refilled(self._batch, inputs)
         try:
             if not self._with_outputs:
                 return losses_of(self._loss_fn(*batch))
@@ -159,9 +160,7 @@ def gradients_of(
             "PerSample(updates='batch'), or Accumulated(steps=1, "
             "microbatch_size=...)."
         )
-    batch = tf.nest.map_structure(
-        lambda t: None if t is None else tf.convert_to_tensor(t), batch
-    )
+    batch = map_tensors(tf.convert_to_tensor, batch)
     _build(owner, loss_fn, batch, return_outputs)
     if variables is None:
         variables = owner.trainable_variables
@@ -238,13 +237,6 @@ class _MeanOfOutputs(keras.losses.Loss):
         return y_pred
 
 
-def _unpacked(inputs, batch):
-    inputs = iter(inputs)
-    return tf.nest.map_structure(
-        lambda t: None if t is None else next(inputs), batch
-    )
-
-
 @contextlib.contextmanager
 def _explaining_closures(loss_fn):
     """Say what to do if `loss_fn` uses tensors that are no arguments of it."""
@@ -289,9 +281,8 @@ def _build(owner, loss_fn, batch, return_outputs):
     """Create the weights of layers that no call has built yet."""
     if all(layer.built for layer in inner_layers(owner)):
         return
-    specs = tf.nest.map_structure(
-        lambda t: t if t is None else keras.KerasTensor(t.shape, t.dtype.name),
-        batch,
+    specs = map_tensors(
+        lambda t: keras.KerasTensor(t.shape, t.dtype.name), batch
     )
     trace_symbolically(loss_fn, *specs)
 

@@ -1,8 +1,14 @@
 """A batch, split along its first axis into microbatches."""
 
+import operator
+
 import tensorflow as tf
 
-from keras_pergrad.keras_internals.batches import first_tensor
+from keras_pergrad.keras_internals.batches import (
+    first_tensor,
+    map_tensors,
+    refilled,
+)
 
 #: More samples than any batch has, so a batch is one microbatch.
 MOST = 2**24
@@ -34,13 +40,14 @@ def sum_over(function, batch, size):
         )
     elif rest:
         totals = flat.add_rest(totals, count, rest)
-    return flat.structured(totals)
+    return refilled(flat.result, totals)
 
 
 def _sum_eagerly(function, batch, size, rows):
     total = None
     for start in range(0, rows, size):
-        sums = function(*_slice(batch, start, start + size))
+        part = operator.itemgetter(slice(start, start + size))
+        sums = function(*map_tensors(part, batch))
         total = sums if total is None else _add(total, sums)
     return total
 
@@ -49,12 +56,6 @@ def _add(a, b):
     # Gradients of look-ups are `tf.IndexedSlices`, which know no "+".
     return tf.nest.map_structure(
         lambda s, t: None if s is None else tf.convert_to_tensor(s) + t, a, b
-    )
-
-
-def _slice(batch, start, end):
-    return tf.nest.map_structure(
-        lambda t: None if t is None else t[start:end], batch
     )
 
 
@@ -94,11 +95,7 @@ class _Flat:
         self.result = None
 
     def __call__(self, *tensors):
-        tensors = iter(tensors)
-        batch = tf.nest.map_structure(
-            lambda t: None if t is None else next(tensors), self.batch
-        )
-        self.result = self.function(*batch)
+        self.result = self.function(*refilled(self.batch, tensors))
         # Outside of the trace `tf.IndexedSlices` would not know their shape.
         return [
             tf.convert_to_tensor(t)
@@ -111,9 +108,3 @@ class _Flat:
         first = count - tf.maximum(rest, 1) if tf.is_tensor(rest) else -rest
         sums = self(*(t[first:] for t in self.tensors))
         return [a + b for a, b in zip(totals, sums)]
-
-    def structured(self, totals):
-        totals = iter(totals)
-        return tf.nest.map_structure(
-            lambda t: None if t is None else next(totals), self.result
-        )

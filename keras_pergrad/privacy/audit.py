@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from keras_pergrad.common.deprecation import former
 from keras_pergrad.functional import per_sample_gradients
+from keras_pergrad.keras_internals.batches import map_tensors
 from keras_pergrad.keras_internals.model_parts import build_symbolically
 from keras_pergrad.keras_internals.model_state import run_and_restore
 from keras_pergrad.privacy.ledger import Ledger
@@ -231,9 +232,7 @@ def _losses(model, batch):
     @tf.function(autograph=False)
     def look(*batch):
         def one(k):
-            x, y, weight = tf.nest.map_structure(
-                lambda t: None if t is None else t[k : k + 1], batch
-            )
+            x, y, weight = map_tensors(lambda t: t[k : k + 1], batch)
             y_pred = model(x, training=False)
             return tf.cast(
                 model.compute_loss(x, y, y_pred, weight, training=False),
