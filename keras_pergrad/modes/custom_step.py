@@ -135,13 +135,7 @@ def _both(result):
 
 
 def gradients_of(
-    owner,
-    loss_fn,
-    batch,
-    variables,
-    optimizer,
-    name=None,
-    return_outputs=False,
+    owner, loss_fn, batch, variables, optimizer, name=None, return_outputs=False
 ):
     """Return a function's gradients by the compiled mode, logs and outputs."""
     mode = owner.gradient_mode
@@ -154,11 +148,12 @@ def gradients_of(
             "without the strategy, or without a train_step of its own."
         )
     if mode.updates_by_itself:
+        instead = "PerSample(updates='batch')"
+        if isinstance(mode, Accumulated):
+            instead = "Accumulated(steps=1, microbatch_size=...)"
         raise ValueError(
             "compute_gradients() leaves the update to its caller, but "
-            f"gradient_mode={mode!r} calls the optimizer itself. Use "
-            "PerSample(updates='batch'), or Accumulated(steps=1, "
-            "microbatch_size=...)."
+            f"gradient_mode={mode!r} calls the optimizer itself. Use {instead}."
         )
     batch = map_tensors(tf.convert_to_tensor, batch)
     _build(owner, loss_fn, batch, return_outputs)
