@@ -68,7 +68,8 @@ def track_loss(model, loss, samples, whole=False):
     if not whole:
         loss = unscale_loss_for_distribution(loss)
     # A mean over no sample is NaN, and would stay in the running mean.
-    loss = tf.where(samples > 0, loss, tf.zeros_like(loss))
+    mean: Any = loss
+    loss = tf.where(samples > 0, mean, tf.zeros_like(mean))
     tracker = loss_tracker(model)
     replica_metrics.update(
         tracker.variables,
