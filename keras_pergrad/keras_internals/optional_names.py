@@ -1,12 +1,13 @@
 """Private attributes that only some objects have, and what goes with them."""
 
 import warnings
+from typing import Any
 
 _MISSING = object()
 _SEEN = set()
 
 
-def optional(thing, name, example, lost, otherwise=None):
+def optional(thing, name, example, lost, otherwise=None) -> Any:
     """Return an attribute; warn where not even `example()` has it."""
     value = getattr(thing, name, _MISSING)
     if value is not _MISSING:
