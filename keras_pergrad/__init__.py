@@ -8,13 +8,10 @@ __version__ = "0.2.0"
 
 
 def _is_command():
-    """Whether this is `keras-pergrad`, or Python is looking for the module
-    of `-m keras_pergrad`.
-
-    `doctor` explains why TensorFlow does not load, so it must not load it.
-    Everything else does, for `load_model` to know the classes. (While Python
-    locates a module for -m, argv[0] is "-m"; orig_argv names the module.)
-    """
+    """Whether this is `keras-pergrad`, or `-m keras_pergrad` is looked for."""
+    # `doctor` explains why TensorFlow does not load, so it must not load it.
+    # Everything else does, for `load_model` to know the classes. (While Python
+    # locates a module for -m, argv[0] is "-m"; orig_argv names the module.)
     program = _os.path.basename(_sys.argv[0]) if _sys.argv else ""
     if _os.path.splitext(program)[0] == "keras-pergrad":
         return True

@@ -144,11 +144,6 @@ class Aggregation(Configured):
         """How each of the `statistics` is logged: name to metric class."""
         return {}
 
-    @classmethod
-    def from_config(cls, config):
-        """Return an aggregation made from what `get_config` returns."""
-        return cls(**config)
-
 
 class Mean(Aggregation):
     """The ordinary gradient: every sample counts the same.
@@ -169,12 +164,10 @@ class Mean(Aggregation):
 
 
 def is_finite(norms):
-    """Which norms are neither NaN nor infinite.
-
-    They are never negative, so one comparison tells, and that is an op which
-    Metal has; `tf.math.is_finite` would run on the CPU. What it says must not
-    be negated: in a graph TensorFlow makes ≥ of it then, which no NaN is.
-    """
+    """Which norms are neither NaN nor infinite."""
+    # They are never negative, so one comparison tells, and that is an op which
+    # Metal has; `tf.math.is_finite` would run on the CPU. What it says must not
+    # be negated: in a graph TensorFlow makes ≥ of it then, which no NaN is.
     return norms < tf.constant(math.inf, norms.dtype)
 
 
@@ -186,26 +179,12 @@ def of_samples(norms):
 
 
 def weight_of(weights, groups, k):
-    """Return the samples' weights, (n,), for the variable number k.
-
-    Args:
-        weights: of shape (n,) or (n, groups).
-        groups: as from `Aggregation.groups`.
-        k: the place of the variable.
-    """
+    """Return the weights, (n,), for variable k, of (n,) or (n, groups)."""
     return weights if groups is None else weights[:, groups[k]]
 
 
 def state_of(aggregation, before):
-    """Return the `aggregation_state` of a model that is compiled.
-
-    Args:
-        aggregation: that of its mode, or None.
-        before: the state it had before, or None.
-
-    Raises:
-        ValueError: what was spent would be forgotten.
-    """
+    """Return the `aggregation_state` of a model that is compiled."""
     state = aggregation and aggregation.make_state(before)
     kept = isinstance(before, Noise) and before.begun
     if not kept or (aggregation is not None and aggregation.counts):
@@ -217,12 +196,7 @@ def state_of(aggregation, before):
 
 @contextlib.contextmanager
 def during_fit(model, arguments):
-    """Have the arguments of a `fit` checked; note its beginning and its end.
-
-    Args:
-        model: a `PerGradModel`.
-        arguments: name to value, of those that were given; changed in place.
-    """
+    """Have the arguments of a `fit` checked and changed; note its ends."""
     if not model.compiled:
         yield  # Keras says so.
         return
@@ -244,13 +218,7 @@ def during_fit(model, arguments):
 
 
 def require_fit(model, *asked, **how):
-    """Refuse training outside of `fit` if the model's mode counts updates.
-
-    Args:
-        model: a `PerGradModel`.
-        *asked: as for `Aggregation.require_fit`.
-        **how: likewise.
-    """
+    """Refuse training outside of `fit` if the model's mode counts updates."""
     if model.compiled and model.gradient_mode.aggregation is not None:
         model.gradient_mode.aggregation.require_fit(model, *asked, **how)
 

@@ -94,15 +94,15 @@ def per_sample_gradients(
     [TensorShape([5, 4, 3]), TensorShape([5, 3])]
     """
     data = x, y, sample_weight, batch_size, verbose
-    found = _joined(list(_run("gradients", model, data, method, training)))
-    norms = [
+    gradients = _joined(list(_run("gradients", model, data, method, training)))
+    sizes = [
         np.abs(tf.reshape(wide(g), [g.shape[0], -1])).sum(1)
-        for g in found
+        for g in gradients
         if g is not None
     ]
-    if norms:
-        require_finite(sum(norms))
-    return found
+    if sizes:
+        require_finite(sum(sizes))
+    return gradients
 
 
 @former("method", "training", "per_variable", "batch_size", "verbose")
@@ -145,12 +145,12 @@ def per_sample_norms(
     TensorShape([5])
     """
     data = x, y, sample_weight, batch_size, verbose
-    found = _joined(list(_run("norms", model, data, method, training)))
+    norms = _joined(list(_run("norms", model, data, method, training)))
     total = tf.sqrt(
-        tf.add_n([tf.square(norms) for norms in found if norms is not None])
+        tf.add_n([tf.square(part) for part in norms if part is not None])
     )
     require_finite(total.numpy())
-    return found if per_variable else total
+    return norms if per_variable else total
 
 
 @former("per_variable", "training", "batch_size", "verbose")
@@ -210,12 +210,7 @@ def gradient_statistics(
 
 
 def _over_batches(batches):
-    """(‖g_i‖², ‖ḡ‖²) by variable, over the samples of all batches.
-
-    Args:
-        batches: of each batch, for each variable None or its ‖g_i‖², (n,),
-            ‖ḡ‖², and ḡ, which may be None where there is one batch.
-    """
+    """Return (‖g_i‖², ‖ḡ‖²) by variable, over the samples of all batches."""
     squares, totals, first = [], [], None
     for parts in batches:
         first = first or parts
@@ -252,7 +247,7 @@ def _joined(several) -> Any:
 
 
 def _run(what, model, data, method, training):
-    """Yield what is found for each batch."""
+    """Yield the gradients, norms or statistics of each batch."""
     require_compiled(model)
     if method not in METHODS:
         raise ValueError(
@@ -263,16 +258,14 @@ def _run(what, model, data, method, training):
     count = batches.count
     if what == "statistics" and count != 1:
         what = "sums"
-    shows = verbose and count != 1
-    if shows:
-        bar = keras.utils.Progbar(count, verbose=verbose, unit_name="batch")
-    number = -1
-    for number, batch in enumerate(batches):
+    verbose = 0 if count == 1 else verbose
+    bar = keras.utils.Progbar(count, verbose=verbose, unit_name="batch")
+    number = 0
+    for number, batch in enumerate(batches, 1):
         yield _of_batch(what, model, batch, method, training)
-        if shows:
-            bar.update(number + 1, finalize=number + 1 == count)
-    if shows and count is None:
-        bar.update(number + 1, finalize=True)
+        bar.update(number, finalize=number == count)
+    if count is None:
+        bar.update(number, finalize=True)
 
 
 def _of_batch(what, model, batch, method, training):
@@ -315,8 +308,8 @@ def _trace(what, method, training, model_reference):
     def function(x, y, sample_weight):
         model = model_reference()
         with SetApart(model) as apart:
-            found = compute(what, model, x, y, sample_weight, training)
-        return apart.merged(found)
+            parts = compute(what, model, x, y, sample_weight, training)
+        return apart.merged(parts)
 
     return function
 
@@ -353,16 +346,15 @@ def _one_by_one(what, model, x, y, sample_weight, training):
     used = [False] * len(samples.variables)
 
     def one(i):
-        found = samples.contributions(i)
-        for k, gradient in enumerate(found):
-            used[k] = gradient is not None
-        found = [
+        contributions = samples.contributions(i)
+        used[:] = [gradient is not None for gradient in contributions]
+        parts = [
             tf.zeros(v.shape, v.value.dtype) if g is None else g
-            for v, g in zip(samples.variables, found)
+            for v, g in zip(samples.variables, contributions)
         ]
         if what == "norms":
-            found = [tf.norm(tf.reshape(wide(g), [-1])) for g in found]
-        return [g * tf.cast(samples.n, g.dtype) for g in found]
+            parts = [tf.norm(tf.reshape(wide(g), [-1])) for g in parts]
+        return [p * tf.cast(samples.n, p.dtype) for p in parts]
 
     values = [v.value for v in samples.variables]
     if what in ("statistics", "sums"):

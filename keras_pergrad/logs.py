@@ -7,22 +7,13 @@ from keras_pergrad.keras_internals import replica_metrics
 
 
 def named(loss, values):
-    """Return values by the names that they have in the logs.
-
-    Args:
-        loss: the name of one of several losses, or None.
-        values: a dict by the names without the name of the loss.
-    """
+    """Return values by their names in the logs, prefixed by that of a loss."""
     before = f"{loss}_" if loss else ""
     return {before + name: value for name, value in values.items()}
 
 
 class Logs:
-    """The running values of a mode's statistics, apart from the metrics.
-
-    Args:
-        metrics: a mode's `log_metrics`, name to metric class.
-    """
+    """The running values of a mode's statistics, apart from the metrics."""
 
     def __init__(self, metrics):
         self._makers = metrics
@@ -32,11 +23,7 @@ class Logs:
         self._of_losses = {}
 
     def of_loss(self, name=None):
-        """Return the logs of one of a step's losses, the loss itself included.
-
-        Args:
-            name: the prefix of the names in the logs, or None.
-        """
+        """Return the logs of one of a step's losses, with the loss itself."""
         if name not in self._of_losses:
             metrics = {"loss": keras.metrics.Mean, **self._makers}
             with tf.init_scope():
@@ -66,11 +53,10 @@ class Logs:
 
 
 class DefinedMean(keras.metrics.Mean):
-    """The mean of the finite values; NaN, not 0, before the first one.
+    """The mean of the finite values; NaN, not 0, before the first one."""
 
-    The variance of a batch of one is not defined, and a batch whose gradient
-    overflowed has no norm: such batches are left out.
-    """
+    # The variance of a batch of one is not defined, and a batch whose gradient
+    # overflowed has no norm: such batches are left out.
 
     def update_state(self, values, sample_weight=None):
         values = tf.cast(values, self.dtype)
@@ -82,13 +68,11 @@ class DefinedMean(keras.metrics.Mean):
 
 
 class RatioOfMeans(keras.metrics.Metric):
-    """The mean of the numerators over the mean of the denominators.
+    """The mean of the numerators over that of the denominators, or NaN."""
 
-    The denominator of a noise scale is an estimate that may come near zero
-    or below, so a mean of ratios is biased without bound; each mean alone is
-    unbiased. The result is NaN where the mean denominator is not positive.
-    Batches with a value that is not finite are left out.
-    """
+    # The denominator of a noise scale is an estimate that may come near zero or
+    # below, so a mean of ratios is biased without bound; each mean alone is
+    # unbiased. Batches with a value that is not finite are left out.
 
     def __init__(self, name="ratio_of_means", dtype=None):
         super().__init__(name=name, dtype=dtype)

@@ -13,16 +13,7 @@ from keras_pergrad.aggregation import is_finite, of_samples
 
 
 def variance(squared_norms, squared_mean, n):
-    """Return the trace of the per-sample covariance, unbiased.
-
-    tr Σ = (Σ‖g_i‖² − n‖ḡ‖²) / (n − 1)
-
-    Args:
-        squared_norms: ‖g_i‖² of each sample, (m,), or their sum, ().
-        squared_mean: ‖ḡ‖².
-        n: the number of samples; with one the result is NaN, since one sample
-            has no spread.
-    """
+    """Return tr Σ = (Σ‖g_i‖² − n‖ḡ‖²) / (n − 1), unbiased; NaN for n = 1."""
     n = tf.cast(n, squared_mean.dtype)
     total = tf.reduce_sum(tf.cast(squared_norms, squared_mean.dtype))
     # Rounding can leave a tiny negative number.
@@ -32,18 +23,12 @@ def variance(squared_norms, squared_mean, n):
 
 
 def squared_true_norm(squared_mean, trace, n):
-    """Estimate ‖G‖², unbiased: ‖ḡ‖² less the part that is noise, tr Σ / n.
-
-    The estimate may be negative where most of ‖ḡ‖² is noise.
-    """
+    """Estimate ‖G‖², unbiased: ‖ḡ‖² less tr Σ / n; with much noise below 0."""
     return squared_mean - trace / tf.cast(n, squared_mean.dtype)
 
 
 def of_batch(squared_norms, squared_mean, n):
-    """Return what is logged of a batch, by name.
-
-    `gradient_noise_scale` is the pair of its numerator and denominator.
-    """
+    """Return what is logged of a batch; a noise scale is a pair to divide."""
     trace = variance(squared_norms, squared_mean, n)
     true = squared_true_norm(squared_mean, trace, n)
     return {
@@ -54,14 +39,10 @@ def of_batch(squared_norms, squared_mean, n):
 
 
 def spread(norms, squared_sums, n):
-    """Return the statistics of a batch, over the samples with finite gradients.
-
-    Args:
-        norms: of the per-sample gradients, (n,) or (n, groups).
-        squared_sums: for each variable ‖Σ_i c_i‖² of its contributions, in
-            which samples that are not finite are blank.
-        n: the number of samples.
-    """
+    """Return a batch's statistics, over the samples with finite gradients."""
+    # `norms` are (n,) or (n, groups), `squared_sums` for each variable ‖Σ_i
+    # c_i‖² of the contributions, in which samples that are not finite are
+    # blank.
     norms = of_samples(norms)
     finite = is_finite(norms)
     count = tf.reduce_sum(tf.cast(finite, norms.dtype))

@@ -103,11 +103,7 @@ def _refuse_steps(model, names):
 
 
 def derived(model):
-    """Return a model of a class derived from that of `model`.
-
-    Raises:
-        ValueError: the model has a train step of its own.
-    """
+    """Return a model of a derived class; refuse a train step of its own."""
     _refuse_steps(model, _TRAINING)
     is_task = all(hasattr(model, name) for name in _OF_TASKS)
     front = _TaskFront if is_task else _Front
@@ -117,11 +113,7 @@ def derived(model):
 
 
 def wrap(model):
-    """Return a `PerGradModel` that calls `model`.
-
-    Raises:
-        ValueError: the model has steps of its own, which would be lost.
-    """
+    """Return a `PerGradModel` that calls `model`; refuse steps of its own."""
     _refuse_steps(model, _STEPS)
     loss = overrides(model, "compute_loss")
     metrics = overrides(model, "compute_metrics")
@@ -247,11 +239,7 @@ _PRIVATE = (
 
 @keras.saving.register_keras_serializable(PACKAGE)
 class WrappedModel(PerGradModel):
-    """What `PerGradModel.from_model` gives for models that only have `call`.
-
-    Args:
-        model: the model, which is called as it is.
-    """
+    """What `PerGradModel.from_model` gives for models that only have `call`."""
 
     def __init__(self, model, name=None, **kwargs):
         super().__init__(name=name or model.name, **kwargs)
@@ -268,13 +256,13 @@ class WrappedModel(PerGradModel):
     @property
     def metrics(self):
         # Keras leaves those out that the wrapped model made for itself.
-        found = super().metrics
+        metrics = super().metrics
         wrapped = getattr(self, "wrapped", None)
         if wrapped is None:  # not yet
-            return found
-        known = {id(metric) for metric in found}
+            return metrics
+        known = {id(metric) for metric in metrics}
         own = metrics_beside(wrapped)
-        return found + [metric for metric in own if id(metric) not in known]
+        return metrics + [metric for metric in own if id(metric) not in known]
 
     def get_config(self):
         config = {"name": self.name}

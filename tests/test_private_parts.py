@@ -15,9 +15,14 @@ import pytest
 import tensorflow as tf
 from keras.src.models.functional import Functional
 from keras.src.trainers.trainer import Trainer
+from tensorflow.python.data.ops.structured_function import (
+    StructuredFunctionWrapper,
+)
 from tensorflow.python.eager.context import Context
 
 import keras_pergrad as kpg
+from keras_pergrad.analysis.pipelines import grain_data
+from keras_pergrad.keras_internals import dataset_parts, optional_names
 
 X, Y = np.ones((4, 3), "float32"), np.zeros((4, 1), "float32")
 #: The private modules that only reports and callbacks need.
@@ -212,3 +217,65 @@ def test_modes_work_where_a_report_lacks_a_name(name, monkeypatch):
     model.fit(X, Y, batch_size=4, verbose=0)
     with pytest.raises((AttributeError, ValueError), match=last):
         report()
+
+
+def _record(folder):
+    watching = kpg.callbacks.GradientVariance(log_dir=folder)
+    _model().fit(X, Y, batch_size=4, verbose=0, callbacks=[watching])
+
+
+def _grain():
+    grain = pytest.importorskip("grain")
+    grain_data.read_threads(grain.MapDataset.range(4).to_iter_dataset())
+
+
+def _grain_class(name):
+    kinds = pytest.importorskip("grain").MapDataset.__mro__
+    if name == "_parents":
+        return kinds[1]
+    return type(kinds[0].range(1).to_iter_dataset())
+
+
+#: Private name that some objects have → the class that has it, and what asks.
+OPTIONAL = {
+    "_map_func": (tf.data.Dataset, lambda _: _profile()),
+    "_func": (StructuredFunctionWrapper, lambda _: _profile()),
+    "_deterministic": (tf.data.Dataset, lambda _: _profile()),
+    "_buffer_size": (
+        tf.data.Dataset,
+        lambda _: dataset_parts.buffer_size(tf.data.Dataset.range(2)),
+    ),
+    "_batch_size": (
+        tf.data.Dataset,
+        lambda _: dataset_parts.batch_size(tf.data.Dataset.range(2)),
+    ),
+    "_impl": (
+        tf.data.Dataset,
+        lambda _: dataset_parts.reader_inside(tf.data.Dataset.range(2)),
+    ),
+    "_fn_kwargs": (keras.losses.MeanSquaredError.__mro__[1], _record),
+    "_parents": (_grain_class, lambda _: _grain()),
+    "_read_options": (_grain_class, lambda _: _grain()),
+}
+
+
+@pytest.mark.parametrize("name", OPTIONAL)
+def test_what_is_lost_with_a_name_is_said(name, monkeypatch, tmp_path):
+    cls, ask = OPTIONAL[name]
+    cls = cls if isinstance(cls, type) else cls(name)
+    monkeypatch.setattr(optional_names, "_SEEN", set())
+    renamed = _Renamed(name, cls.__dict__.get(name))
+    monkeypatch.setattr(cls, name, renamed, raising=False)
+    with pytest.warns(UserWarning, match=rf"has no \w+\.{name}, so that"):
+        ask(tmp_path)
+
+
+def test_nothing_is_said_where_all_names_are_there(monkeypatch, tmp_path):
+    monkeypatch.setattr(optional_names, "_SEEN", set())
+    _profile()
+    _record(tmp_path)
+    plain = tf.data.Dataset.range(2)
+    assert dataset_parts.buffer_size(plain) is None
+    assert dataset_parts.batch_size(plain) is None
+    assert dataset_parts.reader_inside(plain) == (None, None)
+    _grain()

@@ -11,11 +11,7 @@ def is_number(value):
 
 
 def seed_or_none(value):
-    """Return a seed as an `int`, or None.
-
-    Raises:
-        ValueError: it is not an integer, or too large for Keras.
-    """
+    """Return a seed as an `int`, or None; refuse what Keras cannot take."""
     try:
         seed = None if value is None else operator.index(value)
     except TypeError:
@@ -31,11 +27,7 @@ def seed_or_none(value):
 
 
 def positive_integer(name, value):
-    """Return an argument as an `int`; NumPy integers are accepted too.
-
-    Raises:
-        ValueError: it is not an integer, or below 1.
-    """
+    """Return an argument as an `int`; NumPy integers are accepted too."""
     try:
         is_truth = isinstance(value, (bool, np.bool_))
         number = 0 if is_truth else operator.index(value)

@@ -4,13 +4,8 @@ import numpy as np
 
 
 def by_position(value):
-    """Return a Series or a DataFrame as an array, anything else as it is.
-
-    Their own `[...]` takes rows by label, or columns.
-
-    Raises:
-        ValueError: the columns are not of one kind.
-    """
+    """Return a Series or a DataFrame as an array, anything else as it is."""
+    # Their own `[...]` takes rows by label, or columns.
     if not hasattr(value, "iloc"):
         return value
     array = np.asarray(value)

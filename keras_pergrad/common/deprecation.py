@@ -10,13 +10,7 @@ F = TypeVar("F", bound=Callable)
 
 
 def former(*positions: str, **names: str) -> Callable[[F], F]:
-    """Accept what a function took before; a decorator.
-
-    Args:
-        positions: arguments that were positional and are keyword-only now, in
-            the order that they had.
-        names: old names of arguments, each with the new one.
-    """
+    """Accept former positional arguments, and old names of arguments."""
 
     def decorate(function: F) -> F:
         taken = [

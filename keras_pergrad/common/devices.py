@@ -8,10 +8,7 @@ import tensorflow as tf
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-    """One accelerator: its TensorFlow name and its platform.
-
-    `platform` is `"Metal"`, `"CUDA"`, or the name that the plugin gives.
-    """
+    """An accelerator; its platform is "Metal", "CUDA" or the plugin's name."""
 
     name: str
     type: str
@@ -48,7 +45,7 @@ def platform_of(physical):
 
 def accelerators():
     """List every visible device that is not a CPU, as `Device`."""
-    found = []
+    devices = []
     kinds = {
         physical.device_type: platform_of(physical)
         for physical in tf.config.list_physical_devices()
@@ -58,19 +55,12 @@ def accelerators():
         if logical.device_type in kinds:
             name = short_name(logical.name)
             platform = kinds[logical.device_type]
-            found.append(Device(name, logical.device_type, platform))
-    return found
+            devices.append(Device(name, logical.device_type, platform))
+    return devices
 
 
 def chosen(devices):
-    """Return the names of the devices that were asked for.
-
-    Args:
-        devices: one name, a list of them, or `None` for every accelerator.
-
-    Raises:
-        ValueError: there is no such device.
-    """
+    """Return the names of the devices asked for; None: of each accelerator."""
     present = [device.name for device in accelerators()]
     if devices is None:
         return present

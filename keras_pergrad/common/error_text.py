@@ -17,17 +17,13 @@ _ASSERTED = (
 
 
 def reason(error):
-    """Return the sentence to show for an error, at most a few lines long.
-
-    Args:
-        error: an exception.
-    """
+    """Return the sentence to show for an error, at most a few lines long."""
     text = getattr(error, "message", None) or str(error)
     text = re.sub(r"\x1b\[\d+m|\{\{\w+ [^}]*\}\}", "", text).strip()
     for pattern in _ASSERTED:
-        found = re.search(pattern, text, re.DOTALL)
-        if found:
-            return found.group(1).replace("\\'", "'")[:_MOST]
+        match = re.search(pattern, text, re.DOTALL)
+        if match:
+            return match.group(1).replace("\\'", "'")[:_MOST]
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     telling = [line for line in lines if not line.startswith(_WRAPPING)]
     shown = (telling or lines or [type(error).__name__])[0]

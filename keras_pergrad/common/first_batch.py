@@ -6,16 +6,8 @@ import tensorflow as tf
 
 
 def set_aside(iterator, steps):
-    """Take batches from an iterator; return an iterator over these batches.
-
-    Args:
-        iterator: a `tf.data.Iterator`.
-        steps: how many batches one call of the train function takes.
-
-    Returns:
-        `(batches, iterator over the same batches)`. The second has the
-        element spec of `iterator`, so nothing is traced again.
-    """
+    """Take the batches of one call; return them and an iterator over them."""
+    # It has the element spec of the first, so nothing is traced again.
     batches = []
     for _ in range(steps):
         try:

@@ -10,13 +10,11 @@ _LIMITS = (  # of a container: (limit, in use), version 2 and 1
 
 
 def free_bytes():
-    """Return how many bytes are free; of a container, those within its limit.
-
-    Where the system does not say (not Linux) half of the memory; None if even
-    that is not known.
-    """
-    found = [_available(), *map(_left_in_container, *zip(*_LIMITS))]
-    known = [size for size in found if size is not None]
+    """Return how many bytes are free, within the limit of a container."""
+    # Where the system does not say (not Linux) half of the memory; None if even
+    # that is not known.
+    sizes = [_available(), *map(_left_in_container, *zip(*_LIMITS))]
+    known = [size for size in sizes if size is not None]
     if known:
         return min(known)
     try:

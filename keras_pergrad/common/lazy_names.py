@@ -9,14 +9,8 @@ import sys
 
 
 def lazy(package, places, modules=None, below=None):
-    """Return a package's `__getattr__`.
-
-    Args:
-        package: the package's `__name__`.
-        places: module → the names to take from it.
-        modules: name → the module that it is.
-        below: the package that modules are named from, by default this one.
-    """
+    """Return a package's `__getattr__`, for modules and names in modules."""
+    # `below` is the package that modules are named from, by default this one.
     known = {name: place for place, names in places.items() for name in names}
     modules, below = modules or {}, below or package
 

@@ -8,12 +8,7 @@ PACKAGE = "keras_pergrad"
 
 
 class Registry:
-    """The named classes of one kind.
-
-    Args:
-        kind: what they are called in errors, such as "gradient mode".
-        base: their base class.
-    """
+    """The named classes of one kind, which errors call them by."""
 
     def __init__(self, kind, base):
         self.kind = kind
@@ -21,12 +16,7 @@ class Registry:
         self._classes = {}
 
     def register(self, name, cls=None):
-        """Register `cls` under `name`; without `cls`, a decorator.
-
-        Raises:
-            TypeError: the class is not derived from the base class.
-            ValueError: the name is taken by another class.
-        """
+        """Register `cls` under an own name; without `cls`, a decorator."""
         if cls is None:
             return lambda decorated: self.register(name, decorated)
         if not (isinstance(cls, type) and issubclass(cls, self.base)):
@@ -56,12 +46,7 @@ class Registry:
         return self._classes.items()
 
     def get(self, identifier):
-        """Return an object for a name, a config dict or an object.
-
-        Raises:
-            ValueError: the name is unknown, or the config cannot be read.
-            TypeError: the identifier is of another type.
-        """
+        """Return an object for a name, a config dict or an object."""
         if isinstance(identifier, self.base):
             return identifier
         if isinstance(identifier, str):
@@ -110,13 +95,7 @@ def _place(cls):
 
 
 def arguments_shown(thing, arguments, always=()):
-    """Return a `repr` that could make the thing again.
-
-    Args:
-        thing: an object.
-        arguments: name to value; default values are left out.
-        always: names that are shown with default values, too.
-    """
+    """Return a `repr` that could make the thing again; most defaults go."""
     defaults = inspect.signature(type(thing).__init__).parameters
     shown = [
         f"{name}={value!r}"
@@ -134,6 +113,11 @@ class Configured:
     def get_config(self):
         """Return the arguments that make another one like it."""
         return {}
+
+    @classmethod
+    def from_config(cls, config):
+        """Return an object made from what `get_config` returns."""
+        return cls(**config)
 
     def __repr__(self):
         # Show an object, not the config dict that it is saved as.

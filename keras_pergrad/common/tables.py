@@ -8,22 +8,7 @@ _LONG = 40
 
 
 def as_text(columns, rows, left=()):
-    """Return the lines of a table; its columns are aligned to the right.
-
-    Args:
-        columns: the heads.
-        rows: sequences of strings, one a row.
-        left: heads of the columns that are aligned to the left.
-
-    Example:
-
-    >>> from keras_pergrad.common.tables import as_text
-    >>> print(*as_text(["name", "n"], [["a", "10"], ["long", "9"]], ["name"]),
-    ...       sep="\\n")
-    name   n
-    a     10
-    long   9
-    """
+    """Return the lines of a table; columns not in `left` are aligned right."""
     table = [tuple(columns), *map(tuple, rows)]
     widths = [max(map(len, column)) for column in zip(*table)]
     pads = [str.ljust if head in left else str.rjust for head in columns]
@@ -36,13 +21,7 @@ def as_text(columns, rows, left=()):
 
 
 def as_html(columns, rows):
-    """Return a table as HTML, in a `div` that scrolls; all text is escaped.
-
-    Args:
-        columns: the heads.
-        rows: sequences of strings, one a row; long cells get the class
-            "long".
-    """
+    """Return a table as HTML, in a `div` that scrolls; all text is escaped."""
     head = "".join(f'<th scope="col">{escape(c)}</th>' for c in columns)
     body = "".join("<tr>" + "".join(map(_cell, row)) + "</tr>" for row in rows)
     return (

@@ -19,15 +19,27 @@ def first_tensor(x):
     return next(t for t in tf.nest.flatten(x) if t is not None)
 
 
+def sample_count(x):
+    """Return the number of samples, as a tensor."""
+    return tf.shape(first_tensor(x))[0]
+
+
+def map_tensors(function, batch):
+    """Return a structure of what a function makes of tensors; None stays."""
+    return tf.nest.map_structure(
+        lambda t: t if t is None else function(t), batch
+    )
+
+
+def refilled(batch, tensors):
+    """Return a structure with other tensors in the places of its own."""
+    tensors = iter(tensors)
+    return map_tensors(lambda _: next(tensors), batch)
+
+
 def of_one_length(x, y, sample_weight):
-    """Return a batch whose parts are known to have the same length.
-
-    What is unknown while tracing is checked in each step, before the batch is
-    used.
-
-    Raises:
-        ValueError: they differ, or have an unknown number of axes.
-    """
+    """Return a batch of parts of one length; raise ValueError otherwise."""
+    # What is unknown while tracing is checked in each step, before it is used.
     batch, names = (x, y, sample_weight), ("x", "y", "sample_weight")
     known, unknown = [], []
     for name, part in zip(names, batch):
@@ -80,9 +92,9 @@ def _checked_in_graph(batch, known, unknown):
     def cut(tensor):
         if not any(tensor is other for _, other in others):
             return tensor
-        found = tensor[:length]
-        found.set_shape(tensor.shape)
-        return found
+        rows = tensor[:length]
+        rows.set_shape(tensor.shape)
+        return rows
 
     return tf.nest.map_structure(cut, batch)
 
@@ -101,11 +113,7 @@ _NO_RANK = (
 
 
 def ranks(batch):
-    """Return how many axes each part of a batch has.
-
-    A function that is traced for several ranks forgets the rank; so keep one
-    function for each.
-    """
+    """Return how many axes each part has; each has a function of its own."""
     return tuple(
         None if t is None else t.shape.rank for t in tf.nest.flatten(batch)
     )
@@ -116,9 +124,6 @@ class PaddedBatch:
 
     TensorFlow's convolutions fail without a sample, or give garbage.
 
-    Args:
-        batch: a nested structure of tensors and None.
-
     Attributes:
         batch: the batch with at least one sample.
         n: how many samples the batch had.
@@ -126,7 +131,7 @@ class PaddedBatch:
     """
 
     def __init__(self, batch):
-        self.n = tf.shape(first_tensor(batch))[0]
+        self.n = sample_count(batch)
         self.present = self.n > 0
         tensors = [t for t in tf.nest.flatten(batch) if t is not None]
         padded = tf.cond(
@@ -136,10 +141,7 @@ class PaddedBatch:
         )
         for tensor, before in zip(padded, tensors):
             tensor.set_shape([None, *before.shape[1:]])
-        padded = iter(padded)
-        self.batch = tf.nest.map_structure(
-            lambda t: None if t is None else next(padded), batch
-        )
+        self.batch = refilled(batch, padded)
 
     def weights(self, weights):
         """Return the weights of samples, (rows, ...); zeros for no sample."""
@@ -149,11 +151,11 @@ class PaddedBatch:
         """Return the model's outputs without the output for added zeros."""
 
         def cut(tensor):
-            found = tensor[: self.n]
+            rows = tensor[: self.n]
             mask = mask_of(tensor)
             if mask is not None:
-                set_mask(found, mask[: self.n])
-            return found
+                set_mask(rows, mask[: self.n])
+            return rows
 
         return tf.nest.map_structure(cut, y_pred)
 

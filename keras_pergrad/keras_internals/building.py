@@ -30,12 +30,7 @@ from keras_pergrad.keras_internals.model_parts import (
 
 
 def build_all(model, batch):
-    """Build a compiled model, its metrics, its loss and its optimizer.
-
-    Args:
-        model: the model.
-        batch: (x, y, sample_weight).
-    """
+    """Build a compiled model, its metrics, its loss and its optimizer."""
     # Under a strategy all that replicas share was built before they began.
     aside = contextlib.nullcontext if replicas.several() else _outside
     specs = tf.nest.map_structure(_spec, batch)
@@ -71,11 +66,7 @@ def _outside():
 
 
 def _build_losses(model, x, y, sample_weight):
-    """Build metrics and loss of a built model, without calling the model.
-
-    Returns:
-        Whether that could be done: its outputs must be known from its inputs.
-    """
+    """Build metrics and loss, not by a call; return whether that worked."""
     if not all(layer.built for layer in layers_of(model)):
         return False
     if type(model).call is not Functional.call:

@@ -22,16 +22,9 @@ _COMPILED = ("_compile_loss", "_compile_metrics", "_loss_tracker", "compiled")
 
 
 def compile_loss_of_samples(model, loss, owner):
-    """Compile a model inside of a step, with one loss and no metrics.
-
-    `compile` would create variables of metrics while the step is traced.
-
-    Args:
-        model: the model.
-        loss: a `keras.losses.Loss` of targets and outputs of shape (n,); the
-            model may return a tuple that begins with these.
-        owner: the compiled model whose mean loss it updates.
-    """
+    """Compile a model inside a step, with one loss of outputs of shape (n,)."""
+    # `compile` would create variables of metrics while the step is traced. The
+    # model may return a tuple that begins with these outputs.
     compiled = _OfFirst(loss, None)
     one = tf.zeros([1], keras.config.floatx())
     compiled.build(one, one)

@@ -14,22 +14,9 @@ from keras_pergrad.keras_internals.inspection_checks import require_weights
 
 
 def batches_of(x, y=None, sample_weight=None, batch_size=None):
-    """Return an iterable of batches (x, y, sample_weight) of tensors.
-
-    Args:
-        x: an array (n, ...), a structure of arrays, or a `tf.data.Dataset` of
-            batches of x, (x, y) or (x, y, sample_weight).
-        y, sample_weight: arrays or None; None with a dataset.
-        batch_size: samples in a batch; None: all, or the dataset's batches.
-
-    Returns:
-        An iterable with the number of batches in `count`; None where it is
-        not known beforehand.
-
-    Raises:
-        ValueError: x is empty, has no end, is no dataset of batches, the
-            lengths differ, or the weights are no numbers.
-    """
+    """Return an iterable, with a `count`, of batches (x, y, sample_weight)."""
+    # The count is None where it is not known. ValueError: x is empty, has no
+    # end or no batches, the lengths differ, the weights are no numbers.
     if batch_size is not None:
         batch_size = positive_integer("batch_size", batch_size)
     if isinstance(x, tf.data.Dataset):

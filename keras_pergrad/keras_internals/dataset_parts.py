@@ -7,6 +7,8 @@ Private names in use: `Dataset._inputs`, `_functions`, `_map_func`,
 
 import tensorflow as tf
 
+from keras_pergrad.keras_internals.optional_names import optional
+
 
 def inputs_of(dataset):
     """List the datasets that a dataset is made from."""
@@ -20,28 +22,39 @@ def graphs_of(dataset):
 
 def mapped_function(dataset):
     """Return the Python function that a dataset calls, or None."""
-    return getattr(getattr(dataset, "_map_func", None), "_func", None)
+    lost = "pipeline reports name no function that a stage calls"
+    wrapper = optional(dataset, "_map_func", _mapped, lost)
+    if wrapper is None:
+        return None
+    return optional(wrapper, "_func", lambda: wrapper, lost)
 
 
 def is_ordered(dataset):
     """Whether its elements come in a fixed order."""
-    return getattr(dataset, "_deterministic", "default") != "false"
+    lost = "pipeline reports take every stage for one that keeps the order"
+    order = optional(dataset, "_deterministic", _mapped, lost, "default")
+    return order != "false"
 
 
 def buffer_size(dataset):
     """Return the size of its buffer; None: it has none, or not known."""
-    return _number(getattr(dataset, "_buffer_size", None))
+    lost = "pipeline reports do not know the sizes of buffers"
+    return _number(optional(dataset, "_buffer_size", _shuffled, lost))
 
 
 def batch_size(dataset):
     """Return the number of elements in a batch; None: no batches."""
-    return _number(getattr(dataset, "_batch_size", None))
+    lost = "pipeline reports do not know the sizes of batches"
+    return _number(optional(dataset, "_batch_size", _batched, lost))
 
 
 def reader_inside(dataset):
     """Return (the dataset that reads, that of its files); None: no reader."""
-    reader = getattr(dataset, "_impl", None)
-    return reader, getattr(reader, "_input_dataset", None)
+    lost = "pipeline reports do not know whether files are read in turn"
+    reader = optional(dataset, "_impl", _reader, lost)
+    if reader is None:
+        return None, None
+    return reader, optional(reader, "_input_dataset", _batched, lost)
 
 
 def reader_buffer(dataset):
@@ -60,3 +73,19 @@ def _number(value):
     if isinstance(value, tf.Tensor):
         value = tf.get_static_value(value)
     return None if value is None else int(value)
+
+
+def _mapped():
+    return tf.data.Dataset.range(1).map(tf.identity, 2, deterministic=False)
+
+
+def _shuffled():
+    return tf.data.Dataset.range(1).shuffle(1)
+
+
+def _batched():
+    return tf.data.Dataset.range(1).batch(1)
+
+
+def _reader():
+    return tf.data.TFRecordDataset([])

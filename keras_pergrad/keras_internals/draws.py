@@ -166,10 +166,7 @@ def recording(on_draw):
 
 @contextlib.contextmanager
 def replaying(rows):
-    """Answer every draw of this thread inside from the next tensor of `rows`.
-
-    For dropout that is the mask, which is multiplied with the input.
-    """
+    """Answer the thread's draws from `rows`; for dropout that is the mask."""
     rows = list(rows)
 
     def replay(name, original, args, seed, kwargs):

@@ -18,13 +18,7 @@ def has_inputs_and_outputs(args, kwargs):
 
 
 def make_functional(cls, base, functional):
-    """Let a subclass be based on a functional class, without touching ours.
-
-    Args:
-        cls: a subclass of `base`.
-        base: the class whose place is taken.
-        functional: the one that takes it.
-    """
+    """Put a functional class in the place of `base` below `cls` alone."""
     if issubclass(cls, Functional):
         return
     cls.__bases__ = tuple(

@@ -9,13 +9,7 @@ from tensorflow.python.ops import gradients_util
 
 
 def op_gradients(outputs, inputs, deltas, graph):
-    """Return the gradients of inputs, for gradients of outputs.
-
-    Args:
-        outputs, inputs: tensors of `graph`.
-        deltas: the gradients of the outputs.
-        graph: the graph, or one around that which is being built.
-    """
+    """Return inputs' gradients; `graph` may be around that being built."""
     return gradients_util._GradientsHelper(
         outputs, inputs, deltas, src_graph=graph
     )

@@ -6,15 +6,19 @@ Private names in use: `MapDataset._parents`, `IterDataset._read_options`,
 `grain._src.python.dataset.dataset.get_execution_summary`.
 """
 
+from keras_pergrad.keras_internals.optional_names import optional
+
 
 def parents_of(node):
     """List the datasets that a dataset is made from."""
-    return getattr(node, "_parents", ())
+    lost = "of a Grain pipeline reports know the last stage alone"
+    return optional(node, "_parents", _numbers, lost, ())
 
 
 def read_options(node):
     """Return the `ReadOptions` of a dataset, or None."""
-    return getattr(node, "_read_options", None)
+    lost = "reports take Grain's default for the number of reading threads"
+    return optional(node, "_read_options", _read_numbers, lost)
 
 
 def worker_options(node):
@@ -45,11 +49,17 @@ def loader_arguments(loader):
 
 
 def execution_summary():
-    """Return the function that gives Grain's timing of an iterator's stages.
-
-    Raises:
-        ImportError: this version of Grain has none.
-    """
+    """Return what gives Grain's timing of stages; ImportError: it has none."""
     from grain._src.python.dataset.dataset import get_execution_summary
 
     return get_execution_summary
+
+
+def _numbers():
+    import grain
+
+    return grain.MapDataset.range(1)
+
+
+def _read_numbers():
+    return _numbers().to_iter_dataset()

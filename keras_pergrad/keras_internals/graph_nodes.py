@@ -46,17 +46,12 @@ class Nodes:
 
     @classmethod
     def of_graph(cls, graph, inputs):
-        """Return the nodes of a graph.
-
-        Args:
-            graph: the graph.
-            inputs: the tensors that are given instead of computed.
-        """
+        """Return the nodes of a graph, of which some tensors are given."""
         definition = graph.as_graph_def()
         names = [t.name for t in inputs]
-        found = cls(definition.node, names, (), definition.versions)
-        found._made_from = graph
-        return found
+        nodes = cls(definition.node, names, (), definition.versions)
+        nodes._made_from = graph
+        return nodes
 
     @classmethod
     def of_function(cls, definition):
@@ -73,22 +68,18 @@ class Nodes:
 
     def handed_on(self):
         """Return the places of inputs that are outputs at the same place."""
-        found = set()
+        places = set()
         for k, (given, name) in enumerate(zip(self.inputs, self.outputs)):
             node = self.by_name.get(name.rsplit(":", 1)[0])
             while node is not None and node.op == "Identity":
                 name = tensor_name(node.input[0])[1]
                 node = self.by_name.get(name.rsplit(":", 1)[0])
             if name == given:
-                found.add(k)
-        return found
+                places.add(k)
+        return places
 
     def call_functions(self, definition_of):
-        """Let nodes whose op is a function's name be ordinary calls of it.
-
-        Args:
-            definition_of: the name of a function → its definition, or None.
-        """
+        """Let nodes whose op is a function's name be ordinary calls of it."""
         for name, node in self.by_name.items():
             if op_def_registry.get(node.op) is not None:
                 continue
@@ -128,13 +119,7 @@ class Nodes:
         return shape.merge_with(known)
 
     def put(self, graph, names, known):
-        """Put nodes into a graph; return their ops, with their names here.
-
-        Args:
-            graph: the graph.
-            names: of nodes. What they need is among them or known.
-            known: name → tensor of the graph, extended by the new ones.
-        """
+        """Put nodes and what is not `known` of their needs into a graph."""
         part = tf.compat.v1.GraphDef(versions=self._versions)
         inside, mapping = set(names), {}
         for name in names:
@@ -174,24 +159,15 @@ def tensor_name(text):
 
 
 def placeholder(dtype, shape, like=None):
-    """Return a placeholder in the default graph.
-
-    Args:
-        dtype, shape: its type.
-        like: a handle or list that it stands for, or None.
-    """
-    found = tf.compat.v1.placeholder(dtype, shape)
+    """Return a placeholder, `like` the handle or list that it stands for."""
+    tensor = tf.compat.v1.placeholder(dtype, shape)
     if like is not None and dtype in (tf.resource, tf.variant):
-        handle_data_util.copy_handle_data(like, found)
-    return found
+        handle_data_util.copy_handle_data(like, tensor)
+    return tensor
 
 
 class Definitions:
-    """The functions that a graph and those around it know.
-
-    Args:
-        graph: the graph.
-    """
+    """The functions that a graph and those around it know."""
 
     def __init__(self, graph):
         self._graph, self._known = graph, {}
@@ -218,8 +194,8 @@ class Definitions:
         while graph is not None:
             function = called_function(graph, name)
             for attribute in ("cached_definition", "definition"):
-                found = getattr(function, attribute, None)
-                if found is not None:
-                    return found
+                definition = getattr(function, attribute, None)
+                if definition is not None:
+                    return definition
             graph = graph_around(graph)
         return None

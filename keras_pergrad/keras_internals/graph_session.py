@@ -27,22 +27,12 @@ class NotReplayable(ValueError):
 
 
 class Replica:
-    """A runner of a copy of a traced function.
+    """A runner of a copy of a traced function, freed when its context ends."""
 
-    Use as a context manager; the copies are freed at the end.
-
-    Args:
-        concrete: the traced function (a `ConcreteFunction`).
-        device: a device for every op, or `None` to let TensorFlow place
-            them. Ops that cannot run there go where they can.
-        pins: op type → device, for single types; wins over `device`.
-        rewrites: options for grappler, a dict of `RewriterConfig` fields.
-        keep: whether to hold the variables' first values, for `restore`.
-
-    Raises:
-        NotReplayable: it captures a table, an iterator or another
-            resource that is not a variable.
-    """
+    # `device` and `pins` (op type → device, which win) place ops, where these
+    # can run there; None: TensorFlow does. `rewrites` are grappler's options,
+    # fields of `RewriterConfig`; `keep` holds the variables' first values, for
+    # `restore`.
 
     def __init__(
         self, concrete, device=None, pins=None, rewrites=None, keep=False
@@ -117,18 +107,10 @@ class Replica:
         return handle
 
     def run(self, values, fetches=None, trace=None, feeds=None):
-        """Run the function once.
-
-        Args:
-            values: the flat list of input arrays.
-            fetches: tensors of `self.graph` to return; by default the
-                function's outputs, with all its side effects.
-            trace: a `RunMetadata` to fill with a full trace.
-            feeds: tensor → array, to use in place of computed tensors.
-
-        Returns:
-            What was fetched, as NumPy arrays.
-        """
+        """Run the function once; return what is fetched, as NumPy arrays."""
+        # By default that is the function's outputs, with all its side effects.
+        # `trace` is a `RunMetadata` to fill; `feeds` are tensor → array, in
+        # place of computed tensors.
         feed = dict(zip(self.inputs, values)) | (feeds or {})
         wanted = [self.outputs, self.controls] if fetches is None else fetches
         if trace is None:
@@ -173,8 +155,7 @@ def _pin(definition, device, pins):
 
 
 def as_in_fit(data):
-    """Return arrays with the types that `fit` gives them: double precision
-    of Python and NumPy becomes Keras's float type."""
+    """Return arrays with `fit`'s types: doubles become Keras's float type."""
 
     def convert(array):
         array = np.asarray(array)
@@ -185,18 +166,10 @@ def as_in_fit(data):
 
 
 def trace_step(step, data, spec=None):
-    """Trace a step function for one batch, without running it.
-
-    Args:
-        step: `model.train_step` or another function of `data`.
-        data: a structure of arrays.
-        spec: the batch's `TensorSpec`s; by default its exact shapes. The
-            shapes decide how much grappler can compute in advance, so
-            give those of the real input pipeline where there is one.
-
-    Returns:
-        `(concrete function, flat list of arrays)`.
-    """
+    """Trace a step for a batch, not run: (function, flat list of arrays)."""
+    # `spec` are the batch's `TensorSpec`s, by default its exact shapes. The
+    # shapes decide how much grappler can compute in advance, so give those of
+    # the real input pipeline where there is one.
     arrays = tf.nest.map_structure(np.asarray, data)
     if spec is None:
         spec = tf.nest.map_structure(

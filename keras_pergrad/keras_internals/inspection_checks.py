@@ -107,11 +107,7 @@ def check_trainable(model):
 
 
 def require_any_batch_size(model):
-    """Refuse a model that cannot be called with one sample.
-
-    Raises:
-        ValueError: the model or a layer is made for one batch size.
-    """
+    """Refuse a model or a layer that is made for one batch size."""
     sizes = {
         t.shape[0]
         for t in tf.nest.flatten(getattr(model, "inputs", None) or [])

@@ -8,12 +8,7 @@ import tensorflow as tf
 
 
 class StandIn(tf.data.Iterator):
-    """An iterator in the place of another one.
-
-    Args:
-        iterator: a `tf.data.Iterator` or a distributed iterator.
-        spec: its `StandInSpec`, made once for many calls.
-    """
+    """An iterator in the place of another; one spec serves many calls."""
 
     def __init__(self, iterator, spec):
         self.iterator, self.spec = iterator, spec
@@ -37,13 +32,7 @@ class StandIn(tf.data.Iterator):
 
 
 class StandInSpec(tf.TypeSpec):
-    """The type of a `StandIn`: the iterator's own type, and more.
-
-    Args:
-        iterator_spec: the type of the iterator.
-        *settings: what else the type consists of; an `__init__` of a subclass
-            takes it in the same order.
-    """
+    """The type of a `StandIn`: the iterator's own, and what else is given."""
 
     def __init__(self, iterator_spec, *settings):
         self._parts = (iterator_spec, *settings)

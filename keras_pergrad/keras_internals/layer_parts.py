@@ -35,11 +35,7 @@ def set_path(variable, path):
 
 
 def turn_into(layer, new):
-    """Turn a layer into another one.
-
-    The object stays, so all references to it (attributes, lists, graphs of
-    functional models, closures) see the new layer.
-    """
+    """Turn a layer into another one; all references to the object see it."""
     calls = {k: vars(layer)[k] for k in ("_inbound_nodes", "_outbound_nodes")}
     # This bypasses Keras's tracking of attributes.
     object.__setattr__(layer, "__class__", type(new))
@@ -48,11 +44,7 @@ def turn_into(layer, new):
 
 
 def in_its_scope(layer, note):
-    """Have `note(layer)` called in the name scope of each call of a layer.
-
-    Returns:
-        A context manager; at its end the layer is as before.
-    """
+    """Have `note(layer)` called in the name scope of each call of a layer."""
     opened = layer._open_name_scope
 
     @contextlib.contextmanager

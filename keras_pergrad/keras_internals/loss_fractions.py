@@ -60,26 +60,18 @@ class LossFraction:
 
 
 def evaluate(compile_loss, y, y_pred, sample_weight):
-    """Return the compiled losses as fractions, in the order of the outputs.
-
-    Args:
-        compile_loss: what Keras made of `compile(loss=...)`, built; or None.
-        y, y_pred, sample_weight: the microbatch.
-
-    Raises:
-        NotAdditive: a loss is not a sum over samples divided by something.
-    """
+    """Return the compiled losses as fractions; NotAdditive: one is none."""
     if compile_loss is None:
         return []
-    found = []
-    split = [_Split(entry, found) for entry in entries_of(compile_loss)]
+    fractions = []
+    split = [_Split(entry, fractions) for entry in entries_of(compile_loss)]
     # The running means of the outputs' losses are updated afterwards.
     with losses_replaced(compile_loss, split):
         compile_loss(y, y_pred, sample_weight)
     if not tf.nest.is_nested(y) and not tf.nest.is_nested(y_pred):
         # If one output has several losses, Keras minimises the first.
-        return found[:1]
-    return found
+        return fractions[:1]
+    return fractions
 
 
 def require_parts(model):
@@ -94,35 +86,23 @@ def require_parts(model):
 
 
 def numerators(model, y, y_pred, sample_weight):
-    """Return the sums of the compiled losses' values, before any division.
-
-    A `compute_loss` of one's own has none.
-    """
+    """Return the sums of the losses' values; none for an own `compute_loss`."""
     if type(model).compute_loss is not keras.Model.compute_loss:
         return []
     with labels_told_alike():
-        found = evaluate(compiled_loss(model), y, y_pred, sample_weight)
-    return [fraction.numerator for fraction in found]
+        fractions = evaluate(compiled_loss(model), y, y_pred, sample_weight)
+    return [fraction.numerator for fraction in fractions]
 
 
 def track(compile_loss, values, samples):
-    """Update the running means that Keras logs for losses of several outputs.
-
-    Args:
-        compile_loss: as for `evaluate`.
-        values: the losses of the whole batch, without loss weights.
-        samples: the batch size where it is known while tracing, or None.
-    """
+    """Update the running means of several outputs' losses, unweighted."""
     metrics = [] if compile_loss is None else compile_loss.metrics
     for metric, value in zip(metrics, values):
         metric.update_state(value, sample_weight=samples)
 
 
 def measured_epsilon():
-    """Return what Keras adds to the number of unmasked values it divides by.
-
-    Nothing in recent versions, `keras.config.epsilon()` in older ones.
-    """
+    """Return what Keras adds to a mask's sum: 0, or its epsilon if older."""
     with tf.init_scope():
         y_pred = tf.zeros([2, 1], tf.float64)
         set_mask(y_pred, tf.constant([True, False]))
@@ -132,10 +112,7 @@ def measured_epsilon():
 
 
 def _scale_of_means():
-    """Return Keras's factor of every mean: one over the number of replicas.
-
-    Keras may round it (a third, for instance), so it is measured.
-    """
+    """Return Keras's 1 / number of replicas, measured: it may be rounded."""
     with tf.init_scope():
         loss = keras.losses.MeanAbsoluteError(dtype="float64")
         one = tf.ones([1, 1], tf.float64)
@@ -145,10 +122,10 @@ def _scale_of_means():
 class _Split:
     """A substitute for a loss that notes its numerator and denominator."""
 
-    def __init__(self, entry, found):
+    def __init__(self, entry, fractions):
         self.loss = entry.loss
         self.loss_weight = entry.loss_weights
-        self.found = found
+        self.fractions = fractions
 
     def __call__(self, y_true, y_pred, sample_weight=None):
         loss = self.loss
@@ -166,7 +143,7 @@ class _Split:
         kind, denominator, mask_epsilon = self._denominator(
             y_true, y_pred, sample_weight, values[0], weighted
         )
-        self.found.append(
+        self.fractions.append(
             LossFraction(
                 loss.name,
                 kind,

@@ -10,11 +10,7 @@ from keras_pergrad.keras_internals.model_parts import logits_behind
 
 
 def loss_tensors(outputs):
-    """Return all tensors of the outputs, flat, then the logits behind them.
-
-    Args:
-        outputs: a tensor or a nested structure of tensors, None and others.
-    """
+    """Return all tensors of the outputs, flat, then the logits behind them."""
     flat = [t for t in tf.nest.flatten(outputs) if tf.is_tensor(t)]
     logits = [_logits(t) for t in flat]
     return flat + [t for t in logits if t is not None]

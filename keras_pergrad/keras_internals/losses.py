@@ -26,11 +26,7 @@ from keras_pergrad.keras_internals.tracing import traced_functions
 
 
 def total_loss(model, x, y, y_pred, sample_weight, training=True) -> Any:
-    """Return the scalar that Keras minimises, with regularisers and `add_loss`.
-
-    Raises:
-        ValueError: the loss is not one number for the batch.
-    """
+    """Return the one number that Keras minimises, all penalties included."""
     with labels_told_alike():
         loss: Any = compute_loss(model, x, y, y_pred, sample_weight, training)
     if loss is not None and loss.shape == (0,):
@@ -44,11 +40,9 @@ def total_loss(model, x, y, y_pred, sample_weight, training=True) -> Any:
 
 @contextlib.contextmanager
 def labels_told_alike():
-    """Let Keras's hinge losses tell the kind of all labels together.
-
-    They look at all targets to know whether these are 0 and 1, or -1 and 1:
-    a property of the data, the same for every batch.
-    """
+    """Let Keras's hinge losses tell the kind of all labels together."""
+    # They look at all targets to know whether these are 0 and 1, or -1 and 1:
+    # a property of the data, the same for every batch.
 
     def converted(y_true):
         binary = ops.logical_or(ops.equal(y_true, 0), ops.equal(y_true, 1))
@@ -70,20 +64,12 @@ def components(variable):
 
 
 def track_loss(model, loss, samples, whole=False):
-    """Update the running mean that Keras logs as `loss`.
-
-    Args:
-        model: a compiled model.
-        loss: the loss of some samples, as Keras scales it.
-        samples: how many samples these are.
-        whole: whether it is the loss over the samples of all replicas, and
-            `samples` counts the samples of this replica.
-    """
+    """Update Keras's mean `loss`; `whole`: it is that of all replicas."""
     if not whole:
         loss = unscale_loss_for_distribution(loss)
     # A mean over no sample is NaN, and would stay in the running mean.
-    found: Any = loss
-    loss = tf.where(samples > 0, found, tf.zeros([], found.dtype))
+    mean: Any = loss
+    loss = tf.where(samples > 0, mean, tf.zeros_like(mean))
     tracker = loss_tracker(model)
     replica_metrics.update(
         tracker.variables,
@@ -92,26 +78,12 @@ def track_loss(model, loss, samples, whole=False):
 
 
 def additional_losses(model):
-    """Get the tensors that layers gave to `add_loss` in the last forward pass.
-
-    Activity regularisers are among them, weight regularisers are not.
-    """
+    """Return what layers last gave to `add_loss`, no weight regularisers."""
     return [loss for layer in layers_of(model) for loss in own_losses(layer)]
 
 
 def additional_loss_weights(replay, n, scale=None):
-    """Return the factors of one sample's `add_loss` terms in the batch's.
-
-    A term is a sum over the batch (factor 1) or a mean (factor 1/n).
-
-    Args:
-        replay: a `Replay` of the model's call.
-        n: the number of samples.
-        scale: the loss scale, or None.
-
-    Returns:
-        A list of scalars, in the order of the calls of `add_loss`.
-    """
+    """Return a sample's factor of each `add_loss` term: 1 or 1/n of a mean."""
     weights = []
     for single, kind in additional_sums(replay, n):
         inverse = 1 / tf.cast(n, single.dtype)
@@ -121,15 +93,13 @@ def additional_loss_weights(replay, n, scale=None):
 
 
 def additional_sums(replay, n):
-    """Return each `add_loss` term of n samples, and its kind for `by_kind`.
-
-    A batch that contains every sample twice shows whether the term is a sum
-    over the batch or a mean. (One sample is not enough: its term may be 0.)
-    If a term is 0 for both, the op that reduced it tells.
-    """
+    """Return each `add_loss` term of n samples, and its kind for `by_kind`."""
+    # A batch that contains every sample twice shows whether the term is a sum
+    # or a mean. (One sample is not enough: its term may be 0.) If a term is 0
+    # for both, the op that reduced it tells.
     if not replay.recorded.losses:
         return []
-    found = []
+    terms = []
     once = tf.range(n)
     twice = tf.concat([once, once], 0)
     singles, doubles = replay.forward(once)[1], replay.forward(twice)[1]
@@ -148,20 +118,15 @@ def additional_sums(replay, n):
             is_sum = tf.where(zero, guess, to_sum < to_mean)
             # XLA drops assertions, but not NaN.
             kind = tf.where(right, tf.cast(is_sum, tf.float32), float("nan"))
-            found.append((single, kind))
-    return found
+            terms.append((single, kind))
+    return terms
 
 
 def by_kind(kind, of_sum, of_mean):
-    """Return one tensor for a sum, another for a mean.
-
-    Args:
-        kind: 1 for a sum, 0 for a mean; NaN gives NaN.
-        of_sum, of_mean: tensors of floats.
-    """
-    found = tf.where(kind > 0.5, of_sum, of_mean)
-    nan = tf.constant(float("nan"), found.dtype)
-    return tf.where(tf.math.is_nan(kind), nan, found)
+    """Return `of_sum` for kind 1, `of_mean` for 0, NaN for NaN."""
+    chosen = tf.where(kind > 0.5, of_sum, of_mean)
+    nan = tf.constant(float("nan"), chosen.dtype)
+    return tf.where(tf.math.is_nan(kind), nan, chosen)
 
 
 def _guesses(replay, rows, terms):
@@ -198,19 +163,19 @@ def _looks_like_sum(term):
 
 
 @contextlib.contextmanager
-def noting_losses(model, found):
-    """Append the losses given to `add_loss` inside to `found`, in order."""
+def noting_losses(model, noted):
+    """Append the losses given to `add_loss` inside to `noted`, in order."""
     with contextlib.ExitStack() as stack:
         for layer in layers_of(model):
             stack.enter_context(
-                attribute(layer, "add_loss", _noting(layer.add_loss, found))
+                attribute(layer, "add_loss", _noting(layer.add_loss, noted))
             )
         yield
 
 
-def _noting(original, found):
+def _noting(original, noted):
     def add_loss(loss):
-        found.extend(tf.nest.flatten(loss))
+        noted.extend(tf.nest.flatten(loss))
         return original(loss)
 
     return add_loss

@@ -11,9 +11,11 @@ attributes `_keras_mask` and `_keras_logits`,
 
 from typing import Any
 
+import keras
 from keras.src import backend
 
 from keras_pergrad.keras_internals.functional_models import Functional
+from keras_pergrad.keras_internals.optional_names import optional
 
 
 def layers_of(model):
@@ -54,12 +56,7 @@ def own_losses(layer):
 
 
 def build_symbolically(model, batch):
-    """Build a compiled model, its loss and its metrics without running it.
-
-    Args:
-        model: the model.
-        batch: (x, y, sample_weight), arrays or symbolic tensors.
-    """
+    """Build a compiled model, its loss and its metrics without running it."""
     model._symbolic_build(data_batch=batch)
 
 
@@ -112,7 +109,11 @@ def entries_of(compiled):
 
 def call_arguments_of(loss):
     """Return the keyword arguments a loss function was wrapped with."""
-    return getattr(loss, "_fn_kwargs", None)
+    lost = (
+        "records of runs describe a loss by its class and its config: it "
+        "seems to differ from that of runs of other versions"
+    )
+    return optional(loss, "_fn_kwargs", keras.losses.MeanSquaredError, lost)
 
 
 def symbolic_inputs(model):

@@ -55,24 +55,7 @@ _CLOSED = (
 
 
 def run_and_restore(function, *args):
-    """Call a traced function and restore every variable that it assigns.
-
-    Args:
-        function: a `tf.function`, or a concrete one.
-        *args: its arguments, without variables among them.
-
-    Returns:
-        What the function returns.
-
-    Example:
-
-    >>> import tensorflow as tf
-    >>> from keras_pergrad.keras_internals.model_state import run_and_restore
-    >>> count = tf.Variable(0)
-    >>> step = tf.function(lambda: count.assign_add(1))
-    >>> int(run_and_restore(step)), int(count)
-    (1, 0)
-    """
+    """Call a traced function and restore every variable that it assigns."""
     concrete = function
     if isinstance(function, tf.types.experimental.PolymorphicFunction):
         concrete = function.get_concrete_function(*args)
@@ -81,34 +64,23 @@ def run_and_restore(function, *args):
 
 
 def assigned_variables(function):
-    """List what a concrete function assigns, also in loops and calls.
-
-    Args:
-        function: a concrete function.
-
-    Returns:
-        A tuple of `Handle`s of variables that exist outside of the function.
-    """
-    found = _assigned.get(function)
-    if found is None:
+    """List as `Handle`s what a function assigns, also in loops and calls."""
+    handles = _assigned.get(function)
+    if handles is None:
         inside = {id(t) for t in assigned_inputs(function.graph)}
         outside = function.captured_inputs
         captures = function.graph.inputs[-len(outside) :] if outside else []
-        found = tuple(
+        handles = tuple(
             Handle(handle)
             for handle, tensor in zip(outside, captures)
             if id(tensor) in inside and Handle.is_variable(handle)
         )
-        _assigned[function] = found
-    return found
+        _assigned[function] = handles
+    return handles
 
 
 class Handle:
-    """A variable behind a resource handle, even if its object is deleted.
-
-    Args:
-        tensor: the handle, an eager tensor.
-    """
+    """A variable behind a resource handle, even if its object is deleted."""
 
     def __init__(self, tensor):
         self.tensor = tensor
@@ -141,11 +113,7 @@ class Handle:
 
 @contextlib.contextmanager
 def kept(variables):
-    """Give variables their present values back at the end.
-
-    Args:
-        variables: `tf.Variable`s or `Handle`s.
-    """
+    """Give variables, or `Handle`s, their present values back at the end."""
     saved = [
         (v, v.read() if isinstance(v, Handle) else tf.identity(v))
         for v in variables
@@ -159,11 +127,8 @@ def kept(variables):
 
 @contextlib.contextmanager
 def random_state_kept():
-    """Keep the random states of the process unchanged by the code inside.
-
-    These are the states of TensorFlow's eager ops, which a global seed makes
-    repeatable, and of Python and NumPy, from which Keras draws its seeds.
-    """
+    """Keep the random states of TensorFlow, Python and NumPy unchanged."""
+    # Keras draws its seeds from those of Python and NumPy.
     eager = context.context()
     seeds = getattr(eager, "_rng", None)
     python, numpy = random.getstate(), np.random.get_state()
@@ -192,13 +157,7 @@ def losses_kept(model):
 
 @contextlib.contextmanager
 def unchanged(model):
-    """Leave a model, and the process's random states, as they are now.
-
-    For code that runs the model op by op; it copies every variable.
-
-    Args:
-        model: a built `keras.Model`, compiled or not.
-    """
+    """Leave a model and the random states as they are, by copies of all."""
     with (
         random_state_kept(),
         losses_kept(model),
@@ -208,11 +167,7 @@ def unchanged(model):
 
 
 def variables_of(model):
-    """List every `tf.Variable` that a forward pass of a model may assign.
-
-    These are variables of layers, plain ones that Keras does not know
-    included, of metrics, and seeds, also Keras's global seed.
-    """
+    """List each `tf.Variable` that a forward pass may assign, also seeds."""
     compile_loss = compiled_loss(model)
     metrics = [*model.metrics, *getattr(compile_loss, "metrics", ())]
     variables = [
@@ -222,20 +177,12 @@ def variables_of(model):
     seed = shared_seed_state()
     if seed is not None:
         variables.append(seed)
-    found = [v.value for v in variables]
-    found += plain_variables(layers_of(model))
-    return list({id(v): v for v in found}.values())
+    values = [v.value for v in variables] + plain_variables(layers_of(model))
+    return list({id(v): v for v in values}.values())
 
 
 class ModelState:
-    """Every number of a model: weights, seeds, metrics, optimizer.
-
-    As a context manager it restores the numbers at the end, also after an
-    error, and leaves no loss of a traced step behind.
-
-    Args:
-        model: a built and compiled `keras.Model`.
-    """
+    """Every number of a compiled model; as a context it restores them."""
 
     def __init__(self, model):
         variables = variables_of(model)
@@ -262,7 +209,7 @@ class ModelState:
 
 def plain_variables(layers):
     """Return the `tf.Variable`s that layers hold without Keras's knowledge."""
-    found, seen = [], {}
+    variables, seen = [], {}
     waiting = [value for layer in layers for value in vars(layer).values()]
     while waiting:
         this = waiting.pop()
@@ -270,28 +217,20 @@ def plain_variables(layers):
             continue
         seen[id(this)] = this
         if isinstance(this, tf.Variable):
-            found.append(this)
+            variables.append(this)
         elif isinstance(this, tf.random.Generator):
-            found.append(this.state)
+            variables.append(this.state)
         elif isinstance(this, dict):
             waiting += this.values()
         elif isinstance(this, (list, tuple, set, frozenset)):
             waiting += this
         elif isinstance(this, tf.Module):
             waiting += vars(this).values()
-    return found
+    return variables
 
 
 def captured_from(graph):
-    """Return what the tensors captured by a graph stand for.
-
-    Args:
-        graph: a graph, in others or not.
-
-    Returns:
-        The id of a tensor in the graph or in one around it → the tensor from
-        which it was captured in the first place, in most cases an eager one.
-    """
+    """Return id of a captured tensor → the tensor where it comes from."""
     if not is_function(graph):
         return {}
     around = captured_from(graph_around(graph))
@@ -306,7 +245,7 @@ def assigned_inputs(graph):
     """List the inputs of a function's graph that some op inside assigns."""
     # Each handle is followed from op to op: alias → input.
     origin = {id(tensor): tensor for tensor in graph.inputs}
-    found = []
+    assigned = []
     for op in graph.get_operations():
         taken = [
             (place, origin.get(id(tensor)))
@@ -319,7 +258,7 @@ def assigned_inputs(graph):
             origin[id(op.outputs[0])] = taken[0][1]
             continue
         places = _assigned_places(op)
-        found += [
+        assigned += [
             tensor
             for place, tensor in taken
             if tensor is not None and (places is None or place in places)
@@ -327,7 +266,7 @@ def assigned_inputs(graph):
         if op.type in ("While", "StatelessWhile"):  # passes its inputs on
             for place, tensor in taken:
                 origin[id(op.outputs[place])] = tensor
-    return found
+    return assigned
 
 
 def _assigned_places(op):
@@ -345,11 +284,8 @@ def _assigned_places(op):
 
 
 def bodies(op):
-    """Return the graphs of the functions that an op calls.
-
-    None, if one of them has no graph, as those of TensorFlow 1.
-    """
-    found = []
+    """Return the graphs of functions that an op calls; None: one has none."""
+    graphs = []
     for name, attr in op.node_def.attr.items():
         if name.startswith("_"):
             continue
@@ -357,5 +293,5 @@ def bodies(op):
         for function in functions:
             known = called_function(op.graph, function.name)
             if known is not None:
-                found.append(getattr(known, "graph", None))
-    return [] if None in found else found
+                graphs.append(getattr(known, "graph", None))
+    return [] if None in graphs else graphs

@@ -12,16 +12,11 @@ STATE = "noise_state"
 
 
 class Noise(SavedState):
-    """A source of noise, new in each step, that goes on after a restart.
+    """Noise that is new in each step and goes on after a restart."""
 
-    Under a `tf.distribute` strategy create it in the strategy's scope: each
-    replica would advance a generator from outside.
-
-    Args:
-        seed: an integer, or None.
-        **kept: other numbers to keep from step to step. Each becomes an
-            attribute of that name, a `keras.Variable`.
-    """
+    # Under a `tf.distribute` strategy create it in the strategy's scope: each
+    # replica would advance a generator from outside. Each number in `kept`
+    # becomes an attribute of that name, a `keras.Variable`.
 
     #: Whether it holds a count of updates that must not be lost.
     begun = False
@@ -41,10 +36,7 @@ class Noise(SavedState):
             setattr(self, name, variable)
 
     def go_on_from(self, before):
-        """Continue where the noise of a former compile() has stopped.
-
-        Repeated noise could be removed from a step.
-        """
+        """Continue the noise of a former compile(): do not repeat it."""
         self._set(np.asarray(before.generator.state))
         for name in self.kept:
             if name in before.kept:

@@ -19,11 +19,7 @@ _SECONDS = 120
 
 
 def defect(graph):
-    """Return the error that a step would cause on the CPU, or None.
-
-    Args:
-        graph: the graph of the traced step.
-    """
+    """Return the error that a traced step would cause on the CPU, or None."""
     for op in _operations(graph):
         shape = _shape(op)
         if shape is not None:

@@ -13,11 +13,7 @@ from tensorflow.python.framework import op_callbacks, op_def_registry
 
 @contextlib.contextmanager
 def each_op(note):
-    """Have `note` called for each op that runs, or is made, inside.
-
-    Args:
-        note: `note(op_type, inputs, attrs, outputs, op_name, graph)`.
-    """
+    """Have `note` called for each op that runs, or is made, inside."""
     op_callbacks.add_op_callback(note)
     try:
         yield

@@ -9,21 +9,18 @@ import tensorflow as tf
 
 
 def all_of(optimizer):
-    """List an optimizer and all inside of it, from the outside in.
-
-    Args:
-        optimizer: a Keras optimizer or None. A `MultiOptimizer` whose parts a
-            function chooses knows them once it is built.
-    """
-    found, waiting = [], [optimizer]
+    """List an optimizer and all inside of it, from the outside in."""
+    # A `MultiOptimizer` whose parts a function chooses knows them once built.
+    optimizers: list = []
+    waiting = [optimizer]
     while waiting:
         this = waiting.pop(0)
-        if this is None or any(this is other for other in found):
+        if this is None or any(this is other for other in optimizers):
             continue
-        found.append(this)
+        optimizers.append(this)
         waiting.append(getattr(this, "inner_optimizer", None))
         waiting += getattr(this, "optimizers", None) or []
-    return found
+    return optimizers
 
 
 def loss_scale(optimizer):

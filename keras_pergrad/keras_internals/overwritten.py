@@ -20,21 +20,7 @@ def is_overwritten(variable):
 
 
 class SetApart:
-    """Leaves these variables out of a model's trainable ones while it is open.
-
-    Args:
-        model: a built model.
-
-    Example:
-
-    ```python
-    with SetApart(model) as apart:
-        with apart.watched():
-            loss = ...  # one forward pass of the whole batch
-        gradients = ...  # of the others
-    gradients = apart.merged(gradients, loss)
-    ```
-    """
+    """Leaves these variables out of a model's trainable ones while open."""
 
     def __init__(self, model):
         self._all = list(model.trainable_variables)
@@ -63,13 +49,7 @@ class SetApart:
             yield
 
     def merged(self, gradients, target=None):
-        """Return the gradients of all trainable variables, in their order.
-
-        Args:
-            gradients: those of the other variables.
-            target: the loss of the whole batch, scaled as for the optimizer;
-                without it, these variables get None.
-        """
+        """Return all gradients in order; without `target` None for these."""
         if not self.variables:
             return gradients
         own = [None] * len(self.variables)
@@ -81,19 +61,11 @@ class SetApart:
 
 
 def require_none(model, what):
-    """Refuse these variables where the batch does not stay whole.
-
-    Args:
-        model: a built model.
-        what: what takes the batch apart, for the message.
-
-    Raises:
-        ValueError: the model has such variables.
-    """
-    found = [v.path for v in model.trainable_variables if is_overwritten(v)]
-    if found:
+    """Refuse these variables where `what` takes the batch apart."""
+    paths = [v.path for v in model.trainable_variables if is_overwritten(v)]
+    if paths:
         raise ValueError(
-            f"{found[0]!r} and {len(found) - 1} other variables are "
+            f"{paths[0]!r} and {len(paths) - 1} other variables are "
             "overwritten with their gradient (overwrite_with_gradient=True, "
             "as in float8 layers). Expected the whole batch, of which their "
             f"new value is made. Received: {what}. Use gradient_mode='batch', "

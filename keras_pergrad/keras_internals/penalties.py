@@ -17,11 +17,7 @@ from keras_pergrad.common.patching import attribute
 
 
 class Penalties:
-    """What the loss of a model does with the penalties on its weights.
-
-    Args:
-        model: a model.
-    """
+    """What the loss of a model does with the penalties on its weights."""
 
     def __init__(self, model):
         self.variables = list(model.trainable_variables)
@@ -58,15 +54,7 @@ class Penalties:
         return function
 
     def gradients(self, loss):
-        """Return the gradient of the penalties in the loss, per variable.
-
-        Args:
-            loss: the loss that was computed inside `noted`, not scaled.
-
-        Returns:
-            A list in the order of the model's trainable variables; None for
-            those without.
-        """
+        """Return the penalties' gradients in the unscaled `noted` loss."""
         if not self._watched:
             return regularization_gradients(self.variables)
         weights = {id(v): None for v in self._watched}
@@ -83,10 +71,7 @@ class Penalties:
 
 @contextlib.contextmanager
 def without_gradients(variables):
-    """Let regularisers of the variables have their values, but no gradient.
-
-    They belong to no sample; their gradient is added after aggregation.
-    """
+    """Let regularisers have values, but no gradient: it is added later."""
     with contextlib.ExitStack() as stack:
         for variable in variables:
             before = variable.regularizer
@@ -109,15 +94,9 @@ class _Apart:
 
 
 def regularization_gradients(variables, weights=None):
-    """Return the regularisers' gradient at each variable, or None.
-
-    A regulariser may read other variables than its own.
-
-    Args:
-        variables: trainable variables.
-        weights: the factor of each penalty, by the id of its variable (None:
-            the penalty is left out); by default all are 1.
-    """
+    """Return the regularisers' gradient at each variable, or None."""
+    # One may read other variables than its own. `weights`: the factor of each
+    # penalty by the id of its variable, or None to leave it out.
     penalized = [
         v
         for v in variables

@@ -17,18 +17,15 @@ def require_compiled(model, name):
 
 
 class FitHooks:
-    """A base of models that build for all replicas, and choose their logs.
+    """A base of models that build for all replicas, and choose their logs."""
 
-    A model defines `_logs_of_epoch(logs, otherwise)`: it returns the logs of an
-    epoch from those of its last step, or what `otherwise(logs)` gives.
-    """
+    # A model defines `_logs_of_epoch(logs, otherwise)`: an epoch's logs from
+    # those of its last step, or what `otherwise(logs)` gives.
 
     def _maybe_symbolic_build(self, iterator=None, data_batch=None):
-        """Build all that is shared by replicas before they take their turns.
-
-        Keras takes the mean of the batches of all replicas, which fails on
-        several workers; what one of them gets has the same shapes.
-        """
+        """Build all that is shared by replicas before they take their turns."""
+        # Keras takes the mean of the batches of all replicas, which fails on
+        # several workers; what one of them gets has the same shapes.
         with strategies.scope_of(self):
             model: Any = self
             strategy = model._distribute_strategy

@@ -13,12 +13,8 @@ import tensorflow as tf
 from keras_pergrad.keras_internals import replicas
 
 
-def found(variables, update):
-    """Return what `update()` would add to variables that are sums.
-
-    Returns:
-        One tensor for each of `variables`.
-    """
+def additions(variables, update):
+    """Return what `update()` would add to each variable, which is a sum."""
     zeros = [(v, tf.zeros(v.shape, v.dtype)) for v in variables]
     with keras.StatelessScope(zeros) as scope:
         update()
@@ -27,13 +23,7 @@ def found(variables, update):
 
 
 def add(variables, values, whole=False):
-    """Add to the variables of metrics on one of several replicas.
-
-    Args:
-        variables: Keras variables.
-        values: what this replica has found.
-        whole: whether each replica has found the same, for all samples.
-    """
+    """Add a replica's values to metrics; `whole`: of all replicas' samples."""
     context = tf.distribute.get_replica_context()
     is_first = tf.equal(context.replica_id_in_sync_group, 0)
     for variable, value in zip(variables, values):
@@ -50,6 +40,6 @@ def add(variables, values, whole=False):
 def update(variables, function, whole=False):
     """Call `function()`, which updates metrics with these variables."""
     if replicas.several():
-        add(variables, found(variables, function), whole)
+        add(variables, additions(variables, function), whole)
     else:
         function()

@@ -13,6 +13,7 @@ import contextlib
 import keras
 import tensorflow as tf
 
+from keras_pergrad.keras_internals.batches import map_tensors, refilled
 from keras_pergrad.keras_internals.model_parts import layers_of
 from keras_pergrad.keras_internals.optimizers import all_of
 
@@ -24,19 +25,13 @@ def several():
 
 
 def total(values):
-    """Return the sum over all replicas of each tensor, on every replica.
-
-    Args:
-        values: a nested structure of floating tensors and None.
-    """
+    """Return the sum over all replicas of each tensor, on every replica."""
     tensors = [t for t in tf.nest.flatten(values) if t is not None]
     if not several() or not tensors:
         return values
     context = tf.distribute.get_replica_context()
-    summed = iter(context.all_reduce(tf.distribute.ReduceOp.SUM, tensors))
-    return tf.nest.map_structure(
-        lambda t: None if t is None else next(summed), values
-    )
+    summed = context.all_reduce(tf.distribute.ReduceOp.SUM, tensors)
+    return refilled(values, summed)
 
 
 def any_of(flag):
@@ -59,50 +54,33 @@ def gathered(values):
 
 
 def from_first_replica(values):
-    """Return what the first replica has, on every replica.
-
-    Args:
-        values: a list of tensors and None.
-    """
+    """Return the list that the first replica has, on every replica."""
     if not several():
         return values
     context = tf.distribute.get_replica_context()
     is_first = tf.equal(context.replica_id_in_sync_group, 0)
     return total(
-        [
-            None if t is None else tf.where(is_first, t, tf.zeros_like(t))
-            for t in values
-        ]
+        map_tensors(lambda t: tf.where(is_first, t, tf.zeros_like(t)), values)
     )
 
 
 def present(samples, values):
-    """Return the values, or zeros on a replica without a sample.
-
-    Args:
-        samples: how many samples the replica has.
-        values: a nested structure of tensors and None.
-    """
+    """Return the values, or zeros on a replica without a sample."""
     if not several():
         return values
-    return tf.nest.map_structure(
-        lambda t: (
-            None
-            if t is None
-            else tf.where(
-                samples > 0, t, tf.zeros_like(tf.convert_to_tensor(t))
-            )
+    return map_tensors(
+        lambda t: tf.where(
+            samples > 0, t, tf.zeros_like(tf.convert_to_tensor(t))
         ),
         values,
     )
 
 
 class Postponed(keras.StatelessScope):
-    """A scope that holds back assignments and `add_loss` terms of layers.
+    """A scope that holds back assignments and `add_loss` terms of layers."""
 
-    Replicas take turns wherever a layer assigns a shared variable. Without the
-    scope, the `losses` of one replica would go to another.
-    """
+    # Replicas take turns where a layer assigns a shared variable. Without the
+    # scope, the `losses` of one replica would go to another.
 
     def __init__(self):
         super().__init__(collect_losses=True)
@@ -113,11 +91,7 @@ class Postponed(keras.StatelessScope):
         super().add_update(update)
 
     def assign(self, samples):
-        """Assign what was held back; to be called outside of the scope.
-
-        Args:
-            samples: how many samples were used: statistics of none are NaN.
-        """
+        """Assign what was held back; statistics of no sample are NaN."""
         for variable in self._updated.values():
             value = self.get_current_value(variable)
             if value.dtype.is_floating:
@@ -127,10 +101,7 @@ class Postponed(keras.StatelessScope):
 
 
 def waiting(model):
-    """Return the layers in whose call the replicas wait for each other.
-
-    They must not wait in a loop or a condition of one replica.
-    """
+    """Return layers in which replicas wait for each other: not in a loop."""
     if not several():
         return []
     return [
@@ -141,13 +112,8 @@ def waiting(model):
 
 
 def when(condition, function):
-    """Call `function()` on every replica if a condition, shared by all, holds.
-
-    Args:
-        condition: a boolean scalar, equal on all replicas.
-        function: must not use tensors of the replica that calls this, and
-            returns nothing.
-    """
+    """Call `function()` on each replica if a condition, equal on all, holds."""
+    # It must not use tensors of the replica that calls this; returns nothing.
     if not several():
         tf.cond(condition, function, lambda: None)
         return
@@ -180,11 +146,9 @@ def apply(optimizer, gradients, variables):
 
 @contextlib.contextmanager
 def _summed_before(optimizer):
-    """Keep the optimizer from adding up the gradients a second time.
-
-    The replicas take turns, so one may enter before another leaves. The last
-    one to leave restores the method.
-    """
+    """Keep the optimizer from adding up the gradients a second time."""
+    # The replicas take turns, so one may enter before another leaves. The last
+    # one to leave restores the method.
     name = "_all_reduce_sum_gradients"
     method = vars(optimizer).get(name)
     if not isinstance(method, _AsGiven):

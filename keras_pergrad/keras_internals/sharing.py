@@ -44,18 +44,9 @@ _COMPILED = (
 
 
 def shared(model, cls, base):
-    """Return a `cls` with the layers, weights and attributes of a model.
-
-    Args:
-        model: a built model.
-        cls: a subclass of the model's class and of `base`.
-        base: the class whose `__init__` is called; that of the model's class
-            is not.
-
-    Returns:
-        An object that is not compiled. Attributes are those of the model at
-        this moment; what they refer to is shared.
-    """
+    """Return a `cls`, not compiled, with the attributes of a built model."""
+    # `base.__init__` is called, that of the model's class is not. Attributes
+    # are those of this moment; what they refer to is shared.
     twin = cls.__new__(cls)
     # Before all else, so that the weights come in the same order.
     for _, tracked in model._tracker.config.values():
@@ -82,10 +73,7 @@ def _initialize(twin, model, base):
 
 
 def derived_class(cls, front, back=None):
-    """Return a class of `front`, a class and `back`, in this order.
-
-    Its `original_class` is `cls`, or what this has been derived from so.
-    """
+    """Return a class of `front`, `cls`, its `original_class`, and `back`."""
     if issubclass(cls, front):
         cls = cls.original_class
     return _derived_class(cls, front, back)

@@ -20,11 +20,7 @@ SERVED = (
 
 
 def scope_of(model):
-    """Return the scope of the strategy a model was created under, if any.
-
-    Raises:
-        ValueError: the strategy is not supported, or another one is active.
-    """
+    """Return the scope of the model's strategy, if any; refuse unknown ones."""
     strategy = model._distribute_strategy
     if (
         tf.distribute.has_strategy()
@@ -55,11 +51,7 @@ def require_served(strategy):
 
 
 def require_inside(model):
-    """Refuse objects created outside of the scope of the model's strategy.
-
-    Raises:
-        ValueError: the optimizer, a weight or a metric was created outside.
-    """
+    """Refuse what was created outside of the scope of the strategy."""
     strategy = model._distribute_strategy
     if strategy is None or strategy.num_replicas_in_sync == 1:
         return
@@ -100,13 +92,9 @@ def on_several_workers(strategy):
 
 
 def first_part(strategy, iterator):
-    """Return the first local replica's part of a batch, or the specs of it.
-
-    Args:
-        strategy: the model's strategy.
-        iterator: Keras's iterator over an epoch. Nothing is taken from it if
-            its dataset knows the shapes: a generator gives a batch only once.
-    """
+    """Return the first local replica's part of a batch, or the specs of it."""
+    # Nothing is taken from an iterator whose dataset knows the shapes: a
+    # generator gives a batch only once.
     specs = tf.nest.map_structure(
         lambda spec: getattr(spec, "_value_specs", [spec])[0],
         iterator._distributed_dataset.element_spec,
@@ -124,11 +112,9 @@ def _has_rank(spec):
 
 
 def as_logs(logs):
-    """Return what a step returns, as Keras reduces it over the replicas.
-
-    On several workers Keras also takes the mean over the first axis, which a
-    scalar does not have.
-    """
+    """Return what a step returns, as Keras reduces it over the replicas."""
+    # On several workers Keras also takes the mean over the first axis, which a
+    # scalar does not have.
     if not on_several_workers(tf.distribute.get_strategy()):
         return logs
     return tf.nest.map_structure(lambda t: tf.reshape(t, [1]), logs)

@@ -33,11 +33,7 @@ def eagerly():
 
 
 def function_definition(name):
-    """Return the `FunctionDef` of an eager function; None: it has none.
-
-    Raises:
-        LookupError: no function has this name.
-    """
+    """Return a `FunctionDef`, or None; LookupError: no such function."""
     context = eager_context.context()
     if not context.has_function(name):
         raise LookupError(name)
@@ -51,17 +47,11 @@ def placed_since():
 
 @contextlib.contextmanager
 def placed_graphs(again):
-    """Yield a list that gets the `RunMetadata` when the block ends.
-
-    Collection is one flag for the whole process, and exporting drains what
-    was collected: do not nest.
-
-    Args:
-        again: whether functions called inside are to be placed again. A
-            function's placement is cached under its configuration; an equal
-            configuration with another timeout misses that cache. Nothing
-            is traced again.
-    """
+    """Yield a list that gets the `RunMetadata` when the block ends."""
+    # Collection is one flag for the whole process, exporting drains what was
+    # collected: do not nest. `again`: a placement is cached under its
+    # configuration; an equal one with another timeout misses the cache, so that
+    # functions are placed again. Nothing is traced again.
     context = eager_context.context()
     context.ensure_initialized()
     options = context.function_call_options

@@ -24,11 +24,7 @@ def is_inspecting():
 
 
 def traced_functions():
-    """Let `tf.function`s that are called inside be traced.
-
-    `tf.config.run_functions_eagerly(True)` would prevent this. The setting is
-    restored at the end.
-    """
+    """Let `tf.function`s inside be traced, even if they are to run eagerly."""
     return _functions_run_eagerly(False)
 
 
@@ -51,10 +47,7 @@ def _functions_run_eagerly(wanted):
 
 
 def traced_once(function, *arguments):
-    """Return what `function(*arguments)` gives, computed in a graph of its own.
-
-    The arguments are inputs of that graph, as the samples of a step must be.
-    """
+    """Return `function(*arguments)`, whose arguments are a graph's inputs."""
     with traced_functions():
         traced = tf.function(function, autograph=False)
         return traced.get_concrete_function(*arguments)(*arguments)

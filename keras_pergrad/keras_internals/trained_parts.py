@@ -24,11 +24,7 @@ _OF_KERAS_HUB = ("_lora_rank", "_lora_enabled_layers")
 
 
 class LoRA(SavedState):
-    """The variables of layers with LoRA as they are: not merged.
-
-    Args:
-        model: the model that has this as its attribute `ATTRIBUTE`.
-    """
+    """The variables of layers with LoRA as they are, not merged, for saving."""
 
     def __init__(self, model):
         # A weak reference, or Keras would go through the model again.
@@ -59,14 +55,7 @@ class LoRA(SavedState):
 
 
 def config_of(model):
-    """Describe which parts of a model are trained.
-
-    Args:
-        model: a `keras.Model`.
-
-    Returns:
-        A dict for `restore` and JSON; None if the model is not built.
-    """
+    """Describe for `restore`, as JSON, what is trained; None: not built."""
     if not model.built:
         return None
     layers = _layers(model)
@@ -88,13 +77,7 @@ def config_of(model):
 
 
 def restore(model, config):
-    """Restore which parts of a model are trainable, and add LoRA weights.
-
-    Args:
-        model: a model, made anew from its config.
-        config: as from `config_of`; with None, or if the model is not built,
-            nothing is done.
-    """
+    """Restore which parts of a new model are trained, and add LoRA weights."""
     if config is None or not model.built:
         return
     layers = _by_place(model, config)
@@ -127,17 +110,15 @@ def _with_variables(layers):
 
 
 def _by_place(model, config):
-    """Return the layers that were saved, by their place; None if others.
-
-    Layers without variables may be there only later, such as those that a
-    tokenizer makes when its vocabulary is loaded, which is after `restore`.
-    """
+    """Return the layers that were saved, by their place; None if others."""
+    # Layers without variables may be there only later, such as those that a
+    # tokenizer makes when its vocabulary is loaded, which is after `restore`.
     layers = _layers(model)
     if len(layers) == len(config["layers"]):
         return dict(enumerate(layers))
-    found = [layers[at] for at in _with_variables(layers)]
-    if len(found) == len(config["with_variables"]):
-        return dict(zip(config["with_variables"], found))
+    with_variables = [layers[at] for at in _with_variables(layers)]
+    if len(with_variables) == len(config["with_variables"]):
+        return dict(zip(config["with_variables"], with_variables))
     _warn(model, "layers", len(layers), len(config["layers"]))
     return None
 
@@ -150,10 +131,10 @@ def _lora_of(layer):
     return arguments
 
 
-def _warn(model, what, found, expected):
+def _warn(model, what, received, expected):
     warnings.warn(
         f"Model {model.name!r} was saved with {expected} {what} and is made "
-        f"anew with {found}: which of them were trainable is not restored. "
+        f"anew with {received}: which of them were trainable is not restored. "
         "Set `trainable` of its layers, and compile it again.",
         stacklevel=2,
     )

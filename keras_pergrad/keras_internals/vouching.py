@@ -6,11 +6,7 @@ from keras_pergrad.keras_internals.model_parts import layers_of
 
 
 def vouched_names(model, names):
-    """Return what `compile(vouched=...)` was given, a tuple.
-
-    Raises:
-        ValueError: something in it names no layer of the model and no op.
-    """
+    """Return `compile(vouched=...)` as a tuple; refuse what names nothing."""
     if isinstance(names, str):
         names = [names]
     names = tuple(names)

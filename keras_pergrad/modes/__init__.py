@@ -41,8 +41,8 @@ def get(identifier):
     if isinstance(getattr(identifier, "gradient_mode", None), GradientMode):
         raise TypeError(
             "Expected a gradient mode. Received an object that has one, of "
-            f"type {type(identifier).__name__}; write "
-            "gradient_mode=that_object.gradient_mode."
+            f"type {type(identifier).__name__}; if it is named `private`, "
+            "write gradient_mode=private.gradient_mode."
         )
     return gradient_modes.get(identifier)
 

@@ -215,7 +215,10 @@ def _inner(identifier):
             "its microbatches. Received: statistics=True"
         )
     if _can_be_inner(type(mode)):
-        step, part = (_definer(mode, n) for n in ("step", "partial_sums"))
+        step, part = (
+            next(cls for cls in type(mode).__mro__ if name in vars(cls))
+            for name in ("step", "partial_sums")
+        )
         if issubclass(step, part) and step is not part:
             raise ValueError(
                 "`inner` finds the gradient of each microbatch by its "
@@ -235,11 +238,6 @@ def _inner(identifier):
 def _can_be_inner(cls):
     defined = cls.partial_sums is not GradientMode.partial_sums
     return defined and not issubclass(cls, Accumulated)
-
-
-def _definer(mode, name):
-    """Return the class that defines a method of a mode."""
-    return next(cls for cls in type(mode).__mro__ if name in vars(cls))
 
 
 gradient_modes.register("accumulated", Accumulated)

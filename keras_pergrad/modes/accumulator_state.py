@@ -9,22 +9,16 @@ from keras_pergrad.modes.microbatch_sums import divided
 
 
 class AccumulatorState(SavedState):
-    """The sums of gradients of numerators, and of denominators, over batches.
-
-    It is saved and loaded with the weights of its model. Training goes on
-    after a restart as if it had not stopped.
-
-    Attributes:
-        count: a variable: how many batches have been added.
-    """
+    """The sums over batches of denominators and of numerators' gradients."""
 
     def __init__(self):
+        #: How many batches have been added.
         self.count = _variable("pending_batches", np.zeros((), "int32"))
         self.mask_epsilons = {}
         self._keys = None
         self._values_of_a_sample = None
+        # By the key of a group and the id of a variable; None: its denominator.
         self._sums = {}
-        self._denominators = {}
         self._loaded = {}
 
     def values_of_a_sample(self, now):
@@ -44,39 +38,34 @@ class AccumulatorState(SavedState):
         self._keys, self.mask_epsilons = set(groups), mask_epsilons
         added = [(self.count, 1)]
         for key, (gradients, denominator) in groups.items():
-            added += self._of_group(key, gradients, denominator, variables)
+            for k, (variable, g) in enumerate(zip(variables, gradients)):
+                if g is not None:
+                    place, name = (key, id(variable)), f"pending_{key}_{k}"
+                    added.append((self._sum(place, name, variable), g))
+            if denominator is not None:
+                total = self._sum((key, None), f"pending_{key}")
+                added.append((total, denominator))
         # All or nothing: first every check in the sums must have passed.
         sums = [t for t in tf.nest.flatten(groups) if t is not None]
         with tf.control_dependencies(sums):
             _add_all(added)
 
-    def _of_group(self, key, gradients, denominator, variables):
-        """Yield the sums of a group, and what to add to each."""
-        for k, (variable, gradient) in enumerate(zip(variables, gradients)):
-            if gradient is None:
-                continue
-            if (key, id(variable)) not in self._sums:
-                self._create(key, k, variable)
-            yield self._sums[key, id(variable)], gradient
-        if denominator is None:
-            return
-        if key not in self._denominators:
-            self._denominators[key] = self._made(
-                f"pending_{key}", (), keras.config.floatx()
-            )
-        yield self._denominators[key], denominator
-
-    def _create(self, key, k, variable):
-        self._sums[key, id(variable)] = self._made(
-            f"pending_{key}_{k}", variable.shape, variable.dtype
-        )
+    def _sum(self, place, name, variable=None):
+        if place not in self._sums:
+            shape, dtype = (), keras.config.floatx()
+            if variable is not None:
+                shape, dtype = variable.shape, variable.dtype
+            # Replicas create it together, each with the loaded value.
+            value = self._loaded.get(name, np.zeros(shape))
+            self._sums[place] = _variable(name, np.asarray(value, dtype))
+        return self._sums[place]
 
     def gradients(self, variables):
         """Return the gradient of all added batches, for each variable."""
         groups = {
             key: (
-                [_value(self._sums.get((key, id(v)))) for v in variables],
-                _value(self._denominators.get(key)),
+                [self._value(key, id(v)) for v in variables],
+                self._value(key),
             )
             for key in sorted(self._keys or ())
         }
@@ -85,7 +74,11 @@ class AccumulatorState(SavedState):
     @property
     def rows(self):
         """The number of added samples; None if no term is divided by it."""
-        return _value(self._denominators.get("rows"))
+        return self._value("rows")
+
+    def _value(self, key, of=None):
+        total = self._sums.get((key, of))
+        return None if total is None else tf.convert_to_tensor(total)
 
     @property
     def waiting(self):
@@ -104,25 +97,16 @@ class AccumulatorState(SavedState):
 
     @property
     def _variables(self):
-        return [
-            self.count,
-            *self._sums.values(),
-            *self._denominators.values(),
-        ]
-
-    def _made(self, name, shape, dtype):
-        # Replicas create it together, each with the loaded value.
-        value = self._loaded.get(name, np.zeros(shape))
-        return _variable(name, np.asarray(value, dtype))
+        return [self.count, *self._sums.values()]
 
     def save_own_variables(self, store):
-        for variable in self._variables:
-            store[variable.name] = np.asarray(_value(variable))
-        # Loaded values that were not needed since then.
-        made = {variable.name for variable in self._variables}
-        for name, value in self._loaded.items():
-            if name not in made:
-                store[name] = value
+        made = {
+            variable.name: np.asarray(tf.convert_to_tensor(variable))
+            for variable in self._variables
+        }
+        # Also loaded values that were not needed since then.
+        for name, value in {**self._loaded, **made}.items():
+            store[name] = value
 
     def load_own_variables(self, store):
         names = list(store.keys())
@@ -152,7 +136,3 @@ def _variable(name, value):
         return keras.Variable(
             value, dtype=value.dtype.name, trainable=False, name=name
         )
-
-
-def _value(variable):
-    return None if variable is None else tf.convert_to_tensor(variable)

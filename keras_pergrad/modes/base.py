@@ -148,7 +148,7 @@ class GradientMode(Configured):
             return one_step.of_parts(parting, model, batch)
         if self.needs_graph and tf.executing_eagerly():
             return _traced(self, model, batch)
-        return one_step.of_whole(self, model, batch)
+        return one_step.of_whole(self, model, batch)[0]
 
     def require(self, model):
         """Refuse a model that the mode cannot train."""
@@ -197,11 +197,6 @@ class GradientMode(Configured):
             return logged
         return {**self.aggregation.log_metrics, **logged}
 
-    @classmethod
-    def from_config(cls, config):
-        """Return a mode made from what `get_config` returns."""
-        return cls(**config)
-
 
 gradient_modes = Registry("gradient mode", GradientMode)
 """The registered modes by name, a `Registry`."""
@@ -247,15 +242,21 @@ def register_gradient_mode(name):
 
 
 def _traced(mode, model, batch):
-    """Return an eager step, run as a `tf.function` that the model keeps.
-
-    In Python such a step only builds the graph. On several replicas the work
-    is traced elsewhere.
-    """
+    """Return an eager step, run as a `tf.function` that the model keeps."""
+    # In Python such a step only builds the graph. On several replicas the work
+    # is traced elsewhere.
     key = "step", id(mode), mode.is_watched, ranks(batch)
     reference = weakref.ref(model)
+
+    def compute(*batch):
+        step, _ = one_step.of_whole(mode, reference(), batch)
+        masks = [mask_of(t) for t in _tensors(step.y_pred)]
+        return step.loss, step.y_pred, masks, step.gradients, step.statistics
+
     function = function_cache.kept(
-        model, key, lambda: _traced_function(mode, reference)
+        model,
+        key,
+        lambda: tf.function(compute, autograph=False, reduce_retracing=True),
     )
     with traced_functions():
         loss, y_pred, masks, gradients, statistics = function(*batch)
@@ -263,16 +264,6 @@ def _traced(mode, model, batch):
         if mask is not None:
             set_mask(tensor, mask)
     return Step(loss, y_pred, gradients, statistics)
-
-
-def _traced_function(mode, reference):
-    @tf.function(autograph=False, reduce_retracing=True)
-    def function(*batch):
-        step = one_step.of_whole(mode, reference(), batch)
-        masks = [mask_of(t) for t in _tensors(step.y_pred)]
-        return step.loss, step.y_pred, masks, step.gradients, step.statistics
-
-    return function
 
 
 def _tensors(structure):

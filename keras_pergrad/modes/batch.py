@@ -5,7 +5,7 @@ import warnings
 import tensorflow as tf
 
 from keras_pergrad.keras_internals import replicas
-from keras_pergrad.keras_internals.batches import first_tensor
+from keras_pergrad.keras_internals.batches import sample_count
 from keras_pergrad.keras_internals.loss_fractions import (
     NotAdditive,
     require_parts,
@@ -19,7 +19,7 @@ from keras_pergrad.modes.base import (
     Step,
     gradient_modes,
 )
-from keras_pergrad.modes.microbatch_sums import MicrobatchSums, times
+from keras_pergrad.modes.microbatch_sums import MicrobatchSums, unscaled
 
 
 class Batch(GradientMode):
@@ -48,8 +48,8 @@ class Batch(GradientMode):
             target = model.optimizer.scale_loss(loss)
         gradients = tape.gradient(target, model.trainable_variables)
         # A mean over no samples is NaN.
-        samples = tf.shape(first_tensor(x))[0]
-        loss, gradients = replicas.present(samples, (loss, gradients))
+        both = replicas.present(sample_count(x), (loss, gradients))
+        loss, gradients = both
         return Step(loss, y_pred, gradients)
 
     def partial_sums(self, model, part):
@@ -57,41 +57,26 @@ class Batch(GradientMode):
             y_pred, added = part.call()
             target = part.target(y_pred, added)
         gradients = tape.gradient(target, model.trainable_variables)
-        unscale = None if part.scale is None else 1 / part.scale
-        gradients = [
-            None if g is None else times(tf.convert_to_tensor(g), unscale)
-            for g in gradients
-        ]
-        return PartialSums(y_pred, gradients)
+        return PartialSums(y_pred, unscaled(gradients, part.scale))
 
 
 def evaluate(model, x, y, sample_weight):
-    """Return the loss of a batch, of all replicas if known; nothing is trained.
-
-    Returns:
-        (loss, the outputs for this replica's samples, whether the loss is
-        that of the whole batch, and not Keras's for this replica alone).
-    """
+    """Return (loss, outputs, whether it is that of all replicas) of a batch."""
     try:
-        return *_evaluate(model, x, y, sample_weight), True
+        require_parts(model)
+        kinds = add_loss_reduction.kinds(model, x, training=False)
+        parts = MicrobatchSums(model, x, None, kinds)
+        with replicas.Postponed() as scope:
+            y_pred = call_model(model, x, training=False)
+        scope.assign(parts.count)
+        terms = parts.evaluate(x, y, y_pred, sample_weight)
+        sums = parts.parts_of_loss(terms, scope.losses, parts.own_rows)
+        return parts.loss(parts.totals(sums)), y_pred, True
     except NotAdditive as error:
         _warn(error)
         y_pred = call_model(model, x, training=False)
         loss = total_loss(model, x, y, y_pred, sample_weight, training=False)
-        samples = tf.shape(first_tensor(x))[0]
-        return replicas.present(samples, loss), y_pred, False
-
-
-def _evaluate(model, x, y, sample_weight):
-    require_parts(model)
-    kinds = add_loss_reduction.kinds(model, x, training=False)
-    parts = MicrobatchSums(model, x, None, kinds)
-    with replicas.Postponed() as scope:
-        y_pred = call_model(model, x, training=False)
-    scope.assign(parts.count)
-    terms = parts.evaluate(x, y, y_pred, sample_weight)
-    sums = parts.parts_of_loss(terms, scope.losses, parts.own_rows)
-    return parts.loss(parts.totals(sums)), y_pred
+        return replicas.present(sample_count(x), loss), y_pred, False
 
 
 def _warn(error):

@@ -13,6 +13,7 @@ import keras
 import tensorflow as tf
 
 from keras_pergrad.keras_internals import replicas
+from keras_pergrad.keras_internals.batches import map_tensors, refilled
 from keras_pergrad.keras_internals.compiled_losses import (
     compile_loss_of_samples,
 )
@@ -28,17 +29,7 @@ from keras_pergrad.modes.batch import Batch
 
 
 class LossModel(keras.Model):
-    """A model whose outputs are the losses of samples, (n,).
-
-    Args:
-        owner: the compiled `PerGradModel`, whose layers are used.
-        loss_fn: as `PerGradModel.compute_gradients` takes it.
-        batch: (x, y, sample_weight), the arguments of `loss_fn`.
-        variables: the variables to differentiate with respect to.
-        optimizer: the optimizer that the gradients are for.
-        with_outputs: whether `loss_fn` returns outputs beside the losses, and
-            so does the model.
-    """
+    """A model of a batch whose outputs are the samples' losses, (n,)."""
 
     def __init__(
         self, owner, loss_fn, batch, variables, optimizer, with_outputs
@@ -65,7 +56,7 @@ class LossModel(keras.Model):
         return [v for v in self._chosen if v.trainable or not is_overwritten(v)]
 
     def call(self, inputs):
-        batch = _unpacked(inputs, self._batch)
+        batch = refilled(self._batch, inputs)
         try:
             if not self._with_outputs:
                 return losses_of(self._loss_fn(*batch))
@@ -144,29 +135,9 @@ def _both(result):
 
 
 def gradients_of(
-    owner,
-    loss_fn,
-    batch,
-    variables,
-    optimizer,
-    name=None,
-    return_outputs=False,
+    owner, loss_fn, batch, variables, optimizer, name=None, return_outputs=False
 ):
-    """Return a function's gradients by the compiled mode, logs and outputs.
-
-    Args:
-        owner: the compiled `PerGradModel`.
-        loss_fn, batch, variables, optimizer: as for `LossModel`; None means
-            the owner's variables and optimizer.
-        name: the name of one of several losses, or None: the owner's loss.
-        return_outputs: as `with_outputs` of `LossModel`.
-
-    Returns:
-        (gradients, logs), or (gradients, logs, outputs).
-
-    Raises:
-        ValueError: the mode cannot give gradients inside a step.
-    """
+    """Return a function's gradients by the compiled mode, logs and outputs."""
     mode = owner.gradient_mode
     if return_outputs and isinstance(mode, Accumulated):
         raise ValueError(_NO_OUTPUTS.format(mode=mode))
@@ -177,15 +148,14 @@ def gradients_of(
             "without the strategy, or without a train_step of its own."
         )
     if mode.updates_by_itself:
+        instead = "PerSample(updates='batch')"
+        if isinstance(mode, Accumulated):
+            instead = "Accumulated(steps=1, microbatch_size=...)"
         raise ValueError(
             "compute_gradients() leaves the update to its caller, but "
-            f"gradient_mode={mode!r} calls the optimizer itself. Use "
-            "PerSample(updates='batch'), or Accumulated(steps=1, "
-            "microbatch_size=...)."
+            f"gradient_mode={mode!r} calls the optimizer itself. Use {instead}."
         )
-    batch = tf.nest.map_structure(
-        lambda t: None if t is None else tf.convert_to_tensor(t), batch
-    )
+    batch = map_tensors(tf.convert_to_tensor, batch)
     _build(owner, loss_fn, batch, return_outputs)
     if variables is None:
         variables = owner.trainable_variables
@@ -233,14 +203,7 @@ def require_mode_used(cls, base, mode):
 
 
 def uses_mode(cls, base):
-    """Whether the code of a class's `train_step` shows that it uses the mode.
-
-    It does if it calls `compute_gradients`, or the `train_step` of `base`.
-
-    Args:
-        cls: a subclass of `base`.
-        base: `PerGradModel`.
-    """
+    """Whether a `train_step` calls `compute_gradients` or that of `base`."""
     for owner in cls.__mro__:
         if owner is base:
             return True
@@ -269,13 +232,6 @@ class _MeanOfOutputs(keras.losses.Loss):
         return y_pred
 
 
-def _unpacked(inputs, batch):
-    inputs = iter(inputs)
-    return tf.nest.map_structure(
-        lambda t: None if t is None else next(inputs), batch
-    )
-
-
 @contextlib.contextmanager
 def _explaining_closures(loss_fn):
     """Say what to do if `loss_fn` uses tensors that are no arguments of it."""
@@ -287,12 +243,12 @@ def _explaining_closures(loss_fn):
         of_sizes = names and ("input shapes" if traced else "shape") in text
         if "out of scope" not in text and not of_sizes:
             raise
-        found = ", ".join(map(repr, names)) or "such a tensor"
+        tensors = ", ".join(map(repr, names)) or "such a tensor"
         raise ValueError(
             "`loss_fn` uses tensors of the step that are not its arguments, "
             "and it is called with only some of the samples. Expected all "
             "data of the samples as arguments, also noise that is drawn "
-            f"before. Received: {found} from outside. Pass it, as in "
+            f"before. Received: {tensors} from outside. Pass it, as in "
             "compute_gradients(loss_fn, (x, noise), y). Compute numbers such "
             "as an annealed weight inside `loss_fn`, from variables."
         ) from error
@@ -302,12 +258,12 @@ def _tensors_around(function):
     """Return the names of tensors that a function uses from outside."""
     function = inspect.unwrap(getattr(function, "func", function))
     try:
-        found = inspect.getclosurevars(function)
+        closure = inspect.getclosurevars(function)
     except TypeError:  # an object that can be called
         return []
     return [
         name
-        for name, value in {**found.globals, **found.nonlocals}.items()
+        for name, value in {**closure.globals, **closure.nonlocals}.items()
         if any(isinstance(t, tf.Tensor) for t in _flat(value))
     ]
 
@@ -320,9 +276,8 @@ def _build(owner, loss_fn, batch, return_outputs):
     """Create the weights of layers that no call has built yet."""
     if all(layer.built for layer in inner_layers(owner)):
         return
-    specs = tf.nest.map_structure(
-        lambda t: t if t is None else keras.KerasTensor(t.shape, t.dtype.name),
-        batch,
+    specs = map_tensors(
+        lambda t: keras.KerasTensor(t.shape, t.dtype.name), batch
     )
     trace_symbolically(loss_fn, *specs)
 

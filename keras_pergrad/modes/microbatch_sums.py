@@ -20,7 +20,11 @@ from keras_pergrad.keras_internals import (
     replica_metrics,
     replicas,
 )
-from keras_pergrad.keras_internals.batches import first_tensor
+from keras_pergrad.keras_internals.batches import (
+    first_tensor,
+    map_tensors,
+    sample_count,
+)
 from keras_pergrad.keras_internals.losses import by_kind, noting_losses
 from keras_pergrad.keras_internals.model_parts import (
     call_model,
@@ -30,15 +34,10 @@ from keras_pergrad.keras_internals.penalties import regularization_loss
 
 
 class MicrobatchSums:
-    """A function of a microbatch whose results add up over the batch.
+    """A function of a microbatch whose results add up over the batch."""
 
-    Args:
-        model: the compiled and built model.
-        x: the inputs of the whole batch, or of a replica's share in it.
-        scale: the loss scale, or None.
-        kinds: the kind of each `add_loss` term, for `by_kind`.
-        alone: whether no other batch adds samples to the batch's update.
-    """
+    # `x` are the inputs of the batch, or of a replica's share in it; `alone`:
+    # no other batch adds samples to the update.
 
     def __init__(self, model, x, scale, kinds, alone=True):
         self.model, self.scale = model, scale
@@ -46,7 +45,7 @@ class MicrobatchSums:
         self.kinds, self.alone = kinds, alone
         self.static_rows = first_tensor(x).shape[0]
         self.dtype = keras.config.floatx()
-        self.count = tf.shape(first_tensor(x))[0]
+        self.count = sample_count(x)
         self.several = replicas.several()
         self.own_rows = tf.cast(self.count, self.dtype)
         self.rows = replicas.total(self.own_rows)
@@ -56,7 +55,7 @@ class MicrobatchSums:
 
     def __call__(self, x, y, sample_weight):
         """Run both passes of a microbatch; return what adds up, by name."""
-        added, rows = [], _rows(x, self.dtype)
+        added, rows = [], tf.cast(sample_count(x), self.dtype)
         with tf.GradientTape(persistent=True) as tape:
             with noting_losses(self.model, added):
                 y_pred = call_model(self.model, x)
@@ -74,16 +73,16 @@ class MicrobatchSums:
         }
 
     def update_metrics(self, x, y, y_pred, sample_weight):
-        """Update the metrics; on several replicas, return what to add.
-
-        A loop of one replica cannot update what all replicas share.
-        """
+        """Update the metrics; on several replicas, return what to add."""
+        # A loop of one replica cannot update what all replicas share.
 
         def update():
             self.model.compute_metrics(x, y, y_pred, sample_weight)
 
         if self.several:
-            return replica_metrics.found(self.model.metrics_variables, update)
+            return replica_metrics.additions(
+                self.model.metrics_variables, update
+            )
         update()
         return None
 
@@ -157,15 +156,8 @@ class MicrobatchSums:
         }
 
     def _gradients(self, tape, target, unit):
-        result = []
-        for gradient in tape.gradient(target, self.variables):
-            if gradient is not None:
-                gradient = tf.convert_to_tensor(gradient)
-                if self.scale is not None:
-                    gradient /= tf.cast(self.scale, gradient.dtype)
-                gradient = times(gradient, unit)
-            result.append(gradient)
-        return result
+        gradients = tape.gradient(target, self.variables)
+        return [times(g, unit) for g in unscaled(gradients, self.scale)]
 
     def parts_of_loss(self, terms, added, rows):
         """Return the values of one microbatch that `loss` needs."""
@@ -226,17 +218,17 @@ class MicrobatchSums:
 
 
 def divided(groups, mask_epsilons):
-    """Return the sum of the groups' gradients, each over its denominator.
-
-    Args:
-        groups: as from `MicrobatchSums.groups`.
-        mask_epsilons: a number to add to the denominator, for some groups.
-    """
+    """Return the sum of `groups`, each over its denominator and epsilon."""
     result = None
     for key, (gradients, denominator) in groups.items():
         if denominator is not None:
             below = denominator + mask_epsilons.get(key, 0.0)
-            gradients = [_over(g, below) for g in gradients]
+            gradients = map_tensors(
+                lambda g, below=below: tf.math.divide_no_nan(
+                    g, tf.cast(below, g.dtype)
+                ),
+                gradients,
+            )
         result = gradients if result is None else plus(result, gradients)
     return result
 
@@ -250,10 +242,6 @@ def times(value, factor):
     return value * factor
 
 
-def _rows(x, dtype):
-    return tf.cast(tf.shape(first_tensor(x))[0], dtype)
-
-
 def _fixed_shapes(model):
     """Whether every batch of a functional model has the same shapes."""
     inputs = getattr(model, "inputs", None)
@@ -262,15 +250,17 @@ def _fixed_shapes(model):
     )
 
 
+def unscaled(gradients, scale):
+    """Return gradients as tensors, divided by the loss scale, if any."""
+    dense = map_tensors(tf.convert_to_tensor, gradients)
+    if scale is None:
+        return dense
+    return map_tensors(lambda g: g / tf.cast(scale, g.dtype), dense)
+
+
 def plus(first, second):
     """Return the sums of two lists of gradients, some of them None."""
     return [
         b if a is None else a if b is None else tf.convert_to_tensor(a) + b
         for a, b in zip(first, second, strict=True)
     ]
-
-
-def _over(gradient, below):
-    if gradient is None:
-        return None
-    return tf.math.divide_no_nan(gradient, tf.cast(below, gradient.dtype))

@@ -1,8 +1,14 @@
 """A batch, split along its first axis into microbatches."""
 
+import operator
+
 import tensorflow as tf
 
-from keras_pergrad.keras_internals.batches import first_tensor
+from keras_pergrad.keras_internals.batches import (
+    first_tensor,
+    map_tensors,
+    refilled,
+)
 
 #: More samples than any batch has, so a batch is one microbatch.
 MOST = 2**24
@@ -15,20 +21,10 @@ def is_one(batch, size):
 
 
 def sum_over(function, batch, size):
-    """Return the sum of what `function` returns for each microbatch.
-
-    The microbatches have `size` samples each, except for a smaller last one.
-    In a graph the function is traced once for all full ones, however many, and
-    once for the last.
-
-    Args:
-        function: takes the parts of `batch` for one microbatch and returns a
-            nested structure of tensors and None, with fixed shapes except
-            for axes as long as the whole batch.
-        batch: a tuple of nested structures of tensors and None.
-        size: the number of samples in a microbatch; None: all at once, also
-            where the batch has no sample.
-    """
+    """Return the sum over microbatches of `size` samples, the last smaller."""
+    # In a graph the function is traced once for all full ones, and once for the
+    # last. Its results have fixed shapes but for axes as long as the batch.
+    # Size None: all at once, also where the batch has no sample.
     if size is None or is_one(batch, size):
         return function(*batch)
     rows = first_tensor(batch).shape[0]
@@ -44,13 +40,14 @@ def sum_over(function, batch, size):
         )
     elif rest:
         totals = flat.add_rest(totals, count, rest)
-    return flat.structured(totals)
+    return refilled(flat.result, totals)
 
 
 def _sum_eagerly(function, batch, size, rows):
     total = None
     for start in range(0, rows, size):
-        sums = function(*_slice(batch, start, start + size))
+        part = operator.itemgetter(slice(start, start + size))
+        sums = function(*map_tensors(part, batch))
         total = sums if total is None else _add(total, sums)
     return total
 
@@ -59,12 +56,6 @@ def _add(a, b):
     # Gradients of look-ups are `tf.IndexedSlices`, which know no "+".
     return tf.nest.map_structure(
         lambda s, t: None if s is None else tf.convert_to_tensor(s) + t, a, b
-    )
-
-
-def _slice(batch, start, end):
-    return tf.nest.map_structure(
-        lambda t: None if t is None else t[start:end], batch
     )
 
 
@@ -104,11 +95,7 @@ class _Flat:
         self.result = None
 
     def __call__(self, *tensors):
-        tensors = iter(tensors)
-        batch = tf.nest.map_structure(
-            lambda t: None if t is None else next(tensors), self.batch
-        )
-        self.result = self.function(*batch)
+        self.result = self.function(*refilled(self.batch, tensors))
         # Outside of the trace `tf.IndexedSlices` would not know their shape.
         return [
             tf.convert_to_tensor(t)
@@ -121,9 +108,3 @@ class _Flat:
         first = count - tf.maximum(rest, 1) if tf.is_tensor(rest) else -rest
         sums = self(*(t[first:] for t in self.tensors))
         return [a + b for a, b in zip(totals, sums)]
-
-    def structured(self, totals):
-        totals = iter(totals)
-        return tf.nest.map_structure(
-            lambda t: None if t is None else next(totals), self.result
-        )

@@ -21,7 +21,11 @@ from keras_pergrad.aggregation import is_finite
 from keras_pergrad.common import refusal_messages
 from keras_pergrad.factors import squared_norm
 from keras_pergrad.keras_internals import replicas
-from keras_pergrad.keras_internals.batches import PaddedBatch, first_tensor
+from keras_pergrad.keras_internals.batches import (
+    PaddedBatch,
+    map_tensors,
+    sample_count,
+)
 from keras_pergrad.keras_internals.loss_fractions import require_parts
 from keras_pergrad.keras_internals.losses import (
     additional_loss_weights,
@@ -118,7 +122,7 @@ class WholeBatch:
     ):
         self.model, self.scale = model, scale
         self.x, self.y, self.sample_weight = batch
-        self.n = tf.shape(first_tensor(self.x))[0]
+        self.n = sample_count(self.x)
         self.aggregation, self.padded = aggregation, padded
         self.is_single = is_single
         self.penalties = Penalties(model)
@@ -148,13 +152,8 @@ class WholeBatch:
         return additional_loss_weights(replay, self.n, self.scale)
 
 
-def of_whole(mode, model, batch):
-    """Return the step of a mode for a batch that stays whole on one device."""
-    return _of_whole(mode, model, batch)[0]
-
-
-def _of_whole(mode, model, batch, is_single=False) -> tuple[Step, Any]:
-    """Return the step and the norms of the samples, or None."""
+def of_whole(mode, model, batch, is_single=False) -> tuple[Step, Any]:
+    """Return a mode's step for a batch on one device, and its norms or None."""
     scale, padded = loss_scale(model.optimizer), None
     aggregation = aggregation_now(mode, model)
     if aggregation is not None and aggregation.counts:
@@ -169,13 +168,18 @@ def _of_whole(mode, model, batch, is_single=False) -> tuple[Step, Any]:
     if padded is not None:
         norms = norms if norms is None else norms[: padded.n]
         y_pred = padded.outputs(y_pred)
-    squares = sums.squared_sums
-    if squares is None and mode.gives_statistics:
-        squares = _squared(sums.plain or sums.gradients)
-    logged = observe(model, aggregation, norms, part.n, squares)
+    logged = observe(
+        mode,
+        model,
+        aggregation,
+        norms,
+        part.n,
+        sums.plain or sums.gradients,
+        sums.squared_sums,
+    )
     penalties = part.penalties.gradients(part.loss)
     gradients = finish(
-        model, aggregation, sums.gradients, part.n, penalties, scale, norms
+        model, aggregation, sums.gradients, part.n, scale, norms, penalties
     )
     gradients = apart.merged(gradients, part.scaled_loss)
     return Step(part.loss, y_pred, gradients, logged), norms
@@ -209,10 +213,7 @@ class Parting:
 
     @contextlib.contextmanager
     def checked(self, model, batch, sums):
-        """Open a context for a batch's `MicrobatchSums`; yield a function.
-
-        It is called as the sums are, with each part of the batch.
-        """
+        """Open a context; yield `sums`, or a function around it."""
         del model, batch
         yield sums
 
@@ -236,21 +237,12 @@ def of_parts(parting, model, batch):
         sums: Any = sum_over(function, batch, size)
     totals = parts.totals(sums)
     groups, norms = parts.groups(totals), totals.get("norms")
-    squares = None
-    if mode.gives_statistics:
-        squares = _squared(totals["plain"] or totals["gradients"]["batch"])
-    logged = observe(model, aggregation, norms, parts.rows, squares)
+    plain = totals.get("plain") or totals["gradients"].get("batch")
+    logged = observe(mode, model, aggregation, norms, parts.rows, plain)
     gradients = None
     if alone:
-        gradients = finish(
-            model,
-            aggregation,
-            divided(groups, parts.mask_epsilons),
-            parts.rows,
-            regularization_gradients(parts.variables),
-            scale,
-            norms,
-        )
+        mean = divided(groups, parts.mask_epsilons)
+        gradients = finish(model, aggregation, mean, parts.rows, scale, norms)
     else:
         _wait(parting, model, parts, groups, norms, scale)
     return Step(parts.loss(totals), None, gradients, logged, whole=True)
@@ -272,14 +264,9 @@ def _wait(parting, model, parts, groups, norms, scale):
 def update(mode, model):
     """Call the optimizer with all batches that wait for an update."""
     waiting, variables = model.gradient_state, model.trainable_variables
-    gradients = finish(
-        model,
-        aggregation_now(mode, model),
-        waiting.gradients(variables),
-        waiting.rows,
-        regularization_gradients(variables),
-        loss_scale(model.optimizer),
-    )
+    mean, scale = waiting.gradients(variables), loss_scale(model.optimizer)
+    aggregation = aggregation_now(mode, model)
+    gradients = finish(model, aggregation, mean, waiting.rows, scale)
     replicas.apply(model.optimizer, gradients, variables)
     waiting.reset()
 
@@ -289,17 +276,15 @@ def one_by_one(mode, model, batch):
     if replicas.several():
         count = tf.distribute.get_strategy().num_replicas_in_sync
         raise ValueError(refusal_messages.one_after_the_other(count))
-    n = tf.shape(first_tensor(batch))[0]
+    n = sample_count(batch)
     with SetApart(model):
         groups = mode.aggregation.groups(model.trainable_variables)
     shape = [] if groups is None else [max(groups) + 1]
     norms = tf.TensorArray(tf.float32, n, element_shape=shape)
 
     def body(i, norms):
-        row = tf.nest.map_structure(
-            lambda t: None if t is None else t[i : i + 1], batch
-        )
-        step, norm = _of_whole(mode, model, row, is_single=True)
+        row = map_tensors(lambda t: t[i : i + 1], batch)
+        step, norm = of_whole(mode, model, row, is_single=True)
         track_loss(model, step.loss, 1)
         model.optimizer.apply(step.gradients, model.trainable_variables)
         x, y, sample_weight = row
@@ -319,38 +304,26 @@ def one_by_one(mode, model, batch):
 def aggregation_now(mode, model):
     """Return the aggregation of a mode as it is at this step, or None."""
     aggregation = mode.aggregation
-    if aggregation is None:
-        return None
-    return aggregation.at(model.aggregation_state)
+    return aggregation and aggregation.at(model.aggregation_state)
 
 
-def observe(model, aggregation, norms, n, squares):
-    """Pass the norms of a batch to the aggregation; return what is logged.
-
-    Args:
-        norms: of the per-sample gradients, or None.
-        squares: for each variable ‖Σ_i c_i‖² of its contributions, in which
-            samples that are not finite are blank; None: no spread is wanted.
-    """
+def observe(mode, model, aggregation, norms, n, plain, squares=None):
+    """Pass the norms of a batch to the aggregation; return what is logged."""
     logged = {}
     if aggregation is not None and aggregation.needs_norms:
         aggregation.observe(norms, model.aggregation_state)
         logged = aggregation.statistics(norms)
+    if squares is None and mode.gives_statistics:
+        squares = [squared_norm(g) for g in plain if g is not None]
     if squares is not None:
         logged = {**logged, **spread(norms, squares, n)}
     return logged
 
 
-def finish(model, aggregation, sums, n, penalties, scale, norms=None):
-    """Return gradients as the optimizer expects them.
-
-    Args:
-        sums: the weighted mean over the samples, one per variable.
-        n: the number of samples.
-        penalties: the gradients of the weight regularisers.
-        scale: the loss scale, or None.
-        norms: of the per-sample gradients, if they were weighted just now.
-    """
+def finish(model, aggregation, sums, n, scale, norms=None, penalties=None):
+    """Return gradients as the optimizer expects them, of the weighted mean."""
+    if penalties is None:
+        penalties = regularization_gradients(model.trainable_variables)
     gradients = sums
     if aggregation is not None:
         gradients = aggregation.finish(sums, n, model.aggregation_state)
@@ -362,28 +335,15 @@ def finish(model, aggregation, sums, n, penalties, scale, norms=None):
     gradients = plus(gradients, penalties)
     if scale is None:
         return gradients
-    return [times(_tensor(g), scale) for g in gradients]
+    dense = map_tensors(tf.convert_to_tensor, gradients)
+    return [times(g, scale) for g in dense]
 
 
 def _overflow_to_infinity(gradients, norms, scale):
     """Pass an overflow on to the optimizer, which then lowers the scale."""
     overflow = tf.logical_not(tf.reduce_all(is_finite(norms)))
     overflow = tf.logical_and(overflow, scale > 1)
-    return [
-        None
-        if g is None
-        else tf.where(
-            overflow,
-            tf.constant(float("inf"), g.dtype),
-            tf.convert_to_tensor(g),
-        )
-        for g in gradients
-    ]
-
-
-def _squared(sums):
-    return [squared_norm(g) for g in sums if g is not None]
-
-
-def _tensor(value):
-    return None if value is None else tf.convert_to_tensor(value)
+    return map_tensors(
+        lambda g: tf.where(overflow, tf.constant(float("inf"), g.dtype), g),
+        map_tensors(tf.convert_to_tensor, gradients),
+    )

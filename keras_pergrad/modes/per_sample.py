@@ -106,8 +106,7 @@ class PerSample(GradientMode):
         def add(i, sums, plain):
             """Return the sums with those of sample i, and its norm."""
             contributions = samples.contributions(i)
-            for k, gradient in enumerate(contributions):
-                used[k] = gradient is not None
+            used[:] = [gradient is not None for gradient in contributions]
             norm = samples.norm(contributions, groups)
             weights = aggregation.weights(norm[None])
             if part.padded is not None:

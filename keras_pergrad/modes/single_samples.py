@@ -3,7 +3,7 @@
 import tensorflow as tf
 
 from keras_pergrad.keras_internals import draws, stray_weights
-from keras_pergrad.keras_internals.batches import first_tensor
+from keras_pergrad.keras_internals.batches import sample_count
 from keras_pergrad.keras_internals.loss_tensors import loss_tensors
 from keras_pergrad.keras_internals.losses import (
     additional_loss_weights,
@@ -15,18 +15,13 @@ from keras_pergrad.keras_internals.model_parts import (
     training_inside,
 )
 from keras_pergrad.keras_internals.penalties import without_gradients
-from keras_pergrad.modes.microbatch_sums import plus
+from keras_pergrad.modes.microbatch_sums import plus, unscaled
 from keras_pergrad.samples import TracedStep, divides, messages, refusals
 from keras_pergrad.samples.sample_replay import Recorded, Replay
 
 
 class Samples:
     """A batch whose samples can be differentiated one at a time.
-
-    Args:
-        model: a compiled `keras.Model`.
-        part: a `WholeBatch`, or a `PartOfBatch` for samples of a larger one.
-        training: whether layers are called for training.
 
     Attributes:
         y_pred: the outputs.
@@ -38,7 +33,7 @@ class Samples:
         self.variables = list(model.trainable_variables)
         self.scale, self.whole = part.scale, part.n
         x, batch = part.x, (part.x, part.y, part.sample_weight)
-        self.n = part.n if part.is_whole else tf.shape(first_tensor(x))[0]
+        self.n = part.n if part.is_whole else sample_count(x)
         drawn, drawn_by_loss, terms = [], [], []
         tried = TracedStep(model, batch, training)
         for error in refusals(tried, repeated="sample"):
@@ -98,12 +93,7 @@ class Samples:
         )
         if self._by_loss is not None:
             gradients = self._by_loss.added_to(gradients, i)
-        if self.scale is None:
-            return gradients
-        return [
-            None if g is None else g / tf.cast(self.scale, g.dtype)
-            for g in gradients
-        ]
+        return unscaled(gradients, self.scale)
 
     def norm(self, contributions, groups=None):
         """Return the norm of a sample, (), or of each group, (groups,)."""
@@ -119,11 +109,10 @@ class Samples:
 
 
 class LossReplay(Replay):
-    """What samples contribute by the loss alone: weights that it reads itself.
+    """What samples contribute by weights that the loss reads itself."""
 
-    The outputs of the model count as constants. The loss must be a sum or a
-    mean over the samples, which is checked as for `add_loss`.
-    """
+    # The outputs of the model count as constants. The loss must be a sum or a
+    # mean over the samples, which is checked as for `add_loss`.
 
     def __init__(self, recorded, variables, state, part):
         super().__init__(recorded, variables, state)

@@ -90,12 +90,9 @@ class Vectorized(GradientMode):
         """Return the plain sums, and the norms where statistics need them."""
         # If the user wants them, the sums reuse what the norms hold, which is
         # cheaper. If a callback does, the sums stay the same to the bit.
-        reuse_norms, norms = self.with_statistics, None
-        separate = self.is_watched and not reuse_norms
-        if reuse_norms:
-            norms = sample_norms(factors, n)
+        norms = sample_norms(factors, n) if self.with_statistics else None
         sums = _sums(factors)
-        if separate:
+        if self.is_watched and norms is None:
             norms = sample_norms(factors, n)
         return sums, norms
 

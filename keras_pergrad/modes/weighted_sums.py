@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from keras_pergrad.common import refusal_messages
 from keras_pergrad.keras_internals import loss_fractions, replicas
-from keras_pergrad.keras_internals.batches import first_tensor
+from keras_pergrad.keras_internals.batches import sample_count
 from keras_pergrad.keras_internals.losses import by_kind
 from keras_pergrad.keras_internals.model_parts import call_model
 from keras_pergrad.keras_internals.tracing import traced_once
@@ -65,7 +65,7 @@ class PartOfBatch:
         """Return the model's outputs, and the terms given to `add_loss`."""
         with replicas.Postponed() as scope:
             y_pred = call_model(self.model, self.x)
-        scope.assign(tf.shape(first_tensor(self.x))[0])
+        scope.assign(sample_count(self.x))
         return y_pred, scope.losses
 
     def target(self, y_pred, added, training=True):
@@ -96,10 +96,8 @@ class WeightedSums(MicrobatchSums):
         self._denominators: Any = []
 
     def compute_denominators(self, batch, size=None):
-        """Find the denominators of the batch; nothing assigned is kept.
-
-        In a graph, ops that do not affect the denominators are pruned.
-        """
+        """Find the denominators of the batch; nothing assigned is kept."""
+        # In a graph, ops that do not affect the denominators are pruned.
 
         def denominators(x, y, sample_weight):
             with keras.StatelessScope():
@@ -142,7 +140,7 @@ class WeightedSums(MicrobatchSums):
         return self._sums(*part)
 
     def _sums(self, x, y, sample_weight, index):
-        rows = tf.cast(tf.shape(first_tensor(x))[0], self.dtype)
+        rows = tf.cast(sample_count(x), self.dtype)
         noted = []
 
         def loss(y_pred, added):

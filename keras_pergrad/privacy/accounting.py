@@ -68,11 +68,9 @@ def accountant_of(phases):
 
 @functools.lru_cache(maxsize=4096)
 def epsilon_of(phases, delta, interval=None):
-    """Return the epsilon that was spent in phases, (`Mechanism`, steps) each.
-
-    `interval` is how finely losses are told apart; a coarser one is faster and
-    gives a slightly larger epsilon.
-    """
+    """Return the epsilon that phases spent, of (`Mechanism`, steps) each."""
+    # `interval` is how finely losses are told apart; a coarser one is faster
+    # and gives a slightly larger epsilon.
     phases = tuple((m, steps) for m, steps in phases if steps)
     if not phases:
         return 0.0

@@ -10,12 +10,7 @@ layers = keras.layers
 
 
 def adapted(model, public):
-    """Yield each layer that was adapted to data, with what it keeps of them.
-
-    Args:
-        model: a model.
-        public: names of layers that were adapted to public data.
-    """
+    """Yield each layer that was adapted to private data, with what it keeps."""
     waiting, inside = layers_of(model), set()
     for layer in waiting:
         if isinstance(layer, layers.TextVectorization):
@@ -33,8 +28,9 @@ def _kept(layer):
         return "mean and variance" if _has_moments(layer) else None
     if isinstance(layer, layers.Discretization):
         # With `num_bins` they can come from adapt() alone.
-        found = layer.num_bins is not None and layer.bin_boundaries is not None
-        return "boundaries" if found else None
+        by_adapt = layer.num_bins is not None
+        known = layer.bin_boundaries is not None
+        return "boundaries" if by_adapt and known else None
     if isinstance(layer, layers.TextVectorization):
         layer = lookup_of(layer)
     if isinstance(layer, (layers.StringLookup, layers.IntegerLookup)):

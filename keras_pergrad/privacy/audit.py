@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from keras_pergrad.common.deprecation import former
 from keras_pergrad.functional import per_sample_gradients
+from keras_pergrad.keras_internals.batches import map_tensors
 from keras_pergrad.keras_internals.model_parts import build_symbolically
 from keras_pergrad.keras_internals.model_state import run_and_restore
 from keras_pergrad.privacy.ledger import Ledger
@@ -141,10 +142,10 @@ def audit_privacy(
     ...     model = kpg.PerGradModel(inputs, keras.layers.Dense(1)(inputs))
     ...     model.compile("sgd", "mse", gradient_mode=private.gradient_mode)
     ...     return model
-    >>> found = kpg.audit_privacy(
+    >>> result = kpg.audit_privacy(
     ...     make_model, private, x, y, canaries=range(40), epochs=2
     ... )
-    >>> found.ok
+    >>> result.ok
     True
     """
     if isinstance(make_model, keras.Model) or not callable(make_model):
@@ -181,17 +182,17 @@ def audit_privacy(
         "loss": losses - _losses(model, batch),
         "gradient": _along(model, batch, start),
     }
-    found = {
+    by_score = {
         name: _best(score, is_in, private.delta, confidence, len(scores))
         for name, score in scores.items()
     }
     return AuditResult(
-        max(bound for bound, *_ in found.values()),
+        max(bound for bound, *_ in by_score.values()),
         private.statement(model)["epsilon"],
         private.delta,
         confidence,
         len(rows),
-        found,
+        by_score,
     )
 
 
@@ -231,9 +232,7 @@ def _losses(model, batch):
     @tf.function(autograph=False)
     def look(*batch):
         def one(k):
-            x, y, weight = tf.nest.map_structure(
-                lambda t: None if t is None else t[k : k + 1], batch
-            )
+            x, y, weight = map_tensors(lambda t: t[k : k + 1], batch)
             y_pred = model(x, training=False)
             return tf.cast(
                 model.compute_loss(x, y, y_pred, weight, training=False),
@@ -264,12 +263,12 @@ def _best(score, is_in, delta, confidence, scores):
     order = np.argsort(score, kind="stable")
     # Each number, and each score, has its share of the error probability.
     share = (1 - confidence) / (len(_FRACTIONS) * scores)
-    found = []
+    bounds = []
     for fraction in _FRACTIONS:
         half = max(int(fraction * len(score) / 2), 1)
         correct = is_in[order[-half:]].sum() + (~is_in[order[:half]]).sum()
         bound = epsilon_lower_bound(
             len(score), 2 * half, int(correct), delta, 1 - share
         )
-        found.append((bound, 2 * half, int(correct)))
-    return max(found)
+        bounds.append((bound, 2 * half, int(correct)))
+    return max(bounds)

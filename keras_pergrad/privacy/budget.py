@@ -6,12 +6,11 @@ from keras_pergrad.privacy.accounting import epsilon_of, most_steps
 
 
 class PrivacyBudget(keras.callbacks.Callback):
-    """Logs `epsilon` and stops training before a budget is passed.
+    """Logs `epsilon` and stops training before a budget is passed."""
 
-    `PrivateTraining.callback` gives it. In a batch's logs `epsilon` is what
-    will be spent at the end of the epoch, since each figure takes about a
-    tenth of a second. In an epoch's logs it is what is spent.
-    """
+    # In a batch's logs `epsilon` is what will be spent at the end of the epoch,
+    # since each figure takes about a tenth of a second. In an epoch's logs it
+    # is what is spent.
 
     def __init__(self, mechanism, delta, target_epsilon=None, watched=None):
         super().__init__()

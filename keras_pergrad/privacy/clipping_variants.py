@@ -238,8 +238,8 @@ class AdaptiveClippedMean(ClippedMean):
         return {**super().log_metrics, "clip_norm": keras.metrics.Mean}
 
     def statistics(self, norms):
-        found = super().statistics(norms)
-        return {**found, "clip_norm": tf.identity(self.clip_norm)}
+        logged = super().statistics(norms)
+        return {**logged, "clip_norm": tf.identity(self.clip_norm)}
 
     def get_config(self):
         config = super().get_config()

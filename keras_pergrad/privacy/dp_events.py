@@ -21,12 +21,10 @@ def library():
 
 
 def several_examples(mechanism, noise):
-    """Return the event of a Poisson step in which a user has several examples.
-
-    How many are in a batch is binomial, so a user's effect is a mixture
-    (Charles et al., "Fine-tuning large language models with user-level
-    differential privacy", arXiv 2407.07737).
-    """
+    """Return a Poisson step's event if a user has several examples."""
+    # How many are in a batch is binomial, so a user's effect is a mixture
+    # (Charles et al., "Fine-tuning large language models with user-level
+    # differential privacy", arXiv 2407.07737).
     from scipy import stats
 
     numbers = np.arange(mechanism.examples_per_user + 1)
@@ -40,13 +38,11 @@ def several_examples(mechanism, noise):
 
 @functools.cache
 def replaced_sensitivity():
-    """Return the sensitivity to an exchange, in dp-accounting's unit.
-
-    Exchanging a gradient moves the sum by twice the clip norm. dp-accounting
-    asks for noise over the clip norm, but takes it as noise over the
-    sensitivity (google/differential-privacy#378); if that changes, this
-    function detects it.
-    """
+    """Return the sensitivity to an exchange, in dp-accounting's unit."""
+    # Exchanging a gradient moves the sum by twice the clip norm. dp-accounting
+    # asks for noise over the clip norm, but takes it as noise over the
+    # sensitivity (google/differential-privacy#378); if that changes, this
+    # shows.
     dp = library()
     event = dp.GaussianDpEvent(1.0)
 

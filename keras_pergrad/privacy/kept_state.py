@@ -11,15 +11,9 @@ from keras_pergrad.samples.types.tensor_types import BY_SIZE, Free
 
 
 class KeptState:
-    """The variables whose new values depend on the arguments of a function.
+    """The variables whose new values depend on a traced function's batch."""
 
-    A count of the calls does not depend on them, nor does a seed.
-
-    Args:
-        concrete: a concrete function of a batch, traced already.
-        batch: (x, y, sample_weight) in its graph.
-        given: tensors of it that are asked for, too.
-    """
+    # A count of the calls does not depend on it, nor does a seed.
 
     def __init__(self, concrete, batch, given=()):
         graph = concrete.graph
@@ -37,16 +31,11 @@ class KeptState:
         return _tells(self._types.of(tensor))
 
     def names(self, model):
-        """Name the variables and tables that ops assign, without repetition.
-
-        Keras's variables are not among them if the function was traced in a
-        `keras.StatelessScope`.
-
-        Args:
-            model: the compiled model that the function runs.
-        """
-        found = {id(t): _name(t, model) for t in self._handles}
-        return sorted(set(found.values()))
+        """Name the variables and tables that ops assign, without repetition."""
+        # Keras's variables are not among them if the function was traced in a
+        # `keras.StatelessScope`.
+        names = {id(t): _name(t, model) for t in self._handles}
+        return sorted(set(names.values()))
 
 
 def _tells(kind):

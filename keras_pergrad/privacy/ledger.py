@@ -145,8 +145,8 @@ class Ledger(Noise):
     def _join_proof(self, record):
         phases, mechanism = _phases(record)
         begun = bool(_done((*phases, (mechanism, record["steps"]))))
-        found = Proof.of_record(record.get("proof"), begun)
-        self.proof = self.proof.and_of(found)
+        proof = Proof.of_record(record.get("proof"), begun)
+        self.proof = self.proof.and_of(proof)
 
     def save_own_variables(self, store):
         super().save_own_variables(store)
@@ -162,13 +162,13 @@ class Ledger(Noise):
         text = np.asarray(store[LEDGER]).tobytes().decode()
         record = json.loads(text)
         phases, mechanism = _phases(record)
-        found = _done((*phases, (mechanism, record["steps"])))
+        loaded = _done((*phases, (mechanism, record["steps"])))
         own, same_run = _done(self.spent), record["run"] == self.run
-        if not own or (same_run and _is_start(own, found)):
+        if not own or (same_run and _is_start(own, loaded)):
             super().load_own_variables(store)
             self.go_on_from_record(record)
-        elif not (same_run and _is_start(found, own)):
-            self._add(found, record["noise"])
+        elif not (same_run and _is_start(loaded, own)):
+            self._add(loaded, record["noise"])
             self._join_proof(record)
         self.outside = self.outside or record["outside"]
         self.checksum = record["checksum"]

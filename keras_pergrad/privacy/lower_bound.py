@@ -28,8 +28,8 @@ def epsilon_lower_bound(canaries, guesses, correct, delta, confidence):
     """Return the largest epsilon that the guesses rule out; 0 for none."""
 
     def is_ruled_out(epsilon):
-        found = p_value(canaries, guesses, correct, epsilon, delta)
-        return found <= 1 - confidence
+        p = p_value(canaries, guesses, correct, epsilon, delta)
+        return p <= 1 - confidence
 
     if not is_ruled_out(0.0):
         return 0.0

@@ -12,6 +12,7 @@ from keras_pergrad.keras_internals.model_parts import (
     compiled_loss,
     layers_of,
 )
+from keras_pergrad.keras_internals.optimizers import all_of
 from keras_pergrad.model import PerGradModel
 from keras_pergrad.modes import add_loss_reduction
 from keras_pergrad.privacy.adapted_layers import adapted
@@ -29,23 +30,17 @@ LOOKED_AT = 8  # examples to run where the graph alone does not tell
 
 
 def problems(model, batches, public_layers=()):
-    """Return what breaks privacy, a list of sentences.
-
-    Args:
-        model: the compiled model.
-        batches: the `PrivateBatches` that it will be trained on.
-        public_layers: names of layers whose statistics are of public data.
-    """
-    found = [*_of_steps(model), *_of_optimizer(model)]
-    if found:
-        return found
-    found += [*_of_layers(model), *_of_adapted(model, public_layers)]
-    found += _of_variables(model)
-    if not found:
-        found += _of_losses(model, batches)
-    if not found:
-        found += _of_samples(model, batches)
-    return found
+    """Return what breaks privacy, a list of sentences."""
+    reasons = [*_of_steps(model), *_of_optimizer(model)]
+    if reasons:
+        return reasons
+    reasons += [*_of_layers(model), *_of_adapted(model, public_layers)]
+    reasons += _of_variables(model)
+    if not reasons:
+        reasons += _of_losses(model, batches)
+    if not reasons:
+        reasons += _of_samples(model, batches)
+    return reasons
 
 
 def proof_of(model, batches):
@@ -104,7 +99,7 @@ def _of_optimizer(model):
     if several and model.built and not model.optimizer.built:
         with model.distribute_strategy.scope():
             model.optimizer.build(model.trainable_variables)
-    for optimizer in _optimizers(model.optimizer):
+    for optimizer in all_of(model.optimizer):
         if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
             yield (
                 "The optimizer is a LossScaleOptimizer, which skips an update "
@@ -119,20 +114,6 @@ def _of_optimizer(model):
                 f"{optimizer.gradient_accumulation_steps}). Leave that out; "
                 "`microbatch_size` of PrivateTraining saves memory."
             )
-
-
-def _optimizers(outer):
-    """Return an optimizer and those that work inside it, however deep."""
-    found, waiting = [], [outer]
-    while waiting:
-        this = waiting.pop(0)
-        if any(this is other for other in found):
-            continue
-        found.append(this)
-        inner = getattr(this, "inner_optimizer", None)
-        waiting += [] if inner is None else [inner]
-        waiting += getattr(this, "optimizers", [])
-    return found
 
 
 def _of_variables(model):
@@ -210,11 +191,9 @@ def _of_losses(model, batches):
 
 
 def _traced(model, batches):
-    """Return weights and other state that keep samples, and the losses.
-
-    These are loss fractions, and whether add_loss is used.
-    """
-    found = []
+    """Return weights and other state that keep samples, and the losses."""
+    # These are loss fractions, and whether add_loss is used.
+    traces = []
 
     @tf.function(autograph=False)
     def look(data):
@@ -233,12 +212,12 @@ def _traced(model, batches):
         terms = loss_fractions.evaluate(
             compiled_loss(model), y, y_pred, sample_weight
         )
-        found.append(((x, y, sample_weight), assigned, terms, bool(noted)))
+        traces.append(((x, y, sample_weight), assigned, terms, bool(noted)))
 
     data = batches.spec
     build_symbolically(model, keras.utils.unpack_x_y_sample_weight(data))
     concrete = look.get_concrete_function(data)
-    batch, assigned, *losses = found[-1]
+    batch, assigned, *losses = traces[-1]
     given = [value for _, value in assigned]
     try:
         state = KeptState(concrete, batch, given)

@@ -15,12 +15,11 @@ _CHUNK = 64
 
 
 class PrivateBatches:
-    """The result of `PrivateTraining.batches`, for `fit(x=...)`.
+    """The result of `PrivateTraining.batches`, for `fit(x=...)`."""
 
-    The ledger of the trained model determines the examples of each batch, so a
-    resumed run draws the batches that come next. Examples `without`, of an
-    audit, are left out as if they had never been there.
-    """
+    # The ledger of the trained model determines the examples of each batch, so
+    # a resumed run draws the batches that come next. Examples `without`, of an
+    # audit, are left out as if they had never been there.
 
     #: Elsewhere they are refused.
     for_private_fit = True
@@ -60,9 +59,9 @@ class PrivateBatches:
         parts = strategy.num_replicas_in_sync
         if parts == 1:
             steps = len(self)
-            found = self._generated(ledger, [0], 1, steps)
+            batches = self._generated(ledger, [0], 1, steps)
             known = tf.data.experimental.assert_cardinality(steps)
-            return found.apply(known).prefetch(2)
+            return batches.apply(known).prefetch(2)
         self.mechanism.selection.require_parts(self.mechanism, parts)
 
         def of_worker(context):
@@ -91,8 +90,8 @@ class PrivateBatches:
         generated = tf.data.Dataset.from_generator
         held = self.source.tensors()
         if held is None:
-            found = generated(batches, output_signature=_flat(self.spec))
-            return found.map(lambda *tensors: _packed(self.spec, tensors))
+            examples = generated(batches, output_signature=_flat(self.spec))
+            return examples.map(lambda *tensors: _packed(self.spec, tensors))
 
         def chunks():
             numbers = rows()

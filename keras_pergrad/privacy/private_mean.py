@@ -13,20 +13,10 @@ from keras_pergrad.privacy.mechanism import Mechanism
 
 
 class PrivateMean(Aggregation):
-    """The result of another aggregation, with a ledger of the updates made.
+    """The result of another aggregation, with a ledger of the updates made."""
 
-    It is made by `PrivateTraining`, which says what it is for.
-
-    Args:
-        clipping: a `ClippedMean` or a variant of it, with noise and
-            `expected_batch_size`, or its config dict.
-        mechanism: what the accounting knows, a `Mechanism` or its dict.
-        delta: the probability with which epsilon need not hold.
-        target_epsilon: the budget, or None.
-        public_layers: names of layers whose statistics are of public data.
-        after: what another model has spent, from which the training of this
-            one begins, as `Ledger.record` gives it; or None.
-    """
+    # `after` is what another model has spent, from which the training of this
+    # one begins, as `Ledger.record` gives it, or None.
 
     counts = True
 

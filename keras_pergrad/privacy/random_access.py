@@ -111,8 +111,8 @@ class _ItemSource(_OneByOne):
         self.size = len(items)
 
     def example(self, row):
-        found = self.items[row]
-        return found if isinstance(found, tuple) else (found,)
+        item = self.items[row]
+        return item if isinstance(item, tuple) else (item,)
 
 
 class _DatasetSource(_OneByOne):
@@ -139,10 +139,8 @@ class _DatasetSource(_OneByOne):
         self.dataset = dataset
 
     def example(self, row):
-        found = tf.data.experimental.at(self.dataset, row)
-        return _mapped(
-            np.asarray, found if isinstance(found, tuple) else (found,)
-        )
+        item = tf.data.experimental.at(self.dataset, row)
+        return _mapped(np.asarray, item if isinstance(item, tuple) else (item,))
 
 
 class _PyDatasetSource(_OneByOne):
@@ -162,7 +160,7 @@ class _PyDatasetSource(_OneByOne):
         self.size = (count - 1) * self.length + rest
 
     def take(self, rows):
-        parts, found = np.divmod(np.asarray(rows, int), self.length), []
+        parts, taken = np.divmod(np.asarray(rows, int), self.length), []
         for number in np.unique(parts[0]):
             batch = self.dataset[int(number)]
             if self._length(batch) < parts[1][parts[0] == number].max() + 1:
@@ -172,10 +170,10 @@ class _PyDatasetSource(_OneByOne):
                     f"{number}. Received: {self._length(batch)}"
                 )
             chosen = parts[1][parts[0] == number]
-            found.append(_mapped(lambda a, c=chosen: a[c], batch))
-        if not found:
+            taken.append(_mapped(lambda a, c=chosen: a[c], batch))
+        if not taken:
             return _mapped(lambda part: part[:0], self.take([0]))
-        return _mapped(lambda *parts: _plain(np.concatenate(parts)), *found)
+        return _mapped(lambda *parts: _plain(np.concatenate(parts)), *taken)
 
     def hint(self):
         return f", in batches of {self.length}"

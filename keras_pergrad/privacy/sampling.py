@@ -23,11 +23,9 @@ def make_key(seed):
 
 
 def draw(mechanism: Mechanism, key, step, phase=0, part=0, parts=1):
-    """Return the examples of one batch of a phase, sorted, (m,) integers.
-
-    Of several workers each draws from its own part of the examples, number
-    `part` and every `parts`-th after it.
-    """
+    """Return the examples of one batch of a phase, sorted, (m,) integers."""
+    # Of several workers each draws from its own part of the examples, number
+    # `part` and every `parts`-th after it.
 
     def random(number):
         bits = np.random.Philox(key=key, counter=[0, number, part, phase])

@@ -7,9 +7,9 @@ import numpy as np
 
 def weights_checksum(model):
     """Return a text that changes if a weight does, not a seed or a metric."""
-    found = hashlib.blake2b(digest_size=16)
+    checksum = hashlib.blake2b(digest_size=16)
     for variable in model.weights:
         value = np.ascontiguousarray(variable.numpy())
-        found.update(f"{value.dtype} {value.shape}".encode())
-        found.update(value.tobytes())
-    return found.hexdigest()
+        checksum.update(f"{value.dtype} {value.shape}".encode())
+        checksum.update(value.tobytes())
+    return checksum.hexdigest()

@@ -1,5 +1,7 @@
 """A `train_step` of one's own that gets its gradients by the mode."""
 
+import re
+
 import keras
 import numpy as np
 import pytest
@@ -248,9 +250,15 @@ def test_losses_of_another_shape_are_refused(losses, said):
 
 def test_modes_that_update_by_themselves_are_refused():
     model = Helped()
-    model.compile("sgd", gradient_mode=kpg.Accumulated(steps=2))
-    with pytest.raises(ValueError, match=r"Accumulated\(steps=2, .* calls the"):
-        model.fit(X, verbose=0)
+    for mode, expected in (
+        (kpg.Accumulated(steps=2), r"Use Accumulated\(steps=1, [^']*\)\.$"),
+        (kpg.PerSample(updates="sample"), r"Use PerSample\(updates='batch'\)"),
+    ):
+        model.compile("sgd", gradient_mode=mode)
+        with pytest.raises(ValueError, match=r"calls the optimizer") as caught:
+            model.fit(X, verbose=0)
+        assert repr(mode) in str(caught.value)
+        assert re.search(expected, str(caught.value))
 
 
 class Around(kpg.PerGradModel):

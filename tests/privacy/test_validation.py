@@ -310,5 +310,7 @@ def test_without_the_library(monkeypatch):
 
 def test_the_object_in_the_place_of_its_mode_is_explained():
     net = kpg.PerGradModel()
-    with pytest.raises(TypeError, match=r"PrivateTraining; .*\.gradient_mode"):
+    with pytest.raises(
+        TypeError, match=r"PrivateTraining; .*private\.gradient_mode"
+    ):
         net.compile("sgd", gradient_mode=private())
