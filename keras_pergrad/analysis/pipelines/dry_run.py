@@ -9,12 +9,9 @@ import tensorflow as tf
 from keras_pergrad.analysis.pipelines.loading_rate import IteratorCall
 from keras_pergrad.common.patching import attribute
 from keras_pergrad.keras_internals.model_state import ModelState, kept
+from keras_pergrad.keras_internals.train_function import made
 
-FUNCTION, STATE, STEPS = (
-    "train_function",
-    "gradient_state",
-    "steps_per_execution",
-)
+STATE, STEPS = "gradient_state", "steps_per_execution"
 #: What `_held_by` does not look into.
 _CLOSED = (
     type,
@@ -41,7 +38,6 @@ def untrained(model, batches):
     if not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
     with contextlib.ExitStack() as undo:
-        undo.callback(object.__setattr__, model, FUNCTION, model.train_function)
         undo.callback(model.reset_metrics)
         undo.enter_context(ModelState(model))
         for holder in ("gradient_mode", "aggregation_state"):
@@ -55,8 +51,8 @@ def untrained(model, batches):
         undo.enter_context(attribute(model, STEPS, steps))
         # A function that was traced before holds the model's own state.
         as_before = fresh is None and steps == before
-        model.make_train_function(force=not as_before)
-        yield IteratorCall(model.train_function, model, steps)
+        function = undo.enter_context(made(model, anew=not as_before))
+        yield IteratorCall(function, model, steps)
 
 
 def _fresh_state(model):
