@@ -27,12 +27,7 @@ from keras_pergrad.analysis.pipelines.stall_accounting import (
 )
 from keras_pergrad.analysis.pipelines.stopwatch import Stopwatch
 from keras_pergrad.common.deprecation import former
-from keras_pergrad.keras_internals import progress_bar
-from keras_pergrad.keras_internals.callback_list import (
-    CalledLast,
-    go_before_readers,
-    is_last,
-)
+from keras_pergrad.keras_internals import callback_list, progress_bar
 from keras_pergrad.keras_internals.fit_end import at_end_of_fit
 from keras_pergrad.keras_internals.running_fit import running_fit
 from keras_pergrad.keras_internals.train_function import TEST, TRAIN
@@ -270,7 +265,7 @@ class DataStall(keras.callbacks.Callback):
         if siblings is not None:
             self._callbacks = weakref.ref(siblings)
         at_end_of_fit(self.model, siblings, self._end())
-        go_before_readers(self, siblings)
+        callback_list.go_before_readers(self, siblings)
         progress_bar.leave_out(self, siblings, lambda name, _: name in HIDDEN)
 
     def _arm(self, slot):
@@ -286,9 +281,9 @@ class DataStall(keras.callbacks.Callback):
         self._timers[slot] = EpochTimer(time.time())
         self._samples = PipelineSamples()
         self._timer_hook, siblings = None, self._callbacks()
-        if siblings is not None and not is_last(self, siblings):
+        if siblings is not None and not callback_list.is_last(self, siblings):
             arm = functools.partial(self._stopwatch.arm, self.model, slot)
-            self._timer_hook = CalledLast(siblings, arm)
+            self._timer_hook = callback_list.CalledLast(siblings, arm)
 
     def _is_validation(self):
         fit_callbacks = self._fit_callbacks()

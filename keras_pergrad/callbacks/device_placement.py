@@ -15,15 +15,10 @@ from keras_pergrad.analysis.placement import (
 from keras_pergrad.analysis.placement.placement_report import PlacementReport
 from keras_pergrad.analysis.placement.step_profile import replay
 from keras_pergrad.common import devices
-from keras_pergrad.keras_internals import progress_bar
+from keras_pergrad.keras_internals import progress_bar, train_function
 from keras_pergrad.keras_internals.callback_list import go_before_readers
 from keras_pergrad.keras_internals.fit_end import at_end_of_fit
 from keras_pergrad.keras_internals.running_fit import running_fit
-from keras_pergrad.keras_internals.train_function import (
-    Wrapped,
-    batches_of_next_call,
-    has_train_function,
-)
 
 _COUNTS = ("ops_on_accelerator", "ops_on_cpu", "device_copies")
 
@@ -91,12 +86,14 @@ class DevicePlacement(keras.callbacks.Callback):
         self._batches, self._spec = [], None
         self._device = next(iter(devices.accelerators()), None)
         self._announce(self._setting_hazards())
-        if not has_train_function(self.model):
+        wrapped = train_function.Wrapped(self.model, self._first_step)
+        if wrapped.function is None:
+            wrapped.restore()
             raise ValueError(
                 "Expected a model in fit(). Received one without a train "
                 "function: pass this callback to fit(callbacks=[...])."
             )
-        self._wrapped = wrapped = Wrapped(self.model, self._first_step)
+        self._wrapped = wrapped
         at_end_of_fit(self.model, siblings, wrapped.restore)
         self._chances = [collection.was_traced(wrapped.function), True]
 
@@ -131,8 +128,8 @@ class DevicePlacement(keras.callbacks.Callback):
 
     def _watched(self, function, iterator, again):
         if self.deep:
-            batches, iterator = batches_of_next_call(self.model, iterator)
-            self._batches = batches
+            batches, iterator = train_function.look_ahead(self.model, iterator)
+            self._batches = batches or []
             self._spec = iterator.element_spec if batches else None
         if self.model.run_eagerly:
             with eager.watch() as executed:

@@ -19,11 +19,7 @@ from keras_pergrad.analysis.measurement.run_description import describe
 from keras_pergrad.analysis.measurement.run_log import RunLog
 from keras_pergrad.common.arguments import positive_integer
 from keras_pergrad.common.deprecation import former
-from keras_pergrad.keras_internals import progress_bar
-from keras_pergrad.keras_internals.callback_list import (
-    go_before_readers,
-    listed,
-)
+from keras_pergrad.keras_internals import callback_list, progress_bar
 from keras_pergrad.keras_internals.fit_end import at_end_of_fit
 from keras_pergrad.keras_internals.running_fit import running_fit
 from keras_pergrad.keras_internals.train_function import Wrapped
@@ -153,7 +149,7 @@ class GradientVariance(keras.callbacks.Callback):
         self._fit = contextlib.ExitStack()
         siblings = running_fit(self.model).callback_list
         at_end_of_fit(self.model, siblings, self._fit.close)
-        go_before_readers(self, siblings)
+        callback_list.go_before_readers(self, siblings)
         progress_bar.leave_out(self, siblings, hidden)
         self.measurements, self.steps, self.messages = [], [], []
         self.run_directory = self._meter = None
@@ -253,7 +249,7 @@ class GradientVariance(keras.callbacks.Callback):
         # A backup taken within the first epoch restores the weights only.
         return self._last_step > 0 and any(
             isinstance(c, keras.callbacks.BackupAndRestore)
-            for c in listed(running_fit(self.model).callback_list)
+            for c in callback_list.listed(running_fit(self.model).callback_list)
         )
 
     def _writes(self):

@@ -18,11 +18,6 @@ SLOTS = TRAIN, TEST = "train_function", "test_function"
 _END_OF_DATA = StopIteration, tf.errors.OutOfRangeError
 
 
-def has_train_function(model):
-    """Whether a model has one, as in `fit`."""
-    return getattr(model, TRAIN, None) is not None
-
-
 def fetches_of_a_call(model):
     """Return how often a call of the train function fetches, at most."""
     # Once for each step, rounded up to the unrolled loop, and once more.
@@ -30,8 +25,8 @@ def fetches_of_a_call(model):
     return steps + int(getattr(model, "unrolled_steps_per_execution", 1)) + 1
 
 
-def batches_of_next_call(model, iterator):
-    """Return what the next call will take, and an iterator that still has it.
+def look_ahead(model, iterator):
+    """Return the batches of the next call, and an iterator that has them yet.
 
     None instead of the batches, where they are split over replicas.
     """

@@ -10,8 +10,8 @@ from keras_pergrad.keras_internals.train_function import (
     OneCall,
     Variant,
     Wrapped,
-    batches_of_next_call,
     fetches_of_a_call,
+    look_ahead,
     made,
 )
 
@@ -142,13 +142,13 @@ def test_one_that_is_made_for_a_while():
 @pytest.mark.parametrize("steps", [1, 3])
 def test_batches_are_looked_at_before_they_are_taken(steps):
     model = make(steps_per_execution=steps)
-    batches, iterator = batches_of_next_call(model, iter(data()))
+    batches, iterator = look_ahead(model, iter(data()))
     assert len(batches) == min(steps, 2)
     assert fetches_of_a_call(model) == steps + 2
     with_all = model.train_function(iterator)
     assert "loss" in with_all
     assert model.optimizer.iterations == min(steps, 2)
-    assert batches_of_next_call(model, [(X, Y)]) == (None, [(X, Y)])
+    assert look_ahead(model, [(X, Y)]) == (None, [(X, Y)])
 
 
 def test_a_watch_leaves_a_wrapper_of_the_users():

@@ -9,9 +9,7 @@ from keras_pergrad.analysis.measurement.gradient_meter import (
     MissingLoss,
 )
 from keras_pergrad.keras_internals.graph_session import as_in_fit
-from keras_pergrad.keras_internals.train_function import (
-    batches_of_next_call,
-)
+from keras_pergrad.keras_internals.train_function import look_ahead
 
 
 def as_batch(probe):
@@ -67,7 +65,7 @@ def first_batch(model, iterator):
 
     None instead of a batch at the end of the data.
     """
-    batches, iterator = batches_of_next_call(model, iterator)
+    batches, iterator = look_ahead(model, iterator)
     if batches is None:
         raise ValueError(
             "`probe` expected a batch, since the first one cannot be looked "

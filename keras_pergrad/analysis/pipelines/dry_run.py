@@ -1,25 +1,18 @@
 """A model's train function for measurements that leave the model as it was."""
 
 import contextlib
-import types
-
-import keras
-import tensorflow as tf
 
 from keras_pergrad.analysis.pipelines.loading_rate import IteratorCall
 from keras_pergrad.common.patching import attribute
-from keras_pergrad.keras_internals.model_state import ModelState, kept
+from keras_pergrad.keras_internals.model_state import (
+    ModelState,
+    kept,
+    variables_in,
+)
 from keras_pergrad.keras_internals.train_function import made
 
 STATE, STEPS = "gradient_state", "steps_per_execution"
-#: What `_held_by` does not look into.
-_CLOSED = (
-    type,
-    types.ModuleType,
-    types.FunctionType,
-    keras.layers.Layer,
-    keras.optimizers.Optimizer,
-)
+_HOLDERS = "gradient_mode", "aggregation_state"
 
 
 @contextlib.contextmanager
@@ -40,9 +33,8 @@ def untrained(model, batches):
     with contextlib.ExitStack() as undo:
         undo.callback(model.reset_metrics)
         undo.enter_context(ModelState(model))
-        for holder in ("gradient_mode", "aggregation_state"):
-            held = _held_by(getattr(model, holder, None))
-            undo.enter_context(kept(held))
+        held = [getattr(model, name, None) for name in _HOLDERS]
+        undo.enter_context(kept(variables_in(held, _is_no_tensorflow)))
         fresh = _fresh_state(model)
         before = model.steps_per_execution
         steps = min(before, batches + 1)
@@ -66,22 +58,5 @@ def _fresh_state(model):
         return model.gradient_mode.make_state()
 
 
-def _held_by(owner):
-    """Return the `tf.Variable`s that an object holds, at any depth."""
-    variables, waiting, seen = [], [owner], {}
-    while waiting:
-        this = waiting.pop()
-        if id(this) in seen or isinstance(this, _CLOSED):
-            continue
-        seen[id(this)] = this
-        if isinstance(this, keras.Variable):
-            variables.append(this.value)
-        elif isinstance(this, tf.Variable):
-            variables.append(this)
-        elif isinstance(this, dict):
-            waiting += this.values()
-        elif isinstance(this, (list, tuple)):
-            waiting += this
-        elif not type(this).__module__.startswith("tensorflow"):
-            waiting += getattr(this, "__dict__", {}).values()
-    return variables
+def _is_no_tensorflow(value):
+    return not type(value).__module__.startswith("tensorflow")

@@ -21,10 +21,7 @@ from keras_pergrad.analysis.pipelines.stall_accounting import (
 )
 from keras_pergrad.analysis.pipelines.stopwatch import Stopwatch
 from keras_pergrad.analysis.pipelines.tfdata_model import RunningPipeline
-from keras_pergrad.keras_internals.train_function import (
-    TRAIN,
-    IteratorTaker,
-)
+from keras_pergrad.keras_internals import train_function
 
 # Keras annotates `verbose` as a string only.
 QUIET: dict = {"verbose": 0}
@@ -100,7 +97,9 @@ def _run(data, batches, step, stopwatch):
         stopwatch.listeners.add(listener)
         with contextlib.suppress(StopIteration, tf.errors.OutOfRangeError):
             for _ in range(math.ceil((batches + 1) / step.batches)):
-                stopwatch.call(TRAIN, step.function, iterator, step.model)
+                stopwatch.call(
+                    train_function.TRAIN, step.function, iterator, step.model
+                )
                 samples.tick(lambda: iterator)
         memory = resident_bytes()
         stopwatch.drain()
@@ -123,6 +122,6 @@ def _evaluate(data, consume, model=None):
     strategy = getattr(model, "distribute_strategy", None)
     strategy = strategy or tf.distribute.get_strategy()
     with strategy.scope():
-        taker = IteratorTaker(consume)
+        taker = train_function.IteratorTaker(consume)
     x, y, weights = data if isinstance(data, tuple) else (data, None, None)
     taker.evaluate(x, y, sample_weight=weights, **QUIET)

@@ -14,11 +14,7 @@ from keras_pergrad.analysis.pipelines.timed_iterator import (
     timed_spec,
 )
 from keras_pergrad.analysis.pipelines.wait_log import WaitLog
-from keras_pergrad.keras_internals.train_function import (
-    SLOTS,
-    OneCall,
-    fetches_of_a_call,
-)
+from keras_pergrad.keras_internals import train_function
 
 ITERATORS = (tf.data.Iterator, tf.distribute.DistributedIterator)
 # Reading the processor time of many threads takes 30 us and more (measured):
@@ -54,7 +50,7 @@ class Stopwatch:
         self._log = WaitLog()
         self._calls = []
         self._undrained = 0
-        self.iterators = dict.fromkeys(SLOTS, _gone)
+        self.iterators = dict.fromkeys(train_function.SLOTS, _gone)
         self._count = 0
         self._fetches = {}  # of a call, for each slot
         self._specs = {}
@@ -71,7 +67,9 @@ class Stopwatch:
         """Make the next call of `model`'s function a timed one."""
         timed = self._timed.get(slot)
         if timed is None:
-            timed = self._timed[slot] = OneCall(model, slot, self.call)
+            timed = self._timed[slot] = train_function.OneCall(
+                model, slot, self.call
+            )
         timed.arm(model)
 
     def disarm(self):
@@ -90,7 +88,7 @@ class Stopwatch:
                 return function(iterator)
             # A weak reference: timing must not keep a pipeline alive.
             self.iterators[slot] = weakref.ref(iterator)
-            self._fetches[slot] = fetches_of_a_call(model)
+            self._fetches[slot] = train_function.fetches_of_a_call(model)
             self._count = 0
         fetches = self._fetches[slot]
         if self._undrained + fetches > self._log.capacity:
