@@ -20,6 +20,7 @@ from keras_pergrad.keras_internals import (
     trained_parts,
 )
 from keras_pergrad.keras_internals.building import build_all
+from keras_pergrad.keras_internals.callback_list import restored
 from keras_pergrad.keras_internals.epochs import end_of_epochs
 from keras_pergrad.keras_internals.functional_models import (
     Functional,
@@ -32,6 +33,7 @@ from keras_pergrad.keras_internals.replica_hooks import (
     FitHooks,
     require_compiled,
 )
+from keras_pergrad.keras_internals.train_function import Variant
 from keras_pergrad.keras_internals.vouching import vouched_names
 from keras_pergrad.logs import Logs
 from keras_pergrad.modes import custom_step
@@ -157,7 +159,7 @@ class PerGradModel(FitHooks, keras.Model):
             self.gradient_state = mode.make_state()
             old = getattr(self, "aggregation_state", None)
             self.aggregation_state = state_of(mode.aggregation, old)
-        self._watched_step = None
+        self._watched = None
 
     @property
     def gradient_mode(self):
@@ -173,42 +175,25 @@ class PerGradModel(FitHooks, keras.Model):
         Modes without statistics are left as they are. Callbacks open it when
         training begins.
         """
-        mode = self.gradient_mode
+        mode, logs = self.gradient_mode, self._gradient_logs
         if not mode.can_be_watched or mode.is_watched:
             yield
             return
         # A copy: several models may have been given this mode.
-        self._gradient_mode = copy.copy(mode)
-        self._gradient_mode.is_watched = True
-        self.make_train_function()
-        logs, function = self._gradient_logs, self.train_function
-        # What another callback has wrapped is left in place; it is traced
-        # with the statistics if it is new.
-        is_ours = function.__module__.startswith("keras.")
-        if is_ours:
-            self._gradient_logs, self.train_function = self._watched()
-        else:
-            self._gradient_logs = self._new_logs()
-        watched, own_mode = self.train_function, self._gradient_mode
+        self._gradient_mode = own_mode = copy.copy(mode)
+        own_mode.is_watched = True
+        if self._watched is None:
+            with strategies.scope_of(self):
+                self._watched = Logs(own_mode.log_metrics), Variant()
+        self._gradient_logs, variant = self._watched
+        variant.use(self)
         try:
             yield
         finally:
             # If it was compiled again, that mode counts.
             if self._gradient_mode is own_mode:
                 self._gradient_mode, self._gradient_logs = mode, logs
-                kept = is_ours and self.train_function is watched
-                self.train_function = function if kept else None
-
-    def _watched(self):
-        """Return the logs and the train function with statistics, kept."""
-        if self._watched_step is None:
-            self.make_train_function(force=True)
-            self._watched_step = self._new_logs(), self.train_function
-        return self._watched_step
-
-    def _new_logs(self):
-        with strategies.scope_of(self):
-            return Logs(self._gradient_mode.log_metrics)
+                variant.put_back(self)
 
     def get_compile_config(self):
         config = super().get_compile_config()
@@ -230,6 +215,7 @@ class PerGradModel(FitHooks, keras.Model):
         bound = inspect.signature(super().fit).bind(*args, **kwargs)
         given = bound.arguments
         with (
+            restored(given.get("callbacks")),
             during_fit(self, given),
             strategies.explaining(self.distribute_strategy),
             end_of_epochs(self, given.get("callbacks")) as callbacks,

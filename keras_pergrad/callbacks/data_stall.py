@@ -1,5 +1,6 @@
 """The wait of training for its data, and the reasons."""
 
+import functools
 import numbers
 import time
 import weakref
@@ -24,19 +25,13 @@ from keras_pergrad.analysis.pipelines.stall_accounting import (
     EpochTimer,
     StallReport,
 )
-from keras_pergrad.analysis.pipelines.step_hooks import (
-    StepTimerHook,
-    acts_last,
-    around_bar,
-    remove_hooks,
-)
 from keras_pergrad.analysis.pipelines.stopwatch import Stopwatch
 from keras_pergrad.common.deprecation import former
+from keras_pergrad.keras_internals import callback_list, progress_bar
 from keras_pergrad.keras_internals.fit_end import at_end_of_fit
-from keras_pergrad.keras_internals.log_readers import go_before_readers
 from keras_pergrad.keras_internals.running_fit import running_fit
+from keras_pergrad.keras_internals.train_function import TEST, TRAIN
 
-TRAIN, TEST = "train_function", "test_function"
 SHOWN = ("data_stall_fraction", "step_ms")
 HIDDEN = (
     "data_stall_s",
@@ -266,12 +261,12 @@ class DataStall(keras.callbacks.Callback):
         self._stopwatch.listeners.add(self)
         running = running_fit(self.model)
         self._data = running.data
-        self._callbacks = _nothing
-        at_end_of_fit(self.model, running.callbacks, self._end_of(running))
-        if running.callbacks is not None:
-            self._callbacks = weakref.ref(running.callbacks)
-            remove_hooks(running.callbacks)
-            go_before_readers(self, running.callbacks)
+        self._callbacks, siblings = _nothing, running.callback_list
+        if siblings is not None:
+            self._callbacks = weakref.ref(siblings)
+        at_end_of_fit(self.model, siblings, self._end())
+        callback_list.go_before_readers(self, siblings)
+        progress_bar.leave_out(self, siblings, lambda name, _: name in HIDDEN)
 
     def _arm(self, slot):
         # Between two steps nothing that this needs is in the caches: Python
@@ -280,22 +275,21 @@ class DataStall(keras.callbacks.Callback):
         if self._timer_hook is None:
             self._stopwatch.arm(self.model, slot)
         else:
-            self._timer_hook.stand_last(slot)
+            self._timer_hook.join()
 
     def _open(self, slot):
         self._timers[slot] = EpochTimer(time.time())
         self._samples = PipelineSamples()
-        self._timer_hook, running = None, self._callbacks()
-        if running is not None and not acts_last(running.callbacks, self):
-            self._timer_hook = StepTimerHook(
-                running.callbacks, self._stopwatch, self.model
-            )
+        self._timer_hook, siblings = None, self._callbacks()
+        if siblings is not None and not callback_list.is_last(self, siblings):
+            arm = functools.partial(self._stopwatch.arm, self.model, slot)
+            self._timer_hook = callback_list.CalledLast(siblings, arm)
 
     def _is_validation(self):
         fit_callbacks = self._fit_callbacks()
         if fit_callbacks is None:
             return False
-        return running_fit(self.model).callbacks is fit_callbacks
+        return running_fit(self.model).callback_list is fit_callbacks
 
     def _publish(self, report, timer, slot, logs):
         self._timeline = timer.timeline if self.per_batch else None
@@ -324,7 +318,7 @@ class DataStall(keras.callbacks.Callback):
             if text:
                 print(f"\n{text}", flush=True)
         else:
-            around_bar(self._callbacks(), self, HIDDEN, text)
+            progress_bar.print_below(self, self._callbacks(), text)
         if not self.per_batch:
             report.hide_batches()
         self.reports.append(report)
@@ -348,19 +342,14 @@ class DataStall(keras.callbacks.Callback):
             report.stall_load_fraction = lost * load
             report.stall_transform_fraction = lost * transform
 
-    def _end_of(self, running):
+    def _end(self):
         """Return a function that leaves this `fit`, and no later one."""
         self._entered = entered = object()
-        siblings = running.callbacks and weakref.ref(running.callbacks)
 
         def leave():
-            if self._entered is not entered:
-                return
-            left = siblings and siblings()
-            if left is not None:
-                remove_hooks(left)
-            self._leave()
-            self._fit_callbacks = _nothing
+            if self._entered is entered:
+                self._leave()
+                self._fit_callbacks = _nothing
 
         return leave
 

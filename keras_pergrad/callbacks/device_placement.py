@@ -1,7 +1,6 @@
 """A report of where a training step really runs."""
 
 import collections
-import contextlib
 import warnings
 
 import keras
@@ -16,10 +15,9 @@ from keras_pergrad.analysis.placement import (
 from keras_pergrad.analysis.placement.placement_report import PlacementReport
 from keras_pergrad.analysis.placement.step_profile import replay
 from keras_pergrad.common import devices
-from keras_pergrad.common.first_batch import set_aside
-from keras_pergrad.keras_internals import progress_bar
+from keras_pergrad.keras_internals import progress_bar, train_function
+from keras_pergrad.keras_internals.callback_list import go_before_readers
 from keras_pergrad.keras_internals.fit_end import at_end_of_fit
-from keras_pergrad.keras_internals.log_readers import go_before_readers
 from keras_pergrad.keras_internals.running_fit import running_fit
 
 _COUNTS = ("ops_on_accelerator", "ops_on_cpu", "device_copies")
@@ -77,28 +75,30 @@ class DevicePlacement(keras.callbacks.Callback):
         self.deep = deep
         self.warn = warn
         self.report = None
-        self._original = None
-        self._wrapper = None
+        self._wrapped = None
 
     def on_train_begin(self, logs=None):
         self.report = None
-        siblings = running_fit(self.model).callbacks
+        self._restore()
+        siblings = running_fit(self.model).callback_list
         go_before_readers(self, siblings)
-        progress_bar.leave_out(siblings, lambda name, value: name in _COUNTS)
-        self._batch_begins = False
+        progress_bar.leave_out(self, siblings, lambda name, _: name in _COUNTS)
         self._batches, self._spec = [], None
         self._device = next(iter(devices.accelerators()), None)
         self._announce(self._setting_hazards())
-        if self.model.train_function is None:
+        wrapped = train_function.Wrapped(self.model, self._first_step)
+        if wrapped.function is None:
+            wrapped.restore()
             raise ValueError(
                 "Expected a model in fit(). Received one without a train "
                 "function: pass this callback to fit(callbacks=[...])."
             )
-        self._watch(again=collection.was_traced(self.model.train_function))
-        at_end_of_fit(self.model, siblings, self._put_back())
+        self._wrapped = wrapped
+        at_end_of_fit(self.model, siblings, wrapped.restore)
+        self._chances = [collection.was_traced(wrapped.function), True]
 
     def on_train_batch_begin(self, batch, logs=None):
-        self._batch_begins = True
+        self._wrapped.batch_begins()
 
     def on_epoch_end(self, epoch, logs=None):
         if logs is None or self.report is None:
@@ -111,57 +111,26 @@ class DevicePlacement(keras.callbacks.Callback):
     def on_train_end(self, logs=None):
         self._restore()
 
+    def _restore(self):
+        if self._wrapped is not None:
+            self._wrapped.restore()
+
     def _setting_hazards(self):
         metal = self._device is not None and self._device.is_metal
         return hazards.of_settings(self.model.jit_compile) if metal else []
 
-    def _watch(self, again):
-        """Put a wrapper around the train function for one step."""
-        original = self.model.train_function
-        chances = [again, True]
-
-        def first_step(iterator):
-            begins, self._batch_begins = self._batch_begins, False
-            if not begins:  # a fit that failed has left this behind
-                chances.clear()
-                self._restore()
-            if not chances:  # done, but another callback still holds this
-                return original(iterator)
-            # An error inside must leave the model as it was.
-            with contextlib.ExitStack() as stack:
-                stack.callback(self._restore)
-                result = self._watched(original, iterator, chances.pop(0))
-            if self.report is not None:
-                chances.clear()
-            elif chances:
-                self._watch_again(first_step)
-            return result
-
-        self._original, self._wrapper = original, first_step
-        self.model.train_function = first_step
-
-    def _watch_again(self, wrapper):
-        if self.model.train_function is self._original:
-            self.model.train_function = wrapper
-
-    def _put_back(self):
-        """Return a function that ends this watch, and no later one."""
-        model, wrapper, original = self.model, self._wrapper, self._original
-
-        def put_back():
-            if model.train_function is wrapper:
-                model.train_function = original
-
-        return put_back
-
-    def _restore(self):
-        self._put_back()()
+    def _first_step(self, function, iterator):
+        """Run the first step, and the second if the first shows nothing."""
+        result = self._watched(function, iterator, self._chances.pop(0))
+        if self.report is not None or not self._chances:
+            self._restore()
+        return result
 
     def _watched(self, function, iterator, again):
-        if self.deep and isinstance(iterator, tf.data.Iterator):
-            steps = self.model.steps_per_execution
-            self._spec = iterator.element_spec
-            self._batches, iterator = set_aside(iterator, steps)
+        if self.deep:
+            batches, iterator = train_function.look_ahead(self.model, iterator)
+            self._batches = batches or []
+            self._spec = iterator.element_spec if batches else None
         if self.model.run_eagerly:
             with eager.watch() as executed:
                 result = function(iterator)

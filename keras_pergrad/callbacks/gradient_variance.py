@@ -19,10 +19,10 @@ from keras_pergrad.analysis.measurement.run_description import describe
 from keras_pergrad.analysis.measurement.run_log import RunLog
 from keras_pergrad.common.arguments import positive_integer
 from keras_pergrad.common.deprecation import former
-from keras_pergrad.keras_internals import progress_bar
+from keras_pergrad.keras_internals import callback_list, progress_bar
 from keras_pergrad.keras_internals.fit_end import at_end_of_fit
-from keras_pergrad.keras_internals.log_readers import go_before_readers
 from keras_pergrad.keras_internals.running_fit import running_fit
+from keras_pergrad.keras_internals.train_function import Wrapped
 from keras_pergrad.runs import GradientSketch
 
 # Measurements of a `fit`, for a curve.
@@ -147,12 +147,10 @@ class GradientVariance(keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         self._fit.close()
         self._fit = contextlib.ExitStack()
-        self._batch_begins = False
-        siblings = running_fit(self.model).callbacks
+        siblings = running_fit(self.model).callback_list
         at_end_of_fit(self.model, siblings, self._fit.close)
-        if siblings is not None:
-            go_before_readers(self, siblings)
-            progress_bar.leave_out(siblings, hidden)
+        callback_list.go_before_readers(self, siblings)
+        progress_bar.leave_out(self, siblings, hidden)
         self.measurements, self.steps, self.messages = [], [], []
         self.run_directory = self._meter = None
         self._batches_seen, self._explained = 0, False
@@ -160,11 +158,8 @@ class GradientVariance(keras.callbacks.Callback):
         watch = getattr(self.model, "watch_gradients", None)
         if watch is not None:
             self._fit.enter_context(watch())
-        self._fit.enter_context(
-            probes.guarded_steps(
-                self.model, self._is_running, self._need_probe, self._fit.close
-            )
-        )
+        self._steps = Wrapped(self.model, self._take_step, self._fit.close)
+        self._fit.callback(self._steps.restore)
         self._fit.callback(self._end_run)
 
     def on_epoch_begin(self, epoch, logs=None):
@@ -173,7 +168,7 @@ class GradientVariance(keras.callbacks.Callback):
             self._begin(self._probe, epoch)
 
     def on_train_batch_begin(self, batch, logs=None):
-        self._batch_begins = True
+        self._steps.batch_begins()
 
     def on_train_batch_end(self, batch, logs=None):
         self._batches_seen += 1
@@ -199,20 +194,13 @@ class GradientVariance(keras.callbacks.Callback):
 
     # The run.
 
-    def _is_running(self):
-        """Whether a step is one of the `fit` that this was given to.
-
-        If that `fit` failed in another callback, a later one may find the
-        train function as it was left.
-        """
-        begins, self._batch_begins = self._batch_begins, False
-        return begins
-
-    def _need_probe(self):
-        """Return what is to be called with the first batch, or None."""
-        if self._meter is not None:
-            return None
-        return lambda batch: self._begin(batch, self._epoch)
+    def _take_step(self, function, iterator):
+        """Measure on the first batch before the first step, if need be."""
+        if self._meter is None:
+            batch, iterator = probes.first_batch(self.model, iterator)
+            if batch is not None:
+                self._begin(batch, self._epoch)
+        return function(iterator)
 
     def _begin(self, batch, epoch):
         """Do everything that may fail, before the first training step."""
@@ -259,10 +247,9 @@ class GradientVariance(keras.callbacks.Callback):
         if epoch > 0:
             return True
         # A backup taken within the first epoch restores the weights only.
-        siblings = running_fit(self.model).callbacks
         return self._last_step > 0 and any(
             isinstance(c, keras.callbacks.BackupAndRestore)
-            for c in getattr(siblings, "callbacks", ())
+            for c in callback_list.listed(running_fit(self.model).callback_list)
         )
 
     def _writes(self):
@@ -296,16 +283,16 @@ class GradientVariance(keras.callbacks.Callback):
             )
 
     def _measure(self, step):
-        found = self._meter.measure(self.repeats)
+        measured = self._meter.measure(self.repeats)
         self._explain()
-        gradient, found.values = found.values, []
+        gradient, measured.values = measured.values, []
         self._last_step = step
         self.steps.append(step)
-        self.measurements.append(found)
+        self.measurements.append(measured)
         if self._run is None:
             return
         try:
-            self._run.add(step, self._epoch, found, gradient)
+            self._run.add(step, self._epoch, measured, gradient)
         except OSError as error:
             self._run.close()
             self._run = None

@@ -2,9 +2,8 @@
 
 import contextlib
 
-import keras
-
 from keras_pergrad.keras_internals import progress_bar
+from keras_pergrad.keras_internals.callback_list import Guest, with_first
 from keras_pergrad.keras_internals.fit_end import undone_at_the_end
 from keras_pergrad.keras_internals.running_fit import running_fit
 
@@ -14,29 +13,17 @@ def end_of_epochs(model, callbacks):
     """Yield the callbacks for `fit`, with one more as the first.
 
     What they have changed is undone at the end, also if `fit` raises.
-
-    Args:
-        model: the compiled `PerGradModel`.
-        callbacks: as given to `fit`: None, a callback, several of them, or a
-            `keras.callbacks.CallbackList`, which is restored afterwards.
     """
     end = _EndOfEpoch()
+    end.set_model(model)
     with undone_at_the_end(model):
-        if not isinstance(callbacks, keras.callbacks.CallbackList):
-            yield [end, *keras.tree.flatten(callbacks or [])]
-            return
-        end.set_model(model)
-        callbacks.callbacks.insert(0, end)
-        try:
-            yield callbacks
-        finally:
-            callbacks.callbacks.remove(end)
+        yield with_first(end, callbacks)
 
 
-class _EndOfEpoch(keras.callbacks.Callback):
+class _EndOfEpoch(Guest):
     def on_train_begin(self, logs=None):
-        callbacks = running_fit(self.model).callbacks
-        progress_bar.leave_out(callbacks, progress_bar.hidden_of_mode)
+        siblings = running_fit(self.model).callback_list
+        progress_bar.leave_out(self, siblings, progress_bar.hidden_of_mode)
 
     def on_test_begin(self, logs=None):
         # Within fit: validation follows the last batch.

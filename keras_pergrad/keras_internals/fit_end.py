@@ -28,15 +28,7 @@ def undone_at_the_end(model):
 
 
 def at_end_of_fit(model, callback_list, undo):
-    """Have `undo()` called when the running `fit` of a model ends.
-
-    It may be called more than once, and before.
-
-    Args:
-        model: the model.
-        callback_list: Keras's `CallbackList` of the running `fit`, or None.
-        undo: a function without arguments.
-    """
+    """Have `undo()` called, perhaps again, when the running `fit` ends."""
     if model in _OPEN:
         _OPEN[model].callback(undo)
     elif callback_list is not None:

@@ -49,7 +49,6 @@ _CLOSED = (
     types.MethodType,
     keras.layers.Layer,
     keras.optimizers.Optimizer,
-    keras.Variable,
     tf.types.experimental.PolymorphicFunction,
 )
 
@@ -209,23 +208,32 @@ class ModelState:
 
 def plain_variables(layers):
     """Return the `tf.Variable`s that layers hold without Keras's knowledge."""
-    variables, seen = [], {}
-    waiting = [value for layer in layers for value in vars(layer).values()]
+    values = [value for layer in layers for value in vars(layer).values()]
+    return variables_in(
+        values, lambda each: isinstance(each, tf.Module), (keras.Variable,)
+    )
+
+
+def variables_in(values, is_open, closed=()):
+    """Return the `tf.Variable`s in values, at any depth of what is open."""
+    variables, seen, waiting = [], {}, list(values)
     while waiting:
         this = waiting.pop()
-        if isinstance(this, _CLOSED) or id(this) in seen:
+        if isinstance(this, (*_CLOSED, *closed)) or id(this) in seen:
             continue
         seen[id(this)] = this
         if isinstance(this, tf.Variable):
             variables.append(this)
+        elif isinstance(this, keras.Variable):
+            variables.append(this.value)
         elif isinstance(this, tf.random.Generator):
             variables.append(this.state)
         elif isinstance(this, dict):
             waiting += this.values()
         elif isinstance(this, (list, tuple, set, frozenset)):
             waiting += this
-        elif isinstance(this, tf.Module):
-            waiting += vars(this).values()
+        elif is_open(this):
+            waiting += getattr(this, "__dict__", {}).values()
     return variables
 
 

@@ -1,24 +1,39 @@
-"""The few values in Keras's progress bar; the logs keep all."""
+"""The few values in Keras's progress bar, and the text below it."""
 
+import contextlib
 import functools
+import types
 
 import keras
 
+from keras_pergrad.common.patching import attribute
+from keras_pergrad.keras_internals.callback_list import listed
+from keras_pergrad.keras_internals.fit_end import at_end_of_fit
 
-def leave_out(callbacks, hidden):
-    """Keep names out of the progress bar of a running `fit`.
+_HOOKS = "on_train_batch_end", "on_epoch_end", "on_test_end"
+
+
+def leave_out(callback, callback_list, hidden):
+    """Keep names out of the progress bar until the running `fit` ends.
 
     They stay in the logs, which other callbacks and the history get.
-
-    Args:
-        callbacks: the `keras.callbacks.CallbackList` of the `fit`, or None.
-        hidden: `hidden(name, value)` tells whether to leave it out.
+    `hidden(name, value)` tells which.
     """
-    for callback in getattr(callbacks, "callbacks", ()):
-        if isinstance(callback, keras.callbacks.ProgbarLogger):
-            for hook in ("on_train_batch_end", "on_epoch_end"):
-                method = _filtered(getattr(callback, hook), hidden)
-                setattr(callback, hook, method)
+    for bar in _bars(callback_list):
+        told = _told_less(bar) or _ToldLess(bar)
+        wish = types.SimpleNamespace(hidden=hidden, text=None)
+        told.wishes[callback] = wish
+        undo = functools.partial(told.forget, callback, wish)
+        at_end_of_fit(callback.model, callback_list, undo)
+
+
+def print_below(callback, callback_list, text):
+    """Print a text once the bar has shown what the callback logs now."""
+    callbacks, bars = listed(callback_list), _bars(callback_list)
+    if bars and callback in callbacks[: callbacks.index(bars[0])]:
+        _told_less(bars[0]).wishes[callback].text = text
+    elif text:
+        print(text, flush=True)
 
 
 def hidden_of_mode(name, value):
@@ -28,11 +43,45 @@ def hidden_of_mode(name, value):
     return name.endswith("gradient_variance")
 
 
-def _filtered(method, hidden):
-    @functools.wraps(method)
-    def hook(number, logs=None):
-        if logs:
-            logs = {k: v for k, v in logs.items() if not hidden(k, v)}
-        return method(number, logs)
+def _bars(callback_list):
+    kind = keras.callbacks.ProgbarLogger
+    return [c for c in listed(callback_list) if isinstance(c, kind)]
 
-    return hook
+
+def _told_less(bar):
+    return getattr(bar.on_epoch_end, "told_less", None)
+
+
+class _ToldLess:
+    """The hooks of one bar, which leave out what callbacks wish."""
+
+    def __init__(self, bar):
+        self.wishes = {}
+        self._hooks = contextlib.ExitStack()
+        for name in _HOOKS:
+            hook = self._hook(getattr(bar, name))
+            self._hooks.enter_context(attribute(bar, name, hook))
+
+    def forget(self, callback, wish):
+        """End a wish; after the last one the bar is as it was."""
+        if self.wishes.get(callback) is wish:
+            del self.wishes[callback]
+        if not self.wishes:
+            self._hooks.close()
+
+    def _hook(self, method):
+        @functools.wraps(method)
+        def hook(*given, **named):
+            *number, logs = *given, *named.values()
+            wishes = list(self.wishes.values())
+            for wish in wishes if logs else ():
+                items = logs.items()
+                logs = {k: v for k, v in items if not wish.hidden(k, v)}
+            method(*number, logs)
+            for wish in wishes:
+                if wish.text:
+                    print(wish.text, flush=True)
+                wish.text = None
+
+        hook.told_less = self
+        return hook

@@ -17,34 +17,31 @@ _BATCH_SIZE = 32
 
 
 class RunningFit:
-    """Attributes: `data`, `callbacks`, `batch_size`; None if unknown."""
+    """Attributes: `data`, `callback_list`, `batch_size`; None if unknown."""
 
-    def __init__(self, data=None, callbacks=None, batch_size=None):
-        self.data = data
-        self.callbacks = callbacks
-        self.batch_size = batch_size
+    data = callback_list = batch_size = None
 
 
 def running_fit(model):
     """Find the call of `fit` or `evaluate` around this code."""
-    found = RunningFit()
+    running = RunningFit()
     frame = inspect.currentframe()
     try:
         while frame is not None:
             owner = frame.f_locals.get("self")
-            if found.callbacks is None and isinstance(
+            if running.callback_list is None and isinstance(
                 owner, keras.callbacks.CallbackList
             ):
-                found.callbacks = owner
+                running.callback_list = owner
             name = frame.f_code.co_name
             if owner is model and name in ("fit", "evaluate"):
-                found.data = frame.f_locals.get("x")
-                found.batch_size = frame.f_locals.get("batch_size")
-                if found.batch_size is None and _is_of_arrays(found.data):
-                    found.batch_size = _BATCH_SIZE
-                return found
+                running.data = frame.f_locals.get("x")
+                running.batch_size = frame.f_locals.get("batch_size")
+                if running.batch_size is None and _is_of_arrays(running.data):
+                    running.batch_size = _BATCH_SIZE
+                break
             frame = frame.f_back
-        return found
+        return running
     finally:
         del frame
 

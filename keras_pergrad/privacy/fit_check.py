@@ -8,6 +8,7 @@ import keras
 import numpy as np
 
 from keras_pergrad.common.registry import serialize
+from keras_pergrad.keras_internals.callback_list import listed, with_first
 from keras_pergrad.privacy import model_check
 from keras_pergrad.privacy.budget import PrivacyBudget
 from keras_pergrad.privacy.ledger import Ledger
@@ -19,14 +20,14 @@ def prepare(aggregation, model, arguments):
     batches = _batches(aggregation, arguments)
     _require_unchanged(aggregation, model)
     callbacks = arguments.get("callbacks")
-    found = [
+    refusals = [
         *_of_arguments(arguments),
         *_of_callbacks(callbacks),
         *model_check.problems(model, batches, aggregation.public_layers),
     ]
-    if found:
-        listed = "\n".join(f"- {text}" for text in found)
-        raise ValueError(f"This training would not be private:\n{listed}")
+    if refusals:
+        lines = "\n".join(f"- {text}" for text in refusals)
+        raise ValueError(f"This training would not be private:\n{lines}")
     state = model.aggregation_state
     state.proof = state.proof.and_of(model_check.proof_of(model, batches))
     _warn_of_same_data(batches, arguments.get("validation_data"))
@@ -108,7 +109,7 @@ def _of_arguments(arguments):
 def _of_callbacks(callbacks):
     """Yield a sentence for each callback that acts on training data."""
     kinds = keras.callbacks
-    for callback in _listed(callbacks):
+    for callback in listed(callbacks):
         name = type(callback).__name__
         acts = isinstance(
             callback, (kinds.EarlyStopping, kinds.ReduceLROnPlateau)
@@ -130,26 +131,16 @@ def _of_callbacks(callbacks):
             )
 
 
-def _listed(callbacks):
-    if isinstance(callbacks, keras.callbacks.CallbackList):
-        return list(callbacks.callbacks)
-    return keras.tree.flatten(callbacks or [])
-
-
 def _counting_first(aggregation, callbacks):
     """Return the callbacks with the one that logs epsilon before all others."""
-    own = [c for c in _listed(callbacks) if isinstance(c, PrivacyBudget)]
+    own = [c for c in listed(callbacks) if isinstance(c, PrivacyBudget)]
     if len(own) != 1 or own[0].mechanism != aggregation.mechanism:
         raise ValueError(
             "The budget is kept by a callback. Expected fit(..., callbacks="
             "[private.callback]) with the PrivateTraining of the gradient "
             f"mode, once. Received: {own or callbacks!r}"
         )
-    others = [c for c in _listed(callbacks) if c is not own[0]]
-    if isinstance(callbacks, keras.callbacks.CallbackList):
-        callbacks.callbacks[:] = [*own, *others]
-        return callbacks
-    return [*own, *others]
+    return with_first(own[0], callbacks)
 
 
 def _warn_of_same_data(batches, validation_data):

@@ -1,7 +1,5 @@
 """The fixed batch that gradients are measured on."""
 
-import contextlib
-
 import keras
 import numpy as np
 import tensorflow as tf
@@ -10,10 +8,8 @@ from keras_pergrad.analysis.measurement.gradient_meter import (
     GradientMeter,
     MissingLoss,
 )
-from keras_pergrad.common.first_batch import set_aside
 from keras_pergrad.keras_internals.graph_session import as_in_fit
-
-_END_OF_DATA = (StopIteration, tf.errors.OutOfRangeError)
+from keras_pergrad.keras_internals.train_function import look_ahead
 
 
 def as_batch(probe):
@@ -51,8 +47,8 @@ def as_batch(probe):
 def meter(model, batch):
     """Return a `GradientMeter` that is ready to measure."""
     try:
-        found = GradientMeter(model, batch)
-        found.prepare()
+        ready = GradientMeter(model, batch)
+        ready.prepare()
     except MissingLoss as error:
         raise MissingLoss(f"GradientVariance: {error}.") from None
     except Exception as error:  # whatever a model may say to a wrong input
@@ -61,56 +57,24 @@ def meter(model, batch):
             f"{model.name!r} is trained on. Received: {_shown(batch)}, for "
             f"which its gradient cannot be computed: {error}"
         ) from error
-    return found
+    return ready
 
 
-@contextlib.contextmanager
-def guarded_steps(model, running, need, failed):
-    """Watch each training step of `model` while this is open.
+def first_batch(model, iterator):
+    """Return the next (x, y, sample_weight) and an iterator from there on.
 
-    `running()` tells before each step whether it belongs to this `fit`, and
-    `need()` what is to be called with the first batch, or None. `failed()` is
-    called if a step raises, which no callback is told, or is of another `fit`.
+    None instead of a batch at the end of the data.
     """
-    original, over = model.train_function, []
-
-    def step(iterator):
-        if not over and not running():
-            failed()
-        if over:  # another callback still holds this
-            return original(iterator)
-        try:
-            take = need()
-            if take is not None:
-                iterator = _first_batch(model, iterator, take)
-            return original(iterator)
-        except _END_OF_DATA:
-            raise
-        except BaseException:
-            failed()
-            raise
-
-    model.train_function = step
-    try:
-        yield
-    finally:
-        over.append(True)
-        if model.train_function is step:
-            model.train_function = original
-
-
-def _first_batch(model, iterator, take):
-    """Pass the next batch to `take`; return an iterator that begins there."""
-    if not isinstance(iterator, tf.data.Iterator):
+    batches, iterator = look_ahead(model, iterator)
+    if batches is None:
         raise ValueError(
             "`probe` expected a batch, since the first one cannot be looked "
             "at before it is split over the replicas of "
             f"{type(model.distribute_strategy).__name__}. Received: probe=None"
         )
-    batches, iterator = set_aside(iterator, model.steps_per_execution)
-    if batches:
-        take(keras.utils.unpack_x_y_sample_weight(batches[0]))
-    return iterator
+    if not batches:
+        return None, iterator
+    return keras.utils.unpack_x_y_sample_weight(batches[0]), iterator
 
 
 def _tensor(part):

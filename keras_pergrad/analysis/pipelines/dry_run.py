@@ -1,28 +1,18 @@
 """A model's train function for measurements that leave the model as it was."""
 
 import contextlib
-import types
-
-import keras
-import tensorflow as tf
 
 from keras_pergrad.analysis.pipelines.loading_rate import IteratorCall
 from keras_pergrad.common.patching import attribute
-from keras_pergrad.keras_internals.model_state import ModelState, kept
+from keras_pergrad.keras_internals.model_state import (
+    ModelState,
+    kept,
+    variables_in,
+)
+from keras_pergrad.keras_internals.train_function import made
 
-FUNCTION, STATE, STEPS = (
-    "train_function",
-    "gradient_state",
-    "steps_per_execution",
-)
-#: What `_held_by` does not look into.
-_CLOSED = (
-    type,
-    types.ModuleType,
-    types.FunctionType,
-    keras.layers.Layer,
-    keras.optimizers.Optimizer,
-)
+STATE, STEPS = "gradient_state", "steps_per_execution"
+_HOLDERS = "gradient_mode", "aggregation_state"
 
 
 @contextlib.contextmanager
@@ -41,12 +31,10 @@ def untrained(model, batches):
     if not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
     with contextlib.ExitStack() as undo:
-        undo.callback(object.__setattr__, model, FUNCTION, model.train_function)
         undo.callback(model.reset_metrics)
         undo.enter_context(ModelState(model))
-        for holder in ("gradient_mode", "aggregation_state"):
-            held = _held_by(getattr(model, holder, None))
-            undo.enter_context(kept(held))
+        held = [getattr(model, name, None) for name in _HOLDERS]
+        undo.enter_context(kept(variables_in(held, _is_no_tensorflow)))
         fresh = _fresh_state(model)
         before = model.steps_per_execution
         steps = min(before, batches + 1)
@@ -55,8 +43,8 @@ def untrained(model, batches):
         undo.enter_context(attribute(model, STEPS, steps))
         # A function that was traced before holds the model's own state.
         as_before = fresh is None and steps == before
-        model.make_train_function(force=not as_before)
-        yield IteratorCall(model.train_function, model, steps)
+        function = undo.enter_context(made(model, anew=not as_before))
+        yield IteratorCall(function, model, steps)
 
 
 def _fresh_state(model):
@@ -70,22 +58,5 @@ def _fresh_state(model):
         return model.gradient_mode.make_state()
 
 
-def _held_by(owner):
-    """Return the `tf.Variable`s that an object holds, at any depth."""
-    variables, waiting, seen = [], [owner], {}
-    while waiting:
-        this = waiting.pop()
-        if id(this) in seen or isinstance(this, _CLOSED):
-            continue
-        seen[id(this)] = this
-        if isinstance(this, keras.Variable):
-            variables.append(this.value)
-        elif isinstance(this, tf.Variable):
-            variables.append(this)
-        elif isinstance(this, dict):
-            waiting += this.values()
-        elif isinstance(this, (list, tuple)):
-            waiting += this
-        elif not type(this).__module__.startswith("tensorflow"):
-            waiting += getattr(this, "__dict__", {}).values()
-    return variables
+def _is_no_tensorflow(value):
+    return not type(value).__module__.startswith("tensorflow")

@@ -19,26 +19,12 @@ from keras_pergrad.analysis.pipelines.stall_accounting import (
     EpochTimer,
     StallReport,
 )
-from keras_pergrad.analysis.pipelines.stopwatch import SLOTS, Stopwatch
+from keras_pergrad.analysis.pipelines.stopwatch import Stopwatch
 from keras_pergrad.analysis.pipelines.tfdata_model import RunningPipeline
+from keras_pergrad.keras_internals import train_function
 
 # Keras annotates `verbose` as a string only.
 QUIET: dict = {"verbose": 0}
-
-
-class _Probe(keras.Model):
-    def __init__(self, consume):
-        super().__init__()
-        self._consume = consume
-        self.compile()
-
-    def make_test_function(self, force=False):
-        def test_function(iterator):
-            self._consume(iterator)
-            self.stop_evaluating = True
-            return {}
-
-        self.test_function = test_function
 
 
 class _Listener:
@@ -111,7 +97,9 @@ def _run(data, batches, step, stopwatch):
         stopwatch.listeners.add(listener)
         with contextlib.suppress(StopIteration, tf.errors.OutOfRangeError):
             for _ in range(math.ceil((batches + 1) / step.batches)):
-                stopwatch.call(SLOTS[0], step.function, iterator, step.model)
+                stopwatch.call(
+                    train_function.TRAIN, step.function, iterator, step.model
+                )
                 samples.tick(lambda: iterator)
         memory = resident_bytes()
         stopwatch.drain()
@@ -134,6 +122,6 @@ def _evaluate(data, consume, model=None):
     strategy = getattr(model, "distribute_strategy", None)
     strategy = strategy or tf.distribute.get_strategy()
     with strategy.scope():
-        probe = _Probe(consume)
+        taker = train_function.IteratorTaker(consume)
     x, y, weights = data if isinstance(data, tuple) else (data, None, None)
-    probe.evaluate(x, y, sample_weight=weights, **QUIET)
+    taker.evaluate(x, y, sample_weight=weights, **QUIET)

@@ -1,9 +1,4 @@
-"""A stopwatch for the train and test functions of one model, call by call.
-
-The model's function is replaced just before it is called and put back as the
-call begins. So between two calls, whatever happens there (an exception in
-another callback, Ctrl-C), the model is as it was.
-"""
+"""A stopwatch for the train and test functions of one model, call by call."""
 
 import contextlib
 import time
@@ -19,21 +14,14 @@ from keras_pergrad.analysis.pipelines.timed_iterator import (
     timed_spec,
 )
 from keras_pergrad.analysis.pipelines.wait_log import WaitLog
+from keras_pergrad.keras_internals import train_function
 
 ITERATORS = (tf.data.Iterator, tf.distribute.DistributedIterator)
-SLOTS = ("train_function", "test_function")
 # Reading the processor time of many threads takes 30 us and more (measured):
 # it is read for each of the first calls on an iterator, then at intervals.
 CPU_AT_FIRST, CPU_EVERY = 24, 64
 
 _stopwatches = weakref.WeakKeyDictionary()
-
-
-def fetches_of_a_call(model):
-    """Return how often a call of the train function fetches, at most."""
-    # Once for each step, rounded up to the unrolled loop, and once more.
-    steps = int(getattr(model, "steps_per_execution", 1))
-    return steps + int(getattr(model, "unrolled_steps_per_execution", 1)) + 1
 
 
 class Call(typing.NamedTuple):
@@ -62,12 +50,11 @@ class Stopwatch:
         self._log = WaitLog()
         self._calls = []
         self._undrained = 0
-        self.iterators = dict.fromkeys(SLOTS, _gone)
+        self.iterators = dict.fromkeys(train_function.SLOTS, _gone)
         self._count = 0
         self._fetches = {}  # of a call, for each slot
         self._specs = {}
-        self._armed = None
-        self._timed = dict.fromkeys(SLOTS)
+        self._timed = {}  # for each slot
 
     @staticmethod
     def of(model):
@@ -78,22 +65,17 @@ class Stopwatch:
 
     def arm(self, model, slot):
         """Make the next call of `model`'s function a timed one."""
-        function = getattr(model, slot)
-        if type(function) is TimedCall:
-            return
-        armed = self._timed[slot]
-        if armed is None:
-            armed = self._timed[slot] = TimedCall(self, model, slot)
-        armed.function = function
-        self._armed = armed
-        # Not through Keras's tracking `__setattr__`, which costs more.
-        object.__setattr__(model, slot, armed)
+        timed = self._timed.get(slot)
+        if timed is None:
+            timed = self._timed[slot] = train_function.OneCall(
+                model, slot, self.call
+            )
+        timed.arm(model)
 
     def disarm(self):
         """Put back an armed function that was never called."""
-        if self._armed is not None:
-            self._armed.restore()
-            self._armed = None
+        for timed in self._timed.values():
+            timed.restore()
 
     def call(self, slot, function, iterator, model):
         """Call a train or test function of a model with an iterator; time it.
@@ -106,7 +88,7 @@ class Stopwatch:
                 return function(iterator)
             # A weak reference: timing must not keep a pipeline alive.
             self.iterators[slot] = weakref.ref(iterator)
-            self._fetches[slot] = fetches_of_a_call(model)
+            self._fetches[slot] = train_function.fetches_of_a_call(model)
             self._count = 0
         fetches = self._fetches[slot]
         if self._undrained + fetches > self._log.capacity:
@@ -173,27 +155,3 @@ class Stopwatch:
 
 def _gone():
     return None
-
-
-class TimedCall:
-    """Stands in for a train function for exactly one call, each time anew."""
-
-    # Only while it is armed: a lasting reference would keep the model alive.
-    function = None
-
-    def __init__(self, stopwatch, model, slot):
-        self._stopwatch = stopwatch
-        self._model = weakref.ref(model)
-        self._slot = slot
-
-    def restore(self):
-        """Put the train function back, and return it with its model."""
-        function, self.function = self.function, None
-        model = self._model()
-        if model is not None and getattr(model, self._slot) is self:
-            object.__setattr__(model, self._slot, function)
-        return function, model
-
-    def __call__(self, iterator):
-        function, model = self.restore()
-        return self._stopwatch.call(self._slot, function, iterator, model)
