@@ -64,19 +64,17 @@ TEXTS = {
     "repeats_equal_where_compared": "{where} repeats of a seed are equal "
     "{bits}, {but}.",
     "repeats_not_repeated": "Repeats of a seed differ by {repeats:share} from "
-    "their first step on, as if the seed had not been set again before each "
-    "run, with keras.utils.set_random_seed.",
+    "the first step on: call keras.utils.set_random_seed before each run.",
     "repeats": "Repeats of a seed differ by {repeats:share}: nondeterminism "
-    "explains {explained:share} of the variance between runs (median over the "
-    "steps).",
+    "explains {explained:share} of the variance between runs (median).",
     "repeats_alone": "Repeats of a seed differ by {repeats:share}.",
     # Exceptions.
     "not_finite": "Gradients that are not finite are left out: {runs:list}.",
     "never_meet": "Some runs {meet}.",
     # Batches.
     "sampling": "Two batches of {samples} samples at equal weights would "
-    "differ by {distance:share}: the variance of such draws is {ratio:share} "
-    "of that between runs (median), a yardstick and not a cause.",
+    "differ by {distance:share} ({ratio:share} of the runs' variance, median): "
+    "a yardstick, not a cause.",
     "sampling_of_one_seed": "Two batches of {samples} samples at equal "
     "weights would differ by {distance:share}, {times:.3g} times as much as "
     "these runs.",

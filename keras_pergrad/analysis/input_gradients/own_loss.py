@@ -9,16 +9,9 @@ from keras_pergrad.keras_internals.model_parts import compiled_loss
 
 
 def of_a_chunk(model, call, first):
-    """Return `sum_of_losses`, if it holds for this model, or `loss_of_one`.
-
-    It holds if the loss of a batch is a sum or a mean over its samples: not
-    where masks or weights are counted, or the model adds losses.
-
-    Args:
-        model: the model, compiled and built.
-        call: what calls it.
-        first: (x, y, sample_weight) of one sample.
-    """
+    """Return `sum_of_losses`, if it holds for this model, or `loss_of_one`."""
+    # It holds if the loss of a batch is a sum or a mean over its samples: not
+    # where masks or weights are counted, or the model adds losses.
     if type(model).compute_loss is not keras.Model.compute_loss:
         return loss_of_one
     added, (x, y, sample_weight) = [], first
