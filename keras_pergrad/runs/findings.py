@@ -33,8 +33,8 @@ TEXTS = {
     "groups_differ_from_equal": "{first} and {second} differ by "
     "{distance:share} {norm}{pairing}; {yardstick} are equal {bits}.",
     "groups_undecided": "{first} and {second} differ by {ratio:.2g} times "
-    "what {yardstick} differ by{pairing}. How likely that is by chance is not "
-    "known, since not every two runs share a step.",
+    "what {yardstick} differ by{pairing}; chance cannot be judged, since some "
+    "runs share no step.",
     "groups_differ": "{first} and {second} differ by {ratio:.2g} times what "
     "{yardstick} differ by{pairing} (p {probability:p}).",
     "groups_alike": "{first} and {second} show no difference beyond {noise}: "

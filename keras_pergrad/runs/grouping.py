@@ -93,7 +93,7 @@ def labels(infos, by):
 
 def short_names(infos):
     """Name each run by what tells it apart: seed, tags, and what else must."""
-    names = [()] * len(infos)
+    names: list[tuple[str, ...]] = [()] * len(infos)
     tags = _tags(infos)
     for field in ("seed", *tags, *_TELLING):
         parts = [_short(info, field, field in tags) for info in infos]
@@ -153,11 +153,9 @@ def _settings(info):
         "TensorFlow": versions.get("tensorflow"),
         "Keras": versions.get("keras"),
     }
-    known = {name: _text(value) for name, value in always.items()}
-    for name in _SETTINGS:
-        value = info.get(name)
-        known[name] = None if value is None else _text(value)
-    return known
+    known = {name: info.get(name) for name in _SETTINGS}
+    texts = {name: v if v is None else _text(v) for name, v in known.items()}
+    return {name: _text(value) for name, value in always.items()} | texts
 
 
 def _without_names(config):

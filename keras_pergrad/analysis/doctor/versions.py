@@ -4,6 +4,7 @@ All is read from the packages' metadata; nothing is imported.
 """
 
 import importlib.metadata
+import importlib.util
 import platform
 import re
 import sys
@@ -21,7 +22,7 @@ PACKAGES = ("tensorflow", "keras", "numpy", "tensorflow-metal")
 _WHEELS = ("tensorflow", "tensorflow-cpu", "tensorflow-macos")
 # tensorflow-metal → the first TensorFlow it loads with, and the first that it
 # does not. Its own metadata names none, so pip lets every pair pass.
-_METAL = {
+_METAL: dict[tuple[int, ...], tuple] = {
     (1, 2): ((2, 18), (2, 20)),
     (1, 1): ((2, 14), (2, 18)),
     (1, 0): ((2, 13), (2, 14)),
@@ -91,9 +92,12 @@ def _at_least(name, version, least):
 def _requirements():
     """Return what TensorFlow itself asks of NumPy, Keras and protobuf."""
     wheel = next((w for w in _WHEELS if _version(w) is not None), None)
-    lines = importlib.metadata.requires(wheel) if wheel else None
+    lines = (importlib.metadata.requires(wheel) if wheel else None) or ()
+    if lines and importlib.util.find_spec("packaging") is None:
+        said = "it is not installed, and TensorFlow and Keras need it"
+        return [Finding(ERROR, "packaging", said, "pip install packaging")]
     findings = []
-    for line in lines or ():
+    for line in lines:
         match = re.match(r"(numpy|keras|protobuf|ml[-_]dtypes)\b(.*)", line)
         if not match or ";" in line:
             continue

@@ -25,7 +25,7 @@ class Arrays:
         parts = x, _joined(y), _joined(sample_weight)
         self._parts = tf.nest.map_structure(_array, parts)
         self._pages = tf.nest.map_structure(Pages, self._parts)
-        batches = batches_of(*self._parts, batch_size)
+        batches = batches_of(*self._parts, batch_size=batch_size)
         self.samples, self.chunks = batches.samples, batches.count
         self._size = batch_size
 

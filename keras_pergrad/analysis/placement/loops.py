@@ -79,8 +79,8 @@ class Runs:
     def _settle_frame(self, node):
         feeders = [feeder for feeder, _ in node.inputs] + node.controls
         frames = [self._after(feeder) for feeder in feeders]
-        depth = {frame: len(list(self._around(frame))) for frame in frames}
-        frame = max(frames, key=depth.get, default=None)
+        depths = [len(list(self._around(frame))) for frame in frames]
+        frame = frames[depths.index(max(depths))] if frames else None
         if node.op == "Enter":
             inner = node.attr["frame_name"].s
             self._parent.setdefault(inner, frame)
