@@ -70,12 +70,9 @@ def unit(dtype):
 
 
 def tolerance(dtype, terms=1):
-    """Return the largest relative error that rounding explains.
-
-    A sum of `terms` numbers gathers an error of about √terms roundings
-    (they are as often up as down); the constants leave room for the chain
-    of layers in front of it.
-    """
+    """Return the largest relative error that rounding explains."""
+    # A sum gathers an error of about √terms roundings, as often up as down;
+    # the constants leave room for the chain of layers in front of it.
     roundoff = unit(dtype)
     if terms < 1:
         raise ValueError(
@@ -86,12 +83,10 @@ def tolerance(dtype, terms=1):
 
 
 def judge(reference, value, dtype="float32", terms=1, scale=0.0):
-    """Compare an array with the right one, of the less precise `dtype`.
-
-    The error is judged against the largest reference, or `scale` if that is
-    larger: a true zero got by cancellation needs the magnitude that it was
-    computed from.
-    """
+    """Compare an array with the right one, of the less precise `dtype`."""
+    # The error is judged against the largest reference, or `scale` if that is
+    # larger: a true zero got by cancellation needs the magnitude that it was
+    # computed from.
     limit = tolerance(dtype, terms)
     reference = np.asarray(reference, dtype="float64")
     value = np.asarray(value, dtype="float64")
@@ -121,11 +116,9 @@ def judge(reference, value, dtype="float32", terms=1, scale=0.0):
 
 
 def judge_all(names, references, values, dtype, terms=1, scales=None):
-    """Return a `Verdict` for each named result of one computation.
-
-    By default all have one scale: a result that is zero by cancellation was
-    computed from numbers of about the size of its neighbours.
-    """
+    """Return a `Verdict` for each named result of one computation."""
+    # By default all have one scale: a result that is zero by cancellation was
+    # computed from numbers of about the size of its neighbours.
     if scales is None:
         sizes = [float(np.max(np.abs(r), initial=0.0)) for r in references]
         finite = [size for size in sizes if math.isfinite(size)]

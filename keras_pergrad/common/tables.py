@@ -52,6 +52,12 @@ def html_page(title, columns, rows, sentences, notes):
     return f"<p>{escape(title)}</p>{table}{below}<ul>{items}</ul>"
 
 
+def first_few(words, most=3):
+    """Return "a, b, c and 2 more"."""
+    rest = f" and {len(words) - most} more" if len(words) > most else ""
+    return ", ".join(words[:most]) + rest
+
+
 def bullets(sentences, mark="-", width=WIDTH):
     """Return the lines of a list of sentences, wrapped."""
     lines = []

@@ -8,13 +8,18 @@ from keras_pergrad.common import refusal_messages
 from keras_pergrad.keras_internals.model_parts import compiled_loss, layers_of
 
 
-def require_compiled(model):
-    """Refuse what is not a compiled model."""
+def require_model(model):
+    """Refuse what is not a model."""
     if not isinstance(model, keras.Model):
         raise TypeError(
             "`model` must be a keras.Model. Received: an object of type "
             f"{type(model).__name__}"
         )
+
+
+def require_compiled(model):
+    """Refuse what is not a compiled model."""
+    require_model(model)
     if not model.compiled:
         raise ValueError(
             f"Model {model.name!r} is not compiled, so it has no loss. Call "

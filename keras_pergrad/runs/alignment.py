@@ -10,15 +10,6 @@ import numpy as np
 from keras_pergrad.runs import store
 from keras_pergrad.runs.store import Run, RunRecordWarning
 
-# Gradients can be compared where all of these are equal.
-_EQUAL = (
-    "architecture",
-    "loss",
-    "probe",
-    "probe_samples",
-    "sketch_size",
-    "variable_sketch_size",
-)
 _COMPARED = ("loss", "gradient_norm", "gradient_variance")
 _MOST = 5
 _ONE_PROBE = (
@@ -81,14 +72,14 @@ class AlignedRuns:
 
 def align(log_dir, max_steps):
     """Read the runs of one directory or several, and check them."""
-    directories = _directories(log_dir)
-    paths = [path for d in directories for path in store.list_runs(d)]
+    folders = directories(log_dir)
+    paths = [path for d in folders for path in store.list_runs(d)]
     read = [run for run in map(_read, paths) if run is not None]
     runs = [run for run in read if len(run)]
     empty = [str(run.info["run"]) for run in read if not len(run)]
     notes = [f"Without any record: {', '.join(empty)}."] if empty else []
-    where = ", ".join(repr(d) for d in directories)
-    for directory in directories:
+    where = ", ".join(map(repr, folders))
+    for directory in folders:
         if os.path.isfile(os.path.join(directory, store.FILE)):
             raise ValueError(
                 "`log_dir` expected a directory that holds runs. Received: "
@@ -129,26 +120,24 @@ def _read(path):
     try:
         return store.read_run(path, _COMPARED)
     except store.DamagedRun as error:
-        warnings.warn(
-            f"{error} The run is left out.", RunRecordWarning, stacklevel=4
-        )
-        return None
+        said = f"{error} The run is left out."
+        warnings.warn(said, RunRecordWarning, stacklevel=4)
 
 
-def _directories(log_dir):
-    if isinstance(log_dir, (str, os.PathLike)):
-        return [os.fspath(log_dir)]
-    directories = [os.fspath(d) for d in log_dir]
-    if not directories:
+def directories(log_dir):
+    """List what was given as one directory or several."""
+    one = isinstance(log_dir, (str, os.PathLike))
+    folders = [os.fspath(d) for d in ([log_dir] if one else log_dir)]
+    if not folders:
         raise ValueError(
             "`log_dir` expected a directory or a list of them. Received: an "
             "empty list."
         )
-    return directories
+    return folders
 
 
 def _check_equal(runs):
-    for field in _EQUAL:
+    for field in store.EQUAL:
         values = [run.info.get(field) for run in runs]
         most = max(values, key=values.count)
         for run, value in zip(runs, values):

@@ -19,8 +19,9 @@ from keras_pergrad.runs import (
     page,
     report,
     step_statistics,
+    store,
 )
-from keras_pergrad.runs.grouping import Grouping, mode_of, short_names
+from keras_pergrad.runs.grouping import FIELDS, Grouping, mode_of, short_names
 
 
 @dataclasses.dataclass(repr=False)
@@ -195,6 +196,7 @@ def compare_runs(
             f"tolerance={tolerance!r}"
         )
     max_steps = positive_integer("max_steps", max_steps)
+    _require_no_directory(log_dir, by)
     extras.scipy_special()  # before the work
     aligned = alignment.align(log_dir, max_steps)
     grouping = Grouping(aligned.infos, by)
@@ -218,30 +220,42 @@ def compare_runs(
     )
 
 
+def _require_no_directory(log_dir, by):
+    """Refuse a second directory of runs that was given as `by`."""
+    if by in (None, *FIELDS) or not os.path.isdir(by):
+        return
+    if isinstance(by, os.PathLike) or store.list_runs(by):
+        both = [*alignment.directories(log_dir), os.fspath(by)]
+        raise ValueError(
+            f"`by` expected a tag of the runs, or one of {', '.join(FIELDS)}. "
+            f"Received: by={by!r}, a directory. To compare the runs of several "
+            f"directories write compare_runs({both!r})."
+        )
+
+
 def _runs(aligned, grouping):
     """Return one dict a run."""
     labels = short_names(aligned.infos)
-    return [
-        {
-            "name": name,
-            "label": labels[r],
-            "seed": run.info.get("seed"),
-            "device": run.info.get("device"),
-            "mode": mode_of(run.info),
-            "group": grouping.groups[r] if grouping.groups else None,
-            "tags": dict(run.info.get("tags") or {}),
-            "records": len(run),
-            "last_step": int(run.scalars["step"][-1]),
-            "first_not_finite": _first_not_finite(run.scalars),
-        }
-        for r, (name, run) in enumerate(zip(aligned.names, aligned.runs))
-    ]
-
-
-def _first_not_finite(scalars):
-    """Return the first step with a gradient that is not finite, or None."""
-    bad = np.flatnonzero(~np.isfinite(scalars["gradient_norm"]))
-    return int(scalars["step"][bad[0]]) if len(bad) else None
+    described = []
+    for r, (name, run) in enumerate(zip(aligned.names, aligned.runs)):
+        steps = run.scalars["step"].tolist()
+        finite = np.isfinite(run.scalars["gradient_norm"])
+        broken = (s for s, fine in zip(steps, finite) if not fine)
+        described.append(
+            {
+                "name": name,
+                "label": labels[r],
+                "seed": run.info.get("seed"),
+                "device": run.info.get("device"),
+                "mode": mode_of(run.info),
+                "group": grouping.groups[r] if grouping.groups else None,
+                "tags": dict(run.info.get("tags") or {}),
+                "records": len(run),
+                "last_step": steps[-1],
+                "first_not_finite": next(broken, None),
+            }
+        )
+    return described
 
 
 def _notes(grouping, by, repeats):

@@ -69,13 +69,10 @@ def diverge(aligned, chosen, tolerance, common=None, repeats=False):
     names = [aligned.names[r] for r in chosen]
     step, variables, odd = None, [], None
     if parted is not None:
-        step, gaps = int(steps[parted]), apart[beyond[0]]
-        order = np.argsort(-gaps, kind="stable")[:_MOST_NAMED]
-        variables = [
-            (aligned.variables[v], float(gaps[v]))
-            for v in order
-            if gaps[v] > tolerance
-        ]
+        step, gaps = int(steps[parted]), apart[beyond[0]].tolist()
+        pairs = zip(aligned.variables, gaps)
+        pairs = [(path, gap) for path, gap in pairs if gap > tolerance]
+        variables = sorted(pairs, key=lambda p: -p[1])[:_MOST_NAMED]
         odd = _odd_one(runs, rows[parted], names)
     first = int(steps[0]) if len(steps) else None
     ends = _ends(names, runs, step)
@@ -162,8 +159,8 @@ def _differences(runs, rows):
 
 
 def _read(run, rows):
-    found = run.read("variables", rows).astype(np.float64)
-    return found[..., 2:], found[..., 0]
+    vectors = run.read("variables", rows).astype(np.float64)
+    return vectors[..., 2:], vectors[..., 0]
 
 
 def _odd_one(runs, rows, names):

@@ -13,6 +13,7 @@ import math
 import numpy as np
 
 from keras_pergrad.runs import extras
+from keras_pergrad.runs.grouping import equal
 
 REPEATS, SEEDS, RUNS = "repeats", "seeds", "runs"
 _SHUFFLES = 1999
@@ -75,12 +76,6 @@ def effects(apart, grouping, by):
         both = both[_measured(apart[np.ix_(both, both)]).any(1)]
         pairs = np.ix_(both, both)
         besides = grouping.always_differ(first, second)
-        effect = Effect(
-            names[a],
-            names[b],
-            (len(first), len(second)),
-            besides=[name for name in besides if name != by],
-        )
         of_pairs = _judged(
             apart[pairs],
             groups[both] == b,
@@ -90,7 +85,10 @@ def effects(apart, grouping, by):
             # A seed cannot be on both sides of groups made of seeds.
             by == "seed",
         )
-        judged.append(dataclasses.replace(effect, **of_pairs))
+        counts = len(first), len(second)
+        besides = [name for name in besides if name != by]
+        who = names[a], names[b], counts
+        judged.append(Effect(*who, besides=besides, **of_pairs))
     return sorted(
         judged, key=lambda e: -e.ratio if e.ratio == e.ratio else math.inf
     )
@@ -104,23 +102,19 @@ def _measured(apart):
 def _judged(apart, side, seeds, repeats, known, by_seed):
     """Return what an `Effect` says besides its groups."""
     measured = _measured(apart)
-    same_seed, cross, within = _equal(seeds), *_sides(side)
+    same_seed, cross, within = equal(seeds), *_sides(side)
     if not (cross & measured).any():
         return {}
     paired = bool((cross & same_seed & measured).any())
     repeated = bool((repeats & measured).any())
     several = bool((within & ~same_seed & measured).any())
-    confounded, strata = False, seeds
-    if by_seed:
-        distance, floor = _rms(apart, cross), _rms(apart, repeats)
-        yardstick, strata = (REPEATS if repeated else None), seeds * 0
-    elif paired and repeated:
-        distance = _rms(apart, cross & same_seed)
-        floor, yardstick = _rms(apart, repeats), REPEATS
+    distance = _rms(apart, cross & same_seed if paired else cross)
+    confounded, strata = False, seeds * 0 if by_seed else seeds
+    if by_seed or (paired and repeated):
+        floor = _rms(apart, repeats)
+        yardstick = REPEATS if repeated else None
     else:
-        if paired:
-            distance = _rms(apart, cross & same_seed)
-            floor = _rms(apart, within & ~same_seed)
+        floor = _rms(apart, within & ~same_seed)
         # Repeats say nothing about the distance of two seeds. Without pairing,
         # only what exceeds the noise of the seeds shows.
         apart, side = _by_seed(apart, side, seeds)
@@ -145,12 +139,8 @@ def _judged(apart, side, seeds, repeats, known, by_seed):
 
 def _sides(side):
     """Return the pairs across the groups and those inside one, (R, R) each."""
-    cross = ~_equal(side)
+    cross = ~equal(side)
     return cross, ~cross & ~np.eye(len(side), dtype=bool)
-
-
-def _equal(values):
-    return values[:, None] == values[None, :]
 
 
 def _rms(apart, pairs):
@@ -183,7 +173,7 @@ def _probability(apart, side, strata):
     # The runs are dealt into the groups anew, seed by seed where seeds are in
     # both. With few runs the distribution of F is used, as if all differences
     # lay in one direction: the result is too large rather than too small.
-    inside = strata[:, None] == strata[None, :]
+    inside = equal(strata)
     if np.isnan(apart[inside]).any():
         return None
     ways = 1
@@ -213,12 +203,11 @@ def _by_f(apart, side, strata):
         a = np.flatnonzero((strata == s) & ~side)
         b = np.flatnonzero((strata == s) & side)
         inside = 0.0
-        for part in (a, b):
-            if len(part):
-                total = apart[np.ix_(part, part)].sum() / 2
-                inside += total / len(part) ** 2
-                inner += total / len(part)
-                freedom += len(part) - 1
+        for part in filter(len, (a, b)):
+            total = apart[np.ix_(part, part)].sum() / 2
+            inside += total / len(part) ** 2
+            inner += total / len(part)
+            freedom += len(part) - 1
         if len(a) and len(b):
             means = apart[np.ix_(a, b)].mean() - inside
             between += means * len(a) * len(b) / (len(a) + len(b))

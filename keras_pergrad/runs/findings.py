@@ -33,8 +33,8 @@ TEXTS = {
     "groups_differ_from_equal": "{first} and {second} differ by "
     "{distance:share} {norm}{pairing}; {yardstick} are equal {bits}.",
     "groups_undecided": "{first} and {second} differ by {ratio:.2g} times "
-    "what {yardstick} differ by{pairing}. How likely that is by chance is not "
-    "known, since not every two runs share a step.",
+    "what {yardstick} differ by{pairing}; chance cannot be judged, since some "
+    "runs share no step.",
     "groups_differ": "{first} and {second} differ by {ratio:.2g} times what "
     "{yardstick} differ by{pairing} (p {probability:p}).",
     "groups_alike": "{first} and {second} show no difference beyond {noise}: "
@@ -64,19 +64,17 @@ TEXTS = {
     "repeats_equal_where_compared": "{where} repeats of a seed are equal "
     "{bits}, {but}.",
     "repeats_not_repeated": "Repeats of a seed differ by {repeats:share} from "
-    "their first step on, as if the seed had not been set again before each "
-    "run, with keras.utils.set_random_seed.",
+    "the first step on: call keras.utils.set_random_seed before each run.",
     "repeats": "Repeats of a seed differ by {repeats:share}: nondeterminism "
-    "explains {explained:share} of the variance between runs (median over the "
-    "steps).",
+    "explains {explained:share} of the variance between runs (median).",
     "repeats_alone": "Repeats of a seed differ by {repeats:share}.",
     # Exceptions.
     "not_finite": "Gradients that are not finite are left out: {runs:list}.",
     "never_meet": "Some runs {meet}.",
     # Batches.
     "sampling": "Two batches of {samples} samples at equal weights would "
-    "differ by {distance:share}: the variance of such draws is {ratio:share} "
-    "of that between runs (median), a yardstick and not a cause.",
+    "differ by {distance:share} ({ratio:share} of the runs' variance, median): "
+    "a yardstick, not a cause.",
     "sampling_of_one_seed": "Two batches of {samples} samples at equal "
     "weights would differ by {distance:share}, {times:.3g} times as much as "
     "these runs.",

@@ -6,7 +6,6 @@ nondeterminism can tell them apart. Runs of different seeds, or of unknown ones,
 are *independent*.
 """
 
-import collections
 import json
 
 import numpy as np
@@ -54,19 +53,19 @@ class Grouping:
     def __init__(self, infos, by=None):
         seeds = [info.get("seed") for info in infos]
         self.known = np.array([seed is not None for seed in seeds])
-        self.seeds = _numbers(
+        self.seeds = numbers(
             f"unknown {i}" if seed is None else str(seed)
             for i, seed in enumerate(seeds)
         )
         self._settings = [_settings(info) for info in infos]
-        settings = _numbers(map(_text, self._settings))
+        settings = numbers(map(_text, self._settings))
         self.groups = None if by is None else labels(infos, by)
         different = ~np.eye(len(infos), dtype=bool)
-        same_seed = _equal(self.seeds) & different
+        same_seed = equal(self.seeds) & different
         self.independent = different & ~same_seed
-        self.repeats = same_seed & _equal(settings)
+        self.repeats = same_seed & equal(settings)
         if self.groups is not None:
-            self.repeats &= _equal(_numbers(self.groups))
+            self.repeats &= equal(numbers(self.groups))
         alone = not self.independent.any()
         self.units = np.arange(len(infos)) if alone else self.seeds
 
@@ -89,16 +88,12 @@ def labels(infos, by):
             f"`by` expected a tag of the runs ({', '.join(tags) or 'none'}) "
             f"or one of {', '.join(FIELDS)}. Received: by={by!r}"
         )
-    if by in tags:
-        values = [(info.get("tags") or {}).get(by) for info in infos]
-    else:
-        values = [mode_of(i) if by == "mode" else i.get(by) for i in infos]
-    return [_label(by, value) for value in values]
+    return [_label(by, _value(info, by, by in tags)) for info in infos]
 
 
 def short_names(infos):
     """Name each run by what tells it apart: seed, tags, and what else must."""
-    names = [()] * len(infos)
+    names: list[tuple[str, ...]] = [()] * len(infos)
     tags = _tags(infos)
     for field in ("seed", *tags, *_TELLING):
         parts = [_short(info, field, field in tags) for info in infos]
@@ -109,19 +104,22 @@ def short_names(infos):
             names = longer
     if not any(names):
         names = [(_short(info, "seed", False),) for info in infos]
-    seen = collections.Counter()
-    numbered = []
-    for name in names:
-        seen[name] += 1
-        count = f" ({seen[name]})" if seen[name] > 1 else ""
-        numbered.append(" · ".join(name) + count)
-    return numbered
+    again = [names[:r].count(name) for r, name in enumerate(names)]
+    return [
+        " · ".join(name) + (f" ({count + 1})" if count else "")
+        for name, count in zip(names, again)
+    ]
 
 
 def _short(info, field, is_tag):
-    value = (info.get("tags") or {}).get(field) if is_tag else info.get(field)
-    value = mode_of(info) if field == "mode" else value
+    value = _value(info, field, is_tag)
     return f"no {field}" if value is None else _label(field, value)
+
+
+def _value(info, field, is_tag):
+    if is_tag:
+        return (info.get("tags") or {}).get(field)
+    return mode_of(info) if field == "mode" else info.get(field)
 
 
 def _tags(infos):
@@ -155,11 +153,9 @@ def _settings(info):
         "TensorFlow": versions.get("tensorflow"),
         "Keras": versions.get("keras"),
     }
-    others = {name: info.get(name) for name in _SETTINGS}
-    return {name: _text(value) for name, value in always.items()} | {
-        name: None if value is None else _text(value)
-        for name, value in others.items()
-    }
+    known = {name: info.get(name) for name in _SETTINGS}
+    texts = {name: v if v is None else _text(v) for name, v in known.items()}
+    return {name: _text(value) for name, value in always.items()} | texts
 
 
 def _without_names(config):
@@ -173,11 +169,12 @@ def _text(value):
     return json.dumps(value, sort_keys=True, default=str)
 
 
-def _numbers(values):
+def numbers(values):
     """Return equal numbers for equal values, in order of appearance."""
     seen = {}
     return np.array([seen.setdefault(value, len(seen)) for value in values])
 
 
-def _equal(numbers):
-    return numbers[:, None] == numbers[None, :]
+def equal(values):
+    """Return whether each two are equal, (R, R)."""
+    return values[:, None] == values[None, :]

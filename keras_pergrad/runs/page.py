@@ -87,21 +87,20 @@ def _map(c):
     )
     distance = np.sqrt(np.maximum(c.apart, 0))
     np.fill_diagonal(distance, 0)
+    apart = distance[distance > 0]
     names = [escape(run["label"]) for run in c.runs]
-    shades = _shades(distance)
 
     def square(a, b):
         if a == b:
             return '<td class="self"></td>'
         said = f"{names[a]} – {names[b]}: {share(distance[a, b])}"
-        return f'<td title="{said}" {shades(distance[a, b])}></td>'
+        return f'<td title="{said}" {_shade(distance[a, b], apart)}></td>'
 
     rows = "".join(
         f'<tr><th scope="row">{names[a]}</th>'
         f"{''.join(square(a, b) for b in order)}</tr>"
         for a in order
     )
-    apart = distance[distance > 0]
     scale = (
         f", from {share(apart.min())} (pale) to {share(apart.max())} (strong)"
         if len(apart)
@@ -116,18 +115,13 @@ def _map(c):
     )
 
 
-def _shades(distance):
-    """Return a function from a distance to the attributes of its square."""
-    logs = np.log(distance[distance > 0])
-    low, high = (logs.min(), logs.max()) if len(logs) else (0.0, 0.0)
-
-    def attributes(value):
-        if np.isnan(value):
-            return 'class="none"'
-        if value == 0:
-            return ""
-        place = (np.log(value) - low) / (high - low) if high > low else 0.6
-        color = f"color-mix(in srgb,var(--c1) {15 + 80 * place:.0f}%,"
-        return f'style="background:{color}transparent)"'
-
-    return attributes
+def _shade(value, every):
+    """Return the attributes of a distance's square, among all distances."""
+    if np.isnan(value):
+        return 'class="none"'
+    if value == 0:
+        return ""
+    low, high = np.log(every.min()), np.log(every.max())
+    place = (np.log(value) - low) / (high - low) if high > low else 0.6
+    color = f"color-mix(in srgb,var(--c1) {15 + 80 * place:.0f}%,"
+    return f'style="background:{color}transparent)"'

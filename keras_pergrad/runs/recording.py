@@ -13,17 +13,6 @@ import numpy as np
 from keras_pergrad.runs import store
 from keras_pergrad.runs.sketch import VARIABLE_SKETCH_SIZE
 
-# A resumed run must measure the same thing as before.
-_EQUAL_ON_RESUME = (
-    "architecture",
-    "settings",
-    "loss",
-    "probe",
-    "probe_samples",
-    "sketch_size",
-    "variable_sketch_size",
-)
-
 
 @dataclasses.dataclass
 class RunInfo:
@@ -129,11 +118,9 @@ class RunWriter:
         self._log_dir = os.fspath(log_dir)
         self._shapes = store.shapes(dataclasses.asdict(info))
         path = os.path.join(self.directory, store.FILE)
-        try:
+        with store.writing(log_dir):
             os.makedirs(self.directory, exist_ok=True)
             names = os.listdir(self.directory)
-        except OSError as error:
-            raise store.os_error(error, log_dir) from error
         if names and store.FILE not in names:
             raise FileExistsError(
                 errno.EEXIST,
@@ -141,10 +128,8 @@ class RunWriter:
                 f"directory with other files in it, such as {min(names)!r}. "
                 "Choose another name",
             )
-        try:
+        with store.writing(log_dir):
             self._connection = store.connect(path, create=True)
-        except sqlite3.Error as error:
-            raise store.os_error(error, log_dir) from error
         # An open transaction keeps other writers out, but no reader.
         try:
             self._connection.execute("PRAGMA busy_timeout = 0")
@@ -157,7 +142,7 @@ class RunWriter:
         except sqlite3.Error as error:
             self._connection.close()
             if error.sqlite_errorcode != sqlite3.SQLITE_BUSY:
-                raise store.os_error(error, log_dir) from error
+                raise store.as_os_error(error, log_dir) from error
             raise FileExistsError(
                 errno.EEXIST,
                 f"The run {self.directory!r} is being written by another "
@@ -236,29 +221,22 @@ class RunWriter:
                 "variable_sketches", variable_sketches, (count, width - 2)
             ),
         ]
-        vectors = [
-            np.concatenate(variables, 1).tobytes(),
-            _float32("sketch", sketch, self._shapes["sketch"]).tobytes(),
-        ]
+        whole = _float32("sketch", sketch, self._shapes["sketch"])
+        vectors = [np.concatenate(variables, 1).tobytes(), whole.tobytes()]
+        rows = {"records": record, "vectors": [record[0], *vectors]}
+        execute = self._connection.execute
         try:
             if not self._connection.in_transaction:  # the last one failed
-                self._connection.execute("BEGIN IMMEDIATE")
-            for table, row in (
-                ("records", record),
-                ("vectors", [record[0], *vectors]),
-            ):
-                self._connection.execute(
-                    f"DELETE FROM {table} WHERE step >= ?", record[:1]
-                )
+                execute("BEGIN IMMEDIATE")
+            for table, row in rows.items():
+                execute(f"DELETE FROM {table} WHERE step >= ?", record[:1])
                 marks = ", ".join("?" * len(row))
-                self._connection.execute(
-                    f"INSERT INTO {table} VALUES ({marks})", row
-                )
+                execute(f"INSERT INTO {table} VALUES ({marks})", row)
             self._commit()
         except sqlite3.Error as error:
             if self._connection.in_transaction:
-                self._connection.execute("ROLLBACK")
-            raise store.os_error(error, self._log_dir) from error
+                execute("ROLLBACK")
+            raise store.as_os_error(error, self._log_dir) from error
 
     def close(self):
         """Release the run; may be called again."""
@@ -276,11 +254,10 @@ class RunWriter:
     def _closing_on_error(self):
         try:
             yield
-        except sqlite3.Error as error:
+        except BaseException as error:
             self.close()
-            raise store.os_error(error, self._log_dir) from error
-        except BaseException:
-            self.close()
+            if isinstance(error, sqlite3.Error):
+                raise store.as_os_error(error, self._log_dir) from error
             raise
 
     def _commit(self):
@@ -289,13 +266,13 @@ class RunWriter:
 
     def _start(self, info):
         connection = self._connection
-        found = store.format_of(connection)
+        version = store.format_of(connection)
         count = 0
-        if found == store.FORMAT:
+        if version == store.FORMAT:
             count = connection.execute("SELECT count(*) FROM records")
             count = count.fetchone()[0]
-        if count or found not in (0, store.FORMAT):
-            what = f"{count} records" if count else f"format {found}"
+        if count or version not in (0, store.FORMAT):
+            what = f"{count} records" if count else f"format {version}"
             raise FileExistsError(
                 errno.EEXIST,
                 f"`run_name` expected a new name, since {self._log_dir!r} has "
@@ -312,11 +289,11 @@ class RunWriter:
         self._commit()
 
     def _check_resumed(self, info):
-        found = store.format_of(self._connection)
-        if found != store.FORMAT:
+        version = store.format_of(self._connection)
+        if version != store.FORMAT:
             raise ValueError(
                 f"The run {info.run!r} expected records of format "
-                f"{store.FORMAT}. Received: format {found}. Choose another "
+                f"{store.FORMAT}. Received: format {version}. Choose another "
                 "`run_name`."
             )
         old = store.info_of(self._connection)
@@ -324,7 +301,8 @@ class RunWriter:
         for known in (old, new):
             # Keras numbers layers anew in every process: names may differ.
             known["variables"] = [v["shape"] for v in known["variables"]]
-        for field in (*_EQUAL_ON_RESUME, "variables"):
+        # A resumed run must measure the same thing as before.
+        for field in (*store.EQUAL, "settings", "variables"):
             if old.get(field) != new[field]:
                 raise ValueError(
                     f"The run {info.run!r} in {self._log_dir!r} cannot be "

@@ -60,14 +60,10 @@ class GradientSketch:
         self.variable_size = variable_size
 
     def __call__(self, gradients):
-        """Sketch one gradient.
-
-        Args:
-            gradients: one array a variable, always in the same order.
+        """Sketch one gradient, an array a variable, in float64.
 
         Returns:
-            (the sketch of all, (S,), the sketch of each variable, (V, R)), in
-            float64.
+            The sketch of all, (S,), and that of each variable, (V, R).
         """
         # A gradient with ∞ in it has a sketch with NaN, as it should.
         with np.errstate(invalid="ignore"):

@@ -13,6 +13,7 @@ sketches or in `figures` from the other figures.
 import numpy as np
 
 from keras_pergrad.runs import extras
+from keras_pergrad.runs.grouping import equal, numbers
 
 _NUMBERS_AT_ONCE = 2**22
 
@@ -47,41 +48,36 @@ MEANINGS = {
 
 
 def figures(aligned, grouping):
-    """Compute every figure, (T,), and how far apart each two runs are, (R, R).
-
-    The latter is the mean d² over the steps they share, over the squared norm.
-    """
-    found, apart = _of_sketches(aligned, grouping)
-    scale = found.pop("scale")
-    scalars = {
-        name: _finite(aligned.scalars(name))
-        for name in ("loss", "gradient_norm", "gradient_variance")
-    }
+    """Compute every figure, (T,), and each two runs' mean d² over the norm²."""
+    figure, apart = _of_sketches(aligned, grouping)
+    scale = figure.pop("scale")
     units = grouping.units
-    per_sample = average(scalars["gradient_variance"], units)
-    samples = aligned.infos[0]["probe_samples"]
-    sampling = per_sample / samples
+    loss, norm, variance = (
+        _finite(aligned.scalars(name))
+        for name in ("loss", "gradient_norm", "gradient_variance")
+    )
+    sampling = average(variance, units) / aligned.infos[0]["probe_samples"]
     with np.errstate(invalid="ignore", divide="ignore"):
-        ratio = sampling / found["variance"]
-        ratio = np.where(found["variance"] > 0, ratio, np.nan)
+        ratio = sampling / figure["variance"]
+        ratio = np.where(figure["variance"] > 0, ratio, np.nan)
         # Two draws of variance v are √(2v) apart.
         for name, variance in (
-            ("distance", found["variance"]),
-            ("repeat_distance", found["repeat_variance"]),
+            ("distance", figure["variance"]),
+            ("repeat_distance", figure["repeat_variance"]),
             ("sampling_distance", sampling),
         ):
-            found[name] = np.sqrt(2 * np.maximum(variance, 0) / scale)
-    found |= {
+            figure[name] = np.sqrt(2 * np.maximum(variance, 0) / scale)
+    figure |= {
         "step": aligned.steps,
         "runs": (aligned.rows >= 0).sum(1),
-        "loss": average(scalars["loss"], units),
-        "norm": average(scalars["gradient_norm"], units),
-        "norm_sd": deviation(scalars["gradient_norm"], units),
+        "loss": average(loss, units),
+        "norm": average(norm, units),
+        "norm_sd": deviation(norm, units),
         "sampling_variance": sampling,
         "sampling_ratio": ratio,
         "sampling_share": np.minimum(ratio, 1.0),
     }
-    return {name: found[name] for name in MEANINGS}, apart
+    return {name: figure[name] for name in MEANINGS}, apart
 
 
 def _finite(values):
@@ -91,7 +87,7 @@ def _finite(values):
 def _of_sketches(aligned, grouping):
     """Go through the sketches, a few steps at a time."""
     steps, count = aligned.rows.shape
-    found = {name: np.full(steps, np.nan) for name in (*MEANINGS, "scale")}
+    figure = {name: np.full(steps, np.nan) for name in (*MEANINGS, "scale")}
     total, shared = np.zeros((count, count)), np.zeros((count, count))
     for where, present, sketches in _blocks(aligned):
         both = np.ix_(present, present)
@@ -99,34 +95,34 @@ def _of_sketches(aligned, grouping):
         apart = _distances(sketches)
         block = _of_block(sketches, apart, members, grouping.repeats[both])
         for name, values in block.items():
-            found[name][where] = values
+            figure[name][where] = values
         scale = block["scale"]
         defined = scale > 0
         total[both] += (apart[defined] / scale[defined, None, None]).sum(0)
         shared[both] += defined.sum()
     with np.errstate(invalid="ignore"):
-        return found, np.where(shared > 0, total / shared, np.nan)
+        return figure, np.where(shared > 0, total / shared, np.nan)
 
 
 def _of_block(sketches, apart, members, repeats):
     """Compute the figures of steps from sketches (T, R, S) and d² (T, R, R)."""
     square = np.einsum("trs,trs->tr", sketches, sketches)
-    found = {"scale": square @ members.mean(0)}
+    figure = {"scale": square @ members.mean(0)}
     if repeats.any():
-        found["repeat_variance"] = 0.5 * apart[:, repeats].mean(1)
+        figure["repeat_variance"] = 0.5 * apart[:, repeats].mean(1)
     if len(members) > 1:
         weights = pairs(members)
         variance = 0.5 * np.einsum("tij,ij->t", apart, weights)
         low, high = _interval(variance, apart, members, sketches.shape[2])
         mean, least = _cosines(square, apart, weights)
-        found |= {
+        figure |= {
             "variance": variance,
             "variance_low": low,
             "variance_high": high,
             "cosine": mean,
             "cosine_min": least,
         }
-    return found
+    return figure
 
 
 def _blocks(aligned):
@@ -159,15 +155,11 @@ def _distances(sketches):
     # a fifth of the time.
     products = np.stack([one @ one.T for one in centred])
     square = np.einsum("tii->ti", products)
-    apart = np.maximum(
-        square[:, :, None] + square[:, None, :] - 2 * products, 0
-    )
+    both = square[:, :, None] + square[:, None, :]
+    apart = np.maximum(both - 2 * products, 0)
     # Bitwise equal runs have distance 0, whatever rounding gives above.
     for step, values in zip(apart, sketches):
-        seen = {}
-        same = [seen.setdefault(v.tobytes(), len(seen)) for v in values]
-        same = np.array(same)
-        step[same[:, None] == same[None, :]] = 0
+        step[equal(numbers(v.tobytes() for v in values))] = 0
     return apart
 
 
@@ -205,15 +197,13 @@ def _interval(variance, apart, members, size):
     directions = np.clip(directions, 1.0, freedom)
     degrees = directions * freedom * size / (freedom + size)
     scale = np.where(there, degrees * variance, 0.0)
-    return scale / special.chdtri(degrees, 0.025), scale / special.chdtri(
-        degrees, 0.975
-    )
+    return [scale / special.chdtri(degrees, tail) for tail in (0.025, 0.975)]
 
 
 def members_of(units):
     """Return a matrix (U, R): row u averages the runs of unit u."""
-    found = (units[None, :] == np.unique(units)[:, None]).astype(float)
-    return found / found.sum(1, keepdims=True)
+    members = (units[None, :] == np.unique(units)[:, None]).astype(float)
+    return members / members.sum(1, keepdims=True)
 
 
 def pairs(members):
@@ -244,9 +234,9 @@ def deviation(values, units):
 
 def _centred(values):
     """Return each step's first value, and all values minus it, 0 if equal."""
-    first = np.argmax(~np.isnan(values), axis=1)
-    start = values[np.arange(len(values)), first]
-    return start, values - start[:, None]
+    first = np.argmax(~np.isnan(values), axis=1)[:, None]
+    start = np.take_along_axis(values, first, 1)
+    return start[:, 0], values - start
 
 
 def _of_units(values, units):

@@ -21,6 +21,15 @@ import numpy as np
 
 FORMAT = 1
 FILE = "run.sqlite"
+#: Gradients can be compared where all of these are equal.
+EQUAL = (
+    "architecture",
+    "loss",
+    "probe",
+    "probe_samples",
+    "sketch_size",
+    "variable_sketch_size",
+)
 COUNTERS = ("step", "epoch")
 SCALARS = (
     "time",
@@ -117,7 +126,16 @@ def info_of(connection):
     return json.loads(connection.execute("SELECT json FROM info").fetchone()[0])
 
 
-def os_error(error, log_dir):
+@contextlib.contextmanager
+def writing(log_dir):
+    """Raise errors inside as an `OSError` about `log_dir`."""
+    try:
+        yield
+    except (OSError, sqlite3.Error) as error:
+        raise as_os_error(error, log_dir) from error
+
+
+def as_os_error(error, log_dir):
     """Return an error in writing to `log_dir` as an `OSError` that says so."""
     if isinstance(error, OSError):
         number = error.errno or errno.EIO

@@ -1,3 +1,4 @@
+import re
 import subprocess
 import sys
 
@@ -216,6 +217,9 @@ def test_arguments_are_checked(log_dir):
         kpg.compare_runs(log_dir, max_steps=0)
     with pytest.raises(ValueError, match=r"\(repeat\) or one of device"):
         kpg.compare_runs(log_dir, by="divice")
+    both = re.escape(f"compare_runs([{str(log_dir)!r}, {str(log_dir)!r}])")
+    with pytest.raises(ValueError, match=f"a directory.*{both}"):
+        kpg.compare_runs(log_dir, by=log_dir)
 
 
 def test_plot(comparison):

@@ -160,11 +160,11 @@ def test_long_runs_are_drawn_without_dots():
 
 
 def test_the_map_tells_unknown_from_equal():
-    shades = page._shades(np.array([[np.nan, 0.0], [2.0, 0.5]]))
-    assert shades(np.nan) == 'class="none"'
-    assert shades(0.0) == ""
-    assert "var(--c1) 95%" in shades(2.0)
-    assert "var(--c1) 15%" in shades(0.5)
+    distances = np.array([2.0, 0.5])
+    assert page._shade(np.nan, distances) == 'class="none"'
+    assert page._shade(0.0, distances) == ""
+    assert "var(--c1) 95%" in page._shade(2.0, distances)
+    assert "var(--c1) 15%" in page._shade(0.5, distances)
 
 
 def test_the_map_names_its_rows_and_marks_a_run_and_itself(tmp_path):

@@ -15,11 +15,9 @@ from keras_pergrad.keras_internals.model_parts import layers_of
 
 
 def copy_model(model):
-    """Return a model with weights of its own, and their values, not compiled.
-
-    What is shared in `model` is shared in the copy (Keras's own saving loses
-    layers that a model shares with a model inside of it). Names stay.
-    """
+    """Return a model with its own weights, of the same values, not compiled."""
+    # What is shared in the model is shared in the copy; Keras's own saving
+    # loses layers that a model shares with a model inside of it.
     copier = _Copier()
     own = {
         keras.saving.get_registered_name(type(layer)): _Maker(type(layer))
@@ -31,13 +29,11 @@ def copy_model(model):
             copy = copier(model)
             if not copy.built:
                 copy.build_from_config(model.get_build_config())
+        shapes = [[tuple(w.shape) for w in m.weights] for m in (model, copy)]
+        if shapes[0] != shapes[1]:
+            raise ValueError("the copy has other weights")
     except Exception as error:
         raise ValueError(_NOT_COPIED.format(model.name, error)) from error
-    shapes = [[tuple(w.shape) for w in m.weights] for m in (model, copy)]
-    if shapes[0] != shapes[1]:
-        raise ValueError(
-            _NOT_COPIED.format(model.name, "the copy has other weights")
-        )
     for old, new in copier.pairs():
         _restore(old, new)
     return copy

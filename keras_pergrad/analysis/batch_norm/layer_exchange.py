@@ -42,9 +42,9 @@ def _restore(layer, cls, attributes, masks):
 
 def check_exchange(layer, by):
     """Refuse a layer that the other kind cannot replace."""
-    where = f"layer {layer.name!r} ({type(layer).__name__})"
     if by == "frozen":
         return
+    where = f"layer {layer.name!r} ({type(layer).__name__})"
     if type(layer).call is not keras.layers.BatchNormalization.call:
         raise ValueError(
             f"{where} overrides BatchNormalization.call, so that nothing is "
@@ -84,11 +84,12 @@ def _axis(layer):
 def _positions(layer):
     """Return the fewest values of a channel in a sample, None if unknown."""
     calls = (node.input_tensors[0].shape for node in calls_of(layer))
-    axis, found = _axis(layer), []
-    for shape in (_shape(layer), *calls):
-        sizes = [s for i, s in enumerate(shape) if i not in (0, axis)]
-        found.append(None if None in sizes else math.prod(sizes))
-    return None if None in found else min(found)
+    inner = [
+        [s for i, s in enumerate(shape) if i not in (0, _axis(layer))]
+        for shape in (_shape(layer), *calls)
+    ]
+    known = all(None not in sizes for sizes in inner)
+    return min(map(math.prod, inner)) if known else None
 
 
 def groups_for(channels, positions, most):
@@ -96,13 +97,10 @@ def groups_for(channels, positions, most):
     least_channels, least_values = 1, 2
     if most is None:
         most, least_channels, least_values = _MOST_GROUPS, 2, _LEAST_VALUES
-    found = 1
-    for groups in range(1, min(channels, most) + 1):
-        width = channels // groups
-        fits = channels % groups == 0 and width >= least_channels
-        if fits and width * (positions or 1) >= least_values:
-            found = groups
-    return found
+    least = max(least_channels, least_values / (positions or 1))
+    numbers = range(1, min(channels, most) + 1)
+    fitting = [n for n in numbers if not channels % n and channels / n >= least]
+    return max(fitting, default=1)
 
 
 def _replacement(layer, by, groups):
@@ -121,11 +119,10 @@ def _replacement(layer, by, groups):
         settings["groups"] = groups_for(shape[axis], _positions(layer), groups)
         new = keras.layers.GroupNormalization.from_config(settings)
     new = built_like(new, layer)
-    for name in ("gamma", "beta"):
-        old = getattr(layer, name)
+    for old, weight in ((layer.gamma, new.gamma), (layer.beta, new.beta)):
         if old is not None:
-            getattr(new, name).assign(old)
-            getattr(new, name).trainable = old.trainable
+            weight.assign(old)
+            weight.trainable = old.trainable
     return new
 
 

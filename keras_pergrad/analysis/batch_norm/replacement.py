@@ -16,8 +16,10 @@ from keras_pergrad.analysis.batch_norm.saving import (
     norms,
     save_as_exchanged,
 )
+from keras_pergrad.common.arguments import positive_integer
 from keras_pergrad.common.deprecation import former
-from keras_pergrad.keras_internals.functional_models import Functional
+from keras_pergrad.keras_internals.inspection_checks import require_model
+from keras_pergrad.keras_internals.model_parts import symbolic_inputs
 
 _WAYS = ("group", "layer", "frozen")
 
@@ -114,11 +116,7 @@ def replace_batch_norm(
 
 
 def _check_arguments(model, by, groups):
-    if not isinstance(model, keras.Model):
-        raise TypeError(
-            "`model` must be a keras.Model. Received: "
-            f"{model!r} of type {type(model).__name__}"
-        )
+    require_model(model)
     if by not in _WAYS:
         ways = ", ".join(map(repr, _WAYS))
         raise ValueError(f"`by` must be one of {ways}. Received: by={by!r}")
@@ -127,11 +125,8 @@ def _check_arguments(model, by, groups):
             "`groups` goes with by='group' only. Received: "
             f"groups={groups!r}, by={by!r}"
         )
-    if groups is not None and (type(groups) is not int or groups < 1):
-        raise ValueError(
-            "`groups` must be a positive integer or None. Received: "
-            f"groups={groups!r}"
-        )
+    if groups is not None:
+        positive_integer("groups", groups)
     if not model.built:
         raise ValueError(
             f"model {model.name!r} is not built, so that its channels are not "
@@ -145,19 +140,16 @@ def _trained_norms(model):
 
 
 def _refuse_out_of_sight(model):
-    """Refuse batch normalisation that is not an attribute of a layer.
-
-    Returns the TensorSpecs of the inputs, None if they are not known.
-    """
+    """Refuse normalisation that is no layer's attribute; return input specs."""
     known = set(map(id, _trained_norms(model)))
-    found = {}
+    hidden = {}
     norm = keras.layers.BatchNormalization
     call = norm.call
 
     @functools.wraps(call)
     def watched(self, inputs, training=None, mask=None):
         if training and self.trainable and id(self) not in known:
-            found[self.path] = self
+            hidden[self.path] = self
         return call(self, inputs, training=training, mask=mask)
 
     inputs = _inputs(model)
@@ -169,10 +161,10 @@ def _refuse_out_of_sight(model):
         inputs = None
     finally:
         norm.call = call
-    if found:
+    if hidden:
         raise ValueError(
             f"model {model.name!r} calls BatchNormalization "
-            f"{', '.join(map(repr, found))}, which is no attribute of any of "
+            f"{', '.join(map(repr, hidden))}, which is no attribute of any of "
             "its layers, so that it cannot be exchanged. Create it in "
             "`__init__` or `build` of the layer that calls it, not in `call`."
         )
@@ -199,11 +191,9 @@ def _trace(model, inputs):
 
 def _inputs(model):
     """Return TensorSpecs of the inputs; for a subclassed model, a guess."""
-    known = None
+    known = symbolic_inputs(model)
     if isinstance(model, keras.Sequential):
         known = model.inputs[0]
-    elif isinstance(model, Functional):
-        known = model.input
     if known is not None:
         return keras.tree.map_structure(
             lambda t: tf.TensorSpec(t.shape, t.dtype), known

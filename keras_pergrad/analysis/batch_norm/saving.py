@@ -29,27 +29,23 @@ def norms(layer):
 
 
 def made_by_own_code(model):
-    """Return the layers that make batch normalisation, each with it.
-
-    They are the outermost ones. (The order of the layers in one of them is
-    another in that of the model.)
-    """
+    """Return the outermost layers that make batch normalisation, with it."""
+    # Layers are in another order here than among all of the model.
     own = [(layer, norms(layer)) for layer in _with_own_code(model)]
-    return [(layer, found) for layer, found in own if found != [layer]]
+    return [(layer, inner) for layer, inner in own if inner != [layer]]
 
 
 def save_as_exchanged(made):
     """Let layers of `made_by_own_code` be saved with what was exchanged."""
-    for layer, before in made:
-        places = enumerate(before)
-        found = {place: new for place, new in places if _is_exchanged(new)}
-        if found:
-            _change_class(layer, found)
-
-
-def _is_exchanged(layer):
     norm = keras.layers.BatchNormalization
-    return not isinstance(layer, norm) or not layer.trainable
+    for layer, before in made:
+        exchanged = {
+            place: new
+            for place, new in enumerate(before)
+            if not isinstance(new, norm) or not new.trainable
+        }
+        if exchanged:
+            _change_class(layer, exchanged)
 
 
 def _with_own_code(layer):
@@ -61,12 +57,12 @@ def _with_own_code(layer):
         yield from _with_own_code(inner)
 
 
-def _change_class(layer, found):
+def _change_class(layer, exchanged):
     presets = hasattr(layer, "save_to_preset")
     cls = derived_class(type(layer), _WithPresets if presets else _Front)
     saved_as(cls, WithoutBatchNorm)
     object.__setattr__(layer, "__class__", cls)
-    object.__setattr__(layer, "_exchanged", _Exchanged(found))
+    object.__setattr__(layer, "_exchanged", _Exchanged(exchanged))
 
 
 class _Exchanged:
@@ -144,8 +140,8 @@ saved_as(WithoutBatchNorm, WithoutBatchNorm)
 def _exchange_again(layer, new):
     """Exchange the layers of a layer that was made by its own code."""
     object.__setattr__(layer, "_awaited", None)
-    found = norms(layer)
-    if len(found) <= max(new) or not all(found[k].built for k in new):
+    made = norms(layer)
+    if len(made) <= max(new) or not all(made[k].built for k in new):
         raise ValueError(
             f"Layer {layer.name!r} was saved with other normalisation than it "
             "makes, and the layers to be exchanged are not there when it is "
@@ -153,9 +149,9 @@ def _exchange_again(layer, new):
             "by code, call replace_batch_norm on it and load_weights()."
         )
     for place, other in new.items():
-        old = found[place]
+        old = made[place]
         if isinstance(other, keras.layers.BatchNormalization):
             old.trainable = False
         else:
             become(old, built_like(other, old))
-    _change_class(layer, {place: found[place] for place in new})
+    _change_class(layer, {place: made[place] for place in new})

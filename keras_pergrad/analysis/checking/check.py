@@ -12,7 +12,6 @@ from keras_pergrad.analysis import numerics
 from keras_pergrad.analysis.checking import (
     configurations,
     execution,
-    recorded_draws,
     reference,
 )
 from keras_pergrad.analysis.checking.check_table import (
@@ -124,8 +123,8 @@ def check_gradients(
     >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
     >>> model.compile("sgd", "mse")
     >>> x, y = numpy.eye(4), numpy.ones((4, 3))
-    >>> found = kpg.check_gradients(model, x, y, modes=["batch"], repeats=1)
-    >>> found.ok
+    >>> check = kpg.check_gradients(model, x, y, modes=["batch"], repeats=1)
+    >>> check.ok
     True
     """
     check_trainable(model)
@@ -206,14 +205,12 @@ class _Check:
         self._same_draws = {}
 
     def find_reference(self, modes):
-        self.drawn = recorded_draws.record(self.model, self.batch[0])
+        self.drawn = execution.draw_once(self.model, self.batch[0])
         self.state.restore()
         self._aggregations = [None]
-        for mode in modes.values():
-            weighs = configurations.aggregation(mode)
-            if weighs is None or weighs.adds_noise:
-                continue
-            if weighs not in self._aggregations:
+        for weighs in map(configurations.aggregation, modes.values()):
+            known = weighs is None or weighs in self._aggregations
+            if not known and not weighs.adds_noise:
                 self._aggregations.append(weighs)
         self.reference = reference.find(
             self.model, self.batch, self._aggregations, self.dtype, self.drawn
@@ -228,17 +225,17 @@ class _Check:
                 harm = onednn.defect(step.graph)
                 if harm:
                     return CheckRow(*way, numerics.WRONG, reason=harm)
-            outcome = step.run(device, setting, self.state, self.repeats)
-            self._require_numbers(label, outcome)
+            how = device, setting, self.state, self.repeats
+            repeats, step_ms = step.run(*how)
+            self._require_numbers(label, repeats)
         except _CANNOT as error:
             why = reason(error)
             self._refused.setdefault(label, why)
             return CheckRow(*way, REFUSED, reason=why)
-        verdicts = self._judge(mode, outcome.gradients)
-        spread = _spread(outcome.gradients)
+        verdicts = self._judge(mode, repeats)
         worst = {v.verdict for v in verdicts.values()}
         worst = next(v for v in _WORST_FIRST if v in worst)
-        return CheckRow(*way, worst, verdicts, spread, outcome.step_ms)
+        return CheckRow(*way, worst, verdicts, _spread(repeats), step_ms)
 
     def _step(self, label, mode):
         """Return the mode's step, traced once."""
@@ -279,14 +276,10 @@ class _Check:
             )
         return self._same_draws[here]
 
-    def _require_numbers(self, label, outcome):
+    def _require_numbers(self, label, repeats):
         """Refuse NaN of a mode that refused before: XLA drops assertions."""
-        finite = all(
-            np.isfinite(g).all()
-            for found in outcome.gradients
-            for g in found
-            if g is not None
-        )
+        arrays = (g for repeat in repeats for g in repeat if g is not None)
+        finite = all(np.isfinite(array).all() for array in arrays)
         if not finite and label in self._refused:
             raise execution.Refused(self._refused[label])
 
@@ -303,20 +296,18 @@ class _Check:
         ]
         right = zip(self.reference.gradients[k], variables)
         right = [_rounded(g, v) for g, v in right]
-        verdicts = []
+        worst = {}
         for gradients in repeats:
             values = [
                 np.zeros(v.shape) if g is None else g
                 for g, v in zip(gradients, variables)
             ]
             how = self.dtype, self.terms, scales
-            verdicts.append(numerics.judge_all(names, right, values, *how))
-        return {
-            name: _told(
-                max((v[name] for v in verdicts), key=lambda v: v.relative)
-            )
-            for name in names
-        }
+            verdicts = numerics.judge_all(names, right, values, *how)
+            for name, verdict in verdicts.items():
+                if verdict.relative >= worst.get(name, verdict).relative:
+                    worst[name] = _told(verdict)
+        return worst
 
 
 def _told(verdict):
@@ -342,11 +333,8 @@ def _names(paths):
 
 def _spread(repeats):
     """Return the largest difference between repeats, by element."""
-    first = repeats[0]
-    gaps = [0.0]
-    for other in repeats[1:]:
-        for a, b in zip(first, other):
-            if a is not None:
-                with np.errstate(invalid="ignore"):
-                    gaps.append(float(np.max(np.abs(a - b), initial=0.0)))
-    return max(gaps)
+    first, *others = repeats
+    pairs = [pair for other in others for pair in zip(first, other)]
+    with np.errstate(invalid="ignore"):
+        gaps = [np.abs(a - b) for a, b in pairs if a is not None]
+    return max((float(np.max(g, initial=0.0)) for g in gaps), default=0.0)

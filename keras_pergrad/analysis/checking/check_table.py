@@ -3,7 +3,12 @@
 import dataclasses
 
 from keras_pergrad.analysis.numerics import EXACT, ROUNDING, WRONG
-from keras_pergrad.common.tables import WIDTH, html_page, text_page
+from keras_pergrad.common.tables import (
+    WIDTH,
+    first_few,
+    html_page,
+    text_page,
+)
 
 REFUSED = "refused"
 CANNOT_TELL = "cannot tell"
@@ -62,14 +67,12 @@ class CheckRow:
     @property
     def error(self):
         """The largest absolute difference, `None` if refused."""
-        errors = [v.error for v in self.verdicts.values()]
-        return max(errors) if errors else None
+        return max((v.error for v in self.verdicts.values()), default=None)
 
     @property
     def relative(self):
         """The largest relative difference, `None` if refused."""
-        found = [v.relative for v in self.verdicts.values()]
-        return max(found) if found else None
+        return max((v.relative for v in self.verdicts.values()), default=None)
 
     @property
     def wrong(self):
@@ -213,10 +216,7 @@ def _blame(rows):
     right = [row for row in rows if row.verdict != WRONG]
     wrong = [row for row in rows if row.verdict == WRONG]
     paths = [path for row in wrong for path in row.wrong]
-    count = len(set(paths))
-    variables = ", ".join(dict.fromkeys(paths[:3]))
-    variables += f" and {count - 3} more" if count > 3 else ""
-    variables = f" ({variables})" if variables else ""
+    variables = f" ({first_few(list(dict.fromkeys(paths)))})" if paths else ""
     for part, means in (
         ("device", "Look for the op on {} with kpg.compare_devices"),
         ("setting", "A kernel or fusion under {} is wrong"),

@@ -3,7 +3,8 @@
 import math
 
 from keras_pergrad.analysis.checking import execution
-from keras_pergrad.common.devices import accelerators, chosen
+from keras_pergrad.common.devices import accelerators
+from keras_pergrad.common.devices import chosen as device_names
 from keras_pergrad.common.registry import serialize
 from keras_pergrad.modes import Accumulated
 from keras_pergrad.modes.base import gradient_modes as registry
@@ -18,14 +19,13 @@ def modes(wanted, model, samples):
         wanted += [own] if own is not None else []
     if isinstance(wanted, str) or not hasattr(wanted, "__iter__"):
         wanted = [wanted]
-    found = {}
+    chosen = {}
     for mode in map(registry.get, wanted):
-        known = [_same(mode, other) for other in found.values()]
-        if not any(known):
+        if not any(_same(mode, other) for other in chosen.values()):
             label = _label(mode)
-            again = sum(name.partition(" #")[0] == label for name in found)
-            found[f"{label} #{again + 1}" if again else label] = mode
-    return found
+            again = sum(name.partition(" #")[0] == label for name in chosen)
+            chosen[f"{label} #{again + 1}" if again else label] = mode
+    return chosen
 
 
 def _same(mode, other):
@@ -47,9 +47,8 @@ def _label(mode):
 
 def places(devices):
     """Return the names of the devices to compute on."""
-    if devices is None:
-        return ["CPU:0", *chosen(None)]
-    return chosen(devices)
+    cpu = ["CPU:0"] if devices is None else []
+    return cpu + device_names(devices)
 
 
 def exists(device, setting, model):

@@ -1,7 +1,6 @@
 """One way to compute the gradient: mode, device, and eager, graph or XLA."""
 
 import contextlib
-import dataclasses
 import functools
 import time
 
@@ -11,7 +10,7 @@ import tensorflow as tf
 
 from keras_pergrad.common.devices import short_name
 from keras_pergrad.common.patching import attribute
-from keras_pergrad.keras_internals import draws
+from keras_pergrad.keras_internals import draws, onednn
 from keras_pergrad.keras_internals.graph_session import (
     NotReplayable,
     Replica,
@@ -25,19 +24,6 @@ NO_GRADIENT = (
     "it calls the optimizer itself: there is no gradient of the batch to "
     "compare"
 )
-
-
-@dataclasses.dataclass
-class Outcome:
-    """The results of the repeats of one step.
-
-    Attributes:
-        gradients: of each repeat, for each variable an array or None.
-        step_ms: the median time of the repeats after the first.
-    """
-
-    gradients: list
-    step_ms: float
 
 
 class Refused(ValueError):
@@ -67,17 +53,17 @@ class TracedMode:
         return self._traced[0].graph
 
     def run(self, device, setting, state, repeats):
-        """Compute the gradient a few times, from the same state."""
+        """Return each repeat's gradients, and their median milliseconds."""
         runs, times = [], []
         how = self._compute, self.data, self._traced, device, setting, state
         with _runner(*how) as (make_ready, once):
             for _ in range(repeats + 1):
                 make_ready()
                 start = time.perf_counter()
-                found = once()
+                arrays = once()
                 times.append(time.perf_counter() - start)
-                runs.append(self._by_variable(found))
-        return Outcome(runs[1:], sorted(times[1:])[repeats // 2] * 1e3)
+                runs.append(self._by_variable(arrays))
+        return runs[1:], sorted(times[1:])[repeats // 2] * 1e3
 
     def _compute(self, data):
         data = tf.nest.map_structure(tf.convert_to_tensor, data)
@@ -87,45 +73,66 @@ class TracedMode:
         if gradients is None:
             raise Refused(NO_GRADIENT)
         self._used = [g is not None for g in gradients]
+        dense = [tf.convert_to_tensor(g) for g in gradients if g is not None]
         scale = loss_scale(self.model.optimizer)
         self._scaled = scale is not None
-        return [
-            _unscaled(tf.convert_to_tensor(g), scale)
-            for g in gradients
-            if g is not None
-        ]
+        if scale is None:
+            return dense
+        return [g / tf.cast(scale, g.dtype) for g in dense]
 
-    def _by_variable(self, found):
-        found = iter([np.asarray(f, "float64") for f in found])
-        gradients = [next(found) if used else None for used in self._used]
-        if self._scaled and not all(
-            np.isfinite(g).all() for g in gradients if g is not None
-        ):
+    def _by_variable(self, arrays):
+        arrays = [np.asarray(array, "float64") for array in arrays]
+        if self._scaled and not all(np.isfinite(a).all() for a in arrays):
             raise Refused(
                 "the loss scale makes the gradient overflow: the optimizer "
                 "would leave this step out and lower the scale"
             )
-        return gradients
+        gradients = iter(arrays)
+        return [next(gradients) if used else None for used in self._used]
 
 
-def _unscaled(gradient, scale):
-    if scale is None:
-        return gradient
-    return gradient / tf.cast(scale, gradient.dtype)
+def draw_once(model, x):
+    """Return what random layers draw for a batch, in order; seeds advance."""
+    recorded = []
+
+    def forward(batch):
+        recorded.clear()
+        with draws.recording(recorded.append):
+            return call_model(model, batch)
+
+    concrete, _ = trace_step(forward, x)
+    if not recorded:
+        return []
+    harm = onednn.defect(concrete.graph)
+    if harm:
+        raise ValueError(f"The model cannot be checked here: {harm}.")
+    with tf.device("/device:CPU:0"):
+        forward(tf.nest.map_structure(tf.constant, x))
+    n = len(tf.nest.flatten(x)[0])
+    for draw in recorded:
+        shape = draw.result.shape
+        if draw.name == "shuffle" or not shape.rank or shape[0] not in (1, n):
+            raise ValueError(
+                f"Expected random draws of a row for each sample. Received: "
+                f"keras.random.{draw.name} of shape {tuple(shape)} in "
+                f"{model.name!r}, of which a sample alone cannot be given "
+                f"its own. Draw numbers of shape (batch, ...)."
+            )
+    return [np.asarray(draw.rows()) for draw in recorded]
 
 
 def drawn(model, x, device, setting, state):
-    """Return what random layers draw there, like `recorded_draws.record`."""
-    found = []
+    """Return what random layers draw there, like `draw_once`."""
+    recorded = []
 
     def draw(batch):
-        found.clear()
-        with draws.recording(found.append):
+        recorded.clear()
+        with draws.recording(recorded.append):
             call_model(model, batch)
         graph = draws.current_graph()
-        if any(d.graph is not graph for d in found):
+        if any(d.graph is not graph for d in recorded):
             raise Refused("numbers are drawn in a loop, out of sight")
-        return [d.rows() for d in found]
+        return [d.rows() for d in recorded]
 
     traced = trace_step(draw, x) if setting == "graph" else None
     with _runner(draw, x, traced, device, setting, state) as (ready, once):
@@ -157,7 +164,7 @@ def _runner(step, data, traced, device, setting, state):
 
         def here():
             with tf.device(place):
-                found = step(tf.nest.map_structure(tf.constant, data))
-                return [np.asarray(f) for f in found]
+                tensors = step(tf.nest.map_structure(tf.constant, data))
+                return list(map(np.asarray, tensors))
 
         yield state.restore, here

@@ -11,12 +11,14 @@ import functools
 import keras
 import tensorflow as tf
 
-from keras_pergrad.analysis.checking import precision
 from keras_pergrad.keras_internals import draws
+from keras_pergrad.keras_internals.compiled_losses import losses_computing_in
+from keras_pergrad.keras_internals.layer_parts import layer_computing_in
 from keras_pergrad.keras_internals.losses import total_loss
 from keras_pergrad.keras_internals.model_parts import (
     call_model,
     compiled_loss,
+    layers_of,
     logits_behind,
     mask_of,
     set_logits,
@@ -59,7 +61,7 @@ class PlainTape:
     def values(self):
         """Return the variables' values, a list of tensors."""
         tensors = [tf.convert_to_tensor(v.value) for v in self._variables]
-        return precision.cast(tensors, self.dtype)
+        return cast(tensors, self.dtype)
 
     def _run(self, values, x, row=None):
         """Return what the model gives for the batch, or for one row of it."""
@@ -73,7 +75,7 @@ class PlainTape:
         # Not by the scope's argument, which casts to the variable's format.
         for variable, value in zip(self._variables, values):
             scope.state_mapping[id(variable)] = value
-        with precision.computing_in(self.model, self.dtype), scope:
+        with _computing_in(self.model, self.dtype), scope:
             yield scope
         for k in self._wanted:
             variable = self._variables[k]
@@ -87,16 +89,13 @@ class PlainTape:
 
     def _draws(self, row):
         drawn = [tf.convert_to_tensor(numbers) for numbers in self.drawn]
-        drawn = precision.cast(drawn, self.dtype)
+        drawn = cast(drawn, self.dtype)
         if row is None:
             return drawn
         return [d if d.shape[0] == 1 else _only(d, row) for d in drawn]
 
     def _forward(self, values, x):
-        """Return the batch's outputs, logits, masks and added losses.
-
-        Reasons why samples are coupled go to `coupled`.
-        """
+        """Return outputs, logits, masks, added losses; fill `coupled`."""
         batch = x, self._y, self._sample_weight
         self.coupled += map(str, refusals(TracedStep(self.model, batch)))
         y_pred, added = self._run(values, x)
@@ -112,11 +111,9 @@ class PlainTape:
         return [tf.reduce_sum(a) for a in self._run(values, alone, row)[1]]
 
     def _sample(self, values, x, row, whole, factors):
-        """Return one sample's part of the gradient, and the gap of outputs.
-
-        The other samples' outputs are constants, so the loss keeps the
-        denominators that it has for the batch.
-        """
+        """Return one sample's part of the gradient, and the gap of outputs."""
+        # The other samples' outputs are constants, so the loss keeps the
+        # denominators that it has for the batch.
         flat, logits, masks, _ = whole
         alone = tf.nest.map_structure(lambda t: _only(t, row), x)
         wanted = [values[k] for k in self._wanted]
@@ -134,8 +131,10 @@ class PlainTape:
             loss = self._loss(tf.nest.pack_sequence_as(self._structure, joined))
             parts = [] if loss is None else [loss]
             parts += [f * tf.reduce_sum(a) for f, a in zip(factors, added)]
-        found = tape.gradient(parts, wanted) if parts else [None] * len(wanted)
-        return [_dense(g) for g in found], _gap(flat, single, row)
+        if not parts:
+            return [None] * len(wanted), _gap(flat, single, row)
+        gradients = map(_dense, tape.gradient(parts, wanted))
+        return list(gradients), _gap(flat, single, row)
 
     def _loss(self, y_pred):
         compiled = compiled_loss(self.model)
@@ -143,7 +142,7 @@ class PlainTape:
             return None
         # The compiled loss updates its own metrics, so it needs a scope.
         with (
-            precision.computing_in(self.model, self.dtype),
+            _computing_in(self.model, self.dtype),
             keras.StatelessScope(),
         ):
             return compiled(self._y, y_pred, self._sample_weight)
@@ -201,3 +200,33 @@ def _gap(batch, single, row):
             error = tf.reduce_max(tf.abs(b[row] - s[0]))
             gaps.append(error / (tf.reduce_max(tf.abs(b)) + 1e-300))
     return functools.reduce(tf.maximum, gaps)
+
+
+@contextlib.contextmanager
+def _computing_in(model, dtype):
+    """Make a model with a built loss compute in `dtype`; None: as it is."""
+    # No copy: that needs a `get_config`, which many models lack.
+    if dtype is None:
+        yield
+        return
+    floatx = keras.config.floatx()
+    policy = keras.DTypePolicy(dtype)
+    with contextlib.ExitStack() as stack:
+        for layer in layers_of(model):
+            stack.enter_context(layer_computing_in(layer, policy))
+        stack.enter_context(losses_computing_in(compiled_loss(model), dtype))
+        stack.callback(keras.config.set_floatx, floatx)
+        keras.config.set_floatx(dtype)
+        yield
+
+
+def cast(structure, dtype):
+    """Cast the floating-point tensors of a structure; None leaves them."""
+    return tf.nest.map_structure(
+        lambda t: (
+            tf.cast(t, dtype)
+            if dtype and tf.is_tensor(t) and t.dtype.is_floating
+            else t
+        ),
+        structure,
+    )

@@ -7,9 +7,12 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.aggregation import weight_of
-from keras_pergrad.analysis.checking import precision
-from keras_pergrad.analysis.checking.plain_tape import PlainTape, Uncheckable
-from keras_pergrad.analysis.checking.sensitivity import rounding_sensitivity
+from keras_pergrad.analysis.checking.plain_tape import (
+    PlainTape,
+    Uncheckable,
+    cast,
+)
+from keras_pergrad.analysis.numerics import unit
 from keras_pergrad.common.error_text import reason
 
 # The largest difference that rounding explains between a sample's outputs
@@ -59,12 +62,12 @@ def find(model, batch, aggregations, dtype, drawn=()):
         except _NOT_THERE as error:
             if dtype == "float64" or isinstance(error, Uncheckable):
                 raise
-            found = _find(model, batch, aggregations, dtype, None, drawn)
-            found.notes.append(
-                f"the reference is in {found.dtype}, since the model does not "
+            own = _find(model, batch, aggregations, dtype, None, drawn)
+            own.notes.append(
+                f"the reference is in {own.dtype}, since the model does not "
                 f"run in float64: {reason(error)[:200]}"
             )
-            return found
+            return own
 
 
 def _find(model, batch, aggregations, dtype, wide, drawn):
@@ -72,30 +75,55 @@ def _find(model, batch, aggregations, dtype, wide, drawn):
     # Draws are handed out in order, which a loop in a graph does only once.
     eager = bool(drawn) or model.run_eagerly
     plain = PlainTape(model, y, sample_weight, wide, drawn, eager)
-    values, x = plain.values(), precision.cast(x, wide)
+    values, x = plain.values(), cast(x, wide)
     whole = plain.forward(values, x)
     _require_repeatable(model, whole, plain.forward(values, x))
-    own = (
-        keras.config.floatx() if dtype not in ("float32", "float64") else dtype
-    )
-    found = Reference(wide or own, "loop", [], [], [], [])
-    compute = _by_loop
+    whole_format = dtype in ("float32", "float64")
+    own = dtype if whole_format else keras.config.floatx()
+    right = Reference(wide or own, "loop", [], [], [], [])
+    compute, rest = _by_loop, (aggregations, right)
     try:
         _require_samples(model, plain)
-        base = _by_loop(plain, values, x, aggregations, found)
+        base = compute(plain, values, x, *rest)
     except _Coupled as why:
-        found.how, compute, aggregations = "batch", _as_one, [None]
-        found.notes.append(
+        right.how, compute, rest = "batch", _as_one, ()
+        right.notes.append(
             f"no sample has a gradient of its own ({why}): the reference "
-            f"is the batch's gradient in {found.dtype}"
+            f"is the batch's gradient in {right.dtype}"
         )
-        base = _as_one(plain, values, x, aggregations, found)
-    found.gradients = [gradients for gradients, _ in base]
-    found.magnitudes = [sizes for _, sizes in base]
-    found.sensitivities = rounding_sensitivity(
-        compute, plain, (values, x, aggregations, found), base, dtype
-    )
-    return found
+        base = compute(plain, values, x)
+    right.gradients, right.magnitudes = map(list, zip(*base))
+    right.sensitivities = [np.zeros(len(plain.trainable)) for _ in base]
+    # Off by a few roundings of the model's format; and of the wide one, which
+    # shows in small the noise of a gradient that is zero by cancellation. The
+    # number of terms tells neither that nor how much the model amplifies (a
+    # ReLU may sit at its kink).
+    tries = [(unit(dtype), True)]
+    tries += [(unit(right.dtype), False)] if right.dtype != dtype else []
+    for size, inputs in tries:
+        shift = _perturbation(size)
+        shifted = list(map(shift, values))
+        shifted_x = tf.nest.map_structure(shift, x) if inputs else x
+        moved = compute(plain, shifted, shifted_x, *rest)
+        for change, (old, _), (new, _) in zip(right.sensitivities, base, moved):
+            for k, (a, b) in enumerate(zip(old, new)):
+                if a is not None and b is not None:
+                    gap = np.max(np.abs(a - b), initial=0.0)
+                    change[k] = max(change[k], gap * unit(dtype) / size)
+    return right
+
+
+def _perturbation(size):
+    """Return a function that moves tensors by a few units in the last place."""
+    random = np.random.default_rng(0)
+
+    def shifted(tensor):
+        if not tensor.dtype.is_floating:
+            return tensor
+        steps = random.choice([-4.0 * size, 4.0 * size], tensor.shape)
+        return tensor * tf.constant(1.0 + steps, tensor.dtype)
+
+    return shifted
 
 
 class _Coupled(Exception):
@@ -141,18 +169,18 @@ def _by_loop(plain, values, x, aggregations, reference):
     totals: list = [[None] * len(plain.trainable) for _ in aggregations]
     sizes = [np.zeros(len(plain.trainable)) for _ in aggregations]
     for row in range(rows):
-        found, gap = plain.sample(values, x, tf.constant(row), whole, factors)
+        parts, gap = plain.sample(values, x, tf.constant(row), whole, factors)
         _check_gap(float(gap), reference)
-        found = [None if g is None else np.asarray(g, float) for g in found]
-        squares = [0.0 if g is None else np.sum(np.square(g)) for g in found]
+        parts = _arrays(parts)
+        squares = [0.0 if g is None else np.sum(np.square(g)) for g in parts]
         norm = rows * np.sqrt(sum(squares))
         if not np.isfinite(norm):
             raise Uncheckable(_NOT_FINITE.format(what=f"sample {row}"))
         for total, size, aggregation in zip(totals, sizes, aggregations):
-            weights = np.ones(len(found))
+            weights = np.ones(len(parts))
             if aggregation is not None:
                 weights = _weights(aggregation, plain.trainable, squares, rows)
-            for k, gradient in enumerate(found):
+            for k, gradient in enumerate(parts):
                 if gradient is not None:
                     part = weights[k] * gradient
                     total[k] = part if total[k] is None else total[k] + part
@@ -213,11 +241,15 @@ def _factors(plain, values, x, whole, rows):
     return factors
 
 
-def _as_one(plain, values, x, aggregations, reference):
-    del aggregations, reference
-    found = plain.batch(values, x)
-    found = [None if g is None else np.asarray(g, float) for g in found]
-    sizes = [0.0 if g is None else np.max(np.abs(g), initial=0) for g in found]
+def _as_one(plain, values, x):
+    gradients = _arrays(plain.batch(values, x))
+    sizes = [
+        0.0 if g is None else np.max(np.abs(g), initial=0) for g in gradients
+    ]
     if not np.isfinite(sizes).all():
         raise Uncheckable(_NOT_FINITE.format(what="the batch"))
-    return [(found, np.asarray(sizes))]
+    return [(gradients, np.asarray(sizes))]
+
+
+def _arrays(gradients):
+    return [None if g is None else np.asarray(g, float) for g in gradients]

@@ -41,19 +41,20 @@ def run(chosen):
 
 def examine():
     """Look at everything; return a dict that JSON can hold."""
-    found = versions.installed()
-    findings = versions.check(found)
+    installed = versions.installed()
+    findings = versions.check(installed)
     facts = {}
-    if found["tensorflow"] is not None:
+    if installed["tensorflow"] is not None:
         probe, matmul = _start("probe"), _start("matmul")
-        facts, more = _inside(probe)
-        findings += more
-        defect = _matmul(matmul, imported="tensorflow" in facts)
-        findings += [defect] if defect is not None else []
+        facts, of_probe = _inside(probe)
+        of_matmul = _matmul(matmul)
+        findings += of_probe
+        if "tensorflow" in facts:
+            findings.append(of_matmul)
     return {
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
-        "versions": found,
+        "versions": installed,
         "facts": facts,
         "findings": [vars(f) for f in findings],
         "errors": sum(f.level == ERROR for f in findings),
@@ -69,11 +70,8 @@ def text(report):
         if finding["fix"]:
             lines.append(f"       → {finding['fix']}")
     count = report["errors"]
-    if count:
-        lines.append(f"{count} error{'s' if count > 1 else ''}")
-    else:
-        lines.append("no errors")
-    return "\n".join(lines)
+    plural = "" if count == 1 else "s"
+    return "\n".join([*lines, f"{count or 'no'} error{plural}"])
 
 
 def _start(module):
@@ -96,7 +94,7 @@ def _finish(process):
 
 
 def _inside(process):
-    """Return what the probe found: `(facts, findings)`."""
+    """Return what the probe says of TensorFlow: `(facts, findings)`."""
     out, err = _finish(process)
     facts = {"training": []}
     for line in out.splitlines():
@@ -109,56 +107,55 @@ def _inside(process):
                 facts[step].append(fact)
             else:
                 facts[step] = fact
-    if "tensorflow" not in facts:
-        why, fix, said = failures.explain(err + out, process.returncode)
-        finding = Finding(ERROR, "import tensorflow", f"{why} ({said})", fix)
-        return facts, [finding]
-    findings = [
-        _backend(facts),
-        *_devices(facts),
-        *_training(facts),
-        _xla(facts),
-        _onednn(),
-        _determinism(facts),
-    ]
-    if "done" not in facts:
-        why, fix, said = failures.explain(err, process.returncode)
-        findings.append(
-            Finding(ERROR, "TensorFlow", f"it crashed: {why} ({said})", fix)
-        )
-    facts.pop("done", None)
-    return facts, [finding for finding in findings if finding is not None]
+    loaded = "tensorflow" in facts
+    findings = list(_judged(facts)) if loaded else []
+    if facts.pop("done", None) is None:
+        printed = err if loaded else err + out
+        why, fix, said = failures.explain(printed, process.returncode)
+        subject = "TensorFlow" if loaded else "import tensorflow"
+        crashed = "it crashed: " if loaded else ""
+        said = f"{crashed}{why} ({said})"
+        findings.append(Finding(ERROR, subject, said, fix))
+    return facts, findings
 
 
-def _backend(facts):
+def _judged(facts):
+    """Yield a finding for each fact."""
     backend = facts.get("keras", {}).get("backend")
-    if backend in (None, "tensorflow"):
-        return None
-    return Finding(
-        ERROR,
-        "Keras backend",
-        f"expected tensorflow. Received: {backend}",
-        "export KERAS_BACKEND=tensorflow, or edit ~/.keras/keras.json",
-    )
-
-
-def _devices(facts):
-    devices = facts.get("devices")
-    if not devices:
-        return []
+    if backend not in (None, "tensorflow"):
+        said = f"expected tensorflow. Received: {backend}"
+        fix = "export KERAS_BACKEND=tensorflow, or edit ~/.keras/keras.json"
+        yield Finding(ERROR, "Keras backend", said, fix)
+    devices = facts.get("devices", {})
     if "error" in devices:
-        return [Finding(ERROR, "devices", devices["error"])]
-    names = [f"{d['name']} ({d['platform']})" for d in devices["accelerators"]]
-    listed = ", ".join(["CPU", *names])
-    if any(d["platform"] == "Metal" for d in devices["accelerators"]):
-        listed += "; this is Metal"
-    elif not names:
-        listed += " only"
-    return [Finding(OK, "devices", listed)]
+        yield Finding(ERROR, "devices", devices["error"])
+    accelerators = devices.get("accelerators", [])
+    metal = any(d["platform"] == "Metal" for d in accelerators)
+    if "accelerators" in devices:
+        names = [f"{d['name']} ({d['platform']})" for d in accelerators]
+        remark = "; this is Metal" if metal else "" if names else " only"
+        yield Finding(OK, "devices", ", ".join(["CPU", *names]) + remark)
+    yield from _training(facts)
+    xla = facts.get("xla", {})
+    if xla.get("works"):
+        where = "works on the CPU" + ("; Metal has none" if metal else "")
+        yield Finding(OK, "XLA", where)
+    elif xla:
+        said = f"does not work: {xla.get('error', 'wrong result')}"
+        yield Finding(NOTE, "XLA", said)
+    if platform.machine().lower() in ("x86_64", "amd64"):
+        off = os.environ.get("TF_ENABLE_ONEDNN_OPTS") == "0"
+        yield Finding(OK, "oneDNN", "off" if off else "on")
+    state = facts.get("determinism", {})
+    if "op_determinism" in state:
+        on = state["op_determinism"] or state["TF_DETERMINISTIC_OPS"] == "1"
+        seed = state["PYTHONHASHSEED"] or "not set"
+        said = f"ops {'on' if on else 'off'}, PYTHONHASHSEED {seed}"
+        yield Finding(OK, "determinism", said)
 
 
 def _training(facts):
-    findings, reference = [], None
+    reference = None
     for result in facts["training"]:
         device, level, fix = result.get("device", "a device"), OK, ""
         losses = result.get("losses")
@@ -180,34 +177,11 @@ def _training(facts):
                     f"the loss on {device} differs from the CPU's by "
                     f"{verdict.error:.3g}: not rounding"
                 )
-        findings.append(Finding(level, "training", said, fix))
-    return findings
+        yield Finding(level, "training", said, fix)
 
 
-def _xla(facts):
-    xla = facts.get("xla")
-    if xla is None:
-        return None
-    if not xla.get("works"):
-        said = f"does not work: {xla.get('error', 'wrong result')}"
-        return Finding(NOTE, "XLA", said)
-    accelerators = facts.get("devices", {}).get("accelerators", [])
-    metal = any(d["platform"] == "Metal" for d in accelerators)
-    where = "works on the CPU" + ("; Metal has none" if metal else "")
-    return Finding(OK, "XLA", where)
-
-
-def _onednn():
-    if platform.machine().lower() not in ("x86_64", "amd64"):
-        return None
-    off = os.environ.get("TF_ENABLE_ONEDNN_OPTS") == "0"
-    return Finding(OK, "oneDNN", "off" if off else "on")
-
-
-def _matmul(process, imported):
+def _matmul(process):
     out, _ = _finish(process)
-    if not imported:
-        return None
     if process.returncode == 0 and out.strip().endswith("right"):
         return Finding(OK, "matmul", "right (oneDNN's known defect is absent)")
     how = "gave wrong numbers" if "wrong" in out else "crashed"
@@ -219,13 +193,3 @@ def _matmul(process, imported):
         "TF_ENABLE_ONEDNN_OPTS=0 in the environment, if a model of yours "
         "multiplies such shapes",
     )
-
-
-def _determinism(facts):
-    state = facts.get("determinism")
-    if not state or "error" in state:
-        return None
-    on = state["op_determinism"] or state["TF_DETERMINISTIC_OPS"] == "1"
-    seed = state["PYTHONHASHSEED"] or "not set"
-    message = f"ops {'on' if on else 'off'}, PYTHONHASHSEED {seed}"
-    return Finding(OK, "determinism", message)

@@ -51,7 +51,7 @@ _KNOWN = (
         'pip install "tensorflow>=2.18"',
     ),
     (
-        r"No module named '(?:keras|numpy)",
+        r"No module named '(?:keras|numpy|packaging)",
         "a package that TensorFlow needs is missing",
         "pip install --force-reinstall tensorflow",
     ),

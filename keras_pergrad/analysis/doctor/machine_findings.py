@@ -60,9 +60,9 @@ def _whose():
     """Return this user's home, if known, and the names of home and user."""
     home, names = "", set()
     with contextlib.suppress(RuntimeError):
-        found = pathlib.Path.home()
-        names.add(found.name)
-        home = str(found) if found.name else ""  # "/" is nobody's
+        folder = pathlib.Path.home()
+        names.add(folder.name)
+        home = str(folder) if folder.name else ""  # "/" is nobody's
     # Without a password database Python raises one of these.
     with contextlib.suppress(OSError, KeyError, ImportError):
         names.add(getpass.getuser())

@@ -30,8 +30,8 @@ def devices():
     from keras_pergrad.common.devices import accelerators
 
     cpus = tf.config.list_physical_devices("CPU")
-    found = [{"name": d.name, "platform": d.platform} for d in accelerators()]
-    return {"cpus": len(cpus), "accelerators": found}
+    others = [{"name": d.name, "platform": d.platform} for d in accelerators()]
+    return {"cpus": len(cpus), "accelerators": others}
 
 
 def xla():
@@ -63,21 +63,12 @@ def training(device):
     random = np.random.default_rng(0)
     x = random.normal(size=(32, 8)).astype("float32")
     y = x[:, :1] - 2 * x[:, 1:2]
-    weights = [(8, 16), (16,), (16, 1), (1,)]
+    shapes = [(8, 16), (16,), (16, 1), (1,)]
     with tf.device(f"/device:{device}"):
-        model = keras.Sequential(
-            [
-                keras.Input((8,)),
-                keras.layers.Dense(16, activation="relu"),
-                keras.layers.Dense(1),
-            ]
-        )
-        model.set_weights(
-            [
-                random.normal(scale=0.3, size=w).astype("float32")
-                for w in weights
-            ]
-        )
+        hidden = keras.layers.Dense(16, activation="relu")
+        layers = [keras.Input((8,)), hidden, keras.layers.Dense(1)]
+        model = keras.Sequential(layers)
+        model.set_weights([random.normal(0, 0.3, shape) for shape in shapes])
         sgd = keras.optimizers.SGD(0.05)
         model.compile(sgd, "mse", jit_compile=False)  # type: ignore[arg-type]
         losses = [float(model.train_on_batch(x, y)) for _ in range(3)]
@@ -99,8 +90,7 @@ def main():
     from keras_pergrad.common.devices import accelerators
 
     for device in accelerators():
-        name = device.name
-        attempt("training", lambda name=name: training(name))
+        attempt("training", lambda name=device.name: training(name))
     attempt("xla", xla)
     say("done")
 

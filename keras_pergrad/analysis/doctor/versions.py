@@ -4,6 +4,7 @@ All is read from the packages' metadata; nothing is imported.
 """
 
 import importlib.metadata
+import importlib.util
 import platform
 import re
 import sys
@@ -21,7 +22,7 @@ PACKAGES = ("tensorflow", "keras", "numpy", "tensorflow-metal")
 _WHEELS = ("tensorflow", "tensorflow-cpu", "tensorflow-macos")
 # tensorflow-metal → the first TensorFlow it loads with, and the first that it
 # does not. Its own metadata names none, so pip lets every pair pass.
-_METAL = {
+_METAL: dict[tuple[int, ...], tuple] = {
     (1, 2): ((2, 18), (2, 20)),
     (1, 1): ((2, 14), (2, 18)),
     (1, 0): ((2, 13), (2, 14)),
@@ -31,12 +32,9 @@ _METAL = {
 
 def installed():
     """package → version or `None`; `"tensorflow"` for any of its wheels."""
-    found = {}
-    for package in PACKAGES:
-        names = _WHEELS if package == "tensorflow" else (package,)
-        versions = [_version(name) for name in names]
-        found[package] = next((v for v in versions if v), None)
-    return found
+    versions = {package: _version(package) for package in PACKAGES}
+    of_wheels = filter(None, map(_version, _WHEELS))
+    return {**versions, "tensorflow": next(of_wheels, None)}
 
 
 def _version(name):
@@ -52,22 +50,22 @@ def numbers(version):
     return tuple(int(p) for p in parts.group().split(".")) if parts else ()
 
 
-def check(found, python=None, system=None):
+def check(versions, python=None, system=None):
     """Judge what `installed` returns, as a list of `Finding`."""
     python = python or sys.version_info[:2]
     system = system or (platform.system(), platform.machine())
     findings = [_python(python)]
-    if found["tensorflow"] is None:
+    if versions["tensorflow"] is None:
         fix = 'pip install "tensorflow>=2.18"'
         if system == ("Darwin", "arm64"):
             fix = 'pip install "keras-pergrad[metal]"'
         absent = Finding(ERROR, "TensorFlow", "it is not installed", fix)
         return [*findings, absent]
-    findings.append(_at_least("TensorFlow", found["tensorflow"], (2, 18)))
-    findings.append(_at_least("Keras", found["keras"], (3, 8)))
-    if found["numpy"] is not None:
-        findings.append(Finding(OK, "NumPy", found["numpy"]))
-    return findings + _requirements() + _metal(found, python, system)
+    findings.append(_at_least("TensorFlow", versions["tensorflow"], (2, 18)))
+    findings.append(_at_least("Keras", versions["keras"], (3, 8)))
+    if versions["numpy"] is not None:
+        findings.append(Finding(OK, "NumPy", versions["numpy"]))
+    return [*findings, *_requirements(), *_metal(versions, system)]
 
 
 def _python(python):
@@ -94,9 +92,12 @@ def _at_least(name, version, least):
 def _requirements():
     """Return what TensorFlow itself asks of NumPy, Keras and protobuf."""
     wheel = next((w for w in _WHEELS if _version(w) is not None), None)
-    lines = importlib.metadata.requires(wheel) if wheel else None
+    lines = (importlib.metadata.requires(wheel) if wheel else None) or ()
+    if lines and importlib.util.find_spec("packaging") is None:
+        said = "it is not installed, and TensorFlow and Keras need it"
+        return [Finding(ERROR, "packaging", said, "pip install packaging")]
     findings = []
-    for line in lines or ():
+    for line in lines:
         match = re.match(r"(numpy|keras|protobuf|ml[-_]dtypes)\b(.*)", line)
         if not match or ";" in line:
             continue
@@ -110,52 +111,35 @@ def _requirements():
 
 
 def satisfies(version, wanted):
-    """Whether `"2.1.3"` fits `">=1.26.0,<2.2.0"`; pre-releases count as
-    their release."""
-    have = numbers(version)
-    for clause in filter(None, wanted.split(",")):
-        match = re.match(
-            r"\s*(>=|<=|==|!=|~=|>|<)\s*(\d+(?:\.\d+)*)(\.\*)?", clause
-        )
-        if not match:
-            continue
-        sign, bound = match.group(1), numbers(match.group(2))
-        size = max(len(have), len(bound))
-        left = have + (0,) * (size - len(have))
-        right = bound + (0,) * (size - len(bound))
-        prefix = left[: len(bound)] == bound
-        fits = {
-            ">=": left >= right,
-            "<=": left <= right,
-            ">": left > right,
-            "<": left < right,
-            "==": prefix if match.group(3) else left == right,
-            "!=": not prefix if match.group(3) else left != right,
-            "~=": left >= right and have[: len(bound) - 1] == bound[:-1],
-        }
-        if not fits[sign]:
-            return False
-    return True
+    """Whether `"2.1.3rc1"`, which counts as 2.1.3, fits `">=1.26,<2.2"`."""
+    # Keras and TensorFlow bring it; without them there is nothing to ask.
+    from packaging.specifiers import SpecifierSet
+    from packaging.version import Version
+
+    return SpecifierSet(wanted).contains(Version(version).base_version)
 
 
-def _metal(found, python, system):
-    metal, tensorflow = found["tensorflow-metal"], found["tensorflow"]
+def _metal(versions, system):
+    """Yield what is to say of tensorflow-metal, if it concerns this system."""
+    metal, tensorflow = versions["tensorflow-metal"], versions["tensorflow"]
     if metal is None:
         said = "tensorflow-metal is not installed: training uses the CPU"
         fix = 'pip install "keras-pergrad[metal]" (Python 3.12 at most)'
-        on_a_mac = system == ("Darwin", "arm64")
-        return [Finding(NOTE, "Metal", said, fix)] if on_a_mac else []
-    major, minor, *_ = (*numbers(metal), 0, 0)
-    bounds = _METAL.get((major, minor))
+        if system == ("Darwin", "arm64"):
+            yield Finding(NOTE, "Metal", said, fix)
+        return
+    bounds = _METAL.get(numbers(metal)[:2])
     if bounds is None:
         said = f"tensorflow-metal {metal} is not known here; 1.2.0 is"
-        return [Finding(WARNING, "Metal", said, METAL_FIX)]
+        yield Finding(WARNING, "Metal", said, METAL_FIX)
+        return
     said = f"tensorflow-metal {metal} with TensorFlow {tensorflow}"
     if bounds[0] <= numbers(tensorflow)[:2] < bounds[1]:
-        return [Finding(OK, "Metal", said)]
+        yield Finding(OK, "Metal", said)
+        return
     first, after = (".".join(map(str, bound)) for bound in bounds)
     said += (
         f" does not load; it needs {first} or newer and older than {after}. "
         "`import tensorflow` fails with such a pair"
     )
-    return [Finding(ERROR, "Metal", said, METAL_FIX)]
+    yield Finding(ERROR, "Metal", said, METAL_FIX)

@@ -2,7 +2,8 @@
 
 import dataclasses
 
-from keras_pergrad.common.tables import html_page, text_page
+from keras_pergrad.common.free_memory import as_text
+from keras_pergrad.common.tables import first_few, html_page, text_page
 
 COLUMNS = (
     "layer",
@@ -140,21 +141,20 @@ class Explanation:
     def summary(self):
         """One line on whether the samples are kept apart."""
         if self.refused:
-            labels = [
-                label
-                for row, label in zip(self.rows, _labels(self.rows))
-                if row.served_by == "refused"
-            ]
-            return f"Samples are not kept apart: {_first_few(labels)} refused."
-        text = f"Samples are kept apart: proved for all {self.ops} ops"
+            rows = zip(self.rows, _labels(self.rows))
+            labels = [own for row, own in rows if row.served_by == "refused"]
+            return f"Samples are not kept apart: {first_few(labels)} refused."
+        proved = f"all {self.ops} ops"
         if self.vouched:
             kinds = ", ".join(sorted({one.op for one in self.vouched}))
-            text = (
-                f"Samples are kept apart: proved for "
+            proved = (
                 f"{self.ops - len(self.vouched)} of {self.ops} ops, vouched "
                 f"for by you: {len(self.vouched)} ({kinds})"
             )
-        return f"{text}; the loss is looked at when training begins."
+        return (
+            f"Samples are kept apart: proved for {proved}; the loss is looked "
+            "at when training begins."
+        )
 
     @property
     def materialized_bytes(self):
@@ -199,7 +199,7 @@ class Explanation:
                 key = row.served_by, row.reason
                 same.setdefault(key, []).append(label)
         for (served_by, reason), labels in same.items():
-            yield f"{_first_few(labels)}: {served_by}: {reason}"
+            yield f"{first_few(labels)}: {served_by}: {reason}"
 
     def __str__(self):
         notes = [self._total(), self.summary, *self._notes()]
@@ -247,16 +247,5 @@ def _cells(rows):
             head = ["", ""]
 
 
-def _first_few(labels):
-    shown = ", ".join(labels[:3])
-    return shown + (f" and {len(labels) - 3} more" if len(labels) > 3 else "")
-
-
 def _size(count):
-    if count is None:
-        return "?"
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000 or unit == "GB":
-            break
-        count /= 1000
-    return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+    return "?" if count is None else as_text(count)

@@ -3,7 +3,6 @@
 The step is traced on symbolic inputs and not run.
 """
 
-import dataclasses
 import itertools
 import math
 from typing import Any
@@ -23,6 +22,7 @@ from keras_pergrad.common.deprecation import former
 from keras_pergrad.common.refusal_messages import not_one_number
 from keras_pergrad.factors import join, widened
 from keras_pergrad.keras_internals.batches import is_composite
+from keras_pergrad.keras_internals.inspection_checks import require_model
 from keras_pergrad.keras_internals.layer_parts import layers_inside, own_weights
 from keras_pergrad.keras_internals.losses import additional_losses
 from keras_pergrad.keras_internals.model_parts import (
@@ -76,11 +76,7 @@ def explain(
     >>> table.verdict, table.rows[0].verdict
     ('proved', 'proved')
     """
-    if not isinstance(model, keras.Model):
-        raise TypeError(
-            "`model` must be a keras.Model. Received: "
-            f"{model!r} of type {type(model).__name__}"
-        )
+    require_model(model)
     if x is None and not isinstance(batch_size, (int, np.integer)):
         x, batch_size = batch_size, _rows_in(batch_size)
     batch_size = positive_integer("batch_size", batch_size)
@@ -91,25 +87,19 @@ def explain(
     specs = _specs(model, batch_size, x)
     if not model.built:
         model(tf.nest.map_structure(_zeros, specs))
-    found = []
+    looked_at = []
 
     def trace(x):
-        found.append(_looked_at(model, x, batch_size))
+        looked_at.append(_looked_at(model, x, batch_size))
 
     with random_state_kept():
         tf.function(
             trace, autograph=False, jit_compile=bool(jit_compile)
         ).get_concrete_function(specs)
-    rows, ops, vouched = found[-1]
-    return Explanation(
-        model.name,
-        batch_size,
-        bool(jit_compile),
-        rows,
-        _split(model, batch_size),
-        ops,
-        vouched,
-    )
+    rows, ops, vouched = looked_at[-1]
+    asked = model.name, batch_size, bool(jit_compile)
+    split = _split(model, batch_size)
+    return Explanation(*asked, rows, split, ops, vouched)
 
 
 def _split(model, batch_size):
@@ -139,9 +129,10 @@ def _rows_in(x):
 def _specs(model, batch_size, x):
     if x is not None:
         return tf.nest.map_structure(lambda t: _spec(t, batch_size), x)
+    inputs = getattr(model, "inputs", None) or [None]
     known = symbolic_inputs(model)
-    if known is None and getattr(model, "inputs", None):
-        known = model.inputs if len(model.inputs) > 1 else model.inputs[0]
+    if known is None:
+        known = inputs if len(inputs) > 1 else inputs[0]
     if known is None:
         raise ValueError(
             f"Model {model.name!r} does not know the shapes of its inputs. "
@@ -179,7 +170,7 @@ def _looked_at(model, x, n):
     batch = x, None, None
     traced = TracedStep(model, batch, loss=_outputs_and_added, refuse=refuse)
     _look_at_losses(model, refuse)
-    found = [[] for _ in traced.variables]
+    uses = {id(v): [] for v in traced.variables}
     try:
         with traced:
             y_pred = traced.forward(x)
@@ -188,7 +179,7 @@ def _looked_at(model, x, n):
             seen = getattr(use, "seen", None)
             # After a refused layer nothing shows how an op is served.
             if not refused or seen is None or not seen.mixed:
-                found[k].append((factor, use))
+                uses[id(traced.variables[k])].append((factor, use))
     except ValueError as error:
         refuse(None, error)
     ops, vouched = 0, {}
@@ -199,40 +190,42 @@ def _looked_at(model, x, n):
             layer = origin.layer(name)
             one = VouchedOp(op, name, layer and layer.name)
             vouched.setdefault(id(layer), []).append(one)
-    rows = tuple(
-        _with_verdict(*pair, refused, vouched)
-        for pair in _rows(model, traced.variables, found, refused, n)
-    )
+    rows = tuple(_rows(model, uses, refused, vouched, n))
     return rows, ops, tuple(itertools.chain(*vouched.values()))
 
 
-def _with_verdict(layer, row, refused, vouched):
-    """Return a layer's row with what is known of its samples."""
-    if row.served_by == "refused":
-        return dataclasses.replace(row, verdict="refused")
-    if refused or row.served_by == "unknown":
-        return row
-    inside = tuple(
-        one for part in _nested(layer) for one in vouched.get(id(part), ())
-    )
-    verdict = "vouched" if inside else "proved"
-    return dataclasses.replace(row, verdict=verdict, vouched=inside)
-
-
-def _rows(model, variables, found, refused, n):
-    """Yield (layer, its `LayerRow`) for each trainable or refused layer."""
-    places = {id(v): k for k, v in enumerate(variables)}
+def _rows(model, uses, refused, vouched, n):
+    """Yield a `LayerRow` for each trainable or refused layer."""
     for layer in _nested(model):
-        own = [places[id(v)] for v in _own(layer) if id(v) in places]
-        # After a refusal not all uses are known.
-        known = any(found[k] for k in own) or (own and not refused)
-        if known or id(layer) in refused:
-            row = _row(layer, own, variables, found, refused, n)
-            if row.served_by == "unused" and _own_loss(model):
-                row = dataclasses.replace(
-                    row, served_by="unknown", reason=_BY_OWN_LOSS
-                )
-            yield layer, row
+        own = [v for v in _own(layer) if id(v) in uses]
+        used = [(v, uses[id(v)]) for v in own if uses[id(v)]]
+        path = getattr(layer, "path", None) or layer.name
+        head = layer.name, path, type(layer).__name__
+        if id(layer) in refused:
+            why = refused[id(layer)]
+            yield LayerRow(*head, "refused", why, 1, verdict="refused")
+        elif used or (own and not refused):  # else not all uses are known
+            calls = max((len(each) for _, each in used), default=1)
+            served = _served(model, [use for _, each in used for use in each])
+            rows = tuple(_variable_row(*pair, n) for pair in used)
+            verdict = "open", ()
+            if not refused and served[0] != "unknown":
+                inside = [vouched.get(id(part), ()) for part in _nested(layer)]
+                inside = tuple(itertools.chain(*inside))
+                verdict = "vouched" if inside else "proved", inside
+            yield LayerRow(*head, *served, calls, rows, *verdict)
+
+
+def _served(model, uses):
+    """Return what serves the uses of a layer's variables, and why or None."""
+    if not uses:
+        own = _own_loss(model)
+        return ("unknown", _BY_OWN_LOSS) if own else ("unused", None)
+    for _, use in uses:
+        if getattr(use, "reason", None):
+            return "fallback", use.reason
+    rules = any(hasattr(use, "rule") for _, use in uses)
+    return "rule" if rules else "ops", None
 
 
 def _outputs_and_added(model, x, y, y_pred, sample_weight, training):
@@ -266,36 +259,10 @@ def _nested(layer, seen=None):
 
 
 def _own(layer):
-    inside = [w for part in layers_inside(layer) for w in _weights(part)]
-    return [
-        v for v in own_weights(layer) if not any(v is other for other in inside)
-    ]
-
-
-def _weights(layer):
-    return getattr(layer, "trainable_variables", ())
-
-
-def _row(layer, own, variables, found, refused, n):
-    path = getattr(layer, "path", None) or layer.name
-    head = layer.name, path, type(layer).__name__
-    if id(layer) in refused:
-        return LayerRow(*head, "refused", refused[id(layer)], 1)
-    used = [use for k in own for _, use in found[k]]
-    rules = [use for use in used if hasattr(use, "rule")]
-    reasons = [use.reason for use in used if getattr(use, "reason", None)]
-    served = "ops"
-    if not used:
-        served = "unused"
-    elif reasons:
-        served = "fallback"
-    elif rules:
-        served = "rule"
-    rows = tuple(
-        _variable_row(variables[k], found[k], n) for k in own if found[k]
-    )
-    calls = max((len(found[k]) for k in own), default=1)
-    return LayerRow(*head, served, next(iter(reasons), None), calls, rows)
+    parts = layers_inside(layer)
+    inside = [getattr(part, "trainable_variables", ()) for part in parts]
+    inside = {id(v) for variables in inside for v in variables}
+    return [v for v in own_weights(layer) if id(v) not in inside]
 
 
 _BY_OWN_LOSS = (
@@ -314,11 +281,11 @@ def _look_at_losses(model, refuse):
             refuse(model, ValueError(message))
 
 
-def _variable_row(variable, found, n):
-    factor = widened(join([f for f, _ in found]), variable.value.dtype)
+def _variable_row(variable, uses, n):
+    factor = widened(join([f for f, _ in uses]), variable.value.dtype)
     ops = tuple(
         type(use.layer).__name__ if hasattr(use, "rule") else use.type
-        for _, use in found
+        for _, use in uses
     )
     return VariableRow(
         variable.path,
@@ -327,6 +294,6 @@ def _variable_row(variable, found, n):
         factor.sum_method(),
         n * math.prod(variable.shape) * tf.as_dtype(variable.dtype).size,
         factor.norm_bytes(n),
-        len(found) > 1,
+        len(uses) > 1,
         ops,
     )

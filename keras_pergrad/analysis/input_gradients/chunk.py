@@ -21,20 +21,10 @@ UNROLLED = 4
 
 
 def traced(model, selection, reduce, order, loss):
-    """Return a function of a batch and indices: the gradients of a chunk.
+    """Return a function of a batch and indices: each input's gradients.
 
-    It holds the model's layers as they are when it is first called, so it
-    serves one pass over the data. The batch may have any number of samples.
-    For each input the result has shape (n, *target.shape, *input), without
-    the axes that `reduce` removes.
-
-    Args:
-        model: the model.
-        selection: the `Selection` of outputs; of the loss, its own.
-        reduce: one of `REDUCTIONS`, or None.
-        order: 1, or 2 for the second derivatives by each entry alone.
-        loss: as for `TracedStep`, the sum of the losses to differentiate;
-            None: the outputs.
+    Of shape (n, *target.shape, *input), without the axes that `reduce`
+    removes. It holds the layers as they are in its first call: for one pass.
     """
 
     @tf.function(autograph=False, reduce_retracing=True)
@@ -113,16 +103,12 @@ class _Chunk:
             rows = tf.one_hot(chosen, size, dtype=output.dtype)
             return self._derivatives(output, tf.reshape(rows, shape))
 
-        if target.kind == "own":
-            return one(own)
-        if target.single:
-            return one(target.indices[0])
-        chosen = range(size) if target.kind == "all" else target.indices
+        if target.own or target.single:
+            return one(own if target.own else target.indices[0])
+        gradients = _several(one, self.sources, target.indices)
         return [
             tf.reshape(g, [self.n, *target.shape, *_inner(source)])
-            for g, source in zip(
-                _several(one, self.sources, chosen), self.sources
-            )
+            for g, source in zip(gradients, self.sources)
         ]
 
     def _derivatives(self, output, weights):
@@ -130,19 +116,19 @@ class _Chunk:
         with contextlib.ExitStack() as stack:
             for tape in others:
                 stack.enter_context(tape)
-            found = first.gradient(
+            gradients = first.gradient(
                 [output],
                 self.sources,
                 output_gradients=[weights],
                 unconnected_gradients=tf.UnconnectedGradients.ZERO,
             )
-            found = tuple(tf.convert_to_tensor(g) for g in found)
+            gradients = tuple(map(tf.convert_to_tensor, gradients))
         for tape in others:
-            found = tuple(
+            gradients = tuple(
                 self._by_the_same_entry(tape, g, source)
-                for g, source in zip(found, self.sources)
+                for g, source in zip(gradients, self.sources)
             )
-        return found
+        return gradients
 
     def _by_the_same_entry(self, tape, gradient, source):
         """Differentiate each entry of a gradient by the source's same entry."""
@@ -163,9 +149,8 @@ class _Chunk:
 
         spec = tf.TensorSpec(source.shape[:1], source.dtype)
         columns = tf.map_fn(entry, tf.range(size), fn_output_signature=spec)
-        found = tf.reshape(tf.transpose(columns), shape)
-        found.set_shape(source.shape)
-        return found
+        diagonal = tf.reshape(tf.transpose(columns), shape)
+        return tf.ensure_shape(diagonal, source.shape)
 
 
 def _several(one, sources, chosen):

@@ -7,11 +7,7 @@ from keras_pergrad.analysis.input_gradients.paging import Pages
 
 
 class Rows:
-    """One row a sample, written to the caller's arrays or to its own.
-
-    Args:
-        out: the caller's arrays in the structure of the result, or None.
-        samples: how many rows there will be; None where unknown.
+    """One row a sample, written to the caller's arrays (`out`) or to its own.
 
     Attributes:
         rows: how many have been written.
@@ -32,30 +28,26 @@ class Rows:
             self._structure = gradients
             self._arrays = self._open(gradients, parts)
             self._pages = [Pages(array) for array in self._arrays or ()]
+        stop = self.rows + count
         if self._arrays is None:
             self._parts.append(parts)
-        else:
-            self._fill(self._arrays, parts, count)
-        self.rows += count
-
-    def _open(self, gradients, parts):
-        if self._out is not None:
-            return _checked(self._out, gradients, parts, self._samples)
-        if self._samples is None:
-            return None
-        n = self._samples
-        return [np.empty((n, *p.shape[1:]), p.dtype) for p in parts]
-
-    def _fill(self, arrays, parts, count):
-        stop = self.rows + count
-        if stop > len(arrays[0]):
+        elif stop > len(self._arrays[0]):
             raise ValueError(
-                f"`out` has {len(arrays[0])} rows, but x has more samples. "
-                f"The first {self.rows} are written."
+                f"`out` has {len(self._arrays[0])} rows, but x has more "
+                f"samples. The first {self.rows} are written."
             )
-        for array, pages, part in zip(arrays, self._pages, parts):
+        for array, pages, part in zip(self._arrays or (), self._pages, parts):
             array[self.rows : stop] = part
             pages.use(part.nbytes)
+        self.rows = stop
+
+    def _open(self, gradients, parts):
+        n = self._samples
+        if self._out is not None:
+            return _checked(self._out, gradients, parts, n)
+        if n is None:
+            return None
+        return [np.empty((n, *p.shape[1:]), p.dtype) for p in parts]
 
     def result(self):
         if self._structure is None:

@@ -12,15 +12,17 @@ from keras_pergrad.analysis.input_gradients.chunk import (
     traced,
 )
 from keras_pergrad.analysis.input_gradients.gathering import Rows, Total
-from keras_pergrad.analysis.input_gradients.sizes import Sizes, pieces
+from keras_pergrad.analysis.input_gradients.sizes import Sizes
 from keras_pergrad.analysis.input_gradients.sources import (
     require_batch,
     source,
 )
 from keras_pergrad.analysis.input_gradients.targets import Selection, shown
 from keras_pergrad.common.arguments import positive_integer
+from keras_pergrad.keras_internals.data_batches import batches_of
 from keras_pergrad.keras_internals.inspection_checks import (
     require_compiled,
+    require_model,
     require_targets,
 )
 from keras_pergrad.keras_internals.model_parts import build_symbolically
@@ -147,17 +149,19 @@ def input_gradients(
             compute(chunk, result)
             bar.update(number + 1, finalize=number + 1 == chunks.chunks)
         if compute is not None:
-            compute.selection.check_end(result.rows)
+            for target in compute.selection.targets:
+                target.check_end(result.rows)
     except BaseException as error:
         if out is not None:
-            _flush(out)
             error.add_note(
                 f"input_gradients: the first {result.rows} rows of `out` are "
                 "written."
             )
         raise
-    if out is not None:
-        _flush(out)
+    finally:
+        for array in tf.nest.flatten(out):
+            if isinstance(array, np.memmap):
+                array.flush()
     return result.result()
 
 
@@ -192,11 +196,13 @@ class _Computation:
         """Add the gradients of a chunk to the result."""
         if not self._of_loss:
             chunk = chunk[0], None, None
-        for piece in pieces(chunk, self._rows):
+        for piece in batches_of(*chunk, batch_size=self._rows):
             count = len(tf.nest.flatten(piece[0])[0])
             self._sizes.check_result(result.rows + count)
-            own = self.selection.of_chunk(result.rows, count)
-            own = [tf.constant(indices) for indices in own]
+            own = [
+                tf.constant(target.of_chunk(result.rows, count))
+                for target in self.selection.targets
+            ]
             with random_state_kept(), losses_kept(self._model):
                 gradients = run_and_restore(self._function, piece, own)
             result.write(gradients, count)
@@ -205,12 +211,6 @@ class _Computation:
 def _first(chunk):
     """Return the first sample of a chunk, as a batch."""
     return tf.nest.map_structure(lambda t: None if t is None else t[:1], chunk)
-
-
-def _flush(out):
-    for array in tf.nest.flatten(out):
-        if isinstance(array, np.memmap):
-            array.flush()
 
 
 def _outputs(outputs, y, sample_weight):
@@ -232,11 +232,7 @@ def _is_loss(outputs):
 
 
 def _check(model, reduce, out, order):
-    if not isinstance(model, keras.Model):
-        raise TypeError(
-            "`model` must be a keras.Model. Received: "
-            f"{model!r} of type {type(model).__name__}"
-        )
+    require_model(model)
     if reduce is not None and reduce not in REDUCTIONS:
         raise ValueError(
             f"`reduce` must be None or one of {REDUCTIONS}. Received: "

@@ -7,18 +7,14 @@ from keras_pergrad.keras_internals import loss_fractions
 from keras_pergrad.keras_internals.losses import noting_losses, total_loss
 from keras_pergrad.keras_internals.model_parts import compiled_loss
 
+#: For batches of one sample: the loss as Keras computes it.
+loss_of_one = total_loss
+
 
 def of_a_chunk(model, call, first):
-    """Return `sum_of_losses`, if it holds for this model, or `loss_of_one`.
-
-    It holds if the loss of a batch is a sum or a mean over its samples: not
-    where masks or weights are counted, or the model adds losses.
-
-    Args:
-        model: the model, compiled and built.
-        call: what calls it.
-        first: (x, y, sample_weight) of one sample.
-    """
+    """Return `sum_of_losses`, if it holds for this model, or `loss_of_one`."""
+    # It holds if the loss of a batch is a sum or a mean over its samples: not
+    # where masks or weights are counted, or the model adds losses.
     if type(model).compute_loss is not keras.Model.compute_loss:
         return loss_of_one
     added, (x, y, sample_weight) = [], first
@@ -50,8 +46,3 @@ def sum_of_losses(model, x, y, y_pred, sample_weight, training):
         weight = 1.0 if term.loss_weight is None else term.loss_weight
         values.append(tf.cast(value, keras.config.floatx()) * weight)
     return tf.add_n(values)
-
-
-def loss_of_one(model, x, y, y_pred, sample_weight, training):
-    """Return the loss of a batch of one sample, as Keras computes it."""
-    return total_loss(model, x, y, y_pred, sample_weight, training)

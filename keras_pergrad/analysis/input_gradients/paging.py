@@ -9,12 +9,11 @@ EVERY = 2**26
 
 
 class Pages:
-    """The pages of one array, if it is mapped from a file.
+    """The pages of one array, if it is mapped from a file."""
 
-    They stay in the process until the system needs them, so the memory of the
-    process seems to grow with the file. Nothing is lost when they are given
-    back: the pages of a shared mapping are the file's.
-    """
+    # They stay in the process until the system needs them, so its memory seems
+    # to grow with the file. Nothing is lost when they are given back: the
+    # pages of a shared mapping are the file's.
 
     def __init__(self, array):
         mapped = array

@@ -1,7 +1,6 @@
 """The memory that gradients of inputs take, estimated beforehand."""
 
 import math
-import operator
 
 import keras
 import numpy as np
@@ -18,15 +17,7 @@ _OF_RESULT, _OF_CHUNK = 0.7, 0.2
 
 
 class Sizes:
-    """The sizes of a result and of its chunks.
-
-    Args:
-        model: the model.
-        x: some inputs, a structure of tensors.
-        targets: a list of `Targets`.
-        reduce: as for `input_gradients`.
-        held: whether the result is held in memory, not in `out`.
-    """
+    """The sizes of a result, `held` in memory or not, and of its chunks."""
 
     def __init__(self, model, x, targets, reduce, held):
         inner = [_inner_shape(model, t) for t in tf.nest.flatten(x)]
@@ -76,28 +67,11 @@ class Sizes:
         return " and ".join(map(str, shapes))
 
 
-def pieces(batch, rows):
-    """Yield a batch, in pieces of at most `rows` samples (None: whole)."""
-    count = len(tf.nest.flatten(batch[0])[0])
-    rows = count if rows is None else rows
-    if count <= rows:
-        yield batch
-        return
-    for start in range(0, count, rows):
-        part = operator.itemgetter(slice(start, start + rows))
-        yield tf.nest.map_structure(
-            lambda t, part=part: None if t is None else part(t), batch
-        )
-
-
 def _inner_shape(model, tensor):
     """Return a sample's shape; of ids, that of the largest embedding."""
     shape = tuple(tensor.shape[1:])
     if tensor.dtype.is_floating:
         return shape
-    widths = [
-        layer.output_dim
-        for layer in layers_of(model)
-        if isinstance(layer, keras.layers.Embedding)
-    ]
+    kind, layers = keras.layers.Embedding, layers_of(model)
+    widths = [one.output_dim for one in layers if isinstance(one, kind)]
     return (*shape, max(widths, default=1))

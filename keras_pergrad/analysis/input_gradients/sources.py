@@ -1,7 +1,6 @@
 """Inputs of any size, read in chunks; the next chunk is read ahead."""
 
 import concurrent.futures
-import math
 
 import keras
 import numpy as np
@@ -9,7 +8,6 @@ import tensorflow as tf
 
 from keras_pergrad.analysis.input_gradients.paging import Pages
 from keras_pergrad.common.data_frames import by_position
-from keras_pergrad.keras_internals.batches import require_one_length
 from keras_pergrad.keras_internals.data_batches import batches_of
 
 
@@ -25,31 +23,21 @@ class Arrays:
         for array in tf.nest.flatten(x):
             _require_array(by_position(array))
         parts = x, _joined(y), _joined(sample_weight)
-        parts = tf.nest.map_structure(_array, parts)
-        self._parts = parts
-        self._pages = tf.nest.map_structure(Pages, parts)
-        names = ("x", "y", "sample_weight")
-        lengths = [
-            (name, len(array))
-            for name, part in zip(names, parts)
-            for array in tf.nest.flatten(part)
-            if array is not None
-        ]
-        require_one_length(lengths)
-        self.samples = lengths[0][1]
-        if self.samples == 0:
-            raise ValueError("x must hold at least one sample. Received: none")
+        self._parts = tf.nest.map_structure(_array, parts)
+        self._pages = tf.nest.map_structure(Pages, self._parts)
+        batches = batches_of(*self._parts, batch_size=batch_size)
+        self.samples, self.chunks = batches.samples, batches.count
         self._size = batch_size
-        self.chunks = math.ceil(self.samples / batch_size)
 
     def __iter__(self):
+        starts = iter(range(0, self.samples, self._size))
         with concurrent.futures.ThreadPoolExecutor(1) as reader:
-            following = reader.submit(self._read, 0)
-            for start in range(0, self.samples, self._size):
-                chunk = following.result()
-                if start + self._size < self.samples:
-                    following = reader.submit(self._read, start + self._size)
+            chunk = reader.submit(self._read, next(starts)).result()
+            for start in starts:
+                following = reader.submit(self._read, start)
                 yield tf.nest.map_structure(_tensor, chunk)
+                chunk = following.result()
+            yield tf.nest.map_structure(_tensor, chunk)
 
     def _read(self, start):
         def rows(array, pages):
@@ -90,16 +78,14 @@ def source(x, y, sample_weight, batch_size):
 def require_batch(model, x):
     """Refuse single samples where batches are expected."""
     for tensor, expected in _with_inputs(model, x):
-        rank = tensor.shape.rank
         # Keras adds a last axis of length 1 itself.
-        if rank != len(expected) - 1 or expected[-1] == 1:
-            continue
-        raise ValueError(
-            "x must hold batches of samples. Expected, for model "
-            f"{model.name!r}: arrays of shape {tuple(expected)}. Received: "
-            f"shape {tuple(tensor.shape)}, as of single samples. Batch a "
-            "dataset, x.batch(256), or give an array an axis, x[None]."
-        )
+        if tensor.shape.rank == len(expected) - 1 and expected[-1] != 1:
+            raise ValueError(
+                "x must hold batches of samples. Expected, for model "
+                f"{model.name!r}: arrays of shape {tuple(expected)}. Received: "
+                f"shape {tuple(tensor.shape)}, as of single samples. Batch a "
+                "dataset, x.batch(256), or give an array an axis, x[None]."
+            )
 
 
 def _with_inputs(model, x):
@@ -120,22 +106,27 @@ def _with_inputs(model, x):
 
 
 def _require_array(value):
+    advice = ""
     if isinstance(value, (list, tuple, int, float, str, bytes)):
-        shown, advice = f"a {type(value).__name__} in it", True
-    elif hasattr(value, "shape") and hasattr(value, "__getitem__"):
-        if len(value.shape):
-            return
+        shown = f"a {type(value).__name__} in it"
+        advice = ". Use numpy.asarray(...) first."
+    elif not _is_array(value):
+        shown = f"{value!r} of type {type(value).__name__}"
+    elif len(value.shape):
+        return
+    else:
         raise ValueError(
             "the first axis of x must be the sample. Received: a number "
             "without axes"
         )
-    else:
-        shown, advice = f"{value!r} of type {type(value).__name__}", False
     raise TypeError(
         "x must be an array, a memory-mapped array, a structure of them or a "
-        f"tf.data.Dataset. Received: {shown}"
-        + (". Use numpy.asarray(...) first." if advice else "")
+        f"tf.data.Dataset. Received: {shown}{advice}"
     )
+
+
+def _is_array(value):
+    return hasattr(value, "shape") and hasattr(value, "__getitem__")
 
 
 def _joined(y):
@@ -147,10 +138,8 @@ def _joined(y):
 def _array(value):
     """Return an array as it is read, so a mapped one not as a whole."""
     value = by_position(value)
-    if value is None:
-        return None
-    is_array = hasattr(value, "shape") and hasattr(value, "__getitem__")
-    return value if is_array and not tf.is_tensor(value) else np.asarray(value)
+    as_it_is = value is None or (_is_array(value) and not tf.is_tensor(value))
+    return value if as_it_is else np.asarray(value)
 
 
 def _in_floatx(part):

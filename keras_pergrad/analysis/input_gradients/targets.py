@@ -10,12 +10,6 @@ import tensorflow as tf
 class Selection:
     """What is differentiated of each of a model's outputs.
 
-    Args:
-        model: the model.
-        outputs: as for `input_gradients`.
-        predicted: the model's outputs for one sample.
-        samples: how many there will be; None where unknown.
-
     Attributes:
         positions: which of the flat outputs are differentiated.
         targets: the `Targets` of each of these.
@@ -43,14 +37,6 @@ class Selection:
             Targets(choice, flat[k].shape, samples)
             for k, choice in zip(self.positions, choices)
         ]
-
-    def of_chunk(self, start, size):
-        """Return the samples' own indices, for each of the targets."""
-        return [target.of_chunk(start, size) for target in self.targets]
-
-    def check_end(self, samples):
-        for target in self.targets:
-            target.check_end(samples)
 
     def packed(self, results):
         """Return a list of results, one a target, in the user's structure."""
@@ -81,27 +67,27 @@ class Targets:
     """The outputs to differentiate, checked against the model's output.
 
     Attributes:
-        kind: "all", "listed" or "own" (each sample has its own).
-        indices: for "listed", which; for "own", one per sample; else none.
+        own: whether each sample has an output of its own.
+        indices: of the outputs; if they are the samples' own, one a sample.
         single: whether one index was given, not a list.
         shape: the axes that the outputs add to a result, after the sample's.
     """
 
     def __init__(self, outputs, output_shape, samples):
-        per_sample = tuple(output_shape[1:])
-        count = None if None in per_sample else math.prod(per_sample)
-        self.single = False
-        self.indices: list | np.ndarray = []
+        shape = tuple(output_shape)
+        count = None if None in shape[1:] else math.prod(shape[1:])
+        self.own, self.single, self.shape = False, False, ()
         if outputs is None:
-            self.kind, self.shape = "all", per_sample
             if count is None:
                 raise ValueError(
-                    f"the model's output of shape {tuple(output_shape)} has an "
-                    "axis of unknown length, so it has no Jacobian. Choose "
-                    "outputs by their indices."
+                    f"the model's output of shape {shape} has an axis of "
+                    "unknown length, so it has no Jacobian. Choose outputs by "
+                    "their indices."
                 )
-        elif isinstance(outputs, (list, tuple)):
-            self.kind = "listed"
+            self.indices: range | list | np.ndarray = range(count)
+            self.shape = shape[1:]
+            return
+        if isinstance(outputs, (list, tuple)):
             self.indices = [_index(i) for i in outputs]
             self.shape = (len(self.indices),)
             if not self.indices:
@@ -109,26 +95,19 @@ class Targets:
                     "`outputs` must name at least one output. Received: []"
                 )
         elif np.ndim(outputs) == 0:
-            self.kind, self.single, self.shape = "listed", True, ()
-            self.indices = [_index(outputs)]
+            self.single, self.indices = True, [_index(outputs)]
         else:
-            self.kind, self.shape = "own", ()
-            self.indices = _own(outputs, samples)
-        if self.kind != "all" and count is not None:
-            self._check_range(count, output_shape)
-
-    def _check_range(self, count, output_shape):
+            self.own, self.indices = True, _own(outputs, samples)
         low, high = int(np.min(self.indices)), int(np.max(self.indices))
-        if low < 0 or high >= count:
+        if count is not None and (low < 0 or high >= count):
             raise ValueError(
                 f"`outputs` must be from 0 to {count - 1}: the model's output "
-                f"has shape {tuple(output_shape)}. Received: "
-                f"{low if low < 0 else high}"
+                f"has shape {shape}. Received: {low if low < 0 else high}"
             )
 
     def of_chunk(self, start, size):
         """Return the indices of `size` samples, if there are indices."""
-        if self.kind != "own":
+        if not self.own:
             return np.zeros([0], np.int32)
         own = np.asarray(self.indices[start : start + size], np.int32)
         if len(own) < size:
@@ -140,7 +119,7 @@ class Targets:
 
     def check_end(self, samples):
         """Refuse indices that are left over after the last sample."""
-        if self.kind == "own" and len(self.indices) > samples:
+        if self.own and len(self.indices) > samples:
             raise ValueError(
                 f"`outputs` holds {len(self.indices)} indices, but x has only "
                 f"{samples} samples. Give one for each."

@@ -15,10 +15,7 @@ _PASSING = ("Cast", "Identity")
 
 @contextlib.contextmanager
 def embeddings(model, watch):
-    """Yield the list of (layer, ids, output) of the Embeddings called inside.
-
-    `watch` is called with the outputs.
-    """
+    """Yield a list of each Embedding called inside: (layer, ids, output)."""
     calls = []
     with contextlib.ExitStack() as stack:
         for layer in layers_of(model):
@@ -40,11 +37,7 @@ def _watched(layer, original, watch, calls):
 
 
 def source_of(position, tensor, calls, is_connected):
-    """Return the tensor that stands for a flat input in the gradient.
-
-    `calls` is from `embeddings`; `is_connected` tells whether the outputs have
-    a gradient with respect to a floating input at all.
-    """
+    """Return the tensor that stands for a flat input in the gradient."""
     if tensor.dtype.is_floating:
         _require_no_ids(position, tensor, calls, is_connected)
         return tensor

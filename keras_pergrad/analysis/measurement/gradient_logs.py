@@ -12,21 +12,26 @@ _HIDDEN = (
 )
 
 
-def logged(found):
+def logged(gradient):
     """Return the values of a `BatchGradient` for the logs."""
-    values = {
-        "gradient_norm": found.norm,
-        "gradient_repeat_deviation": found.repeat_deviation,
-        "bitwise_equal_variables": found.bitwise_equal_variables,
+    values = scalars(gradient)
+    undefined = float("nan") if gradient.variances is not None else None
+    for name in ("variance", "noise_scale", "snr"):
+        if values[f"gradient_{name}"] is None:
+            values[f"gradient_{name}"] = undefined
+    return {name: v for name, v in values.items() if v is not None}
+
+
+def scalars(gradient):
+    """Return the figures of a `BatchGradient`, None where one is undefined."""
+    return {
+        "gradient_norm": gradient.norm,
+        "gradient_variance": gradient.variance,
+        "gradient_noise_scale": gradient.noise_scale,
+        "gradient_snr": gradient.snr,
+        "gradient_repeat_deviation": gradient.repeat_deviation,
+        "bitwise_equal_variables": gradient.bitwise_equal_variables,
     }
-    values = {k: v for k, v in values.items() if v is not None}
-    if found.variances is not None:
-        for name in ("variance", "noise_scale", "snr"):
-            value = getattr(found, name)
-            values[f"gradient_{name}"] = (
-                float("nan") if value is None else value
-            )
-    return values
 
 
 def hidden(name, value):

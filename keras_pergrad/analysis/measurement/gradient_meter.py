@@ -37,13 +37,12 @@ from keras_pergrad.samples import TracedStep
 class GradientMeter:
     """Measures the gradient of one batch at a model's present weights.
 
-    Layers act as in training. Whatever that changes (seeds, moving
-    statistics, metrics) is put back, so that repetitions draw the same random
-    numbers and training goes on as if nothing had been measured.
+    Layers act as in training. What that changes (seeds, moving statistics,
+    metrics) is put back: repetitions draw the same random numbers.
 
-    `undefined` is a clause that says why nothing is known of the samples' own
-    gradients: they are not defined (two samples are coupled, say) or cannot be
-    obtained. None: they are known, as far as `prepare` and `measure` show.
+    Attributes:
+        undefined: a clause that says why nothing is known of the samples' own
+            gradients, else None, as far as `prepare` and `measure` show.
     """
 
     def __init__(self, model, batch):
@@ -94,12 +93,11 @@ class GradientMeter:
             spread = sums - self.samples * squares
             # Rounding can leave a tiny negative number.
             variances = np.maximum(spread, 0) / (self.samples - 1)
-        found = BatchGradient(
-            self.samples, float(loss), values, squares, variances
-        )
+        known = self.samples, float(loss), values, squares, variances
+        gradient = BatchGradient(*known)
         if repeats > 1:
-            found.compare(run(False)[1] for _ in range(repeats - 1))
-        return found
+            gradient.compare(run(False)[1] for _ in range(repeats - 1))
+        return gradient
 
     def prepare(self):
         """Trace, find out about samples, and return the gradient's program."""
@@ -133,15 +131,10 @@ class GradientMeter:
         return self._gradient
 
     def _why(self, error):
-        if self._refusal is not None:
-            refusal = self._refusal[1]
-            text = f"the samples' own gradients are not defined: {refusal}"
-        else:
-            text = (
-                "the samples' own gradients cannot be obtained here: "
-                f"{reason(error)}"
-            )
-        return text if text.endswith(".") else f"{text}."
+        how, why = "are not defined", self._refusal
+        if why is None:
+            how, why = "cannot be obtained here", reason(error)
+        return f"the samples' own gradients {how}: {why}".rstrip(".") + "."
 
     def _plainly(self, x, y, sample_weight, wanted):
         del wanted
@@ -155,11 +148,8 @@ class GradientMeter:
         return loss, self._of_data(gradients, penalties.gradients(loss)), []
 
     def _with_squares(self, x, y, sample_weight, wanted):
-        """Return the gradient, and the samples' norms where they are wanted.
-
-        One program computes both, so TensorFlow runs the backward pass once.
-        The gradient is the same with and without norms.
-        """
+        """Return the gradient, and the samples' norms where they are wanted."""
+        # One program computes both, so TensorFlow runs the backward pass once.
         of_batch = tf.GradientTape()
         loss, target, factors = self._of_samples(x, y, sample_weight, of_batch)
         # The samples' tape keeps the gradients of regularisers apart.
@@ -181,7 +171,7 @@ class GradientMeter:
         """Return the loss, the same scaled, and each variable's factor."""
 
         def refuse(layer, error):
-            self._refusal = layer, error
+            self._refusal = error
             raise error
 
         batch = x, y, sample_weight
@@ -193,37 +183,32 @@ class GradientMeter:
                 y_pred = tape.forward(x)
                 loss = measured_loss(self.model, x, y, y_pred, sample_weight)
                 target = self._scaled(loss)
-            scale = loss_scale(self.optimizer)
+            scale = loss_scale(self.model.optimizer)
             factors = apart.merged(tape.sample_gradients(target, scale))
         # If it calls a layer in its own way, or vectorises it, the norms are
         # measured apart: repetitions must use the layer's ordinary call.
         self._joint = all(call.rule.forward is None for call in tape.calls)
         return loss, target, factors
 
-    @property
-    def optimizer(self):
-        return self.model.optimizer
-
     def _scaled(self, loss):
-        scale = loss_scale(self.optimizer)
+        scale = loss_scale(self.model.optimizer)
         return loss if scale is None else loss * tf.cast(scale, loss.dtype)
 
     def _of_data(self, gradients, penalties=None):
         """Return dense gradients without loss scale and regularisers."""
-        scale = loss_scale(self.optimizer)
+        scale = loss_scale(self.model.optimizer)
         penalties = penalties or [None] * len(self._variables)
-        found = []
+        dense = []
         for variable, gradient, penalty in zip(
             self._variables, gradients, penalties
         ):
             if gradient is None or is_overwritten(variable):
-                value = variable.value
-                gradient = tf.zeros(value.shape, value.dtype)
+                gradient = tf.zeros_like(variable.value)
             gradient = tf.convert_to_tensor(gradient)
             if scale is not None:
                 gradient /= tf.cast(scale, gradient.dtype)
-            found.append(gradient if penalty is None else gradient - penalty)
-        return found
+            dense.append(gradient if penalty is None else gradient - penalty)
+        return dense
 
     def _sum(self, factor):
         """Return Σ ‖g_i‖² over the samples; a contribution is g_i / n."""

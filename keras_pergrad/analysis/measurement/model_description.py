@@ -42,12 +42,7 @@ _NOT_SETTINGS = {
 
 
 def architecture(model):
-    """Return a fingerprint of a built model.
-
-    It covers the classes of its layers, in their order, and the dtypes and
-    shapes of its trainable variables, but not their values or names, or how
-    the gradient is computed.
-    """
+    """Return a fingerprint of a built model's layer classes and variables."""
     classes = [type(layer).__name__ for layer in _layers(model)]
     shapes = [[v.dtype, list(v.shape)] for v in model.trainable_variables]
     text = json.dumps([classes, shapes])
@@ -58,7 +53,7 @@ def settings(model):
     """Return the layers' settings by name, such as "2 Dense activation"."""
     layers = list(_layers(model))
     numbers = {id(layer): number for number, layer in enumerate(layers)}
-    found = {}
+    by_name = {}
     for number, layer in enumerate(layers):
         name = f"{number} {type(layer).__name__}"
         # Operations are left out: which make masks depends on the version.
@@ -71,9 +66,9 @@ def settings(model):
             for node in calls_of(layer)
         ]
         if inputs:
-            found[f"{name} inputs"] = str(inputs)
-        found |= _flat(name, _config(layer))
-    return plain(found)
+            by_name[f"{name} inputs"] = str(inputs)
+        by_name |= _flat(name, _config(layer))
+    return plain(by_name)
 
 
 def _behind_casts(nodes):
@@ -88,13 +83,12 @@ def _behind_casts(nodes):
 def compiled_loss(model):
     """Return the losses of a model that has been trained or traced."""
     compiled = model_parts.compiled_loss(model)
-    found = [
-        _loss(known) for known in entries_of(compiled) if known.loss is not None
-    ]
+    entries = [e for e in entries_of(compiled) if e.loss is not None]
+    losses = [_loss(entry) for entry in entries]
     own = type(model).compute_loss
     if own is not keras.Model.compute_loss:
-        found.append({"loss": own.__qualname__})
-    return plain(found)
+        losses.append({"loss": own.__qualname__})
+    return plain(losses)
 
 
 def plain(config):
@@ -114,10 +108,8 @@ def _plain_value(value):
 
 
 def _layers(model):
-    """Yield the layers of a model and of the user's own layers, each once.
-
-    The layers inside Keras's own layers depend on its version.
-    """
+    """Yield the layers of a model and of the user's own layers, each once."""
+    # The layers inside Keras's own layers depend on its version.
     graph = model_inside(model)
     for layer in inner_layers(model, recursive=False):
         if layer is graph or isinstance(layer, keras.layers.InputLayer):
@@ -153,29 +145,28 @@ def _flat(name, config):
     """Return settings by name, including those of layers inside layers."""
     if not isinstance(config, dict):
         return {name: config}
-    found = {}
+    flat = {}
     for key, value in config.items():
-        if key in _NOT_SETTINGS or "initializer" in key:
-            continue
-        inner = key in ("config", "value")
-        found |= _flat(name if inner else f"{name} {key}", value)
-    return found
+        if key not in _NOT_SETTINGS and "initializer" not in key:
+            inner = key in ("config", "value")
+            flat |= _flat(name if inner else f"{name} {key}", value)
+    return flat
 
 
-def _loss(known):
-    loss = known.loss
+def _loss(entry):
+    loss = entry.loss
     given = call_arguments_of(loss)
     if isinstance(given, dict):
-        found, function = {"loss": _plain_value(loss.fn)}, loss.fn
+        described, function = {"loss": _plain_value(loss.fn)}, loss.fn
     else:
-        found = {"loss": type(loss).__qualname__}
+        described = {"loss": type(loss).__qualname__}
         given, function = _config(loss), type(loss).__init__
     try:
-        known_names = inspect.signature(function).parameters
-        defaults = {name: p.default for name, p in known_names.items()}
+        parameters = inspect.signature(function).parameters
+        defaults = {name: p.default for name, p in parameters.items()}
     except (TypeError, ValueError):  # no Python function
         defaults = {}
-    found |= {
+    described |= {
         name: value
         for name, value in given.items()
         if name not in ("name", "dtype", "reduction")
@@ -183,9 +174,9 @@ def _loss(known):
     }
     reduction = getattr(loss, "reduction", "sum_over_batch_size")
     if reduction != "sum_over_batch_size":
-        found["reduction"] = reduction
-    if known.path:
-        found["output"] = list(known.path)
-    if known.loss_weights not in (None, 1):
-        found["weight"] = known.loss_weights
-    return found
+        described["reduction"] = reduction
+    if entry.path:
+        described["output"] = list(entry.path)
+    if entry.loss_weights not in (None, 1):
+        described["weight"] = entry.loss_weights
+    return described

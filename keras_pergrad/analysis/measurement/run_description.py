@@ -32,7 +32,6 @@ def describe(model, batch, fit, tags, run, sketch_size):
     kind = "CPU"
     if accelerators:
         kind = "METAL" if accelerators[0].is_metal else accelerators[0].type
-    optimizer = model.optimizer
     return RunInfo(
         run=run,
         architecture=architecture(model),
@@ -55,12 +54,8 @@ def describe(model, batch, fit, tags, run, sketch_size):
         devices=["CPU", *(f"{d.name} ({d.platform})" for d in accelerators)],
         device=kind,
         seed=global_seed(),
-        optimizer=None
-        if optimizer is None
-        else plain(
-            {"class": type(optimizer).__name__, **optimizer.get_config()}
-        ),
-        gradient_mode=_gradient_mode(model),
+        optimizer=_config(model.optimizer),
+        gradient_mode=_config(getattr(model, "gradient_mode", None)),
         precision=_precision(model),
         jit_compile=bool(model.jit_compile),
         run_eagerly=bool(model.run_eagerly),
@@ -72,18 +67,17 @@ def describe(model, batch, fit, tags, run, sketch_size):
 
 def fingerprint(batch):
     """Return a fingerprint of the content of a batch."""
-    found = hashlib.sha256()
+    content = hashlib.sha256()
     for tensor in tf.nest.flatten(batch):
         if tensor is None:
-            found.update(b"none")
+            content.update(b"none")
             continue
         array = np.asarray(tensor)
-        found.update(f"{array.dtype.name}{array.shape}".encode())
-        if array.dtype == object:  # strings
-            found.update(repr(array.tolist()).encode())
-        else:
-            found.update(np.ascontiguousarray(array).tobytes())
-    return found.hexdigest()[:16]
+        content.update(f"{array.dtype.name}{array.shape}".encode())
+        strings = array.dtype == object
+        shown = repr(array.tolist()).encode() if strings else array.tobytes()
+        content.update(shown)
+    return content.hexdigest()[:16]
 
 
 def _precision(model):
@@ -96,21 +90,20 @@ def _precision(model):
     return names[0] if len(set(names)) == 1 else names
 
 
-def _gradient_mode(model):
-    mode = getattr(model, "gradient_mode", None)
-    if mode is None:
+def _config(thing):
+    """Return the config of an optimizer or a mode with its class, or None."""
+    if thing is None:
         return None
-    return plain({"class": type(mode).__name__, **mode.get_config()})
+    return plain({"class": type(thing).__name__, **thing.get_config()})
 
 
 def _versions():
-    found = {"python": platform.python_version()}
-    for package in (tf, keras, np, sys.modules["keras_pergrad"]):
-        found[package.__name__] = package.__version__
+    packages = tf, keras, np, sys.modules["keras_pergrad"]
+    versions = {package.__name__: package.__version__ for package in packages}
+    metal = "tensorflow-metal"
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        metal = "tensorflow-metal"
-        found[metal] = importlib.metadata.version(metal)
-    return found
+        versions[metal] = importlib.metadata.version(metal)
+    return {"python": platform.python_version(), **versions}
 
 
 def _machine():

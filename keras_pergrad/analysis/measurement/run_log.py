@@ -4,6 +4,7 @@ import dataclasses
 import os
 import time
 
+from keras_pergrad.analysis.measurement.gradient_logs import scalars
 from keras_pergrad.runs import RunWriter, list_runs, read_run
 
 
@@ -30,22 +31,13 @@ class RunLog:
                 return None if same else other["run"]
         return None
 
-    def add(self, step, epoch, found, gradient):
+    def add(self, step, epoch, measured, gradient):
         """Record a `BatchGradient` and its mean gradient."""
         whole, each = self._sketch(gradient)
-        scalars = {
-            "step": step,
-            "epoch": epoch,
-            "time": time.time(),
-            "loss": found.loss,
-            "gradient_norm": found.norm,
-            "gradient_variance": found.variance,
-            "gradient_noise_scale": found.noise_scale,
-            "gradient_snr": found.snr,
-            "gradient_repeat_deviation": found.repeat_deviation,
-            "bitwise_equal_variables": found.bitwise_equal_variables,
-        }
-        self._writer.append(scalars, found.norms, found.variances, each, whole)
+        record = {"step": step, "epoch": epoch, "time": time.time()}
+        record |= {"loss": measured.loss, **scalars(measured)}
+        vectors = measured.norms, measured.variances, each, whole
+        self._writer.append(record, *vectors)
 
     def close(self):
         """Release the run."""

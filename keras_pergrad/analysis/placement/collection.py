@@ -14,11 +14,7 @@ collect = placed_graphs
 
 
 def was_traced(function):
-    """Whether a Keras train function has run before.
-
-    Keras hides the `tf.function` in a closure, and other callbacks may have
-    wrapped it once more: closures are followed a few steps deep.
-    """
+    """Whether a Keras train function, a closure in closures, has run before."""
     seen, pending = set(), [(function, 0)]
     while pending:
         item, depth = pending.pop()
@@ -39,22 +35,16 @@ def was_traced(function):
 
 
 def step_partitions(metadata):
-    """Return the partition graphs of the training step, one a device.
+    """Return the partition graphs of the training step, one a device."""
 
-    Other functions (of the data pipeline, of metrics) may have been placed
-    meanwhile: the step is the one that fetches a batch, else the largest.
-    """
+    # Other functions (of the data pipeline, of metrics) may have been placed
+    # meanwhile: the step is the one that fetches a batch, else the largest.
+    def rank(parts):
+        ops = [node.op for part in parts for node in part.node]
+        return any(op.startswith("IteratorGetNext") for op in ops), len(ops)
+
     graphs = [
         [part for part in graph.partition_graphs if part.node]
         for graph in metadata.function_graphs
     ]
-    graphs = [parts for parts in graphs if parts]
-    if not graphs:
-        return []
-
-    def rank(parts):
-        ops = {node.op for part in parts for node in part.node}
-        fetches = any(op.startswith("IteratorGetNext") for op in ops)
-        return fetches, sum(len(part.node) for part in parts)
-
-    return max(graphs, key=rank)
+    return max(graphs, key=rank, default=[])

@@ -78,13 +78,11 @@ def find(nodes, runs, layer_of):
 
 
 def _logs(nodes):
-    """Return the copies for a step's logs, which Keras wraps in an Optional.
-
-    If the Optional leaves the function on the accelerator, each log is copied
-    back, outside of the graph. If it was also made there, the answer whether
-    it holds logs (one bool) makes a round trip.
-    """
-    found = []
+    """Return the copies for a step's logs, which Keras wraps in an Optional."""
+    # If it leaves the function on the accelerator, each log is copied back,
+    # outside of the graph. If it was also made there, the answer whether it
+    # holds logs (one bool) makes a round trip.
+    copies = []
     for node in nodes:
         if node.op != "_Retval" or node.device.startswith("CPU"):
             continue
@@ -94,11 +92,11 @@ def _logs(nodes):
         if maker.op != "OptionalFromValue":
             continue
         logs = _tensors_inside(maker)
-        found.append(Copy(TO_HOST, "the step's logs", "logs", logs))
+        copies.append(Copy(TO_HOST, "the step's logs", "logs", logs))
         if not maker.device.startswith("CPU"):
             for way in (TO_DEVICE, TO_HOST):
-                found.append(Copy(way, "whether there are logs", "bool", 1))
-    return found
+                copies.append(Copy(way, "whether there are logs", "bool", 1))
+    return copies
 
 
 def total(copies):

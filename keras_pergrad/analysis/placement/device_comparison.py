@@ -13,9 +13,7 @@ from keras_pergrad.analysis.placement import layers, wrong_op
 from keras_pergrad.analysis.placement.step_profile import median_ms
 from keras_pergrad.common.arguments import positive_integer
 from keras_pergrad.common.deprecation import former
-from keras_pergrad.common.devices import (
-    chosen,
-)
+from keras_pergrad.common.devices import accelerators, chosen
 from keras_pergrad.keras_internals.graph_session import (
     Replica,
     as_in_fit,
@@ -93,19 +91,17 @@ class Comparison:
 def _lines(device, cpu_ms):
     ratio = cpu_ms / device.step_ms
     pace = f"{ratio:.2g}× faster" if ratio >= 1 else f"{1 / ratio:.2g}× slower"
-    lines = [f"{device.device}: {pace} ({device.step_ms:.2f} ms)"]
+    yield f"{device.device}: {pace} ({device.step_ms:.2f} ms)"
     if device.ok:
         agree = device.agreement
         how = f"agree to {agree:.1g}" if agree else "are equal to the last bit"
-        lines.append(f"  loss, outputs and gradients {how}")
-        return lines
+        yield f"  loss, outputs and gradients {how}"
     for name in device.wrong[:5]:
-        lines.append(f"  {device.verdicts[name].sentence(name)}")
+        yield f"  {device.verdicts[name].sentence(name)}"
     if len(device.wrong) > 5:
-        lines.append(f"  and {len(device.wrong) - 5} more")
+        yield f"  and {len(device.wrong) - 5} more"
     if device.suspect is not None:
-        lines.append(f"  {device.suspect}")
-    return lines
+        yield f"  {device.suspect}"
 
 
 @former("devices", "repeats")
@@ -132,7 +128,8 @@ def compare_devices(
         model: a compiled and built `keras.Model` or `PerGradModel`.
         x: one batch of inputs.
         y: its targets.
-        devices: names such as `"GPU:0"`; by default every accelerator.
+        devices: names such as `"GPU:0"`; by default every accelerator. Of
+            `"CPU:0"`, which is compared with itself, a note says so.
         repeats: how often each device is timed; the median counts.
 
     Returns:
@@ -166,6 +163,12 @@ def compare_devices(
     def judge(outputs):
         return numerics.judge_all(labels, reference, outputs, dtype, terms)
 
+    if "CPU:0" in names:
+        others = ", ".join(device.name for device in accelerators())
+        notes.append(
+            "CPU:0 was compared with itself, which says nothing of another "
+            f"device. Accelerators to name here: {others or 'none'}."
+        )
     compared = []
     for name in names:
         with Replica(concrete, device=f"/device:{name}") as replica:
@@ -183,9 +186,8 @@ def compare_devices(
 def _step(model, data):
     """Trace loss and gradients: `((concrete, values), labels, notes)`."""
     traced, labels = _trace(model, data, training=True)
-    if not any(
-        _DRAWS.match(op.type) for op in traced[0].graph.get_operations()
-    ):
+    ops = traced[0].graph.get_operations()
+    if not any(_DRAWS.match(op.type) for op in ops):
         return traced, labels, []
     note = (
         "the model draws random numbers in training, which differ from "
@@ -199,18 +201,16 @@ def _trace(model, data, training):
 
     def step(batch):
         x, y = batch
-        variables = [v.value for v in model.trainable_weights]
+        variables = model.trainable_weights
         with tf.GradientTape() as tape:
             outputs = model(x, training=training)
             loss = model.compute_loss(x=x, y=y, y_pred=outputs)
-        gradients = tape.gradient(loss, variables)
-        results = [loss, *tf.nest.flatten(outputs)]
-        labels[:] = ["loss"]
-        labels.extend(f"output {i}" for i in range(len(results) - 1))
-        for variable, gradient in zip(model.trainable_weights, gradients):
-            if gradient is not None:
-                labels.append(variable.path)
-                results.append(tf.convert_to_tensor(gradient))
-        return results
+        gradients = tape.gradient(loss, [v.value for v in variables])
+        outputs = enumerate(tf.nest.flatten(outputs))
+        pairs = [("loss", loss), *((f"output {i}", t) for i, t in outputs)]
+        pairs += [(v.path, g) for v, g in zip(variables, gradients)]
+        pairs = [(name, value) for name, value in pairs if value is not None]
+        labels[:] = [name for name, _ in pairs]
+        return [tf.convert_to_tensor(value) for _, value in pairs]
 
     return trace_step(step, data), labels

@@ -5,12 +5,10 @@ from the graphs that TensorFlow places for it, where they can be had.
 """
 
 import contextlib
-import dataclasses
 
 import tensorflow as tf
 
 from keras_pergrad.analysis.placement import (
-    calls,
     collection,
     layers,
     loops,
@@ -27,29 +25,13 @@ NOTE = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Executed:
-    """One op, or one call of a function.
-
-    Attributes:
-        definition: a `NodeDef`.
-        device: the short name of where it ran.
-        scope: the name scope it ran in.
-        hides: `"XLA"` or `"call"` for a function, else `""`.
-        partitions: for a function, its graphs, one a device; empty if
-            TensorFlow does not show them.
-    """
-
-    definition: object
-    device: str
-    scope: str
-    hides: str = ""
-    partitions: tuple = ()
-
-
 @contextlib.contextmanager
 def watch():
-    """Yield a list that grows by an `Executed` for each op."""
+    """Yield a list that grows by (scope of their names, nodes) for each op.
+
+    The nodes of a function are those of its body, else one that says what it
+    hides; any other op is one node, whose name holds its scope.
+    """
     executed, placed = [], {}
 
     def note(op_type, inputs, attrs, outputs, op_name=None, graph=None):
@@ -63,12 +45,16 @@ def watch():
         device = _device(outputs) or _device(inputs) or "CPU:0"
         scope = tf_context.scope_here()
         definition = _definition(op_type, attrs, scope)
-        hides, parts = _hides(definition), ()
-        if hides and hides != calls.XLA:
+        node = graphs.Node(definition, 0, device, hides=_hides(definition))
+        body = []
+        if node.hides == graphs.CALL:
             # A function is placed once for each set of input devices.
-            key = _placement_key(definition, inputs)
-            parts = placed.setdefault(key, _only(fresh))
-        executed.append(Executed(definition, device, scope, hides, parts))
+            devices = [getattr(t, "backing_device", 0) for t in inputs or ()]
+            key = op_type, tf_context.device_here(), tuple(devices)
+            if key not in placed:
+                placed[key] = _only(fresh)
+            body = placed[key]
+        executed.append((scope, body) if body else ("", [node]))
 
     # A function called in an earlier step would not be placed again.
     with op_watch.each_op(note), collection.collect(again=True):
@@ -100,32 +86,21 @@ def _hides(definition):
     try:
         body = tf_context.function_definition(definition.op)
     except LookupError:
-        return calls.kind(definition)
-    compiled = body is not None and calls.must_compile(body.attr)
-    return calls.XLA if compiled else calls.CALL
-
-
-def _placement_key(definition, inputs):
-    devices = [getattr(t, "backing_device", None) for t in inputs or ()]
-    where = tf_context.device_here()
-    return definition.op, where, tuple(devices)
+        return graphs.hidden_in(definition)
+    compiled = body is not None and graphs.must_compile(body.attr)
+    return graphs.XLA if compiled else graphs.CALL
 
 
 def _only(metadata):
-    """Return the graphs of the one function that was placed, or `()`."""
-    placed = [
-        tuple(part for part in function.partition_graphs if part.node)
-        for function in metadata.function_graphs
-    ]
-    return placed[0] if len(placed) == 1 else ()
+    """Return the nodes of the one function that was placed, or `[]`."""
+    if len(metadata.function_graphs) != 1:
+        return []
+    return graphs.read(metadata.function_graphs[0].partition_graphs)
 
 
 def read(executed, model, device):
     """Return the `Placed` step of what was executed."""
-    names = []
-    for one in executed:
-        inside = [node.name for part in one.partitions for node in part.node]
-        names += [one.scope + name for name in inside or [one.definition.op]]
+    names = [scope + node.name for scope, nodes in executed for node in nodes]
     layer_of = layers.Layers(model, names)
     ops, opaque = operations_of(executed, layer_of, device)
     return operations.Placed(ops, opaque, None, [], layer_of)
@@ -134,22 +109,13 @@ def read(executed, model, device):
 def operations_of(executed, layer_of, device):
     """Return the `Operation`s that ran, and what hides others."""
     ran, opaque = [], []
-    for one in executed:
-        if not one.hides:
-            node = graphs.Node(one.definition, 0, one.device)
-            layer = layer_of(one.scope + node.op)
-            ran.append(operations.placed(node, layer, 1, device))
-        elif not one.partitions:
-            opaque.append((one.definition.name, one.device, one.hides))
-        else:
-            nodes = graphs.read(one.partitions)
-            runs = loops.Runs(nodes)
-            here = _under(one.scope, layer_of)
-            inside, hidden = operations.of_nodes(nodes, runs, here, device)
-            ran += inside
-            opaque += hidden
+    for scope, nodes in executed:
+        inside, hidden = operations.of_nodes(
+            nodes,
+            loops.Runs(nodes),
+            lambda name, scope=scope: layer_of(scope + name),
+            device,
+        )
+        ran += inside
+        opaque += hidden
     return ran, opaque
-
-
-def _under(scope, layer_of):
-    return lambda name: layer_of(scope + name)

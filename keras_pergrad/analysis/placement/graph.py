@@ -1,15 +1,21 @@
 """Partition graphs as one graph: nodes, edges, and the edges between devices.
 
-A node keeps TensorFlow's `NodeDef`; what is added is the device's short
-name, who feeds it, and which send belongs to which receive.
+A node keeps TensorFlow's `NodeDef`; what is added is the device's short name,
+who feeds it, which send belongs to which receive, and whether it stands for a
+function that TensorFlow did not inline: to count that as one op would be wrong.
 """
 
 import dataclasses
 
 import tensorflow as tf
 
-from keras_pergrad.analysis.placement import calls
 from keras_pergrad.common.devices import short_name
+
+XLA, CALL = "XLA", "call"
+_CALLS = {"PartitionedCall", "StatefulPartitionedCall"}
+_XLA = ("XlaLaunch", "_XlaCompile", "_XlaRun")
+# The functions of a data pipeline are run by the pipeline, not by the node.
+_PIPELINES = ("Dataset", "DatasetV2", "DatasetV3", "DatasetV4")
 
 
 def op_types(names):
@@ -66,6 +72,26 @@ class Node:
         return type_names(self.definition)
 
 
+def hidden_in(definition, functions=()):
+    """Return what hides behind a `NodeDef`: `"XLA"`, `"call"` or `""`."""
+    op, attr = definition.op, definition.attr
+    if op.endswith(_PIPELINES):
+        return ""
+    if op in _XLA or must_compile(attr):
+        return XLA
+    # "func" for one function, as in While; a list of them for Case.
+    holds = any(
+        value.WhichOneof("value") == "func" or value.list.func
+        for value in attr.values()
+    )
+    return CALL if holds or op in _CALLS or op in functions else ""
+
+
+def must_compile(attr):
+    """Whether the attributes of a node or function ask for XLA."""
+    return "_XlaMustCompile" in attr and attr["_XlaMustCompile"].b
+
+
 def type_names(definition):
     """Get the names of the types among a `NodeDef`'s attributes, `T` first."""
     types = []
@@ -86,7 +112,7 @@ def read(partitions):
         functions = {f.signature.name for f in graph.library.function}
         for definition in graph.node:
             node = Node(definition, part, short_name(definition.device))
-            node.hides = calls.kind(definition, functions)
+            node.hides = hidden_in(definition, functions)
             nodes.append(node)
             by_name[part, definition.name] = node
     for node in nodes:

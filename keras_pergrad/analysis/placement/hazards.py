@@ -83,12 +83,12 @@ _OF_OPS = (
 
 
 def of_settings(jit_compile):
-    """Return hazards that follow from how the model was compiled."""
+    """Return hazards of how the model was compiled."""
     return [_XLA] if jit_compile else []
 
 
 def of_operations(operations):
-    """Return hazards that follow from the ops of a step."""
+    """Return hazards of the ops of a step."""
     return [
         Hazard(code, severity, message, _names(layers))
         for code, severity, message, applies in _OF_OPS
@@ -97,12 +97,7 @@ def of_operations(operations):
 
 
 def of_fusion(nodes, layer_of, on_metal=None):
-    """Find contraction + bias + activation among linked nodes, as a list.
-
-    TensorFlow's own fusions carry the parts in `fused_ops`; tensorflow-metal
-    fuses after the graphs are handed over, so the unfused chain counts too.
-    By default what is not on a CPU is taken to be on Metal.
-    """
+    """Return hazards of contraction + bias + activation, off the CPU."""
     if on_metal is None:
         on_metal = {n for n in nodes if not n.device.startswith("CPU")}
     users = {}
@@ -115,6 +110,8 @@ def of_fusion(nodes, layer_of, on_metal=None):
 
 
 def _is_fused(node, users):
+    # TensorFlow's own fusions carry the parts in `fused_ops`; tensorflow-metal
+    # fuses after the graphs are handed over, so the unfused chain counts too.
     if node.op.startswith("_Fused"):
         parts = {p.decode() for p in node.attr["fused_ops"].list.s}
         return "BiasAdd" in parts and bool(parts & _ACTIVATIONS)

@@ -64,13 +64,11 @@ class Table:
     def serving(self, definition, op=None):
         """Return what would run a node: `"device"`, `"generic"` or `"none"`."""
         op = op or definition.op
-        types = self.kernels.get(op)
-        if types is not None and _fits(definition, types):
+        types, wanted = self.kernels.get(op), data_type(definition)
+        if types and (wanted is None or "any" in types or wanted in types):
             return DEVICE
-        for constraints in self.generic.get(op, ()):
-            if _allows(definition, constraints):
-                return GENERIC
-        return NONE
+        generic = self.generic.get(op, ())
+        return GENERIC if any(_allows(definition, c) for c in generic) else NONE
 
     def known_types(self, op):
         """Return the types for which the table has the op."""
@@ -104,19 +102,8 @@ def data_type(definition):
     # A random op's T is the type of its shape.
     random = definition.op.startswith(("Random", "Stateless", "Truncated"))
     keys = ("dtype", "T") if random else ("T", "dtype")
-    for key in (*keys, "Tparams", "Tidx"):
-        name = _type(definition, key)
-        if name is not None:
-            return name
-    names = type_names(definition)
-    return names[0] if names else None
-
-
-def _fits(definition, types):
-    if "any" in types:
-        return True
-    wanted = data_type(definition)
-    return wanted is None or wanted in types
+    names = [_type(definition, key) for key in (*keys, "Tparams", "Tidx")]
+    return next(filter(None, [*names, *type_names(definition)]), None)
 
 
 def _allows(definition, constraints):

@@ -7,6 +7,7 @@ import tensorflow as tf
 from keras_pergrad.analysis.placement.graph import op_types
 from keras_pergrad.keras_internals.kernel_registry import registered_kernels
 
+# A kernel of the accelerator; TensorFlow's host code, run in its name; none.
 DEVICE, GENERIC, NONE = "device", "generic", "none"
 
 # Kernels that TensorFlow registers for "GPU" itself, even in wheels without
@@ -62,11 +63,7 @@ def owned_by_tensorflow(op):
 
 
 def serving(definition, device_type):
-    """Return what would run a `NodeDef` on a device of this type.
-
-    "device": a kernel of the accelerator. "generic": TensorFlow's own host
-    code, run in the accelerator's name. "none".
-    """
+    """Return what would run a `NodeDef` on this type of device, or "none"."""
     types = {
         kernel.device_type
         for kernel in registered(definition.op)
@@ -95,11 +92,9 @@ def reason(definition, dtypes, device_type, platform):
             f"{platform} has a kernel: TensorFlow kept it beside a tensor "
             f"on the CPU, or the program asked for the CPU"
         )
-    kernels = [
-        k
-        for k in registered(definition.op)
-        if k.device_type in (device_type, "DEFAULT")
-    ]
+    types = (device_type, "DEFAULT")
+    every = registered(definition.op)
+    kernels = [kernel for kernel in every if kernel.device_type in types]
     if not kernels:
         return f"no {platform} kernel"
     refused = _refused(definition, kernels)

@@ -17,8 +17,8 @@ class Layers:
     def __init__(self, model, names):
         layers = inner_layers(model)
         self._names = {layer.name for layer in layers}
-        optimizer = getattr(model, "optimizer", None)
-        name = getattr(optimizer, "name", None)
+        self._model = model.name
+        name = getattr(getattr(model, "optimizer", None), "name", None)
         self._optimizer = {name, _stripped(name)} if name else set()
         parts = {part for name in names for part in name.split("/")}
         known = {*self._names, model.name}
@@ -27,7 +27,7 @@ class Layers:
         self._marked = marked > plain
 
     def __call__(self, name):
-        """`'dense'`, `'block/dense'`, `'optimizer'`, `'loss'` or `''`."""
+        """Return a layer's path, "optimizer", "loss", the model's name, ""."""
         parts = name.split("/")
         layers = [self._layer(part) for part in parts]
         if any(layers):
@@ -35,7 +35,10 @@ class Layers:
         both = {*parts, *map(_stripped, parts)}
         if both & self._optimizer:
             return "optimizer"
-        return "loss" if "compile_loss" in both else ""
+        if "compile_loss" in both:
+            return "loss"
+        # Ops of the model's own, such as keras.ops in a functional model.
+        return self._model if self._model in both else ""
 
     def _layer(self, part):
         choices = [part, _stripped(part)]

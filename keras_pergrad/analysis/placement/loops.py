@@ -38,7 +38,6 @@ class Runs:
         self._parent = {}  # frame → the frame around it
         self._frame = {}
         self._branches = {}  # node → {(test, outcome)} it depends on
-        self._bodies = {}  # node → the loops whose body it is in
         self._conditions = {}
         self._variables = {}  # frame → Merge → op → what feeds it
         self._ends = {}
@@ -58,17 +57,18 @@ class Runs:
                 self._variables.setdefault(frame, {})[node] = ends
 
     def __call__(self, node):
-        if self._branches.get(node):
+        tests = {test for test, _ in self._branches.get(node, ())}
+        bodies = {self._frame[t] for t in tests if t.op == "LoopCond"}
+        if any(test.op != "LoopCond" for test in tests):
             return None
-        frame, product = self._frame.get(node), 1
-        while frame is not None:
+        product = 1
+        for frame in self._around(self._frame.get(node)):
             trips = 1 if frame in self._steps else self._end(frame)[0]
             if trips is None:
                 return None
             # The test at the head of a loop runs once more, and fails.
-            in_body = frame in self._bodies[node] or frame in self._steps
+            in_body = frame in bodies or frame in self._steps
             product *= trips if in_body else trips + 1
-            frame = self._parent.get(frame)
         return product
 
     @property
@@ -79,7 +79,8 @@ class Runs:
     def _settle_frame(self, node):
         feeders = [feeder for feeder, _ in node.inputs] + node.controls
         frames = [self._after(feeder) for feeder in feeders]
-        frame = max(frames, key=self._depth, default=None)
+        depths = [len(list(self._around(frame))) for frame in frames]
+        frame = frames[depths.index(max(depths))] if frames else None
         if node.op == "Enter":
             inner = node.attr["frame_name"].s
             self._parent.setdefault(inner, frame)
@@ -97,15 +98,6 @@ class Runs:
             if sources:
                 join = frozenset.intersection
         self._branches[node] = join(*(self._along(*s) for s in sources))
-        self._bodies[node] = join(*(self._bodies_along(*s) for s in sources))
-
-    def _bodies_along(self, feeder, slot):
-        bodies = self._bodies.get(feeder, frozenset())
-        if feeder.op == "Switch" and slot == 1:
-            test, _ = through_plumbing(*feeder.inputs[1])
-            if test.op == "LoopCond":
-                return bodies | {self._frame[feeder]}
-        return bodies
 
     def _along(self, feeder, slot):
         """Return what a consumer of this output depends on."""
@@ -113,11 +105,9 @@ class Runs:
         if feeder.op != "Switch" or slot is None:
             return branches
         test, _ = through_plumbing(*feeder.inputs[1])
-        own_loop = test.op == "LoopCond"
-        step_loop = (
-            self._frame[feeder] in self._steps and test.op in _STEP_TESTS
-        )
-        if own_loop or step_loop:
+        leaves = test.op == "LoopCond" and slot == 0
+        of_steps = self._frame[feeder] in self._steps
+        if leaves or (of_steps and test.op in _STEP_TESTS):
             return branches
         return branches | {(test, slot)}
 
@@ -125,11 +115,11 @@ class Runs:
         frame = self._frame.get(node)
         return self._parent.get(frame) if node.op == "Exit" else frame
 
-    def _depth(self, frame):
-        depth = 0
+    def _around(self, frame):
+        """Yield a frame and those around it."""
         while frame is not None:
-            frame, depth = self._parent.get(frame), depth + 1
-        return depth
+            yield frame
+            frame = self._parent.get(frame)
 
     def _end(self, frame):
         """Return a loop's turns (or None) and its variables after them."""
@@ -155,10 +145,7 @@ class Runs:
         return None, {}
 
     def _value(self, node, now=None):
-        """Return the whole number or truth of a scalar, None if unknown.
-
-        `now` holds the variables of the loop that is followed.
-        """
+        """Return a scalar's value, with a loop's variables as they are now."""
         now = now or {}
         node, _ = through_plumbing(node)
         if node in now:
@@ -203,8 +190,7 @@ def _feeders_first(nodes):
             node, expanded = stack.pop()
             if expanded:
                 order.append(node)
-                continue
-            if node in done:
+            if expanded or node in done:
                 continue
             done.add(node)
             stack.append((node, True))

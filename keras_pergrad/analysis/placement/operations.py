@@ -22,7 +22,8 @@ class Operation:
         kind: `"device"` (a kernel of the accelerator), `"generic"`
             (TensorFlow's host code placed on the accelerator) or `"cpu"`.
         dtypes: the types it works on.
-        layer: the layer it comes from, `"optimizer"`, `"loss"` or `""`.
+        layer: the layer it comes from, `"optimizer"`, `"loss"`, the model's
+            name for an op of its own, or `""`.
         runs: how often a step runs it, `None` if that is unknown.
         reason: for an op on the CPU beside an accelerator, why.
     """

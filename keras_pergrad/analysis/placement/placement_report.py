@@ -1,6 +1,5 @@
 """The report of a placement: what was found, and its text."""
 
-import collections
 import dataclasses
 
 from keras_pergrad.analysis.placement import copies as copying
@@ -79,15 +78,14 @@ class PlacementReport:
             is in a loop or branch whose course cannot be read, or may also be
             in an opaque part.
         """
-        counts = collections.Counter()
-        unknown = set()
+        runs = {}
         for operation in self.operations:
             if operation.kind == kind:
-                if operation.runs is None or not self.known:
-                    unknown.add(operation.op)
-                else:
-                    counts[operation.op] += operation.runs
-        return {**counts, **dict.fromkeys(unknown)}
+                runs.setdefault(operation.op, []).append(operation.runs)
+        return {
+            op: sum(each) if self.known and None not in each else None
+            for op, each in runs.items()
+        }
 
     def fallbacks(self):
         """Ops on the CPU that could be seen, by type and reason.
@@ -99,10 +97,10 @@ class PlacementReport:
         for operation in self.operations:
             if operation.kind == "cpu" and operation.reason:
                 key = operation.op, operation.reason
-                groups.setdefault(key, []).append(operation)
+                groups.setdefault(key, []).append(operation.layer)
         rows = [
-            (op, why, len(found), _layers(found))
-            for (op, why), found in groups.items()
+            (op, why, len(same), tuple(dict.fromkeys(filter(None, same))))
+            for (op, why), same in groups.items()
         ]
         return sorted(rows, key=lambda row: (-row[2], row[0]))
 
@@ -110,7 +108,3 @@ class PlacementReport:
         from keras_pergrad.analysis.placement import report_text
 
         return report_text.render(self)
-
-
-def _layers(operations):
-    return tuple(dict.fromkeys(o.layer for o in operations if o.layer))

@@ -108,17 +108,19 @@ def predict_placement(
     report.opaque = [(n.name, "", n.hides) for n in nodes if n.hides]
     on_device = set()
     for node, op, kind in _places(nodes, table):
-        layer = layer_of(node.name)
+        layer, where, why = layer_of(node.name), "GPU:0", ""
         if kind == "error":
             report.errors.append(_error(node, op, layer))
-            kind = "cpu"
-        if kind != "cpu":
+        if kind in ("error", "cpu"):
+            kind, where, why = "cpu", "CPU:0", _reason(node, op, table)
+        else:
             on_device.add(node)
-        where = "CPU:0" if kind == "cpu" else "GPU:0"
-        why = _reason(node, op, table) if kind == "cpu" else ""
         at = node.name, where, kind, node.dtypes, layer
         report.operations.append(Operation(op, *at, runs(node), why))
-    report.hazards += hazards.of_settings(_forced_xla(model))
+    # Keras turns "auto" off on a Mac with a GPU, and on elsewhere: only a True
+    # that the user wrote counts, and compile() keeps that.
+    xla = compile_arguments(model).get("jit_compile") is True
+    report.hazards += hazards.of_settings(xla)
     report.hazards += hazards.of_operations(report.operations)
     report.hazards += hazards.of_fusion(nodes, layer_of, on_device)
     report.notes += _notes(model, report, table)
@@ -134,13 +136,6 @@ def optimised_nodes(model, data):
     with Replica(concrete, device="/CPU:0", rewrites=_REWRITES) as replica:
         replica.run(values, trace=metadata)
     return graph.read(metadata.partition_graphs)
-
-
-def _forced_xla(model):
-    """Whether the user wrote `jit_compile=True`."""
-    # Keras turns "auto" off on a Mac with a GPU, and on elsewhere: only a
-    # True that the user wrote counts, and compile() keeps that.
-    return compile_arguments(model).get("jit_compile") is True
 
 
 def _places(nodes, table):

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from keras_pergrad.analysis.placement import copies, graph
 from keras_pergrad.common.devices import short_name
+from keras_pergrad.common.free_memory import as_text
 from keras_pergrad.keras_internals.graph_session import Replica, trace_step
 
 
@@ -49,20 +50,12 @@ class DeepReport:
         ratio = self.cpu_step_ms / self.step_ms
         return [
             f"measured on a copy of the step: {self.copies} copies, "
-            f"{_size(self.bytes_to_device)} to the device, "
-            f"{_size(self.bytes_to_host)} back",
+            f"{as_text(self.bytes_to_device)} to the device, "
+            f"{as_text(self.bytes_to_host)} back",
             f"time in ops on the CPU: {in_ops}",
             f"step time: {self.step_ms:.2f} ms as placed, "
             f"{self.cpu_step_ms:.2f} ms on the CPU alone ({ratio:.2f}×)",
         ]
-
-
-def _size(count):
-    for unit in ("B", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}" if unit != "B" else f"{count} B"
-        count /= 1000
-    return f"{count:.3g} GB"
 
 
 def replay(model, data, spec=None, steps=5):
@@ -117,9 +110,9 @@ def analyse(metadata, step_ms, cpu_ms):
         if way is None:
             continue
         source, slot = node.inputs[0]
-        found = sizes.get((source.name, slot), [])
-        moved[way] += sum(found)
-        number += len(found)
+        copied = sizes.get((source.name, slot), [])
+        moved[way] += sum(copied)
+        number += len(copied)
     slowest = [(op, ns / 1e6) for op, ns in host_ns.most_common()]
     return DeepReport(
         {device: dict(counts) for device, counts in executions.items()},

@@ -52,9 +52,12 @@ def find(concrete, values, device, layer_of, judge):
     differing, suspect = _one_by_one(concrete, values, device, layer_of)
     if suspect is not None:
         return suspect
-    layer = layer_of(differing) if differing else ""
     op = _by_type(concrete, values, device, judge)
-    return Suspect(op, "", layer or _layer_with(concrete, op, layer_of), False)
+    names = [differing] if differing else []
+    nodes = concrete.graph.get_operations()
+    names += [node.name for node in nodes if node.type == op]
+    layer = next(filter(None, map(layer_of, names)), "")
+    return Suspect(op, "", layer, alone=False)
 
 
 def _one_by_one(concrete, values, device, layer_of):
@@ -121,21 +124,13 @@ def _by_type(concrete, values, device, judge):
     ops = dict.fromkeys(node.op for body in bodies for node in body)
     device_type = device.partition(":")[0]
     for op in ops:
-        if op in graph.PLUMBING or not kernels.registered(op):
+        if op in graph.PLUMBING or kernels.owned_by_tensorflow(op):
             continue
-        types = {k.device_type for k in kernels.registered(op)}
-        if device_type not in types or kernels.owned_by_tensorflow(op):
+        if device_type not in {k.device_type for k in kernels.registered(op)}:
             continue
         pins = {op: "/device:CPU:0"}
         with Replica(concrete, f"/device:{device}", pins) as replica:
             verdicts = judge(replica.run(values))
         if all(verdict.ok for verdict in verdicts.values()):
             return op
-    return ""
-
-
-def _layer_with(concrete, op, layer_of):
-    for node in concrete.graph.get_operations():
-        if node.type == op and layer_of(node.name):
-            return layer_of(node.name)
     return ""

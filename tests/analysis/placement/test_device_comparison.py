@@ -54,7 +54,9 @@ def test_without_an_accelerator_the_cpu_is_timed():
 def test_the_cpu_agrees_with_itself():
     model, x, y = models.make("cnn")
     weights = [w.copy() for w in model.get_weights()]
-    [cpu] = compare_devices(model, x, y, devices="CPU:0").devices
+    result = compare_devices(model, x, y, devices="CPU:0")
+    assert "CPU:0 was compared with itself" in str(result)
+    [cpu] = result.devices
     assert cpu.ok
     assert len(cpu.verdicts) == 2 + len(model.trainable_weights)
     for before, after in zip(weights, model.get_weights()):

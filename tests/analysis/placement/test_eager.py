@@ -7,15 +7,15 @@ from keras_pergrad.analysis.placement import eager
 
 
 def executed(watched):
-    return [one.definition.op for one in watched]
+    return [node for _, nodes in watched for node in nodes]
 
 
 def test_ops_are_seen_with_device_scope_and_type():
     with eager.watch() as watched, tf.name_scope("block"):
         tf.sin(tf.cast([1, 2], "float32"))
-    [sin] = [one for one in watched if one.definition.op == "Sin"]
+    [sin] = [node for node in executed(watched) if node.op == "Sin"]
     assert sin.definition.attr["T"].type == tf.float32.as_datatype_enum
-    assert (sin.device, sin.scope) == ("CPU:0", "block/")
+    assert (sin.device, sin.name) == ("CPU:0", "block/Sin")
 
 
 def test_nothing_is_seen_afterwards_nor_after_a_raise():

@@ -35,6 +35,7 @@ def test_what_belongs_to_no_layer(model):
     of = Layers(model, ["net/dense/MatMul"])
     assert of("Call/adam/Add") == "optimizer"
     assert of("compile_loss/mse/Mean") == "loss"
+    assert of("net_1/Erf") == "net"  # of keras.ops between the layers
     assert of("IteratorGetNext") == ""
 
 
