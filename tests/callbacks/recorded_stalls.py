@@ -49,6 +49,7 @@ def lasting(report, wait_ms, step_ms, cpu_ms=None, **others):
         "cpu_ms": cpu_ms,
         "first_batch_s": 1e-3 * wait_ms,
         "wait_p50_ms": wait_ms,
+        "wait_longest_ms": wait_ms,
     }
     return dataclasses.replace(report, **{**figures, **others})
 

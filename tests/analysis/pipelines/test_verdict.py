@@ -8,7 +8,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_pergrad.analysis.pipelines.diagnosis import diagnose
+from keras_pergrad.analysis.pipelines.diagnosis import (
+    diagnose,
+    facts_of,
+    stalls,
+    verdict,
+)
 from keras_pergrad.analysis.pipelines.pipeline_facts import Facts
 from keras_pergrad.analysis.pipelines.profile import (
     PipelineProfile,
@@ -229,9 +234,9 @@ def test_a_model_and_a_pipeline_that_wait_for_each_other(monkeypatch):
 def test_without_its_advice_a_message_has_its_verdict(monkeypatch):
     recorded_stalls.say(monkeypatch, STALL)
     stall = fit(generated(), DataStall(advise=False), verbose=0)
-    headline, verdict = stall.message.split("\n")
+    headline, last = stall.message.split("\n")
     assert "of the time went by waiting" in headline
-    assert verdict == f"  Verdict: {stall.verdict}."
+    assert last == f"  Verdict: {stall.verdict}."
 
 
 def test_a_stall_without_advice_is_to_be_measured_again():
@@ -245,6 +250,40 @@ def test_a_stall_without_advice_is_to_be_measured_again():
     message, given = diagnose(report, facts, 0.1)
     assert given == []
     assert "keras_pergrad.profile_pipeline(data, model)" in message
+
+
+def paused(longest_ms, others_ms, steps=16):
+    """A report of steps of 10 ms with one wait unlike the others."""
+    stall = 1e-3 * (longest_ms + others_ms * (steps - 2))
+    return StallReport(
+        steps=steps,
+        data_stall_s=stall,
+        data_stall_fraction=stall / (stall + 0.01 * (steps - 1)),
+        step_ms=10.0,
+        wait_longest_ms=longest_ms,
+        wait_longest_step=7,
+    )
+
+
+@pytest.mark.parametrize("longest_ms", [100.0, 90_000.0])
+def test_one_long_wait_is_the_machines_and_no_stall(longest_ms):
+    report = paused(longest_ms, others_ms=0.1)
+    facts = facts_of(report, (BATCH[0] for _ in range(16)))
+    assert diagnose(report, facts, 0.05) == (None, [])
+    assert verdict(report, facts) == (
+        f"not the bottleneck, but for one wait of {longest_ms:.0f} ms "
+        "(step 7): 0.9% without it"
+    )
+    assert not stalls(report)
+    assert stalls(report, 0)  # whoever asks for all is told of all
+
+
+def test_one_long_wait_hides_no_stall():
+    report = paused(90_000.0, others_ms=2.0)
+    facts = facts_of(report, (BATCH[0] for _ in range(16)))
+    message, (advice,) = diagnose(report, facts, 0.05)
+    assert advice.name == "python generator"
+    assert "the bottleneck: the pipeline must give" in message
 
 
 @pytest.mark.parametrize(
