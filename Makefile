@@ -39,7 +39,8 @@ test: $(READY)
 
 # The long ones; CI runs them, too.
 test-slow: $(READY)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m slow $(TESTS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile \
+		-m "slow and not timing" $(TESTS)
 
 # Tests that compare times: one after the other, on an otherwise idle machine.
 test-timing: $(READY)

@@ -101,11 +101,9 @@ def run_cluster(count, folder):
         for i in range(count)
     }
     try:
-        outputs = {
-            n: p.communicate(timeout=300)[0] for n, p in processes.items()
-        }
+        outputs = {n: p.communicate()[0] for n, p in processes.items()}
         processes["alone"] = start(folder, "alone")
-        outputs["alone"] = processes["alone"].communicate(timeout=300)[0]
+        outputs["alone"] = processes["alone"].communicate()[0]
     finally:
         for process in processes.values():
             process.kill()

@@ -105,6 +105,7 @@ def test_unknown_rival_is_refused(capsys):
     assert "Received: nobody" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_run_writes_everything(tmp_path):
     path = tmp_path / "found.json"
     arguments = ["--sections", "clipped", "--models", "logreg"]

@@ -3,10 +3,14 @@
 import os
 import pathlib
 import re
+import runpy
 import subprocess
 import sys
 
 import pytest
+
+from tests.callbacks import recorded_stalls
+from tests.keras_internals.distribution.cluster import PATIENT
 
 EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
 
@@ -17,7 +21,7 @@ WORDS = {
         "broken: No: 3 of 4",
     ],
     "quickstart": ["vectorized", "per_sample", "most unusual", ".png"],
-    "find_the_stall": ["Write:", "with prefetch", "before", "parallel map"],
+    "find_the_stall": ["with prefetch", "before", "parallel map"],
     "normalize_in_pipeline": ["pipeline", "model", "step"],
     "multi_worker": ["weights agree: True", "from one process"],
     "data_service": ["fed by the service", "weights: 0.0e+00"],
@@ -37,6 +41,20 @@ def test_every_example_is_run():
     assert {path.stem for path in EXAMPLES.glob("*.py")} == {*WORDS} | ELSEWHERE
 
 
+def test_the_stall_of_the_example_is_named(monkeypatch, capsys):
+    """As long as a quiet machine takes; what is run prints its own times."""
+    figures = {"wait_ms": 27.0, "step_ms": 8.0}
+    recorded_stalls.say(monkeypatch, figures, work={"FlatMap": 1.0})
+    example = runpy.run_path(str(EXAMPLES / "find_the_stall.py"))
+    example["load"].__globals__["LOAD"] = 0
+    example["main"]()
+    printed = capsys.readouterr().out
+    assert (
+        "     Write:  dataset = dataset.prefetch(tf.data.AUTOTUNE)" in printed
+    )
+    assert "num_parallel_calls=" in printed
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WORDS)
 def test_example_runs(name):
@@ -44,9 +62,9 @@ def test_example_runs(name):
         [sys.executable, str(EXAMPLES / f"{name}.py")],
         capture_output=True,
         text=True,
-        timeout=300,
         check=False,
-        env={**os.environ, "PYTHONPATH": str(EXAMPLES.parent)},
+        # The workers of an example must not give up on a machine that pauses.
+        env={**os.environ, "PYTHONPATH": f"{EXAMPLES.parent}:{PATIENT}"},
     )
     assert done.returncode == 0, done.stderr[-3000:]
     for word in WORDS[name]:

@@ -71,7 +71,9 @@ def browser():
 
     with sync_playwright() as playwright:
         started = playwright.chromium.launch(
-            executable_path=browser_path(), args=list(ARGUMENTS)
+            executable_path=browser_path(),
+            args=list(ARGUMENTS),
+            timeout=10 * 60 * 1000,
         )
         yield started
         started.close()

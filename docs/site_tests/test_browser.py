@@ -19,6 +19,8 @@ def visit(browser, address):
         context = browser.new_context(
             viewport={"width": width, "height": 900}, color_scheme=scheme
         )
+        # A machine may pause for longer than Playwright's half minute.
+        context.set_default_timeout(10 * 60 * 1000)
         contexts.append(context)
         return watched(context.new_page(), path)
 

@@ -62,7 +62,7 @@ class DataStall(keras.callbacks.Callback):
     Args:
         warn_above: Share of the time, 0 to 1. After the first epoch that waits
             longer, one message is printed, after the progress bar. Waits below
-            0.2 ms a batch cause no message, unless this is 0.
+            0.2 ms a batch and a single long one cause none, unless this is 0.
         per_batch: Also report percentiles of the wait and keep a timeline
             for `plot`. Memory stays constant.
         advise: Name the cause in the message, and what to change.

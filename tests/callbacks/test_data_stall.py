@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from keras_pergrad.callbacks import DataStall
+from tests.callbacks import recorded_stalls
 from tests.callbacks.stall_truth import (
     BATCH,
     SPEC,
@@ -236,7 +237,8 @@ def test_a_slow_first_batch_is_kept_apart():
     compiled(clock).fit(data, verbose=0, callbacks=[stall])
     report = stall.reports[0]
     assert report.first_batch_s >= 0.3
-    assert report.data_stall_s < 0.3
+    # It came before the steps began: the stall is within what they left.
+    assert report.data_stall_s <= clock.step_ends[-1] - clock.step_begins[0]
     assert report.tracing_s > 0
 
 
@@ -255,7 +257,11 @@ def test_logs_reach_history_and_validation_is_apart():
     for report in stall.reports:
         assert report.validation_stall_s >= 0.02 * N
         assert report.validation_s >= report.validation_stall_s
-        assert report.data_stall_s < report.validation_stall_s
+    # Of the training there is no more than what its own steps left.
+    validated = sum(report.validation_stall_s for report in stall.reports)
+    stalled = sum(report.data_stall_s for report in stall.reports)
+    steps = clock.step_ends[-1] - clock.step_begins[0]
+    assert stalled <= steps - validated
 
 
 def slept_in(clock):
@@ -283,17 +289,30 @@ def test_a_loader_that_begins_when_asked_is_waited_for(run_eagerly, evaluate):
     assert report.step_ms >= 1e3 * STEP
 
 
-@pytest.mark.parametrize(
-    "kind", ["prefetch", "PyDataset", "PyDataset threads", "generator"]
-)
+AHEAD = ["prefetch", "PyDataset", "PyDataset threads", "generator"]
+
+
+@pytest.mark.parametrize("kind", AHEAD)
+def test_loading_beside_steps_counts_no_step_as_stall(kind):
+    report, clock = loaded_beside(kind, 0.005, 0.01)
+    assert report.step_ms >= 10
+    assert report.data_stall_s <= clock.bounds(PEEKED.get(kind, 0))[1]
+
+
+@pytest.mark.timing
+@pytest.mark.parametrize("kind", AHEAD)
 def test_loading_beside_longer_steps_is_no_stall(kind):
-    clock, stall = Clock(), DataStall(warn_above=1)
-    data = KINDS[kind](sleeper(clock, [0.03] * N))
-    compiled(clock, 0.06).fit(data, verbose=0, callbacks=[stall, clock])
-    report = stall.reports[0]
-    assert report.steps == N
-    assert report.step_ms >= 60
+    report, _ = loaded_beside(kind, 0.03, 0.06)
     assert report.wait_ms < 15  # one that hides nothing: 30
+
+
+def loaded_beside(kind, load, step):
+    clock, stall = Clock(), DataStall(warn_above=1)
+    data = KINDS[kind](sleeper(clock, [load] * N))
+    compiled(clock, step).fit(data, verbose=0, callbacks=[stall, clock])
+    (report,) = stall.reports
+    assert report.steps == N
+    return report, clock
 
 
 @pytest.mark.timing
@@ -426,12 +445,15 @@ def test_executions_longer_than_the_log_are_recorded():
 def test_longest_wait_names_its_step():
     seconds = [0.0] * N
     seconds[11] = 0.2
-    stall = DataStall(warn_above=1, per_batch=True)
-    compiled(Clock(), 0).fit(
-        mapped(sleeper(Clock(), seconds)), verbose=0, callbacks=[stall]
+    stall, clock = DataStall(warn_above=1, per_batch=True), Clock()
+    compiled(clock, 0).fit(
+        mapped(sleeper(clock, seconds)), verbose=0, callbacks=[stall]
     )
-    assert stall.reports[0].wait_longest_step == 11
-    assert stall.reports[0].wait_longest_ms >= 200
+    (report,) = stall.reports
+    # It is 11, unless a busy machine held up another one for longer.
+    step = report.wait_longest_step
+    gap = clock.step_begins[step] - clock.step_ends[step - 1]
+    assert 200 <= report.wait_longest_ms <= 1e3 * gap
 
 
 def test_two_callbacks_agree():
@@ -623,12 +645,16 @@ def test_those_who_read_the_logs_have_all(tmp_path):
     assert len(begun) == 2 * N
 
 
-def slow_pipeline():
-    return mapped(sleeper(Clock(), [0.02] * N))
+@pytest.fixture
+def slow_pipeline(monkeypatch):
+    """Makes data that is slow in every report."""
+    work = {"Map": 0.9, "Range": 0.1}
+    recorded_stalls.say(monkeypatch, {"wait_ms": 20, "step_ms": 2}, work=work)
+    return lambda: mapped(sleeper(Clock(), [0.0] * N))
 
 
 def test_the_message_comes_after_the_bar_which_shows_two_figures(
-    capsys, tmp_path
+    capsys, tmp_path, slow_pipeline
 ):
     stall, table = DataStall(), tmp_path / "log.csv"
     loggers = [stall, keras.callbacks.CSVLogger(str(table))]
@@ -667,7 +693,7 @@ def test_the_message_comes_after_the_bar_which_shows_two_figures(
     np.testing.assert_allclose(np.sum(shares, 0), [1.0, 1.0])
 
 
-def test_tensorboard_gets_the_shares(tmp_path):
+def test_tensorboard_gets_the_shares(tmp_path, slow_pipeline):
     pytest.importorskip("tensorboard")
     board = keras.callbacks.TensorBoard(str(tmp_path))
     small().fit(
@@ -683,15 +709,15 @@ def test_tensorboard_gets_the_shares(tmp_path):
         assert b"epoch_" + name in events
 
 
-def test_a_small_stall_brings_no_word(capsys):
+def test_a_small_stall_brings_no_word(capsys, monkeypatch):
+    recorded_stalls.say(monkeypatch, {"wait_ms": 0.19, "step_ms": 0.1})
     stall = DataStall(warn_above=1e-6)
     small().fit(batches(20), verbose=0, callbacks=[stall])
-    if stall.reports[0].wait_ms < 0.2:
-        assert stall.message is None
-        assert capsys.readouterr().out == ""
+    assert stall.message is None
+    assert capsys.readouterr().out == ""
 
 
-def test_quiet_and_verbose(capsys):
+def test_quiet_and_verbose(capsys, slow_pipeline):
     stall = DataStall(verbose=0)
     small().fit(slow_pipeline(), verbose=0, callbacks=[stall])
     assert stall.message is not None
@@ -708,7 +734,7 @@ def test_quiet_and_verbose(capsys):
         DataStall(verbose=3)
 
 
-def test_epochs_are_drawn_by_cause():
+def test_epochs_are_drawn_by_cause(slow_pipeline):
     pyplot = pytest.importorskip("matplotlib.pyplot")
     pyplot.switch_backend("agg")
     stall = DataStall(warn_above=1)

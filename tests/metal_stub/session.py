@@ -85,7 +85,6 @@ def run(check, *arguments, **switches):
         text=True,
         cwd=ROOT,
         env=environment,
-        timeout=300,
     )
     for line in done.stdout.splitlines():
         if line.startswith("RESULT "):

@@ -10,13 +10,13 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def mirrored():
-    return run_alone(MODULE, timeout=600, mirrored=True)
+    return run_alone(MODULE, mirrored=True)
 
 
 @pytest.fixture(scope="module")
 def workers():
     with Cluster(MODULE, 2, mirrored=False) as cluster:
-        return cluster.results(timeout=600)
+        return cluster.results()
 
 
 def check(found):

@@ -26,10 +26,7 @@ def thread_seconds():
 
 
 def cpu_contention(before, after):
-    """Return how much longer computing took for lack of cores, 1.0 to 2.0.
-
-    1.0 also where that is unknown; `before`, `after`: of `thread_seconds`.
-    """
+    """Return how much longer computing took for lack of cores, 1.0 to 2.0."""
     if before is None or after is None:
         return 1.0
     on_core, ready = after[0] - before[0], after[1] - before[1]

@@ -26,11 +26,7 @@ def prefetching(dataset, device):
 
 
 def copied_to(iterator):
-    """Return the accelerator that needs copies of the batches, or None.
-
-    None also in `tf.device("CPU:0")`, if the batches are there already, or if
-    several replicas share them.
-    """
+    """Return the one accelerator that batches must be copied to, or None."""
     if "CPU" in device_here().upper():
         return None
     held = tf.nest.flatten(iterator, expand_composites=True)
@@ -41,10 +37,7 @@ def copied_to(iterator):
 
 
 def time_on_device(batch, device):
-    """Return, in a graph, when a batch is on the accelerator; or None.
-
-    The step takes the same copy: TensorFlow sends a tensor to a device once.
-    """
+    """Return, in a graph, when a batch is on the accelerator; or None."""
     parts = [
         part
         for part in tf.nest.flatten(batch, expand_composites=True)
@@ -52,6 +45,7 @@ def time_on_device(batch, device):
     ]
     if device is None or not parts:
         return None
+    # The step takes the same copy: TensorFlow sends a tensor there once.
     with tf.device(device):
         copies = [tf.identity(part) for part in parts]
     for copied in copies:

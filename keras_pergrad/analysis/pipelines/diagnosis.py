@@ -42,14 +42,25 @@ def facts_of(report, data, running=None, passes=None):
 def stalls(report, above=SMALL_SHARE):
     """Whether waits for data take more than this share of the time."""
     lost, wait = report.data_stall_fraction, report.wait_ms
-    if lost is None or wait is None:
+    if lost is None or wait is None or lost <= above:
         return False
-    return lost > above and not (above and wait < SMALL_WAIT_MS)
+    # A machine that pauses makes one long wait: it takes two for a stall.
+    return not above or (
+        wait >= SMALL_WAIT_MS and _without_longest(report) > above
+    )
 
 
-def rate(per_s):
-    """Return a rate with three digits or more, never as a power of ten."""
-    return f"{per_s:.0f}" if per_s >= 100 else f"{per_s:.3g}"
+def _without_longest(report):
+    """Return the share of the time lost but for the longest wait."""
+    longest = 1e-3 * (report.wait_longest_ms or 0.0)
+    whole = report.data_stall_s / report.data_stall_fraction - longest
+    rest = report.data_stall_s - longest
+    return max(rest, 0.0) / whole if whole > 0 else 0.0
+
+
+def digits(number):
+    """Return a number's first three digits or more, with no power of ten."""
+    return f"{number:.0f}" if number >= 100 else f"{number:.3g}"
 
 
 def verdict(report, facts):
@@ -60,6 +71,12 @@ def verdict(report, facts):
     if lost is None or not step:
         return "unknown: it takes two batches, and a step that is not traced"
     if not stalls(report):
+        if lost > SMALL_SHARE and facts.wait_ms >= SMALL_WAIT_MS:
+            longest, at = report.wait_longest_ms, report.wait_longest_step
+            return (
+                f"not the bottleneck, but for one wait of {digits(longest)} ms "
+                f"(step {at}): {_without_longest(report):.1%} without it"
+            )
         return (
             f"not the bottleneck: {lost:.1%} of the time goes by waiting for "
             f"data, {wait:.2g} ms a batch"
@@ -67,8 +84,8 @@ def verdict(report, facts):
     made = facts.pipeline_ms
     if made > 1.1 * step:
         return (
-            f"the bottleneck: the pipeline must give {rate(1e3 / step)} "
-            f"batches/s, it gives {rate(1e3 / made)}"
+            f"the bottleneck: the pipeline must give {digits(1e3 / step)} "
+            f"batches/s, it gives {digits(1e3 / made)}"
         )
     if not facts.overlaps:
         return "the bottleneck: the model and the pipeline wait for each other"
@@ -117,10 +134,10 @@ def _worth_saying(report, warn_above, stalled):
 def _headline(report):
     text = (
         f"DataStall: {report.data_stall_fraction:.0%} of the time went by "
-        f"waiting for data: {report.wait_ms:.3g} ms a batch"
+        f"waiting for data: {digits(report.wait_ms)} ms a batch"
     )
     step = report.step_ms
-    return text + (f"; a step takes {step:.3g} ms." if step else ".")
+    return text + (f"; a step takes {digits(step)} ms." if step else ".")
 
 
 def _slowest_stage(facts):
@@ -139,7 +156,9 @@ def _advice_lines(given, facts):
     for number, advice in enumerate(given, 1):
         cause, gain = advice.cause, advice.gain_ms
         if gain and gain < ended:
-            cause += f" Saves at most {gain:.3g} of {ended:.3g} ms a batch."
+            cause += (
+                f" Saves at most {digits(gain)} of {digits(ended)} ms a batch."
+            )
         lines += textwrap.wrap(
             cause,
             WIDTH,

@@ -48,10 +48,7 @@ def untrained(model, batches):
 
 
 def _fresh_state(model):
-    """Return the initial state of a gradient mode.
-
-    Restoring the sums so far is not enough: the first step can add new ones.
-    """
+    """Return a mode's first state: a step can add sums to a later one."""
     if getattr(model, STATE, None) is None:
         return None
     with model.distribute_strategy.scope():

@@ -75,10 +75,7 @@ def is_random_access(data):
 
 
 def measured_stages(data, batches):
-    """Return a `RunningPipeline` that Grain timed over some batches.
-
-    None for a DataLoader, and where this version of Grain gives no timing.
-    """
+    """Return what Grain timed over some batches; None where it does not."""
     try:
         import grain
 

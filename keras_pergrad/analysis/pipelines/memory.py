@@ -6,10 +6,7 @@ import pathlib
 
 
 def resident_bytes():
-    """Return the bytes that this process and its children hold (on Linux).
-
-    Pages that forked processes share are counted once.
-    """
+    """Return the bytes of this process and its children (on Linux)."""
     pids = [os.getpid(), *(c.pid for c in multiprocessing.active_children())]
     sizes = [_proportional(pid) for pid in pids]
     return None if sizes[0] is None else sum(size or 0 for size in sizes)
@@ -21,6 +18,6 @@ def _proportional(pid):
     except OSError:
         return None
     for line in text.splitlines():
-        if line.startswith("Pss:"):
+        if line.startswith("Pss:"):  # counts pages that forks share once
             return 1024 * int(line.split()[1])
     return None

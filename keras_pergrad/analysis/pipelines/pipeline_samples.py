@@ -32,11 +32,7 @@ class PipelineSamples:
                 self._samples.append(sample)
 
     def summary(self, iterator):
-        """Return the `RunningPipeline` as it ran recently, or None.
-
-        Its buffers are the fullest that were seen. Nested pipelines count with
-        the time that they took while they ran.
-        """
+        """Return it as it ran recently with its fullest buffers, or None."""
         last = running_pipeline(iterator)
         seen = [*self._samples, last] if last is not None else self._samples
         if not seen:

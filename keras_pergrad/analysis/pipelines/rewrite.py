@@ -6,17 +6,13 @@ IGNORE_STATE = 1
 
 
 def with_parallel_maps(dataset):
-    """Return the same pipeline with every map made parallel.
-
-    None if it has no sequential map or cannot be copied (it holds a table, or
-    more than 2 GB of data).
-    """
+    """Return the pipeline with every map made parallel, or None."""
     try:
         text = tf.raw_ops.DatasetToGraphV2(
             input_dataset=tf.data.experimental.to_variant(dataset),
             external_state_policy=IGNORE_STATE,
         ).numpy()
-    except tf.errors.OpError:
+    except tf.errors.OpError:  # it holds a table, or more than 2 GB
         return None
     graph = tf.compat.v1.GraphDef.FromString(text)
     maps = [node for node in graph.node if node.op == "MapDataset"]

@@ -1,6 +1,7 @@
 """The stages of a pipeline by the user's names, with what each one costs."""
 
 import dataclasses
+import operator
 
 from keras_pergrad.analysis.pipelines.stages import written_name
 from keras_pergrad.analysis.pipelines.tfdata_model import NESTING
@@ -20,6 +21,7 @@ GRAIN_STAGES = "grain stages"
 _GENERATOR = ("FlatMap", "Generator")
 #: Stages that bring data in; the others transform it.
 _LOADING = (*NESTING, "Generator")
+_SHARE = operator.attrgetter("share")
 
 
 @dataclasses.dataclass
@@ -82,22 +84,18 @@ def stage_rows(data, kind, written, running, stalls=False):
             )
         )
     if stalls and slowest(rows) is not None:
-        max(rows, key=_share).is_bottleneck = True
+        max(rows, key=_SHARE).is_bottleneck = True
     return rows[::-1]
 
 
 def slowest(rows):
     """Return (name, share of the work) of the slowest stage, or None."""
-    top = max(rows, key=_share, default=None)
+    top = max(rows, key=_SHARE, default=None)
     # A prefetch does no work: where it seems to, it stands for a stage that
     # TensorFlow does not account for (a file reader).
     if top is None or top.name.startswith("prefetch") or top.share <= 0:
         return None
     return top.name, top.share
-
-
-def _share(row):
-    return row.share
 
 
 def load_and_transform(rows):
@@ -129,10 +127,7 @@ def _names(data, kind, written, running):
 
 
 def matched(written, running):
-    """Return for each running stage the places of the written ones in it.
-
-    All lists are last first; what TensorFlow has added has no places.
-    """
+    """Return the places of the written stages in each running one."""
     places, at = [], 0
     for stage in running:
         parts = []

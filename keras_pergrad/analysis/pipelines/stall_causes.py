@@ -263,7 +263,8 @@ def no_cache(facts):
     if not finite or not _is_repeated(facts, places[0]):
         return None
     share = facts.share(*MAPS, *FUSED_MAPS) or 0.0
-    if share < LARGE or _is_cheap(maps[0], facts):
+    # The map that works most decides: the last one may only cast a batch.
+    if share < LARGE or _is_cheap(max(maps, key=facts.share_of), facts):
         return None
     return _of(maps[0], gain=min(facts.wait_ms, facts.pipeline_ms * share))
 

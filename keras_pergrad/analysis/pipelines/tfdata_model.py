@@ -32,7 +32,6 @@ class RunningStage:
         sources: Elements taken so far, of a stage that makes a pipeline of
             each; else None.
         parallelism: Calls side by side as TensorFlow has set them, or None.
-        parallelism_max: The most that TensorFlow would choose, or None.
         buffer_size: Elements its buffer may hold, as set now, or None.
         buffered: Elements in its buffer now.
         autotuned: Whether TensorFlow chooses parallelism or buffer size.
@@ -44,7 +43,6 @@ class RunningStage:
     elements: int | None = None
     sources: int | None = None
     parallelism: int | None = None
-    parallelism_max: int | None = None
     buffer_size: int | None = None
     buffered: int = 0
     autotuned: bool = False
@@ -118,7 +116,6 @@ def _stage(node):
         seconds=node.processing_time * 1e-9 / parallel,
         elements=int(node.num_elements) or None,
         parallelism=None if calls is None else int(calls.value),
-        parallelism_max=None if calls is None else int(calls.max),
         buffer_size=None if buffer is None else int(buffer.value),
         buffered=int(node.buffered_elements),
         autotuned=bool(tuned),

@@ -3,7 +3,7 @@
 from keras_pergrad.analysis.pipelines.diagnosis import (
     SMALL_SHARE,
     SMALL_WAIT_MS,
-    rate,
+    digits,
 )
 
 # Two measurements of the same rate differ by less, even on a busy machine.
@@ -16,7 +16,7 @@ def verdict(profile):
     model = profile.model_batches_per_s
     if model is None:
         return (
-            f"none without a model: the pipeline gives {rate(pipeline)} "
+            f"none without a model: the pipeline gives {digits(pipeline)} "
             f"batches/s{_best_change(profile)}"
         )
     ratio = pipeline / model
@@ -26,9 +26,10 @@ def verdict(profile):
             f"not the bottleneck: the pipeline gives {_times(ratio)} what the "
             "model takes"
         )
+    more = f", the pipeline gives {_times(ratio)} what it takes"
     return (
-        f"the bottleneck: the model waits {lost:.0%} of the time, the "
-        f"pipeline gives {_times(ratio)} what it takes{_best_change(profile)}"
+        f"the bottleneck: the model waits {lost:.0%} of the time"
+        f"{_best_change(profile) or more}"
     )
 
 
@@ -61,8 +62,8 @@ def contradictions(profile):
         name = max(faster, key=lambda name: faster[name])
         if limit and faster[name] > (1 + NOISE) * limit:
             sentences.append(
-                f"`{name}` gives {rate(faster[name])} batches/s, more than "
-                f"{part} ({rate(limit)}), which cannot be. Differences of "
+                f"`{name}` gives {digits(faster[name])} batches/s, more than "
+                f"{part} ({digits(limit)}), which cannot be. Differences of "
                 f"{faster[name] / limit - 1:.0%} mean nothing here: measure "
                 "again on a quiet machine, with more `batches`."
             )

@@ -29,7 +29,6 @@ def doctor(python=sys.executable, as_json=True, **environment):
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
-        timeout=300,
     )
     assert not done.stderr, done.stderr
     said = json.loads(done.stdout) if as_json else done.stdout

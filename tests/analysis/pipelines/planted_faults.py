@@ -16,7 +16,7 @@ BATCHES = 24
 def compute(i):
     """Computes in Python for some milliseconds, whatever `i` is."""
     total = 0
-    for number in range(100_000):
+    for number in range(300_000):
         total += number & 7
     return i + 0 * np.int64(total)
 
@@ -47,10 +47,6 @@ class Fault:
         finish: If not None, applied to `dataset` after the printed code.
         step: Seconds of a step.
         epochs: Epochs of a `fit`; the last one is looked at.
-        computes: Whether how much time the advice saves depends on what else
-            the machine does.
-        cpu_ms: For faults that are told by what this process computes (on a
-            quiet machine only): that, for a batch of 20 ms.
         stalls: Whether the fault costs time.
     """
 
@@ -60,8 +56,6 @@ class Fault:
     finish: object = None
     step: float = 0.003
     epochs: int = 1
-    computes: bool = False
-    cpu_ms: float | None = None
     stalls: bool = True
 
 
@@ -90,8 +84,6 @@ def slow_decode_in_python(folder):
         "python map",
         names,
         _batched,
-        computes=True,
-        cpu_ms=40.0,
     )
 
 
@@ -154,7 +146,6 @@ def batch_after_a_cheap_map(folder):
         {"dataset": source, "twice": twice},
         lambda data: data.map(as_batch),
         step=0,
-        computes=True,
     )
 
 
@@ -175,9 +166,7 @@ def too_many_workers(folder):
     # The queue and the workers hold the first fifty batches.
     data = Loader(_loading(compute), 100, workers=32)
     names = {"dataset": data}
-    return Fault(
-        data, "too many workers", names, step=0, computes=True, cpu_ms=40.0
-    )
+    return Fault(data, "too many workers", names, step=0)
 
 
 def many_tiny_files(folder):
@@ -254,22 +243,17 @@ def parallel_calls_that_sleep(folder):
         "thread pool",
         {"dataset": source, "decode": decode},
         finish,
-        cpu_ms=1.0,
     )
 
 
 def the_same_work_every_epoch(folder):
     data = slow_data.computed()
-    return Fault(
-        data, "cache", {"dataset": data}, step=0, epochs=2, computes=True
-    )
+    return Fault(data, "cache", {"dataset": data}, step=0, epochs=2)
 
 
 def ordered_results_for_a_shuffle(folder):
     data = slow_data.in_bursts(deterministic=True)
-    return Fault(
-        data, "unordered", {"dataset": data}, step=0.01, epochs=2, computes=True
-    )
+    return Fault(data, "unordered", {"dataset": data}, step=0.01, epochs=2)
 
 
 def a_shuffle_of_batches(folder):
@@ -280,7 +264,6 @@ def a_shuffle_of_batches(folder):
         {"dataset": source},
         lambda data: data.map(as_batch),
         step=0,
-        computes=True,
     )
 
 
@@ -293,15 +276,13 @@ def reads_of_a_few_bytes(folder):
         )
 
     names = {"files": [str(folder / "lines.txt")]}
-    return Fault(data, "tiny reads", names, finish, step=0, computes=True)
+    return Fault(data, "tiny reads", names, finish, step=0)
 
 
 def a_few_threads_that_compute(folder):
     data = Loader(_loading(compute), 60, workers=3)
     names = {"dataset": data}
-    return Fault(
-        data, "threads that compute", names, step=0, computes=True, cpu_ms=40.0
-    )
+    return Fault(data, "threads that compute", names, step=0)
 
 
 #: More faults; other advice may come before theirs.

@@ -14,6 +14,7 @@ from keras_pergrad.analysis.pipelines.tfdata_model import (
 from keras_pergrad.callbacks import DataStall
 from tests.analysis.pipelines import slow_data
 from tests.analysis.pipelines.slow_data import PARALLEL, as_batch, numbers
+from tests.callbacks import recorded_stalls
 from tests.callbacks.stall_truth import (
     BATCH,
     Clock,
@@ -156,6 +157,13 @@ RUNNING = {
     "from_generator": "FlatMap",
     "cache": "Map",
 }
+# What would be measured of any of the pipelines.
+STALL = {
+    "wait_ms": 20.0,
+    "step_ms": 10.0,
+    "wait_p50_ms": 4.0,
+    "first_batch_s": 1.0,
+}
 
 
 def working(name):
@@ -168,8 +176,12 @@ def test_every_rule_has_a_case():
     assert sorted([*CASES, *ELSEWHERE]) == sorted(rules)
 
 
-def test_advice_is_given_once_and_not_where_it_was_followed(case, capsys):
-    stall = fit(case.before(), **case.settings)
+def test_advice_is_given_once_and_not_where_it_was_followed(
+    case, capsys, monkeypatch
+):
+    work = dict.fromkeys([RUNNING.get(case.name), "MapAndBatch"], 1.0)
+    recorded_stalls.say(monkeypatch, STALL, work=work)
+    stall = fit(case.before(), epochs=case.settings["epochs"], step=0)
     assert case.words in message_of(stall), stall.reports
     assert capsys.readouterr().out.count(f"{stall.message}\n") == 1
     assert case.fires_on(case.before())
@@ -220,9 +232,10 @@ FINE = {
 
 
 @pytest.mark.parametrize("kind", FINE)
-def test_a_pipeline_that_is_fine_gets_no_message(kind):
+def test_a_pipeline_that_is_fine_gets_no_message(kind, monkeypatch):
+    recorded_stalls.say(monkeypatch, {"wait_ms": 0.3, "step_ms": 50.0})
     data = FINE[kind]()
-    model = TimedStepModel(Clock(), 0.05)
+    model = TimedStepModel(Clock(), 0)
     model.compile("sgd", "mse", jit_compile=False)
     stall = DataStall()
     arrays = isinstance(data, np.ndarray)
@@ -266,7 +279,9 @@ def test_a_cache_is_for_data_that_is_read_again(passes, steps, change, given):
 
 
 @pytest.mark.parametrize("method", ["fit", "evaluate"])
-def test_no_cache_for_a_single_pass(method):
+def test_no_cache_for_a_single_pass(method, monkeypatch):
+    work = {"Map": 1.0, "MapAndBatch": 1.0}
+    recorded_stalls.say(monkeypatch, STALL, work=work)
     model = TimedStepModel(Clock(), 0)
     model.compile("sgd", "mse", jit_compile=False)
     stall = DataStall()
@@ -274,6 +289,29 @@ def test_no_cache_for_a_single_pass(method):
     getattr(model, method)(data, verbose=0, callbacks=[stall])
     assert "`map(heavy)` handles one element" in message_of(stall)
     assert "dataset.cache()" not in message_of(stall)
+
+
+@pytest.mark.parametrize("ms", [0.001, 0.02, 0.5])
+def test_a_cast_of_each_batch_is_no_reason_against_a_cache(ms):
+    """The map that works decides, on a fast machine and on a slow one."""
+    running = [
+        RunningStage("Prefetch", 0.0, elements=16),
+        RunningStage("Map", 1e-3 * ms * 16, elements=16),
+        RunningStage("MapAndBatch", 0.08, elements=16, ratio=4.0),
+        RunningStage("Map", 0.04, elements=64),
+        RunningStage("Range", 0.0, elements=64),
+    ]
+    facts = gather(slow_data.computed(), RunningPipeline(running), 9.0, 1.0)
+    assert "cache" in [advice.name for advice in advise(facts)]
+
+
+def test_cheap_maps_are_not_to_be_cached():
+    names = ["Prefetch", "Map", "MapAndBatch", "Map", "Range"]
+    work = [0.0, 1e-4, 1e-3, 5e-4, 0.0]
+    stages = map(RunningStage, names, work, [16, 16, 16, 64, 64])
+    facts = gather(slow_data.computed(), RunningPipeline(stages), 9.0, 1.0)
+    facts.running[2].ratio = 4.0
+    assert "cache" not in [advice.name for advice in advise(facts)]
 
 
 def test_a_late_shuffle_that_starts_quickly_is_left_alone():
@@ -288,20 +326,22 @@ def test_no_prefetch_advice_where_it_would_hide_nothing():
     assert "prefetch" not in names(data, 100.0, 1.0)
 
 
-def test_a_prefetch_before_repeat_is_seen():
+def test_a_prefetch_before_repeat_is_seen(monkeypatch):
     data = slow_data.generated_plainly()
     assert "prefetch" in names(data.repeat(), 20.0, 10.0)
     data = data.prefetch(2).repeat().take(16)
     assert "prefetch" not in names(data, 20.0, 10.0)
+    recorded_stalls.say(monkeypatch, STALL, work={"FlatMap": 1.0})
     stall = DataStall(warn_above=0)
-    model = TimedStepModel(Clock(), 0.01)
+    model = TimedStepModel(Clock(), 0)
     model.compile("sgd", "mse", jit_compile=False)
     model.fit(data, verbose=0, callbacks=[stall])
     assert "from_generator" in message_of(stall)
     assert "does not end in a prefetch" not in message_of(stall)
 
 
-def test_a_slow_pipeline_is_told_what_it_must_reach():
+def test_a_slow_pipeline_is_told_what_it_must_reach(monkeypatch):
+    recorded_stalls.say(monkeypatch, STALL, work={"FlatMap": 1.0})
     message = message_of(fit(slow_data.generated().prefetch(2)))
     assert "the pipeline must give" in message
     assert "Slowest stage: from_generator" in message

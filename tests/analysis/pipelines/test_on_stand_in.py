@@ -36,13 +36,18 @@ def test_prefetch_to_device_hides_it_as_printed(found):
         assert found["code"] is None
         assert "prefetch to device" not in what_if
         return
-    assert found["before"]["advice"] == ["prefetch to device"]
-    after = found["after"]
-    assert after["copy_ms"] is None
-    assert after["advice"] == []
-    saved = found["before"]["step_ms"] - after["step_ms"]
-    assert saved > 0.4 * COPY_MS
+    assert found["advice"] == ["prefetch to device"]
+    assert found["after"]["copy_ms"] is None
+    assert found["advice after"] == []
     assert "prefetch to device" in what_if
+
+
+@pytest.mark.timing
+def test_what_is_copied_ahead_takes_no_time_of_the_step(found):
+    if found["code"] is None:
+        pytest.skip("TensorFlow has no iterators for this device")
+    saved = found["before"]["step_ms"] - found["after"]["step_ms"]
+    assert saved > 0.4 * COPY_MS
 
 
 @pytest.mark.parametrize("how", ["several steps", "eager", "on the CPU"])

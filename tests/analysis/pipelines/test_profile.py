@@ -38,12 +38,19 @@ def test_a_dataset_and_its_changes_are_measured():
     for variable, value in zip(state, before):
         np.testing.assert_array_equal(np.array(variable), value)
     assert model.train_function is function
-    assert profile.pipeline_batches_per_s < 1 / 0.016
+    # A step that sleeps may take longer on a busy machine, but no less.
     assert profile.model_batches_per_s < 1 / 0.003
-    assert profile.slowest_stage[0] == "map(call) + batch"
+    assert profile.slowest_stage[0] in [row.name for row in profile.stages]
     assert set(profile.what_if) == {"prefetch", "parallel map", "cache"}
-    assert profile.what_if["cache"][1] < 0.5 * profile.wait_ms
     assert "parallel map" in str(profile)
+
+
+@pytest.mark.timing
+def test_a_cache_is_seen_to_help():
+    profile = profile_pipeline(serial_map(), built(), batches=10)
+    assert profile.pipeline_batches_per_s < 1 / 0.016
+    assert profile.what_if["cache"][1] < 0.5 * profile.wait_ms
+    assert profile.slowest_stage[0] == "map(call) + batch"
 
 
 @pytest.mark.timing
@@ -58,9 +65,17 @@ def test_a_pydataset_is_tried_with_workers():
     profile = profile_pipeline(data, batches=15)
     assert profile.model_batches_per_s is None
     rate, wait = profile.what_if["4 workers"]
+    assert rate > 0
+    assert wait >= 0
+    assert data.workers == 1
+
+
+@pytest.mark.timing
+def test_workers_are_seen_to_help():
+    profile = profile_pipeline(py_dataset(), batches=15)
+    rate, wait = profile.what_if["4 workers"]
     assert rate > 1.2 * profile.together_batches_per_s
     assert wait < profile.wait_ms
-    assert data.workers == 1
 
 
 def test_arrays_are_measured():

@@ -1,13 +1,19 @@
 """One line at the end says whether the data is the bottleneck."""
 
 import dataclasses
+import itertools
 import time
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_pergrad.analysis.pipelines.diagnosis import diagnose
+from keras_pergrad.analysis.pipelines.diagnosis import (
+    diagnose,
+    facts_of,
+    stalls,
+    verdict,
+)
 from keras_pergrad.analysis.pipelines.pipeline_facts import Facts
 from keras_pergrad.analysis.pipelines.profile import (
     PipelineProfile,
@@ -16,6 +22,7 @@ from keras_pergrad.analysis.pipelines.profile import (
 from keras_pergrad.analysis.pipelines.stall_accounting import StallReport
 from keras_pergrad.callbacks import DataStall
 from tests.analysis.pipelines.slow_data import PARALLEL, as_batch, serial_map
+from tests.callbacks import recorded_stalls
 from tests.callbacks.stall_truth import (
     BATCH,
     SPEC,
@@ -55,9 +62,28 @@ def last_line(text):
     return str(text).rstrip("\n").rsplit("\n", 1)[-1]
 
 
+SOUND = {"wait_ms": 0.1, "step_ms": 60.0}
+STALL = {"wait_ms": 20.0, "step_ms": 1.0}
+IN_THE_MAP = {"MapAndBatch": 1.0}
+
+
+def slow(data, with_model):
+    """What is measured of a slow map, of its cache and of one batch."""
+    if int(tf.data.Dataset.cardinality(data)) == tf.data.INFINITE_CARDINALITY:
+        return {"wait_ms": 0.1, "step_ms": 1.0}
+    cached = "Cache" in type(data).__name__
+    return {"wait_ms": 0.2 if cached else 16.0, "step_ms": float(with_model)}
+
+
 @pytest.mark.parametrize("kind", HEALTHY)
-def test_a_healthy_pipeline_is_said_to_be_no_bottleneck(kind):
-    profile = profile_pipeline(HEALTHY[kind](), model(0.06), batches=N - 2)
+def test_a_healthy_pipeline_is_said_to_be_no_bottleneck(kind, monkeypatch):
+    recorded_stalls.say_in_profile(
+        monkeypatch,
+        lambda data, with_model: (
+            SOUND if with_model else {**SOUND, "step_ms": 1}
+        ),
+    )
+    profile = profile_pipeline(HEALTHY[kind](), model(0), batches=N - 2)
     times = profile.pipeline_batches_per_s / profile.model_batches_per_s
     assert times > 2
     assert last_line(profile) == f"Verdict: {profile.verdict}."
@@ -66,8 +92,11 @@ def test_a_healthy_pipeline_is_said_to_be_no_bottleneck(kind):
     assert not any(row.is_bottleneck for row in profile.stages)
 
 
-def test_a_slow_pipeline_is_the_bottleneck_and_its_best_change_is_named():
-    profile = profile_pipeline(serial_map(), model(0.001), batches=N - 2)
+def test_a_slow_pipeline_is_the_bottleneck_and_its_best_change_is_named(
+    monkeypatch,
+):
+    recorded_stalls.say_in_profile(monkeypatch, slow, IN_THE_MAP)
+    profile = profile_pipeline(serial_map(), model(0), batches=N - 2)
     assert last_line(profile).startswith("Verdict: the bottleneck: the model ")
     assert "best of the changes: cache" in profile.verdict
     assert str(profile).count("<- bottleneck") == 1
@@ -75,7 +104,8 @@ def test_a_slow_pipeline_is_the_bottleneck_and_its_best_change_is_named():
     assert row.name == "map(call) + batch"
 
 
-def test_without_a_model_nothing_is_called_a_bottleneck():
+def test_without_a_model_nothing_is_called_a_bottleneck(monkeypatch):
+    recorded_stalls.say_in_profile(monkeypatch, slow, IN_THE_MAP)
     profile = profile_pipeline(serial_map(), batches=N - 2)
     assert last_line(profile).startswith("Verdict: none without a model")
     assert "<- bottleneck" not in str(profile)
@@ -135,22 +165,19 @@ def test_figures_that_contradict_each_other_are_named(figures, words):
     assert lines[-1].startswith("Verdict: ")
 
 
-def generated(seconds):
-    def load():
-        for _ in range(N):
-            time.sleep(seconds)
-            yield BATCH
-
+def generated():
+    load = itertools.repeat(BATCH, N).__iter__
     return tf.data.Dataset.from_generator(load, output_signature=SPEC)
 
 
-def fit(data, step, stall, **settings):
-    model(step).fit(data, callbacks=[stall], **settings)
+def fit(data, stall, **settings):
+    model(0).fit(data, callbacks=[stall], **settings)
     return stall
 
 
-def test_a_sound_fit_ends_in_one_line(capsys):
-    stall = fit(mapped(), 0.06, DataStall(), epochs=3)
+def test_a_sound_fit_ends_in_one_line(capsys, monkeypatch):
+    recorded_stalls.say(monkeypatch, SOUND)
+    stall = fit(mapped(), DataStall(), epochs=3)
     printed = capsys.readouterr().out
     assert stall.message is None
     assert stall.verdict.startswith("not the bottleneck: ")
@@ -158,24 +185,29 @@ def test_a_sound_fit_ends_in_one_line(capsys):
     assert printed.count("DataStall:") == 1
 
 
-def test_a_sound_evaluation_ends_in_one_line(capsys):
+def test_a_sound_evaluation_ends_in_one_line(capsys, monkeypatch):
+    recorded_stalls.say(monkeypatch, SOUND)
     stall = DataStall()
-    model(0.06).evaluate(mapped(), callbacks=[stall])
+    model(0).evaluate(mapped(), callbacks=[stall])
     printed = capsys.readouterr().out
     assert printed.endswith(f"\nDataStall: {stall.verdict}.\n")
     assert "not the bottleneck" in stall.verdict
 
 
 @pytest.mark.parametrize("quiet", [{"verbose": 0}, {}])
-def test_where_nothing_is_to_be_printed_the_verdict_is_kept(quiet, capsys):
+def test_where_nothing_is_to_be_printed_the_verdict_is_kept(
+    quiet, capsys, monkeypatch
+):
+    recorded_stalls.say(monkeypatch, SOUND)
     stall = DataStall(verbose=0 if not quiet else 1)
-    fit(mapped(), 0.06, stall, **quiet)
+    fit(mapped(), stall, **quiet)
     assert "not the bottleneck" in stall.verdict
     assert "DataStall" not in capsys.readouterr().out
 
 
-def test_a_message_ends_in_the_verdict_which_comes_once(capsys):
-    stall = fit(generated(0.02), 0.001, DataStall())
+def test_a_message_ends_in_the_verdict_which_comes_once(capsys, monkeypatch):
+    recorded_stalls.say(monkeypatch, STALL)
+    stall = fit(generated(), DataStall())
     printed = capsys.readouterr().out
     assert last_line(stall.message) == f"  Verdict: {stall.verdict}."
     assert stall.verdict.startswith("the bottleneck: the pipeline must give")
@@ -183,26 +215,28 @@ def test_a_message_ends_in_the_verdict_which_comes_once(capsys):
     assert printed.count(stall.verdict) == 1
 
 
-def test_a_stall_that_is_over_ends_in_its_own_line(capsys):
-    data = generated(0.03).cache()
-    stall = fit(data, 0.01, DataStall(), epochs=3)
+def test_a_stall_that_is_over_ends_in_its_own_line(capsys, monkeypatch):
+    recorded_stalls.say(monkeypatch, STALL, SOUND)
+    stall = fit(generated().cache(), DataStall(), epochs=3)
     printed = capsys.readouterr().out
     assert "Verdict: the bottleneck" in stall.message
     assert stall.verdict.startswith("not the bottleneck")
     assert printed.endswith(f"\nDataStall: {stall.verdict}.\n")
 
 
-def test_a_model_and_a_pipeline_that_wait_for_each_other():
-    data = no_hidden_prefetch(generated(0.02))
-    stall = fit(data, 0.04, DataStall(), verbose=0)
+def test_a_model_and_a_pipeline_that_wait_for_each_other(monkeypatch):
+    figures = {"wait_ms": 20.0, "step_ms": 40.0}
+    recorded_stalls.say(monkeypatch, figures, work={"FlatMap": 1.0})
+    stall = fit(no_hidden_prefetch(generated()), DataStall(), verbose=0)
     assert "wait for each other" in last_line(stall.message)
 
 
-def test_without_its_advice_a_message_has_its_verdict():
-    stall = fit(generated(0.02), 0.001, DataStall(advise=False), verbose=0)
-    headline, verdict = stall.message.split("\n")
+def test_without_its_advice_a_message_has_its_verdict(monkeypatch):
+    recorded_stalls.say(monkeypatch, STALL)
+    stall = fit(generated(), DataStall(advise=False), verbose=0)
+    headline, last = stall.message.split("\n")
     assert "of the time went by waiting" in headline
-    assert verdict == f"  Verdict: {stall.verdict}."
+    assert last == f"  Verdict: {stall.verdict}."
 
 
 def test_a_stall_without_advice_is_to_be_measured_again():
@@ -216,6 +250,40 @@ def test_a_stall_without_advice_is_to_be_measured_again():
     message, given = diagnose(report, facts, 0.1)
     assert given == []
     assert "keras_pergrad.profile_pipeline(data, model)" in message
+
+
+def paused(longest_ms, others_ms, steps=16):
+    """A report of steps of 10 ms with one wait unlike the others."""
+    stall = 1e-3 * (longest_ms + others_ms * (steps - 2))
+    return StallReport(
+        steps=steps,
+        data_stall_s=stall,
+        data_stall_fraction=stall / (stall + 0.01 * (steps - 1)),
+        step_ms=10.0,
+        wait_longest_ms=longest_ms,
+        wait_longest_step=7,
+    )
+
+
+@pytest.mark.parametrize("longest_ms", [100.0, 90_000.0])
+def test_one_long_wait_is_the_machines_and_no_stall(longest_ms):
+    report = paused(longest_ms, others_ms=0.1)
+    facts = facts_of(report, (BATCH[0] for _ in range(16)))
+    assert diagnose(report, facts, 0.05) == (None, [])
+    assert verdict(report, facts) == (
+        f"not the bottleneck, but for one wait of {longest_ms:.0f} ms "
+        "(step 7): 0.9% without it"
+    )
+    assert not stalls(report)
+    assert stalls(report, 0)  # whoever asks for all is told of all
+
+
+def test_one_long_wait_hides_no_stall():
+    report = paused(90_000.0, others_ms=2.0)
+    facts = facts_of(report, (BATCH[0] for _ in range(16)))
+    message, (advice,) = diagnose(report, facts, 0.05)
+    assert advice.name == "python generator"
+    assert "the bottleneck: the pipeline must give" in message
 
 
 @pytest.mark.parametrize(
@@ -241,30 +309,62 @@ def test_a_share_is_told_in_percent(pipeline, words):
 
 def test_one_batch_gives_no_verdict(capsys):
     one = tf.data.Dataset.from_tensors(BATCH)
-    stall = fit(one, 0.0, DataStall())
+    stall = fit(one, DataStall())
     assert stall.verdict.startswith("unknown: it takes two batches")
     assert capsys.readouterr().out.endswith(f"DataStall: {stall.verdict}.\n")
 
 
-@pytest.mark.parametrize("step", [0.06, 0.0])
-def test_only_a_stage_that_holds_up_the_model_is_marked(step, capsys):
-    data = mapped() if step else generated(0.02)
-    stall = fit(data, step, DataStall(warn_above=1, verbose=2))
-    printed = capsys.readouterr().out
+@pytest.mark.parametrize("figures", [SOUND, STALL])
+def test_only_a_stage_that_holds_up_the_model_is_marked(
+    figures, capsys, monkeypatch
+):
+    recorded_stalls.say(monkeypatch, figures, work={"FlatMap": 1.0})
+    stall = fit(generated(), DataStall(warn_above=1, verbose=2))
+    printed, stalls = capsys.readouterr().out, figures is STALL
     assert "ms/element" in printed
-    assert ("<- bottleneck" in printed) == (not step)
-    assert any(row.is_bottleneck for row in stall.stages) == (not step)
+    assert ("<- bottleneck" in printed) == stalls
+    assert any(row.is_bottleneck for row in stall.stages) == stalls
 
 
 @pytest.mark.parametrize("epochs", [1, 2])
-@pytest.mark.parametrize("seconds", [0.0, 0.02])
-def test_a_bar_of_unknown_length_ends_before_the_words(seconds, epochs, capsys):
-    data, step = generated(seconds), 0.0 if seconds else 0.02
+@pytest.mark.parametrize("figures", [SOUND, STALL])
+def test_a_bar_of_unknown_length_ends_before_the_words(
+    figures, epochs, capsys, monkeypatch
+):
+    recorded_stalls.say(monkeypatch, figures)
+    data = generated()
     assert int(data.cardinality()) < 0
-    stall = fit(data, step, DataStall(), epochs=epochs)
+    stall = fit(data, DataStall(), epochs=epochs)
     lines = capsys.readouterr().out.split("\n")
     assert lines[-1] == ""
     (first, *_) = (at for at, line in enumerate(lines) if "DataStall" in line)
     assert lines[first].startswith("DataStall: ")
     assert f"{N}/{N}" in lines[first - 1].rsplit("\r", 1)[-1]
     assert lines[-2].endswith(f"{stall.verdict}.")
+
+
+@pytest.mark.timing
+def test_real_waits_are_judged_as_recorded_ones():
+    def load():
+        for _ in range(N):
+            time.sleep(0.02)
+            yield BATCH
+
+    data = tf.data.Dataset.from_generator(load, output_signature=SPEC)
+    quick, slow = model(0.001), model(0.06)
+    stalls = [DataStall(verbose=0) for _ in range(3)]
+    for trained, given, stall in zip(
+        (quick, slow, model(0.04)),
+        (data, mapped(), no_hidden_prefetch(data)),
+        stalls,
+    ):
+        trained.fit(given, verbose=0, callbacks=[stall])
+    assert stalls[0].verdict.startswith("the bottleneck: the pipeline must")
+    assert stalls[1].verdict.startswith("not the bottleneck: ")
+    assert stalls[2].verdict.endswith("wait for each other")
+    profile = profile_pipeline(mapped(), slow, batches=N - 2)
+    assert profile.verdict.startswith("not the bottleneck: the pipeline gives")
+    assert profile.pipeline_batches_per_s > 2 * profile.model_batches_per_s
+    profile = profile_pipeline(serial_map(), quick, batches=N - 2)
+    assert "best of the changes: cache" in profile.verdict
+    assert profile.verdict.startswith("the bottleneck: the model ")

@@ -14,24 +14,35 @@ from keras_pergrad.analysis.pipelines.worker_sweep import (
     worker_counts,
 )
 from tests.analysis.pipelines.slow_data import py_dataset
+from tests.callbacks import recorded_stalls
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork"),
 ]
 
 
-def test_threads_and_processes_of_a_pydataset_are_tried():
+def test_threads_and_processes_of_a_pydataset_are_tried(monkeypatch):
+    def figures(data, with_model):
+        return {"wait_ms": 6.0 if data.workers > 1 else 16.0, "step_ms": 0.0}
+
+    recorded_stalls.say_in_profile(monkeypatch, figures)
     data = py_dataset()
     profile = profile_pipeline(data, batches=12, workers=(0, 3))
     tried = [(trial.workers, trial.by) for trial in profile.workers]
     assert tried == [(0, "threads"), (3, "threads"), (3, "processes")]
-    none, threads, _ = (trial.batches_per_s for trial in profile.workers)
-    assert threads > none
     assert profile.knee.workers == 3
     assert data.workers == 1
     assert not data.use_multiprocessing
     lines = str(profile).split("\n")
     assert any("<- enough" in line and "3 " in line for line in lines)
+
+
+@pytest.mark.timing
+def test_three_threads_load_faster_than_the_training_thread():
+    profile = profile_pipeline(py_dataset(), batches=12, workers=(0, 3))
+    none, threads, _ = (trial.batches_per_s for trial in profile.workers)
+    assert threads > none
+    assert profile.knee.workers == 3
 
 
 def test_the_knee_is_the_fewest_workers_near_the_best():

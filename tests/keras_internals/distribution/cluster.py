@@ -10,14 +10,15 @@ import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).parents[3]
+#: In PYTHONPATH, workers wait for each other however long it takes.
+PATIENT = pathlib.Path(__file__).with_name("patient")
 
 
-def run_alone(module, timeout, **arguments):
+def run_alone(module, **arguments):
     """Run a module of the tests in a process of its own.
 
     Args:
         module: the module, such as "tests.privacy.replicas".
-        timeout: seconds.
         **arguments: what it gets on its command line, as JSON; without any,
             the command line is empty.
 
@@ -29,7 +30,6 @@ def run_alone(module, timeout, **arguments):
         [sys.executable, "-W", "ignore", "-m", module, *line],
         capture_output=True,
         text=True,
-        timeout=timeout,
         check=False,
         cwd=ROOT,
     )
@@ -44,20 +44,23 @@ class Cluster:
         module: the module to run, such as
             "tests.keras_internals.distribution.worker".
         workers: how many processes.
+        patient: whether they wait for one that does not answer.
         **arguments: what each gets on its command line, as JSON.
 
     Example:
 
     ```python
     with Cluster(worker.__name__, 2, names=["batch"]) as cluster:
-        first, second = cluster.results(timeout=60)
+        first, second = cluster.results()
     ```
     """
 
-    def __init__(self, module, workers, **arguments):
+    def __init__(self, module, workers, patient=True, **arguments):
         self.command = [sys.executable, "-W", "ignore", "-m", module]
         self.command.append(json.dumps(arguments))
         self.size = workers
+        path = [PATIENT] * patient + [os.environ.get("PYTHONPATH", "")]
+        self._path = os.pathsep.join(map(str, path))
         self.processes = []
         self._files = []
         self._open = contextlib.ExitStack()
@@ -79,6 +82,7 @@ class Cluster:
                     cwd=ROOT,
                     env={
                         **os.environ,
+                        "PYTHONPATH": self._path,
                         "TF_CONFIG": json.dumps(config),
                         "CUDA_VISIBLE_DEVICES": "",
                         "no_proxy": "*",
@@ -96,9 +100,9 @@ class Cluster:
     def _file(self):
         return self._open.enter_context(tempfile.TemporaryFile("w+"))
 
-    def wait(self, timeout):
+    def wait(self):
         """The exit codes, once all processes have ended."""
-        return [process.wait(timeout) for process in self.processes]
+        return [process.wait() for process in self.processes]
 
     def output(self, index):
         """What a worker has printed so far: (stdout, stderr)."""
@@ -108,9 +112,9 @@ class Cluster:
                 texts.append(copy.read())
         return texts
 
-    def results(self, timeout):
+    def results(self):
         """The last line of each worker, from JSON; fails with its errors."""
-        codes = self.wait(timeout)
+        codes = self.wait()
         for index, code in enumerate(codes):
             assert code == 0, self.output(index)[1][-3000:]
         return [

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def results():
-    return run_alone(mirrored.__name__, timeout=900)
+    return run_alone(mirrored.__name__)
 
 
 @pytest.mark.parametrize("name", mirrored.CHECKS)

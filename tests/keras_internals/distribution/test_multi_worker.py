@@ -22,33 +22,46 @@ def two(tmp_path_factory):
     They go on with their training first, and train in all modes then.
     """
     folder = str(tmp_path_factory.mktemp("backup") / "backup")
-    found = {}
-    with Cluster(WORKER, 2, names=[], folder=folder, epochs=6) as cluster:
-        wait_for(lambda: "epoch 3" in cluster.output(1)[0], cluster)
-        cluster.processes[1].kill()
-        start = time.monotonic()
-        # Waits for twice the limit, to tell by how much it is missed.
-        found["code"] = cluster.processes[0].wait(2 * LIMIT)
-        found["seconds"] = time.monotonic() - start
-        found["error"] = cluster.output(0)[1]
-    arguments = {"folder": folder, "epochs": 6, "last": True}
-    with Cluster(WORKER, 2, names=MODES, **arguments) as cluster:
-        found["workers"] = cluster.results(timeout=400)
+    arguments = {"folder": folder, "epochs": 6}
+    tries = (killed(arguments) for _ in range(9))
+    found = next(filter(None, tries))
+    with Cluster(WORKER, 2, names=MODES, **arguments, last=True) as cluster:
+        found["workers"] = cluster.results()
         found["begun"] = cluster.output(0)[0].splitlines()[0]
     return found
+
+
+def killed(arguments):
+    """What the other worker does when one is killed in the third epoch.
+
+    None if a machine that pauses has parted them before.
+    """
+    settings = {"names": [], "patient": False, "stay_in": 3, **arguments}
+    with Cluster(WORKER, 2, **settings) as cluster:
+        if not reaches(lambda: "epoch 3" in cluster.output(1)[0], cluster):
+            return None
+        cluster.processes[1].kill()
+        start = time.monotonic()
+        code = cluster.processes[0].wait()
+        seconds, error = time.monotonic() - start, cluster.output(0)[1]
+    return {"code": code, "seconds": seconds, "error": error}
 
 
 @pytest.fixture(scope="module")
 def three():
     names = ["vectorized", "accumulated"]
     with Cluster(WORKER, 3, names=names) as cluster:
-        return cluster.results(timeout=400)
+        return cluster.results()
 
 
 def test_the_others_end_when_a_worker_is_killed(two):
     assert two["code"] != 0
-    assert two["seconds"] < LIMIT
     assert "Another worker has most likely stopped" in two["error"]
+
+
+@pytest.mark.timing
+def test_the_others_end_soon(two):
+    assert two["seconds"] < LIMIT
 
 
 def test_all_go_on_from_the_backup(two):
@@ -79,11 +92,10 @@ def test_keras_fit_fails_here(two):
         assert "PerReplica" in worker["plain"]
 
 
-def wait_for(condition, cluster, timeout=120):
-    end = time.monotonic() + timeout
+def reaches(condition, cluster):
+    """Wait for a condition; False if a worker ends before."""
     while not condition():
-        assert time.monotonic() < end, cluster.output(0)[1][-3000:]
-        assert all(p.poll() is None for p in cluster.processes), [
-            cluster.output(i)[1][-3000:] for i in range(cluster.size)
-        ]
+        if any(process.poll() is not None for process in cluster.processes):
+            return False
         time.sleep(0.05)
+    return True

@@ -6,9 +6,9 @@ the same process without the strategy, on the same batches.
 
 import json
 import os
+import signal
 import sys
 import tempfile
-import time
 import traceback
 
 import tensorflow as tf
@@ -128,15 +128,20 @@ def use():
     return results
 
 
-class Slow(keras.callbacks.Callback):
-    """Tells which epoch begins, and leaves time to kill a worker."""
+class Stays(keras.callbacks.Callback):
+    """Tells which epoch begins; the last worker waits in one to be killed."""
+
+    def __init__(self, epoch):
+        super().__init__()
+        self.epoch = epoch
 
     def on_epoch_begin(self, epoch, logs=None):
         print("epoch", epoch, flush=True)
-        time.sleep(0.3)
+        if INDEX and epoch == self.epoch:
+            signal.pause()
 
 
-def resume(folder, epochs):
+def resume(folder, epochs, stay_in):
     """Trains with a backup that the first worker writes and all read."""
     with strategy.scope():
         model = dense(gradient_mode=kpg.Vectorized(clipped()))
@@ -145,7 +150,7 @@ def resume(folder, epochs):
     backup = keras.callbacks.BackupAndRestore(
         folder, **(reads_only if INDEX else {})
     )
-    model.fit(X, Y, **FIT, epochs=epochs, callbacks=[backup, Slow()])
+    model.fit(X, Y, **FIT, epochs=epochs, callbacks=[backup, Stays(stay_in)])
     alone = dense(gradient_mode=kpg.Vectorized(clipped()))
     alone.fit(X, Y, **FIT, epochs=epochs)
 
@@ -165,8 +170,8 @@ def failure(function):
     return None
 
 
-def main(names, folder=None, epochs=0, last=False):
-    results = resume(folder, epochs) if folder else {}
+def main(names, folder=None, epochs=0, stay_in=None, last=False):
+    results = resume(folder, epochs, stay_in) if folder else {}
     results |= train(names)
     return results | use() if last else results
 
