@@ -22,8 +22,9 @@ def integers(*values):
 
 def in_rank(tensor, shape):
     """Return a tensor in a shape of integers, made once in its graph."""
-    own = not tf.executing_eagerly()
-    if not own or tensor.graph is not tf.compat.v1.get_default_graph():
+    # A tensor with a value has no graph.
+    graph = getattr(tensor, "graph", None)
+    if graph is not tf.compat.v1.get_default_graph():
         return tf.reshape(tensor, shape)
     key = tensor.name, *shape
     return _once(key, lambda: tf.reshape(tensor, integers(*shape)))

@@ -2,7 +2,8 @@
 
 Private names in use:
 `tensorflow.python.ops.gradients_util._GradientsHelper`, which differentiates
-ops of the graph around a loop; the op attributes `_gradient_op_type` and
+ops of the graph around a loop; the op attributes `_gradient_op_type`,
+`_gradient_function` (the gradient of this op, in the place of its type's) and
 `skip_input_indices` (set by a tape; what it names gets no gradient).
 """
 
@@ -15,6 +16,26 @@ from tensorflow.python.ops import gradients_util
 ENDS = {"PreventGradient", "StopGradient"}
 #: Ops whose gradients heed `skip_input_indices`.
 _HEED = {"Add", "AddV2", "MatMul", "Mul", "Pow", "SquaredDifference", "Sub"}
+
+
+def _of_data(op, gradient):
+    """Return the gradients of a product of data with a matrix: data's alone."""
+    x, y = op.get_attr("adj_x"), op.get_attr("adj_y")
+    matrix = op.inputs[1]
+    if x:
+        found = tf.matmul(matrix, gradient, adjoint_a=y, adjoint_b=True)
+    else:
+        found = tf.matmul(gradient, matrix, adjoint_b=not y)
+    return found, None
+
+
+#: Type of op → its gradient where the weight needs none.
+_FIRST_ALONE = {
+    "BatchMatMulV2": _of_data,
+    "BiasAdd": lambda op, gradient: (gradient, None),
+}
+#: The axes that the weight has there.
+_WEIGHT = {"BatchMatMulV2": "io", "BiasAdd": "o"}
 
 
 def op_gradients(outputs, inputs, deltas, graph):
@@ -38,8 +59,12 @@ def gradients_at(targets, sources, given=None):
     """
     with contextlib.ExitStack() as stack:
         for op, skipped in _unneeded(targets, sources):
-            op.skip_input_indices = skipped
-            stack.callback(delattr, op, "skip_input_indices")
+            if op.type in _HEED:
+                op.skip_input_indices = skipped
+                stack.callback(delattr, op, "skip_input_indices")
+            elif _is_first_alone(op, skipped):
+                op._gradient_function = _FIRST_ALONE[op.type]
+                stack.callback(setattr, op, "_gradient_function", None)
         return tf.gradients(targets, sources, given)
 
 
@@ -52,8 +77,17 @@ def _unneeded(targets, sources):
             continue
         if op.type not in ENDS:
             wanted.update(id(t) for t in op.outputs if _may_pass(t.dtype))
-        if op.type in _HEED and not all(behind):
+        if not all(behind):
             yield op, tuple(k for k, b in enumerate(behind) if not b)
+
+
+def _is_first_alone(op, skipped):
+    """Whether the gradient of its data is one of `_FIRST_ALONE`."""
+    if op.type not in _FIRST_ALONE or skipped != (1,):
+        return False
+    own = has_own_gradient(op.node_def.attr) or op._gradient_function
+    # Of a matrix: it is broadcast, never the data.
+    return not own and op.inputs[1].shape.rank == len(_WEIGHT[op.type])
 
 
 def _may_pass(dtype):
