@@ -23,10 +23,8 @@ def _of_data(op, gradient):
     x, y = op.get_attr("adj_x"), op.get_attr("adj_y")
     matrix = op.inputs[1]
     if x:
-        found = tf.matmul(matrix, gradient, adjoint_a=y, adjoint_b=True)
-    else:
-        found = tf.matmul(gradient, matrix, adjoint_b=not y)
-    return found, None
+        return tf.matmul(matrix, gradient, adjoint_a=y, adjoint_b=True), None
+    return tf.matmul(gradient, matrix, adjoint_b=not y), None
 
 
 #: Type of op → its gradient where the weight needs none.
