@@ -11,7 +11,7 @@ from benchmarks import alone, interleaved, results
 TASK = "real_models"
 RIVALS = ("plain", "ours")
 #: The clipped step's first call, times the plain step's.
-FIRST_STEP = 2.5
+FIRST_STEP = 1.6
 #: The first step of the largest models takes minutes on a busy machine.
 SECONDS = 600
 #: Processes of each, for the first step and the peak memory. One alone gave
@@ -27,11 +27,13 @@ class Limits:
         time: clipped step, times the plain step.
         memory: peak memory of the process, times that of the plain step's.
         batch: samples of a step.
+        first: the first step, times the plain step's.
     """
 
     time: float | None = None
     memory: float | None = None
     batch: int = 16
+    first: float = FIRST_STEP
 
 
 def _all(names, limits):
@@ -47,11 +49,12 @@ LIMITS = {
     **_all("vit deit dinov2", Limits(1.15, 1.5)),
     **_all("swin", Limits()),
     **_all(
-        "convnext resnet50_frozen mobilenetv3_frozen densenet121_frozen "
+        "resnet50_frozen mobilenetv3_frozen densenet121_frozen "
         "resnet50_frozen_norms mobilenetv3_frozen_norms "
         "densenet121_frozen_norms",
         Limits(1.3, 2.0),
     ),
+    **_all("convnext", Limits(1.3, 2.0, first=2.0)),
     **_all("gemma_lora bert_lora", Limits(1.05, 1.2)),
     **_all("gpt2_124m", Limits(1.2, batch=4)),
     **_all("gpt2_124m_causal", Limits(1.3, batch=4)),
@@ -107,7 +110,7 @@ def _row(model, found):
     judged = (
         ("time", time, limits.time),
         ("memory", _over(ours, plain, "process_mb"), limits.memory),
-        ("first step", _over(ours, plain, "first_ms"), FIRST_STEP),
+        ("first step", _over(ours, plain, "first_ms"), limits.first),
     )
     time, memory, first = (_judged(value, limit) for _, value, limit in judged)
     cells = [

@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.factors.sample_gradients import sum_of_squares
+from keras_pergrad.factors.shared import integers
 
 SHORT = 16
 
@@ -52,7 +53,7 @@ def _by_tap_of_channels(big, small, windows):
     if filters != channels:
         shape.append(filters // channels)
     small = tf.reshape(small, shape)
-    axes = list(range(1, windows.rank + 1))
+    axes = integers(*range(1, windows.rank + 1))
     for met in windows.blocks(windows.pad(big)):
         met = met if filters == channels else met[..., None]
         yield tf.reduce_sum(met * small, axes, keepdims=True)

@@ -127,8 +127,8 @@ class Outer(SampleGradients):
                 x *= expand(weights, x)
             else:
                 dz *= expand(weights, dz)
-        x = tf.reshape(x, [-1, x.shape[-1]])
-        dz = tf.reshape(dz, [-1, dz.shape[-1]])
+        x = in_shape(x, [-1, x.shape[-1]])
+        dz = in_shape(dz, [-1, dz.shape[-1]])
         return self._shaped(tf.matmul(x, dz, transpose_a=True))
 
     def squared_norm_of_sum(self):
@@ -183,4 +183,4 @@ def _positions(tensor):
         return tensor, count
     if count is None:
         return tf.reshape(tensor, [tf.shape(tensor)[0], -1, features]), count
-    return tf.reshape(tensor, [-1, count, features]), count
+    return in_shape(tensor, [-1, count, features]), count

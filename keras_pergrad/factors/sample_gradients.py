@@ -5,6 +5,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_pergrad.factors.shared import in_rank, integers
+
 #: Types whose squares overflow, vanish or lose too many digits.
 HALF = (tf.float16, tf.bfloat16)
 
@@ -155,13 +157,15 @@ def wide(tensor):
 def expand(weights, tensor):
     """Return weights (n,), shaped to multiply `tensor`, (n, ...)."""
     weights = tf.cast(weights, tensor.dtype)
-    return tf.reshape(weights, [-1] + [1] * (tensor.shape.rank - 1))
+    return in_rank(weights, [-1] + [1] * (tensor.shape.rank - 1))
 
 
 def in_shape(tensor, shape):
     """Return a tensor in another shape, without an op if it has that."""
     known = tensor.shape.rank is not None and tensor.shape.as_list()
-    return tensor if known == list(shape) else tf.reshape(tensor, shape)
+    if known == list(shape):
+        return tensor
+    return tf.reshape(tensor, integers(*shape))
 
 
 def weighted(gradients, weights, shape=None):
@@ -181,10 +185,11 @@ def weighted(gradients, weights, shape=None):
     # As `tf.tensordot` does, in a sixth of its ops.
     rows = gradients
     if known.rank != 1:
-        rows = tf.reshape(gradients, [-1, known.num_elements()])
-    return tf.reshape(tf.expand_dims(weights, 0) @ rows, shape)
+        rows = tf.reshape(gradients, integers(-1, known.num_elements()))
+    return tf.reshape(in_rank(weights, [1, -1]) @ rows, integers(*shape))
 
 
 def sum_of_squares(tensor):
     """Return the sum of squares over all axes but the first, (n,)."""
-    return tf.reduce_sum(tf.square(tensor), list(range(1, tensor.shape.rank)))
+    axes = integers(*range(1, tensor.shape.rank))
+    return tf.reduce_sum(tf.square(tensor), axes)

@@ -3,6 +3,7 @@
 import tensorflow as tf
 
 from keras_pergrad.factors.full import Full
+from keras_pergrad.factors.shared import integers
 from keras_pergrad.factors.sums import Product, Sum
 
 #: A sample's gradient with more entries is not copied to save ops.
@@ -80,4 +81,4 @@ def _is_small(factor):
 def _flat(tensor):
     if tensor.shape.rank == 2:
         return tensor
-    return tf.reshape(tensor, [-1, tensor.shape[1:].num_elements()])
+    return tf.reshape(tensor, integers(-1, tensor.shape[1:].num_elements()))

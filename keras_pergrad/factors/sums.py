@@ -3,6 +3,7 @@
 import tensorflow as tf
 
 from keras_pergrad.factors.full import Full
+from keras_pergrad.factors.shared import integers
 
 
 class Sum(Full):
@@ -11,6 +12,8 @@ class Sum(Full):
     Args:
         dz: (n, ..., *shape); the axes between are positions.
         shape: the variable's shape; default: the last axis of `dz`.
+        rank: how many of the last axes of `dz` are no positions, where these
+            are not the axes of `shape`.
 
     Example:
 
@@ -20,9 +23,10 @@ class Sum(Full):
     array([5., 5., 5.], dtype=float32)
     """
 
-    def __init__(self, dz, shape=None):
+    def __init__(self, dz, shape=None, rank=None):
         self.dz = dz
         self.shape = [dz.shape[-1]] if shape is None else list(shape)
+        self.rank = rank
         self._gradients = None
 
     @property
@@ -37,9 +41,13 @@ class Sum(Full):
         self._gradients = value
 
     def _reduce(self):
-        rank = len(self.shape)
-        positions = list(range(1, self.dz.shape.rank - rank))
-        return tf.reduce_sum(self.dz, positions) if positions else self.dz
+        rank = len(self.shape) if self.rank is None else self.rank
+        total, positions = self.dz, range(1, self.dz.shape.rank - rank)
+        if positions:
+            total = tf.reduce_sum(total, integers(*positions))
+        if self.rank is None or total.shape[1:].as_list() == self.shape:
+            return total
+        return tf.reshape(total, integers(-1, *self.shape))
 
 
 class Product(Sum):

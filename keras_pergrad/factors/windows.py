@@ -7,6 +7,8 @@ import math
 import numpy as np
 import tensorflow as tf
 
+from keras_pergrad.factors.shared import integers
+
 
 @dataclasses.dataclass(frozen=True)
 class Windows:
@@ -111,13 +113,13 @@ class Windows:
     def slices(self, padded):
         """Yield the pixels that each tap meets, (n, T positions, channels)."""
         for met in self.blocks(padded):
-            yield tf.reshape(met, [-1, self.count, padded.shape[-1]])
+            yield tf.reshape(met, integers(-1, self.count, padded.shape[-1]))
 
     def blocks(self, padded):
         """Yield the same as (n, *positions, channels)."""
         if max(self.strides) == 1:
             # An op with fewer inputs than that of a slice with strides.
-            size = tf.constant([-1, *self.positions, padded.shape[-1]])
+            size = integers(-1, *self.positions, padded.shape[-1])
             for offset in self.offsets():
                 yield tf.slice(padded, [0, *offset, 0], size)
             return

@@ -2,10 +2,38 @@
 
 Private names in use:
 `tensorflow.python.ops.gradients_util._GradientsHelper`, which differentiates
-ops of the graph around a loop; the op attribute `_gradient_op_type`.
+ops of the graph around a loop; the op attributes `_gradient_op_type`,
+`_gradient_function` (the gradient of this op, in the place of its type's) and
+`skip_input_indices` (set by a tape; what it names gets no gradient).
 """
 
+import contextlib
+
+import tensorflow as tf
 from tensorflow.python.ops import gradients_util
+
+#: Gradients end here: what comes out counts as a constant.
+ENDS = {"PreventGradient", "StopGradient"}
+#: Ops whose gradients heed `skip_input_indices`.
+_HEED = {"Add", "AddV2", "MatMul", "Mul", "Pow", "SquaredDifference", "Sub"}
+
+
+def _of_data(op, gradient):
+    """Return the gradients of a product of data with a matrix: data's alone."""
+    x, y = op.get_attr("adj_x"), op.get_attr("adj_y")
+    matrix = op.inputs[1]
+    if x:
+        return tf.matmul(matrix, gradient, adjoint_a=y, adjoint_b=True), None
+    return tf.matmul(gradient, matrix, adjoint_b=not y), None
+
+
+#: Type of op → its gradient where the weight needs none.
+_FIRST_ALONE = {
+    "BatchMatMulV2": _of_data,
+    "BiasAdd": lambda op, gradient: (gradient, None),
+}
+#: The axes that the weight has there.
+_WEIGHT = {"BatchMatMulV2": "io", "BiasAdd": "o"}
 
 
 def op_gradients(outputs, inputs, deltas, graph):
@@ -13,6 +41,51 @@ def op_gradients(outputs, inputs, deltas, graph):
     return gradients_util._GradientsHelper(
         outputs, inputs, deltas, src_graph=graph
     )
+
+
+def gradients_at(targets, sources, given=None):
+    """Return `tf.gradients` of the sources, without ops that none needs.
+
+    `tf.gradients` differentiates an op for all of its inputs. For a bias that
+    is a sum over the batch, which nothing takes if the bias is no source.
+    """
+    with contextlib.ExitStack() as stack:
+        for op, skipped in _unneeded(targets, sources):
+            if op.type in _HEED:
+                op.skip_input_indices = skipped
+                stack.callback(delattr, op, "skip_input_indices")
+            elif _is_first_alone(op, skipped):
+                op._gradient_function = _FIRST_ALONE[op.type]
+                stack.callback(setattr, op, "_gradient_function", None)
+        return tf.gradients(targets, sources, given)
+
+
+def _unneeded(targets, sources):
+    """Yield (op, its inputs that depend on no source)."""
+    wanted = {id(t) for t in sources}
+    for op in targets[0].graph.get_operations():
+        behind = [id(t) in wanted for t in op.inputs]
+        if not any(behind):
+            continue
+        if op.type not in ENDS:
+            wanted.update(id(t) for t in op.outputs if _may_pass(t.dtype))
+        if not all(behind):
+            yield op, tuple(k for k, b in enumerate(behind) if not b)
+
+
+def _is_first_alone(op, skipped):
+    """Whether the gradient of its data is one of `_FIRST_ALONE`."""
+    if op.type not in _FIRST_ALONE or skipped != (1,):
+        return False
+    own = has_own_gradient(op.node_def.attr) or op._gradient_function
+    # Of a matrix: it is broadcast, never the data.
+    return not own and op.inputs[1].shape.rank == len(_WEIGHT[op.type])
+
+
+def _may_pass(dtype):
+    """Whether gradients may pass through tensors of this type."""
+    lists = dtype in (tf.resource, tf.variant)
+    return lists or dtype.is_floating or dtype.is_complex
 
 
 def has_own_gradient(attributes):

@@ -107,6 +107,8 @@ def _without(local, axes, spread):
 def _as_shape(factor, shape):
     if len(factor.shape) == len(shape):
         return factor
+    if all(type(size) is int for size in shape):
+        return Sum(factor.dz, shape, len(factor.shape))
     return Full(tf.reshape(factor.gradients, [-1, *shape]))
 
 

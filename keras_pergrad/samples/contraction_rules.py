@@ -10,6 +10,7 @@ import string
 import tensorflow as tf
 
 from keras_pergrad.factors import Blocks, Outer
+from keras_pergrad.factors.shared import integers
 from keras_pergrad.samples.layout import Layout
 from keras_pergrad.samples.op_rules import op_rule
 
@@ -190,7 +191,7 @@ def arranged(tensor, labels, blocks, positions, features, sizes):
     order = [labels[0], *blocks, *positions, *features]
     alone = [k for k, c in enumerate(labels) if c not in order]
     if alone:
-        tensor = tf.reduce_sum(tensor, alone)
+        tensor = tf.reduce_sum(tensor, integers(*alone))
         labels = [c for c in labels if c in order]
     axes = [labels.index(c) for c in order]
     if axes != sorted(axes):
@@ -208,6 +209,6 @@ def arranged(tensor, labels, blocks, positions, features, sizes):
     between = count
     if count is None:
         between = tf.reduce_prod(tf.shape(tensor)[middle])
-    tensor = tf.reshape(tensor, [samples, *front, between, width])
+    tensor = tf.reshape(tensor, integers(samples, *front, between, width))
     tensor.set_shape([None, *known])
     return tensor

@@ -5,6 +5,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_pergrad.factors.shared import integers
+
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
@@ -40,7 +42,8 @@ class Layout:
         parts = [] if self.lead == 1 else [lead]
         parts += [n] if self.rows == 1 else [n, rows]
         known = [s if isinstance(s, int) and s >= 0 else None for s in parts]
-        split = tf.reshape(tensor, [*shape[:axis], *parts, *shape[axis:]])
+        sizes = integers(*shape[:axis], *parts, *shape[axis:])
+        split = tf.reshape(tensor, sizes)
         split.set_shape([*static[:axis], *known, *static[axis + 1 :]])
         return moved(split, axis + (self.lead != 1), 0)
 

@@ -150,7 +150,9 @@ class TracedStep:
             self.refuse(layer, error)
         at_ops = {id(c): d for c, d in zip(uses.candidates, at_ops)}
         at_rules = iter(at_rules)
-        n = tf.shape(first_tensor(self.batch[0]))[0]
+        n = self.number
+        if n is None:
+            n = tf.shape(first_tensor(self.batch[0]))[0]
         for call in self.calls:
             deltas = [next(at_rules) for _ in call.watched]
             layouts = proof.watched_layouts(call)

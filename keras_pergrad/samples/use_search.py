@@ -12,6 +12,7 @@ import functools
 import tensorflow as tf
 
 from keras_pergrad.keras_internals.function_graphs import captures_of
+from keras_pergrad.keras_internals.gradient_helpers import ENDS, gradients_at
 from keras_pergrad.keras_internals.losses import components
 from keras_pergrad.keras_internals.model_state import (
     assigned_inputs,
@@ -26,8 +27,16 @@ ASSIGN = {
     "AssignAddVariableOp",
     "AssignSubVariableOp",
 }
-#: Gradients end here: what comes out counts as a constant.
-ENDS = {"StopGradient", "PreventGradient"}
+#: Ops that repeat nothing: a weight behind them is as large as before.
+_ARRANGE = {
+    "Cast",
+    "ExpandDims",
+    "Identity",
+    "Neg",
+    "Reshape",
+    "Squeeze",
+    "Transpose",
+}
 
 
 @dataclasses.dataclass
@@ -41,7 +50,7 @@ class Candidate:
         by_value: whether its outputs depend on the batch's values.
         outputs: its floating-point and complex outputs (of several, only
             those that some op takes), and the tensors that are taken from
-            lists among its outputs.
+            lists among its outputs. None where it can be no use.
         within: the `Inlined` call that it is in, or None.
         repeated: the places of weights that were repeated for each sample.
     """
@@ -130,7 +139,7 @@ class Uses:
                 given = [g for _, g in pairs]
             deltas = [None] * len(targets)
             if sources and targets:
-                deltas = tf.gradients(sources, targets, given)
+                deltas = gradients_at(sources, targets, given)
             found.update((id(t), _dense(g)) for t, g in zip(targets, deltas))
         return (
             [[found[id(t)] for t in c.outputs] for c in self.candidates],
@@ -199,9 +208,10 @@ class Uses:
         ]
         if weights:
             repeated = tuple(k for k in weights if id(inputs[k]) in self._sizes)
-            made = Candidate(
-                op, weights, by_value, list(floats), within, repeated
-            )
+            # Without samples it is no use, and its gradient is not needed.
+            plain = op.type in _ARRANGE and not by_value and not repeated
+            targets = [] if plain else list(floats)
+            made = Candidate(op, weights, by_value, targets, within, repeated)
             self.candidates.append(made)
             makers[id(made)] = made
         if by_value and makers:

@@ -7,7 +7,14 @@ the op only arranges numbers, the factor keeps its kind.
 
 import tensorflow as tf
 
-from keras_pergrad.factors import Adapted, Full, Outer, Rows, SampleGradients
+from keras_pergrad.factors import (
+    Adapted,
+    Full,
+    Outer,
+    Rows,
+    SampleGradients,
+    Sum,
+)
 from keras_pergrad.factors.sample_gradients import sum_of_squares, weighted
 from keras_pergrad.keras_internals.gradient_helpers import op_gradients
 from keras_pergrad.samples.layout import sizes_of
@@ -220,6 +227,9 @@ def _with_shape(factor, op, shape):
             factor.unpermuted,
             factor.method,
         )
+    if type(factor) is Sum and all(type(s) is int and s for s in shape):
+        rank = len(factor.shape) if factor.rank is None else factor.rank
+        return Sum(factor.dz, shape, rank)
     if isinstance(factor, Full):
         found = factor.gradients
         n = -1 if found.shape[1:].num_elements() else tf.shape(found)[0]

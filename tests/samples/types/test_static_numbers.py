@@ -102,19 +102,37 @@ def test_numpy_gives_what_tensorflow_gives(name):
     assert any(served) != name.endswith(others)
 
 
+def _broadcast(x, y):
+    """The op that gives the axes of sums for these shapes."""
+    function = tf.function(
+        lambda: raw.BroadcastGradientArgs(
+            s0=tf.constant(x, tf.int32, [len(x)]),
+            s1=tf.constant(y, tf.int32, [len(y)]),
+        )[0],
+        autograph=False,
+    ).get_concrete_function()
+    (op,) = (
+        op
+        for op in function.graph.get_operations()
+        if op.type == "BroadcastGradientArgs"
+    )
+    return op
+
+
 def test_axes_of_broadcasting():
     shapes = [s for r in range(4) for s in itertools.product((1, 3), repeat=r)]
     for x, y in itertools.product(shapes, shapes):
-        function = tf.function(
-            lambda x=x, y=y: raw.BroadcastGradientArgs(
-                s0=tf.constant(x, tf.int32, [len(x)]),
-                s1=tf.constant(y, tf.int32, [len(y)]),
-            )[0],
-            autograph=False,
-        ).get_concrete_function()
-        (op,) = (
-            op
-            for op in function.graph.get_operations()
-            if op.type == "BroadcastGradientArgs"
-        )
-        assert _same(op)
+        assert _same(_broadcast(x, y))
+
+
+@pytest.mark.parametrize("shapes", [((3,), (2,)), ((4, 1), (2, 3, 5))])
+def test_shapes_that_do_not_broadcast_have_no_axes(shapes):
+    op = _broadcast(*shapes)
+    assert StaticNumbers().of(op.outputs[0]) is None
+
+
+def test_what_tensorflow_refuses_has_no_value():
+    op = _last_op(lambda x: tf.concat([x, x], 0))
+    given = [np.zeros((2, 2), np.int32), np.zeros(3, np.int32), np.int32(0)]
+    assert by_numpy(op, given) is None
+    assert by_tensorflow(op, given) is None
