@@ -97,7 +97,9 @@ def short_names(infos):
     tags = _tags(infos)
     for field in ("seed", *tags, *_TELLING):
         parts = [_short(info, field, field in tags) for info in infos]
-        longer = [(*name, part) for name, part in zip(names, parts)]
+        longer: list[tuple[str, ...]] = [
+            (*name, part) for name, part in zip(names, parts)
+        ]
         # What the user has set is named wherever it differs.
         before = 1 if field in ("seed", *tags) else len(set(names))
         if len(set(longer if before > 1 else parts)) > before:
