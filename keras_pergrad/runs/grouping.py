@@ -93,7 +93,7 @@ def labels(infos, by):
 
 def short_names(infos):
     """Name each run by what tells it apart: seed, tags, and what else must."""
-    names: list[tuple[str, ...]] = [()] * len(infos)
+    names = [()] * len(infos)
     tags = _tags(infos)
     for field in ("seed", *tags, *_TELLING):
         parts = [_short(info, field, field in tags) for info in infos]
@@ -106,11 +106,9 @@ def short_names(infos):
             names = longer
     if not any(names):
         names = [(_short(info, "seed", False),) for info in infos]
-    again = [names[:r].count(name) for r, name in enumerate(names)]
-    return [
-        " · ".join(name) + (f" ({count + 1})" if count else "")
-        for name, count in zip(names, again)
-    ]
+    texts = [" · ".join(name) for name in names]
+    again = [texts[:r].count(text) for r, text in enumerate(texts)]
+    return [f"{t} ({n + 1})" if n else t for t, n in zip(texts, again)]
 
 
 def _short(info, field, is_tag):
