@@ -96,7 +96,9 @@ def record(plants, fit, followed):
             _, after = measured(functools.partial(fit, data, *settings))
             found[plant.__name__] = {"before": before, "after": after}
     data_stall.diagnose = diagnose
-    FILE.write_text(json.dumps(found, indent=1) + "\n")
+    # A line for each fault.
+    lines = [f'"{name}": {json.dumps(told)}' for name, told in found.items()]
+    FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
 if __name__ == "__main__":
