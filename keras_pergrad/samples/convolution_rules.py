@@ -65,7 +65,7 @@ def _patches(use, big, small):
     if not last:
         big, small = (_channels_last(t, added) for t in (big, small))
     channels = big.shape[-1]
-    if None in (channels, *shape):
+    if channels is None or None in shape:
         return "the shape of its kernel is not known when tracing"
     inner = slice(1, -1) if last else slice(2, None)
     sizes, positions = (sizes_of(t)[1 + added : -1] for t in (big, small))

@@ -65,7 +65,7 @@ class ConvLstm(Lstm):
     def to_state(self, dz):
         masks = self.state_masks or [None]
         parts = zip(*(tf.split(t, len(masks), -1) for t in (dz, self.kernel)))
-        shape = [*sizes_of(dz)[:-1], self.cell.filters]
+        shape = tf.stack([*sizes_of(dz)[:-1], self.cell.filters])
         found = [
             _dropped(
                 tf.nn.conv_transpose(d, kernel, shape, 1, padding="SAME"), mask
