@@ -5,6 +5,7 @@ and what is copied, each at the rate measured by benchmarks/conv_methods.py.
 Only their order matters.
 """
 
+import dataclasses
 import math
 from typing import NamedTuple
 
@@ -18,6 +19,10 @@ HELD = 2**17
 # Microseconds for each number of a depthwise kernel and each sample that
 # TensorFlow's filter gradient takes; 0.01 to 0.3 were measured.
 DEPTHWISE = 0.03
+# A size that is not known when tracing is taken for this one. What grows with
+# its square is not chosen then.
+GUESS = 16
+OF_ANY_SIZE = ("taps", "patches", "tap_norms")
 
 
 class Rates(NamedTuple):
@@ -94,6 +99,9 @@ def costs(windows, groups, big, small, xla=False):
 
     `big` and `small` are the channels of either side, all groups together.
     """
+    if not windows.known:
+        found = costs(_guessed(windows), groups, big, small, xla)
+        return {name: found[name] for name in OF_ANY_SIZE}
     rates = XLA if xla else PLAIN
     taps, count = windows.taps, windows.count
     window = taps * big // groups
@@ -152,6 +160,22 @@ def costs(windows, groups, big, small, xla=False):
             if name in found:
                 found[name] += 1e9
     return found
+
+
+def _guessed(windows):
+    """Return the windows with a number for each size that is not known."""
+    numbers = {
+        name: tuple(
+            k if isinstance(k, int) else guess for k in getattr(windows, name)
+        )
+        for name, guess in (
+            ("sizes", GUESS),
+            ("positions", GUESS),
+            ("before", 0),
+            ("after", 0),
+        )
+    }
+    return dataclasses.replace(windows, **numbers)
 
 
 def norm_bytes(method, windows, groups, big, small):

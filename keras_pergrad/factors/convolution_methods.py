@@ -72,6 +72,8 @@ def split(tensor, groups):
     if groups == 1:
         return tensor
     _, positions, channels = tensor.shape
+    if positions is None:
+        positions = tf.shape(tensor)[1]
     tensor = tf.reshape(tensor, [-1, positions, groups, channels // groups])
     return tf.transpose(tensor, [0, 2, 1, 3])
 
@@ -104,6 +106,8 @@ def unfold(big, windows):
     """Return the windows of the input, (n, T, K·g·i)."""
     # A gather is two to four times as fast as the op for image patches.
     channels = big.shape[-1]
+    if not windows.known:
+        return tf.concat(list(windows.slices(windows.pad(big))), -1)
     pixels = tf.reshape(
         windows.pad(big), [-1, math.prod(windows.padded_sizes), channels]
     )
@@ -238,10 +242,11 @@ def is_depthwise(groups, channels):
 
 def has_filter_gradient(windows, groups, channels):
     """Whether one op of TensorFlow gives the filter gradient on a CPU."""
+    windows = windows.without_whole()
     if windows.dilated:
         return False
     if groups == 1:
-        return True
+        return windows.rank <= 3
     # TensorFlow's depthwise op wants the same stride everywhere.
     even = len(set(windows.strides)) == 1
     return is_depthwise(groups, channels) and windows.rank < 3 and even
@@ -249,6 +254,7 @@ def has_filter_gradient(windows, groups, channels):
 
 def filter_gradient(padded, small, windows, groups):
     """Return the result of that op for a padded input, (K·i, g·o)."""
+    windows = windows.without_whole()
     kernel, strides, sizes, positions = (
         list(t) if windows.rank > 1 else [1, *t]
         for t in (

@@ -124,6 +124,8 @@ class Patches(SampleGradients):
         return "held" if held else "filter gradient"
 
     def norm_bytes(self, n):
+        if not self.windows.known:
+            return None
         return (
             convolution_costs.norm_bytes(
                 self.chosen_method(),

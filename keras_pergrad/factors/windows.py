@@ -15,7 +15,8 @@ class Windows:
     """The geometry of a convolution over (n, *sizes, channels).
 
     Tap a of the kernel meets input pixel p·stride + a·dilation − before at
-    position p, in every dimension. Tuples have one entry a dimension.
+    position p, in every dimension. Tuples have one entry a dimension: a number,
+    or a scalar tensor for what is not known when tracing.
 
     Attributes:
         kernel, strides, dilation: as Keras has them.
@@ -46,7 +47,7 @@ class Windows:
             reach = (k - 1) * d + 1
             if padding == "same":
                 count = -(-size // s)
-                missing = max((count - 1) * s + reach - size, 0)
+                missing = positive((count - 1) * s + reach - size)
                 first = missing // 2
             else:
                 missing = first = reach - 1 if padding == "causal" else 0
@@ -59,6 +60,15 @@ class Windows:
                 tuple,
                 (kernel, strides, dilation, sizes, positions, before, after),
             )
+        )
+
+    @property
+    def known(self):
+        """Whether all of it is known when tracing."""
+        return all(
+            isinstance(number, int)
+            for name in ("sizes", "positions", "before", "after")
+            for number in getattr(self, name)
         )
 
     @property
@@ -91,9 +101,16 @@ class Windows:
 
     def pad(self, tensor):
         """Return `tensor` with the zeros around it."""
-        if not any(self.before + self.after):
+        if all(isinstance(k, int) and not k for k in self.before + self.after):
             return tensor
-        return tf.pad(tensor, [(0, 0), *zip(self.before, self.after), (0, 0)])
+        zeros = [(0, 0), *zip(self.before, self.after), (0, 0)]
+        return self._of_sizes(tf.pad(tensor, zeros), self.padded_sizes, tensor)
+
+    def _of_sizes(self, tensor, sizes, source):
+        """Return a tensor that tells what of these sizes is known."""
+        sizes = [k if isinstance(k, int) else None for k in sizes]
+        tensor.set_shape([source.shape[0], *sizes, source.shape[-1]])
+        return tensor
 
     def offsets(self):
         """Return the first pixel of each tap in the padded input, in order."""
@@ -121,11 +138,14 @@ class Windows:
             # An op with fewer inputs than that of a slice with strides.
             size = integers(-1, *self.positions, padded.shape[-1])
             for offset in self.offsets():
-                yield tf.slice(padded, [0, *offset, 0], size)
+                met = tf.slice(padded, [0, *offset, 0], size)
+                yield self._of_sizes(met, self.positions, padded)
             return
         for offset in self.offsets():
             index = [self.reach(i, a) for i, a in enumerate(offset)]
-            yield padded[(slice(None), *index)]
+            yield self._of_sizes(
+                padded[(slice(None), *index)], self.positions, padded
+            )
 
     def indices(self):
         """Return the pixels that taps meet, (T, K), in the flat input."""
@@ -134,6 +154,25 @@ class Windows:
         taps = np.array(list(self.offsets())).T
         met = firsts[:, :, None] + taps[:, None, :]
         return np.ravel_multi_index(list(met), self.padded_sizes)
+
+    def without_whole(self):
+        """Return the windows without leading dimensions that are as samples.
+
+        There the kernel has one tap and takes every position, as over frames.
+        """
+        found = self
+        while found.rank > 1 and all(
+            isinstance(part[0], int) and part[0] == one
+            for part, one in (
+                (found.kernel, 1),
+                (found.strides, 1),
+                (found.before, 0),
+                (found.after, 0),
+            )
+        ):
+            names = [field.name for field in dataclasses.fields(found)]
+            found = Windows(*(getattr(found, name)[1:] for name in names))
+        return found
 
     def of_rows(self):
         """Return the same windows, with the taps of a row as channels."""
@@ -147,3 +186,8 @@ class Windows:
             before=nothing,
             after=nothing,
         )
+
+
+def positive(number):
+    """Return a number or a scalar tensor, but at least zero."""
+    return max(number, 0) if isinstance(number, int) else tf.maximum(number, 0)

@@ -4,10 +4,13 @@ Private names in use: `Layer._layers`, `_path`, `_trainable`,
 `_trainable_variables`, `_open_name_scope`, `_dtype_policy`,
 `Operation._inbound_nodes`, `_outbound_nodes`, `Variable._path`, `_trainable`,
 `Functional._inputs`, `KerasTensor._dtype`,
-`TextVectorization._lookup_layer`, `IndexLookup._has_input_vocabulary`.
+`TextVectorization._lookup_layer`, `IndexLookup._has_input_vocabulary`,
+`keras.src.layers.rnn.conv_lstm.ConvLSTMCell`.
 """
 
 import contextlib
+
+from keras.src.layers.rnn.conv_lstm import ConvLSTMCell as ConvLSTMCell
 
 from keras_pergrad.common.patching import attribute
 

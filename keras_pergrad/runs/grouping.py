@@ -93,7 +93,7 @@ def labels(infos, by):
 
 def short_names(infos):
     """Name each run by what tells it apart: seed, tags, and what else must."""
-    names = [()] * len(infos)
+    names: list[tuple[str, ...]] = [()] * len(infos)
     tags = _tags(infos)
     for field in ("seed", *tags, *_TELLING):
         parts = [_short(info, field, field in tags) for info in infos]

@@ -156,10 +156,12 @@ def _repeated(use, source, target, x):
     """Return the layout of an input that was repeated for each sample."""
     label = target[use.layout.axis]
     size = use.op.outputs[0].shape[use.layout.axis]
-    if label not in source or size is None:
+    if label not in source:
         return None
     axis = source.index(label)
-    if x.shape[axis] != size:
+    # Rows of a matrix are never repeated by the product itself.
+    same = use.type == "MatMul" or (size is not None and x.shape[axis] == size)
+    if not same:
         return None
     return dataclasses.replace(use.layout, axis=axis)
 

@@ -9,6 +9,7 @@ import dataclasses
 import tensorflow as tf
 
 from keras_pergrad.factors import Patches, Windows
+from keras_pergrad.factors.windows import positive
 from keras_pergrad.samples.layout import sizes_of
 from keras_pergrad.samples.op_rules import op_rule
 
@@ -36,6 +37,10 @@ def transposed(use, place):
     x, dz = _input(use, 2), use.delta(use.dtype(1))
     if x is None:
         return "its input has no samples"
+    if dz.shape[-1] is None and use.attribute("data_format")[:2] != b"NC":
+        # The sizes of its output are a tensor; it has no groups then.
+        channels = use.op.inputs[1].shape[-2]
+        dz = tf.ensure_shape(dz, [*dz.shape[:-1], channels])
     return _patches(use, dz, x)
 
 
@@ -56,36 +61,26 @@ def _patches(use, big, small):
     added = use.layout.added
     if added == 2:
         big, small = _joined(big), _joined(small)
-        if big is None or small is None:
-            return "the sizes of its input are not known when tracing"
         added = 1
     if not last:
         big, small = (_channels_last(t, added) for t in (big, small))
-    sizes = big.shape.as_list()[1 + added : -1]
-    positions = small.shape.as_list()[1 + added : -1]
     channels = big.shape[-1]
-    known = None not in (channels, *shape, *sizes, *positions)
-    if channels is None or not known:
-        return "the sizes of its input are not known when tracing"
+    if channels is None or None in shape:
+        return "the shape of its kernel is not known when tracing"
     inner = slice(1, -1) if last else slice(2, None)
+    sizes, positions = (sizes_of(t)[1 + added : -1] for t in (big, small))
     windows = _windows(use, shape[:rank], sizes, positions, inner)
     if added:
-        count = big.shape[1]
-        if count is None:
-            return "the sizes of its input are not known when tracing"
-        windows = _with_positions(windows, count)
+        windows = _with_positions(windows, sizes_of(big, [1])[0])
     groups = channels if use.type in _DEPTHWISE else channels // shape[-2]
     return Patches(big, small, windows, shape, groups)
 
 
 def _joined(tensor):
-    """Return a tensor whose axes 1 and 2 are one, if their size is known."""
-    count = tensor.shape[1:3].num_elements()
-    if count is None:
-        return None
-    sizes = sizes_of(tensor)
-    found = tf.reshape(tensor, [sizes[0], count, *sizes[3:]])
-    found.set_shape([None, count, *tensor.shape[3:]])
+    """Return a tensor whose axes 1 and 2 are one."""
+    sizes, known = sizes_of(tensor), tensor.shape
+    found = tf.reshape(tensor, [sizes[0], sizes[1] * sizes[2], *sizes[3:]])
+    found.set_shape([None, known[1:3].num_elements(), *known[3:]])
     return found
 
 
@@ -102,17 +97,20 @@ def _windows(use, kernel, sizes, positions, inner):
     padding = use.attribute("padding").decode()
     before, after = [], []
     for k in range(len(kernel)):
+        if padding == "VALID" or (padding == "SAME" and kernel[k] == 1):
+            before.append(0)
+            after.append(0)
+            continue
         reach = (kernel[k] - 1) * dilation[k] + 1
+        # Pixels at the end that no window reaches need no zeros.
         missing = (positions[k] - 1) * strides[k] + reach - sizes[k]
         if padding == "EXPLICIT":
             pairs = use.attribute("explicit_paddings")
-            at = 2 * (k + (inner.start or 0))
-            first = pairs[at]
+            first = pairs[2 * (k + (inner.start or 0))]
         else:
-            first = max(missing, 0) // 2 if padding == "SAME" else 0
+            first = positive(missing) // 2
         before.append(first)
-        # Pixels at the end that no window reaches need no zeros.
-        after.append(max(missing - first, 0))
+        after.append(positive(missing - first))
     parts = kernel, strides, dilation, sizes, positions, before, after
     return Windows(*map(tuple, parts))
 

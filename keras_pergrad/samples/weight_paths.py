@@ -261,14 +261,6 @@ def _transposed(factor, op, source, target):
     return Pulled(factor, op.outputs[0], [op.inputs[0]], True)
 
 
-@path_rule("Slice", "StridedSlice", "Split", "SplitV", "Unpack")
-def _part(factor, op, source, target):
-    """Return the factor of a part: the rest of the gradient is zero."""
-    if source != (1 if op.type == "Split" else 0):
-        return None
-    return Pulled(factor, op.outputs[target], [op.inputs[source]], True)
-
-
 @path_rule("Neg")
 def _negative(factor, op, source, target):
     return Scaled(factor, -1)

@@ -1,17 +1,21 @@
-"""Rules of SimpleRNN, LSTM, GRU and RNN with one of their cells.
+"""Rules of SimpleRNN, LSTM, GRU, ConvLSTM and RNN with one of their cells.
 
 The layer's own `call` runs, but with an equivalent inner loop that projects
 the whole input at once. The gradient of that projection Z is the gate gradient
 of every step:
 
     kernel = Σ_t x_t ⊗ dz_t,  recurrent kernel = Σ_t h_{t-1} ⊗ dz_t.
+
+In a ConvLSTM these are sums over pixels, too.
 """
 
 import keras
 import tensorflow as tf
 
 from keras_pergrad.common.patching import attribute
+from keras_pergrad.keras_internals.layer_parts import ConvLSTMCell
 from keras_pergrad.samples.layer_rules import recurrent_cells
+from keras_pergrad.samples.layer_rules.convolutional_cell import ConvLstm
 from keras_pergrad.samples.layer_rules.rule_registry import register_rule
 from keras_pergrad.samples.layer_rules.scan import Scan
 
@@ -19,17 +23,23 @@ _CELLS = {
     keras.layers.SimpleRNNCell: recurrent_cells.Simple,
     keras.layers.LSTMCell: recurrent_cells.Lstm,
     keras.layers.GRUCell: recurrent_cells.Gru,
+    ConvLSTMCell: ConvLstm,
 }
 _LAYERS = (
     keras.layers.RNN,
     keras.layers.SimpleRNN,
     keras.layers.LSTM,
     keras.layers.GRU,
+    keras.layers.ConvLSTM1D,
+    keras.layers.ConvLSTM2D,
+    keras.layers.ConvLSTM3D,
 )
 
 
-def _cell(layer):
+def _cell(layer, training=False):
     make = _CELLS[type(layer.cell)]
+    if make is ConvLstm:
+        return ConvLstm(layer.cell, training)
     if make is recurrent_cells.Gru and not layer.cell.reset_after:
         make = recurrent_cells.GruResetBefore
     return make(layer.cell)
@@ -41,7 +51,8 @@ def _unsupported(layer, *args, training=None, **kwargs):
         return f"its cell is a {type(cell).__name__}"
     if type(layer).inner_loop not in {c.inner_loop for c in _LAYERS}:
         return "it has an inner loop of its own"
-    if training and (cell.dropout or cell.recurrent_dropout):
+    dropout = cell.dropout or cell.recurrent_dropout
+    if training and dropout and type(cell) is not ConvLSTMCell:
         return "dropout inside the recurrence"
     used = [cell.activation]
     used += [getattr(cell, "recurrent_activation", cell.activation)]
@@ -58,22 +69,25 @@ def _forward(layer, call, watch, *args, **kwargs):
         if mask is not None:
             mask = tf.cast(mask, tf.bool)
             mask = mask[..., 0] if mask.shape.rank == 3 else mask
-        inputs = tf.cast(sequences, layer.cell.compute_dtype)
+        cell = _cell(layer, training)
+        inputs = cell.inward(tf.cast(sequences, layer.cell.compute_dtype))
         if layer.go_backwards:
             inputs = tf.reverse(inputs, [1])
             mask = None if mask is None else tf.reverse(mask, [1])
-        cell = _cell(layer)
         z = watch(cell.project(inputs))
-        whole, states, rest = _recurrence(
-            cell, z, initial_state, mask, layer.return_sequences
+        initial = [cell.inward(state) for state in initial_state]
+        whole, states, (hidden, *rest) = _recurrence(
+            cell, z, initial, mask, layer.return_sequences
         )
-        found["inputs"] = (inputs, *rest)
+        found["inputs"] = (*cell.met(inputs, hidden), *rest)
         last = states[0]
         if mask is not None:
             shown = _shown(mask, layer.zero_output_for_mask)
             last = _where(shown[:, -1], last)
             whole = None if whole is None else _where(shown, whole)
-        return last, last if whole is None else whole, list(states)
+        whole = last if whole is None else whole
+        states = [cell.outward(state) for state in states]
+        return cell.outward(last), cell.outward(whole), states
 
     with attribute(layer, "inner_loop", inner_loop):
         outputs = call(*args, **kwargs)
@@ -89,18 +103,25 @@ def _shown(mask, zero_output_for_mask):
 
 
 def _where(condition, tensor):
-    return tf.where(condition[..., None], tensor, tf.zeros([], tensor.dtype))
+    condition = _spread(condition, tensor)
+    return tf.where(condition, tensor, tf.zeros([], tensor.dtype))
+
+
+def _spread(mask, tensor):
+    """Return a mask with an axis of one entry for each other of a tensor."""
+    more = [None] * (tensor.shape.rank - mask.shape.rank)
+    return mask[(..., *more)]
 
 
 def _recurrence(cell, z, initial_state, mask, sequence):
     """Run all steps, with gradients only for `z` and the initial state.
 
-    Return h of all steps (n, t, u) if `sequence`, else None; the last states;
-    h before each step, and the other tensors for the cell's gradients.
+    Return h of all steps (n, t, ..., u) if `sequence`, else None; the last
+    states; h before each step, and the other tensors for the cell's gradients.
     """
     steps = z.shape[1]
     scan = Scan(tf.shape(z)[1] if steps is None else steps)
-    masks = [] if mask is None else [scan.split(mask[..., None])]
+    masks = [] if mask is None else [scan.split(_spread(mask, z))]
     kept = {}
 
     def forward(states, items):

@@ -55,6 +55,26 @@ class Cell:
     def activations(self):
         return [self.cell.activation]
 
+    def inward(self, tensor):
+        """Return a tensor with samples with its channels on the last axis."""
+        return tensor
+
+    def outward(self, tensor):
+        """Return it as the layer has it."""
+        return tensor
+
+    def of_state(self, h):
+        """Return what the state adds to a step."""
+        return tf.matmul(h, self.kernel)
+
+    def to_state(self, dz):
+        """Return the gradient of the state for that of `of_state`."""
+        return tf.matmul(dz, self.transposed)
+
+    def met(self, inputs, hidden):
+        """Return what meets the kernel, and the recurrent kernel."""
+        return inputs, hidden
+
     def project(self, inputs):
         """Return Z, (n, t, gates): what the inputs add to each step."""
         kernel = self._value(self.cell.kernel)
@@ -91,14 +111,12 @@ class Simple(Cell):
     """h' = activation(z + h·U)."""
 
     def forward(self, z, states):
-        y, slope = _activate(
-            self.cell.activation, z + tf.matmul(states[0], self.kernel)
-        )
+        y, slope = _activate(self.cell.activation, z + self.of_state(states[0]))
         return [y], [slope], []
 
     def backward(self, saved, d_states):
         dz = d_states[0] * saved[0]
-        return dz, [tf.matmul(dz, self.transposed)]
+        return dz, [self.to_state(dz)]
 
 
 class Lstm(Cell):
@@ -110,7 +128,7 @@ class Lstm(Cell):
     def forward(self, z, states):
         h, c = states
         main, gate = self.activations()
-        i, f, g, o = tf.split(z + tf.matmul(h, self.kernel), 4, 1)
+        i, f, g, o = tf.split(z + self.of_state(h), 4, -1)
         (i, di), (f, df), (o, do) = (_activate(gate, v) for v in (i, f, o))
         g, dg = _activate(main, g)
         carry = f * c + i * g
@@ -122,8 +140,8 @@ class Lstm(Cell):
         to_i, to_f, to_g, to_o, to_c, f = saved
         dh, dc = d_states
         dc += dh * to_c
-        dz = tf.concat([dc * to_i, dc * to_f, dc * to_g, dh * to_o], 1)
-        return dz, [tf.matmul(dz, self.transposed), dc * f]
+        dz = tf.concat([dc * to_i, dc * to_f, dc * to_g, dh * to_o], -1)
+        return dz, [self.to_state(dz), dc * f]
 
 
 class Gru(Cell):
@@ -145,7 +163,7 @@ class Gru(Cell):
         (h,) = states
         main, gate = self.activations()
         x_z, x_r, x_h = tf.split(z, 3, 1)
-        inner = tf.matmul(h, self.kernel)
+        inner = self.of_state(h)
         if self.bias is not None:
             inner += self.bias
         h_z, h_r, h_h = tf.split(inner, 3, 1)
@@ -167,7 +185,7 @@ class Gru(Cell):
         d_new = dh * to_h
         d_gates = [dh * to_z, d_new * to_r]
         inner = tf.concat([*d_gates, d_new * reset], 1)
-        back = dh * update + tf.matmul(inner, self.transposed)
+        back = dh * update + self.to_state(inner)
         return tf.concat([*d_gates, d_new], 1), [back]
 
     def gradients(self, inputs, hidden, extras, dz):

@@ -19,7 +19,8 @@ def assert_exact(
     Args:
         model: a built model; it is compiled here.
         x, y: a batch; without `y` the targets are drawn.
-        run: one of `RUNS`.
+        run: one of `RUNS`, or "any size" or "any size, xla", where the trace
+            knows no more of the sizes than the model's inputs do.
         one_by_one: the types of the ops that must be differentiated for one
             sample after the other; all others must have a rule.
         training: whether the model is called for training.
@@ -57,12 +58,19 @@ def assert_exact(
         ]
         return norms, full, *dense
 
-    function = tf.function(compute, jit_compile=run == "xla", autograph=False)
+    function = tf.function(
+        compute, jit_compile=run.endswith("xla"), autograph=False
+    )
     if run == "known size":
         found = function(x, y)
     else:
+        shapes = x, y
+        if run.startswith("any size"):
+            shapes = model.input, model.output
         specs = tf.nest.map_structure(
-            lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), (x, y)
+            lambda t, s: tf.TensorSpec([None, *s.shape[1:]], t.dtype),
+            (x, y),
+            shapes,
         )
         concrete = function.get_concrete_function(*specs)
         found = concrete(*tf.nest.flatten((x, y)))

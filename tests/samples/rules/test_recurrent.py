@@ -244,3 +244,51 @@ def test_any_length_is_exact():
             alone = tape.gradient(loss, model.trainable_variables)
             for a, b in zip(found, alone):
                 np.testing.assert_allclose(a[i], b, rtol=1e-10, atol=1e-12)
+
+
+class Folded(layers.Layer):
+    """Folds nodes, behind the samples or before them, into their axis."""
+
+    def __init__(self, inner, nodes_first):
+        super().__init__()
+        self.inner, self.nodes_first = inner, nodes_first
+
+    def build(self, shape):
+        self.inner.build((None, *shape[2:]))
+
+    def call(self, x):
+        # (n, nodes, ...)
+        x = self._turned(x)
+        sizes = tf.shape(x)
+        known = x.shape[2:]
+        x = tf.reshape(x, tf.concat([[-1], sizes[2:]], 0))
+        x = self.inner(tf.ensure_shape(x, [None, *known]))
+        x = tf.reshape(x, tf.concat([sizes[:2], tf.shape(x)[1:]], 0))
+        return self._turned(x)
+
+    def _turned(self, x):
+        axes = [1, 0, *range(2, x.shape.rank)]
+        return tf.transpose(x, axes) if self.nodes_first else x
+
+    def compute_output_shape(self, shape):
+        inner = self.inner.compute_output_shape((None, *shape[2:]))
+        return *shape[:2], *inner[1:]
+
+
+FOLDED = {
+    "lstm": (lambda: layers.LSTM(3), (None, 4, 2)),
+    "gru of any length": (lambda: layers.GRU(3), (None, None, 2)),
+    "convolutional": (lambda: layers.ConvLSTM1D(2, 2), (None, 4, 3, 2)),
+}
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("nodes_first", [False, True])
+@pytest.mark.parametrize("name", FOLDED)
+def test_rows_of_any_number_of_nodes_are_exact(name, nodes_first):
+    make, shape = FOLDED[name]
+    inputs = keras.Input(shape)
+    outputs = layers.Dense(2)(Folded(make(), nodes_first)(inputs))
+    model = randomized(keras.Model(inputs, outputs))
+    x = normal(3, *[size or 4 for size in shape])
+    assert_exact(model, x, run="any size")
