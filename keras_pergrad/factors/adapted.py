@@ -47,11 +47,11 @@ class Adapted(SampleGradients):
         """
 
     def weighted_sum(self, weights):
-        found = self.factor.weighted_sum(weights)
-        if self.entrywise and isinstance(found, tf.IndexedSlices):
-            values = self.change(found.values)
-            return tf.IndexedSlices(values, found.indices, found.dense_shape)
-        return self.change(tf.convert_to_tensor(found))
+        total = self.factor.weighted_sum(weights)
+        if self.entrywise and isinstance(total, tf.IndexedSlices):
+            values = self.change(total.values)
+            return tf.IndexedSlices(values, total.indices, total.dense_shape)
+        return self.change(tf.convert_to_tensor(total))
 
     def materialize(self):
         return self.change(self.factor.materialize())

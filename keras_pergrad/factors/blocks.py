@@ -57,12 +57,12 @@ class Blocks(SampleGradients):
         return "matmul"
 
     def norm_bytes(self, n):
-        found = self._one_block_a_sample().norm_bytes(n)
-        return None if found is None else found * self.x.shape[1]
+        block_bytes = self._one_block_a_sample().norm_bytes(n)
+        return None if block_bytes is None else block_bytes * self.x.shape[1]
 
     def squared_norms(self):
-        found = self._one_block_a_sample().squared_norms()
-        return tf.reduce_sum(tf.reshape(found, [-1, self.x.shape[1]]), 1)
+        norms = self._one_block_a_sample().squared_norms()
+        return tf.reduce_sum(tf.reshape(norms, [-1, self.x.shape[1]]), 1)
 
     def weighted_sum(self, weights):
         x = self.x if weights is None else self.x * expand(weights, self.x)
@@ -76,14 +76,14 @@ class Blocks(SampleGradients):
         return self._shaped(tf.matmul(x, dz, transpose_a=True))
 
     def materialize(self):
-        found = tf.matmul(self.x, self.dz, transpose_a=True)
-        return self._shaped(found, [tf.shape(found)[0]])
+        blocks = tf.matmul(self.x, self.dz, transpose_a=True)
+        return self._shaped(blocks, [tf.shape(blocks)[0]])
 
-    def _shaped(self, found, batch=()):
+    def _shaped(self, blocks, batch=()):
         """Return the blocks in the shape of the variable."""
         if self.perm is not None:
             more = len(batch)
-            found = tf.reshape(found, [*batch, *(self.unpermuted or ())])
+            blocks = tf.reshape(blocks, [*batch, *(self.unpermuted or ())])
             perm = [*range(more), *(p + more for p in self.perm)]
-            found = tf.transpose(found, perm)
-        return tf.reshape(found, [*batch, *self.shape])
+            blocks = tf.transpose(blocks, perm)
+        return tf.reshape(blocks, [*batch, *self.shape])

@@ -100,8 +100,8 @@ def costs(windows, groups, big, small, xla=False):
     `big` and `small` are the channels of either side, all groups together.
     """
     if not windows.known:
-        found = costs(_guessed(windows), groups, big, small, xla)
-        return {name: found[name] for name in OF_ANY_SIZE}
+        microseconds = costs(_guessed(windows), groups, big, small, xla)
+        return {name: microseconds[name] for name in OF_ANY_SIZE}
     rates = XLA if xla else PLAIN
     taps, count = windows.taps, windows.count
     window = taps * big // groups
@@ -124,7 +124,7 @@ def costs(windows, groups, big, small, xla=False):
     unfolded = count * taps * (rates.row + copies * big)
     # Many small products.
     grams = 0 if groups == 1 else rates.group * groups
-    found = {
+    microseconds = {
         "taps": by_tap + held,
         "patches": unfolded + multiply + held,
         "tap_norms": by_tap + 0.5 * held + again,
@@ -135,7 +135,7 @@ def costs(windows, groups, big, small, xla=False):
         + (1 + whole if groups == 1 else again),
     }
     pixels = math.prod(windows.padded_sizes)
-    found["pixel_gram"] = (
+    microseconds["pixel_gram"] = (
         8
         + grams
         + rates.gram * (pixels**2 * big + count**2 * small)
@@ -145,7 +145,7 @@ def costs(windows, groups, big, small, xla=False):
     if not windows.dilated and groups == 1:
         row = windows.kernel[-1] * big
         rows = math.prod(windows.padded_sizes[:-1]) * windows.positions[-1]
-        found["identity"] = (
+        microseconds["identity"] = (
             rates.unfold * rows * row**2
             + count * window / row * (rates.row + rates.long_copy * row)
             + multiply
@@ -154,12 +154,12 @@ def costs(windows, groups, big, small, xla=False):
     if has_filter_gradient(windows, groups, big):
         # XLA runs the ops of one sample on one thread.
         loop = 100 + 1.5 * multiply + held
-        found["loop"] = math.inf if xla or depthwise else loop
+        microseconds["loop"] = math.inf if xla or depthwise else loop
     if entries > HELD:
         for name in ("taps", "patches", "identity", "loop"):
-            if name in found:
-                found[name] += 1e9
-    return found
+            if name in microseconds:
+                microseconds[name] += 1e9
+    return microseconds
 
 
 def _guessed(windows):

@@ -67,15 +67,15 @@ def tied(parts):
 
 def _together(parts, kind, joined):
     """Return `parts`, where parts of this kind and one layout are joined."""
-    groups, found = {}, []
+    groups, fewer_parts = {}, []
     for part in parts:
         if type(part) is kind:
             groups.setdefault(joined.layout(part), []).append(part)
         else:
-            found.append(part)
+            fewer_parts.append(part)
     for group in groups.values():
-        found.append(group[0] if len(group) == 1 else joined(group))
-    return found
+        fewer_parts.append(group[0] if len(group) == 1 else joined(group))
+    return fewer_parts
 
 
 class Joined(SampleGradients):
@@ -112,8 +112,8 @@ class Joined(SampleGradients):
 
     def materialize(self):
         if self._gradients is None:
-            found = [wide(part.materialize()) for part in self.parts]
-            self._gradients = tf.add_n(found)
+            gradients = [wide(part.materialize()) for part in self.parts]
+            self._gradients = tf.add_n(gradients)
         return self._gradients
 
     def holders(self):
@@ -167,11 +167,11 @@ class Tied(Joined):
 
     def norm_bytes(self, n):
         table, matrix = self.parts
-        found = [part.norm_bytes(n) for part in self.parts]
-        if None in (*found, table.ids.shape[1], matrix.positions):
+        bytes_of_parts = [part.norm_bytes(n) for part in self.parts]
+        if None in (*bytes_of_parts, table.ids.shape[1], matrix.positions):
             return None
         pairs = table.ids.shape[1] * matrix.positions
-        return sum(found) + 2 * n * pairs * matrix.x.dtype.size
+        return sum(bytes_of_parts) + 2 * n * pairs * matrix.x.dtype.size
 
 
 class JoinedRows(Rows):
@@ -223,5 +223,5 @@ class JoinedOuter(Outer):
 
 def _added(norm_bytes, n, *tensors):
     """Add the bytes of the tensors that joining has copied."""
-    found = [norm_bytes, *(held_bytes(t, n) for t in tensors)]
-    return None if None in found else sum(found)
+    all_bytes = [norm_bytes, *(held_bytes(t, n) for t in tensors)]
+    return None if None in all_bytes else sum(all_bytes)

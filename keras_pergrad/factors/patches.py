@@ -155,10 +155,10 @@ class Patches(SampleGradients):
         if weights is not None:
             small *= expand(weights, small)
         if self._unfolded is not None:
-            found = convolution_methods.total_of_windows(self._unfolded, small)
+            total = convolution_methods.total_of_windows(self._unfolded, small)
         else:
-            found = convolution_methods.total(big, small, windows, groups)
-        return tf.reshape(found, self.shape)
+            total = convolution_methods.total(big, small, windows, groups)
+        return tf.reshape(total, self.shape)
 
     def squared_norm_of_sum(self):
         if self._gradients is None:

@@ -97,10 +97,10 @@ class Rows(SampleGradients):
         rows = self.shape[0]
         ids = tf.cast(self.ids, tf.int64)
         ids += tf.range(tf.cast(n, tf.int64))[:, None] * rows
-        found, segments = tf.unique(tf.reshape(ids, [-1]))
-        runs = tf.math.unsorted_segment_sum(dz, segments, tf.size(found))
+        unique_ids, segments = tf.unique(tf.reshape(ids, [-1]))
+        runs = tf.math.unsorted_segment_sum(dz, segments, tf.size(unique_ids))
         return tf.math.unsorted_segment_sum(
-            sum_of_squares(runs), found // rows, n
+            sum_of_squares(runs), unique_ids // rows, n
         )
 
     def weighted_sum(self, weights):
@@ -112,9 +112,9 @@ class Rows(SampleGradients):
         )
 
     def squared_norm_of_sum(self):
-        found = self.weighted_sum(None)
-        values = tf.reshape(found.values, [-1, self.shape[-1]])
-        flat = tf.IndexedSlices(values, found.indices, tf.constant(self.shape))
+        total = self.weighted_sum(None)
+        values = tf.reshape(total.values, [-1, self.shape[-1]])
+        flat = tf.IndexedSlices(values, total.indices, tf.constant(self.shape))
         return squared_norm(flat)
 
     def materialize(self):

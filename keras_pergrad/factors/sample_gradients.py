@@ -180,8 +180,8 @@ def weighted(gradients, weights, shape=None):
     known = gradients.shape[1:]
     shape = known if shape is None else shape
     if not known.num_elements():
-        found = tf.tensordot(weights, gradients, 1)
-        return found if shape is known else tf.reshape(found, shape)
+        total = tf.tensordot(weights, gradients, 1)
+        return total if shape is known else tf.reshape(total, shape)
     # As `tf.tensordot` does, in a sixth of its ops.
     rows = gradients
     if known.rank != 1:

@@ -63,10 +63,10 @@ def together(factors):
     others = [k for k in range(len(factors)) if k not in taken]
 
     def apart(tensors):
-        found = dict(zip(others, tensors[len(joined) :]))
+        by_variable = dict(zip(others, tensors[len(joined) :]))
         for factor, places, tensor in zip(joined, groups, tensors):
-            found.update(zip(places, factor.apart(tensor)))
-        return [found[k] for k in range(len(factors))]
+            by_variable.update(zip(places, factor.apart(tensor)))
+        return [by_variable[k] for k in range(len(factors))]
 
     return [*joined, *(factors[k] for k in others)], apart
 

@@ -160,19 +160,19 @@ class Windows:
 
         There the kernel has one tap and takes every position, as over frames.
         """
-        found = self
-        while found.rank > 1 and all(
+        windows = self
+        while windows.rank > 1 and all(
             isinstance(part[0], int) and part[0] == one
             for part, one in (
-                (found.kernel, 1),
-                (found.strides, 1),
-                (found.before, 0),
-                (found.after, 0),
+                (windows.kernel, 1),
+                (windows.strides, 1),
+                (windows.before, 0),
+                (windows.after, 0),
             )
         ):
-            names = [field.name for field in dataclasses.fields(found)]
-            found = Windows(*(getattr(found, name)[1:] for name in names))
-        return found
+            names = [field.name for field in dataclasses.fields(windows)]
+            windows = Windows(*(getattr(windows, name)[1:] for name in names))
+        return windows
 
     def of_rows(self):
         """Return the same windows, with the taps of a row as channels."""

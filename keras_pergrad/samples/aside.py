@@ -1,7 +1,7 @@
 """The types of a step whose own graph is not at hand.
 
 The step is traced aside, with any number of samples where the model takes
-that, and not run. What was found is kept as text with the model.
+that, and not run. The findings are kept as text with the model.
 """
 
 import dataclasses
@@ -43,12 +43,12 @@ _DRAWS = op_types(
     "RandomShuffle RandomStandardNormal RandomUniform RandomUniformInt "
     "RngReadAndSkip TruncatedNormal"
 )
-_FOUND = weakref.WeakKeyDictionary()
+_FINDINGS = weakref.WeakKeyDictionary()
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
-    """What was found for a model and a kind of batch.
+class StepFindings:
+    """What a trace tells of a model and a kind of batch.
 
     Attributes:
         refusals: texts.
@@ -90,28 +90,28 @@ def refusals(traced, repeated=None, once=False, values=None, alone=False):
         alone: whether the only one makes an update by itself, so that it may
             depend on how many samples it has.
     """
-    found = _found(traced, repeated, values)
-    texts = list(found.refusals)
+    findings = _findings(traced, repeated, values)
+    texts = list(findings.refusals)
     if not alone:
-        texts += found.by_size
+        texts += findings.by_size
     if repeated == "example":
         return [ValueError(text) for text in texts]
-    if repeated and found.assigned and not once:
-        texts.append(messages.assigns_weights(found.assigned, repeated))
-    if repeated and found.counted:
+    if repeated and findings.assigned and not once:
+        texts.append(messages.assigns_weights(findings.assigned, repeated))
+    if repeated and findings.counted:
         texts.append(messages.counts(traced.model, repeated))
     return [ValueError(text) for text in texts]
 
 
 def vouched_ops(traced, repeated=None, values=None):
     """Return the (type, name) of ops vouched for, and the number of all ops."""
-    found = _found(traced, repeated, values)
-    return found.vouched, found.count
+    findings = _findings(traced, repeated, values)
+    return findings.vouched, findings.count
 
 
 def divides(traced, repeated):
     """Whether the loss is divided by sums over all masks, or the like."""
-    return _found(traced, repeated).divided
+    return _findings(traced, repeated).divided
 
 
 def counters(traced, values=None):
@@ -120,8 +120,8 @@ def counters(traced, values=None):
     Each microbatch must find them as the whole batch would. `values` as for
     `refusals`.
     """
-    found = _found(traced, "microbatch", values).counting
-    return [traced.model.non_trainable_variables[k] for k in found]
+    counting = _findings(traced, "microbatch", values).counting
+    return [traced.model.non_trainable_variables[k] for k in counting]
 
 
 def spec(tensor):
@@ -135,7 +135,7 @@ def spec(tensor):
     return tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype)
 
 
-def _found(traced, repeated, values=None):
+def _findings(traced, repeated, values=None):
     model = traced.model
     specs = tf.nest.map_structure(spec, traced.batch)
     layers = layers_of(model)
@@ -150,11 +150,11 @@ def _found(traced, repeated, values=None):
         tuple((layer.trainable, find_rule(layer)) for layer in layers),
     )
     loss = compiled_loss(model)
-    kept = _FOUND.setdefault(model, {})
+    kept = _FINDINGS.setdefault(model, {})
     known = kept.get(key)
     if known is None or known[0]() is not (loss or model):
-        found = _look(traced, specs, repeated, values)
-        kept[key] = known = weakref.ref(loss or model), found
+        findings = _look(traced, specs, repeated, values)
+        kept[key] = known = weakref.ref(loss or model), findings
     return known[1]
 
 
@@ -163,13 +163,14 @@ def _look(traced, specs, repeated, values):
     for number in dict.fromkeys([None, traced.number]):
         try:
             return _traced(traced, specs, number, repeated, values)
-        except (ValueError, TypeError, tf.errors.OpError) as found:
-            error = error or found
+        except (ValueError, TypeError, tf.errors.OpError) as failure:
+            error = error or failure
     raise error
 
 
 def _traced(traced, specs, number, repeated, values):
-    found, flat = [], [s for s in tf.nest.flatten(specs) if s is not None]
+    all_findings = []
+    flat = [s for s in tf.nest.flatten(specs) if s is not None]
 
     def run(*given):
         given = iter(given)
@@ -188,12 +189,12 @@ def _traced(traced, specs, number, repeated, values):
         # A mean that a layer adds follows the number of samples.
         watched = [(t, _OF_OTHERS) for t in terms]
         watched += [(t, DIVIDED) for t in added]
-        found.append(_judged(one, y_pred, loss, watched, repeated))
+        all_findings.append(_judged(one, y_pred, loss, watched, repeated))
 
     with traced_functions(), random_state_kept(), losses_kept(traced.model):
         function = tf.function(run, autograph=False)
         function.get_concrete_function(*[_of_number(s, number) for s in flat])
-    return found[0]
+    return all_findings[0]
 
 
 def _of_number(one, number):
@@ -233,10 +234,12 @@ def _judged(traced, y_pred, loss, terms, repeated):
         if any(proof.of(t).flags & flags for t, flags in terms):
             by_size.append(messages.loss_follows_size(traced.model, repeated))
     vouched = tuple(proof.types.vouched_ops), proof.types.count
-    found = tuple(texts), tuple(by_size)
+    refused = tuple(texts), tuple(by_size)
     kind = proof.of(loss)
     alone = isinstance(kind, Total) and not kind.flags & DIVIDED
-    return Found(*found, *_assigned(traced, proof), not alone, *vouched)
+    return StepFindings(
+        *refused, *_assigned(traced, proof), not alone, *vouched
+    )
 
 
 def _of_outputs(traced, proof, outputs, deltas, repeated):
@@ -265,7 +268,7 @@ def _of_outputs(traced, proof, outputs, deltas, repeated):
 
 
 def _assigned(traced, proof):
-    """Return `assigned`, `counted` and `counting` of a `Found`."""
+    """Return `assigned`, `counted` and `counting` of a `StepFindings`."""
     given = {id(handle): kind for handle, kind in proof.types.assigned}
 
     def kinds(variable):

@@ -8,14 +8,14 @@ from keras_pergrad.samples.op_rules import op_rule
 
 
 @op_rule("BiasAdd")
-def bias(use, place):
+def bias(use, input_index):
     """Return the factor of a bias: Σ_T dz."""
-    dz = use.delta(use.dtype(place))
+    dz = use.delta(use.dtype(input_index))
     if use.attribute("data_format") == b"NCHW":
         at = 1 + use.layout.added if use.layout.axis == 0 else 0
         order = [k for k in range(dz.shape.rank) if k != at]
         dz = tf.transpose(dz, [*order, at])
-    return Sum(dz, use.op.inputs[place].shape.as_list())
+    return Sum(dz, use.op.inputs[input_index].shape.as_list())
 
 
 _ADDS = {"AddV2": (1, 1), "Add": (1, 1), "Sub": (1, -1)}
@@ -25,22 +25,22 @@ _ADDS = {"AddV2": (1, 1), "Add": (1, 1), "Sub": (1, -1)}
     "AddV2 Add Sub Mul RealDiv Div DivNoNan MulNoNan Xdivy Xlogy Xlog1py "
     "Maximum Minimum Pow SquaredDifference Atan2 FloorMod SelectV2 ClipByValue"
 )
-def broadcast(use, place):
+def broadcast(use, input_index):
     """Return the factor: dz times derivative, summed over broadcast axes."""
-    w, out = use.op.inputs[place], use.op.outputs[0]
-    dtype = use.dtype(place)
+    w, out = use.op.inputs[input_index], use.op.outputs[0]
+    dtype = use.dtype(input_index)
     if use.type in _ADDS:
         local = use.unmoved_delta(dtype)
-        if _ADDS[use.type][place] < 0:
+        if _ADDS[use.type][input_index] < 0:
             local = -local
     elif use.type == "Mul":
-        other = tf.cast(use.op.inputs[1 - place], dtype)
+        other = tf.cast(use.op.inputs[1 - input_index], dtype)
         local = use.unmoved_delta(dtype) * other
     else:
         spread = tf.broadcast_to(w, tf.shape(out))
         spread.set_shape(out.shape)
         inputs = list(use.op.inputs)
-        inputs[place] = spread
+        inputs[input_index] = spread
         copy = _copied(use.op, inputs)
         delta = tf.cast(use.unmoved_delta(dtype), out.dtype)
         (local,) = tf.gradients(copy, [spread], [delta])
@@ -113,22 +113,22 @@ def _as_shape(factor, shape):
 
 
 @op_rule("BroadcastTo")
-def broadcast_to(use, place):
+def broadcast_to(use, input_index):
     """Return the factor: dz, summed over the broadcast axes."""
-    if place != 0:
+    if input_index != 0:
         return "its shape is of weights"
-    local = use.unmoved_delta(use.dtype(place))
+    local = use.unmoved_delta(use.dtype(input_index))
     return spread_over(use, local, sizes_of(use.op.inputs[0]))
 
 
 @op_rule("Tile")
-def tile(use, place):
+def tile(use, input_index):
     """Return the factor: dz, summed over the repetitions of the weight."""
     shape = use.op.inputs[0].shape.as_list()
-    if place != 0 or None in shape:
+    if input_index != 0 or None in shape:
         return "the shape of the weight is not known"
     layout = use.layout
-    dz = use.delta(use.dtype(place))
+    dz = use.delta(use.dtype(input_index))
     sizes = tf.shape(dz)
     if layout.axis >= len(shape):
         return "the samples are on an axis of their own"

@@ -88,16 +88,17 @@ class Axes:
     sizes: dict
 
     @classmethod
-    def of(cls, use, place):
+    def of(cls, use, input_index):
         """Return the axes, or the reason why the rule does not serve them."""
         labels = labelled(use.op)
         if isinstance(labels, str):
             return labels
         (weight, data), output = labels[0], labels[1]
-        if place:
+        if input_index:
             weight, data = data, weight
-        x, y = use.op.inputs[1 - place], use.op.outputs[0]
-        layout = use.input_layout(1 - place) or _repeated(use, data, output, x)
+        x, y = use.op.inputs[1 - input_index], use.op.outputs[0]
+        layout = use.input_layout(1 - input_index)
+        layout = layout or _repeated(use, data, output, x)
         if layout is None:
             return "its other input has no samples"
         if set(weight) - set(data) - set(output):
@@ -105,7 +106,7 @@ class Axes:
         sample = data[layout.axis]
         if output[use.layout.axis : use.layout.axis + 1] != sample:
             return "the samples change their axis in it"
-        sizes = _sizes(weight, use.op.inputs[place])
+        sizes = _sizes(weight, use.op.inputs[input_index])
         beside = {**_sizes(output, y), **_sizes(data, x)}
         repeated = {c for c in weight if sizes[c] == 1 and beside[c] != 1}
         if sample in weight and sample not in repeated:
@@ -130,16 +131,17 @@ class Axes:
 
 
 @op_rule(CONTRACTIONS)
-def contraction(use, place):
+def contraction(use, input_index):
     """Return the per-sample gradients of the weight in a sum of products.
 
     They are einsum("nbTi,nbTo->nbio", x, dz), b being the blocks.
     """
-    axes = Axes.of(use, place)
+    axes = Axes.of(use, input_index)
     if isinstance(axes, str):
         return axes
-    dtype, shape = use.dtype(place), use.op.inputs[place].shape.as_list()
-    x = tf.cast(axes.layout.first(use.op.inputs[1 - place], use.n), dtype)
+    dtype = use.dtype(input_index)
+    shape = use.op.inputs[input_index].shape.as_list()
+    x = tf.cast(axes.layout.first(use.op.inputs[1 - input_index], use.n), dtype)
     x, dz = (
         arranged(t, labels, axes.blocks, axes.positions, features, axes.sizes)
         for t, labels, features in (

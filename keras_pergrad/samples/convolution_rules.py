@@ -19,9 +19,9 @@ _DEPTHWISE = ("DepthwiseConv2dNative",)
 
 
 @op_rule(*_PLAIN, *_DEPTHWISE)
-def convolution(use, place):
+def convolution(use, input_index):
     """Return the factor of the kernel: Σ over positions of window ⊗ dz."""
-    if place != 1:
+    if input_index != 1:
         return "its input is of weights"
     x, dz = _input(use, 0), use.delta(use.dtype(1))
     if x is None:
@@ -30,9 +30,9 @@ def convolution(use, place):
 
 
 @op_rule(*_TRANSPOSED)
-def transposed(use, place):
+def transposed(use, input_index):
     """Serve it as a convolution whose input and output change places."""
-    if place != 1:
+    if input_index != 1:
         return "its input is of weights"
     x, dz = _input(use, 2), use.delta(use.dtype(1))
     if x is None:
@@ -44,11 +44,11 @@ def transposed(use, place):
     return _patches(use, dz, x)
 
 
-def _input(use, place):
-    layout = use.input_layout(place)
+def _input(use, input_index):
+    layout = use.input_layout(input_index)
     if layout is None:
         return None
-    x = layout.first(use.op.inputs[place], use.n)
+    x = layout.first(use.op.inputs[input_index], use.n)
     return tf.cast(x, use.dtype(1))
 
 
@@ -79,9 +79,9 @@ def _patches(use, big, small):
 def _joined(tensor):
     """Return a tensor whose axes 1 and 2 are one."""
     sizes, known = sizes_of(tensor), tensor.shape
-    found = tf.reshape(tensor, [sizes[0], sizes[1] * sizes[2], *sizes[3:]])
-    found.set_shape([None, known[1:3].num_elements(), *known[3:]])
-    return found
+    joined = tf.reshape(tensor, [sizes[0], sizes[1] * sizes[2], *sizes[3:]])
+    joined.set_shape([None, known[1:3].num_elements(), *known[3:]])
+    return joined
 
 
 def _channels_last(tensor, added):

@@ -178,8 +178,8 @@ def no_samples(one, uses, variables):
         sorted(
             {
                 repr(variables[k].path)
-                for place in one.weights
-                for k in uses.variables_in(one.op.inputs[place])
+                for input_index in one.weights
+                for k in uses.variables_in(one.op.inputs[input_index])
             }
         )
     )

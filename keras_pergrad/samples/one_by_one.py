@@ -13,11 +13,11 @@ from keras_pergrad.keras_internals.gradient_helpers import op_gradients
 from keras_pergrad.samples import messages
 
 
-def one_by_one(use, place):
+def one_by_one(use, input_index):
     """Return the factor of a weight input of an op; see `OneByOne`."""
     if use.loop is None:
         use.loop = _Loop(use)
-    return OneByOne(use.loop, place)
+    return OneByOne(use.loop, input_index)
 
 
 class OneByOne(SampleGradients):
@@ -27,8 +27,8 @@ class OneByOne(SampleGradients):
     single pass. Only `materialize` holds all gradients.
     """
 
-    def __init__(self, loop, place):
-        self.loop, self.place = loop, place
+    def __init__(self, loop, input_index):
+        self.loop, self.input_index = loop, input_index
 
     def chosen_method(self):
         return "one by one"
@@ -37,13 +37,13 @@ class OneByOne(SampleGradients):
         return "backward pass"
 
     def squared_norms(self):
-        return self.loop.squares()[self.place]
+        return self.loop.squares()[self.input_index]
 
     def materialize(self):
-        return self.loop.all()[self.place]
+        return self.loop.all()[self.input_index]
 
     def weighted_sum(self, weights):
-        return self.loop.weighted(weights)[self.place]
+        return self.loop.weighted(weights)[self.input_index]
 
     def holders(self):
         return [self.loop]
@@ -56,8 +56,8 @@ class _Loop:
 
     def __init__(self, use):
         self.use = use
-        self.places = [k for k in use.candidate.weights if use.alive(k)]
-        self._found = {}
+        self.input_indices = [k for k in use.candidate.weights if use.alive(k)]
+        self._results = {}
         self.outputs = [
             t
             for t, d in zip(use.candidate.outputs, use.deltas)
@@ -65,39 +65,42 @@ class _Loop:
         ]
         _require_apart(use.op, self.outputs)
         # A factor for each sample, which `select` may blank.
-        self.keep = tf.ones([use.n], use.dtype(self.places[0]).real_dtype)
+        self.keep = tf.ones(
+            [use.n], use.dtype(self.input_indices[0]).real_dtype
+        )
 
     def squares(self):
-        """Return the squared norms, (n,), by place."""
+        """Return the squared norms, (n,), by input."""
 
         def one(i):
-            found = self._of_sample(i)
+            gradients = self._of_sample(i)
             return [
-                sum_of_squares(tf.reshape(wide(g), [1, -1]))[0] for g in found
+                sum_of_squares(tf.reshape(wide(g), [1, -1]))[0]
+                for g in gradients
             ]
 
         return self._over_samples("squares", one, lambda _: [])
 
     def all(self):
-        """Return all gradients, (n, *shape), by place."""
+        """Return all gradients, (n, *shape), by input."""
         return self._over_samples("all", self._of_sample, self._shape)
 
     def _over_samples(self, name, one, shape):
-        if name not in self._found:
+        if name not in self._results:
             specs = []
-            for k in self.places:
+            for k in self.input_indices:
                 dtype = self.use.dtype(k)
                 if name == "squares" and dtype in (tf.float16, tf.bfloat16):
                     dtype = tf.float32
                 specs.append(tf.TensorSpec(shape(k), dtype))
-            found = tf.map_fn(
+            results = tf.map_fn(
                 one, tf.range(self.use.n), fn_output_signature=specs
             )
-            self._found[name] = dict(zip(self.places, found))
-        return self._found[name]
+            self._results[name] = dict(zip(self.input_indices, results))
+        return self._results[name]
 
     def weighted(self, weights):
-        """Return the sum of the gradients, each times its weight, by place."""
+        """Return the sum of the gradients, each times its weight, by input."""
         use = self.use
         keep = self.keep
         if weights is not None:
@@ -112,12 +115,12 @@ class _Loop:
                     delta, layout.spread(keep, delta, use.n)
                 )
             )
-        return dict(zip(self.places, self._gradients(masked)))
+        return dict(zip(self.input_indices, self._gradients(masked)))
 
-    def _shape(self, place):
-        tensor = self.use.op.inputs[place]
+    def _shape(self, input_index):
+        tensor = self.use.op.inputs[input_index]
         if tensor.dtype == tf.resource:
-            k = self.use.variables_in(place)[0]
+            k = self.use.variables_in(input_index)[0]
             return list(self.use.variables[k].shape)
         return tensor.shape
 
@@ -136,14 +139,14 @@ class _Loop:
     def _gradients(self, deltas):
         """Return the gradients of the inputs, for gradients of the outputs."""
         use = self.use
-        found = op_gradients(
+        gradients = op_gradients(
             self.outputs,
-            [use.op.inputs[k] for k in self.places],
+            [use.op.inputs[k] for k in self.input_indices],
             deltas,
             use.op.graph,
         )
         result = []
-        for k, gradient in zip(self.places, found):
+        for k, gradient in zip(self.input_indices, gradients):
             dtype = use.dtype(k)
             if gradient is None:
                 gradient = tf.zeros(self._shape(k), dtype)

@@ -13,13 +13,13 @@ _GRADIENT = re.compile(r"(?:^|/)gradients(?:_\d+)?/(.+?)_grad/")
 
 
 @contextlib.contextmanager
-def noting_scopes(model, found):
+def noting_scopes(model, scopes):
     """Note in a dict in which name scope each layer is called inside."""
     graph = tf.compat.v1.get_default_graph()
 
     def note(layer):
         if tf.compat.v1.get_default_graph() is graph:
-            found[graph.get_name_scope()] = layer
+            scopes[graph.get_name_scope()] = layer
 
     with contextlib.ExitStack() as stack:
         for layer in layers_of(model):
@@ -68,13 +68,13 @@ class OpOrigin:
 
     def forward(self, name):
         """Return the name of the op that a gradient op belongs to."""
-        found = _GRADIENT.search(name)
-        return name if found is None else found.group(1) + "/"
+        match = _GRADIENT.search(name)
+        return name if match is None else match.group(1) + "/"
 
     def is_of_loss(self, name):
         """Whether an op is one of the loss, or of its gradient."""
-        found = _GRADIENT.search(name)
-        name = name if found is None else found.group(1)
+        match = _GRADIENT.search(name)
+        name = name if match is None else match.group(1)
         parts = name.split("/")
         return any(
             "/".join(parts[: k + 1]) in self._loss_ops

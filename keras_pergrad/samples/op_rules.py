@@ -1,6 +1,6 @@
 """The rules of ops: a factor from an op's other input and output gradient.
 
-A rule takes a `Use` and the place of the weight among the op's inputs. It
+A rule takes a `Use` and the index of the weight among the op's inputs. It
 returns `SampleGradients` of that input, or a string with the reason why it
 does not serve the op.
 """
@@ -33,19 +33,19 @@ def registered(rules, names):
     return register
 
 
-def factor_of(use, place):
+def factor_of(use, input_index):
     """Return the per-sample gradients of a weight input of an op.
 
     An op without a rule is differentiated for one sample after the other.
     """
     reason = f"op {use.type} has no rule"
-    if use.is_complex(place):
+    if use.is_complex(input_index):
         # There the gradient of a product has the conjugate factor.
         reason = f"op {use.type} on complex numbers has no rule"
     elif use.type in _RULES:
-        found = _RULES[use.type](use, place)
-        if not isinstance(found, str):
-            return found
-        reason = f"op {use.type}: {found}"
+        factor_or_reason = _RULES[use.type](use, input_index)
+        if not isinstance(factor_or_reason, str):
+            return factor_or_reason
+        reason = f"op {use.type}: {factor_or_reason}"
     use.reason = reason
-    return one_by_one(use, place)
+    return one_by_one(use, input_index)

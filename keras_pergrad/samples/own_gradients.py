@@ -29,12 +29,12 @@ class OwnGradient:
     Attributes:
         candidate: the `Candidate`.
         given: the gradients of its outputs.
-        found: those of its weights, from these; of a sum what it adds.
+        gradients: those of its weights, from these; of a sum what it adds.
     """
 
     candidate: object
     given: list
-    found: list
+    gradients: list
 
 
 def own_gradients(candidates, at_ops, graph):
@@ -51,15 +51,17 @@ def own_gradients(candidates, at_ops, graph):
         if not pairs:
             continue
         outputs, given = map(list, zip(*pairs))
-        found = op_gradients(
+        gradients = op_gradients(
             outputs,
             [one.op.inputs[k] for k in one.weights],
             given,
             one.op.graph,
         )
-        found = [tf.convert_to_tensor(g) for g in found if g is not None]
-        found = [part for g in found for part in _addends(g, given)]
-        result.append(OwnGradient(one, given, found))
+        gradients = [
+            tf.convert_to_tensor(g) for g in gradients if g is not None
+        ]
+        gradients = [part for g in gradients for part in _addends(g, given)]
+        result.append(OwnGradient(one, given, gradients))
     return result
 
 

@@ -28,7 +28,7 @@ class UseTypes:
     """The types at one op that takes tensors of weights.
 
     Attributes:
-        inputs: the place of an input of samples → its type.
+        inputs: the index of an input of samples → its type.
         outputs: the type of each output of the candidate.
         deltas: the type of the gradient of each output, or None.
         fixed: whether all sizes but the number of samples are known.
@@ -60,9 +60,9 @@ class UseTypes:
         kind = output if isinstance(output, At) else delta
         return self._layout(kind)
 
-    def input_layout(self, place):
+    def input_layout(self, input_index):
         """Return where the samples are in an input, or None."""
-        return self._layout(self.inputs.get(place))
+        return self._layout(self.inputs.get(input_index))
 
     def _layout(self, kind):
         if not isinstance(kind, At):
@@ -104,7 +104,7 @@ class StepProof:
             wanted += self._taken(call)
         self._own = own_gradients(uses.candidates, at_ops, traced.graph)
         for own in self._own:
-            wanted += own.found
+            wanted += own.gradients
         wanted += others
         self.origin = OpOrigin(traced.model, traced.loss_ops, traced.scopes)
         batch = traced.batch
@@ -163,12 +163,12 @@ class StepProof:
         """Return the type of a tensor."""
         return self.types.of(tensor)
 
-    def chosen(self):
-        """Return (candidate, `UseTypes`) for each candidate that is a use.
+    def choose_uses(self):
+        """Keep what is a use, and return it as (candidate, `UseTypes`).
 
-        Its `weights` lose the places that are behind another use.
+        Its `weights` lose the inputs that are behind another use.
         """
-        behind, found = set(), []
+        behind, uses = set(), []
         for one, at in zip(self._uses.candidates, self.at):
             op = one.op
             one.weights = tuple(
@@ -176,24 +176,24 @@ class StepProof:
             )
             is_use = one.by_value or at.has_samples
             if is_use and one.weights:
-                found.append((one, at))
+                uses.append((one, at))
             if is_use or not one.weights:
                 behind.update(map(id, op.outputs))
-        return found
+        return uses
 
     def watched_layouts(self, call):
         """Return the layout of each tensor that a rule watches."""
         places = {id(t): k for k, (t, _) in enumerate(self._watched)}
-        found = []
+        layouts = []
         for tensor in call.watched:
             value, delta = self._watched[places[id(tensor)]]
             kinds = [self.of(value)]
             kinds += [] if delta is None else [self.of(delta)]
             kind = next((k for k in kinds if isinstance(k, At)), None)
-            found.append(
+            layouts.append(
                 UseTypes({0: kind}, (), (), self.types.fixed).input_layout(0)
             )
-        return found
+        return layouts
 
     def _at(self, one, deltas):
         single = self.types.number in (0, 1) and one.op.type not in _REPEAT
@@ -265,14 +265,14 @@ class StepProof:
             op = own.candidate.op
             if self._is_vouched(op, op.name):
                 continue
-            kinds = [self.of(t) for t in own.found]
+            kinds = [self.of(t) for t in own.gradients]
             bad = next((k for k in kinds if isinstance(k, Mixed)), None)
             if bad is not None and bad not in told:
                 told.add(bad)
                 yield self.origin.refusal(bad)
-            if bad is None and own.found:
-                kinds = self.types.linear(own.found, own.given)
-                if not all(map(is_linear, kinds, own.found)):
+            if bad is None and own.gradients:
+                kinds = self.types.linear(own.gradients, own.given)
+                if not all(map(is_linear, kinds, own.gradients)):
                     layer = self.origin.layer(op.name)
                     yield layer, ValueError(messages.own_gradient(layer, op))
 

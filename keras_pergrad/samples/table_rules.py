@@ -7,10 +7,10 @@ from keras_pergrad.samples.op_rules import op_rule
 
 
 @op_rule("GatherV2", "ResourceGather")
-def gather(use, place):
+def gather(use, input_index):
     """Return the factor of the table: row ids[t] receives dz[t]."""
     inputs = use.op.inputs
-    if place != 0:
+    if input_index != 0:
         return "its indices are of weights"
     if use.attribute("batch_dims"):
         return "it has batch_dims"
@@ -23,7 +23,7 @@ def gather(use, place):
     if layout.axis >= inputs[1].shape.rank:
         return "the table has an axis for the samples"
     ids = layout.first(inputs[1], use.n)
-    dz = use.delta(use.dtype(place))
+    dz = use.delta(use.dtype(input_index))
     columns = 1
     for s in shape[1:]:
         columns *= s

@@ -20,7 +20,7 @@ from keras_pergrad.samples.layout import sizes_of
 from keras_pergrad.samples.op_origin import noting_scopes
 from keras_pergrad.samples.op_rules import factor_of
 from keras_pergrad.samples.step_proof import StepProof
-from keras_pergrad.samples.use_search import Uses
+from keras_pergrad.samples.use_search import CandidateUses
 from keras_pergrad.samples.weight_parts import together
 from keras_pergrad.samples.weight_use import Use, require_whole_rule, unscaled
 
@@ -100,7 +100,7 @@ class TracedStep:
     def uses(self):
         """Return what the graph shows so far."""
         forward = self._forward
-        return Uses(
+        return CandidateUses(
             self.operations,
             forward.graph,
             [t for t in tf.nest.flatten(self.batch) if tf.is_tensor(t)],
@@ -133,12 +133,12 @@ class TracedStep:
 
         `scale` is the factor by which the loss was multiplied (loss scaling).
         """
-        found = [[] for _ in self.variables]
+        by_variable = [[] for _ in self.variables]
         for k, factor, _ in self.parts(loss, scale):
-            found[k].append(factor)
+            by_variable[k].append(factor)
         return [
             widened(join(together(parts)), v.value.dtype) if parts else None
-            for v, parts in zip(self.variables, found)
+            for v, parts in zip(self.variables, by_variable)
         ]
 
     def parts(self, loss, scale=None):
@@ -158,7 +158,7 @@ class TracedStep:
             deltas = [next(at_rules) for _ in call.watched]
             layouts = proof.watched_layouts(call)
             yield from self._by_layer(call, deltas, layouts, n, scale, uses)
-        for candidate, seen in proof.chosen():
+        for candidate, seen in proof.choose_uses():
             deltas = at_ops[id(candidate)]
             if all(d is None for d in deltas):
                 continue
@@ -169,12 +169,14 @@ class TracedStep:
                 self.refuse(None, error)
 
     def _by_op(self, use):
-        for place in use.candidate.weights:
-            if not use.alive(place):
+        for input_index in use.candidate.weights:
+            if not use.alive(input_index):
                 continue
-            factor, group = factor_of(use, place), []
-            for k in use.variables_in(place):
-                pulled = weight_paths.to_variable(factor, use, place, k, group)
+            factor, group = factor_of(use, input_index), []
+            for k in use.variables_in(input_index):
+                pulled = weight_paths.to_variable(
+                    factor, use, input_index, k, group
+                )
                 if pulled is not None:
                     yield k, pulled, use
 
@@ -187,11 +189,11 @@ class TracedStep:
             for t, d in zip(call.watched, deltas)
         ]
         inputs = tf.nest.map_structure(lambda t: _cast(t, dtype), call.inputs)
-        found = set(layouts)
-        layout = found.pop()
+        others = set(layouts)
+        layout = others.pop()
         if layout is None or not layout.leads:
             merged = layout is not None and not layout.axis
-            if found or not merged or not call.rule.by_position:
+            if others or not merged or not call.rule.by_position:
                 error = ValueError(messages.misplaced(call.layer))
                 self.refuse(call.layer, error)
                 return
@@ -244,7 +246,7 @@ def _beside(tensor, layout, n):
         count = math.prod(positions)
     else:
         count = tf.reduce_prod(tf.stack(positions))
-    found = tf.reshape(first, [n, count, *rest])
+    merged = tf.reshape(first, [n, count, *rest])
     known = count if isinstance(count, int) else None
-    found.set_shape([None, known, *tensor.shape[2:]])
-    return found
+    merged.set_shape([None, known, *tensor.shape[2:]])
+    return merged

@@ -45,14 +45,14 @@ class Candidate:
 
     Attributes:
         op: the op.
-        weights: the places of its inputs that are of weights, or that are
+        weights: the indices of its inputs that are of weights, or that are
             handles of trainable variables.
         by_value: whether its outputs depend on the batch's values.
         outputs: its floating-point and complex outputs (of several, only
             those that some op takes), and the tensors that are taken from
             lists among its outputs. None where it can be no use.
         within: the `Inlined` call that it is in, or None.
-        repeated: the places of weights that were repeated for each sample.
+        repeated: the indices of weights that were repeated for each sample.
     """
 
     op: tf.Operation
@@ -64,7 +64,7 @@ class Candidate:
 
     @property
     def data(self):
-        """The places of inputs in which there may be samples."""
+        """The indices of inputs in which there may be samples."""
         return [
             k
             for k, t in enumerate(self.op.inputs)
@@ -73,7 +73,7 @@ class Candidate:
         ]
 
 
-class Uses:
+class CandidateUses:
     """The uses of weights among the ops of a step.
 
     `claimed` are tuples of ops that are served by rules of their layers; the
@@ -120,7 +120,7 @@ class Uses:
 
         They are a list for each candidate, and one list; None: no gradient.
         """
-        found = {}
+        by_tensor = {}
         for within in (None, *self._inlined):
             targets = list(others) if within is None else []
             for one in self.candidates:
@@ -131,19 +131,21 @@ class Uses:
             sources, given = [loss], None
             if within is not None:
                 pairs = [
-                    (t, found[id(c)])
+                    (t, by_tensor[id(c)])
                     for t, c in zip(within.outputs, within.called)
-                    if found[id(c)] is not None
+                    if by_tensor[id(c)] is not None
                 ]
                 sources = [t for t, _ in pairs]
                 given = [g for _, g in pairs]
             deltas = [None] * len(targets)
             if sources and targets:
                 deltas = gradients_at(sources, targets, given)
-            found.update((id(t), _dense(g)) for t, g in zip(targets, deltas))
+            by_tensor.update(
+                (id(t), _dense(g)) for t, g in zip(targets, deltas)
+            )
         return (
-            [[found[id(t)] for t in c.outputs] for c in self.candidates],
-            [found[id(t)] for t in others],
+            [[by_tensor[id(t)] for t in c.outputs] for c in self.candidates],
+            [by_tensor[id(t)] for t in others],
         )
 
     def variables_in(self, tensor):
@@ -223,12 +225,12 @@ class Uses:
                     self._lists[id(t)] = list(makers.values())
         if by_value or not weights:
             return
-        found = frozenset().union(
+        variables = frozenset().union(
             *(self.variables_in(inputs[k]) for k in weights)
         )
         for t in outputs:
             if _has_gradients(t.dtype) or t.dtype in (tf.variant, tf.resource):
-                self._of_weights[id(t)] = found
+                self._of_weights[id(t)] = variables
 
     def _may_repeat(self, call):
         """Whether the variables that a call reads are as it has read them.

@@ -51,13 +51,13 @@ class Part(Pulled):
     def materialize(self):
         if self._gradients is None and self._place is not None:
             starts, sizes = self._place
-            found = self.factor.materialize()
-            found = tf.reshape(found, [tf.shape(found)[0], *sizes])
+            gradients = self.factor.materialize()
+            gradients = tf.reshape(gradients, [tf.shape(gradients)[0], *sizes])
             zeros = [
                 (start, whole - start - size)
                 for start, size, whole in zip(starts, sizes, self.shape)
             ]
-            self._gradients = tf.pad(found, [(0, 0), *zeros])
+            self._gradients = tf.pad(gradients, [(0, 0), *zeros])
         return super().materialize()
 
 
@@ -81,16 +81,16 @@ def _place(op, target, others, sizes):
 
 def together(factors):
     """Return a variable's factors, those of the same part of it as one."""
-    groups, found = {}, []
+    groups, merged = {}, []
     for factor in factors:
         key = factor.key if type(factor) is Part else None
         if key is None:
-            found.append(factor)
+            merged.append(factor)
         else:
             groups.setdefault(key, []).append(factor)
     for group in groups.values():
         first = group[0]
         if len(group) > 1:
             first.factor = join(together([one.factor for one in group]))
-        found.append(first)
-    return found
+        merged.append(first)
+    return merged

@@ -23,14 +23,14 @@ from keras_pergrad.samples.op_rules import registered
 _RULES = {}
 
 
-def to_variable(factor, use, place, k, group=None):
+def to_variable(factor, use, input_index, k, group=None):
     """Return the factor of variable k from the factor of an op's input.
 
     `group` is a list, the same for all variables behind this input: their
     factors share backward passes where there are several paths. None: no
     gradient flows.
     """
-    tensor = use.op.inputs[place]
+    tensor = use.op.inputs[input_index]
     if use.uses.is_handle(tensor):
         return factor
     ops = _line(tensor, use.uses, k)
@@ -55,20 +55,22 @@ def to_variable(factor, use, place, k, group=None):
 def _line(tensor, uses, k):
     """Return the ops from a tensor back to the read of a variable, or None.
 
-    Each is (op, place of the input, place of the output). None: there are
+    Each is (op, index of the input, index of the output). None: there are
     several paths to the variable.
     """
-    found = []
+    path = []
     while tensor.op.type != "ReadVariableOp":
         op = tensor.op
-        places = [
+        input_indices = [
             j for j, t in enumerate(op.inputs) if k in uses.variables_in(t)
         ]
-        if len(places) != 1 or (len(op.outputs) > 1 and op.type not in _RULES):
+        if len(input_indices) != 1 or (
+            len(op.outputs) > 1 and op.type not in _RULES
+        ):
             return None
-        found.append((op, places[0], tensor.value_index))
-        tensor = op.inputs[places[0]]
-    return found
+        path.append((op, input_indices[0], tensor.value_index))
+        tensor = op.inputs[input_indices[0]]
+    return path
 
 
 def by_gradient(factor, op, source, target):
@@ -121,20 +123,23 @@ class Pulled(SampleGradients):
         if self._gradients is not None:
             return weighted(self._gradients, weights)
         if weights is not self._sums.get("weights", self):
-            found = tf.convert_to_tensor(self.factor.weighted_sum(weights))
-            found = tf.reshape(found, sizes_of(self.tensor))
-            for one, total in zip(self._group, self._pulled(found)):
+            summed = tf.convert_to_tensor(self.factor.weighted_sum(weights))
+            summed = tf.reshape(summed, sizes_of(self.tensor))
+            for one, total in zip(self._group, self._pulled(summed)):
                 one._sums = {"weights": weights, "total": total}
         return self._sums["total"]
 
     def materialize(self):
         if self._gradients is None:
-            found = self.factor.materialize()
+            materialized = self.factor.materialize()
             each = tf.map_fn(
                 self._pulled,
-                tf.reshape(found, [tf.shape(found)[0], *sizes_of(self.tensor)]),
+                tf.reshape(
+                    materialized,
+                    [tf.shape(materialized)[0], *sizes_of(self.tensor)],
+                ),
                 fn_output_signature=[
-                    tf.TensorSpec(one.shape, one._dtype_for(found))
+                    tf.TensorSpec(one.shape, one._dtype_for(materialized))
                     for one in self._group
                 ],
             )
@@ -145,7 +150,7 @@ class Pulled(SampleGradients):
     def _pulled(self, gradient):
         """Return the gradients at the sources of all in the group."""
         tensor, group = self.tensor, self._group
-        found = iter(
+        gradients = iter(
             op_gradients(
                 [tensor],
                 [source for one in group for source in one.sources],
@@ -154,7 +159,7 @@ class Pulled(SampleGradients):
             )
         )
         return [
-            one._total([next(found) for _ in one.sources], gradient)
+            one._total([next(gradients) for _ in one.sources], gradient)
             for one in group
         ]
 
@@ -190,15 +195,15 @@ class Scaled(Adapted):
         return tensor * tf.cast(self.number, tensor.dtype)
 
     def squared_norms(self):
-        found = self.factor.squared_norms()
-        return found * tf.square(tf.cast(self.number, found.dtype))
+        norms = self.factor.squared_norms()
+        return norms * tf.square(tf.cast(self.number, norms.dtype))
 
 
 def path_rule(*names):
     """Decorate a function as the rule of ops on weights, as `op_rule`.
 
-    A rule takes a factor of an output, the op, the place of the input to
-    which it is pulled back, and the place of the output. It returns the factor
+    A rule takes a factor of an output, the op, the index of the input to
+    which it is pulled back, and the index of the output. It returns the factor
     of the input, or None for an input that has no gradient (a shape, say).
     """
     return registered(_RULES, names)
@@ -231,9 +236,9 @@ def _with_shape(factor, op, shape):
         rank = len(factor.shape) if factor.rank is None else factor.rank
         return Sum(factor.dz, shape, rank)
     if isinstance(factor, Full):
-        found = factor.gradients
-        n = -1 if found.shape[1:].num_elements() else tf.shape(found)[0]
-        return Full(tf.reshape(found, [n, *shape]))
+        gradients = factor.gradients
+        n = -1 if gradients.shape[1:].num_elements() else tf.shape(gradients)[0]
+        return Full(tf.reshape(gradients, [n, *shape]))
     if type(factor) is Rows and shape[:1] == factor.shape[:1]:
         return Rows(factor.ids, factor.dz, factor.shape, factor.method, shape)
     return Pulled(factor, op.outputs[0], [op.inputs[0]], True)
@@ -256,8 +261,8 @@ def _transposed(factor, op, source, target):
         out = op.outputs[0].shape.as_list()
         return Outer(factor.x, factor.dz, shape, back, out, factor.method)
     if isinstance(factor, Full):
-        found = factor.gradients
-        return Full(tf.transpose(found, [0, *(k + 1 for k in back)]))
+        gradients = factor.gradients
+        return Full(tf.transpose(gradients, [0, *(k + 1 for k in back)]))
     return Pulled(factor, op.outputs[0], [op.inputs[0]], True)
 
 
@@ -285,8 +290,8 @@ def _multiplied(factor, op, source, target):
     if number.shape.num_elements() == 1:
         return Scaled(factor, tf.reshape(number, []))
     if isinstance(factor, Full):
-        found = factor.gradients
-        return Full(found * tf.cast(number, found.dtype)[None])
+        gradients = factor.gradients
+        return Full(gradients * tf.cast(number, gradients.dtype)[None])
     return by_gradient(factor, op, source, target)
 
 

@@ -27,9 +27,9 @@ def product(factor, op, source, target):
     rules = {Outer: _outer, Full: _full, Rows: _rows}
     term = _Product.of(op, source)
     if term is not None and type(factor) in rules:
-        found = rules[type(factor)](factor, term)
-        if found is not None:
-            return found
+        pulled = rules[type(factor)](factor, term)
+        if pulled is not None:
+            return pulled
     return by_gradient(factor, op, source, target)
 
 
@@ -52,10 +52,10 @@ class _Product:
     @classmethod
     def of(cls, op, source):
         """Return the product; None if an axis is broadcast or summed alone."""
-        found = labelled(op)
-        if isinstance(found, str):
+        labelling = labelled(op)
+        if isinstance(labelling, str):
             return None
-        labels, out = found
+        labels, out = labelling
         sizes = {}
         for tensor, term in zip((*op.inputs, op.outputs[0]), (*labels, out)):
             for c, size in zip(term, tensor.shape.as_list()):
@@ -72,10 +72,10 @@ class _Product:
         Also return the labels that make up each of these sizes. None: the axes
         cannot be split to fit.
         """
-        term, found = self, []
+        term, parts = self, []
         rest = [(c, self.sizes[c]) for c in self.out]
         for wanted in sizes:
-            found.append([])
+            parts.append([])
             while wanted > 1 and rest:
                 c, size = rest.pop(0)
                 if size > wanted:
@@ -88,10 +88,10 @@ class _Product:
                 if wanted % size:
                     return None
                 wanted //= size
-                found[-1].append(c)
+                parts[-1].append(c)
         # The axes that are left have one element.
-        found[-1] += [c for c, _ in rest]
-        return term, found
+        parts[-1] += [c for c, _ in rest]
+        return term, parts
 
     def _split(self, c, new, first, second):
         own, other, out = (
@@ -158,10 +158,10 @@ def _outer(factor, term):
     if list(factor.shape) != term.shape(term.out):
         return None
     shape = term.shape(term.own)
-    found = _sides(factor, term)
-    if found is None:
+    separated = _sides(factor, term)
+    if separated is None:
         return None
-    term, sides = found
+    term, sides = separated
     # The other factor is multiplied to the side for which fewer entries of its
     # axes become positions.
     options = []
@@ -196,10 +196,10 @@ def _sides(factor, term):
     sizes = widths
     if factor.perm is not None:
         sizes = [factor.unpermuted[k] for k in factor.perm]
-    found = term.refined(sizes)
-    if found is None:
+    refined = term.refined(sizes)
+    if refined is None:
         return None
-    term, parts = found
+    term, parts = refined
     if factor.perm is not None:
         parts = [parts[factor.perm.index(k)] for k in range(len(parts))]
     left, right = [], [c for part in parts for c in part]

@@ -28,20 +28,20 @@ class Use:
         """The op's type."""
         return self.op.type
 
-    def variables_in(self, place):
+    def variables_in(self, input_index):
         """Return the indices of the variables in an input of weights."""
-        return sorted(self.uses.variables_in(self.op.inputs[place]))
+        return sorted(self.uses.variables_in(self.op.inputs[input_index]))
 
-    def alive(self, place):
+    def alive(self, input_index):
         """Whether an input of weights may have a gradient."""
-        return bool(self.uses.variables_in(self.op.inputs[place]))
+        return bool(self.uses.variables_in(self.op.inputs[input_index]))
 
-    def dtype(self, place):
+    def dtype(self, input_index):
         """Return the type in which the gradients of an input are found."""
-        found = self.op.inputs[place].dtype
-        if found.is_complex:
-            return found
-        k = self.variables_in(place)[0]
+        dtype = self.op.inputs[input_index].dtype
+        if dtype.is_complex:
+            return dtype
+        k = self.variables_in(input_index)[0]
         return self.variables[k].value.dtype
 
     @property
@@ -51,29 +51,29 @@ class Use:
 
     def layout_of(self, k):
         """Return where the samples are in output k."""
-        found = self.seen.layout(k)
-        if found is None:
+        layout = self.seen.layout(k)
+        if layout is None:
             raise ValueError(
                 messages.no_samples(self.candidate, self.uses, self.variables)
             )
-        return found
+        return layout
 
     def delta(self, dtype, k=0):
         """Get the gradient of output k, samples first, without loss scale."""
-        found = self.layout_of(k).first(self.deltas[k], self.n)
-        return unscaled(found, dtype, self.scale)
+        delta = self.layout_of(k).first(self.deltas[k], self.n)
+        return unscaled(delta, dtype, self.scale)
 
     def unmoved_delta(self, dtype, k=0):
         """Return the same without moving the samples."""
         return unscaled(self.deltas[k], dtype, self.scale)
 
-    def input_layout(self, place):
+    def input_layout(self, input_index):
         """Return where the samples are in an input; None: nowhere."""
-        return self.seen.input_layout(place)
+        return self.seen.input_layout(input_index)
 
-    def is_complex(self, place):
+    def is_complex(self, input_index):
         """Whether the input or an output is complex."""
-        tensors = self.op.inputs[place], *self.candidate.outputs
+        tensors = self.op.inputs[input_index], *self.candidate.outputs
         return any(t.dtype.is_complex for t in tensors)
 
     def attribute(self, name):

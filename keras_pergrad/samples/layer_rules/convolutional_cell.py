@@ -21,8 +21,8 @@ class ConvLstm(Lstm):
         if training and 0 < cell.dropout < 1:
             self.input_masks = self._masks(cell.get_dropout_mask(None))
         if training and 0 < cell.recurrent_dropout < 1:
-            found = cell.get_recurrent_dropout_mask(None)
-            self.state_masks = self._masks(found)
+            masks = cell.get_recurrent_dropout_mask(None)
+            self.state_masks = self._masks(masks)
 
     def _masks(self, masks):
         return [self.inward(mask) for mask in masks]
@@ -66,20 +66,20 @@ class ConvLstm(Lstm):
         masks = self.state_masks or [None]
         parts = zip(*(tf.split(t, len(masks), -1) for t in (dz, self.kernel)))
         shape = tf.stack([*sizes_of(dz)[:-1], self.cell.filters])
-        found = [
+        gradients = [
             _dropped(
                 tf.nn.conv_transpose(d, kernel, shape, 1, padding="SAME"), mask
             )
             for (d, kernel), mask in zip(parts, masks)
         ]
-        return tf.add_n(found)
+        return tf.add_n(gradients)
 
     def _convolved(self, tensors, kernel, **kwargs):
         kernels = tf.split(kernel, len(tensors), -1)
-        found = [
+        outputs = [
             tf.nn.convolution(t, k, **kwargs) for t, k in zip(tensors, kernels)
         ]
-        return tf.concat(found, -1)
+        return tf.concat(outputs, -1)
 
     def met(self, inputs, hidden):
         """Return them for all gates, or for each by itself."""

@@ -62,7 +62,7 @@ def _unsupported(layer, *args, training=None, **kwargs):
 
 
 def _forward(layer, call, watch, *args, **kwargs):
-    found = {}
+    kept = {}
 
     def inner_loop(sequences, initial_state, mask, training=False):
         mask = tf.nest.flatten(mask)[0] if mask is not None else None
@@ -79,7 +79,7 @@ def _forward(layer, call, watch, *args, **kwargs):
         whole, states, (hidden, *rest) = _recurrence(
             cell, z, initial, mask, layer.return_sequences
         )
-        found["inputs"] = (*cell.met(inputs, hidden), *rest)
+        kept["inputs"] = (*cell.met(inputs, hidden), *rest)
         last = states[0]
         if mask is not None:
             shown = _shown(mask, layer.zero_output_for_mask)
@@ -91,7 +91,7 @@ def _forward(layer, call, watch, *args, **kwargs):
 
     with attribute(layer, "inner_loop", inner_loop):
         outputs = call(*args, **kwargs)
-    return outputs, found["inputs"]
+    return outputs, kept["inputs"]
 
 
 def _shown(mask, zero_output_for_mask):
@@ -152,13 +152,13 @@ def _recurrence(cell, z, initial_state, mask, sequence):
 
         def gradient(*upstream):
             given = [scan.split(d) for d in upstream[: len(outputs)]]
-            d_states, found = scan.run(
+            d_states, d_inputs = scan.run(
                 backward,
                 list(upstream[len(outputs) :]),
                 [*columns[count:], *given, *masks],
                 reverse=True,
             )
-            return scan.join(found[0]), *d_states
+            return scan.join(d_inputs[0]), *d_states
 
         return (*outputs, *states), gradient
 

@@ -58,14 +58,14 @@ class Scan:
         return self._looped(step, carry, sequences, reverse)
 
     def _unrolled(self, step, carry, sequences, reverse):
-        found = []
+        by_step = []
         times = range(self.length)
         for t in reversed(times) if reverse else times:
             carry, outputs = step(carry, [s[t] for s in sequences])
-            found.append(outputs)
+            by_step.append(outputs)
         if reverse:
-            found.reverse()
-        return carry, [list(column) for column in zip(*found)]
+            by_step.reverse()
+        return carry, [list(column) for column in zip(*by_step)]
 
     def _looped(self, step, carry, sequences, reverse):
         last = self.length - 1

@@ -17,14 +17,14 @@ from keras_pergrad.samples.types.tensor_types import (
 def of_one_sample(op, types, n):
     """Return types where there is one sample, or none: nothing can mix."""
     place = next((t.axis for t in types if isinstance(t, At)), 0)
-    found = []
+    kinds = []
     for tensor in op.outputs:
         sizes = tensor.shape.as_list() if tensor.shape.rank else []
         ones = [k for k, size in enumerate(sizes) if size == n]
         axis = place if place in ones else next(iter(ones), None)
         flags = flags_of(types)
-        found.append(Total(flags) if axis is None else At(axis, flags=flags))
-    return found
+        kinds.append(Total(flags) if axis is None else At(axis, flags=flags))
+    return kinds
 
 
 def as_vouched(op, types):

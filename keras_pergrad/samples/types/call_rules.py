@@ -102,12 +102,12 @@ def _condition(call, types, typing):
             typing.state.assigned = dict(before)
             _, outputs = typing.function(name, call.inputs[1:], types[1:])
             after.append(typing.state.assigned)
-            found = [typing.of(t) for t in outputs]
+            of_branch = [typing.of(t) for t in outputs]
             if kinds is None:
-                tensors, kinds = outputs, found
+                tensors, kinds = outputs, of_branch
             else:
                 tensors = [_either(a, b) for a, b in zip(tensors, outputs)]
-                kinds = _all_joined(call, kinds, found)
+                kinds = _all_joined(call, kinds, of_branch)
     typing.state.assigned = _states(call, after)
     return tensors, _chosen(call, choice, kinds, noted, typing, why)
 
@@ -150,9 +150,9 @@ def _either_list(a, b, lists):
     if not changes:
         return a
     with a.graph.as_default():
-        found = placeholder(a.dtype, a.shape, a)
-    lists.give(found, known)
-    return found
+        either = placeholder(a.dtype, a.shape, a)
+    lists.give(either, known)
+    return either
 
 
 def _loop(call, types, typing):
@@ -207,21 +207,21 @@ def _turns(call, now, tensors, typing, over=None):
         call.values = over.counted()
         return tensors, over.end(now)
     why = "lets the samples choose how often it goes round for all"
-    found = _chosen(call, typing.of(goes_on), now, noted, typing, why)
+    kinds = _chosen(call, typing.of(goes_on), now, noted, typing, why)
     # What stays as it is does so however often it goes round.
     stays = typing.definitions.nodes(body).handed_on()
-    return tensors, [now[k] if k in stays else f for k, f in enumerate(found)]
+    return tensors, [now[k] if k in stays else f for k, f in enumerate(kinds)]
 
 
 def _states(call, several):
     """Return what variables hold after one of several branches."""
-    found = {}
+    assigned = {}
     for key in {key for state in several for key in state}:
         kinds = [state.get(key, FREE) for state in several]
-        found[key] = kinds[0]
+        assigned[key] = kinds[0]
         for kind in kinds[1:]:
-            found[key] = joined_or_mixed(call, found[key], kind)
-    return found
+            assigned[key] = joined_or_mixed(call, assigned[key], kind)
+    return assigned
 
 
 def _all_joined(call, first, second):

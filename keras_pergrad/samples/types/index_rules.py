@@ -57,7 +57,7 @@ def scatter(op, types):
     depth = op.shape(begin)[-1]
     if depth is None:
         raise Untyped("how many axes it indexes is not known while tracing")
-    found = set()
+    places = set()
     if isinstance(values, At):
         place = values.axis - (op.rank(begin) - 1) + depth
         if place < depth:
@@ -65,17 +65,17 @@ def scatter(op, types):
             if place is None:
                 raise Mixes("puts samples into places that are given")
             types = _without_counts(op, types, begin, values.axis, place)
-        found.add((place, values.rows, values.lead))
+        places.add((place, values.rows, values.lead))
     if begin and isinstance(types[0], At):
-        every = types[0].place in found
+        every = types[0].place in places
         if isinstance(values, Free):
             every = types[0].axis in _counts(op, 1, op.shape()).values()
         if types[0].axis < depth and not every:
             raise Mixes("replaces some of the samples")
-        found.add(types[0].place)
-    if len(found) != 1:
+        places.add(types[0].place)
+    if len(places) != 1:
         raise Mixes("brings samples together that are on different axes")
-    return At.placed(found.pop(), flags_of(types))
+    return At.placed(places.pop(), flags_of(types))
 
 
 def _counts(op, k, sizes):
@@ -84,15 +84,15 @@ def _counts(op, k, sizes):
     Axis of the indices → axis of the tensor of these sizes: what is at i along
     the one has the index i along the other, both as long as the batch.
     """
-    ids, found = op.number_or_none(k), {}
+    ids, counted = op.number_or_none(k), {}
     if ids is None:
-        return found
+        return counted
     for axis, length in enumerate(ids.shape[:-1]):
         for target in range(ids.shape[-1]):
             whole = length == sizes[target] == op.n
             if whole and (ids[..., target] == _steps(ids, axis)).all():
-                found[axis] = target
-    return found
+                counted[axis] = target
+    return counted
 
 
 def _steps(ids, axis):

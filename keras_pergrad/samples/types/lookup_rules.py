@@ -46,11 +46,11 @@ def gather(op, types):
     if isinstance(ids, Free):
         if table.axis == axis and _is_identity(op, table):
             return table
-        found = None
+        own = None
         if table.axis == axis and not batch:
-            found = _of_own_sample(op, table, flags)
-        if found is not None:
-            return found
+            own = _of_own_sample(op, table, flags)
+        if own is not None:
+            return own
         if table.axis == axis:
             raise Mixes("takes some of the samples, or in another order")
         place = table.axis
@@ -220,10 +220,12 @@ def segments(op, types):
     both = isinstance(values, At) and isinstance(ids, At)
     if both and values.place != ids.place:
         raise Mixes("takes entries by numbers of other samples")
-    found = _own_segments(op, values if isinstance(values, At) else ids, flags)
-    if found is None and op.type not in _SUMS:
+    reduced = _own_segments(
+        op, values if isinstance(values, At) else ids, flags
+    )
+    if reduced is None and op.type not in _SUMS:
         raise Mixes("compares entries of several samples")
-    return Total(flags) if found is None else found
+    return Total(flags) if reduced is None else reduced
 
 
 def _own_segments(op, at, flags):

@@ -24,10 +24,10 @@ def stages(nodes, shaped):
         needed = [level[one] for one in nodes.needs[name] if one in level]
         level[name] = max(needed, default=0) + (name in calls)
     most = max(level.values(), default=0)
-    found = [([], []) for _ in range(most + 1)]
+    by_level = [([], []) for _ in range(most + 1)]
     for name, number in level.items():
-        found[number][name not in calls].append(name)
-    return found
+        by_level[number][name not in calls].append(name)
+    return by_level
 
 
 def first_ones(nodes, shaped):

@@ -39,10 +39,10 @@ def product(op, types):
     else:
         for k in range(len(op.inputs)):
             op.rank(k)
-        found = labelled(op.op)
-        if isinstance(found, str):
-            raise Untyped(found)
-        labels, target = found
+        labelling = labelled(op.op)
+        if isinstance(labelling, str):
+            raise Untyped(labelling)
+        labels, target = labelling
     where, shapes = set(), set()
     for term, kind in zip(labels, types):
         if isinstance(kind, At):
@@ -118,7 +118,7 @@ def transform(op, types):
 )
 def several_matrices(op, types):
     """Something over the last axes of several tensors."""
-    found = {}
+    by_axis = {}
     for k, kind in enumerate(types):
         if isinstance(kind, (Total, Divisor)):
             raise Mixes("takes sums over the samples")
@@ -127,10 +127,10 @@ def several_matrices(op, types):
             if kind.axis >= op.rank(k) - inner:
                 raise Mixes("takes the samples' axis for that of matrices")
             # Counted from the axes of the matrices.
-            found[kind.axis - (op.rank(k) - inner)] = kind
-    if len(found) != 1:
+            by_axis[kind.axis - (op.rank(k) - inner)] = kind
+    if len(by_axis) != 1:
         raise Mixes("brings samples together that are on different axes")
-    ((place, kind),) = found.items()
+    ((place, kind),) = by_axis.items()
     inner = 1 if op.type == "Cross" else 2
     return At(
         op.rank_out() - inner + place, kind.rows, kind.lead, flags_of(types)

@@ -77,12 +77,15 @@ def along_the_last(op, types):
 
 
 def _in_top(op, types):
-    found = [t for t in types if isinstance(t, At)]
+    with_samples = [t for t in types if isinstance(t, At)]
     if any(not isinstance(t, (At, Free)) for t in types):
         raise Mixes("compares sums over the samples")
-    if any(t.axis != 0 for t in found) or len({t.place for t in found}) > 1:
+    if (
+        any(t.axis != 0 for t in with_samples)
+        or len({t.place for t in with_samples}) > 1
+    ):
         raise Mixes("compares the samples")
-    return found[0].flagged(flags_of(types))
+    return with_samples[0].flagged(flags_of(types))
 
 
 @type_rule("LowerBound", "UpperBound")

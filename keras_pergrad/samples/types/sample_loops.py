@@ -99,9 +99,9 @@ def concerns(types):
 def typed(op, types):
     """Return the type of an op's outputs; None: as of any other op."""
     rule = _RULES.get(op.type)
-    found = None if rule is None else rule(op, types)
-    if found is not None:
-        return found
+    kind = None if rule is None else rule(op, types)
+    if kind is not None:
+        return kind
     if all(isinstance(t, Free) for t in types):
         return None
     if any(isinstance(t, (Adding, Taking)) or is_list(t) for t in types):
@@ -120,15 +120,15 @@ def typed(op, types):
 
 def of_choice(choice, kinds):
     """Return the types of what one sample chooses, or goes on with, alone."""
-    found = []
+    chosen = []
     for kind in kinds:
         if not isinstance(kind, Free) and not (
             isinstance(kind, Single)
             and (kind.level, kind.back) == (choice.level, choice.back)
         ):
             raise Mixes("lets one sample choose for others")
-        found.append(choice.flagged(kind.flags))
-    return found
+        chosen.append(choice.flagged(kind.flags))
+    return chosen
 
 
 def _same(op, types):
@@ -258,7 +258,7 @@ class SampleLoop:
 
     def begin(self, types):
         """Return the types of the variables in a turn."""
-        found = []
+        kinds = []
         for k, kind in enumerate(types):
             if k in self._counters:
                 kind = Turn(BY_SIZE, self._level)
@@ -266,8 +266,8 @@ class SampleLoop:
                 kind = Adding(kind)
             elif k in self._taken:
                 kind = Taking(kind, self._level)
-            found.append(kind)
-        return found
+            kinds.append(kind)
+        return kinds
 
     def after(self, types):
         """Return the types of the variables behind a turn."""
@@ -307,7 +307,7 @@ class SampleLoop:
 
     def end(self, types):
         """Return the types of the variables behind the loop."""
-        found = []
+        kinds = []
         for kind in types:
             if isinstance(kind, Turn) and kind.level == self._level:
                 kind = Free(BY_SIZE)
@@ -315,8 +315,8 @@ class SampleLoop:
                 kind = kind.kind
             elif isinstance(kind, Taking):
                 kind = Mixed(self._call.type, self._call.name, BY_SAMPLE)
-            found.append(kind)
-        return found
+            kinds.append(kind)
+        return kinds
 
     def counted(self):
         """Return the values of its counters behind it, by place."""
@@ -355,8 +355,8 @@ class _Body:
         node, _ = self._node(name)
         if node is None or node.op != "Const":
             return None
-        found = tf.make_ndarray(node.attr["value"].tensor)
-        return found.item() if found.ndim == 0 else None
+        array = tf.make_ndarray(node.attr["value"].tensor)
+        return array.item() if array.ndim == 0 else None
 
     def is_of(self, k, op_type):
         """Whether a variable is what an op has made of it, by its first."""
@@ -375,16 +375,16 @@ class _Body:
         if node is None:
             return None
         if node.op == "LogicalAnd":
-            found = [
+            limits = [
                 self.turns(part, counters, numbers)
                 for part in self._inputs(node)
             ]
-            return None if None in found else min(found)
+            return None if None in limits else min(limits)
         if node.op != "Less":
             return None
         first, second = self._inputs(node)
         if self._places.get(first) not in counters:
             return None
         k = self._places.get(second)
-        found = self._constant(second) if k is None else numbers[k]
-        return None if found is None else int(found)
+        limit = self._constant(second) if k is None else numbers[k]
+        return None if limit is None else int(limit)

@@ -104,29 +104,30 @@ def concat(op, types):
     if places is None:
         raise Untyped("its axis is not known while tracing")
     axis = int(places) % op.rank_out()
-    flags, found = flags_of(parts), [t for t in parts if isinstance(t, At)]
-    if len({t.axis for t in found}) > 1:
+    flags = flags_of(parts)
+    with_samples = [t for t in parts if isinstance(t, At)]
+    if len({t.axis for t in with_samples}) > 1:
         raise Mixes("joins tensors whose samples are on different axes")
-    kind = found[0]
+    kind = with_samples[0]
     if kind.axis != axis:
-        if len({t.place for t in found}) > 1:
+        if len({t.place for t in with_samples}) > 1:
             raise Mixes("joins tensors whose samples lie differently")
         return kind.flagged(flags)
-    if len(found) < len(parts):
+    if len(with_samples) < len(parts):
         lengths = [op.shape(k + first)[axis] for k in range(len(parts))]
         for t, length in zip(parts, lengths):
             block = op.n * kind.rows
             if isinstance(t, Free) and (length is None or length % block):
                 raise Mixes("adds entries of no sample to the samples")
-        found = [
+        with_samples = [
             t
             if isinstance(t, At)
             else At(axis, kind.rows, length // (op.n * kind.rows))
             for t, length in zip(parts, lengths)
         ]
-    if len({t.rows for t in found}) > 1:
+    if len({t.rows for t in with_samples}) > 1:
         raise Mixes("joins batches whose samples lie differently")
-    return At(axis, kind.rows, sum(t.lead for t in found), flags)
+    return At(axis, kind.rows, sum(t.lead for t in with_samples), flags)
 
 
 def _of_sums(parts):
@@ -143,11 +144,11 @@ def pack(op, types):
     """One more axis, for the inputs."""
     if any(isinstance(t, (Total, Divisor)) for t in types):
         return _of_sums(types)
-    found = {t.place for t in types if isinstance(t, At)}
-    if len(found) > 1:
+    places = {t.place for t in types if isinstance(t, At)}
+    if len(places) > 1:
         raise Mixes("joins tensors whose samples are on different axes")
     axis = op.attribute("axis") % op.rank_out()
-    place, rows, lead = found.pop()
+    place, rows, lead = places.pop()
     return At(place + (axis <= place), rows, lead, flags_of(types))
 
 
@@ -175,14 +176,14 @@ def split(op, types):
     (axis,) = op.axes(0 if op.type == "Split" else 2, op.rank(value))
     if axis != kind.axis:
         return kind
-    found = []
+    kinds = []
     for k in range(len(op.outputs)):
         length = op.shape_out(k)[axis]
         if length is None or length % (op.n * kind.rows):
             raise Mixes("takes the samples apart")
         lead = length // (op.n * kind.rows)
-        found.append(At(axis, kind.rows, lead, kind.flags))
-    return found
+        kinds.append(At(axis, kind.rows, lead, kind.flags))
+    return kinds
 
 
 @type_rule("Tile")

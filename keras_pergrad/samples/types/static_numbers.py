@@ -196,11 +196,11 @@ def by_tensorflow(op, given):
             for attribute in op.op_def.attr:
                 if attribute.name not in numbers | types:
                     arguments[attribute.name] = op.get_attr(attribute.name)
-            found = function(**arguments)
+            outputs = function(**arguments)
     except (ValueError, TypeError, KeyError, tf.errors.OpError):
         return None
-    several = isinstance(found, (list, tuple))
-    return [t.numpy() for t in (found if several else [found])]
+    several = isinstance(outputs, (list, tuple))
+    return [t.numpy() for t in (outputs if several else [outputs])]
 
 
 @functools.cache

@@ -95,16 +95,16 @@ class StepTypes:
         for length in (None,) if self.fixed else _LENGTHS:
             try:
                 self._run(nodes, inputs, n, length)
-            except (ValueError, tf.errors.OpError) as found:
-                error = found
+            except (ValueError, tf.errors.OpError) as failure:
+                error = failure
                 continue
             return
         raise ShapesUnknown(error)
 
     def _inputs(self):
         """Return name → tensor of what the step is given."""
-        found = {t.name: t for t in self._graph.inputs}
-        return {**found, **{k: t for k, (t, _) in self._given.items()}}
+        inputs = {t.name: t for t in self._graph.inputs}
+        return {**inputs, **{k: t for k, (t, _) in self._given.items()}}
 
     def _nodes(self, inputs):
         """Return the nodes of the graph; the inputs are given."""

@@ -188,10 +188,10 @@ FREE = Free()
 
 def flags_of(types):
     """Return the flags of several types together."""
-    found = 0
+    flags = 0
     for one in types:
-        found |= one.flags
-    return found
+        flags |= one.flags
+    return flags
 
 
 def joined(a, b):

@@ -59,10 +59,10 @@ class TypedOp:
 
     def number(self, k):
         """Return the array that shapes alone make of an input, or `Untyped`."""
-        found = self._numbers.of(self.op.inputs[k])
-        if found is None:
+        value = self._numbers.of(self.op.inputs[k])
+        if value is None:
             raise Untyped(f"input {k} is not known while tracing")
-        return np.asarray(found)
+        return np.asarray(value)
 
     def number_or_none(self, k):
         """Return the same, or None."""
@@ -78,12 +78,12 @@ class TypedOp:
 
     def partial_number(self, k):
         """Return a vector of which some entries may be None."""
-        found = self._numbers.of(self.op.inputs[k])
-        if found is None:
-            found = tf.get_static_value(self.op.inputs[k], partial=True)
-        if found is None:
+        value = self._numbers.of(self.op.inputs[k])
+        if value is None:
+            value = tf.get_static_value(self.op.inputs[k], partial=True)
+        if value is None:
             return None
-        return [None if v is None else int(v) for v in np.ravel(found)]
+        return [None if v is None else int(v) for v in np.ravel(value)]
 
     def axes(self, k, rank):
         """Return an input of axes as a sorted list of places."""

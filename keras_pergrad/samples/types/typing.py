@@ -179,9 +179,9 @@ class Typing:
             outputs, kinds = call_rules.called(call, types, self)
         except (Mixes, Untyped) as error:
             self._path = path
-            found = self.failed(call, str(error), isinstance(error, Untyped))
+            mixed = self.failed(call, str(error), isinstance(error, Untyped))
             outputs = call_rules.unknown_outputs(call)
-            kinds = [found] * len(outputs)
+            kinds = [mixed] * len(outputs)
         self._path = path
         # Not inside of the graph: there nothing can be evaluated.
         values: Any = [
@@ -235,9 +235,9 @@ class Typing:
 
     def failed(self, op, why, untyped=False):
         """Note that an op, or a call, mixes the samples; return the `Mixed`."""
-        found = Mixed(op.type, self._name(op), why, untyped)
-        self.failures.append(found)
-        return found
+        mixed = Mixed(op.type, self._name(op), why, untyped)
+        self.failures.append(mixed)
+        return mixed
 
     def _name(self, op):
         """Return the name of an op where it is called."""
@@ -290,10 +290,10 @@ class Typing:
         try:
             seen = TypedOp(op, self.n, self._numbers, self.lists, self.of)
             if sample_loops.concerns(types) and op.type not in _PYTHON:
-                found = sample_loops.typed(seen, types)
-                if found is None:
+                kind = sample_loops.typed(seen, types)
+                if kind is None:
                     return Free(flags_of(types))
-                return found
+                return kind
             rule = rule_of(op.type)
             if rule is None:
                 raise Untyped("has no type rule")
@@ -313,10 +313,10 @@ class Typing:
             return assumed.as_vouched(op, types)
         return self.failed(op, why, untyped)
 
-    def _set(self, op, found):
-        if not isinstance(found, (list, tuple)):
-            found = [found] * len(op.outputs)
-        for tensor, kind in zip(op.outputs, found):
+    def _set(self, op, kinds):
+        if not isinstance(kinds, (list, tuple)):
+            kinds = [kinds] * len(op.outputs)
+        for tensor, kind in zip(op.outputs, kinds):
             flag = tensor.dtype == tf.bool and kind.flags & VALUES
             if flag and not isinstance(kind, Mixed):
                 # A mask: how many there are may divide a loss.

@@ -17,7 +17,7 @@ from keras_pergrad.samples.types.type_rules import type_rule
 
 def _images(op, types, places):
     """Return the type if the samples are on axis 0 of these inputs alone."""
-    found = set()
+    layouts = set()
     for k, kind in enumerate(types):
         if isinstance(kind, Free):
             continue
@@ -27,10 +27,10 @@ def _images(op, types, places):
             raise Mixes("takes samples for its weights or sizes")
         if kind.axis != 0:
             raise Mixes("takes the samples for pixels or channels")
-        found.add(kind.place)
-    if len(found) != 1:
+        layouts.add(kind.place)
+    if len(layouts) != 1:
         raise Mixes("brings samples together that lie differently")
-    return At.placed(found.pop(), flags_of(types))
+    return At.placed(layouts.pop(), flags_of(types))
 
 
 @type_rule(
@@ -48,11 +48,11 @@ def image(op, types):
         "include_batch_in_index"
     ):
         raise Mixes("counts places over all samples")
-    found = _images(op, types, {0})
+    kind = _images(op, types, {0})
     ranged = op.type.startswith("QuantizeAndDequantize")
     if ranged and not op.attribute("range_given"):
         raise Mixes("takes its range from all samples")
-    return found
+    return kind
 
 
 @type_rule("FractionalAvgPool", "FractionalMaxPool")
