@@ -169,9 +169,13 @@ OUTPUTS = {
 
 
 @pytest.mark.parametrize(
-    "mode", [*MODES, "batch", kpg.Accumulated(1, microbatch_size=2)], ids=str
+    ("outputs", "mode"),
+    [
+        *((outputs, mode) for outputs in OUTPUTS for mode in MODES),
+        ("list of one", "accumulated"),
+        ("passed on", "accumulated"),
+    ],
 )
-@pytest.mark.parametrize("outputs", OUTPUTS)
 def test_a_tensor_alone_in_a_list_or_given_out_twice(outputs, mode):
     def make(cls):
         inputs = keras.Input((6,))
