@@ -36,10 +36,13 @@ _FIRST_ALONE = {
 _WEIGHT = {"BatchMatMulV2": "io", "BiasAdd": "o"}
 
 
-def op_gradients(outputs, inputs, deltas, graph):
-    """Return inputs' gradients; `graph` may be around that being built."""
+def op_gradients(outputs, inputs, deltas, graph, ends=()):
+    """Return inputs' gradients; `graph` may be around that being built.
+
+    No gradient goes on from the tensors `ends` to what they were made of.
+    """
     return gradients_util._GradientsHelper(
-        outputs, inputs, deltas, src_graph=graph
+        outputs, inputs, deltas, stop_gradients=list(ends), src_graph=graph
     )
 
 

@@ -144,6 +144,8 @@ class _Loop:
             [use.op.inputs[k] for k in self.input_indices],
             deltas,
             use.op.graph,
+            # Inputs that come from the same weights are other uses of them.
+            use.op.inputs,
         )
         result = []
         for k, gradient in zip(self.input_indices, gradients):

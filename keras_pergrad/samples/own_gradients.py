@@ -56,6 +56,7 @@ def own_gradients(candidates, at_ops, graph):
             [one.op.inputs[k] for k in one.weights],
             given,
             one.op.graph,
+            one.op.inputs,
         )
         gradients = [
             tf.convert_to_tensor(g) for g in gradients if g is not None

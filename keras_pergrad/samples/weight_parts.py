@@ -69,6 +69,8 @@ def _place(op, target, others, sizes):
     if op.type == "Split":
         starts[int(others[0])] = target * sizes[int(others[0])]
     elif op.type == "SplitV":
+        if -1 in others[0]:  # what is left over
+            return None
         starts[int(others[1])] = int(sum(others[0][:target]))
     elif op.type == "Unpack":
         axis = op.get_attr("axis") % (len(sizes) + 1)

@@ -49,6 +49,25 @@ def with_own_gradient(x, w):
     return f(x, tf.convert_to_tensor(w))
 
 
+def one_tensor(function):
+    """The function, given its weight as one tensor for all its uses."""
+    return lambda x, w: function(x, tf.convert_to_tensor(w))
+
+
+def turned(x, w, u=None):
+    def body(i, h):
+        h = ops.tanh(h @ w)
+        return i + 1, h if u is None else h @ u
+
+    return tf.while_loop(lambda i, h: i < 2, body, (0, x))[1]
+
+
+def complex_twice(x, w):
+    w = tf.complex(w, ops.sin(w))
+    y = tf.complex(x, 2 * x) @ w @ w
+    return tf.math.real(y) * tf.math.imag(y)
+
+
 def experts(x, gate, w):
     h = ops.einsum("ntd,edf->ntef", x, w)
     return ops.einsum("nte,ntef->ntf", ops.softmax(x @ gate), h)
@@ -268,6 +287,39 @@ ONE_BY_ONE = {
     "map over the samples": (
         "While",
         (lambda x, w: ops.map(lambda r: ops.tanh(r @ w), x), (5, 4)),
+    ),
+    # The data come from the same tensor of the weight, which is another use.
+    "loop behind a loop": (
+        "StatelessWhile",
+        (one_tensor(lambda x, w: turned(turned(x, w), w)), (5, 5)),
+    ),
+    "map behind a map": (
+        "StatelessWhile",
+        (
+            one_tensor(
+                lambda x, w: tf.map_fn(
+                    lambda r: r @ w, tf.map_fn(lambda r: ops.tanh(r @ w), x)
+                )
+            ),
+            (5, 5),
+        ),
+    ),
+    "own gradient behind itself": (
+        "IdentityN",
+        (
+            one_tensor(
+                lambda x, w: with_own_gradient(with_own_gradient(x, w), w)
+            ),
+            (5, 5),
+        ),
+    ),
+    "loop of a weight and of its multiple": (
+        "StatelessWhile",
+        (one_tensor(lambda x, w: turned(x @ w, w, 3 * w)), (5, 5)),
+    ),
+    "complex behind complex": (
+        "BatchMatMulV2",
+        (one_tensor(lambda x, w: complex_twice(x, w)), (5, 5)),
     ),
 }
 

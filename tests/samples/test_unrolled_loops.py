@@ -80,6 +80,12 @@ LOOPS = {
     "split uneven": lambda: Gates(
         lambda w: [t[..., -3:] for t in tf.split(w, [3, 3], -1)]
     ),
+    "split with a rest": lambda: Gates(
+        lambda w: [
+            t[..., -1:] * tf.ones(3, w.dtype)
+            for t in tf.split(w, [1, -1, 2], -1)[1:]
+        ]
+    ),
     "slice": lambda: Gates(
         lambda w: [
             tf.slice(w, [0] * (w.shape.rank - 1) + [k], [*w.shape[:-1], 3])
