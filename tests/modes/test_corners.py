@@ -180,7 +180,7 @@ def test_a_tensor_alone_in_a_list_or_given_out_twice(outputs, mode):
     def make(cls):
         inputs = keras.Input((6,))
         h = layers.Dense(3)(layers.Dense(4, "tanh")(inputs))
-        return cls([inputs], OUTPUTS[outputs](h))
+        return cls(inputs, OUTPUTS[outputs](h))
 
     x, y = _data()
     targets = (y + shift for shift in range(3))
