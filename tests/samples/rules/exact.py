@@ -11,6 +11,18 @@ from tests import oracle
 RUNS = ("graph", "known size", "xla")
 
 
+class Unmasked(keras.layers.Layer):
+    """Flattens, and ends the mask, which losses would apply once more."""
+
+    supports_masking = True
+
+    def compute_mask(self, inputs, mask=None):
+        return None
+
+    def call(self, inputs):
+        return keras.ops.reshape(inputs, (keras.ops.shape(inputs)[0], -1))
+
+
 def assert_exact(
     model, x, y=None, run="graph", one_by_one=(), training=False, loss="mse"
 ):

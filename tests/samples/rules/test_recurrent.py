@@ -8,7 +8,13 @@ from keras_pergrad.samples import TracedStep
 from keras_pergrad.samples.layer_rules import scan
 from tests import oracle
 from tests.marks import few
-from tests.samples.rules.exact import assert_exact, normal, randomized, stack
+from tests.samples.rules.exact import (
+    Unmasked,
+    assert_exact,
+    normal,
+    randomized,
+    stack,
+)
 
 layers = keras.layers
 
@@ -53,18 +59,6 @@ def test_one_sample_and_no_graph(name):
 MASKS = np.array(
     [[1, 1, 0, 0], [0, 0, 0, 0], [0, 1, 0, 1], [1, 1, 1, 1], [1, 0, 1, 0]]
 )
-
-
-class Unmasked(layers.Layer):
-    """Flattens, and ends the mask, which losses would apply once more."""
-
-    supports_masking = True
-
-    def compute_mask(self, inputs, mask=None):
-        return None
-
-    def call(self, inputs):
-        return keras.ops.reshape(inputs, (keras.ops.shape(inputs)[0], -1))
 
 
 def _masked(layer, initial=False):
