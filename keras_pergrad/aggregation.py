@@ -10,7 +10,7 @@ import math
 import tensorflow as tf
 
 from keras_pergrad.common.registry import Configured, Registry
-from keras_pergrad.keras_internals.noise import Noise
+from keras_pergrad.keras_internals.aggregation_state import AggregationState
 
 
 class Aggregation(Configured):
@@ -186,7 +186,7 @@ def weight_of(weights, groups, k):
 def state_of(aggregation, before):
     """Return the `aggregation_state` of a model that is compiled."""
     state = aggregation and aggregation.make_state(before)
-    kept = isinstance(before, Noise) and before.begun
+    kept = isinstance(before, AggregationState) and before.begun
     if not kept or (aggregation is not None and aggregation.counts):
         return state
     if state is not None:
@@ -207,7 +207,7 @@ def during_fit(model, arguments):
         aggregation.prepare_fit(model, arguments)
     model.gradient_mode.begin_fit(model)
     state = model.aggregation_state
-    if not isinstance(state, Noise):
+    if not isinstance(state, AggregationState):
         yield
         return
     state.begin_fit(model)

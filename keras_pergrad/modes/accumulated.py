@@ -204,7 +204,7 @@ class Microbatches(Parting):
 
 def _inner(identifier):
     mode = gradient_modes.get(identifier)
-    if mode.one_by_one:
+    if mode.updates_by_sample:
         raise ValueError(
             "`inner` cannot update after every sample, since its gradients "
             "are to be summed. Received: updates='sample'"

@@ -108,7 +108,7 @@ class GradientMode(Configured):
     updates_by_itself = False
 
     #: Whether every sample makes an update of its own.
-    one_by_one = False
+    updates_by_sample = False
 
     #: How many samples go through the model at a time; None: the batch.
     microbatch_size = None
@@ -142,8 +142,8 @@ class GradientMode(Configured):
         """
         self.require(model)
         batch, parting = (x, y, sample_weight), self.parting(model)
-        if self.one_by_one:
-            return one_step.one_by_one(self, model, batch)
+        if self.updates_by_sample:
+            return one_step.update_by_sample(self, model, batch)
         if parting is not None:
             return one_step.of_parts(parting, model, batch)
         if self.needs_graph and tf.executing_eagerly():

@@ -271,7 +271,7 @@ def update(mode, model):
     waiting.reset()
 
 
-def one_by_one(mode, model, batch):
+def update_by_sample(mode, model, batch):
     """Return the step of a batch each of whose samples makes an update."""
     if replicas.several():
         count = tf.distribute.get_strategy().num_replicas_in_sync

@@ -49,7 +49,7 @@ class Suspect:
 
 def find(concrete, values, device, layer_of, judge):
     """Return the `Suspect` behind a difference."""
-    differing, suspect = _one_by_one(concrete, values, device, layer_of)
+    differing, suspect = _op_by_op(concrete, values, device, layer_of)
     if suspect is not None:
         return suspect
     op = _by_type(concrete, values, device, judge)
@@ -60,7 +60,7 @@ def find(concrete, values, device, layer_of, judge):
     return Suspect(op, "", layer, alone=False)
 
 
-def _one_by_one(concrete, values, device, layer_of):
+def _op_by_op(concrete, values, device, layer_of):
     """Return the first op that differs in place, and the first wrong alone."""
     with Replica(concrete, device="/device:CPU:0") as cpu:
         right = {t.name: value for t, value in _run(cpu, values).items()}
