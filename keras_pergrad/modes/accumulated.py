@@ -19,11 +19,9 @@ from keras_pergrad.keras_internals.overwritten import (
     is_overwritten,
     require_none,
 )
-from keras_pergrad.modes import one_step
 from keras_pergrad.modes.accumulator_state import AccumulatorState
 from keras_pergrad.modes.base import GradientMode, gradient_modes
-from keras_pergrad.modes.microbatches import MOST, is_one
-from keras_pergrad.modes.one_step import Parting
+from keras_pergrad.modes.microbatches import MOST, Parting, is_one, update
 from keras_pergrad.samples import TracedStep, counters, refusals
 
 TAILS = ("apply", "keep", "drop")
@@ -132,9 +130,7 @@ class Accumulated(GradientMode):
             model.gradient_state.reset()
         elif model.gradient_state.waiting:
             # Where an update can be made, also under a strategy.
-            model.distribute_strategy.run(
-                one_step.update, args=(self.inner, model)
-            )
+            model.distribute_strategy.run(update, args=(self.inner, model))
 
     @property
     def log_metrics(self):

@@ -12,7 +12,7 @@ from keras_pergrad.keras_internals.batches import ranks
 from keras_pergrad.keras_internals.model_parts import mask_of, set_mask
 from keras_pergrad.keras_internals.tracing import traced_functions
 from keras_pergrad.logs import STATISTICS
-from keras_pergrad.modes import one_step
+from keras_pergrad.modes import microbatches, one_step
 from keras_pergrad.modes.one_step import Step
 from keras_pergrad.samples import function_cache
 
@@ -143,9 +143,9 @@ class GradientMode(Configured):
         self.require(model)
         batch, parting = (x, y, sample_weight), self.parting(model)
         if self.updates_by_sample:
-            return one_step.update_by_sample(self, model, batch)
+            return microbatches.update_by_sample(self, model, batch)
         if parting is not None:
-            return one_step.of_parts(parting, model, batch)
+            return microbatches.of_parts(parting, model, batch)
         if self.needs_graph and tf.executing_eagerly():
             return _traced(self, model, batch)
         return one_step.of_whole(self, model, batch)[0]
@@ -156,7 +156,7 @@ class GradientMode(Configured):
     def parting(self, model):
         """Return how a batch is taken apart; None: it stays whole."""
         del model
-        return one_step.Parting(self) if replicas.several() else None
+        return microbatches.Parting(self) if replicas.several() else None
 
     @property
     def gives_statistics(self):
