@@ -302,7 +302,7 @@ def _build(model, batch):
 
 
 def _trace(what, method, training, model_reference):
-    compute = _vectorized if method == "vectorized" else _per_sample
+    compute = _vectorized if method == "vectorized" else _one_by_one
 
     @tf.function(autograph=False, reduce_retracing=True)
     def function(x, y, sample_weight):
@@ -340,7 +340,7 @@ def _squares(factor, n, with_mean):
     return squares, factor.squared_norm_of_sum(), mean
 
 
-def _per_sample(what, model, x, y, sample_weight, training):
+def _one_by_one(what, model, x, y, sample_weight, training):
     require_any_batch_size(model)
     samples = Samples(model, WholeBatch(model, (x, y, sample_weight)), training)
     used = [False] * len(samples.variables)

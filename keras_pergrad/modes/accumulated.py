@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from keras_pergrad.common import refusal_messages
 from keras_pergrad.common.arguments import positive_integer
-from keras_pergrad.common.registry import arguments_shown, serialize
+from keras_pergrad.common.registry import serialize
 from keras_pergrad.keras_internals import replicas
 from keras_pergrad.keras_internals.batches import is_composite
 from keras_pergrad.keras_internals.loss_fractions import (
@@ -66,6 +66,8 @@ class Accumulated(GradientMode):
     >>> import keras_pergrad as kpg
     >>> mode = kpg.Accumulated(steps=4, microbatch_size=64)
     """
+
+    always_shown = ("steps", "microbatch_size")
 
     def __init__(
         self,
@@ -135,12 +137,6 @@ class Accumulated(GradientMode):
     @property
     def log_metrics(self):
         return self.inner.log_metrics
-
-    def __repr__(self):
-        # What is split is shown even where it is the default.
-        always = ("steps", "microbatch_size")
-        shown = {name: getattr(self, name) for name in self.get_config()}
-        return arguments_shown(self, shown, always)
 
     def get_config(self):
         return {
