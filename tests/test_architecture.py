@@ -46,6 +46,7 @@ MAY_IMPORT = {
         "statistics",
     },
     "model_aggregation": {"keras_internals"},
+    "dots": {"factors", "functional", "keras_internals"},
     "model": {
         "analysis",
         "common",
