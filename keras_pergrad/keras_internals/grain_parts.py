@@ -7,6 +7,7 @@ Private names in use: `MapDataset._parents`, `IterDataset._read_options`,
 """
 
 import sys
+from typing import Any
 
 from keras_pergrad.keras_internals.optional_names import optional
 
@@ -84,5 +85,6 @@ def _interleaved():
 def _loader():
     import grain
 
-    sampler = grain.samplers.SequentialSampler(1)
-    return grain.DataLoader(data_source=range(1), sampler=sampler)
+    one: Any = range(1)
+    sampler = grain.samplers.SequentialSampler(len(one))
+    return grain.DataLoader(data_source=one, sampler=sampler)

@@ -148,7 +148,8 @@ def sample_gradients(
         with noting_losses(model, added):
             y_pred = traced.forward(part.x)
         target = part.target(y_pred, added)
-    return y_pred, traced.sample_gradients(target, part.scale)
+    factors: Any = traced.sample_gradients(target, part.scale)
+    return y_pred, factors
 
 
 def _weighted(factors, part, groups):
