@@ -102,7 +102,7 @@ def predict_placement(
     table = kernel_tables.metal(kernels_table)
     nodes = optimised_nodes(model, as_in_fit((x, y)))
     layer_of = layers.Layers(model, [node.name for node in nodes])
-    runs = loops.Runs(nodes)
+    executions = loops.Executions(nodes)
     report = PlacementReport(None, "Metal", prediction=table.version)
     report.copies = None
     report.opaque = [(n.name, "", n.hides) for n in nodes if n.hides]
@@ -116,7 +116,7 @@ def predict_placement(
         else:
             on_device.add(node)
         at = node.name, where, kind, node.dtypes, layer
-        report.operations.append(Operation(op, *at, runs(node), why))
+        report.operations.append(Operation(op, *at, executions(node), why))
     # Keras turns "auto" off on a Mac with a GPU, and on elsewhere: only a True
     # that the user wrote counts, and compile() keeps that.
     xla = compile_arguments(model).get("jit_compile") is True
