@@ -42,6 +42,7 @@ def moved(cls, optimizer=None, **arguments):
     x, y = data.normal(size=(7, 4)), data.normal(size=(7, 3))
     before = [np.copy(w) for w in model.get_weights()]
     logs = model.train_on_batch(x, y, return_dict=True)
+    logs = {name: float(value) for name, value in logs.items()}
     after = model.get_weights()
     return [a - b for a, b in zip(after, before)], logs
 
