@@ -322,12 +322,21 @@ class GradientVariance(keras.callbacks.Callback):
         return int(tf.convert_to_tensor(optimizer.iterations))
 
     def _explain(self):
-        """Say once why the samples' gradients are not measured."""
-        if self._meter.undefined is not None and not self._explained:
+        """Say once what of the samples is not measured, and why."""
+        if self._explained:
+            return
+        if self._meter.undefined is not None:
             self._explained = True
             self._say(
                 "no variance within the batch, since "
                 f"{self._meter.undefined} The other values are measured."
+            )
+        elif "alpha" in self.instruments and not self._meter.knows_losses:
+            self._explained = True
+            self._say(
+                "no 'alpha', since each sample's own loss is not known: the "
+                "model has a `compute_loss` of its own, or a loss that does "
+                "not return a value for each sample."
             )
 
     def _measure(self, step):
