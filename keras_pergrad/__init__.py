@@ -47,6 +47,7 @@ if _typing.TYPE_CHECKING:
     from keras_pergrad import modes as modes
     from keras_pergrad import results as results
     from keras_pergrad import runs as runs
+    from keras_pergrad import trackers as trackers
     from keras_pergrad.aggregation import (
         Aggregation,
         Mean,
@@ -137,6 +138,7 @@ else:
             "results": "results",
             "rules": "samples.layer_rules",
             "runs": "runs",
+            "trackers": "trackers",
             "types": "samples.types",
         },
     )
@@ -177,6 +179,7 @@ __all__ = [
     "results",
     "rules",
     "runs",
+    "trackers",
     "types",
 ]
 
