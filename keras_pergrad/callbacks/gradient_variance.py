@@ -9,6 +9,8 @@ from typing import Any, Literal
 import keras
 import tensorflow as tf
 
+from keras_pergrad.analysis.health.names import chosen
+from keras_pergrad.analysis.health.reading import HealthReading
 from keras_pergrad.analysis.measurement import probe_batch as probes
 from keras_pergrad.analysis.measurement.gradient_logs import (
     hidden,
@@ -77,8 +79,13 @@ class GradientVariance(keras.callbacks.Callback):
             (`keras.callbacks.BackupAndRestore` sets it after a crash).
         tags: a dict of names to strings or numbers, for groups of runs.
         sketch_size: numbers kept of each gradient's direction.
+        instruments: None, "all" or names of instruments of gradient health.
+        histograms: whether a reading has histograms.
+        trackers: `kpg.trackers` that each reading is written to.
 
     Attributes:
+        readings: one `HealthReading` per measurement of the last `fit`.
+        advice: what the readings advise, a list of `Advice`.
         measurements: one `BatchGradient` per measurement of the last `fit`,
             without the gradient itself. Its `norms`, `variances`,
             `noise_scales`, `snrs` and `repeat_deviations` have one value per
@@ -118,6 +125,10 @@ class GradientVariance(keras.callbacks.Callback):
         run_name: str | None = None,
         tags: Mapping[str, Any] | None = None,
         sketch_size: int = 1024,
+        instruments: Any = None,
+        source: Literal["probe", "training"] = "probe",
+        histograms: bool = False,
+        trackers: Any = (),
     ):
         super().__init__()
         if every not in ("auto", "epoch"):
@@ -134,6 +145,10 @@ class GradientVariance(keras.callbacks.Callback):
             )
         _require_tags(tags)
         self._sketch = GradientSketch(sketch_size)
+        self.instruments = chosen(instruments)
+        self.source, self.histograms = source, histograms
+        self.trackers = tuple(trackers)
+        self.readings, self.advice = [], []
         self._probe = None if probe is None else probes.as_batch(probe)
         self.every, self.repeats = every, repeats
         self.log_dir, self.run_name, self.tags = log_dir, run_name, tags
@@ -152,6 +167,7 @@ class GradientVariance(keras.callbacks.Callback):
         callback_list.go_before_readers(self, siblings)
         progress_bar.leave_out(self, siblings, hidden)
         self.measurements, self.steps, self.messages = [], [], []
+        self.readings, self.advice = [], []
         self.run_directory = self._meter = None
         self._batches_seen, self._explained = 0, False
         self._interval = self._steps_between()
@@ -289,6 +305,19 @@ class GradientVariance(keras.callbacks.Callback):
         self._last_step = step
         self.steps.append(step)
         self.measurements.append(measured)
+        self.readings.append(
+            HealthReading(
+                step,
+                measured.samples,
+                logged(measured),
+                {
+                    "norm": tuple(measured.norms.tolist()),
+                    "noise_scale": tuple(measured.noise_scales.tolist()),
+                    "snr": tuple(measured.snrs.tolist()),
+                },
+                tuple(v.path for v in self.model.trainable_variables),
+            )
+        )
         if self._run is None:
             return
         try:
