@@ -1,6 +1,8 @@
-"""What instruments read in one measurement."""
+"""The reading of one measurement, by instruments of gradient health."""
 
 import dataclasses
+import json
+import zlib
 from collections.abc import Mapping
 
 
@@ -49,3 +51,46 @@ class HealthReading:
     layers: Mapping[str, tuple[str, ...]] = dataclasses.field(
         default_factory=dict
     )
+
+
+def packed(reading):
+    """Return a reading as compressed JSON."""
+    known = json.dumps(dataclasses.asdict(reading), default=float)
+    return zlib.compress(known.encode())
+
+
+def _unpacked(content):
+    known = json.loads(zlib.decompress(content))
+    for name in ("by_variable", "layers"):
+        known[name] = {k: tuple(v) for k, v in known[name].items()}
+    known["variable_names"] = tuple(known["variable_names"])
+    known["histograms"] = {
+        name: Histogram(tuple(h["counts"]), tuple(h["edges"]))
+        for name, h in known["histograms"].items()
+    }
+    return HealthReading(**known)
+
+
+def of_run(run, contents):
+    """Return a reading for each record of a `Run`, of `packed` ones by step."""
+    steps = run.scalars["step"].tolist()
+    lacking = [i for i, step in enumerate(steps) if step not in contents]
+    paths = tuple(v["path"] for v in run.info["variables"])
+    vectors = [run.read(name, lacking) for name in ("norms", "variances")]
+    plain = {}
+    for i, norms, variances in zip(lacking, *vectors):
+        plain[steps[i]] = HealthReading(
+            step=steps[i],
+            samples=run.info["probe_samples"],
+            figures={
+                name: float(values[i])
+                for name, values in run.scalars.items()
+                if name.startswith(("gradient_", "bitwise_"))
+            },
+            by_variable={
+                "norm": tuple(norms.tolist()),
+                "variance": tuple(variances.tolist()),
+            },
+            variable_names=paths,
+        )
+    return [plain.get(s) or _unpacked(contents[s]) for s in steps]

@@ -63,14 +63,5 @@ class TensorBoard(Tracker):
 def _write(name, plugin, value):
     # Those of tf.summary.scalar and .histogram, which need the package
     # `tensorboard`, and of which the second counts the values by itself.
-    metadata = tf.compat.v1.SummaryMetadata(
-        plugin_data={"plugin_name": plugin},
-        data_class=_DATA_CLASSES[plugin],
-    )
-    tf.summary.write(name, value, metadata=metadata)
-
-
-_DATA_CLASSES = {
-    "scalars": "DATA_CLASS_SCALAR",
-    "histograms": "DATA_CLASS_TENSOR",
-}
+    known = tf.compat.v1.SummaryMetadata(plugin_data={"plugin_name": plugin})
+    tf.summary.write(name, value, metadata=known)
