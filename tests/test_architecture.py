@@ -46,6 +46,7 @@ MAY_IMPORT = {
         "samples",
         "statistics",
     },
+    "dots": {"factors", "functional", "keras_internals"},
     "model": {
         "aggregation",
         "analysis",
