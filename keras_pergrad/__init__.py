@@ -64,6 +64,7 @@ if _typing.TYPE_CHECKING:
     )
     from keras_pergrad.analysis.placement.prediction import predict_placement
     from keras_pergrad.clipping import ClippedMean
+    from keras_pergrad.dots import per_sample_dots
     from keras_pergrad.functional import (
         gradient_statistics,
         per_sample_gradients,
@@ -105,6 +106,7 @@ else:
             "analysis.placement.device_comparison": ("compare_devices",),
             "analysis.placement.prediction": ("predict_placement",),
             "clipping": ("ClippedMean",),
+            "dots": ("per_sample_dots",),
             "functional": (
                 "gradient_statistics",
                 "per_sample_gradients",
@@ -165,6 +167,7 @@ __all__ = [
     "gradient_statistics",
     "input_gradients",
     "modes",
+    "per_sample_dots",
     "per_sample_gradients",
     "per_sample_norms",
     "predict_placement",

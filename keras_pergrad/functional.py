@@ -246,8 +246,11 @@ def _joined(several) -> Any:
     ]
 
 
-def _run(what, model, data, method, training):
-    """Yield the gradients, norms or statistics of each batch."""
+def _run(what, model, data, method, training, *more):
+    """Yield the gradients, norms or statistics of each batch.
+
+    Or else what the object `what` makes of them with the tensors `more`.
+    """
     require_compiled(model)
     if method not in METHODS:
         raise ValueError(
@@ -262,13 +265,13 @@ def _run(what, model, data, method, training):
     bar = keras.utils.Progbar(count, verbose=verbose, unit_name="batch")
     number = 0
     for number, batch in enumerate(batches, 1):
-        yield _of_batch(what, model, batch, method, training)
+        yield _of_batch(what, model, batch, method, training, more)
         bar.update(number, finalize=number == count)
     if count is None:
         bar.update(number, finalize=True)
 
 
-def _of_batch(what, model, batch, method, training):
+def _of_batch(what, model, batch, method, training, more):
     require_targets(model, batch)
     with random_state_kept():
         if not model.built or not model.trainable_variables:
@@ -287,7 +290,7 @@ def _of_batch(what, model, batch, method, training):
         )
         try:
             with traced_functions():
-                return run_and_restore(function, *batch)
+                return run_and_restore(function, *batch, *more)
         except ValueError as error:
             if training and mixes_in_training_only(model, error):
                 raise ValueError(f"{error}{NOT_IN_TRAINING}") from error
@@ -305,16 +308,16 @@ def _trace(what, method, training, model_reference):
     compute = _vectorized if method == "vectorized" else _one_by_one
 
     @tf.function(autograph=False, reduce_retracing=True)
-    def function(x, y, sample_weight):
+    def function(x, y, sample_weight, *more):
         model = model_reference()
         with SetApart(model) as apart:
-            parts = compute(what, model, x, y, sample_weight, training)
+            parts = compute(what, model, x, y, sample_weight, training, *more)
         return apart.merged(parts)
 
     return function
 
 
-def _vectorized(what, model, x, y, sample_weight, training):
+def _vectorized(what, model, x, y, sample_weight, training, *more):
     traced = TracedStep(model, (x, y, sample_weight), training)
     with traced:
         y_pred = traced.forward(x)
@@ -328,6 +331,8 @@ def _vectorized(what, model, x, y, sample_weight, training):
         ]
     if what in ("statistics", "sums"):
         return [f and _squares(f, n, what == "sums") for f in factors]
+    if more:
+        return what.of_factors(factors, n, *more)
     return [f and (g := f.materialize()) * tf.cast(n, g.dtype) for f in factors]
 
 
@@ -340,7 +345,7 @@ def _squares(factor, n, with_mean):
     return squares, factor.squared_norm_of_sum(), mean
 
 
-def _one_by_one(what, model, x, y, sample_weight, training):
+def _one_by_one(what, model, x, y, sample_weight, training, *more):
     require_any_batch_size(model)
     samples = Samples(model, WholeBatch(model, (x, y, sample_weight)), training)
     used = [False] * len(samples.variables)
@@ -354,13 +359,15 @@ def _one_by_one(what, model, x, y, sample_weight, training):
         ]
         if what == "norms":
             parts = [tf.norm(tf.reshape(wide(g), [-1])) for g in parts]
+        if more:
+            parts = what.of_one(parts, *more)
         return [p * tf.cast(samples.n, p.dtype) for p in parts]
 
     values = [v.value for v in samples.variables]
     if what in ("statistics", "sums"):
         parts = _summed(one, samples.n, values)
         return [p if keep else None for p, keep in zip(parts, used)]
-    if what == "norms":
+    if what == "norms" or more:
         specs = [tf.TensorSpec([], wide(v).dtype) for v in values]
     else:
         specs = [tf.TensorSpec(v.shape, v.dtype) for v in values]

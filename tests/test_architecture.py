@@ -45,6 +45,7 @@ MAY_IMPORT = {
         "samples",
         "statistics",
     },
+    "dots": {"factors", "functional", "keras_internals"},
     "model": {
         "aggregation",
         "analysis",

@@ -3,14 +3,17 @@
 import contextlib
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import keras
 import tensorflow as tf
 
-from keras_pergrad.analysis.health.names import chosen
-from keras_pergrad.analysis.health.reading import HealthReading
+from keras_pergrad.analysis.health.instrument_table import (
+    chosen,
+    figures_of,
+)
+from keras_pergrad.analysis.health.instruments import Instruments
 from keras_pergrad.analysis.measurement import probe_batch as probes
 from keras_pergrad.analysis.measurement.gradient_logs import (
     hidden,
@@ -18,10 +21,11 @@ from keras_pergrad.analysis.measurement.gradient_logs import (
     set_apart,
 )
 from keras_pergrad.analysis.measurement.run_description import describe
-from keras_pergrad.analysis.measurement.run_log import RunLog
+from keras_pergrad.analysis.measurement.run_log import RunLog, require_tags
 from keras_pergrad.common.arguments import positive_integer
 from keras_pergrad.common.deprecation import former
-from keras_pergrad.keras_internals import callback_list, progress_bar
+from keras_pergrad.keras_internals import callback_list
+from keras_pergrad.keras_internals import progress_bar as bar
 from keras_pergrad.keras_internals.fit_end import at_end_of_fit
 from keras_pergrad.keras_internals.running_fit import running_fit
 from keras_pergrad.keras_internals.train_function import Wrapped
@@ -125,9 +129,10 @@ class GradientVariance(keras.callbacks.Callback):
         run_name: str | None = None,
         tags: Mapping[str, Any] | None = None,
         sketch_size: int = 1024,
-        instruments: Any = None,
+        instruments: str | Sequence[str] | None = None,
         source: Literal["probe", "training"] = "probe",
         histograms: bool = False,
+        progress_bar: str | Sequence[str] | None = None,
         trackers: Any = (),
     ):
         super().__init__()
@@ -143,10 +148,13 @@ class GradientVariance(keras.callbacks.Callback):
                 f"Received: run_name={run_name!r}, tags={tags!r}, "
                 "log_dir=None"
             )
-        _require_tags(tags)
+        require_tags(tags)
         self._sketch = GradientSketch(sketch_size)
         self.instruments = chosen(instruments)
-        self.source, self.histograms = source, histograms
+        self.progress_bar = chosen(
+            progress_bar, "progress_bar", self.instruments
+        )
+        self.source, self.histograms = source, bool(histograms)
         self.trackers = tuple(trackers)
         self.readings, self.advice = [], []
         self._probe = None if probe is None else probes.as_batch(probe)
@@ -154,7 +162,7 @@ class GradientVariance(keras.callbacks.Callback):
         self.log_dir, self.run_name, self.tags = log_dir, run_name, tags
         self.measurements, self.steps, self.messages = [], [], []
         self.run_directory = None
-        self._meter = self._run = None
+        self._meter = self._run = self._instruments = None
         self._fit = contextlib.ExitStack()
 
     # Hooks, in the order in which Keras calls them.
@@ -165,10 +173,10 @@ class GradientVariance(keras.callbacks.Callback):
         siblings = running_fit(self.model).callback_list
         at_end_of_fit(self.model, siblings, self._fit.close)
         callback_list.go_before_readers(self, siblings)
-        progress_bar.leave_out(self, siblings, hidden)
+        bar.leave_out(self, siblings, self._is_hidden)
         self.measurements, self.steps, self.messages = [], [], []
         self.readings, self.advice = [], []
-        self.run_directory = self._meter = None
+        self.run_directory = self._meter = self._instruments = None
         self._batches_seen, self._explained = 0, False
         self._interval = self._steps_between()
         watch = getattr(self.model, "watch_gradients", None)
@@ -184,6 +192,7 @@ class GradientVariance(keras.callbacks.Callback):
             self._begin(self._probe, epoch)
 
     def on_train_batch_begin(self, batch, logs=None):
+        self._batch = batch
         self._steps.batch_begins()
 
     def on_train_batch_end(self, batch, logs=None):
@@ -202,8 +211,8 @@ class GradientVariance(keras.callbacks.Callback):
         if logs is None:
             return
         set_apart(logs)
-        if self.measurements:
-            logs.update(logged(self.measurements[-1]))
+        if self.readings:
+            logs.update(self.readings[-1].figures)
 
     def on_train_end(self, logs=None):
         self._fit.close()
@@ -216,11 +225,34 @@ class GradientVariance(keras.callbacks.Callback):
             batch, iterator = probes.first_batch(self.model, iterator)
             if batch is not None:
                 self._begin(batch, self._epoch)
+        if self._instruments is not None and self._may_measure_next():
+            self._instruments.weights.hold()
         return function(iterator)
+
+    def _may_measure_next(self):
+        """Whether a measurement may follow the next call of the function."""
+        updates = int(self.model.steps_per_execution)
+        if self._interval is not None:
+            since = self._step() - self._last_step
+            if since + updates >= self._interval:
+                return True
+        steps = self.params.get("steps")
+        ends = not steps or self._batch + updates >= steps
+        return ends and self.every in ("auto", "epoch")
+
+    def _make_instruments(self, model):
+        chosen = self.instruments, model, self.histograms
+        self._instruments = Instruments(*chosen)
+        return self._instruments.quantities
+
+    def _is_hidden(self, name, value):
+        del value
+        figures = self.readings[-1].figures if self.readings else {}
+        return hidden(name, figures, figures_of(self.progress_bar))
 
     def _begin(self, batch, epoch):
         """Do everything that may fail, before the first training step."""
-        self._meter = probes.meter(self.model, batch)
+        self._meter = probes.meter(self.model, batch, self._make_instruments)
         self._explain()
         self._last_step = self._step()
         if self.log_dir is not None and self._writes():
@@ -299,25 +331,16 @@ class GradientVariance(keras.callbacks.Callback):
             )
 
     def _measure(self, step):
-        measured = self._meter.measure(self.repeats)
+        measured, start = self._instruments.measure(self._meter, self.repeats)
         self._explain()
+        self.readings.append(
+            self._instruments.read(step, measured, logged(measured), start)
+        )
         gradient, measured.values = measured.values, []
+        measured.observed = {}
         self._last_step = step
         self.steps.append(step)
         self.measurements.append(measured)
-        self.readings.append(
-            HealthReading(
-                step,
-                measured.samples,
-                logged(measured),
-                {
-                    "norm": tuple(measured.norms.tolist()),
-                    "noise_scale": tuple(measured.noise_scales.tolist()),
-                    "snr": tuple(measured.snrs.tolist()),
-                },
-                tuple(v.path for v in self.model.trainable_variables),
-            )
-        )
         if self._run is None:
             return
         try:
@@ -334,22 +357,9 @@ class GradientVariance(keras.callbacks.Callback):
     def _end_run(self):
         if self._run is not None:
             self._run.close()
-        self._run = self._meter = None
+        self._run = self._meter = self._instruments = None
 
     def _say(self, message):
         message = f"GradientVariance: {message}"
         self.messages.append(message)
         print(f"\n{message}", flush=True)
-
-
-def _require_tags(tags):
-    if tags is None:
-        return
-    if not isinstance(tags, dict) or not all(
-        isinstance(name, str) and isinstance(value, (str, int, float))
-        for name, value in tags.items()
-    ):
-        raise ValueError(
-            "`tags` expected a dict of names to strings or numbers, such as "
-            f"{{'device': 'cpu'}}. Received: tags={tags!r}"
-        )

@@ -47,11 +47,23 @@ class Adapted(SampleGradients):
         """
 
     def weighted_sum(self, weights):
-        total = self.factor.weighted_sum(weights)
-        if self.entrywise and isinstance(total, tf.IndexedSlices):
-            values = self.change(total.values)
-            return tf.IndexedSlices(values, total.indices, total.dense_shape)
-        return self.change(tf.convert_to_tensor(total))
+        return self._changed(self.factor.weighted_sum(weights))
+
+    def _changed(self, total):
+        if not self.entrywise:
+            total = tf.convert_to_tensor(total)
+        return of_values(self.change, total)
+
+    def dot(self, direction):
+        if not self.entrywise:
+            return super().dot(direction)
+        # Each entry is multiplied by a number: so may the other side's be.
+        return self.factor.dot(self._changed(direction))
+
+    def sum_of_squares(self):
+        if not self.entrywise:
+            return super().sum_of_squares()
+        return self._changed(self._changed(self.factor.sum_of_squares()))
 
     def materialize(self):
         return self.change(self.factor.materialize())
@@ -67,3 +79,11 @@ class Adapted(SampleGradients):
 
     def norm_bytes(self, n):
         return self.factor.norm_bytes(n)
+
+
+def of_values(change, total):
+    """Return a tensor, or the values of slices, changed."""
+    if not isinstance(total, tf.IndexedSlices):
+        return change(total)
+    values = change(total.values)
+    return tf.IndexedSlices(values, total.indices, total.dense_shape)

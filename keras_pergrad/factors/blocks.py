@@ -2,8 +2,13 @@
 
 import tensorflow as tf
 
-from keras_pergrad.factors.outer import Outer
-from keras_pergrad.factors.sample_gradients import SampleGradients, expand
+from keras_pergrad.factors.by_chunks import squares_by_chunks
+from keras_pergrad.factors.outer import Outer, unpermuted
+from keras_pergrad.factors.sample_gradients import (
+    SampleGradients,
+    expand,
+    in_type,
+)
 
 
 class Blocks(SampleGradients):
@@ -32,8 +37,8 @@ class Blocks(SampleGradients):
 
     def __init__(self, x, dz, shape=None, perm=None, unpermuted=None):
         self.x, self.dz = x, dz
-        blocks = x.shape[1]
-        self.shape = shape or [blocks, x.shape[-1], dz.shape[-1]]
+        self._blocks = [x.shape[1], x.shape[-1], dz.shape[-1]]
+        self.shape = shape or self._blocks
         self.perm, self.unpermuted = perm, unpermuted
 
     def _one_block_a_sample(self):
@@ -73,11 +78,26 @@ class Blocks(SampleGradients):
             )
             for t in (x, self.dz)
         )
-        return self._shaped(tf.matmul(x, dz, transpose_a=True))
+        return self._shaped(_products(x, dz))
 
     def materialize(self):
-        blocks = tf.matmul(self.x, self.dz, transpose_a=True)
+        blocks = _products(self.x, self.dz)
         return self._shaped(blocks, [tf.shape(blocks)[0]])
+
+    def dot(self, direction):
+        direction = in_type(direction, self.x.dtype)
+        blocks = unpermuted(direction, self.perm, self.unpermuted, self._blocks)
+        met = tf.einsum("nbti,bio->nbto", self.x, blocks)
+        return tf.reduce_sum(met * self.dz, [1, 2, 3])
+
+    def sum_of_squares(self):
+        if self.x.shape[2] == 1:
+            x, dz = (tf.square(t[:, :, 0]) for t in (self.x, self.dz))
+            total = tf.einsum("nbi,nbo->bio", x, dz)
+        else:
+            held = self.x, self.dz
+            total = squares_by_chunks(_products, held, self._blocks)
+        return self._shaped(total)
 
     def _shaped(self, blocks, batch=()):
         """Return the blocks in the shape of the variable."""
@@ -87,3 +107,7 @@ class Blocks(SampleGradients):
             perm = [*range(more), *(p + more for p in self.perm)]
             blocks = tf.transpose(blocks, perm)
         return tf.reshape(blocks, [*batch, *self.shape])
+
+
+def _products(x, dz):
+    return tf.matmul(x, dz, transpose_a=True)

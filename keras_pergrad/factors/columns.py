@@ -32,6 +32,14 @@ class Columns(SampleGradients):
     def materialize(self):
         return tf.concat([part.materialize() for part in self.parts], -1)
 
+    def dot(self, direction):
+        direction = tf.convert_to_tensor(direction)
+        columns = tf.split(direction, [_width(p) for p in self.parts], -1)
+        return tf.add_n([p.dot(c) for p, c in zip(self.parts, columns)])
+
+    def sum_of_squares(self):
+        return tf.concat([part.sum_of_squares() for part in self.parts], -1)
+
     def holders(self):
         return [held for part in self.parts for held in part.holders()]
 
@@ -41,3 +49,9 @@ class Columns(SampleGradients):
     def norm_bytes(self, n):
         needed = [part.norm_bytes(n) for part in self.parts]
         return None if None in needed else sum(needed)
+
+
+def _width(part):
+    """Return the number of columns of a factor."""
+    shape = getattr(part, "shape", None)
+    return (shape or part.weighted_sum(None).shape)[-1]

@@ -235,6 +235,22 @@ def total_of_windows(unfolded, small):
     return tf.matmul(unfolded, small, transpose_a=True)
 
 
+def dots(big, small, windows, groups, direction):
+    """Return ⟨gradient, direction⟩, (n,), for a direction (K·i, g·o)."""
+    padded = windows.pad(big)
+    if has_filter_gradient(windows, groups, big.shape[-1]):
+        met = convolved(padded, direction, windows, groups)
+        return tf.reduce_sum(met * small, [1, 2])
+    small, total = split(small, groups), 0.0
+    kernels = tf.split(direction, windows.taps)
+    for met, kernel in zip(windows.slices(padded), kernels):
+        met, kernel = split(met, groups), split(kernel[None], groups)
+        # A matmul for each single channel costs more than the product.
+        one = met.shape[-1] == 1
+        total += (met * kernel if one else tf.matmul(met, kernel)) * small
+    return tf.reduce_sum(total, list(range(1, small.shape.rank)))
+
+
 def is_depthwise(groups, channels):
     """Whether each of several groups has one channel of the input."""
     return 1 < groups == channels
@@ -254,6 +270,38 @@ def has_filter_gradient(windows, groups, channels):
 
 def filter_gradient(padded, small, windows, groups):
     """Return the result of that op for a padded input, (K·i, g·o)."""
+    o = small.shape[-1]
+    padded, positions, shape, strides = _for_op(padded, o, windows, groups)
+    small = tf.reshape(small, [-1, *positions, o])
+    if groups > 1:
+        op = tf.raw_ops.DepthwiseConv2dNativeBackpropFilter
+    elif len(positions) == 2:
+        op = tf.raw_ops.Conv2DBackpropFilter
+    else:
+        op = tf.raw_ops.Conv3DBackpropFilterV2
+    gradient = op(
+        input=padded,
+        filter_sizes=shape,
+        out_backprop=small,
+        strides=strides,
+        padding="VALID",
+    )
+    return tf.reshape(gradient, [-1, o])
+
+
+def convolved(padded, kernel, windows, groups):
+    """Return the convolution of a padded input with (K·i, g·o), (n, T, g·o)."""
+    o = kernel.shape[-1]
+    padded, _, shape, strides = _for_op(padded, o, windows, groups)
+    op = tf.nn.conv2d if len(shape) == 4 else tf.nn.conv3d
+    if groups > 1:
+        op = tf.nn.depthwise_conv2d
+    met = op(padded, tf.reshape(kernel, shape), strides, "VALID")
+    return tf.reshape(met, [-1, windows.count, o])
+
+
+def _for_op(padded, outputs, windows, groups):
+    """Return input, positions, the kernel's shape and strides for an op."""
     windows = windows.without_whole()
     kernel, strides, sizes, positions = (
         list(t) if windows.rank > 1 else [1, *t]
@@ -267,22 +315,9 @@ def filter_gradient(padded, small, windows, groups):
     if windows.rank == 1:
         # The depthwise op wants the same stride everywhere.
         strides[0] = strides[1]
-    i, o = padded.shape[-1] // groups, small.shape[-1]
-    padded = tf.reshape(padded, [-1, *sizes, padded.shape[-1]])
-    small = tf.reshape(small, [-1, *positions, o])
-    shape = [*kernel, i, o]
+    channels = padded.shape[-1]
+    padded = tf.reshape(padded, [-1, *sizes, channels])
+    shape = [*kernel, channels, outputs]
     if groups > 1:
-        shape = [*kernel, groups, o // groups]
-        op = tf.raw_ops.DepthwiseConv2dNativeBackpropFilter
-    elif len(kernel) == 2:
-        op = tf.raw_ops.Conv2DBackpropFilter
-    else:
-        op = tf.raw_ops.Conv3DBackpropFilterV2
-    gradient = op(
-        input=padded,
-        filter_sizes=shape,
-        out_backprop=small,
-        strides=[1, *strides, 1],
-        padding="VALID",
-    )
-    return tf.reshape(gradient, [-1, o])
+        shape = [*kernel, groups, outputs // groups]
+    return padded, positions, shape, [1, *strides, 1]

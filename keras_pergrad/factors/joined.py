@@ -116,6 +116,11 @@ class Joined(SampleGradients):
             self._gradients = tf.add_n(gradients)
         return self._gradients
 
+    def dot(self, direction):
+        if self._gradients is not None:
+            return super().dot(direction)
+        return tf.add_n([wide(part.dot(direction)) for part in self.parts])
+
     def holders(self):
         if self._gradients is not None:
             return [self]
@@ -144,20 +149,35 @@ class Tied(Joined):
         super().__init__([table, matrix])
         self._turned = turned
 
-    def squared_norms(self):
-        table, matrix = self.parts
-        a, b = matrix.x, matrix.dz
+    def _met(self):
+        """Return a of the table's rows, (n, t, s), and b, (n, t, d)."""
+        a, b = self.parts[1].x, self.parts[1].dz
         if self._turned:
             a, b = b, a
-        # (n, positions of the matrix, positions of the table)
         copies = tf.stack([1, tf.shape(a)[1], 1])
-        ids = tf.tile(table.ids[:, None], copies)
-        chosen = tf.gather(a, ids, axis=2, batch_dims=2)
+        ids = tf.tile(self.parts[0].ids[:, None], copies)
+        return tf.gather(a, ids, axis=2, batch_dims=2), b
+
+    def squared_norms(self):
+        table, matrix = self.parts
+        chosen, b = self._met()
         products = tf.matmul(b, table.dz, transpose_b=True)
         cross = tf.reduce_sum(chosen * products, [1, 2])
         squares = table.squared_norms() + matrix.squared_norms()
         # Rounding can leave a tiny negative number.
         return tf.maximum(squares + 2 * cross, 0)
+
+    def sum_of_squares(self):
+        if self._gradients is not None:
+            return super().sum_of_squares()
+        table, matrix = self.parts
+        chosen, b = self._met()
+        # The matrix's gradients in the rows of the table, (n, s, d).
+        cross = table.dz * tf.matmul(chosen, b, transpose_a=True)
+        cross = table.slices(2 * cross, tf.reshape(table.ids, [-1]))
+        parts = matrix.sum_of_squares(), table.sum_of_squares(), cross
+        total = tf.add_n([tf.convert_to_tensor(part) for part in parts])
+        return tf.maximum(total, 0)
 
     def chosen_method(self):
         return self.parts[1].chosen_method()

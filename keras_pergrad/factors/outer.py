@@ -4,10 +4,14 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from keras_pergrad.factors.by_chunks import squares_by_chunks
 from keras_pergrad.factors.sample_gradients import (
     SampleGradients,
     expand,
     in_shape,
+    in_type,
+    inner_products,
+    squares,
     sum_of_squares,
     weighted,
 )
@@ -131,6 +135,30 @@ class Outer(SampleGradients):
         dz = in_shape(dz, [-1, dz.shape[-1]])
         return self._shaped(tf.matmul(x, dz, transpose_a=True))
 
+    def dot(self, direction):
+        matrix = self._unshaped(in_type(direction, self.x.dtype))
+        if self._gradients is not None:
+            return inner_products(self._gradients, matrix)
+        i, o = self._features
+        # Of both sides the narrower one is written.
+        if o < i:
+            products = tf.matmul(self.x, matrix) * self.dz
+        else:
+            products = tf.matmul(self.dz, matrix, transpose_b=True) * self.x
+        return tf.reduce_sum(products, [1, 2])
+
+    def sum_of_squares(self):
+        if self._gradients is not None:
+            total = squares(self._gradients)
+        elif self.positions == 1:
+            x, dz = (tf.square(t[:, 0]) for t in (self.x, self.dz))
+            total = tf.matmul(x, dz, transpose_a=True)
+        else:
+            total = squares_by_chunks(
+                _products, (self.x, self.dz), self._features
+            )
+        return self._shaped(total)
+
     def squared_norm_of_sum(self):
         if self._gradients is not None:
             return tf.reduce_sum(tf.square(tf.reduce_sum(self._gradients, 0)))
@@ -152,7 +180,7 @@ class Outer(SampleGradients):
         if self._gradients is None:
             # Also for one position, where it is three times as fast as a
             # product by broadcasting.
-            self._gradients = tf.matmul(self.x, self.dz, transpose_a=True)
+            self._gradients = _products(self.x, self.dz)
         return self._gradients
 
     def _shaped(self, matrix):
@@ -160,6 +188,23 @@ class Outer(SampleGradients):
             return in_shape(matrix, self.shape)
         matrix = in_shape(matrix, self.unpermuted or [])
         return in_shape(tf.transpose(matrix, self.perm), self.shape)
+
+    def _unshaped(self, direction):
+        """Return a gradient of the variable as a matrix, (i, o)."""
+        return unpermuted(direction, self.perm, self.unpermuted, self._features)
+
+
+def unpermuted(direction, perm, before, shape):
+    """Return what has become `direction` in the shape it had before."""
+    if perm is not None:
+        direction = tf.reshape(direction, [before[p] for p in perm])
+        back = [list(perm).index(k) for k in range(len(perm))]
+        direction = tf.transpose(direction, back)
+    return in_shape(direction, shape)
+
+
+def _products(x, dz):
+    return tf.matmul(x, dz, transpose_a=True)
 
 
 def _cheaper(t, i, o):

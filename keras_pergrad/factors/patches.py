@@ -7,9 +7,13 @@ import math
 import tensorflow as tf
 
 from keras_pergrad.factors import convolution_costs, convolution_methods
+from keras_pergrad.factors.by_chunks import squares_by_chunks
 from keras_pergrad.factors.sample_gradients import (
     SampleGradients,
     expand,
+    in_type,
+    inner_products,
+    squares,
     sum_of_squares,
     weighted,
 )
@@ -160,6 +164,30 @@ class Patches(SampleGradients):
             total = convolution_methods.total(big, small, windows, groups)
         return tf.reshape(total, self.shape)
 
+    def dot(self, direction):
+        matrix = in_type(direction, self.big.dtype)
+        matrix = tf.reshape(matrix, [-1, self.small.shape[-1]])
+        if self._gradients is not None:
+            if self._is_turned(self._gradients):
+                matrix = tf.transpose(matrix)
+            return inner_products(self._gradients, matrix)
+        if self._unfolded is not None:
+            products = tf.matmul(self._unfolded, matrix) * self.small
+            return tf.reduce_sum(products, [1, 2])
+        return convolution_methods.dots(*self._arguments(), matrix)
+
+    def sum_of_squares(self):
+        if self._gradients is not None:
+            return self._shaped(squares(self._gradients))
+        method = _GRADIENTS[self._gradient_method()]
+
+        def gradients(big, small):
+            matrices = method(big, small, self.windows, self.groups)
+            return self._shaped(matrices, [-1])
+
+        held = self.big, self.small
+        return squares_by_chunks(gradients, held, self.shape)
+
     def squared_norm_of_sum(self):
         if self._gradients is None:
             return super().squared_norm_of_sum()
@@ -170,16 +198,23 @@ class Patches(SampleGradients):
 
     def _shaped(self, gradients, batch=()):
         """Reshape gradients (K·i, g·o), or transposed ones (o, K·i)."""
-        if gradients.shape[-1] != self.small.shape[-1]:
+        if self._is_turned(gradients):
             gradients = tf.linalg.matrix_transpose(gradients)
         return tf.reshape(gradients, [*batch, *self.shape])
 
+    def _is_turned(self, gradients):
+        return gradients.shape[-1] != self.small.shape[-1]
+
+    def _gradient_method(self):
+        method = self.chosen_method()
+        if method in _GRADIENTS:
+            return method
+        return min(_GRADIENTS, key=self._cost)
+
     def _matrices(self):
         if self._gradients is None:
-            method = self.chosen_method()
-            if method not in _GRADIENTS:
-                method = min(_GRADIENTS, key=self._cost)
-            self._gradients = _GRADIENTS[method](*self._arguments())
+            method = _GRADIENTS[self._gradient_method()]
+            self._gradients = method(*self._arguments())
         return self._gradients
 
     def _cost(self, method):

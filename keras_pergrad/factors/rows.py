@@ -79,37 +79,88 @@ class Rows(SampleGradients):
 
     def squared_norms(self):
         n, positions = tf.unstack(tf.shape(self.ids))
-        dz = tf.reshape(self.dz, [-1, self.shape[-1]])
-        method = self.chosen_method()
-        if method == "unique":
-            return self._by_hash(n, dz)
-        find = _last_equal if method == "compare" else _ranks
-        segments = find(self.ids, n, positions)
-        runs = tf.math.unsorted_segment_sum(
-            dz, tf.reshape(segments, [-1]), n * positions
-        )
+        if self.chosen_method() == "unique":
+            ids, added = self._by_hash(n)
+            squares = sum_of_squares(added)
+            return tf.math.unsorted_segment_sum(
+                squares, ids // self.shape[0], n
+            )
+        _, added = self._by_position(n, positions)
         return tf.reduce_sum(
-            tf.reshape(tf.square(runs), [n, positions * self.shape[-1]]), 1
+            tf.reshape(tf.square(added), [n, positions * self.shape[-1]]), 1
         )
 
-    def _by_hash(self, n, dz):
-        """Return the norms by one hash table, with separate ids per sample."""
-        rows = self.shape[0]
+    def sum_of_squares(self):
+        n, positions = tf.unstack(tf.shape(self.ids))
+        if self.chosen_method() == "unique":
+            ids, added = self._by_hash(n)
+            ids %= self.shape[0]
+        else:
+            segments, added = self._by_position(n, positions)
+            ids = tf.reshape(self.ids, [-1])
+            ids = tf.math.unsorted_segment_max(ids, segments, n * positions)
+            # A segment without a position is zero, in whatever row.
+            ids = tf.maximum(ids, 0)
+        return self.slices(tf.square(added), ids)
+
+    def dot(self, direction):
+        if isinstance(direction, tf.IndexedSlices):
+            met = self._rows_of(direction)
+        else:
+            direction = tf.cast(direction, self.dz.dtype)
+            met = tf.gather(tf.reshape(direction, self.shape), self.ids)
+        return tf.reduce_sum(met * self.dz, [1, 2])
+
+    def _rows_of(self, slices):
+        """Return a row of slices for each id, without a table; else zeros."""
+        order = tf.argsort(slices.indices)
+        ids = tf.cast(tf.gather(slices.indices, order), self.ids.dtype)
+        values = tf.gather(tf.cast(slices.values, self.dz.dtype), order)
+        count = tf.size(ids)
+        # Each place among the sorted ids gets the sum of its equal ones.
+        firsts = tf.searchsorted(ids, ids)
+        values = tf.reshape(values, [count, self.shape[-1]])
+        values = tf.math.unsorted_segment_sum(values, firsts, count)
+        flat = tf.reshape(self.ids, [-1])
+        places = tf.minimum(tf.searchsorted(ids, flat), count - 1)
+        met = tf.where(
+            (tf.gather(ids, places) == flat)[:, None],
+            tf.gather(values, places),
+            tf.zeros([], values.dtype),
+        )
+        return tf.reshape(met, tf.shape(self.dz))
+
+    def _by_hash(self, n):
+        """Return all ids, separate for each sample, and the sums of their dz.
+
+        One hash table has them all.
+        """
         ids = tf.cast(self.ids, tf.int64)
-        ids += tf.range(tf.cast(n, tf.int64))[:, None] * rows
+        ids += tf.range(tf.cast(n, tf.int64))[:, None] * self.shape[0]
         unique_ids, segments = tf.unique(tf.reshape(ids, [-1]))
-        runs = tf.math.unsorted_segment_sum(dz, segments, tf.size(unique_ids))
-        return tf.math.unsorted_segment_sum(
-            sum_of_squares(runs), unique_ids // rows, n
+        dz = tf.reshape(self.dz, [-1, self.shape[-1]])
+        return unique_ids, tf.math.unsorted_segment_sum(
+            dz, segments, tf.size(unique_ids)
+        )
+
+    def _by_position(self, n, positions):
+        """Return a segment for each position, and the sums of their dz."""
+        by_pairs = self.chosen_method() == "compare"
+        find = _last_equal if by_pairs else _ranks
+        segments = tf.reshape(find(self.ids, n, positions), [-1])
+        dz = tf.reshape(self.dz, [-1, self.shape[-1]])
+        return segments, tf.math.unsorted_segment_sum(
+            dz, segments, n * positions
         )
 
     def weighted_sum(self, weights):
         dz = self.dz if weights is None else self.dz * expand(weights, self.dz)
-        return tf.IndexedSlices(
-            tf.reshape(dz, [-1, *self.whole[1:]]),
-            tf.reshape(self.ids, [-1]),
-            tf.constant(self.whole),
-        )
+        return self.slices(dz, tf.reshape(self.ids, [-1]))
+
+    def slices(self, values, ids):
+        """Return rows of the variable, in its own shape."""
+        values = tf.reshape(values, [-1, *self.whole[1:]])
+        return tf.IndexedSlices(values, ids, tf.constant(self.whole))
 
     def squared_norm_of_sum(self):
         total = self.weighted_sum(None)

@@ -14,9 +14,10 @@ HALF = (tf.float16, tf.bfloat16)
 class SampleGradients(abc.ABC):
     """The n per-sample gradients of one variable, not yet computed.
 
-    Subclasses hold tensors whose first axis is the sample and answer three
-    questions, each as cheaply as their structure allows. They represent
-    *contributions*, which add up to the batch gradient.
+    Subclasses hold tensors whose first axis is the sample and answer
+    questions, each as cheaply as their structure allows; three of them have no
+    answer here. They represent *contributions*, which add up to the batch
+    gradient.
 
     `rows` names the attributes that hold such tensors, so that `select` can
     blank a sample in all of them.
@@ -55,6 +56,48 @@ class SampleGradients(abc.ABC):
     @abc.abstractmethod
     def materialize(self):
         """Return all contributions, (n, *shape of the variable)."""
+
+    def dot(self, direction):
+        """Return the inner product of each contribution with a gradient, (n,).
+
+        Call it after `squared_norms`, if you need both: it reuses what they
+        hold. Half precision is widened before it is multiplied.
+
+        Args:
+            direction: a tensor of the variable's shape, or `tf.IndexedSlices`,
+                which may repeat rows.
+
+        Example:
+
+        >>> import tensorflow as tf
+        >>> from keras_pergrad import factors
+        >>> bias = factors.Full(tf.constant([[3.0, 4.0], [0.0, 1.0]]))
+        >>> bias.dot(tf.constant([1.0, 2.0])).numpy()
+        array([11.,  2.], dtype=float32)
+        """
+        return inner_products(self.materialize(), direction)
+
+    def sum_of_squares(self) -> Any:
+        """Return Σ g², over the samples, of each entry by itself.
+
+        With one position at a kernel it is one matrix product, as BackPACK's
+        sum of squares (Dangel et al., arXiv 1912.10985). Call it after
+        `squared_norms`, if you need both. Half precision is widened before it
+        is squared.
+
+        Returns:
+            A tensor of the variable's shape (or `tf.IndexedSlices`, where
+            `weighted_sum` returns them).
+
+        Example:
+
+        >>> import tensorflow as tf
+        >>> from keras_pergrad import factors
+        >>> bias = factors.Full(tf.constant([[3.0, 4.0], [0.0, 1.0]]))
+        >>> bias.sum_of_squares().numpy()
+        array([ 9., 17.], dtype=float32)
+        """
+        return squares(self.materialize())
 
     def squared_norm_of_sum(self):
         """Return the squared norm of the sum of all contributions, a scalar.
@@ -187,6 +230,24 @@ def weighted(gradients, weights, shape=None):
     if known.rank != 1:
         rows = tf.reshape(gradients, integers(-1, known.num_elements()))
     return tf.reshape(in_rank(weights, [1, -1]) @ rows, integers(*shape))
+
+
+def inner_products(gradients, direction):
+    """Return ⟨gradients[n], direction⟩ of materialised gradients, (n,)."""
+    gradients = wide(gradients)
+    direction = in_type(direction, gradients.dtype)
+    rows = tf.reshape(gradients, [tf.shape(gradients)[0], tf.size(direction)])
+    return tf.linalg.matvec(rows, tf.reshape(direction, [-1]))
+
+
+def in_type(direction, dtype):
+    """Return a gradient as a tensor of this type; equal rows are added."""
+    return tf.cast(tf.convert_to_tensor(direction), dtype)
+
+
+def squares(gradients):
+    """Return Σ_n gradients[n]² of materialised gradients, entry by entry."""
+    return tf.reduce_sum(tf.square(wide(gradients)), 0)
 
 
 def sum_of_squares(tensor):

@@ -6,7 +6,7 @@ zero; bfloat16 keeps three digits, too few for a sum.
 
 import tensorflow as tf
 
-from keras_pergrad.factors.adapted import Adapted
+from keras_pergrad.factors.adapted import Adapted, of_values
 from keras_pergrad.factors.sample_gradients import HALF, wide
 from keras_pergrad.factors.sums import Sum
 
@@ -34,6 +34,8 @@ def widened(factor, dtype):
 
 class Widened(Adapted):
     """A factor in float32; sums and gradients have the variable's type.
+
+    What is squared or multiplied stays in float32.
 
     Args:
         factor: `SampleGradients` of half precision; its tensors are widened.
@@ -67,6 +69,12 @@ class Widened(Adapted):
 
     def squared_norm_of_sum(self):
         return self.factor.squared_norm_of_sum()
+
+    def dot(self, direction):
+        return self.factor.dot(of_values(wide, direction))
+
+    def sum_of_squares(self):
+        return self.factor.sum_of_squares()
 
     def change(self, tensor):
         return tf.cast(tensor, self.dtype)

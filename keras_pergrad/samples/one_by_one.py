@@ -8,7 +8,13 @@ batch.
 import tensorflow as tf
 
 from keras_pergrad.factors import SampleGradients
-from keras_pergrad.factors.sample_gradients import sum_of_squares, wide
+from keras_pergrad.factors.sample_gradients import (
+    HALF,
+    inner_products,
+    squares,
+    sum_of_squares,
+    wide,
+)
 from keras_pergrad.keras_internals.gradient_helpers import op_gradients
 from keras_pergrad.samples import messages
 
@@ -41,6 +47,12 @@ class OneByOne(SampleGradients):
 
     def materialize(self):
         return self.loop.all()[self.input_index]
+
+    def dot(self, direction):
+        return self.loop.dot(self.input_index, direction)
+
+    def sum_of_squares(self):
+        return self.loop.sum_of_squares(self.input_index)
 
     def weighted_sum(self, weights):
         return self.loop.weighted(weights)[self.input_index]
@@ -90,14 +102,40 @@ class _Loop:
             specs = []
             for k in self.input_indices:
                 dtype = self.use.dtype(k)
-                if name == "squares" and dtype in (tf.float16, tf.bfloat16):
-                    dtype = tf.float32
+                if name == "squares":
+                    dtype = self._wide_type(k)
                 specs.append(tf.TensorSpec(shape(k), dtype))
             results = tf.map_fn(
                 one, tf.range(self.use.n), fn_output_signature=specs
             )
             self._results[name] = dict(zip(self.input_indices, results))
         return self._results[name]
+
+    def dot(self, input_index, direction):
+        """Return the inner product of each gradient of an input, (n,)."""
+        direction = tf.convert_to_tensor(direction)
+        place = self.input_indices.index(input_index)
+
+        def one(i):
+            return inner_products(self._of_sample(i)[place][None], direction)[0]
+
+        spec = tf.TensorSpec([], self._wide_type(input_index))
+        return tf.map_fn(one, tf.range(self.use.n), fn_output_signature=spec)
+
+    def sum_of_squares(self, input_index):
+        """Return the sum of the squared gradients of an input."""
+        place = self.input_indices.index(input_index)
+
+        def add(i, total):
+            return i + 1, total + squares(self._of_sample(i)[place][None])
+
+        dtype = self._wide_type(input_index)
+        nothing = tf.zeros(self._shape(input_index), dtype)
+        return tf.while_loop(lambda i, _: i < self.use.n, add, (0, nothing))[1]
+
+    def _wide_type(self, input_index):
+        dtype = self.use.dtype(input_index)
+        return tf.float32 if dtype in HALF else dtype
 
     def weighted(self, weights):
         """Return the sum of the gradients, each times its weight, by input."""

@@ -15,7 +15,11 @@ from keras_pergrad.factors import (
     SampleGradients,
     Sum,
 )
-from keras_pergrad.factors.sample_gradients import sum_of_squares, weighted
+from keras_pergrad.factors.sample_gradients import (
+    in_type,
+    sum_of_squares,
+    weighted,
+)
 from keras_pergrad.keras_internals.gradient_helpers import op_gradients
 from keras_pergrad.samples.layout import sizes_of
 from keras_pergrad.samples.op_rules import registered
@@ -146,6 +150,28 @@ class Pulled(SampleGradients):
             for one, gradients in zip(self._group, each):
                 one._gradients = gradients
         return self._gradients
+
+    def dot(self, direction):
+        if not self._moves_entries():
+            return super().dot(direction)
+        # The other way: from the sources to the tensor.
+        start = tf.zeros(sizes_of(self.tensor), self.tensor.dtype)
+        (pulled,) = self._pulled(start)
+        direction = in_type(direction, pulled.dtype)
+        (direction,) = tf.gradients(pulled, start, direction)
+        return self.factor.dot(direction)
+
+    def sum_of_squares(self):
+        if not self._moves_entries():
+            return super().sum_of_squares()
+        total = tf.convert_to_tensor(self.factor.sum_of_squares())
+        (total,) = self._pulled(tf.reshape(total, sizes_of(self.tensor)))
+        return total
+
+    def _moves_entries(self):
+        """Whether each entry is one of `factor`'s, which holds the tensors."""
+        precise = self.tensor.dtype in (tf.float32, tf.float64)
+        return self.keeps_norms and precise and self._gradients is None
 
     def _pulled(self, gradient):
         """Return the gradients at the sources of all in the group."""

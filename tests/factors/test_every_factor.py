@@ -102,6 +102,87 @@ def test_a_table_keeps_its_rows_where_each_entry_is_changed_by_itself():
     assert isinstance(factor.weighted_sum(None), tf.IndexedSlices)
 
 
+def _dense(gradient):
+    return tf.convert_to_tensor(gradient).numpy()
+
+
+def _held(make):
+    """Return a factor whose norms are known."""
+    factor = make()
+    factor.squared_norms()
+    return factor
+
+
+def _all_held(make):
+    factor = make()
+    factor.materialize()
+    return factor
+
+
+HELD = {"new": lambda make: make(), "norms": _held, "gradients": _all_held}
+
+
+@pytest.mark.parametrize("held", HELD)
+@pytest.mark.parametrize("name", FACTORS)
+def test_products_and_squares_are_those_of_the_gradients(name, held):
+    gradients = FACTORS[name]().materialize().numpy()
+    axes = tuple(range(1, gradients.ndim))
+    factor = HELD[held](FACTORS[name])
+    direction = np.random.default_rng(7).normal(size=gradients.shape[1:])
+    limits = {"rtol": 1e-10, "atol": 1e-10}
+    for one in (direction, tf.constant(direction, tf.float64)):
+        expected = (gradients * direction).sum(axes)
+        np.testing.assert_allclose(factor.dot(one), expected, **limits)
+    slices = tf.IndexedSlices(
+        tf.constant(direction[[1, 0, 1]]), [1, 0, 1], gradients.shape[1:]
+    )
+    right = (gradients * _dense(slices)).sum(axes)
+    np.testing.assert_allclose(factor.dot(slices), right, **limits)
+    squares = np.square(gradients).sum(0)
+    np.testing.assert_allclose(
+        _dense(factor.sum_of_squares()), squares, **limits
+    )
+    total = factor.weighted_sum(None)
+    assert isinstance(factor.sum_of_squares(), type(total))
+    products = (gradients * gradients.sum(0)).sum(axes)
+    np.testing.assert_allclose(factor.dot(total), products, **limits)
+
+
+@pytest.mark.parametrize("xla", [False, True])
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("name", FACTORS)
+def test_products_and_squares_are_the_same_in_a_graph(name, known, xla):
+    eager = FACTORS[name]()
+    direction = _dense(eager.weighted_sum(WEIGHTS))
+    right = eager.dot(direction), _dense(eager.sum_of_squares())
+    # The same tensors, of which a graph knows the shape or not.
+    held = [
+        (k, name)
+        for k, part in enumerate(eager.holders())
+        for name in part.rows
+        if name not in ("_gradients", "_unfolded")
+    ]
+    parts = FACTORS[name]().holders()
+    tensors = [getattr(parts[k], name) for k, name in held]
+
+    def compute(*tensors):
+        factor = FACTORS[name]()
+        for (k, attribute), tensor in zip(held, tensors):
+            setattr(factor.holders()[k], attribute, tensor)
+        dots = factor.dot(direction)
+        return dots, tf.convert_to_tensor(factor.sum_of_squares())
+
+    specs = [
+        tf.TensorSpec([N if known else None, *t.shape[1:]], t.dtype)
+        for t in tensors
+    ]
+    found = tf.function(
+        compute, input_signature=specs, jit_compile=xla, autograph=False
+    )(*tensors)
+    for one, other in zip(found, right):
+        np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-10)
+
+
 @pytest.mark.parametrize("norms", [True, False])
 @pytest.mark.parametrize("name", FACTORS)
 def test_a_sample_is_blank_that_is_not_kept(name, norms):
@@ -113,6 +194,13 @@ def test_a_sample_is_blank_that_is_not_kept(name, norms):
     found = tf.convert_to_tensor(factor.weighted_sum(None))
     expected = gradients[KEEP].sum(0)
     np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-12)
+    products = (gradients * expected).reshape(N, -1).sum(1) * KEEP
+    limits = {"rtol": 1e-10, "atol": 1e-10}
+    np.testing.assert_allclose(factor.dot(expected), products, **limits)
+    squares = np.square(gradients[KEEP]).sum(0)
+    np.testing.assert_allclose(
+        _dense(factor.sum_of_squares()), squares, **limits
+    )
 
 
 @pytest.mark.parametrize("name", FACTORS)

@@ -1,4 +1,4 @@
-"""What instruments read in one measurement."""
+"""The reading of one measurement, by instruments of gradient health."""
 
 import dataclasses
 from collections.abc import Mapping

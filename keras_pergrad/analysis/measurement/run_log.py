@@ -44,6 +44,20 @@ class RunLog:
         self._writer.close()
 
 
+def require_tags(tags):
+    """Refuse tags that are no dict of names to strings or numbers."""
+    if tags is None:
+        return
+    if not isinstance(tags, dict) or not all(
+        isinstance(name, str) and isinstance(value, (str, int, float))
+        for name, value in tags.items()
+    ):
+        raise ValueError(
+            "`tags` expected a dict of names to strings or numbers, such as "
+            f"{{'device': 'cpu'}}. Received: tags={tags!r}"
+        )
+
+
 def _new_name(seed):
     """Return a new name that sorts by time and tells the seed."""
     known = "" if seed is None else f"seed{seed}-"

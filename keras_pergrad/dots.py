@@ -1,0 +1,178 @@
+"""Inner products of the samples' gradients with a given gradient."""
+
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_pergrad.factors import wide
+from keras_pergrad.functional import Method, _joined, _run
+from keras_pergrad.keras_internals.inspection_checks import (
+    require_compiled,
+    require_finite,
+)
+from keras_pergrad.keras_internals.overwritten import is_overwritten
+
+
+def per_sample_dots(
+    model: keras.Model,
+    x: Any,
+    y: Any = None,
+    sample_weight: Any = None,
+    *,
+    direction: Any,
+    method: Method = "vectorized",
+    training: bool = True,
+    batch_size: int | None = None,
+    verbose: int | bool = 1,
+    per_variable: bool = False,
+) -> Any:
+    """Return the inner product of every sample's gradient with a direction.
+
+    A step along −direction lowers the loss of a sample by about its inner
+    product times the learning rate: with the gradient of a validation batch it
+    is the sample's value for that batch (Wang et al., arXiv 2406.11011). The
+    gradients are those of `per_sample_gradients`: their mean is the ordinary
+    gradient, so the mean of the inner products with the batch's own gradient ḡ
+    is ‖ḡ‖². The vectorized method need not hold them in memory.
+
+    Args:
+        model: a compiled and built `keras.Model`, a PerGradModel or not.
+        x, y, sample_weight, method, training, batch_size, verbose: as for
+            `per_sample_gradients`.
+        direction: an array of the variable's shape (or `tf.IndexedSlices`) for
+            each of `model.trainable_variables`, in this order; None for a
+            variable that is not to count.
+        per_variable: whether to return the products variable by variable.
+
+    Returns:
+        A tensor of shape (n,), over all variables that count; with
+        `per_variable` a list of such tensors in the order of
+        `model.trainable_variables` (None: the loss does not depend on it, or
+        it does not count). Half precision is widened first.
+
+    Raises:
+        ValueError: as for `per_sample_gradients`; the model is not built; an
+            entry of `direction` is missing, has another shape than its
+            variable, or is not finite (the message names the variable).
+
+    Example:
+
+    >>> import keras, numpy as np, tensorflow as tf
+    >>> import keras_pergrad as kpg
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+    >>> model.compile("sgd", "mse")
+    >>> x, y = np.ones((5, 4)), np.ones((5, 3))
+    >>> gradients = kpg.per_sample_gradients(model, x, y)
+    >>> mean = [tf.reduce_mean(g, 0) for g in gradients]
+    >>> kpg.per_sample_dots(model, x, y, direction=mean).shape
+    TensorShape([5])
+    """
+    require_compiled(model)
+    tensors = _checked(model, direction)
+    data = x, y, sample_weight, batch_size, verbose
+    dots = _joined(list(_run(DOTS, model, data, method, training, tensors)))
+    dots = [None if d is None else part for part, d in zip(dots, direction)]
+    known = [part for part in dots if part is not None]
+    if not known:
+        raise ValueError(
+            "Expected in `direction` a gradient of a variable on which the "
+            f"loss of model {model.name!r} depends. Received: only others. "
+            "per_sample_gradients gives None for these."
+        )
+    dtype = tf.float64 if known[0].dtype == tf.float64 else tf.float32
+    total = tf.add_n([tf.cast(part, dtype) for part in known])
+    require_finite(total.numpy())
+    return dots if per_variable else total
+
+
+class _Dots:
+    """What is made of the samples' contributions, and of those of one."""
+
+    def of_factors(self, factors, n, direction):
+        """Return the products of all samples, (n,), by variable."""
+        return [
+            None
+            if factor is None or part is None
+            else (dots := factor.dot(part)) * tf.cast(n, dots.dtype)
+            for factor, part in zip(factors, direction, strict=True)
+        ]
+
+    def of_one(self, gradients, direction):
+        """Return the products of one sample, scalars; 0 for what is None."""
+        return [
+            tf.zeros([], wide(gradient).dtype)
+            if part is None
+            else tf.reduce_sum(wide(gradient) * tf.convert_to_tensor(part))
+            for gradient, part in zip(gradients, direction, strict=True)
+        ]
+
+
+DOTS = _Dots()
+
+
+def _checked(model, direction):
+    """Return the direction as tensors, after a look at each of them."""
+    if not model.built:
+        raise ValueError(
+            f"Expected a built model, since `direction` has a gradient for "
+            f"each of its variables. Received: {model.name!r}, which has none "
+            "yet: call it on a batch, or model.build(...)."
+        )
+    variables = model.trainable_variables
+    if not isinstance(direction, (list, tuple)) or len(direction) != len(
+        variables
+    ):
+        count = (
+            f"{len(direction)} of them"
+            if isinstance(direction, (list, tuple))
+            else type(direction).__name__
+        )
+        raise ValueError(
+            f"`direction` expected a list of {len(variables)} gradients, one "
+            "for each of model.trainable_variables (None: it does not count). "
+            f"Received: {count}"
+        )
+    tensors = [
+        None if part is None else _of_variable(variable, part)
+        for variable, part in zip(variables, direction)
+        if not is_overwritten(variable)
+    ]
+    if all(part is None for part in tensors):
+        raise ValueError(
+            "`direction` expected at least one gradient. Received: only None, "
+            "so no variable counts."
+        )
+    return tensors
+
+
+def _of_variable(variable, part):
+    """Return the gradient of a variable in the type of its norms."""
+    place = f"`direction` of {variable.path!r}"
+    dtype = wide(variable.value).dtype
+    slices = isinstance(part, tf.IndexedSlices)
+    if slices and part.dense_shape is None:
+        shape = (variable.shape[0], *part.values.shape[1:])
+    else:
+        shape = part.shape if slices else np.shape(part)
+    if tuple(shape) != tuple(variable.shape):
+        raise ValueError(
+            f"{place} expected the variable's shape, {tuple(variable.shape)}. "
+            f"Received: shape {tuple(shape)}"
+        )
+    values = tf.convert_to_tensor(part.values if slices else part)
+    if not (values.dtype.is_floating or values.dtype.is_integer):
+        raise ValueError(
+            f"{place} expected real numbers. Received: {values.dtype.name}"
+        )
+    values = tf.cast(values, dtype)
+    if not np.isfinite(values).all():
+        raise ValueError(
+            f"{place} expected finite numbers. Received: NaN or infinity, as "
+            f"{dtype.name}"
+        )
+    if slices:
+        ids = tf.convert_to_tensor(part.indices)
+        return tf.IndexedSlices(values, ids, tf.constant(variable.shape))
+    return values
