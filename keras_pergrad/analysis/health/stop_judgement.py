@@ -1,13 +1,11 @@
 """Whether to stop."""
 
-import math
-
 from keras_pergrad.analysis.health.judgement import Advice, series
 
 # As many readings in a row must agree.
 LAST = 3
-# The loss of the probe is that much above its least: GL 5 of Prechelt, "Early
-# stopping - but when?", 1998.
+# The probe's loss has risen as often in a row, to that much above its least:
+# UP 3 and GL 5 of Prechelt, "Early stopping - but when?", 1998.
 ABOVE = 1.05
 
 
@@ -28,8 +26,9 @@ def judge(readings, fit):
                 is_fault=False,
             )
         ]
-    losses = [v for v in fit.losses if math.isfinite(v)]
-    if len(losses) > LAST and min(losses[-LAST:]) > ABOVE * min(losses):
+    losses, last = fit.losses, fit.losses[-LAST - 1 :]
+    rises = len(last) > LAST and all(a < b for a, b in zip(last, last[1:]))
+    if rises and losses[-1] > ABOVE * min(losses):
         best = losses.index(min(losses))
         return [
             Advice(
