@@ -74,11 +74,7 @@ def bars(title, histogram, small=False):
     drawn = [
         f'<path d="M{x(start):.1f} {bottom}V{y(count):.1f}H{x(end):.1f}'
         f'V{bottom}Z" class="bar">'
-        + (
-            ""
-            if small
-            else f"<title>{start:.3g} to {end:.3g}: {count}</title>"
-        )
+        + ("" if small else f"<title>{start:.3g} to {end:.3g}: {count}</title>")
         + "</path>"
         for start, end, count in zip(edges, edges[1:], histogram.counts)
         if count

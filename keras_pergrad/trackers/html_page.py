@@ -152,7 +152,9 @@ def _table(readings):
         cells = [escape(path)]
         for name in instruments:
             values = [
-                float(r.by_variable[name][i]) if name in r.by_variable else _NONE
+                float(r.by_variable[name][i])
+                if name in r.by_variable
+                else _NONE
                 for r in few
             ]
             line = drawing.sparkline(steps, values)
