@@ -7,6 +7,8 @@ import tensorflow as tf
 
 from keras_pergrad.factors.shared import in_rank, integers
 
+#: What follows from the gradients, if a class has no better answer.
+_FURTHER = ("dot", "sum_of_squares")
 #: Types whose squares overflow, vanish or lose too many digits.
 HALF = (tf.float16, tf.bfloat16)
 
@@ -37,6 +39,14 @@ class SampleGradients(abc.ABC):
     """
 
     rows = ()
+
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        # A class of other gradients than its base has none of its answers.
+        if "materialize" in vars(cls):
+            for name in _FURTHER:
+                if name not in vars(cls):
+                    setattr(cls, name, vars(SampleGradients)[name])
 
     @abc.abstractmethod
     def squared_norms(self):
