@@ -50,6 +50,7 @@ class Part(Pulled):
 
     # They are those of `Pulled`, although it materialises with fewer ops.
     dot, sum_of_squares = Pulled.dot, Pulled.sum_of_squares
+    gram = Pulled.gram
 
     def materialize(self):
         if self._gradients is None and self._place is not None:

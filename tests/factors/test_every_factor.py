@@ -46,6 +46,9 @@ FACTORS = {
     "Product": lambda: factors.Product(drawn(7, 3), drawn(7, 3)),
     "Outer": lambda: factors.Outer(drawn(4), drawn(6)),
     "Outer of positions": lambda: factors.Outer(drawn(2, 4), drawn(2, 6)),
+    "Outer of few positions": lambda: factors.Outer(
+        drawn(2, 3, 40), drawn(2, 3, 60)
+    ),
     "Outer turned": lambda: factors.Outer(
         drawn(9, 4), drawn(9, 6), [6, 4], [1, 0], [4, 6]
     ),
@@ -184,6 +187,50 @@ def test_products_and_squares_are_the_same_in_a_graph(name, known, xla):
         np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-10)
 
 
+def _cut(factor, first):
+    """Return a factor without its first samples."""
+    for part in factor.holders():
+        for name in (*part.rows, "ids"):
+            value = getattr(part, name, None)
+            if value is not None:
+                setattr(part, name, value[first:])
+    return factor
+
+
+@pytest.mark.parametrize("held", HELD)
+@pytest.mark.parametrize("name", FACTORS)
+def test_products_of_all_pairs(name, held):
+    gradients = FACTORS[name]().materialize().numpy().reshape(N, -1)
+    limits = {"rtol": 1e-10, "atol": 1e-10}
+    pairs = gradients @ gradients.T
+    factor = HELD[held](FACTORS[name])
+    np.testing.assert_allclose(factor.gram(), pairs, **limits)
+    for other in (FACTORS[name](), factor):
+        other = _cut(other, 1)
+        others = other.materialize().numpy()
+        right = gradients @ others.reshape(N - 1, -1).T
+        new = _cut(FACTORS[name](), 1)
+        factor = HELD[held](FACTORS[name])
+        for one in (other, new, factors.Full(tf.constant(others))):
+            np.testing.assert_allclose(factor.gram(one), right, **limits)
+        full = factors.Full(FACTORS[name]().materialize())
+        np.testing.assert_allclose(full.gram(new), right, **limits)
+
+
+@pytest.mark.parametrize("xla", [False, True])
+@pytest.mark.parametrize("name", FACTORS)
+def test_products_of_all_pairs_in_a_graph(name, xla):
+    def pairs():
+        factor = FACTORS[name]()
+        return factor.gram(), factor.gram(_cut(FACTORS[name](), 2))
+
+    gradients = FACTORS[name]().materialize().numpy().reshape(N, -1)
+    found = tf.function(pairs, jit_compile=xla, autograph=False)()
+    for one, others in zip(found, (gradients, gradients[2:])):
+        right = gradients @ others.T
+        np.testing.assert_allclose(one, right, rtol=1e-10, atol=1e-10)
+
+
 @pytest.mark.parametrize("norms", [True, False])
 @pytest.mark.parametrize("name", FACTORS)
 def test_a_broken_sample_that_is_blank_breaks_no_other(name, norms):
@@ -205,6 +252,7 @@ def test_a_broken_sample_that_is_blank_breaks_no_other(name, norms):
     np.testing.assert_allclose(
         factor.dot(direction), right.dot(direction), **limits
     )
+    np.testing.assert_allclose(factor.gram(), right.gram(), **limits)
     np.testing.assert_allclose(
         _dense(factor.sum_of_squares()),
         _dense(right.sum_of_squares()),
@@ -261,6 +309,8 @@ def test_a_class_with_three_answers_has_the_others():
         np.testing.assert_array_equal(factor.dot(direction), products)
         squares = np.full((3, columns), 14)
         np.testing.assert_array_equal(factor.sum_of_squares(), squares)
+        pairs = 3 * columns * np.outer([1, 2, 3], [1, 2, 3])
+        np.testing.assert_array_equal(factor.gram(), pairs)
 
 
 def test_what_is_squared_stays_in_single_precision():

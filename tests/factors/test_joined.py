@@ -83,6 +83,7 @@ def test_is_the_sum_of_the_uses(name):
     for found, expected in (
         (joint.dot(full[0]), products),
         (joint.sum_of_squares(), squares),
+        (joint.gram(), np.tensordot(full, full, ((1, 2), (1, 2)))),
         (joint.squared_norms(), np.square(full).sum((1, 2))),
         (joint.weighted_sum(None), full.sum(0)),
         (joint.weighted_sum(weights), np.tensordot(weights, full, 1)),

@@ -116,22 +116,32 @@ def assert_exact(
         ],
     )
     right = [
-        (None, None)
-        if g is None
-        else (np.reshape(g, (n, -1)) @ np.reshape(d, -1), np.square(g).sum(0))
+        answer
         for g, d in zip(contributions, directions)
+        for answer in _answers(g, d, n)
     ]
-    for pairs in further:
-        oracle.assert_agree(sum(pairs, ()), sum(right, ()))
+    for answers in further:
+        oracle.assert_agree(sum(answers, ()), right)
     assert slow == set(one_by_one)
 
 
 def _further(factor, direction):
-    """Return the inner products with a direction, and the squares' sum."""
+    """Return inner products with a direction and in pairs, and squares."""
     if factor is None:
-        return None, None
+        return None, None, None
     squares = tf.convert_to_tensor(factor.sum_of_squares())
-    return factor.dot(direction), squares
+    return factor.dot(direction), factor.gram(), squares
+
+
+def _answers(gradients, direction, n):
+    """Return what these are by the gradients themselves."""
+    if gradients is None:
+        return None, None, None
+    rows, direction = (
+        np.reshape(gradients, (n, -1)),
+        np.reshape(direction, -1),
+    )
+    return rows @ direction, rows @ rows.T, np.square(gradients).sum(0)
 
 
 def stack(shape, *layers, dtype=None):
