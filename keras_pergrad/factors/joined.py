@@ -38,7 +38,7 @@ def join(parts):
     array([300., 300.], dtype=float32)
     """
     for kind, joined in ((Rows, JoinedRows), (Outer, JoinedOuter)):
-        parts = _together(parts, kind, joined)
+        parts = _same_layout_joined(parts, kind, joined)
     if len(parts) == 1:
         return parts[0]
     return tied(parts) or Joined(parts)
@@ -65,7 +65,7 @@ def tied(parts):
     return Tied(table, matrix, turned)
 
 
-def _together(parts, kind, joined):
+def _same_layout_joined(parts, kind, joined):
     """Return `parts`, where parts of this kind and one layout are joined."""
     groups, fewer_parts = {}, []
     for part in parts:

@@ -40,6 +40,7 @@ class LossFraction:
         kind: what the denominator is: "sum": 1; "rows": in proportion to the
             number of samples; "data": known only from the data.
         numerator: the sum of the weighted values, without the loss weight.
+        by_sample: each sample's part of it, (n,).
         denominator: its part of the denominator (None for "sum").
         mask_epsilon: what Keras adds once to the sum of the denominators.
         loss_weight: from `compile(loss_weights=...)`, or None.
@@ -51,6 +52,7 @@ class LossFraction:
     name: str
     kind: str
     numerator: tf.Tensor
+    by_sample: tf.Tensor
     denominator: tf.Tensor | None
     mask_epsilon: float
     loss_weight: float | None
@@ -92,6 +94,27 @@ def numerators(model, y, y_pred, sample_weight):
     with labels_told_alike():
         fractions = evaluate(compiled_loss(model), y, y_pred, sample_weight)
     return [fraction.numerator for fraction in fractions]
+
+
+def sample_losses(model, y, y_pred, sample_weight):
+    """Return what each sample adds to the compiled losses, (n,), or None."""
+    if type(model).compute_loss is not keras.Model.compute_loss:
+        return None
+    try:
+        with labels_told_alike():
+            terms = evaluate(compiled_loss(model), y, y_pred, sample_weight)
+    except NotAdditive:
+        return None
+    total = None
+    for term in terms:
+        part = term.by_sample
+        if term.denominator is not None:
+            below = tf.cast(term.denominator, part.dtype) + term.mask_epsilon
+            part = tf.math.divide_no_nan(part, below)
+        if term.loss_weight is not None:
+            part *= term.loss_weight
+        total = part if total is None else total + part
+    return total
 
 
 def track(compile_loss, values, samples):
@@ -148,6 +171,7 @@ class _Split:
                 loss.name,
                 kind,
                 numerator,
+                tf.reduce_sum(weighted, list(range(1, weighted.shape.rank))),
                 denominator,
                 mask_epsilon,
                 self.loss_weight,

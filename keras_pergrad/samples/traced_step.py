@@ -21,7 +21,7 @@ from keras_pergrad.samples.op_origin import noting_scopes
 from keras_pergrad.samples.op_rules import factor_of
 from keras_pergrad.samples.step_proof import StepProof
 from keras_pergrad.samples.use_search import CandidateUses
-from keras_pergrad.samples.weight_parts import together
+from keras_pergrad.samples.weight_parts import merged
 from keras_pergrad.samples.weight_use import Use, require_whole_rule, unscaled
 
 
@@ -137,7 +137,7 @@ class TracedStep:
         for k, factor, _ in self.parts(loss, scale):
             by_variable[k].append(factor)
         return [
-            widened(join(together(parts)), v.value.dtype) if parts else None
+            widened(join(merged(parts)), v.value.dtype) if parts else None
             for v, parts in zip(self.variables, by_variable)
         ]
 

@@ -24,6 +24,8 @@ class BatchGradient:
             all variables; None without repetitions.
         repeat_deviations: the same for each variable, (V,), or None.
         bitwise_equal_variables: how many had the same bits every time.
+        observed: what instruments are made of, by name: of the samples'
+            gradients, if they are defined. Empty after the measurement.
     """
 
     samples: int
@@ -34,6 +36,7 @@ class BatchGradient:
     repeat_deviation: float | None = None
     repeat_deviations: np.ndarray | None = None
     bitwise_equal_variables: int | None = None
+    observed: dict = dataclasses.field(default_factory=dict)
 
     @property
     def norms(self):

@@ -3,13 +3,8 @@
 # The names that a per-sample mode logs for the training batches.
 _OF_BATCHES = ("gradient_norm", "gradient_variance", "gradient_noise_scale")
 
-# The progress bar shows only the probe's norm and noise scale.
-_HIDDEN = (
-    "gradient_variance",
-    "gradient_snr",
-    "gradient_repeat_deviation",
-    "bitwise_equal_variables",
-)
+#: What the progress bar shows of the probe, if not asked for more.
+SHOWN = ("gradient_norm", "gradient_noise_scale")
 
 
 def logged(gradient):
@@ -34,10 +29,11 @@ def scalars(gradient):
     }
 
 
-def hidden(name, value):
-    """Whether a figure of the probe is left out of the progress bar."""
-    del value
-    return name in _HIDDEN or name.startswith("train_gradient_")
+def hidden(name, figures, shown):
+    """Whether one of the probe's figures is left out of the progress bar."""
+    if name.startswith("train_gradient_"):
+        return True
+    return name in figures and name not in SHOWN and name not in shown
 
 
 def set_apart(logs):

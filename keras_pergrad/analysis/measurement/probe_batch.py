@@ -44,10 +44,10 @@ def as_batch(probe):
     return batch
 
 
-def meter(model, batch):
+def meter(model, batch, quantities=None):
     """Return a `GradientMeter` that is ready to measure."""
     try:
-        ready = GradientMeter(model, batch)
+        ready = GradientMeter(model, batch, quantities)
         ready.prepare()
     except MissingLoss as error:
         raise MissingLoss(f"GradientVariance: {error}.") from None

@@ -18,7 +18,7 @@ from keras_pergrad.analysis.placement.operations import Operation
 from keras_pergrad.analysis.placement.placement_report import PlacementReport
 from keras_pergrad.common.deprecation import former
 from keras_pergrad.keras_internals.graph_session import (
-    Replica,
+    GraphCopy,
     as_in_fit,
     trace_step,
 )
@@ -133,8 +133,8 @@ def optimised_nodes(model, data):
         model.optimizer.build(model.trainable_variables)
     concrete, values = trace_step(model.train_step, data)
     metadata = tf.compat.v1.RunMetadata()
-    with Replica(concrete, device="/CPU:0", rewrites=_REWRITES) as replica:
-        replica.run(values, trace=metadata)
+    with GraphCopy(concrete, device="/CPU:0", rewrites=_REWRITES) as copied:
+        copied.run(values, trace=metadata)
     return graph.read(metadata.partition_graphs)
 
 

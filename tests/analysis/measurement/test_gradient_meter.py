@@ -237,8 +237,9 @@ def test_the_largest_deviation_counts():
     kernel, bias = np.array([[3.0], [0.0]], "float32"), np.zeros(1, "float32")
     off = np.array([[0.0], [0.3]], "float32")
     answers = [kernel, kernel + off, kernel - 2 * off, kernel]
-    replies = iter([(1.0, [answer, bias], [9.0, 0.0]) for answer in answers])
-    meter._gradient = lambda wanted: next(replies)
+    squares = {"squared_norms": np.array([[36.0], [0.0]])}
+    replies = iter([(1.0, [answer, bias], squares) for answer in answers])
+    meter._gradient = lambda *wanted: next(replies)
     found = meter.measure(4)
     assert found.repeat_deviation == pytest.approx(0.2)
     np.testing.assert_allclose(found.repeat_deviations, [0.2, 0])

@@ -1,0 +1,1 @@
+"""Gradient health: what a measurement says about a training."""

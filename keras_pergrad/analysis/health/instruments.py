@@ -1,0 +1,145 @@
+"""The instruments that were chosen for a training, and what they read."""
+
+import numpy as np
+
+from keras_pergrad.analysis.health.held_weights import HeldWeights
+from keras_pergrad.analysis.health.histograms import histogram
+from keras_pergrad.analysis.health.instrument_table import (
+    INSTRUMENTS,
+    needs_of,
+)
+from keras_pergrad.analysis.health.observation import Observation
+from keras_pergrad.analysis.health.reading import HealthReading
+from keras_pergrad.analysis.health.sample_quantities import SampleQuantities
+from keras_pergrad.analysis.health.step_sizes import squared_distances
+
+
+class Instruments:
+    """The instruments of one `fit`.
+
+    Attributes:
+        quantities: what a `GradientMeter` measures for them.
+        weights: the `HeldWeights`.
+    """
+
+    def __init__(self, names, model, histograms):
+        needs = needs_of(names)
+        variables = list(model.trainable_variables)
+        self._names, self._model, self._needs = names, model, needs
+        self._histograms = histograms
+        self._paths = tuple(v.path for v in variables)
+        self.quantities = SampleQuantities(needs, model)
+        self.weights = HeldWeights(variables, needs)
+
+    def measure(self, meter, repeats):
+        """Return a `BatchGradient`, and what was seen before the update."""
+        before, direction = self.weights.before, None
+        if before is not None and self.quantities.along:
+            now = self.weights.now()
+            direction = [w - old for w, old in zip(now, before)]
+        measured, start = meter.measure(repeats, direction), None
+        if direction is not None and "slopes" in measured.observed:
+            start = meter.measure_along(direction, before)
+        return measured, start
+
+    def read(self, step, measured, figures, start=None):
+        """Return the `HealthReading` of a `BatchGradient`.
+
+        `figures`: those that are there without instruments; `start`: what
+        was seen along the last update before it.
+        """
+        figures, layers = dict(figures), {}
+        by_variable = {"norm": measured.norms}
+        if measured.variances is not None:
+            by_variable["variance"] = measured.variances
+            by_variable["noise_scale"] = measured.noise_scales
+            by_variable["snr"] = measured.snrs
+        seen = self._observation(measured, start)
+        for name in self._names:
+            instrument = INSTRUMENTS[name]
+            if instrument.of_samples and seen.traces is None:
+                continue
+            if not self._is_seen(instrument, seen):
+                continue
+            answer = instrument.read(seen)
+            figures |= answer.figures
+            by_variable |= answer.by_variable
+            layers |= answer.layers
+        self.weights.before = None
+        return HealthReading(
+            step,
+            measured.samples,
+            figures,
+            {name: _floats(values) for name, values in by_variable.items()},
+            self._paths,
+            self._histograms_of(measured) if self._histograms else {},
+            layers,
+        )
+
+    def _is_seen(self, instrument, seen):
+        """Whether what an instrument needs could be measured."""
+        needs = instrument.needs
+        return not (
+            ("along" in needs and seen.ends is None)
+            or ("before" in needs and seen.update is None)
+        )
+
+    def _observation(self, measured, start):
+        samples, weights = measured.observed, self.weights
+        now = (
+            weights.now() if self._needs & {"before", "begin", "now"} else None
+        )
+        ends = None
+        if start is not None and "slopes" in samples:
+            ends = start, samples
+        norms = samples.get("squared_norms")
+        return Observation(
+            measured.samples,
+            self._paths,
+            measured.squared_norms,
+            measured.variances,
+            None if norms is None else norms.sum(0, dtype=np.float64),
+            _wide(samples.get("dots")),
+            _wide(samples.get("ratios")),
+            samples.get("dead", np.zeros(0)),
+            tuple(self.quantities.units),
+            float(samples.get("loss", np.nan)),
+            self._learning_rate(),
+            _squares(now) if "now" in self._needs else None,
+            _distances(now, weights.before),
+            _distances(now, weights.begin),
+            ends,
+        )
+
+    def _learning_rate(self):
+        optimizer = self._model.optimizer
+        if optimizer is None:
+            return float("nan")
+        return float(np.asarray(optimizer.learning_rate))
+
+    def _histograms_of(self, measured):
+        histograms = {
+            f"gradient/{path}": histogram(gradient)
+            for path, gradient in zip(self._paths, measured.values)
+        }
+        norms = measured.observed.get("squared_norms")
+        if norms is not None:
+            norms = np.sqrt(norms.sum(0, dtype=np.float64))
+            histograms["sample_norms"] = histogram(norms)
+        return histograms
+
+
+def _squares(arrays):
+    return squared_distances(arrays, [0.0] * len(arrays))[:, 0]
+
+
+def _distances(now, before):
+    return None if before is None else squared_distances(now, before)
+
+
+def _wide(array):
+    return None if array is None else np.asarray(array, np.float64)
+
+
+def _floats(values):
+    return tuple(float(value) for value in values)
