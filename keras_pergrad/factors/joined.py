@@ -70,7 +70,8 @@ def _same_layout_joined(parts, kind, joined):
     groups, fewer_parts = {}, []
     for part in parts:
         if type(part) is kind:
-            groups.setdefault(joined.layout(part), []).append(part)
+            layout = *part.layout(), part.dz.dtype, part.method
+            groups.setdefault(layout, []).append(part)
         else:
             fewer_parts.append(part)
     for group in groups.values():
@@ -151,12 +152,15 @@ class Tied(Joined):
 
     def _met(self):
         """Return a of the table's rows, (n, t, s), and b, (n, t, d)."""
-        a, b = self.parts[1].x, self.parts[1].dz
-        if self._turned:
-            a, b = b, a
+        a, b = self._sides()
         copies = tf.stack([1, tf.shape(a)[1], 1])
         ids = tf.tile(self.parts[0].ids[:, None], copies)
         return tf.gather(a, ids, axis=2, batch_dims=2), b
+
+    def _sides(self):
+        """Return a and b, (n, t, rows) and (n, t, d)."""
+        sides = self.parts[1].x, self.parts[1].dz
+        return sides[::-1] if self._turned else sides
 
     def squared_norms(self):
         table, matrix = self.parts
@@ -178,6 +182,32 @@ class Tied(Joined):
         parts = matrix.sum_of_squares(), table.sum_of_squares(), cross
         total = tf.add_n([tf.convert_to_tensor(part) for part in parts])
         return tf.maximum(total, 0)
+
+    def gram(self, other=None):
+        other = self if other is None else other
+        if type(other) is not Tied or self._turned != other._turned:
+            return super().gram(other)
+        if self._gradients is not None or other._gradients is not None:
+            return super().gram(other)
+        (table, matrix), (table_2, matrix_2) = self.parts, other.parts
+        products = table.gram(table_2) + matrix.gram(matrix_2)
+        return products + self._cross(other) + tf.transpose(other._cross(self))
+
+    def _cross(self, other):
+        """Return the products of the table with the other's matrix, (n, m)."""
+        a, b = other._sides()
+
+        def of_sample(own):
+            ids, dz = own
+            products = tf.matmul(b, dz, transpose_b=True)
+            return tf.reduce_sum(tf.gather(a, ids, axis=2) * products, [1, 2])
+
+        table = self.parts[0]
+        return tf.map_fn(
+            of_sample,
+            (table.ids, table.dz),
+            fn_output_signature=tf.TensorSpec([None], table.dz.dtype),
+        )
 
     def chosen_method(self):
         return self.parts[1].chosen_method()
@@ -207,11 +237,6 @@ class JoinedRows(Rows):
             parts[0].whole,
         )
 
-    @staticmethod
-    def layout(part):
-        """Return what uses must have in common."""
-        return tuple(part.whole), part.dz.dtype, part.method
-
     def norm_bytes(self, n):
         return _added(super().norm_bytes(n), n, self.ids, self.dz)
 
@@ -229,13 +254,6 @@ class JoinedOuter(Outer):
             first.unpermuted,
             first.method,
         )
-
-    @staticmethod
-    def layout(part):
-        """Return what uses must have in common."""
-        axes = [tuple(a or ()) for a in (part.perm, part.unpermuted)]
-        sizes = tuple(part.shape), part.x.shape[-1], part.dz.shape[-1]
-        return *sizes, *axes, part.x.dtype, part.dz.dtype, part.method
 
     def norm_bytes(self, n):
         return _added(super().norm_bytes(n), n, self.x, self.dz)

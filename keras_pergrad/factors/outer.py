@@ -159,6 +159,52 @@ class Outer(SampleGradients):
             )
         return self._shaped(total)
 
+    def gram(self, other=None):
+        other = self if other is None else other
+        if not self._meets(other):
+            return super().gram(other)
+        x, dz = (in_shape(t, [-1, t.shape[-1]]) for t in (other.x, other.dz))
+        if self.positions == other.positions == 1:
+            inputs = tf.matmul(self.x[:, 0], x, transpose_b=True)
+            return inputs * tf.matmul(self.dz[:, 0], dz, transpose_b=True)
+
+        def of_sample(own):
+            inputs, outputs = (
+                tf.matmul(one, all_, transpose_b=True)
+                for one, all_ in zip(own, (x, dz))
+            )
+            # (positions, m · positions of the other)
+            products = tf.reduce_sum(inputs * outputs, 0)
+            products = tf.reshape(products, [-1, other.positions])
+            return tf.reduce_sum(products, 1)
+
+        return tf.map_fn(
+            of_sample,
+            (self.x, self.dz),
+            fn_output_signature=tf.TensorSpec([None], self.x.dtype),
+        )
+
+    def _meets(self, other):
+        """Whether pairs of positions cost less than gradients do."""
+        if not isinstance(other, Outer) or self.layout() != other.layout():
+            return False
+        if type(self).materialize is not type(other).materialize:
+            return False
+        if self._gradients is not None or other._gradients is not None:
+            return False
+        if None in (self.positions, other.positions):
+            return False
+        pairs = self.positions * other.positions
+        i, o = self._features
+        if pairs == 1 or (i * o > HELD and 2 * pairs < i * o):
+            return True
+        return PLAIN.gram * pairs * (i + o + PLAIN.hold_gram) < i * o
+
+    def layout(self):
+        """Return what factors of one variable must share to meet."""
+        axes = [tuple(a or ()) for a in (self.perm, self.unpermuted)]
+        return tuple(self.shape), *self._features, *axes, self.x.dtype
+
     def squared_norm_of_sum(self):
         if self._gradients is not None:
             return tf.reduce_sum(tf.square(tf.reduce_sum(self._gradients, 0)))

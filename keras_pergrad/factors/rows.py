@@ -111,6 +111,26 @@ class Rows(SampleGradients):
             met = tf.gather(tf.reshape(direction, self.shape), self.ids)
         return tf.reduce_sum(met * self.dz, [1, 2])
 
+    def gram(self, other=None):
+        other = self if other is None else other
+        if not isinstance(other, Rows) or self.whole != other.whole:
+            return super().gram(other)
+
+        def with_sample(ids_and_dz):
+            ids, dz = ids_and_dz
+            return self.dot(tf.IndexedSlices(dz, ids))
+
+        products = tf.map_fn(
+            with_sample,
+            (other.ids, other.dz),
+            fn_output_signature=tf.TensorSpec([None], self.dz.dtype),
+        )
+        return tf.transpose(products)
+
+    def layout(self):
+        """Return what uses of one table must share to be joined."""
+        return (tuple(self.whole),)
+
     def _rows_of(self, slices):
         """Return a row of slices for each id, without a table; else zeros."""
         order = tf.argsort(slices.indices)

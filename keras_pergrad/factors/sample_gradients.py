@@ -7,6 +7,8 @@ import tensorflow as tf
 
 from keras_pergrad.factors.shared import in_rank, integers
 
+#: What follows from the gradients, if a class has no better answer.
+_FURTHER = ("dot", "gram", "sum_of_squares")
 #: Types whose squares overflow, vanish or lose too many digits.
 HALF = (tf.float16, tf.bfloat16)
 
@@ -37,6 +39,14 @@ class SampleGradients(abc.ABC):
     """
 
     rows = ()
+
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        # A class of other gradients than its base has none of its answers.
+        if "materialize" in vars(cls):
+            for name in _FURTHER:
+                if name not in vars(cls):
+                    setattr(cls, name, vars(SampleGradients)[name])
 
     @abc.abstractmethod
     def squared_norms(self):
@@ -98,6 +108,29 @@ class SampleGradients(abc.ABC):
         array([ 9., 17.], dtype=float32)
         """
         return squares(self.materialize())
+
+    def gram(self, other=None):
+        """Return the inner products of all pairs of contributions, (n, m).
+
+        Call it after `squared_norms`, if you need both. Half precision is
+        widened before it is multiplied.
+
+        Args:
+            other: the `SampleGradients` of this variable for m other samples;
+                None: these with each other.
+
+        Example:
+
+        >>> import tensorflow as tf
+        >>> from keras_pergrad import factors
+        >>> bias = factors.Full(tf.constant([[3.0, 4.0], [0.0, 1.0]]))
+        >>> bias.gram().numpy()
+        array([[25.,  4.],
+               [ 4.,  1.]], dtype=float32)
+        """
+        rows = flat(self.materialize())
+        others = rows if other is None else flat(other.materialize())
+        return tf.matmul(rows, tf.cast(others, rows.dtype), transpose_b=True)
 
     def squared_norm_of_sum(self):
         """Return the squared norm of the sum of all contributions, a scalar.
@@ -234,10 +267,16 @@ def weighted(gradients, weights, shape=None):
 
 def inner_products(gradients, direction):
     """Return ⟨gradients[n], direction⟩ of materialised gradients, (n,)."""
-    gradients = wide(gradients)
-    direction = in_type(direction, gradients.dtype)
-    rows = tf.reshape(gradients, [tf.shape(gradients)[0], tf.size(direction)])
+    rows = flat(gradients)
+    direction = in_type(direction, rows.dtype)
     return tf.linalg.matvec(rows, tf.reshape(direction, [-1]))
+
+
+def flat(gradients):
+    """Return materialised gradients, widened, as a vector a sample."""
+    shape = tf.shape(gradients)
+    size = gradients.shape[1:].num_elements() or tf.reduce_prod(shape[1:])
+    return tf.reshape(wide(gradients), [shape[0], size])
 
 
 def in_type(direction, dtype):

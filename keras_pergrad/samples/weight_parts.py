@@ -48,6 +48,10 @@ class Part(Pulled):
         self.key = op.type, target, shape, values, tuple(attributes)
         self._place = _place(op, target, others, own.shape.as_list())
 
+    # They are those of `Pulled`, although it materialises with fewer ops.
+    dot, sum_of_squares = Pulled.dot, Pulled.sum_of_squares
+    gram = Pulled.gram
+
     def materialize(self):
         if self._gradients is None and self._place is not None:
             starts, sizes = self._place

@@ -168,6 +168,11 @@ class Pulled(SampleGradients):
         (total,) = self._pulled(tf.reshape(total, sizes_of(self.tensor)))
         return total
 
+    def gram(self, other=None):
+        if other is None and self._moves_entries():
+            return self.factor.gram()
+        return super().gram(other)
+
     def _moves_entries(self):
         """Whether each entry is one of `factor`'s, which holds the tensors."""
         precise = self.tensor.dtype in (tf.float32, tf.float64)
@@ -223,6 +228,12 @@ class Scaled(Adapted):
     def squared_norms(self):
         norms = self.factor.squared_norms()
         return norms * tf.square(tf.cast(self.number, norms.dtype))
+
+    def gram(self, other=None):
+        if other is not None:
+            return super().gram(other)
+        products = self.factor.gram()
+        return products * tf.square(tf.cast(self.number, products.dtype))
 
 
 def path_rule(*names):

@@ -49,6 +49,11 @@ def test_methods_agree(geometry):
         for factor in (build(), held):
             found = factor.weighted_sum(weights)
             np.testing.assert_allclose(found, total, rtol=1e-10, atol=1e-12)
+            dots = np.tensordot(expected, total, total.ndim)
+            np.testing.assert_allclose(factor.dot(total), dots, rtol=1e-10)
+            squares = np.square(expected).sum(0)
+            found = factor.sum_of_squares()
+            np.testing.assert_allclose(found, squares, rtol=1e-10)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -66,6 +71,11 @@ def test_a_sample_that_is_not_finite_can_be_left_out(method):
         rtol=1e-10,
         atol=1e-12,
     )
+    direction = _build().weighted_sum(weights)
+    dots = broken.dot(direction)
+    right = _build().dot(direction) * [1, 0, 1]
+    np.testing.assert_allclose(dots, right, rtol=1e-10, atol=1e-12)
+    assert np.isfinite(broken.sum_of_squares()).all()
 
 
 def test_held_bytes_grow_with_the_batch():
