@@ -47,6 +47,7 @@ if _typing.TYPE_CHECKING:
     from keras_pergrad import modes as modes
     from keras_pergrad import results as results
     from keras_pergrad import runs as runs
+    from keras_pergrad import trackers as trackers
     from keras_pergrad.aggregation import (
         Aggregation,
         Mean,
@@ -139,6 +140,7 @@ else:
             "results": "results",
             "rules": "samples.layer_rules",
             "runs": "runs",
+            "trackers": "trackers",
             "types": "samples.types",
         },
     )
@@ -180,6 +182,7 @@ __all__ = [
     "results",
     "rules",
     "runs",
+    "trackers",
     "types",
 ]
 

@@ -14,6 +14,7 @@ MAY_IMPORT = {
     "keras_internals": {"common"},
     "factors": {"keras_internals"},
     "runs": {"common", "keras_internals"},
+    "trackers": {"common", "runs"},
     "aggregation": {"common", "keras_internals"},
     "logs": {"keras_internals"},
     "statistics": {"aggregation"},
@@ -55,7 +56,13 @@ MAY_IMPORT = {
         "modes",
         "samples",
     },
-    "callbacks": {"analysis", "common", "keras_internals", "runs"},
+    "callbacks": {
+        "analysis",
+        "common",
+        "keras_internals",
+        "runs",
+        "trackers",
+    },
     "privacy": {
         "aggregation",
         "callbacks",

@@ -13,7 +13,14 @@ PUBLIC = {
     if not inspect.ismodule(getattr(kpg, name))
 } | {
     f"{module.__name__}.{name}": getattr(module, name)
-    for module in (kpg.callbacks, kpg.runs, kpg.modes, kpg.factors, kpg.types)
+    for module in (
+        kpg.callbacks,
+        kpg.factors,
+        kpg.modes,
+        kpg.runs,
+        kpg.trackers,
+        kpg.types,
+    )
     for name in module.__all__
     if getattr(module, name) not in vars(kpg).values()
 }

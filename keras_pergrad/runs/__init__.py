@@ -1,5 +1,6 @@
 """Run records on disk, and their comparison."""
 
+from keras_pergrad.runs.export import export
 from keras_pergrad.runs.recording import RunInfo, RunWriter
 from keras_pergrad.runs.sketch import GradientSketch
 from keras_pergrad.runs.store import (
@@ -15,6 +16,7 @@ __all__ = [
     "RunInfo",
     "RunRecordWarning",
     "RunWriter",
+    "export",
     "list_runs",
     "read_run",
 ]

@@ -1,21 +1,20 @@
-"""The optional libraries of a comparison: SciPy and matplotlib."""
+"""The libraries that only an extra of the package installs."""
 
 import importlib
-
-_INSTALL = "pip install 'keras-pergrad[compare]'"
 
 
 def scipy_special():
     """Return `scipy.special`."""
-    return _load("scipy.special", "Comparing runs")
+    return load("scipy.special", "Comparing runs")
 
 
 def matplotlib(part=""):
     """Return `matplotlib`, or a part of it such as ".pyplot"."""
-    return _load(f"matplotlib{part}", "Drawing")
+    return load(f"matplotlib{part}", "Drawing")
 
 
-def _load(name, what):
+def load(name, what, extra="compare"):
+    """Return a module that `what` needs, or say how to install it."""
     library = name.partition(".")[0]
     try:
         importlib.import_module(library)
@@ -23,5 +22,5 @@ def _load(name, what):
     except ImportError as error:
         raise ImportError(
             f"{what} needs {library}, which is not installed. Install it "
-            f"with: {_INSTALL}"
+            f"with: pip install 'keras-pergrad[{extra}]'"
         ) from error

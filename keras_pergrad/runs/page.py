@@ -16,12 +16,17 @@ _MOST_SQUARES = 40
 def document(comparison):
     """Return the whole page."""
     title = f"Gradients of {len(comparison.runs)} runs"
+    return whole(title, fragment(comparison))
+
+
+def whole(title, content, more=""):
+    """Return a page, with `more` in its head."""
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, '
         'initial-scale=1"><meta name="color-scheme" content="light dark">'
-        f"<title>{title}</title></head>\n"
-        f'<body style="margin:0">{fragment(comparison)}</body></html>\n'
+        f"{more}<title>{escape(title)}</title></head>\n"
+        f'<body style="margin:0">{content}</body></html>\n'
     )
 
 
@@ -39,7 +44,7 @@ def fragment(comparison):
         _list(c.verdict),
         '<div class="charts">',
         *[
-            _figure(chart.title, charts.svg(chart, c.data), chart.note)
+            figure(chart.title, charts.svg(chart, c.data), chart.note)
             for chart in report.CHARTS
         ],
         _map(c),
@@ -58,6 +63,11 @@ def fragment(comparison):
         *[f"<dt>{k}</dt><dd>{escape(v)}</dd>" for k, v in meanings.items()],
         "</dl>",
     ]
+    return main(parts)
+
+
+def main(parts):
+    """Return the parts of a page's content with their style sheet."""
     return f'<style>{STYLE}</style><main class="kpg">{"".join(parts)}</main>'
 
 
@@ -70,7 +80,8 @@ def _list(sentences):
     return f"<ul>{items}</ul>" if items else ""
 
 
-def _figure(title, drawing, note):
+def figure(title, drawing, note):
+    """Return a drawing with its title and a note."""
     return (
         f"<figure><figcaption>{escape(title)}</figcaption>{drawing}"
         f'<p class="muted">{escape(note)}</p></figure>'
@@ -106,7 +117,7 @@ def _map(c):
         if len(apart)
         else ""
     )
-    return _figure(
+    return figure(
         "Run against run",
         f'<table class="map">{rows}</table>',
         "Columns are in the order of the rows; dots are a run and itself. "

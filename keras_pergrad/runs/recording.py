@@ -11,7 +11,10 @@ import time
 import numpy as np
 
 from keras_pergrad.runs import store
+from keras_pergrad.runs.health_reading import packed
 from keras_pergrad.runs.sketch import VARIABLE_SKETCH_SIZE
+
+_TABLES = ("records", "vectors", "readings")
 
 
 @dataclasses.dataclass
@@ -186,9 +189,19 @@ class RunWriter:
                 writer._start(info)
             else:
                 writer._check_resumed(info)
+                writer._connection.execute(store.READINGS)
+                writer._commit()
         return writer
 
-    def append(self, scalars, norms, variances, variable_sketches, sketch):
+    def append(
+        self,
+        scalars,
+        norms,
+        variances,
+        variable_sketches,
+        sketch,
+        reading=None,
+    ):
         """Write one record.
 
         Records of the same or a later step, which a resumed run may have,
@@ -201,6 +214,7 @@ class RunWriter:
             variances: of each variable's gradients, (V,), or None.
             variable_sketches: (V, R).
             sketch: (S,).
+            reading: a `results.HealthReading`, or None.
 
         Raises:
             OSError: the record could not be written; the earlier ones stay.
@@ -224,12 +238,15 @@ class RunWriter:
         whole = _float32("sketch", sketch, self._shapes["sketch"])
         vectors = [np.concatenate(variables, 1).tobytes(), whole.tobytes()]
         rows = {"records": record, "vectors": [record[0], *vectors]}
+        if reading is not None:
+            rows["readings"] = [record[0], packed(reading)]
         execute = self._connection.execute
         try:
             if not self._connection.in_transaction:  # the last one failed
                 execute("BEGIN IMMEDIATE")
-            for table, row in rows.items():
+            for table in _TABLES:
                 execute(f"DELETE FROM {table} WHERE step >= ?", record[:1])
+            for table, row in rows.items():
                 marks = ", ".join("?" * len(row))
                 execute(f"INSERT INTO {table} VALUES ({marks})", row)
             self._commit()
@@ -281,7 +298,7 @@ class RunWriter:
                 "pass `initial_epoch` to fit(), as "
                 "keras.callbacks.BackupAndRestore does",
             )
-        for table in ("info", "records", "vectors"):
+        for table in ("info", *_TABLES):
             connection.execute(f"DROP TABLE IF EXISTS {table}")
         for statement in store.SCHEMA:
             connection.execute(statement)

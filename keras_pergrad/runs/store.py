@@ -4,10 +4,11 @@
 each measurement a row of `records`, its scalars, and a row of `vectors`, as
 little-endian float32: `variables`, with the norm, the variance and the sketch
 of each variable's gradient, (V, 2 + R), and `sketch`, of the whole gradient,
-(S,). A record is a transaction: SQLite rolls back a record that a killed
-process or a power cut left unfinished. Its rollback journal, unlike its
-write-ahead log, needs no shared memory, so records may be on a network file
-system.
+(S,). `readings` has what instruments of gradient health read, as compressed
+JSON; files of earlier versions lack this table. A record is a transaction:
+SQLite rolls back a record that a killed process or a power cut left
+unfinished. Its rollback journal, unlike its write-ahead log, needs no shared
+memory, so records may be on a network file system.
 """
 
 import contextlib
@@ -18,6 +19,8 @@ import pathlib
 import sqlite3
 
 import numpy as np
+
+from keras_pergrad.runs import health_reading
 
 FORMAT = 1
 FILE = "run.sqlite"
@@ -49,6 +52,10 @@ VECTORS = {
     "variables": ("variables", ...),
     "sketches": ("sketch", ...),
 }
+# A file of an earlier version gets it when it is resumed.
+READINGS = (
+    "CREATE TABLE IF NOT EXISTS readings (step INTEGER PRIMARY KEY, json BLOB)"
+)
 SCHEMA = (
     "CREATE TABLE info (json TEXT NOT NULL)",
     "CREATE TABLE records (step INTEGER PRIMARY KEY, epoch INTEGER, "
@@ -56,6 +63,7 @@ SCHEMA = (
     + ")",
     "CREATE TABLE vectors "
     "(step INTEGER PRIMARY KEY, variables BLOB, sketch BLOB)",
+    READINGS,
     f"PRAGMA user_version = {FORMAT}",
 )
 # Seconds that a reader waits for a record that is being written, and that the
@@ -259,6 +267,21 @@ class Run:
                 yield self._connection
             finally:
                 self._connection = None
+
+    @property
+    def readings(self):
+        """One `results.HealthReading` a record, a list.
+
+        Where none was recorded, as by earlier versions, it has the scalars
+        and the norm and the variance of each variable's gradient.
+        """
+        with self.opened() as connection:
+            known = connection.execute(
+                "SELECT 1 FROM sqlite_master WHERE name = 'readings'"
+            )
+            if known.fetchone():
+                known = connection.execute("SELECT step, json FROM readings")
+            return health_reading.of_run(self, dict(known))
 
     @property
     def norms(self):

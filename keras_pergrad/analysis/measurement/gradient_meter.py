@@ -60,6 +60,7 @@ class GradientMeter:
             else is measured of the samples, such as `SampleQuantities`.
 
     Attributes:
+        knows_losses: whether each sample's loss is known, if it is needed.
         undefined: a clause that says why nothing is known of the samples' own
             gradients, else None, as far as `prepare` and `measure` show.
     """
@@ -86,6 +87,7 @@ class GradientMeter:
         self._dtype = tf.float64 if wide else tf.float32
         self._joint = True
         self._refusal = None
+        self.knows_losses = False
         self._gradient: Callable[..., Any] | None = None
         self._samples: Callable[..., Any] | None = None
 
@@ -226,6 +228,7 @@ class GradientMeter:
         losses = None
         if self._along:
             losses = sample_losses(self.model, y, y_pred, sample_weight)
+            self.knows_losses = losses is not None
         # If it calls a layer in its own way, or vectorises it, the norms are
         # measured apart: repetitions must use the layer's ordinary call.
         self._joint = all(call.rule.forward is None for call in tape.calls)

@@ -14,7 +14,7 @@ class RunLog:
     def __init__(self, log_dir, info, resumes, sketch):
         make = RunWriter.resume if info.run and resumes else RunWriter.create
         info = dataclasses.replace(info, run=info.run or _new_name(info.seed))
-        self._info, self._sketch = info, sketch
+        self.info, self._sketch = info, sketch
         self._log_dir = os.fspath(log_dir)
         self._writer = make(self._log_dir, info)
         self.directory = self._writer.directory
@@ -22,22 +22,26 @@ class RunLog:
     def last_of_another_probe(self):
         """Return the name of the last other run if its probe is another."""
         for path in reversed(list_runs(self._log_dir)):
-            if os.path.basename(path) != self._info.run:
+            if os.path.basename(path) != self.info.run:
                 try:
                     other = read_run(path, scalars=()).info
                 except (OSError, ValueError):  # damaged, or being written
                     continue
-                same = other["probe"] == self._info.probe
+                same = other["probe"] == self.info.probe
                 return None if same else other["run"]
         return None
 
-    def add(self, step, epoch, measured, gradient):
-        """Record a `BatchGradient` and its mean gradient."""
+    def earlier(self):
+        """Return the readings before, of a run that is resumed."""
+        return read_run(self.directory).readings
+
+    def add(self, epoch, measured, gradient, reading):
+        """Record a `BatchGradient`, its mean gradient and its reading."""
         whole, each = self._sketch(gradient)
-        record = {"step": step, "epoch": epoch, "time": time.time()}
+        record = {"step": reading.step, "epoch": epoch, "time": time.time()}
         record |= {"loss": measured.loss, **scalars(measured)}
         vectors = measured.norms, measured.variances, each, whole
-        self._writer.append(record, *vectors)
+        self._writer.append(record, *vectors, reading)
 
     def close(self):
         """Release the run."""

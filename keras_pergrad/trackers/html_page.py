@@ -1,0 +1,178 @@
+"""The tracker that writes a page: no script, no other file, no network."""
+
+import contextlib
+import math
+import os
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+from keras_pergrad.runs.alignment import evenly
+from keras_pergrad.runs.page import figure, main, whole
+from keras_pergrad.runs.report import number
+from keras_pergrad.trackers import drawing
+from keras_pergrad.trackers.tracker import Tracker
+
+# Measurements that a chart, and a line in the table, shows.
+_MOST, _FEW = 200, 40
+_SECONDS = 5
+_NONE = float("nan")
+_STYLE = """<style>.kpg .line{fill:none;stroke:var(--c1);stroke-width:1.8;
+stroke-linejoin:round}.kpg circle,.kpg .bar{fill:var(--c1)}
+.kpg .grid{stroke:var(--rule)}.kpg text{fill:var(--muted);font-size:11px}
+.kpg .small{display:inline-block;width:6rem;vertical-align:middle}</style>"""
+_FACTS = ("seed", "device", "batch_size", "steps_per_epoch", "probe_samples")
+
+
+class Page(Tracker):
+    """Writes one page that shows all figures over the steps.
+
+    It is for light and dark, needs no network, and is rewritten at each
+    measurement, in one move: a browser that has it open loads it again every
+    few seconds until the run has ended. `callbacks.GradientVariance` with
+    `log_dir` writes one for each run, `index.html` in the run's directory.
+
+    Args:
+        path: of the file to write.
+        earlier: the readings before, of a run that is resumed.
+
+    Example:
+
+    >>> import tempfile, keras, numpy as np
+    >>> import keras_pergrad as kpg
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+    >>> model.compile("sgd", "mse")
+    >>> x, y = np.eye(4), np.ones((4, 3))
+    >>> page = kpg.trackers.Page(f"{tempfile.mkdtemp()}/gradients.html")
+    >>> watch = kpg.callbacks.GradientVariance(probe=(x, y), trackers=[page])
+    >>> history = model.fit(x, y, verbose=0, callbacks=[watch])
+    """
+
+    def __init__(self, path: str | os.PathLike, earlier: Sequence[Any] = ()):
+        self.path = os.fspath(path)
+        self._earlier = list(earlier)
+        self._run, self._readings = None, []
+
+    def begin(self, run):
+        self._run, self._readings = run, self._earlier
+        self._earlier = []
+
+    def write(self, reading):
+        before = [r for r in self._readings if r.step < reading.step]
+        self._readings = [*before, reading]
+        self._save(running=True)
+
+    def end(self):
+        if self._readings:
+            self._save(running=False)
+        self._readings = []
+
+    def _save(self, running):
+        again = f'<meta http-equiv="refresh" content="{_SECONDS}">'
+        text = whole(
+            _title(self._run),
+            _content(self._run, self._readings, running),
+            again * running + _STYLE,
+        )
+        # Beside it, so that no browser sees half of a page.
+        unfinished = f"{self.path}.new"
+        try:
+            with open(unfinished, "w", encoding="utf-8") as file:
+                file.write(text)
+            os.replace(unfinished, self.path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.remove(unfinished)
+            raise
+
+
+def _title(run):
+    return f"Gradients of {run.run}" if run.run else "Gradients"
+
+
+def _content(run, readings, running):
+    last = readings[-1]
+    shown = [readings[i] for i in evenly(len(readings), _MOST)]
+    state = "still running" if running else "ended"
+    facts = [
+        f"{name.replace('_', ' ')} {value}"
+        for name in _FACTS
+        if (value := getattr(run, name)) is not None
+    ] + [f"{name} {value}" for name, value in run.tags.items()]
+    norms = last.histograms.get("sample_norms")
+    return main(
+        [
+            f"<h1>{escape(_title(run))}</h1>",
+            f'<p class="muted">step {last.step}, {state} · {len(readings)} '
+            f"measurements of {last.samples} samples</p>",
+            f'<p class="muted">{escape(" · ".join(facts))}</p>',
+            *[
+                f"<p>{name}: {escape(', '.join(paths))}</p>"
+                for name, paths in last.layers.items()
+                if paths
+            ],
+            '<div class="charts">',
+            *[_figure(name, shown) for name in _names(shown, "figures")],
+            _of_norms(norms) if norms is not None else "",
+            "</div>",
+            _table(shown),
+        ]
+    )
+
+
+def _names(readings, field):
+    """Return the names in any reading, in order."""
+    return dict.fromkeys(name for r in readings for name in getattr(r, field))
+
+
+def _figure(name, readings):
+    steps = [r.step for r in readings]
+    values = [float(r.figures.get(name, _NONE)) for r in readings]
+    note = f"last: {number(values[-1])}"
+    infinite = [s for s, v in zip(steps, values) if math.isinf(v)]
+    if infinite:
+        note += f"; infinite at step {', '.join(map(str, infinite[:5]))}"
+    return figure(name, drawing.chart(name, steps, values), note)
+
+
+def _of_norms(histogram):
+    title = "Norms of the samples' gradients"
+    return figure(title, drawing.bars(title, histogram), "at the last step")
+
+
+def _table(readings):
+    """Return each variable's last values, with their lines over the steps."""
+    few = [readings[i] for i in evenly(len(readings), _FEW)]
+    last, steps = few[-1], [r.step for r in few]
+    instruments = list(_names(few, "by_variable"))
+    drawn = any(name != "sample_norms" for name in last.histograms)
+    heads = ["variable", *instruments, *(["gradient"] if drawn else [])]
+    rows = []
+    for i, path in enumerate(last.variable_names):
+        cells = [escape(path)]
+        for name in instruments:
+            values = [
+                float(r.by_variable[name][i])
+                if name in r.by_variable
+                else _NONE
+                for r in few
+            ]
+            line = drawing.sparkline(steps, values)
+            cells.append(f"{line} {number(values[-1])}")
+        if drawn:
+            cells.append(_of_entries(last.histograms.get(f"gradient/{path}")))
+        rows.append("".join(f"<td>{cell}</td>" for cell in cells))
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in heads)
+    body = "".join(f"<tr>{row}</tr>" for row in rows)
+    return (
+        '<h2>By variable</h2><div class="wide" tabindex="0"><table><thead><tr>'
+        f"{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def _of_entries(histogram):
+    """Return the cell of the entries of a variable's gradient."""
+    if histogram is None:
+        return ""
+    low, high = (number(histogram.edges[i]) for i in (0, -1))
+    return f"{low} {drawing.bars('', histogram, small=True)} {high}"

@@ -1,0 +1,60 @@
+"""The base class of trackers, and the numbers of a reading by name."""
+
+import math
+from typing import Any
+
+
+class Tracker:
+    """Writes the readings of each `fit` to where you look at them.
+
+    Pass trackers to `callbacks.GradientVariance(trackers=...)`, or a run of
+    the past to one by `runs.export`. To write your own, override what you need
+    of the three methods; `numbers` names what a reading has. What a tracker
+    raises is said once: it gets no further readings, and training goes on.
+
+    Example:
+
+    >>> import keras_pergrad as kpg
+    >>> class Printed(kpg.trackers.Tracker):
+    ...     def write(self, reading):
+    ...         for name, value in self.numbers(reading).items():
+    ...             print(reading.step, name, value)
+    """
+
+    def begin(self, run: Any):
+        """Begin a run: a `fit` is about to take its first step.
+
+        Args:
+            run: the `runs.RunInfo` of what is trained.
+        """
+
+    def write(self, reading: Any):
+        """Write a measurement.
+
+        Args:
+            reading: a `results.HealthReading`; its `step` counts the
+                optimizer's updates, so a `fit` that resumes goes on with it.
+        """
+
+    def end(self):
+        """Close what `begin` opened: `fit` ended, was interrupted, or failed.
+
+        May be called again, and after a `begin` that raised.
+        """
+
+    @staticmethod
+    def numbers(reading: Any) -> dict[str, float]:
+        """Return the numbers of a reading by name, without undefined ones.
+
+        Args:
+            reading: a `results.HealthReading`.
+
+        Returns:
+            A dict of the figures by their names in the logs, and of those of
+            variables by `"<instrument>/<path of the variable>"`.
+        """
+        named = dict(reading.figures)
+        for instrument, values in reading.by_variable.items():
+            for path, value in zip(reading.variable_names, values):
+                named[f"{instrument}/{path}"] = value
+        return {k: float(v) for k, v in named.items() if not math.isnan(v)}

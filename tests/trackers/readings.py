@@ -1,0 +1,36 @@
+"""Readings as `GradientVariance` makes them, without a training."""
+
+import math
+
+from keras_pergrad.runs import RunInfo
+from keras_pergrad.runs.health_reading import HealthReading, Histogram
+
+PATHS = ("sequential/dense/kernel", "sequential/dense/bias")
+INFO = RunInfo(
+    "seed0",
+    "ab12",
+    "cd34",
+    8,
+    [{"path": path, "shape": [2]} for path in PATHS],
+    64,
+    seed=0,
+    batch_size=8,
+    tags={"device": "cpu"},
+)
+
+
+def reading(step, **figures):
+    """Return a reading with one undefined figure and one of a variable."""
+    known = {"gradient_norm": 2.0 + step, "gradient_alpha": math.nan}
+    return HealthReading(
+        step=step,
+        samples=8,
+        figures=known | figures,
+        by_variable={"norm_test": (0.5, math.nan)},
+        variable_names=PATHS,
+        histograms={
+            f"gradient/{PATHS[0]}": Histogram((1, 3), (-1.0, 0.0, 0.25)),
+            "sample_norms": Histogram((8,), (1.0, 2.0)),
+        },
+        layers={"dead": ("dense",)},
+    )
