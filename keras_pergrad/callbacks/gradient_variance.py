@@ -247,9 +247,10 @@ class GradientVariance(keras.callbacks.Callback):
             batch, iterator = probes.first_batch(self.model, iterator)
             if batch is not None:
                 self._begin(batch, self._epoch)
-        if self._instruments is not None and self._may_measure_next():
-            self._instruments.weights.hold()
-        return function(iterator)
+        if self._instruments is None or not self._may_measure_next():
+            return function(iterator)
+        with self._instruments.weights.held():
+            return function(iterator)
 
     def _may_measure_next(self):
         """Whether a measurement may follow the next call of the function."""
@@ -324,11 +325,11 @@ class GradientVariance(keras.callbacks.Callback):
             )
 
     def _measure(self, step):
-        measured, start = self._instruments.measure(self._meter, self.repeats)
-        self._explain()
-        self.readings.append(
-            self._instruments.read(step, measured, logged(measured), start)
+        measured, reading = self._instruments.measure(
+            step, self._meter, self.repeats, logged
         )
+        self._explain()
+        self.readings.append(reading)
         if self._advice is not None:
             self._advice.note(measured.loss)
         gradient, measured.values = measured.values, []
@@ -337,7 +338,6 @@ class GradientVariance(keras.callbacks.Callback):
         self.steps.append(step)
         self.measurements.append(measured)
         if self._records is not None:
-            reading = self.readings[-1]
             self._records.add(self._epoch, measured, gradient, reading)
 
     def _end_run(self):

@@ -180,7 +180,9 @@ def test_under_a_distribution_strategy():
     one, other = readings
     assert one.variable_names == other.variable_names
     assert one.histograms.keys() == other.histograms.keys()
-    assert dict(one.figures) == pytest.approx(dict(other.figures), rel=1e-3)
+    assert dict(one.figures) == pytest.approx(
+        dict(other.figures), rel=1e-3, nan_ok=True
+    )
 
 
 @pytest.mark.parametrize(
@@ -189,6 +191,8 @@ def test_under_a_distribution_strategy():
         ({"instruments": "alphas"}, "`instruments` expected.*'norm_test', "),
         ({"instruments": ("alpha", "beta")}, "'layers'. Received: instrum"),
         ({"instruments": 3}, "instruments=3"),
+        ({"source": "training"}, "`source` expected 'probe'.*source='tra"),
+        ({"trackers": "logs"}, "`trackers` expected"),
         ({"progress_bar": "alpha"}, "`progress_bar`.*none is chosen"),
         (
             {"instruments": "alpha", "progress_bar": ("cabs",)},
@@ -199,3 +203,52 @@ def test_under_a_distribution_strategy():
 def test_arguments_are_checked(arguments, message):
     with pytest.raises(ValueError, match=message):
         GradientVariance(**arguments)
+
+
+class Noting(kpg.trackers.Tracker):
+    def __init__(self, fails=False):
+        self.told, self.fails = [], fails
+
+    def begin(self, run):
+        self.told.append(run.probe_samples)
+
+    def write(self, reading):
+        if self.fails:
+            raise RuntimeError("no room\nleft")
+        self.told.append(reading)
+
+    def end(self):
+        self.told.append("end")
+
+
+def test_trackers_have_each_reading_and_one_that_fails_is_left_out():
+    well, ill = Noting(), Noting(fails=True)
+    watch = every(every=1, trackers=(ill, well))
+    fit(make(), watch)
+    assert well.told == [6, *watch.readings, "end"]
+    assert ill.told == [6, "end"]
+    assert len(watch.messages) == 1
+    assert "Noting failed in `write`" in watch.messages[0]
+
+
+def test_what_is_recorded_is_what_was_read(tmp_path):
+    watch = every(log_dir=tmp_path, histograms=True)
+    fit(make(), watch, epochs=2)
+    run = kpg.runs.read_run(watch.run_directory)
+    for one, other in zip(run.readings, watch.readings, strict=True):
+        assert one.step == other.step
+        assert one.histograms == other.histograms
+        assert one.layers == other.layers
+        assert dict(one.figures) == pytest.approx(
+            dict(other.figures), nan_ok=True
+        )
+
+
+def test_advice_is_given_with_instruments_only():
+    model, watch = make(), every()
+    fit(model, watch, epochs=2)
+    assert isinstance(watch.advice, list)
+    assert watch.messages == []
+    plain = every(instruments=None)
+    fit(make(), plain)
+    assert plain.advice == []
