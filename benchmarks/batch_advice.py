@@ -69,7 +69,7 @@ class Trained:
         ]
         self.model.optimizer.learning_rate = rate(task, size, scale)
         self.model.optimizer.build(self.model.trainable_variables)
-        self.fresh = [np.array(v) for v in self.model.optimizer.variables]
+        self.fresh = [v.numpy() for v in self.model.optimizer.variables]
 
     def loss(self, x, y):
         """Return the mean loss."""

@@ -101,7 +101,8 @@ class GradientVariance(keras.callbacks.Callback):
     Attributes:
         readings: one `results.HealthReading` per measurement of the last
             `fit`.
-        advice: with instruments, what the last `fit` advises: a list.
+        advice: with instruments, what the last `fit` advises: a list of
+            `results.HealthAdvice`, faults first.
         measurements: one `BatchGradient` per measurement of the last `fit`,
             without the gradient itself. Its `norms`, `variances`,
             `noise_scales`, `snrs` and `repeat_deviations` have one value per

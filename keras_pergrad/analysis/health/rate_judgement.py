@@ -4,7 +4,7 @@ import itertools
 import math
 
 from keras_pergrad.analysis.health import layer_judgement
-from keras_pergrad.analysis.health.judgement import Advice, median, series
+from keras_pergrad.analysis.health.judgement import HealthAdvice, median, series
 
 # An update that changes weights by this part of themselves replaces them in
 # ten updates; a thousandth is usual.
@@ -93,7 +93,7 @@ def _too_low(readings, fit):
     updates = series(readings, "gradient_update_ratio")
     times = 1 / max(median(gone), 1e-3)
     return [
-        Advice(
+        HealthAdvice(
             "rate_too_low",
             f"The loss went from {fit.first_loss:.3g} to "
             f"{fit.losses[-1]:.3g}, and would still fall along an update "
@@ -112,7 +112,7 @@ def _too_low(readings, fit):
 
 def _high(why, fit, figures):
     figures = {**figures, "learning_rate": fit.rate or math.nan}
-    return Advice(
+    return HealthAdvice(
         "rate_too_high",
         f"{why} Lower the learning rate{_now(fit)}, ten times at first.",
         figures,

@@ -2,7 +2,7 @@
 
 import itertools
 
-from keras_pergrad.analysis.health.judgement import Advice, series
+from keras_pergrad.analysis.health.judgement import HealthAdvice, series
 
 # As many readings in a row must agree.
 LAST = 3
@@ -18,7 +18,7 @@ def judge(readings, fit):
     evidence = series(readings, "gradient_early_stopping")[-LAST:]
     if len(evidence) == LAST and min(evidence) > 0:
         return [
-            Advice(
+            HealthAdvice(
                 "stop",
                 f"In the last {LAST} readings the probe's gradient does not "
                 "stand out of the noise between samples (evidence "
@@ -34,7 +34,7 @@ def judge(readings, fit):
     if rises and losses[-1] > ABOVE * min(losses):
         best = losses.index(min(losses))
         return [
-            Advice(
+            HealthAdvice(
                 "stop",
                 f"The probe's loss was least, {min(losses):.3g}, after "
                 f"{readings[best].step} updates, and is {losses[-1]:.3g} "
