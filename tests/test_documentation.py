@@ -41,6 +41,7 @@ OTHER_PAGES = [
     "docs/data_stall.md",
     "docs/device_placement.md",
     "docs/gradient_variance.md",
+    "docs/trackers.md",
     "docs/types.md",
 ]
 BEFORE = """

@@ -30,6 +30,8 @@ from keras_pergrad.keras_internals.fit_end import at_end_of_fit
 from keras_pergrad.keras_internals.running_fit import running_fit
 from keras_pergrad.keras_internals.train_function import Wrapped
 from keras_pergrad.runs import GradientSketch
+from keras_pergrad.trackers.guarded import Guarded, checked
+from keras_pergrad.trackers.html_page import Page
 
 # Measurements of a `fit`, for a curve.
 _FEWEST = 10
@@ -142,11 +144,13 @@ class GradientVariance(keras.callbacks.Callback):
             except ValueError as error:
                 raise ValueError(f"{error}. Or 'auto', or 'epoch'.") from None
         repeats = positive_integer("repeats", repeats)
-        if log_dir is None and (run_name is not None or tags):
+        self.trackers = checked(trackers)
+        recorded = log_dir is not None or self.trackers
+        if not recorded and (run_name is not None or tags):
             raise ValueError(
-                "`run_name` and `tags` belong to a run in `log_dir`. "
-                f"Received: run_name={run_name!r}, tags={tags!r}, "
-                "log_dir=None"
+                "`run_name` and `tags` belong to a run in `log_dir`, or to "
+                f"`trackers`. Received: run_name={run_name!r}, tags={tags!r}, "
+                "log_dir=None, trackers=()"
             )
         require_tags(tags)
         self._sketch = GradientSketch(sketch_size)
@@ -155,14 +159,13 @@ class GradientVariance(keras.callbacks.Callback):
             progress_bar, "progress_bar", self.instruments
         )
         self.source, self.histograms = source, bool(histograms)
-        self.trackers = tuple(trackers)
         self.readings, self.advice = [], []
         self._probe = None if probe is None else probes.as_batch(probe)
         self.every, self.repeats = every, repeats
         self.log_dir, self.run_name, self.tags = log_dir, run_name, tags
         self.measurements, self.steps, self.messages = [], [], []
         self.run_directory = None
-        self._meter = self._run = self._instruments = None
+        self._meter = self._run = self._instruments = self._tracking = None
         self._fit = contextlib.ExitStack()
 
     # Hooks, in the order in which Keras calls them.
@@ -255,23 +258,23 @@ class GradientVariance(keras.callbacks.Callback):
         self._meter = probes.meter(self.model, batch, self._make_instruments)
         self._explain()
         self._last_step = self._step()
-        if self.log_dir is not None and self._writes():
-            self._run = RunLog(
-                self.log_dir,
-                describe(
-                    self.model,
-                    batch,
-                    self._known(),
-                    self.tags,
-                    self.run_name or "",
-                    self._sketch.size,
-                ),
-                self._resumes(epoch),
-                self._sketch,
-            )
-            self.run_directory = self._run.directory
+        if self._writes() and (self.log_dir is not None or self.trackers):
+            self._begin_run(batch, epoch)
+
+    def _begin_run(self, batch, epoch):
+        known, name = self._known(), self.run_name or ""
+        facts = batch, known, self.tags, name, self._sketch.size
+        info, trackers = describe(self.model, *facts), [*self.trackers]
+        if self.log_dir is not None:
+            resumes = self._resumes(epoch)
+            self._run = RunLog(self.log_dir, info, resumes, self._sketch)
+            self.run_directory, info = self._run.directory, self._run.info
+            page = os.path.join(self.run_directory, "index.html")
+            trackers.append(Page(page, self._run.earlier()))
             if self._probe is None:
                 self._tell_of_another_probe()
+        self._tracking = Guarded(trackers, self._say)
+        self._tracking.begin(info)
 
     def _tell_of_another_probe(self):
         """Say before the training that it cannot be compared afterwards."""
@@ -341,23 +344,29 @@ class GradientVariance(keras.callbacks.Callback):
         self._last_step = step
         self.steps.append(step)
         self.measurements.append(measured)
-        if self._run is None:
-            return
+        if self._run is not None:
+            self._record(measured, gradient)
+        if self._tracking is not None:
+            self._tracking.write(self.readings[-1])
+
+    def _record(self, measured, gradient):
+        reading = self.readings[-1]
         try:
-            self._run.add(step, self._epoch, measured, gradient)
+            self._run.add(self._epoch, measured, gradient, reading)
         except OSError as error:
             self._run.close()
             self._run = None
             self._say(
-                f"records stopped at step {step}, since {self.log_dir!r} "
-                f"cannot be written any more ({error.strerror}). Training "
-                "goes on, and so do the logs."
+                f"records stopped at step {reading.step}, since "
+                f"{self.log_dir!r} cannot be written any more "
+                f"({error.strerror}). Training goes on, and so do the logs."
             )
 
     def _end_run(self):
-        if self._run is not None:
-            self._run.close()
-        self._run = self._meter = self._instruments = None
+        for opened in (self._run, self._tracking):
+            if opened is not None:
+                opened.close()
+        self._run = self._meter = self._instruments = self._tracking = None
 
     def _say(self, message):
         message = f"GradientVariance: {message}"
