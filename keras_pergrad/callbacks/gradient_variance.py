@@ -76,7 +76,8 @@ class GradientVariance(keras.callbacks.Callback):
         every: "auto", "epoch", or after how many updates to measure. "auto"
             measures at each epoch's end. In a `fit` of fewer than 10 epochs it
             also measures at evenly spread steps between, to give 10
-            measurements. An epoch's logs show its last measurement.
+            measurements; with instruments, after the first update, too. An
+            epoch's logs show its last measurement.
         repeats: how many times each gradient is computed.
         log_dir: where to write the run; None: logs only.
         run_name: the run's directory in `log_dir`; by default a new name from
@@ -218,9 +219,9 @@ class GradientVariance(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         self._batches_seen += 1
-        if self._interval is not None and self._meter is not None:
+        if self._meter is not None:
             step = self._step()
-            if step - self._last_step >= self._interval:
+            if self._is_due(step):
                 self._measure(step)
         set_apart(logs)
 
@@ -256,13 +257,20 @@ class GradientVariance(keras.callbacks.Callback):
     def _may_measure_next(self):
         """Whether a measurement may follow the next call of the function."""
         updates = int(self.model.steps_per_execution)
-        if self._interval is not None:
-            since = self._step() - self._last_step
-            if since + updates >= self._interval:
-                return True
+        if self._is_due(self._step() + updates):
+            return True
         steps = self.params.get("steps")
         ends = not steps or self._batch + updates >= steps
         return ends and self.every in ("auto", "epoch")
+
+    def _is_due(self, step):
+        """Whether to measure after this many updates, within an epoch."""
+        since = step - self._last_step
+        if self._interval is not None and since >= self._interval:
+            return True
+        # What a rate that is far too high does shows in the first update.
+        first = self.every == "auto" and self.instruments
+        return bool(first) and not self.steps
 
     def _make_instruments(self, model):
         chosen = self.instruments, model, self.histograms

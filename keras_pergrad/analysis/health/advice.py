@@ -22,7 +22,7 @@ def advise(readings: Sequence[HealthReading], fit: Fit) -> list[Advice]:
     A cause is named instead of what follows from it: where the loss sums over
     the batch, nothing is said of the rate, which it multiplies.
     """
-    if not readings:
+    if not readings or not fit.losses or fit.first_loss is None:
         return []
     causes = [
         *data_judgement.summed_loss(fit),

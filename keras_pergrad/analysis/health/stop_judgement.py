@@ -1,5 +1,7 @@
 """Whether to stop."""
 
+import itertools
+
 from keras_pergrad.analysis.health.judgement import Advice, series
 
 # As many readings in a row must agree.
@@ -26,8 +28,9 @@ def judge(readings, fit):
                 is_fault=False,
             )
         ]
-    losses, last = fit.losses, fit.losses[-LAST - 1 :]
-    rises = len(last) > LAST and all(a < b for a, b in zip(last, last[1:]))
+    losses = fit.losses
+    last = list(itertools.pairwise(losses[-LAST - 1 :]))
+    rises = len(last) == LAST and all(a < b for a, b in last)
     if rises and losses[-1] > ABOVE * min(losses):
         best = losses.index(min(losses))
         return [
