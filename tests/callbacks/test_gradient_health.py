@@ -145,9 +145,11 @@ def test_batches_without_a_known_number_or_size():
     for probe in (PROBE, None):
         watch = every(probe=probe)
         make().fit(data, verbose=0, shuffle=False, callbacks=[watch])
-        assert len(watch.readings) == 1
-        assert np.isfinite(watch.readings[0].figures["gradient_alpha"])
-        assert watch.readings[0].figures["gradient_update_ratio"] > 0
+        assert watch.steps[0] == 1
+        assert len(watch.readings) == 2
+        for reading in watch.readings:
+            assert np.isfinite(reading.figures["gradient_alpha"])
+            assert reading.figures["gradient_update_ratio"] > 0
 
 
 def test_two_fits_begin_anew_and_a_resumed_one_goes_on():
