@@ -155,11 +155,13 @@ class GradientVariance(keras.callbacks.Callback):
             except ValueError as error:
                 raise ValueError(f"{error}. Or 'auto', or 'epoch'.") from None
         repeats = positive_integer("repeats", repeats)
-        if log_dir is None and (run_name is not None or tags):
+        self.trackers = checked(trackers)
+        recorded = log_dir is not None or self.trackers
+        if not recorded and (run_name is not None or tags):
             raise ValueError(
-                "`run_name` and `tags` belong to a run in `log_dir`. "
-                f"Received: run_name={run_name!r}, tags={tags!r}, "
-                "log_dir=None"
+                "`run_name` and `tags` belong to a run in `log_dir`, or to "
+                f"`trackers`. Received: run_name={run_name!r}, tags={tags!r}, "
+                "log_dir=None, trackers=()"
             )
         require_tags(tags)
         self.sketch = GradientSketch(sketch_size)
@@ -176,7 +178,6 @@ class GradientVariance(keras.callbacks.Callback):
                 f"source={source!r}"
             )
         self.histograms = bool(histograms)
-        self.trackers = checked(trackers)
         self.readings, self.advice = [], []
         self._probe = None if probe is None else probes.as_batch(probe)
         self.every, self.repeats = every, repeats
@@ -297,6 +298,7 @@ class GradientVariance(keras.callbacks.Callback):
             self.run_directory = self._records.directory
             if self._probe is None:
                 self._records.tell_of_another_probe()
+            self._records.begin()
 
     def _steps_between(self):
         """Return after how many updates to measure in an epoch, or None."""

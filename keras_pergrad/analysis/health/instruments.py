@@ -57,9 +57,7 @@ class Instruments:
             by_variable["snr"] = measured.snrs
         for name in self._names:
             instrument = INSTRUMENTS[name]
-            if instrument.of_samples and seen.traces is None:
-                continue
-            if not self._is_seen(instrument, seen):
+            if not instrument.can_read(seen):
                 continue
             answer = instrument.read(seen)
             figures |= answer.figures
@@ -73,14 +71,6 @@ class Instruments:
             self._paths,
             self._histograms_of(measured) if self._histograms else {},
             layers,
-        )
-
-    def _is_seen(self, instrument, seen):
-        """Whether what an instrument needs could be measured."""
-        needs = instrument.needs
-        return not (
-            ("along" in needs and seen.ends is None)
-            or ("before" in needs and seen.update is None)
         )
 
     def _observation(self, measured, now, start):
