@@ -1,10 +1,12 @@
 """What GradientVariance costs: cifar10, batch 64, epochs of 50 steps.
 
 The callback measures once an epoch with its default repetitions and writes
-records. With `--instruments` it also has all instruments of gradient health
-and histograms, and what ten such measurements add to an epoch of CIFAR-10
-(782 steps) is told: below 8 %, too. Plain and watched epochs take turns, so that a machine that gets
+records. Plain and watched epochs take turns, so that a machine that gets
 slower or faster meets both alike. Aim: below 8 % of the epoch.
+
+With `--instruments` it also has all instruments of gradient health and
+histograms. What ten such measurements add to an epoch of CIFAR-10, of 782
+steps, is told as well, with the same aim.
 
 Two figures. What is added between the last batch of an epoch and the third of
 the next, so with what the measurement leaves cold in the caches, is a few

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         LayerRow,
         VariableRow,
     )
+    from keras_pergrad.analysis.health.judgement import HealthAdvice
     from keras_pergrad.analysis.measurement.batch_gradient import BatchGradient
     from keras_pergrad.analysis.numerics import Verdict
     from keras_pergrad.analysis.pipelines.pipeline_facts import Advice
@@ -53,6 +54,7 @@ else:
                 "LayerRow",
                 "VariableRow",
             ),
+            "analysis.health.judgement": ("HealthAdvice",),
             "analysis.measurement.batch_gradient": ("BatchGradient",),
             "analysis.numerics": ("Verdict",),
             "analysis.pipelines.pipeline_facts": ("Advice",),
@@ -89,6 +91,7 @@ __all__ = [
     "Explanation",
     "Finding",
     "GradientCheck",
+    "HealthAdvice",
     "HealthReading",
     "Histogram",
     "LayerRow",

@@ -23,6 +23,7 @@ PAGES = {
     "docs/guides/cheaper_gradients.md": 22,
     "docs/guides/coming_from.md": 7,
     "docs/guides/consistent_gradients.md": 20,
+    "docs/guides/healthy_training.md": 15,
     "docs/guides/input_gradients.md": 9,
     "docs/guides/keras_hub.md": 30,
     "docs/guides/noise_and_batch_size.md": 11,
@@ -42,6 +43,7 @@ OTHER_PAGES = [
     "docs/device_placement.md",
     "docs/gradient_health.md",
     "docs/gradient_variance.md",
+    "docs/trackers.md",
     "docs/types.md",
 ]
 BEFORE = """

@@ -39,6 +39,7 @@ def test_reports_callbacks_and_private_training_come_when_asked_for():
         "privacy.training",
         "results",
         "runs",
+        "trackers",
     )
     lazily = tuple(f"keras_pergrad.{part}" for part in parts)
     assert not [name for name in ours if name.startswith(lazily)]
@@ -53,7 +54,7 @@ def test_every_public_name_can_be_asked_for():
 
 
 @pytest.mark.parametrize(
-    "name", ["keras_pergrad", "callbacks", "privacy", "results"]
+    "name", ["keras_pergrad", "callbacks", "privacy", "results", "trackers"]
 )
 def test_editors_see_the_names(name):
     """What type checkers import is what is public."""

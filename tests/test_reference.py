@@ -22,7 +22,14 @@ EXPORTED = {
     for name in set(kpg.__all__) - MODULES
 } | {
     f"{module.__name__}.{name}": getattr(module, name)
-    for module in (kpg.callbacks, kpg.factors, kpg.modes, kpg.runs, kpg.types)
+    for module in (
+        kpg.callbacks,
+        kpg.factors,
+        kpg.modes,
+        kpg.runs,
+        kpg.trackers,
+        kpg.types,
+    )
     for name in module.__all__
     if getattr(module, name) is not getattr(kpg, name, None)
 }

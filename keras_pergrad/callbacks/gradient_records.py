@@ -1,4 +1,4 @@
-"""Where a callback's measurements are written: a run's files, and trackers."""
+"""The places that a callback's measurements go to: a run's files, trackers."""
 
 import os
 
@@ -37,9 +37,13 @@ class GradientRecords:
             self._run = run = RunLog(self.log_dir, info, resumes, watch.sketch)
             info = run.info
             page = os.path.join(run.directory, "index.html")
-            trackers.append(Page(page, run.earlier() if resumes else ()))
+            trackers.append(Page(page, run.earlier()))
         self.directory = self._run and self._run.directory
-        self._trackers = Guarded(trackers, info, say)
+        self._info, self._tracking = info, Guarded(trackers, say)
+
+    def begin(self):
+        """Tell the trackers."""
+        self._tracking.begin(self._info)
 
     def tell_of_another_probe(self):
         """Say before the training that it cannot be compared afterwards."""
@@ -53,10 +57,12 @@ class GradientRecords:
             )
 
     def add(self, epoch, measured, gradient, reading):
-        """Write a measurement; a disk that is full is said once."""
-        self._trackers.write(reading)
-        if self._run is None:
-            return
+        """Write a measurement."""
+        if self._run is not None:
+            self._record(epoch, measured, gradient, reading)
+        self._tracking.write(reading)
+
+    def _record(self, epoch, measured, gradient, reading):
         try:
             self._run.add(epoch, measured, gradient, reading)
         except OSError as error:
@@ -70,10 +76,10 @@ class GradientRecords:
 
     def close(self):
         """Release what is open; may be called again."""
-        self._trackers.end()
         if self._run is not None:
             self._run.close()
         self._run = None
+        self._tracking.close()
 
 
 def resumes(model, epoch, step):

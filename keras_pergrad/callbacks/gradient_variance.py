@@ -76,7 +76,8 @@ class GradientVariance(keras.callbacks.Callback):
         every: "auto", "epoch", or after how many updates to measure. "auto"
             measures at each epoch's end. In a `fit` of fewer than 10 epochs it
             also measures at evenly spread steps between, to give 10
-            measurements. An epoch's logs show its last measurement.
+            measurements; with instruments, after the first update, too. An
+            epoch's logs show its last measurement.
         repeats: how many times each gradient is computed.
         log_dir: where to write the run; None: logs only.
         run_name: the run's directory in `log_dir`; by default a new name from
@@ -100,7 +101,8 @@ class GradientVariance(keras.callbacks.Callback):
     Attributes:
         readings: one `results.HealthReading` per measurement of the last
             `fit`.
-        advice: with instruments, what the last `fit` advises: a list.
+        advice: with instruments, what the last `fit` advises: a list of
+            `results.HealthAdvice`, faults first.
         measurements: one `BatchGradient` per measurement of the last `fit`,
             without the gradient itself. Its `norms`, `variances`,
             `noise_scales`, `snrs` and `repeat_deviations` have one value per
@@ -153,11 +155,13 @@ class GradientVariance(keras.callbacks.Callback):
             except ValueError as error:
                 raise ValueError(f"{error}. Or 'auto', or 'epoch'.") from None
         repeats = positive_integer("repeats", repeats)
-        if log_dir is None and (run_name is not None or tags):
+        self.trackers = checked(trackers)
+        recorded = log_dir is not None or self.trackers
+        if not recorded and (run_name is not None or tags):
             raise ValueError(
-                "`run_name` and `tags` belong to a run in `log_dir`. "
-                f"Received: run_name={run_name!r}, tags={tags!r}, "
-                "log_dir=None"
+                "`run_name` and `tags` belong to a run in `log_dir`, or to "
+                f"`trackers`. Received: run_name={run_name!r}, tags={tags!r}, "
+                "log_dir=None, trackers=()"
             )
         require_tags(tags)
         self.sketch = GradientSketch(sketch_size)
@@ -174,7 +178,6 @@ class GradientVariance(keras.callbacks.Callback):
                 f"source={source!r}"
             )
         self.histograms = bool(histograms)
-        self.trackers = checked(trackers)
         self.readings, self.advice = [], []
         self._probe = None if probe is None else probes.as_batch(probe)
         self.every, self.repeats = every, repeats
@@ -217,9 +220,9 @@ class GradientVariance(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         self._batches_seen += 1
-        if self._interval is not None and self._meter is not None:
+        if self._meter is not None:
             step = self._step()
-            if step - self._last_step >= self._interval:
+            if self._is_due(step):
                 self._measure(step)
         set_apart(logs)
 
@@ -247,20 +250,28 @@ class GradientVariance(keras.callbacks.Callback):
             batch, iterator = probes.first_batch(self.model, iterator)
             if batch is not None:
                 self._begin(batch, self._epoch)
-        if self._instruments is not None and self._may_measure_next():
-            self._instruments.weights.hold()
-        return function(iterator)
+        if self._instruments is None or not self._may_measure_next():
+            return function(iterator)
+        with self._instruments.weights.held():
+            return function(iterator)
 
     def _may_measure_next(self):
         """Whether a measurement may follow the next call of the function."""
         updates = int(self.model.steps_per_execution)
-        if self._interval is not None:
-            since = self._step() - self._last_step
-            if since + updates >= self._interval:
-                return True
+        if self._is_due(self._step() + updates):
+            return True
         steps = self.params.get("steps")
         ends = not steps or self._batch + updates >= steps
         return ends and self.every in ("auto", "epoch")
+
+    def _is_due(self, step):
+        """Whether to measure after this many updates, within an epoch."""
+        since = step - self._last_step
+        if self._interval is not None and since >= self._interval:
+            return True
+        # What a rate that is far too high does shows in the first update.
+        first = self.every == "auto" and self.instruments
+        return bool(first) and not self.steps
 
     def _make_instruments(self, model):
         chosen = self.instruments, model, self.histograms
@@ -287,6 +298,7 @@ class GradientVariance(keras.callbacks.Callback):
             self.run_directory = self._records.directory
             if self._probe is None:
                 self._records.tell_of_another_probe()
+            self._records.begin()
 
     def _steps_between(self):
         """Return after how many updates to measure in an epoch, or None."""
@@ -324,11 +336,11 @@ class GradientVariance(keras.callbacks.Callback):
             )
 
     def _measure(self, step):
-        measured, start = self._instruments.measure(self._meter, self.repeats)
-        self._explain()
-        self.readings.append(
-            self._instruments.read(step, measured, logged(measured), start)
+        measured, reading = self._instruments.measure(
+            step, self._meter, self.repeats, logged
         )
+        self._explain()
+        self.readings.append(reading)
         if self._advice is not None:
             self._advice.note(measured.loss)
         gradient, measured.values = measured.values, []
@@ -337,7 +349,6 @@ class GradientVariance(keras.callbacks.Callback):
         self.steps.append(step)
         self.measurements.append(measured)
         if self._records is not None:
-            reading = self.readings[-1]
             self._records.add(self._epoch, measured, gradient, reading)
 
     def _end_run(self):

@@ -12,6 +12,8 @@ _SMALL = 96, 22
 _MOST_DOTS = 40
 # A larger range is drawn with a logarithmic axis.
 _LARGE = 20
+# A smaller range has no round numbers of its own.
+_LEAST = 1e-300
 
 
 def chart(title, steps, values):
@@ -73,9 +75,8 @@ def bars(title, histogram, small=False):
     y = _scale(0, most, bottom, top)
     drawn = [
         f'<path d="M{x(start):.1f} {bottom}V{y(count):.1f}H{x(end):.1f}'
-        f'V{bottom}Z" class="bar">'
-        + ("" if small else f"<title>{start:.3g} to {end:.3g}: {count}</title>")
-        + "</path>"
+        f'V{bottom}Z" class="bar"><title>{start:.3g} to {end:.3g}: {count}'
+        "</title></path>"
         for start, end, count in zip(edges, edges[1:], histogram.counts)
         if count
     ]
@@ -120,7 +121,7 @@ def _path(steps, values, x, y):
 
 def _round(low, high, whole=False):
     """Return up to about five round numbers between two numbers."""
-    if not high > low:
+    if high - low < _LEAST:
         return [low]
     unit = 10 ** math.floor(math.log10((high - low) / 4))
     step = next(

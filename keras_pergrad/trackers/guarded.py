@@ -23,15 +23,18 @@ def checked(trackers):
 class Guarded:
     """Passes on what trackers are told, and says once why one fails."""
 
-    def __init__(self, trackers, run, say):
+    def __init__(self, trackers, say):
         self._open, self._say = list(trackers), say
+
+    def begin(self, run):
+        """Begin a run in all of them."""
         self._each("begin", run)
 
     def write(self, reading):
         """Pass on a reading."""
         self._each("write", reading)
 
-    def end(self):
+    def close(self):
         """End all of them; may be called again."""
         self._each("end")
         self._open = []

@@ -151,12 +151,8 @@ def _table(readings):
     for i, path in enumerate(last.variable_names):
         cells = [escape(path)]
         for name in instruments:
-            values = [
-                float(r.by_variable[name][i])
-                if name in r.by_variable
-                else _NONE
-                for r in few
-            ]
+            each = [r.by_variable.get(name) for r in few]
+            values = [_NONE if v is None else float(v[i]) for v in each]
             line = drawing.sparkline(steps, values)
             cells.append(f"{line} {number(values[-1])}")
         if drawn:

@@ -10,19 +10,19 @@ from keras_pergrad.analysis.health import (
     stop_judgement,
 )
 from keras_pergrad.analysis.health.fit_record import Fit
-from keras_pergrad.analysis.health.judgement import Advice
+from keras_pergrad.analysis.health.judgement import HealthAdvice
 from keras_pergrad.analysis.health.reading import HealthReading
 
-__all__ = ["Advice", "advise"]
+__all__ = ["HealthAdvice", "advise"]
 
 
-def advise(readings: Sequence[HealthReading], fit: Fit) -> list[Advice]:
+def advise(readings: Sequence[HealthReading], fit: Fit) -> list[HealthAdvice]:
     """Return the advice on a training, faults first.
 
     A cause is named instead of what follows from it: where the loss sums over
     the batch, nothing is said of the rate, which it multiplies.
     """
-    if not readings:
+    if not readings or not fit.losses or fit.first_loss is None:
         return []
     causes = [
         *data_judgement.summed_loss(fit),

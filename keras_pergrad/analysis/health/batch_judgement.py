@@ -8,7 +8,7 @@ updates by the way that each goes, 1 / (1 + 𝔅 / B); for B well below 𝔅 thi
 the harmonic mean, n over the mean of the probe's signal to noise ratios.
 """
 
-from keras_pergrad.analysis.health.judgement import Advice, series
+from keras_pergrad.analysis.health.judgement import HealthAdvice, series
 
 # The advised batch takes at most this many times the fewest samples.
 SAMPLES = 1.25
@@ -52,7 +52,7 @@ def judge(readings, fit):
         f"change the rate by {_factor(fit, advised / size):.2g}."
     )
     return [
-        Advice(
+        HealthAdvice(
             "batch_too_large" if large else "batch_too_small",
             text,
             {

@@ -3,7 +3,7 @@
 import math
 
 from keras_pergrad.analysis.health.judgement import (
-    Advice,
+    HealthAdvice,
     layers_of_variables,
     median,
 )
@@ -26,7 +26,7 @@ def summed_loss(fit):
     if not whole > max(halves) or abs(whole - total) > 0.1 * abs(whole):
         return []
     return [
-        Advice(
+        HealthAdvice(
             "loss_is_a_sum",
             f"The loss of the probe, {whole:.3g}, is the sum of those of its "
             f"halves, {halves[0]:.3g} and {halves[1]:.3g}: gradients and "
@@ -50,7 +50,7 @@ def unnormalised_inputs(readings, fit):
         seen = median(_scales(readings, fit, places))
         if seen > LARGE_SCALE:
             return [
-                Advice(
+                HealthAdvice(
                     "inputs_not_normalised",
                     f"The inputs have the scale {fit.input_scale:.3g} (root "
                     f"mean square), and {layer!r} gets values of the scale "
@@ -75,7 +75,7 @@ def unrelated_labels(fit):
     if not chance > CHANCE:
         return []
     return [
-        Advice(
+        HealthAdvice(
             "labels_unrelated",
             f"With labels of other samples the probe's loss is as low: "
             f"{own:.3g} with its own, {median(others):.3g} with others' "

@@ -19,6 +19,7 @@ class Fit:
         input_scale: the largest root mean square of a float input.
         shapes: the shape of each trainable variable, in their order.
         weight_norms: ‖w‖ of each before the first update.
+        frozen_norm: that of all weights that are not trained.
         trained_before: the layers that had been trained before this `fit`.
         untrained: those whose weights were still as they were made, and that
             are trained.
@@ -37,6 +38,7 @@ class Fit:
     input_scale: float | None = None
     shapes: tuple[tuple[int, ...], ...] = ()
     weight_norms: tuple[float, ...] = ()
+    frozen_norm: float = 0.0
     trained_before: tuple[str, ...] = ()
     untrained: tuple[str, ...] = ()
     untrained_frozen: tuple[str, ...] = ()

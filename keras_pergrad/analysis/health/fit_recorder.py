@@ -1,6 +1,7 @@
 """What is noted during a `fit`, for advice on it."""
 
 import dataclasses
+import math
 
 import numpy as np
 import tensorflow as tf
@@ -31,6 +32,7 @@ class FitRecorder:
             input_scale=_largest_scale(batch[0]),
             shapes=tuple(tuple(v.shape) for v in variables),
             weight_norms=tuple(map(_norm, variables)),
+            frozen_norm=math.hypot(*map(_norm, model.non_trainable_variables)),
             trained_before=trained,
             untrained=untrained,
             untrained_frozen=frozen,
@@ -55,6 +57,9 @@ class FitRecorder:
 
 
 def _norm(variable):
+    """Return the norm of a float variable; 0 of others, such as seeds."""
+    if not tf.as_dtype(variable.dtype).is_floating:
+        return 0.0
     return float(np.linalg.norm(np.asarray(variable).astype("float64")))
 
 

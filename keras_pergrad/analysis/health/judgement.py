@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 
 @dataclasses.dataclass(frozen=True)
-class Advice:
+class HealthAdvice:
     """One piece of advice on a training.
 
     Attributes:

@@ -2,7 +2,10 @@
 
 import math
 
-from keras_pergrad.analysis.health.judgement import Advice, layers_of_variables
+from keras_pergrad.analysis.health.judgement import (
+    HealthAdvice,
+    layers_of_variables,
+)
 
 # Pre-activations change by about as much as the weights do.
 CHANGED = 0.1
@@ -29,7 +32,7 @@ def dead(readings):
 def not_learning(readings, fit):
     """Accuse layers that no gradient reaches, or next to none."""
     return [
-        Advice(
+        HealthAdvice(
             "layer_dead",
             f"No sample of the probe gives {name!r} a gradient: it does not "
             "learn, nor does what only it connects to the loss. A ReLU whose "
@@ -63,7 +66,7 @@ def _changed(readings, fit):
         return []
     head = fit.untrained[-1]
     return [
-        Advice(
+        HealthAdvice(
             "trained_layer_changed",
             f"{worst!r} came with trained weights, and this fit has changed "
             f"them by {part:.0%}, with gradients that come through {head!r}, "
@@ -78,7 +81,7 @@ def _changed(readings, fit):
 
 def _frozen(fit):
     return [
-        Advice(
+        HealthAdvice(
             "untrained_layer_frozen",
             f"{name!r} is frozen with the weights that it was made with, so "
             "it never learns anything. Set layer.trainable = True, then "

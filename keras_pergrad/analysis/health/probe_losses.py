@@ -7,7 +7,7 @@ The model is left as it was.
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.analysis.measurement.gradient_meter import measured_loss
+from keras_pergrad.analysis.measured_loss import measured_loss
 from keras_pergrad.keras_internals.model_parts import call_model
 from keras_pergrad.keras_internals.model_state import unchanged
 

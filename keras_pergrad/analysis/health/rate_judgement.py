@@ -1,16 +1,17 @@
 """The learning rate: too high, or too low."""
 
+import itertools
 import math
 
 from keras_pergrad.analysis.health import layer_judgement
-from keras_pergrad.analysis.health.judgement import Advice, median, series
+from keras_pergrad.analysis.health.judgement import HealthAdvice, median, series
 
 # An update that changes weights by this part of themselves replaces them in
 # ten updates; a thousandth is usual.
 LARGE_UPDATE = 0.1
-# The weights have gone as far as they are long: nothing is left of how they
-# were made.
-FAR = 1.0
+# The weights have gone as far as they are long, so that nothing is left of how
+# they were made, and a hundredth of that in every update.
+FAR, PACE = 1.0, 0.01
 # The loss would still fall along an update of this many times its length.
 LONGER = 20
 FEWEST = 3
@@ -39,16 +40,19 @@ def _broken(readings, fit):
 
 
 def _too_high(readings, fit):
-    way = _way(readings, fit)
+    way, step = _fast_way(readings, fit)
     # Weights that are made of zeros are replaced by any first update.
     updates = series(readings, "gradient_update_ratio")
     updates = updates if any(fit.weight_norms) else []
     alphas = series(readings, "gradient_alpha")
     loss = f"The loss went from {fit.first_loss:.3g} to {fit.losses[-1]:.3g}"
-    if updates and max(updates) > LARGE_UPDATE:
+    largest = max(updates, default=0.0)
+    if largest * _part(fit) > LARGE_UPDATE or (
+        largest > LARGE_UPDATE and not fit.learned
+    ):
         why = (
             f"{loss}, while an update changed the weights by "
-            f"{max(updates):.0%} of themselves (usual: about 0.1%)."
+            f"{largest:.0%} of themselves (usual: about 0.1%)."
         )
     elif fit.learned:
         return []
@@ -60,12 +64,12 @@ def _too_high(readings, fit):
     elif way > FAR:
         why = (
             f"{loss}, while the weights went {way:.2g} times as far as they "
-            "were long."
+            f"were long in {step} updates."
         )
     else:
         return []
     figures = {
-        "largest_update_ratio": max(updates, default=math.nan),
+        "largest_update_ratio": largest,
         "alpha": median(alphas),
         "distance": way,
     }
@@ -82,12 +86,14 @@ def _too_low(readings, fit):
     gone = [abs(alpha + 1) for alpha in alphas]
     if not median(gone) < 1 / LONGER:
         return []
-    updates = series(readings, "gradient_update_ratio")
-    if not updates or not max(updates) > 0 or layer_judgement.dead(readings):
+    # Without a signal alpha is -1, too. With one, a rate that is too low lets
+    # the loss fall all the time.
+    if not all(a > b for a, b in itertools.pairwise(fit.losses)):
         return []
+    updates = series(readings, "gradient_update_ratio")
     times = 1 / max(median(gone), 1e-3)
     return [
-        Advice(
+        HealthAdvice(
             "rate_too_low",
             f"The loss went from {fit.first_loss:.3g} to "
             f"{fit.losses[-1]:.3g}, and would still fall along an update "
@@ -106,7 +112,7 @@ def _too_low(readings, fit):
 
 def _high(why, fit, figures):
     figures = {**figures, "learning_rate": fit.rate or math.nan}
-    return Advice(
+    return HealthAdvice(
         "rate_too_high",
         f"{why} Lower the learning rate{_now(fit)}, ten times at first.",
         figures,
@@ -117,8 +123,19 @@ def _now(fit):
     return "" if fit.rate is None else f" ({fit.rate:.2g})"
 
 
-def _way(readings, fit):
-    """Return how far all weights went, in units of their first norm."""
-    ways = series(readings, "gradient_distance")
-    length = math.sqrt(sum(norm**2 for norm in fit.weight_norms))
-    return max(ways, default=math.nan) / length if length else math.nan
+def _part(fit):
+    """Return which part of the model's weights is trained, by norm."""
+    trained = math.hypot(*fit.weight_norms)
+    whole = math.hypot(trained, fit.frozen_norm)
+    return trained / whole if whole else 0.0
+
+
+def _fast_way(readings, fit):
+    """Return the longest way at `PACE`, by the first norm, and its updates."""
+    length = math.hypot(*fit.weight_norms)
+    ways = [(0.0, 0)]
+    for reading in readings:
+        way = reading.figures.get("gradient_distance", math.nan)
+        if length and way / length > PACE * reading.step:
+            ways.append((way / length, reading.step))
+    return max(ways)

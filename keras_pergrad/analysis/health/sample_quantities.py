@@ -40,12 +40,7 @@ class SampleQuantities:
             for factor, gradient in zip(factors, gradients)
         ]
         if "weights" in self._needs:
-            measured["ratios"] = tf.stack(
-                [
-                    signal_by_weight.ratios(gradient, square, n)
-                    for gradient, square in zip(gradients, squares)
-                ]
-            )
+            measured["ratios"] = signal_by_weight.ratios(gradients, squares, n)
         if self.units:
             counts = [
                 dead_units.count_dead(unit, squares) for unit in self.units

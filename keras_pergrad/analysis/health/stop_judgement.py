@@ -1,6 +1,8 @@
 """Whether to stop."""
 
-from keras_pergrad.analysis.health.judgement import Advice, series
+import itertools
+
+from keras_pergrad.analysis.health.judgement import HealthAdvice, series
 
 # As many readings in a row must agree.
 LAST = 3
@@ -16,7 +18,7 @@ def judge(readings, fit):
     evidence = series(readings, "gradient_early_stopping")[-LAST:]
     if len(evidence) == LAST and min(evidence) > 0:
         return [
-            Advice(
+            HealthAdvice(
                 "stop",
                 f"In the last {LAST} readings the probe's gradient does not "
                 "stand out of the noise between samples (evidence "
@@ -26,12 +28,13 @@ def judge(readings, fit):
                 is_fault=False,
             )
         ]
-    losses, last = fit.losses, fit.losses[-LAST - 1 :]
-    rises = len(last) > LAST and all(a < b for a, b in zip(last, last[1:]))
+    losses = fit.losses
+    last = list(itertools.pairwise(losses[-LAST - 1 :]))
+    rises = len(last) == LAST and all(a < b for a, b in last)
     if rises and losses[-1] > ABOVE * min(losses):
         best = losses.index(min(losses))
         return [
-            Advice(
+            HealthAdvice(
                 "stop",
                 f"The probe's loss was least, {min(losses):.3g}, after "
                 f"{readings[best].step} updates, and is {losses[-1]:.3g} "

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_pergrad.analysis.measured_loss import MissingLoss, measured_loss
 from keras_pergrad.analysis.measurement.batch_gradient import (
     BatchGradient,
     squared_norm,
@@ -19,11 +20,9 @@ from keras_pergrad.analysis.measurement.optional_branch import (
 from keras_pergrad.common.error_text import reason
 from keras_pergrad.keras_internals.batches import first_tensor
 from keras_pergrad.keras_internals.loss_fractions import sample_losses
-from keras_pergrad.keras_internals.losses import additional_losses, total_loss
 from keras_pergrad.keras_internals.model_parts import (
     build_symbolically,
     call_model,
-    compiled_loss,
 )
 from keras_pergrad.keras_internals.model_state import (
     kept,
@@ -332,25 +331,3 @@ class GradientMeter:
 
     def _parts(self):
         return [t for t in tf.nest.flatten(self.batch) if t is not None]
-
-
-class MissingLoss(ValueError):
-    """There is no loss to take a gradient of."""
-
-
-def measured_loss(model, x, y, y_pred, sample_weight, training=True):
-    """Return the scalar loss of a batch, after the forward pass."""
-    del training
-    if (
-        compiled_loss(model) is None
-        and not additional_losses(model)
-        and type(model).compute_loss is keras.Model.compute_loss
-    ):
-        raise MissingLoss(
-            f"Model {model.name!r} was compiled without a loss, and that of a "
-            "`train_step` of its own is not seen from outside. Expected "
-            "compile(loss=...) with the loss that it is trained by, or a "
-            "`compute_loss` or `add_loss` of the model's own. Received: no "
-            "loss"
-        )
-    return total_loss(model, x, y, y_pred, sample_weight)

@@ -23,8 +23,9 @@ def figures(model, before, batch, rate):
     size = np.linalg.norm(mean)
     off = g - mean
     along = (g @ mean)[:, None] * mean / size**2
-    # Weights that no sample moves are left out.
-    some = (g != 0).any(0)
+    # Weights that no sample moves by more than rounding are left out.
+    squares = (g**2).sum(0)
+    some = squares > squares.max() * (16 * np.finfo("float64").eps) ** 2
     noise = np.maximum(off.var(0), 1e-6 * (g**2).mean(0))[some]
     ratio = np.mean(mean[some] ** 2 / noise)
     length = np.sqrt(sum((d**2).sum() for d in moved))

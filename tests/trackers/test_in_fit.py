@@ -1,0 +1,156 @@
+"""Trackers in a `fit`: all readings arrive, however it ends."""
+
+import csv
+import gc
+
+import keras
+import numpy as np
+import pytest
+
+import keras_pergrad as kpg
+from tests.trackers.fits import Kept, X, Y, fitted, make, watching
+from tests.trackers.test_tensorboard import events
+
+MODELS = {"plain": keras.Model, "pergrad": kpg.PerGradModel}
+
+
+class Interrupted(keras.callbacks.Callback):
+    """Stands for a user who presses Ctrl-C in the second epoch."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self.model.optimizer.iterations == 6:
+            raise KeyboardInterrupt
+
+
+def steps_of(log_dir, name="gradient_norm"):
+    return [step for step, _ in events(log_dir)["scalars", name]]
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("run_eagerly", [False, True])
+def test_all_readings_arrive(kind, run_eagerly, tmp_path):
+    kept = Kept()
+    model = make(MODELS[kind], run_eagerly=run_eagerly)
+    trackers = [kpg.trackers.TensorBoard(tmp_path), kept]
+    watch, _ = fitted(trackers, model=model, instruments="all", histograms=True)
+    assert watch.steps == [2, 4, 6, 8]
+    assert kept.readings == watch.readings
+    assert kept.calls == ["begin", *["write"] * 4, "end"]
+    (run,) = kept.runs
+    assert (run.batch_size, run.steps_per_epoch) == (8, 4)
+    seen = events(tmp_path)
+    for name, value in watch.readings[-1].figures.items():
+        if np.isfinite(value):
+            step, last = seen["scalars", name][-1]
+            assert (step, last) == (8, np.float32(value))
+    for path in watch.readings[-1].variable_names:
+        assert len(seen["histograms", f"gradient/{path}"]) == 4
+        assert len(seen["scalars", f"norm/{path}"]) == 4
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_an_interrupted_fit_closes_all(kind, tmp_path):
+    kept = Kept()
+    board = kpg.trackers.TensorBoard(tmp_path / "events")
+    model = make(MODELS[kind])
+    with pytest.raises(KeyboardInterrupt):
+        fitted(
+            [board, kept],
+            [Interrupted()],
+            model=model,
+            log_dir=tmp_path / "runs",
+            run_name="a",
+        )
+    # Of a plain model, once Keras's list of callbacks is freed.
+    gc.collect()
+    assert kept.calls[-1] == "end"
+    assert board._writer is None
+    steps = [r.step for r in kept.readings]
+    assert steps == [2, 4, 6]
+    assert steps_of(tmp_path / "events") == steps
+    run = kpg.runs.read_run(tmp_path / "runs" / "a")
+    assert [r.step for r in run.readings] == steps
+    assert "step 6, ended" in (tmp_path / "runs/a/index.html").read_text()
+
+
+def test_an_interruption_while_a_tracker_writes(tmp_path):
+    class Slow(Kept):
+        def write(self, reading):
+            raise KeyboardInterrupt
+
+    slow, kept = Slow(), Kept()
+    with pytest.raises(KeyboardInterrupt):
+        fitted([slow, kept])
+    assert slow.calls == kept.calls == ["begin", "end"]
+
+
+def test_two_fits_are_two_runs(tmp_path):
+    kept = Kept()
+    watch, model = fitted([kpg.trackers.TensorBoard(tmp_path), kept])
+    model.fit(X, Y, batch_size=8, verbose=0, callbacks=[watch])
+    assert kept.calls.count("begin") == kept.calls.count("end") == 2
+    assert steps_of(tmp_path) == [2, 4, 6, 8, 10, 12]
+
+
+def test_a_resumed_fit_goes_on_with_the_steps(tmp_path):
+    weights = tmp_path / "model.weights.h5"
+
+    def train(epochs, initial_epoch, resumed):
+        model = make()
+        if resumed:
+            model.load_weights(weights)
+        watch = watching(
+            kpg.trackers.TensorBoard(tmp_path / "events"),
+            log_dir=tmp_path / "runs",
+            run_name="a",
+        )
+        model.fit(
+            X,
+            Y,
+            batch_size=8,
+            epochs=epochs,
+            initial_epoch=initial_epoch,
+            verbose=0,
+            callbacks=[watch],
+        )
+        model.save_weights(weights)
+
+    train(2, 0, resumed=False)
+    train(3, 2, resumed=True)
+    steps = [2, 4, 6, 8, 10, 12]
+    assert steps_of(tmp_path / "events") == steps
+    run = kpg.runs.read_run(tmp_path / "runs" / "a")
+    assert [r.step for r in run.readings] == steps
+    page = (tmp_path / "runs/a/index.html").read_text()
+    assert "step 12, ended · 6 measurements" in page
+
+
+def test_callbacks_of_keras_log_the_figures(tmp_path):
+    """They read the logs of the epochs, wherever they stand in the list."""
+    pytest.importorskip("tensorboard")
+    readers = [
+        keras.callbacks.CSVLogger(tmp_path / "log.csv"),
+        keras.callbacks.TensorBoard(tmp_path / "keras"),
+    ]
+    watch = watching((), instruments="all")
+    model = make()
+    history = model.fit(
+        X, Y, batch_size=8, epochs=2, verbose=0, callbacks=[*readers, watch]
+    )
+    last = watch.readings[-1].figures
+    assert last.keys() <= history.history.keys()
+    with open(tmp_path / "log.csv") as file:
+        *_, row = csv.DictReader(file)
+    seen = events(tmp_path / "keras" / "train")
+    for name, value in last.items():
+        np.testing.assert_equal(float(row[name]), value)
+        _, logged = seen["scalars", f"epoch_{name}"][-1]
+        np.testing.assert_equal(logged, np.float32(value))
+
+
+def test_the_progress_bar_shows_chosen_figures(capsys):
+    watch = watching((), instruments="all", progress_bar=("norm_test",))
+    make().fit(X, Y, batch_size=8, verbose=1, callbacks=[watch])
+    shown = capsys.readouterr().out
+    assert "gradient_norm_test" in shown
+    assert "gradient_alpha" not in shown
