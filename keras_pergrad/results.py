@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from keras_pergrad.runs.divergence import Divergence
     from keras_pergrad.runs.effects import Effect
     from keras_pergrad.runs.findings import Finding
+    from keras_pergrad.runs.health_reading import HealthReading, Histogram
 else:
     from keras_pergrad.common.lazy_names import lazy
 
@@ -71,6 +72,7 @@ else:
             "runs.divergence": ("Divergence",),
             "runs.effects": ("Effect",),
             "runs.findings": ("Finding",),
+            "runs.health_reading": ("HealthReading", "Histogram"),
         },
         below="keras_pergrad",
     )
@@ -87,6 +89,8 @@ __all__ = [
     "Explanation",
     "Finding",
     "GradientCheck",
+    "HealthReading",
+    "Histogram",
     "LayerRow",
     "PipelineProfile",
     "PlacementReport",

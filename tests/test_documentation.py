@@ -40,6 +40,7 @@ OTHER_PAGES = [
     "docs/compare_runs.md",
     "docs/data_stall.md",
     "docs/device_placement.md",
+    "docs/gradient_health.md",
     "docs/gradient_variance.md",
     "docs/trackers.md",
     "docs/types.md",

@@ -20,8 +20,9 @@ from keras_pergrad.analysis.measurement.gradient_logs import (
     logged,
     set_apart,
 )
-from keras_pergrad.analysis.measurement.run_description import describe
-from keras_pergrad.analysis.measurement.run_log import RunLog, require_tags
+from keras_pergrad.analysis.measurement.run_log import require_tags
+from keras_pergrad.callbacks import gradient_records
+from keras_pergrad.callbacks.gradient_advice import GradientAdvice
 from keras_pergrad.common.arguments import positive_integer
 from keras_pergrad.common.deprecation import former
 from keras_pergrad.keras_internals import callback_list
@@ -30,8 +31,7 @@ from keras_pergrad.keras_internals.fit_end import at_end_of_fit
 from keras_pergrad.keras_internals.running_fit import running_fit
 from keras_pergrad.keras_internals.train_function import Wrapped
 from keras_pergrad.runs import GradientSketch
-from keras_pergrad.trackers.guarded import Guarded, checked
-from keras_pergrad.trackers.html_page import Page
+from keras_pergrad.trackers.guarded import checked
 
 # Measurements of a `fit`, for a curve.
 _FEWEST = 10
@@ -85,13 +85,22 @@ class GradientVariance(keras.callbacks.Callback):
             (`keras.callbacks.BackupAndRestore` sets it after a crash).
         tags: a dict of names to strings or numbers, for groups of runs.
         sketch_size: numbers kept of each gradient's direction.
-        instruments: None, "all" or names of instruments of gradient health.
-        histograms: whether a reading has histograms.
+        instruments: "all", or names of instruments of gradient health:
+            "norm_test", "inner_product_test", "orthogonality_test", "cabs",
+            "noise_scale", "snr_by_weight", "early_stopping", "update_ratio",
+            "distance", "alpha", "dead_units", "layers". The page "Gradient
+            health" says what each is; the logs have them as
+            `gradient_alpha` and so on. None: no more than above.
+        source: "probe": where instruments measure.
+        histograms: whether readings have histograms, of the mean gradient by
+            variable and of the norms of the samples' gradients.
+        progress_bar: names of instruments that the progress bar shows.
         trackers: `kpg.trackers` that each reading is written to.
 
     Attributes:
-        readings: one `HealthReading` per measurement of the last `fit`.
-        advice: what the readings advise, a list of `Advice`.
+        readings: one `results.HealthReading` per measurement of the last
+            `fit`.
+        advice: with instruments, what the last `fit` advises: a list.
         measurements: one `BatchGradient` per measurement of the last `fit`,
             without the gradient itself. Its `norms`, `variances`,
             `noise_scales`, `snrs` and `repeat_deviations` have one value per
@@ -132,7 +141,7 @@ class GradientVariance(keras.callbacks.Callback):
         tags: Mapping[str, Any] | None = None,
         sketch_size: int = 1024,
         instruments: str | Sequence[str] | None = None,
-        source: Literal["probe", "training"] = "probe",
+        source: Literal["probe"] = "probe",
         histograms: bool = False,
         progress_bar: str | Sequence[str] | None = None,
         trackers: Any = (),
@@ -153,19 +162,28 @@ class GradientVariance(keras.callbacks.Callback):
                 "log_dir=None, trackers=()"
             )
         require_tags(tags)
-        self._sketch = GradientSketch(sketch_size)
+        self.sketch = GradientSketch(sketch_size)
         self.instruments = chosen(instruments)
         self.progress_bar = chosen(
             progress_bar, "progress_bar", self.instruments
         )
-        self.source, self.histograms = source, bool(histograms)
+        if source != "probe":
+            raise ValueError(
+                "`source` expected 'probe': instruments measure on a fixed "
+                "batch, not on the batches that are trained on, of which "
+                "watch_gradients() and Vectorized(statistics=True) log the "
+                f"norm, the variance and the noise scale. Received: "
+                f"source={source!r}"
+            )
+        self.histograms = bool(histograms)
         self.readings, self.advice = [], []
         self._probe = None if probe is None else probes.as_batch(probe)
         self.every, self.repeats = every, repeats
         self.log_dir, self.run_name, self.tags = log_dir, run_name, tags
         self.measurements, self.steps, self.messages = [], [], []
         self.run_directory = None
-        self._meter = self._run = self._instruments = self._tracking = None
+        self._records = self._advice = None
+        self._meter = self._instruments = None
         self._fit = contextlib.ExitStack()
 
     # Hooks, in the order in which Keras calls them.
@@ -218,6 +236,8 @@ class GradientVariance(keras.callbacks.Callback):
             logs.update(self.readings[-1].figures)
 
     def on_train_end(self, logs=None):
+        if self._advice is not None:
+            self.advice = self._advice.given(self.readings)
         self._fit.close()
 
     # The run.
@@ -228,9 +248,10 @@ class GradientVariance(keras.callbacks.Callback):
             batch, iterator = probes.first_batch(self.model, iterator)
             if batch is not None:
                 self._begin(batch, self._epoch)
-        if self._instruments is not None and self._may_measure_next():
-            self._instruments.weights.hold()
-        return function(iterator)
+        if self._instruments is None or not self._may_measure_next():
+            return function(iterator)
+        with self._instruments.weights.held():
+            return function(iterator)
 
     def _may_measure_next(self):
         """Whether a measurement may follow the next call of the function."""
@@ -257,55 +278,17 @@ class GradientVariance(keras.callbacks.Callback):
         """Do everything that may fail, before the first training step."""
         self._meter = probes.meter(self.model, batch, self._make_instruments)
         self._explain()
-        self._last_step = self._step()
-        if self._writes() and (self.log_dir is not None or self.trackers):
-            self._begin_run(batch, epoch)
-
-    def _begin_run(self, batch, epoch):
-        known, name = self._known(), self.run_name or ""
-        facts = batch, known, self.tags, name, self._sketch.size
-        info, trackers = describe(self.model, *facts), [*self.trackers]
-        if self.log_dir is not None:
-            resumes = self._resumes(epoch)
-            self._run = RunLog(self.log_dir, info, resumes, self._sketch)
-            self.run_directory, info = self._run.directory, self._run.info
-            page = os.path.join(self.run_directory, "index.html")
-            trackers.append(Page(page, self._run.earlier()))
+        self._last_step = step = self._step()
+        if self.instruments:
+            self._advice = GradientAdvice(self, batch, self._say)
+        to = self.log_dir is not None or self.trackers
+        if to and gradient_records.writes(self.model):
+            resumes = gradient_records.resumes(self.model, epoch, step)
+            given = self, batch, resumes, self._say
+            self._records = gradient_records.GradientRecords(*given)
+            self.run_directory = self._records.directory
             if self._probe is None:
-                self._tell_of_another_probe()
-        self._tracking = Guarded(trackers, self._say)
-        self._tracking.begin(info)
-
-    def _tell_of_another_probe(self):
-        """Say before the training that it cannot be compared afterwards."""
-        other = self._run.last_of_another_probe()
-        if other is not None:
-            self._say(
-                "the probe is the first batch of this fit, another one than "
-                f"that of the run {other!r} in {self.log_dir!r}: the two "
-                "cannot be compared. Give all runs the same probe, such as "
-                "GradientVariance(probe=(x[:64], y[:64]), ...)."
-            )
-
-    def _known(self):
-        """Return what is known of this `fit`."""
-        return {
-            "batch_size": running_fit(self.model).batch_size,
-            "steps_per_epoch": self.params.get("steps"),
-        }
-
-    def _resumes(self, epoch):
-        if epoch > 0:
-            return True
-        # A backup taken within the first epoch restores the weights only.
-        return self._last_step > 0 and any(
-            isinstance(c, keras.callbacks.BackupAndRestore)
-            for c in callback_list.listed(running_fit(self.model).callback_list)
-        )
-
-    def _writes(self):
-        """Return whether this worker records: only the chief does."""
-        return self.model.distribute_strategy.extended.should_checkpoint
+                self._records.tell_of_another_probe()
 
     def _steps_between(self):
         """Return after how many updates to measure in an epoch, or None."""
@@ -325,48 +308,44 @@ class GradientVariance(keras.callbacks.Callback):
         return int(tf.convert_to_tensor(optimizer.iterations))
 
     def _explain(self):
-        """Say once why the samples' gradients are not measured."""
-        if self._meter.undefined is not None and not self._explained:
+        """Say once what of the samples is not measured, and why."""
+        if self._explained:
+            return
+        if self._meter.undefined is not None:
             self._explained = True
             self._say(
                 "no variance within the batch, since "
                 f"{self._meter.undefined} The other values are measured."
             )
+        elif "alpha" in self.instruments and not self._meter.knows_losses:
+            self._explained = True
+            self._say(
+                "no 'alpha', since each sample's own loss is not known: the "
+                "model has a `compute_loss` of its own, or a loss that does "
+                "not return a value for each sample."
+            )
 
     def _measure(self, step):
-        measured, start = self._instruments.measure(self._meter, self.repeats)
-        self._explain()
-        self.readings.append(
-            self._instruments.read(step, measured, logged(measured), start)
+        measured, reading = self._instruments.measure(
+            step, self._meter, self.repeats, logged
         )
+        self._explain()
+        self.readings.append(reading)
+        if self._advice is not None:
+            self._advice.note(measured.loss)
         gradient, measured.values = measured.values, []
         measured.observed = {}
         self._last_step = step
         self.steps.append(step)
         self.measurements.append(measured)
-        if self._run is not None:
-            self._record(measured, gradient)
-        if self._tracking is not None:
-            self._tracking.write(self.readings[-1])
-
-    def _record(self, measured, gradient):
-        reading = self.readings[-1]
-        try:
-            self._run.add(self._epoch, measured, gradient, reading)
-        except OSError as error:
-            self._run.close()
-            self._run = None
-            self._say(
-                f"records stopped at step {reading.step}, since "
-                f"{self.log_dir!r} cannot be written any more "
-                f"({error.strerror}). Training goes on, and so do the logs."
-            )
+        if self._records is not None:
+            self._records.add(self._epoch, measured, gradient, reading)
 
     def _end_run(self):
-        for opened in (self._run, self._tracking):
-            if opened is not None:
-                opened.close()
-        self._run = self._meter = self._instruments = self._tracking = None
+        if self._records is not None:
+            self._records.close()
+        self._records = self._advice = None
+        self._meter = self._instruments = None
 
     def _say(self, message):
         message = f"GradientVariance: {message}"

@@ -1,5 +1,7 @@
 """Copies of a model's weights from earlier in a training."""
 
+import contextlib
+
 import numpy as np
 
 
@@ -16,12 +18,22 @@ class HeldWeights:
         self.before = None
         self.begin = self.now() if "begin" in needs else None
 
-    def hold(self):
-        """Hold the weights before an update, if they are needed."""
+    @contextlib.contextmanager
+    def held(self):
+        """Hold the weights before an update, if they are needed.
+
+        If it raises, as at the end of the data, there was no update.
+        """
+        before = self.before
         if "before" in self._needs:
             self.before = self.now()
+        try:
+            yield
+        except BaseException:
+            self.before = before
+            raise
 
     def now(self):
         """Return copies of the present weights."""
         # Not views: an optimizer may write into the same memory.
-        return [np.array(v.value) for v in self._variables]
+        return [np.array(v.numpy()) for v in self._variables]

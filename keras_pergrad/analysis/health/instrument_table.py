@@ -31,10 +31,16 @@ class Instrument:
     read: Callable
     needs: frozenset
 
-    @property
-    def of_samples(self):
-        """Whether it needs gradients of the samples' own."""
-        return bool(self.needs & {"samples", "dots", "weights", "units"})
+    def can_read(self, seen):
+        """Whether an `Observation` has what it needs."""
+        lacking = set()
+        if seen.traces is None:
+            lacking |= {"samples", "dots", "weights", "units"}
+        if seen.ends is None:
+            lacking.add("along")
+        if seen.update is None:
+            lacking.add("before")
+        return not self.needs & lacking
 
 
 def _instrument(read, *needs):

@@ -31,41 +31,38 @@ class Instruments:
         self.quantities = SampleQuantities(needs, model)
         self.weights = HeldWeights(variables, needs)
 
-    def measure(self, meter, repeats):
-        """Return a `BatchGradient`, and what was seen before the update."""
-        before, direction = self.weights.before, None
-        if before is not None and self.quantities.along:
+    def measure(self, step, meter, repeats, logged):
+        """Return a `BatchGradient`, and what the instruments read of it.
+
+        `logged` returns the figures that are there without instruments.
+        """
+        before, now, direction = self.weights.before, None, None
+        if self._needs & {"before", "begin", "now"}:
             now = self.weights.now()
+        if before is not None and self.quantities.along:
             direction = [w - old for w, old in zip(now, before)]
         measured, start = meter.measure(repeats, direction), None
         if direction is not None and "slopes" in measured.observed:
             start = meter.measure_along(direction, before)
-        return measured, start
+        seen = self._observation(measured, now, start)
+        self.weights.before = None
+        return measured, self._read(step, measured, logged(measured), seen)
 
-    def read(self, step, measured, figures, start=None):
-        """Return the `HealthReading` of a `BatchGradient`.
-
-        `figures`: those that are there without instruments; `start`: what
-        was seen along the last update before it.
-        """
+    def _read(self, step, measured, figures, seen):
         figures, layers = dict(figures), {}
         by_variable = {"norm": measured.norms}
         if measured.variances is not None:
             by_variable["variance"] = measured.variances
             by_variable["noise_scale"] = measured.noise_scales
             by_variable["snr"] = measured.snrs
-        seen = self._observation(measured, start)
         for name in self._names:
             instrument = INSTRUMENTS[name]
-            if instrument.of_samples and seen.traces is None:
-                continue
-            if not self._is_seen(instrument, seen):
+            if not instrument.can_read(seen):
                 continue
             answer = instrument.read(seen)
             figures |= answer.figures
             by_variable |= answer.by_variable
             layers |= answer.layers
-        self.weights.before = None
         return HealthReading(
             step,
             measured.samples,
@@ -76,19 +73,8 @@ class Instruments:
             layers,
         )
 
-    def _is_seen(self, instrument, seen):
-        """Whether what an instrument needs could be measured."""
-        needs = instrument.needs
-        return not (
-            ("along" in needs and seen.ends is None)
-            or ("before" in needs and seen.update is None)
-        )
-
-    def _observation(self, measured, start):
+    def _observation(self, measured, now, start):
         samples, weights = measured.observed, self.weights
-        now = (
-            weights.now() if self._needs & {"before", "begin", "now"} else None
-        )
         ends = None
         if start is not None and "slopes" in samples:
             ends = start, samples

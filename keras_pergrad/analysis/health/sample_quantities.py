@@ -40,12 +40,7 @@ class SampleQuantities:
             for factor, gradient in zip(factors, gradients)
         ]
         if "weights" in self._needs:
-            measured["ratios"] = tf.stack(
-                [
-                    signal_by_weight.ratios(gradient, square, n)
-                    for gradient, square in zip(gradients, squares)
-                ]
-            )
+            measured["ratios"] = signal_by_weight.ratios(gradients, squares, n)
         if self.units:
             counts = [
                 dead_units.count_dead(unit, squares) for unit in self.units
@@ -57,22 +52,16 @@ class SampleQuantities:
     def dots(n, factors, directions, dtype):
         """Return ⟨g_i, d⟩ over all variables, (n,)."""
         products = [
-            _dot(n, factor, direction, dtype)
+            tf.cast(factor.dot(direction), dtype)
             for factor, direction in zip(factors, directions)
             if factor is not None
         ]
         return tf.cast(n, dtype) * sum(products, tf.zeros([n], dtype))
 
 
-def _dot(n, factor, direction, dtype):
-    gradients = tf.reshape(factor.materialize(), [n, -1])
-    direction = tf.reshape(tf.cast(direction, gradients.dtype), [-1])
-    return tf.cast(tf.linalg.matvec(gradients, direction), dtype)
-
-
 def _squares(factor, gradient, n, dtype):
     """Return Σ g_i² of a variable, in its shape."""
     if factor is None:
         return tf.zeros(gradient.shape, dtype)
-    squares = tf.reduce_sum(tf.square(factor.materialize()), 0)
+    squares = tf.convert_to_tensor(factor.sum_of_squares())
     return tf.cast(squares, dtype) * tf.cast(n, dtype) ** 2

@@ -13,7 +13,8 @@ validation set", arXiv 1703.09580, stop once
     1 − (1 / D) Σ_k n ḡ_k² / σ̂_k²  =  1 − (n − 1) · mean(r_k)
 
 exceeds 0, σ̂_k² with 1 / (n − 1). Weights without any gradient, such as
-embeddings of words that the samples do not have, are left out of both.
+embeddings of words that the samples do not have, are left out of both; so are
+those whose gradient is rounding, as that of an attention's key bias.
 """
 
 import numpy as np
@@ -23,17 +24,28 @@ from keras_pergrad.analysis.health.observation import Answer
 
 #: A variance below this part of the mean square is rounding.
 ROUNDING = 1e-6
+#: So are gradients below this many units of it, of the largest.
+UNITS = 16
 
 
-def ratios(mean, squares, n):
-    """Return Σ r_k of a variable, and of how many weights, (2,).
+def ratios(means, squares, n):
+    """Return Σ r_k of each variable, and of how many weights, (V, 2).
 
-    `squares` are Σ_i g_ik², in the variable's shape.
+    `squares` are Σ_i g_ik², in the variables' shapes.
     """
+    largest = tf.reduce_max(tf.stack([tf.reduce_max(s) for s in squares]))
+    epsilon = np.finfo(largest.dtype.as_numpy_dtype).eps
+    least = largest * (UNITS * epsilon) ** 2
+    return tf.stack(
+        [_of_variable(*pair, n, least) for pair in zip(means, squares)]
+    )
+
+
+def _of_variable(mean, squares, n, least):
     second = squares / tf.cast(n, squares.dtype)
     signal = tf.square(tf.cast(mean, squares.dtype))
     noise = tf.maximum(second - signal, ROUNDING * second)
-    moved = tf.not_equal(second, 0)
+    moved = tf.logical_not(squares <= least)  # NaN counts
     ratio = tf.where(moved, signal / tf.where(moved, noise, 1), 0)
     count = tf.reduce_sum(tf.cast(moved, squares.dtype))
     return tf.stack([tf.reduce_sum(ratio), count])

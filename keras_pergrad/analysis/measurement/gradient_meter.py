@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_pergrad.analysis.measured_loss import MissingLoss, measured_loss
 from keras_pergrad.analysis.measurement.batch_gradient import (
     BatchGradient,
     squared_norm,
@@ -19,11 +20,9 @@ from keras_pergrad.analysis.measurement.optional_branch import (
 from keras_pergrad.common.error_text import reason
 from keras_pergrad.keras_internals.batches import first_tensor
 from keras_pergrad.keras_internals.loss_fractions import sample_losses
-from keras_pergrad.keras_internals.losses import additional_losses, total_loss
 from keras_pergrad.keras_internals.model_parts import (
     build_symbolically,
     call_model,
-    compiled_loss,
 )
 from keras_pergrad.keras_internals.model_state import (
     kept,
@@ -60,6 +59,7 @@ class GradientMeter:
             else is measured of the samples, such as `SampleQuantities`.
 
     Attributes:
+        knows_losses: whether each sample's loss is known, if it is needed.
         undefined: a clause that says why nothing is known of the samples' own
             gradients, else None, as far as `prepare` and `measure` show.
     """
@@ -86,6 +86,7 @@ class GradientMeter:
         self._dtype = tf.float64 if wide else tf.float32
         self._joint = True
         self._refusal = None
+        self.knows_losses = False
         self._gradient: Callable[..., Any] | None = None
         self._samples: Callable[..., Any] | None = None
 
@@ -226,6 +227,7 @@ class GradientMeter:
         losses = None
         if self._along:
             losses = sample_losses(self.model, y, y_pred, sample_weight)
+            self.knows_losses = losses is not None
         # If it calls a layer in its own way, or vectorises it, the norms are
         # measured apart: repetitions must use the layer's ordinary call.
         self._joint = all(call.rule.forward is None for call in tape.calls)
@@ -329,25 +331,3 @@ class GradientMeter:
 
     def _parts(self):
         return [t for t in tf.nest.flatten(self.batch) if t is not None]
-
-
-class MissingLoss(ValueError):
-    """There is no loss to take a gradient of."""
-
-
-def measured_loss(model, x, y, y_pred, sample_weight, training=True):
-    """Return the scalar loss of a batch, after the forward pass."""
-    del training
-    if (
-        compiled_loss(model) is None
-        and not additional_losses(model)
-        and type(model).compute_loss is keras.Model.compute_loss
-    ):
-        raise MissingLoss(
-            f"Model {model.name!r} was compiled without a loss, and that of a "
-            "`train_step` of its own is not seen from outside. Expected "
-            "compile(loss=...) with the loss that it is trained by, or a "
-            "`compute_loss` or `add_loss` of the model's own. Received: no "
-            "loss"
-        )
-    return total_loss(model, x, y, y_pred, sample_weight)

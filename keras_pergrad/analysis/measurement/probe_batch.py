@@ -4,10 +4,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.analysis.measurement.gradient_meter import (
-    GradientMeter,
-    MissingLoss,
-)
+from keras_pergrad.analysis.measured_loss import MissingLoss
+from keras_pergrad.analysis.measurement.gradient_meter import GradientMeter
 from keras_pergrad.keras_internals.graph_session import as_in_fit
 from keras_pergrad.keras_internals.train_function import look_ahead
 

@@ -8,11 +8,9 @@ import pytest
 import tensorflow as tf
 
 import keras_pergrad as kpg
+from keras_pergrad.analysis.measured_loss import MissingLoss
 from keras_pergrad.analysis.measurement.batch_gradient import BatchGradient
-from keras_pergrad.analysis.measurement.gradient_meter import (
-    GradientMeter,
-    MissingLoss,
-)
+from keras_pergrad.analysis.measurement.gradient_meter import GradientMeter
 from tests import oracle, zoo
 
 layers = keras.layers

@@ -272,3 +272,22 @@ def synchronized_normalization_in_microbatches_is_refused():
     # Keras rounds the statistics of several replicas in its own way.
     alone, together = both(train)
     big_batch.assert_same(together, alone, rtol=1e-3, atol=1e-4)
+
+
+@check
+def instruments_of_gradient_health_read_the_same():
+    def train():
+        model = dense("batch")
+        watch = kpg.callbacks.GradientVariance(
+            (X[:6], Y[:6]), instruments="all", repeats=1, histograms=True
+        )
+        # Global batches of one size: each replica has as many samples.
+        options = {"batch_size": 10, "verbose": 0, "shuffle": False}
+        model.fit(X[:20], Y[:20], callbacks=[watch], **options)
+        assert len(watch.readings) == 2
+        figures = dict(watch.readings[-1].figures)
+        return model.get_weights(), figures
+
+    (alone, one), (together, other) = both(train)
+    big_batch.assert_same((together, {}), (alone, {}), rtol=1e-4, atol=1e-5)
+    assert one == pytest.approx(other, rel=0.01, nan_ok=True)
