@@ -8,9 +8,11 @@ from keras_pergrad.factors.sample_gradients import (
     SampleGradients,
     expand,
     in_shape,
+    not_negative,
     sum_of_squares,
     weighted,
 )
+from keras_pergrad.factors.shared import integers
 from keras_pergrad.keras_internals.xla import in_xla
 
 
@@ -112,8 +114,7 @@ class Outer(SampleGradients):
             return sum_of_squares(self._matrices())
         inputs = tf.matmul(self.x, self.x, transpose_b=True)
         outputs = tf.matmul(self.dz, self.dz, transpose_b=True)
-        # Rounding can leave a tiny negative number.
-        return tf.maximum(tf.reduce_sum(inputs * outputs, [1, 2]), 0)
+        return not_negative(tf.reduce_sum(inputs * outputs, integers(1, 2)))
 
     def weighted_sum(self, weights):
         if self._gradients is not None:

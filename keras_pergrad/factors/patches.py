@@ -10,9 +10,11 @@ from keras_pergrad.factors import convolution_costs, convolution_methods
 from keras_pergrad.factors.sample_gradients import (
     SampleGradients,
     expand,
+    in_shape,
     sum_of_squares,
     weighted,
 )
+from keras_pergrad.factors.shared import integers
 from keras_pergrad.keras_internals.xla import in_xla
 
 # Each method gives all gradients, (n, K·i, g·o) ...
@@ -94,7 +96,8 @@ class Patches(SampleGradients):
 
     def __init__(self, big, small, windows, shape, groups=1, method=None):
         self.big = big
-        self.small = tf.reshape(small, [-1, windows.count, small.shape[-1]])
+        sizes = integers(-1, windows.count, small.shape[-1])
+        self.small = tf.reshape(small, sizes)
         self.windows = windows
         self.shape = list(shape)
         self.groups = groups
@@ -144,7 +147,8 @@ class Patches(SampleGradients):
             big, *others = self._arguments()
             if method == "patch_gram":
                 big = convolution_methods.unfold(big, self.windows)
-                self._unfolded = big if self.groups == 1 else None
+                if self.groups == 1 and not self.windows.are_pixels:
+                    self._unfolded = big
             return _NORMS[method](big, *others)
         return sum_of_squares(self._matrices())
 
@@ -158,7 +162,7 @@ class Patches(SampleGradients):
             total = convolution_methods.total_of_windows(self._unfolded, small)
         else:
             total = convolution_methods.total(big, small, windows, groups)
-        return tf.reshape(total, self.shape)
+        return in_shape(total, self.shape)
 
     def squared_norm_of_sum(self):
         if self._gradients is None:
@@ -172,7 +176,7 @@ class Patches(SampleGradients):
         """Reshape gradients (K·i, g·o), or transposed ones (o, K·i)."""
         if gradients.shape[-1] != self.small.shape[-1]:
             gradients = tf.linalg.matrix_transpose(gradients)
-        return tf.reshape(gradients, [*batch, *self.shape])
+        return in_shape(gradients, [*batch, *self.shape])
 
     def _matrices(self):
         if self._gradients is None:
