@@ -256,7 +256,7 @@ class PerGradModel(FitHooks, keras.Model):
         require_variables(self)
         step = mode.step(self, x, y, sample_weight)
         if step.loss is not None:
-            samples = tf.shape(batches.first_tensor(x))[0]
+            samples = batches.sample_count(x)
             track_loss(self, step.loss, samples, step.whole)
         if step.gradients is not None:
             # No weight changes before every check inside them has passed.

@@ -13,6 +13,7 @@ from keras_pergrad.factors.outer import Outer
 from keras_pergrad.factors.rows import Rows
 from keras_pergrad.factors.sample_gradients import (
     SampleGradients,
+    not_negative,
     sum_of_squares,
     weighted,
     wide,
@@ -168,8 +169,7 @@ class Tied(Joined):
         products = tf.matmul(b, table.dz, transpose_b=True)
         cross = tf.reduce_sum(chosen * products, [1, 2])
         squares = table.squared_norms() + matrix.squared_norms()
-        # Rounding can leave a tiny negative number.
-        return tf.maximum(squares + 2 * cross, 0)
+        return not_negative(squares + 2 * cross)
 
     def sum_of_squares(self):
         if self._gradients is not None:

@@ -11,10 +11,12 @@ from keras_pergrad.factors.sample_gradients import (
     in_shape,
     in_type,
     inner_products,
+    not_negative,
     squares,
     sum_of_squares,
     weighted,
 )
+from keras_pergrad.factors.shared import integers
 from keras_pergrad.keras_internals.xla import in_xla
 
 
@@ -116,8 +118,7 @@ class Outer(SampleGradients):
             return sum_of_squares(self._matrices())
         inputs = tf.matmul(self.x, self.x, transpose_b=True)
         outputs = tf.matmul(self.dz, self.dz, transpose_b=True)
-        # Rounding can leave a tiny negative number.
-        return tf.maximum(tf.reduce_sum(inputs * outputs, [1, 2]), 0)
+        return not_negative(tf.reduce_sum(inputs * outputs, integers(1, 2)))
 
     def weighted_sum(self, weights):
         if self._gradients is not None:

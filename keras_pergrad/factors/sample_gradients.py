@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_pergrad.factors.shared import in_rank, integers
+from keras_pergrad.factors.shared import in_rank, integers, zero
 
 #: What follows from the gradients, if a class has no better answer.
 _FURTHER = ("dot", "gram", "sum_of_squares")
@@ -186,11 +186,22 @@ def select(factors, keep):
         for k, t in enumerate(tensors)
         if t is not None and t.dtype.is_floating
     ]
-    chosen = [tensors[k] for k in floats]
-    selected = tf.cond(
-        tf.reduce_all(keep),
-        lambda: chosen,
-        lambda: _blank(chosen, keep),
+    if not floats:
+        return
+    given = [keep, *(tensors[k] for k in floats)]
+    # As functions that are called. `tf.cond` puts both branches into the
+    # graph, with two more ops for each tensor.
+    specs = [tf.TensorSpec(t.shape, t.dtype) for t in given]
+    as_they_are, blank = (
+        tf.function(branch, autograph=False).get_concrete_function(*specs)
+        for branch in (lambda keep, *tensors: tensors, _blank)
+    )
+    selected = tf.raw_ops.StatelessIf(
+        cond=tf.reduce_all(keep),
+        input=given,
+        Tout=[t.dtype for t in given[1:]],
+        then_branch=as_they_are,
+        else_branch=blank,
     )
     for k, tensor in zip(floats, selected):
         tensor.set_shape(tensors[k].shape)
@@ -203,7 +214,7 @@ def _read(part):
     return ("_gradients",) if held else part.rows
 
 
-def _blank(tensors, keep):
+def _blank(keep, *tensors):
     masks, zeros = {}, {}
     for t in tensors:
         rank, dtype = t.shape.rank, t.dtype
@@ -293,3 +304,8 @@ def sum_of_squares(tensor):
     """Return the sum of squares over all axes but the first, (n,)."""
     axes = integers(*range(1, tensor.shape.rank))
     return tf.reduce_sum(tf.square(tensor), axes)
+
+
+def not_negative(numbers):
+    """Return squared norms without the tiny negative ones of rounding."""
+    return tf.maximum(numbers, zero(numbers.dtype))

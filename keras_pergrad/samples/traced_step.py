@@ -11,7 +11,7 @@ import math
 import tensorflow as tf
 
 from keras_pergrad.factors import join, widened
-from keras_pergrad.keras_internals.batches import first_tensor
+from keras_pergrad.keras_internals.batches import first_tensor, sample_count
 from keras_pergrad.keras_internals.losses import total_loss
 from keras_pergrad.keras_internals.penalties import without_gradients
 from keras_pergrad.samples import messages, weight_paths
@@ -153,7 +153,7 @@ class TracedStep:
         at_rules = iter(at_rules)
         n = self.number
         if n is None:
-            n = tf.shape(first_tensor(self.batch[0]))[0]
+            n = sample_count(self.batch[0])
         for call in self.calls:
             deltas = [next(at_rules) for _ in call.watched]
             layouts = proof.watched_layouts(call)
