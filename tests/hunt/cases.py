@@ -255,6 +255,8 @@ def _draw_sound(d, n):
         kind = "own" if d.chance(_CHANCES["own"]) else "keras"
         if not d.smooth and d.chance(0.06):
             kind = "kinked"
+        if d.chance(0.15):
+            kind = "again"
         kind = "random" if k == at else kind
         if len(shape) == 4:
             kind = "keras"

@@ -314,6 +314,11 @@ _MAKERS = {
         ),
         _keras(LINE, "L.AdditiveAttention()([h, h])"),
     ],
+    "again": [
+        _own("Again", ANY),
+        _own("AgainComplex", ANY),
+        _own("AgainDerived", ANY),
+    ],
     "random": [
         _keras(ANY, "L.Dropout(0.4)(h)"),
         _keras(ANY, "L.GaussianNoise(0.3)(h)"),
