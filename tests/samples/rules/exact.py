@@ -23,6 +23,19 @@ class Unmasked(keras.layers.Layer):
         return keras.ops.reshape(inputs, (keras.ops.shape(inputs)[0], -1))
 
 
+class Noting(TracedStep):
+    """Notes each use that gives a part, with the index of its variable."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.noted = []
+
+    def parts(self, *arguments):
+        for part in super().parts(*arguments):
+            self.noted.append((part[0], part[2]))
+            yield part
+
+
 def assert_exact(
     model, x, y=None, run="graph", one_by_one=(), training=False, loss="mse"
 ):
@@ -56,14 +69,14 @@ def assert_exact(
     slow = set()
 
     def compute(x, y):
-        tape = TracedStep(model, (x, y, None), training)
+        tape = Noting(model, (x, y, None), training)
         with tape:
             y_pred = tape.forward(x)
             target = total_loss(model, x, y, y_pred, None, training)
-        for _, _, use in tape.parts(target):
-            if getattr(use, "reason", None):
-                slow.add(use.type)
         factors = tape.sample_gradients(target)
+        slow.update(
+            use.type for _, use in tape.noted if getattr(use, "reason", None)
+        )
         keep = tf.ones([n], tf.bool)
         # Before anything is held, and after it.
         new = [_further(f, d) for f, d in zip(factors, directions)]
