@@ -13,7 +13,7 @@ import math
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.factors.sample_gradients import sum_of_squares
+from keras_pergrad.factors.sample_gradients import squares_by_sample
 from keras_pergrad.factors.shared import integers
 
 SHORT = 16
@@ -29,7 +29,7 @@ def taps(big, small, windows, groups):
 def tap_norms(big, small, windows, groups):
     """Return squared norms, added tap by tap: no gradient is held."""
     parts = _by_tap(big, small, windows, groups)
-    return tf.add_n([sum_of_squares(part) for part in parts])
+    return tf.add_n([squares_by_sample(part) for part in parts])
 
 
 def _by_tap(big, small, windows, groups):

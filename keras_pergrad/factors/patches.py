@@ -14,7 +14,7 @@ from keras_pergrad.factors.sample_gradients import (
     in_type,
     inner_products,
     squares,
-    sum_of_squares,
+    squares_by_sample,
     weighted,
 )
 from keras_pergrad.keras_internals.xla import in_xla
@@ -150,7 +150,7 @@ class Patches(SampleGradients):
                 big = convolution_methods.unfold(big, self.windows)
                 self._unfolded = big if self.groups == 1 else None
             return _NORMS[method](big, *others)
-        return sum_of_squares(self._matrices())
+        return squares_by_sample(self._matrices())
 
     def weighted_sum(self, weights):
         if self._gradients is not None:
