@@ -102,6 +102,7 @@ def main():
     parser.add_argument("models", nargs="*", default=["transformer", "cifar10"])
     arguments = parser.parse_args()
     tf.config.threading.set_intra_op_parallelism_threads(2)
+    tf.get_logger().setLevel("ERROR")  # steps are traced once each
     for name in arguments.models:
         print(f"{name}, batch {BATCH}")
         times = measure(name, arguments.rounds)

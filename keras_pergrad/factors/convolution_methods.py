@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from keras_pergrad.factors.sample_gradients import (
     not_negative,
-    sum_of_squares,
+    squares_by_sample,
 )
 from keras_pergrad.factors.shared import integers
 from keras_pergrad.keras_internals.xla import in_xla
@@ -36,7 +36,7 @@ def taps(big, small, windows, groups):
 def tap_norms(big, small, windows, groups):
     """Return squared norms, added tap by tap: no gradient is held."""
     parts = _by_tap(big, small, windows, groups)
-    return tf.add_n([sum_of_squares(part) for part in parts])
+    return tf.add_n([squares_by_sample(part) for part in parts])
 
 
 def _by_tap(big, small, windows, groups):

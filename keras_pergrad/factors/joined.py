@@ -14,7 +14,7 @@ from keras_pergrad.factors.rows import Rows
 from keras_pergrad.factors.sample_gradients import (
     SampleGradients,
     not_negative,
-    sum_of_squares,
+    squares_by_sample,
     weighted,
     wide,
 )
@@ -104,7 +104,7 @@ class Joined(SampleGradients):
         self._gradients = None
 
     def squared_norms(self):
-        return sum_of_squares(self.materialize())
+        return squares_by_sample(self.materialize())
 
     def weighted_sum(self, weights):
         if self._gradients is not None:

@@ -13,7 +13,7 @@ from keras_pergrad.factors.sample_gradients import (
     inner_products,
     not_negative,
     squares,
-    sum_of_squares,
+    squares_by_sample,
     weighted,
 )
 from keras_pergrad.factors.shared import integers
@@ -113,9 +113,9 @@ class Outer(SampleGradients):
     def squared_norms(self):
         method = self.chosen_method()
         if method == "product":
-            return sum_of_squares(self.x) * sum_of_squares(self.dz)
+            return squares_by_sample(self.x) * squares_by_sample(self.dz)
         if method == "full":
-            return sum_of_squares(self._matrices())
+            return squares_by_sample(self._matrices())
         inputs = tf.matmul(self.x, self.x, transpose_b=True)
         outputs = tf.matmul(self.dz, self.dz, transpose_b=True)
         return not_negative(tf.reduce_sum(inputs * outputs, integers(1, 2)))

@@ -15,7 +15,7 @@ from keras_pergrad.factors.sample_gradients import (
     in_type,
     inner_products,
     squares,
-    sum_of_squares,
+    squares_by_sample,
     weighted,
 )
 from keras_pergrad.factors.shared import integers
@@ -154,7 +154,7 @@ class Patches(SampleGradients):
                 if self.groups == 1 and not self.windows.are_pixels:
                     self._unfolded = big
             return _NORMS[method](big, *others)
-        return sum_of_squares(self._matrices())
+        return squares_by_sample(self._matrices())
 
     def weighted_sum(self, weights):
         if self._gradients is not None:

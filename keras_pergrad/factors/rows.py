@@ -6,7 +6,7 @@ from keras_pergrad.factors.full import held_bytes
 from keras_pergrad.factors.sample_gradients import (
     SampleGradients,
     expand,
-    sum_of_squares,
+    squares_by_sample,
     wide,
 )
 from keras_pergrad.keras_internals.xla import in_xla
@@ -81,7 +81,7 @@ class Rows(SampleGradients):
         n, positions = tf.unstack(tf.shape(self.ids))
         if self.chosen_method() == "unique":
             ids, added = self._by_hash(n)
-            squares = sum_of_squares(added)
+            squares = squares_by_sample(added)
             return tf.math.unsorted_segment_sum(
                 squares, ids // self.shape[0], n
             )

@@ -300,7 +300,7 @@ def squares(gradients):
     return tf.reduce_sum(tf.square(wide(gradients)), 0)
 
 
-def sum_of_squares(tensor):
+def squares_by_sample(tensor):
     """Return the sum of squares over all axes but the first, (n,)."""
     axes = integers(*range(1, tensor.shape.rank))
     return tf.reduce_sum(tf.square(tensor), axes)

@@ -17,7 +17,7 @@ from keras_pergrad.factors import (
 )
 from keras_pergrad.factors.sample_gradients import (
     in_type,
-    sum_of_squares,
+    squares_by_sample,
     weighted,
 )
 from keras_pergrad.keras_internals.gradient_helpers import op_gradients
@@ -121,7 +121,7 @@ class Pulled(SampleGradients):
     def squared_norms(self):
         if self.keeps_norms and self._gradients is None:
             return self.factor.squared_norms()
-        return sum_of_squares(self.materialize())
+        return squares_by_sample(self.materialize())
 
     def weighted_sum(self, weights):
         if self._gradients is not None:
