@@ -138,7 +138,8 @@ def test_any_values_are_drawn(values):
         Balanced().feed(drawn)
         assert "nan" not in drawn
         assert "inf" not in drawn
-        for place in re.findall(r"[MLH ](-?[\d.e+-]+)", drawn):
+        paths = "".join(re.findall(r' d="([^"]*)"', drawn))
+        for place in re.findall(r"[^MLHVZ ]+", paths):
             assert -1 <= float(place) <= 470
 
 
