@@ -1,4 +1,4 @@
-"""The places that a callback's measurements go to: a run's files, trackers."""
+"""Where a callback's measurements are written: a run's files, and trackers."""
 
 import os
 
@@ -37,14 +37,11 @@ class GradientRecords:
             self._run = run = RunLog(self.log_dir, info, resumes, watch.sketch)
             info = run.info
             page = os.path.join(run.directory, "index.html")
-            trackers.append(Page(page, run.earlier()))
+            trackers.append(Page(page, run.earlier() if resumes else ()))
         self.directory = self._run and self._run.directory
-        self._info, self._trackers = info, Guarded(trackers, say)
-
-    def begin(self):
-        """Tell the trackers."""
+        self._trackers = Guarded(trackers, say)
         try:
-            self._trackers.begin(self._info)
+            self._trackers.begin(info)
         except BaseException:  # an interruption: nobody else closes them
             self.close()
             raise
