@@ -25,7 +25,8 @@ class Fit:
             are trained.
         untrained_frozen: those still as they were made, and frozen.
         label_losses: at the end, the probe's loss with its own labels, then
-            with those of other samples, drawn anew each time.
+            with those of other samples, drawn anew each time; not asked for
+            where the loss has come down.
     """
 
     batch_size: int | None = None

@@ -50,9 +50,14 @@ class FitRecorder:
 
     def record(self):
         """Return the `Fit` up to now."""
+        # What is frozen may be set from outside, as target networks are.
+        _, _, frozen = origins(layers_of(self._model))
+        still = [p for p in self._fit.untrained_frozen if p in frozen]
+        labels = ()
+        if not self._fit.learned:
+            labels = probe_losses.of_other_labels(self._model, self._batch)
         return dataclasses.replace(
-            self._fit,
-            label_losses=probe_losses.of_other_labels(self._model, self._batch),
+            self._fit, untrained_frozen=tuple(still), label_losses=labels
         )
 
 
