@@ -1,4 +1,4 @@
-"""The places that a callback's measurements go to: a run's files, trackers."""
+"""Where a callback's measurements are written: a run's files, and trackers."""
 
 import os
 
@@ -37,13 +37,14 @@ class GradientRecords:
             self._run = run = RunLog(self.log_dir, info, resumes, watch.sketch)
             info = run.info
             page = os.path.join(run.directory, "index.html")
-            trackers.append(Page(page, run.earlier()))
+            trackers.append(Page(page, run.earlier() if resumes else ()))
         self.directory = self._run and self._run.directory
-        self._info, self._tracking = info, Guarded(trackers, say)
-
-    def begin(self):
-        """Tell the trackers."""
-        self._tracking.begin(self._info)
+        self._trackers = Guarded(trackers, say)
+        try:
+            self._trackers.begin(info)
+        except BaseException:  # an interruption: nobody else closes them
+            self.close()
+            raise
 
     def tell_of_another_probe(self):
         """Say before the training that it cannot be compared afterwards."""
@@ -57,14 +58,10 @@ class GradientRecords:
             )
 
     def add(self, epoch, measured, gradient, reading):
-        """Write a measurement."""
-        if self._run is not None:
-            self._record(epoch, measured, gradient, reading)
-        self._tracking.write(reading)
-
-    def _record(self, epoch, measured, gradient, reading):
+        """Write a measurement; a disk that is full is said once."""
         try:
-            self._run.add(epoch, measured, gradient, reading)
+            if self._run is not None:
+                self._run.add(epoch, measured, gradient, reading)
         except OSError as error:
             self._run.close()
             self._run = None
@@ -73,13 +70,14 @@ class GradientRecords:
                 f"{self.log_dir!r} cannot be written any more "
                 f"({error.strerror}). Training goes on, and so do the logs."
             )
+        self._trackers.write(reading)
 
     def close(self):
         """Release what is open; may be called again."""
-        if self._run is not None:
-            self._run.close()
-        self._run = None
-        self._tracking.close()
+        run, self._run = self._run, None
+        if run is not None:
+            run.close()
+        self._trackers.close()
 
 
 def resumes(model, epoch, step):

@@ -298,7 +298,6 @@ class GradientVariance(keras.callbacks.Callback):
             self.run_directory = self._records.directory
             if self._probe is None:
                 self._records.tell_of_another_probe()
-            self._records.begin()
 
     def _steps_between(self):
         """Return after how many updates to measure in an epoch, or None."""
