@@ -10,7 +10,6 @@ class Fit:
 
     Attributes:
         batch_size: samples of an update.
-        planned_steps: updates that `fit` was asked for.
         optimizer: the name of its class, such as "SGD".
         learning_rates: the rate at each reading.
         losses: the probe's loss at each reading.
@@ -30,7 +29,6 @@ class Fit:
     """
 
     batch_size: int | None = None
-    planned_steps: int | None = None
     optimizer: str = ""
     learning_rates: tuple[float, ...] = ()
     losses: tuple[float, ...] = ()

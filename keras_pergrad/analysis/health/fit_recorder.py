@@ -18,14 +18,13 @@ class FitRecorder:
     Made before the first update; `batch` is the probe, (x, y, sample_weight).
     """
 
-    def __init__(self, model, batch, batch_size=None, planned_steps=None):
+    def __init__(self, model, batch, batch_size=None):
         self._model, self._batch = model, batch
         whole, *halves = probe_losses.of_halves(model, batch)
         trained, untrained, frozen = origins(layers_of(model))
         variables = model.trainable_variables
         self._fit = Fit(
             batch_size=batch_size,
-            planned_steps=planned_steps,
             optimizer=type(model.optimizer).__name__,
             first_loss=whole,
             half_losses=tuple(halves),

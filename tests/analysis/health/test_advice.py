@@ -162,7 +162,7 @@ def record(model, x, y, sample_weight=None):
     batch = [
         None if p is None else tf.constant(p) for p in (x, y, sample_weight)
     ]
-    recorder = FitRecorder(model, batch, 8, 30)
+    recorder = FitRecorder(model, batch, 8)
     recorder.reading(1.0)
     return recorder.record()
 
