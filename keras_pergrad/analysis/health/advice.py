@@ -1,4 +1,4 @@
-"""What the readings of a training advise."""
+"""The advice that readings of a training give."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""What is noted during a `fit`, for advice on it."""
+"""Notes that are taken during a `fit`, for advice on it."""
 
 import dataclasses
 import math
