@@ -1,4 +1,4 @@
-"""Where a callback's measurements are written: a run's files, and trackers."""
+"""The records of a callback's measurements: a run's files, and trackers."""
 
 import os
 
