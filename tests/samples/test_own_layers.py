@@ -49,6 +49,13 @@ def with_own_gradient(x, w):
     return f(x, tf.convert_to_tensor(w))
 
 
+def repeated_product(x, a, w):
+    """As in DeBERTa, for a number of samples that is not known."""
+    rows = ops.repeat(ops.expand_dims(a, 0), ops.shape(x)[0], 0)
+    rows = tf.matmul(rows, tf.convert_to_tensor(w))
+    return tf.matmul(x, rows, transpose_b=True)
+
+
 def one_tensor(function):
     """The function, given its weight as one tensor for all its uses."""
     return lambda x, w: function(x, tf.convert_to_tensor(w))
@@ -248,6 +255,7 @@ LAYERS = {
     "function in a function": (in_function, (5, 4), (4,)),
     "cumulated": (lambda x, w: x @ ops.cumsum(w, 0), (5, 4)),
     "unit norm": (lambda x, w: x @ (w / ops.norm(w)), (5, 4)),
+    "repeated weight times another": (repeated_product, (4, 3), (3, 5)),
 }
 ONE_BY_ONE = {
     "while loop": ("While", (loop, (4, 4), (5, 4))),
