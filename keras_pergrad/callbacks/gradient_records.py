@@ -1,4 +1,4 @@
-"""Where a callback's measurements are written: a run's files, and trackers."""
+"""The places that a callback's measurements go to: a run's files, trackers."""
 
 import os
 
