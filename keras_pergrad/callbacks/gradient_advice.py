@@ -13,11 +13,9 @@ class GradientAdvice:
         self._say, self._recorder = say, None
         if watch.model.optimizer is None:
             return
-        epochs, steps = (watch.params.get(k) for k in ("epochs", "steps"))
-        planned = epochs * steps if epochs and steps else None
         size = running_fit(watch.model).batch_size
         self._recorder = self._attempt(
-            lambda: FitRecorder(watch.model, batch, size, planned)
+            lambda: FitRecorder(watch.model, batch, size)
         )
 
     def note(self, loss):

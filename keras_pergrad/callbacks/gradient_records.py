@@ -1,4 +1,4 @@
-"""The places that a callback's measurements go to: a run's files, trackers."""
+"""The records of a callback's measurements: a run's files, and trackers."""
 
 import os
 

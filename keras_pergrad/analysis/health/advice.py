@@ -1,4 +1,4 @@
-"""What the readings of a training advise."""
+"""The advice that readings of a training give."""
 
 from collections.abc import Sequence
 
@@ -35,7 +35,7 @@ def advise(readings: Sequence[HealthReading], fit: Fit) -> list[HealthAdvice]:
     origins = layer_judgement.wrongly_trained(readings, fit)
     faults = [*causes, *rate, *layers, *origins]
     if not faults:
-        faults = data_judgement.unrelated_labels(fit)
+        faults = data_judgement.unrelated_labels(readings, fit)
     if faults:
         return faults
     return [

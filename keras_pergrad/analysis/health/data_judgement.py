@@ -4,6 +4,7 @@ import math
 
 from keras_pergrad.analysis.health.judgement import (
     HealthAdvice,
+    falls,
     layers_of_variables,
     median,
 )
@@ -12,6 +13,10 @@ from keras_pergrad.analysis.health.judgement import (
 # this scale, its largest stable rate is less than a hundredth of that for
 # inputs of variance 1 (LeCun et al., "Efficient BackProp", 1998, 4.3).
 LARGE_SCALE = 10.0
+_MOMENTS = ("norm", "variance")
+# Training has had its chance once the weights went this part of their norm, in
+# this many readings.
+MOVED, FEWEST = 0.05, 3
 # By chance, a loss with the own labels is the lowest of 100 in 1 % of cases.
 CHANCE = 0.01
 
@@ -65,9 +70,9 @@ def unnormalised_inputs(readings, fit):
     return []
 
 
-def unrelated_labels(fit):
+def unrelated_labels(readings, fit):
     """Accuse labels that training has not tied to the inputs."""
-    if len(fit.label_losses) < 2 or fit.learned:
+    if len(fit.label_losses) < 2 or fit.learned or _is_early(readings, fit):
         return []
     own, *others = fit.label_losses
     better = sum(other <= own for other in others)
@@ -79,12 +84,21 @@ def unrelated_labels(fit):
             "labels_unrelated",
             f"With labels of other samples the probe's loss is as low: "
             f"{own:.3g} with its own, {median(others):.3g} with others' "
-            f"(own or lower in {better} of {len(others)} draws). The model "
-            "has learned nothing that ties labels to inputs: check that x "
-            "and y are shuffled alike, and how labels are made.",
+            f"(own or lower in {better} of {len(others)} draws). As far as "
+            f"the probe's {readings[-1].samples} samples show, the model has "
+            "learned nothing that ties labels to inputs: check that x and y "
+            "are shuffled alike, and how labels are made.",
             {"loss": own, "with_other_labels": median(others), "p": chance},
         )
     ]
+
+
+def _is_early(readings, fit):
+    """Whether it is too early to say that nothing is learned."""
+    way = readings[-1].figures.get("gradient_distance", math.nan)
+    if not way > MOVED * math.hypot(*fit.weight_norms):
+        return True
+    return len(readings) < FEWEST or falls(fit.losses)
 
 
 def _scales(readings, fit, places):
@@ -98,17 +112,25 @@ def _scales(readings, fit, places):
         return
     size = math.prod(shapes[0]) / math.prod(shapes[1])
     for reading in readings:
-        kernel, bias = (mean_square(reading, k) for k in places)
+        kernel, bias = (_mean_square(reading, k) for k in places)
+        if not (kernel > 0 and bias > 0):
+            # Killed by the first update, whose parts are in that ratio.
+            kernel, bias = (_squared_way(reading, k) for k in places)
         if kernel > 0 and bias > 0:
             yield math.sqrt(kernel / bias / size)
 
 
-def mean_square(reading, place):
+def _mean_square(reading, place):
     """Return the mean of the samples' ‖g_i‖² of a variable, or NaN."""
     n = reading.samples
-    values = (
-        reading.by_variable.get(name, ())[place : place + 1]
-        for name in ("norm", "variance")
-    )
-    norm, variance = (v[0] if v else math.nan for v in values)
+    norm, variance = (_at(reading, name, place) for name in _MOMENTS)
     return norm**2 + variance * (n - 1) / n
+
+
+def _squared_way(reading, place):
+    return _at(reading, "distance", place) ** 2
+
+
+def _at(reading, name, place):
+    values = reading.by_variable.get(name, ())
+    return values[place] if values else math.nan

@@ -10,7 +10,6 @@ class Fit:
 
     Attributes:
         batch_size: samples of an update.
-        planned_steps: updates that `fit` was asked for.
         optimizer: the name of its class, such as "SGD".
         learning_rates: the rate at each reading.
         losses: the probe's loss at each reading.
@@ -25,11 +24,11 @@ class Fit:
             are trained.
         untrained_frozen: those still as they were made, and frozen.
         label_losses: at the end, the probe's loss with its own labels, then
-            with those of other samples, drawn anew each time.
+            with those of other samples, drawn anew each time; not asked for
+            where the loss has come down.
     """
 
     batch_size: int | None = None
-    planned_steps: int | None = None
     optimizer: str = ""
     learning_rates: tuple[float, ...] = ()
     losses: tuple[float, ...] = ()

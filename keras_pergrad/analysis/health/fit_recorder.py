@@ -1,4 +1,4 @@
-"""What is noted during a `fit`, for advice on it."""
+"""Notes that are taken during a `fit`, for advice on it."""
 
 import dataclasses
 import math
@@ -18,14 +18,13 @@ class FitRecorder:
     Made before the first update; `batch` is the probe, (x, y, sample_weight).
     """
 
-    def __init__(self, model, batch, batch_size=None, planned_steps=None):
+    def __init__(self, model, batch, batch_size=None):
         self._model, self._batch = model, batch
         whole, *halves = probe_losses.of_halves(model, batch)
         trained, untrained, frozen = origins(layers_of(model))
         variables = model.trainable_variables
         self._fit = Fit(
             batch_size=batch_size,
-            planned_steps=planned_steps,
             optimizer=type(model.optimizer).__name__,
             first_loss=whole,
             half_losses=tuple(halves),
@@ -50,9 +49,14 @@ class FitRecorder:
 
     def record(self):
         """Return the `Fit` up to now."""
+        # What is frozen may be set from outside, as target networks are.
+        _, _, frozen = origins(layers_of(self._model))
+        still = [p for p in self._fit.untrained_frozen if p in frozen]
+        labels = ()
+        if not self._fit.learned:
+            labels = probe_losses.of_other_labels(self._model, self._batch)
         return dataclasses.replace(
-            self._fit,
-            label_losses=probe_losses.of_other_labels(self._model, self._batch),
+            self._fit, untrained_frozen=tuple(still), label_losses=labels
         )
 
 

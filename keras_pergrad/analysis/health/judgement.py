@@ -1,6 +1,7 @@
 """One piece of advice, and how judgements speak."""
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Mapping
 
@@ -38,6 +39,11 @@ def median(values):
         return math.nan
     middle = len(ordered) // 2
     return (ordered[middle] + ordered[-middle - 1]) / 2
+
+
+def falls(losses):
+    """Whether each is below the one before."""
+    return all(a > b for a, b in itertools.pairwise(losses))
 
 
 def layers_of_variables(readings):

@@ -34,8 +34,9 @@ def not_learning(readings, fit):
     return [
         HealthAdvice(
             "layer_dead",
-            f"No sample of the probe gives {name!r} a gradient: it does not "
-            "learn, nor does what only it connects to the loss. A ReLU whose "
+            f"None of the probe's {readings[-1].samples} samples gives "
+            f"{name!r} a gradient: it does not learn, nor does what only it "
+            "connects to the loss. A ReLU whose "
             "inputs are all negative does that: make the layer's weights "
             "anew, with zero biases, or use leaky_relu.",
             {"gradient_norm": 0.0},
@@ -51,25 +52,20 @@ def wrongly_trained(readings, fit):
 
 
 def _changed(readings, fit):
-    if not fit.untrained or not fit.trained_before or not fit.weight_norms:
-        return []
-    ways = readings[-1].by_variable.get("distance", ())
+    ways = _ways(readings, fit)
+    # A new layer that stands still sends no gradients into others.
+    new = [name for name in fit.untrained if ways.get(name, 0) > 0]
     worst, part = None, CHANGED
-    for layer, places in layers_of_variables(readings).items():
-        if layer not in fit.trained_before or not ways:
-            continue
-        length = math.hypot(*(fit.weight_norms[k] for k in places))
-        way = math.hypot(*(ways[k] for k in places))
-        if length and way / length > part:
-            worst, part = layer, way / length
+    for name in fit.trained_before if new else ():
+        if ways.get(name, 0) > part:
+            worst, part = name, ways[name]
     if worst is None:
         return []
-    head = fit.untrained[-1]
     return [
         HealthAdvice(
             "trained_layer_changed",
             f"{worst!r} came with trained weights, and this fit has changed "
-            f"them by {part:.0%}, with gradients that come through {head!r}, "
+            f"them by {part:.0%}, by gradients that come through {new[-1]!r}, "
             "whose weights were new: what it knew is being lost. Freeze it "
             "(layer.trainable = False, then compile), train the new layers, "
             "and thaw it later at a hundredth of the rate.",
@@ -91,3 +87,16 @@ def _frozen(fit):
         )
         for name in fit.untrained_frozen
     ]
+
+
+def _ways(readings, fit):
+    """Return layer → ‖w − w₀‖ / ‖w₀‖, where both are known."""
+    ways = readings[-1].by_variable.get("distance", ())
+    if not ways or len(ways) != len(fit.weight_norms):
+        return {}
+    parts = {}
+    for layer, places in layers_of_variables(readings).items():
+        length = math.hypot(*(fit.weight_norms[k] for k in places))
+        way = math.hypot(*(ways[k] for k in places))
+        parts[layer] = way / length if length else 0.0
+    return parts

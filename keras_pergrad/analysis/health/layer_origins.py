@@ -1,4 +1,4 @@
-"""Whether a layer's weights are still as they were made.
+"""Layers whose weights are still as they were made, and others.
 
 Told by variables that are made of zeros or ones, as biases and scales are:
 training moves them. A layer without any is not judged.

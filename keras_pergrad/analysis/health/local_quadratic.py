@@ -43,8 +43,9 @@ def position(length, losses, slopes, loss_variances, slope_variances):
     # In units of the update: f(u) = a u² + b u + c, f(0), f(1), f'(0), f'(1).
     seen = np.array([[0, 0, 1], [1, 1, 1], [0, 1, 0], [2, 1, 0]], np.float64)
     values = np.array([*losses, *(length * s for s in slopes)], np.float64)
-    noise = [*loss_variances, *(length**2 * v for v in slope_variances)]
-    noise = np.array(noise, np.float64)
+    noise = np.array([*loss_variances, *slope_variances], np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):
+        noise[2:] *= length**2
     if not np.isfinite([*values, *noise]).all():
         return float("nan")
     noise = np.where(noise > 0, noise, NOTHING * noise.max() or 1.0)

@@ -1,10 +1,14 @@
 """The learning rate: too high, or too low."""
 
-import itertools
 import math
 
 from keras_pergrad.analysis.health import layer_judgement
-from keras_pergrad.analysis.health.judgement import HealthAdvice, median, series
+from keras_pergrad.analysis.health.judgement import (
+    HealthAdvice,
+    falls,
+    median,
+    series,
+)
 
 # An update that changes weights by this part of themselves replaces them in
 # ten updates; a thousandth is usual.
@@ -88,7 +92,7 @@ def _too_low(readings, fit):
         return []
     # Without a signal alpha is -1, too. With one, a rate that is too low lets
     # the loss fall all the time.
-    if not all(a > b for a, b in itertools.pairwise(fit.losses)):
+    if not falls(fit.losses):
         return []
     updates = series(readings, "gradient_update_ratio")
     times = 1 / max(median(gone), 1e-3)

@@ -1,4 +1,4 @@
-"""Whether to stop."""
+"""The end of a training: when to stop."""
 
 import itertools
 

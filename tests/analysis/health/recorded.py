@@ -3,7 +3,7 @@
     python -m tests.analysis.health.recorded [mlp cnn transformer]
 
 writes them anew: all faults and sound twins of `trainings`, of one seed. The
-figures by variable are kept of the last reading alone.
+figures by variable are kept of the first and the last reading.
 """
 
 import dataclasses
@@ -46,7 +46,8 @@ def recorded(task, fault):
         )
         for step, *figures in kept["readings"]
     ]
-    readings[-1].by_variable.update(kept["by_variable"])
+    for place, figures in kept["by_variable"].items():
+        readings[int(place)].by_variable.update(figures)
     fit = {name: _tuples(value) for name, value in kept["fit"].items()}
     return readings, Fit(**fit)
 
@@ -59,7 +60,12 @@ def as_json(readings, fit):
         "samples": last.samples,
         "variables": last.variable_names,
         "readings": figures,
-        "by_variable": {name: last.by_variable[name] for name in BY_VARIABLE},
+        "by_variable": {
+            str(k): {
+                name: readings[k].by_variable[name] for name in BY_VARIABLE
+            }
+            for k in (0, -1)
+        },
         "fit": dataclasses.asdict(fit),
     }
 
