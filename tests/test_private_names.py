@@ -29,6 +29,7 @@ FOREIGN = (
 NO_ATTRIBUTES = {
     "_logs_of_epoch": "what a PerGradModel defines for its base",
     "_gradients": "what a factor keeps",
+    "_initializer": "the end of names of public attributes of layers",
     "_mask": "the end of names of attributes of StridedSlice",
     "_ms": "the end of names of figures",
     "_replace": "of a named tuple, and public",

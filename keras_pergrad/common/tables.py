@@ -22,8 +22,13 @@ def as_text(columns, rows, left=()):
 
 def as_html(columns, rows):
     """Return a table as HTML, in a `div` that scrolls; all text is escaped."""
+    return of_cells(columns, [map(_cell, row) for row in rows])
+
+
+def of_cells(columns, rows):
+    """Return the same of cells that are HTML, each in its <td>."""
     head = "".join(f'<th scope="col">{escape(c)}</th>' for c in columns)
-    body = "".join("<tr>" + "".join(map(_cell, row)) + "</tr>" for row in rows)
+    body = "".join("<tr>" + "".join(row) + "</tr>" for row in rows)
     return (
         '<div class="wide" tabindex="0"><table><thead><tr>'
         f"{head}</tr></thead><tbody>{body}</tbody></table></div>"

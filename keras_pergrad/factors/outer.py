@@ -193,9 +193,10 @@ class Outer(SampleGradients):
             return False
         if self._gradients is not None or other._gradients is not None:
             return False
-        if None in (self.positions, other.positions):
+        own, others = self.positions, other.positions
+        if own is None or others is None:
             return False
-        pairs = self.positions * other.positions
+        pairs = own * others
         i, o = self._features
         if pairs == 1 or (i * o > HELD and 2 * pairs < i * o):
             return True

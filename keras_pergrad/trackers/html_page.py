@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
+from keras_pergrad.common import tables
 from keras_pergrad.runs.alignment import evenly
 from keras_pergrad.runs.page import figure, main, whole
 from keras_pergrad.runs.report import number
@@ -166,13 +167,8 @@ def _table(readings):
             cells.append(f"{line} {number(values[-1])}")
         if drawn:
             cells.append(_of_entries(last.histograms.get(f"gradient/{path}")))
-        rows.append("".join(f"<td>{cell}</td>" for cell in cells))
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in heads)
-    body = "".join(f"<tr>{row}</tr>" for row in rows)
-    return (
-        '<h2>By variable</h2><div class="wide" tabindex="0"><table><thead><tr>'
-        f"{head}</tr></thead><tbody>{body}</tbody></table></div>"
-    )
+        rows.append([f"<td>{cell}</td>" for cell in cells])
+    return f"<h2>By variable</h2>{tables.of_cells(heads, rows)}"
 
 
 def _of_entries(histogram):

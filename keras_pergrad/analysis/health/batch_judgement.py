@@ -31,6 +31,10 @@ def advised_batch(readings):
     scale = noise_scale(readings)
     if scale is None:
         return None
+    return _largest_within(scale)
+
+
+def _largest_within(scale):
     return 1 << max(int((SAMPLES - 1) * scale), 1).bit_length() - 1
 
 
@@ -40,7 +44,7 @@ def judge(readings, fit):
     if scale is None or not size:
         return []
     samples, updates = 1 + size / scale, 1 + scale / size
-    advised = advised_batch(readings)
+    advised = _largest_within(scale)
     if samples <= TIMES and updates <= TIMES**2:
         return []
     large = samples > TIMES
