@@ -4,9 +4,10 @@ The callback measures once an epoch with its default repetitions and writes
 records. Plain and watched epochs take turns, so that a machine that gets
 slower or faster meets both alike. Aim: below 8 % of the epoch.
 
-With `--instruments` it also has all instruments of gradient health and
-histograms. What ten such measurements add to an epoch of CIFAR-10, of 782
-steps, is told as well, with the same aim.
+With `--instruments` it has all instruments of gradient health and histograms,
+and computes each gradient once: repetitions are another question. What ten
+such measurements add to an epoch of CIFAR-10, of 782 steps, is told as well,
+with the same aim.
 
 Two figures. What is added between the last batch of an epoch and the third of
 the next, so with what the measurement leaves cold in the caches, is a few
@@ -79,7 +80,7 @@ def main():
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     given = parser.parse_args()
-    more = {"instruments": "all", "histograms": True}
+    more = {"instruments": "all", "histograms": True, "repeats": 1}
     tf.config.threading.set_intra_op_parallelism_threads(2)
     x, y = make_batch(given.model, BATCH)
     dataset = tf.data.Dataset.from_tensors((x, y)).repeat()

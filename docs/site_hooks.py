@@ -31,6 +31,7 @@ PUBLIC = [
     "keras_pergrad",
     "keras_pergrad.callbacks",
     "keras_pergrad.runs",
+    "keras_pergrad.trackers",
     "keras_pergrad.modes",
     "keras_pergrad.factors",
     "keras_pergrad.samples.types",
@@ -38,7 +39,15 @@ PUBLIC = [
 #: Names in them that are modules.
 MODULES = {
     f"keras_pergrad.{name}"
-    for name in ("callbacks", "factors", "modes", "rules", "runs", "types")
+    for name in (
+        "callbacks",
+        "factors",
+        "modes",
+        "rules",
+        "runs",
+        "trackers",
+        "types",
+    )
 }
 
 LINK = re.compile(

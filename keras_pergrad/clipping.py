@@ -16,7 +16,7 @@ from keras_pergrad.aggregation import (
 from keras_pergrad.common.arguments import is_number, seed_or_none
 from keras_pergrad.common.deprecation import former
 from keras_pergrad.common.registry import serialize
-from keras_pergrad.keras_internals.noise import Noise
+from keras_pergrad.keras_internals.aggregation_state import AggregationState
 from keras_pergrad.logs import DefinedMean
 
 PER = ("model", "layer", "variable")
@@ -150,8 +150,8 @@ class ClippedMean(Aggregation):
     def make_state(self, before=None):
         if not self.adds_noise and not self.changes:
             return None
-        state = Noise(self.seed, **self.kept())
-        if isinstance(before, Noise):
+        state = AggregationState(self.seed, **self.kept())
+        if isinstance(before, AggregationState):
             state.go_on_from(before)
         return state
 
@@ -160,7 +160,7 @@ class ClippedMean(Aggregation):
         return {"steps": 0} if self.changes else {}
 
     def _own(self, state):
-        if isinstance(state, Noise):
+        if isinstance(state, AggregationState):
             return state
         raise ValueError(
             f"{type(self).__name__} draws its noise from the state of one "

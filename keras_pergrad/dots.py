@@ -6,8 +6,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_pergrad.data_passes import Method, joined, run
 from keras_pergrad.factors import wide
-from keras_pergrad.functional import Method, _joined, _run
 from keras_pergrad.keras_internals.inspection_checks import (
     require_compiled,
     require_finite,
@@ -72,7 +72,7 @@ def per_sample_dots(
     require_compiled(model)
     tensors = _checked(model, direction)
     data = x, y, sample_weight, batch_size, verbose
-    dots = _joined(list(_run(DOTS, model, data, method, training, tensors)))
+    dots = joined(list(run(DOTS, model, data, method, training, tensors)))
     dots = [None if d is None else part for part, d in zip(dots, direction)]
     known = [part for part in dots if part is not None]
     if not known:

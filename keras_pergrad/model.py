@@ -10,7 +10,6 @@ import keras
 import tensorflow as tf
 
 from keras_pergrad import modes
-from keras_pergrad.aggregation import during_fit, require_fit, state_of
 from keras_pergrad.common.registry import PACKAGE, serialize
 from keras_pergrad.keras_internals import (
     batches,
@@ -36,6 +35,7 @@ from keras_pergrad.keras_internals.replica_hooks import (
 from keras_pergrad.keras_internals.train_function import Variant
 from keras_pergrad.keras_internals.vouching import vouched_names
 from keras_pergrad.logs import Logs
+from keras_pergrad.model_aggregation import during_fit, require_fit, state_of
 from keras_pergrad.modes import custom_step
 from keras_pergrad.modes.batch import evaluate
 
@@ -256,7 +256,7 @@ class PerGradModel(FitHooks, keras.Model):
         require_variables(self)
         step = mode.step(self, x, y, sample_weight)
         if step.loss is not None:
-            samples = tf.shape(batches.first_tensor(x))[0]
+            samples = batches.sample_count(x)
             track_loss(self, step.loss, samples, step.whole)
         if step.gradients is not None:
             # No weight changes before every check inside them has passed.

@@ -1,3 +1,5 @@
+import gc
+
 import keras
 import pytest
 
@@ -27,6 +29,28 @@ def _fresh_registries(monkeypatch):
         (rule_registry, "_RULES"),
     ):
         monkeypatch.setattr(owner, name, dict(getattr(owner, name)))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _rare_collections():
+    """Garbage is looked for less often: to trace makes objects by thousands.
+
+    A seventh of the processor time of a test goes into it otherwise.
+    """
+    gc.freeze()
+    gc.set_threshold(50_000)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _garbage_of_one_file():
+    """What a file's tests leave behind is not looked through again.
+
+    TensorFlow keeps the graph of every model that was trained. Late in a run
+    a single search for garbage goes over all of them, for up to a minute.
+    """
+    yield
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -14,9 +14,8 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.keras_internals import draws as draws_module
-from keras_pergrad.samples import TracedStep
 from tests import oracle
-from tests.samples.rules.exact import randomized
+from tests.samples.rules.exact import Noting, randomized
 
 L = keras.layers
 N = 3
@@ -397,13 +396,11 @@ def _record(model, x, y, training):
 
     @tf.function(autograph=False)
     def step(x, y):
-        tape = TracedStep(model, (x, y, None), training)
+        tape = Noting(model, (x, y, None), training)
         with tape, draws_module.recording(drawn.append):
             loss = model._compile_loss(y, tape.forward(x))
-        uses.extend(
-            (tape.variables[k].path, use) for k, _, use in tape.parts(loss)
-        )
         factors = tape.sample_gradients(loss)
+        uses.extend((tape.variables[k].path, use) for k, use in tape.noted)
         return [None if f is None else f.materialize() for f in factors]
 
     return drawn, uses, step(x, tf.convert_to_tensor(y))

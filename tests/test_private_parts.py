@@ -22,7 +22,11 @@ from tensorflow.python.eager.context import Context
 
 import keras_pergrad as kpg
 from keras_pergrad.analysis.pipelines import grain_data
-from keras_pergrad.keras_internals import dataset_parts, optional_names
+from keras_pergrad.keras_internals import (
+    dataset_parts,
+    grain_parts,
+    optional_names,
+)
 
 X, Y = np.ones((4, 3), "float32"), np.zeros((4, 1), "float32")
 #: The private modules that only reports and callbacks need.
@@ -229,7 +233,23 @@ def _grain():
     grain_data.read_threads(grain.MapDataset.range(4).to_iter_dataset())
 
 
+def _interleaved():
+    grain = pytest.importorskip("grain")
+    numbers = [grain.MapDataset.range(4).to_iter_dataset()] * 2
+    return grain.experimental.InterleaveIterDataset(numbers, cycle_length=2)
+
+
+def _loader():
+    grain = pytest.importorskip("grain")
+    sampler = grain.samplers.SequentialSampler(4)
+    return grain.DataLoader(data_source=range(4), sampler=sampler)
+
+
 def _grain_class(name):
+    if name == "_datasets":
+        return type(_interleaved())
+    if name == "_multiprocessing_options":
+        return type(_loader())
     kinds = pytest.importorskip("grain").MapDataset.__mro__
     if name == "_parents":
         return kinds[1]
@@ -256,6 +276,14 @@ OPTIONAL = {
     "_fn_kwargs": (keras.losses.MeanSquaredError.__mro__[1], _record),
     "_parents": (_grain_class, lambda _: _grain()),
     "_read_options": (_grain_class, lambda _: _grain()),
+    "_datasets": (
+        _grain_class,
+        lambda _: grain_data.worker_processes(_interleaved()),
+    ),
+    "_multiprocessing_options": (
+        _grain_class,
+        lambda _: grain_data.worker_processes(_loader()),
+    ),
 }
 
 
@@ -270,6 +298,14 @@ def test_what_is_lost_with_a_name_is_said(name, monkeypatch, tmp_path):
         ask(tmp_path)
 
 
+def test_a_loader_whose_copy_lacks_a_name_says_so(monkeypatch):
+    loader = _loader()
+    renamed = _Renamed("_sampler", None)
+    monkeypatch.setattr(type(loader), "_sampler", renamed, raising=False)
+    with pytest.raises(AttributeError, match="_sampler"):
+        grain_parts.loader_arguments(loader)
+
+
 def test_nothing_is_said_where_all_names_are_there(monkeypatch, tmp_path):
     monkeypatch.setattr(optional_names, "_SEEN", set())
     _profile()
@@ -279,3 +315,5 @@ def test_nothing_is_said_where_all_names_are_there(monkeypatch, tmp_path):
     assert dataset_parts.batch_size(plain) is None
     assert dataset_parts.reader_inside(plain) == (None, None)
     _grain()
+    assert grain_data.worker_processes(_interleaved()) == 2
+    assert grain_data.worker_processes(_loader()) == 0

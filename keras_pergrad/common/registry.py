@@ -94,21 +94,11 @@ def _place(cls):
     return cls.__module__, cls.__qualname__
 
 
-def arguments_shown(thing, arguments, always=()):
-    """Return a `repr` that could make the thing again; most defaults go."""
-    defaults = inspect.signature(type(thing).__init__).parameters
-    shown = [
-        f"{name}={value!r}"
-        for name, value in arguments.items()
-        if name in always
-        or name not in defaults
-        or defaults[name].default != value
-    ]
-    return f"{type(thing).__name__}({', '.join(shown)})"
-
-
 class Configured:
     """Something with a config, which its `repr` shows."""
+
+    #: Arguments that are shown even where they are the default.
+    always_shown = ()
 
     def get_config(self):
         """Return the arguments that make another one like it."""
@@ -120,14 +110,17 @@ class Configured:
         return cls(**config)
 
     def __repr__(self):
-        # Show an object, not the config dict that it is saved as.
-        return arguments_shown(
-            self,
-            {
-                name: getattr(self, name) if isinstance(value, dict) else value
-                for name, value in self.get_config().items()
-            },
-        )
+        """Show what could make it again; most defaults are left out."""
+        parameters = inspect.signature(type(self).__init__).parameters
+        shown = []
+        for name, value in self.get_config().items():
+            # Show an object, not the config dict that it is saved as.
+            value = getattr(self, name) if isinstance(value, dict) else value
+            known = parameters.get(name)
+            is_default = known is not None and known.default == value
+            if name in self.always_shown or not is_default:
+                shown.append(f"{name}={value!r}")
+        return f"{type(self).__name__}({', '.join(shown)})"
 
 
 def serialize(thing):

@@ -84,6 +84,6 @@ class Adapted(SampleGradients):
 def of_values(change, total):
     """Return a tensor, or the values of slices, changed."""
     if not isinstance(total, tf.IndexedSlices):
-        return change(total)
+        return change(tf.convert_to_tensor(total))
     values = change(total.values)
     return tf.IndexedSlices(values, total.indices, total.dense_shape)

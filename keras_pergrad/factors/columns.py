@@ -40,6 +40,18 @@ class Columns(SampleGradients):
     def sum_of_squares(self):
         return tf.concat([part.sum_of_squares() for part in self.parts], -1)
 
+    def gram(self, other=None):
+        if other is None:
+            return tf.add_n([part.gram() for part in self.parts])
+        widths = [
+            [_width(part) for part in parts]
+            for parts in (self.parts, getattr(other, "parts", ()))
+        ]
+        if not isinstance(other, Columns) or widths[0] != widths[1]:
+            return super().gram(other)
+        pairs = zip(self.parts, other.parts)
+        return tf.add_n([part.gram(another) for part, another in pairs])
+
     def holders(self):
         return [held for part in self.parts for held in part.holders()]
 

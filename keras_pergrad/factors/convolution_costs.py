@@ -12,6 +12,7 @@ from typing import NamedTuple
 from keras_pergrad.factors.convolution_methods import (
     has_filter_gradient,
     is_depthwise,
+    is_one_op,
 )
 
 # Gradients with more entries are not held just to save a second pass.
@@ -19,6 +20,8 @@ HELD = 2**17
 # Microseconds for each number of a depthwise kernel and each sample that
 # TensorFlow's filter gradient takes; 0.01 to 0.3 were measured.
 DEPTHWISE = 0.03
+# Microseconds for a multiplication in the op that gives all taps of one.
+ALL_TAPS = 0.2e-3
 # A size that is not known when tracing is taken for this one. What grows with
 # its square is not chosen then.
 GUESS = 16
@@ -119,6 +122,8 @@ def costs(windows, groups, big, small, xla=False):
     if depthwise:
         again += DEPTHWISE * entries
         by_tap = taps * (sliced + rates.channel * count * max(big, small))
+        if is_one_op(windows, xla):
+            by_tap = 6 * rates.call + ALL_TAPS * taps * count * max(big, small)
     else:
         by_tap = taps * (sliced + copies * count * big) + multiply
     unfolded = count * taps * (rates.row + copies * big)
@@ -184,10 +189,10 @@ def norm_bytes(method, windows, groups, big, small):
     entries = taps * big // groups * small
     pixels = math.prod(windows.padded_sizes)
     padded = pixels * big
-    # The taps of depthwise kernels are taken side by side.
     met = count * big
     if is_depthwise(groups, big):
-        met = taps * count * max(big, small)
+        # The taps are taken side by side, where it is not by one op.
+        met = (1 if is_one_op(windows) else taps) * count * max(big, small)
     return {
         "taps": entries + padded + met,
         "tap_norms": entries // taps + padded + met,

@@ -13,8 +13,12 @@ import math
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.factors.sample_gradients import sum_of_squares
+from keras_pergrad.factors.sample_gradients import (
+    not_negative,
+    squares_by_sample,
+)
 from keras_pergrad.factors.shared import integers
+from keras_pergrad.keras_internals.xla import in_xla
 
 SHORT = 16
 
@@ -22,24 +26,62 @@ SHORT = 16
 def taps(big, small, windows, groups):
     """Return the gradients by one matmul for each tap, on an input slice."""
     # No stack and reshape: Metal has a kernel only for concat.
-    gradients = tf.concat(list(_by_tap(big, small, windows, groups)), 1)
+    parts = list(_by_tap(big, small, windows, groups))
+    gradients = parts[0] if len(parts) == 1 else tf.concat(parts, 1)
+    if gradients.shape.rank == 3:
+        return gradients
     return tf.reshape(gradients, [-1, gradients.shape[1], small.shape[-1]])
 
 
 def tap_norms(big, small, windows, groups):
     """Return squared norms, added tap by tap: no gradient is held."""
     parts = _by_tap(big, small, windows, groups)
-    return tf.add_n([sum_of_squares(part) for part in parts])
+    return tf.add_n([squares_by_sample(part) for part in parts])
 
 
 def _by_tap(big, small, windows, groups):
     """Yield the gradients of each tap, (n, i, g·o)."""
     if is_depthwise(groups, big.shape[-1]):
-        yield from _by_tap_of_channels(big, small, windows)
+        if is_one_op(windows, in_xla()):
+            yield _of_channels(big, small, windows)
+        else:
+            yield from _by_tap_of_channels(big, small, windows)
         return
     small = split(small, groups)
     for met in windows.slices(windows.pad(big)):
         yield merge(_product(split(met, groups), small), groups)
+
+
+def _of_channels(big, small, windows):
+    """Return all taps, (n, K, g·o), by one op, for groups of one channel.
+
+    It is the depthwise convolution of one image, with a channel for each
+    sample and group, by the output gradients.
+    """
+    one = [1] * (2 - windows.rank)
+    channels, filters = big.shape[-1], small.shape[-1]
+    images, gradients = (
+        tf.transpose(
+            tf.reshape(t, integers(-1, *one, *sizes, t.shape[-1])),
+            integers(1, 2, 0, 3),
+        )
+        for t, sizes in (
+            (windows.pad(big), windows.padded_sizes),
+            (small, windows.positions),
+        )
+    )
+    step = windows.dilation[-1]
+    all_taps = tf.raw_ops.DepthwiseConv2dNative(
+        input=tf.reshape(images, integers(1, *one, *windows.padded_sizes, -1)),
+        filter=tf.reshape(
+            gradients,
+            integers(*one, *windows.positions, -1, filters // channels),
+        ),
+        strides=[1, step, step, 1],
+        padding="VALID",
+    )
+    by_tap = tf.reshape(all_taps, integers(windows.taps, -1, filters))
+    return tf.transpose(by_tap, integers(1, 0, 2))
 
 
 def _by_tap_of_channels(big, small, windows):
@@ -52,7 +94,7 @@ def _by_tap_of_channels(big, small, windows):
     shape = [-1, *windows.positions, channels]
     if filters != channels:
         shape.append(filters // channels)
-    small = tf.reshape(small, shape)
+    small = tf.reshape(small, integers(*shape))
     axes = integers(*range(1, windows.rank + 1))
     for met in windows.blocks(windows.pad(big)):
         met = met if filters == channels else met[..., None]
@@ -106,13 +148,16 @@ def unfold(big, windows):
     """Return the windows of the input, (n, T, K·g·i)."""
     # A gather is two to four times as fast as the op for image patches.
     channels = big.shape[-1]
+    if windows.are_pixels:
+        (pixels,) = windows.slices(big)
+        return pixels
     if not windows.known:
         return tf.concat(list(windows.slices(windows.pad(big))), -1)
-    pixels = tf.reshape(
-        windows.pad(big), [-1, math.prod(windows.padded_sizes), channels]
-    )
+    count = math.prod(windows.padded_sizes)
+    pixels = tf.reshape(windows.pad(big), integers(-1, count, channels))
     rows = tf.gather(pixels, windows.indices(), axis=1)
-    return tf.reshape(rows, [-1, windows.count, windows.taps * channels])
+    shape = integers(-1, windows.count, windows.taps * channels)
+    return tf.reshape(rows, shape)
 
 
 def unfold_by_identity(big, windows):
@@ -154,8 +199,8 @@ def patch_gram_norms(unfolded, small, windows, groups):
     rows = _by_group(unfolded, windows, groups)
     small = split(small, groups)
     grams = _gram(rows) * _gram(small)
-    # Rounding can leave a tiny negative number.
-    return tf.maximum(tf.reduce_sum(grams, list(range(1, grams.shape.rank))), 0)
+    axes = integers(*range(1, grams.shape.rank))
+    return not_negative(tf.reduce_sum(grams, axes))
 
 
 def pixel_gram_norms(big, small, windows, groups):
@@ -189,7 +234,7 @@ def pixel_gram_norms(big, small, windows, groups):
     products = _gram(split(small, groups))
     gram = tf.reshape(gram, [-1, groups * count * count])
     products = tf.reshape(products, [-1, groups * count * count])
-    return tf.maximum(tf.reduce_sum(gram * products, 1), 0)
+    return not_negative(tf.reduce_sum(gram * products, 1))
 
 
 def _gram(rows):
@@ -214,6 +259,8 @@ def loop(big, small, windows, groups):
 
 def total(big, small, windows, groups):
     """Return the gradient of the whole batch, (K·i, g·o)."""
+    if groups == 1 and windows.are_pixels:
+        return total_of_windows(big, small)
     padded = windows.pad(big)
     if has_filter_gradient(windows, groups, big.shape[-1]):
         small = tf.reshape(small, [-1, *windows.positions, small.shape[-1]])
@@ -230,8 +277,9 @@ def total(big, small, windows, groups):
 
 def total_of_windows(unfolded, small):
     """Return the same for one group, where the windows are at hand."""
-    unfolded = tf.reshape(unfolded, [-1, unfolded.shape[-1]])
-    small = tf.reshape(small, [-1, small.shape[-1]])
+    unfolded, small = (
+        tf.reshape(t, integers(-1, t.shape[-1])) for t in (unfolded, small)
+    )
     return tf.matmul(unfolded, small, transpose_a=True)
 
 
@@ -254,6 +302,15 @@ def dots(big, small, windows, groups, direction):
 def is_depthwise(groups, channels):
     """Whether each of several groups has one channel of the input."""
     return 1 < groups == channels
+
+
+def is_one_op(windows, xla=False):
+    """Whether one op of TensorFlow gives all taps of a depthwise kernel.
+
+    XLA's code for it is slow.
+    """
+    even = len(set(windows.dilation)) == 1 == max(windows.strides)
+    return not xla and even and windows.rank < 3
 
 
 def has_filter_gradient(windows, groups, channels):

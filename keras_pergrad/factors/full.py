@@ -4,7 +4,7 @@ import tensorflow as tf
 
 from keras_pergrad.factors.sample_gradients import (
     SampleGradients,
-    sum_of_squares,
+    squares_by_sample,
     weighted,
 )
 
@@ -29,7 +29,7 @@ class Full(SampleGradients):
         self.gradients = gradients
 
     def squared_norms(self):
-        return sum_of_squares(self.gradients)
+        return squares_by_sample(self.gradients)
 
     def weighted_sum(self, weights):
         if weights is None:

@@ -13,7 +13,8 @@ from keras_pergrad.factors.outer import Outer
 from keras_pergrad.factors.rows import Rows
 from keras_pergrad.factors.sample_gradients import (
     SampleGradients,
-    sum_of_squares,
+    not_negative,
+    squares_by_sample,
     weighted,
     wide,
 )
@@ -38,7 +39,7 @@ def join(parts):
     array([300., 300.], dtype=float32)
     """
     for kind, joined in ((Rows, JoinedRows), (Outer, JoinedOuter)):
-        parts = _together(parts, kind, joined)
+        parts = _same_layout_joined(parts, kind, joined)
     if len(parts) == 1:
         return parts[0]
     return tied(parts) or Joined(parts)
@@ -65,12 +66,13 @@ def tied(parts):
     return Tied(table, matrix, turned)
 
 
-def _together(parts, kind, joined):
+def _same_layout_joined(parts, kind, joined):
     """Return `parts`, where parts of this kind and one layout are joined."""
     groups, fewer_parts = {}, []
     for part in parts:
         if type(part) is kind:
-            groups.setdefault(joined.layout(part), []).append(part)
+            layout = *part.layout(), part.dz.dtype, part.method
+            groups.setdefault(layout, []).append(part)
         else:
             fewer_parts.append(part)
     for group in groups.values():
@@ -102,7 +104,7 @@ class Joined(SampleGradients):
         self._gradients = None
 
     def squared_norms(self):
-        return sum_of_squares(self.materialize())
+        return squares_by_sample(self.materialize())
 
     def weighted_sum(self, weights):
         if self._gradients is not None:
@@ -151,12 +153,15 @@ class Tied(Joined):
 
     def _met(self):
         """Return a of the table's rows, (n, t, s), and b, (n, t, d)."""
-        a, b = self.parts[1].x, self.parts[1].dz
-        if self._turned:
-            a, b = b, a
+        a, b = self._sides()
         copies = tf.stack([1, tf.shape(a)[1], 1])
         ids = tf.tile(self.parts[0].ids[:, None], copies)
         return tf.gather(a, ids, axis=2, batch_dims=2), b
+
+    def _sides(self):
+        """Return a and b, (n, t, rows) and (n, t, d)."""
+        sides = self.parts[1].x, self.parts[1].dz
+        return sides[::-1] if self._turned else sides
 
     def squared_norms(self):
         table, matrix = self.parts
@@ -164,8 +169,7 @@ class Tied(Joined):
         products = tf.matmul(b, table.dz, transpose_b=True)
         cross = tf.reduce_sum(chosen * products, [1, 2])
         squares = table.squared_norms() + matrix.squared_norms()
-        # Rounding can leave a tiny negative number.
-        return tf.maximum(squares + 2 * cross, 0)
+        return not_negative(squares + 2 * cross)
 
     def sum_of_squares(self):
         if self._gradients is not None:
@@ -178,6 +182,32 @@ class Tied(Joined):
         parts = matrix.sum_of_squares(), table.sum_of_squares(), cross
         total = tf.add_n([tf.convert_to_tensor(part) for part in parts])
         return tf.maximum(total, 0)
+
+    def gram(self, other=None):
+        other = self if other is None else other
+        if type(other) is not Tied or self._turned != other._turned:
+            return super().gram(other)
+        if self._gradients is not None or other._gradients is not None:
+            return super().gram(other)
+        (table, matrix), (table_2, matrix_2) = self.parts, other.parts
+        products = table.gram(table_2) + matrix.gram(matrix_2)
+        return products + self._cross(other) + tf.transpose(other._cross(self))
+
+    def _cross(self, other):
+        """Return the products of the table with the other's matrix, (n, m)."""
+        a, b = other._sides()
+
+        def of_sample(own):
+            ids, dz = own
+            products = tf.matmul(b, dz, transpose_b=True)
+            return tf.reduce_sum(tf.gather(a, ids, axis=2) * products, [1, 2])
+
+        table = self.parts[0]
+        return tf.map_fn(
+            of_sample,
+            (table.ids, table.dz),
+            fn_output_signature=tf.TensorSpec([None], table.dz.dtype),
+        )
 
     def chosen_method(self):
         return self.parts[1].chosen_method()
@@ -207,11 +237,6 @@ class JoinedRows(Rows):
             parts[0].whole,
         )
 
-    @staticmethod
-    def layout(part):
-        """Return what uses must have in common."""
-        return tuple(part.whole), part.dz.dtype, part.method
-
     def norm_bytes(self, n):
         return _added(super().norm_bytes(n), n, self.ids, self.dz)
 
@@ -229,13 +254,6 @@ class JoinedOuter(Outer):
             first.unpermuted,
             first.method,
         )
-
-    @staticmethod
-    def layout(part):
-        """Return what uses must have in common."""
-        axes = [tuple(a or ()) for a in (part.perm, part.unpermuted)]
-        sizes = tuple(part.shape), part.x.shape[-1], part.dz.shape[-1]
-        return *sizes, *axes, part.x.dtype, part.dz.dtype, part.method
 
     def norm_bytes(self, n):
         return _added(super().norm_bytes(n), n, self.x, self.dz)

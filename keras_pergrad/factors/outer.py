@@ -11,10 +11,12 @@ from keras_pergrad.factors.sample_gradients import (
     in_shape,
     in_type,
     inner_products,
+    not_negative,
     squares,
-    sum_of_squares,
+    squares_by_sample,
     weighted,
 )
+from keras_pergrad.factors.shared import integers
 from keras_pergrad.keras_internals.xla import in_xla
 
 
@@ -111,13 +113,12 @@ class Outer(SampleGradients):
     def squared_norms(self):
         method = self.chosen_method()
         if method == "product":
-            return sum_of_squares(self.x) * sum_of_squares(self.dz)
+            return squares_by_sample(self.x) * squares_by_sample(self.dz)
         if method == "full":
-            return sum_of_squares(self._matrices())
+            return squares_by_sample(self._matrices())
         inputs = tf.matmul(self.x, self.x, transpose_b=True)
         outputs = tf.matmul(self.dz, self.dz, transpose_b=True)
-        # Rounding can leave a tiny negative number.
-        return tf.maximum(tf.reduce_sum(inputs * outputs, [1, 2]), 0)
+        return not_negative(tf.reduce_sum(inputs * outputs, integers(1, 2)))
 
     def weighted_sum(self, weights):
         if self._gradients is not None:
@@ -158,6 +159,52 @@ class Outer(SampleGradients):
                 _products, (self.x, self.dz), self._features
             )
         return self._shaped(total)
+
+    def gram(self, other=None):
+        other = self if other is None else other
+        if not self._meets(other):
+            return super().gram(other)
+        x, dz = (in_shape(t, [-1, t.shape[-1]]) for t in (other.x, other.dz))
+        if self.positions == other.positions == 1:
+            inputs = tf.matmul(self.x[:, 0], x, transpose_b=True)
+            return inputs * tf.matmul(self.dz[:, 0], dz, transpose_b=True)
+
+        def of_sample(own):
+            inputs, outputs = (
+                tf.matmul(one, all_, transpose_b=True)
+                for one, all_ in zip(own, (x, dz))
+            )
+            # (positions, m · positions of the other)
+            products = tf.reduce_sum(inputs * outputs, 0)
+            products = tf.reshape(products, [-1, other.positions])
+            return tf.reduce_sum(products, 1)
+
+        return tf.map_fn(
+            of_sample,
+            (self.x, self.dz),
+            fn_output_signature=tf.TensorSpec([None], self.x.dtype),
+        )
+
+    def _meets(self, other):
+        """Whether pairs of positions cost less than gradients do."""
+        if not isinstance(other, Outer) or self.layout() != other.layout():
+            return False
+        if type(self).materialize is not type(other).materialize:
+            return False
+        if self._gradients is not None or other._gradients is not None:
+            return False
+        if None in (self.positions, other.positions):
+            return False
+        pairs = self.positions * other.positions
+        i, o = self._features
+        if pairs == 1 or (i * o > HELD and 2 * pairs < i * o):
+            return True
+        return PLAIN.gram * pairs * (i + o + PLAIN.hold_gram) < i * o
+
+    def layout(self):
+        """Return what factors of one variable must share to meet."""
+        axes = [tuple(a or ()) for a in (self.perm, self.unpermuted)]
+        return tuple(self.shape), *self._features, *axes, self.x.dtype
 
     def squared_norm_of_sum(self):
         if self._gradients is not None:

@@ -11,12 +11,14 @@ from keras_pergrad.factors.by_chunks import squares_by_chunks
 from keras_pergrad.factors.sample_gradients import (
     SampleGradients,
     expand,
+    in_shape,
     in_type,
     inner_products,
     squares,
-    sum_of_squares,
+    squares_by_sample,
     weighted,
 )
+from keras_pergrad.factors.shared import integers
 from keras_pergrad.keras_internals.xla import in_xla
 
 # Each method gives all gradients, (n, K·i, g·o) ...
@@ -98,7 +100,8 @@ class Patches(SampleGradients):
 
     def __init__(self, big, small, windows, shape, groups=1, method=None):
         self.big = big
-        self.small = tf.reshape(small, [-1, windows.count, small.shape[-1]])
+        sizes = integers(-1, windows.count, small.shape[-1])
+        self.small = tf.reshape(small, sizes)
         self.windows = windows
         self.shape = list(shape)
         self.groups = groups
@@ -148,9 +151,10 @@ class Patches(SampleGradients):
             big, *others = self._arguments()
             if method == "patch_gram":
                 big = convolution_methods.unfold(big, self.windows)
-                self._unfolded = big if self.groups == 1 else None
+                if self.groups == 1 and not self.windows.are_pixels:
+                    self._unfolded = big
             return _NORMS[method](big, *others)
-        return sum_of_squares(self._matrices())
+        return squares_by_sample(self._matrices())
 
     def weighted_sum(self, weights):
         if self._gradients is not None:
@@ -162,7 +166,7 @@ class Patches(SampleGradients):
             total = convolution_methods.total_of_windows(self._unfolded, small)
         else:
             total = convolution_methods.total(big, small, windows, groups)
-        return tf.reshape(total, self.shape)
+        return in_shape(total, self.shape)
 
     def dot(self, direction):
         matrix = in_type(direction, self.big.dtype)
@@ -200,7 +204,7 @@ class Patches(SampleGradients):
         """Reshape gradients (K·i, g·o), or transposed ones (o, K·i)."""
         if self._is_turned(gradients):
             gradients = tf.linalg.matrix_transpose(gradients)
-        return tf.reshape(gradients, [*batch, *self.shape])
+        return in_shape(gradients, [*batch, *self.shape])
 
     def _is_turned(self, gradients):
         return gradients.shape[-1] != self.small.shape[-1]

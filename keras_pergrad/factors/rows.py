@@ -6,7 +6,7 @@ from keras_pergrad.factors.full import held_bytes
 from keras_pergrad.factors.sample_gradients import (
     SampleGradients,
     expand,
-    sum_of_squares,
+    squares_by_sample,
     wide,
 )
 from keras_pergrad.keras_internals.xla import in_xla
@@ -81,7 +81,7 @@ class Rows(SampleGradients):
         n, positions = tf.unstack(tf.shape(self.ids))
         if self.chosen_method() == "unique":
             ids, added = self._by_hash(n)
-            squares = sum_of_squares(added)
+            squares = squares_by_sample(added)
             return tf.math.unsorted_segment_sum(
                 squares, ids // self.shape[0], n
             )
@@ -110,6 +110,26 @@ class Rows(SampleGradients):
             direction = tf.cast(direction, self.dz.dtype)
             met = tf.gather(tf.reshape(direction, self.shape), self.ids)
         return tf.reduce_sum(met * self.dz, [1, 2])
+
+    def gram(self, other=None):
+        other = self if other is None else other
+        if not isinstance(other, Rows) or self.whole != other.whole:
+            return super().gram(other)
+
+        def with_sample(ids_and_dz):
+            ids, dz = ids_and_dz
+            return self.dot(tf.IndexedSlices(dz, ids))
+
+        products = tf.map_fn(
+            with_sample,
+            (other.ids, other.dz),
+            fn_output_signature=tf.TensorSpec([None], self.dz.dtype),
+        )
+        return tf.transpose(products)
+
+    def layout(self):
+        """Return what uses of one table must share to be joined."""
+        return (tuple(self.whole),)
 
     def _rows_of(self, slices):
         """Return a row of slices for each id, without a table; else zeros."""

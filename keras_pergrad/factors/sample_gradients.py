@@ -5,8 +5,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_pergrad.factors.shared import in_rank, integers
+from keras_pergrad.factors.shared import in_rank, integers, zero
 
+#: What follows from the gradients, if a class has no better answer.
+_FURTHER = ("dot", "gram", "sum_of_squares")
 #: Types whose squares overflow, vanish or lose too many digits.
 HALF = (tf.float16, tf.bfloat16)
 
@@ -37,6 +39,14 @@ class SampleGradients(abc.ABC):
     """
 
     rows = ()
+
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        # A class of other gradients than its base has none of its answers.
+        if "materialize" in vars(cls):
+            for name in _FURTHER:
+                if name not in vars(cls):
+                    setattr(cls, name, vars(SampleGradients)[name])
 
     @abc.abstractmethod
     def squared_norms(self):
@@ -99,6 +109,29 @@ class SampleGradients(abc.ABC):
         """
         return squares(self.materialize())
 
+    def gram(self, other=None):
+        """Return the inner products of all pairs of contributions, (n, m).
+
+        Call it after `squared_norms`, if you need both. Half precision is
+        widened before it is multiplied.
+
+        Args:
+            other: the `SampleGradients` of this variable for m other samples;
+                None: these with each other.
+
+        Example:
+
+        >>> import tensorflow as tf
+        >>> from keras_pergrad import factors
+        >>> bias = factors.Full(tf.constant([[3.0, 4.0], [0.0, 1.0]]))
+        >>> bias.gram().numpy()
+        array([[25.,  4.],
+               [ 4.,  1.]], dtype=float32)
+        """
+        rows = flat(self.materialize())
+        others = rows if other is None else flat(other.materialize())
+        return tf.matmul(rows, tf.cast(others, rows.dtype), transpose_b=True)
+
     def squared_norm_of_sum(self):
         """Return the squared norm of the sum of all contributions, a scalar.
 
@@ -153,11 +186,22 @@ def select(factors, keep):
         for k, t in enumerate(tensors)
         if t is not None and t.dtype.is_floating
     ]
-    chosen = [tensors[k] for k in floats]
-    selected = tf.cond(
-        tf.reduce_all(keep),
-        lambda: chosen,
-        lambda: _blank(chosen, keep),
+    if not floats:
+        return
+    given = [keep, *(tensors[k] for k in floats)]
+    # As functions that are called. `tf.cond` puts both branches into the
+    # graph, with two more ops for each tensor.
+    specs = [tf.TensorSpec(t.shape, t.dtype) for t in given]
+    as_they_are, blank = (
+        tf.function(branch, autograph=False).get_concrete_function(*specs)
+        for branch in (lambda keep, *tensors: tensors, _blank)
+    )
+    selected = tf.raw_ops.StatelessIf(
+        cond=tf.reduce_all(keep),
+        input=given,
+        Tout=[t.dtype for t in given[1:]],
+        then_branch=as_they_are,
+        else_branch=blank,
     )
     for k, tensor in zip(floats, selected):
         tensor.set_shape(tensors[k].shape)
@@ -170,7 +214,7 @@ def _read(part):
     return ("_gradients",) if held else part.rows
 
 
-def _blank(tensors, keep):
+def _blank(keep, *tensors):
     masks, zeros = {}, {}
     for t in tensors:
         rank, dtype = t.shape.rank, t.dtype
@@ -234,10 +278,16 @@ def weighted(gradients, weights, shape=None):
 
 def inner_products(gradients, direction):
     """Return ⟨gradients[n], direction⟩ of materialised gradients, (n,)."""
-    gradients = wide(gradients)
-    direction = in_type(direction, gradients.dtype)
-    rows = tf.reshape(gradients, [tf.shape(gradients)[0], tf.size(direction)])
+    rows = flat(gradients)
+    direction = in_type(direction, rows.dtype)
     return tf.linalg.matvec(rows, tf.reshape(direction, [-1]))
+
+
+def flat(gradients):
+    """Return materialised gradients, widened, as a vector a sample."""
+    shape = tf.shape(gradients)
+    size = gradients.shape[1:].num_elements() or tf.reduce_prod(shape[1:])
+    return tf.reshape(wide(gradients), [shape[0], size])
 
 
 def in_type(direction, dtype):
@@ -250,7 +300,12 @@ def squares(gradients):
     return tf.reduce_sum(tf.square(wide(gradients)), 0)
 
 
-def sum_of_squares(tensor):
+def squares_by_sample(tensor):
     """Return the sum of squares over all axes but the first, (n,)."""
     axes = integers(*range(1, tensor.shape.rank))
     return tf.reduce_sum(tf.square(tensor), axes)
+
+
+def not_negative(numbers):
+    """Return squared norms without the tiny negative ones of rounding."""
+    return tf.maximum(numbers, zero(numbers.dtype))

@@ -30,6 +30,13 @@ def in_rank(tensor, shape):
     return _once(key, lambda: tf.reshape(tensor, integers(*shape)))
 
 
+def zero(dtype):
+    """Return a scalar zero, as one constant of the graph."""
+    if tf.executing_eagerly():
+        return tf.zeros([], dtype)
+    return _once(("zero", dtype), lambda: tf.constant(0, dtype))
+
+
 def _once(key, make):
     """Return `make()`, a tensor, which is made once in a graph."""
     graph = tf.compat.v1.get_default_graph()

@@ -76,5 +76,9 @@ class Widened(Adapted):
     def sum_of_squares(self):
         return self.factor.sum_of_squares()
 
+    def gram(self, other=None):
+        narrow = isinstance(other, Widened)
+        return self.factor.gram(other.factor if narrow else other)
+
     def change(self, tensor):
         return tf.cast(tensor, self.dtype)

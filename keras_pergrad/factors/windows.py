@@ -72,6 +72,19 @@ class Windows:
         )
 
     @property
+    def are_pixels(self):
+        """Whether each pixel is a window: the kernel has one tap."""
+        numbers = (*self.kernel, *self.strides)
+        return self._is_tight and all(k == 1 for k in numbers)
+
+    @property
+    def _is_tight(self):
+        """Whether there are no zeros around the input."""
+        return all(
+            isinstance(k, int) and not k for k in self.before + self.after
+        )
+
+    @property
     def rank(self):
         """How many dimensions it has."""
         return len(self.kernel)
@@ -101,7 +114,7 @@ class Windows:
 
     def pad(self, tensor):
         """Return `tensor` with the zeros around it."""
-        if all(isinstance(k, int) and not k for k in self.before + self.after):
+        if self._is_tight:
             return tensor
         zeros = [(0, 0), *zip(self.before, self.after), (0, 0)]
         return self._of_sizes(tf.pad(tensor, zeros), self.padded_sizes, tensor)
@@ -134,11 +147,14 @@ class Windows:
 
     def blocks(self, padded):
         """Yield the same as (n, *positions, channels)."""
+        if self.are_pixels:
+            yield padded
+            return
         if max(self.strides) == 1:
             # An op with fewer inputs than that of a slice with strides.
             size = integers(-1, *self.positions, padded.shape[-1])
             for offset in self.offsets():
-                met = tf.slice(padded, [0, *offset, 0], size)
+                met = tf.slice(padded, integers(0, *offset, 0), size)
                 yield self._of_sizes(met, self.positions, padded)
             return
         for offset in self.offsets():

@@ -21,7 +21,15 @@ def first_tensor(x):
 
 def sample_count(x):
     """Return the number of samples, as a tensor."""
-    return tf.shape(first_tensor(x))[0]
+    return _length(first_tensor(x))
+
+
+def _length(tensor):
+    sizes = tf.shape(tensor)
+    if not tf.is_tensor(sizes) or not sizes.shape.num_elements():
+        return sizes[0]
+    # The same in two ops instead of five.
+    return tf.unstack(sizes)[0]
 
 
 def map_tensors(function, batch):
@@ -69,7 +77,7 @@ def require_one_length(lengths):
 
 def _checked_in_graph(batch, known, unknown):
     """Return the batch; to use it fails if its lengths differ."""
-    shown = [[f"{name} with", tf.shape(t)[0]] for name, t in unknown]
+    shown = [[f"{name} with", _length(t)] for name, t in unknown]
     shown += [[f"{name} with", length] for name, length in known[:1]]
     lengths = [length for _, length in shown]
     check = tf.debugging.Assert(
@@ -82,17 +90,19 @@ def _checked_in_graph(batch, known, unknown):
     with tf.control_dependencies([] if check is None else [check]):
         # XLA drops assertions, but cannot stack rows of different lengths.
         # The error shows the name of the op.
+        zero = tf.constant(0.0)
         rows = tf.stack(
-            [tf.zeros([length]) for length in lengths],
+            [tf.fill([length], zero) for length in lengths],
             name="x_y_and_sample_weight_must_have_the_same_length",
         )
-    length = tf.shape(rows)[1]
+    begin, steps = tf.constant([0]), tf.constant([1])
+    end = tf.shape(rows)[1:]
     others = unknown if known else unknown[1:]
 
     def cut(tensor):
         if not any(tensor is other for _, other in others):
             return tensor
-        rows = tensor[:length]
+        rows = tf.strided_slice(tensor, begin, end, steps)
         rows.set_shape(tensor.shape)
         return rows
 

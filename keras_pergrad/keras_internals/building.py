@@ -118,8 +118,6 @@ def _has_loss_of_its_own(model):
 
 
 def _spec(tensor):
-    if tensor is None or not hasattr(tensor, "shape"):
-        return tensor
     if not isinstance(tensor, tf.Tensor):
         return tensor
     return keras.KerasTensor(tensor.shape, tensor.dtype.name)

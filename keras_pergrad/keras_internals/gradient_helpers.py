@@ -46,14 +46,15 @@ def op_gradients(outputs, inputs, deltas, graph, ends=()):
     )
 
 
-def gradients_at(targets, sources, given=None):
+def gradients_at(targets, sources, operations, given=None):
     """Return `tf.gradients` of the sources, without ops that none needs.
 
     `tf.gradients` differentiates an op for all of its inputs. For a bias that
     is a sum over the batch, which nothing takes if the bias is no source.
+    `operations` are those between sources and targets, and maybe others.
     """
     with contextlib.ExitStack() as stack:
-        for op, skipped in _unneeded(targets, sources):
+        for op, skipped in _unneeded(operations, sources):
             if op.type in _HEED:
                 op.skip_input_indices = skipped
                 stack.callback(delattr, op, "skip_input_indices")
@@ -63,10 +64,10 @@ def gradients_at(targets, sources, given=None):
         return tf.gradients(targets, sources, given)
 
 
-def _unneeded(targets, sources):
+def _unneeded(operations, sources):
     """Yield (op, its inputs that depend on no source)."""
     wanted = {id(t) for t in sources}
-    for op in targets[0].graph.get_operations():
+    for op in operations:
         behind = [id(t) in wanted for t in op.inputs]
         if not any(behind):
             continue

@@ -6,6 +6,9 @@ Private names in use: `MapDataset._parents`, `IterDataset._read_options`,
 `grain._src.python.dataset.dataset.get_execution_summary`.
 """
 
+import sys
+from typing import Any
+
 from keras_pergrad.keras_internals.optional_names import optional
 
 
@@ -21,21 +24,28 @@ def read_options(node):
     return optional(node, "_read_options", _read_numbers, lost)
 
 
-def worker_options(node):
-    """Return the `MultiprocessingOptions` of a dataset or loader, or None."""
-    return getattr(node, "_multiprocessing_options", None)
+def worker_count(node):
+    """Return how many processes load for a loader or a stage of a dataset.
 
-
-def interleaved(node):
-    """List the datasets that a dataset takes turns with."""
-    return getattr(node, "_datasets", ()) or ()
+    None: a stage that has none of its own.
+    """
+    lost = "reports do not know the worker processes of Grain"
+    if is_loader(node):
+        options = optional(node, "_multiprocessing_options", _loader, lost)
+    else:  # an earlier Grain has it in a stage
+        options = getattr(node, "_multiprocessing_options", None)
+    if options is not None:
+        return int(options.num_workers)
+    name = type(node).__name__
+    if "Interleave" in name or "ProcessPrefetch" in name:
+        return len(optional(node, "_datasets", _interleaved, lost) or ())
+    return None
 
 
 def is_loader(data):
     """Whether this is a `DataLoader`."""
-    return hasattr(data, "_multiprocessing_options") and hasattr(
-        data, "_sampler"
-    )
+    grain = sys.modules.get("grain")
+    return grain is not None and isinstance(data, grain.DataLoader)
 
 
 def loader_arguments(loader):
@@ -63,3 +73,18 @@ def _numbers():
 
 def _read_numbers():
     return _numbers().to_iter_dataset()
+
+
+def _interleaved():
+    import grain
+
+    numbers = [_read_numbers()]
+    return grain.experimental.InterleaveIterDataset(numbers, cycle_length=1)
+
+
+def _loader():
+    import grain
+
+    one: Any = range(1)
+    sampler = grain.samplers.SequentialSampler(len(one))
+    return grain.DataLoader(data_source=one, sampler=sampler)

@@ -22,11 +22,11 @@ v1 = tf.compat.v1
 _numbers = itertools.count()
 
 
-class NotReplayable(ValueError):
+class NotCopyable(ValueError):
     """An error: the function holds state that cannot be copied."""
 
 
-class Replica:
+class GraphCopy:
     """A runner of a copy of a traced function, freed when its context ends."""
 
     # `device` and `pins` (op type → device, which win) place ops, where these
@@ -72,10 +72,10 @@ class Replica:
             if variable is not None:
                 mapping[internal.name] = self._copy(variable, external)
             else:
-                with tf.device(self._device), tf.name_scope("replica/"):
+                with tf.device(self._device), tf.name_scope("copied/"):
                     mapping[internal.name] = tf.constant(external)
         inputs = [t for t in self._source.inputs if id(t) not in captured]
-        with tf.name_scope("replica/"):
+        with tf.name_scope("copied/"):
             self.inputs = [v1.placeholder(t.dtype, t.shape) for t in inputs]
         mapping |= {t.name: p for t, p in zip(inputs, self.inputs)}
         self.outputs = tf.import_graph_def(
@@ -93,11 +93,11 @@ class Replica:
         """Return a new variable with the value of another."""
         shape, dtype = variable.shape, variable.dtype
         # A separate scope: the step's nodes keep their names.
-        with tf.device(self._device), tf.name_scope("replica/"):
+        with tf.device(self._device), tf.name_scope("copied/"):
             handle = tf.raw_ops.VarHandleOp(
                 dtype=dtype,
                 shape=shape,
-                shared_name=f"replica_{next(_numbers)}",
+                shared_name=f"copied_{next(_numbers)}",
             )
             value = v1.placeholder(dtype, shape)
             self._assign.append(
@@ -134,7 +134,7 @@ def _state(source):
             variable = handles[id(external)]
             yield internal, variable.numpy(), variable
         elif external.dtype in (tf.resource, tf.variant):
-            raise NotReplayable(
+            raise NotCopyable(
                 f"Expected a step whose only state is variables. Received "
                 f"one that also captures {external!r}: such a step runs in "
                 f"fit() only."

@@ -31,7 +31,7 @@ from keras_pergrad.keras_internals.seeds import shared_seed_state
 
 # Ops that take a variable and do not change it. All others are assumed to
 # assign: restoring too much costs a copy, restoring too little is wrong.
-READS = frozenset(
+UNCHANGING = frozenset(
     {
         "ReadVariableOp",
         "ResourceGather",
@@ -260,7 +260,7 @@ def assigned_inputs(graph):
             for place, tensor in enumerate(op.inputs)
             if tensor.dtype == tf.resource
         ]
-        if not taken or op.type in READS:
+        if not taken or op.type in UNCHANGING:
             continue
         if op.type == "Identity":
             origin[id(op.outputs[0])] = taken[0][1]

@@ -44,7 +44,7 @@ class LoRA(SavedState):
 
     def _variables(self):
         """Yield (key, variable) of the own variables of layers with LoRA."""
-        layers = [lr for lr in _layers(self._model()) if lr.variables]
+        layers = [lr for lr in inner_layers(self._model()) if lr.variables]
         for at, layer in enumerate(layers):
             if getattr(layer, "lora_enabled", False):
                 own = (
@@ -58,7 +58,7 @@ def config_of(model):
     """Describe for `restore`, as JSON, what is trained; None: not built."""
     if not model.built:
         return None
-    layers = _layers(model)
+    layers = inner_layers(model)
     return {
         "layers": [int(layer.trainable) for layer in layers],
         "with_variables": _with_variables(layers),
@@ -100,10 +100,6 @@ def restore(model, config):
         variable.trainable = bool(trainable)
 
 
-def _layers(model):
-    return inner_layers(model)
-
-
 def _with_variables(layers):
     """Return the places of the layers that have variables."""
     return [at for at, layer in enumerate(layers) if layer.variables]
@@ -113,7 +109,7 @@ def _by_place(model, config):
     """Return the layers that were saved, by their place; None if others."""
     # Layers without variables may be there only later, such as those that a
     # tokenizer makes when its vocabulary is loaded, which is after `restore`.
-    layers = _layers(model)
+    layers = inner_layers(model)
     if len(layers) == len(config["layers"]):
         return dict(enumerate(layers))
     with_variables = [layers[at] for at in _with_variables(layers)]

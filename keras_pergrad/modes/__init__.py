@@ -11,7 +11,7 @@ from keras_pergrad.modes.base import (
 )
 from keras_pergrad.modes.batch import Batch
 from keras_pergrad.modes.per_sample import PerSample
-from keras_pergrad.modes.vectorized import Vectorized
+from keras_pergrad.modes.vectorized import Vectorized, sample_gradients
 from keras_pergrad.modes.weighted_sums import PartOfBatch
 
 
@@ -58,4 +58,5 @@ __all__ = [
     "Vectorized",
     "get",
     "register_gradient_mode",
+    "sample_gradients",
 ]

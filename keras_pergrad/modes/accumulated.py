@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from keras_pergrad.common import refusal_messages
 from keras_pergrad.common.arguments import positive_integer
-from keras_pergrad.common.registry import arguments_shown, serialize
+from keras_pergrad.common.registry import serialize
 from keras_pergrad.keras_internals import replicas
 from keras_pergrad.keras_internals.batches import is_composite
 from keras_pergrad.keras_internals.loss_fractions import (
@@ -19,11 +19,9 @@ from keras_pergrad.keras_internals.overwritten import (
     is_overwritten,
     require_none,
 )
-from keras_pergrad.modes import one_step
 from keras_pergrad.modes.accumulator_state import AccumulatorState
 from keras_pergrad.modes.base import GradientMode, gradient_modes
-from keras_pergrad.modes.microbatches import MOST, is_one
-from keras_pergrad.modes.one_step import Parting
+from keras_pergrad.modes.microbatches import MOST, Parting, is_one, update
 from keras_pergrad.samples import TracedStep, counters, refusals
 
 TAILS = ("apply", "keep", "drop")
@@ -68,6 +66,8 @@ class Accumulated(GradientMode):
     >>> import keras_pergrad as kpg
     >>> mode = kpg.Accumulated(steps=4, microbatch_size=64)
     """
+
+    always_shown = ("steps", "microbatch_size")
 
     def __init__(
         self,
@@ -132,19 +132,11 @@ class Accumulated(GradientMode):
             model.gradient_state.reset()
         elif model.gradient_state.waiting:
             # Where an update can be made, also under a strategy.
-            model.distribute_strategy.run(
-                one_step.update, args=(self.inner, model)
-            )
+            model.distribute_strategy.run(update, args=(self.inner, model))
 
     @property
     def log_metrics(self):
         return self.inner.log_metrics
-
-    def __repr__(self):
-        # What is split is shown even where it is the default.
-        always = ("steps", "microbatch_size")
-        shown = {name: getattr(self, name) for name in self.get_config()}
-        return arguments_shown(self, shown, always)
 
     def get_config(self):
         return {
@@ -204,7 +196,7 @@ class Microbatches(Parting):
 
 def _inner(identifier):
     mode = gradient_modes.get(identifier)
-    if mode.one_by_one:
+    if mode.updates_by_sample:
         raise ValueError(
             "`inner` cannot update after every sample, since its gradients "
             "are to be summed. Received: updates='sample'"

@@ -12,7 +12,7 @@ from keras_pergrad.keras_internals.batches import ranks
 from keras_pergrad.keras_internals.model_parts import mask_of, set_mask
 from keras_pergrad.keras_internals.tracing import traced_functions
 from keras_pergrad.logs import STATISTICS
-from keras_pergrad.modes import one_step
+from keras_pergrad.modes import microbatches, one_step
 from keras_pergrad.modes.one_step import Step
 from keras_pergrad.samples import function_cache
 
@@ -108,7 +108,7 @@ class GradientMode(Configured):
     updates_by_itself = False
 
     #: Whether every sample makes an update of its own.
-    one_by_one = False
+    updates_by_sample = False
 
     #: How many samples go through the model at a time; None: the batch.
     microbatch_size = None
@@ -142,10 +142,10 @@ class GradientMode(Configured):
         """
         self.require(model)
         batch, parting = (x, y, sample_weight), self.parting(model)
-        if self.one_by_one:
-            return one_step.one_by_one(self, model, batch)
+        if self.updates_by_sample:
+            return microbatches.update_by_sample(self, model, batch)
         if parting is not None:
-            return one_step.of_parts(parting, model, batch)
+            return microbatches.of_parts(parting, model, batch)
         if self.needs_graph and tf.executing_eagerly():
             return _traced(self, model, batch)
         return one_step.of_whole(self, model, batch)[0]
@@ -156,7 +156,7 @@ class GradientMode(Configured):
     def parting(self, model):
         """Return how a batch is taken apart; None: it stays whole."""
         del model
-        return one_step.Parting(self) if replicas.several() else None
+        return microbatches.Parting(self) if replicas.several() else None
 
     @property
     def gives_statistics(self):

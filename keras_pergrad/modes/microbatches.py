@@ -1,17 +1,157 @@
-"""A batch, split along its first axis into microbatches."""
+"""A batch in parts: microbatches, replicas or both, and its single samples.
 
+The sums of the parts are added up. Each part counts in the loss of the batch
+by numerators and denominators (see `microbatch_sums`).
+"""
+
+import contextlib
 import operator
+from typing import Any
 
 import tensorflow as tf
 
+from keras_pergrad.common import refusal_messages
+from keras_pergrad.keras_internals import replicas
 from keras_pergrad.keras_internals.batches import (
     first_tensor,
     map_tensors,
     refilled,
+    sample_count,
 )
+from keras_pergrad.keras_internals.loss_fractions import require_parts
+from keras_pergrad.keras_internals.losses import track_loss
+from keras_pergrad.keras_internals.optimizers import loss_scale
+from keras_pergrad.keras_internals.overwritten import SetApart, require_none
+from keras_pergrad.modes import add_loss_reduction
+from keras_pergrad.modes.microbatch_sums import MicrobatchSums, divided
+from keras_pergrad.modes.one_step import (
+    Step,
+    aggregation_now,
+    finish,
+    observe,
+    of_whole,
+    overflow_to_infinity,
+)
+from keras_pergrad.modes.weighted_sums import WeightedSums
 
 #: More samples than any batch has, so a batch is one microbatch.
 MOST = 2**24
+
+
+class Parting:
+    """How a batch is taken apart: here, by the replicas alone.
+
+    Attributes:
+        mode: whose `partial_sums` are taken.
+        size: the number of samples in a microbatch; None: the batch is one.
+        steps: how many batches make an update.
+        own_sums: whether the mode's sums are asked for, not the plain ones.
+    """
+
+    steps = 1
+    own_sums = True
+
+    def __init__(self, mode, size=None):
+        self.mode = mode
+        counts = mode.aggregation is not None and mode.aggregation.counts
+        # The model must not be called for no sample, which a replica or a
+        # batch that is drawn at random may have.
+        self.size = MOST if size is None and counts else size
+
+    def require(self, model, batch):
+        """Refuse a model or a batch that cannot be trained in parts."""
+        del batch
+        require_parts(model)
+        require_none(model, "several replicas")
+
+    @contextlib.contextmanager
+    def checked(self, model, batch, sums):
+        """Open a context; yield `sums`, or a function around it."""
+        del model, batch
+        yield sums
+
+
+def of_parts(parting, model, batch):
+    """Return the step of a batch in parts: microbatches, replicas or both."""
+    parting.require(model, batch)
+    mode, size, alone = parting.mode, parting.size, parting.steps == 1
+    aggregation = aggregation_now(mode, model)
+    scale = loss_scale(model.optimizer)
+    kinds = add_loss_reduction.kinds(model, batch[0])
+    given = model, batch[0], scale, kinds, alone
+    if parting.own_sums:
+        parts = WeightedSums(mode, aggregation, *given)
+    else:
+        parts = MicrobatchSums(*given)
+    with parting.checked(model, batch, parts) as function:
+        if isinstance(parts, WeightedSums):
+            parts.know_denominators(sum_over(parts.denominators, batch, size))
+            batch = *batch, tf.range(parts.count)
+        sums: Any = sum_over(function, batch, size)
+    totals = parts.totals(sums)
+    groups, norms = parts.groups(totals), totals.get("norms")
+    plain = totals.get("plain") or totals["gradients"].get("batch")
+    logged = observe(mode, model, aggregation, norms, parts.rows, plain)
+    gradients = None
+    if alone:
+        mean = divided(groups, parts.mask_epsilons)
+        gradients = finish(model, aggregation, mean, parts.rows, scale, norms)
+    else:
+        _wait(parting, model, parts, groups, norms, scale)
+    return Step(parts.loss(totals), None, gradients, logged, whole=True)
+
+
+def _wait(parting, model, parts, groups, norms, scale):
+    """Add a batch to those that wait; update where enough of them do."""
+    if norms is not None and scale is not None:
+        groups = {
+            key: (overflow_to_infinity(gradients, norms, scale), below)
+            for key, (gradients, below) in groups.items()
+        }
+    waiting = model.gradient_state
+    waiting.add(groups, parts.mask_epsilons, parts.variables)
+    due = waiting.count >= parting.steps
+    replicas.when(due, lambda: update(parting.mode, model))
+
+
+def update(mode, model):
+    """Call the optimizer with all batches that wait for an update."""
+    waiting, variables = model.gradient_state, model.trainable_variables
+    mean, scale = waiting.gradients(variables), loss_scale(model.optimizer)
+    aggregation = aggregation_now(mode, model)
+    gradients = finish(model, aggregation, mean, waiting.rows, scale)
+    replicas.apply(model.optimizer, gradients, variables)
+    waiting.reset()
+
+
+def update_by_sample(mode, model, batch):
+    """Return the step of a batch each of whose samples makes an update."""
+    if replicas.several():
+        count = tf.distribute.get_strategy().num_replicas_in_sync
+        raise ValueError(refusal_messages.one_after_the_other(count))
+    n = sample_count(batch)
+    with SetApart(model):
+        groups = mode.aggregation.groups(model.trainable_variables)
+    shape = [] if groups is None else [max(groups) + 1]
+    norms = tf.TensorArray(tf.float32, n, element_shape=shape)
+
+    def body(i, norms):
+        row = map_tensors(lambda t: t[i : i + 1], batch)
+        step, norm = of_whole(mode, model, row, is_single=True)
+        track_loss(model, step.loss, 1)
+        model.optimizer.apply(step.gradients, model.trainable_variables)
+        x, y, sample_weight = row
+        model.compute_metrics(x, y, step.y_pred, sample_weight)
+        return i + 1, norms.write(i, tf.cast(norm[0], tf.float32))
+
+    _, norms = tf.while_loop(
+        lambda i, _: i < n,
+        body,
+        (tf.constant(0), norms),
+        parallel_iterations=1,
+    )
+    aggregation = aggregation_now(mode, model)
+    return Step(None, None, None, aggregation.statistics(norms.stack()))
 
 
 def is_one(batch, size):

@@ -1,14 +1,10 @@
 """One step of any mode: the sums of a batch's parts, made one gradient.
 
-A mode gives the sums of a part of a batch (`GradientMode.partial_sums`). Here
-the batch is split, the sums are added up over its parts and the replicas, and
-what becomes of them is done once:
+A mode gives the sums of a part of a batch (`GradientMode.partial_sums`). A
+whole batch on one device is one part, whose loss is Keras's own. What becomes
+of the sums is done here, also of those of a batch in parts (`microbatches`):
 
     split → sum → over replicas → aggregate → overflow → regularise → scale
-
-A whole batch on one device is one part, whose loss is Keras's own. All other
-parts count in the loss of their batch by numerators and denominators (see
-`microbatch_sums`).
 """
 
 import contextlib
@@ -18,7 +14,6 @@ from typing import Any
 import tensorflow as tf
 
 from keras_pergrad.aggregation import is_finite
-from keras_pergrad.common import refusal_messages
 from keras_pergrad.factors import squared_norm
 from keras_pergrad.keras_internals import replicas
 from keras_pergrad.keras_internals.batches import (
@@ -26,29 +21,22 @@ from keras_pergrad.keras_internals.batches import (
     map_tensors,
     sample_count,
 )
-from keras_pergrad.keras_internals.loss_fractions import require_parts
 from keras_pergrad.keras_internals.losses import (
     additional_loss_weights,
     total_loss,
-    track_loss,
 )
 from keras_pergrad.keras_internals.model_parts import call_model
 from keras_pergrad.keras_internals.optimizers import loss_scale
-from keras_pergrad.keras_internals.overwritten import SetApart, require_none
+from keras_pergrad.keras_internals.overwritten import SetApart
 from keras_pergrad.keras_internals.penalties import (
     Penalties,
     regularization_gradients,
     without_gradients,
 )
-from keras_pergrad.modes import add_loss_reduction
 from keras_pergrad.modes.microbatch_sums import (
-    MicrobatchSums,
-    divided,
     plus,
     times,
 )
-from keras_pergrad.modes.microbatches import MOST, sum_over
-from keras_pergrad.modes.weighted_sums import WeightedSums
 from keras_pergrad.statistics import spread
 
 
@@ -185,122 +173,6 @@ def of_whole(mode, model, batch, is_single=False) -> tuple[Step, Any]:
     return Step(part.loss, y_pred, gradients, logged), norms
 
 
-class Parting:
-    """How a batch is taken apart: here, by the replicas alone.
-
-    Attributes:
-        mode: whose `partial_sums` are taken.
-        size: the number of samples in a microbatch; None: the batch is one.
-        steps: how many batches make an update.
-        own_sums: whether the mode's sums are asked for, not the plain ones.
-    """
-
-    steps = 1
-    own_sums = True
-
-    def __init__(self, mode, size=None):
-        self.mode = mode
-        counts = mode.aggregation is not None and mode.aggregation.counts
-        # The model must not be called for no sample, which a replica or a
-        # batch that is drawn at random may have.
-        self.size = MOST if size is None and counts else size
-
-    def require(self, model, batch):
-        """Refuse a model or a batch that cannot be trained in parts."""
-        del batch
-        require_parts(model)
-        require_none(model, "several replicas")
-
-    @contextlib.contextmanager
-    def checked(self, model, batch, sums):
-        """Open a context; yield `sums`, or a function around it."""
-        del model, batch
-        yield sums
-
-
-def of_parts(parting, model, batch):
-    """Return the step of a batch in parts: microbatches, replicas or both."""
-    parting.require(model, batch)
-    mode, size, alone = parting.mode, parting.size, parting.steps == 1
-    aggregation = aggregation_now(mode, model)
-    scale = loss_scale(model.optimizer)
-    kinds = add_loss_reduction.kinds(model, batch[0])
-    given = model, batch[0], scale, kinds, alone
-    if parting.own_sums:
-        parts = WeightedSums(mode, aggregation, *given)
-    else:
-        parts = MicrobatchSums(*given)
-    with parting.checked(model, batch, parts) as function:
-        if isinstance(parts, WeightedSums):
-            parts.compute_denominators(batch, size)
-            batch = *batch, tf.range(parts.count)
-        sums: Any = sum_over(function, batch, size)
-    totals = parts.totals(sums)
-    groups, norms = parts.groups(totals), totals.get("norms")
-    plain = totals.get("plain") or totals["gradients"].get("batch")
-    logged = observe(mode, model, aggregation, norms, parts.rows, plain)
-    gradients = None
-    if alone:
-        mean = divided(groups, parts.mask_epsilons)
-        gradients = finish(model, aggregation, mean, parts.rows, scale, norms)
-    else:
-        _wait(parting, model, parts, groups, norms, scale)
-    return Step(parts.loss(totals), None, gradients, logged, whole=True)
-
-
-def _wait(parting, model, parts, groups, norms, scale):
-    """Add a batch to those that wait; update where enough of them do."""
-    if norms is not None and scale is not None:
-        groups = {
-            key: (_overflow_to_infinity(gradients, norms, scale), below)
-            for key, (gradients, below) in groups.items()
-        }
-    waiting = model.gradient_state
-    waiting.add(groups, parts.mask_epsilons, parts.variables)
-    due = waiting.count >= parting.steps
-    replicas.when(due, lambda: update(parting.mode, model))
-
-
-def update(mode, model):
-    """Call the optimizer with all batches that wait for an update."""
-    waiting, variables = model.gradient_state, model.trainable_variables
-    mean, scale = waiting.gradients(variables), loss_scale(model.optimizer)
-    aggregation = aggregation_now(mode, model)
-    gradients = finish(model, aggregation, mean, waiting.rows, scale)
-    replicas.apply(model.optimizer, gradients, variables)
-    waiting.reset()
-
-
-def one_by_one(mode, model, batch):
-    """Return the step of a batch each of whose samples makes an update."""
-    if replicas.several():
-        count = tf.distribute.get_strategy().num_replicas_in_sync
-        raise ValueError(refusal_messages.one_after_the_other(count))
-    n = sample_count(batch)
-    with SetApart(model):
-        groups = mode.aggregation.groups(model.trainable_variables)
-    shape = [] if groups is None else [max(groups) + 1]
-    norms = tf.TensorArray(tf.float32, n, element_shape=shape)
-
-    def body(i, norms):
-        row = map_tensors(lambda t: t[i : i + 1], batch)
-        step, norm = of_whole(mode, model, row, is_single=True)
-        track_loss(model, step.loss, 1)
-        model.optimizer.apply(step.gradients, model.trainable_variables)
-        x, y, sample_weight = row
-        model.compute_metrics(x, y, step.y_pred, sample_weight)
-        return i + 1, norms.write(i, tf.cast(norm[0], tf.float32))
-
-    _, norms = tf.while_loop(
-        lambda i, _: i < n,
-        body,
-        (tf.constant(0), norms),
-        parallel_iterations=1,
-    )
-    aggregation = aggregation_now(mode, model)
-    return Step(None, None, None, aggregation.statistics(norms.stack()))
-
-
 def aggregation_now(mode, model):
     """Return the aggregation of a mode as it is at this step, or None."""
     aggregation = mode.aggregation
@@ -331,7 +203,7 @@ def finish(model, aggregation, sums, n, scale, norms=None, penalties=None):
             # Each replica draws its own noise.
             gradients = replicas.from_first_replica(gradients)
         if aggregation.needs_norms and scale is not None and norms is not None:
-            gradients = _overflow_to_infinity(gradients, norms, scale)
+            gradients = overflow_to_infinity(gradients, norms, scale)
     gradients = plus(gradients, penalties)
     if scale is None:
         return gradients
@@ -339,7 +211,7 @@ def finish(model, aggregation, sums, n, scale, norms=None, penalties=None):
     return [times(g, scale) for g in dense]
 
 
-def _overflow_to_infinity(gradients, norms, scale):
+def overflow_to_infinity(gradients, norms, scale):
     """Pass an overflow on to the optimizer, which then lowers the scale."""
     overflow = tf.logical_not(tf.reduce_all(is_finite(norms)))
     overflow = tf.logical_and(overflow, scale > 1)

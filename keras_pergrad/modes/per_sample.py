@@ -81,17 +81,17 @@ class PerSample(GradientMode):
         )
 
     @property
-    def one_by_one(self):
+    def updates_by_sample(self):
         return self.updates == "sample"
 
     @property
     def updates_by_itself(self):
-        return self.one_by_one
+        return self.updates_by_sample
 
     @property
     def can_be_watched(self):
         # One update by one sample has no variance.
-        return not self.one_by_one
+        return not self.updates_by_sample
 
     def require(self, model):
         require_any_batch_size(model)

@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from keras_pergrad.keras_internals import draws, stray_weights
+from keras_pergrad.keras_internals import draws
 from keras_pergrad.keras_internals.batches import sample_count
 from keras_pergrad.keras_internals.loss_tensors import loss_tensors
 from keras_pergrad.keras_internals.losses import (
@@ -53,14 +53,14 @@ class Samples:
             floats = [t for t in outputs if t.dtype.is_floating]
             with (
                 tf.GradientTape(watch_accessed_variables=False) as tape,
-                stray_weights.watched(tape, self.variables),
+                without_gradients(self.variables),
                 draws.recording(drawn_by_loss.append),
             ):
-                tape.watch(floats)
+                values = [v.value for v in self.variables]
+                tape.watch(floats + values)
                 target = part.target(self.y_pred, terms, training)
-        values = [v.value for v in self.variables]
         slopes = tape.gradient(target, floats + values)
-        error = stray_weights.error(self.variables, slopes[len(floats) :])
+        error = _read_by_loss(self.variables, slopes[len(floats) :])
         self._by_loss = None
         if error is not None:
             if not part.is_whole:
@@ -140,3 +140,21 @@ class _Loss:
     def __call__(self, x, y, y_pred, sample_weight):
         batch = x, y, y_pred, sample_weight
         return total_loss(self._model, *batch, self._training)
+
+
+def _read_by_loss(variables, gradients):
+    """Return the error for weights that the loss reads itself, or None."""
+    # Regularisers also do: they belong to no sample, and are added later.
+    names = [
+        repr(v.path) for v, g in zip(variables, gradients) if g is not None
+    ]
+    if not names:
+        return None
+    return ValueError(
+        f"The loss depends on {', '.join(names)} outside the forward pass, "
+        "where no layer sees a sample's part in it: its per-sample gradient "
+        "is not known. Use the weight in the `call` of a layer or of the "
+        "model, put a penalty on weights into a `kernel_regularizer` (or "
+        "`add_weight(regularizer=...)`), or compile with "
+        "gradient_mode='vectorized' or 'batch'."
+    )

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from keras_pergrad.aggregation import (
@@ -12,7 +13,7 @@ from keras_pergrad.aggregation import (
     weight_of,
 )
 from keras_pergrad.common.registry import serialize
-from keras_pergrad.factors import together
+from keras_pergrad.factors import SampleGradients, together
 from keras_pergrad.factors.sample_gradients import select
 from keras_pergrad.keras_internals.losses import noting_losses
 from keras_pergrad.modes.base import GradientMode, PartialSums, gradient_modes
@@ -63,16 +64,10 @@ class Vectorized(GradientMode):
         self.with_statistics = bool(statistics)
 
     def partial_sums(self, model, part):
-        batch, added = (part.x, part.y, part.sample_weight), []
-        traced = TracedStep(model, batch)
-        with part.watched(), traced:
-            with noting_losses(model, added):
-                y_pred = traced.forward(part.x)
-            target = part.target(y_pred, added)
-        factors = traced.sample_gradients(target, part.scale)
+        y_pred, factors = sample_gradients(model, part)
         if not part.aggregation.needs_norms:
             return PartialSums(y_pred, *self._mean(factors, part.n))
-        groups = part.aggregation.groups(traced.variables)
+        groups = part.aggregation.groups(model.trainable_variables)
         # Small factors lie side by side where one norm is over all of them.
         apart = list
         if groups is None:
@@ -101,6 +96,60 @@ class Vectorized(GradientMode):
             "aggregation": serialize(self.aggregation),
             "statistics": self.with_statistics,
         }
+
+
+def sample_gradients(
+    model: keras.Model, part: Any
+) -> tuple[Any, list[SampleGradients | None]]:
+    """Return the outputs for a part of a batch, and its samples' gradients.
+
+    For a mode of your own that does with the gradients of samples what no
+    `Aggregation` can; it sets `needs_graph = True`. Its gradients have no
+    weight regularisers and no loss scale, which are added afterwards.
+
+    Args:
+        model: the compiled model.
+        part: what `partial_sums` was given.
+
+    Returns:
+        (y_pred, factors), with the `SampleGradients` of each trainable
+        variable, or None: the loss does not depend on it. They are the
+        samples' contributions, which add up to the gradient of the whole
+        batch; times `part.n`, each is the gradient of a sample.
+
+    Raises:
+        ValueError: it is called outside of a graph; samples are mixed, or it
+            cannot be proved that they are not.
+
+    Example, the coordinate-wise sign of each sample's gradient, averaged:
+
+    >>> import tensorflow as tf
+    >>> import keras_pergrad as kpg
+    >>> @kpg.register_gradient_mode("sign_of_samples")
+    ... class SignOfSamples(kpg.GradientMode):
+    ...     needs_graph = per_sample = changes_gradients = True
+    ...
+    ...     def partial_sums(self, model, part):
+    ...         y_pred, factors = kpg.modes.sample_gradients(model, part)
+    ...         sums = [f and sum_of_signs(f) / part.n for f in factors]
+    ...         return kpg.modes.PartialSums(y_pred, sums)
+    >>> def sum_of_signs(factor):
+    ...     return tf.reduce_sum(tf.sign(factor.materialize()), 0)
+    """
+    if tf.executing_eagerly():
+        raise ValueError(
+            "sample_gradients() looks at ops, which only a graph shows. "
+            "Received: a call of partial_sums() in eager execution. Set "
+            "`needs_graph = True` in the class of the gradient mode."
+        )
+    traced = TracedStep(model, (part.x, part.y, part.sample_weight))
+    added = []
+    with part.watched(), traced:
+        with noting_losses(model, added):
+            y_pred = traced.forward(part.x)
+        target = part.target(y_pred, added)
+    factors: Any = traced.sample_gradients(target, part.scale)
+    return y_pred, factors
 
 
 def _weighted(factors, part, groups):

@@ -20,7 +20,6 @@ from keras_pergrad.keras_internals.losses import by_kind
 from keras_pergrad.keras_internals.model_parts import call_model
 from keras_pergrad.keras_internals.tracing import traced_once
 from keras_pergrad.modes.microbatch_sums import MicrobatchSums, times
-from keras_pergrad.modes.microbatches import sum_over
 
 
 @dataclasses.dataclass
@@ -95,18 +94,17 @@ class WeightedSums(MicrobatchSums):
         self.mode, self.aggregation = mode, aggregation
         self._denominators: Any = []
 
-    def compute_denominators(self, batch, size=None):
-        """Find the denominators of the batch; nothing assigned is kept."""
+    def denominators(self, x, y, sample_weight):
+        """Return those of a microbatch, which add up; nothing is assigned."""
         # In a graph, ops that do not affect the denominators are pruned.
+        with keras.StatelessScope():
+            y_pred = call_model(self.model, x)
+        terms = self.evaluate(x, y, y_pred, sample_weight)
+        self._require_known(terms)
+        return [t.denominator for t in terms]
 
-        def denominators(x, y, sample_weight):
-            with keras.StatelessScope():
-                y_pred = call_model(self.model, x)
-            terms = self.evaluate(x, y, y_pred, sample_weight)
-            self._require_known(terms)
-            return [t.denominator for t in terms]
-
-        sums = sum_over(denominators, batch, size)
+    def know_denominators(self, sums):
+        """Take the sums of `denominators` of this replica's microbatches."""
         sums = replicas.total(replicas.present(self.count, sums or []))
         self._denominators = list(sums)
 

@@ -6,9 +6,9 @@ import weakref
 
 import numpy as np
 
-from keras_pergrad.keras_internals.noise import Noise
+from keras_pergrad.keras_internals.aggregation_state import AggregationState
 from keras_pergrad.privacy.mechanism import Mechanism
-from keras_pergrad.privacy.proof import Proof
+from keras_pergrad.privacy.proof_record import ProofRecord
 from keras_pergrad.privacy.sampling import make_key
 from keras_pergrad.privacy.weights_checksum import weights_checksum
 
@@ -16,7 +16,7 @@ LEDGER = "ledger"
 STEPS = "phase_steps"
 
 
-class Ledger(Noise):
+class Ledger(AggregationState):
     """The state of a model that is trained privately.
 
     It counts the updates inside the step, so that none is missed. It is saved
@@ -28,7 +28,7 @@ class Ledger(Noise):
         key: of the batches, see `sampling`.
         run: a text that the states of one run of training have in common.
         outside: whether the model was trained without privacy in between.
-        proof: how far it is proved that examples are apart, a `Proof`.
+        proof: how far it is proved that examples are apart, a `ProofRecord`.
         checksum: of the weights that this ledger stands for, or None.
         epoch_start: how many updates of this phase there were when the
             running epoch began.
@@ -43,7 +43,7 @@ class Ledger(Noise):
         self.key = make_key(seed)
         self.run = secrets.token_hex(8)
         self.outside = False
-        self.proof = Proof()
+        self.proof = ProofRecord()
         self.checksum = None
         self.epoch_start = 0
         self._trained = None
@@ -145,7 +145,7 @@ class Ledger(Noise):
     def _join_proof(self, record):
         phases, mechanism = _phases(record)
         begun = bool(_done((*phases, (mechanism, record["steps"]))))
-        proof = Proof.of_record(record.get("proof"), begun)
+        proof = ProofRecord.of_record(record.get("proof"), begun)
         self.proof = self.proof.and_of(proof)
 
     def save_own_variables(self, store):

@@ -17,7 +17,7 @@ from keras_pergrad.model import PerGradModel
 from keras_pergrad.modes import add_loss_reduction
 from keras_pergrad.privacy.adapted_layers import adapted
 from keras_pergrad.privacy.kept_state import KeptState
-from keras_pergrad.privacy.proof import Proof
+from keras_pergrad.privacy.proof_record import ProofRecord
 from keras_pergrad.samples import TracedStep, messages, refusals, vouched_ops
 from keras_pergrad.samples.types.step_types import ShapesUnknown
 
@@ -44,11 +44,11 @@ def problems(model, batches, public_layers=()):
 
 
 def proof_of(model, batches):
-    """Return how far it is proved that examples are apart: see `Proof`."""
+    """Return how far it is proved that examples are apart."""
     vouched, ops = vouched_ops(_traced_step(model, batches), **_OF_EXAMPLES)
     names = model.vouched if vouched else ()
     kinds = sorted({kind for kind, _ in vouched})
-    return Proof((ops,), len(vouched), tuple(kinds), tuple(names))
+    return ProofRecord((ops,), len(vouched), tuple(kinds), tuple(names))
 
 
 def _of_samples(model, batches):

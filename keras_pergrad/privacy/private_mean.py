@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from keras_pergrad.aggregation import Aggregation, aggregations
 from keras_pergrad.common.registry import serialize
-from keras_pergrad.keras_internals.noise import Noise
+from keras_pergrad.keras_internals.aggregation_state import AggregationState
 from keras_pergrad.keras_internals.tracing import is_inspecting
 from keras_pergrad.privacy.ledger import STEPS, Ledger
 from keras_pergrad.privacy.mechanism import Mechanism
@@ -77,7 +77,7 @@ class PrivateMean(Aggregation):
         state = Ledger(self.mechanism, self.clipping.seed, **kept)
         if self.after is not None and not isinstance(before, Ledger):
             state.go_on_from_record(self.after)
-        if isinstance(before, Noise):
+        if isinstance(before, AggregationState):
             state.go_on_from(before)
         return state
 

@@ -6,7 +6,7 @@ from keras_pergrad.privacy import accounting
 from keras_pergrad.privacy.batch_selection import ADD_OR_REMOVE, BLANK, REPLACE
 from keras_pergrad.privacy.in_words import clipping_in_words, noise_in_words
 from keras_pergrad.privacy.mechanism import EXAMPLE, USER
-from keras_pergrad.privacy.proof import Proof
+from keras_pergrad.privacy.proof_record import ProofRecord
 
 _NEIGHBOURS = {
     ADD_OR_REMOVE: "one {unit} more or one {unit} less",
@@ -51,7 +51,7 @@ class Statement(dict):
         begun = [(m, steps) for m, steps in phases if steps]
         relation = accounting.relation_of(begun or phases)
         units = {(m.unit, m.examples_per_user) for m, _ in begun or phases}
-        proof = proof or Proof()
+        proof = proof or ProofRecord()
         names = proof.names if proof.ops else vouched
         users = len(units) == 1 and units.pop()[0] == USER
         unit = "user" if users else "example"

@@ -98,7 +98,7 @@ class Axes:
             weight, data = data, weight
         x, y = use.op.inputs[1 - input_index], use.op.outputs[0]
         layout = use.input_layout(1 - input_index)
-        layout = layout or _repeated(use, data, output, x)
+        layout = layout or _repeated(use, weight, data, output, x)
         if layout is None:
             return "its other input has no samples"
         if set(weight) - set(data) - set(output):
@@ -116,13 +116,20 @@ class Axes:
         weight = [c for c in weight if c != sample and c not in repeated]
         if any(sizes[c] is None for c in weight):
             return "the shape of the weight is not known"
+        blocks = [c for c in weight if c in data and c in output]
+        for tensor, labels in ((x, data), (use.deltas[0], output)):
+            # A reshape to sizes of run time may have made them unknown.
+            known = [c in weight and c not in blocks for c in labels]
+            tensor.set_shape(
+                [sizes[c] if k else None for c, k in zip(labels, known)]
+            )
         data, output = _first(data, layout), _first(output, use.layout)
         return cls(
             data,
             "".join(weight),
             output,
             layout,
-            blocks=[c for c in weight if c in data and c in output],
+            blocks=blocks,
             inputs=[c for c in weight if c not in output],
             outputs=[c for c in weight if c not in data],
             positions=[c for c in output[1:] if c in data and c not in weight],
@@ -154,16 +161,16 @@ def contraction(use, input_index):
     return (Blocks if axes.blocks else Outer)(x, dz, shape, *turned)
 
 
-def _repeated(use, source, target, x):
+def _repeated(use, weight, source, target, x):
     """Return the layout of an input that was repeated for each sample."""
     label = target[use.layout.axis]
     size = use.op.outputs[0].shape[use.layout.axis]
     if label not in source:
         return None
     axis = source.index(label)
-    # Rows of a matrix are never repeated by the product itself.
-    same = use.type == "MatMul" or (size is not None and x.shape[axis] == size)
-    if not same:
+    # What the weight has no axis for is not repeated by the product itself.
+    same = size is not None and x.shape[axis] == size
+    if label in weight and not same:
         return None
     return dataclasses.replace(use.layout, axis=axis)
 

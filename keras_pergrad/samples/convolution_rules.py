@@ -68,7 +68,8 @@ def _patches(use, big, small):
     if channels is None or None in shape:
         return "the shape of its kernel is not known when tracing"
     inner = slice(1, -1) if last else slice(2, None)
-    sizes, positions = (sizes_of(t)[1 + added : -1] for t in (big, small))
+    spatial = range(1 + added, big.shape.rank - 1)
+    sizes, positions = (sizes_of(t, spatial) for t in (big, small))
     windows = _windows(use, shape[:rank], sizes, positions, inner)
     if added:
         windows = _with_positions(windows, sizes_of(big, [1])[0])

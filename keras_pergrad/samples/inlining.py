@@ -12,7 +12,7 @@ from keras_pergrad.keras_internals.function_graphs import called_function
 from keras_pergrad.keras_internals.gradient_helpers import has_own_gradient
 
 CALLS = {"PartitionedCall", "StatefulPartitionedCall"}
-_READS = {"ReadVariableOp", "ResourceGather", "Placeholder"}
+_REPEATABLE = {"ReadVariableOp", "ResourceGather", "Placeholder"}
 
 
 @dataclasses.dataclass
@@ -95,7 +95,7 @@ def _is_pure(graph):
             if inside is None or not _is_pure(inside):
                 return False
             continue
-        if op.op_def.is_stateful and op.type not in _READS:
+        if op.op_def.is_stateful and op.type not in _REPEATABLE:
             return False
         if any(a.HasField("func") for a in op.node_def.attr.values()):
             return False

@@ -84,7 +84,8 @@ def sizes_of(tensor, axes=None):
     known = tensor.shape.as_list()
     axes = range(len(known)) if axes is None else axes
     dynamic = any(known[k] is None for k in axes)
-    sizes = tf.shape(tensor) if dynamic else known
+    # One op gives them all.
+    sizes = tf.unstack(tf.shape(tensor)) if dynamic else known
     return [sizes[k] if known[k] is None else known[k] for k in axes]
 
 

@@ -12,7 +12,7 @@ from keras_pergrad.factors.sample_gradients import (
     HALF,
     inner_products,
     squares,
-    sum_of_squares,
+    squares_by_sample,
     wide,
 )
 from keras_pergrad.keras_internals.gradient_helpers import op_gradients
@@ -87,7 +87,7 @@ class _Loop:
         def one(i):
             gradients = self._of_sample(i)
             return [
-                sum_of_squares(tf.reshape(wide(g), [1, -1]))[0]
+                squares_by_sample(tf.reshape(wide(g), [1, -1]))[0]
                 for g in gradients
             ]
 

@@ -11,7 +11,7 @@ import math
 import tensorflow as tf
 
 from keras_pergrad.factors import join, widened
-from keras_pergrad.keras_internals.batches import first_tensor
+from keras_pergrad.keras_internals.batches import first_tensor, sample_count
 from keras_pergrad.keras_internals.losses import total_loss
 from keras_pergrad.keras_internals.penalties import without_gradients
 from keras_pergrad.samples import messages, weight_paths
@@ -21,7 +21,7 @@ from keras_pergrad.samples.op_origin import noting_scopes
 from keras_pergrad.samples.op_rules import factor_of
 from keras_pergrad.samples.step_proof import StepProof
 from keras_pergrad.samples.use_search import CandidateUses
-from keras_pergrad.samples.weight_parts import together
+from keras_pergrad.samples.weight_parts import merged
 from keras_pergrad.samples.weight_use import Use, require_whole_rule, unscaled
 
 
@@ -137,7 +137,7 @@ class TracedStep:
         for k, factor, _ in self.parts(loss, scale):
             by_variable[k].append(factor)
         return [
-            widened(join(together(parts)), v.value.dtype) if parts else None
+            widened(join(merged(parts)), v.value.dtype) if parts else None
             for v, parts in zip(self.variables, by_variable)
         ]
 
@@ -153,7 +153,7 @@ class TracedStep:
         at_rules = iter(at_rules)
         n = self.number
         if n is None:
-            n = tf.shape(first_tensor(self.batch[0]))[0]
+            n = sample_count(self.batch[0])
         for call in self.calls:
             deltas = [next(at_rules) for _ in call.watched]
             layouts = proof.watched_layouts(call)

@@ -129,7 +129,9 @@ class CandidateUses:
                 if one.parent is within:
                     targets += one.called
             sources, given = [loss], None
+            operations = self._graph.get_operations()
             if within is not None:
+                operations = within.ops
                 pairs = [
                     (t, by_tensor[id(c)])
                     for t, c in zip(within.outputs, within.called)
@@ -139,7 +141,7 @@ class CandidateUses:
                 given = [g for _, g in pairs]
             deltas = [None] * len(targets)
             if sources and targets:
-                deltas = gradients_at(sources, targets, given)
+                deltas = gradients_at(sources, targets, operations, given)
             by_tensor.update(
                 (id(t), _dense(g)) for t, g in zip(targets, deltas)
             )

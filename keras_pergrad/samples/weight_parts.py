@@ -48,6 +48,10 @@ class Part(Pulled):
         self.key = op.type, target, shape, values, tuple(attributes)
         self._place = _place(op, target, others, own.shape.as_list())
 
+    # They are those of `Pulled`, although it materialises with fewer ops.
+    dot, sum_of_squares = Pulled.dot, Pulled.sum_of_squares
+    gram = Pulled.gram
+
     def materialize(self):
         if self._gradients is None and self._place is not None:
             starts, sizes = self._place
@@ -81,18 +85,18 @@ def _place(op, target, others, sizes):
     return starts, sizes
 
 
-def together(factors):
+def merged(factors):
     """Return a variable's factors, those of the same part of it as one."""
-    groups, merged = {}, []
+    groups, fewer = {}, []
     for factor in factors:
         key = factor.key if type(factor) is Part else None
         if key is None:
-            merged.append(factor)
+            fewer.append(factor)
         else:
             groups.setdefault(key, []).append(factor)
     for group in groups.values():
         first = group[0]
         if len(group) > 1:
-            first.factor = join(together([one.factor for one in group]))
-        merged.append(first)
-    return merged
+            first.factor = join(merged([one.factor for one in group]))
+        fewer.append(first)
+    return fewer

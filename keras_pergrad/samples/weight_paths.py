@@ -17,7 +17,7 @@ from keras_pergrad.factors import (
 )
 from keras_pergrad.factors.sample_gradients import (
     in_type,
-    sum_of_squares,
+    squares_by_sample,
     weighted,
 )
 from keras_pergrad.keras_internals.gradient_helpers import op_gradients
@@ -121,7 +121,7 @@ class Pulled(SampleGradients):
     def squared_norms(self):
         if self.keeps_norms and self._gradients is None:
             return self.factor.squared_norms()
-        return sum_of_squares(self.materialize())
+        return squares_by_sample(self.materialize())
 
     def weighted_sum(self, weights):
         if self._gradients is not None:
@@ -167,6 +167,11 @@ class Pulled(SampleGradients):
         total = tf.convert_to_tensor(self.factor.sum_of_squares())
         (total,) = self._pulled(tf.reshape(total, sizes_of(self.tensor)))
         return total
+
+    def gram(self, other=None):
+        if other is None and self._moves_entries():
+            return self.factor.gram()
+        return super().gram(other)
 
     def _moves_entries(self):
         """Whether each entry is one of `factor`'s, which holds the tensors."""
@@ -223,6 +228,12 @@ class Scaled(Adapted):
     def squared_norms(self):
         norms = self.factor.squared_norms()
         return norms * tf.square(tf.cast(self.number, norms.dtype))
+
+    def gram(self, other=None):
+        if other is not None:
+            return super().gram(other)
+        products = self.factor.gram()
+        return products * tf.square(tf.cast(self.number, products.dtype))
 
 
 def path_rule(*names):

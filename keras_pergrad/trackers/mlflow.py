@@ -31,7 +31,7 @@ class MLflow(Tracker):
     updates. MLflow knows no histograms: those of a measurement are the
     artifact `histograms/<step>.json`. The facts about the run are the artifact
     `run.json`, the plainest of them its parameters, and the tags its tags.
-    Needs `pip install 'keras-pergrad[mlflow]'`.
+    Needs the extra `keras-pergrad[mlflow]`.
 
     Args:
         experiment: the name of the experiment; it is made if it is missing.

@@ -16,7 +16,7 @@ class WandB(Tracker):
     The figures have their names in the logs, those of variables are
     `<instrument>/<path>`; their axis is `update`, the number of the
     optimizer's updates, whatever else is logged to the run. The facts about
-    the run are its config. Needs `pip install 'keras-pergrad[wandb]'`.
+    the run are its config. Needs the extra `keras-pergrad[wandb]`.
 
     Args:
         project: of the runs.

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from keras_pergrad import factors
+from keras_pergrad.factors import by_chunks
 
 N = 4
 KEEP = np.array([True, False, True, True])
@@ -45,6 +46,9 @@ FACTORS = {
     "Product": lambda: factors.Product(drawn(7, 3), drawn(7, 3)),
     "Outer": lambda: factors.Outer(drawn(4), drawn(6)),
     "Outer of positions": lambda: factors.Outer(drawn(2, 4), drawn(2, 6)),
+    "Outer of few positions": lambda: factors.Outer(
+        drawn(2, 3, 40), drawn(2, 3, 60)
+    ),
     "Outer turned": lambda: factors.Outer(
         drawn(9, 4), drawn(9, 6), [6, 4], [1, 0], [4, 6]
     ),
@@ -181,6 +185,155 @@ def test_products_and_squares_are_the_same_in_a_graph(name, known, xla):
     )(*tensors)
     for one, other in zip(found, right):
         np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-10)
+
+
+def _cut(factor, first):
+    """Return a factor without its first samples."""
+    for part in factor.holders():
+        for name in (*part.rows, "ids"):
+            value = getattr(part, name, None)
+            if value is not None:
+                setattr(part, name, value[first:])
+    return factor
+
+
+@pytest.mark.parametrize("held", HELD)
+@pytest.mark.parametrize("name", FACTORS)
+def test_products_of_all_pairs(name, held):
+    gradients = FACTORS[name]().materialize().numpy().reshape(N, -1)
+    limits = {"rtol": 1e-10, "atol": 1e-10}
+    pairs = gradients @ gradients.T
+    factor = HELD[held](FACTORS[name])
+    np.testing.assert_allclose(factor.gram(), pairs, **limits)
+    for other in (FACTORS[name](), factor):
+        other = _cut(other, 1)
+        others = other.materialize().numpy()
+        right = gradients @ others.reshape(N - 1, -1).T
+        new = _cut(FACTORS[name](), 1)
+        factor = HELD[held](FACTORS[name])
+        for one in (other, new, factors.Full(tf.constant(others))):
+            np.testing.assert_allclose(factor.gram(one), right, **limits)
+        full = factors.Full(FACTORS[name]().materialize())
+        np.testing.assert_allclose(full.gram(new), right, **limits)
+
+
+@pytest.mark.parametrize("xla", [False, True])
+@pytest.mark.parametrize("name", FACTORS)
+def test_products_of_all_pairs_in_a_graph(name, xla):
+    def pairs():
+        factor = FACTORS[name]()
+        return factor.gram(), factor.gram(_cut(FACTORS[name](), 2))
+
+    gradients = FACTORS[name]().materialize().numpy().reshape(N, -1)
+    found = tf.function(pairs, jit_compile=xla, autograph=False)()
+    for one, others in zip(found, (gradients, gradients[2:])):
+        right = gradients @ others.T
+        np.testing.assert_allclose(one, right, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("norms", [True, False])
+@pytest.mark.parametrize("name", FACTORS)
+def test_a_broken_sample_that_is_blank_breaks_no_other(name, norms):
+    factor, right = FACTORS[name](), FACTORS[name]()
+    for one in (factor, right):
+        for part in one.holders():
+            for tensor in part.rows:
+                value = getattr(part, tensor)
+                if value is None:
+                    continue
+                broken = np.array(value)
+                broken[1] = 0 if one is right else np.nan
+                setattr(part, tensor, tf.constant(broken))
+    if norms:
+        factor.squared_norms()
+    factor.select(tf.constant(KEEP))
+    direction = _dense(right.weighted_sum(WEIGHTS))
+    limits = {"rtol": 1e-10, "atol": 1e-10}
+    np.testing.assert_allclose(
+        factor.dot(direction), right.dot(direction), **limits
+    )
+    np.testing.assert_allclose(factor.gram(), right.gram(), **limits)
+    np.testing.assert_allclose(
+        _dense(factor.sum_of_squares()),
+        _dense(right.sum_of_squares()),
+        **limits,
+    )
+
+
+@pytest.mark.parametrize("numbers", [1, 20, 60])
+@pytest.mark.parametrize("name", FACTORS)
+def test_squares_are_added_chunk_by_chunk(name, numbers, monkeypatch):
+    """Of a sample, of a few with a rest, of nearly all."""
+    right = np.square(FACTORS[name]().materialize()).sum(0)
+    monkeypatch.setattr(by_chunks, "HELD", numbers)
+    found = _dense(FACTORS[name]().sum_of_squares())
+    np.testing.assert_allclose(found, right, rtol=1e-10, atol=1e-10)
+    under_xla = tf.function(
+        lambda: tf.convert_to_tensor(FACTORS[name]().sum_of_squares()),
+        jit_compile=True,
+        autograph=False,
+    )
+    np.testing.assert_allclose(under_xla(), right, rtol=1e-10, atol=1e-10)
+
+
+class Three(factors.SampleGradients):
+    """A class that answers no more than it must."""
+
+    rows = ("scale",)
+
+    def __init__(self, scale):
+        self.scale = scale
+
+    def squared_norms(self):
+        return 6 * tf.square(self.scale)
+
+    def weighted_sum(self, weights):
+        scale = self.scale if weights is None else self.scale * weights
+        return tf.reduce_sum(scale) * tf.ones((3, 2), scale.dtype)
+
+    def materialize(self):
+        return self.scale[:, None, None] * tf.ones((3, 2), self.scale.dtype)
+
+
+def test_a_class_with_three_answers_has_the_others():
+    numbers = tf.constant([1.0, 2.0, 3.0])
+    for factor in (
+        Three(numbers),
+        factors.Widened(Three(tf.cast(numbers, tf.float16)), tf.float16),
+        factors.Columns([Three(numbers), Three(numbers)]),
+        factors.join([Three(numbers), Three(0 * numbers)]),
+    ):
+        columns = factor.materialize().shape[-1]
+        direction = tf.ones((3, columns))
+        products = 3 * columns * np.array([1, 2, 3])
+        np.testing.assert_array_equal(factor.dot(direction), products)
+        squares = np.full((3, columns), 14)
+        np.testing.assert_array_equal(factor.sum_of_squares(), squares)
+        pairs = 3 * columns * np.outer([1, 2, 3], [1, 2, 3])
+        np.testing.assert_array_equal(factor.gram(), pairs)
+
+
+def test_what_is_squared_stays_in_single_precision():
+    """300² is infinite in float16, and so are 512 products of 300."""
+    large = tf.fill([2, 512], tf.constant(300, tf.float16))
+    ids = tf.zeros([2, 512], tf.int32)
+    for make in (
+        lambda: factors.Full(large),
+        lambda: factors.Outer(large[:, None], tf.ones_like(large[:, None, :1])),
+        lambda: factors.Rows(ids[:, :1], large[:, None], (3, 512)),
+        lambda: factors.Joined([factors.Full(large), factors.Full(large)]),
+    ):
+        right = make().materialize().numpy().astype("float64")
+        factor = factors.Widened(make(), tf.float16)
+        direction = 300 * np.ones(right.shape[1:])
+        found = factor.dot(direction)
+        products = (right * direction).reshape(2, -1).sum(1)
+        np.testing.assert_allclose(found, products, rtol=1e-6)
+        squares = factor.sum_of_squares()
+        assert found.dtype == squares.dtype == tf.float32
+        np.testing.assert_allclose(
+            _dense(squares), np.square(right).sum(0), rtol=1e-6
+        )
 
 
 @pytest.mark.parametrize("norms", [True, False])

@@ -75,15 +75,22 @@ def test_is_the_sum_of_the_uses(name):
     full = sum(np.asarray(part.materialize()) for part in parts)
     weights = tf.constant([0.5, 2.0, 0.0], tf.float64)
     joint = join(parts)
+    products = np.tensordot(full, full[0], 2)
+    squares = np.square(full).sum(0)
     assert isinstance(joint, kind)
     if kind is Joined:
         assert len(joint.parts) == 2
     for found, expected in (
+        (joint.dot(full[0]), products),
+        (joint.sum_of_squares(), squares),
+        (joint.gram(), np.tensordot(full, full, ((1, 2), (1, 2)))),
         (joint.squared_norms(), np.square(full).sum((1, 2))),
         (joint.weighted_sum(None), full.sum(0)),
         (joint.weighted_sum(weights), np.tensordot(weights, full, 1)),
         (joint.squared_norm_of_sum(), np.square(full.sum(0)).sum()),
         (joint.materialize(), full),
+        (joint.dot(full[0]), products),
+        (joint.sum_of_squares(), squares),
     ):
         found = tf.convert_to_tensor(found)
         np.testing.assert_allclose(found, expected, rtol=1e-12)

@@ -16,6 +16,8 @@ GEOMETRIES = {
     "groups": (1, 1, 2, 8),
     "depthwise": (2, 1, 4, 8),
     "depthwise, one filter a channel": (1, 1, 4, 4),
+    "depthwise, two filters a channel": (1, 1, 4, 8),
+    "depthwise, dilated": (1, 2, 4, 4),
 }
 
 
@@ -49,6 +51,31 @@ def test_methods_agree(geometry):
         for factor in (build(), held):
             found = factor.weighted_sum(weights)
             np.testing.assert_allclose(found, total, rtol=1e-10, atol=1e-12)
+            dots = np.tensordot(expected, total, total.ndim)
+            np.testing.assert_allclose(factor.dot(total), dots, rtol=1e-10)
+            squares = np.square(expected).sum(0)
+            found = factor.sum_of_squares()
+            np.testing.assert_allclose(found, squares, rtol=1e-10)
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+def test_methods_agree_for_a_kernel_of_one_pixel(groups):
+    windows = Windows.of(SIZES, (1, 1), (1, 1), (1, 1), "valid")
+    rng = np.random.default_rng(0)
+    big, small = rng.normal(size=(2, N, *SIZES, 4))
+    expected = np.einsum("nhwi,nhwo->nio", big, small)
+    if groups == 4:
+        expected = np.einsum("nhwi,nhwi->ni", big, small)[:, None]
+    shape = (1, 1, 4 // groups, 4)
+    tensors = tf.constant(big), tf.constant(small)
+    for method in Patches(*tensors, windows, shape, groups)._costs:
+        factor = Patches(*tensors, windows, shape, groups, method)
+        norms = np.square(expected).sum((1, 2))
+        np.testing.assert_allclose(factor.squared_norms(), norms, 1e-10)
+        found = np.reshape(factor.materialize(), expected.shape)
+        np.testing.assert_allclose(found, expected, 1e-10)
+        found = np.reshape(factor.weighted_sum(None), expected.shape[1:])
+        np.testing.assert_allclose(found, expected.sum(0), 1e-10)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -66,6 +93,11 @@ def test_a_sample_that_is_not_finite_can_be_left_out(method):
         rtol=1e-10,
         atol=1e-12,
     )
+    direction = _build().weighted_sum(weights)
+    dots = broken.dot(direction)
+    right = _build().dot(direction) * [1, 0, 1]
+    np.testing.assert_allclose(dots, right, rtol=1e-10, atol=1e-12)
+    assert np.isfinite(broken.sum_of_squares()).all()
 
 
 def test_held_bytes_grow_with_the_batch():
@@ -100,6 +132,14 @@ def test_depthwise_kernels_take_no_op_for_each_sample():
     assert _chosen((16, 16), 96, 96, 7, 1, "same", 96) == "taps"
     assert _chosen((2, 2), 768, 768, 7, 1, "same", 768) == "taps"
     assert _chosen((32, 32), 32, 32, 3, 2, "same", 32) == "patches"
+
+
+def test_one_op_gives_all_taps_of_a_depthwise_kernel():
+    with tf.Graph().as_default() as graph:
+        _build("depthwise, two filters a channel", "taps").squared_norms()
+    types = [op.type for op in graph.get_operations()]
+    assert types.count("DepthwiseConv2dNative") == 1
+    assert "Slice" not in types
 
 
 def test_the_choice_under_xla_follows_its_own_rates():

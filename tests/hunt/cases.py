@@ -10,7 +10,7 @@ import re
 import keras
 import numpy as np
 
-from tests.hunt import heads, layers, pool
+from tests.hunt import heads, layers, pool, together
 
 HEADER = """\
 import keras
@@ -207,7 +207,8 @@ def draw(seed, index):
     maker = _draw_coupled if fields["is_coupled"] else _draw_sound
     fields.update(maker(d, fields["n"]))
     fields["mode"] = d.one(["vectorized", "vectorized", "per_sample"])
-    share = 0.7 if fields.get("by_size") else 0.25
+    adds = any("AddsLoss" in block for block in fields["blocks"])
+    share = 0.7 if adds or fields.get("by_size") else 0.25
     if d.chance(share) and not fields.get("is_random"):
         fields["microbatch"] = d.one([1, 2, 3])
     fields["clips"] = d.chance(0.7) and not fields.get("is_random")
@@ -255,6 +256,8 @@ def _draw_sound(d, n):
         kind = "own" if d.chance(_CHANCES["own"]) else "keras"
         if not d.smooth and d.chance(0.06):
             kind = "kinked"
+        if d.chance(0.15):
+            kind = "again"
         kind = "random" if k == at else kind
         if len(shape) == 4:
             kind = "keras"
@@ -263,7 +266,7 @@ def _draw_sound(d, n):
         if len(shape) > 2 and d.chance(0.4):
             made, shape = pool.smaller(d, shape)
             blocks.append(made)
-    if d.chance(0.08) and not fields["is_random"]:
+    if d.chance(0.12) and not fields["is_random"]:
         fields["by_size"] = True
         blocks.append(f"Sized({d.one(layers.Sized.FORMS)!r})(h)")
     while len(shape) > 2 or (len(shape) == 2 and d.chance(0.6)):
@@ -327,7 +330,7 @@ def _draw_coupled(d, n):
         blocks.append(made)
     by_loss = d.chance(0.25)
     if not by_loss:
-        made, shape = pool.coupled(d, shape)
+        made, shape = together.coupled(d, shape)
         blocks.append(made)
     if len(shape) == 2 and d.chance(0.7):
         made, shape = pool.smaller(d, shape)

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import keras_pergrad as kpg
 from keras_pergrad import factors
-from keras_pergrad.factors.sample_gradients import sum_of_squares
+from keras_pergrad.factors.sample_gradients import squares_by_sample
 from keras_pergrad.modes import add_loss_reduction
 from keras_pergrad.samples import weight_paths
 from tests.hunt.planting import Fault
@@ -34,12 +34,12 @@ def _unweighted_when_narrow(right):
 
 
 def _repeated_ids(right):
-    return lambda self: sum_of_squares(self.dz)
+    return lambda self: squares_by_sample(self.dz)
 
 
 def _squares_of_positions(right):
     def squared_norms(self):
-        return tf.cast(sum_of_squares(self.dz), self.gradients.dtype)
+        return tf.cast(squares_by_sample(self.dz), self.gradients.dtype)
 
     return squared_norms
 

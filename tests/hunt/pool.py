@@ -148,6 +148,7 @@ _MAKERS = {
         _own("Unused", ANY),
         _own("Penalised", ANY),
         _own("AddsLoss", ANY),
+        _keras(ANY, "AddsLoss('sum')(h)"),
         _own("Inside", FLAT),
         _own("Nested", ANY),
         _own("OverSamples", FLAT),
@@ -217,7 +218,7 @@ _MAKERS = {
             _valid,
             u=U,
             k=[1, 2, 3],
-            s=[1, 2],
+            s=[1, 2, 2],
             p=["valid", "same"],
         ),
         _keras(
@@ -235,6 +236,13 @@ _MAKERS = {
             u=U,
         ),
         _keras((2, 3), "L.Conv{rank}D(4, 2, groups=2)(h)", _grouped),
+        _keras(
+            (2, 3),
+            "L.Conv{rank}D({u}, 2, strides={s})(h)",
+            _valid,
+            u=U,
+            s=[2],
+        ),
         _keras(
             (2, 3),
             "L.DepthwiseConv{rank}D(2, depth_multiplier={m})(h)",
@@ -255,7 +263,7 @@ _MAKERS = {
             _valid,
             u=U,
             k=[1, 2, 3],
-            s=[1, 2],
+            s=[1, 2, 2],
             p=["valid", "same"],
         ),
         _keras((4,), "L.Conv3D({u}, 2, activation={a})(h)", _valid, u=U),
@@ -314,6 +322,11 @@ _MAKERS = {
         ),
         _keras(LINE, "L.AdditiveAttention()([h, h])"),
     ],
+    "again": [
+        _own("Again", ANY),
+        _own("AgainComplex", ANY),
+        _own("AgainDerived", ANY),
+    ],
     "random": [
         _keras(ANY, "L.Dropout(0.4)(h)"),
         _keras(ANY, "L.GaussianNoise(0.3)(h)"),
@@ -330,34 +343,6 @@ _MAKERS = {
         ),
     ],
 }
-#: Layers in which samples meet, for inputs of rank one and of others.
-_COUPLED = [
-    (cls, form)
-    for cls in layers.TOGETHER
-    if cls is not layers.IdsTogether
-    for form in cls.FORMS
-]
-#: Of Keras; the last for inputs of rank one alone.
-_COUPLED_KERAS = [
-    "L.BatchNormalization()(h)",
-    "L.Dense(3, activity_regularizer=keras.regularizers."
-    "OrthogonalRegularizer(0.5))(h)",
-]
-
-
-def coupled(draw, shape):
-    """An expression in which samples meet, and the shape of its value."""
-    if draw.chance(0.07):
-        count = 2 if len(shape) == 1 else 1
-        made = draw.one(_COUPLED_KERAS[:count])
-        return made, (*shape[:-1], 3) if "Dense" in made else shape
-    cls, form = draw.one(_COUPLED)
-    made = f"{cls.__name__}({form!r})(h)"
-    is_forward = cls is not layers.DerivesTogether
-    if is_forward and draw.chance(0.6) and not re.match("gradient|loss", form):
-        # The way back would show it as well.
-        made = f"L.Add()([h, Stops()({made})])"
-    return made, shape
 
 
 def block(draw, shape, kind):

@@ -4,8 +4,8 @@ import tensorflow as tf
 
 from keras_pergrad.common.first_batch import set_aside
 from keras_pergrad.keras_internals.graph_session import (
-    NotReplayable,
-    Replica,
+    GraphCopy,
+    NotCopyable,
     trace_step,
 )
 
@@ -18,9 +18,9 @@ def test_a_copy_has_variables_of_its_own():
 
     x = np.array([1.0, 1.0], "float32")
     concrete, values = trace_step(step, x)
-    with Replica(concrete) as replica:
-        [first] = replica.run(values)
-        [second] = replica.run(values)
+    with GraphCopy(concrete) as copied:
+        [first] = copied.run(values)
+        [second] = copied.run(values)
     np.testing.assert_array_equal(first, [4, 6])
     np.testing.assert_array_equal(second, [6, 8])
     np.testing.assert_array_equal(variable.numpy(), [1, 2])
@@ -29,17 +29,15 @@ def test_a_copy_has_variables_of_its_own():
 def test_captured_constants_are_copied():
     constant = tf.constant([3.0])
     concrete, values = trace_step(lambda x: x + constant, np.ones(1, "f4"))
-    with Replica(concrete) as replica:
-        assert replica.run(values)[0] == [4.0]
+    with GraphCopy(concrete) as copied:
+        assert copied.run(values)[0] == [4.0]
 
 
 def test_one_type_of_op_can_be_pinned():
     concrete, _ = trace_step(lambda x: tf.sin(x), np.ones(1, "f4"))
     pins = {"Sin": "/device:CPU:0"}
-    with Replica(concrete, pins=pins) as replica:
-        [sin] = [
-            op for op in replica.graph.get_operations() if op.type == "Sin"
-        ]
+    with GraphCopy(concrete, pins=pins) as copied:
+        [sin] = [op for op in copied.graph.get_operations() if op.type == "Sin"]
         assert sin.device == "/device:CPU:0"
 
 
@@ -48,8 +46,8 @@ def test_a_table_cannot_be_copied():
         tf.lookup.KeyValueTensorInitializer([1], [2.0]), 0.0
     )
     concrete, _ = trace_step(lambda x: table.lookup(x), np.ones(1, "int32"))
-    with pytest.raises(NotReplayable, match="only state is variables"):
-        Replica(concrete)
+    with pytest.raises(NotCopyable, match="only state is variables"):
+        GraphCopy(concrete)
 
 
 @pytest.mark.parametrize("steps", [1, 2, 9])

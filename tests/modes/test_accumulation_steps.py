@@ -27,7 +27,6 @@ QUICK = (
     ("masked-mean_with_sample_weight-weighted", "graph"),
     ("sum-plain", "graph"),
     ("outputs-mixed", "eager"),
-    ("added", "xla"),
 )
 SIZES = (4, 4, 2, 4, 4, 2, 3)
 _plain = {}

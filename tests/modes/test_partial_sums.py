@@ -42,6 +42,7 @@ def moved(cls, optimizer=None, **arguments):
     x, y = data.normal(size=(7, 4)), data.normal(size=(7, 3))
     before = [np.copy(w) for w in model.get_weights()]
     logs = model.train_on_batch(x, y, return_dict=True)
+    logs = {name: float(value) for name, value in logs.items()}
     after = model.get_weights()
     return [a - b for a, b in zip(after, before)], logs
 
@@ -96,3 +97,51 @@ def test_a_mode_without_sums_says_so():
         )
     with pytest.raises(ValueError, match=r"or a mode with a method partial_su"):
         kpg.Accumulated(inner=type("Empty", (kpg.GradientMode,), {})())
+
+
+class Summed(kpg.GradientMode):
+    """The sum of the samples' gradients, from their factors."""
+
+    needs_graph = True
+
+    def partial_sums(self, model, part):
+        y_pred, factors = kpg.modes.sample_gradients(model, part)
+        sums = [tf.reduce_sum(f.materialize(), 0) for f in factors]
+        return kpg.modes.PartialSums(y_pred, sums)
+
+
+@pytest.mark.parametrize("execution", ["graph", "eager"])
+@pytest.mark.parametrize("scale", [None, 128.0])
+@pytest.mark.parametrize("parts", MODES)
+def test_the_gradients_of_samples_add_up(parts, scale, execution):
+    def optimizer():
+        inner = keras.optimizers.SGD(0.5)
+        if scale is None:
+            return inner
+        return keras.optimizers.LossScaleOptimizer(inner, scale)
+
+    arguments = {"run_eagerly": execution == "eager", "jit_compile": False}
+    expected, logs = moved(keras.Model, optimizer(), **arguments)
+    mode = MODES[parts](Summed)
+    steps, own = moved(
+        kpg.PerGradModel, optimizer(), gradient_mode=mode, **arguments
+    )
+    for step, right in zip(steps, expected):
+        np.testing.assert_allclose(step, right, rtol=1e-4, atol=1e-6)
+    assert own == pytest.approx(logs, rel=1e-5)
+
+
+def test_the_gradients_of_samples_need_a_graph():
+    eager = type("Eager", (Summed,), {"needs_graph": False})()
+    moved(kpg.PerGradModel, gradient_mode=eager)
+    with pytest.raises(ValueError, match="Set `needs_graph = True` in the"):
+        moved(kpg.PerGradModel, gradient_mode=eager, run_eagerly=True)
+
+
+def test_the_gradients_of_mixed_samples_are_refused():
+    inputs = keras.Input((4,))
+    h = keras.layers.BatchNormalization(name="norm")(inputs)
+    model = kpg.PerGradModel(inputs, keras.layers.Dense(3)(h))
+    model.compile("sgd", "mse", gradient_mode=Summed())
+    with pytest.raises(ValueError, match="layer 'norm'"):
+        model.train_on_batch(np.ones((2, 4)), np.ones((2, 3)))

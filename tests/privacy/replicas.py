@@ -25,7 +25,7 @@ import keras
 import numpy as np
 
 import keras_pergrad as kpg
-from keras_pergrad.keras_internals.noise import Noise
+from keras_pergrad.keras_internals.aggregation_state import AggregationState
 from tests.privacy.tiny import (
     N,
     X,
@@ -107,7 +107,8 @@ def added_by_each_replica():
     """`noise`, where each replica adds noise of its own."""
     from keras_pergrad.keras_internals import replicas
 
-    sound_normal, sound_first = Noise.normal, replicas.from_first_replica
+    state = AggregationState
+    sound_normal, sound_first = state.normal, replicas.from_first_replica
 
     def own(self, like, deviation):
         context = tf.distribute.get_replica_context()
@@ -118,11 +119,11 @@ def added_by_each_replica():
         sound_normal(self, like, deviation)
         return drawn * deviation
 
-    Noise.normal, replicas.from_first_replica = own, replicas.total
+    state.normal, replicas.from_first_replica = own, replicas.total
     try:
         return noise()
     finally:
-        Noise.normal, replicas.from_first_replica = sound_normal, sound_first
+        state.normal, replicas.from_first_replica = sound_normal, sound_first
 
 
 def refusal():

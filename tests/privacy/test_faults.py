@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import keras_pergrad as kpg
 from keras_pergrad.clipping import ClippedMean
-from keras_pergrad.keras_internals.noise import Noise
+from keras_pergrad.keras_internals.aggregation_state import AggregationState
 from tests.privacy.tiny import (
     N,
     X,
@@ -91,7 +91,7 @@ def clipped_per_batch(self, norms):
 
 sound_finish = ClippedMean.finish
 FAULTS = {
-    "no noise": (Noise, "normal", no_noise, check_noise),
+    "no noise": (AggregationState, "normal", no_noise, check_noise),
     "division by the actual size": (
         ClippedMean,
         "finish",
@@ -220,7 +220,7 @@ def test_an_audit_finds_missing_noise(canaries, monkeypatch):
     found = audited(canaries, noise=6.0)
     assert found.ok, str(found)
     assert set(found.by_score) == {"loss", "gradient"}
-    monkeypatch.setattr(Noise, "normal", no_noise)
+    monkeypatch.setattr(AggregationState, "normal", no_noise)
     broken = audited(canaries, noise=6.0)
     assert not broken.ok, str(broken)
     assert broken.lower_bound > 2 * broken.claimed

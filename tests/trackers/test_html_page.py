@@ -8,7 +8,7 @@ import pytest
 
 import keras_pergrad as kpg
 from keras_pergrad.runs.health_reading import Histogram
-from keras_pergrad.trackers import drawing
+from keras_pergrad.trackers import drawing, html_page
 from tests.trackers.fits import fitted
 from tests.trackers.readings import INFO, PATHS, reading
 
@@ -32,6 +32,12 @@ class Balanced(html.parser.HTMLParser):
     def handle_endtag(self, tag):
         if tag != "circle":
             assert self.open.pop() == tag
+
+
+@pytest.fixture(autouse=True)
+def at_each_measurement(monkeypatch):
+    """However fast the measurements are."""
+    monkeypatch.setattr(html_page, "_PAUSE", 0)
 
 
 @pytest.fixture
@@ -82,6 +88,15 @@ def test_it_loads_itself_again_until_the_run_has_ended(page, tmp_path):
     assert "step 10, ended" in text(page)
     page.end()
     assert [p.name for p in tmp_path.iterdir()] == ["page.html"]
+
+
+def test_measurements_that_follow_at_once_are_passed_over(page, monkeypatch):
+    monkeypatch.setattr(html_page, "_PAUSE", 1e9)
+    page.write(reading(20))
+    page.write(reading(30))
+    assert "step 20, still running" in text(page)
+    page.end()
+    assert "step 30, ended · 4 measurements" in text(page)
 
 
 def test_names_are_escaped(tmp_path):
@@ -138,7 +153,8 @@ def test_any_values_are_drawn(values):
         Balanced().feed(drawn)
         assert "nan" not in drawn
         assert "inf" not in drawn
-        for place in re.findall(r"[MLH ](-?[\d.e+-]+)", drawn):
+        paths = "".join(re.findall(r' d="([^"]*)"', drawn))
+        for place in re.findall(r"[^MLHVZ ]+", paths):
             assert -1 <= float(place) <= 470
 
 

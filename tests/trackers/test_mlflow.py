@@ -1,5 +1,6 @@
 """Runs in a local store of MLflow, read back by its client."""
 
+import contextlib
 import json
 import shutil
 import sys
@@ -18,15 +19,17 @@ pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader")
 @pytest.fixture(scope="session")
 def empty_store(tmp_path_factory):
     """A store with its tables, which take seconds to make."""
-    path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
-    mlflow.MlflowClient(f"sqlite:///{path}").search_experiments()
+    folder = tmp_path_factory.mktemp("mlflow")
+    path = folder / "mlflow.db"
+    with contextlib.chdir(folder):  # where artifacts go
+        mlflow.MlflowClient(f"sqlite:///{path}").search_experiments()
     return path
 
 
 @pytest.fixture
 def store(empty_store, tmp_path, monkeypatch):
     """The address of a store of a test's own."""
-    monkeypatch.chdir(tmp_path)  # where artifacts go
+    monkeypatch.chdir(tmp_path)
     shutil.copy(empty_store, tmp_path / "mlflow.db")
     return f"sqlite:///{tmp_path / 'mlflow.db'}"
 

@@ -33,6 +33,7 @@ def read_back(directory):
     """Return the config, the rows, and the axes of the only offline run."""
     from wandb.proto.wandb_internal_pb2 import Record
 
+    wandb.teardown()  # waits for the process that writes the file
     (path,) = directory.glob("wandb/offline-run-*/run-*.wandb")
     config, rows, axes = {}, [], {}
     for chunk in _chunks(path.read_bytes()):
@@ -46,9 +47,7 @@ def read_back(directory):
         elif kind == "history":
             rows.append(
                 {
-                    item.key or "/".join(item.nested_key): json.loads(
-                        item.value_json
-                    )
+                    "/".join(item.nested_key): json.loads(item.value_json)
                     for item in record.history.item
                 }
             )
@@ -75,8 +74,9 @@ def test_an_offline_run_is_read_back(tmp_path):
     ]
     assert rows[0][f"norm_test/{PATHS[0]}"] == 0.5
     assert "gradient_alpha" not in rows[0]
-    histogram = rows[0][f"gradient/{PATHS[0]}"]
-    assert histogram["values"] == [1, 3]
+    assert rows[0][f"gradient/{PATHS[0]}/_type"] == "histogram"
+    assert rows[0][f"gradient/{PATHS[0]}/values"] == [1, 3]
+    assert rows[0][f"gradient/{PATHS[0]}/bins"] == [-1, 0, 0.25]
     assert axes["gradient_norm"] == "update"
 
 

@@ -12,8 +12,8 @@ from keras_pergrad.common.devices import short_name
 from keras_pergrad.common.patching import attribute
 from keras_pergrad.keras_internals import draws, onednn
 from keras_pergrad.keras_internals.graph_session import (
-    NotReplayable,
-    Replica,
+    GraphCopy,
+    NotCopyable,
     trace_step,
 )
 from keras_pergrad.keras_internals.model_parts import call_model
@@ -146,15 +146,15 @@ def _runner(step, data, traced, device, setting, state):
     place = f"/device:{device}"
     with contextlib.ExitStack() as stack:
         stack.callback(state.restore)
-        replica = None
+        copied = None
         if setting == "graph":
             concrete, values = traced
             # A lookup table stays with the variables: it cannot be copied.
-            with contextlib.suppress(NotReplayable):
-                replica = Replica(concrete, device=place, keep=True)
-        if replica is not None:
-            stack.enter_context(replica)
-            yield replica.restore, lambda: replica.run(values)
+            with contextlib.suppress(NotCopyable):
+                copied = GraphCopy(concrete, device=place, keep=True)
+        if copied is not None:
+            stack.enter_context(copied)
+            yield copied.restore, lambda: copied.run(values)
             return
         if setting != "eager":
             xla = setting == "xla"

@@ -42,9 +42,11 @@ def units_of(layers, trainable):
         own = [v for v in layer.trainable_variables if id(v) in places]
         size = getattr(layer, "units", None) or getattr(layer, "filters", None)
         own = [v for v in own if v.shape[-1:] == (size,)]
-        if own:
+        if size and own:
             path = own[0].path.rpartition("/")[0]
-            units.append(Units(path, tuple(places[id(v)] for v in own), size))
+            units.append(
+                Units(path, tuple(places[id(v)] for v in own), int(size))
+            )
     return units
 
 

@@ -36,7 +36,7 @@ class Instruments:
 
         `logged` returns the figures that are there without instruments.
         """
-        before, now, direction = self.weights.before, None, None
+        before, now, direction = self.weights.before, [], None
         if self._needs & {"before", "begin", "now"}:
             now = self.weights.now()
         if before is not None and self.quantities.along:

@@ -34,7 +34,7 @@ class Observation:
     n: int
     names: tuple[str, ...]
     squared_means: np.ndarray
-    traces: np.ndarray | None
+    traces: Any
     squared_norms: np.ndarray | None = None
     dots: np.ndarray | None = None
     ratios: np.ndarray | None = None

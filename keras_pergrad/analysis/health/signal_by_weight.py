@@ -34,7 +34,7 @@ def ratios(means, squares, n):
     `squares` are Σ_i g_ik², in the variables' shapes.
     """
     largest = tf.reduce_max(tf.stack([tf.reduce_max(s) for s in squares]))
-    epsilon = np.finfo(largest.dtype.as_numpy_dtype).eps
+    epsilon = 2**-52 if largest.dtype == tf.float64 else 2**-23
     least = largest * (UNITS * epsilon) ** 2
     return tf.stack(
         [_of_variable(*pair, n, least) for pair in zip(means, squares)]

@@ -6,7 +6,7 @@ import tensorflow as tf
 from keras_pergrad.analysis.input_gradients.paging import Pages
 
 
-class Rows:
+class GatheredRows:
     """One row a sample, written to the caller's arrays (`out`) or to its own.
 
     Attributes:

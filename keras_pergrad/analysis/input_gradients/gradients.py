@@ -11,7 +11,7 @@ from keras_pergrad.analysis.input_gradients.chunk import (
     call,
     traced,
 )
-from keras_pergrad.analysis.input_gradients.gathering import Rows, Total
+from keras_pergrad.analysis.input_gradients.gathering import GatheredRows, Total
 from keras_pergrad.analysis.input_gradients.sizes import Sizes
 from keras_pergrad.analysis.input_gradients.sources import (
     require_batch,
@@ -136,7 +136,9 @@ def input_gradients(
     chunks = source(x, y, sample_weight, size)
     over_samples = reduce in OVER_SAMPLES
     result = (
-        Total(reduce != "sum") if over_samples else Rows(out, chunks.samples)
+        Total(reduce != "sum")
+        if over_samples
+        else GatheredRows(out, chunks.samples)
     )
     bar = keras.utils.Progbar(chunks.chunks, verbose=verbose, unit_name="chunk")
     compute = None

@@ -129,7 +129,7 @@ class GradientMeter:
 
     def measure_along(self, direction, weights):
         """Return losses and slopes of the samples at other weights."""
-        run = self._samples or self._gradient
+        run: Any = self._samples or self._gradient
         with random_state_kept(), kept(self._values):
             for value, other in zip(self._values, weights):
                 value.assign(other)
@@ -298,12 +298,12 @@ class GradientMeter:
         """Return a program of `compute` that runs the way the model trains."""
         if eager and self.model.run_eagerly:
 
-            def run(wanted, direction=None):
+            def run_eagerly(wanted, direction=None):
                 with unchanged(self.model):
                     return compute(*self.batch, wanted, direction)
 
-            run(_NOTHING)  # raises any error now
-            return run
+            run_eagerly(_NOTHING)  # raises any error now
+            return run_eagerly
 
         # Leave out None: a call whose structure differs from the signature
         # first prints its arguments, which takes longer than the call.

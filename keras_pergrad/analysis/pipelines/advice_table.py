@@ -1,12 +1,14 @@
 """The table of advice on a stall: when, what to say, and what to write.
 
 The first row that applies is the first to follow: mistakes, then what costs
-one line, then what takes work. `stall_causes` says when a row applies. A gain
-is given only where it was measured; otherwise `profile_pipeline` tells.
+one line, then what takes work. `stall_causes` and `loader_causes` say when a
+row applies. A gain is given only where it was measured; otherwise
+`profile_pipeline` tells.
 """
 
 import functools
 
+from keras_pergrad.analysis.pipelines import loader_causes
 from keras_pergrad.analysis.pipelines import stall_causes as causes
 from keras_pergrad.analysis.pipelines.pipeline_facts import Rule
 
@@ -146,20 +148,20 @@ TFDATA = (
 PYDATASET = (
     Rule(
         "one worker",
-        causes.one_worker,
+        loader_causes.one_worker,
         "The PyDataset `{name}` loads its batches in one thread.",
         "dataset.workers = {count}{more}",
     ),
     Rule(
         "too many workers",
-        functools.partial(causes.computing_threads, many=True),
+        functools.partial(loader_causes.computing_threads, many=True),
         "{threads} threads compute on {cores} cores, but Python runs one at a "
         "time: they hold up each other. Processes compute side by side.",
         "dataset.workers = {count}\ndataset.use_multiprocessing = True",
     ),
     Rule(
         "threads that compute",
-        functools.partial(causes.computing_threads, many=False),
+        functools.partial(loader_causes.computing_threads, many=False),
         "The {threads} workers are threads and compute, and Python lets one "
         "of them run at a time. Processes compute side by side.",
         "dataset.use_multiprocessing = True",
@@ -179,7 +181,7 @@ GENERATOR = (
 DATALOADER = (
     Rule(
         "num_workers",
-        causes.no_loader_workers,
+        loader_causes.no_loader_workers,
         "The DataLoader loads its batches in the training process.",
         "loader = torch.utils.data.DataLoader(\n"
         "    loader.dataset, sampler=loader.sampler,\n"
@@ -190,13 +192,13 @@ DATALOADER = (
 GRAIN = (
     Rule(
         "grain read threads",
-        causes.few_read_threads,
+        loader_causes.few_read_threads,
         "Grain reads its samples in {threads} thread(s) beside training.",
         "{code}grain.ReadOptions(num_threads={wanted}))",
     ),
     Rule(
         "grain processes",
-        causes.no_grain_processes,
+        loader_causes.no_grain_processes,
         "In Grain's threads Python computes in turn. Processes need picklable "
         'data, and your code below `if __name__ == "__main__":`.',
         "{first}dataset = dataset.mp_prefetch(\n"
@@ -204,7 +206,7 @@ GRAIN = (
     ),
     Rule(
         "too many workers",
-        causes.many_grain_processes,
+        loader_causes.many_grain_processes,
         "{processes} worker processes share {cores} cores, with the training "
         "among them.",
         "dataset = dataset.mp_prefetch(\n"

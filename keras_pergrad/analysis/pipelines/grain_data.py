@@ -55,16 +55,8 @@ def _number(setting):
 
 def worker_processes(data):
     """Return the number of worker processes; 0: the training process loads."""
-    options = grain_parts.worker_options(data)
-    if options is not None:
-        return int(options.num_workers)
-    for node in _nodes(data):
-        name = type(node).__name__
-        if "Interleave" in name or "ProcessPrefetch" in name:
-            options = grain_parts.worker_options(node)
-            processes = len(grain_parts.interleaved(node))
-            return int(options.num_workers) if options else processes
-    return 0
+    counts = map(grain_parts.worker_count, _nodes(data))
+    return next((count for count in counts if count is not None), 0)
 
 
 def is_random_access(data):

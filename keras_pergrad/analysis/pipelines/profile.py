@@ -22,6 +22,10 @@ from keras_pergrad.analysis.pipelines.loading_rate import (
     measure,
 )
 from keras_pergrad.analysis.pipelines.pipeline_facts import kind_of
+from keras_pergrad.analysis.pipelines.profile_verdict import (
+    contradictions,
+    verdict,
+)
 from keras_pergrad.analysis.pipelines.rewrite import with_parallel_maps
 from keras_pergrad.analysis.pipelines.stage_table import (
     GRAIN_STAGES,
@@ -33,7 +37,6 @@ from keras_pergrad.analysis.pipelines.stage_table import (
 from keras_pergrad.analysis.pipelines.stages import stages
 from keras_pergrad.analysis.pipelines.stall_accounting import TOO_MANY
 from keras_pergrad.analysis.pipelines.stopwatch import Stopwatch
-from keras_pergrad.analysis.pipelines.verdict import contradictions, verdict
 from keras_pergrad.analysis.pipelines.worker_sweep import (
     WorkerTrial,
     can_sweep,

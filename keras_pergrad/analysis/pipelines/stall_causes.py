@@ -1,13 +1,12 @@
-"""Causes of a stall: when each row of the table of advice applies.
+"""Causes of a stall in `tf.data`: when each row of advice applies.
 
 A public function here is the `when` of one row, or of two. It looks at the
-`Facts` of data of the row's kind and returns None, or the values that the
-row's texts name.
+`Facts` of data of the row's kind and returns None: it does not apply, or the
+values that the row's texts name. Those of other data are in `loader_causes`.
 """
 
 import tensorflow as tf
 
-from keras_pergrad.analysis.pipelines import grain_data
 from keras_pergrad.analysis.pipelines.device_copy import (
     accelerator,
     has_iterators,
@@ -18,7 +17,6 @@ from keras_pergrad.analysis.pipelines.stages import (
     reader_buffer,
 )
 from keras_pergrad.keras_internals.dataset_parts import batch_size, buffer_size
-from keras_pergrad.keras_internals.grain_parts import is_loader
 
 MAPS, BATCHES = ("Map", "ParallelMap"), ("Batch", "ParallelBatch")
 ONE_BY_ONE = ("FlatMap", "Interleave")
@@ -45,7 +43,6 @@ LONG_START = 4  # times the making of a batch, before the first one is there
 # took 40, 10 and 2 times as long as TensorFlow's own, one of 1 KB no longer.
 SMALL_READ = 1024
 FEW_ELEMENTS = 8  # in a file: opening it costs more than reading it
-PROCESSES = "dataset.use_multiprocessing = True"
 WAITS = " It waits (a disk, a network): more threads than cores help."
 PYTHON = " It runs Python: threads help while it waits or frees the lock."
 POOL = """
@@ -116,6 +113,7 @@ def _few_in_a_file(facts):
 
 
 def frozen(facts):
+    """Whether a random map stands before a cache, which keeps its draws."""
     for at in _places(facts, ["Cache"])[:1]:
         for stage in facts.stages[at:]:
             if stage.kind in MAPS and stage.is_random:
@@ -124,6 +122,7 @@ def frozen(facts):
 
 
 def no_prefetch(facts):
+    """Whether nothing works while the model does."""
     gain = min(facts.wait_ms, facts.step_ms)
     # With a smaller gain it is simply too slow: little could be hidden.
     slow = gain < 0.1 * facts.wait_ms
@@ -131,6 +130,7 @@ def no_prefetch(facts):
 
 
 def long_copy(facts):
+    """Whether the copy of a batch to the device takes long."""
     device = accelerator()
     copy, step = facts.copy_ms or 0.0, facts.step_ms
     long = copy >= max(LONG_COPY * step, LONG_COPY_MS)
@@ -141,6 +141,7 @@ def long_copy(facts):
 
 
 def late_shuffle(facts, of_batches):
+    """Whether a shuffle fills its buffer with much before a first batch."""
     # Of whole batches, or of samples that a map has worked on, many batches.
     shuffles, batches = _places(facts, ["Shuffle"]), _places(facts, BATCHES)
     late = facts.first_batch_ms > LONG_START * facts.pipeline_ms
@@ -162,12 +163,14 @@ def late_shuffle(facts, of_batches):
 
 
 def python_map(facts):
+    """Whether a map computes in Python, which takes turns."""
     python = [s for s in facts.stages if s.kind in MAPS and s.runs_python]
     stage, count = _first(python, _works(facts)), max(cores(), 2)
     return _of(stage, count=count, calls=2 * count) if facts.computes else None
 
 
 def generator(facts):
+    """Whether a Python generator gives the elements."""
     stage = _first(facts.stages, lambda s: s.is_generator)
     share = facts.share("FlatMap", "Generator", "Interleave")
     if stage is None or (share is not None and share < LARGE):
@@ -195,12 +198,14 @@ def _reading(spec):
 
 
 def tiny_files(facts):
+    """Whether many files with few elements each are opened."""
     few, share = _few_in_a_file(facts), facts.share(*NESTED) or 0.0
     stage = _first(facts.stages, lambda s: s.kind in NESTED and s.reads_files)
     return _of(stage, few=few) if few and share >= LARGE else None
 
 
 def one_source_at_a_time(facts):
+    """Whether nested pipelines are read one after the other."""
     stage = _first(
         facts.stages, lambda s: s.kind in ONE_BY_ONE and not s.is_generator
     )
@@ -215,12 +220,14 @@ def one_source_at_a_time(facts):
 
 
 def files_one_by_one(facts):
+    """Whether one reader reads its list of files in turn."""
     readers = [stage for stage in facts.stages if stage.kind == "TFRecord"]
     large = (facts.share("FlatMap") or 0.0) >= LARGE
     return _of(_first(readers, files_in_turn)) if large else None
 
 
 def cheap_map(facts):
+    """Whether a map of single elements takes less than its calls."""
     for batched, stage in zip(facts.stages, facts.stages[1:]):
         if batched.kind not in BATCHES or stage.kind not in MAPS:
             continue
@@ -232,6 +239,7 @@ def cheap_map(facts):
 
 
 def serial_map(facts):
+    """Whether a map works on one element at a time."""
     serial = (stage for stage in facts.stages if stage.kind == "Map")
     stage = max(serial, key=facts.share_of, default=None)
     if stage is None or not _works(facts)(stage):
@@ -244,6 +252,7 @@ def serial_map(facts):
 
 
 def too_small_a_pool(facts):
+    """Whether parallel maps wait, and threads are too few for them."""
     parallel = [s for s in facts.stages if s.kind == "ParallelMap"]
     pool = facts.data.options().threading.private_threadpool_size or 0
     if not facts.sleeps or pool > cores():
@@ -253,6 +262,7 @@ def too_small_a_pool(facts):
 
 
 def no_cache(facts):
+    """Whether each epoch repeats maps that give the same again."""
     places = _places(facts, MAPS)
     maps = [facts.stages[at] for at in places]
     if not maps or _places(facts, ["Cache"]):
@@ -270,6 +280,7 @@ def no_cache(facts):
 
 
 def in_order(facts):
+    """Whether slow elements hold up others, for the sake of an order."""
     # TensorFlow fuses a map with its batch, which awaits all its samples.
     pairs = zip(facts.stages, facts.stages[1:])
     fused = [stage for batch, stage in pairs if batch.kind == "Batch"]
@@ -288,6 +299,7 @@ def in_order(facts):
 
 
 def small_buffer(facts):
+    """Whether a reader asks for few bytes at a time."""
     # TensorFlow does not account for readers, so no share is known.
     for stage in facts.stages:
         size = reader_buffer(stage) or SMALL_READ
@@ -296,71 +308,3 @@ def small_buffer(facts):
             files = "files, record_bytes" if fixed else "files"
             return _of(stage, size=size, kind=stage.kind, files=files)
     return None
-
-
-def one_worker(facts):
-    if facts.data.workers > 1:
-        return None
-    count, more = max(4, cores()), ""
-    if facts.sleeps:
-        count = facts.threads_to_hide
-    elif facts.computes:
-        count, more = max(cores(), 2), f"\n{PROCESSES}"
-    else:
-        more = f"\n# and {PROCESSES} if it computes in Python"
-    return {"name": type(facts.data).__name__, "count": count, "more": more}
-
-
-def computing_threads(facts, many):
-    # Threads of a PyDataset; many: the cores serve fewer.
-    threads = 0 if facts.data.use_multiprocessing else facts.data.workers
-    too_many = threads > max(2 * cores(), 4)
-    if threads < 2 or not facts.computes or too_many != many:
-        return None
-    return {"threads": threads, "cores": cores(), "count": max(cores(), 2)}
-
-
-def no_loader_workers(facts):
-    # PyTorch warns of more workers than cores.
-    return None if facts.data.num_workers else {"count": min(4, cores())}
-
-
-def few_read_threads(facts):
-    if facts.computes or grain_data.worker_processes(facts.data):
-        return None
-    threads = grain_data.read_threads(facts.data)
-    wanted = max(facts.threads_to_hide, 16)
-    if threads >= (wanted if facts.sleeps else 8):
-        return None
-    code = "dataset = map_dataset.to_iter_dataset(\n    "
-    if is_loader(facts.data):
-        code = (
-            "loader = grain.DataLoader(\n"
-            "    data_source=source, sampler=sampler, operations=operations,\n"
-            "    read_options="
-        )
-    return {"threads": threads or "no", "wanted": wanted, "code": code}
-
-
-def no_grain_processes(facts):
-    if facts.sleeps or grain_data.worker_processes(facts.data):
-        return None
-    if not facts.computes and grain_data.read_threads(facts.data) < 8:
-        return None  # more threads come first
-    first = ""
-    if grain_data.is_random_access(facts.data):
-        first = "dataset = map_dataset.to_iter_dataset()\n"
-    elif is_loader(facts.data):
-        # Keras 3.15 copies a DataLoader with functions that worker
-        # processes cannot load (RecursionError): only datasets have workers.
-        first = (
-            "dataset = grain.MapDataset.source(source).to_iter_dataset()\n"
-            "for each in operations: dataset = dataset.apply(each)\n"
-        )
-    return {"first": first, "count": max(cores(), 2)}
-
-
-def many_grain_processes(facts):
-    count = grain_data.worker_processes(facts.data)
-    many = count > 2 * cores()
-    return {"processes": count, "cores": cores()} if many else None

@@ -57,7 +57,7 @@ def direction(send):
     return TO_DEVICE if source else TO_HOST
 
 
-def find(nodes, runs, layer_of):
+def find(nodes, executions, layer_of):
     """Return every `Copy` of one step."""
     moved = []
     for send in nodes:
@@ -65,12 +65,12 @@ def find(nodes, runs, layer_of):
         if way is None:
             continue
         maker, _ = through_plumbing(*send.inputs[0])
-        times = runs(send)
+        times = executions(send)
         dtype = send.dtypes[0] if send.dtypes else "variant"
         if dtype == "variant" and times is not None:
             # In the loop over steps, handles that cross may be empty.
             times = _tensors_inside(maker) * times
-            times = None if runs.over_steps else times
+            times = None if executions.over_steps else times
         if times != 0:
             layer = layer_of(maker.name)
             moved.append(Copy(way, maker.name, dtype, times, layer))

@@ -15,7 +15,7 @@ from keras_pergrad.common.arguments import positive_integer
 from keras_pergrad.common.deprecation import former
 from keras_pergrad.common.devices import accelerators, chosen
 from keras_pergrad.keras_internals.graph_session import (
-    Replica,
+    GraphCopy,
     as_in_fit,
     trace_step,
 )
@@ -156,7 +156,7 @@ def compare_devices(
     (concrete, values), labels, notes = _step(model, as_in_fit((x, y)))
     terms = numerics.terms(model, values[0])
     dtype = numerics.precision(model)
-    with Replica(concrete, device="/device:CPU:0") as cpu:
+    with GraphCopy(concrete, device="/device:CPU:0") as cpu:
         reference = cpu.run(values)
         cpu_ms = median_ms(cpu, values, repeats)
 
@@ -171,9 +171,9 @@ def compare_devices(
         )
     compared = []
     for name in names:
-        with Replica(concrete, device=f"/device:{name}") as replica:
-            verdicts = judge(replica.run(values))
-            step_ms = median_ms(replica, values, repeats)
+        with GraphCopy(concrete, device=f"/device:{name}") as copied:
+            verdicts = judge(copied.run(values))
+            step_ms = median_ms(copied, values, repeats)
         suspect = None
         if not all(verdict.ok for verdict in verdicts.values()):
             ops = [op.name for op in concrete.graph.get_operations()]

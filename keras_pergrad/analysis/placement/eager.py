@@ -112,7 +112,7 @@ def operations_of(executed, layer_of, device):
     for scope, nodes in executed:
         inside, hidden = operations.of_nodes(
             nodes,
-            loops.Runs(nodes),
+            loops.Executions(nodes),
             lambda name, scope=scope: layer_of(scope + name),
             device,
         )

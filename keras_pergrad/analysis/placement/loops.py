@@ -31,7 +31,7 @@ _BATCH_OPS = {"IteratorGetNext", "OptionalGetValue"}
 _STEP_TESTS = {"Less", "LogicalAnd", "OptionalHasValue"}
 
 
-class Runs:
+class Executions:
     """Counts executions. Call it with a linked node; `None` means unknown."""
 
     def __init__(self, nodes):

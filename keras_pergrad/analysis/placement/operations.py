@@ -52,19 +52,19 @@ class Placed:
 def read(partitions, model, device=None):
     """Return the `Placed` step of partition graphs."""
     nodes = graph.read(partitions)
-    runs = loops.Runs(nodes)
+    executions = loops.Executions(nodes)
     layer_of = layers.Layers(model, [node.name for node in nodes])
-    ops, opaque = of_nodes(nodes, runs, layer_of, device)
-    moved = copies.find(nodes, runs, layer_of)
+    ops, opaque = of_nodes(nodes, executions, layer_of, device)
+    moved = copies.find(nodes, executions, layer_of)
     return Placed(ops, opaque, moved, nodes, layer_of)
 
 
-def of_nodes(nodes, runs, layer_of, device):
+def of_nodes(nodes, executions, layer_of, device):
     """Return the `Operation`s, and what hides others: (name, device, how)."""
     nodes = [node for node in nodes if node.op not in graph.PLUMBING]
     opaque = [(n.name, n.device, n.hides) for n in nodes if n.hides]
     operations = [
-        placed(n, layer_of(n.name), runs(n), device)
+        placed(n, layer_of(n.name), executions(n), device)
         for n in nodes
         if not n.hides
     ]

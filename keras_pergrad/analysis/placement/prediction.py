@@ -18,7 +18,7 @@ from keras_pergrad.analysis.placement.operations import Operation
 from keras_pergrad.analysis.placement.placement_report import PlacementReport
 from keras_pergrad.common.deprecation import former
 from keras_pergrad.keras_internals.graph_session import (
-    Replica,
+    GraphCopy,
     as_in_fit,
     trace_step,
 )
@@ -102,7 +102,7 @@ def predict_placement(
     table = kernel_tables.metal(kernels_table)
     nodes = optimised_nodes(model, as_in_fit((x, y)))
     layer_of = layers.Layers(model, [node.name for node in nodes])
-    runs = loops.Runs(nodes)
+    executions = loops.Executions(nodes)
     report = PlacementReport(None, "Metal", prediction=table.version)
     report.copies = None
     report.opaque = [(n.name, "", n.hides) for n in nodes if n.hides]
@@ -116,7 +116,7 @@ def predict_placement(
         else:
             on_device.add(node)
         at = node.name, where, kind, node.dtypes, layer
-        report.operations.append(Operation(op, *at, runs(node), why))
+        report.operations.append(Operation(op, *at, executions(node), why))
     # Keras turns "auto" off on a Mac with a GPU, and on elsewhere: only a True
     # that the user wrote counts, and compile() keeps that.
     xla = compile_arguments(model).get("jit_compile") is True
@@ -133,8 +133,8 @@ def optimised_nodes(model, data):
         model.optimizer.build(model.trainable_variables)
     concrete, values = trace_step(model.train_step, data)
     metadata = tf.compat.v1.RunMetadata()
-    with Replica(concrete, device="/CPU:0", rewrites=_REWRITES) as replica:
-        replica.run(values, trace=metadata)
+    with GraphCopy(concrete, device="/CPU:0", rewrites=_REWRITES) as copied:
+        copied.run(values, trace=metadata)
     return graph.read(metadata.partition_graphs)
 
 

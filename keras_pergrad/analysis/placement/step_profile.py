@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras_pergrad.analysis.placement import copies, graph
 from keras_pergrad.common.devices import short_name
 from keras_pergrad.common.free_memory import as_text
-from keras_pergrad.keras_internals.graph_session import Replica, trace_step
+from keras_pergrad.keras_internals.graph_session import GraphCopy, trace_step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,26 +59,26 @@ class DeepReport:
 
 
 def replay(model, data, spec=None, steps=5):
-    """Replay one step on a batch of arrays; raises `NotReplayable`."""
+    """Run a copy of a step on a batch of arrays; raises `NotCopyable`."""
     concrete, values = trace_step(model.train_step, data, spec)
     metadata = tf.compat.v1.RunMetadata()
-    with Replica(concrete) as placed:
+    with GraphCopy(concrete) as placed:
         placed.run(values)  # places and optimises
         step_ms = median_ms(placed, values, steps)
         placed.run(values, trace=metadata)
     # The graph as TensorFlow placed it, on the CPU from end to end.
-    with Replica(concrete, device="/CPU:0") as on_cpu:
+    with GraphCopy(concrete, device="/CPU:0") as on_cpu:
         on_cpu.run(values)
         cpu_ms = median_ms(on_cpu, values, steps)
     return analyse(metadata, step_ms, cpu_ms)
 
 
-def median_ms(replica, values, steps):
+def median_ms(copied, values, steps):
     """Return the median wall time of a few runs, in milliseconds."""
     times = []
     for _ in range(steps):
         start = time.perf_counter()
-        replica.run(values)
+        copied.run(values)
         times.append(time.perf_counter() - start)
     return sorted(times)[len(times) // 2] * 1e3
 

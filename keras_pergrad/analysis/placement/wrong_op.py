@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from keras_pergrad.analysis import numerics
 from keras_pergrad.analysis.placement import graph, kernels
-from keras_pergrad.keras_internals.graph_session import Replica
+from keras_pergrad.keras_internals.graph_session import GraphCopy
 
 _MOST = 40  # ops judged one by one
 _SUMS = ("Sum", "Mean", "MatMul", "Conv", "BiasAddGrad", "AddN", "Einsum")
@@ -49,7 +49,7 @@ class Suspect:
 
 def find(concrete, values, device, layer_of, judge):
     """Return the `Suspect` behind a difference."""
-    differing, suspect = _one_by_one(concrete, values, device, layer_of)
+    differing, suspect = _op_by_op(concrete, values, device, layer_of)
     if suspect is not None:
         return suspect
     op = _by_type(concrete, values, device, judge)
@@ -60,14 +60,14 @@ def find(concrete, values, device, layer_of, judge):
     return Suspect(op, "", layer, alone=False)
 
 
-def _one_by_one(concrete, values, device, layer_of):
+def _op_by_op(concrete, values, device, layer_of):
     """Return the first op that differs in place, and the first wrong alone."""
-    with Replica(concrete, device="/device:CPU:0") as cpu:
+    with GraphCopy(concrete, device="/device:CPU:0") as cpu:
         right = {t.name: value for t, value in _run(cpu, values).items()}
     first, tried = None, 0
-    with Replica(concrete, device=f"/device:{device}") as replica:
-        there = _run(replica, values)
-        for op in replica.graph.get_operations():
+    with GraphCopy(concrete, device=f"/device:{device}") as copied:
+        there = _run(copied, values)
+        for op in copied.graph.get_operations():
             outputs = [t for t in op.outputs if t in there]
             outputs = [t for t in outputs if t.dtype.is_floating]
             if all(_verdict(op, right, t, there[t]).ok for t in outputs):
@@ -79,7 +79,7 @@ def _one_by_one(concrete, values, device, layer_of):
             tried += 1
             if tried > _MOST:
                 break
-            alone = replica.run(values, fetches=outputs, feeds=feeds)
+            alone = copied.run(values, fetches=outputs, feeds=feeds)
             for tensor, value in zip(outputs, alone):
                 verdict = _verdict(op, right, tensor, value)
                 if not verdict.ok:
@@ -88,18 +88,18 @@ def _one_by_one(concrete, values, device, layer_of):
     return first, None
 
 
-def _run(replica, values):
+def _run(copied, values):
     """Return all tensors of the graph that can be fetched and fed."""
     idle = graph.RUNTIME - {"Const"}
     made = [
         tensor
-        for op in replica.graph.get_operations()
+        for op in copied.graph.get_operations()
         if op.type not in idle
         for tensor in op.outputs
     ]
     handles = (tf.resource, tf.variant, tf.string)
-    tensors = [t for t in [*replica.inputs, *made] if t.dtype not in handles]
-    return dict(zip(tensors, replica.run(values, fetches=tensors)))
+    tensors = [t for t in [*copied.inputs, *made] if t.dtype not in handles]
+    return dict(zip(tensors, copied.run(values, fetches=tensors)))
 
 
 def _verdict(op, right, tensor, value):
@@ -129,8 +129,8 @@ def _by_type(concrete, values, device, judge):
         if device_type not in {k.device_type for k in kernels.registered(op)}:
             continue
         pins = {op: "/device:CPU:0"}
-        with Replica(concrete, f"/device:{device}", pins) as replica:
-            verdicts = judge(replica.run(values))
+        with GraphCopy(concrete, f"/device:{device}", pins) as copied:
+            verdicts = judge(copied.run(values))
         if all(verdict.ok for verdict in verdicts.values()):
             return op
     return ""

@@ -130,7 +130,6 @@ def own_block(op, ids, length):
             begins = begins + number
     if len(others) != 1:
         return None
-    begins = np.broadcast_to(begins, shape)
     # One block for each entry of some leading axes.
     for axes in range(1, len(shape) + 1):
         count = int(np.prod(shape[:axes]))

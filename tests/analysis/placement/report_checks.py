@@ -67,7 +67,7 @@ def replayed(plugin, model, x, y):
     """One traced step of a copy: what was read from it, and the truth."""
     concrete, values = graph_session.trace_step(model.train_step, (x, y))
     metadata = tf.compat.v1.RunMetadata()
-    with graph_session.Replica(concrete) as copy:
+    with graph_session.GraphCopy(concrete) as copy:
         copy.run(values)
         plugin.reset()
         copy.run(values, trace=metadata)

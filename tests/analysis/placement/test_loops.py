@@ -11,11 +11,11 @@ def placed(function, *arguments):
     with collection.collect(again=True) as collected:
         function(*arguments)
     nodes = graph.read(collection.step_partitions(collected[0]))
-    runs = loops.Runs(nodes)
+    executions = loops.Executions(nodes)
     counts = {}
     for node in nodes:
         if node.op in ("Sin", "Cos"):
-            counts[node.op] = runs(node)
+            counts[node.op] = executions(node)
     return nodes, counts
 
 
@@ -101,6 +101,6 @@ def test_the_test_of_a_loop_runs_once_more():
     with collection.collect(again=True) as collected:
         looped(tf.ones(3))
     nodes = graph.read(collection.step_partitions(collected[0]))
-    runs = loops.Runs(nodes)
-    assert {runs(n) for n in nodes if n.op == "LogicalAnd"} == {7}
-    assert {runs(n) for n in nodes if n.op == "Sin"} == {6}
+    executions = loops.Executions(nodes)
+    assert {executions(n) for n in nodes if n.op == "LogicalAnd"} == {7}
+    assert {executions(n) for n in nodes if n.op == "Sin"} == {6}

@@ -6,6 +6,7 @@ needs nothing from its file but what `HEADER` in cases.py imports, so that
 its source can stand in a script.
 """
 
+from tests.hunt.layers.again import Again, AgainComplex, AgainDerived
 from tests.hunt.layers.attention import Attends, Norm, Tied, Token
 from tests.hunt.layers.backward import Backward
 from tests.hunt.layers.base import Own
@@ -42,6 +43,9 @@ __all__ = [
     "TOGETHER",
     "Added",
     "AddsLoss",
+    "Again",
+    "AgainComplex",
+    "AgainDerived",
     "Attends",
     "Backward",
     "Broadcast",

@@ -23,10 +23,23 @@ class Unmasked(keras.layers.Layer):
         return keras.ops.reshape(inputs, (keras.ops.shape(inputs)[0], -1))
 
 
+class Noting(TracedStep):
+    """Notes each use that gives a part, with the index of its variable."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.noted = []
+
+    def parts(self, *arguments):
+        for part in super().parts(*arguments):
+            self.noted.append((part[0], part[2]))
+            yield part
+
+
 def assert_exact(
     model, x, y=None, run="graph", one_by_one=(), training=False, loss="mse"
 ):
-    """Asserts that gradients, norms and weighted sums are the oracle's.
+    """Asserts that all that factors answer is what the oracle gives.
 
     Args:
         model: a built model; it is compiled here.
@@ -48,18 +61,25 @@ def assert_exact(
         )
     n = int(tf.nest.flatten(x)[0].shape[0])
     weights = np.linspace(0.3, 1.7, n)
+    rng = np.random.default_rng(2)
+    directions = [
+        tf.constant(rng.normal(size=v.shape), v.value.dtype)
+        for v in model.trainable_variables
+    ]
     slow = set()
 
     def compute(x, y):
-        tape = TracedStep(model, (x, y, None), training)
+        tape = Noting(model, (x, y, None), training)
         with tape:
             y_pred = tape.forward(x)
             target = total_loss(model, x, y, y_pred, None, training)
-        for _, _, use in tape.parts(target):
-            if getattr(use, "reason", None):
-                slow.add(use.type)
         factors = tape.sample_gradients(target)
+        slow.update(
+            use.type for _, use in tape.noted if getattr(use, "reason", None)
+        )
         keep = tf.ones([n], tf.bool)
+        # Before anything is held, and after it.
+        new = [_further(f, d) for f, d in zip(factors, directions)]
         norms = [f and f.squared_norms() for f in factors]
         full = [f and f.materialize() for f in factors]
         plain = [f and f.weighted_sum(None) for f in factors]
@@ -68,7 +88,8 @@ def assert_exact(
             [None if g is None else tf.convert_to_tensor(g) for g in group]
             for group in (plain, sums)
         ]
-        return norms, full, *dense
+        held = [_further(f, d) for f, d in zip(factors, directions)]
+        return norms, full, *dense, new, held
 
     function = tf.function(
         compute, jit_compile=run.endswith("xla"), autograph=False
@@ -86,7 +107,7 @@ def assert_exact(
         )
         concrete = function.get_concrete_function(*specs)
         found = concrete(*tf.nest.flatten((x, y)))
-    norms, full, plain, sums = found
+    norms, full, plain, sums, *further = found
     expected = oracle.per_sample_gradients(model, x, y, training=training)
     contributions = [None if g is None else g / n for g in expected]
     oracle.assert_agree(full, contributions)
@@ -107,7 +128,33 @@ def assert_exact(
             for g in contributions
         ],
     )
+    right = [
+        answer
+        for g, d in zip(contributions, directions)
+        for answer in _answers(g, d, n)
+    ]
+    for answers in further:
+        oracle.assert_agree(sum(answers, ()), right)
     assert slow == set(one_by_one)
+
+
+def _further(factor, direction):
+    """Return inner products with a direction and in pairs, and squares."""
+    if factor is None:
+        return None, None, None
+    squares = tf.convert_to_tensor(factor.sum_of_squares())
+    return factor.dot(direction), factor.gram(), squares
+
+
+def _answers(gradients, direction, n):
+    """Return what these are by the gradients themselves."""
+    if gradients is None:
+        return None, None, None
+    rows, direction = (
+        np.reshape(gradients, (n, -1)),
+        np.reshape(direction, -1),
+    )
+    return rows @ direction, rows @ rows.T, np.square(gradients).sum(0)
 
 
 def stack(shape, *layers, dtype=None):

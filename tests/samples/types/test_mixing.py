@@ -59,11 +59,8 @@ def _expected(model, x, y):
     """The norms, from single samples; the state is put back each time."""
     kept = [np.array(v) for v in model.non_trainable_variables]
     added = any(type(one).__name__ == "AddLoss" for one in model.layers)
-    squares = []
+    others, squares = tf.stop_gradient(model(x, training=True)), []
     for i in range(len(y)):
-        for variable, value in zip(model.non_trainable_variables, kept):
-            variable.assign(value)
-        others = tf.stop_gradient(model(x, training=True))
         for variable, value in zip(model.non_trainable_variables, kept):
             variable.assign(value)
         with tf.GradientTape() as tape:

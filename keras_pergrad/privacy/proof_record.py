@@ -6,7 +6,7 @@ ALONE = "each example's clipped gradient depends on that example alone"
 
 
 @dataclasses.dataclass(frozen=True)
-class Proof:
+class ProofRecord:
     """How far it is proved that examples are apart, in all `fit`s so far.
 
     Attributes:
@@ -47,7 +47,7 @@ class Proof:
             both = {*getattr(self, name), *getattr(other, name)}
             return tuple(sorted(both))
 
-        return Proof(
+        return ProofRecord(
             union("ops"),
             max(self.count, other.count),
             union("kinds"),

@@ -11,8 +11,8 @@ from keras_pergrad.keras_internals.saved_state import SavedState
 STATE = "noise_state"
 
 
-class Noise(SavedState):
-    """Noise that is new in each step and goes on after a restart."""
+class AggregationState(SavedState):
+    """What an aggregation keeps from step to step: its draws and numbers."""
 
     # Under a `tf.distribute` strategy create it in the strategy's scope: each
     # replica would advance a generator from outside. Each number in `kept`
