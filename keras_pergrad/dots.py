@@ -81,7 +81,8 @@ def per_sample_dots(
             f"loss of model {model.name!r} depends. Received: only others. "
             "per_sample_gradients gives None for these."
         )
-    dtype = tf.float64 if known[0].dtype == tf.float64 else tf.float32
+    wide_one = any(part.dtype == tf.float64 for part in known)
+    dtype = tf.float64 if wide_one else tf.float32
     total = tf.add_n([tf.cast(part, dtype) for part in known])
     require_finite(total.numpy())
     return dots if per_variable else total
@@ -153,7 +154,7 @@ def _of_variable(variable, part):
     dtype = wide(variable.value).dtype
     slices = isinstance(part, tf.IndexedSlices)
     if slices and part.dense_shape is None:
-        shape = (variable.shape[0], *part.values.shape[1:])
+        shape = (*variable.shape[:1], *part.values.shape[1:])
     else:
         shape = part.shape if slices else np.shape(part)
     if tuple(shape) != tuple(variable.shape):
@@ -161,6 +162,8 @@ def _of_variable(variable, part):
             f"{place} expected the variable's shape, {tuple(variable.shape)}. "
             f"Received: shape {tuple(shape)}"
         )
+    if isinstance(part, (list, tuple)):
+        part = np.asarray(part)  # TensorFlow would round it to float32
     values = tf.convert_to_tensor(part.values if slices else part)
     if not (values.dtype.is_floating or values.dtype.is_integer):
         raise ValueError(
@@ -173,6 +176,23 @@ def _of_variable(variable, part):
             f"{dtype.name}"
         )
     if slices:
-        ids = tf.convert_to_tensor(part.indices)
-        return tf.IndexedSlices(values, ids, tf.constant(variable.shape))
+        return _slices(place, variable, values, part.indices)
     return values
+
+
+def _slices(place, variable, values, indices):
+    """Return rows of a variable, after a look at them."""
+    ids = np.asarray(indices)
+    rows, *others = variable.shape
+    fits = list(values.shape) == [ids.size, *others] and ids.ndim == 1
+    if not fits or not np.all((ids >= 0) & (ids < rows)):
+        raise ValueError(
+            f"{place} expected tf.IndexedSlices with one of the {rows} rows "
+            f"for each of its values, of shape {tuple(others)}. Received: "
+            f"values of shape {tuple(values.shape)} and indices {ids}"
+        )
+    if not ids.size:
+        return tf.zeros(variable.shape, values.dtype)
+    return tf.IndexedSlices(
+        values, tf.convert_to_tensor(ids), tf.constant(variable.shape)
+    )

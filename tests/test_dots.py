@@ -206,3 +206,38 @@ def test_samples_that_are_not_finite_are_named(method):
         kpg.per_sample_dots(
             model, x, y, direction=_direction(model), method=method
         )
+
+
+def _slices(rows, ids):
+    return tf.IndexedSlices(np.ones((rows, 3), "float32"), np.array(ids, int))
+
+
+@pytest.mark.parametrize(
+    "part", [_slices(1, [4]), _slices(1, [-1]), _slices(2, [0])]
+)
+def test_rows_that_a_variable_lacks_are_refused(part):
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+    model.compile("sgd", "mse")
+    x, y = np.ones((2, 4)), np.ones((2, 3))
+    with pytest.raises(ValueError, match="one of the 4 rows"):
+        kpg.per_sample_dots(model, x, y, direction=[part, None])
+
+
+def test_no_rows_are_a_direction_of_zeros():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+    model.compile("sgd", "mse")
+    x, y = np.ones((2, 4)), np.ones((2, 3))
+    dots = kpg.per_sample_dots(model, x, y, direction=[_slices(0, []), None])
+    np.testing.assert_array_equal(dots, [0, 0])
+
+
+@pytest.mark.usefixtures("float64")
+def test_numbers_in_lists_are_not_rounded():
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    x, y = np.array([[1.0]]), np.array([[3.0]])
+    listed = kpg.per_sample_dots(model, x, y, direction=[[[0.1]], None])
+    arrays = [np.array([[0.1]]), None]
+    np.testing.assert_array_equal(
+        listed, kpg.per_sample_dots(model, x, y, direction=arrays)
+    )

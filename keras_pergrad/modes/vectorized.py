@@ -131,10 +131,16 @@ def sample_gradients(
     ...
     ...     def partial_sums(self, model, part):
     ...         y_pred, factors = kpg.modes.sample_gradients(model, part)
-    ...         sums = [f and sum_of_signs(f) / part.n for f in factors]
+    ...         sums = [f and mean_of_signs(f, part.n) for f in factors]
     ...         return kpg.modes.PartialSums(y_pred, sums)
-    >>> def sum_of_signs(factor):
-    ...     return tf.reduce_sum(tf.sign(factor.materialize()), 0)
+    >>> def mean_of_signs(factor, n):
+    ...     signs = tf.sign(factor.materialize())
+    ...     return tf.reduce_sum(signs, 0) / tf.cast(n, signs.dtype)
+    >>> import keras, numpy as np
+    >>> inputs = keras.Input((4,))
+    >>> model = kpg.PerGradModel(inputs, keras.layers.Dense(3)(inputs))
+    >>> model.compile("sgd", "mse", gradient_mode="sign_of_samples")
+    >>> history = model.fit(np.ones((5, 4)), np.ones((5, 3)), verbose=0)
     """
     if tf.executing_eagerly():
         raise ValueError(
