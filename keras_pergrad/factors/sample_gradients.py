@@ -24,8 +24,8 @@ class SampleGradients(abc.ABC):
     `rows` names the attributes that hold such tensors, so that `select` can
     blank a sample in all of them.
 
-    Units are those of the gradient; its square for norms. Half precision is
-    widened before it is squared (`widened`).
+    Units are those of the gradient; its square for norms. In a step half
+    precision is widened before it is squared (`widened`).
 
     Example:
 
@@ -43,10 +43,10 @@ class SampleGradients(abc.ABC):
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
         # A class of other gradients than its base has none of its answers.
-        if "materialize" in vars(cls):
-            for name in _FURTHER:
-                if name not in vars(cls):
-                    setattr(cls, name, vars(SampleGradients)[name])
+        gradients = _defining(cls, "materialize")
+        for name in _FURTHER:
+            if _defining(cls, name) > gradients:
+                setattr(cls, name, vars(SampleGradients)[name])
 
     @abc.abstractmethod
     def squared_norms(self):
@@ -71,7 +71,7 @@ class SampleGradients(abc.ABC):
         """Return the inner product of each contribution with a gradient, (n,).
 
         Call it after `squared_norms`, if you need both: it reuses what they
-        hold. Half precision is widened before it is multiplied.
+        hold. In a step half precision is widened first (`widened`).
 
         Args:
             direction: a tensor of the variable's shape, or `tf.IndexedSlices`,
@@ -92,8 +92,8 @@ class SampleGradients(abc.ABC):
 
         With one position at a kernel it is one matrix product, as BackPACK's
         sum of squares (Dangel et al., arXiv 1912.10985). Call it after
-        `squared_norms`, if you need both. Half precision is widened before it
-        is squared.
+        `squared_norms`, if you need both. In a step half precision is widened
+        first (`widened`).
 
         Returns:
             A tensor of the variable's shape (or `tf.IndexedSlices`, where
@@ -112,8 +112,8 @@ class SampleGradients(abc.ABC):
     def gram(self, other=None):
         """Return the inner products of all pairs of contributions, (n, m).
 
-        Call it after `squared_norms`, if you need both. Half precision is
-        widened before it is multiplied.
+        Call it after `squared_norms`, if you need both. In a step half
+        precision is widened first (`widened`).
 
         Args:
             other: the `SampleGradients` of this variable for m other samples;
@@ -170,6 +170,11 @@ class SampleGradients(abc.ABC):
         """
         select([self], keep)
         return self
+
+
+def _defining(cls, name):
+    """Return the place in the order of bases of the one that defines it."""
+    return next(k for k, base in enumerate(cls.__mro__) if name in vars(base))
 
 
 def select(factors, keep):

@@ -313,6 +313,40 @@ def test_a_class_with_three_answers_has_the_others():
         np.testing.assert_array_equal(factor.gram(), pairs)
 
 
+class _Thrice:
+    """For the bases of a class: other gradients than the next one's."""
+
+    def materialize(self):
+        return 3 * super().materialize()
+
+
+class _ThriceOuter(_Thrice, factors.Outer):
+    pass
+
+
+class _ThriceRows(_Thrice, factors.Rows):
+    pass
+
+
+@pytest.mark.parametrize("name", ["Outer", "Rows"])
+def test_a_class_of_other_gradients_has_none_of_its_bases_answers(name):
+    kind, thrice = getattr(factors, name), globals()[f"_Thrice{name}"]
+    if name == "Outer":
+        parts = drawn(1, 3), drawn(1, 2)
+    else:
+        parts = tf.constant([[0, 1, 0]] * N), drawn(3, 2), [4, 2]
+    plain, other = kind(*parts), thrice(*parts)
+    direction = tf.ones(plain.materialize().shape[1:], tf.float64)
+    for answer, times in (
+        (lambda f: f.dot(direction), 3),
+        (lambda f: f.sum_of_squares(), 9),
+        (lambda f: f.gram(), 9),
+        (lambda f: plain.gram(f), 3),
+    ):
+        right = times * tf.convert_to_tensor(answer(plain))
+        np.testing.assert_allclose(answer(other), right, rtol=1e-10)
+
+
 def test_what_is_squared_stays_in_single_precision():
     """300² is infinite in float16, and so are 512 products of 300."""
     large = tf.fill([2, 512], tf.constant(300, tf.float16))
