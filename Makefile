@@ -151,13 +151,14 @@ ifeq ($(strip $(BENCH)),)
 	$(BIN)/python -m benchmarks.gradient_variance_overhead
 	$(BIN)/python -m benchmarks.input_gradients
 	$(BIN)/python -m benchmarks.private_batches
+	$(BIN)/python -m benchmarks.cockpit
 	$(BIN)/python benchmarks/accumulation_memory.py
 endif
 	$(BIN)/python -m benchmarks.per_sample $(BENCH)
 
 # The peers live in environments of their own; one that does not install is
 # left out of the comparison.
-PEERS := torch jax tf_privacy
+PEERS := torch jax tf_privacy cockpit
 bench-venvs: $(READY) $(PEERS:%=.bench-venvs/%/.ready)
 
 .bench-venvs/%/.ready: benchmarks/requirements-%.txt

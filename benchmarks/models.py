@@ -115,7 +115,12 @@ LARGE = {
     ),
 }
 
-SPECS = {**STANDARD, **LARGE}
+#: A net without kinks: figures of two frameworks are equal to rounding.
+SMOOTH = {
+    "digits": _spec((8, 8, 1), 10, [*_conv(3, 1, 8, 16), *_dense(64, 10)]),
+}
+
+SPECS = {**STANDARD, **LARGE, **SMOOTH}
 
 
 def make_weights(name, seed=0):

@@ -30,7 +30,7 @@ def serve(framework, requests, replies):
 
 
 def answer(module, jobs, do, key=None, **what):
-    """One request: prepare a job, time it once, or measure it alone."""
+    """One request: prepare a job, time it once, measure it alone, or values."""
     if do == "prepare":
         job = module.build(**what)
         reply = measure.check(job, what["task"])
@@ -40,6 +40,8 @@ def answer(module, jobs, do, key=None, **what):
         return {"ms": measure.repetition(jobs[key].step)}
     if do == "alone":
         return measure.alone(module.build(**what))
+    if do == "values":
+        return {"values": module.values(**what)}
     raise ValueError(f"unknown request {do!r}")
 
 

@@ -62,6 +62,12 @@ def _conv(width, activation):
     return layers.Conv2D(width, 3, padding="same", activation=activation)
 
 
+def _digits(x, spec):
+    x = layers.AveragePooling2D(2)(_conv(8, "tanh")(x))
+    x = layers.AveragePooling2D(2)(_conv(16, "tanh")(x))
+    return layers.Dense(spec.outputs)(layers.Flatten()(x))
+
+
 def _embed(x, spec):
     x = layers.Embedding(spec.vocabulary, 16)(x)
     return layers.Dense(spec.outputs)(layers.GlobalAveragePooling1D()(x))
@@ -89,6 +95,7 @@ _BODIES = {
     "ffnn": _ffnn,
     "mnist": _mnist,
     "cifar10": _cifar10,
+    "digits": _digits,
     "embed": _embed,
     "lstm": _lstm,
     "transformer": _transformer,

@@ -170,6 +170,15 @@ def _cifar10(spec):
     return nn.Sequential(*parts)
 
 
+def _digits(spec):
+    parts = []
+    for i, o in ((1, 8), (8, 16)):
+        parts += [nn.Conv2d(i, o, 3, padding=1), nn.Tanh(), nn.AvgPool2d(2)]
+    return nn.Sequential(
+        *parts, ChannelsLast(), nn.Flatten(), nn.Linear(64, spec.outputs)
+    )
+
+
 def _embed(spec):
     return nn.Sequential(
         nn.Embedding(spec.vocabulary, 16),
@@ -193,6 +202,7 @@ _BODIES = {
     "ffnn": _ffnn,
     "mnist": _mnist,
     "cifar10": _cifar10,
+    "digits": _digits,
     "embed": _embed,
     "transformer": _transformer,
 }
