@@ -194,23 +194,36 @@ def select(factors, keep):
     if not floats:
         return
     given = [keep, *(tensors[k] for k in floats)]
-    # As functions that are called. `tf.cond` puts both branches into the
-    # graph, with two more ops for each tensor.
-    specs = [tf.TensorSpec(t.shape, t.dtype) for t in given]
-    as_they_are, blank = (
-        tf.function(branch, autograph=False).get_concrete_function(*specs)
-        for branch in (lambda keep, *tensors: tensors, _blank)
-    )
-    selected = tf.raw_ops.StatelessIf(
-        cond=tf.reduce_all(keep),
-        input=given,
-        Tout=[t.dtype for t in given[1:]],
-        then_branch=as_they_are,
-        else_branch=blank,
-    )
+    selected = _either(tf.reduce_all(keep), _as_they_are, _blank, given)
     for k, tensor in zip(floats, selected):
         tensor.set_shape(tensors[k].shape)
         setattr(*held[k], tensor)
+
+
+def _either(test, first, second, given):
+    """Return `first(*given)` if the test holds, else `second(*given)`."""
+    if any(d.device_type != "CPU" for d in tf.config.list_logical_devices()):
+        # Its device may lack a kernel of one of the ops, which stand in the
+        # graph then, each where it has one.
+        return tf.cond(test, lambda: first(*given), lambda: second(*given))
+    # As functions that are called: two fewer ops for each tensor.
+    specs = [tf.TensorSpec(t.shape, t.dtype) for t in given]
+    branches = (
+        tf.function(branch, autograph=False).get_concrete_function(*specs)
+        for branch in (first, second)
+    )
+    return tf.raw_ops.StatelessIf(
+        cond=test,
+        input=given,
+        Tout=[t.dtype for t in given[1:]],
+        then_branch=next(branches),
+        else_branch=next(branches),
+    )
+
+
+def _as_they_are(keep, *tensors):
+    del keep
+    return list(tensors)
 
 
 def _read(part):
