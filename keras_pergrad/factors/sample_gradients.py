@@ -193,37 +193,15 @@ def select(factors, keep):
     ]
     if not floats:
         return
-    given = [keep, *(tensors[k] for k in floats)]
-    selected = _either(tf.reduce_all(keep), _as_they_are, _blank, given)
+    chosen = [tensors[k] for k in floats]
+    # A called function would spare ops, but nobody could see where its ops
+    # run, nor would each run where it has a kernel.
+    selected = tf.cond(
+        tf.reduce_all(keep), lambda: chosen, lambda: _blank(keep, chosen)
+    )
     for k, tensor in zip(floats, selected):
         tensor.set_shape(tensors[k].shape)
         setattr(*held[k], tensor)
-
-
-def _either(test, first, second, given):
-    """Return `first(*given)` if the test holds, else `second(*given)`."""
-    if any(d.device_type != "CPU" for d in tf.config.list_logical_devices()):
-        # Its device may lack a kernel of one of the ops, which stand in the
-        # graph then, each where it has one.
-        return tf.cond(test, lambda: first(*given), lambda: second(*given))
-    # As functions that are called: two fewer ops for each tensor.
-    specs = [tf.TensorSpec(t.shape, t.dtype) for t in given]
-    branches = (
-        tf.function(branch, autograph=False).get_concrete_function(*specs)
-        for branch in (first, second)
-    )
-    return tf.raw_ops.StatelessIf(
-        cond=test,
-        input=given,
-        Tout=[t.dtype for t in given[1:]],
-        then_branch=next(branches),
-        else_branch=next(branches),
-    )
-
-
-def _as_they_are(keep, *tensors):
-    del keep
-    return list(tensors)
 
 
 def _read(part):
@@ -232,7 +210,7 @@ def _read(part):
     return ("_gradients",) if held else part.rows
 
 
-def _blank(keep, *tensors):
+def _blank(keep, tensors):
     masks, zeros = {}, {}
     for t in tensors:
         rank, dtype = t.shape.rank, t.dtype
