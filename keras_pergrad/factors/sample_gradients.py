@@ -11,6 +11,8 @@ from keras_pergrad.factors.shared import in_rank, integers, zero
 _FURTHER = ("dot", "gram", "sum_of_squares")
 #: Types whose squares overflow, vanish or lose too many digits.
 HALF = (tf.float16, tf.bfloat16)
+#: Numbers of a sample that are blanked without asking whether any must be.
+_SMALL = 4000
 
 
 class SampleGradients(abc.ABC):
@@ -165,8 +167,8 @@ class SampleGradients(abc.ABC):
     def select(self, keep):
         """Blank the samples for which `keep`, (n,) booleans, is false.
 
-        A weight of zero is not enough: zero times NaN is NaN. This costs
-        nothing at run time if every sample is kept.
+        A weight of zero is not enough: zero times NaN is NaN. Large tensors
+        are not touched if every sample is kept.
         """
         select([self], keep)
         return self
@@ -185,23 +187,34 @@ def select(factors, keep):
         for part in factor.holders()
         for name in _read(part)
     ]
-    tensors = [getattr(part, name) for part, name in held]
-    floats = [
-        k
-        for k, t in enumerate(tensors)
-        if t is not None and t.dtype.is_floating
+    held = [
+        (place, tensor)
+        for place in held
+        if (tensor := getattr(*place)) is not None and tensor.dtype.is_floating
     ]
-    if not floats:
-        return
-    chosen = [tensors[k] for k in floats]
-    # A called function would spare ops, but nobody could see where its ops
-    # run, nor would each run where it has a kernel.
-    selected = tf.cond(
-        tf.reduce_all(keep), lambda: chosen, lambda: _blank(keep, chosen)
-    )
-    for k, tensor in zip(floats, selected):
-        tensor.set_shape(tensors[k].shape)
-        setattr(*held[k], tensor)
+    small = [entry for entry in held if _is_small(entry[1])]
+    large = [entry for entry in held if not _is_small(entry[1])]
+    _set(small, _blank(keep, [tensor for _, tensor in small]))
+    if large:
+        tensors = [tensor for _, tensor in large]
+        # A called function would spare ops, but nobody could see where its ops
+        # run, nor would each run where it has a kernel.
+        selected = tf.cond(
+            tf.reduce_all(keep), lambda: tensors, lambda: _blank(keep, tensors)
+        )
+        _set(large, selected)
+
+
+def _is_small(tensor):
+    """Whether blanking costs less than the ops of a condition."""
+    size = tensor.shape[1:].num_elements()
+    return size is not None and size <= _SMALL
+
+
+def _set(held, selected):
+    for (place, tensor), chosen in zip(held, selected):
+        chosen.set_shape(tensor.shape)
+        setattr(*place, chosen)
 
 
 def _read(part):
