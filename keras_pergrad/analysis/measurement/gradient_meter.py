@@ -13,11 +13,9 @@ from keras_pergrad.analysis.measurement.batch_gradient import (
     BatchGradient,
     squared_norm,
 )
-from keras_pergrad.analysis.measurement.optional_branch import (
-    only_if,
-    unchanged_factors,
-)
+from keras_pergrad.analysis.measurement.optional_branch import only_if
 from keras_pergrad.common.error_text import reason
+from keras_pergrad.factors.unchanged import unchanged_factors
 from keras_pergrad.keras_internals.batches import first_tensor
 from keras_pergrad.keras_internals.loss_fractions import sample_losses
 from keras_pergrad.keras_internals.model_parts import (
