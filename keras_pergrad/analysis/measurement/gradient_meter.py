@@ -12,6 +12,7 @@ from keras_pergrad.analysis.measured_loss import MissingLoss, measured_loss
 from keras_pergrad.analysis.measurement.batch_gradient import (
     BatchGradient,
     squared_norm,
+    variances_of,
 )
 from keras_pergrad.analysis.measurement.optional_branch import only_if
 from keras_pergrad.common.error_text import reason
@@ -114,10 +115,7 @@ class GradientMeter:
         variances = None
         if self.undefined is None:
             observed = tf.nest.map_structure(np.asarray, observed)
-            sums = observed["squared_norms"].sum(1, dtype=np.float64)
-            spread = sums - self.samples * squares
-            # Rounding can leave a tiny negative number.
-            variances = np.maximum(spread, 0) / (self.samples - 1)
+            variances = variances_of(observed["squared_norms"], squares)
         known = self.samples, float(loss), values, squares, variances
         gradient = BatchGradient(*known, observed=observed)
         if repeats > 1:
