@@ -20,9 +20,10 @@ class Kronecker(NamedTuple):
         outputs: (o, o), or (o,) if it is diagonal.
         count: a scalar: samples times positions.
         axes: which axes of the variable make up the i inputs, in this order;
-            the others, in theirs, are the o outputs. Empty: `inputs` is [[1]],
-            `outputs` has all entries of the variable, as they lie in memory,
-            and the product is the exact Σ g gᵀ, or its diagonal.
+            the others, in theirs, are the o outputs. What has no two sides
+            has no axes here: `inputs` is [[1]] and `count` 1 for each batch,
+            and `outputs` is the exact Σ g gᵀ of all entries of the variable,
+            as they lie in memory, or its diagonal.
 
     Example:
 

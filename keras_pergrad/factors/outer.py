@@ -188,17 +188,17 @@ class Outer(SampleGradients):
         )
 
     def project(self, projection):
-        if self._gradients is not None and self._matches(projection):
-            return projection.of_matrices(self._gradients)
-        axes = self._axes_of_sides()
-        if axes is not None and self._gradients is None:
-            if not self._matches(projection) or self._is_less(projection):
-                x, dz = self.x, self.dz
-                found = two_sides.project(x, dz, axes, projection)
-                if found is not None:
-                    return found
+        matches = self._matches(projection)
+        if self._gradients is not None:
+            if matches:
+                return projection.of_matrices(self._gradients)
+            return super().project(projection)
+        if matches and not self._is_less(projection):
             return projection.of_matrices(_products(self.x, self.dz))
-        return super().project(projection)
+        axes = self._axes_of_sides()
+        if axes is None or not (matches or projection.inputs.is_matrix):
+            return super().project(projection)
+        return two_sides.project(self.x, self.dz, axes, projection)
 
     def _matches(self, projection):
         """Whether it is the same matrix that is projected."""

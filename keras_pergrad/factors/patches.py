@@ -185,8 +185,7 @@ class Patches(SampleGradients):
     def project(self, projection):
         if self._gradients is not None:
             turned = self._is_turned(self._gradients)
-            sides = projection.inputs.length, projection.outputs.length
-            if self._matrix_shape() == sides:
+            if self._gradients.shape[turned + 1] == projection.inputs.length:
                 return projection.of_matrices(self._gradients, turned)
             return super().project(projection)
         if self.groups > 1 or not self._is_less(projection):

@@ -20,13 +20,14 @@ class Side:
         length, size: integers; `size` is at most `length`, and may become a
             little less, the product of two.
         seed: a text.
+        may_part: whether it may have two matrices.
     """
 
-    def __init__(self, length, size, seed):
+    def __init__(self, length, size, seed, may_part=True):
         self.length, self.size, self._seed = length, size, seed
         self._matrix = None
         self._parts = None
-        if size < length and length * size > _LARGE:
+        if may_part and size < length and length * size > _LARGE:
             self._parts = _two(length, size, seed)
             self.size = math.prod(part.size for part in self._parts)
 
@@ -131,8 +132,8 @@ def _two(length, size, seed):
     first = -(-length // last)
     few = math.isqrt(size)
     return (
-        Side(first, min(few, first), f"{seed}, first"),
-        Side(last, min(size // few, last), f"{seed}, last"),
+        Side(first, min(few, first), f"{seed}, first", False),
+        Side(last, min(size // few, last), f"{seed}, last", False),
     )
 
 

@@ -31,15 +31,13 @@ def axes_of_sides(shape, perm, unpermuted, inputs):
 
 
 def project(x, dz, axes, projection):
-    """Return the projections of Σ_t x_t ⊗ dz_t, (n, size), or None.
+    """Return the projections of Σ_t x_t ⊗ dz_t, (n, size).
 
     Args:
         x, dz: (n, T, ·).
         axes: the axes of the variable that each of the two has.
-        projection: a `Projection`.
-
-    Returns:
-        None for what would need a matrix that is not held.
+        projection: a `Projection`; its left side has one matrix, unless x has
+            just its axes.
     """
     last = len(projection.shape) - 1
     if last in axes[0] and last > 0:
@@ -54,8 +52,6 @@ def project(x, dz, axes, projection):
         x = in_order(x, axes[0], sorted(axes[0]), shape)
         rows = projection.inputs.apply(x)
         return projection.of_sides(rows, projection.outputs.apply(dz))
-    if not projection.inputs.is_matrix:
-        return None
     # Some axes of the rows are with the columns: as further positions.
     dz = tf.reshape(dz, _positions(dz, more, projection.outputs.length))
     matrix = projection.inputs.matrix(x.dtype)

@@ -397,21 +397,3 @@ def test_methods_and_bytes_are_told(name):
     assert isinstance(factor.sum_method(), str)
     held = factor.norm_bytes(N)
     assert held is None or held > 0
-
-
-#: Numbers of projections: all entries, of a side or none left as they are.
-SIZES = (100, 11, 6, 1)
-
-
-@pytest.mark.parametrize("held", HELD)
-@pytest.mark.parametrize("name", FACTORS)
-def test_projections_are_those_of_the_gradients(name, held):
-    gradients = FACTORS[name]().materialize().numpy()
-    for size in SIZES:
-        projection = factors.Projection(gradients.shape[1:], size, seed=1)
-        identity = np.eye(gradients[0].size).reshape(-1, *gradients.shape[1:])
-        matrix = projection.of_gradients(identity).numpy()
-        assert matrix.shape[1] == projection.size <= size
-        right = gradients.reshape(N, -1) @ matrix
-        found = HELD[held](FACTORS[name]).project(projection)
-        np.testing.assert_allclose(found, right, rtol=1e-10, atol=1e-10)
