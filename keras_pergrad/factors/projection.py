@@ -123,6 +123,12 @@ class Projection:
         products = tf.matmul(rows, columns, transpose_a=True)
         return tf.reshape(products, [-1, self.size])
 
+    def in_shape(self, shape):
+        """Return the same map for another shape with the same last axis."""
+        other = copy.copy(self)
+        other.shape = tuple(shape)
+        return other
+
     def of_last(self, start, length):
         """Return the same map for some entries of the variable's last axis."""
         part = copy.copy(self)

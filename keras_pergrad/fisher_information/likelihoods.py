@@ -51,7 +51,7 @@ class Likelihood:
         outputs = tf.stop_gradient(outputs)
         shape = tf.shape(outputs)
         if self.kind == GAUSSIAN:
-            noise = tf.random.stateless_normal(shape, seed, outputs.dtype)
+            noise = tf.random.stateless_normal(shape, seed, dtype=outputs.dtype)
             return outputs + noise
         if self.kind == BERNOULLI:
             chances = tf.sigmoid(outputs) if self.from_logits else outputs

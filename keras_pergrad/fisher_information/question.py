@@ -85,7 +85,8 @@ class Question:
                 continue
             labels = given[k]
             if self.sampled:
-                labels = one.draw(output, seed + tf.constant([0, k], seed.dtype))
+                own = tf.constant([0, k], seed.dtype)
+                labels = one.draw(output, seed + own)
             parts.append(one.negative_log(labels, output))
         values = tf.add_n(parts)
         if sample_weight is not None:
