@@ -20,8 +20,8 @@ class Projection:
     products are kept in the mean: E⟨Pg, Ph⟩ = ⟨g, h⟩.
 
     It depends on its arguments alone, on whatever machine. Its matrices, in
-    float32, are made at first use; a side whose matrix would have over four
-    million entries has two small ones, for its numbers seen as a matrix.
+    float32, are made at first use. That of a side of 2,048 numbers or more has
+    one entry in each row: a table's rows are then added, not multiplied.
 
     Args:
         shape: the variable's shape.

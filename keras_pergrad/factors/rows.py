@@ -141,8 +141,9 @@ class Rows(SampleGradients):
             ids = ids[..., None] * more + tf.range(more, dtype=ids.dtype)
             ids = tf.reshape(ids, [n, positions * more])
             dz = tf.reshape(dz, [n, positions * more, last])
-        rows = projection.inputs.rows(ids, dz.dtype)
-        return projection.of_sides(rows, projection.outputs.apply(dz))
+        columns = projection.outputs.apply(dz)
+        added = projection.inputs.summed(ids, columns)
+        return tf.reshape(added, [-1, projection.size])
 
     def axes(self):
         return (0,)
