@@ -9,6 +9,7 @@ clipping and after it. Prints milliseconds and clipped steps.
 """
 
 import argparse
+import functools
 import statistics
 import time
 
@@ -55,6 +56,11 @@ def _fisher(name, model, kind):
     bernoulli = name != "mlp" and SPECS[name].outputs == 1
     one = Likelihood("bernoulli" if bernoulli else "categorical", True)
     return Question(kind, (one,), True, True).trace(model)
+
+
+def _ask(function, model, x, seed):
+    # The function does not keep the model alive.
+    return function(x, None, None, seed)
 
 
 def _mlp():
@@ -107,8 +113,8 @@ def measure(name, rounds):
         model = make()
         asked = _fisher(name, model, kind)
         seed = tf.constant([0, 0], tf.int64)
-        functions[f"fisher, {kind}"] = lambda asked=asked, model=model: asked(
-            x, None, None, seed
+        functions[f"fisher, {kind}"] = functools.partial(
+            _ask, asked, model, x, seed
         )
     for one in functions.values():
         one()
