@@ -215,7 +215,9 @@ class GradientVariance(keras.callbacks.Callback):
             self._reader = TrainingReader(self._make_instruments)
             read = training_source.read_by(self.model, self._reader)
             self._fit.enter_context(read)
-        elif watch is not None:
+        elif self._probe is None:
+            probes.require_one_replica(self.model)
+        if watch is not None and not self.is_in_training:
             self._fit.enter_context(watch())
         self._steps = Wrapped(self.model, self._take_step, self._fit.close)
         self._fit.callback(self._steps.restore)
