@@ -26,7 +26,7 @@ import numpy as np
 import tensorflow as tf
 
 import keras_pergrad as kpg
-from benchmarks.models import SPECS, make_batch
+from benchmarks.models import make_batch
 from benchmarks.workers.keras_models import build_model, make_loss, targets
 from keras_pergrad.analysis.values.validation_slope import ValidationSlope
 from keras_pergrad.analysis.values.value_reader import ValueReader
@@ -64,10 +64,9 @@ def _gpt2():
 
 
 def _of_spec(name):
-    spec = SPECS[name]
-    x, y = make_batch(spec, BATCH)
+    x, y = make_batch(name, BATCH)
     keras.utils.set_random_seed(0)
-    return build_model(name), make_loss(spec), x, targets(spec, y)
+    return build_model(name), make_loss(name), x, targets(name, y)
 
 
 def made(name):
