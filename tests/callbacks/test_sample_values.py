@@ -25,7 +25,9 @@ def _shared():
     """One kernel used twice, a norm between."""
     inputs = keras.Input((4,))
     twice = layers.Dense(4, "tanh")
-    return inputs, layers.Dense(3)(twice(layers.LayerNormalization()(twice(inputs))))
+    return inputs, layers.Dense(3)(
+        twice(layers.LayerNormalization()(twice(inputs)))
+    )
 
 
 def _convolution():
@@ -216,7 +218,12 @@ def test_several_epochs_shuffled_with_a_ragged_last_batch():
 
     with model.read_steps(Seen()):
         model.fit(
-            x, y, batch_size=4, epochs=3, verbose=0, callbacks=[values, replayed]
+            x,
+            y,
+            batch_size=4,
+            epochs=3,
+            verbose=0,
+            callbacks=[values, replayed],
         )
     assert [len(batch) for batch in seen] == [4, 4, 3] * 3
     expected = np.zeros(len(x))
@@ -227,7 +234,7 @@ def test_several_epochs_shuffled_with_a_ragged_last_batch():
         model.set_weights(weights)
         given = (x[rows], y[rows])
         expected[rows] += _step_values(model, given, validation, 1)
-    assert orders[:11] != orders[11:22]  # it was shuffled
+    assert orders[:11] != sorted(orders[:11])  # it was shuffled
     np.testing.assert_allclose(values.values, expected, **_tolerance(1))
     assert values.counts.tolist() == [3] * 11
 
@@ -346,9 +353,7 @@ def test_data_sets_bring_their_numbers(kind):
                     return _numbered(x[rows], y[rows], rows)
 
             data = (Data(),)
-        model.fit(
-            *data, shuffle=False, verbose=0, callbacks=[values], **more
-        )
+        model.fit(*data, shuffle=False, verbose=0, callbacks=[values], **more)
         found.append(values.values)
         assert values.top(1)[0][0] == names[int(np.argmax(values.values))]
     np.testing.assert_allclose(*found, rtol=1e-12)
@@ -411,15 +416,15 @@ def test_values_are_saved_with_the_weights(tmp_path):
         loaded.fit(x, y, verbose=0, callbacks=[values])
         assert values.counts.tolist() == [1] * 11
     with pytest.raises(ValueError, match="values of 11 samples"):
-        loaded.fit(
-            x[:5], y[:5], epochs=4, initial_epoch=3, callbacks=[values]
-        )
+        loaded.fit(x[:5], y[:5], epochs=4, initial_epoch=3, callbacks=[values])
 
 
 def test_weights_without_values_stay_plain_files(tmp_path):
     model = _model()
     model.save_weights(tmp_path / "plain.weights.h5")
     net = keras.Model(*_dense())
+    net.compile("sgd", "mse")
+    net.optimizer.build(net.trainable_variables)
     net.load_weights(tmp_path / "plain.weights.h5")
     net.save_weights(tmp_path / "keras.weights.h5")
     model.load_weights(tmp_path / "keras.weights.h5")
@@ -490,7 +495,10 @@ def test_a_sample_that_is_not_finite_has_no_value():
 
 def test_the_rate_is_that_of_the_step():
     found = []
-    for rate in (0.1, keras.optimizers.schedules.PiecewiseConstantDecay([0], [0.1, 0.2])):
+    for rate in (
+        0.1,
+        keras.optimizers.schedules.PiecewiseConstantDecay([0], [0.1, 0.2]),
+    ):
         model = _model(optimizer=keras.optimizers.Adam(rate))
         x, y, _ = _data(model)
         values = SampleValues((x, y))
@@ -604,7 +612,7 @@ def test_data_that_do_not_fit_are_refused():
 
     def fit(*given, **how):
         values = SampleValues((x, y), **how)
-        model.fit(*given, verbose=0, callbacks=[values])
+        model.fit(*given, shuffle=False, verbose=0, callbacks=[values])
 
     with pytest.raises(ValueError, match="ids=len"):
         fit(data)

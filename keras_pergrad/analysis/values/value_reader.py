@@ -128,18 +128,12 @@ class ValueReader(StepReader):
         self._steps.assign_add(1)
 
         def anew():
-            return [
-                tf.cast(g, held.dtype)
-                for g, held in zip(slope.gradient(), self._held)
-            ]
+            for held, gradient in zip(self._held, slope.gradient()):
+                held.assign(tf.cast(gradient, held.dtype))
+            return 0
 
-        def held():
-            return [h.read_value() for h in self._held]
-
-        gradients = tf.cond(due, anew, held)
-        for variable, gradient in zip(self._held, gradients):
-            variable.assign(gradient)
-        return gradients
+        tf.cond(due, anew, lambda: 0)
+        return [held.read_value() for held in self._held]
 
 
 def _dots(factor, direction, projection):
