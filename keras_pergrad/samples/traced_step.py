@@ -18,11 +18,10 @@ from keras_pergrad.samples import messages, weight_paths
 from keras_pergrad.samples.forward import Forward
 from keras_pergrad.samples.layout import sizes_of
 from keras_pergrad.samples.op_origin import noting_scopes
-from keras_pergrad.samples.op_rules import factor_of
+from keras_pergrad.samples.op_rules import Use, factor_of, unscaled
 from keras_pergrad.samples.step_proof import StepProof
 from keras_pergrad.samples.use_search import CandidateUses
 from keras_pergrad.samples.weight_parts import merged
-from keras_pergrad.samples.weight_use import Use, require_whole_rule, unscaled
 
 
 class TracedStep:
@@ -137,7 +136,7 @@ class TracedStep:
         for k, factor, _ in self.parts(loss, scale):
             by_variable[k].append(factor)
         return [
-            widened(join(merged(parts)), v.value.dtype) if parts else None
+            widened(_joined(parts), v.value.dtype) if parts else None
             for v, parts in zip(self.variables, by_variable)
         ]
 
@@ -173,10 +172,10 @@ class TracedStep:
             if not use.alive(input_index):
                 continue
             factor, group = factor_of(use, input_index), []
+            direct = use.is_variable(input_index)
             for k in use.variables_in(input_index):
-                pulled = weight_paths.to_variable(
-                    factor, use, input_index, k, group
-                )
+                given = factor, use, input_index, k, group
+                pulled = factor if direct else weight_paths.to_variable(*given)
                 if pulled is not None:
                     yield k, pulled, use
 
@@ -209,7 +208,11 @@ class TracedStep:
             if k is not None:
                 served.add(k)
                 yield k, factor, call
-        require_whole_rule(call, served, uses, self.variables)
+        left = uses.claimed.get(call.ops, set()) - served
+        if left:
+            paths = sorted(repr(self.variables[k].path) for k in left)
+            text = messages.incomplete_rule(call.layer, ", ".join(paths))
+            raise ValueError(text)
 
 
 def sum_of_outputs(model, x, y, y_pred, sample_weight, training):
@@ -222,6 +225,11 @@ def sum_of_outputs(model, x, y, y_pred, sample_weight, training):
             if tf.is_tensor(t) and t.dtype.is_floating
         ]
     )
+
+
+def _joined(parts):
+    """Return the factor of a variable's only use, or of all its uses."""
+    return parts[0] if len(parts) == 1 else join(merged(parts))
 
 
 def _raise(layer, error):
