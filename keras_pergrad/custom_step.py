@@ -38,11 +38,13 @@ class LossModel(keras.Model):
         super().__init__(name=owner.name, dtype="float32", autocast=False)
         self.owner = owner
         # Keras must not track the variables as this model's own.
-        object.__setattr__(self, "_chosen", list(variables))
-        object.__setattr__(self, "_loss_fn", loss_fn)
-        object.__setattr__(self, "_batch", batch)
-        object.__setattr__(self, "_with_outputs", with_outputs)
-        object.__setattr__(self, "_errors", [])
+        vars(self).update(
+            _chosen=list(variables),
+            _loss_fn=loss_fn,
+            _batch=batch,
+            _with_outputs=with_outputs,
+            _errors=[],
+        )
         loss = _MeanOfOutputs(dtype=keras.config.floatx())
         compile_loss_of_samples(self, loss, owner)
         self.run_eagerly = owner.run_eagerly
@@ -159,14 +161,11 @@ def gradients_of(
     _build(owner, loss_fn, batch, return_outputs)
     if variables is None:
         variables = owner.trainable_variables
+    parts = keras.tree.flatten(variables)
     variables = [
         variable
-        for part in keras.tree.flatten(variables)
-        for variable in (
-            part.trainable_variables
-            if isinstance(part, keras.layers.Layer)
-            else [part]
-        )
+        for part in parts
+        for variable in getattr(part, "trainable_variables", [part])
     ]
     if not variables:
         raise ValueError(
