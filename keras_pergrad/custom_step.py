@@ -38,13 +38,11 @@ class LossModel(keras.Model):
         super().__init__(name=owner.name, dtype="float32", autocast=False)
         self.owner = owner
         # Keras must not track the variables as this model's own.
-        vars(self).update(
-            _chosen=list(variables),
-            _loss_fn=loss_fn,
-            _batch=batch,
-            _with_outputs=with_outputs,
-            _errors=[],
-        )
+        object.__setattr__(self, "_chosen", list(variables))
+        object.__setattr__(self, "_loss_fn", loss_fn)
+        object.__setattr__(self, "_batch", batch)
+        object.__setattr__(self, "_with_outputs", with_outputs)
+        object.__setattr__(self, "_errors", [])
         loss = _MeanOfOutputs(dtype=keras.config.floatx())
         compile_loss_of_samples(self, loss, owner)
         self.run_eagerly = owner.run_eagerly
