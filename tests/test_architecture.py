@@ -48,9 +48,11 @@ MAY_IMPORT = {
     },
     "model_aggregation": {"keras_internals"},
     "dots": {"data_passes", "factors", "keras_internals"},
+    "custom_step": {"keras_internals", "logs", "modes"},
     "model": {
         "analysis",
         "common",
+        "custom_step",
         "keras_internals",
         "logs",
         "model_aggregation",
