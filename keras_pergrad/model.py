@@ -37,6 +37,7 @@ from keras_pergrad.keras_internals.vouching import vouched_names
 from keras_pergrad.logs import Logs
 from keras_pergrad.model_aggregation import during_fit, require_fit, state_of
 from keras_pergrad.modes.batch import evaluate
+from keras_pergrad.modes.step_readings import StepReadings, readings_of
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
@@ -159,6 +160,7 @@ class PerGradModel(FitHooks, keras.Model):
             old = getattr(self, "aggregation_state", None)
             self.aggregation_state = state_of(mode.aggregation, old)
         self._watched = None
+        self._step_readings = StepReadings(self)
 
     @property
     def gradient_mode(self):
@@ -193,6 +195,31 @@ class PerGradModel(FitHooks, keras.Model):
             if self._gradient_mode is own_mode:
                 self._gradient_mode, self._gradient_logs = mode, logs
                 variant.put_back(self)
+
+    @contextlib.contextmanager
+    def read_steps(self, reader):
+        """Have a `modes.StepReader` read the steps while this is open.
+
+        It reads the samples' gradients of the very batches that train, in
+        the step, before the update. Training is the same as without it.
+
+        Args:
+            reader: a `keras_pergrad.modes.StepReader`; several may be open.
+
+        Raises:
+            ValueError: the mode is not a `Vectorized`, or private; there are
+                several replicas; the model has a `train_step` of its own; or
+                the train function is not Keras's own.
+        """
+        if type(self).train_step is not PerGradModel.train_step:
+            raise ValueError(
+                "The samples' gradients of a training batch can be read in "
+                "PerGradModel's own train_step, which has one loss. Received: "
+                f"a model of class {type(self).__name__} with a train_step of "
+                "its own. Measure on a probe."
+            )
+        with self._step_readings.opened(reader):
+            yield
 
     def get_compile_config(self):
         config = super().get_compile_config()
@@ -268,7 +295,7 @@ class PerGradModel(FitHooks, keras.Model):
                 self.optimizer.apply(gradients, self.trainable_variables)
         logs = self._metric_logs(x, y, step.y_pred, sample_weight)
         logs = {**logs, **self._gradient_logs.update(step.statistics)}
-        return strategies.as_logs(logs)
+        return {**strategies.as_logs(logs), **readings_of(step, mode)}
 
     def compute_gradients(
         self,

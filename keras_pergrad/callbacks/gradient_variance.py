@@ -14,6 +14,7 @@ from keras_pergrad.analysis.health.instrument_table import (
     figures_of,
 )
 from keras_pergrad.analysis.health.instruments import Instruments
+from keras_pergrad.analysis.health.training_reader import TrainingReader
 from keras_pergrad.analysis.measurement import probe_batch as probes
 from keras_pergrad.analysis.measurement.gradient_logs import (
     hidden,
@@ -21,13 +22,14 @@ from keras_pergrad.analysis.measurement.gradient_logs import (
     set_apart,
 )
 from keras_pergrad.analysis.measurement.run_log import require_tags
-from keras_pergrad.callbacks import gradient_records
+from keras_pergrad.callbacks import gradient_records, training_source
 from keras_pergrad.callbacks.gradient_advice import GradientAdvice
 from keras_pergrad.common.arguments import positive_integer
 from keras_pergrad.common.deprecation import former
 from keras_pergrad.keras_internals import callback_list
 from keras_pergrad.keras_internals import progress_bar as bar
 from keras_pergrad.keras_internals.fit_end import at_end_of_fit
+from keras_pergrad.keras_internals.model_parts import build_symbolically
 from keras_pergrad.keras_internals.running_fit import running_fit
 from keras_pergrad.keras_internals.train_function import Wrapped
 from keras_pergrad.runs import GradientSketch
@@ -78,7 +80,8 @@ class GradientVariance(keras.callbacks.Callback):
             also measures at evenly spread steps between, to give 10
             measurements; with instruments, after the first update, too. An
             epoch's logs show its last measurement.
-        repeats: how many times each gradient is computed.
+        repeats: how many times each gradient is computed; by default 3, with
+            instruments 1, which leaves `gradient_repeat_deviation` out.
         log_dir: where to write the run; None: logs only.
         run_name: the run's directory in `log_dir`; by default a new name from
             the time and the seed. An existing name is refused, unless `fit`
@@ -92,7 +95,12 @@ class GradientVariance(keras.callbacks.Callback):
             "distance", "alpha", "dead_units", "layers". The page "Gradient
             health" says what each is; the logs have them as
             `gradient_alpha` and so on. None: no more than above.
-        source: "probe": where instruments measure.
+        source: where to measure: on the "probe", or on the "training" batch
+            itself, in the step that trains on it, before its update. It needs
+            `Vectorized` on one replica and measures in the first step, then
+            every so many; with "auto" and "epoch" in the first step of each
+            epoch. There is no `alpha`, no advice and no record in `log_dir`;
+            update ratios are of the update that the batch makes.
         histograms: whether readings have histograms, of the mean gradient by
             variable and of the norms of the samples' gradients.
         progress_bar: names of instruments that the progress bar shows.
@@ -137,13 +145,13 @@ class GradientVariance(keras.callbacks.Callback):
         probe: Any = None,
         every: int | Literal["auto", "epoch"] = "auto",
         *,
-        repeats: int = 3,
+        repeats: int | None = None,
         log_dir: str | os.PathLike | None = None,
         run_name: str | None = None,
         tags: Mapping[str, Any] | None = None,
         sketch_size: int = 1024,
         instruments: str | Sequence[str] | None = None,
-        source: Literal["probe"] = "probe",
+        source: Literal["probe", "training"] = "probe",
         histograms: bool = False,
         progress_bar: str | Sequence[str] | None = None,
         trackers: Any = (),
@@ -154,6 +162,9 @@ class GradientVariance(keras.callbacks.Callback):
                 every = positive_integer("every", every)
             except ValueError as error:
                 raise ValueError(f"{error}. Or 'auto', or 'epoch'.") from None
+        self.is_in_training = training_source.asked_for(source)
+        if repeats is None:
+            repeats = 1 if instruments or self.is_in_training else 3
         repeats = positive_integer("repeats", repeats)
         self.trackers = checked(trackers)
         recorded = log_dir is not None or self.trackers
@@ -166,17 +177,14 @@ class GradientVariance(keras.callbacks.Callback):
         require_tags(tags)
         self.sketch = GradientSketch(sketch_size)
         self.instruments = chosen(instruments)
+        if self.is_in_training:
+            given = instruments, probe, repeats, log_dir
+            self.instruments = training_source.instruments_of(
+                self.instruments, *given
+            )
         self.progress_bar = chosen(
             progress_bar, "progress_bar", self.instruments
         )
-        if source != "probe":
-            raise ValueError(
-                "`source` expected 'probe': instruments measure on a fixed "
-                "batch, not on the batches that are trained on, of which "
-                "watch_gradients() and Vectorized(statistics=True) log the "
-                f"norm, the variance and the noise scale. Received: "
-                f"source={source!r}"
-            )
         self.histograms = bool(histograms)
         self.readings, self.advice = [], []
         self._probe = None if probe is None else probes.as_batch(probe)
@@ -185,7 +193,7 @@ class GradientVariance(keras.callbacks.Callback):
         self.measurements, self.steps, self.messages = [], [], []
         self.run_directory = None
         self._records = self._advice = None
-        self._meter = self._instruments = None
+        self._meter = self._instruments = self._reader = None
         self._fit = contextlib.ExitStack()
 
     # Hooks, in the order in which Keras calls them.
@@ -203,7 +211,11 @@ class GradientVariance(keras.callbacks.Callback):
         self._batches_seen, self._explained = 0, False
         self._interval = self._steps_between()
         watch = getattr(self.model, "watch_gradients", None)
-        if watch is not None:
+        if self.is_in_training:
+            self._reader = TrainingReader(self._make_instruments)
+            read = training_source.read_by(self.model, self._reader)
+            self._fit.enter_context(read)
+        elif watch is not None:
             self._fit.enter_context(watch())
         self._steps = Wrapped(self.model, self._take_step, self._fit.close)
         self._fit.callback(self._steps.restore)
@@ -220,14 +232,15 @@ class GradientVariance(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         self._batches_seen += 1
-        if self._meter is not None:
+        if self._meter is not None and not self.is_in_training:
             step = self._step()
             if self._is_due(step):
                 self._measure(step)
         set_apart(logs)
 
     def on_epoch_end(self, epoch, logs=None):
-        if self.every in ("auto", "epoch") and self._meter is not None:
+        measures = self._meter is not None and not self.is_in_training
+        if measures and self.every in ("auto", "epoch"):
             step = self._step()
             if not self.steps or self.steps[-1] != step:
                 self._measure(step)
@@ -250,10 +263,39 @@ class GradientVariance(keras.callbacks.Callback):
             batch, iterator = probes.first_batch(self.model, iterator)
             if batch is not None:
                 self._begin(batch, self._epoch)
+        if self.is_in_training:
+            return self._take_read_step(function, iterator)
         if self._instruments is None or not self._may_measure_next():
             return function(iterator)
         with self._instruments.weights.held():
             return function(iterator)
+
+    def _take_read_step(self, function, iterator):
+        """Take a step, and measure on its batch if that is due."""
+        step = self._step()
+        self._reader.is_wanted = self._is_due_in_training(step)
+        if self._instruments is None or not self._reader.is_wanted:
+            return function(iterator)
+        self._reader.measured = None
+        result, around = self._instruments.around(lambda: function(iterator))
+        self._note(
+            step,
+            self._reader.measured,
+            self._instruments.read_step(
+                step, self._reader.measured, around, logged
+            ),
+        )
+        return result
+
+    def _is_due_in_training(self, step):
+        """Whether to measure in the update after this many."""
+        begins = not self.steps or (
+            self._batch == 0 and self.every in ("auto", "epoch")
+        )
+        interval = self._interval
+        return begins or (
+            interval is not None and step - self._last_step >= interval
+        )
 
     def _may_measure_next(self):
         """Whether a measurement may follow the next call of the function."""
@@ -274,8 +316,9 @@ class GradientVariance(keras.callbacks.Callback):
         return bool(first) and not self.steps
 
     def _make_instruments(self, model):
-        chosen = self.instruments, model, self.histograms
-        self._instruments = Instruments(*chosen)
+        if self._instruments is None:
+            chosen = self.instruments, model, self.histograms
+            self._instruments = Instruments(*chosen)
         return self._instruments.quantities
 
     def _is_hidden(self, name, value):
@@ -285,10 +328,17 @@ class GradientVariance(keras.callbacks.Callback):
 
     def _begin(self, batch, epoch):
         """Do everything that may fail, before the first training step."""
-        self._meter = probes.meter(self.model, batch, self._make_instruments)
-        self._explain()
+        if self.is_in_training:
+            build_symbolically(self.model, batch)
+            self._make_instruments(self.model)
+            self._meter = self._reader
+        else:
+            self._meter = probes.meter(
+                self.model, batch, self._make_instruments
+            )
+            self._explain()
         self._last_step = step = self._step()
-        if self.instruments:
+        if self.instruments and not self.is_in_training:
             self._advice = GradientAdvice(self, batch, self._say)
         to = self.log_dir is not None or self.trackers
         if to and gradient_records.writes(self.model):
@@ -296,7 +346,7 @@ class GradientVariance(keras.callbacks.Callback):
             given = self, batch, resumes, self._say
             self._records = gradient_records.GradientRecords(*given)
             self.run_directory = self._records.directory
-            if self._probe is None:
+            if self._probe is None and not self.is_in_training:
                 self._records.tell_of_another_probe()
 
     def _steps_between(self):
@@ -339,6 +389,9 @@ class GradientVariance(keras.callbacks.Callback):
             step, self._meter, self.repeats, logged
         )
         self._explain()
+        self._note(step, measured, reading)
+
+    def _note(self, step, measured, reading):
         self.readings.append(reading)
         if self._advice is not None:
             self._advice.note(measured.loss)
@@ -354,7 +407,7 @@ class GradientVariance(keras.callbacks.Callback):
         if self._records is not None:
             self._records.close()
         self._records = self._advice = None
-        self._meter = self._instruments = None
+        self._meter = self._instruments = self._reader = None
 
     def _say(self, message):
         message = f"GradientVariance: {message}"

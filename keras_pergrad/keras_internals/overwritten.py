@@ -48,6 +48,10 @@ class SetApart:
             self._tape.watch([v.value for v in self.variables])
             yield
 
+    def in_order(self, values=None):
+        """Return a list of all variables', None for these; of None: all."""
+        return self._all if values is None else self.merged(values)
+
     def merged(self, gradients, target=None):
         """Return all gradients in order; without `target` None for these."""
         if not self.variables:

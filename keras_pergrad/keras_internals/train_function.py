@@ -111,6 +111,44 @@ class OneCall:
         return self._call(self._slot, function, iterator, model)
 
 
+class Innermost:
+    """Stands in the place of Keras's own train function, below all wrappers.
+
+    `step(function, iterator)` is called in its place until `restore`.
+    """
+
+    def __init__(self, model, step):
+        self._model, self._step = model, step
+        model.make_train_function()
+        above, self.function = _innermost(model)
+        if not _is_keras_own(self.function):
+            raise ValueError(
+                "Something has put a function of its own in the place of "
+                "model.train_function before this `fit` began, so that no "
+                "other can be made for single steps. Expected Keras's own. "
+                f"Received: {self.function!r}. Put a callback that wraps it "
+                "after this one."
+            )
+        _put_below(model, above, self)
+
+    def __call__(self, iterator):
+        if self._step is None:
+            return self.function(iterator)
+        return self._step(self.function, iterator)
+
+    def restore(self):
+        """Put the function back, or only pass calls on from now on."""
+        self._step = None
+        above, function = None, self._model.train_function
+        while isinstance(function, _HOLDERS) and function is not self:
+            above, function = function, function.function
+        if function is self:
+            _put_below(self._model, above, self.function)
+
+
+_HOLDERS = Wrapped, Innermost
+
+
 class Variant:
     """A second train function, made once, for another state of the model.
 
@@ -123,19 +161,22 @@ class Variant:
     def use(self, model):
         """Have the model, which is in that state, train by it."""
         model.make_train_function()
-        self._own = own = model.train_function
-        if not own.__module__.startswith("keras."):
-            self._own = None
-        elif self._second is None:
-            model.make_train_function(force=True)
-            self._second = model.train_function
-        else:
-            _put(model, TRAIN, self._second)
+        above, own = _innermost(model)
+        self._own = own if _is_keras_own(own) else None
+        if self._own is None:
+            return
+        if self._second is None:
+            with made(model, anew=True) as self._second:
+                pass
+        _put_below(model, above, self._second)
 
     def put_back(self, model):
         """Put back Keras's own; where either was wrapped, Keras makes anew."""
-        is_second = model.train_function is self._second
-        _put(model, TRAIN, self._own if is_second else None)
+        above, function = _innermost(model)
+        if function is self._second:
+            _put_below(model, above, self._own)
+        else:
+            _put(model, TRAIN, None)
         self._own = None
 
 
@@ -165,6 +206,26 @@ def made(model, anew):
         yield model.train_function
     finally:
         _put(model, TRAIN, before)
+
+
+def _innermost(model):
+    """Return the train function below our wrappers, and the lowest of these."""
+    above, function = None, model.train_function
+    while isinstance(function, _HOLDERS):
+        above, function = function, function.function
+    return above, function
+
+
+def _is_keras_own(function):
+    return getattr(function, "__module__", "").startswith("keras.")
+
+
+def _put_below(model, above, function):
+    """Put a train function below a wrapper; None: below none."""
+    if above is None:
+        _put(model, TRAIN, function)
+    else:
+        above.function = function
 
 
 def _put(model, slot, function):

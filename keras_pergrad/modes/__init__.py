@@ -11,6 +11,7 @@ from keras_pergrad.modes.base import (
 )
 from keras_pergrad.modes.batch import Batch
 from keras_pergrad.modes.per_sample import PerSample
+from keras_pergrad.modes.step_reading import StepReader, StepSamples
 from keras_pergrad.modes.vectorized import Vectorized, sample_gradients
 from keras_pergrad.modes.weighted_sums import PartOfBatch
 
@@ -55,6 +56,8 @@ __all__ = [
     "PartialSums",
     "PerSample",
     "Step",
+    "StepReader",
+    "StepSamples",
     "Vectorized",
     "get",
     "register_gradient_mode",

@@ -32,6 +32,7 @@ class PartialSums:
             where the statistics need them and `gradients` are others.
         squared_sums: the squared norms of `plain`, instead of it, where the
             part is the whole batch.
+        readings: what each of the mode's `readers` has read, or None.
 
     Example, of a mode whose sums serve replicas and `Accumulated`, too:
 
@@ -54,6 +55,7 @@ class PartialSums:
     norms: Any = None
     plain: list | None = None
     squared_sums: list | None = None
+    readings: tuple | None = None
 
 
 class GradientMode(Configured):
@@ -96,6 +98,16 @@ class GradientMode(Configured):
     #: Whether a callback wants them while it watches. Set on a copy of the
     #: mode that belongs to one model, never on the user's own.
     is_watched = False
+
+    #: Whether `partial_sums` of a whole batch lets `readers` read its samples'
+    #: gradients.
+    can_be_read = False
+
+    #: The `StepReader`s of the present step. Set on a copy, as `is_watched`.
+    readers = ()
+
+    #: The traced eager steps of such a copy.
+    traced: dict | None = None
 
     #: Whether `partial_sums` looks at ops, which only a graph shows.
     needs_graph = False
@@ -251,19 +263,23 @@ def _traced(mode, model, batch):
     def compute(*batch):
         step, _ = one_step.of_whole(mode, reference(), batch)
         masks = [mask_of(t) for t in _tensors(step.y_pred)]
-        return step.loss, step.y_pred, masks, step.gradients, step.statistics
+        given = step.gradients, step.statistics, step.readings
+        return step.loss, step.y_pred, masks, *given
 
-    function = function_cache.kept(
-        model,
-        key,
-        lambda: tf.function(compute, autograph=False, reduce_retracing=True),
-    )
+    def make():
+        return tf.function(compute, autograph=False, reduce_retracing=True)
+
+    if mode.traced is None:
+        function = function_cache.kept(model, key, make)
+    else:
+        function = mode.traced.setdefault(key, make())
     with traced_functions():
-        loss, y_pred, masks, gradients, statistics = function(*batch)
+        loss, y_pred, masks, *given = function(*batch)
     for tensor, mask in zip(_tensors(y_pred), masks):
         if mask is not None:
             set_mask(tensor, mask)
-    return Step(loss, y_pred, gradients, statistics)
+    gradients, statistics, readings = given
+    return Step(loss, y_pred, gradients, statistics, readings=readings)
 
 
 def _tensors(structure):

@@ -53,6 +53,7 @@ class Step:
             optimizer's `apply` expects them; None where the mode has called
             the optimizer itself, or no update is due yet.
         statistics: scalars to log, by name.
+        readings: what each open `StepReader` has read, or None.
         whole: under a distribution strategy, whether loss, gradients and
             statistics cover the samples of all replicas, and are equal on
             each. False: gradients and loss are as in Keras; the optimizer and
@@ -80,6 +81,7 @@ class Step:
     gradients: list | None
     statistics: dict = dataclasses.field(default_factory=dict)
     whole: bool = False
+    readings: tuple | None = None
 
 
 class WholeBatch:
@@ -136,6 +138,10 @@ class WholeBatch:
         self.scaled_loss = times(self.loss, self.scale)
         return self.scaled_loss
 
+    def of_all(self, values):
+        """Return a list in the order of all variables; of None: these."""
+        return self._apart.in_order(values)
+
     def added_weights(self, replay):
         return additional_loss_weights(replay, self.n, self.scale)
 
@@ -170,7 +176,8 @@ def of_whole(mode, model, batch, is_single=False) -> tuple[Step, Any]:
         model, aggregation, sums.gradients, part.n, scale, norms, penalties
     )
     gradients = apart.merged(gradients, part.scaled_loss)
-    return Step(part.loss, y_pred, gradients, logged), norms
+    step = Step(part.loss, y_pred, gradients, logged, readings=sums.readings)
+    return step, norms
 
 
 def aggregation_now(mode, model):

@@ -17,6 +17,7 @@ from keras_pergrad.factors import SampleGradients, together
 from keras_pergrad.factors.sample_gradients import select
 from keras_pergrad.keras_internals.losses import noting_losses
 from keras_pergrad.modes.base import GradientMode, PartialSums, gradient_modes
+from keras_pergrad.modes.step_reading import readings
 from keras_pergrad.samples import TracedStep
 
 
@@ -52,7 +53,7 @@ class Vectorized(GradientMode):
     """
 
     per_sample = True
-    can_be_watched = True
+    can_be_watched = can_be_read = True
     needs_graph = True
 
     def __init__(
@@ -66,20 +67,30 @@ class Vectorized(GradientMode):
     def partial_sums(self, model, part):
         y_pred, factors = sample_gradients(model, part)
         if not part.aggregation.needs_norms:
-            return PartialSums(y_pred, *self._mean(factors, part.n))
+            sums, norms = self._mean(factors, part.n)
+            read = self._readings(model, part, y_pred, factors, sums)
+            return PartialSums(y_pred, sums, norms, readings=read)
         groups = part.aggregation.groups(model.trainable_variables)
         # Small factors lie side by side where one norm is over all of them.
-        apart = list
+        apart, single = list, factors
         if groups is None:
             factors, apart = together(factors)
-        sums, norms = _weighted(factors, part, groups)
-        sums = PartialSums(y_pred, apart(sums), norms)
+        norms = sample_norms(factors, part.n, groups)
+        # Before samples that are not finite are blanked.
+        read = self._readings(model, part, y_pred, single)
+        sums = _weighted(factors, norms, part, groups)
+        sums = PartialSums(y_pred, apart(sums), norms, readings=read)
         if self.gives_statistics and part.is_whole:
             known = [f for f in factors if f is not None]
             sums.squared_sums = [f.squared_norm_of_sum() for f in known]
         elif self.gives_statistics:
             sums.plain = apart(_sums(factors))
         return sums
+
+    def _readings(self, model, part, y_pred, factors, sums=None):
+        if not part.is_whole:
+            return None
+        return readings(self.readers, model, part, y_pred, factors, sums)
 
     def _mean(self, factors, n):
         """Return the plain sums, and the norms where statistics need them."""
@@ -158,20 +169,18 @@ def sample_gradients(
     return y_pred, factors
 
 
-def _weighted(factors, part, groups):
-    """Return the weighted sums of the contributions, and all norms."""
-    norms = sample_norms(factors, part.n, groups)
+def _weighted(factors, norms, part, groups):
+    """Return the weighted sums of the contributions."""
     weights = part.aggregation.weights(norms)
     finite = is_finite(of_samples(norms))
     if part.padded is not None:
         weights = part.padded.weights(weights)
         finite = tf.logical_and(finite, part.padded.present)
     select([f for f in factors if f is not None], finite)
-    sums = [
+    return [
         f and f.weighted_sum(weight_of(weights, groups, k))
         for k, f in enumerate(factors)
     ]
-    return sums, norms
 
 
 def _sums(factors):

@@ -44,9 +44,34 @@ class Instruments:
         measured, start = meter.measure(repeats, direction), None
         if direction is not None and "slopes" in measured.observed:
             start = meter.measure_along(direction, before)
-        seen = self._observation(measured, now, start)
+        seen = self._observation(
+            measured,
+            now,
+            _distances(now, before),
+            self._learning_rate(),
+            start,
+        )
         self.weights.before = None
         return measured, self._read(step, measured, logged(measured), seen)
+
+    def around(self, take_step):
+        """Take a step; return its result, and what was there around it."""
+        needs = self._needs & {"before", "begin", "now"}
+        before = self.weights.now() if needs else None
+        rate, result = self._learning_rate(), take_step()
+        update = None
+        if "before" in needs:
+            update = _distances(self.weights.now(), before)
+        return result, (before, update, rate)
+
+    def read_step(self, step, measured, around, logged):
+        """Return what is read of the `BatchGradient` of a step that trained.
+
+        `around`: what `self.around` returned; its weights are those that the
+        gradient was measured at.
+        """
+        seen = self._observation(measured, *around)
+        return self._read(step, measured, logged(measured), seen)
 
     def _read(self, step, measured, figures, seen):
         figures, layers = dict(figures), {}
@@ -73,7 +98,7 @@ class Instruments:
             layers,
         )
 
-    def _observation(self, measured, now, start):
+    def _observation(self, measured, now, update, rate, start=None):
         samples, weights = measured.observed, self.weights
         ends = None
         if start is not None and "slopes" in samples:
@@ -90,9 +115,9 @@ class Instruments:
             samples.get("dead", np.zeros(0)),
             tuple(self.quantities.units),
             float(samples.get("loss", np.nan)),
-            self._learning_rate(),
+            rate,
             _squares(now) if "now" in self._needs else None,
-            _distances(now, weights.before),
+            update,
             _distances(now, weights.begin),
             ends,
         )

@@ -136,6 +136,14 @@ def squared_norm(array, other=None):
     return float(np.square(flat).sum())
 
 
+def variances_of(squared_norms, squared_means):
+    """Return tr Σ of each variable, (V,), from ‖g_i‖², (V, n), and ‖ḡ‖²."""
+    n = squared_norms.shape[1]
+    spread = squared_norms.sum(1, dtype=np.float64) - n * squared_means
+    # Rounding can leave a tiny negative number.
+    return np.maximum(spread, 0) / (n - 1)
+
+
 def _quotients(one, other):
     with np.errstate(invalid="ignore", over="ignore"):
         return one / other

@@ -12,12 +12,11 @@ from keras_pergrad.analysis.measured_loss import MissingLoss, measured_loss
 from keras_pergrad.analysis.measurement.batch_gradient import (
     BatchGradient,
     squared_norm,
+    variances_of,
 )
-from keras_pergrad.analysis.measurement.optional_branch import (
-    only_if,
-    unchanged_factors,
-)
+from keras_pergrad.analysis.measurement.optional_branch import only_if
 from keras_pergrad.common.error_text import reason
+from keras_pergrad.factors.unchanged import unchanged_factors
 from keras_pergrad.keras_internals.batches import first_tensor
 from keras_pergrad.keras_internals.loss_fractions import sample_losses
 from keras_pergrad.keras_internals.model_parts import (
@@ -116,10 +115,7 @@ class GradientMeter:
         variances = None
         if self.undefined is None:
             observed = tf.nest.map_structure(np.asarray, observed)
-            sums = observed["squared_norms"].sum(1, dtype=np.float64)
-            spread = sums - self.samples * squares
-            # Rounding can leave a tiny negative number.
-            variances = np.maximum(spread, 0) / (self.samples - 1)
+            variances = variances_of(observed["squared_norms"], squares)
         known = self.samples, float(loss), values, squares, variances
         gradient = BatchGradient(*known, observed=observed)
         if repeats > 1:

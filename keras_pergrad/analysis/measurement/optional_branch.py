@@ -1,8 +1,8 @@
 """Parts of a graph that run only where they are wanted."""
 
-import contextlib
-
 import tensorflow as tf
+
+from keras_pergrad.factors.unchanged import unchanged_factors
 
 
 def only_if(wanted, factors, compute):
@@ -24,20 +24,3 @@ def only_if(wanted, factors, compute):
         )
 
     return tf.cond(wanted, computed, zeros)
-
-
-@contextlib.contextmanager
-def unchanged_factors(factors):
-    """Let factors hold no more than they did when this ends."""
-    held = [
-        (part, dict(vars(part)))
-        for factor in factors
-        if factor is not None
-        for part in factor.holders()
-    ]
-    try:
-        yield
-    finally:
-        for part, attributes in held:
-            vars(part).clear()
-            vars(part).update(attributes)
