@@ -36,6 +36,7 @@ if not _is_command():
     # are imported when they are first asked for.
     from keras_pergrad import wrapped_model as _wrapped_model  # noqa: F401
     from keras_pergrad.analysis.batch_norm import saving as _saving  # noqa: F401
+    from keras_pergrad import gramian as _gramian  # noqa: F401
     from keras_pergrad.privacy import (
         clipping_variants as _clipping_variants,  # noqa: F401
     )
@@ -70,6 +71,11 @@ if _typing.TYPE_CHECKING:
         gradient_statistics,
         per_sample_gradients,
         per_sample_norms,
+    )
+    from keras_pergrad.gramian import (
+        IMTLG,
+        AlignedMTL,
+        GramianAggregation,
     )
     from keras_pergrad.model import PerGradModel
     from keras_pergrad.modes import (
@@ -113,6 +119,7 @@ else:
                 "per_sample_gradients",
                 "per_sample_norms",
             ),
+            "gramian": ("AlignedMTL", "GramianAggregation", "IMTLG"),
             "model": ("PerGradModel",),
             "modes": (
                 "Accumulated",
@@ -149,11 +156,14 @@ __all__ = [
     "Accumulated",
     "AdaptiveClippedMean",
     "Aggregation",
+    "AlignedMTL",
     "AutomaticClippedMean",
     "Batch",
     "ClippedMean",
     "GradientMode",
     "GradientStatistics",
+    "GramianAggregation",
+    "IMTLG",
     "Mean",
     "PerGradModel",
     "PerSample",

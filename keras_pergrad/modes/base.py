@@ -32,6 +32,8 @@ class PartialSums:
             where the statistics need them and `gradients` are others.
         squared_sums: the squared norms of `plain`, instead of it, where the
             part is the whole batch.
+        statistics: scalars to log by name, besides those of the aggregation,
+            where the part is the whole batch.
 
     Example, of a mode whose sums serve replicas and `Accumulated`, too:
 
@@ -54,6 +56,7 @@ class PartialSums:
     norms: Any = None
     plain: list | None = None
     squared_sums: list | None = None
+    statistics: dict = dataclasses.field(default_factory=dict)
 
 
 class GradientMode(Configured):

@@ -11,10 +11,13 @@ from keras_pergrad.aggregation import (
     is_finite,
     of_samples,
     weight_of,
+    weighs,
 )
+from keras_pergrad.common import refusal_messages
 from keras_pergrad.common.registry import serialize
 from keras_pergrad.factors import SampleGradients, together
 from keras_pergrad.factors.sample_gradients import select
+from keras_pergrad.keras_internals import replicas
 from keras_pergrad.keras_internals.losses import noting_losses
 from keras_pergrad.modes.base import GradientMode, PartialSums, gradient_modes
 from keras_pergrad.samples import TracedStep
@@ -65,8 +68,10 @@ class Vectorized(GradientMode):
 
     def partial_sums(self, model, part):
         y_pred, factors = sample_gradients(model, part)
-        if not part.aggregation.needs_norms:
+        if not weighs(part.aggregation):
             return PartialSums(y_pred, *self._mean(factors, part.n))
+        if part.aggregation.needs == "gramian":
+            return self._by_gramian(y_pred, factors, part)
         groups = part.aggregation.groups(model.trainable_variables)
         # Small factors lie side by side where one norm is over all of them.
         apart = list
@@ -80,6 +85,30 @@ class Vectorized(GradientMode):
         elif self.gives_statistics:
             sums.plain = apart(_sums(factors))
         return sums
+
+    def require(self, model):
+        if self.aggregation.needs == "gramian" and replicas.several():
+            count = tf.distribute.get_strategy().num_replicas_in_sync
+            text = refusal_messages.of_all_replicas(self.aggregation, count)
+            raise ValueError(text)
+
+    def _by_gramian(self, y_pred, factors, part):
+        """Return the sums with weights by the inner products of all samples."""
+        factors, apart = together(factors)
+        known = [f for f in factors if f is not None]
+        products = [f.gram() for f in known]
+        gramian = added(products, part.n)
+        weights, finite = part.aggregation.mean_weights(gramian)
+        select(known, finite)
+        sums = apart([f and f.weighted_sum(weights) for f in factors])
+        norms = tf.sqrt(tf.linalg.diag_part(gramian))
+        norms = tf.cast(norms, norm_type(products))
+        logged = part.aggregation.gramian_statistics(gramian)
+        squares = None
+        if self.gives_statistics:
+            squares = [f.squared_norm_of_sum() for f in known]
+        more = {"squared_sums": squares, "statistics": logged}
+        return PartialSums(y_pred, sums, norms, **more)
 
     def _mean(self, factors, n):
         """Return the plain sums, and the norms where statistics need them."""
@@ -182,8 +211,7 @@ def sample_norms(factors, n, groups=None):
     """Return the samples' norms, (n,), or over each group, (n, groups)."""
     squares = [f and f.squared_norms() for f in factors]
     known = [s for s in squares if s is not None]
-    wide = any(s.dtype == tf.float64 for s in known)
-    dtype = tf.float64 if wide else tf.float32
+    dtype = norm_type(known)
     squares = [None if s is None else tf.cast(s, dtype) for s in squares]
     if groups is None:
         total = tf.add_n([s for s in squares if s is not None])
@@ -198,6 +226,19 @@ def sample_norms(factors, n, groups=None):
         ]
         total = tf.stack(parts, 1)
     return tf.cast(n, dtype) * tf.sqrt(total)
+
+
+def added(products, n):
+    """Return the Gramian over all variables, (n, n) of float64."""
+    # Of contributions; it is that of the samples' gradients.
+    total = tf.add_n([tf.cast(p, tf.float64) for p in products])
+    return total * tf.square(tf.cast(n, tf.float64))
+
+
+def norm_type(tensors):
+    """Return float64 where one of them is, else float32."""
+    wide = any(t.dtype == tf.float64 for t in tensors)
+    return tf.float64 if wide else tf.float32
 
 
 gradient_modes.register("vectorized", Vectorized)
