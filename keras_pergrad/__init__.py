@@ -34,9 +34,9 @@ if not _is_command():
 
     # For load_model, which asks for classes by their names. All other names
     # are imported when they are first asked for.
+    from keras_pergrad import gramian as _gramian  # noqa: F401
     from keras_pergrad import wrapped_model as _wrapped_model  # noqa: F401
     from keras_pergrad.analysis.batch_norm import saving as _saving  # noqa: F401
-    from keras_pergrad import gramian as _gramian  # noqa: F401
     from keras_pergrad.privacy import (
         clipping_variants as _clipping_variants,  # noqa: F401
     )
@@ -153,6 +153,7 @@ else:
     )
 
 __all__ = [
+    "IMTLG",
     "Accumulated",
     "AdaptiveClippedMean",
     "Aggregation",
@@ -163,7 +164,6 @@ __all__ = [
     "GradientMode",
     "GradientStatistics",
     "GramianAggregation",
-    "IMTLG",
     "Mean",
     "PerGradModel",
     "PerSample",

@@ -9,8 +9,8 @@ from keras_pergrad.aggregation import (
     aggregations,
     is_finite,
     of_samples,
-    weight_of,
     weighs,
+    weight_of,
 )
 from keras_pergrad.common import refusal_messages
 from keras_pergrad.common.arguments import positive_integer

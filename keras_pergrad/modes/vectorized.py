@@ -10,8 +10,8 @@ from keras_pergrad.aggregation import (
     aggregations,
     is_finite,
     of_samples,
-    weight_of,
     weighs,
+    weight_of,
 )
 from keras_pergrad.common import refusal_messages
 from keras_pergrad.common.registry import serialize
