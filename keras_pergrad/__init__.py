@@ -74,8 +74,14 @@ if _typing.TYPE_CHECKING:
     )
     from keras_pergrad.gramian import (
         IMTLG,
+        MGDA,
         AlignedMTL,
+        CAGrad,
+        GeometricMedian,
         GramianAggregation,
+        Krum,
+        PCGrad,
+        UPGrad,
     )
     from keras_pergrad.model import PerGradModel
     from keras_pergrad.modes import (
@@ -119,7 +125,17 @@ else:
                 "per_sample_gradients",
                 "per_sample_norms",
             ),
-            "gramian": ("AlignedMTL", "GramianAggregation", "IMTLG"),
+            "gramian": (
+                "AlignedMTL",
+                "CAGrad",
+                "GeometricMedian",
+                "GramianAggregation",
+                "IMTLG",
+                "Krum",
+                "MGDA",
+                "PCGrad",
+                "UPGrad",
+            ),
             "model": ("PerGradModel",),
             "modes": (
                 "Accumulated",
@@ -154,20 +170,26 @@ else:
 
 __all__ = [
     "IMTLG",
+    "MGDA",
     "Accumulated",
     "AdaptiveClippedMean",
     "Aggregation",
     "AlignedMTL",
     "AutomaticClippedMean",
     "Batch",
+    "CAGrad",
     "ClippedMean",
+    "GeometricMedian",
     "GradientMode",
     "GradientStatistics",
     "GramianAggregation",
+    "Krum",
     "Mean",
+    "PCGrad",
     "PerGradModel",
     "PerSample",
     "PrivateTraining",
+    "UPGrad",
     "Vectorized",
     "audit_privacy",
     "callbacks",

@@ -57,8 +57,9 @@ class GramianAggregation(Aggregation):
         """Return the weight of each row in the aggregated gradient, (m,).
 
         Args:
-            gramian: (m, m), symmetric, with the inner products of all rows; in
-                a step of float64.
+            gramian: (m, m), symmetric, with the inner products of all rows. Its
+                type, float32 or float64, tells how exact they are; shipped
+                aggregations compute in float64.
             present: (m,) booleans; where false, the row and column of the
                 Gramian are zero and the weight must be 0, and the others must
                 be as without that row. None: all are there.
@@ -76,19 +77,19 @@ class GramianAggregation(Aggregation):
         """Return each row's weight in the mean, and which rows are finite.
 
         Args:
-            gramian: (m, m), of the rows g_i, of any floating type. NaN or
+            gramian: (m, m), of the rows g_i, of float32 or float64. NaN or
                 infinity on its diagonal leaves a row out.
 
         Returns:
             (weights, finite), (m,) in float64 and (m,) booleans. The aggregated
             gradient is Σ weights_i g_i / m; weights of other rows are 0.
         """
-        gramian = tf.cast(gramian, tf.float64)
         finite = is_finite(tf.linalg.diag_part(gramian))
         both = finite[:, None] & finite[None, :]
-        gramian = tf.where(both, gramian, tf.zeros([], tf.float64))
+        gramian = tf.where(both, gramian, tf.zeros([], gramian.dtype))
         gramian = (gramian + tf.transpose(gramian)) / 2
         weights = self.gramian_weights(gramian, finite)
+        weights = tf.cast(weights, tf.float64)
         weights = tf.where(finite, weights, tf.zeros([], tf.float64))
         rows = tf.cast(tf.shape(finite)[0], tf.float64)
         if self.adds_up:

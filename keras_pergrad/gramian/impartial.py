@@ -33,7 +33,7 @@ class IMTLG(GramianAggregation):
 
     def gramian_weights(self, gramian, present=None):
         del present  # Their rows of zeros are in no direction.
-        norms = tf.sqrt(tf.linalg.diag_part(gramian))
+        norms = tf.sqrt(tf.linalg.diag_part(tf.cast(gramian, tf.float64)))
         solved = Spectrum(gramian).times(norms, -1.0)
         total = tf.reduce_sum(solved)
         defined = tf.abs(total) >= 1e-12

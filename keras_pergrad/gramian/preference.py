@@ -22,7 +22,7 @@ def preferences(value) -> list[float] | None:
 
 
 def weights_of(preference, gramian, present=None):
-    """Return the weight of each row, (m,): what was asked for, or 1/m each."""
+    """Return the weight of each row, (m,) of float64: as asked for, or 1/m."""
     rows = gramian.shape[0]
     if preference is not None:
         if rows is not None and rows != len(preference):
@@ -30,12 +30,12 @@ def weights_of(preference, gramian, present=None):
                 f"`preference` has {len(preference)} numbers, and there are "
                 f"{rows} gradients. Give one for each, or leave it out."
             )
-        weights = tf.constant(preference, gramian.dtype)
+        weights = tf.constant(preference, tf.float64)
         if present is not None:
             weights = tf.where(present, weights, tf.zeros_like(weights))
         return weights
     if present is None:
         count = tf.shape(gramian)[0]
-        return tf.fill([count], 1 / tf.cast(count, gramian.dtype))
-    there = tf.cast(present, gramian.dtype)
+        return tf.fill([count], 1 / tf.cast(count, tf.float64))
+    there = tf.cast(present, tf.float64)
     return tf.math.divide_no_nan(there, tf.reduce_sum(there))

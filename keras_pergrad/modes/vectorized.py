@@ -102,7 +102,6 @@ class Vectorized(GradientMode):
         select(known, finite)
         sums = apart([f and f.weighted_sum(weights) for f in factors])
         norms = tf.sqrt(tf.linalg.diag_part(gramian))
-        norms = tf.cast(norms, norm_type(products))
         logged = part.aggregation.gramian_statistics(gramian)
         squares = None
         if self.gives_statistics:
@@ -229,10 +228,10 @@ def sample_norms(factors, n, groups=None):
 
 
 def added(products, n):
-    """Return the Gramian over all variables, (n, n) of float64."""
-    # Of contributions; it is that of the samples' gradients.
-    total = tf.add_n([tf.cast(p, tf.float64) for p in products])
-    return total * tf.square(tf.cast(n, tf.float64))
+    """Return the Gramian of gradients, (n, n), from those of contributions."""
+    dtype = norm_type(products)
+    total = tf.add_n([tf.cast(product, dtype) for product in products])
+    return total * tf.square(tf.cast(n, dtype))
 
 
 def norm_type(tensors):
