@@ -171,7 +171,7 @@ def test_a_train_step_of_ones_own():
         def train_step(self, data):
             x, y = data
 
-            def loss_fn(x, y):
+            def loss_fn(x, y, sample_weight):
                 return keras.losses.mean_squared_error(y, self(x))
 
             gradients, logs = self.compute_gradients(loss_fn, x, y)
