@@ -6,11 +6,8 @@ from torchjd.autogram import Engine
 from torchjd.autojac import backward, jac_to_grad
 
 from benchmarks.models import make_batch
-from benchmarks.process import THREADS
 from benchmarks.workers import torch_models
 from benchmarks.workers.job import LEARNING_RATE, Job
-
-torch.set_num_threads(THREADS)
 
 #: The weightings by our names, and the aggregators around them.
 KINDS = {
@@ -29,8 +26,9 @@ KINDS = {
 
 
 def build(rival, model, task, batch):
-    """Return a `Job`; `rival` is a key of `KINDS`."""
+    """Return a `Job`; `rival` is a key of `KINDS` and a number of threads."""
     del task
+    rival, _, threads = rival.partition("@")
     x, y = make_batch(model, batch)
     x, y = torch_models.inputs(x), torch_models.targets(model, y)
     net = torch_models.build_model(model)
@@ -46,6 +44,7 @@ def build(rival, model, task, batch):
         combine = aggregator(**arguments)
 
         def whole():
+            torch.set_num_threads(int(threads))
             optimizer.zero_grad()
             backward(loss(net(x), y), parallel_chunk_size=1)
             jac_to_grad(net.parameters(), combine)
@@ -55,6 +54,7 @@ def build(rival, model, task, batch):
     engine, weigh = Engine(net, batch_dim=0), weighting(**arguments)
 
     def step():
+        torch.set_num_threads(int(threads))
         optimizer.zero_grad()
         losses = loss(net(x), y)
         losses.backward(weigh(engine.compute_gramian(losses)))
