@@ -47,6 +47,13 @@ MAY_IMPORT = {
         "keras_internals",
         "statistics",
     },
+    "fisher_information": {
+        "common",
+        "data_passes",
+        "factors",
+        "keras_internals",
+        "samples",
+    },
     "model_aggregation": {"keras_internals"},
     "dots": {"data_passes", "factors", "keras_internals"},
     "custom_step": {"keras_internals", "logs", "modes"},
@@ -78,7 +85,14 @@ MAY_IMPORT = {
         "modes",
         "samples",
     },
-    "results": {"analysis", "common", "modes", "privacy", "runs"},
+    "results": {
+        "analysis",
+        "common",
+        "fisher_information",
+        "modes",
+        "privacy",
+        "runs",
+    },
 }
 #: A model makes wrapped ones, and those are models: one part of two files.
 SAME_PART = {"wrapped_model": "model"}

@@ -210,6 +210,49 @@ class Pulled(SampleGradients):
         return gradient.dtype.real_dtype
 
 
+class Reshaped(Pulled):
+    """A factor of a tensor that has the entries of its source in order."""
+
+    # They are those of `Pulled`, unless both have the same last axis.
+    def project(self, projection):
+        if self._gradients is not None or not self._is_same_matrix():
+            return super().project(projection)
+        shape = self.tensor.shape.as_list()
+        return self.factor.project(projection.in_shape(shape))
+
+    def axes(self):
+        sizes, axes = self.tensor.shape.as_list(), self.factor.axes()
+        rows = [k for k, size in enumerate(sizes[:-1]) if size != 1]
+        left = [k for k in axes if sizes[k] != 1]
+        if not self._is_same_matrix() or left != rows or not axes:
+            return ()
+        return tuple(range(len(self.shape) - 1))
+
+    def kronecker(self):
+        axes = self.axes()
+        if not axes:
+            return super().kronecker()
+        return self._blanked().kronecker()._replace(axes=axes)
+
+    def rotated(self, inputs=None, outputs=None):
+        if not self.axes():
+            return super().rotated(inputs, outputs)
+        return self._blanked().rotated(inputs, outputs)
+
+    def _blanked(self):
+        """Return `factor` without the samples that `select` has blanked."""
+        kept = self._kept
+        return self.factor if kept is None else self.factor.select(kept)
+
+    def _is_same_matrix(self):
+        """Whether both are one matrix, of all axes but the last by this."""
+        own, others = self.tensor.shape.as_list(), self.shape
+        precise = self.tensor.dtype in (tf.float32, tf.float64)
+        if not precise or not all(type(k) is int for k in (*own, *others)):
+            return False
+        return len(own) > 1 < len(others) and own[-1] == others[-1]
+
+
 class Scaled(Adapted):
     """A factor times a number that is the same for all samples."""
 
@@ -232,6 +275,20 @@ class Scaled(Adapted):
             return super().gram(other)
         products = self.factor.gram()
         return products * tf.square(tf.cast(self.number, products.dtype))
+
+    def project(self, projection):
+        return self.change(self.factor.project(projection))
+
+    def axes(self):
+        return self.factor.axes()
+
+    def kronecker(self):
+        found = self.factor.kronecker()
+        outputs = self.change(self.change(found.outputs))
+        return found._replace(outputs=outputs)
+
+    def rotated(self, inputs=None, outputs=None):
+        return Scaled(self.factor.rotated(inputs, outputs), self.number)
 
 
 def path_rule(*names):
@@ -276,7 +333,7 @@ def _with_shape(factor, op, shape):
         return Full(tf.reshape(gradients, [n, *shape]))
     if type(factor) is Rows and shape[:1] == factor.shape[:1]:
         return Rows(factor.ids, factor.dz, factor.shape, factor.method, shape)
-    return Pulled(factor, op.outputs[0], [op.inputs[0]], True)
+    return Reshaped(factor, op.outputs[0], [op.inputs[0]], True)
 
 
 @path_rule("Transpose")
