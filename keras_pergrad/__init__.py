@@ -34,6 +34,7 @@ if not _is_command():
 
     # For load_model, which asks for classes by their names. All other names
     # are imported when they are first asked for.
+    from keras_pergrad import gramian as _gramian  # noqa: F401
     from keras_pergrad import wrapped_model as _wrapped_model  # noqa: F401
     from keras_pergrad.analysis.batch_norm import saving as _saving  # noqa: F401
     from keras_pergrad.privacy import (
@@ -71,6 +72,17 @@ if _typing.TYPE_CHECKING:
         gradient_statistics,
         per_sample_gradients,
         per_sample_norms,
+    )
+    from keras_pergrad.gramian import (
+        IMTLG,
+        MGDA,
+        AlignedMTL,
+        CAGrad,
+        GeometricMedian,
+        GramianAggregation,
+        Krum,
+        PCGrad,
+        UPGrad,
     )
     from keras_pergrad.model import PerGradModel
     from keras_pergrad.modes import (
@@ -115,6 +127,17 @@ else:
                 "per_sample_gradients",
                 "per_sample_norms",
             ),
+            "gramian": (
+                "AlignedMTL",
+                "CAGrad",
+                "GeometricMedian",
+                "GramianAggregation",
+                "IMTLG",
+                "Krum",
+                "MGDA",
+                "PCGrad",
+                "UPGrad",
+            ),
             "model": ("PerGradModel",),
             "modes": (
                 "Accumulated",
@@ -148,18 +171,27 @@ else:
     )
 
 __all__ = [
+    "IMTLG",
+    "MGDA",
     "Accumulated",
     "AdaptiveClippedMean",
     "Aggregation",
+    "AlignedMTL",
     "AutomaticClippedMean",
     "Batch",
+    "CAGrad",
     "ClippedMean",
+    "GeometricMedian",
     "GradientMode",
     "GradientStatistics",
+    "GramianAggregation",
+    "Krum",
     "Mean",
+    "PCGrad",
     "PerGradModel",
     "PerSample",
     "PrivateTraining",
+    "UPGrad",
     "Vectorized",
     "audit_privacy",
     "callbacks",

@@ -1,10 +1,11 @@
-"""From per-sample gradients to one gradient, by their norms alone.
+"""From per-sample gradients to one gradient, by their norms.
 
 Per-sample gradients are scaled so that their *mean* over the samples is the
 ordinary gradient; all norms are of these.
 """
 
 import math
+from typing import Literal
 
 import tensorflow as tf
 
@@ -34,8 +35,10 @@ class Aggregation(Configured):
     #: Whether every update is counted in a ledger, which outlives it.
     counts = False
 
-    #: False: all weights are 1, so that no norm need be computed.
-    needs_norms = True
+    #: What its weights follow from: "nothing" (all are 1), the "norms" of the
+    #: samples' gradients, or the "gramian" of all of them, whose weights
+    #: `GramianAggregation` gives.
+    needs: Literal["nothing", "norms", "gramian"] = "norms"
 
     #: Whether it adds noise, so that no two steps have the same result.
     adds_noise = False
@@ -155,10 +158,15 @@ class Mean(Aggregation):
     Vectorized(aggregation=Mean())
     """
 
-    needs_norms = False
+    needs = "nothing"
 
     def weights(self, norms):
         return tf.ones_like(norms)
+
+
+def weighs(aggregation):
+    """Whether samples may count by other weights than 1; False for None."""
+    return aggregation is not None and aggregation.needs != "nothing"
 
 
 def is_finite(norms):

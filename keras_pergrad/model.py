@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_pergrad import modes
+from keras_pergrad import custom_step, modes
 from keras_pergrad.common.numbered import parted, unnumbered
 from keras_pergrad.common.registry import PACKAGE, serialize
 from keras_pergrad.keras_internals import (
@@ -38,7 +38,6 @@ from keras_pergrad.keras_internals.value_state import ValueState
 from keras_pergrad.keras_internals.vouching import vouched_names
 from keras_pergrad.logs import Logs
 from keras_pergrad.model_aggregation import during_fit, require_fit, state_of
-from keras_pergrad.modes import custom_step
 from keras_pergrad.modes.batch import evaluate
 from keras_pergrad.modes.step_readings import (
     StepReadings,

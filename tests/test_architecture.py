@@ -18,6 +18,7 @@ MAY_IMPORT = {
     "aggregation": {"common"},
     "logs": {"keras_internals"},
     "statistics": {"aggregation"},
+    "gramian": {"aggregation", "common", "keras_internals", "logs"},
     "clipping": {"aggregation", "common", "keras_internals", "logs"},
     "samples": {"common", "factors", "keras_internals"},
     "modes": {
@@ -56,9 +57,11 @@ MAY_IMPORT = {
     },
     "model_aggregation": {"keras_internals"},
     "dots": {"data_passes", "factors", "keras_internals"},
+    "custom_step": {"keras_internals", "logs", "modes"},
     "model": {
         "analysis",
         "common",
+        "custom_step",
         "keras_internals",
         "logs",
         "model_aggregation",

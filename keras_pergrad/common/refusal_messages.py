@@ -52,6 +52,29 @@ def one_after_the_other(replicas):
     )
 
 
+def needs_all_samples(argument, given):
+    """Say that weights by all samples need them all at once."""
+    return (
+        "An aggregation that weighs samples by the inner products of all of "
+        "them needs all samples of an update at once, which microbatches, "
+        "single samples and accumulated batches do not have. Use "
+        "gradient_mode=Vectorized(aggregation=...) by itself, or an "
+        "aggregation that looks at norms alone, such as ClippedMean. "
+        f"Received: {argument}={given!r}"
+    )
+
+
+def of_all_replicas(aggregation, replicas):
+    """Say that there is no Gramian of the samples of several replicas."""
+    return (
+        f"{aggregation!r} weighs samples by the inner products of all of "
+        "them, and the gradients of samples stay on their replica. Train "
+        "without this tf.distribute strategy, or use an aggregation that "
+        "looks at norms alone, such as ClippedMean. Received: an update on "
+        f"{replicas} replicas"
+    )
+
+
 def one_batch_size(layer, batch_size):
     """Say that a layer or model is made for batches of one size."""
     what = f"layer {layer.name!r} ({type(layer).__name__})"

@@ -300,9 +300,6 @@ def select(factors, keep):
         for place in held
         if (tensor := getattr(*place)) is not None and tensor.dtype.is_floating
     ]
-    for (part, name), _ in held:
-        if name == "_gradients":
-            part._kept = keep
     small = [entry for entry in held if _is_small(entry[1])]
     large = [entry for entry in held if not _is_small(entry[1])]
     _set(small, _blank(keep, [tensor for _, tensor in small]))
@@ -314,6 +311,9 @@ def select(factors, keep):
             tf.reduce_all(keep), lambda: tensors, lambda: _blank(keep, tensors)
         )
         _set(large, selected)
+    for (part, name), _ in held:
+        if name == "_gradients":
+            part._kept = keep
 
 
 def _is_small(tensor):

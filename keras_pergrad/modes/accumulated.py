@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 import tensorflow as tf
 
+from keras_pergrad.aggregation import weighs
 from keras_pergrad.common import refusal_messages
 from keras_pergrad.common.arguments import positive_integer
 from keras_pergrad.common.registry import serialize
@@ -157,9 +158,8 @@ class Microbatches(Parting):
         self._stays_whole = accumulated.microbatch_size is None
         if self.size is None and replicas.several():
             self.size = MOST
-        aggregation = self.mode.aggregation
-        weighs = aggregation is not None and aggregation.needs_norms
-        self.own_sums = weighs or self.mode.changes_gradients
+        own = weighs(self.mode.aggregation) or self.mode.changes_gradients
+        self.own_sums = own
 
     def require(self, model, batch):
         require_parts(model)
@@ -201,6 +201,9 @@ def _inner(identifier):
             "`inner` cannot update after every sample, since its gradients "
             "are to be summed. Received: updates='sample'"
         )
+    aggregation = mode.aggregation
+    if aggregation is not None and aggregation.needs == "gramian":
+        raise ValueError(refusal_messages.needs_all_samples("inner", mode))
     if mode.with_statistics:
         raise ValueError(
             "`inner` cannot log statistics, which are of one batch and not of "

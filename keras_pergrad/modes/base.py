@@ -33,6 +33,8 @@ class PartialSums:
         squared_sums: the squared norms of `plain`, instead of it, where the
             part is the whole batch.
         readings: what each of the mode's `readers` has read, or None.
+        statistics: scalars to log by name, besides those of the aggregation,
+            where the part is the whole batch.
 
     Example, of a mode whose sums serve replicas and `Accumulated`, too:
 
@@ -56,6 +58,7 @@ class PartialSums:
     plain: list | None = None
     squared_sums: list | None = None
     readings: tuple | None = None
+    statistics: dict = dataclasses.field(default_factory=dict)
 
 
 class GradientMode(Configured):

@@ -49,9 +49,8 @@ class MicrobatchSums:
         self.several = replicas.several()
         self.own_rows = tf.cast(self.count, self.dtype)
         self.rows = replicas.total(self.own_rows)
+        #: Of the first microbatch: their kinds hold for all.
         self.terms = []
-        self.mask_epsilons = {}
-        self.per_row = []
 
     def __call__(self, x, y, sample_weight):
         """Run both passes of a microbatch; return what adds up, by name."""
@@ -60,11 +59,13 @@ class MicrobatchSums:
             with noting_losses(self.model, added):
                 y_pred = call_model(self.model, x)
             terms = self.evaluate(x, y, y_pred, sample_weight)
-            targets = self._targets(terms, added, rows)
-        gradients = {
-            key: self._gradients(tape, target, unit)
-            for key, (target, unit) in targets.items()
-        }
+            targets = self.targets(terms, added, rows)
+            scaled = {k: times(t, self.scale) for k, t in targets.items()}
+        gradients = {}
+        for key, target in scaled.items():
+            slopes = unscaled(tape.gradient(target, self.variables), self.scale)
+            unit = rows if key in self.mask_epsilons else None
+            gradients[key] = [times(g, unit) for g in slopes]
         del tape
         return {
             "gradients": gradients,
@@ -93,8 +94,7 @@ class MicrobatchSums:
         )
         if not self.alone:
             terms = [self._for_any_batch(t) for t in terms]
-        if not self.terms:
-            self._note(terms)
+        self.terms = self.terms or terms
         return terms
 
     def _for_any_batch(self, term):
@@ -104,60 +104,56 @@ class MicrobatchSums:
             return term
         return dataclasses.replace(term, kind=loss_fractions.DATA)
 
-    def _note(self, terms):
-        """Keep the facts of the first microbatch that hold for all."""
-        self.terms = terms
-        self.per_row = [
-            t.per_row if t.kind == loss_fractions.ROWS else None for t in terms
-        ]
-        self.mask_epsilons = {
+    @property
+    def mask_epsilons(self):
+        """What is added to the denominators that the data give, by group."""
+        return {
             f"loss{k}": t.mask_epsilon
-            for k, t in enumerate(terms)
+            for k, t in enumerate(self.terms)
             if t.kind == loss_fractions.DATA
         }
 
     def fixed(self, value, k):
         """Return the value of loss k, divided if its denominator is known."""
-        value, per_row = tf.cast(value, self.dtype), self.per_row[k]
-        return value if per_row is None else value / (per_row * self.rows)
+        value, term = tf.cast(value, self.dtype), self.terms[k]
+        if term.kind != loss_fractions.ROWS or term.per_row is None:
+            return value
+        return value / (term.per_row * self.rows)
 
-    def _targets(self, terms, added, rows):
-        """Return by group the target to differentiate and a factor for it."""
-        parts, units = {}, {}
+    def targets(self, terms, added, rows):
+        """Return by group what of a microbatch's loss is differentiated."""
+        parts = {}
         for k, term in enumerate(terms):
-            key = "batch" if self.alone else term.kind
-            value = self.fixed(term.numerator, k)
-            if term.kind == loss_fractions.DATA:
-                # Divided by something of the right size, so that half
-                # precision does not overflow, and multiplied afterwards.
-                key, value = f"loss{k}", value / rows
-                units[key] = rows
+            key, value = self.target(term, k, rows)
             parts.setdefault(key, []).append(times(value, term.loss_weight))
-        share = rows / self.rows
         for loss, kind in zip(added, self.kinds, strict=True):
             loss = tf.cast(tf.reduce_sum(loss), self.dtype)
-            one, zero = tf.ones_like(share), tf.zeros_like(share)
-            if self.alone:
-                factors = {"batch": by_kind(kind, one, share)}
-            else:
-                factors = {
-                    loss_fractions.SUM: by_kind(kind, one, zero),
-                    loss_fractions.ROWS: by_kind(kind, zero, share),
-                }
-            for key, factor in factors.items():
+            for key, factor in self.added_by(kind, rows / self.rows).items():
                 parts.setdefault(key, []).append(loss * factor)
         if not parts:
             raise ValueError(
                 "No loss to compute. Provide a `loss` argument in `compile()`."
             )
-        return {
-            key: (times(tf.add_n(values), self.scale), units.get(key))
-            for key, values in parts.items()
-        }
+        return {key: tf.add_n(values) for key, values in parts.items()}
 
-    def _gradients(self, tape, target, unit):
-        gradients = tape.gradient(target, self.variables)
-        return [times(g, unit) for g in unscaled(gradients, self.scale)]
+    def target(self, term, k, rows):
+        """Return the group of loss k, and its part in the group's target."""
+        value = self.fixed(term.numerator, k)
+        if term.kind == loss_fractions.DATA:
+            # Divided by something of the right size, so that half precision
+            # does not overflow, and multiplied afterwards.
+            return f"loss{k}", value / rows
+        return "batch" if self.alone else term.kind, value
+
+    def added_by(self, kind, share):
+        """Return a factor by group for an `add_loss` term of its kind."""
+        one, zero = tf.ones_like(share), tf.zeros_like(share)
+        if self.alone:
+            return {"batch": by_kind(kind, one, share)}
+        return {
+            loss_fractions.SUM: by_kind(kind, one, zero),
+            loss_fractions.ROWS: by_kind(kind, zero, share),
+        }
 
     def parts_of_loss(self, terms, added, rows):
         """Return the values of one microbatch that `loss` needs."""

@@ -5,7 +5,6 @@ by numerators and denominators (see `microbatch_sums`).
 """
 
 import contextlib
-import operator
 from typing import Any
 
 import tensorflow as tf
@@ -167,36 +166,25 @@ def sum_over(function, batch, size):
     # Size None: all at once, also where the batch has no sample.
     if size is None or is_one(batch, size):
         return function(*batch)
-    rows = first_tensor(batch).shape[0]
-    if tf.executing_eagerly():
-        return _sum_eagerly(function, batch, size, rows)
     flat = _Flat(function, batch)
+    rows = flat.tensors[0].shape[0]
     count = tf.shape(flat.tensors[0])[0] if rows is None else rows
     full, rest = count // size, count % size
+    if tf.executing_eagerly():
+        totals = flat.of_rows(0, size)
+        for start in range(size, count, size):
+            totals = flat.added_to(totals, start, start + size)
+        return refilled(flat.result, totals)
     totals = _sum_full(flat, full, size, count)
+    # At least one sample, so no branch is compiled for zero samples.
+    first = count - tf.maximum(rest, 1) if rows is None else -rest
     if rows is None:
         totals = tf.cond(
-            rest > 0, lambda: flat.add_rest(totals, count, rest), lambda: totals
+            rest > 0, lambda: flat.added_to(totals, first), lambda: totals
         )
     elif rest:
-        totals = flat.add_rest(totals, count, rest)
+        totals = flat.added_to(totals, first)
     return refilled(flat.result, totals)
-
-
-def _sum_eagerly(function, batch, size, rows):
-    total = None
-    for start in range(0, rows, size):
-        part = operator.itemgetter(slice(start, start + size))
-        sums = function(*map_tensors(part, batch))
-        total = sums if total is None else _add(total, sums)
-    return total
-
-
-def _add(a, b):
-    # Gradients of look-ups are `tf.IndexedSlices`, which know no "+".
-    return tf.nest.map_structure(
-        lambda s, t: None if s is None else tf.convert_to_tensor(s) + t, a, b
-    )
 
 
 def _sum_full(flat, full, size, count):
@@ -243,8 +231,10 @@ class _Flat:
             if t is not None
         ]
 
-    def add_rest(self, totals, count, rest):
-        # At least one sample, so no branch is compiled for zero samples.
-        first = count - tf.maximum(rest, 1) if tf.is_tensor(rest) else -rest
-        sums = self(*(t[first:] for t in self.tensors))
-        return [a + b for a, b in zip(totals, sums)]
+    def of_rows(self, first, end=None):
+        return self(*(t[first:end] for t in self.tensors))
+
+    def added_to(self, totals, first, end=None):
+        return [
+            a + b for a, b in zip(totals, self.of_rows(first, end), strict=True)
+        ]

@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_pergrad.aggregation import is_finite
+from keras_pergrad.aggregation import is_finite, weighs
 from keras_pergrad.factors import squared_norm
 from keras_pergrad.keras_internals import replicas
 from keras_pergrad.keras_internals.batches import (
@@ -171,6 +171,7 @@ def of_whole(mode, model, batch, is_single=False) -> tuple[Step, Any]:
         sums.plain or sums.gradients,
         sums.squared_sums,
     )
+    logged = {**sums.statistics, **logged}
     penalties = part.penalties.gradients(part.loss)
     gradients = finish(
         model, aggregation, sums.gradients, part.n, scale, norms, penalties
@@ -189,7 +190,7 @@ def aggregation_now(mode, model):
 def observe(mode, model, aggregation, norms, n, plain, squares=None):
     """Pass the norms of a batch to the aggregation; return what is logged."""
     logged = {}
-    if aggregation is not None and aggregation.needs_norms:
+    if weighs(aggregation):
         aggregation.observe(norms, model.aggregation_state)
         logged = aggregation.statistics(norms)
     if squares is None and mode.gives_statistics:
@@ -209,7 +210,7 @@ def finish(model, aggregation, sums, n, scale, norms=None, penalties=None):
         if gradients is not sums:
             # Each replica draws its own noise.
             gradients = replicas.from_first_replica(gradients)
-        if aggregation.needs_norms and scale is not None and norms is not None:
+        if weighs(aggregation) and scale is not None and norms is not None:
             gradients = overflow_to_infinity(gradients, norms, scale)
     gradients = plus(gradients, penalties)
     if scale is None:

@@ -9,8 +9,10 @@ from keras_pergrad.aggregation import (
     aggregations,
     is_finite,
     of_samples,
+    weighs,
     weight_of,
 )
+from keras_pergrad.common import refusal_messages
 from keras_pergrad.common.arguments import positive_integer
 from keras_pergrad.common.registry import serialize
 from keras_pergrad.keras_internals.inspection_checks import (
@@ -63,6 +65,9 @@ class PerSample(GradientMode):
         statistics: bool = False,
     ):
         self.aggregation = aggregations.get(aggregation)
+        if self.aggregation.needs == "gramian":
+            text = refusal_messages.needs_all_samples
+            raise ValueError(text("aggregation", self.aggregation))
         if updates not in UPDATES:
             raise ValueError(
                 f"`updates` must be one of {UPDATES}. "
@@ -100,7 +105,7 @@ class PerSample(GradientMode):
         samples, aggregation = Samples(model, part), part.aggregation
         # Whether each has a gradient; None: there was no sample to tell.
         used: list = [None] * len(samples.variables)
-        separate = self.gives_statistics and aggregation.needs_norms
+        separate = self.gives_statistics and weighs(aggregation)
         groups = aggregation.groups(samples.variables)
 
         def add(i, sums, plain):
@@ -113,7 +118,7 @@ class PerSample(GradientMode):
                 weights = part.padded.weights(weights)
             weighted = [
                 _times(g, weight_of(weights, groups, k)[0])
-                if aggregation.needs_norms
+                if weighs(aggregation)
                 else g
                 for k, g in enumerate(contributions)
             ]

@@ -10,11 +10,14 @@ from keras_pergrad.aggregation import (
     aggregations,
     is_finite,
     of_samples,
+    weighs,
     weight_of,
 )
+from keras_pergrad.common import refusal_messages
 from keras_pergrad.common.registry import serialize
 from keras_pergrad.factors import SampleGradients, together
 from keras_pergrad.factors.sample_gradients import select
+from keras_pergrad.keras_internals import replicas
 from keras_pergrad.keras_internals.losses import noting_losses
 from keras_pergrad.modes.base import GradientMode, PartialSums, gradient_modes
 from keras_pergrad.modes.step_reading import readings
@@ -66,10 +69,12 @@ class Vectorized(GradientMode):
 
     def partial_sums(self, model, part):
         y_pred, factors = sample_gradients(model, part)
-        if not part.aggregation.needs_norms:
+        if not weighs(part.aggregation):
             sums, norms = self._mean(factors, part.n)
             read = self._readings(model, part, y_pred, factors, sums)
             return PartialSums(y_pred, sums, norms, readings=read)
+        if part.aggregation.needs == "gramian":
+            return self._by_gramian(model, y_pred, factors, part)
         groups = part.aggregation.groups(model.trainable_variables)
         # Small factors lie side by side where one norm is over all of them.
         apart, single = list, factors
@@ -91,6 +96,32 @@ class Vectorized(GradientMode):
         if not part.is_whole:
             return None
         return readings(self.readers, model, part, y_pred, factors, sums)
+
+    def require(self, model):
+        if self.aggregation.needs == "gramian" and replicas.several():
+            count = tf.distribute.get_strategy().num_replicas_in_sync
+            text = refusal_messages.of_all_replicas(self.aggregation, count)
+            raise ValueError(text)
+
+    def _by_gramian(self, model, y_pred, factors, part):
+        """Return the sums with weights by the inner products of all samples."""
+        single = factors
+        factors, apart = together(factors)
+        known = [f for f in factors if f is not None]
+        products = [f.gram() for f in known]
+        gramian = added(products, part.n)
+        weights, finite = part.aggregation.mean_weights(gramian)
+        # Before samples that are not finite are blanked.
+        read = self._readings(model, part, y_pred, single)
+        select(known, finite)
+        sums = apart([f and f.weighted_sum(weights) for f in factors])
+        norms = tf.sqrt(tf.linalg.diag_part(gramian))
+        logged = part.aggregation.gramian_statistics(gramian)
+        squares = None
+        if self.gives_statistics:
+            squares = [f.squared_norm_of_sum() for f in known]
+        more = {"squared_sums": squares, "statistics": logged}
+        return PartialSums(y_pred, sums, norms, readings=read, **more)
 
     def _mean(self, factors, n):
         """Return the plain sums, and the norms where statistics need them."""
@@ -191,8 +222,7 @@ def sample_norms(factors, n, groups=None):
     """Return the samples' norms, (n,), or over each group, (n, groups)."""
     squares = [f and f.squared_norms() for f in factors]
     known = [s for s in squares if s is not None]
-    wide = any(s.dtype == tf.float64 for s in known)
-    dtype = tf.float64 if wide else tf.float32
+    dtype = norm_type(known)
     squares = [None if s is None else tf.cast(s, dtype) for s in squares]
     if groups is None:
         total = tf.add_n([s for s in squares if s is not None])
@@ -207,6 +237,19 @@ def sample_norms(factors, n, groups=None):
         ]
         total = tf.stack(parts, 1)
     return tf.cast(n, dtype) * tf.sqrt(total)
+
+
+def added(products, n):
+    """Return the Gramian of gradients, (n, n), from those of contributions."""
+    dtype = norm_type(products)
+    total = tf.add_n([tf.cast(product, dtype) for product in products])
+    return total * tf.square(tf.cast(n, dtype))
+
+
+def norm_type(tensors):
+    """Return float64 where one of them is, else float32."""
+    wide = any(t.dtype == tf.float64 for t in tensors)
+    return tf.float64 if wide else tf.float32
 
 
 gradient_modes.register("vectorized", Vectorized)

@@ -93,6 +93,7 @@ class WeightedSums(MicrobatchSums):
             self.kinds = [_require_mean(kind) for kind in self.kinds]
         self.mode, self.aggregation = mode, aggregation
         self._denominators: Any = []
+        self._group = "batch" if self.alone else loss_fractions.ROWS
 
     def denominators(self, x, y, sample_weight):
         """Return those of a microbatch, which add up; nothing is assigned."""
@@ -144,9 +145,12 @@ class WeightedSums(MicrobatchSums):
         def loss(y_pred, added):
             terms = self.evaluate(x, y, y_pred, sample_weight)
             noted.append((terms, added))
-            return self._target(terms, added, rows)
+            return self.targets(terms, added, rows)[self._group]
 
-        weights = self._added(1 / self.rows)
+        weights = [
+            self.added_by(kind, 1 / self.rows)[self._group]
+            for kind in self.kinds
+        ]
         known = self.rows, self.scale, self.aggregation, loss, weights
         part = PartOfBatch(self.model, x, y, sample_weight, *known)
         sums = self.mode.partial_sums(self.model, part)
@@ -157,37 +161,27 @@ class WeightedSums(MicrobatchSums):
             norms = tf.scatter_nd(tf.expand_dims(index, 1), norms, shape)
             norms.set_shape([None, *groups])
         metrics = self.update_metrics(x, y, sums.y_pred, sample_weight)
-        (terms, added), key = noted[0], "batch" if self.alone else "rows"
+        terms, added = noted[0]
         return {
-            "gradients": {key: sums.gradients},
+            "gradients": {self._group: sums.gradients},
             "metrics": metrics,
             "norms": norms,
             "plain": sums.plain,
             **self.parts_of_loss(terms, added, rows),
         }
 
-    def _target(self, terms, added, rows):
-        """Return the microbatch's part in the loss of the whole batch."""
-        values = []
-        for k, term in enumerate(terms):
-            value = self.fixed(term.numerator, k)
-            if term.kind == loss_fractions.DATA:
-                below = tf.cast(self._denominators[k], self.dtype)
-                below += term.mask_epsilon
-                value = tf.math.divide_no_nan(value, below)
-            values.append(times(value, term.loss_weight))
-        weights = self._added(rows / self.rows)
-        for loss, weight in zip(added, weights, strict=True):
-            values.append(tf.cast(tf.reduce_sum(loss), self.dtype) * weight)
-        return tf.add_n(values)
+    def target(self, term, k, rows):
+        value = self.fixed(term.numerator, k)
+        if term.kind == loss_fractions.DATA:
+            below = tf.cast(self._denominators[k], self.dtype)
+            value = tf.math.divide_no_nan(value, below + term.mask_epsilon)
+        return self._group, value
 
-    def _added(self, share):
-        """Return the factors of `add_loss` terms of this share of the batch."""
+    def added_by(self, kind, share):
         # The part of a sum in a mean over later samples is not known. XLA
         # drops the assertion that there is no sum, but XLA does not drop NaN.
-        whole = 1.0 if self.alone else float("nan")
-        whole = whole * tf.ones_like(share)
-        return [by_kind(kind, whole, share) for kind in self.kinds]
+        whole = tf.ones_like(share) * (1.0 if self.alone else float("nan"))
+        return {self._group: by_kind(kind, whole, share)}
 
 
 def _require_mean(kind):

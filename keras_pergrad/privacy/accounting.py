@@ -37,10 +37,10 @@ def relation_of(phases):
     return relations.pop() if relations else ADD_OR_REMOVE
 
 
-def event_of(mechanism, steps, first=0):
-    """Return the `DpEvent` of some steps, after the first ones of the phase."""
+def event_of(mechanism, steps):
+    """Return the `DpEvent` of the first steps of a phase."""
     dp, selection = library(), mechanism.selection
-    counts = selection.noises(mechanism, first, steps)
+    counts = selection.noises(mechanism, steps)
     return dp.ComposedDpEvent(
         [
             dp.SelfComposedDpEvent(selection.event(mechanism, noise), count)

@@ -18,7 +18,6 @@ from keras_pergrad.privacy.ledger import Ledger
 from keras_pergrad.privacy.lower_bound import epsilon_lower_bound
 from keras_pergrad.privacy.training import PrivateTraining
 
-SCORES = ("loss", "gradient")
 #: Fractions of the canaries to guess, fixed beforehand; each has a cost.
 _FRACTIONS = (0.25, 0.5, 1.0)
 

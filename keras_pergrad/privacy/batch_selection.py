@@ -37,9 +37,9 @@ class BatchSelection:
     def require_parts(self, mechanism, parts):
         """Refuse so many workers where the numbers do not allow them."""
 
-    def noises(self, mechanism, first, steps):
-        """Count the noise multipliers that hide an example in some steps."""
-        return collections.Counter(mechanism.noise(first, steps))
+    def noises(self, mechanism, steps):
+        """Count the noise multipliers that hide an example in so many steps."""
+        return collections.Counter(mechanism.noise(0, steps))
 
     def event(self, mechanism, noise):
         """Return the `DpEvent` of what one of these does."""
@@ -125,7 +125,7 @@ class Shuffled(BatchSelection):
         first, last = np.round(edges[place : place + 2]).astype(int)
         return random(epoch).permutation(total)[first:last]
 
-    def noises(self, mechanism, first, steps):
+    def noises(self, mechanism, steps):
         # In an epoch every example is in one batch: only the noise of that
         # batch hides it. Whole epochs count, by the least noise in each.
         length = mechanism.steps_per_epoch

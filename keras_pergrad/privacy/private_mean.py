@@ -48,8 +48,8 @@ class PrivateMean(Aggregation):
         return self.clipping.noise_multiplier
 
     @property
-    def needs_norms(self):
-        return self.clipping.needs_norms
+    def needs(self):
+        return self.clipping.needs
 
     def groups(self, variables):
         return self.clipping.groups(variables)

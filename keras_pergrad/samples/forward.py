@@ -5,7 +5,6 @@ of the user) are called through this rule. They are always restored afterwards.
 """
 
 import contextlib
-import dataclasses
 import functools
 import inspect
 
@@ -17,25 +16,7 @@ from keras_pergrad.keras_internals.model_parts import layers_of, takes_training
 from keras_pergrad.keras_internals.tracing import functions_in_line
 from keras_pergrad.keras_internals.xla import in_xla
 from keras_pergrad.samples.layer_rules.rule_registry import find_rule
-
-
-@dataclasses.dataclass
-class RuleCall:
-    """One call of a layer that its rule serves.
-
-    Attributes:
-        layer: the layer.
-        rule: its `Rule`.
-        ops: the ops that were created in the call, a tuple.
-        inputs: what the rule needs besides the gradients.
-        watched: the tensors whose gradients it needs.
-    """
-
-    layer: keras.layers.Layer
-    rule: object
-    ops: tuple
-    inputs: object
-    watched: list
+from keras_pergrad.samples.rule_calls import RuleCall
 
 
 class Forward:

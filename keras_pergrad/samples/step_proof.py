@@ -2,22 +2,15 @@
 
 import dataclasses
 
-import keras
 import tensorflow as tf
 
-from keras_pergrad.keras_internals.model_parts import layers_of
 from keras_pergrad.samples import messages
 from keras_pergrad.samples.layout import Layout
 from keras_pergrad.samples.op_origin import OpOrigin
-from keras_pergrad.samples.own_gradients import is_linear, own_gradients
+from keras_pergrad.samples.own_gradients import own_gradients
+from keras_pergrad.samples.step_refusals import StepRefusals
 from keras_pergrad.samples.types.step_types import ShapesUnknown, StepTypes
-from keras_pergrad.samples.types.tensor_types import (
-    At,
-    Divisor,
-    Free,
-    Mixed,
-    Total,
-)
+from keras_pergrad.samples.types.tensor_types import At, Free, Mixed, Total
 
 #: Ops that may repeat a weight for each sample.
 _REPEAT = {"BroadcastTo", "Tile"}
@@ -85,6 +78,9 @@ class StepProof:
 
     Attributes:
         types: the `StepTypes`.
+        at: the `UseTypes` of each candidate.
+        own: the gradients of weights that layers define themselves.
+        origin: the `OpOrigin` of the step's ops.
         refusals: a list of (layer or None, error).
     """
 
@@ -102,8 +98,8 @@ class StepProof:
             wanted += [d for d in deltas if d is not None]
         for call in traced.calls:
             wanted += self._taken(call)
-        self._own = own_gradients(uses.candidates, at_ops, traced.graph)
-        for own in self._own:
+        self.own = own_gradients(uses.candidates, at_ops, traced.graph)
+        for own in self.own:
             wanted += own.gradients
         wanted += others
         self.origin = OpOrigin(traced.model, traced.loss_ops, traced.scopes)
@@ -115,7 +111,7 @@ class StepProof:
                 traced.variables,
                 wanted,
                 traced.operations,
-                self._is_vouched,
+                self.is_vouched,
                 self._is_alone,
             )
         except ShapesUnknown as error:
@@ -125,13 +121,17 @@ class StepProof:
             self._at(one, deltas)
             for one, deltas in zip(uses.candidates, at_ops)
         ]
-        self.refusals = list(self._refused())
+        self.refusals = list(StepRefusals(self, traced, uses))
 
     def _is_alone(self, name):
         """Whether an op is of a layer that treats each sample by itself."""
         return isinstance(self.origin.layer(name), messages.EACH_ALONE)
 
-    def _is_vouched(self, op, name):
+    def takes_as_batch(self, layer):
+        """Whether a layer may take statistics of the batch."""
+        return isinstance(layer, self._as_batches)
+
+    def is_vouched(self, op, name):
         """Whether the user, or the mode, takes an op as it is."""
         if self._is_alone(name):
             return True
@@ -143,7 +143,7 @@ class StepProof:
             names += [t.op.name for t in op.inputs]
         for one in names:
             layer = self.origin.layer(one)
-            if self._as_batches and isinstance(layer, self._as_batches):
+            if self.takes_as_batch(layer):
                 return True
             if any(
                 self._vouched.issuperset(n) for n in self.origin.around(one)
@@ -195,6 +195,17 @@ class StepProof:
             )
         return layouts
 
+    def types_at_rules(self):
+        """Return the types of what the rules of layers watch or take."""
+        return [
+            *(
+                [self.of(t), self.of(delta)]
+                for t, delta in self._watched
+                if delta is not None
+            ),
+            *([self.of(t) for t in self._taken(c)] for c in self._traced.calls),
+        ]
+
     def _at(self, one, deltas):
         single = self.types.number in (0, 1) and one.op.type not in _REPEAT
         if not one.by_value and single:
@@ -213,107 +224,3 @@ class StepProof:
             tuple(None if d is None else self.of(d) for d in deltas),
             self.types.fixed,
         )
-
-    def _refused(self):
-        """Yield (layer, error) for what cannot be served, the first first."""
-        layers = layers_of(self._traced.model)
-        for layer in layers if self._traced.training else ():
-            if isinstance(layer, messages.MIX_BY_CHANCE) and not (
-                isinstance(layer, self._as_batches or ())
-            ):
-                yield layer, ValueError(messages.mixes_by_chance(layer))
-        told = set()
-        for one, at in zip(self._uses.candidates, self.at):
-            if not one.by_value and not at.has_samples:
-                continue
-            pairs = [
-                (o, d) for o, d in zip(at.outputs, at.deltas) if d is not None
-            ]
-            if not pairs:
-                continue
-            kinds = [*at.inputs.values()]
-            for output, delta in pairs:
-                kinds += [output, delta]
-            bad = next((k for k in kinds if isinstance(k, Mixed)), None)
-            if bad is not None:
-                if bad not in told:
-                    told.add(bad)
-                    layer, error = self.origin.refusal(bad)
-                    yield layer, error
-                    yield from self._like(layer, bad)
-                continue
-            yield from self._misplaced(one, pairs)
-        yield from self._own_refused(told)
-        kinds = [
-            [self.of(t), self.of(delta)]
-            for t, delta in self._watched
-            if delta is not None
-        ]
-        for call in self._traced.calls:
-            kinds.append([self.of(t) for t in self._taken(call)])
-        for pair in kinds:
-            for kind in pair:
-                if isinstance(kind, Mixed) and kind not in told:
-                    told.add(kind)
-                    yield self.origin.refusal(kind)
-
-    def _own_refused(self, told):
-        """Refuse own gradients of weights that are no sum over samples."""
-        if self.types.number in (0, 1):
-            return
-        for own in self._own:
-            op = own.candidate.op
-            if self._is_vouched(op, op.name):
-                continue
-            kinds = [self.of(t) for t in own.gradients]
-            bad = next((k for k in kinds if isinstance(k, Mixed)), None)
-            if bad is not None and bad not in told:
-                told.add(bad)
-                yield self.origin.refusal(bad)
-            if bad is None and own.gradients:
-                kinds = self.types.linear(own.gradients, own.given)
-                if not all(map(is_linear, kinds, own.gradients)):
-                    layer = self.origin.layer(op.name)
-                    yield layer, ValueError(messages.own_gradient(layer, op))
-
-    def _like(self, layer, bad):
-        """Refuse all other layers that are known to mix: all is mixed there."""
-        kind = keras.layers.BatchNormalization
-        if not isinstance(layer, kind):
-            return
-        model = self._traced.model
-        for other in layers_of(model):
-            mixes = isinstance(other, kind) and other.trainable
-            if mixes and other is not layer:
-                yield other, ValueError(messages.mixes(model, other, bad))
-
-    def _misplaced(self, one, pairs):
-        """Refuse a use where the samples are no longer apart."""
-        layer = self.origin.layer(one.op.name)
-        if self._as_batches and isinstance(layer, self._as_batches):
-            return
-        if self.types.number in (0, 1):
-            # There is no other sample.
-            return
-        for output, delta in pairs:
-            if isinstance(output, (Total, Divisor)):
-                yield (
-                    None,
-                    ValueError(
-                        messages.no_samples(
-                            one, self._uses, self._traced.variables
-                        )
-                    ),
-                )
-                return
-            lies = isinstance(delta, At) and isinstance(output, At)
-            if isinstance(delta, Total) or (
-                lies and delta.place != output.place
-            ):
-                yield (
-                    layer,
-                    ValueError(
-                        messages.loss_couples(self._traced.model, one.op)
-                    ),
-                )
-                return

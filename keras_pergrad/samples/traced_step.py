@@ -6,7 +6,6 @@ the outputs of these ops. The ops' rules make factors of these gradients.
 """
 
 import contextlib
-import math
 
 import tensorflow as tf
 
@@ -14,15 +13,14 @@ from keras_pergrad.factors import join, widened
 from keras_pergrad.keras_internals.batches import first_tensor, sample_count
 from keras_pergrad.keras_internals.losses import total_loss
 from keras_pergrad.keras_internals.penalties import without_gradients
-from keras_pergrad.samples import messages, weight_paths
+from keras_pergrad.samples import weight_paths
 from keras_pergrad.samples.forward import Forward
-from keras_pergrad.samples.layout import sizes_of
 from keras_pergrad.samples.op_origin import noting_scopes
-from keras_pergrad.samples.op_rules import factor_of
+from keras_pergrad.samples.op_rules import Use, factor_of
+from keras_pergrad.samples.rule_calls import factors_of
 from keras_pergrad.samples.step_proof import StepProof
 from keras_pergrad.samples.use_search import CandidateUses
 from keras_pergrad.samples.weight_parts import merged
-from keras_pergrad.samples.weight_use import Use, require_whole_rule, unscaled
 
 
 class TracedStep:
@@ -137,7 +135,7 @@ class TracedStep:
         for k, factor, _ in self.parts(loss, scale):
             by_variable[k].append(factor)
         return [
-            widened(join(merged(parts)), v.value.dtype) if parts else None
+            widened(_joined(parts), v.value.dtype) if parts else None
             for v, parts in zip(self.variables, by_variable)
         ]
 
@@ -157,7 +155,9 @@ class TracedStep:
         for call in self.calls:
             deltas = [next(at_rules) for _ in call.watched]
             layouts = proof.watched_layouts(call)
-            yield from self._by_layer(call, deltas, layouts, n, scale, uses)
+            given = self, deltas, layouts, n, scale, uses
+            for k, factor in factors_of(call, *given):
+                yield k, factor, call
         for candidate, seen in proof.choose_uses():
             deltas = at_ops[id(candidate)]
             if all(d is None for d in deltas):
@@ -173,43 +173,12 @@ class TracedStep:
             if not use.alive(input_index):
                 continue
             factor, group = factor_of(use, input_index), []
+            direct = use.is_variable(input_index)
             for k in use.variables_in(input_index):
-                pulled = weight_paths.to_variable(
-                    factor, use, input_index, k, group
-                )
+                given = factor, use, input_index, k, group
+                pulled = factor if direct else weight_paths.to_variable(*given)
                 if pulled is not None:
                     yield k, pulled, use
-
-    def _by_layer(self, call, deltas, layouts, n, scale, uses):
-        if all(d is None for d in deltas):
-            return
-        dtype = call.layer.variable_dtype
-        deltas = [
-            unscaled(tf.zeros_like(t) if d is None else d, dtype, scale)
-            for t, d in zip(call.watched, deltas)
-        ]
-        inputs = tf.nest.map_structure(lambda t: _cast(t, dtype), call.inputs)
-        others = set(layouts)
-        layout = others.pop()
-        if layout is None or not layout.leads:
-            merged = layout is not None and not layout.axis
-            if others or not merged or not call.rule.by_position:
-                error = ValueError(messages.misplaced(call.layer))
-                self.refuse(call.layer, error)
-                return
-            inputs, deltas = tf.nest.map_structure(
-                lambda t: _beside(t, layout, n), (inputs, deltas)
-            )
-        known = {id(v): k for k, v in enumerate(self.variables)}
-        served = set()
-        for variable, factor in call.rule.gradients(
-            call.layer, inputs, deltas[0] if len(deltas) == 1 else deltas
-        ):
-            k = known.get(id(variable))
-            if k is not None:
-                served.add(k)
-                yield k, factor, call
-        require_whole_rule(call, served, uses, self.variables)
 
 
 def sum_of_outputs(model, x, y, y_pred, sample_weight, training):
@@ -224,29 +193,11 @@ def sum_of_outputs(model, x, y, y_pred, sample_weight, training):
     )
 
 
+def _joined(parts):
+    """Return the factor of a variable's only use, or of all its uses."""
+    return parts[0] if len(parts) == 1 else join(merged(parts))
+
+
 def _raise(layer, error):
     del layer
     raise error
-
-
-def _cast(tensor, dtype):
-    if tf.is_tensor(tensor) and tensor.dtype.is_floating:
-        return tf.cast(tensor, dtype)
-    return tensor
-
-
-def _beside(tensor, layout, n):
-    """Return (n · positions, T, …) as (n, positions · T, …)."""
-    if not tf.is_tensor(tensor):
-        return tensor
-    first = layout.first(tensor, n)
-    added, rest = layout.added, sizes_of(first)[2 + layout.added :]
-    positions = sizes_of(first)[1 : 2 + added]
-    if all(isinstance(size, int) for size in positions):
-        count = math.prod(positions)
-    else:
-        count = tf.reduce_prod(tf.stack(positions))
-    merged = tf.reshape(first, [n, count, *rest])
-    known = count if isinstance(count, int) else None
-    merged.set_shape([None, known, *tensor.shape[2:]])
-    return merged

@@ -35,8 +35,6 @@ def to_variable(factor, use, input_index, k, group=None):
     gradient flows.
     """
     tensor = use.op.inputs[input_index]
-    if use.uses.is_handle(tensor):
-        return factor
     ops = _line(tensor, use.uses, k)
     if ops is None or any(op.outputs[j].dtype.is_complex for op, _, j in ops):
         # All ops between tensor and variable, for each sample.

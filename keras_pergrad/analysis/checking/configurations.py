@@ -2,6 +2,7 @@
 
 import math
 
+from keras_pergrad.aggregation import weighs
 from keras_pergrad.analysis.checking import execution
 from keras_pergrad.common.devices import accelerators
 from keras_pergrad.common.devices import chosen as device_names
@@ -39,9 +40,9 @@ def _label(mode):
         label += f" by {mode.microbatch_size}"
         if type(mode.inner).__name__ != "Batch":
             return f"{label}, {_label(mode.inner)}"
-    weighs = aggregation(mode)
-    if weighs is not None:
-        label += f", {type(weighs).__name__}"
+    weighing = aggregation(mode)
+    if weighing is not None:
+        label += f", {type(weighing).__name__}"
     return label
 
 
@@ -61,5 +62,4 @@ def exists(device, setting, model):
 
 def aggregation(mode):
     """Return what weighs the samples, None for the mean."""
-    weighs = mode.aggregation
-    return weighs if weighs is not None and weighs.needs_norms else None
+    return mode.aggregation if weighs(mode.aggregation) else None

@@ -21,15 +21,12 @@ class Scan:
 
     Args:
         length: the number of steps, an integer or a scalar tensor.
-        unroll: True or False; default: by length and surroundings.
     """
 
-    def __init__(self, length, unroll=None):
-        static = isinstance(length, int)
-        if unroll is None:
-            unroll = static and length <= UNROLLED_STEPS and not in_xla()
+    def __init__(self, length):
+        short = isinstance(length, int) and length <= UNROLLED_STEPS
         self.length = length
-        self.unroll = (static and unroll) or tf.executing_eagerly()
+        self.unroll = tf.executing_eagerly() or (short and not in_xla())
 
     def split(self, tensor):
         """Return a tensor (n, t, ...) as a sequence."""

@@ -159,14 +159,11 @@ def gradients_of(
     _build(owner, loss_fn, batch, return_outputs)
     if variables is None:
         variables = owner.trainable_variables
+    parts = keras.tree.flatten(variables)
     variables = [
         variable
-        for part in keras.tree.flatten(variables)
-        for variable in (
-            part.trainable_variables
-            if isinstance(part, keras.layers.Layer)
-            else [part]
-        )
+        for part in parts
+        for variable in getattr(part, "trainable_variables", [part])
     ]
     if not variables:
         raise ValueError(

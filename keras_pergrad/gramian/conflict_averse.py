@@ -1,0 +1,133 @@
+"""Near the mean, what improves the worst loss most: CAGrad."""
+
+import tensorflow as tf
+
+from keras_pergrad.aggregation import aggregations
+from keras_pergrad.gramian.gramian_aggregation import GramianAggregation
+from keras_pergrad.gramian.normalized import definite, normalized
+from keras_pergrad.gramian.pivoting import complementary
+from keras_pergrad.gramian.preference import weights_of
+from keras_pergrad.gramian.solved import require_solved
+from keras_pergrad.gramian.systems import solve
+from keras_pergrad.gramian.upgrad import at_least_zero
+
+#: How many times the multiplier of Σ w = 1 is found anew, at most.
+MOST = 60
+#: When the length that it gives counts as the one that it should give.
+CLOSE = 1e-12
+
+
+class CAGrad(GramianAggregation):
+    """Within a ball around the mean, the best for the loss that gains least.
+
+    ```
+    g = argmax_d min_i ⟨g_i, d⟩,   ‖d - ḡ‖ ≤ c ‖ḡ‖
+    ```
+
+    ḡ is the mean of the rows. Liu et al., "Conflict-averse gradient descent",
+    arXiv 2110.14048, algorithm 1, without its division by 1 + c², as TorchJD.
+    c = 0 is the mean; for c ≥ 1 no loss gets worse by a small enough step.
+
+    By name `"cagrad"`, with c = 0.5.
+
+    Args:
+        c: the radius of the ball, in lengths of the mean.
+        norm_eps: with the Gramian divided by its trace, the length of the
+            convex combination that the dual of the program finds, below which
+            all weights are 0: nothing improves every loss. Also the trace
+            below which this is so.
+
+    The dual, min_w ⟨ḡ, g_w⟩ + c ‖ḡ‖ ‖g_w‖ over convex combinations g_w, is
+    solved to rounding, in the graph: for each value of the multiplier of Σ w =
+    1 it is a linear complementarity problem, and the value is found by its
+    root on the part where it is smooth, else by bisection. Eigenvalues of the
+    Gramian below 1e-9 of its trace (1.2e-7 in float32) count as that.
+
+    Raises:
+        ValueError: an argument is out of range.
+        InvalidArgumentError: the program was not solved, as in `UPGrad`.
+
+    Example:
+
+    >>> import tensorflow as tf
+    >>> import keras_pergrad as kpg
+    >>> gramian = tf.constant([[1.0, -1.0], [-1.0, 4.0]], tf.float64)
+    >>> kpg.CAGrad(c=1.0).gramian_weights(gramian).numpy().round(3)
+    array([1.158, 0.602])
+    """
+
+    def __init__(self, c: float = 0.5, *, norm_eps: float = 1e-4):
+        self.c = at_least_zero("c", c)
+        self.norm_eps = at_least_zero("norm_eps", norm_eps)
+
+    def gramian_weights(self, gramian, present=None):
+        mean = weights_of(None, gramian, present)
+        scaled = normalized(gramian, self.norm_eps)
+        found, solved = _found(definite(scaled), mean, present, self.c)
+        scaled = tf.cast(scaled, tf.float64)
+        products = tf.linalg.matvec(scaled, found)
+        length = tf.sqrt(tf.maximum(tf.tensordot(found, products, 1), 0))
+        total = tf.reduce_sum(found)
+        # ‖g_w‖ of the convex combination w = found / total.
+        improves = length >= self.norm_eps * total
+        if not self.c:
+            improves, solved = tf.linalg.trace(scaled) > 0, True
+        weights = tf.where(improves, mean + found, tf.zeros_like(mean))
+        return require_solved(self, solved, weights)
+
+    def get_config(self):
+        return {"c": self.c, "norm_eps": self.norm_eps}
+
+
+def _found(matrix, mean, present, c):
+    """Return v ≥ 0 with ‖Σ v_i g_i‖ = c ‖ḡ‖, along the dual's solution."""
+    # The conditions are, with b_i = ⟨g_i, ḡ⟩ and a multiplier μ,
+    #     G v + b - μ ≥ 0,  v ≥ 0,  equality where v is positive.
+    # The length of v grows with μ; on a set of positive v it is the root of a
+    # square, A μ² - 2 B μ + C.
+    roots = tf.sqrt(tf.linalg.diag_part(matrix))
+    matrix = matrix / roots / roots[:, None]
+    ones, mean = 1 / roots, mean * roots
+    b = tf.linalg.matvec(matrix, mean)
+    size = tf.tensordot(mean, b, 1)
+    wanted = c * tf.sqrt(size)
+    allowed = None if present is None else present[None]
+    unit = tf.reduce_max(ones)
+
+    def length_of(v):
+        return tf.sqrt(tf.tensordot(v, tf.linalg.matvec(matrix, v), 1))
+
+    def go_on(k, low, high, mu, v, near):
+        return (k < MOST) & tf.logical_not(near)
+
+    def step(k, low, high, mu, v, near):
+        z, solved = complementary(matrix, (b - mu * ones)[None], allowed)
+        v = z[0]
+        length = length_of(v)
+        near = solved & (tf.abs(length - wanted) <= CLOSE * wanted)
+        low = tf.where(length < wanted, mu, low)
+        high = tf.where(length < wanted, high, mu)
+        slope = solve(matrix, (ones / unit)[None], z > 0)[0] * unit
+        at_zero = mu * slope - v
+        a = tf.tensordot(ones, slope, 1)
+        half = tf.tensordot(ones, at_zero, 1)
+        rest = tf.tensordot(b, at_zero, 1)
+        root = tf.sqrt(tf.maximum(half**2 - a * (rest - wanted**2), 0))
+        guess = tf.math.divide_no_nan(half + root, a)
+        inside = (guess > low) & (guess < high)
+        mu = tf.where(inside, guess, (low + high) / 2)
+        return k + 1, low, high, mu, v, near
+
+    places = tf.where(mean > 0, b / ones, b + _infinite(b))
+    low, high = tf.reduce_min(places), size * (1 + c)
+    state = 0, low, high, high, tf.zeros_like(b), wanted <= 0
+    *_, v, near = tf.while_loop(go_on, step, state, parallel_iterations=1)
+    return v / roots, near
+
+
+def _infinite(like):
+    """Return infinities of the shape and type of a tensor."""
+    return tf.fill(tf.shape(like), tf.constant(float("inf"), like.dtype))
+
+
+aggregations.register("cagrad", CAGrad)

@@ -1,0 +1,142 @@
+"""Each gradient without its part against the others: PCGrad."""
+
+import copy
+
+import tensorflow as tf
+
+from keras_pergrad.aggregation import aggregations
+from keras_pergrad.common.arguments import seed_or_none
+from keras_pergrad.gramian.gramian_aggregation import GramianAggregation
+from keras_pergrad.keras_internals.aggregation_state import AggregationState
+
+STEPS = "steps"
+
+
+class PCGrad(GramianAggregation):
+    """Each gradient is projected on the normal planes of the others.
+
+    ```
+    for each i:   d = g_i
+                  for j ≠ i in random order:
+                      if ⟨d, g_j⟩ < 0:   d = d - g_j ⟨d, g_j⟩ / ‖g_j‖²
+                  d_i = d
+    g = Σ d_i     of rows that add up to the ordinary gradient
+    ```
+
+    Yu et al., "Gradient surgery for multi-task learning", arXiv 2001.06782,
+    algorithm 1. A later projection may bring back a conflict with an earlier
+    gradient. The weights are those of TorchJD: they add up the projections, so
+    that they are 1 each without conflicts. In a gradient mode the rows are
+    therefore the parts of the ordinary gradient (`adds_up`), and the result is
+    the mean of the projected gradients of the samples.
+
+    The order is drawn anew for each i and each update, from the seed and the
+    number of the update alone, so a run can be repeated, and goes on after a
+    restart as it would have. `gramian_weights` by itself takes the first
+    update's; `order(m)` tells it.
+
+    By name `"pcgrad"`.
+
+    Args:
+        seed: an integer.
+
+    Raises:
+        ValueError: the seed is no integer.
+
+    Example:
+
+    >>> import tensorflow as tf
+    >>> import keras_pergrad as kpg
+    >>> gramian = tf.constant([[1.0, -0.5], [-0.5, 1.0]], tf.float64)
+    >>> kpg.PCGrad().gramian_weights(gramian).numpy()
+    array([1.5, 1.5])
+    """
+
+    adds_up = True
+
+    def __init__(self, seed: int = 0):
+        self.seed = seed_or_none(seed)
+        if self.seed is None:
+            raise ValueError(
+                "`seed` must be an integer, from which the orders are drawn. "
+                "Received: seed=None"
+            )
+        self._step = 0
+
+    def make_state(self, before=None):
+        state = AggregationState(self.seed, **{STEPS: 0})
+        if isinstance(before, AggregationState):
+            state.go_on_from(before)
+        return state
+
+    def at(self, state):
+        if state is None:
+            return self
+        now = copy.copy(self)
+        now._step = tf.convert_to_tensor(getattr(state, STEPS))
+        return now
+
+    def finish(self, gradients, n, state=None):
+        if state is not None:
+            state.advance(STEPS)
+        return gradients
+
+    def order(self, m):
+        """Return for each row the order of all rows, (m, m) of int32."""
+        # XLA draws other numbers than TensorFlow does; these are the same.
+        drawn = tf.cast(tf.range(m * m), tf.uint64)
+        for number in (self._step, self.seed):
+            drawn = _mixed(drawn + _mixed(tf.cast(number, tf.uint64)))
+        drawn = tf.cast(tf.bitwise.right_shift(drawn, _number(11)), tf.int64)
+        return tf.argsort(tf.reshape(drawn, [m, m]), stable=True)
+
+    def gramian_weights(self, gramian, present=None):
+        gramian = tf.cast(gramian, tf.float64)
+        m = tf.shape(gramian)[0]
+        rows = tf.range(m)
+        order = tf.transpose(self.order(m))
+        lengths = tf.linalg.diag_part(gramian)
+
+        def step(k, products, weights):
+            others = tf.gather(order, k)
+            at = tf.stack([rows, others], 1)
+            against = tf.minimum(tf.gather_nd(products, at), 0)
+            against = tf.where(others == rows, 0 * against, against)
+            change = -tf.math.divide_no_nan(against, tf.gather(lengths, others))
+            products += change[:, None] * tf.gather(gramian, others)
+            weights = tf.tensor_scatter_nd_add(weights, at, change)
+            products.set_shape(gramian.shape)
+            return k + 1, products, weights
+
+        state = 0, gramian, tf.eye(m, dtype=gramian.dtype)
+        _, _, weights = tf.while_loop(
+            lambda k, *_: k < m, step, state, parallel_iterations=1
+        )
+        total = tf.reduce_sum(weights, 0)
+        if present is None:
+            return total
+        return tf.where(present, total, tf.zeros_like(total))
+
+    def get_config(self):
+        return {"seed": self.seed}
+
+
+def _mixed(numbers):
+    """Return other numbers of 64 bits, each from its own."""
+    # SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
+    mixed = numbers + _number(0x9E3779B97F4A7C15)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        mixed = tf.bitwise.bitwise_xor(
+            mixed, tf.bitwise.right_shift(mixed, _number(shift))
+        )
+        mixed *= _number(factor)
+    return tf.bitwise.bitwise_xor(
+        mixed, tf.bitwise.right_shift(mixed, _number(31))
+    )
+
+
+def _number(value):
+    return tf.constant(value, tf.uint64)
+
+
+aggregations.register("pcgrad", PCGrad)

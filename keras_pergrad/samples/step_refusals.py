@@ -1,0 +1,105 @@
+"""Refusals of what the proof of a step does not show."""
+
+import keras
+
+from keras_pergrad.keras_internals.model_parts import layers_of
+from keras_pergrad.samples import messages
+from keras_pergrad.samples.own_gradients import is_linear
+from keras_pergrad.samples.types.tensor_types import At, Divisor, Mixed, Total
+
+
+class StepRefusals:
+    """A `StepProof`, asked for what it does not prove."""
+
+    def __init__(self, proof, traced, uses):
+        self._proof, self._traced, self._uses = proof, traced, uses
+        self._told = set()
+
+    def __iter__(self):
+        """Yield (layer, error) for what cannot be served, the first first."""
+        yield from self._by_chance()
+        for one, at in zip(self._uses.candidates, self._proof.at):
+            if one.by_value or at.has_samples:
+                yield from self._of_use(one, at)
+        yield from self._own_gradients()
+        for kinds in self._proof.types_at_rules():
+            for kind in kinds:
+                if isinstance(kind, Mixed):
+                    yield from self._mixed(kind)
+
+    def _mixed(self, kind):
+        """Refuse what mixes, once; that a layer does so comes next."""
+        if kind not in self._told:
+            self._told.add(kind)
+            yield self._proof.origin.refusal(kind)
+
+    def _by_chance(self):
+        """Refuse layers that mix in some steps alone."""
+        layers = layers_of(self._traced.model)
+        for layer in layers if self._traced.training else ():
+            mixes = isinstance(layer, messages.MIX_BY_CHANCE)
+            if mixes and not self._proof.takes_as_batch(layer):
+                yield layer, ValueError(messages.mixes_by_chance(layer))
+
+    def _of_use(self, one, at):
+        """Refuse a use whose samples are mixed, or no longer apart."""
+        pairs = [(o, d) for o, d in zip(at.outputs, at.deltas) if d is not None]
+        if not pairs:
+            return
+        kinds = [*at.inputs.values(), *(k for pair in pairs for k in pair)]
+        bad = next((k for k in kinds if isinstance(k, Mixed)), None)
+        if bad is None:
+            yield from self._misplaced(one, pairs)
+            return
+        for layer, error in self._mixed(bad):
+            yield layer, error
+            yield from self._like(layer, bad)
+
+    def _like(self, layer, bad):
+        """Refuse all other layers that are known to mix: all is mixed there."""
+        kind = keras.layers.BatchNormalization
+        if not isinstance(layer, kind):
+            return
+        model = self._traced.model
+        for other in layers_of(model):
+            mixes = isinstance(other, kind) and other.trainable
+            if mixes and other is not layer:
+                yield other, ValueError(messages.mixes(model, other, bad))
+
+    def _own_gradients(self):
+        """Refuse own gradients of weights that are no sum over samples."""
+        proof = self._proof
+        if proof.types.number in (0, 1):
+            return
+        for own in proof.own:
+            op = own.candidate.op
+            if proof.is_vouched(op, op.name):
+                continue
+            kinds = [proof.of(t) for t in own.gradients]
+            bad = next((k for k in kinds if isinstance(k, Mixed)), None)
+            if bad is not None:
+                yield from self._mixed(bad)
+            elif own.gradients:
+                kinds = proof.types.linear(own.gradients, own.given)
+                if not all(map(is_linear, kinds, own.gradients)):
+                    layer = proof.origin.layer(op.name)
+                    yield layer, ValueError(messages.own_gradient(layer, op))
+
+    def _misplaced(self, one, pairs):
+        """Refuse a use where the samples are no longer apart."""
+        layer = self._proof.origin.layer(one.op.name)
+        # A single sample has no other.
+        single = self._proof.types.number in (0, 1)
+        if single or self._proof.takes_as_batch(layer):
+            return
+        variables, model = self._traced.variables, self._traced.model
+        for output, delta in pairs:
+            if isinstance(output, (Total, Divisor)):
+                text = messages.no_samples(one, self._uses, variables)
+                yield None, ValueError(text)
+                return
+            lies = isinstance(delta, At) and isinstance(output, At)
+            moved = lies and delta.place != output.place
+            if isinstance(delta, Total) or moved:
+                yield layer, ValueError(messages.loss_couples(model, one.op))
+                return
