@@ -87,6 +87,7 @@ if _typing.TYPE_CHECKING:
     from keras_pergrad.modes import (
         Accumulated,
         Batch,
+        ByTask,
         GradientMode,
         PerSample,
         Vectorized,
@@ -140,6 +141,7 @@ else:
             "modes": (
                 "Accumulated",
                 "Batch",
+                "ByTask",
                 "GradientMode",
                 "PerSample",
                 "Vectorized",
@@ -177,6 +179,7 @@ __all__ = [
     "AlignedMTL",
     "AutomaticClippedMean",
     "Batch",
+    "ByTask",
     "CAGrad",
     "ClippedMean",
     "GeometricMedian",
