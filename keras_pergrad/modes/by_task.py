@@ -192,14 +192,16 @@ def _groups(losses):
         return None
     if isinstance(losses, str) or not isinstance(losses, (Mapping, Sequence)):
         raise TypeError(task_messages.wrong_losses(losses))
-    if not isinstance(losses, Mapping):
-        if len(set(map(str, losses))) < len(losses):
-            raise ValueError(task_messages.wrong_losses(losses))
-        losses = {name: name for name in losses}
-    groups = {
-        name: (group,) if isinstance(group, str) else tuple(group)
-        for name, group in losses.items()
-    }
+    pairs = (
+        losses.items() if isinstance(losses, Mapping) else zip(losses, losses)
+    )
+    known = [
+        (name, tuple(group) if isinstance(group, (list, tuple)) else (group,))
+        for name, group in pairs
+    ]
+    groups = dict(known)
+    if len(groups) < len(known):
+        raise ValueError(task_messages.wrong_losses(losses))
     names = [name for group in groups.values() for name in group]
     if not all(isinstance(name, str) for name in (*groups, *names)):
         raise TypeError(task_messages.wrong_losses(losses))

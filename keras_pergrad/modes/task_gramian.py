@@ -41,10 +41,7 @@ def _gramian(column, dtype):
                 products[i, j] = tf.reduce_sum(a * b)
     rows = range(count)
     return tf.stack(
-        [
-            tf.stack([products[max(i, j), min(i, j)] for j in rows])
-            for i in rows
-        ]
+        [tf.stack([products[max(i, j), min(i, j)] for j in rows]) for i in rows]
     )
 
 
