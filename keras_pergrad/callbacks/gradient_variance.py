@@ -21,6 +21,11 @@ from keras_pergrad.analysis.measurement.gradient_logs import (
     set_apart,
 )
 from keras_pergrad.analysis.measurement.run_log import require_tags
+from keras_pergrad.analysis.measurement.task_conflicts import (
+    conflict_table,
+    with_tasks,
+)
+from keras_pergrad.analysis.measurement.task_meter import TaskMeter
 from keras_pergrad.callbacks import gradient_records
 from keras_pergrad.callbacks.gradient_advice import GradientAdvice
 from keras_pergrad.common.arguments import positive_integer
@@ -96,6 +101,11 @@ class GradientVariance(keras.callbacks.Callback):
         histograms: whether readings have histograms, of the mean gradient by
             variable and of the norms of the samples' gradients.
         progress_bar: names of instruments that the progress bar shows.
+        by_task: whether to measure how the gradients of the model's losses
+            agree on the probe, for a model with several. The logs then have
+            `gradient_task_conflicts`, the share of pairs of losses whose
+            gradients have a negative cosine over the weights that both use, and
+            `gradient_task_cosine_a_b` of each pair. `ByTask` trains by them.
         trackers: `kpg.trackers` that each reading is written to.
 
     Attributes:
@@ -108,6 +118,8 @@ class GradientVariance(keras.callbacks.Callback):
             `noise_scales`, `snrs` and `repeat_deviations` have one value per
             variable, in the order of `model.trainable_variables`.
         steps: the number of updates before each of them.
+        conflicts: with `by_task`, one `results.TaskConflicts` per measurement
+            of the last `fit`; `conflict_table()` says where tasks conflict.
         messages: what was printed.
         run_directory: where the last run was written, or None.
 
@@ -147,6 +159,7 @@ class GradientVariance(keras.callbacks.Callback):
         histograms: bool = False,
         progress_bar: str | Sequence[str] | None = None,
         trackers: Any = (),
+        by_task: bool = False,
     ):
         super().__init__()
         if every not in ("auto", "epoch"):
@@ -178,7 +191,8 @@ class GradientVariance(keras.callbacks.Callback):
                 f"source={source!r}"
             )
         self.histograms = bool(histograms)
-        self.readings, self.advice = [], []
+        self.readings, self.advice, self.conflicts = [], [], []
+        self.by_task, self._tasks = bool(by_task), None
         self._probe = None if probe is None else probes.as_batch(probe)
         self.every, self.repeats = every, repeats
         self.log_dir, self.run_name, self.tags = log_dir, run_name, tags
@@ -198,7 +212,7 @@ class GradientVariance(keras.callbacks.Callback):
         callback_list.go_before_readers(self, siblings)
         bar.leave_out(self, siblings, self._is_hidden)
         self.measurements, self.steps, self.messages = [], [], []
-        self.readings, self.advice = [], []
+        self.readings, self.advice, self.conflicts = [], [], []
         self.run_directory = self._meter = self._instruments = None
         self._batches_seen, self._explained = 0, False
         self._interval = self._steps_between()
@@ -286,6 +300,7 @@ class GradientVariance(keras.callbacks.Callback):
     def _begin(self, batch, epoch):
         """Do everything that may fail, before the first training step."""
         self._meter = probes.meter(self.model, batch, self._make_instruments)
+        self._tasks = TaskMeter(self.model, batch) if self.by_task else None
         self._explain()
         self._last_step = step = self._step()
         if self.instruments:
@@ -339,6 +354,9 @@ class GradientVariance(keras.callbacks.Callback):
             step, self._meter, self.repeats, logged
         )
         self._explain()
+        if self._tasks is not None:
+            self.conflicts.append(self._tasks.measure(step))
+            reading = with_tasks(reading, self.conflicts[-1])
         self.readings.append(reading)
         if self._advice is not None:
             self._advice.note(measured.loss)
@@ -354,7 +372,16 @@ class GradientVariance(keras.callbacks.Callback):
         if self._records is not None:
             self._records.close()
         self._records = self._advice = None
-        self._meter = self._instruments = None
+        self._meter = self._instruments = self._tasks = None
+
+    def conflict_table(self):
+        """Return how often, and in which layers, tasks conflicted, as text.
+
+        A row has a layer, two tasks, the share of the last `fit`'s measurements
+        in which the cosine of their gradients was negative, and the mean
+        cosine. With `by_task`; layers that conflict most often come first.
+        """
+        return conflict_table(self.conflicts)
 
     def _say(self, message):
         message = f"GradientVariance: {message}"

@@ -80,3 +80,11 @@ def nothing_shared(tasks):
         f"{tasks} use. Received: none, so that nothing can conflict. Make the "
         f"shared layers trainable, or {_BATCH}."
     )
+
+
+def none_to_measure(tasks):
+    return (
+        "GradientVariance(by_task=True) expected a model with at least two "
+        "compiled losses, whose gradients can conflict. Received: "
+        f"{len(tasks)}, {list(tasks)}. Leave by_task out."
+    )
