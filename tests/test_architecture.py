@@ -18,6 +18,7 @@ MAY_IMPORT = {
     "aggregation": {"common"},
     "logs": {"keras_internals"},
     "statistics": {"aggregation"},
+    "gramian": {"aggregation", "common", "keras_internals", "logs"},
     "clipping": {"aggregation", "common", "keras_internals", "logs"},
     "samples": {"common", "factors", "keras_internals"},
     "modes": {

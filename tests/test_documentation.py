@@ -43,6 +43,7 @@ OTHER_PAGES = [
     "docs/device_placement.md",
     "docs/gradient_health.md",
     "docs/gradient_variance.md",
+    "docs/gramian_aggregations.md",
     "docs/trackers.md",
     "docs/types.md",
 ]

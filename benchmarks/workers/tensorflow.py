@@ -33,6 +33,10 @@ def build(rival, model, task, batch, size=None):
         net = build_model(model, kpg.PerGradModel)
         mode = _clipped() if base == "ours" else _statistics()
         return _fit_step(net, model, data, bool(xla), gradient_mode=mode)
+    if base.startswith("gramian_"):
+        net = build_model(model, kpg.PerGradModel)
+        mode = kpg.Vectorized(base.removeprefix("gramian_"))
+        return _fit_step(net, model, data, bool(xla), gradient_mode=mode)
     if base == "ours_bare":
         return _bare_step(model, data)
     return tensorflow_peers.build(base, model, task, data, bool(xla))

@@ -2,6 +2,7 @@
 
 import tensorflow as tf
 
+from keras_pergrad.factors.equal_ids import products_of_all
 from keras_pergrad.factors.full import held_bytes
 from keras_pergrad.factors.sample_gradients import (
     SampleGradients,
@@ -112,7 +113,8 @@ class Rows(SampleGradients):
         return tf.reduce_sum(met * self.dz, [1, 2])
 
     def gram(self, other=None):
-        other = self if other is None else other
+        if other is None or other is self:
+            return products_of_all(self.ids, self.dz)
         if not isinstance(other, Rows) or self.whole != other.whole:
             return super().gram(other)
         if type(self).materialize is not type(other).materialize:

@@ -1,8 +1,8 @@
 """Aggregations whose weights follow from the Gramian of all gradients."""
 
 from keras_pergrad.gramian.aligned import AlignedMTL
-from keras_pergrad.gramian.base import GramianAggregation
 from keras_pergrad.gramian.conflict_averse import CAGrad
+from keras_pergrad.gramian.gramian_aggregation import GramianAggregation
 from keras_pergrad.gramian.impartial import IMTLG
 from keras_pergrad.gramian.krum import Krum
 from keras_pergrad.gramian.median import GeometricMedian

@@ -5,7 +5,7 @@ from typing import Literal
 import tensorflow as tf
 
 from keras_pergrad.aggregation import aggregations
-from keras_pergrad.gramian.base import GramianAggregation
+from keras_pergrad.gramian.gramian_aggregation import GramianAggregation
 from keras_pergrad.gramian.preference import preferences, weights_of
 from keras_pergrad.gramian.spectrum import Spectrum
 

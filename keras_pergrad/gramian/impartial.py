@@ -3,7 +3,7 @@
 import tensorflow as tf
 
 from keras_pergrad.aggregation import aggregations
-from keras_pergrad.gramian.base import GramianAggregation
+from keras_pergrad.gramian.gramian_aggregation import GramianAggregation
 from keras_pergrad.gramian.spectrum import Spectrum
 
 

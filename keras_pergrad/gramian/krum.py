@@ -6,8 +6,8 @@ import tensorflow as tf
 
 from keras_pergrad.aggregation import aggregations
 from keras_pergrad.common.arguments import positive_integer
-from keras_pergrad.gramian.base import GramianAggregation
 from keras_pergrad.gramian.distances import squared_distances
+from keras_pergrad.gramian.gramian_aggregation import GramianAggregation
 
 
 class Krum(GramianAggregation):

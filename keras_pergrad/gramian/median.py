@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from keras_pergrad.aggregation import aggregations
 from keras_pergrad.common.arguments import is_number, positive_integer
-from keras_pergrad.gramian.base import GramianAggregation
+from keras_pergrad.gramian.gramian_aggregation import GramianAggregation
 from keras_pergrad.gramian.preference import weights_of
 
 #: The steps end where no weight changes by more.

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from keras_pergrad.aggregation import aggregations
 from keras_pergrad.common.arguments import is_number, positive_integer
-from keras_pergrad.gramian.base import GramianAggregation
+from keras_pergrad.gramian.gramian_aggregation import GramianAggregation
 from keras_pergrad.gramian.normalized import definite, normalized
 from keras_pergrad.gramian.pivoting import complementary
 from keras_pergrad.gramian.preference import weights_of

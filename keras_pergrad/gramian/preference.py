@@ -1,4 +1,4 @@
-"""How much each row counts before an aggregation changes anything."""
+"""The weights of rows before an aggregation changes anything."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What happens where a program in the graph was not solved."""
+"""The end of a step whose program in the graph was not solved."""
 
 import tensorflow as tf
 

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from keras_pergrad.aggregation import aggregations
 from keras_pergrad.common.arguments import seed_or_none
-from keras_pergrad.gramian.base import GramianAggregation
+from keras_pergrad.gramian.gramian_aggregation import GramianAggregation
 from keras_pergrad.keras_internals.aggregation_state import AggregationState
 
 STEPS = "steps"
@@ -83,9 +83,12 @@ class PCGrad(GramianAggregation):
 
     def order(self, m):
         """Return for each row the order of all rows, (m, m) of int32."""
-        seed = tf.stack([tf.cast(n, tf.int64) for n in (self.seed, self._step)])
-        drawn = tf.random.stateless_uniform([m, m], seed)
-        return tf.argsort(drawn, stable=True)
+        # XLA draws other numbers than TensorFlow does; these are the same.
+        drawn = tf.cast(tf.range(m * m), tf.uint64)
+        for number in (self._step, self.seed):
+            drawn = _mixed(drawn + _mixed(tf.cast(number, tf.uint64)))
+        drawn = tf.cast(tf.bitwise.right_shift(drawn, _number(11)), tf.int64)
+        return tf.argsort(tf.reshape(drawn, [m, m]), stable=True)
 
     def gramian_weights(self, gramian, present=None):
         gramian = tf.cast(gramian, tf.float64)
@@ -102,6 +105,7 @@ class PCGrad(GramianAggregation):
             change = -tf.math.divide_no_nan(against, tf.gather(lengths, others))
             products += change[:, None] * tf.gather(gramian, others)
             weights = tf.tensor_scatter_nd_add(weights, at, change)
+            products.set_shape(gramian.shape)
             return k + 1, products, weights
 
         state = 0, gramian, tf.eye(m, dtype=gramian.dtype)
@@ -115,6 +119,24 @@ class PCGrad(GramianAggregation):
 
     def get_config(self):
         return {"seed": self.seed}
+
+
+def _mixed(numbers):
+    """Return other numbers of 64 bits, each from its own."""
+    # SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
+    mixed = numbers + _number(0x9E3779B97F4A7C15)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        mixed = tf.bitwise.bitwise_xor(
+            mixed, tf.bitwise.right_shift(mixed, _number(shift))
+        )
+        mixed *= _number(factor)
+    return tf.bitwise.bitwise_xor(
+        mixed, tf.bitwise.right_shift(mixed, _number(31))
+    )
+
+
+def _number(value):
+    return tf.constant(value, tf.uint64)
 
 
 aggregations.register("pcgrad", PCGrad)

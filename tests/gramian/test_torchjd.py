@@ -43,33 +43,48 @@ AGGREGATIONS = {
 }
 
 
-def _weights(aggregation, gramian, xla=False):
-    function = tf.function(
-        aggregation.gramian_weights, autograph=False, jit_compile=xla
+#: Equal rows may share their weights in any way.
+NOT_UNIQUE = "CAGrad", "MGDA", "Krum"
+
+
+def assert_close(found, expected, name):
+    limit = 1e-5 * max(np.abs(expected).max(), 1e-9)
+    np.testing.assert_allclose(found, expected, 0, limit, err_msg=name)
+
+
+def _function(aggregation, xla=False):
+    """Return the weights as a function, traced once for all sizes."""
+    spec = tf.TensorSpec([None, None], tf.float64)
+    return tf.function(
+        lambda gramian: aggregation.gramian_weights(gramian),
+        input_signature=[spec],
+        autograph=False,
+        jit_compile=xla,
     )
-    return function(tf.constant(gramian)).numpy()
 
 
 @pytest.mark.parametrize("xla", [False, True])
 @pytest.mark.parametrize("label", [*AGGREGATIONS, "PCGrad"])
 def test_weights_are_those_of_torchjd(label, xla):
     cases = 0
+    function = _function(AGGREGATIONS.get(label), xla)
     for name, (rows, unique) in MATRICES.items():
         if label not in RECORDED["weights"][name]:
             continue
-        if xla and name not in ("three", "classes", "equal"):
+        if xla and name not in ("three", "equal"):
             continue  # each is compiled anew
-        aggregation = AGGREGATIONS.get(label)
-        if aggregation is None:
-            aggregation = InOrder(RECORDED["orders"][name])
+        if label == "PCGrad":
+            function = _function(InOrder(RECORDED["orders"][name]), xla)
         expected = np.array(RECORDED["weights"][name][label])
-        found = _weights(aggregation, rows @ rows.T, xla)
-        if unique or not label.startswith("CAGrad"):
-            limit = 1e-5 * np.abs(expected).max()
-            np.testing.assert_allclose(found, expected, 0, limit, err_msg=name)
-        direction = expected @ rows
-        np.testing.assert_allclose(
-            found @ rows, direction, 0, 1e-5 * np.abs(direction).max()
-        )
+        gramian = rows @ rows.T
+        found = function(gramian).numpy()
+        if unique or not label.startswith(NOT_UNIQUE):
+            assert_close(found, expected, name)
+        if label.startswith("CAGrad") and not unique:
+            # Its solver is not sure there: ours is better for the worst.
+            least, theirs = ((gramian @ w).min() for w in (found, expected))
+            assert least >= theirs - 1e-9
+            continue
+        assert_close(found @ rows, expected @ rows, name)
         cases += 1
     assert cases >= 1

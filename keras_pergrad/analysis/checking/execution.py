@@ -11,6 +11,7 @@ import tensorflow as tf
 from keras_pergrad.common.devices import short_name
 from keras_pergrad.common.patching import attribute
 from keras_pergrad.keras_internals import draws, onednn
+from keras_pergrad.keras_internals.aggregation_state import AggregationState
 from keras_pergrad.keras_internals.graph_session import (
     GraphCopy,
     NotCopyable,
@@ -45,6 +46,10 @@ class TracedMode:
         # The mode's own: the model may be compiled with another, or be plain.
         aggregation = mode.aggregation
         self._state = aggregation and aggregation.make_state()
+        state = self._state
+        counted = isinstance(state, AggregationState)
+        kept = [getattr(state, name) for name in state.kept] if counted else []
+        self._kept = [(variable, np.asarray(variable)) for variable in kept]
         self._traced = trace_step(self._compute, data)
 
     @property
@@ -56,14 +61,21 @@ class TracedMode:
         """Return each repeat's gradients, and their median milliseconds."""
         runs, times = [], []
         how = self._compute, self.data, self._traced, device, setting, state
+        self._restart()
         with _runner(*how) as (make_ready, once):
             for _ in range(repeats + 1):
                 make_ready()
+                self._restart()
                 start = time.perf_counter()
                 arrays = once()
                 times.append(time.perf_counter() - start)
                 runs.append(self._by_variable(arrays))
         return runs[1:], sorted(times[1:])[repeats // 2] * 1e3
+
+    def _restart(self):
+        """Set the numbers that the aggregation keeps back to the first step."""
+        for variable, value in self._kept:
+            variable.assign(value)
 
     def _compute(self, data):
         data = tf.nest.map_structure(tf.convert_to_tensor, data)

@@ -166,6 +166,8 @@ def _by_loop(plain, values, x, aggregations, reference):
     whole = plain.forward(values, x)
     rows = len(tf.nest.flatten(x)[0])
     factors = _factors(plain, values, x, whole, rows)
+    together = [a is not None and a.needs == "gramian" for a in aggregations]
+    held = []
     totals: list = [[None] * len(plain.trainable) for _ in aggregations]
     sizes = [np.zeros(len(plain.trainable)) for _ in aggregations]
     for row in range(rows):
@@ -176,20 +178,45 @@ def _by_loop(plain, values, x, aggregations, reference):
         norm = rows * np.sqrt(sum(squares))
         if not np.isfinite(norm):
             raise Uncheckable(_NOT_FINITE.format(what=f"sample {row}"))
-        for total, size, aggregation in zip(totals, sizes, aggregations):
+        if any(together):
+            held.append(parts)
+        for k, aggregation in enumerate(aggregations):
+            if together[k]:
+                continue
             weights = np.ones(len(parts))
             if aggregation is not None:
                 weights = _weights(aggregation, plain.trainable, squares, rows)
-            for k, gradient in enumerate(parts):
-                if gradient is not None:
-                    part = weights[k] * gradient
-                    total[k] = part if total[k] is None else total[k] + part
-                    size[k] += np.max(np.abs(part), initial=0.0)
+            _add(totals[k], sizes[k], weights, parts)
+    for k, aggregation in enumerate(aggregations):
+        if together[k]:
+            for weight, parts in zip(_weights_of_all(aggregation, held), held):
+                _add(totals[k], sizes[k], [weight] * len(parts), parts)
     penalties = plain.penalties(values)
     return [
         (_finished(total, aggregation, penalties, rows), size)
         for total, size, aggregation in zip(totals, sizes, aggregations)
     ]
+
+
+def _add(total, size, weights, parts):
+    """Add a sample's weighted gradients, and how large they are."""
+    for k, gradient in enumerate(parts):
+        if gradient is not None:
+            part = weights[k] * gradient
+            total[k] = part if total[k] is None else total[k] + part
+            size[k] += np.max(np.abs(part), initial=0.0)
+
+
+def _weights_of_all(aggregation, held):
+    """Return the weight of each sample, by the inner products of all."""
+    aggregation = aggregation.at(aggregation.make_state())
+    flat = [
+        np.concatenate([g.ravel() for g in parts if g is not None])
+        for parts in held
+    ]
+    rows = len(held) * np.stack(flat)
+    weights, _ = aggregation.mean_weights(tf.constant(rows @ rows.T))
+    return weights.numpy()
 
 
 def _weights(aggregation, variables, squares, rows):
