@@ -1,4 +1,4 @@
-"""What `ByTask` says where it cannot train."""
+"""The refusals of `ByTask`, and of measurements by task."""
 
 _BATCH = "use gradient_mode='batch'"
 

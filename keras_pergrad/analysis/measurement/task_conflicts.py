@@ -1,4 +1,4 @@
-"""How the gradients of a model's tasks agree, over all and by layer."""
+"""The agreement of the gradients of a model's tasks, by layer."""
 
 import dataclasses
 import itertools
@@ -86,8 +86,7 @@ def conflict_table(measured):
         (layer, " and ".join(pair), np.mean(np.less(c, 0)), np.mean(c))
         for (layer, pair), c in cosines.items()
     ]
-    first, *others = rows or [None]
-    rows = [first, *sorted(others, key=lambda row: -row[2])] if rows else []
+    rows = rows[:1] + sorted(rows[1:], key=lambda row: -row[2])
     shown = [(a, b, f"{share:.0%}", f"{c:+.2f}") for a, b, share, c in rows]
     columns = ("layer", "tasks", "in conflict", "mean cosine")
     return "\n".join(as_text(columns, shown, columns[:2]))
