@@ -88,6 +88,7 @@ if _typing.TYPE_CHECKING:
     from keras_pergrad.modes import (
         Accumulated,
         Batch,
+        ByTask,
         GradientMode,
         PerSample,
         Vectorized,
@@ -142,6 +143,7 @@ else:
             "modes": (
                 "Accumulated",
                 "Batch",
+                "ByTask",
                 "GradientMode",
                 "PerSample",
                 "Vectorized",
@@ -179,6 +181,7 @@ __all__ = [
     "AlignedMTL",
     "AutomaticClippedMean",
     "Batch",
+    "ByTask",
     "CAGrad",
     "ClippedMean",
     "GeometricMedian",

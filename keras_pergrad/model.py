@@ -53,6 +53,7 @@ class PerGradModel(FitHooks, keras.Model):
     | `"per_sample"`, `PerSample(...)` | one pass per sample, in a loop |
     | `"vectorized"`, `Vectorized(...)` | one pass, by ops and their rules |
     | `"accumulated"`, `Accumulated(...)` | the batch in microbatches |
+    | `"by_task"`, `ByTask(...)` | one gradient for each loss, aggregated |
 
     The mean of the per-sample gradients is the ordinary gradient of the Keras
     loss, with sample weights, class weights, loss weights, masks, several
@@ -167,6 +168,12 @@ class PerGradModel(FitHooks, keras.Model):
         """The mode given to `compile`, as an object."""
         require_compiled(self, "gradient_mode")
         return self._gradient_mode
+
+    @property
+    def gradient_logs(self):
+        """The `Logs` of the mode's statistics, for modes that add to them."""
+        require_compiled(self, "gradient_logs")
+        return self._gradient_logs
 
     @contextlib.contextmanager
     def watch_gradients(self):

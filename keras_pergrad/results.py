@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     )
     from keras_pergrad.analysis.health.judgement import HealthAdvice
     from keras_pergrad.analysis.measurement.batch_gradient import BatchGradient
+    from keras_pergrad.analysis.measurement.task_conflicts import (
+        TaskConflicts,
+    )
     from keras_pergrad.analysis.numerics import Verdict
     from keras_pergrad.analysis.pipelines.pipeline_facts import Advice
     from keras_pergrad.analysis.pipelines.profile import PipelineProfile
@@ -60,6 +63,7 @@ else:
             ),
             "analysis.health.judgement": ("HealthAdvice",),
             "analysis.measurement.batch_gradient": ("BatchGradient",),
+            "analysis.measurement.task_conflicts": ("TaskConflicts",),
             "analysis.numerics": ("Verdict",),
             "analysis.pipelines.pipeline_facts": ("Advice",),
             "analysis.pipelines.profile": ("PipelineProfile",),
@@ -112,6 +116,7 @@ __all__ = [
     "StallReport",
     "Statement",
     "Step",
+    "TaskConflicts",
     "VariableRow",
     "Verdict",
     "WorkerTrial",

@@ -22,6 +22,7 @@ PAGES = {
     "docs/guides/batch_does_not_fit.md": 10,
     "docs/guides/cheaper_gradients.md": 22,
     "docs/guides/coming_from.md": 7,
+    "docs/guides/conflicting_losses.md": 15,
     "docs/guides/consistent_gradients.md": 20,
     "docs/guides/healthy_training.md": 15,
     "docs/guides/input_gradients.md": 9,

@@ -22,6 +22,11 @@ from keras_pergrad.analysis.measurement.gradient_logs import (
     set_apart,
 )
 from keras_pergrad.analysis.measurement.run_log import require_tags
+from keras_pergrad.analysis.measurement.task_conflicts import (
+    conflict_table,
+    with_tasks,
+)
+from keras_pergrad.analysis.measurement.task_meter import TaskMeter
 from keras_pergrad.callbacks import gradient_records, training_source
 from keras_pergrad.callbacks.gradient_advice import GradientAdvice
 from keras_pergrad.common.arguments import positive_integer
@@ -104,6 +109,11 @@ class GradientVariance(keras.callbacks.Callback):
         histograms: whether readings have histograms, of the mean gradient by
             variable and of the norms of the samples' gradients.
         progress_bar: names of instruments that the progress bar shows.
+        by_task: whether to measure how the gradients of the model's losses
+            agree on the probe, for a model with several. The logs then have
+            `gradient_task_conflicts`, the share of pairs of losses whose
+            gradients have a negative cosine over the weights that both use, and
+            `gradient_task_cosine_a_b` of each pair. `ByTask` trains by them.
         trackers: `kpg.trackers` that each reading is written to.
 
     Attributes:
@@ -116,6 +126,8 @@ class GradientVariance(keras.callbacks.Callback):
             `noise_scales`, `snrs` and `repeat_deviations` have one value per
             variable, in the order of `model.trainable_variables`.
         steps: the number of updates before each of them.
+        conflicts: with `by_task`, one `results.TaskConflicts` per measurement
+            of the last `fit`; `conflict_table()` says where tasks conflict.
         messages: what was printed.
         run_directory: where the last run was written, or None.
 
@@ -155,6 +167,7 @@ class GradientVariance(keras.callbacks.Callback):
         histograms: bool = False,
         progress_bar: str | Sequence[str] | None = None,
         trackers: Any = (),
+        by_task: bool = False,
     ):
         super().__init__()
         if every not in ("auto", "epoch"):
@@ -178,7 +191,7 @@ class GradientVariance(keras.callbacks.Callback):
         self.sketch = GradientSketch(sketch_size)
         self.instruments = chosen(instruments)
         if self.is_in_training:
-            given = instruments, probe, repeats, log_dir
+            given = instruments, probe, repeats, log_dir, by_task
             self.instruments = training_source.instruments_of(
                 self.instruments, *given
             )
@@ -186,7 +199,8 @@ class GradientVariance(keras.callbacks.Callback):
             progress_bar, "progress_bar", self.instruments
         )
         self.histograms = bool(histograms)
-        self.readings, self.advice = [], []
+        self.readings, self.advice, self.conflicts = [], [], []
+        self.by_task, self._tasks = bool(by_task), None
         self._probe = None if probe is None else probes.as_batch(probe)
         self.every, self.repeats = every, repeats
         self.log_dir, self.run_name, self.tags = log_dir, run_name, tags
@@ -206,7 +220,7 @@ class GradientVariance(keras.callbacks.Callback):
         callback_list.go_before_readers(self, siblings)
         bar.leave_out(self, siblings, self._is_hidden)
         self.measurements, self.steps, self.messages = [], [], []
-        self.readings, self.advice = [], []
+        self.readings, self.advice, self.conflicts = [], [], []
         self.run_directory = self._meter = self._instruments = None
         self._batches_seen, self._explained = 0, False
         self._interval = self._steps_between()
@@ -336,6 +350,8 @@ class GradientVariance(keras.callbacks.Callback):
             self._meter = probes.meter(
                 self.model, batch, self._make_instruments
             )
+            if self.by_task:
+                self._tasks = TaskMeter(self.model, batch)
             self._explain()
         self._last_step = step = self._step()
         if self.instruments and not self.is_in_training:
@@ -389,6 +405,9 @@ class GradientVariance(keras.callbacks.Callback):
             step, self._meter, self.repeats, logged
         )
         self._explain()
+        if self._tasks is not None:
+            self.conflicts.append(self._tasks.measure(step))
+            reading = with_tasks(reading, self.conflicts[-1])
         self._note(step, measured, reading)
 
     def _note(self, step, measured, reading):
@@ -408,6 +427,16 @@ class GradientVariance(keras.callbacks.Callback):
             self._records.close()
         self._records = self._advice = None
         self._meter = self._instruments = self._reader = None
+        self._tasks = None
+
+    def conflict_table(self):
+        """Return how often, and in which layers, tasks conflicted, as text.
+
+        A row has a layer, two tasks, the share of the last `fit`'s measurements
+        in which the cosine of their gradients was negative, and the mean
+        cosine. With `by_task`; layers that conflict most often come first.
+        """
+        return conflict_table(self.conflicts)
 
     def _say(self, message):
         message = f"GradientVariance: {message}"
