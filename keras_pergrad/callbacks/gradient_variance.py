@@ -209,6 +209,7 @@ class GradientVariance(keras.callbacks.Callback):
         self.readings, self.advice = [], []
         self.run_directory = self._meter = self._instruments = None
         self._batches_seen, self._explained = 0, False
+        self._ended = False
         self._interval = self._steps_between()
         watch = getattr(self.model, "watch_gradients", None)
         if self.is_in_training:
@@ -255,6 +256,9 @@ class GradientVariance(keras.callbacks.Callback):
     def on_train_end(self, logs=None):
         if self._advice is not None:
             self.advice = self._advice.given(self.readings)
+            if self._records is not None:
+                self._records.advise(self.advice)
+        self._ended = True
         self._fit.close()
 
     # The run.
@@ -407,7 +411,7 @@ class GradientVariance(keras.callbacks.Callback):
 
     def _end_run(self):
         if self._records is not None:
-            self._records.close()
+            self._records.close(interrupted=not self._ended)
         self._records = self._advice = None
         self._meter = self._instruments = self._reader = None
 
