@@ -223,13 +223,16 @@ class GradientVariance(keras.callbacks.Callback):
         self.readings, self.advice, self.conflicts = [], [], []
         self.run_directory = self._meter = self._instruments = None
         self._batches_seen, self._explained = 0, False
+        self._ended = False
         self._interval = self._steps_between()
         watch = getattr(self.model, "watch_gradients", None)
         if self.is_in_training:
             self._reader = TrainingReader(self._make_instruments)
             read = training_source.read_by(self.model, self._reader)
             self._fit.enter_context(read)
-        elif watch is not None:
+        elif self._probe is None:
+            probes.require_one_replica(self.model)
+        if watch is not None and not self.is_in_training:
             self._fit.enter_context(watch())
         self._steps = Wrapped(self.model, self._take_step, self._fit.close)
         self._fit.callback(self._steps.restore)
@@ -267,6 +270,9 @@ class GradientVariance(keras.callbacks.Callback):
     def on_train_end(self, logs=None):
         if self._advice is not None:
             self.advice = self._advice.given(self.readings)
+            if self._records is not None:
+                self._records.advise(self.advice)
+        self._ended = True
         self._fit.close()
 
     # The run.
@@ -424,7 +430,7 @@ class GradientVariance(keras.callbacks.Callback):
 
     def _end_run(self):
         if self._records is not None:
-            self._records.close()
+            self._records.close(interrupted=not self._ended)
         self._records = self._advice = None
         self._meter = self._instruments = self._reader = None
         self._tasks = None

@@ -192,7 +192,7 @@ def test_under_a_distribution_strategy():
         ({"instruments": "alphas"}, "`instruments` expected.*'norm_test', "),
         ({"instruments": ("alpha", "beta")}, "'layers'. Received: instrum"),
         ({"instruments": 3}, "instruments=3"),
-        ({"source": "training"}, "`source` expected 'probe'.*source='tra"),
+        ({"source": "train"}, "`source` expected 'probe'.*source='train'"),
         ({"trackers": "logs"}, "`trackers` expected"),
         ({"progress_bar": "alpha"}, "`progress_bar`.*none is chosen"),
         (

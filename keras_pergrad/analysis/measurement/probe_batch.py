@@ -65,14 +65,25 @@ def first_batch(model, iterator):
     """
     batches, iterator = look_ahead(model, iterator)
     if batches is None:
-        raise ValueError(
-            "`probe` expected a batch, since the first one cannot be looked "
-            "at before it is split over the replicas of "
-            f"{type(model.distribute_strategy).__name__}. Received: probe=None"
-        )
+        raise ValueError(_split(model))
     if not batches:
         return None, iterator
     return keras.utils.unpack_x_y_sample_weight(batches[0]), iterator
+
+
+def require_one_replica(model):
+    """Refuse, without a probe, a model whose batches are split."""
+    if model.distribute_strategy.num_replicas_in_sync > 1:
+        raise ValueError(_split(model))
+
+
+def _split(model):
+    return (
+        "`probe` expected a batch, since the first one cannot be looked at "
+        "before it is split over the replicas of "
+        f"{type(model.distribute_strategy).__name__}. Received: probe=None. "
+        "Pass one, such as GradientVariance(probe=(x[:64], y[:64]))."
+    )
 
 
 def _tensor(part):
