@@ -1,4 +1,4 @@
-"""What is asked of the factors of one batch, as one traced function."""
+"""The sums of one batch, as one traced function."""
 
 import dataclasses
 import weakref
