@@ -74,6 +74,7 @@ class Likelihood:
         Masked positions, by the mask of the outputs, add nothing.
         """
         mask = mask_of(outputs)
+        values: Any
         labels = tf.convert_to_tensor(labels)
         if self.kind == CATEGORICAL:
             values = self._cross_entropy(labels, outputs)
