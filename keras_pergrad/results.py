@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from keras_pergrad.analysis.placement.placement_report import (
         PlacementReport,
     )
-    from keras_pergrad.fisher_information.results import (
+    from keras_pergrad.fisher_information.fisher_result import (
         DiagonalFisher,
         KroneckerFisher,
     )
@@ -75,7 +75,7 @@ else:
                 "DeviceComparison",
             ),
             "analysis.placement.placement_report": ("PlacementReport",),
-            "fisher_information.results": (
+            "fisher_information.fisher_result": (
                 "DiagonalFisher",
                 "KroneckerFisher",
             ),
