@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from keras_pergrad import custom_step, modes
+from keras_pergrad.common.numbered import parted, unnumbered
 from keras_pergrad.common.registry import PACKAGE, serialize
 from keras_pergrad.keras_internals import (
     batches,
@@ -19,7 +20,7 @@ from keras_pergrad.keras_internals import (
     trained_parts,
 )
 from keras_pergrad.keras_internals.building import build_all
-from keras_pergrad.keras_internals.callback_list import restored
+from keras_pergrad.keras_internals.callback_list import prepare_fit, restored
 from keras_pergrad.keras_internals.epochs import end_of_epochs
 from keras_pergrad.keras_internals.functional_models import (
     Functional,
@@ -33,11 +34,16 @@ from keras_pergrad.keras_internals.replica_hooks import (
     require_compiled,
 )
 from keras_pergrad.keras_internals.train_function import Variant
+from keras_pergrad.keras_internals.value_state import ValueState
 from keras_pergrad.keras_internals.vouching import vouched_names
 from keras_pergrad.logs import Logs
 from keras_pergrad.model_aggregation import during_fit, require_fit, state_of
 from keras_pergrad.modes.batch import evaluate
-from keras_pergrad.modes.step_readings import StepReadings, readings_of
+from keras_pergrad.modes.step_readings import (
+    StepReadings,
+    readings_of,
+    require_numbers,
+)
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
@@ -160,6 +166,8 @@ class PerGradModel(FitHooks, keras.Model):
             self.gradient_state = mode.make_state()
             old = getattr(self, "aggregation_state", None)
             self.aggregation_state = state_of(mode.aggregation, old)
+            if not isinstance(getattr(self, "value_state", None), ValueState):
+                self.value_state = ValueState()
         self._watched = None
         self._step_readings = StepReadings(self)
 
@@ -254,6 +262,7 @@ class PerGradModel(FitHooks, keras.Model):
             end_of_epochs(self, given.get("callbacks")) as callbacks,
         ):
             given["callbacks"] = callbacks
+            prepare_fit(self, given)
             return super().fit(*bound.args, **bound.kwargs)
 
     fit.__doc__ = keras.Model.fit.__doc__
@@ -279,10 +288,12 @@ class PerGradModel(FitHooks, keras.Model):
         """Train on one batch, by the gradient mode."""
         mode = self._gradient_mode
         if type(mode) is modes.Batch and not replicas.several():
-            return super().train_step(data)
+            return super().train_step(unnumbered(data))
         require_fit(self, "train_step() in a custom loop", is_step=True)
         data = keras.utils.unpack_x_y_sample_weight(batches.as_tensors(data))
         x, y, sample_weight = batches.of_one_length(*data)
+        x, numbers = parted(x)
+        require_numbers(mode, numbers)
         # Loops and the optimizer need all variables.
         build_all(self, (x, y, sample_weight))
         mode.build(self)
@@ -302,7 +313,7 @@ class PerGradModel(FitHooks, keras.Model):
                 self.optimizer.apply(gradients, self.trainable_variables)
         logs = self._metric_logs(x, y, step.y_pred, sample_weight)
         logs = {**logs, **self._gradient_logs.update(step.statistics)}
-        return {**strategies.as_logs(logs), **readings_of(step, mode)}
+        return {**strategies.as_logs(logs), **readings_of(step, mode, numbers)}
 
     def compute_gradients(
         self,
@@ -386,6 +397,7 @@ class PerGradModel(FitHooks, keras.Model):
 
     def test_step(self, data):
         """Run one step of `evaluate` on one batch."""
+        data = unnumbered(data)  # as in a validation split
         if not replicas.several():
             return super().test_step(data)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)

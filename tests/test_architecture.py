@@ -32,6 +32,7 @@ MAY_IMPORT = {
     },
     "analysis": {
         "aggregation",
+        "clipping",
         "common",
         "factors",
         "keras_internals",

@@ -143,11 +143,15 @@ class Outer(SampleGradients):
         if self._gradients is not None:
             return inner_products(self._gradients, matrix)
         i, o = self._features
-        # Of both sides the narrower one is written.
+        # One product of all positions: a batched one reads the direction again
+        # for each sample. Of both sides the narrower one is written.
         if o < i:
-            products = tf.matmul(self.x, matrix) * self.dz
+            rows = tf.matmul(in_shape(self.x, [-1, i]), matrix)
+            products = tf.reshape(rows, tf.shape(self.dz)) * self.dz
         else:
-            products = tf.matmul(self.dz, matrix, transpose_b=True) * self.x
+            rows = in_shape(self.dz, [-1, o])
+            rows = tf.matmul(rows, matrix, transpose_b=True)
+            products = tf.reshape(rows, tf.shape(self.x)) * self.x
         return tf.reduce_sum(products, [1, 2])
 
     def sum_of_squares(self):

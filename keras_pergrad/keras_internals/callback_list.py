@@ -25,6 +25,20 @@ class Guest(keras.callbacks.Callback):
     """A callback of this package that the user has not put into the list."""
 
 
+class PreparesFit(keras.callbacks.Callback):
+    """A callback that the `fit` of a `PerGradModel` asks before it begins."""
+
+    def prepare_fit(self, model, arguments):
+        """Check the arguments of `fit`, a dict by name, and change them."""
+
+
+def prepare_fit(model, arguments):
+    """Have the callbacks that are given to a `fit` prepare it."""
+    for callback in listed(arguments.get("callbacks")):
+        if isinstance(callback, PreparesFit):
+            callback.prepare_fit(model, arguments)
+
+
 def listed(callbacks):
     """List what `fit` was given: None, a callback, several, or Keras's list."""
     if isinstance(callbacks, keras.callbacks.CallbackList):

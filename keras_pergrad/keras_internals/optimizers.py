@@ -33,6 +33,16 @@ def loss_scale(optimizer):
     return None if scaled is one else scaled
 
 
+def learning_rate(optimizer):
+    """Return the learning rate of the next update, of the one that updates."""
+    rates = [
+        part.learning_rate
+        for part in all_of(optimizer)
+        if getattr(part, "inner_optimizer", None) is None
+    ]
+    return rates[0]
+
+
 def accumulating(optimizer):
     """Return the first optimizer inside that accumulates, or None."""
     for part in all_of(optimizer):

@@ -99,6 +99,9 @@ class StepReader:
     The gradients and the update are the same as without it.
     """
 
+    #: Whether each sample must have a number.
+    needs_numbers = False
+
     def is_due(self) -> bool:
         """Whether to read in the next call of the train function."""
         return True
@@ -106,6 +109,14 @@ class StepReader:
     def read(self, samples: StepSamples) -> dict[str, Any]:
         """Return tensors, or lists of them, by name; traced into the step."""
         raise NotImplementedError(f"{type(self).__name__} must define read().")
+
+    def collect(self, read, numbers) -> dict[str, Any]:
+        """Return what `receive` gets of what `read` returned, in each step.
+
+        It runs after the update. `numbers` are those of the samples, (n,),
+        where the data have them, else None.
+        """
+        return read
 
     def receive(self, values: dict[str, Any]) -> None:
         """Take what `read` returned, after the update."""

@@ -100,7 +100,18 @@ def require_readable(model):
         )
 
 
-def readings_of(step, mode):
+def require_numbers(mode, numbers):
+    """Refuse data without numbers, where a reader needs them."""
+    if numbers is None and any(r.needs_numbers for r in mode.readers):
+        raise ValueError(
+            "Each sample is expected to have its number. Received: data "
+            "without numbers. Arrays given to `fit` get them by themselves; "
+            "in a data set or a PyDataset put them beside the inputs: "
+            "SampleValues.with_numbers(x, numbers) in place of x."
+        )
+
+
+def readings_of(step, mode, numbers=None):
     """Return what the logs of a step have of its readings, if any."""
     if not mode.readers:
         return {}
@@ -112,4 +123,5 @@ def readings_of(step, mode):
             "super().partial_sums(). Or set can_be_read = False in its class, "
             "and measure on a probe."
         )
-    return {KEY: step.readings}
+    read = zip(mode.readers, step.readings, strict=True)
+    return {KEY: tuple(r.collect(values, numbers) for r, values in read)}

@@ -6,18 +6,19 @@ import tensorflow as tf
 
 from keras_pergrad.analysis.measured_loss import MissingLoss
 from keras_pergrad.analysis.measurement.gradient_meter import GradientMeter
+from keras_pergrad.common.numbered import parted
 from keras_pergrad.keras_internals.graph_session import as_in_fit
 from keras_pergrad.keras_internals.train_function import look_ahead
 
 
-def as_batch(probe):
+def as_batch(probe, name="probe"):
     """Return (x, y, sample_weight) as tensors, from what the user gave."""
     if not isinstance(probe, (tuple, list)) or not 1 <= len(probe) <= 3:
         received = type(probe).__name__
         if isinstance(probe, (tuple, list)):
             received += f" of {len(probe)}"
         raise ValueError(
-            "`probe` expected a batch: (x, y) or (x, y, sample_weight) of "
+            f"`{name}` expected a batch: (x, y) or (x, y, sample_weight) of "
             f"arrays. Received: a {received}"
         )
     batch = (*probe, None, None)[:3]
@@ -25,7 +26,7 @@ def as_batch(probe):
         batch = tf.nest.map_structure(_tensor, batch)
     except (TypeError, ValueError) as error:
         raise ValueError(
-            "`probe` expected arrays, or lists or dicts of arrays as the "
+            f"`{name}` expected arrays, or lists or dicts of arrays as the "
             f"model takes them. Received: {_shown(probe)}, which is no "
             f"tensor: {error}"
         ) from None
@@ -36,7 +37,7 @@ def as_batch(probe):
     }
     if len(sizes) != 1 or sizes & {None, 0}:
         raise ValueError(
-            "`probe` expected x, y and sample_weight with the same number of "
+            f"`{name}` expected x, y and sample_weight with the same number of "
             f"samples on their first axis. Received: {_shown(probe)}"
         )
     return batch
@@ -68,7 +69,8 @@ def first_batch(model, iterator):
         raise ValueError(_split(model))
     if not batches:
         return None, iterator
-    return keras.utils.unpack_x_y_sample_weight(batches[0]), iterator
+    x, *others = keras.utils.unpack_x_y_sample_weight(batches[0])
+    return (parted(x)[0], *others), iterator
 
 
 def require_one_replica(model):

@@ -1,0 +1,195 @@
+"""What in-run values of samples cost, by plain steps.
+
+    python -m benchmarks.sample_values [--rounds 15] [--write] [model ...]
+
+Steps of `fit`'s own train function, all in one process and in turns: the plain
+step of `gradient_mode="batch"`; the gradient of a validation batch of a quarter
+of the size alone, by plain TensorFlow; then steps of `SampleValues`: of first
+order, with random projections to 4,096 numbers, with the Hessian, and with a
+validation gradient in every tenth step only. A round takes some steps of each
+and the minimum of them; the table has the medians over rounds. With `--write`
+it replaces the one between the marks of benchmarks/README.md.
+"""
+
+import os
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import argparse
+import contextlib
+import pathlib
+import statistics
+import time
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import keras_pergrad as kpg
+from benchmarks.models import make_batch
+from benchmarks.workers.keras_models import build_model, make_loss, targets
+from keras_pergrad.analysis.values.validation_slope import ValidationSlope
+from keras_pergrad.analysis.values.value_reader import ValueReader
+from keras_pergrad.common.numbered import with_numbers
+
+BATCH, NUMBERS = 64, 4096
+MODELS = "mlp", "mnist", "cifar10", "transformer", "gpt2_causal"
+WAYS = {
+    "values": {},
+    "projected": {"projection": NUMBERS},
+    "order 2": {"order": 2},
+    "every 10": {"every": 10},
+}
+README = pathlib.Path(__file__).with_name("README.md")
+MARKS = "<!-- sample values -->", "<!-- end of sample values -->"
+
+
+def _mlp():
+    """Dense layers on vectors, whose products take the time."""
+    keras.utils.set_random_seed(0)
+    layers = [keras.layers.Dense(512, activation="relu") for _ in range(3)]
+    net = [keras.Input((784,)), *layers, keras.layers.Dense(10)]
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(BATCH, 784)).astype("float32")
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    return keras.Sequential(net), loss, x, rng.integers(0, 10, BATCH)
+
+
+def _gpt2():
+    from tests import real_models
+
+    keras.utils.set_random_seed(0)
+    model, x, y = real_models.MODELS["gpt2_causal"]("bench")
+    return model, real_models.loss(), x, y
+
+
+def _of_spec(name):
+    x, y = make_batch(name, BATCH)
+    keras.utils.set_random_seed(0)
+    return build_model(name), make_loss(name), x, targets(name, y)
+
+
+def made(name):
+    """Return (model, loss, x, y), with the same weights each time."""
+    own = {"mlp": _mlp, "gpt2_causal": _gpt2}
+    return own[name]() if name in own else _of_spec(name)
+
+
+def compiled(name, mode):
+    """Return a compiled model, with its batch as numpy arrays."""
+    net, loss, x, y = made(name)
+    model = kpg.PerGradModel.from_model(net)
+    model.compile(keras.optimizers.SGD(1e-4), loss, gradient_mode=mode)
+    return model, tf.nest.map_structure(np.asarray, x), np.asarray(y)
+
+
+def step_of(name, way, stack):
+    """Return a function of one step, plain or with values."""
+    mode = "batch" if way == "plain" else "vectorized"
+    model, x, y = compiled(name, mode)
+    numbered = with_numbers(x, np.arange(len(y)))
+    data = tf.data.Dataset.from_tensors((numbered, y)).cache().repeat()
+    iterator = iter(data)
+    model.make_train_function()
+    if way != "plain":
+        given = {"order": 1, "every": 1, "projection": None, "seed": 0}
+        state = model.value_state
+        state.begin(len(y), "float32", goes_on=False)
+        validation = (*_quarter(x, y), None)
+        reader = ValueReader(state, validation, **{**given, **WAYS[way]})
+        stack.enter_context(model.read_steps(reader))
+    return lambda: model.train_function(iterator)
+
+
+def _quarter(x, y):
+    cut = max(len(y) // 4, 1)
+    rows = tf.nest.map_structure(lambda t: tf.constant(t[-cut:]), x)
+    return rows, tf.constant(y[-cut:])
+
+
+def validation_of(name):
+    """Return a function that computes the validation gradient alone."""
+    model, x, y = compiled(name, "batch")
+    batch = (*_quarter(x, y), None)
+    variables = model.trainable_variables
+    slope = ValidationSlope(model, batch, variables)
+    function = tf.function(slope.gradient, autograph=False)
+    return lambda: function()[0].numpy()
+
+
+def measure(name, rounds):
+    """Return the median milliseconds of each."""
+    with contextlib.ExitStack() as stack:
+        steps = {"plain": step_of(name, "plain", stack)}
+        steps["validation"] = validation_of(name)
+        for way in WAYS:
+            try:
+                steps[way] = step_of(name, way, stack)
+                steps[way]()
+            except (ValueError, LookupError) as error:
+                print(f"  {name}, {way}: {str(error)[:200]}", flush=True)
+                del steps[way]
+        for step in steps.values():
+            for _ in range(3):
+                step()
+        times = {way: [] for way in steps}
+        order = list(steps)
+        for turn in range(rounds):
+            shift = turn % len(order)
+            for way in order[shift:] + order[:shift]:
+                times[way].append(_timed(steps[way], way == "every 10"))
+        return {way: statistics.median(t) for way, t in times.items()}
+
+
+def _timed(step, mean):
+    spans, many = [], 10 if mean else 3
+    for _ in range(many):
+        start = time.perf_counter()
+        step()
+        spans.append(1e3 * (time.perf_counter() - start))
+    return statistics.mean(spans) if mean else min(spans)
+
+
+def row(name, ms):
+    """Return a row of the table."""
+    plain, own = ms["plain"], ms["validation"]
+    cells = [f"`{name}`", f"{plain:.1f}", f"{own:.1f}"]
+    for way in WAYS:
+        if way not in ms:
+            cells.append("–")
+        elif way == "every 10":
+            cells.append(f"{ms[way] / plain:.2f}")
+        else:
+            rest = (ms[way] - own) / plain
+            cells.append(f"{ms[way] / plain:.2f} ({rest:.2f})")
+    return "| " + " | ".join(cells) + " |"
+
+
+HEAD = (
+    "| model | plain step, ms | validation gradient, ms | values | projected "
+    "| order 2 | every 10 |\n|---|---|---|---|---|---|---|"
+)
+
+
+def main():
+    """Measure, print, and write if asked to."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("models", nargs="*", default=MODELS)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--write", action="store_true")
+    arguments = parser.parse_args()
+    rows = [HEAD]
+    print(HEAD)
+    for name in arguments.models or MODELS:
+        rows.append(row(name, measure(name, arguments.rounds)))
+        print(rows[-1], flush=True)
+    if arguments.write:
+        text, (begin, end) = README.read_text(), MARKS
+        before, rest = text.split(begin)
+        after = rest.split(end)[1]
+        table = "\n".join(rows)
+        README.write_text(f"{before}{begin}\n\n{table}\n\n{end}{after}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What each training sample has done to the loss of validation data."""

@@ -1,0 +1,113 @@
+"""The slope of the loss of validation data, within a training step."""
+
+import tensorflow as tf
+
+from keras_pergrad.factors import wide
+from keras_pergrad.keras_internals.losses import total_loss
+from keras_pergrad.keras_internals.model_parts import call_model
+from keras_pergrad.keras_internals.optimizers import loss_scale
+from keras_pergrad.keras_internals.penalties import without_gradients
+
+_STOPPED = "KerasPergradStoppedUnlessMoments"
+_MOMENTS = "moments"
+_ASSIGNS = ("Assign", "ResourceScatter")
+
+
+class ValidationSlope:
+    """The gradient of the validation loss, without weight regularisers.
+
+    Layers act as in inference: it is the loss that `evaluate` reports.
+    """
+
+    def __init__(self, model, batch, variables):
+        self.model, self.batch, self.variables = model, batch, variables
+
+    def gradient(self):
+        """Return the gradient, a dense tensor for each variable."""
+        with tf.GradientTape() as tape:
+            loss = self._loss()
+        return self._unscaled(tape.gradient(loss, self._values()))
+
+    def gradient_and_product(self, directions):
+        """Return the gradient, and the Hessian times a direction.
+
+        The product is the gradient of ⟨gradient, direction⟩ (Pearlmutter).
+        """
+        graph = tf.compat.v1.get_default_graph()
+        # Not with a tape, which does not ask for gradients by another name.
+        with graph.gradient_override_map({"StopGradient": _STOPPED}):
+            loss = self._loss()
+        _require_no_moments_in_functions(graph)
+        gradients = _dense(tf.gradients(loss, self._values()))
+        terms = [
+            tf.reduce_sum(g * tf.cast(tf.stop_gradient(d), g.dtype))
+            for g, d in zip(gradients, directions)
+            if g is not None
+        ]
+        slope = tf.add_n(terms) if terms else tf.zeros([], loss.dtype)
+        products = tf.gradients(slope, self._values())
+        return self._unscaled(gradients), self._unscaled(products)
+
+    def _loss(self):
+        x, y, sample_weight = self.batch
+        graph = tf.compat.v1.get_default_graph()
+        before = len(graph.get_operations())
+        with without_gradients(self.variables):
+            y_pred = call_model(self.model, x, training=False)
+            given = x, y, y_pred, sample_weight
+            loss = total_loss(self.model, *given, training=False)
+        for op in graph.get_operations()[before:]:
+            if op.type.startswith(_ASSIGNS):
+                raise ValueError(
+                    "Sample values call the model on the validation data in "
+                    "each step, which must leave it as it is. Expected a "
+                    "model without a state that a call with training=False "
+                    f"changes. Received: the op {op.name!r} of type "
+                    f"{op.type}. Such as stateful=True in a recurrent layer: "
+                    "leave it out."
+                )
+        scale = loss_scale(self.model.optimizer)
+        return loss if scale is None else loss * tf.cast(scale, loss.dtype)
+
+    def _values(self):
+        return [v.value for v in self.variables]
+
+    def _unscaled(self, gradients):
+        scale = loss_scale(self.model.optimizer)
+        gradients = [
+            tf.zeros(v.shape, wide(v.value).dtype) if g is None else wide(g)
+            for v, g in zip(self.variables, _dense(gradients))
+        ]
+        if scale is None:
+            return gradients
+        return [g / tf.cast(scale, g.dtype) for g in gradients]
+
+
+def _dense(gradients):
+    return [None if g is None else tf.convert_to_tensor(g) for g in gradients]
+
+
+@tf.RegisterGradient(_STOPPED)
+def _of_stopped(op, gradient):
+    # TensorFlow's moments stop the gradient of the mean within the variance,
+    # Σ (x − stop(mean))²: right for the first derivative, wrong for the second.
+    return gradient if _is_of_moments(op.name) else None
+
+
+def _is_of_moments(name):
+    return _MOMENTS in name.split("/")[:-1]
+
+
+def _require_no_moments_in_functions(graph):
+    """Refuse moments that are computed in a loop or in a called function."""
+    for function in graph.as_graph_def().library.function:
+        for node in function.node_def:
+            if node.op == "StopGradient" and _is_of_moments(node.name):
+                raise ValueError(
+                    "With order=2 the second derivative of a mean and "
+                    "variance is needed, which TensorFlow gives wrong inside "
+                    "of loops and called functions. Expected a model that "
+                    "normalises outside of them. Received: the op "
+                    f"{node.name!r} in {function.signature.name!r}. Use "
+                    "order=1."
+                )
