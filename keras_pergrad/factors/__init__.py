@@ -5,8 +5,10 @@ from keras_pergrad.factors.blocks import Blocks
 from keras_pergrad.factors.columns import Columns
 from keras_pergrad.factors.full import Full
 from keras_pergrad.factors.joined import Joined, join
+from keras_pergrad.factors.kronecker import Kronecker
 from keras_pergrad.factors.outer import Outer
 from keras_pergrad.factors.patches import Patches, convolution_method
+from keras_pergrad.factors.projection import Projection, projections
 from keras_pergrad.factors.rows import Rows, squared_norm
 from keras_pergrad.factors.sample_gradients import SampleGradients, wide
 from keras_pergrad.factors.small import together
@@ -20,9 +22,11 @@ __all__ = [
     "Columns",
     "Full",
     "Joined",
+    "Kronecker",
     "Outer",
     "Patches",
     "Product",
+    "Projection",
     "Rows",
     "SampleGradients",
     "Sum",
@@ -30,6 +34,7 @@ __all__ = [
     "Windows",
     "convolution_method",
     "join",
+    "projections",
     "squared_norm",
     "together",
     "wide",

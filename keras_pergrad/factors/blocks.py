@@ -3,7 +3,7 @@
 import tensorflow as tf
 
 from keras_pergrad.factors.by_chunks import squares_by_chunks
-from keras_pergrad.factors.outer import Outer, unpermuted
+from keras_pergrad.factors.outer import HELD, Outer, unpermuted
 from keras_pergrad.factors.sample_gradients import (
     SampleGradients,
     expand,
@@ -89,6 +89,31 @@ class Blocks(SampleGradients):
         blocks = unpermuted(direction, self.perm, self.unpermuted, self._blocks)
         met = tf.einsum("nbti,bio->nbto", self.x, blocks)
         return tf.reduce_sum(met * self.dz, [1, 2, 3])
+
+    def project(self, projection):
+        if not self._is_less(projection):
+            return super().project(projection)
+        blocks, i, _ = self._blocks
+        matrix = projection.inputs.matrix(self.x.dtype)
+        matrix = tf.reshape(matrix, [blocks, i, -1])
+        rows = tf.einsum("nbti,bik->nbtk", self.x, matrix)
+        rows, columns = (
+            tf.reshape(t, [-1, blocks * self._inner(t)[0], t.shape[-1]])
+            for t in (rows, projection.outputs.apply(self.dz))
+        )
+        return projection.of_sides(rows, columns)
+
+    def _is_less(self, projection):
+        """Whether to project both sides costs less than the gradients do."""
+        blocks, i, o = self._blocks
+        rows, columns = projection.inputs, projection.outputs
+        if self.perm is not None or not rows.is_matrix or blocks is None:
+            return False
+        if (rows.length, columns.length) != (blocks * i, o):
+            return False
+        t, k, m = self.x.shape[2], rows.size, columns.size
+        held = t is not None and blocks * i * o <= HELD
+        return not held or t * (i * k + o * m + k * m) < i * o * (t + m)
 
     def sum_of_squares(self):
         if self.x.shape[2] == 1:

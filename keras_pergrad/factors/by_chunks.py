@@ -14,10 +14,21 @@ def squares_by_chunks(gradients, tensors, shape):
     `shape` is that of a sample's gradient. Blank samples fill the last chunk.
     """
     numbers = tf.TensorShape(shape).num_elements()
+    return sum_by_chunks(
+        lambda *parts: squares(gradients(*parts)), tensors, numbers, shape
+    )
+
+
+def sum_by_chunks(of_some, tensors, numbers, shape):
+    """Return the sum of `of_some(*tensors)` of the samples, a few at a time.
+
+    It holds `numbers` numbers a sample, and what it returns has this shape;
+    that of blank samples is zero.
+    """
     most = max(HELD // max(numbers, 1), 1)
     n = tensors[0].shape[0]
     if n is not None and n <= most:
-        return squares(gradients(*tensors))
+        return of_some(*tensors)
     n = tf.shape(tensors[0])[0]
     size = tf.maximum(tf.minimum(n, most), 1)
     count = -(-n // size)
@@ -25,7 +36,7 @@ def squares_by_chunks(gradients, tensors, shape):
 
     def add(k, total):
         parts = [tf.gather(chunk, k) for chunk in chunks]
-        return k + 1, total + squares(gradients(*parts))
+        return k + 1, total + of_some(*parts)
 
     nothing = tf.zeros(shape, wide(tensors[0]).dtype)
     return tf.while_loop(

@@ -52,6 +52,14 @@ class Columns(SampleGradients):
         pairs = zip(self.parts, other.parts)
         return tf.add_n([part.gram(another) for part, another in pairs])
 
+    def project(self, projection):
+        parts, start = [], 0
+        for part in self.parts:
+            columns = _width(part)
+            parts.append(part.project(projection.of_last(start, columns)))
+            start += columns
+        return tf.add_n(parts)
+
     def holders(self):
         return [held for part in self.parts for held in part.holders()]
 

@@ -299,6 +299,18 @@ def dots(big, small, windows, groups, direction):
     return tf.reduce_sum(total, list(range(1, small.shape.rank)))
 
 
+def mapped(big, matrix, windows):
+    """Return each window times (K·i, k), for one group: (n, T, k)."""
+    if windows.are_pixels:
+        return tf.einsum("nti,ik->ntk", unfold(big, windows), matrix)
+    padded = windows.pad(big)
+    if has_filter_gradient(windows, 1, big.shape[-1]) and windows.known:
+        return convolved(padded, matrix, windows, 1)
+    kernels = tf.split(matrix, windows.taps)
+    taps_ = zip(windows.slices(padded), kernels)
+    return tf.add_n([tf.matmul(met, kernel[None]) for met, kernel in taps_])
+
+
 def is_depthwise(groups, channels):
     """Whether each of several groups has one channel of the input."""
     return 1 < groups == channels

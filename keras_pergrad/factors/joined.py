@@ -123,6 +123,11 @@ class Joined(SampleGradients):
             return super().dot(direction)
         return tf.add_n([wide(part.dot(direction)) for part in self.parts])
 
+    def project(self, projection):
+        if self._gradients is not None:
+            return super().project(projection)
+        return tf.add_n([wide(p.project(projection)) for p in self.parts])
+
     def holders(self):
         if self._gradients is not None:
             return [self]

@@ -4,7 +4,9 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from keras_pergrad.factors import two_sides
 from keras_pergrad.factors.by_chunks import squares_by_chunks
+from keras_pergrad.factors.kronecker import Kronecker
 from keras_pergrad.factors.sample_gradients import (
     SampleGradients,
     expand,
@@ -185,6 +187,77 @@ class Outer(SampleGradients):
             fn_output_signature=tf.TensorSpec([None], self.x.dtype),
         )
 
+    def project(self, projection):
+        matches = self._matches(projection)
+        if self._gradients is not None:
+            if matches:
+                return projection.of_matrices(self._gradients)
+            return super().project(projection)
+        if matches and not self._is_less(projection):
+            return projection.of_matrices(_products(self.x, self.dz))
+        axes = self._axes_of_sides()
+        if axes is None or not (matches or projection.inputs.is_matrix):
+            return super().project(projection)
+        return two_sides.project(self.x, self.dz, axes, projection)
+
+    def _matches(self, projection):
+        """Whether it is the same matrix that is projected."""
+        sides = projection.inputs.length, projection.outputs.length
+        return self.perm is None and sides == self._features
+
+    def _is_less(self, projection):
+        """Whether to project both sides costs less than the gradients do."""
+        i, o = self._features
+        t = self.positions
+        if i * o > HELD or t is None or t == 1:
+            return True
+        rows, columns = projection.inputs, projection.outputs
+        k, m = rows.size, columns.size
+        sides = t * (i * k + o * m + PLAIN.gram * k * m)
+        sides += PLAIN.hold_gram * (t * (k + m) + k * m)
+        full = PLAIN.gram * (t * i * o + i * o * m + i * k * m)
+        full += PLAIN.hold * (i * o + i * m)
+        return sides < full
+
+    def axes(self):
+        sides = self._axes_of_sides()
+        return () if sides is None else tuple(sorted(sides[0]))
+
+    def _axes_of_sides(self):
+        inputs = self._features[0]
+        return two_sides.axes_of_sides(
+            self.shape, self.perm, self.unpermuted, inputs
+        )
+
+    def kronecker(self):
+        axes = self._axes_of_sides()
+        if axes is None:
+            return super().kronecker()
+        sides = []
+        for tensor in self._sorted(axes):
+            rows = in_shape(tensor, [-1, tensor.shape[-1]])
+            sides.append(tf.matmul(rows, rows, transpose_a=True))
+        count = tf.cast(tf.reduce_prod(tf.shape(self.x)[:2]), self.x.dtype)
+        return Kronecker(sides[0], sides[1], count, self.axes())
+
+    def _sorted(self, axes):
+        """Return x and dz with the variable's axes in their order."""
+        held = self._without_blank(self.x, self.dz)
+        return [
+            two_sides.in_order(tensor, own, sorted(own), self.shape)
+            for tensor, own in zip(held, axes)
+        ]
+
+    def rotated(self, inputs=None, outputs=None):
+        axes = self._axes_of_sides()
+        if axes is None:
+            return super().rotated(inputs, outputs)
+        x, dz = self._sorted(axes)
+        return Outer(
+            x if inputs is None else _mapped(x, inputs),
+            dz if outputs is None else _mapped(dz, outputs),
+        )
+
     def _meets(self, other):
         """Whether pairs of positions cost less than gradients do."""
         if not isinstance(other, Outer) or self.layout() != other.layout():
@@ -253,6 +326,12 @@ def unpermuted(direction, perm, before, shape):
 
 def _products(x, dz):
     return tf.matmul(x, dz, transpose_a=True)
+
+
+def _mapped(tensor, matrix):
+    """Return the map of the last axis of (n, T, ·)."""
+    matrix = tf.convert_to_tensor(matrix, tensor.dtype)
+    return tf.einsum("nti,ik->ntk", tensor, matrix)
 
 
 def _cheaper(t, i, o):

@@ -7,7 +7,9 @@ import math
 import tensorflow as tf
 
 from keras_pergrad.factors import convolution_costs, convolution_methods
-from keras_pergrad.factors.by_chunks import squares_by_chunks
+from keras_pergrad.factors.by_chunks import squares_by_chunks, sum_by_chunks
+from keras_pergrad.factors.kronecker import Kronecker
+from keras_pergrad.factors.outer import HELD, PLAIN, Outer
 from keras_pergrad.factors.sample_gradients import (
     SampleGradients,
     expand,
@@ -179,6 +181,82 @@ class Patches(SampleGradients):
             products = tf.matmul(self._unfolded, matrix) * self.small
             return tf.reduce_sum(products, [1, 2])
         return convolution_methods.dots(*self._arguments(), matrix)
+
+    def project(self, projection):
+        if self._gradients is not None:
+            turned = self._is_turned(self._gradients)
+            if self._gradients.shape[turned + 1] == projection.inputs.length:
+                return projection.of_matrices(self._gradients, turned)
+            return super().project(projection)
+        if self.groups > 1 or not self._is_less(projection):
+            return super().project(projection)
+        big, small, windows, _ = self._arguments()
+        matrix = projection.inputs.matrix(big.dtype)
+        if self._unfolded is not None:
+            rows = tf.matmul(self._unfolded, matrix)
+        else:
+            rows = convolution_methods.mapped(big, matrix, windows)
+        return projection.of_sides(rows, projection.outputs.apply(small))
+
+    def _matrix_shape(self):
+        *rows, columns = self.shape
+        return math.prod(rows), columns
+
+    def _is_less(self, projection):
+        """Whether to project both sides costs less than the gradients do."""
+        rows, columns = projection.inputs, projection.outputs
+        i, o = self._matrix_shape()
+        if not rows.is_matrix or (rows.length, columns.length) != (i, o):
+            return False
+        if i * o > HELD or not self.windows.known:
+            return True
+        t, k, m = self.windows.count, rows.size, columns.size
+        sides = t * (i * k + o * m + PLAIN.gram * k * m)
+        sides += PLAIN.hold_gram * (t * (k + m) + k * m)
+        full = t * i * o + PLAIN.gram * (i * o * m + i * k * m)
+        full += PLAIN.hold_gram * (i * t + i * o + i * m)
+        return sides < full
+
+    def axes(self):
+        if self.groups > 1 or self.shape[-1] != self.small.shape[-1]:
+            return ()
+        return tuple(range(len(self.shape) - 1))
+
+    def kronecker(self):
+        if not self.axes():
+            return super().kronecker()
+        big, small = self._without_blank(self.big, self.small)
+
+        def product(big):
+            unfolded = convolution_methods.unfold(big, self.windows)
+            rows = tf.reshape(unfolded, [-1, unfolded.shape[-1]])
+            return tf.matmul(rows, rows, transpose_a=True)
+
+        inputs, _ = self._matrix_shape()
+        numbers = inputs * (self.windows.count if self.windows.known else 2**20)
+        small = tf.reshape(small, [-1, small.shape[-1]])
+        outputs = tf.matmul(small, small, transpose_a=True)
+        return Kronecker(
+            sum_by_chunks(product, (big,), numbers, [inputs, inputs]),
+            outputs,
+            tf.cast(tf.shape(small)[0], small.dtype),
+            self.axes(),
+        )
+
+    def rotated(self, inputs=None, outputs=None):
+        if not self.axes():
+            return super().rotated(inputs, outputs)
+        windows = self.windows
+        big, small = self._without_blank(self.big, self.small)
+        if inputs is None:
+            x = convolution_methods.unfold(big, windows)
+        else:
+            inputs = tf.convert_to_tensor(inputs, big.dtype)
+            x = convolution_methods.mapped(big, inputs, windows)
+        if outputs is not None:
+            outputs = tf.convert_to_tensor(outputs, small.dtype)
+            small = tf.einsum("nto,ok->ntk", small, outputs)
+        return Outer(x, small)
 
     def sum_of_squares(self):
         if self._gradients is not None:

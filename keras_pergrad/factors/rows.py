@@ -1,8 +1,11 @@
 """The factor of look-up tables."""
 
+import math
+
 import tensorflow as tf
 
 from keras_pergrad.factors.full import held_bytes
+from keras_pergrad.factors.kronecker import Kronecker
 from keras_pergrad.factors.sample_gradients import (
     SampleGradients,
     expand,
@@ -128,6 +131,41 @@ class Rows(SampleGradients):
             fn_output_signature=tf.TensorSpec([None], self.dz.dtype),
         )
         return tf.transpose(products)
+
+    def project(self, projection):
+        *others, last = self.whole[1:] or [1]
+        more = math.prod(others)
+        ids, dz = self.ids, self.dz
+        if more > 1:
+            n, positions = tf.unstack(tf.shape(ids))
+            ids = ids[..., None] * more + tf.range(more, dtype=ids.dtype)
+            ids = tf.reshape(ids, [n, positions * more])
+            dz = tf.reshape(dz, [n, positions * more, last])
+        rows = projection.inputs.rows(ids, dz.dtype)
+        return projection.of_sides(rows, projection.outputs.apply(dz))
+
+    def axes(self):
+        return (0,)
+
+    def kronecker(self):
+        dz = tf.reshape(self.dz, [-1, self.shape[-1]])
+        ids = tf.reshape(self.ids, [-1])
+        counts = tf.math.unsorted_segment_sum(
+            tf.ones_like(dz[:, 0]), ids, self.shape[0]
+        )
+        outputs = tf.matmul(dz, dz, transpose_a=True)
+        count = tf.cast(tf.size(ids), dz.dtype)
+        return Kronecker(counts, outputs, count, self.axes())
+
+    def rotated(self, inputs=None, outputs=None):
+        if inputs is not None:
+            return super().rotated(inputs, outputs)
+        if outputs is None:
+            return Rows(self.ids, self.dz, self.shape, self.method)
+        outputs = tf.convert_to_tensor(outputs, self.dz.dtype)
+        dz = tf.einsum("nsd,dk->nsk", self.dz, outputs)
+        shape = [self.shape[0], outputs.shape[-1]]
+        return Rows(self.ids, dz, shape, self.method)
 
     def layout(self):
         """Return what uses of one table must share to be joined."""

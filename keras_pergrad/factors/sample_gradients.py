@@ -1,14 +1,24 @@
 """The n per-sample gradients of one variable, kept factored."""
 
 import abc
+import math
 from typing import Any
 
 import tensorflow as tf
 
+from keras_pergrad.factors.kronecker import FULL, Kronecker
 from keras_pergrad.factors.shared import in_rank, integers, zero
 
 #: What follows from the gradients, if a class has no better answer.
-_FURTHER = ("dot", "gram", "sum_of_squares")
+_FURTHER = (
+    "axes",
+    "dot",
+    "gram",
+    "kronecker",
+    "project",
+    "rotated",
+    "sum_of_squares",
+)
 #: Types whose squares overflow, vanish or lose too many digits.
 HALF = (tf.float16, tf.bfloat16)
 
@@ -39,6 +49,8 @@ class SampleGradients(abc.ABC):
     """
 
     rows = ()
+    # What `select` kept, where it blanked the gradients alone.
+    _kept = None
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
@@ -132,6 +144,96 @@ class SampleGradients(abc.ABC):
         others = rows if other is None else flat(other.materialize())
         return tf.matmul(rows, tf.cast(others, rows.dtype), transpose_b=True)
 
+    def project(self, projection):
+        """Return a random projection of each contribution, (n, k).
+
+        Inner products of projections are those of contributions in the mean.
+        All factors of a variable give the same linear map, exactly. Outer
+        products need no gradient: each side is projected (LoGra, Choe et al.,
+        arXiv 2405.13954). Call it after `squared_norms`, if you need both. In
+        a step half precision is widened first (`widened`).
+
+        Args:
+            projection: the `Projection` of this variable; k is its `size`.
+
+        Example:
+
+        >>> import tensorflow as tf
+        >>> from keras_pergrad import factors
+        >>> kernel = factors.Outer(tf.ones((5, 20)), tf.ones((5, 30)))
+        >>> kernel.project(factors.Projection((20, 30), 16, seed=0)).shape
+        TensorShape([5, 16])
+        """
+        return projection.of_gradients(self.materialize())
+
+    def kronecker(self):
+        """Return a Kronecker product that stands for Σ g gᵀ: a `Kronecker`.
+
+        For outer products Σ_t a_t ⊗ b_t of one use they are the sums of a aᵀ
+        and b bᵀ over samples and positions (K-FAC; "expand" in Eschenhagen et
+        al., arXiv 2311.00636): exact for one sample at one position. Others
+        have no product: they answer the exact Σ g gᵀ of a variable of at most
+        1,024 entries, else its exact diagonal. In a step half precision is
+        widened first (`widened`).
+
+        Example:
+
+        >>> import tensorflow as tf
+        >>> from keras_pergrad import factors
+        >>> kernel = factors.Outer(tf.ones((5, 2)), tf.ones((5, 3)))
+        >>> found = kernel.kronecker()
+        >>> found.inputs.numpy(), int(found.count), found.axes
+        (array([[5., 5.],
+               [5., 5.]], dtype=float32), 5, (0,))
+        """
+        total = tf.reshape(tf.convert_to_tensor(self.sum_of_squares()), [-1])
+        one = tf.ones([1, 1], total.dtype)
+        if total.shape[0] and total.shape[0] <= FULL:
+            rows = flat(self.materialize())
+            total = tf.matmul(rows, rows, transpose_a=True)
+        return Kronecker(one, total, one[0, 0], ())
+
+    def axes(self):
+        """Return the axes of the variable on the left of `kronecker`."""
+        return ()
+
+    def rotated(self, inputs=None, outputs=None):
+        """Return the factor of Uᵀ G V, for gradients G seen as matrices.
+
+        With the eigenvectors of `kronecker`, its `sum_of_squares` are the
+        corrected eigenvalues of EK-FAC (George et al., arXiv 1806.03884).
+
+        Args:
+            inputs: U, (i, any), for what `kronecker` has on the left; None
+                where that stays as it is.
+            outputs: V, (o, any), likewise on the right.
+
+        Example:
+
+        >>> import tensorflow as tf
+        >>> from keras_pergrad import factors
+        >>> bias = factors.Full(tf.constant([[3.0, 4.0], [0.0, 1.0]]))
+        >>> turned = tf.constant([[0.6, -0.8], [0.8, 0.6]])
+        >>> bias.rotated(outputs=turned).sum_of_squares().numpy().round(2)
+        array([[25.64,  0.36]], dtype=float32)
+        """
+        from keras_pergrad.factors.full import Full
+
+        gradients = wide(self.materialize())
+        axes, others = self.axes(), []
+        sizes = gradients.shape[1:].as_list()
+        others = [k for k in range(len(sizes)) if k not in axes]
+        order = [0, *(k + 1 for k in (*axes, *others))]
+        left = math.prod(sizes[k] for k in axes)
+        right = math.prod(sizes[k] for k in others)
+        gradients = tf.transpose(gradients, order)
+        gradients = tf.reshape(gradients, integers(-1, left, right))
+        if outputs is not None:
+            gradients = tf.einsum("nio,ok->nik", gradients, outputs)
+        if inputs is not None:
+            gradients = tf.einsum("nio,ik->nko", gradients, inputs)
+        return Full(gradients)
+
     def squared_norm_of_sum(self):
         """Return the squared norm of the sum of all contributions, a scalar.
 
@@ -139,6 +241,12 @@ class SampleGradients(abc.ABC):
         """
         total = tf.convert_to_tensor(self.weighted_sum(None))
         return tf.reduce_sum(tf.square(total))
+
+    def _without_blank(self, *tensors):
+        """Return tensors with samples, zeros for those that are blank."""
+        if self._kept is None:
+            return tensors
+        return _blank(self._kept, tensors)
 
     def chosen_method(self):
         """How the norms are computed, in a word."""
@@ -199,6 +307,9 @@ def select(factors, keep):
     selected = tf.cond(
         tf.reduce_all(keep), lambda: chosen, lambda: _blank(keep, chosen)
     )
+    for part, name in held:
+        if name == "_gradients":
+            part._kept = keep
     for k, tensor in zip(floats, selected):
         tensor.set_shape(tensors[k].shape)
         setattr(*held[k], tensor)

@@ -80,5 +80,17 @@ class Widened(Adapted):
         narrow = isinstance(other, Widened)
         return self.factor.gram(other.factor if narrow else other)
 
+    def project(self, projection):
+        return self.factor.project(projection)
+
+    def axes(self):
+        return self.factor.axes()
+
+    def kronecker(self):
+        return self.factor.kronecker()
+
+    def rotated(self, inputs=None, outputs=None):
+        return self.factor.rotated(inputs, outputs)
+
     def change(self, tensor):
         return tf.cast(tensor, self.dtype)

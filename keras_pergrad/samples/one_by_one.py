@@ -54,6 +54,9 @@ class OneByOne(SampleGradients):
     def sum_of_squares(self):
         return self.loop.sum_of_squares(self.input_index)
 
+    def project(self, projection):
+        return self.loop.project(self.input_index, projection)
+
     def weighted_sum(self, weights):
         return self.loop.weighted(weights)[self.input_index]
 
@@ -120,6 +123,18 @@ class _Loop:
             return inner_products(self._of_sample(i)[place][None], direction)[0]
 
         spec = tf.TensorSpec([], self._wide_type(input_index))
+        return tf.map_fn(one, tf.range(self.use.n), fn_output_signature=spec)
+
+    def project(self, input_index, projection):
+        """Return the projection of each gradient of an input, (n, size)."""
+        place = self.input_indices.index(input_index)
+
+        def one(i):
+            gradient = self._of_sample(i)[place]
+            return projection.of_gradients(gradient[None])[0]
+
+        dtype = self._wide_type(input_index)
+        spec = tf.TensorSpec([projection.size], dtype)
         return tf.map_fn(one, tf.range(self.use.n), fn_output_signature=spec)
 
     def sum_of_squares(self, input_index):

@@ -50,7 +50,8 @@ class Part(Pulled):
 
     # They are those of `Pulled`, although it materialises with fewer ops.
     dot, sum_of_squares = Pulled.dot, Pulled.sum_of_squares
-    gram = Pulled.gram
+    gram, project, kronecker = Pulled.gram, Pulled.project, Pulled.kronecker
+    axes, rotated = Pulled.axes, Pulled.rotated
 
     def materialize(self):
         if self._gradients is None and self._place is not None:

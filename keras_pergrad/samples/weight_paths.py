@@ -235,6 +235,20 @@ class Scaled(Adapted):
         products = self.factor.gram()
         return products * tf.square(tf.cast(self.number, products.dtype))
 
+    def project(self, projection):
+        return self.change(self.factor.project(projection))
+
+    def axes(self):
+        return self.factor.axes()
+
+    def kronecker(self):
+        found = self.factor.kronecker()
+        outputs = self.change(self.change(found.outputs))
+        return found._replace(outputs=outputs)
+
+    def rotated(self, inputs=None, outputs=None):
+        return Scaled(self.factor.rotated(inputs, outputs), self.number)
+
 
 def path_rule(*names):
     """Decorate a function as the rule of ops on weights, as `op_rule`.

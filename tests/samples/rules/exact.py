@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_pergrad.factors import projections
 from keras_pergrad.keras_internals.losses import total_loss
 from keras_pergrad.samples import TracedStep
 from tests import oracle
@@ -66,6 +67,9 @@ def assert_exact(
         tf.constant(rng.normal(size=v.shape), v.value.dtype)
         for v in model.trainable_variables
     ]
+    shapes = [v.shape for v in model.trainable_variables]
+    projected = projections(shapes, 4 * len(shapes), seed=3)
+    questions = list(zip(directions, projected))
     slow = set()
 
     def compute(x, y):
@@ -79,7 +83,7 @@ def assert_exact(
         )
         keep = tf.ones([n], tf.bool)
         # Before anything is held, and after it.
-        new = [_further(f, d) for f, d in zip(factors, directions)]
+        new = [_further(f, *q) for f, q in zip(factors, questions)]
         norms = [f and f.squared_norms() for f in factors]
         full = [f and f.materialize() for f in factors]
         plain = [f and f.weighted_sum(None) for f in factors]
@@ -88,7 +92,7 @@ def assert_exact(
             [None if g is None else tf.convert_to_tensor(g) for g in group]
             for group in (plain, sums)
         ]
-        held = [_further(f, d) for f, d in zip(factors, directions)]
+        held = [_further(f, *q) for f, q in zip(factors, questions)]
         return norms, full, *dense, new, held
 
     function = tf.function(
@@ -130,31 +134,34 @@ def assert_exact(
     )
     right = [
         answer
-        for g, d in zip(contributions, directions)
-        for answer in _answers(g, d, n)
+        for g, q in zip(contributions, questions)
+        for answer in _answers(g, *q, n)
     ]
     for answers in further:
         oracle.assert_agree(sum(answers, ()), right)
     assert slow == set(one_by_one)
 
 
-def _further(factor, direction):
-    """Return inner products with a direction and in pairs, and squares."""
+def _further(factor, direction, projection):
+    """Return products with a direction, in pairs, squares, projections."""
     if factor is None:
-        return None, None, None
+        return None, None, None, None
     squares = tf.convert_to_tensor(factor.sum_of_squares())
-    return factor.dot(direction), factor.gram(), squares
+    projected = factor.project(projection)
+    return factor.dot(direction), factor.gram(), squares, projected
 
 
-def _answers(gradients, direction, n):
+def _answers(gradients, direction, projection, n):
     """Return what these are by the gradients themselves."""
     if gradients is None:
-        return None, None, None
+        return None, None, None, None
     rows, direction = (
         np.reshape(gradients, (n, -1)),
         np.reshape(direction, -1),
     )
-    return rows @ direction, rows @ rows.T, np.square(gradients).sum(0)
+    projected = projection.of_gradients(gradients).numpy()
+    squares = np.square(gradients).sum(0)
+    return rows @ direction, rows @ rows.T, squares, projected
 
 
 def stack(shape, *layers, dtype=None):

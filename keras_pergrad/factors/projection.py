@@ -1,0 +1,190 @@
+"""Random projections of a variable's gradients, a matrix for each side."""
+
+import copy
+import math
+
+import tensorflow as tf
+
+from keras_pergrad.factors.sample_gradients import wide
+from keras_pergrad.factors.side import PartOfSide, Side
+
+
+class Projection:
+    """A random linear map from gradients of a variable to a few numbers.
+
+    A gradient is seen as a matrix G, of all axes but the last by the last one.
+    Its projection is P_inᵀ G P_out, with random signs in both (LoGra, Choe et
+    al., arXiv 2405.13954), so that sums of outer products need no gradient:
+    Σ a ⊗ b becomes Σ (a P_in) ⊗ (b P_out). A side not longer than its share
+    stays as it is, and so does a variable of at most `size` entries. Inner
+    products are kept in the mean: E⟨Pg, Ph⟩ = ⟨g, h⟩.
+
+    It depends on its arguments alone, on whatever machine. Its matrices, in
+    float32, are made at first use; a side whose matrix would have over four
+    million entries has two small ones, for its numbers seen as a matrix.
+
+    Args:
+        shape: the variable's shape.
+        size: how many numbers a gradient may become, at least 1.
+        seed: an integer, or a tuple of them, as (seed, index of the variable).
+
+    Attributes:
+        shape, seed: as given.
+        size: how many numbers it becomes: k_in · k_out, at most those given.
+
+    Raises:
+        ValueError: `size` is below 1, or `shape` is not all known.
+
+    Example:
+
+    >>> import tensorflow as tf
+    >>> from keras_pergrad import factors
+    >>> projection = factors.Projection((100, 50), 64, seed=0)
+    >>> kernel = factors.Outer(tf.ones((2, 100)), tf.ones((2, 50)))
+    >>> kernel.project(projection).shape.as_list()
+    [2, 64]
+    """
+
+    def __init__(self, shape, size, seed):
+        self.shape = tuple(shape)
+        if any(length is None for length in self.shape):
+            raise ValueError(
+                "`shape` expected the shape of a variable, all of it known. "
+                f"Received: shape={self.shape}"
+            )
+        if size < 1:
+            raise ValueError(f"`size` must be at least 1. Received: {size}")
+        self.seed = tuple(seed) if isinstance(seed, (tuple, list)) else seed
+        columns = self.shape[-1] if len(self.shape) > 1 else 1
+        rows = math.prod(self.shape[:-1] if len(self.shape) > 1 else self.shape)
+        sizes = _shared(rows, columns, int(size))
+        text = f"{self.seed}"
+        self.inputs = Side(rows, sizes[0], f"{text}, inputs")
+        self.outputs = Side(columns, sizes[1], f"{text}, outputs")
+
+    def __repr__(self):
+        return (
+            f"Projection(shape={self.shape}, size={self.size}, "
+            f"seed={self.seed})"
+        )
+
+    @property
+    def size(self):
+        return self.inputs.size * self.outputs.size
+
+    def of_gradients(self, gradients):
+        """Return the projections of gradients that are written out, (n, size).
+
+        Args:
+            gradients: (n, *shape). Half precision is widened first.
+
+        Example:
+
+        >>> import numpy as np
+        >>> from keras_pergrad import factors
+        >>> projection = factors.Projection((3,), 8, seed=0)
+        >>> projection.of_gradients(np.ones((2, 3))).numpy()  # few: all stay
+        array([[1., 1., 1.],
+               [1., 1., 1.]])
+        """
+        gradients = wide(tf.convert_to_tensor(gradients))
+        sides = self.inputs.length, self.outputs.length
+        return self.of_matrices(tf.reshape(gradients, [-1, *sides]))
+
+    def of_matrices(self, matrices, is_turned=False):
+        """Return those of (n, rows, columns), or (n, columns, rows)."""
+        if self.inputs.is_whole and self.outputs.is_whole:
+            if is_turned:
+                matrices = tf.linalg.matrix_transpose(matrices)
+            return tf.reshape(matrices, [-1, self.size])
+        if is_turned:
+            first, last = self.outputs, self.inputs
+        else:
+            first, last = self.inputs, self.outputs
+        met = last.apply(matrices)
+        if first.is_whole and not is_turned:
+            return tf.reshape(met, [-1, self.size])
+        if first.is_matrix:
+            matrix = first.matrix(met.dtype)
+            order = "nac,ab->ncb" if is_turned else "nac,ab->nbc"
+            return tf.reshape(tf.einsum(order, met, matrix), [-1, self.size])
+        met = first.apply(tf.linalg.matrix_transpose(met))
+        if not is_turned:
+            met = tf.linalg.matrix_transpose(met)
+        return tf.reshape(met, [-1, self.size])
+
+    def of_sides(self, rows, columns):
+        """Return Σ_t rows ⊗ columns of sides that are projected, (n, size).
+
+        Args:
+            rows: (n, T, k_in).
+            columns: (n, T, k_out).
+        """
+        products = tf.matmul(rows, columns, transpose_a=True)
+        return tf.reshape(products, [-1, self.size])
+
+    def of_last(self, start, length):
+        """Return the same map for some entries of the variable's last axis."""
+        part = copy.copy(self)
+        part.shape = (*self.shape[:-1], length)
+        if len(self.shape) > 1:
+            part.outputs = PartOfSide(self.outputs, start, length)
+        else:
+            part.inputs = PartOfSide(self.inputs, start, length)
+        return part
+
+
+def projections(shapes, size, seed):
+    """Return a projection for each of several variables.
+
+    Variables that are small stay as they are; the others share what is left
+    evenly.
+
+    Args:
+        shapes: the shapes of the variables.
+        size: how many numbers they may become in total, at least one each.
+        seed: an integer.
+
+    Returns:
+        A list of `Projection`, with seeds (seed, index).
+
+    Raises:
+        ValueError: `size` is below the number of variables.
+
+    Example:
+
+    >>> from keras_pergrad import factors
+    >>> found = factors.projections([(100, 50), (50,), (2,)], 102, seed=0)
+    >>> [projection.size for projection in found]
+    [49, 50, 2]
+    """
+    shapes = [tuple(shape) for shape in shapes]
+    if size < len(shapes):
+        raise ValueError(
+            f"`size` must be at least {len(shapes)}, a number for each "
+            f"variable. Received: size={size}"
+        )
+    numbers = [math.prod(shape) for shape in shapes]
+    shares, left = {}, size
+    for done, k in enumerate(
+        sorted(range(len(shapes)), key=numbers.__getitem__)
+    ):
+        shares[k] = max(min(numbers[k], left // (len(shapes) - done)), 1)
+        left -= shares[k]
+    return [
+        Projection(shape, shares[k], (seed, k))
+        for k, shape in enumerate(shapes)
+    ]
+
+
+def _shared(rows, columns, size):
+    """Return the sizes of two sides, which multiply to at most `size`."""
+    if rows * columns <= size:
+        return rows, columns
+    side = math.isqrt(size)
+    if columns <= side:
+        return min(rows, size // max(columns, 1)), columns
+    if rows <= side:
+        return rows, min(columns, size // max(rows, 1))
+    # With the smaller remainder: 80 is 8 · 10, not 8 · 8.
+    return min(rows, size // side), side
