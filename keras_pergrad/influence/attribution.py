@@ -13,12 +13,13 @@ from keras_pergrad.influence.in_weight_space import (
     Identity,
     InWeightSpace,
     exact,
+    kronecker,
 )
 from keras_pergrad.influence.served import require_served
 from keras_pergrad.keras_internals.data_batches import batches_of
 
-Curvature = Literal["none", "exact"]
-CURVATURES = ("none", "exact")
+Curvature = Literal["ekfac", "kfac", "exact", "projected", "none"]
+CURVATURES = ("ekfac", "kfac", "exact", "projected", "none")
 _BATCH = 256
 
 
@@ -105,7 +106,7 @@ class Influence:
         y: Any = None,
         sample_weight: Any = None,
         *,
-        curvature: Curvature = "exact",
+        curvature: Curvature = "ekfac",
         damping: float | None = None,
         checkpoints: Sequence[str | os.PathLike] | None = None,
         batch_size: int | None = None,
@@ -119,7 +120,12 @@ class Influence:
         require_served(model, next(iter(self._batches)))
         self._model, self._verbose = model, verbose
         self._checkpoints = Checkpoints(model, checkpoints)
-        make = Identity if curvature == "none" else exact(damping)
+        make = {
+            "none": lambda: Identity,
+            "exact": lambda: exact(damping),
+            "kfac": lambda: kronecker(damping, False, 0),
+            "ekfac": lambda: kronecker(damping, True, 0),
+        }[curvature]()
         self._parts = [
             InWeightSpace(model, self._batches, make, verbose)
             for _ in range(len(self._checkpoints))

@@ -4,6 +4,7 @@ import numpy as np
 
 from keras_pergrad.influence import sample_passes
 from keras_pergrad.influence.hessian import Hessian
+from keras_pergrad.influence.kronecker_curvature import KroneckerCurvature
 
 #: Entries of the test samples' gradients that are held at a time.
 _HELD = 2**25
@@ -85,5 +86,17 @@ def exact(damping):
 
     def make(model, batches, like, verbose):
         return Hessian(model, batches, like, damping or 0.0, verbose)
+
+    return make
+
+
+def kronecker(damping, corrected, seed):
+    """Return what makes K-FAC, or EK-FAC (`corrected`)."""
+
+    def make(model, batches, like, verbose):
+        del like
+        return KroneckerCurvature(
+            model, batches, damping, corrected, seed, verbose
+        )
 
     return make
