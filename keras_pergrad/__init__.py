@@ -71,6 +71,7 @@ if _typing.TYPE_CHECKING:
         per_sample_gradients,
         per_sample_norms,
     )
+    from keras_pergrad.influence.attribution import Influence
     from keras_pergrad.model import PerGradModel
     from keras_pergrad.modes import (
         Accumulated,
@@ -113,6 +114,7 @@ else:
                 "per_sample_gradients",
                 "per_sample_norms",
             ),
+            "influence.attribution": ("Influence",),
             "model": ("PerGradModel",),
             "modes": (
                 "Accumulated",
@@ -154,6 +156,7 @@ __all__ = [
     "ClippedMean",
     "GradientMode",
     "GradientStatistics",
+    "Influence",
     "Mean",
     "PerGradModel",
     "PerSample",

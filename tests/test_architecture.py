@@ -46,6 +46,14 @@ MAY_IMPORT = {
         "keras_internals",
         "statistics",
     },
+    "influence": {
+        "common",
+        "data_passes",
+        "factors",
+        "keras_internals",
+        "runs",
+        "samples",
+    },
     "model_aggregation": {"keras_internals"},
     "dots": {"data_passes", "factors", "keras_internals"},
     "model": {

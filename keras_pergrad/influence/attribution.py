@@ -2,12 +2,18 @@
 
 import os
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 
-from keras_pergrad.common.arguments import is_number, positive_integer
+from keras_pergrad.common.arguments import positive_integer
+from keras_pergrad.influence.argument_checks import (
+    Curvature,
+    check_arguments,
+    checked_shard,
+    comes_in_batches,
+)
 from keras_pergrad.influence.checkpoints import Checkpoints
 from keras_pergrad.influence.in_weight_space import (
     Identity,
@@ -15,11 +21,15 @@ from keras_pergrad.influence.in_weight_space import (
     exact,
     kronecker,
 )
-from keras_pergrad.influence.served import require_served
+from keras_pergrad.influence.projected import (
+    Projected,
+    samples_of,
+    shapes_of,
+)
+from keras_pergrad.influence.projected_rows import OnDisk
+from keras_pergrad.influence.served import require_built, require_served
 from keras_pergrad.keras_internals.data_batches import batches_of
 
-Curvature = Literal["ekfac", "kfac", "exact", "projected", "none"]
-CURVATURES = ("ekfac", "kfac", "exact", "projected", "none")
 _BATCH = 256
 
 
@@ -49,11 +59,19 @@ class Influence:
     Negative: harmful. Its unit is that of the loss. The sum of the scores of
     several samples is the prediction for leaving out all of them.
 
-    | curvature | H |
-    |---|---|
-    | "exact" | the Hessian of the compiled loss, weight regularisers included |
-    | "none" | nothing: g_tᵀ g_j / n, by how much a step of rate 1 on the mean
-      loss lowers the loss of t by way of j (Pruthi et al., arXiv 2002.08484) |
+    H depends on `curvature`:
+
+    - "exact": the Hessian of the compiled loss, weight regularisers included.
+    - "ekfac": the Gauss-Newton matrix of the losses, variable by variable, as
+      Kronecker products with measured eigenvalues, and the curvature of L2
+      regularisers (Grosse et al., arXiv 2308.03296). Targets are drawn from
+      what the model predicts.
+    - "kfac": the same with the products' own eigenvalues.
+    - "projected": the mean of g gᵀ over the training samples, of random
+      projections of the gradients (Park et al., arXiv 2303.14186; Choe et
+      al., arXiv 2405.13954), without regularisers. It can be saved.
+    - "none": none. g_tᵀ g_j / n is by how much a step of rate 1 on the mean
+      loss lowers the loss of t by way of j (Pruthi et al., arXiv 2002.08484).
 
     Layers act as in `evaluate` (`training=False`). The model is left as it
     is. Nothing is computed until you ask.
@@ -68,13 +86,16 @@ class Influence:
         sample_weight: the weights, (n,), or None.
         curvature: see above.
         damping: a number that is added to every eigenvalue of H. None: 0 for
-            "exact", which a training that has ended with weight
-            regularisers needs no more of.
+            "exact"; else a tenth of the mean eigenvalue (of each variable;
+            of the projections).
         checkpoints: files from `model.save_weights`; the scores are summed
             over them. None: the weights that the model has now.
         batch_size: how many samples go through the model at a time. None: 256
             of arrays, the own batches of a data set. A loss that divides by
             what a batch holds (its masks) does so in these batches.
+        projection_size: how many numbers a sample's gradient becomes for
+            "projected", at most.
+        seed: of the targets that are drawn, and of the projections.
         verbose: whether to show progress bars.
 
     Raises:
@@ -110,26 +131,37 @@ class Influence:
         damping: float | None = None,
         checkpoints: Sequence[str | os.PathLike] | None = None,
         batch_size: int | None = None,
+        projection_size: int = 1024,
+        seed: int = 0,
         verbose: int | bool = 1,
     ):
-        _check(curvature, damping, checkpoints)
+        check_arguments(curvature, damping, checkpoints)
         data = x, y, sample_weight
-        if batch_size is None and not _own_batches(x):
+        if batch_size is None and not comes_in_batches(x):
             batch_size = _BATCH
         self._batches = batches_of(*data, batch_size)
         require_served(model, next(iter(self._batches)))
         self._model, self._verbose = model, verbose
+        self._curvature = curvature
         self._checkpoints = Checkpoints(model, checkpoints)
-        make = {
-            "none": lambda: Identity,
-            "exact": lambda: exact(damping),
-            "kfac": lambda: kronecker(damping, False, 0),
-            "ekfac": lambda: kronecker(damping, True, 0),
-        }[curvature]()
-        self._parts = [
-            InWeightSpace(model, self._batches, make, verbose)
-            for _ in range(len(self._checkpoints))
-        ]
+        shared = model, self._batches
+        if curvature == "projected":
+            size = positive_integer("projection_size", projection_size)
+
+            def part():
+                return Projected(*shared, size, damping, seed, verbose)
+        else:
+            make = {
+                "none": lambda: Identity,
+                "exact": lambda: exact(damping),
+                "kfac": lambda: kronecker(damping, False, seed),
+                "ekfac": lambda: kronecker(damping, True, seed),
+            }[curvature]()
+
+            def part():
+                return InWeightSpace(*shared, make, verbose)
+
+        self._parts = [part() for _ in range(len(self._checkpoints))]
 
     def scores(
         self, x_test: Any, y_test: Any = None, sample_weight: Any = None
@@ -147,7 +179,7 @@ class Influence:
         Raises:
             ValueError: as the class says.
         """
-        own = _own_batches(x_test)
+        own = comes_in_batches(x_test)
 
         def tests(count):
             size = None if own else count
@@ -195,43 +227,118 @@ class Influence:
         order = order[:, :k]
         return Top(order, np.take_along_axis(scores, order, 1))
 
+    def save(
+        self, path: str | os.PathLike, shard: tuple[int, int] = (0, 1)
+    ) -> bool:
+        """Build a store of the projected gradients, or what it lacks.
+
+        The data go through the model batch by batch; what is done is on disk.
+        If the process ends, call it again: at most the last batch is built
+        again. Several processes, or machines with one file system, build one
+        store: give each another `shard`. It then equals that of one process.
+        The rows of a store are in `path/0/gradients.npy` in half precision,
+        each over its entry in `path/0/scales.npy` (`1` and so on: of further
+        checkpoints).
+
+        Args:
+            path: of the store, a directory.
+            shard: (i, of): part i of so many, from 0.
+
+        Returns:
+            Whether the store is complete, so that `load` takes it.
+
+        Raises:
+            ValueError: the curvature is not "projected"; the store there is
+                of other weights, data sizes or settings; `shard` is none; or
+                the batches are not of one size.
+        """
+        if self._curvature != "projected":
+            raise ValueError(
+                "A store has projected gradients. Expected "
+                "curvature='projected'. Received: "
+                f"curvature={self._curvature!r}"
+            )
+        number, of = checked_shard(shard)
+        if self._batches is None:
+            raise ValueError(
+                "This Influence was loaded from a store, and has no data to "
+                "build another one. Make one with x and y."
+            )
+        complete, samples = True, samples_of(self._batches)
+        for k, part in enumerate(self._parts):
+            about = {"weights": self._checkpoints.checksum(k)}
+            with self._checkpoints.at(k):
+                place = os.path.join(path, str(k))
+                store = part.save(place, (number, of), about, samples)
+            complete = complete and not store.missing()
+        return complete
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike,
+        model: keras.Model,
+        *,
+        damping: float | None = None,
+        checkpoints: Sequence[str | os.PathLike] | None = None,
+        verbose: int | bool = 1,
+    ) -> "Influence":
+        """Open a store that `save` has built; its rows stay on disk.
+
+        Args:
+            path: of the store.
+            model: the model, compiled and built, with the same weights.
+            damping: as for `Influence`.
+            checkpoints: the same files as when it was built.
+            verbose: as for `Influence`.
+
+        Returns:
+            An `Influence` that answers as the one that built it, to half
+            precision.
+
+        Raises:
+            ValueError: there is no store, chunks of it are missing, or it is
+                of other weights or another model.
+
+        Example:
+
+        >>> import tempfile, keras, numpy as np
+        >>> import keras_pergrad as kpg
+        >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        >>> model.compile("sgd", "mse")
+        >>> x, y = np.eye(4), np.ones((4, 1))
+        >>> influence = kpg.Influence(
+        ...     model, x, y, curvature="projected", verbose=0
+        ... )
+        >>> path = tempfile.mkdtemp()
+        >>> influence.save(path)
+        True
+        >>> kpg.Influence.load(path, model).scores(x[:2], y[:2]).shape
+        (2, 4)
+        """
+        check_arguments("projected", damping, checkpoints)
+        require_built(model)
+        self = object.__new__(cls)
+        self._batches, self._model, self._verbose = None, model, verbose
+        self._curvature = "projected"
+        self._checkpoints = Checkpoints(model, checkpoints)
+        self._parts = []
+        for k in range(len(self._checkpoints)):
+            weights = {"weights": self._checkpoints.checksum(k)}
+            rows = OnDisk(os.path.join(path, str(k)))
+            rows.require({**weights, "shapes": shapes_of(model)})
+            rows.require_complete()
+            settings = rows.about["projection_size"], damping
+            self._parts.append(
+                Projected(
+                    model, None, *settings, rows.about["seed"], verbose, rows
+                )
+            )
+        return self
+
     def _summed(self, ask):
         total: Any = 0.0
         for number, part in enumerate(self._parts):
             with self._checkpoints.at(number):
                 total = total + ask(part)
         return total / np.shape(total)[-1]
-
-
-def _own_batches(x):
-    """Whether data come in batches."""
-    import tensorflow as tf
-
-    return isinstance(x, (tf.data.Dataset, keras.utils.PyDataset))
-
-
-def _check(curvature, damping, checkpoints):
-    if curvature not in CURVATURES:
-        raise ValueError(
-            f"`curvature` must be one of {CURVATURES}. Received: "
-            f"curvature={curvature!r}"
-        )
-    if damping is not None and not (
-        is_number(damping) and 0 <= damping < float("inf")
-    ):
-        raise ValueError(
-            "`damping` must be None or a number of at least 0. Received: "
-            f"damping={damping!r}"
-        )
-    if curvature == "none" and damping is not None:
-        raise ValueError(
-            "`damping` is added to a curvature, and curvature='none' has "
-            f"none. Expected damping=None. Received: damping={damping!r}"
-        )
-    if isinstance(checkpoints, (str, os.PathLike)) or (
-        checkpoints is not None and not len(checkpoints)
-    ):
-        raise ValueError(
-            "`checkpoints` must be None or a list of at least one weights "
-            f"file. Received: checkpoints={checkpoints!r}"
-        )

@@ -139,10 +139,15 @@ def _trace(model_reference):
             found = outer.gradient(
                 slopes,
                 variables,
-                output_gradients=[tf.cast(d, g.dtype) for d, g in zip(own, slopes)],
+                output_gradients=[
+                    tf.cast(d, g.dtype) for d, g in zip(own, slopes)
+                ],
                 unconnected_gradients=tf.UnconnectedGradients.ZERO,
             )
-            return [tf.cast(tf.convert_to_tensor(f), d.dtype) for f, d in zip(found, own)]
+            return [
+                tf.cast(tf.convert_to_tensor(f), d.dtype)
+                for f, d in zip(found, own)
+            ]
 
         own = [d for d in directions if d is not None]
         found = iter(tf.map_fn(one, own, parallel_iterations=1))

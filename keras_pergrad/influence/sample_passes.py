@@ -20,11 +20,9 @@ HELD = 2**17
 def gradients_of(model, batch, first=0):
     """Return the gradients of a batch's samples, widened; `first`: its row."""
     (found,) = run("gradients", model, (*batch, None, 0), "vectorized", False)
-    gradients = [None if g is None else wide(g).numpy() for g in found]
-    sizes = [_sizes(g) for g in gradients if g is not None]
-    if sizes:
-        _require_finite(sum(sizes), first)
-    return gradients
+    return [
+        None if g is None else finite(wide(g).numpy(), first) for g in found
+    ]
 
 
 def dots(model, batches, directions, verbose=0):
@@ -39,8 +37,7 @@ def dots(model, batches, directions, verbose=0):
         data = (*batch, None, 0)
         (parts,) = run(_DIRECTIONS, model, data, "vectorized", False, more)
         total = sum(p.numpy().astype("float64") for p in parts if p is not None)
-        found.append(np.transpose(total))
-        _require_finite(np.sum(np.abs(total), 1), first)
+        found.append(np.transpose(finite(total, first)))
         first += len(total)
     return np.concatenate(found, 1)
 
@@ -107,11 +104,9 @@ def _products(factor, directions, n):
     return tf.transpose(products) * scale
 
 
-def _sizes(gradients):
-    return np.abs(gradients.reshape(len(gradients), -1)).sum(1)
-
-
-def _require_finite(sizes, first):
-    """Refuse samples without finite gradients, by their rows in the data."""
+def finite(rows, first):
+    """Return samples' numbers; refuse those that are not finite by row."""
+    sizes = np.abs(rows.reshape(len(rows), -1)).sum(1)
     if not np.isfinite(sizes).all():
         require_finite(np.concatenate([np.zeros(first), sizes]))
+    return rows

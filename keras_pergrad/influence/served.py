@@ -13,6 +13,17 @@ from keras_pergrad.keras_internals.model_parts import (
 )
 
 
+def require_built(model):
+    """Refuse a model without weights, or without a loss."""
+    require_compiled(model)
+    if not model.built:
+        raise ValueError(
+            f"Expected a built model, whose weights are those of the store. "
+            f"Received: {model.name!r}, which has none yet: call it on a "
+            "batch, or model.build(...)."
+        )
+
+
 def require_served(model, batch):
     """Refuse a model whose loss is no mean over samples; build it."""
     require_compiled(model)
