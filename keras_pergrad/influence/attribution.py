@@ -1,7 +1,7 @@
 """`Influence`: which training samples helped or hurt a prediction."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -21,6 +21,7 @@ from keras_pergrad.influence.in_weight_space import (
     exact,
     kronecker,
 )
+from keras_pergrad.influence.picture import page, rows_of
 from keras_pergrad.influence.projected import (
     Projected,
     samples_of,
@@ -223,9 +224,53 @@ class Influence:
         """
         k = positive_integer("k", k)
         scores = self.scores(x_test, y_test, sample_weight)
-        order = np.argsort(-scores if helpful else scores, 1, kind="stable")
-        order = order[:, :k]
-        return Top(order, np.take_along_axis(scores, order, 1))
+        return _top(scores, k, helpful)
+
+    def page(
+        self,
+        path: str | os.PathLike,
+        x_test: Any,
+        y_test: Any = None,
+        k: int = 5,
+        class_names: Sequence[str] | None = None,
+        show: Callable | None = None,
+    ) -> None:
+        """Write a page of test samples with what helped and hurt them.
+
+        One HTML file for light and dark, with no script, no other file and no
+        network. Images are shown as such, other samples as text or numbers.
+
+        Args:
+            path: of the file.
+            x_test, y_test: as for `scores`; a handful of samples.
+            k: how many helpful, and harmful, training samples of each test.
+            class_names: the names of the classes that targets count; None:
+                their numbers.
+            show: `show(x)` makes of one sample what is shown: a text, an
+                image (height, width[, 1 or 3]), numbers, or a dict of these.
+                None: the sample itself.
+
+        Raises:
+            ValueError: as for `scores`; or this Influence was loaded from a
+                store, which has no samples to show.
+        """
+        if self._batches is None:
+            raise ValueError(
+                "A page shows training samples. Expected an Influence made "
+                "with x and y. Received: one from Influence.load, whose store "
+                "has gradients alone."
+            )
+        k = positive_integer("k", k)
+        scores = self.scores(x_test, y_test)
+        best, worst = _top(scores, k, True), _top(scores, k, False)
+        tests = rows_of(
+            batches_of(x_test, y_test, None, None), range(len(scores))
+        )
+        rows = np.union1d(best.samples, worst.samples)
+        train = rows_of(self._batches, rows)
+        text = page(tests, train, best, worst, class_names, show)
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
 
     def save(
         self, path: str | os.PathLike, shard: tuple[int, int] = (0, 1)
@@ -342,3 +387,9 @@ class Influence:
             with self._checkpoints.at(number):
                 total = total + ask(part)
         return total / np.shape(total)[-1]
+
+
+def _top(scores, k, helpful):
+    order = np.argsort(-scores if helpful else scores, 1, kind="stable")
+    order = order[:, :k]
+    return Top(order, np.take_along_axis(scores, order, 1))

@@ -60,7 +60,7 @@ def _process(path, number, of):
         [sys.executable, "-c", BUILD, str(path), str(number), str(of)],
         cwd=ROOT,
         env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
-        stdout=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
     )
 
 
@@ -154,20 +154,18 @@ for chunk in store.missing():
 def test_twenty_kills_lose_at_most_a_chunk_each(tmp_path):
     begun = []
     for kill in range(21):
-        process = subprocess.Popen(
+        with subprocess.Popen(
             [sys.executable, "-c", KILLED, str(tmp_path)],
             cwd=ROOT,
             env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
             stdout=subprocess.PIPE,
             text=True,
-        )
-        begun.append(int(process.stdout.readline()))
-        if kill == 20:
-            begun += map(int, process.communicate()[0].split())
-            break
-        time.sleep(0.002 * kill)
-        process.send_signal(signal.SIGKILL)
-        begun += map(int, process.communicate()[0].split())
+        ) as process:
+            begun.append(int(process.stdout.readline()))
+            if kill < 20:
+                time.sleep(0.002 * kill)
+                process.send_signal(signal.SIGKILL)
+            begun += map(int, process.stdout.read().split())
     # Each kill has one chunk built again, and no other is.
     assert sorted(set(begun)) == list(range(400))
     assert len(begun) <= 400 + 20
