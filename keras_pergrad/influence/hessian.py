@@ -15,6 +15,7 @@ from keras_pergrad.keras_internals.batches import ranks, sample_count
 from keras_pergrad.keras_internals.losses import total_loss
 from keras_pergrad.keras_internals.model_parts import call_model
 from keras_pergrad.keras_internals.model_state import (
+    bodies,
     random_state_kept,
     run_and_restore,
 )
@@ -126,17 +127,29 @@ def _trace(model_reference):
             if d is not None
         ]
 
-        def one(own):
-            with tf.GradientTape() as outer:
-                with tf.GradientTape() as inner:
-                    y_pred = call_model(model, x, training=False)
-                    loss = total_loss(model, x, y, y_pred, sample_weight, False)
+        def slopes_in(tape):
+            with tape, tf.GradientTape() as inner:
+                y_pred = call_model(model, x, training=False)
+                loss = total_loss(model, x, y, y_pred, sample_weight, False)
                 slopes = inner.gradient(loss, variables)
-                slopes = [
+                return [
                     tf.zeros_like(v) if g is None else tf.convert_to_tensor(g)
                     for g, v in zip(slopes, variables)
                 ]
-            found = outer.gradient(
+
+        first = tf.GradientTape(persistent=True)
+        shared = slopes_in(first)
+        # A loop cannot be differentiated again from inside another one.
+        has_bodies = any(
+            map(bodies, tf.compat.v1.get_default_graph().get_operations())
+        )
+
+        def one(own):
+            tape, slopes = first, shared
+            if has_bodies:
+                tape = tf.GradientTape()
+                slopes = slopes_in(tape)
+            found = tape.gradient(
                 slopes,
                 variables,
                 output_gradients=[

@@ -61,7 +61,9 @@ def drawn(model, batch, seed):
         weight = tf.sqrt(tf.cast(weight, keras.config.floatx()))
     if positions > 1:
         root = tf.constant(np.sqrt(positions), keras.config.floatx())
-        ones = tf.ones([len(outputs)], root.dtype)
+        # Of the rank of the values of the loss.
+        shape = [len(outputs)] + [1] * (len(shape) - 2)
+        ones = tf.ones(shape, root.dtype)
         weight = root * (ones if weight is None else weight)
     return x, targets, weight
 
