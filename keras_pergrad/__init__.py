@@ -84,6 +84,7 @@ if _typing.TYPE_CHECKING:
         PCGrad,
         UPGrad,
     )
+    from keras_pergrad.influence.attribution import Influence
     from keras_pergrad.model import PerGradModel
     from keras_pergrad.modes import (
         Accumulated,
@@ -139,6 +140,7 @@ else:
                 "PCGrad",
                 "UPGrad",
             ),
+            "influence.attribution": ("Influence",),
             "model": ("PerGradModel",),
             "modes": (
                 "Accumulated",
@@ -188,6 +190,7 @@ __all__ = [
     "GradientMode",
     "GradientStatistics",
     "GramianAggregation",
+    "Influence",
     "Krum",
     "Mean",
     "PCGrad",

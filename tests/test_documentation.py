@@ -32,6 +32,7 @@ PAGES = {
     "docs/guides/odd_samples.md": 9,
     "docs/guides/parallel.md": 11,
     "docs/guides/physics_informed.md": 25,
+    "docs/guides/samples_that_matter.md": 35,
     "docs/guides/slow_training.md": 21,
     "docs/guides/text_models.md": 15,
     "docs/guides/your_own_model.md": 10,
