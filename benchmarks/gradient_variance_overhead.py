@@ -5,9 +5,9 @@ records. Plain and watched epochs take turns, so that a machine that gets
 slower or faster meets both alike. Aim: below 8 % of the epoch.
 
 With `--instruments` it has all instruments of gradient health and histograms,
-and its default repetitions: with instruments, each gradient is computed once. What ten
-such measurements add to an epoch of CIFAR-10, of 782 steps, is told as well,
-with the same aim.
+and its default repetitions: with instruments, each gradient is computed once.
+What ten such measurements add to an epoch of CIFAR-10, of 782 steps, is told
+as well, with the same aim.
 
 Two figures. What is added between the last batch of an epoch and the third of
 the next, so with what the measurement leaves cold in the caches, is a few

@@ -169,7 +169,7 @@ class PerGradModel(FitHooks, keras.Model):
             if not isinstance(getattr(self, "value_state", None), ValueState):
                 self.value_state = ValueState()
         self._watched = None
-        self._step_readings = StepReadings(self)
+        self._step_readings = StepReadings(self, PerGradModel)
 
     @property
     def gradient_mode(self):
@@ -211,30 +211,17 @@ class PerGradModel(FitHooks, keras.Model):
                 self._gradient_mode, self._gradient_logs = mode, logs
                 variant.put_back(self)
 
-    @contextlib.contextmanager
     def read_steps(self, reader):
-        """Have a `modes.StepReader` read the steps while this is open.
-
-        It reads the samples' gradients of the very batches that train, in
-        the step, before the update. Training is the same as without it.
+        """Have a `modes.StepReader` read the steps that train while open.
 
         Args:
             reader: a `keras_pergrad.modes.StepReader`; several may be open.
 
         Raises:
-            ValueError: the mode is not a `Vectorized`, or private; there are
-                several replicas; the model has a `train_step` of its own; or
-                the train function is not Keras's own.
+            ValueError: its steps cannot be read; the error says why.
         """
-        if type(self).train_step is not PerGradModel.train_step:
-            raise ValueError(
-                "The samples' gradients of a training batch can be read in "
-                "PerGradModel's own train_step, which has one loss. Received: "
-                f"a model of class {type(self).__name__} with a train_step of "
-                "its own. Measure on a probe."
-            )
-        with self._step_readings.opened(reader):
-            yield
+        require_compiled(self, "read_steps")
+        return self._step_readings.opened(reader)
 
     def get_compile_config(self):
         config = super().get_compile_config()

@@ -1,7 +1,6 @@
 """The variance of gradients between samples, repetitions and runs."""
 
 import contextlib
-import math
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -14,7 +13,6 @@ from keras_pergrad.analysis.health.instrument_table import (
     figures_of,
 )
 from keras_pergrad.analysis.health.instruments import Instruments
-from keras_pergrad.analysis.health.training_reader import TrainingReader
 from keras_pergrad.analysis.measurement import probe_batch as probes
 from keras_pergrad.analysis.measurement.gradient_logs import (
     hidden,
@@ -27,8 +25,10 @@ from keras_pergrad.analysis.measurement.task_conflicts import (
     with_tasks,
 )
 from keras_pergrad.analysis.measurement.task_meter import TaskMeter
+from keras_pergrad.analysis.measurement.training_reader import TrainingReader
 from keras_pergrad.callbacks import gradient_records, training_source
 from keras_pergrad.callbacks.gradient_advice import GradientAdvice
+from keras_pergrad.callbacks.measured_steps import steps_between
 from keras_pergrad.common.arguments import positive_integer
 from keras_pergrad.common.deprecation import former
 from keras_pergrad.keras_internals import callback_list
@@ -40,8 +40,8 @@ from keras_pergrad.keras_internals.train_function import Wrapped
 from keras_pergrad.runs import GradientSketch
 from keras_pergrad.trackers.guarded import checked
 
-# Measurements of a `fit`, for a curve.
-_FEWEST = 10
+# What `every` may be instead of a number.
+_NAMED = "auto", "epoch"
 
 
 class GradientVariance(keras.callbacks.Callback):
@@ -104,8 +104,8 @@ class GradientVariance(keras.callbacks.Callback):
             itself, in the step that trains on it, before its update. It needs
             `Vectorized` on one replica and measures in the first step, then
             every so many; with "auto" and "epoch" in the first step of each
-            epoch. There is no `alpha`, no advice and no record in `log_dir`;
-            update ratios are of the update that the batch makes.
+            epoch. No `alpha`, advice or `log_dir` then; update ratios are of
+            the update that the batch makes.
         histograms: whether readings have histograms, of the mean gradient by
             variable and of the norms of the samples' gradients.
         progress_bar: names of instruments that the progress bar shows.
@@ -170,7 +170,7 @@ class GradientVariance(keras.callbacks.Callback):
         by_task: bool = False,
     ):
         super().__init__()
-        if every not in ("auto", "epoch"):
+        if every not in _NAMED:
             try:
                 every = positive_integer("every", every)
             except ValueError as error:
@@ -191,10 +191,8 @@ class GradientVariance(keras.callbacks.Callback):
         self.sketch = GradientSketch(sketch_size)
         self.instruments = chosen(instruments)
         if self.is_in_training:
-            given = instruments, probe, repeats, log_dir, by_task
-            self.instruments = training_source.instruments_of(
-                self.instruments, *given
-            )
+            given = self.instruments, instruments, probe, repeats, log_dir
+            self.instruments = training_source.instruments_of(*given, by_task)
         self.progress_bar = chosen(
             progress_bar, "progress_bar", self.instruments
         )
@@ -224,7 +222,7 @@ class GradientVariance(keras.callbacks.Callback):
         self.run_directory = self._meter = self._instruments = None
         self._batches_seen, self._explained = 0, False
         self._ended = False
-        self._interval = self._steps_between()
+        self._interval = steps_between(self.every, self.params)
         watch = getattr(self.model, "watch_gradients", None)
         if self.is_in_training:
             self._reader = TrainingReader(self._make_instruments)
@@ -257,7 +255,7 @@ class GradientVariance(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         measures = self._meter is not None and not self.is_in_training
-        if measures and self.every in ("auto", "epoch"):
+        if measures and self.every in _NAMED:
             step = self._step()
             if not self.steps or self.steps[-1] != step:
                 self._measure(step)
@@ -298,24 +296,16 @@ class GradientVariance(keras.callbacks.Callback):
             return function(iterator)
         self._reader.measured = None
         result, around = self._instruments.around(lambda: function(iterator))
-        self._note(
-            step,
-            self._reader.measured,
-            self._instruments.read_step(
-                step, self._reader.measured, around, logged
-            ),
-        )
+        seen = step, self._reader.measured
+        self._note(*seen, self._instruments.read_step(*seen, around, logged))
         return result
 
     def _is_due_in_training(self, step):
         """Whether to measure in the update after this many."""
-        begins = not self.steps or (
-            self._batch == 0 and self.every in ("auto", "epoch")
-        )
-        interval = self._interval
-        return begins or (
-            interval is not None and step - self._last_step >= interval
-        )
+        if not self.steps or (self._batch == 0 and self.every in _NAMED):
+            return True
+        last, interval = self._last_step, self._interval
+        return interval is not None and step - last >= interval
 
     def _may_measure_next(self):
         """Whether a measurement may follow the next call of the function."""
@@ -324,7 +314,7 @@ class GradientVariance(keras.callbacks.Callback):
             return True
         steps = self.params.get("steps")
         ends = not steps or self._batch + updates >= steps
-        return ends and self.every in ("auto", "epoch")
+        return ends and self.every in _NAMED
 
     def _is_due(self, step):
         """Whether to measure after this many updates, within an epoch."""
@@ -353,14 +343,13 @@ class GradientVariance(keras.callbacks.Callback):
             self._make_instruments(self.model)
             self._meter = self._reader
         else:
-            self._meter = probes.meter(
-                self.model, batch, self._make_instruments
-            )
+            given = self.model, batch, self._make_instruments
+            self._meter = probes.meter(*given)
             if self.by_task:
                 self._tasks = TaskMeter(self.model, batch)
             self._explain()
         self._last_step = step = self._step()
-        if self.instruments and not self.is_in_training:
+        if self.instruments and self._reader is None:
             self._advice = GradientAdvice(self, batch, self._say)
         to = self.log_dir is not None or self.trackers
         if to and gradient_records.writes(self.model):
@@ -370,17 +359,6 @@ class GradientVariance(keras.callbacks.Callback):
             self.run_directory = self._records.directory
             if self._probe is None and not self.is_in_training:
                 self._records.tell_of_another_probe()
-
-    def _steps_between(self):
-        """Return after how many updates to measure in an epoch, or None."""
-        if isinstance(self.every, int):
-            return self.every
-        epochs, steps = self.params.get("epochs"), self.params.get("steps")
-        # The number of steps of some data sets is not known.
-        if self.every == "epoch" or not epochs or not steps or steps < 1:
-            return None
-        measured = math.ceil(_FEWEST / epochs)  # in an epoch
-        return math.ceil(steps / measured) if measured > 1 else None
 
     def _step(self):
         optimizer = self.model.optimizer
