@@ -31,6 +31,7 @@ MAY_IMPORT = {
     },
     "analysis": {
         "aggregation",
+        "clipping",
         "common",
         "factors",
         "keras_internals",
