@@ -19,6 +19,10 @@ if TYPE_CHECKING:
         LayerRow,
         VariableRow,
     )
+    from keras_pergrad.analysis.explain.memory_prediction import (
+        MemoryPrediction,
+    )
+    from keras_pergrad.analysis.explain.what_fits import MemoryFit
     from keras_pergrad.analysis.health.judgement import HealthAdvice
     from keras_pergrad.analysis.measurement.batch_gradient import BatchGradient
     from keras_pergrad.analysis.numerics import Verdict
@@ -54,6 +58,8 @@ else:
                 "LayerRow",
                 "VariableRow",
             ),
+            "analysis.explain.memory_prediction": ("MemoryPrediction",),
+            "analysis.explain.what_fits": ("MemoryFit",),
             "analysis.health.judgement": ("HealthAdvice",),
             "analysis.measurement.batch_gradient": ("BatchGradient",),
             "analysis.numerics": ("Verdict",),
@@ -95,6 +101,8 @@ __all__ = [
     "HealthReading",
     "Histogram",
     "LayerRow",
+    "MemoryFit",
+    "MemoryPrediction",
     "PipelineProfile",
     "PlacementReport",
     "RunComparison",

@@ -5,15 +5,18 @@ computed in advance, left out. The same rewriting is done here to a copy.
 
 Private names in use:
 `tensorflow.python.grappler.tf_optimizer.OptimizeGraph`,
-`tensorflow.core.protobuf.meta_graph_pb2.MetaGraphDef`.
+`tensorflow.python.grappler.cluster.Cluster`,
+`tensorflow.core.protobuf.meta_graph_pb2.MetaGraphDef`,
+`tensorflow.core.protobuf.device_properties_pb2.NamedDevice`.
 """
 
 import dataclasses
+import os
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.core.protobuf import meta_graph_pb2
-from tensorflow.python.grappler import tf_optimizer
+from tensorflow.core.protobuf import device_properties_pb2, meta_graph_pb2
+from tensorflow.python.grappler import cluster, tf_optimizer
 
 from keras_pergrad.keras_internals.function_graphs import captures_of
 from keras_pergrad.keras_internals.graph_nodes import Nodes
@@ -65,7 +68,9 @@ def optimised(concrete):
     meta.collection_def["train_op"].node_list.value.extend(outputs + controls)
     config = tf.compat.v1.ConfigProto()
     config.graph_options.rewrite_options.min_graph_nodes = -1
-    rewritten = tf_optimizer.OptimizeGraph(config, meta, verbose=False)
+    rewritten = tf_optimizer.OptimizeGraph(
+        config, meta, verbose=False, cluster=_one_cpu()
+    )
     graph = tf.Graph()
     with graph.as_default():
         tf.graph_util.import_graph_def(rewritten, name="")
@@ -74,6 +79,15 @@ def optimised(concrete):
     functions = {f.signature.name: f for f in rewritten.library.function}
     operations = _needed(graph, [*(t.op for t in tensors), *last])
     return OptimisedGraph(graph, operations, tensors, functions)
+
+
+def _one_cpu():
+    """Return a description of the CPU: nothing is looked for or started."""
+    device = device_properties_pb2.NamedDevice(name=_DEVICE)
+    device.properties.type = "CPU"
+    device.properties.num_cores = os.cpu_count() or 1
+    device.properties.frequency = 2000
+    return cluster.Cluster(devices=[device])
 
 
 def _name_variables(definition, source):

@@ -47,6 +47,8 @@ class Bodies:
     def __init__(self, optimised, walk, sizes):
         self._optimised, self._walk, self._sizes = optimised, walk, sizes
         self._known, self.unknown = {}, []
+        # Counters of loops that have ended: id of a tensor → its value.
+        self._counted = {}
 
     def of(self, op, size_of_list):
         """Return the `Inside` of an op."""
@@ -113,14 +115,24 @@ class Bodies:
             if test.type in _SMALLER:
                 found.append(_bound(test, condition, body))
         found = [turns for turns in found if turns is not None]
-        return min(found, default=None)
+        if not found:
+            return None
+        turns = min(found)
+        for place, tensor in enumerate(op.outputs):
+            step, first = _step(body, place), body.value_of(body.inputs[place])
+            if step and first is not None and not tensor.shape.rank:
+                self._counted[id(tensor)] = int(first) + turns * step
+        return turns
 
     def _body(self, name, given):
         key = name, tuple(map(id, given))
         if key not in self._known:
             nodes = self._optimised.body(name)
             self._known[key] = Body(
-                nodes, given, lambda *a: self._walk(*a, self, self._sizes)
+                nodes,
+                given,
+                lambda *a: self._walk(*a, self, self._sizes),
+                self._counted,
             )
         return self._known[key]
 
@@ -128,7 +140,8 @@ class Bodies:
 class Body:
     """A function's body, put into a graph with the shapes of its inputs."""
 
-    def __init__(self, nodes, given, walk):
+    def __init__(self, nodes, given, walk, counted):
+        self._counted = counted
         self._nodes, self.given, self._walk = nodes, given, walk
         self.graph, known = tf.Graph(), {}
         with self.graph.as_default():
@@ -167,7 +180,8 @@ class Body:
         place = self.place_of(tensor)
         if place is None:
             return tf.get_static_value(tensor)
-        return tf.get_static_value(self.given[place])
+        tensor = self.given[place]
+        return self._counted.get(id(tensor), tf.get_static_value(tensor))
 
     def appended(self):
         """Return place of a list among the outputs → bytes of a turn."""
@@ -226,6 +240,6 @@ def _step(body, place):
         return None
     for one, other in (tensor.op.inputs, reversed(tensor.op.inputs)):
         if body.place_of(one) == place:
-            step = tf.get_static_value(other)
+            step = body.value_of(other)
             return None if step is None else int(step)
     return None

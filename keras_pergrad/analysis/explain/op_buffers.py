@@ -1,4 +1,4 @@
-"""Which buffer holds an op's output: a new one, or that of an input."""
+"""The buffer that holds an op's output: a new one, or that of an input."""
 
 import math
 

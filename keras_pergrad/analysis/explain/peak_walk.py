@@ -64,12 +64,15 @@ class Walk:
 
     def run(self, order=0):
         """Walk; return the `Peak`."""
-        # Two ops run at a time: what one no longer needs is freed after the
-        # next one has begun.
+        # Two ops run at a time, unless one needs the other: what an op no
+        # longer needs is freed after the next one has begun.
         before = None
         for op in _in_order(self._operations, order):
+            follows = before is not None and _needs(op, before)
+            if follows:
+                self._release(before)
             self._run(op)
-            if before is not None:
+            if before is not None and not follows:
                 self._release(before)
             before = op
         if before is not None:
@@ -167,6 +170,10 @@ class Walk:
         for buffer in {id(b): b for b in self._buffers.values()}.values():
             if not buffer.kept:
                 self._pool.free(buffer.piece)
+
+
+def _needs(op, before):
+    return before in op.control_inputs or any(t.op is before for t in op.inputs)
 
 
 def _in_order(operations, order):

@@ -19,13 +19,13 @@ from keras_pergrad.keras_internals.inspection_checks import require_model
 from keras_pergrad.modes import Accumulated, Vectorized
 from keras_pergrad.modes.base import gradient_modes
 
-# Far below the error of the prediction: a peak of this share of the memory,
-# or a size exact to one part in 32, is near enough.
+# Far below the error of the prediction: this share of the memory that one
+# sample leaves, or a size exact to one part in 32, is near enough.
 _FULL, _PRECISION = 0.97, 32
 
 
 @dataclasses.dataclass(frozen=True)
-class Fit:
+class MemoryFit:
     """What `what_fits` found; prints as one line.
 
     Attributes:
@@ -103,7 +103,7 @@ def what_fits(
     y: Any = None,
     batch_size: int = 1024,
     at_most: int = 65_536,
-) -> Fit:
+) -> MemoryFit:
     """Find the largest batch, or microbatch, whose step fits into memory.
 
     By bisection on a prediction: steps are traced for several sizes and
@@ -128,8 +128,8 @@ def what_fits(
         at_most: the size beyond which none is tried.
 
     Returns:
-        A `Fit`, which prints as one line. Its `size` is a number of samples:
-        the largest that fits, to about 3 %; or None.
+        A `MemoryFit`, which prints as one line. Its `size` is a number of
+        samples: the largest that fits, to about 3 %; or None.
 
     Raises:
         TypeError: `model` is no `keras.Model`.
@@ -165,7 +165,7 @@ def what_fits(
         return predicted(step, own, model, batch_size, process)
 
     size, found = _largest(of_size, memory, at_most)
-    return Fit(size, microbatch, memory, found, at_most)
+    return MemoryFit(size, microbatch, memory, found, at_most)
 
 
 def mode_of(model):
@@ -182,9 +182,8 @@ def _largest(of_size, memory, at_most):
     if low.peak > memory:
         return None, low
     too_large, high, growth = at_most + 1, None, 64
-    while (
-        low.peak < _FULL * memory and too_large - fits > 1 + fits // _PRECISION
-    ):
+    full = low.peak + _FULL * (memory - low.peak)
+    while low.peak < full and too_large - fits > 1 + fits // _PRECISION:
         size = (fits + too_large) // 2
         if high is None:
             size = min(fits * growth, at_most)
