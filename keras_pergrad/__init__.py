@@ -59,6 +59,7 @@ if _typing.TYPE_CHECKING:
     )
     from keras_pergrad.analysis.checking.check import check_gradients
     from keras_pergrad.analysis.explain.layer_report import explain
+    from keras_pergrad.analysis.explain.what_fits import what_fits
     from keras_pergrad.analysis.input_gradients import input_gradients
     from keras_pergrad.analysis.pipelines.profile import profile_pipeline
     from keras_pergrad.analysis.placement.device_comparison import (
@@ -117,6 +118,7 @@ else:
             "analysis.batch_norm.replacement": ("replace_batch_norm",),
             "analysis.checking.check": ("check_gradients",),
             "analysis.explain.layer_report": ("explain",),
+            "analysis.explain.what_fits": ("what_fits",),
             "analysis.input_gradients": ("input_gradients",),
             "analysis.pipelines.profile": ("profile_pipeline",),
             "analysis.placement.device_comparison": ("compare_devices",),
@@ -225,6 +227,7 @@ __all__ = [
     "runs",
     "trackers",
     "types",
+    "what_fits",
 ]
 
 

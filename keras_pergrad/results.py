@@ -19,6 +19,10 @@ if TYPE_CHECKING:
         LayerRow,
         VariableRow,
     )
+    from keras_pergrad.analysis.explain.memory_prediction import (
+        MemoryPrediction,
+    )
+    from keras_pergrad.analysis.explain.what_fits import MemoryFit
     from keras_pergrad.analysis.health.judgement import HealthAdvice
     from keras_pergrad.analysis.measurement.batch_gradient import BatchGradient
     from keras_pergrad.analysis.measurement.task_conflicts import (
@@ -61,6 +65,8 @@ else:
                 "LayerRow",
                 "VariableRow",
             ),
+            "analysis.explain.memory_prediction": ("MemoryPrediction",),
+            "analysis.explain.what_fits": ("MemoryFit",),
             "analysis.health.judgement": ("HealthAdvice",),
             "analysis.measurement.batch_gradient": ("BatchGradient",),
             "analysis.measurement.task_conflicts": ("TaskConflicts",),
@@ -109,6 +115,8 @@ __all__ = [
     "Histogram",
     "KroneckerFisher",
     "LayerRow",
+    "MemoryFit",
+    "MemoryPrediction",
     "PipelineProfile",
     "PlacementReport",
     "RunComparison",
