@@ -5,9 +5,9 @@ records. Plain and watched epochs take turns, so that a machine that gets
 slower or faster meets both alike. Aim: below 8 % of the epoch.
 
 With `--instruments` it has all instruments of gradient health and histograms,
-and computes each gradient once: repetitions are another question. What ten
-such measurements add to an epoch of CIFAR-10, of 782 steps, is told as well,
-with the same aim.
+and its default repetitions: with instruments, each gradient is computed once.
+What ten such measurements add to an epoch of CIFAR-10, of 782 steps, is told
+as well, with the same aim.
 
 Two figures. What is added between the last batch of an epoch and the third of
 the next, so with what the measurement leaves cold in the caches, is a few
@@ -80,7 +80,7 @@ def main():
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     given = parser.parse_args()
-    more = {"instruments": "all", "histograms": True, "repeats": 1}
+    more = {"instruments": "all", "histograms": True}
     tf.config.threading.set_intra_op_parallelism_threads(2)
     x, y = make_batch(given.model, BATCH)
     dataset = tf.data.Dataset.from_tensors((x, y)).repeat()

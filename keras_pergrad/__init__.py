@@ -59,6 +59,7 @@ if _typing.TYPE_CHECKING:
     )
     from keras_pergrad.analysis.checking.check import check_gradients
     from keras_pergrad.analysis.explain.layer_report import explain
+    from keras_pergrad.analysis.explain.what_fits import what_fits
     from keras_pergrad.analysis.input_gradients import input_gradients
     from keras_pergrad.analysis.pipelines.profile import profile_pipeline
     from keras_pergrad.analysis.placement.device_comparison import (
@@ -84,10 +85,12 @@ if _typing.TYPE_CHECKING:
         PCGrad,
         UPGrad,
     )
+    from keras_pergrad.influence.attribution import Influence
     from keras_pergrad.model import PerGradModel
     from keras_pergrad.modes import (
         Accumulated,
         Batch,
+        ByTask,
         GradientMode,
         PerSample,
         Vectorized,
@@ -115,6 +118,7 @@ else:
             "analysis.batch_norm.replacement": ("replace_batch_norm",),
             "analysis.checking.check": ("check_gradients",),
             "analysis.explain.layer_report": ("explain",),
+            "analysis.explain.what_fits": ("what_fits",),
             "analysis.input_gradients": ("input_gradients",),
             "analysis.pipelines.profile": ("profile_pipeline",),
             "analysis.placement.device_comparison": ("compare_devices",),
@@ -138,10 +142,12 @@ else:
                 "PCGrad",
                 "UPGrad",
             ),
+            "influence.attribution": ("Influence",),
             "model": ("PerGradModel",),
             "modes": (
                 "Accumulated",
                 "Batch",
+                "ByTask",
                 "GradientMode",
                 "PerSample",
                 "Vectorized",
@@ -179,12 +185,14 @@ __all__ = [
     "AlignedMTL",
     "AutomaticClippedMean",
     "Batch",
+    "ByTask",
     "CAGrad",
     "ClippedMean",
     "GeometricMedian",
     "GradientMode",
     "GradientStatistics",
     "GramianAggregation",
+    "Influence",
     "Krum",
     "Mean",
     "PCGrad",
@@ -219,6 +227,7 @@ __all__ = [
     "runs",
     "trackers",
     "types",
+    "what_fits",
 ]
 
 

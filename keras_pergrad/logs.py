@@ -22,6 +22,14 @@ class Logs:
         }
         self._of_losses = {}
 
+    def add(self, metrics):
+        """Have more values, whose names only a built model tells."""
+        for name, make in metrics.items():
+            if name not in self._metrics:
+                self._makers = {**self._makers, name: make}
+                with tf.init_scope():
+                    self._metrics[name] = make(name=name)
+
     def of_loss(self, name=None):
         """Return the logs of one of a step's losses, with the loss itself."""
         if name not in self._of_losses:

@@ -59,6 +59,7 @@ class PerGradModel(FitHooks, keras.Model):
     | `"per_sample"`, `PerSample(...)` | one pass per sample, in a loop |
     | `"vectorized"`, `Vectorized(...)` | one pass, by ops and their rules |
     | `"accumulated"`, `Accumulated(...)` | the batch in microbatches |
+    | `"by_task"`, `ByTask(...)` | one gradient for each loss, aggregated |
 
     The mean of the per-sample gradients is the ordinary gradient of the Keras
     loss, with sample weights, class weights, loss weights, masks, several
@@ -168,13 +169,19 @@ class PerGradModel(FitHooks, keras.Model):
             if not isinstance(getattr(self, "value_state", None), ValueState):
                 self.value_state = ValueState()
         self._watched = None
-        self._step_readings = StepReadings(self)
+        self._step_readings = StepReadings(self, PerGradModel)
 
     @property
     def gradient_mode(self):
         """The mode given to `compile`, as an object."""
         require_compiled(self, "gradient_mode")
         return self._gradient_mode
+
+    @property
+    def gradient_logs(self):
+        """The `Logs` of the mode's statistics, for modes that add to them."""
+        require_compiled(self, "gradient_logs")
+        return self._gradient_logs
 
     @contextlib.contextmanager
     def watch_gradients(self):
@@ -204,30 +211,17 @@ class PerGradModel(FitHooks, keras.Model):
                 self._gradient_mode, self._gradient_logs = mode, logs
                 variant.put_back(self)
 
-    @contextlib.contextmanager
     def read_steps(self, reader):
-        """Have a `modes.StepReader` read the steps while this is open.
-
-        It reads the samples' gradients of the very batches that train, in
-        the step, before the update. Training is the same as without it.
+        """Have a `modes.StepReader` read the steps that train while open.
 
         Args:
             reader: a `keras_pergrad.modes.StepReader`; several may be open.
 
         Raises:
-            ValueError: the mode is not a `Vectorized`, or private; there are
-                several replicas; the model has a `train_step` of its own; or
-                the train function is not Keras's own.
+            ValueError: its steps cannot be read; the error says why.
         """
-        if type(self).train_step is not PerGradModel.train_step:
-            raise ValueError(
-                "The samples' gradients of a training batch can be read in "
-                "PerGradModel's own train_step, which has one loss. Received: "
-                f"a model of class {type(self).__name__} with a train_step of "
-                "its own. Measure on a probe."
-            )
-        with self._step_readings.opened(reader):
-            yield
+        require_compiled(self, "read_steps")
+        return self._step_readings.opened(reader)
 
     def get_compile_config(self):
         config = super().get_compile_config()

@@ -19,8 +19,15 @@ if TYPE_CHECKING:
         LayerRow,
         VariableRow,
     )
+    from keras_pergrad.analysis.explain.memory_prediction import (
+        MemoryPrediction,
+    )
+    from keras_pergrad.analysis.explain.what_fits import MemoryFit
     from keras_pergrad.analysis.health.judgement import HealthAdvice
     from keras_pergrad.analysis.measurement.batch_gradient import BatchGradient
+    from keras_pergrad.analysis.measurement.task_conflicts import (
+        TaskConflicts,
+    )
     from keras_pergrad.analysis.numerics import Verdict
     from keras_pergrad.analysis.pipelines.pipeline_facts import Advice
     from keras_pergrad.analysis.pipelines.profile import PipelineProfile
@@ -34,7 +41,7 @@ if TYPE_CHECKING:
     from keras_pergrad.analysis.placement.placement_report import (
         PlacementReport,
     )
-    from keras_pergrad.fisher_information.results import (
+    from keras_pergrad.fisher_information.fisher_result import (
         DiagonalFisher,
         KroneckerFisher,
     )
@@ -58,8 +65,11 @@ else:
                 "LayerRow",
                 "VariableRow",
             ),
+            "analysis.explain.memory_prediction": ("MemoryPrediction",),
+            "analysis.explain.what_fits": ("MemoryFit",),
             "analysis.health.judgement": ("HealthAdvice",),
             "analysis.measurement.batch_gradient": ("BatchGradient",),
+            "analysis.measurement.task_conflicts": ("TaskConflicts",),
             "analysis.numerics": ("Verdict",),
             "analysis.pipelines.pipeline_facts": ("Advice",),
             "analysis.pipelines.profile": ("PipelineProfile",),
@@ -71,7 +81,7 @@ else:
                 "DeviceComparison",
             ),
             "analysis.placement.placement_report": ("PlacementReport",),
-            "fisher_information.results": (
+            "fisher_information.fisher_result": (
                 "DiagonalFisher",
                 "KroneckerFisher",
             ),
@@ -105,6 +115,8 @@ __all__ = [
     "Histogram",
     "KroneckerFisher",
     "LayerRow",
+    "MemoryFit",
+    "MemoryPrediction",
     "PipelineProfile",
     "PlacementReport",
     "RunComparison",
@@ -112,6 +124,7 @@ __all__ = [
     "StallReport",
     "Statement",
     "Step",
+    "TaskConflicts",
     "VariableRow",
     "Verdict",
     "WorkerTrial",

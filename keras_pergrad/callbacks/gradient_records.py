@@ -43,7 +43,7 @@ class GradientRecords:
         try:
             self._trackers.begin(info)
         except BaseException:  # an interruption: nobody else closes them
-            self.close()
+            self.close(interrupted=True)
             raise
 
     def tell_of_another_probe(self):
@@ -72,12 +72,16 @@ class GradientRecords:
             )
         self._trackers.write(reading)
 
-    def close(self):
+    def advise(self, advice):
+        """Pass on what the `fit` advises."""
+        self._trackers.advise(advice)
+
+    def close(self, interrupted=False):
         """Release what is open; may be called again."""
         run, self._run = self._run, None
         if run is not None:
             run.close()
-        self._trackers.close()
+        self._trackers.close(interrupted)
 
 
 def resumes(model, epoch, step):

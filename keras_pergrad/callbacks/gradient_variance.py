@@ -1,7 +1,6 @@
 """The variance of gradients between samples, repetitions and runs."""
 
 import contextlib
-import math
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -14,7 +13,6 @@ from keras_pergrad.analysis.health.instrument_table import (
     figures_of,
 )
 from keras_pergrad.analysis.health.instruments import Instruments
-from keras_pergrad.analysis.health.training_reader import TrainingReader
 from keras_pergrad.analysis.measurement import probe_batch as probes
 from keras_pergrad.analysis.measurement.gradient_logs import (
     hidden,
@@ -22,8 +20,15 @@ from keras_pergrad.analysis.measurement.gradient_logs import (
     set_apart,
 )
 from keras_pergrad.analysis.measurement.run_log import require_tags
+from keras_pergrad.analysis.measurement.task_conflicts import (
+    conflict_table,
+    with_tasks,
+)
+from keras_pergrad.analysis.measurement.task_meter import TaskMeter
+from keras_pergrad.analysis.measurement.training_reader import TrainingReader
 from keras_pergrad.callbacks import gradient_records, training_source
 from keras_pergrad.callbacks.gradient_advice import GradientAdvice
+from keras_pergrad.callbacks.measured_steps import steps_between
 from keras_pergrad.common.arguments import positive_integer
 from keras_pergrad.common.deprecation import former
 from keras_pergrad.keras_internals import callback_list
@@ -35,8 +40,8 @@ from keras_pergrad.keras_internals.train_function import Wrapped
 from keras_pergrad.runs import GradientSketch
 from keras_pergrad.trackers.guarded import checked
 
-# Measurements of a `fit`, for a curve.
-_FEWEST = 10
+# What `every` may be instead of a number.
+_NAMED = "auto", "epoch"
 
 
 class GradientVariance(keras.callbacks.Callback):
@@ -99,11 +104,16 @@ class GradientVariance(keras.callbacks.Callback):
             itself, in the step that trains on it, before its update. It needs
             `Vectorized` on one replica and measures in the first step, then
             every so many; with "auto" and "epoch" in the first step of each
-            epoch. There is no `alpha`, no advice and no record in `log_dir`;
-            update ratios are of the update that the batch makes.
+            epoch. No `alpha`, advice or `log_dir` then; update ratios are of
+            the update that the batch makes.
         histograms: whether readings have histograms, of the mean gradient by
             variable and of the norms of the samples' gradients.
         progress_bar: names of instruments that the progress bar shows.
+        by_task: whether to measure how the gradients of the model's losses
+            agree on the probe, for a model with several. The logs then have
+            `gradient_task_conflicts`, the share of pairs of losses whose
+            gradients have a negative cosine over the weights that both use, and
+            `gradient_task_cosine_a_b` of each pair. `ByTask` trains by them.
         trackers: `kpg.trackers` that each reading is written to.
 
     Attributes:
@@ -116,6 +126,8 @@ class GradientVariance(keras.callbacks.Callback):
             `noise_scales`, `snrs` and `repeat_deviations` have one value per
             variable, in the order of `model.trainable_variables`.
         steps: the number of updates before each of them.
+        conflicts: with `by_task`, one `results.TaskConflicts` per measurement
+            of the last `fit`; `conflict_table()` says where tasks conflict.
         messages: what was printed.
         run_directory: where the last run was written, or None.
 
@@ -155,9 +167,10 @@ class GradientVariance(keras.callbacks.Callback):
         histograms: bool = False,
         progress_bar: str | Sequence[str] | None = None,
         trackers: Any = (),
+        by_task: bool = False,
     ):
         super().__init__()
-        if every not in ("auto", "epoch"):
+        if every not in _NAMED:
             try:
                 every = positive_integer("every", every)
             except ValueError as error:
@@ -178,15 +191,14 @@ class GradientVariance(keras.callbacks.Callback):
         self.sketch = GradientSketch(sketch_size)
         self.instruments = chosen(instruments)
         if self.is_in_training:
-            given = instruments, probe, repeats, log_dir
-            self.instruments = training_source.instruments_of(
-                self.instruments, *given
-            )
+            given = self.instruments, instruments, probe, repeats, log_dir
+            self.instruments = training_source.instruments_of(*given, by_task)
         self.progress_bar = chosen(
             progress_bar, "progress_bar", self.instruments
         )
         self.histograms = bool(histograms)
-        self.readings, self.advice = [], []
+        self.readings, self.advice, self.conflicts = [], [], []
+        self.by_task, self._tasks = bool(by_task), None
         self._probe = None if probe is None else probes.as_batch(probe)
         self.every, self.repeats = every, repeats
         self.log_dir, self.run_name, self.tags = log_dir, run_name, tags
@@ -206,10 +218,11 @@ class GradientVariance(keras.callbacks.Callback):
         callback_list.go_before_readers(self, siblings)
         bar.leave_out(self, siblings, self._is_hidden)
         self.measurements, self.steps, self.messages = [], [], []
-        self.readings, self.advice = [], []
+        self.readings, self.advice, self.conflicts = [], [], []
         self.run_directory = self._meter = self._instruments = None
         self._batches_seen, self._explained = 0, False
-        self._interval = self._steps_between()
+        self._ended = False
+        self._interval = steps_between(self.every, self.params)
         watch = getattr(self.model, "watch_gradients", None)
         if self.is_in_training:
             self._reader = TrainingReader(self._make_instruments)
@@ -242,7 +255,7 @@ class GradientVariance(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         measures = self._meter is not None and not self.is_in_training
-        if measures and self.every in ("auto", "epoch"):
+        if measures and self.every in _NAMED:
             step = self._step()
             if not self.steps or self.steps[-1] != step:
                 self._measure(step)
@@ -255,6 +268,9 @@ class GradientVariance(keras.callbacks.Callback):
     def on_train_end(self, logs=None):
         if self._advice is not None:
             self.advice = self._advice.given(self.readings)
+            if self._records is not None:
+                self._records.advise(self.advice)
+        self._ended = True
         self._fit.close()
 
     # The run.
@@ -280,24 +296,16 @@ class GradientVariance(keras.callbacks.Callback):
             return function(iterator)
         self._reader.measured = None
         result, around = self._instruments.around(lambda: function(iterator))
-        self._note(
-            step,
-            self._reader.measured,
-            self._instruments.read_step(
-                step, self._reader.measured, around, logged
-            ),
-        )
+        seen = step, self._reader.measured
+        self._note(*seen, self._instruments.read_step(*seen, around, logged))
         return result
 
     def _is_due_in_training(self, step):
         """Whether to measure in the update after this many."""
-        begins = not self.steps or (
-            self._batch == 0 and self.every in ("auto", "epoch")
-        )
-        interval = self._interval
-        return begins or (
-            interval is not None and step - self._last_step >= interval
-        )
+        if not self.steps or (self._batch == 0 and self.every in _NAMED):
+            return True
+        last, interval = self._last_step, self._interval
+        return interval is not None and step - last >= interval
 
     def _may_measure_next(self):
         """Whether a measurement may follow the next call of the function."""
@@ -306,7 +314,7 @@ class GradientVariance(keras.callbacks.Callback):
             return True
         steps = self.params.get("steps")
         ends = not steps or self._batch + updates >= steps
-        return ends and self.every in ("auto", "epoch")
+        return ends and self.every in _NAMED
 
     def _is_due(self, step):
         """Whether to measure after this many updates, within an epoch."""
@@ -335,12 +343,13 @@ class GradientVariance(keras.callbacks.Callback):
             self._make_instruments(self.model)
             self._meter = self._reader
         else:
-            self._meter = probes.meter(
-                self.model, batch, self._make_instruments
-            )
+            given = self.model, batch, self._make_instruments
+            self._meter = probes.meter(*given)
+            if self.by_task:
+                self._tasks = TaskMeter(self.model, batch)
             self._explain()
         self._last_step = step = self._step()
-        if self.instruments and not self.is_in_training:
+        if self.instruments and self._reader is None:
             self._advice = GradientAdvice(self, batch, self._say)
         to = self.log_dir is not None or self.trackers
         if to and gradient_records.writes(self.model):
@@ -350,17 +359,6 @@ class GradientVariance(keras.callbacks.Callback):
             self.run_directory = self._records.directory
             if self._probe is None and not self.is_in_training:
                 self._records.tell_of_another_probe()
-
-    def _steps_between(self):
-        """Return after how many updates to measure in an epoch, or None."""
-        if isinstance(self.every, int):
-            return self.every
-        epochs, steps = self.params.get("epochs"), self.params.get("steps")
-        # The number of steps of some data sets is not known.
-        if self.every == "epoch" or not epochs or not steps or steps < 1:
-            return None
-        measured = math.ceil(_FEWEST / epochs)  # in an epoch
-        return math.ceil(steps / measured) if measured > 1 else None
 
     def _step(self):
         optimizer = self.model.optimizer
@@ -391,6 +389,9 @@ class GradientVariance(keras.callbacks.Callback):
             step, self._meter, self.repeats, logged
         )
         self._explain()
+        if self._tasks is not None:
+            self.conflicts.append(self._tasks.measure(step))
+            reading = with_tasks(reading, self.conflicts[-1])
         self._note(step, measured, reading)
 
     def _note(self, step, measured, reading):
@@ -407,9 +408,19 @@ class GradientVariance(keras.callbacks.Callback):
 
     def _end_run(self):
         if self._records is not None:
-            self._records.close()
+            self._records.close(interrupted=not self._ended)
         self._records = self._advice = None
         self._meter = self._instruments = self._reader = None
+        self._tasks = None
+
+    def conflict_table(self):
+        """Return how often, and in which layers, tasks conflicted, as text.
+
+        A row has a layer, two tasks, the share of the last `fit`'s measurements
+        in which the cosine of their gradients was negative, and the mean
+        cosine. With `by_task`; layers that conflict most often come first.
+        """
+        return conflict_table(self.conflicts)
 
     def _say(self, message):
         message = f"GradientVariance: {message}"

@@ -11,13 +11,15 @@ def asked_for(source):
     return source == "training"
 
 
-def instruments_of(names, given, probe, repeats, log_dir):
+def instruments_of(names, given, probe, repeats, log_dir, by_task):
     """Return the instruments that the training batch can give."""
     received = None
     if probe is not None:
         received = "a probe, which would not be measured"
     elif repeats != 1:
         received = f"repeats={repeats}, but a step runs once"
+    elif by_task:
+        received = "by_task=True, which takes a probe apart by its losses"
     elif log_dir is not None:
         received = (
             f"log_dir={log_dir!r}, whose runs are compared on one probe; "

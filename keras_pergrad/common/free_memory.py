@@ -23,6 +23,15 @@ def free_bytes():
         return None
 
 
+def resident_bytes():
+    """Return what this process has in memory; None: the system does not say."""
+    try:
+        pages = pathlib.Path("/proc/self/statm").read_text().split()[1]
+    except OSError:
+        return None
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
 def _available():
     try:
         text = pathlib.Path("/proc/meminfo").read_text()

@@ -30,7 +30,7 @@ class Projection:
 
     Attributes:
         shape, seed: as given.
-        size: how many numbers it becomes: k_in · k_out, at most those given.
+        size: k_in · k_out, at most what was given.
 
     Raises:
         ValueError: `size` is below 1, or `shape` is not all known.
@@ -70,6 +70,7 @@ class Projection:
 
     @property
     def size(self):
+        """How many numbers a gradient becomes."""
         return self.inputs.size * self.outputs.size
 
     def of_gradients(self, gradients):

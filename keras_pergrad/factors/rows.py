@@ -140,7 +140,9 @@ class Rows(SampleGradients):
         ids, dz = self.ids, self.dz
         if more > 1:
             n, positions = tf.unstack(tf.shape(ids))
-            ids = ids[..., None] * more + tf.range(more, dtype=ids.dtype)
+            ids = tf.expand_dims(ids, -1) * more + tf.range(
+                more, dtype=ids.dtype
+            )
             ids = tf.reshape(ids, [n, positions * more])
             dz = tf.reshape(dz, [n, positions * more, last])
         columns = projection.outputs.apply(dz)

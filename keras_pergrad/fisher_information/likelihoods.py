@@ -64,7 +64,7 @@ class Likelihood:
         uniform = tf.random.stateless_uniform(
             shape[:-1], seed, 0, 1, chances.dtype
         )
-        limits = uniform[..., None] * sums[..., -1:]
+        limits = tf.expand_dims(uniform, -1) * sums[..., -1:]
         below = tf.cast(sums <= limits, tf.int32)
         return tf.minimum(tf.reduce_sum(below, -1), shape[-1] - 1)
 
@@ -74,6 +74,7 @@ class Likelihood:
         Masked positions, by the mask of the outputs, add nothing.
         """
         mask = mask_of(outputs)
+        values: Any
         labels = tf.convert_to_tensor(labels)
         if self.kind == CATEGORICAL:
             values = self._cross_entropy(labels, outputs)

@@ -10,16 +10,16 @@ import tensorflow as tf
 from keras_pergrad.common.arguments import positive_integer, seed_or_none
 from keras_pergrad.data_passes import of_batch, shown
 from keras_pergrad.factors import Kronecker
+from keras_pergrad.fisher_information.fisher_result import (
+    DiagonalFisher,
+    Fisher,
+    KroneckerFisher,
+)
 from keras_pergrad.fisher_information.likelihoods import (
     NoLikelihood,
     likelihoods_of,
 )
 from keras_pergrad.fisher_information.question import Question
-from keras_pergrad.fisher_information.results import (
-    DiagonalFisher,
-    Fisher,
-    KroneckerFisher,
-)
 from keras_pergrad.keras_internals.batches import first_tensor, ranks
 from keras_pergrad.keras_internals.data_batches import batches_of
 from keras_pergrad.keras_internals.inspection_checks import (

@@ -1,4 +1,4 @@
-"""What is asked of the factors of one batch, as one traced function."""
+"""The sums of one batch, as one traced function."""
 
 import dataclasses
 import weakref
@@ -80,7 +80,7 @@ class Question:
         if not self.sampled:
             given = self._labels(y, y_pred)
         parts = []
-        for k, (one, output) in enumerate(zip(self.likelihoods, outputs)):
+        for k, (one, output) in enumerate(zip(self.likelihoods or (), outputs)):
             if one is None:
                 continue
             labels = given[k]

@@ -53,7 +53,7 @@ class CAGrad(GramianAggregation):
     >>> import keras_pergrad as kpg
     >>> gramian = tf.constant([[1.0, -1.0], [-1.0, 4.0]], tf.float64)
     >>> kpg.CAGrad(c=1.0).gramian_weights(gramian).numpy().round(3)
-    array([1.158, 0.602])
+    array([1.429, 0.571])
     """
 
     def __init__(self, c: float = 0.5, *, norm_eps: float = 1e-4):

@@ -2,6 +2,7 @@
 
 import math
 
+import keras
 import tensorflow as tf
 
 from keras_pergrad.common.arguments import positive_integer
@@ -28,6 +29,14 @@ def batches_of(x, y=None, sample_weight=None, batch_size=None):
                 + ("y" if y is not None else "sample_weight")
             )
         return _OfDataset(x, batch_size)
+    if isinstance(x, keras.utils.PyDataset):
+        if not (y is None and sample_weight is None and batch_size is None):
+            raise ValueError(
+                "A PyDataset gives its batches, with targets and weights, "
+                "itself. Expected it and nothing else. Received: a PyDataset "
+                "as x, and y, sample_weight or batch_size"
+            )
+        return _OfPyDataset(x)
     require_weights(sample_weight)
     return _OfArrays((x, y, sample_weight), batch_size)
 
@@ -47,7 +56,11 @@ class _OfArrays:
         if self.count == 1:
             yield tf.nest.map_structure(_tensor, self.parts)
             return
-        for start in range(0, self.samples, self.size):
+        yield from self.beginning(0)
+
+    def beginning(self, number):
+        """Yield the batches from one of this number on."""
+        for start in range(number * self.size, self.samples, self.size):
             stop = min(start + self.size, self.samples)
             yield tf.nest.map_structure(
                 lambda part, a=start, b=stop: _tensor(_rows(part, a, b)),
@@ -81,11 +94,36 @@ class _OfDataset:
         self.count = count if count >= 0 else None
 
     def __iter__(self):
-        for batch in self.dataset:
-            batch = batch if isinstance(batch, tuple) else (batch,)
-            batch = (*batch, None, None)[:3]
-            _length(batch)
-            yield batch
+        return self.beginning(0)
+
+    def beginning(self, number):
+        """Yield the batches from one of this number on."""
+        for batch in self.dataset.skip(number) if number else self.dataset:
+            yield _whole(batch)
+
+
+class _OfPyDataset:
+    def __init__(self, dataset):
+        self.dataset, self.count = dataset, len(dataset)
+        if not self.count:
+            raise ValueError("x must hold at least one batch. Received: none")
+
+    def __iter__(self):
+        return self.beginning(0)
+
+    def beginning(self, number):
+        """Yield the batches from one of this number on."""
+        for place in range(number, self.count):
+            batch = self.dataset[place]
+            yield tf.nest.map_structure(_tensor, _whole(batch))
+
+
+def _whole(batch):
+    """Return a batch of one to three parts as (x, y, sample_weight)."""
+    batch = batch if isinstance(batch, tuple) else (batch,)
+    batch = (*batch, None, None)[:3]
+    _length(batch)
+    return batch
 
 
 def _tensor(value):

@@ -10,6 +10,7 @@ from keras_pergrad.modes.base import (
     register_gradient_mode,
 )
 from keras_pergrad.modes.batch import Batch
+from keras_pergrad.modes.by_task import ByTask
 from keras_pergrad.modes.per_sample import PerSample
 from keras_pergrad.modes.step_reading import StepReader, StepSamples
 from keras_pergrad.modes.vectorized import Vectorized, sample_gradients
@@ -51,6 +52,7 @@ def get(identifier):
 __all__ = [
     "Accumulated",
     "Batch",
+    "ByTask",
     "GradientMode",
     "PartOfBatch",
     "PartialSums",

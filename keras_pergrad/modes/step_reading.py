@@ -15,6 +15,8 @@ class StepSamples:
 
     n samples. They exist in the graph of the step only.
 
+    Example: that of `StepReader`, whose `read` is given one.
+
     Attributes:
         model: the `PerGradModel`.
         x, y, sample_weight: the batch, as the step gets it.
@@ -26,6 +28,7 @@ class StepSamples:
             contributions, unscaled, not clipped, without regularisers; None:
             the loss does not depend on it. `n` times a contribution is the
             gradient of a sample. A sample that is not finite is not blank.
+        sums: those of the contributions, where they are known; see `mean`.
     """
 
     model: Any
@@ -37,7 +40,7 @@ class StepSamples:
     n: Any
     variables: list
     factors: list[SampleGradients | None]
-    _sums: list | None = None
+    sums: list | None = None
 
     @property
     def dtype(self):
@@ -47,11 +50,11 @@ class StepSamples:
 
     def mean(self):
         """Return the mean gradient, one dense tensor a variable."""
-        if self._sums is None:
-            self._sums = [f and f.weighted_sum(None) for f in self.factors]
+        if self.sums is None:
+            self.sums = [f and f.weighted_sum(None) for f in self.factors]
         return [
             tf.zeros(v.shape, v.dtype) if g is None else tf.convert_to_tensor(g)
-            for v, g in zip(self.variables, self._sums)
+            for v, g in zip(self.variables, self.sums)
         ]
 
     def squared_norms(self):
@@ -83,20 +86,34 @@ class StepSamples:
 class StepReader:
     """Reads the samples' gradients of the steps that train, in their graph.
 
-    Subclass it, and open it on a model while it trains:
+    Subclass it, and open it with `model.read_steps(reader)` while a model
+    trains. Before each call of the train function `is_due` says whether to
+    read in it; a call that is not read is the one that runs without a
+    reader. In one that is, `read` makes tensors of the `StepSamples`,
+    before the update, and `receive` gets their values after it. With
+    `steps_per_execution` above 1 a call has several steps: all are read,
+    `receive` gets the last one's. What is to be kept of each goes into
+    variables of the reader's own, by `assign`, `scatter_nd_add` and so on
+    in `read`.
 
-        with model.read_steps(reader):
-            model.fit(x, y)
+    The gradients and the update are the same as without it. A class that
+    does not define `read` raises NotImplementedError in the first step.
 
-    Before each call of the train function `is_due` says whether to read in
-    it; a call that is not read is the one that runs without a reader. In one
-    that is, `read` makes tensors of the `StepSamples`, before the update, and
-    `receive` gets their values after it. With `steps_per_execution` above 1
-    a call has several steps: all are read, `receive` gets the last one's.
-    What is to be kept of each goes into variables of the reader's own, by
-    `assign`, `scatter_nd_add` and so on in `read`.
+    Example, the inner product of each sample's gradient with their mean:
 
-    The gradients and the update are the same as without it.
+    >>> import keras, numpy as np
+    >>> import keras_pergrad as kpg
+    >>> class Agreement(kpg.modes.StepReader):
+    ...     def read(self, samples):
+    ...         return {"dots": samples.dots(samples.mean())}
+    ...     def receive(self, values):
+    ...         print(values["dots"].shape)
+    >>> inputs = keras.Input((4,))
+    >>> model = kpg.PerGradModel(inputs, keras.layers.Dense(3)(inputs))
+    >>> model.compile("sgd", "mse", gradient_mode="vectorized")
+    >>> with model.read_steps(Agreement()):
+    ...     history = model.fit(np.ones((5, 4)), np.ones((5, 3)), verbose=0)
+    (5,)
     """
 
     #: Whether each sample must have a number.

@@ -15,11 +15,12 @@ class StepReadings:
     """The readers that are open on one model.
 
     For each set of readers that is due together there is a train function, in
-    which they read. It is traced by its first call.
+    which they read. It is traced by its first call. `base` is the class whose
+    `train_step` gives them what was read.
     """
 
-    def __init__(self, model):
-        self._model = weakref.ref(model)
+    def __init__(self, model, base):
+        self._model, self._base = weakref.ref(model), base
         self._readers, self._functions = [], []
         self._place = None
 
@@ -27,6 +28,7 @@ class StepReadings:
     def opened(self, reader):
         """Have a reader read while this is open."""
         model = self._model()
+        require_own_step(model, self._base)
         require_readable(model)
         if self._place is None:
             self._place = Innermost(model, self._step)
@@ -97,6 +99,17 @@ def require_readable(model):
             f"{strategy.num_replicas_in_sync} replicas of "
             f"{type(strategy).__name__}. Expected one replica. Or measure on "
             "a probe."
+        )
+
+
+def require_own_step(model, base):
+    """Refuse a model whose `train_step` is not that of `base`."""
+    if type(model).train_step is not base.train_step:
+        raise ValueError(
+            "The samples' gradients of a training batch can be read in "
+            f"{base.__name__}'s own train_step, which has one loss. Received: "
+            f"a model of class {type(model).__name__} with a train_step of "
+            "its own. Measure on a probe."
         )
 
 

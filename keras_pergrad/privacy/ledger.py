@@ -6,11 +6,11 @@ import weakref
 
 import numpy as np
 
+from keras_pergrad.common.weights_checksum import weights_checksum
 from keras_pergrad.keras_internals.aggregation_state import AggregationState
 from keras_pergrad.privacy.mechanism import Mechanism
 from keras_pergrad.privacy.proof_record import ProofRecord
 from keras_pergrad.privacy.sampling import make_key
-from keras_pergrad.privacy.weights_checksum import weights_checksum
 
 LEDGER = "ledger"
 STEPS = "phase_steps"

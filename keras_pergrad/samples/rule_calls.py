@@ -40,9 +40,9 @@ def factors_of(call, traced, deltas, layouts, n, scale, uses):
         for t, d in zip(call.watched, deltas)
     ]
     inputs = tf.nest.map_structure(lambda t: _cast(t, dtype), call.inputs)
-    others = set(layouts)
-    layout = others.pop()
-    if layout is None or not layout.leads:
+    # A tensor without a layout has no samples, nor has its gradient.
+    layout, *others = set(layouts) - {None} or {None}
+    if others or layout is None or not layout.leads:
         merged = layout is not None and not layout.axis
         if others or not merged or not call.rule.by_position:
             error = ValueError(messages.misplaced(call.layer))

@@ -3,6 +3,7 @@
 import contextlib
 
 from keras_pergrad.common.error_text import reason
+from keras_pergrad.trackers.tracker import Tracker
 
 
 def checked(trackers):
@@ -34,13 +35,21 @@ class Guarded:
         """Pass on a reading."""
         self._each("write", reading)
 
-    def close(self):
+    def advise(self, advice):
+        """Pass on what the `fit` advises."""
+        self._each("advise", advice, optional=True)
+
+    def close(self, interrupted=False):
         """End all of them; may be called again."""
+        if interrupted:
+            self._each("interrupt", optional=True)
         self._each("end")
         self._open = []
 
-    def _each(self, method, *arguments):
+    def _each(self, method, *arguments, optional=False):
         for tracker in list(self._open):
+            if optional and not isinstance(tracker, Tracker):
+                continue  # of one's own, with the three methods
             try:
                 getattr(tracker, method)(*arguments)
             except Exception as error:

@@ -58,8 +58,10 @@ class Page(Tracker):
         self.path = os.fspath(path)
         self._earlier = list(earlier)
         self._run, self._readings, self._due = None, [], 0.0
+        self._advice, self._state = None, "ended"
 
     def begin(self, run):
+        self._advice, self._state = None, "ended"
         self._run, self._readings, self._due = run, self._earlier, 0.0
         self._earlier = []
 
@@ -72,6 +74,12 @@ class Page(Tracker):
             now = time.monotonic()
             self._due = now + _PAUSE * (now - begun)
 
+    def advise(self, advice):
+        self._advice = advice
+
+    def interrupt(self):
+        self._state = "interrupted"
+
     def end(self):
         if self._readings:
             self._save(running=False)
@@ -81,7 +89,12 @@ class Page(Tracker):
         again = f'<meta http-equiv="refresh" content="{_SECONDS}">'
         text = whole(
             _title(self._run),
-            _content(self._run, self._readings, running),
+            _content(
+                self._run,
+                self._readings,
+                "still running" if running else self._state,
+                self._advice,
+            ),
             again * running + _STYLE,
         )
         # Beside it, so that no browser sees half of a page.
@@ -100,10 +113,9 @@ def _title(run):
     return f"Gradients of {run.run}" if run.run else "Gradients"
 
 
-def _content(run, readings, running):
+def _content(run, readings, state, advice):
     last = readings[-1]
     shown = [readings[i] for i in evenly(len(readings), _MOST)]
-    state = "still running" if running else "ended"
     facts = [
         f"{name.replace('_', ' ')} {value}"
         for name in _FACTS
@@ -121,6 +133,7 @@ def _content(run, readings, running):
                 for name, paths in last.layers.items()
                 if paths
             ],
+            *_advised(advice),
             '<div class="charts">',
             *[_figure(name, shown) for name in _names(shown, "figures")],
             _of_norms(norms) if norms is not None else "",
@@ -128,6 +141,14 @@ def _content(run, readings, running):
             _table(shown),
         ]
     )
+
+
+def _advised(advice):
+    """Return paragraphs of advice; None: none was given."""
+    if advice is None:
+        return []
+    lines = [f"<p>{one.name}: {escape(one.text)}</p>" for one in advice]
+    return ["<h2>Advice</h2>", *(lines or ["<p>Nothing to advise.</p>"])]
 
 
 def _names(readings, field):

@@ -31,6 +31,7 @@ class MLflow(Tracker):
     updates. MLflow knows no histograms: those of a measurement are the
     artifact `histograms/<step>.json`. The facts about the run are the artifact
     `run.json`, the plainest of them its parameters, and the tags its tags.
+    An interrupted `fit` ends its run as KILLED.
     Needs the extra `keras-pergrad[mlflow]`.
 
     Args:
@@ -68,9 +69,10 @@ class MLflow(Tracker):
         self._client = self._mlflow.MlflowClient(tracking_uri)
         self._experiment = "Default" if experiment is None else experiment
         self._given = getattr(getattr(run, "info", None), "run_id", run)
-        self._run = self._given
+        self._run, self._status = self._given, "FINISHED"
 
     def begin(self, run):
+        self._status = "FINISHED"
         if self._given is not None:
             return
         client, facts = self._client, dataclasses.asdict(run)
@@ -105,10 +107,13 @@ class MLflow(Tracker):
             place = f"histograms/{reading.step:09}.json"
             self._client.log_text(self._run, json.dumps(histograms), place)
 
+    def interrupt(self):
+        self._status = "KILLED"
+
     def end(self):
         if self._given is None and self._run is not None:
             run, self._run = self._run, None
-            self._client.set_terminated(run)
+            self._client.set_terminated(run, self._status)
 
 
 def _name(name):

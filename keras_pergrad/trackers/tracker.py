@@ -9,7 +9,7 @@ class Tracker:
 
     Pass trackers to `callbacks.GradientVariance(trackers=...)`, or a run of
     the past to one by `runs.export`. To write your own, override what you need
-    of the three methods; `numbers` names what a reading has. What a tracker
+    of the methods; `numbers` names what a reading has. What a tracker
     raises is said once: it gets no further readings, and training goes on.
 
     Example:
@@ -35,6 +35,18 @@ class Tracker:
             reading: a `results.HealthReading`; its `step` counts the
                 optimizer's updates, so a `fit` that resumes goes on with it.
         """
+
+    def advise(self, advice: Any):
+        """Take what a `fit` that ran to its end advises; `end` follows.
+
+        Args:
+            advice: a list of `results.HealthAdvice`, which may be empty. It
+                is not called where none can be given: without instruments,
+                with `source="training"`, and in `runs.export`.
+        """
+
+    def interrupt(self):
+        """Take note that `fit` was interrupted or failed; `end` follows."""
 
     def end(self):
         """Close what `begin` opened: `fit` ended, was interrupted, or failed.

@@ -51,9 +51,10 @@ class WandB(Tracker):
         # A run of its own, even where another one is going on.
         self._settings = {"reinit": "create_new", "project": project} | settings
         self._given, self._run, self._named = run, run, set()
+        self._exit_code = 0
 
     def begin(self, run):
-        self._named = set()
+        self._named, self._exit_code = set(), 0
         if self._given is None:
             facts = {"name": run.run or None, "config": dataclasses.asdict(run)}
             self._run = self._wandb.init(**(facts | self._settings))
@@ -68,10 +69,13 @@ class WandB(Tracker):
         self._named |= row.keys()
         self._run.log({"update": reading.step, **row})
 
+    def interrupt(self):
+        self._exit_code = 1
+
     def end(self):
         if self._given is None and self._run is not None:
             run, self._run = self._run, None
-            run.finish()
+            run.finish(exit_code=self._exit_code)
 
 
 def _bins(histogram):

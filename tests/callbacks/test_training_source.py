@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+
 import keras_pergrad as kpg
 from keras_pergrad.callbacks import GradientVariance
 from tests.analysis.health import health_models, health_oracle
@@ -252,7 +253,7 @@ def test_models_are_refused_before_training(options, message):
 def test_other_models_and_wrappers_are_refused():
     plain = keras.Sequential([keras.Input((4,)), layers.Dense(2)])
     plain.compile("sgd", "mse")
-    with pytest.raises(ValueError, match="from_model.*a Sequential"):
+    with pytest.raises(ValueError, match=r"from_model.*a Sequential"):
         fit(plain, watch_of())
     own = Own(plain.inputs, plain.outputs)
     own.compile("sgd", "mse", gradient_mode="vectorized")
@@ -277,7 +278,7 @@ def test_a_mode_that_drops_the_readings_is_refused():
 
     model = make(Forgets())
     before = model.get_weights()
-    with pytest.raises(ValueError, match="has not let.*can_be_read = False"):
+    with pytest.raises(ValueError, match=r"has not let.*can_be_read = False"):
         fit(model, watch_of())
     np.testing.assert_array_equal(before[0], model.get_weights()[0])
 

@@ -26,6 +26,12 @@ class Kept(kpg.trackers.Tracker):
         self._called("write")
         self.readings.append(reading)
 
+    def advise(self, advice):
+        self._called("advise")
+
+    def interrupt(self):
+        self._called("interrupt")
+
     def end(self):
         self._called("end")
 

@@ -36,7 +36,7 @@ def test_all_readings_arrive(kind, run_eagerly, tmp_path):
     watch, _ = fitted(trackers, model=model, instruments="all", histograms=True)
     assert watch.steps == [2, 4, 6, 8]
     assert kept.readings == watch.readings
-    assert kept.calls == ["begin", *["write"] * 4, "end"]
+    assert kept.calls == ["begin", *["write"] * 4, "advise", "end"]
     (run,) = kept.runs
     assert (run.batch_size, run.steps_per_epoch) == (8, 4)
     seen = events(tmp_path)
@@ -64,14 +64,14 @@ def test_an_interrupted_fit_closes_all(kind, tmp_path):
         )
     # Of a plain model, once Keras's list of callbacks is freed.
     gc.collect()
-    assert kept.calls[-1] == "end"
+    assert kept.calls[-2:] == ["interrupt", "end"]
     assert board._writer is None
     steps = [r.step for r in kept.readings]
     assert steps == [2, 4, 6]
     assert steps_of(tmp_path / "events") == steps
     run = kpg.runs.read_run(tmp_path / "runs" / "a")
     assert [r.step for r in run.readings] == steps
-    assert "step 6, ended" in (tmp_path / "runs/a/index.html").read_text()
+    assert "step 6, interrupted" in (tmp_path / "runs/a/index.html").read_text()
 
 
 def test_an_interruption_while_a_tracker_writes(tmp_path):
@@ -82,7 +82,37 @@ def test_an_interruption_while_a_tracker_writes(tmp_path):
     slow, kept = Slow(), Kept()
     with pytest.raises(KeyboardInterrupt):
         fitted([slow, kept])
-    assert slow.calls == kept.calls == ["begin", "end"]
+    assert slow.calls == kept.calls == ["begin", "interrupt", "end"]
+
+
+def test_the_page_shows_the_advice(tmp_path):
+    path = tmp_path / "page.html"
+    page = kpg.trackers.Page(path)
+    watch, model = fitted([page], instruments="all", epochs=4)
+    text = path.read_text()
+    assert "<h2>Advice</h2>" in text
+    assert all(f"<p>{one.name}: " in text for one in watch.advice)
+    plain = watching([page])
+    model.fit(X, Y, batch_size=8, verbose=0, callbacks=[plain])
+    assert "<h2>Advice</h2>" not in path.read_text()
+
+
+def test_a_tracker_of_three_methods_needs_no_more():
+    class Three:
+        called = ""
+
+        def begin(self, run):
+            self.called += "b"
+
+        def write(self, reading):
+            self.called += "w"
+
+        def end(self):
+            self.called += "e"
+
+    three = Three()
+    watch, _ = fitted([three], instruments="all", epochs=1)
+    assert (three.called, watch.messages) == ("bwwe", [])
 
 
 def test_two_fits_are_two_runs(tmp_path):

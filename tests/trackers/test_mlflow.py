@@ -58,6 +58,11 @@ def test_a_local_store_is_read_back(store, tmp_path):
     assert run.data.params["batch_size"] == "8"
     assert run.data.tags["device"] == "cpu"
     assert run.data.metrics.keys() == {"gradient_norm", f"norm_test/{PATHS[0]}"}
+    tracker.begin(INFO)
+    tracker.interrupt()
+    tracker.end()
+    states = sorted(r.info.status for r in runs_of(client, "team/digits"))
+    assert states == ["FINISHED", "KILLED"]
     assert history(client, run, "gradient_norm") == [(3, 5.0), (10, 12.0)]
     artifacts = client.list_artifacts(run.info.run_id, "histograms")
     assert [a.path for a in artifacts] == [

@@ -51,6 +51,8 @@ def read_back(directory):
                     for item in record.history.item
                 }
             )
+        elif kind == "exit":
+            config["exit_code"] = record.exit.exit_code
         elif kind == "metric":
             axes[record.metric.name] = record.metric.step_metric
     return config, rows, axes
@@ -61,10 +63,12 @@ def test_an_offline_run_is_read_back(tmp_path):
     tracker.begin(INFO)
     tracker.write(reading(3))
     tracker.write(reading(10))
+    tracker.interrupt()
     tracker.end()
     tracker.end()
     config, rows, axes = read_back(tmp_path)
     assert config["project"] == "digits"
+    assert config["exit_code"] == 1
     assert config["name"] == "seed0"
     assert config["batch_size"] == 8
     assert config["tags"] == {"device": "cpu"}

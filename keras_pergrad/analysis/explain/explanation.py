@@ -1,6 +1,8 @@
 """The table that `explain` returns: its data, and how it prints."""
 
 import dataclasses
+import functools
+from typing import Any
 
 from keras_pergrad.common.free_memory import as_text
 from keras_pergrad.common.tables import first_few, html_page, text_page
@@ -118,6 +120,23 @@ class Explanation:
     split: str | None = None
     ops: int = 0
     vouched: tuple = ()
+    _predict: Any = dataclasses.field(default=None, repr=False, compare=False)
+
+    @functools.cached_property
+    def memory(self):
+        """The predicted peak memory of a step, a `MemoryPrediction`.
+
+        Of the model's own gradient mode, where that looks at samples or takes
+        microbatches, else of `Vectorized(ClippedMean(1.0))`. The step is
+        traced when this is first read, and not run. Without a loss it is the
+        mean squared error; targets are like the outputs, or class numbers for
+        a sparse loss. The prediction is for the CPU, without XLA.
+
+        Raises:
+            ValueError: the mode refuses the model, or it has a `train_step`
+                of its own.
+        """
+        return self._predict()
 
     def __iter__(self):
         return iter(self.rows)

@@ -11,24 +11,24 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_pergrad.analysis.explain import batch_specs
 from keras_pergrad.analysis.explain.explanation import (
     Explanation,
     LayerRow,
     VariableRow,
     VouchedOp,
 )
+from keras_pergrad.analysis.explain.memory_prediction import predicted
+from keras_pergrad.analysis.explain.step_memory import StepMemory
+from keras_pergrad.analysis.explain.what_fits import mode_of
 from keras_pergrad.common.arguments import positive_integer
 from keras_pergrad.common.deprecation import former
 from keras_pergrad.common.refusal_messages import not_one_number
 from keras_pergrad.factors import join, widened
-from keras_pergrad.keras_internals.batches import is_composite
 from keras_pergrad.keras_internals.inspection_checks import require_model
 from keras_pergrad.keras_internals.layer_parts import layers_inside, own_weights
 from keras_pergrad.keras_internals.losses import additional_losses
-from keras_pergrad.keras_internals.model_parts import (
-    compiles_by_xla,
-    symbolic_inputs,
-)
+from keras_pergrad.keras_internals.model_parts import compiles_by_xla
 from keras_pergrad.keras_internals.model_state import random_state_kept
 from keras_pergrad.modes.accumulated import Accumulated
 from keras_pergrad.samples import TracedStep, sum_of_outputs
@@ -59,7 +59,8 @@ def explain(
 
     Returns:
         An `Explanation`: prints as a table, in a terminal and in a notebook;
-        iterates over `LayerRow` objects.
+        iterates over `LayerRow` objects. Its `memory` predicts the peak of a
+        step, once it is asked for.
 
     Raises:
         TypeError: `model` is no `keras.Model`.
@@ -84,9 +85,8 @@ def explain(
         jit_compile = model.compiled and model.jit_compile
     if jit_compile == "auto":
         jit_compile = compiles_by_xla(model)
-    specs = _specs(model, batch_size, x)
-    if not model.built:
-        model(tf.nest.map_structure(_zeros, specs))
+    specs = batch_specs.specs(model, batch_size, x)
+    batch_specs.build(model, specs)
     looked_at = []
 
     def trace(x):
@@ -99,7 +99,15 @@ def explain(
     rows, ops, vouched = looked_at[-1]
     asked = model.name, batch_size, bool(jit_compile)
     split = _split(model, batch_size)
-    return Explanation(*asked, rows, split, ops, vouched)
+
+    def predict():
+        def of(n):
+            return batch_specs.specs(model, n, x)
+
+        step = StepMemory(model, of)
+        return predicted(step, mode_of(model), model, batch_size)
+
+    return Explanation(*asked, rows, split, ops, vouched, predict)
 
 
 def _split(model, batch_size):
@@ -124,37 +132,6 @@ def _rows_in(x):
             f"(arrays) in its place. Received: batch_size={x!r}"
         )
     return int(sizes[0][0])
-
-
-def _specs(model, batch_size, x):
-    if x is not None:
-        return tf.nest.map_structure(lambda t: _spec(t, batch_size), x)
-    inputs = getattr(model, "inputs", None) or [None]
-    known = symbolic_inputs(model)
-    if known is None:
-        known = inputs if len(inputs) > 1 else inputs[0]
-    if known is None:
-        raise ValueError(
-            f"Model {model.name!r} does not know the shapes of its inputs. "
-            "Pass a batch: explain(model, batch_size, x=x)."
-        )
-    return tf.nest.map_structure(lambda t: _spec(t, batch_size), known)
-
-
-def _spec(tensor, n):
-    """Get the type of `n` samples like those in a tensor, perhaps symbolic."""
-    if not isinstance(tensor, keras.KerasTensor) and not is_composite(tensor):
-        tensor = tf.convert_to_tensor(tensor)
-    shape = [n, *tensor.shape[1:]]
-    if isinstance(tensor, tf.SparseTensor) or getattr(tensor, "sparse", False):
-        return tf.SparseTensorSpec(shape, tensor.dtype)
-    if isinstance(tensor, tf.RaggedTensor) or getattr(tensor, "ragged", False):
-        return tf.RaggedTensorSpec(shape, tensor.dtype)
-    return tf.TensorSpec(shape, tensor.dtype)
-
-
-def _zeros(spec):
-    return tf.zeros([1 if s is None else s for s in spec.shape], spec.dtype)
 
 
 def _looked_at(model, x, n):

@@ -1,4 +1,4 @@
-"""What instruments read in the step that trains on a batch."""
+"""The gradient of a training batch, read in the step that trains on it."""
 
 import keras
 import numpy as np

@@ -1,0 +1,102 @@
+"""The prediction of a step's peak memory, from its graph and without a run."""
+
+import dataclasses
+from typing import Any
+
+import tensorflow as tf
+
+from keras_pergrad.analysis.explain.peak_walk import steps_of
+from keras_pergrad.analysis.explain.step_memory import bytes_of
+from keras_pergrad.common.free_memory import as_text, resident_bytes
+from keras_pergrad.keras_internals.optimised_graphs import optimised
+
+# Of traced functions, measured on ten models of 263 to 4,168 ops.
+_GRAPH, _GRAPH_OP = 15_000_000, 33_000
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryPrediction:
+    """The predicted peak memory of training steps, in bytes.
+
+    The peak is the most that the process has resident during its first steps.
+    `rise` is how far that is above what it has before the first step, with the
+    model and the data there.
+
+    Attributes:
+        batch_size: the number of samples.
+        mode: the gradient mode, as it prints.
+        tensors: what the step's tensors take, with the gaps between them in
+            TensorFlow's pool of memory, and two batches.
+        graph: what the traced and optimised function takes, by its ops.
+        slots: the optimizer's variables, where it has not made them yet.
+        process: what the process has resident now; None: the system does not
+            say (not Linux).
+        largest: (bytes, op) of the largest tensors at the peak.
+        unknown: names of loops whose number of turns is not known; one is
+            counted.
+    """
+
+    batch_size: int
+    mode: str
+    tensors: int
+    graph: int
+    slots: int
+    process: int | None
+    largest: tuple[tuple[int, str], ...] = ()
+    unknown: tuple[str, ...] = ()
+
+    @property
+    def rise(self) -> int:
+        """The peak, less what the process has before the first step."""
+        return self.tensors + self.graph + self.slots
+
+    @property
+    def peak(self) -> int:
+        """The peak of the process."""
+        return self.rise + (self.process or 0)
+
+    def __str__(self):
+        slots = f", {as_text(self.slots)} optimizer" if self.slots else ""
+        total = ""
+        if self.process is not None:
+            total = f"; with what the process has now: {as_text(self.peak)}"
+        doubt = ""
+        if self.unknown:
+            doubt = f"; at least: turns of {self.unknown[0]} are not known"
+        return (
+            f"Peak of a step of {self.batch_size} samples, {self.mode}: "
+            f"{as_text(self.rise)} above the process ({as_text(self.tensors)} "
+            f"tensors, {as_text(self.graph)} graph{slots}){total}{doubt}"
+        )
+
+    # A prompt shows this.
+    __repr__ = __str__
+
+
+def predicted(step: Any, mode: Any, model: Any, n: int, process: Any = None):
+    """Return the `MemoryPrediction` of `n` samples, by a `StepMemory`."""
+    process = resident_bytes() if process is None else process
+    concrete = step.trace(mode, n)
+    ops = len(concrete.graph.get_operations())
+    batch, _ = concrete.structured_input_signature
+    tensors, peak, unknown = steps_of(
+        optimised(concrete),
+        n,
+        [bytes_of(v) for v in model.weights],
+        [bytes_of(spec) for spec in _flat(batch)],
+    )
+    largest = tuple(sorted(peak.held, reverse=True)[:5])
+    return MemoryPrediction(
+        n,
+        repr(mode),
+        tensors,
+        _GRAPH + _GRAPH_OP * ops,
+        step.slots,
+        process,
+        largest,
+        unknown,
+    )
+
+
+def _flat(batch):
+    return [t for t in tf.nest.flatten(batch) if t is not None]

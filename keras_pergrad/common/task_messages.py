@@ -1,0 +1,90 @@
+"""The refusals of `ByTask`, and of measurements by task."""
+
+_BATCH = "use gradient_mode='batch'"
+
+
+def by_norms(aggregation):
+    return (
+        "ByTask() expected `aggregation` to be a GramianAggregation, such as "
+        "kpg.UPGrad(), or 'mean': tasks are weighed by the inner products of "
+        f"their gradients. Received: {aggregation!r}, which weighs samples by "
+        "their norms; give it to Vectorized(aggregation=...)."
+    )
+
+
+def wrong_losses(losses):
+    return (
+        "`losses` expected a list of different names of losses, such as "
+        "['digit', 'add_loss/encoder'], or a dict of the names of tasks to a "
+        "name or a list of names, such as {'box': ['corner', 'size'], "
+        "'class': 'class'}; each loss stands in one task. "
+        f"Received: losses={losses!r}"
+    )
+
+
+def own_loss(model):
+    return (
+        f"{type(model).__name__} overrides compute_loss, so that its tasks are "
+        "not known. ByTask() expected the losses in compile(loss=...), one for "
+        "each output, or in add_loss() of a layer, chosen by "
+        "ByTask(losses=['add_loss/<name of the layer>', ...]). "
+        f"Or {_BATCH}."
+    )
+
+
+def several_replicas(count):
+    return (
+        "ByTask() expected one device: the inner products are of the gradients "
+        f"of the whole batch. Received: {count} replicas of a tf.distribute "
+        f"strategy. Train without the strategy, or {_BATCH}."
+    )
+
+
+PARTS = (
+    "ByTask() expected the whole batch: the inner products are of the "
+    "gradients of all of it. Received: Accumulated(inner=ByTask(...)), which "
+    "gives it a part. Use ByTask() with a smaller batch, or with "
+    "`gradient_accumulation_steps` of the optimizer, which then adds up the "
+    "aggregated gradients."
+)
+
+
+def one_task(tasks, known):
+    return (
+        "ByTask() expected at least two tasks. Received: "
+        f"{len(tasks)}, {tasks}; the compiled losses are {known}. Compile a "
+        "loss for each output, name what a layer gives to add_loss in "
+        f"`losses`, as in 'add_loss/<name of the layer>', or {_BATCH}."
+    )
+
+
+def unknown_loss(name, known):
+    return (
+        f"`losses` names {name!r}, which the model does not have. Expected "
+        f"some of the compiled losses {known}, or 'add_loss/<name of a "
+        "layer>'."
+    )
+
+
+def not_minimised(name):
+    return (
+        f"`losses` names {name!r}, which is no part of the loss of this batch: "
+        "the layer gave nothing to add_loss, or Keras does not minimise it (of "
+        "several losses of a single output only the first). Leave it out."
+    )
+
+
+def nothing_shared(tasks):
+    return (
+        f"ByTask() expected trainable weights that at least two of the tasks "
+        f"{tasks} use. Received: none, so that nothing can conflict. Make the "
+        f"shared layers trainable, or {_BATCH}."
+    )
+
+
+def none_to_measure(tasks):
+    return (
+        "GradientVariance(by_task=True) expected a model with at least two "
+        "compiled losses, whose gradients can conflict. Received: "
+        f"{len(tasks)}, {list(tasks)}. Leave by_task out."
+    )

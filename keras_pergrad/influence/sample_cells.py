@@ -1,0 +1,101 @@
+"""A sample as a cell of a page: an image, a text, or numbers."""
+
+import base64
+import struct
+import zlib
+from html import escape
+
+import numpy as np
+
+_MOST_NUMBERS, _MOST_LETTERS = 12, 400
+
+
+def cell(sample, show=None):
+    """Return HTML of a sample: what `show` makes of it, or itself.
+
+    Arrays (height, width), or with 1 or 3 channels, of at least 4 × 4 are
+    images; others are numbers.
+    """
+    shown = sample if show is None else show(sample)
+    if isinstance(shown, (str, bytes)):
+        return _text(shown)
+    if isinstance(shown, dict):
+        return "<br>".join(
+            f"{escape(str(name))}: {cell(part)}" for name, part in shown.items()
+        )
+    if isinstance(shown, (list, tuple)) and any(np.ndim(s) for s in shown):
+        return "<br>".join(cell(part) for part in shown)
+    array = np.asarray(shown)
+    if array.ndim == 0 and array.dtype.kind in "OSU":
+        return _text(array.item())
+    if array.ndim == 1 and array.dtype.kind in "OSU":
+        return _text(" ".join(map(str, array.tolist())))
+    if _is_image(array):
+        return _picture(array)
+    return escape(_numbers(array.ravel()))
+
+
+def label(value, names=None):
+    """Return a target in words: a class's name, or a number."""
+    array = np.asarray(value)
+    if array.ndim == 1 and array.size > 1 and set(np.unique(array)) <= {0, 1}:
+        array = np.asarray(array.argmax())  # one-hot
+    if array.size == 1:
+        number = array.ravel()[0]
+        if names is not None:
+            return escape(str(names[int(number)]))
+        return escape(
+            f"{number:g}" if array.dtype.kind in "iuf" else f"{number}"
+        )
+    return escape(_numbers(array.ravel()))
+
+
+def _text(text):
+    text = text.decode(errors="replace") if isinstance(text, bytes) else text
+    more = "…" if len(text) > _MOST_LETTERS else ""
+    return escape(text[:_MOST_LETTERS]) + more
+
+
+def _numbers(array):
+    more = " …" if array.size > _MOST_NUMBERS else ""
+    return " ".join(f"{v:.4g}" for v in array[:_MOST_NUMBERS]) + more
+
+
+def _is_image(array):
+    sizes = array.shape
+    if array.dtype.kind not in "biuf" or len(sizes) not in (2, 3):
+        return False
+    channels = sizes[2] if len(sizes) == 3 else 1
+    return min(sizes[:2]) >= 4 and channels in (1, 3)
+
+
+def _picture(array):
+    """Return an <img> of an array, from its least to its largest value."""
+    array = np.nan_to_num(array.astype("float64"))
+    low, high = array.min(), array.max()
+    array = (array - low) / ((high - low) or 1) * 255
+    data = base64.b64encode(png(array.astype("uint8"))).decode()
+    return f'<img alt="" src="data:image/png;base64,{data}">'
+
+
+def png(array):
+    """Return an image (height, width[, 1 or 3]) of bytes as a PNG file."""
+    height, width = array.shape[:2]
+    colours = array.ndim == 3 and array.shape[2] == 3
+    rows = array.reshape(height, -1)
+    lines = np.concatenate([np.zeros((height, 1), "uint8"), rows], 1)
+    kind = 2 if colours else 0
+    head = struct.pack(">IIBBBBB", width, height, 8, kind, 0, 0, 0)
+    parts = (
+        (b"IHDR", head),
+        (b"IDAT", zlib.compress(lines.tobytes())),
+        (b"IEND", b""),
+    )
+    chunks = b"".join(
+        struct.pack(">I", len(data))
+        + name
+        + data
+        + struct.pack(">I", zlib.crc32(name + data))
+        for name, data in parts
+    )
+    return b"\x89PNG\r\n\x1a\n" + chunks

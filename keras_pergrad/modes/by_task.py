@@ -1,0 +1,234 @@
+"""One gradient for each task, and one of them all for shared weights."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_pergrad.aggregation import Aggregation, aggregations
+from keras_pergrad.common import task_messages
+from keras_pergrad.common.registry import serialize
+from keras_pergrad.keras_internals import loss_terms, replicas
+from keras_pergrad.keras_internals.model_parts import layers_of
+from keras_pergrad.logs import DefinedMean
+from keras_pergrad.modes.base import GradientMode, PartialSums, gradient_modes
+from keras_pergrad.modes.microbatch_sums import plus, times, unscaled
+from keras_pergrad.modes.task_gramian import (
+    among_shared,
+    cosines,
+    gramian_of,
+    shared_by_tasks,
+)
+
+
+class ByTask(GradientMode):
+    """One gradient for each task; conflicts among them are resolved.
+
+    A task is one loss of the model, such as that of one output. Weights that
+    several tasks use get the aggregated gradient of these tasks. Weights of one
+    task get their ordinary gradient. There is one forward pass, and a backward
+    pass for each task, through the layers that its loss depends on.
+
+    ```
+    c_k = gradient of loss_weight_k · loss_k       they add up to Keras's
+    w   = aggregation's weights, by the inner products of the c_k
+          over the weights that at least two tasks use
+    g   = Σ w_k c_k       of a shared weight
+    g   = c_k             of a weight of task k alone
+    ```
+
+    Where no tasks conflict, `UPGrad` has w_k = 1: the step is Keras's own, and
+    it is so with aggregation="mean". What is in no task counts as it does in
+    Keras: weight regularisers and losses that are not chosen. For the idea see
+    Quinton and Rey, "Jacobian descent for multi-objective optimization", arXiv
+    2406.16232.
+
+    Samples may be mixed, as by BatchNormalization: the gradients are those of
+    the batch. By name `"by_task"`.
+
+    Args:
+        aggregation: a `GramianAggregation`, "mean" (plain training, with the
+            logs below), a name or a config dict. None: `UPGrad()`.
+        losses: which losses are the tasks. None: every compiled loss. A list
+            of names, or a dict of the name of a task to a name or to a list of
+            names, whose losses are added up. A compiled loss is named as in the
+            logs of `fit`, without "_loss": by its output. "add_loss/encoder" is
+            what the layer "encoder" gives to `add_loss`.
+
+    | in the logs | is |
+    |---|---|
+    | `task_conflicts` | the share of pairs of tasks with a negative cosine |
+    | `task_cosine_a_b` | of the gradients of the tasks a and b |
+    | `task_weight_a` | w_a, the factor of the gradient of a |
+
+    All are over the shared weights, and means over the epoch. A cosine with a
+    gradient of zero is left out.
+
+    Raises:
+        TypeError: `aggregation` or `losses` is of another kind.
+        ValueError: an aggregation by norms, unknown names of losses, fewer than
+            two tasks, no weight that two tasks use, a `compute_loss` of the
+            model's own, several replicas, `Accumulated`.
+
+    Example:
+
+    >>> import keras, numpy as np
+    >>> import keras_pergrad as kpg
+    >>> inputs = keras.Input((4,))
+    >>> trunk = keras.layers.Dense(8, "tanh")(inputs)
+    >>> a = keras.layers.Dense(1, name="a")(trunk)
+    >>> b = keras.layers.Dense(1, name="b")(trunk)
+    >>> model = kpg.PerGradModel(inputs, [a, b])
+    >>> model.compile("sgd", ["mse", "mae"], gradient_mode=kpg.ByTask())
+    >>> x, y = np.ones((6, 4)), np.ones((6, 1))
+    >>> history = model.fit(x, [y, -y], verbose=0).history
+    >>> sorted(name for name in history if name.startswith("task"))
+    ['task_conflicts', 'task_cosine_a_b', 'task_weight_a', 'task_weight_b']
+    """
+
+    changes_gradients = True
+
+    def __init__(
+        self,
+        aggregation: str | Aggregation | Mapping[str, Any] | None = None,
+        losses: Sequence[str] | Mapping[str, Any] | None = None,
+    ):
+        if aggregation is None:
+            aggregation = "upgrad"
+        self.aggregation = aggregations.get(aggregation)
+        if self.aggregation.needs == "norms":
+            raise ValueError(task_messages.by_norms(self.aggregation))
+        self.losses = _groups(losses)
+
+    def require(self, model):
+        if type(model).compute_loss is not keras.Model.compute_loss:
+            raise ValueError(task_messages.own_loss(model))
+        if replicas.several():
+            count = tf.distribute.get_strategy().num_replicas_in_sync
+            raise ValueError(task_messages.several_replicas(count))
+        known = loss_terms.names(model)
+        tasks = self._tasks(model)
+        if len(tasks) < 2:
+            raise ValueError(task_messages.one_task(list(tasks), known))
+        layers = {layer.name for layer in layers_of(model)}
+        for name in (name for group in tasks.values() for name in group):
+            added = name.removeprefix(loss_terms.ADDED)
+            if name not in known and (added == name or added not in layers):
+                raise ValueError(task_messages.unknown_loss(name, known))
+
+    def _tasks(self, model):
+        """Return the names of the losses of each task, by its name."""
+        if self.losses is None:
+            return {name: (name,) for name in loss_terms.names(model)}
+        return self.losses
+
+    def build(self, model):
+        self.require(model)
+        tasks = list(self._tasks(model))
+        logged = {f"task_weight_{name}": DefinedMean for name in tasks}
+        for name in cosines(tasks):
+            logged[name] = DefinedMean
+        model.gradient_logs.add(logged)
+
+    @property
+    def log_metrics(self):
+        return {"task_conflicts": DefinedMean}
+
+    def partial_sums(self, model, part):
+        if not part.is_whole:
+            raise ValueError(task_messages.PARTS)
+        tasks, noted = self._tasks(model), {}
+        with part.watched(), tf.GradientTape(persistent=True) as tape:
+            y_pred, added = part.call()
+            with loss_terms.noting_values(model, noted):
+                part.target(y_pred, added)
+            terms = loss_terms.terms_of(model, part.y, y_pred, noted)
+            targets, rest = _targets(tasks, terms, part.scale)
+        variables = model.trainable_variables
+        parts = [
+            unscaled(tape.gradient(t, variables), part.scale)
+            for t in targets.values()
+        ]
+        others = [None] * len(variables)
+        if rest is not None:
+            others = tape.gradient(rest, variables)
+            others = unscaled(others, part.scale)
+        del tape
+        shared = shared_by_tasks(parts)
+        if not any(shared):
+            raise ValueError(task_messages.nothing_shared(list(tasks)))
+        gramian = gramian_of(parts, shared)
+        weights, logged = self._weights(gramian, list(tasks), part.aggregation)
+        gradients = among_shared(parts, shared, weights)
+        gradients = plus(gradients, others)
+        return PartialSums(y_pred, gradients, statistics=logged)
+
+    def _weights(self, gramian, tasks, aggregation):
+        """Return the factor of each task's gradient, or None; and the logs."""
+        count, weights = len(tasks), None
+        shown = tf.ones([count], gramian.dtype)
+        if aggregation.needs == "gramian":
+            # Of gradients whose mean is the ordinary one.
+            shown, _ = aggregation.mean_weights(gramian * count**2)
+            weights = shown
+        against = tf.reduce_sum(tf.cast(gramian < 0, tf.float32))
+        logged = {"task_conflicts": against / (count * (count - 1))}
+        for k, name in enumerate(tasks):
+            logged[f"task_weight_{name}"] = shown[k]
+        return weights, {**logged, **cosines(tasks, gramian)}
+
+    def get_config(self):
+        return {
+            "aggregation": serialize(self.aggregation),
+            "losses": self.losses
+            and {name: list(group) for name, group in self.losses.items()},
+        }
+
+
+def _groups(losses):
+    """Return the names of the losses of each task, or None for all."""
+    if losses is None:
+        return None
+    if isinstance(losses, str) or not isinstance(losses, (Mapping, Sequence)):
+        raise TypeError(task_messages.wrong_losses(losses))
+    pairs = (
+        losses.items() if isinstance(losses, Mapping) else zip(losses, losses)
+    )
+    known = [
+        (name, tuple(group) if isinstance(group, (list, tuple)) else (group,))
+        for name, group in pairs
+    ]
+    groups = dict(known)
+    if len(groups) < len(known):
+        raise ValueError(task_messages.wrong_losses(losses))
+    names = [name for group in groups.values() for name in group]
+    if not all(isinstance(name, str) for name in (*groups, *names)):
+        raise TypeError(task_messages.wrong_losses(losses))
+    if len(set(names)) < len(names) or not all(groups.values()):
+        raise ValueError(task_messages.wrong_losses(losses))
+    return groups
+
+
+def _targets(tasks, terms, scale):
+    """Return the loss of each task and of all else, times the loss scale."""
+    targets, terms = {}, dict(terms)
+    for task, group in tasks.items():
+        lacking = [name for name in group if name not in terms]
+        if lacking:
+            raise ValueError(task_messages.not_minimised(lacking[0]))
+        values = [terms.pop(name) for name in group]
+        targets[task] = times(_sum(values), scale)
+    return targets, times(_sum(list(terms.values())), scale)
+
+
+def _sum(values):
+    if not values:
+        return None
+    total = values[0]
+    for value in values[1:]:
+        total += tf.cast(value, total.dtype)
+    return total
+
+
+gradient_modes.register("by_task", ByTask)

@@ -1,0 +1,66 @@
+"""The page of test samples with their helpful and harmful ones."""
+
+import re
+
+import keras
+import numpy as np
+import pytest
+
+import keras_pergrad as kpg
+
+
+def _influence(x, y, inputs, layer):
+    model = keras.Sequential([inputs, layer, keras.layers.Dense(2)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("sgd", loss)
+    return kpg.Influence(model, x, y, curvature="none", verbose=0)
+
+
+def test_images_are_shown_with_the_rows_of_top(tmp_path):
+    rng = np.random.default_rng(0)
+    x, y = rng.uniform(size=(9, 5, 6, 1)), np.arange(9) % 2
+    influence = _influence(x, y, keras.Input((5, 6, 1)), keras.layers.Flatten())
+    path = tmp_path / "page.html"
+    influence.page(path, x[:2], y[:2], k=2, class_names=["<cat>", "dog"])
+    text = path.read_text()
+    assert "&lt;cat&gt;" in text
+    assert "<cat>" not in text
+    assert "<script" not in text
+    assert "http" not in text
+    assert "prefers-color-scheme:dark" in text
+    best = influence.top(x[:2], y[:2], 2)
+    rows = re.findall(r"row (\d+) · [^ ]+ · \+", text)
+    shown = [
+        str(j)
+        for samples, scores in zip(*best)
+        for j, score in zip(samples, scores)
+        if score > 0
+    ]
+    assert rows == shown
+    assert text.count("data:image/png") >= 2 + len(shown)
+
+
+def test_a_picture_is_that_of_the_array():
+    from keras_pergrad.influence.sample_cells import png
+
+    tf = pytest.importorskip("tensorflow")
+    rng = np.random.default_rng(0)
+    for channels in (1, 3):
+        array = rng.integers(0, 256, (5, 7, channels)).astype("uint8")
+        read = tf.io.decode_png(png(array))
+        np.testing.assert_array_equal(read, array)
+
+
+def test_texts_and_numbers_are_rows(tmp_path):
+    x, y = np.arange(24).reshape(8, 3), np.arange(8) % 2
+    words = [f"w{k}" for k in range(24)]
+    model_input = keras.Input((3,))
+    table = _influence(
+        x.astype("float32"), y, model_input, keras.layers.Dense(4)
+    )
+    path = tmp_path / "page.html"
+    show = lambda row: " ".join(words[int(k)] for k in row)  # noqa: E731
+    table.page(path, x[:1].astype("float32"), y[:1], k=1, show=show)
+    assert "w0 w1 w2" in path.read_text()
+    table.page(path, x[:1].astype("float32"), y[:1], k=1)
+    assert ">0 1 2<" in path.read_text()

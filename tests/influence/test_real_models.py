@@ -1,0 +1,34 @@
+"""Influence of real models: served as their gradients are."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_pergrad as kpg
+from tests.real_models import MODELS, loss
+from tests.test_real_models import _made
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_scores_of_a_real_model(name):
+    model, x, y = _made(name)
+    model.compile("sgd", loss())
+    gradients = kpg.per_sample_gradients(model, x, y, training=False)
+    rows = np.concatenate(
+        [np.reshape(g, (3, -1)) for g in gradients if g is not None], 1
+    )
+    expected = rows.astype("float64") @ rows.T / 3
+    data = tf.nest.map_structure(np.asarray, x), y
+    how = {"verbose": 0, "batch_size": 3}
+    found = kpg.Influence(model, *data, curvature="none", **how).scores(*data)
+    scale = np.abs(expected).max()
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4 * scale)
+    for curvature in ("ekfac", "projected"):
+        influence = kpg.Influence(model, *data, curvature=curvature, **how)
+        own = influence.self_influence()
+        assert np.isfinite(own).all()
+        assert (own >= 0).all()
+        scores = influence.scores(*data)
+        limit = 1e-3 * np.abs(scores).max()
+        np.testing.assert_allclose(np.diag(scores), own, 1e-2, limit)

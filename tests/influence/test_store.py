@@ -1,0 +1,225 @@
+"""The store of projected gradients: shards, kills, refusals, queries."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_pergrad as kpg
+from keras_pergrad.influence.gradient_store import GradientStore
+from keras_pergrad.influence.projected_rows import OnDisk
+
+ROOT = pathlib.Path(__file__).parents[2]
+#: Builds shard i of n of a store; each process makes the same model and data.
+BUILD = """
+import sys
+import keras, numpy as np
+import keras_pergrad as kpg
+from tests.influence.test_store import made
+model, x, y = made()
+influence = kpg.Influence(
+    model, x, y, curvature="projected", projection_size=24, batch_size=8,
+    verbose=0,
+)
+path, number, of = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+print(influence.save(path, (number, of)))
+"""
+
+
+def made(n=60):
+    """A model and data, the same each time; the last batch of 8 has 4."""
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential(
+        [
+            keras.Input((6,)),
+            keras.layers.Dense(8, activation="tanh"),
+            keras.layers.Dense(3),
+        ]
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("sgd", loss)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(n, 6)).astype("float32")
+    return model, x, rng.integers(0, 3, n)
+
+
+def _influence(model, x, y, **how):
+    how = {"batch_size": 8, "projection_size": 24, "verbose": 0, **how}
+    return kpg.Influence(model, x, y, curvature="projected", **how)
+
+
+def _process(path, number, of):
+    return subprocess.Popen(
+        [sys.executable, "-c", BUILD, str(path), str(number), str(of)],
+        cwd=ROOT,
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+        stdout=subprocess.DEVNULL,
+    )
+
+
+def _files(path):
+    return {
+        file.name: file.read_bytes()
+        for file in (pathlib.Path(path) / "0").iterdir()
+    }
+
+
+def test_shards_and_resumed_parts_are_the_whole_to_the_bit(tmp_path):
+    model, x, y = made()
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert _influence(model, x, y).save(whole)
+    complete = [
+        _influence(model, x, y).save(parts, (k, 4)) for k in (2, 0, 3, 0, 1)
+    ]
+    assert complete == [False] * 4 + [True]
+    assert _files(whole) == _files(parts)
+
+
+@pytest.mark.slow
+def test_four_processes_build_what_one_builds_to_the_bit(tmp_path):
+    one = _process(tmp_path / "one", 0, 1)
+    assert one.wait() == 0
+    four = [_process(tmp_path / "four", k, 4) for k in range(4)]
+    assert [process.wait() for process in four] == [0] * 4
+    assert _files(tmp_path / "one") == _files(tmp_path / "four")
+
+
+def test_a_loaded_store_answers_as_the_data_do(tmp_path):
+    model, x, y = made()
+    influence = _influence(model, x, y)
+    right, own = influence.scores(x[:5], y[:5]), influence.self_influence()
+    assert influence.save(tmp_path)
+    loaded = kpg.Influence.load(tmp_path, model)
+    scale = np.abs(right).max()
+    for each in (loaded, influence):
+        found = each.scores(x[:5], y[:5])
+        np.testing.assert_allclose(found, right, rtol=0, atol=2e-3 * scale)
+        np.testing.assert_allclose(each.self_influence(), own, 1e-2)
+    rows = np.load(tmp_path / "0" / "gradients.npy", mmap_mode="r")
+    assert rows.dtype == np.float16
+    assert rows.shape[0] == 60
+
+
+def test_an_interrupted_build_is_resumed_after_its_last_chunk(
+    tmp_path, monkeypatch
+):
+    model, x, y = made()
+    assert _influence(model, x, y).save(tmp_path / "whole")
+    written = []
+
+    def write(store, chunk, rows, original=GradientStore.write):
+        # Half of the rows are there when it ends.
+        if len(written) == 3:
+            written.append(None)
+            original(store, chunk, rows + 1)
+            with open(store.path / "chunks.bin", "r+b") as file:
+                file.seek(chunk)
+                file.write(b"\0")
+            raise KeyboardInterrupt
+        written.append(chunk)
+        original(store, chunk, rows)
+
+    monkeypatch.setattr(GradientStore, "write", write)
+    path = tmp_path / "parts"
+    with pytest.raises(KeyboardInterrupt):
+        _influence(model, x, y).save(path)
+    with pytest.raises(ValueError, match="5 of 8 chunks are missing"):
+        kpg.Influence.load(path, model)
+    assert _influence(model, x, y).save(path)
+    assert written == [0, 1, 2, None, 3, 4, 5, 6, 7]
+    assert _files(path) == _files(tmp_path / "whole")
+
+
+#: Writes chunks of a store, one after the other, until it is killed.
+KILLED = """
+import sys, time
+import numpy as np
+from keras_pergrad.influence.gradient_store import GradientStore
+about = {"samples": 4000, "size": 16, "rows": 10}
+store = GradientStore(sys.argv[1], about)
+for chunk in store.missing():
+    print(chunk, flush=True)
+    store.write(chunk, np.full((10, 16), chunk + 1.0))
+"""
+
+
+@pytest.mark.slow
+def test_twenty_kills_lose_at_most_a_chunk_each(tmp_path):
+    begun = []
+    for kill in range(21):
+        with subprocess.Popen(
+            [sys.executable, "-c", KILLED, str(tmp_path)],
+            cwd=ROOT,
+            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as process:
+            begun.append(int(process.stdout.readline()))
+            if kill < 20:
+                time.sleep(0.002 * kill)
+                process.send_signal(signal.SIGKILL)
+            begun += map(int, process.stdout.read().split())
+    # Each kill has one chunk built again, and no other is.
+    assert sorted(set(begun)) == list(range(400))
+    assert len(begun) <= 400 + 20
+    for first, rows, scales in GradientStore(tmp_path).blocks():
+        expected = 1.0 + (first + np.arange(len(rows))) // 10
+        np.testing.assert_array_equal(rows, 1)
+        np.testing.assert_array_equal(scales, expected)
+
+
+def test_rows_are_kept_to_half_precision_of_their_largest(tmp_path):
+    rows = np.random.default_rng(0).normal(size=(7, 5))
+    rows *= 10.0 ** np.arange(-20, 22, 6)[:, None]
+    rows[3] = 0
+    store = OnDisk(tmp_path, {"samples": 7, "size": 5, "rows": 4})
+    store.write(1, rows[4:])
+    store.write(0, rows[:4])
+    (_, found), *more = store.blocks()
+    assert not more
+    limit = 1e-3 * np.abs(rows).max(1, keepdims=True)
+    assert np.all(np.abs(found - rows) <= limit)
+    others = np.random.default_rng(1).normal(size=(3, 5))
+    np.testing.assert_allclose(store.times(others), others @ found.T, 1e-4)
+
+
+def test_what_does_not_fit_a_store_is_refused(tmp_path):
+    model, x, y = made()
+    assert _influence(model, x, y).save(tmp_path)
+
+    def message(ask):
+        with pytest.raises(ValueError) as error:
+            ask()
+        return str(error.value)
+
+    for other, name in (
+        (_influence(model, x, y, seed=1), "seed is 0"),
+        (_influence(model, x, y, projection_size=20), "projection_size is 24"),
+        (_influence(model, x[:-8], y[:-8]), "samples is 60"),
+        (_influence(model, x, y, batch_size=4), "rows is 8"),
+    ):
+        assert name in message(lambda o=other: o.save(tmp_path))
+    for shard in ((2, 2), (-1, 2), 3, (0,)):
+        other = _influence(model, x, y)
+        assert "0 <= i < of" in message(
+            lambda o=other, s=shard: o.save(tmp_path, s)
+        )
+    assert "has no data" in message(
+        lambda: kpg.Influence.load(tmp_path, model).save(tmp_path / "other")
+    )
+    assert "a path without one" in message(
+        lambda: kpg.Influence.load(tmp_path / "none", model)
+    )
+    batches = tf.data.Dataset.from_tensor_slices((x, y)).batch(8)
+    uneven = batches.take(1).concatenate(batches.unbatch().batch(6))
+    odd = _influence(model, uneven, None, batch_size=None)
+    assert "batches of one size" in message(lambda: odd.save(tmp_path / "odd"))
+    model.fit(x, y, verbose=0)
+    assert "weights is" in message(lambda: kpg.Influence.load(tmp_path, model))
