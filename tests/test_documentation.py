@@ -37,6 +37,7 @@ PAGES = {
     "docs/guides/text_models.md": 15,
     "docs/guides/your_own_model.md": 10,
     "docs/private_training.md": 30,
+    "docs/sample_values.md": 10,
 }
 SLOW = 20
 #: Pages that take a model and data for granted.
