@@ -364,7 +364,8 @@ def store(samples=1_000_000, size=1024, tests=10):
             read, query = np.median(times, 0)
             kind = "from disk" if cold else "from memory"
             print(
-                f"| {kind} | {read:.2f} s | {query:.2f} s | {query / read:.2f} |"
+                f"| {kind} | {read:.2f} s | {query:.2f} s "
+                f"| {query / read:.2f} |"
             )
 
 

@@ -66,6 +66,7 @@ if _typing.TYPE_CHECKING:
     from keras_pergrad.analysis.placement.prediction import predict_placement
     from keras_pergrad.clipping import ClippedMean
     from keras_pergrad.dots import per_sample_dots
+    from keras_pergrad.fisher_information import fisher
     from keras_pergrad.functional import (
         gradient_statistics,
         per_sample_gradients,
@@ -109,6 +110,7 @@ else:
             "analysis.placement.prediction": ("predict_placement",),
             "clipping": ("ClippedMean",),
             "dots": ("per_sample_dots",),
+            "fisher_information": ("fisher",),
             "functional": (
                 "gradient_statistics",
                 "per_sample_gradients",
@@ -169,6 +171,7 @@ __all__ = [
     "compare_runs",
     "explain",
     "factors",
+    "fisher",
     "gradient_statistics",
     "input_gradients",
     "modes",

@@ -45,36 +45,49 @@ def run(what, model, data, method, training, *more):
         )
     *data, verbose = data
     batches = batches_of(*data)
-    count = batches.count
-    if what == "statistics" and count != 1:
+    if what == "statistics" and batches.count != 1:
         what = "sums"
+    for batch in shown(batches, verbose):
+        require_targets(model, batch)
+        yield of_batch(
+            model,
+            batch,
+            (what, method, training, ranks(batch)),
+            lambda what=what: _trace(
+                what, method, training, weakref.ref(model)
+            ),
+            training,
+            more,
+        )
+
+
+def shown(batches, verbose):
+    """Yield batches, with a progress bar for several."""
+    count = batches.count
     verbose = 0 if count == 1 else verbose
     bar = keras.utils.Progbar(count, verbose=verbose, unit_name="batch")
     number = 0
     for number, batch in enumerate(batches, 1):
-        yield _of_batch(what, model, batch, method, training, more)
+        yield batch
         bar.update(number, finalize=number == count)
     if count is None:
         bar.update(number, finalize=True)
 
 
-def _of_batch(what, model, batch, method, training, more):
-    require_targets(model, batch)
+def of_batch(model, batch, key, trace, training, more, build=None):
+    """Return what a function, traced once for a key, gives for a batch."""
+    build = build or build_symbolically
     with random_state_kept():
         if not model.built or not model.trainable_variables:
-            _build(model, batch)
+            _build(model, batch, build)
         if not model.trainable_variables:
             raise ValueError(
                 f"Model {model.name!r} has no trainable variables, so there "
                 "is no gradient to compute."
             )
-        build_symbolically(model, batch)
+        build(model, batch)
         # For as long as the model lives.
-        function = function_cache.kept(
-            model,
-            (what, method, training, ranks(batch)),
-            lambda: _trace(what, method, training, weakref.ref(model)),
-        )
+        function = function_cache.kept(model, key, trace)
         try:
             with traced_functions():
                 return run_and_restore(function, *batch, *more)
@@ -84,9 +97,9 @@ def _of_batch(what, model, batch, method, training, more):
             raise
 
 
-def _build(model, batch):
+def _build(model, batch, build):
     try:
-        build_symbolically(model, batch)
+        build(model, batch)
     except RuntimeError:  # its call needs numbers
         model(batch[0])
 

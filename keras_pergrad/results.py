@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from keras_pergrad.analysis.placement.placement_report import (
         PlacementReport,
     )
+    from keras_pergrad.fisher_information.fisher_result import (
+        DiagonalFisher,
+        KroneckerFisher,
+    )
     from keras_pergrad.modes.base import Step
     from keras_pergrad.privacy.audit import AuditResult
     from keras_pergrad.privacy.statement import Statement
@@ -67,6 +71,10 @@ else:
                 "DeviceComparison",
             ),
             "analysis.placement.placement_report": ("PlacementReport",),
+            "fisher_information.fisher_result": (
+                "DiagonalFisher",
+                "KroneckerFisher",
+            ),
             "modes.base": ("Step",),
             "privacy.audit": ("AuditResult",),
             "privacy.statement": ("Statement",),
@@ -86,6 +94,7 @@ __all__ = [
     "CheckRow",
     "Comparison",
     "DeviceComparison",
+    "DiagonalFisher",
     "Divergence",
     "Effect",
     "Explanation",
@@ -94,6 +103,7 @@ __all__ = [
     "HealthAdvice",
     "HealthReading",
     "Histogram",
+    "KroneckerFisher",
     "LayerRow",
     "PipelineProfile",
     "PlacementReport",

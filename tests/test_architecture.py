@@ -46,6 +46,13 @@ MAY_IMPORT = {
         "keras_internals",
         "statistics",
     },
+    "fisher_information": {
+        "common",
+        "data_passes",
+        "factors",
+        "keras_internals",
+        "samples",
+    },
     "influence": {
         "common",
         "data_passes",
@@ -83,7 +90,14 @@ MAY_IMPORT = {
         "modes",
         "samples",
     },
-    "results": {"analysis", "common", "modes", "privacy", "runs"},
+    "results": {
+        "analysis",
+        "common",
+        "fisher_information",
+        "modes",
+        "privacy",
+        "runs",
+    },
 }
 #: A model makes wrapped ones, and those are models: one part of two files.
 SAME_PART = {"wrapped_model": "model"}

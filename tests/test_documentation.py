@@ -23,6 +23,7 @@ PAGES = {
     "docs/guides/cheaper_gradients.md": 22,
     "docs/guides/coming_from.md": 7,
     "docs/guides/consistent_gradients.md": 20,
+    "docs/guides/fisher_information.md": 13,
     "docs/guides/healthy_training.md": 15,
     "docs/guides/input_gradients.md": 9,
     "docs/guides/keras_hub.md": 30,

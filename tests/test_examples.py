@@ -30,6 +30,7 @@ WORDS = {
         "raw pixels: \n  inputs_not_normalised",
         "summed loss: \n  loss_is_a_sum",
     ],
+    "last_layer_laplace": ["digits: sure by", "noise: sure by"],
     "find_the_stall": ["with prefetch", "before", "parallel map"],
     "normalize_in_pipeline": ["pipeline", "model", "step"],
     "multi_worker": ["weights agree: True", "from one process"],

@@ -1,6 +1,7 @@
-"""What `kronecker` answers: two sides of a curvature, not multiplied."""
+"""The two sides of a curvature, not multiplied."""
 
-from typing import NamedTuple
+import math
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -35,7 +36,31 @@ class Kronecker(NamedTuple):
     (array([2., 0., 0., 0.], dtype=float32), [3, 3])
     """
 
-    inputs: tf.Tensor
-    outputs: tf.Tensor
-    count: tf.Tensor
+    inputs: Any
+    outputs: Any
+    count: Any
     axes: tuple[int, ...]
+
+    @classmethod
+    def of_entries(cls, outputs):
+        """Return that of the sum over all entries, or of its diagonal."""
+        one = tf.ones([1, 1], outputs.dtype)
+        return cls(one, outputs, one[0, 0], ())
+
+
+def as_matrices(gradients, axes):
+    """Return gradients of a variable as (n, these axes, the others)."""
+    sizes = gradients.shape[1:].as_list()
+    others = [k for k in range(len(sizes)) if k not in axes]
+    turned = tf.transpose(gradients, [0, *(k + 1 for k in (*axes, *others))])
+    left, right = (math.prod(sizes[k] for k in some) for some in (axes, others))
+    return tf.reshape(turned, [-1, left, right])
+
+
+def rotated(matrices, inputs=None, outputs=None):
+    """Return Uᵀ G V of each; None leaves a side as it is."""
+    if outputs is not None:
+        matrices = tf.einsum("nio,ok->nik", matrices, outputs)
+    if inputs is not None:
+        matrices = tf.einsum("nio,ik->nko", matrices, inputs)
+    return matrices

@@ -20,8 +20,8 @@ class Projection:
     products are kept in the mean: E⟨Pg, Ph⟩ = ⟨g, h⟩.
 
     It depends on its arguments alone, on whatever machine. Its matrices, in
-    float32, are made at first use; a side whose matrix would have over four
-    million entries has two small ones, for its numbers seen as a matrix.
+    float32, are made at first use. That of a side of 2,048 numbers or more has
+    one entry in each row: a table's rows are then added, not multiplied.
 
     Args:
         shape: the variable's shape.
@@ -30,7 +30,7 @@ class Projection:
 
     Attributes:
         shape, seed: as given.
-        size: how many numbers it becomes: k_in · k_out, at most those given.
+        size: k_in · k_out, at most what was given.
 
     Raises:
         ValueError: `size` is below 1, or `shape` is not all known.
@@ -70,6 +70,7 @@ class Projection:
 
     @property
     def size(self):
+        """How many numbers a gradient becomes."""
         return self.inputs.size * self.outputs.size
 
     def of_gradients(self, gradients):
@@ -122,6 +123,12 @@ class Projection:
         """
         products = tf.matmul(rows, columns, transpose_a=True)
         return tf.reshape(products, [-1, self.size])
+
+    def in_shape(self, shape):
+        """Return the same map for another shape with the same last axis."""
+        other = copy.copy(self)
+        other.shape = tuple(shape)
+        return other
 
     def of_last(self, start, length):
         """Return the same map for some entries of the variable's last axis."""

@@ -138,11 +138,14 @@ class Rows(SampleGradients):
         ids, dz = self.ids, self.dz
         if more > 1:
             n, positions = tf.unstack(tf.shape(ids))
-            ids = ids[..., None] * more + tf.range(more, dtype=ids.dtype)
+            ids = tf.expand_dims(ids, -1) * more + tf.range(
+                more, dtype=ids.dtype
+            )
             ids = tf.reshape(ids, [n, positions * more])
             dz = tf.reshape(dz, [n, positions * more, last])
-        rows = projection.inputs.rows(ids, dz.dtype)
-        return projection.of_sides(rows, projection.outputs.apply(dz))
+        columns = projection.outputs.apply(dz)
+        added = projection.inputs.summed(ids, columns)
+        return tf.reshape(added, [-1, projection.size])
 
     def axes(self):
         return (0,)

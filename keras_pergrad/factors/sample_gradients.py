@@ -1,24 +1,17 @@
 """The n per-sample gradients of one variable, kept factored."""
 
 import abc
-import math
 from typing import Any
 
 import tensorflow as tf
 
-from keras_pergrad.factors.kronecker import FULL, Kronecker
+from keras_pergrad.factors import kronecker
 from keras_pergrad.factors.shared import in_rank, integers, zero
 
 #: What follows from the gradients, if a class has no better answer.
-_FURTHER = (
-    "axes",
-    "dot",
-    "gram",
-    "kronecker",
-    "project",
-    "rotated",
-    "sum_of_squares",
-)
+_FURTHER = ("dot", "gram", "sum_of_squares", "project")
+# ... and of them, what belongs together.
+_FURTHER += ("axes", "kronecker", "rotated")
 #: Types whose squares overflow, vanish or lose too many digits.
 HALF = (tf.float16, tf.bfloat16)
 
@@ -150,8 +143,7 @@ class SampleGradients(abc.ABC):
         Inner products of projections are those of contributions in the mean.
         All factors of a variable give the same linear map, exactly. Outer
         products need no gradient: each side is projected (LoGra, Choe et al.,
-        arXiv 2405.13954). Call it after `squared_norms`, if you need both. In
-        a step half precision is widened first (`widened`).
+        arXiv 2405.13954). Call it after `squared_norms`, if you need both.
 
         Args:
             projection: the `Projection` of this variable; k is its `size`.
@@ -171,10 +163,8 @@ class SampleGradients(abc.ABC):
 
         For outer products Σ_t a_t ⊗ b_t of one use they are the sums of a aᵀ
         and b bᵀ over samples and positions (K-FAC; "expand" in Eschenhagen et
-        al., arXiv 2311.00636): exact for one sample at one position. Others
-        have no product: they answer the exact Σ g gᵀ of a variable of at most
-        1,024 entries, else its exact diagonal. In a step half precision is
-        widened first (`widened`).
+        al., arXiv 2311.00636). Others answer the exact Σ g gᵀ of a variable of
+        at most 1,024 entries, else its exact diagonal.
 
         Example:
 
@@ -186,15 +176,17 @@ class SampleGradients(abc.ABC):
         (array([[5., 5.],
                [5., 5.]], dtype=float32), 5, (0,))
         """
-        total = tf.reshape(tf.convert_to_tensor(self.sum_of_squares()), [-1])
-        one = tf.ones([1, 1], total.dtype)
-        if total.shape[0] and total.shape[0] <= FULL:
-            rows = flat(self.materialize())
-            total = tf.matmul(rows, rows, transpose_a=True)
-        return Kronecker(one, total, one[0, 0], ())
+        squared = tf.convert_to_tensor(self.sum_of_squares())
+        size = squared.shape.num_elements()
+        if size is None or size > kronecker.FULL:
+            squared = tf.reshape(squared, [-1])
+            return kronecker.Kronecker.of_entries(squared)
+        rows = flat(self.materialize())
+        pairs = tf.matmul(rows, rows, transpose_a=True)
+        return kronecker.Kronecker.of_entries(pairs)
 
     def axes(self):
-        """Return the axes of the variable on the left of `kronecker`."""
+        """Return the variable's axes on the left of `kronecker`."""
         return ()
 
     def rotated(self, inputs=None, outputs=None):
@@ -204,9 +196,8 @@ class SampleGradients(abc.ABC):
         corrected eigenvalues of EK-FAC (George et al., arXiv 1806.03884).
 
         Args:
-            inputs: U, (i, any), for what `kronecker` has on the left; None
-                where that stays as it is.
-            outputs: V, (o, any), likewise on the right.
+            inputs, outputs: U, (i, any), and V, (o, any), for what `kronecker`
+                has on the left and on the right; None: it stays as it is.
 
         Example:
 
@@ -220,19 +211,8 @@ class SampleGradients(abc.ABC):
         from keras_pergrad.factors.full import Full
 
         gradients = wide(self.materialize())
-        axes, others = self.axes(), []
-        sizes = gradients.shape[1:].as_list()
-        others = [k for k in range(len(sizes)) if k not in axes]
-        order = [0, *(k + 1 for k in (*axes, *others))]
-        left = math.prod(sizes[k] for k in axes)
-        right = math.prod(sizes[k] for k in others)
-        gradients = tf.transpose(gradients, order)
-        gradients = tf.reshape(gradients, integers(-1, left, right))
-        if outputs is not None:
-            gradients = tf.einsum("nio,ok->nik", gradients, outputs)
-        if inputs is not None:
-            gradients = tf.einsum("nio,ik->nko", gradients, inputs)
-        return Full(gradients)
+        matrices = kronecker.as_matrices(gradients, self.axes())
+        return Full(kronecker.rotated(matrices, inputs, outputs))
 
     def squared_norm_of_sum(self):
         """Return the squared norm of the sum of all contributions, a scalar.

@@ -1,4 +1,4 @@
-"""One side of a random projection: a matrix of signs, made at first use."""
+"""One side of a random projection: random signs, made at first use."""
 
 import hashlib
 import math
@@ -6,30 +6,28 @@ import math
 import numpy as np
 import tensorflow as tf
 
-#: A side whose matrix would have more entries is the product of two.
-_LARGE = 2**22
+#: A side of so many numbers adds each to one of the results, not to all.
+_LONG = 2**11
+#: A matrix with more entries is not made.
+_LARGE = 2**24
 
 
 class Side:
     """A linear map from `length` numbers to `size`, the same everywhere.
 
-    Its entries are ±1/√size. A side of `size` = `length` maps nothing. A long
-    one sees its numbers as a matrix, with a map for each axis.
+    Its matrix has entries ±1/√size. A long side has one ±1 in each row
+    (Weinberger et al., arXiv 0902.2206): inner products vary by as much, and a
+    row of a table is one sum. A side of `size` = `length` maps nothing.
 
     Args:
-        length, size: integers; `size` is at most `length`, and may become a
-            little less, the product of two.
+        length, size: integers; `size` is at most `length`.
         seed: a text.
-        may_part: whether it may have two matrices.
     """
 
-    def __init__(self, length, size, seed, may_part=True):
+    def __init__(self, length, size, seed):
         self.length, self.size, self._seed = length, size, seed
-        self._matrix = None
-        self._parts = None
-        if may_part and size < length and length * size > _LARGE:
-            self._parts = _two(length, size, seed)
-            self.size = math.prod(part.size for part in self._parts)
+        self._is_long = size < length and length >= _LONG
+        self._made = {}
 
     @property
     def is_whole(self):
@@ -38,50 +36,102 @@ class Side:
 
     @property
     def is_matrix(self):
-        """Whether it has one matrix, not two."""
-        return self._parts is None
+        """Whether it has a matrix."""
+        return not self._is_long or self.length * self.size <= _LARGE
 
     def matrix(self, dtype):
-        """Return it as (length, size); not for one of two matrices."""
+        """Return it as (length, size)."""
         if self.is_whole:
             return tf.eye(self.length, dtype=dtype)
-        if self._matrix is None:
-            # A function captures a tensor that has a value.
-            with tf.init_scope():
-                signs = _signs(self.length, self.size, self._seed)
-                self._matrix = tf.constant(signs)
-        return tf.cast(self._matrix, dtype)
+        make = self._sparse_matrix if self._is_long else self._signs
+        return tf.cast(self._once("matrix", make), dtype)
 
     def apply(self, tensor):
         """Return the map of the last axis, (..., size)."""
         if self.is_whole:
             return tensor
-        if self._parts is None:
+        if self.is_matrix:
             return _product(tensor, self.matrix(tensor.dtype))
-        first, last = self._parts
-        before = tf.shape(tensor)[:-1]
-        flat = tf.reshape(tensor, [-1, self.length])
-        missing = first.length * last.length - self.length
-        flat = tf.pad(flat, [[0, 0], [0, missing]])
-        parts = last.apply(tf.reshape(flat, [-1, first.length, last.length]))
-        parts = first.apply(tf.linalg.matrix_transpose(parts))
-        mapped = tf.reshape(parts, tf.concat([before, [self.size]], 0))
+        flat = tf.transpose(tf.reshape(tensor, [-1, self.length]))
+        places, signs = self._places(), self._place_signs(tensor.dtype)
+        added = tf.math.unsorted_segment_sum(
+            flat * signs[:, None], places, self.size
+        )
+        shape = tf.concat([tf.shape(tensor)[:-1], [self.size]], 0)
+        mapped = tf.reshape(tf.transpose(added), shape)
         mapped.set_shape([*tensor.shape[:-1], self.size])
         return mapped
 
-    def rows(self, ids, dtype):
-        """Return what each number by itself becomes, (*ids, size)."""
-        if self.is_whole:
-            return tf.one_hot(ids, self.length, dtype=dtype)
-        if self._parts is None:
-            self.matrix(dtype)
-            return tf.cast(tf.gather(self._matrix, ids), dtype)
-        first, last = self._parts
-        firsts = first.rows(ids // last.length, dtype)
-        lasts = last.rows(ids % last.length, dtype)
-        products = lasts[..., :, None] * firsts[..., None, :]
-        shape = tf.concat([tf.shape(ids), [self.size]], 0)
-        return tf.reshape(products, shape)
+    def summed(self, ids, values):
+        """Return Σ_t row ids[t] ⊗ values[t], (n, size, d).
+
+        Args:
+            ids: (n, T) numbers of entries.
+            values: (n, T, d).
+        """
+        if not self.is_whole and not self._is_long:
+            self.matrix(values.dtype)
+            rows = tf.gather(self._made["matrix"], ids)
+            rows = tf.cast(rows, values.dtype)
+            return tf.matmul(rows, values, transpose_a=True)
+        n, columns = tf.shape(values)[0], values.shape[-1]
+        if not self.is_whole:
+            signs = tf.gather(self._place_signs(values.dtype), ids)
+            values *= signs[..., None]
+            ids = tf.gather(self._places(), ids)
+        places = tf.cast(ids, tf.int32) + tf.range(n)[:, None] * self.size
+        added = tf.math.unsorted_segment_sum(
+            tf.reshape(values, [-1, columns]),
+            tf.reshape(places, [-1]),
+            n * self.size,
+        )
+        return tf.reshape(added, [-1, self.size, columns])
+
+    def _places(self):
+        """Return which result each number is added to, (length,)."""
+        make = self._random_places
+        return self._once("places", lambda: make()[0])
+
+    def _place_signs(self, dtype):
+        make = self._random_places
+        return tf.cast(self._once("signs", lambda: make()[1]), dtype)
+
+    def _once(self, name, make):
+        if name not in self._made:
+            # A function captures a tensor that has a value.
+            with tf.init_scope():
+                self._made[name] = tf.constant(make())
+        return self._made[name]
+
+    def _signs(self):
+        """Return ±1/√size, (length, size)."""
+        count = self.length * self.size
+        words = self._words(-(-count // 64))
+        bits = np.unpackbits(words.view(np.uint8))[:count]
+        scale = np.float32(1 / math.sqrt(self.size))
+        signs = np.where(bits, scale, -scale)
+        return signs.reshape(self.length, self.size)
+
+    def _random_places(self):
+        """Return a place below `size` and a sign for each number."""
+        words = self._words(self.length)
+        signs = np.where(words & np.uint64(1), 1, -1).astype("float32")
+        # The upper half of a word is even over places but for 1 in 2^32.
+        places = (words >> np.uint64(32)) % np.uint64(self.size)
+        return places.astype("int32"), signs
+
+    def _sparse_matrix(self):
+        places, signs = self._random_places()
+        matrix = np.zeros((self.length, self.size), "float32")
+        matrix[np.arange(self.length), places] = signs
+        return matrix
+
+    def _words(self, count):
+        """Return random 64-bit words of a generator that counts."""
+        text = f"{self._seed}, {self.length}, {self.size}"
+        digest = hashlib.sha256(text.encode()).digest()
+        generator = np.random.Philox(key=int.from_bytes(digest[:16], "little"))
+        return generator.random_raw(count).astype("<u8")
 
 
 class PartOfSide:
@@ -95,21 +145,25 @@ class PartOfSide:
 
     @property
     def is_matrix(self):
+        """Whether it has a matrix."""
         return self._side.is_matrix
 
     def matrix(self, dtype):
+        """Return it as (length, size)."""
         end = self._start + self.length
         return self._side.matrix(dtype)[self._start : end]
 
     def apply(self, tensor):
+        """Return the map of the last axis, (..., size)."""
         if self.is_matrix:
             return _product(tensor, self.matrix(tensor.dtype))
         after = self._side.length - self._start - self.length
         zeros = [[0, 0]] * (tensor.shape.rank - 1) + [[self._start, after]]
         return self._side.apply(tf.pad(tensor, zeros))
 
-    def rows(self, ids, dtype):
-        return self._side.rows(ids + self._start, dtype)
+    def summed(self, ids, values):
+        """Return Σ_t row ids[t] ⊗ values[t], (n, size, d)."""
+        return self._side.summed(ids + self._start, values)
 
 
 def _product(tensor, matrix):
@@ -124,25 +178,3 @@ def _product(tensor, matrix):
     else:
         shape = [-1, *known, size]
     return tf.reshape(flat, shape)
-
-
-def _two(length, size, seed):
-    """Return the sides of the axes of a matrix that has `length` numbers."""
-    last = math.isqrt(length - 1) + 1
-    first = -(-length // last)
-    few = math.isqrt(size)
-    return (
-        Side(first, min(few, first), f"{seed}, first", False),
-        Side(last, min(size // few, last), f"{seed}, last", False),
-    )
-
-
-def _signs(length, size, seed):
-    """Return ±1/√size, (length, size), from a generator of counters."""
-    digest = hashlib.sha256(f"{seed}, {length}, {size}".encode()).digest()
-    generator = np.random.Philox(key=int.from_bytes(digest[:16], "little"))
-    words = -(-length * size // 64)
-    raw = generator.random_raw(words).astype("<u8").view(np.uint8)
-    bits = np.unpackbits(raw)[: length * size].reshape(length, size)
-    scale = np.float32(1 / math.sqrt(size))
-    return np.where(bits, scale, -scale)

@@ -8,7 +8,8 @@ the zeros are added.
 import tensorflow as tf
 
 from keras_pergrad.factors import join
-from keras_pergrad.samples.weight_paths import Pulled, path_rule
+from keras_pergrad.samples.pulled import Pulled
+from keras_pergrad.samples.weight_paths import path_rule
 
 
 @path_rule("Slice", "StridedSlice", "Split", "SplitV", "Unpack")

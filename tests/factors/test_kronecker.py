@@ -102,8 +102,7 @@ def _windows(factor):
 @pytest.mark.parametrize("full", [kronecker.FULL, 0])
 @pytest.mark.parametrize("name", [n for n in ALL if n not in SIDES])
 def test_others_give_the_exact_sum_or_its_diagonal(name, full, monkeypatch):
-    base = "keras_pergrad.factors.sample_gradients.FULL"
-    monkeypatch.setattr(base, full)
+    monkeypatch.setattr(kronecker, "FULL", full)
     gradients = ALL[name]().materialize().numpy().reshape(N, -1)
     found = ALL[name]().kronecker()
     assert found.axes == ()

@@ -100,14 +100,15 @@ def test_projections_are_those_of_the_gradients(name, held):
         np.testing.assert_allclose(found, _right(name, projection), **LIMITS)
 
 
+@pytest.mark.parametrize("large", [side._LARGE, 0])
 @pytest.mark.parametrize("held", HELD)
 @pytest.mark.parametrize("name", ALL)
-def test_a_side_of_two_matrices(name, held, monkeypatch):
-    monkeypatch.setattr(side, "_LARGE", 0)
-    for size in (11, 4):
-        projection = factors.Projection(_shape(name), size, seed=1)
-        found = HELD[held](ALL[name]).project(projection)
-        np.testing.assert_allclose(found, _right(name, projection), **LIMITS)
+def test_long_sides(name, held, large, monkeypatch):
+    monkeypatch.setattr(side, "_LONG", 0)
+    monkeypatch.setattr(side, "_LARGE", large)
+    projection = factors.Projection(_shape(name), 6, seed=1)
+    found = HELD[held](ALL[name]).project(projection)
+    np.testing.assert_allclose(found, _right(name, projection), **LIMITS)
 
 
 @pytest.mark.parametrize("xla", [False, True])
@@ -168,9 +169,9 @@ def test_a_graph_holds_no_matrix():
     assert max(op.outputs[0].shape.num_elements() for op in constants) < 100
 
 
-@pytest.mark.parametrize("large", [side._LARGE, 0])
-def test_inner_products_are_kept_in_the_mean(large, monkeypatch):
-    monkeypatch.setattr(side, "_LARGE", large)
+@pytest.mark.parametrize("long", [side._LONG, 0])
+def test_inner_products_are_kept_in_the_mean(long, monkeypatch):
+    monkeypatch.setattr(side, "_LONG", long)
     rng = np.random.default_rng(0)
     pair = rng.normal(size=(2, 20, 30))
     pair[1] += pair[0]
@@ -194,6 +195,11 @@ def test_it_is_the_same_on_every_machine():
     assert found == ["-+--", "++-+", "+++-", "++++", "-+++", "++-+"]
     again = factors.Projection([6, 5], 12, seed=[3, 1])
     np.testing.assert_array_equal(_matrix(again), _matrix(projection))
+    places, signs = factors.Projection(
+        (3000,), 7, (3, 1)
+    ).inputs._random_places()
+    assert places[:8].tolist() == [5, 2, 5, 4, 0, 4, 4, 3]
+    assert signs[:8].tolist() == [-1, -1, 1, 1, -1, -1, -1, -1]
     other = factors.Projection((6, 5), 12, seed=(3, 2))
     assert not np.array_equal(_matrix(other), _matrix(projection))
 

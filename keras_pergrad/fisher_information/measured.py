@@ -1,0 +1,279 @@
+"""The Fisher information of a model over data."""
+
+import dataclasses
+from typing import Any, Literal
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_pergrad.common.arguments import positive_integer, seed_or_none
+from keras_pergrad.data_passes import of_batch, shown
+from keras_pergrad.factors import Kronecker
+from keras_pergrad.fisher_information.fisher_result import (
+    DiagonalFisher,
+    Fisher,
+    KroneckerFisher,
+)
+from keras_pergrad.fisher_information.likelihoods import (
+    NoLikelihood,
+    likelihoods_of,
+)
+from keras_pergrad.fisher_information.question import Question
+from keras_pergrad.keras_internals.batches import first_tensor, ranks
+from keras_pergrad.keras_internals.data_batches import batches_of
+from keras_pergrad.keras_internals.inspection_checks import (
+    require_compiled,
+    require_targets,
+)
+from keras_pergrad.keras_internals.model_parts import (
+    build_symbolically,
+    trace_symbolically,
+)
+from keras_pergrad.keras_internals.model_state import random_state_kept
+
+KINDS = ("diagonal", "kfac")
+LABELS = ("sampled", "data")
+
+
+def fisher(
+    model: keras.Model,
+    x: Any,
+    y: Any = None,
+    sample_weight: Any = None,
+    *,
+    kind: Literal["diagonal", "kfac"] = "diagonal",
+    labels: Literal["sampled", "data"] = "sampled",
+    draws: int = 1,
+    seed: int = 0,
+    training: bool = False,
+    batch_size: int | None = None,
+    verbose: int | bool = 1,
+) -> Fisher:
+    """Return the Fisher information of a model's weights.
+
+    It is E[g gᵀ], over the samples, of the gradient g of log p(label | x): the
+    mean of squares of per-sample gradients, not the square of their mean. The
+    labels are drawn from the model's own predictions; with those of the data
+    it is the empirical Fisher, which is another matrix (Kunstner et al., arXiv
+    1905.12558).
+
+    What the model predicts is read off the compiled loss: a softmax or sigmoid
+    cross-entropy, from logits or not, with classes or one-hot labels, and the
+    mean squared error as a Gaussian of unit variance. log p is the sum over
+    the outputs, positions and channels of a sample (masked ones left out),
+    whatever mean the loss takes. Regularisers are left out. A mean over all
+    samples; the model is left as it is.
+
+    Args:
+        model: a compiled `keras.Model`, a PerGradModel or not.
+        x, batch_size, verbose: as for `per_sample_gradients`. Labels that are
+            drawn depend on the seed and on the batches.
+        y: the targets; with `labels="sampled"` they are not looked at.
+        sample_weight: (n,), not negative: how often a sample counts; or None.
+        kind: "diagonal", or "kfac": Kronecker products of the weights that
+            meet the data in matrix products and convolutions (`Kronecker`).
+        labels: "sampled", or "data": those of `y`. With it any loss serves: a
+            sample's part of a loss without a known distribution, times n, is
+            taken as −log p.
+        draws: how many labels are drawn for a sample; each costs a pass.
+        seed: of the draws.
+        training: whether layers such as Dropout act as in training.
+
+    Returns:
+        A `results.DiagonalFisher` or `results.KroneckerFisher`.
+
+    Raises:
+        ValueError: an argument is none of those above; the loss has no known
+            distribution and labels are "sampled"; y is missing with "data";
+            weights are negative, or given for a loss without a known
+            distribution; gradients are not finite; or as for
+            `per_sample_gradients`.
+
+    Example:
+
+    >>> import keras, numpy as np
+    >>> import keras_pergrad as kpg
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+    >>> loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    >>> model.compile("sgd", loss)
+    >>> found = kpg.fisher(model, np.eye(4))
+    >>> [part.shape for part in found.parts]
+    [(4, 3), (3,)]
+    """
+    require_compiled(model)
+    _check(kind, labels, seed)
+    draws = positive_integer("draws", draws)
+    if labels == "data":
+        draws = 1
+    totals, samples, weight, question = None, 0, 0.0, None
+    batches = batches_of(x, y, sample_weight, batch_size)
+    for number, batch in enumerate(shown(batches, verbose)):
+        batch, counted = _checked_batch(model, batch, labels)
+        for draw in range(draws):
+            key = tf.constant([seed, number * draws + draw], tf.int64)
+            if question is None:
+                question, answers = _first(
+                    model,
+                    batch,
+                    key,
+                    Question(kind, None, labels == "sampled", training),
+                )
+            else:
+                answers = _asked(question, model, batch, key)
+            _require_finite(model, answers, samples, len(counted))
+            totals = answers if totals is None else _added(totals, answers)
+        samples, weight = samples + len(counted), weight + counted.sum()
+    return _result(model, question, totals, samples, weight * draws)
+
+
+def _checked_batch(model, batch, labels):
+    """Return a batch without what is not used, and how often samples count."""
+    x, y, sample_weight = batch
+    n = first_tensor(x).shape[0]
+    if labels == "sampled":
+        y = None
+    else:
+        require_targets(model, batch)
+    weights = np.ones(n)
+    if sample_weight is not None:
+        if tf.nest.is_nested(sample_weight):
+            raise ValueError(_WEIGHTS.format(type(sample_weight).__name__))
+        weights = np.asarray(sample_weight, "float64")
+        if weights.size != n or weights.min() < 0:
+            raise ValueError(
+                _WEIGHTS.format(
+                    f"shape {weights.shape} for {n} samples, the least of "
+                    f"them {weights.min()}"
+                )
+            )
+    return (x, y, sample_weight), weights.reshape(-1)
+
+
+def _first(model, batch, key, question):
+    """Return the question that fits the model's loss, and its answers."""
+    try:
+        fit = dataclasses.replace(
+            question, likelihoods=tuple(_likelihoods(model, batch))
+        )
+        return fit, _asked(fit, model, batch, key)
+    except NoLikelihood as error:
+        if question.sampled:
+            raise ValueError(
+                f"No distribution is known from which to draw labels for "
+                f"model {model.name!r}. Expected {_KNOWN}, and no other term. "
+                f'Received: {error}. Use labels="data", which takes a '
+                "sample's part of the compiled loss as −log p."
+            ) from None
+        if batch[2] is not None:
+            raise ValueError(
+                f"`sample_weight` expected a model with {_KNOWN}, and no other "
+                f"term. Received: {error}. Leave the weights out, or repeat "
+                "samples."
+            ) from None
+    return question, _asked(question, model, batch, key)
+
+
+def _likelihoods(model, batch):
+    if not model.built:
+        with random_state_kept():
+            model(batch[0])
+    outputs = trace_symbolically(model, batch[0])
+    return likelihoods_of(model, outputs)
+
+
+def _asked(question, model, batch, key):
+    build = build_symbolically if question.likelihoods is None else _built
+    return of_batch(
+        model,
+        batch,
+        (question, ranks(batch)),
+        lambda: question.trace(model),
+        question.training,
+        (key,),
+        build,
+    )
+
+
+def _built(model, batch):
+    """Let a model be; its loss is not called, and has no targets."""
+    if not model.built:
+        model(batch[0])
+
+
+def _check(kind, labels, seed):
+    for name, value, known in (
+        ("kind", kind, KINDS),
+        ("labels", labels, LABELS),
+    ):
+        if value not in known:
+            raise ValueError(
+                f"`{name}` must be one of {known}. Received: {name}={value!r}"
+            )
+    if seed_or_none(seed) is None:
+        raise ValueError("`seed` must be an integer. Received: seed=None")
+
+
+def _require_finite(model, answers, samples, n):
+    """Refuse gradients with NaN or infinity, and name their batch."""
+    variables = model.trainable_variables
+    for variable, answer in zip(variables, answers):
+        parts = tf.nest.flatten(answer)[:2]
+        if all(p is None or np.isfinite(np.sum(p)) for p in parts):
+            continue
+        raise ValueError(
+            f"The squared gradients of {variable.path!r} are not finite in the "
+            f"batch of samples {samples} to {samples + n - 1}. Look for NaN or "
+            "infinity in x[i] and y[i] of these samples, or for a loss that "
+            "overflows on them: per_sample_norms names the samples."
+        )
+
+
+def _added(totals, answers):
+    added = []
+    for total, answer in zip(totals, answers):
+        if answer is None or not isinstance(answer, (tuple, list)):
+            added.append(None if answer is None else total + answer)
+            continue
+        # The axes are the same for all batches.
+        sums = [a + b for a, b in zip(total[:3], answer[:3])]
+        added.append((*sums, answer[3]))
+    return added
+
+
+def _result(model, question, totals, samples, weight):
+    parts = []
+    for total in totals:
+        if total is None:
+            parts.append(None)
+        elif question.kind == "diagonal":
+            parts.append(np.asarray(total / tf.cast(weight, total.dtype)))
+        else:
+            inputs, outputs, count, axes = map(np.asarray, total)
+            parts.append(
+                Kronecker(
+                    inputs / count,
+                    outputs / outputs.dtype.type(weight),
+                    np.ones_like(count),
+                    tuple(int(k) for k in axes),
+                )
+            )
+    kinds = {one.kind for one in question.likelihoods or () if one}
+    made = DiagonalFisher if question.kind == "diagonal" else KroneckerFisher
+    return made(
+        parts,
+        [v.path for v in model.trainable_variables],
+        "sampled" if question.sampled else "data",
+        " and ".join(sorted(kinds)) or "loss",
+        samples,
+    )
+
+
+_KNOWN = (
+    "a compiled loss that is a categorical or binary cross-entropy, or the "
+    "mean squared error, as Keras has them"
+)
+_WEIGHTS = (
+    "`sample_weight` expected one number for each sample, not negative: how "
+    "often it counts. Received: {}. Leave out single positions by a mask."
+)
