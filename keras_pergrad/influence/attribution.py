@@ -1,4 +1,4 @@
-"""`Influence`: which training samples helped or hurt a prediction."""
+"""`Influence`: training samples that helped or hurt a prediction."""
 
 import os
 from collections.abc import Callable, Sequence
