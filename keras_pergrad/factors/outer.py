@@ -143,15 +143,11 @@ class Outer(SampleGradients):
         if self._gradients is not None:
             return inner_products(self._gradients, matrix)
         i, o = self._features
-        # One product of all positions: a batched one reads the direction again
-        # for each sample. Of both sides the narrower one is written.
+        # Of both sides the narrower one is written.
         if o < i:
-            rows = tf.matmul(in_shape(self.x, [-1, i]), matrix)
-            products = tf.reshape(rows, tf.shape(self.dz)) * self.dz
+            products = tf.matmul(self.x, matrix) * self.dz
         else:
-            rows = in_shape(self.dz, [-1, o])
-            rows = tf.matmul(rows, matrix, transpose_b=True)
-            products = tf.reshape(rows, tf.shape(self.x)) * self.x
+            products = tf.matmul(self.dz, matrix, transpose_b=True) * self.x
         return tf.reduce_sum(products, [1, 2])
 
     def sum_of_squares(self):

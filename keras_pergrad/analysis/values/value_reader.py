@@ -153,7 +153,7 @@ def _applied(samples, factors):
     """
     model, one = samples.model, tf.ones([], samples.dtype)
     aggregation = aggregation_now(model.gradient_mode, model)
-    if not aggregation.needs_norms:
+    if aggregation.needs == "nothing":
         return None, one, tf.ones([samples.n], tf.bool)
     # These are the variables while the others are set apart.
     groups = aggregation.groups(model.trainable_variables)
