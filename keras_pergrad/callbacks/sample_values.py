@@ -1,4 +1,4 @@
-"""What each training sample did to the validation loss, in one `fit`."""
+"""The value of each training sample for the validation loss, in one `fit`."""
 
 import contextlib
 import csv
@@ -213,7 +213,7 @@ class SampleValues(PreparesFit):
         Raises:
             ValueError: no `fit` has used it, or `k` is below 1.
         """
-        values = self.values
+        values: Any = self.values
         order = np.argsort(-values if helpful else values, kind="stable")
         order = order[: positive_integer("k", k)]
         return [(self.ids[i].item(), float(values[i])) for i in order]

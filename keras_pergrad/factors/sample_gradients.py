@@ -291,9 +291,9 @@ def select(factors, keep):
             tf.reduce_all(keep), lambda: tensors, lambda: _blank(keep, tensors)
         )
         _set(large, selected)
-    for (part, name), _ in held:
-        if name == "_gradients":
-            part._kept = keep
+    for place, _ in held:
+        if place[1] == "_gradients":
+            place[0]._kept = keep
 
 
 def _is_small(tensor):
@@ -305,7 +305,7 @@ def _is_small(tensor):
 def _set(held, selected):
     for (place, tensor), chosen in zip(held, selected):
         chosen.set_shape(tensor.shape)
-        setattr(*place, chosen)
+        setattr(place[0], place[1], chosen)
 
 
 def _read(part):

@@ -1,4 +1,4 @@
-"""Which training samples helped or hurt a prediction: influence."""
+"""Influence: the training samples that helped or hurt a prediction."""
 
 from keras_pergrad.influence.attribution import Influence
 

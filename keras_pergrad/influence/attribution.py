@@ -1,4 +1,4 @@
-"""`Influence`: which training samples helped or hurt a prediction."""
+"""`Influence`: training samples that helped or hurt a prediction."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -145,24 +145,21 @@ class Influence:
         self._model, self._verbose = model, verbose
         self._curvature = curvature
         self._checkpoints = Checkpoints(model, checkpoints)
+        size = positive_integer("projection_size", projection_size)
         shared = model, self._batches
-        if curvature == "projected":
-            size = positive_integer("projection_size", projection_size)
-
-            def part():
-                return Projected(*shared, size, damping, seed, verbose)
-        else:
-            make = {
-                "none": lambda: Identity,
-                "exact": lambda: exact(damping),
-                "kfac": lambda: kronecker(damping, False, seed),
-                "ekfac": lambda: kronecker(damping, True, seed),
-            }[curvature]()
-
-            def part():
-                return InWeightSpace(*shared, make, verbose)
-
-        self._parts = [part() for _ in range(len(self._checkpoints))]
+        make = {
+            "none": lambda: Identity,
+            "exact": lambda: exact(damping),
+            "kfac": lambda: kronecker(damping, False, seed),
+            "ekfac": lambda: kronecker(damping, True, seed),
+            "projected": lambda: None,
+        }[curvature]()
+        self._parts = [
+            Projected(*shared, size, damping, seed, verbose)
+            if make is None
+            else InWeightSpace(*shared, make, verbose)
+            for _ in range(len(self._checkpoints))
+        ]
 
     def scores(
         self, x_test: Any, y_test: Any = None, sample_weight: Any = None

@@ -69,7 +69,7 @@ class Projected:
             **dataclasses.asdict(self._what),
             "shapes": shapes_of(self._model),
         }
-        store = OnDisk(path, {**about, **what})
+        store = OnDisk(path, {**what, **about})
         missing = set(store.missing(shard))
         if missing:
             batches = _From(self._batches, min(missing), max(missing) + 1)

@@ -36,7 +36,8 @@ def dots(model, batches, directions, verbose=0):
     for batch in shown(batches, verbose):
         data = (*batch, None, 0)
         (parts,) = run(_DIRECTIONS, model, data, "vectorized", False, more)
-        total = sum(p.numpy().astype("float64") for p in parts if p is not None)
+        known = [p.numpy() for p in parts if p is not None]
+        total = np.sum([p.astype("float64") for p in known], 0)
         found.append(np.transpose(finite(total, first)))
         first += len(total)
     return np.concatenate(found, 1)

@@ -1,4 +1,4 @@
-"""What influence is defined for: a mean over the samples of own losses."""
+"""Refusals of losses that are no mean over the samples of their own."""
 
 import keras
 

@@ -25,8 +25,8 @@ class ValueState(SavedState):
             known = np.zeros(samples, dtype), np.zeros(samples, "int64")
         _require_length(known, samples)
         sums, counts = known
-        self.sums = tf.Variable(sums.astype(dtype), trainable=False)
-        self.counts = tf.Variable(counts, trainable=False)
+        self.sums = tf.Variable(tf.constant(sums, dtype), trainable=False)
+        self.counts = tf.Variable(tf.constant(counts), trainable=False)
 
     def end(self):
         """Free what the steps wrote to, and keep the numbers."""

@@ -67,7 +67,8 @@ class StepSamples:
             if factor is None:
                 squares.append(zeros)
                 continue
-            norms = tf.cast(factor.squared_norms(), self.dtype)
+            norms: Any = factor.squared_norms()
+            norms = tf.cast(norms, self.dtype)
             squares.append(tf.reshape(norms, [self.n]))
         return tf.cast(self.n, self.dtype) ** 2 * tf.stack(squares)
 

@@ -1,4 +1,4 @@
-"""What each sample of a step does to the validation loss, in that step.
+"""The value of each sample of a step for the validation loss, in that step.
 
 n samples, c_i = g_i / n the part of sample i in the gradient G = Σ c_i that is
 applied, η the learning rate, v and H the gradient and the Hessian of the
@@ -12,6 +12,8 @@ the first- and second-order in-run Data Shapley values, with the other sign
 """
 
 import numpy as np
+from typing import Any
+
 import tensorflow as tf
 
 from keras_pergrad.aggregation import is_finite, of_samples, weight_of
@@ -42,9 +44,9 @@ class ValueReader(StepReader):
         self.state, self.validation = state, validation
         self.order, self.every = order, every
         self.projection, self.seed = projection, seed
-        self.outside = tf.Variable(0, dtype=tf.int64, trainable=False)
-        self._steps = tf.Variable(0, dtype=tf.int64, trainable=False)
-        self._held = None
+        self.outside = tf.Variable(tf.zeros([], tf.int64), trainable=False)
+        self._steps = tf.Variable(tf.zeros([], tf.int64), trainable=False)
+        self._held: Any = None
 
     def read(self, samples):
         known = [
