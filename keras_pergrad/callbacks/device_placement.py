@@ -15,6 +15,7 @@ from keras_pergrad.analysis.placement import (
 from keras_pergrad.analysis.placement.placement_report import PlacementReport
 from keras_pergrad.analysis.placement.step_profile import replay
 from keras_pergrad.common import devices
+from keras_pergrad.common.numbered import unnumbered
 from keras_pergrad.keras_internals import progress_bar, train_function
 from keras_pergrad.keras_internals.callback_list import go_before_readers
 from keras_pergrad.keras_internals.fit_end import at_end_of_fit
@@ -129,8 +130,9 @@ class DevicePlacement(keras.callbacks.Callback):
     def _watched(self, function, iterator, again):
         if self.deep:
             batches, iterator = train_function.look_ahead(self.model, iterator)
-            self._batches = batches or []
-            self._spec = iterator.element_spec if batches else None
+            self._batches = [unnumbered(batch) for batch in batches or ()]
+            spec = unnumbered(iterator.element_spec)
+            self._spec = spec if batches else None
         if self.model.run_eagerly:
             with eager.watch() as executed:
                 result = function(iterator)

@@ -480,7 +480,7 @@ def test_validation_split_and_further_callbacks(capsys):
         y,
         validation_split=0.3,
         verbose=0,
-        callbacks=[probe, kpg.callbacks.DevicePlacement(), values],
+        callbacks=[probe, kpg.callbacks.DevicePlacement(deep=True), values],
     )
     assert "val_loss" in history.history
     assert len(probe.readings) == 1
