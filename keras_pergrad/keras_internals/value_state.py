@@ -25,9 +25,7 @@ class ValueState(SavedState):
             known = np.zeros(samples, dtype), np.zeros(samples, "int64")
         _require_length(known, samples)
         sums, counts = known
-        self.sums = tf.Variable(
-            tf.constant(sums, dtype), trainable=False
-        )
+        self.sums = tf.Variable(tf.constant(sums, dtype), trainable=False)
         self.counts = tf.Variable(tf.constant(counts), trainable=False)
 
     def end(self):

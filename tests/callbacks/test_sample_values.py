@@ -348,7 +348,7 @@ def test_data_sets_bring_their_numbers(kind):
                 def __len__(self):
                     return 3
 
-                def __getitem__(self, k):
+                def __getitem__(self, k, x=x, y=y):
                     rows = np.arange(4 * k, min(4 * k + 4, 11))
                     return _numbered(x[rows], y[rows], rows)
 
@@ -490,7 +490,8 @@ def test_a_sample_that_is_not_finite_has_no_value():
     values = SampleValues((x[:3], y[:3]))
     model.fit(x, y, verbose=0, callbacks=[values])
     assert values.counts.tolist() == [1, 1, 1, 0] + [1] * 7
-    assert values.values[3] == 0 and np.all(np.isfinite(values.values))
+    assert values.values[3] == 0
+    assert np.all(np.isfinite(values.values))
 
 
 def test_the_rate_is_that_of_the_step():
@@ -533,7 +534,8 @@ def test_what_is_made_of_values(tmp_path):
     assert [i for i, _ in values.top(3)] == [names[k] for k in order[:3]]
     worst = [i for i, _ in values.top(2, helpful=False)]
     assert worst == [names[k] for k in order[:-3:-1]]
-    assert worst[0] in values.table(1) and "harmful" in values.table(1)
+    assert worst[0] in values.table(1)
+    assert "harmful" in values.table(1)
     values.to_csv(tmp_path / "values.csv")
     with open(tmp_path / "values.csv", newline="") as file:
         rows = list(csv.DictReader(file))
@@ -620,8 +622,8 @@ def test_data_that_do_not_fit_are_refused():
         fit(data, ids=11)
     with pytest.raises(ValueError, match="11, one a row of x"):
         fit(x, y, ids=7)
+    both = [SampleValues((x, y)), SampleValues((x, y))]
     with pytest.raises(ValueError, match="one SampleValues in a `fit`"):
-        both = [SampleValues((x, y)), SampleValues((x, y))]
         model.fit(x, y, verbose=0, callbacks=both)
     for a, b in zip(weights, model.get_weights(), strict=True):
         np.testing.assert_array_equal(a, b)
