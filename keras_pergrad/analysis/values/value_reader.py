@@ -11,9 +11,9 @@ the first- and second-order in-run Data Shapley values, with the other sign
 (Wang et al., arXiv 2406.11011, theorems 3 and 4).
 """
 
-import numpy as np
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.aggregation import is_finite, of_samples, weight_of
