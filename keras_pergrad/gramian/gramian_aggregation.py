@@ -1,6 +1,7 @@
 """From the inner products of all gradients to one gradient."""
 
 import abc
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -53,7 +54,7 @@ class GramianAggregation(Aggregation):
     adds_up = False
 
     @abc.abstractmethod
-    def gramian_weights(self, gramian, present=None):
+    def gramian_weights(self, gramian, present=None) -> Any:
         """Return the weight of each row in the aggregated gradient, (m,).
 
         Args:
