@@ -54,7 +54,7 @@ class GramianAggregation(Aggregation):
     adds_up = False
 
     @abc.abstractmethod
-    def gramian_weights(self, gramian, present=None):
+    def gramian_weights(self, gramian, present=None) -> Any:
         """Return the weight of each row in the aggregated gradient, (m,).
 
         Args:
