@@ -117,12 +117,12 @@ def validation_of(name):
     return lambda: function()[0].numpy()
 
 
-def measure(name, rounds):
+def measure(name, rounds, ways=tuple(WAYS)):
     """Return the median milliseconds of each."""
     with contextlib.ExitStack() as stack:
         steps = {"plain": step_of(name, "plain", stack)}
         steps["validation"] = validation_of(name)
-        for way in WAYS:
+        for way in ways:
             try:
                 steps[way] = step_of(name, way, stack)
                 steps[way]()
@@ -177,11 +177,12 @@ def main():
     parser.add_argument("models", nargs="*", default=MODELS)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--write", action="store_true")
+    parser.add_argument("--ways", nargs="*", default=tuple(WAYS))
     arguments = parser.parse_args()
     rows = [HEAD]
     print(HEAD)
     for name in arguments.models or MODELS:
-        rows.append(row(name, measure(name, arguments.rounds)))
+        rows.append(row(name, measure(name, arguments.rounds, arguments.ways)))
         print(rows[-1], flush=True)
     if arguments.write:
         text, (begin, end) = README.read_text(), MARKS

@@ -1,9 +1,13 @@
 """Running values of what a gradient mode logs, over an epoch."""
 
+import contextlib
+import copy
+
 import keras
 import tensorflow as tf
 
-from keras_pergrad.keras_internals import replica_metrics
+from keras_pergrad.keras_internals import replica_metrics, strategies
+from keras_pergrad.keras_internals.train_function import Variant
 
 
 def named(loss, values):
@@ -106,3 +110,27 @@ STATISTICS = {
     "gradient_variance": DefinedMean,
     "gradient_noise_scale": RatioOfMeans,
 }
+
+
+@contextlib.contextmanager
+def watched(model):
+    """Have the mode of a `PerGradModel` log its statistics while open."""
+    mode, logs = model._gradient_mode, model._gradient_logs
+    if not mode.can_be_watched or mode.is_watched:
+        yield
+        return
+    # A copy: several models may have been given this mode.
+    model._gradient_mode = own_mode = copy.copy(mode)
+    own_mode.is_watched = True
+    if model._watched is None:
+        with strategies.scope_of(model):
+            model._watched = Logs(own_mode.log_metrics), Variant()
+    model._gradient_logs, variant = model._watched
+    variant.use(model)
+    try:
+        yield
+    finally:
+        # If it was compiled again, that mode counts.
+        if model._gradient_mode is own_mode:
+            model._gradient_mode, model._gradient_logs = mode, logs
+            variant.put_back(model)

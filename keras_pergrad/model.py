@@ -1,7 +1,5 @@
 """`keras.Model` with the gradient under the user's control."""
 
-import contextlib
-import copy
 import inspect
 from collections.abc import Sequence
 from typing import Any
@@ -33,10 +31,9 @@ from keras_pergrad.keras_internals.replica_hooks import (
     FitHooks,
     require_compiled,
 )
-from keras_pergrad.keras_internals.train_function import Variant
 from keras_pergrad.keras_internals.value_state import ValueState
 from keras_pergrad.keras_internals.vouching import vouched_names
-from keras_pergrad.logs import Logs
+from keras_pergrad.logs import Logs, watched
 from keras_pergrad.model_aggregation import during_fit, require_fit, state_of
 from keras_pergrad.modes.batch import evaluate
 from keras_pergrad.modes.step_readings import (
@@ -183,7 +180,6 @@ class PerGradModel(FitHooks, keras.Model):
         require_compiled(self, "gradient_logs")
         return self._gradient_logs
 
-    @contextlib.contextmanager
     def watch_gradients(self):
         """Make a per-sample mode log its statistics while this is open.
 
@@ -191,25 +187,8 @@ class PerGradModel(FitHooks, keras.Model):
         Modes without statistics are left as they are. Callbacks open it when
         training begins.
         """
-        mode, logs = self.gradient_mode, self._gradient_logs
-        if not mode.can_be_watched or mode.is_watched:
-            yield
-            return
-        # A copy: several models may have been given this mode.
-        self._gradient_mode = own_mode = copy.copy(mode)
-        own_mode.is_watched = True
-        if self._watched is None:
-            with strategies.scope_of(self):
-                self._watched = Logs(own_mode.log_metrics), Variant()
-        self._gradient_logs, variant = self._watched
-        variant.use(self)
-        try:
-            yield
-        finally:
-            # If it was compiled again, that mode counts.
-            if self._gradient_mode is own_mode:
-                self._gradient_mode, self._gradient_logs = mode, logs
-                variant.put_back(self)
+        require_compiled(self, "watch_gradients")
+        return watched(self)
 
     def read_steps(self, reader):
         """Have a `modes.StepReader` read the steps that train while open.

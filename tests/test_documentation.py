@@ -37,6 +37,7 @@ PAGES = {
     "docs/guides/text_models.md": 15,
     "docs/guides/your_own_model.md": 10,
     "docs/private_training.md": 30,
+    "docs/sample_values.md": 10,
 }
 SLOW = 20
 #: Pages that take a model and data for granted.
@@ -148,7 +149,11 @@ def test_every_page_with_code_is_run():
         for page in guides | {"README.md"}
         if any(block.language == "python" for block in _blocks(page))
     }
-    others = {"docs/gradient_modes.md", "docs/private_training.md"}
+    others = {
+        "docs/gradient_modes.md",
+        "docs/private_training.md",
+        "docs/sample_values.md",
+    }
     assert with_code == set(PAGES) - others
 
 

@@ -41,6 +41,7 @@ WORDS = {
     "vae": ["epoch 25: loss", "clipped", ".png"],
     "saliency_map": ["accuracy", "explain all but 0", ".png"],
     "batch_does_not_fit": ["in parts of 32", "weights differ by", ".png"],
+    "sample_values": ["are flipped labels", "without:", ".png"],
     "compare_runs": ["7 runs of 5 seeds", "different seeds", ".html"],
 }
 # Run with its options by test_where_does_it_run.py.

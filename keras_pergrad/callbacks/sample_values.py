@@ -1,4 +1,4 @@
-"""What each training sample did to the validation loss, in one `fit`."""
+"""The value of each training sample for the validation loss, in one `fit`."""
 
 import contextlib
 import csv
@@ -85,8 +85,6 @@ class SampleValues(PreparesFit):
 
     Attributes:
         ids: the samples' ids, (samples,).
-        values: the sum of each sample's values, (samples,).
-        counts: in how many steps each sample had a value, (samples,).
 
     Raises:
         ValueError: an argument is out of range, or (in `fit`) the model, its
@@ -158,10 +156,12 @@ class SampleValues(PreparesFit):
 
     @property
     def values(self):
+        """The sum of each sample's values, (samples,)."""
         return self._arrays()[0]
 
     @property
     def counts(self):
+        """In how many steps each sample had a value, (samples,)."""
         return self._arrays()[1]
 
     # Hooks, in the order in which they are called.

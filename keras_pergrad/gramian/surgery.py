@@ -86,11 +86,7 @@ class PCGrad(GramianAggregation):
         """Return for each row the order of all rows, (m, m) of int32."""
         # XLA draws other numbers than TensorFlow does; these are the same.
         drawn = tf.cast(tf.range(m * m), tf.uint64)
-<<<<<<< HEAD
-        numbers: tuple[Any, ...] = self._step, self.seed
-=======
         numbers: Any = self._step, self.seed
->>>>>>> gram
         for number in numbers:
             drawn = _mixed(drawn + _mixed(tf.cast(number, tf.uint64)))
         drawn = tf.cast(tf.bitwise.right_shift(drawn, _number(11)), tf.int64)

@@ -328,6 +328,21 @@ def _numbered(x, y, rows):
     return SampleValues.with_numbers(x, rows), y
 
 
+class _Data(keras.utils.PyDataset):
+    """Three batches of at most four samples, with their numbers."""
+
+    def __init__(self, x, y):
+        super().__init__()
+        self.x, self.y = x, y
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, k):
+        rows = np.arange(4 * k, min(4 * k + 4, len(self.x)))
+        return _numbered(self.x[rows], self.y[rows], rows)
+
+
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("kind", ["dataset", "pydataset", "eager dataset"])
 def test_data_sets_bring_their_numbers(kind):
@@ -343,16 +358,7 @@ def test_data_sets_bring_their_numbers(kind):
             data = data.map(lambda k, d: _numbered(*d, k)).batch(4)
             data, more = (data,), {}
         if by == "pydataset":
-
-            class Data(keras.utils.PyDataset):
-                def __len__(self):
-                    return 3
-
-                def __getitem__(self, k, x=x, y=y):
-                    rows = np.arange(4 * k, min(4 * k + 4, 11))
-                    return _numbered(x[rows], y[rows], rows)
-
-            data = (Data(),)
+            data = (_Data(x, y),)
         model.fit(*data, shuffle=False, verbose=0, callbacks=[values], **more)
         found.append(values.values)
         assert values.top(1)[0][0] == names[int(np.argmax(values.values))]
@@ -534,7 +540,7 @@ def test_what_is_made_of_values(tmp_path):
     assert [i for i, _ in values.top(3)] == [names[k] for k in order[:3]]
     worst = [i for i, _ in values.top(2, helpful=False)]
     assert worst == [names[k] for k in order[:-3:-1]]
-    assert worst[0] in values.table(1)
+    assert str(worst[0]) in values.table(1)
     assert "harmful" in values.table(1)
     values.to_csv(tmp_path / "values.csv")
     with open(tmp_path / "values.csv", newline="") as file:
@@ -576,6 +582,22 @@ def test_other_modes_are_refused(mode, match):
         model.fit(x, y, verbose=0, callbacks=[SampleValues((x, y))])
     for a, b in zip(weights, model.get_weights(), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def test_a_gramian_aggregation_is_refused():
+    model = _model(mode=kpg.Vectorized(kpg.UPGrad()))
+    x, y, _ = _data(model)
+    with pytest.raises(ValueError, match="'mean' or a ClippedMean"):
+        model.fit(x, y, verbose=0, callbacks=[SampleValues((x, y))])
+
+
+def test_a_layer_with_a_state_in_inference_is_refused():
+    inputs = keras.Input((4, 2), batch_size=8)
+    hidden = layers.LSTM(3, stateful=True)(inputs)
+    model = _model(lambda: (inputs, layers.Dense(3)(hidden)))
+    x, y = np.ones((8, 4, 2)), np.ones((8, 3))
+    with pytest.raises(ValueError, match=r"must leave it as it is|state"):
+        model.fit(x, y, batch_size=8, callbacks=[SampleValues((x, y))])
 
 
 @kpg.register_aggregation("halved_for_values")

@@ -1,1 +1,1 @@
-"""What each training sample has done to the loss of validation data."""
+"""The values of training samples: their part in a lower validation loss."""

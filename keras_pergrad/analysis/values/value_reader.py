@@ -1,4 +1,4 @@
-"""What each sample of a step does to the validation loss, in that step.
+"""The value of each sample of a step for the validation loss, in that step.
 
 n samples, c_i = g_i / n the part of sample i in the gradient G = Σ c_i that is
 applied, η the learning rate, v and H the gradient and the Hessian of the
