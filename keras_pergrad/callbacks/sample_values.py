@@ -132,7 +132,8 @@ class SampleValues(PreparesFit):
         self.validation = as_batch(validation_data, "validation_data")
         self.order, self.every = order, every
         self.projection, self.seed = projection, seed_or_none(seed) or 0
-        self._given_ids, self.ids = ids, None
+        self._given_ids: Any = ids
+        self.ids: Any = None
         self._state = self._reader = self._known = None
         self._fit = contextlib.ExitStack()
 
