@@ -6,9 +6,9 @@
 One step of `fit` at batch 64 for each aggregation, the clipped step, and
 TorchJD 0.18's step with its aggregator of the same name: all from the same
 weights on the same batch, in turns in one run. TorchJD runs with one thread
-and with two: the faster one counts, for two are slow on a busy machine. How
-far TorchJD's first update is from ours is told, too; that of PCGrad is n times
-as large, in its order.
+and with two: the faster one counts, for two are slow on a busy machine. What
+TorchJD's first update is apart from ours is told, too; that of PCGrad is n
+times as large, in an order of its own.
 With `--write` the table between the marks of benchmarks/README.md is replaced.
 """
 

@@ -217,7 +217,8 @@ class SampleValues(PreparesFit):
         values: Any = self.values
         order = np.argsort(-values if helpful else values, kind="stable")
         order = order[: positive_integer("k", k)]
-        return [(self.ids[i].item(), float(values[i])) for i in order]
+        ids: Any = self.ids
+        return [(ids[i].item(), float(values[i])) for i in order]
 
     def table(self, k: int = 10) -> str:
         """Return the k most harmful and most helpful samples as text."""

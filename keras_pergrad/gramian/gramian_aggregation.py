@@ -1,6 +1,7 @@
 """From the inner products of all gradients to one gradient."""
 
 import abc
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -53,7 +54,7 @@ class GramianAggregation(Aggregation):
     adds_up = False
 
     @abc.abstractmethod
-    def gramian_weights(self, gramian, present=None):
+    def gramian_weights(self, gramian, present=None) -> Any:
         """Return the weight of each row in the aggregated gradient, (m,).
 
         Args:
@@ -88,7 +89,7 @@ class GramianAggregation(Aggregation):
         both = finite[:, None] & finite[None, :]
         gramian = tf.where(both, gramian, tf.zeros([], gramian.dtype))
         gramian = (gramian + tf.transpose(gramian)) / 2
-        weights = self.gramian_weights(gramian, finite)
+        weights: Any = self.gramian_weights(gramian, finite)
         weights = tf.cast(weights, tf.float64)
         weights = tf.where(finite, weights, tf.zeros([], tf.float64))
         rows = tf.cast(tf.shape(finite)[0], tf.float64)

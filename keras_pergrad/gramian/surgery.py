@@ -1,6 +1,7 @@
 """Each gradient without its part against the others: PCGrad."""
 
 import copy
+from typing import Any
 
 import tensorflow as tf
 
@@ -85,7 +86,8 @@ class PCGrad(GramianAggregation):
         """Return for each row the order of all rows, (m, m) of int32."""
         # XLA draws other numbers than TensorFlow does; these are the same.
         drawn = tf.cast(tf.range(m * m), tf.uint64)
-        for number in (self._step, self.seed):
+        numbers: Any = self._step, self.seed
+        for number in numbers:
             drawn = _mixed(drawn + _mixed(tf.cast(number, tf.uint64)))
         drawn = tf.cast(tf.bitwise.right_shift(drawn, _number(11)), tf.int64)
         return tf.argsort(tf.reshape(drawn, [m, m]), stable=True)

@@ -7,7 +7,8 @@ Private names in use:
 `tensorflow.python.grappler.tf_optimizer.OptimizeGraph`,
 `tensorflow.python.grappler.cluster.Cluster`,
 `tensorflow.core.protobuf.meta_graph_pb2.MetaGraphDef`,
-`tensorflow.core.protobuf.device_properties_pb2.NamedDevice`.
+`tensorflow.core.protobuf.device_properties_pb2.NamedDevice`, the op attribute
+`_lower_using_switch_merge`.
 """
 
 import dataclasses

@@ -11,6 +11,7 @@ share a backward pass and a sum; each sum is divided by its D once, at the end:
 """
 
 import dataclasses
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -62,6 +63,7 @@ class MicrobatchSums:
             targets = self.targets(terms, added, rows)
             scaled = {k: times(t, self.scale) for k, t in targets.items()}
         gradients = {}
+        target: Any
         for key, target in scaled.items():
             slopes = unscaled(tape.gradient(target, self.variables), self.scale)
             unit = rows if key in self.mask_epsilons else None

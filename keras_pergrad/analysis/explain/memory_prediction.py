@@ -77,7 +77,7 @@ def predicted(step: Any, mode: Any, model: Any, n: int, process: Any = None):
     """Return the `MemoryPrediction` of `n` samples, by a `StepMemory`."""
     process = resident_bytes() if process is None else process
     concrete = step.trace(mode, n)
-    ops = len(concrete.graph.get_operations())
+    ops = _count(concrete.graph)
     batch, _ = concrete.structured_input_signature
     tensors, peak, unknown = steps_of(
         optimised(concrete),
@@ -96,6 +96,12 @@ def predicted(step: Any, mode: Any, model: Any, n: int, process: Any = None):
         largest,
         unknown,
     )
+
+
+def _count(graph):
+    """Return the number of ops of a graph and of the functions it calls."""
+    nested = graph.as_graph_def().library.function
+    return len(graph.get_operations()) + sum(len(f.node_def) for f in nested)
 
 
 def _flat(batch):

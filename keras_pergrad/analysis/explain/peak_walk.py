@@ -245,5 +245,12 @@ def steps_of(optimised, samples, weights=(), batch=()):
 
 
 def walk_body(operations, outputs, bodies, sizes):
-    """Return the `Peak` of the ops of a function's body."""
-    return Walk(operations, outputs, bodies, sizes, Pool()).run()
+    """Return the `Peak` of a function's body, with the gaps in the pool."""
+    pool, most = Pool(), Peak()
+    for order in _ORDERS:
+        walk = Walk(operations, outputs, bodies, sizes, pool)
+        peak = walk.run(order)
+        walk.end()
+        most = max(most, peak, key=lambda each: each.bytes)
+    most.bytes = max(most.bytes, pool.taken)
+    return most
