@@ -84,6 +84,18 @@ class GradientRecords:
         self._trackers.close(interrupted)
 
 
+def begun(callback, batch, epoch, step, say, is_own):
+    """Return the records of a `fit`, which may go on with a run of before.
+
+    `is_own`: the batch does not stem from this `fit`, so it stays the same.
+    """
+    resumed = resumes(callback.model, epoch, step)
+    records = GradientRecords(callback, batch, resumed, say)
+    if not is_own:
+        records.tell_of_another_probe()
+    return records
+
+
 def resumes(model, epoch, step):
     """Whether this `fit` goes on with a run of before."""
     if epoch > 0:

@@ -8,10 +8,7 @@ from typing import Any, Literal
 import keras
 import tensorflow as tf
 
-from keras_pergrad.analysis.health.instrument_table import (
-    chosen,
-    figures_of,
-)
+from keras_pergrad.analysis.health.instrument_table import chosen, figures_of
 from keras_pergrad.analysis.health.instruments import Instruments
 from keras_pergrad.analysis.measurement import probe_batch as probes
 from keras_pergrad.analysis.measurement.gradient_logs import (
@@ -19,7 +16,10 @@ from keras_pergrad.analysis.measurement.gradient_logs import (
     logged,
     set_apart,
 )
-from keras_pergrad.analysis.measurement.run_log import require_tags
+from keras_pergrad.analysis.measurement.run_log import (
+    require_tags,
+    require_unnamed,
+)
 from keras_pergrad.analysis.measurement.task_conflicts import (
     conflict_table,
     with_tasks,
@@ -28,7 +28,11 @@ from keras_pergrad.analysis.measurement.task_meter import TaskMeter
 from keras_pergrad.analysis.measurement.training_reader import TrainingReader
 from keras_pergrad.callbacks import gradient_records, training_source
 from keras_pergrad.callbacks.gradient_advice import GradientAdvice
-from keras_pergrad.callbacks.measured_steps import steps_between
+from keras_pergrad.callbacks.measured_steps import (
+    NAMED,
+    checked_every,
+    steps_between,
+)
 from keras_pergrad.common.arguments import positive_integer
 from keras_pergrad.common.deprecation import former
 from keras_pergrad.keras_internals import callback_list
@@ -39,9 +43,6 @@ from keras_pergrad.keras_internals.running_fit import running_fit
 from keras_pergrad.keras_internals.train_function import Wrapped
 from keras_pergrad.runs import GradientSketch
 from keras_pergrad.trackers.guarded import checked
-
-# What `every` may be instead of a number.
-_NAMED = "auto", "epoch"
 
 
 class GradientVariance(keras.callbacks.Callback):
@@ -170,23 +171,14 @@ class GradientVariance(keras.callbacks.Callback):
         by_task: bool = False,
     ):
         super().__init__()
-        if every not in _NAMED:
-            try:
-                every = positive_integer("every", every)
-            except ValueError as error:
-                raise ValueError(f"{error}. Or 'auto', or 'epoch'.") from None
+        every = checked_every(every)
         self.is_in_training = training_source.asked_for(source)
         if repeats is None:
             repeats = 1 if instruments or self.is_in_training else 3
         repeats = positive_integer("repeats", repeats)
         self.trackers = checked(trackers)
-        recorded = log_dir is not None or self.trackers
-        if not recorded and (run_name is not None or tags):
-            raise ValueError(
-                "`run_name` and `tags` belong to a run in `log_dir`, or to "
-                f"`trackers`. Received: run_name={run_name!r}, tags={tags!r}, "
-                "log_dir=None, trackers=()"
-            )
+        if log_dir is None and not self.trackers:
+            require_unnamed(run_name, tags)
         require_tags(tags)
         self.sketch = GradientSketch(sketch_size)
         self.instruments = chosen(instruments)
@@ -255,7 +247,7 @@ class GradientVariance(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         measures = self._meter is not None and not self.is_in_training
-        if measures and self.every in _NAMED:
+        if measures and self.every in NAMED:
             step = self._step()
             if not self.steps or self.steps[-1] != step:
                 self._measure(step)
@@ -302,10 +294,8 @@ class GradientVariance(keras.callbacks.Callback):
 
     def _is_due_in_training(self, step):
         """Whether to measure in the update after this many."""
-        if not self.steps or (self._batch == 0 and self.every in _NAMED):
-            return True
-        last, interval = self._last_step, self._interval
-        return interval is not None and step - last >= interval
+        begins = not self.steps or (self._batch == 0 and self.every in NAMED)
+        return begins or self._has_passed(step)
 
     def _may_measure_next(self):
         """Whether a measurement may follow the next call of the function."""
@@ -314,16 +304,17 @@ class GradientVariance(keras.callbacks.Callback):
             return True
         steps = self.params.get("steps")
         ends = not steps or self._batch + updates >= steps
-        return ends and self.every in _NAMED
+        return ends and self.every in NAMED
 
     def _is_due(self, step):
         """Whether to measure after this many updates, within an epoch."""
-        since = step - self._last_step
-        if self._interval is not None and since >= self._interval:
-            return True
         # What a rate that is far too high does shows in the first update.
-        first = self.every == "auto" and self.instruments
-        return bool(first) and not self.steps
+        first = self.every == "auto" and self.instruments and not self.steps
+        return bool(first) or self._has_passed(step)
+
+    def _has_passed(self, step):
+        interval = self._interval
+        return interval is not None and step - self._last_step >= interval
 
     def _make_instruments(self, model):
         if self._instruments is None:
@@ -353,12 +344,10 @@ class GradientVariance(keras.callbacks.Callback):
             self._advice = GradientAdvice(self, batch, self._say)
         to = self.log_dir is not None or self.trackers
         if to and gradient_records.writes(self.model):
-            resumes = gradient_records.resumes(self.model, epoch, step)
-            given = self, batch, resumes, self._say
-            self._records = gradient_records.GradientRecords(*given)
+            own = self._probe is not None or self.is_in_training
+            given = self, batch, epoch, step, self._say, own
+            self._records = gradient_records.begun(*given)
             self.run_directory = self._records.directory
-            if self._probe is None and not self.is_in_training:
-                self._records.tell_of_another_probe()
 
     def _step(self):
         optimizer = self.model.optimizer
@@ -368,21 +357,10 @@ class GradientVariance(keras.callbacks.Callback):
 
     def _explain(self):
         """Say once what of the samples is not measured, and why."""
-        if self._explained:
-            return
-        if self._meter.undefined is not None:
+        message = probes.unmeasured(self._meter, self.instruments)
+        if message is not None and not self._explained:
             self._explained = True
-            self._say(
-                "no variance within the batch, since "
-                f"{self._meter.undefined} The other values are measured."
-            )
-        elif "alpha" in self.instruments and not self._meter.knows_losses:
-            self._explained = True
-            self._say(
-                "no 'alpha', since each sample's own loss is not known: the "
-                "model has a `compute_loss` of its own, or a loss that does "
-                "not return a value for each sample."
-            )
+            self._say(message)
 
     def _measure(self, step):
         measured, reading = self._instruments.measure(
@@ -398,8 +376,7 @@ class GradientVariance(keras.callbacks.Callback):
         self.readings.append(reading)
         if self._advice is not None:
             self._advice.note(measured.loss)
-        gradient, measured.values = measured.values, []
-        measured.observed = {}
+        gradient, measured.values, measured.observed = measured.values, [], {}
         self._last_step = step
         self.steps.append(step)
         self.measurements.append(measured)
@@ -410,15 +387,13 @@ class GradientVariance(keras.callbacks.Callback):
         if self._records is not None:
             self._records.close(interrupted=not self._ended)
         self._records = self._advice = None
-        self._meter = self._instruments = self._reader = None
-        self._tasks = None
+        self._meter = self._instruments = self._reader = self._tasks = None
 
     def conflict_table(self):
         """Return how often, and in which layers, tasks conflicted, as text.
 
-        A row has a layer, two tasks, the share of the last `fit`'s measurements
-        in which the cosine of their gradients was negative, and the mean
-        cosine. With `by_task`; layers that conflict most often come first.
+        With `by_task`, of the last `fit`: by layer and two tasks, the share of
+        measurements with a negative cosine, and the mean cosine.
         """
         return conflict_table(self.conflicts)
 

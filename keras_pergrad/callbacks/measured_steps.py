@@ -2,8 +2,24 @@
 
 import math
 
+from keras_pergrad.common.arguments import positive_integer
+
 # Measurements of a `fit`, for a curve.
 _FEWEST = 10
+
+
+#: What `every` may be instead of a number.
+NAMED = "auto", "epoch"
+
+
+def checked_every(every):
+    """Return `every`, if it is a number of steps or one of the names."""
+    if every in NAMED:
+        return every
+    try:
+        return positive_integer("every", every)
+    except ValueError as error:
+        raise ValueError(f"{error}. Or 'auto', or 'epoch'.") from None
 
 
 def steps_between(every, params):

@@ -6,6 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_pergrad.factors import kronecker
+from keras_pergrad.factors.blanking import blank, select
 from keras_pergrad.factors.shared import in_rank, integers, zero
 
 #: What follows from the gradients, if a class has no better answer.
@@ -14,8 +15,6 @@ _FURTHER = ("dot", "gram", "sum_of_squares", "project")
 _FURTHER += ("axes", "kronecker", "rotated")
 #: Types whose squares overflow, vanish or lose too many digits.
 HALF = (tf.float16, tf.bfloat16)
-#: Numbers of a sample that are blanked without asking whether any must be.
-_SMALL = 4000
 
 
 class SampleGradients(abc.ABC):
@@ -228,7 +227,7 @@ class SampleGradients(abc.ABC):
         """Return tensors with samples, zeros for those that are blank."""
         if self._kept is None:
             return tensors
-        return _blank(self._kept, tensors)
+        return blank(self._kept, tensors)
 
     def chosen_method(self):
         """How the norms are computed, in a word."""
@@ -265,64 +264,6 @@ class SampleGradients(abc.ABC):
 def _defining(cls, name):
     """Return the place in the order of bases of the one that defines it."""
     return next(k for k, base in enumerate(cls.__mro__) if name in vars(base))
-
-
-def select(factors, keep):
-    """Call `select` for many factors at once, with a single condition."""
-    held = [
-        (part, name)
-        for factor in factors
-        for part in factor.holders()
-        for name in _read(part)
-    ]
-    held = [
-        (place, tensor)
-        for place in held
-        if (tensor := getattr(*place)) is not None and tensor.dtype.is_floating
-    ]
-    small = [entry for entry in held if _is_small(entry[1])]
-    large = [entry for entry in held if not _is_small(entry[1])]
-    _set(small, _blank(keep, [tensor for _, tensor in small]))
-    if large:
-        tensors = [tensor for _, tensor in large]
-        # A called function would spare ops, but nobody could see where its ops
-        # run, nor would each run where it has a kernel.
-        selected = tf.cond(
-            tf.reduce_all(keep), lambda: tensors, lambda: _blank(keep, tensors)
-        )
-        _set(large, selected)
-    for place, _ in held:
-        if place[1] == "_gradients":
-            place[0]._kept = keep
-
-
-def _is_small(tensor):
-    """Whether blanking costs less than the ops of a condition."""
-    size = tensor.shape[1:].num_elements()
-    return size is not None and size <= _SMALL
-
-
-def _set(held, selected):
-    for (place, tensor), chosen in zip(held, selected):
-        chosen.set_shape(tensor.shape)
-        setattr(place[0], place[1], chosen)
-
-
-def _read(part):
-    """Return the names of the tensors that the weighted sum reads."""
-    held = "_gradients" in part.rows and part._gradients is not None
-    return ("_gradients",) if held else part.rows
-
-
-def _blank(keep, tensors):
-    masks, zeros = {}, {}
-    for t in tensors:
-        rank, dtype = t.shape.rank, t.dtype
-        if rank not in masks:
-            masks[rank] = tf.reshape(keep, [-1] + [1] * (rank - 1))
-        if dtype not in zeros:
-            zeros[dtype] = tf.zeros([], dtype)
-    return [tf.where(masks[t.shape.rank], t, zeros[t.dtype]) for t in tensors]
 
 
 def wide(tensor):

@@ -16,7 +16,7 @@ from keras_pergrad.aggregation import (
 from keras_pergrad.common import refusal_messages
 from keras_pergrad.common.registry import serialize
 from keras_pergrad.factors import SampleGradients, together
-from keras_pergrad.factors.sample_gradients import select
+from keras_pergrad.factors.blanking import select
 from keras_pergrad.keras_internals import replicas
 from keras_pergrad.keras_internals.losses import noting_losses
 from keras_pergrad.modes.base import GradientMode, PartialSums, gradient_modes

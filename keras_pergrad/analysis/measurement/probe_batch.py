@@ -59,6 +59,22 @@ def meter(model, batch, quantities=None):
     return ready
 
 
+def unmeasured(meter, instruments):
+    """Return what of the samples is not measured, and why, or None."""
+    if meter.undefined is not None:
+        return (
+            "no variance within the batch, since "
+            f"{meter.undefined} The other values are measured."
+        )
+    if "alpha" in instruments and not meter.knows_losses:
+        return (
+            "no 'alpha', since each sample's own loss is not known: the "
+            "model has a `compute_loss` of its own, or a loss that does "
+            "not return a value for each sample."
+        )
+    return None
+
+
 def first_batch(model, iterator):
     """Return the next (x, y, sample_weight) and an iterator from there on.
 

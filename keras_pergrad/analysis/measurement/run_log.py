@@ -48,6 +48,16 @@ class RunLog:
         self._writer.close()
 
 
+def require_unnamed(run_name, tags):
+    """Refuse a name and tags where nothing records the run."""
+    if run_name is not None or tags:
+        raise ValueError(
+            "`run_name` and `tags` belong to a run in `log_dir`, or to "
+            f"`trackers`. Received: run_name={run_name!r}, tags={tags!r}, "
+            "log_dir=None, trackers=()"
+        )
+
+
 def require_tags(tags):
     """Refuse tags that are no dict of names to strings or numbers."""
     if tags is None:
