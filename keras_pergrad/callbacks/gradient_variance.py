@@ -390,11 +390,7 @@ class GradientVariance(keras.callbacks.Callback):
         self._meter = self._instruments = self._reader = self._tasks = None
 
     def conflict_table(self):
-        """Return how often, and in which layers, tasks conflicted, as text.
-
-        With `by_task`, of the last `fit`: by layer and two tasks, the share of
-        measurements with a negative cosine, and the mean cosine.
-        """
+        """Return how often tasks had a negative cosine, by layer, as text."""
         return conflict_table(self.conflicts)
 
     def _say(self, message):
