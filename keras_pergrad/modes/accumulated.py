@@ -235,7 +235,7 @@ def _inner(identifier):
 
 def _can_be_inner(cls):
     defined = cls.partial_sums is not GradientMode.partial_sums
-    return defined and not issubclass(cls, Accumulated)
+    return defined and not issubclass(cls, (Accumulated, ByTask))
 
 
 gradient_modes.register("accumulated", Accumulated)

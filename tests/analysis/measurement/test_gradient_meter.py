@@ -235,7 +235,7 @@ def test_the_largest_deviation_counts():
     kernel, bias = np.array([[3.0], [0.0]], "float32"), np.zeros(1, "float32")
     off = np.array([[0.0], [0.3]], "float32")
     answers = [kernel, kernel + off, kernel - 2 * off, kernel]
-    squares = {"squared_norms": np.array([[36.0], [0.0]])}
+    squares = {"squared_norms": np.array([[9.0] * 4, [0.0] * 4])}
     replies = iter([(1.0, [answer, bias], squares) for answer in answers])
     meter._gradient = lambda *wanted: next(replies)
     found = meter.measure(4)
