@@ -52,7 +52,7 @@ OLDEST_TESTS ?= tests/modes/test_witness.py tests/modes/test_corners.py \
 	tests/test_functional.py tests/test_model.py tests/test_aggregation.py \
 	tests/modes/test_matmul_defect.py tests/test_architecture.py \
 	tests/analysis/measurement/test_model_description.py \
-	tests/modes/test_custom_step.py tests/privacy/test_training.py
+	tests/test_custom_step.py tests/privacy/test_training.py
 test-oldest:
 	$(MAKE) test VENV=.venv-oldest CONSTRAINTS=constraints/oldest.txt \
 		TESTS="$(OLDEST_TESTS)"
