@@ -137,14 +137,15 @@ def test_an_interrupted_build_is_resumed_after_its_last_chunk(
     assert _files(path) == _files(tmp_path / "whole")
 
 
-#: Writes chunks of a store, one after the other, until it is killed.
+#: Writes a chunk of a store for each line that it is given.
 KILLED = """
-import sys, time
+import sys
 import numpy as np
 from keras_pergrad.influence.gradient_store import GradientStore
 about = {"samples": 4000, "size": 16, "rows": 10}
 store = GradientStore(sys.argv[1], about)
 for chunk in store.missing():
+    sys.stdin.readline()
     print(chunk, flush=True)
     store.write(chunk, np.full((10, 16), chunk + 1.0))
 """
@@ -158,12 +159,17 @@ def test_twenty_kills_lose_at_most_a_chunk_each(tmp_path):
             [sys.executable, "-c", KILLED, str(tmp_path)],
             cwd=ROOT,
             env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         ) as process:
-            begun.append(int(process.stdout.readline()))
+            # The last one is given as many as there may be.
+            chunks = kill + 1 if kill < 20 else 400
+            process.stdin.write("\n" * chunks)
+            process.stdin.flush()
             if kill < 20:
-                time.sleep(0.002 * kill)
+                begun += [int(process.stdout.readline()) for _ in range(chunks)]
+                time.sleep(0.0002 * kill)
                 process.send_signal(signal.SIGKILL)
             begun += map(int, process.stdout.read().split())
     # Each kill has one chunk built again, and no other is.
