@@ -1,5 +1,6 @@
 """Checks of arguments that are numbers."""
 
+import math
 import operator
 
 import numpy as np
@@ -38,3 +39,21 @@ def positive_integer(name, value):
             f"`{name}` must be a positive integer. Received: {name}={value!r}"
         )
     return number
+
+
+def positive_number(name, value):
+    """Return a finite argument above 0 as a `float`."""
+    if is_number(value) and 0 < value < math.inf:
+        return float(value)
+    raise ValueError(
+        f"`{name}` must be a positive number. Received: {name}={value!r}"
+    )
+
+
+def number_at_least_zero(name, value):
+    """Return a finite argument of at least 0 as a `float`."""
+    if is_number(value) and 0 <= value < math.inf:
+        return float(value)
+    raise ValueError(
+        f"`{name}` must be a number of at least 0. Received: {name}={value!r}"
+    )

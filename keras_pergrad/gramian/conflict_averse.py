@@ -3,13 +3,13 @@
 import tensorflow as tf
 
 from keras_pergrad.aggregation import aggregations
+from keras_pergrad.common.arguments import number_at_least_zero
 from keras_pergrad.gramian.gramian_aggregation import GramianAggregation
 from keras_pergrad.gramian.normalized import definite, normalized
 from keras_pergrad.gramian.pivoting import complementary
 from keras_pergrad.gramian.preference import weights_of
 from keras_pergrad.gramian.solved import require_solved
 from keras_pergrad.gramian.systems import solve
-from keras_pergrad.gramian.upgrad import at_least_zero
 
 #: How many times the multiplier of Σ w = 1 is found anew, at most.
 MOST = 60
@@ -57,8 +57,8 @@ class CAGrad(GramianAggregation):
     """
 
     def __init__(self, c: float = 0.5, *, norm_eps: float = 1e-4):
-        self.c = at_least_zero("c", c)
-        self.norm_eps = at_least_zero("norm_eps", norm_eps)
+        self.c = number_at_least_zero("c", c)
+        self.norm_eps = number_at_least_zero("norm_eps", norm_eps)
 
     def gramian_weights(self, gramian, present=None):
         mean = weights_of(None, gramian, present)

@@ -5,7 +5,7 @@ import math
 import tensorflow as tf
 
 from keras_pergrad.aggregation import aggregations
-from keras_pergrad.common.arguments import is_number, positive_integer
+from keras_pergrad.common.arguments import positive_integer, positive_number
 from keras_pergrad.gramian.gramian_aggregation import GramianAggregation
 from keras_pergrad.gramian.preference import weights_of
 
@@ -49,12 +49,7 @@ class GeometricMedian(GramianAggregation):
     """
 
     def __init__(self, smoothing: float = 1e-3, *, max_iterations: int = 100):
-        if not (is_number(smoothing) and 0 < smoothing < math.inf):
-            raise ValueError(
-                "`smoothing` must be a positive number. Received: "
-                f"smoothing={smoothing!r}"
-            )
-        self.smoothing = float(smoothing)
+        self.smoothing = positive_number("smoothing", smoothing)
         self.max_iterations = positive_integer("max_iterations", max_iterations)
 
     def gramian_weights(self, gramian, present=None):

@@ -5,7 +5,7 @@ import math
 import tensorflow as tf
 
 from keras_pergrad.aggregation import aggregations
-from keras_pergrad.common.arguments import is_number, positive_integer
+from keras_pergrad.common.arguments import positive_integer, positive_number
 from keras_pergrad.gramian.gramian_aggregation import GramianAggregation
 from keras_pergrad.gramian.normalized import definite, normalized
 from keras_pergrad.gramian.pivoting import complementary
@@ -60,12 +60,7 @@ class MGDA(GramianAggregation):
         max_iterations: int = 100,
     ):
         self.exact = bool(exact)
-        if not (is_number(epsilon) and 0 < epsilon < math.inf):
-            raise ValueError(
-                "`epsilon` must be a positive number. Received: "
-                f"epsilon={epsilon!r}"
-            )
-        self.epsilon = float(epsilon)
+        self.epsilon = positive_number("epsilon", epsilon)
         self.max_iterations = positive_integer("max_iterations", max_iterations)
 
     def gramian_weights(self, gramian, present=None):

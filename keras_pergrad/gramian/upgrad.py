@@ -1,11 +1,9 @@
 """The mean of all gradients, each without what conflicts with another."""
 
-import math
-
 import tensorflow as tf
 
 from keras_pergrad.aggregation import aggregations
-from keras_pergrad.common.arguments import is_number
+from keras_pergrad.common.arguments import number_at_least_zero, positive_number
 from keras_pergrad.gramian.gramian_aggregation import GramianAggregation
 from keras_pergrad.gramian.normalized import normalized
 from keras_pergrad.gramian.pivoting import complementary
@@ -66,13 +64,8 @@ class UPGrad(GramianAggregation):
         reg_eps: float = 1e-4,
     ):
         self.preference = preferences(preference)
-        self.norm_eps = at_least_zero("norm_eps", norm_eps)
-        if not (is_number(reg_eps) and 0 < reg_eps < math.inf):
-            raise ValueError(
-                "`reg_eps` must be a positive number. Received: "
-                f"reg_eps={reg_eps!r}"
-            )
-        self.reg_eps = float(reg_eps)
+        self.norm_eps = number_at_least_zero("norm_eps", norm_eps)
+        self.reg_eps = positive_number("reg_eps", reg_eps)
 
     def gramian_weights(self, gramian, present=None):
         preference = weights_of(self.preference, gramian, present)
@@ -94,15 +87,6 @@ class UPGrad(GramianAggregation):
             "norm_eps": self.norm_eps,
             "reg_eps": self.reg_eps,
         }
-
-
-def at_least_zero(name, value):
-    """Return an argument as a float, or refuse it."""
-    if is_number(value) and 0 <= value < math.inf:
-        return float(value)
-    raise ValueError(
-        f"`{name}` must be a number of at least 0. Received: {name}={value!r}"
-    )
 
 
 aggregations.register("upgrad", UPGrad)
