@@ -76,16 +76,8 @@ def shown(batches, verbose):
 
 def of_batch(model, batch, key, trace, training, more, build=None):
     """Return what a function, traced once for a key, gives for a batch."""
-    build = build or build_symbolically
     with random_state_kept():
-        if not model.built or not model.trainable_variables:
-            _build(model, batch, build)
-        if not model.trainable_variables:
-            raise ValueError(
-                f"Model {model.name!r} has no trainable variables, so there "
-                "is no gradient to compute."
-            )
-        build(model, batch)
+        prepare(model, batch, build or build_symbolically)
         # For as long as the model lives.
         function = function_cache.kept(model, key, trace)
         try:
@@ -97,11 +89,19 @@ def of_batch(model, batch, key, trace, training, more, build=None):
             raise
 
 
-def _build(model, batch, build):
-    try:
-        build(model, batch)
-    except RuntimeError:  # its call needs numbers
-        model(batch[0])
+def prepare(model, batch, build=build_symbolically):
+    """Build a model and its loss; refuse it if it has nothing to train."""
+    if not model.built or not model.trainable_variables:
+        try:
+            build(model, batch)
+        except RuntimeError:  # its call needs numbers
+            model(batch[0])
+    if not model.trainable_variables:
+        raise ValueError(
+            f"Model {model.name!r} has no trainable variables, so there "
+            "is no gradient to compute."
+        )
+    build(model, batch)
 
 
 def _trace(what, method, training, model_reference):

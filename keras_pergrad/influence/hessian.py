@@ -9,8 +9,9 @@ import weakref
 import numpy as np
 import tensorflow as tf
 
+from keras_pergrad.data_passes import shown
 from keras_pergrad.influence.conjugate_gradients import solve
-from keras_pergrad.influence.sample_passes import as_before, flat, shown
+from keras_pergrad.influence.sample_passes import as_before, flat
 from keras_pergrad.keras_internals.batches import ranks, sample_count
 from keras_pergrad.keras_internals.losses import total_loss
 from keras_pergrad.keras_internals.model_parts import call_model

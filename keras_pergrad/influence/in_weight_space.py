@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from keras_pergrad.data_passes import shown
 from keras_pergrad.influence import sample_passes
 from keras_pergrad.influence.hessian import Hessian
 from keras_pergrad.influence.kronecker_curvature import KroneckerCurvature
@@ -47,7 +48,7 @@ class InWeightSpace:
         """Return the same of each training sample with itself, (n,)."""
         curvature, _ = self._fitted()
         found, first = [], 0
-        for batch in sample_passes.shown(self._batches, self._verbose):
+        for batch in shown(self._batches, self._verbose):
             gradients = sample_passes.gradients_of(self._model, batch, first)
             solved = curvature.solve(gradients)
             rows = sample_passes.flat(gradients), sample_passes.flat(solved)

@@ -10,8 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.data_passes import run
-from keras_pergrad.influence.sample_passes import shown
+from keras_pergrad.data_passes import run, shown
 from keras_pergrad.influence.sampled_labels import drawn
 from keras_pergrad.keras_internals.overwritten import is_overwritten
 

@@ -9,10 +9,10 @@ import dataclasses
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.data_passes import run
+from keras_pergrad.data_passes import run, shown
 from keras_pergrad.factors import projections
 from keras_pergrad.influence.projected_rows import InMemory, OnDisk
-from keras_pergrad.influence.sample_passes import finite, shown
+from keras_pergrad.influence.sample_passes import finite
 from keras_pergrad.keras_internals.overwritten import is_overwritten
 
 #: Of the mean eigenvalue of the curvature.

@@ -4,11 +4,10 @@ Gradients of m samples are a list with an array (m, *shape) for each trainable
 variable, or None where the loss does not depend on it.
 """
 
-import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.data_passes import run
+from keras_pergrad.data_passes import run, shown
 from keras_pergrad.factors import wide
 from keras_pergrad.keras_internals.inspection_checks import require_finite
 from keras_pergrad.keras_internals.overwritten import is_overwritten
@@ -41,17 +40,6 @@ def dots(model, batches, directions, verbose=0):
         found.append(np.transpose(finite(total, first)))
         first += len(total)
     return np.concatenate(found, 1)
-
-
-def shown(batches, verbose):
-    """Yield the batches of data, with a progress bar."""
-    bar = keras.utils.Progbar(batches.count, verbose=verbose, unit_name="batch")
-    number = 0
-    for number, batch in enumerate(batches, 1):
-        yield batch
-        bar.update(number, finalize=number == batches.count)
-    if batches.count is None:
-        bar.update(number, finalize=True)
 
 
 def flat(gradients):

@@ -2,15 +2,12 @@
 
 import keras
 
+from keras_pergrad.data_passes import prepare
 from keras_pergrad.keras_internals.inspection_checks import (
     require_compiled,
     require_targets,
 )
-from keras_pergrad.keras_internals.model_parts import (
-    build_symbolically,
-    compiled_loss,
-    entries_of,
-)
+from keras_pergrad.keras_internals.model_parts import compiled_loss, entries_of
 
 
 def require_built(model):
@@ -28,16 +25,7 @@ def require_served(model, batch):
     """Refuse a model whose loss is no mean over samples; build it."""
     require_compiled(model)
     require_targets(model, batch)
-    try:
-        build_symbolically(model, batch)
-    except RuntimeError:  # its call needs numbers
-        model(batch[0])
-        build_symbolically(model, batch)
-    if not model.trainable_variables:
-        raise ValueError(
-            f"Model {model.name!r} has no trainable variables, so there is no "
-            "gradient to compute."
-        )
+    prepare(model, batch)
     for entry in entries_of(compiled_loss(model)):
         reduction = getattr(entry.loss, "reduction", None)
         if isinstance(entry.loss, keras.losses.Loss) and reduction == "sum":
