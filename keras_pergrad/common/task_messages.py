@@ -4,6 +4,7 @@ _BATCH = "use gradient_mode='batch'"
 
 
 def by_norms(aggregation):
+    """Say that tasks are not weighed by norms of samples."""
     return (
         "ByTask() expected `aggregation` to be a GramianAggregation, such as "
         "kpg.UPGrad(), or 'mean': tasks are weighed by the inner products of "
@@ -13,6 +14,7 @@ def by_norms(aggregation):
 
 
 def wrong_losses(losses):
+    """Say what `losses` of `ByTask` may be."""
     return (
         "`losses` expected a list of different names of losses, such as "
         "['digit', 'add_loss/encoder'], or a dict of the names of tasks to a "
@@ -23,6 +25,7 @@ def wrong_losses(losses):
 
 
 def own_loss(model):
+    """Say that the tasks of a compute_loss of one's own are not known."""
     return (
         f"{type(model).__name__} overrides compute_loss, so that its tasks are "
         "not known. ByTask() expected the losses in compile(loss=...), one for "
@@ -33,6 +36,7 @@ def own_loss(model):
 
 
 def several_replicas(count):
+    """Say that there is no Gramian over several replicas."""
     return (
         "ByTask() expected one device: the inner products are of the gradients "
         f"of the whole batch. Received: {count} replicas of a tf.distribute "
@@ -50,6 +54,7 @@ PARTS = (
 
 
 def one_task(tasks, known):
+    """Say that one task has no conflicts."""
     return (
         "ByTask() expected at least two tasks. Received: "
         f"{len(tasks)}, {tasks}; the compiled losses are {known}. Compile a "
@@ -59,6 +64,7 @@ def one_task(tasks, known):
 
 
 def unknown_loss(name, known):
+    """Say that a model has no loss of this name."""
     return (
         f"`losses` names {name!r}, which the model does not have. Expected "
         f"some of the compiled losses {known}, or 'add_loss/<name of a "
@@ -67,6 +73,7 @@ def unknown_loss(name, known):
 
 
 def not_minimised(name):
+    """Say that a named loss is not in the loss of the batch."""
     return (
         f"`losses` names {name!r}, which is no part of the loss of this batch: "
         "the layer gave nothing to add_loss, or Keras does not minimise it (of "
@@ -75,6 +82,7 @@ def not_minimised(name):
 
 
 def nothing_shared(tasks):
+    """Say that no weight is used by two tasks."""
     return (
         f"ByTask() expected trainable weights that at least two of the tasks "
         f"{tasks} use. Received: none, so that nothing can conflict. Make the "
@@ -83,6 +91,7 @@ def nothing_shared(tasks):
 
 
 def none_to_measure(tasks):
+    """Say that there are no conflicts to measure."""
     return (
         "GradientVariance(by_task=True) expected a model with at least two "
         "compiled losses, whose gradients can conflict. Received: "

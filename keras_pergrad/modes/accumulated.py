@@ -6,7 +6,7 @@ from typing import Any, Literal
 import tensorflow as tf
 
 from keras_pergrad.aggregation import weighs
-from keras_pergrad.common import refusal_messages, task_messages
+from keras_pergrad.common import refusal_messages
 from keras_pergrad.common.arguments import positive_integer
 from keras_pergrad.common.registry import serialize
 from keras_pergrad.keras_internals import replicas
@@ -22,7 +22,6 @@ from keras_pergrad.keras_internals.overwritten import (
 )
 from keras_pergrad.modes.accumulator_state import AccumulatorState
 from keras_pergrad.modes.base import GradientMode, gradient_modes
-from keras_pergrad.modes.by_task import ByTask
 from keras_pergrad.modes.microbatches import MOST, Parting, is_one, update
 from keras_pergrad.samples import TracedStep, counters, refusals
 
@@ -202,8 +201,8 @@ def _inner(identifier):
             "`inner` cannot update after every sample, since its gradients "
             "are to be summed. Received: updates='sample'"
         )
-    if isinstance(mode, ByTask):
-        raise ValueError(task_messages.PARTS)
+    if mode.whole_batch_only is not None:
+        raise ValueError(mode.whole_batch_only)
     aggregation = mode.aggregation
     if aggregation is not None and aggregation.needs == "gramian":
         raise ValueError(refusal_messages.needs_all_samples("inner", mode))
@@ -235,7 +234,8 @@ def _inner(identifier):
 
 def _can_be_inner(cls):
     defined = cls.partial_sums is not GradientMode.partial_sums
-    return defined and not issubclass(cls, (Accumulated, ByTask))
+    whole = cls.whole_batch_only is not None
+    return defined and not whole and not issubclass(cls, Accumulated)
 
 
 gradient_modes.register("accumulated", Accumulated)

@@ -125,6 +125,9 @@ class GradientMode(Configured):
     #: Whether every sample makes an update of its own.
     updates_by_sample = False
 
+    #: Why `Accumulated` cannot give it parts of a batch; None: it can.
+    whole_batch_only: str | None = None
+
     #: How many samples go through the model at a time; None: the batch.
     microbatch_size = None
 

@@ -88,6 +88,7 @@ class ByTask(GradientMode):
     """
 
     changes_gradients = True
+    whole_batch_only = task_messages.PARTS
 
     def __init__(
         self,
@@ -137,7 +138,7 @@ class ByTask(GradientMode):
 
     def partial_sums(self, model, part):
         if not part.is_whole:
-            raise ValueError(task_messages.PARTS)
+            raise ValueError(self.whole_batch_only)
         tasks, noted = self._tasks(model), {}
         with part.watched(), tf.GradientTape(persistent=True) as tape:
             y_pred, added = part.call()

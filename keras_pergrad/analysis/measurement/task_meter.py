@@ -15,7 +15,7 @@ from keras_pergrad.keras_internals.model_state import (
     random_state_kept,
     run_and_restore,
 )
-from keras_pergrad.modes.task_gramian import gramians
+from keras_pergrad.modes.task_gramian import gramians, shared_by_tasks
 
 
 class TaskMeter:
@@ -77,17 +77,14 @@ class TaskMeter:
         lacking = [name for name in self.tasks if name not in terms]
         if lacking:
             raise ValueError(task_messages.none_to_measure(self.tasks))
-        columns = zip(
-            *(
-                map(_dense, tape.gradient(terms[name], self._variables))
-                for name in self.tasks
-            )
-        )
-        columns = list(columns)
-        self._used = [sum(g is not None for g in c) > 1 for c in columns]
+        parts = [
+            list(map(_dense, tape.gradient(terms[name], self._variables)))
+            for name in self.tasks
+        ]
+        self._used = shared_by_tasks(parts)
         if not any(self._used):
             raise ValueError(task_messages.nothing_shared(list(self.tasks)))
-        shared = [c for c, used in zip(columns, self._used) if used]
+        shared = [c for c, used in zip(zip(*parts), self._used) if used]
         return tf.stack(gramians(shared))
 
 
