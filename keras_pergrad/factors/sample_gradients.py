@@ -10,9 +10,15 @@ from keras_pergrad.factors.blanking import blank, select
 from keras_pergrad.factors.shared import in_rank, integers, zero
 
 #: What follows from the gradients, if a class has no better answer.
-_FURTHER = ("dot", "gram", "sum_of_squares", "project")
-# ... and of them, what belongs together.
-_FURTHER += ("axes", "kronecker", "rotated")
+_FURTHER = (
+    "axes",
+    "dot",
+    "gram",
+    "kronecker",
+    "project",
+    "rotated",
+    "sum_of_squares",
+)
 #: Types whose squares overflow, vanish or lose too many digits.
 HALF = (tf.float16, tf.bfloat16)
 

@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.factors import Kronecker
+from keras_pergrad.factors.kronecker import as_matrices
 
 
 class Fisher:
@@ -182,10 +183,7 @@ class KroneckerFisher(Fisher):
     kind = "kfac"
 
     def _of_variable(self, part: Kronecker, difference):
-        others = [k for k in range(difference.shape.rank) if k not in part.axes]
-        turned = tf.transpose(difference, [*part.axes, *others])
-        sizes = part.inputs.shape[0], part.outputs.shape[0]
-        matrix = tf.reshape(turned, sizes)
+        matrix = as_matrices(difference[None], part.axes)[0]
         inputs, outputs = (tf.cast(s, matrix.dtype) for s in part[:2])
         left = (
             inputs[:, None] * matrix
