@@ -152,7 +152,7 @@ ifeq ($(strip $(BENCH)),)
 	$(BIN)/python -m benchmarks.input_gradients
 	$(BIN)/python -m benchmarks.private_batches
 	$(BIN)/python -m benchmarks.cockpit
-	$(BIN)/python benchmarks/accumulation_memory.py
+	$(BIN)/python -m benchmarks.accumulation_memory
 endif
 	$(BIN)/python -m benchmarks.per_sample $(BENCH)
 

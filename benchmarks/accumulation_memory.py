@@ -5,7 +5,7 @@ plain step; Keras's `gradient_accumulation_steps`, which is fed microbatches;
 and `Accumulated`, which takes the batch apart inside the step. Three layers
 of 256 units see 64 positions, so that activations take most of the memory.
 
-    python benchmarks/accumulation_memory.py
+    python -m benchmarks.accumulation_memory
 
 writes accumulation_memory.json and accumulation_memory.png beside this file.
 """
@@ -13,9 +13,10 @@ writes accumulation_memory.json and accumulation_memory.png beside this file.
 import json
 import pathlib
 import statistics
-import subprocess
 import sys
 import time
+
+from benchmarks.process import figures_of
 
 HERE = pathlib.Path(__file__).parent
 LABELS = {
@@ -100,13 +101,7 @@ def run(way, size):
 
 def measure(way, size):
     """The figures of one process."""
-    output = subprocess.run(
-        [sys.executable, __file__, way, str(size)],
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    ).stdout
-    return json.loads(output.splitlines()[-1])
+    return figures_of("-m", "benchmarks.accumulation_memory", way, str(size))
 
 
 def table(results):

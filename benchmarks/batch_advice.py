@@ -17,7 +17,6 @@ replaced.
 """
 
 import math
-import pathlib
 import sys
 
 import keras
@@ -25,6 +24,7 @@ import numpy as np
 import tensorflow as tf
 
 import keras_pergrad as kpg
+from benchmarks import marked
 from keras_pergrad.analysis.health import batch_judgement
 from tests.analysis.health import trainings
 
@@ -32,7 +32,6 @@ SIZES = (4, 8, 16, 32, 64, 128, 256)
 SEEDS = (0, 1, 2)
 TARGETS = {"mlp": 0.4, "cnn": 0.25, "transformer": 0.5}
 LOOKS, MOST_EPOCHS = 8, 40
-README = pathlib.Path(__file__).with_name("README.md")
 MARKS = "<!-- batch advice -->", "<!-- end of batch advice -->"
 
 
@@ -139,11 +138,7 @@ def main(tasks):
     print("\n".join(lines))
     if tasks:
         return
-    text = README.read_text(encoding="utf-8")
-    before, _, rest = text.partition(MARKS[0])
-    _, _, after = rest.partition(MARKS[1])
-    table = "\n\n".join([MARKS[0], "\n".join(lines), MARKS[1]])
-    README.write_text(f"{before}{table}{after}", encoding="utf-8")
+    marked.write(MARKS, "\n".join(lines))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ import os
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import argparse
-import pathlib
 import statistics
 import time
 
@@ -27,6 +26,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from benchmarks import marked
 from benchmarks.models import make_batch
 from benchmarks.process import THREADS, Worker, WorkerError
 from benchmarks.workers.job import LEARNING_RATE
@@ -55,7 +55,6 @@ INSTRUMENTS = (
     "distance",
     "alpha",
 )
-README = pathlib.Path(__file__).with_name("README.md")
 MARKS = "<!-- cockpit -->", "<!-- end of cockpit -->"
 
 
@@ -292,11 +291,7 @@ def main():
         f"{np.isnan(apart).sum()} not defined"
     )
     if given.write:
-        text = README.read_text(encoding="utf-8")
-        before, _, rest = text.partition(MARKS[0])
-        _, _, after = rest.partition(MARKS[1])
-        table = "\n\n".join([MARKS[0], *tables, MARKS[1]])
-        README.write_text(f"{before}{table}{after}", encoding="utf-8")
+        marked.write(MARKS, *tables)
 
 
 if __name__ == "__main__":

@@ -8,14 +8,14 @@ a direction that is given. Prints milliseconds and plain steps.
 """
 
 import argparse
-import statistics
-import time
+import functools
 
 import tensorflow as tf
 
 from benchmarks.models import make_batch
+from benchmarks.turns import in_turns, milliseconds, show
 from benchmarks.workers.keras_models import build_model, make_loss, targets
-from keras_pergrad.factors.sample_gradients import select
+from keras_pergrad.factors.blanking import select
 from keras_pergrad.samples import TracedStep
 
 BATCH, NORM, RATE = 64, 1.0, 1e-3
@@ -80,20 +80,16 @@ def measure(name, rounds):
             lambda *given, step=step, model=model: step(model, loss, *given),
             autograph=False,
         )
-        function(x, y, direction)
-        functions[kind] = function, direction
-    times = {kind: [] for kind in functions}
-    for turn in range(rounds):
-        kinds = list(functions)
-        for kind in kinds[turn % 4 :] + kinds[: turn % 4]:
-            function, direction = functions[kind]
-            start = time.perf_counter()
-            tf.nest.map_structure(
-                lambda t: tf.convert_to_tensor(t).numpy(),
-                tf.nest.flatten(function(x, y, direction))[0],
-            )
-            times[kind].append(1e3 * (time.perf_counter() - start))
-    return times
+        functions[kind] = functools.partial(function, x, y, direction)
+        functions[kind]()
+    return in_turns(functions, rounds, _timed)
+
+
+def _timed(kind, function):
+    del kind
+    return milliseconds(
+        lambda: tf.convert_to_tensor(tf.nest.flatten(function())[0]).numpy()
+    )
 
 
 def main():
@@ -105,14 +101,7 @@ def main():
     tf.get_logger().setLevel("ERROR")  # steps are traced once each
     for name in arguments.models:
         print(f"{name}, batch {BATCH}")
-        times = measure(name, arguments.rounds)
-        for kind, taken in times.items():
-            ratios = [a / b for a, b in zip(taken, times["plain"])]
-            low, middle, high = statistics.quantiles(ratios, n=4)
-            print(
-                f"  {kind:24s} {statistics.median(taken):7.1f} ms "
-                f"{middle:6.2f} plain steps ({low:.2f} to {high:.2f})"
-            )
+        show(measure(name, arguments.rounds), "plain")
 
 
 if __name__ == "__main__":

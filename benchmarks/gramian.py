@@ -13,9 +13,9 @@ With `--write` the table between the marks of benchmarks/README.md is replaced.
 """
 
 import argparse
-import pathlib
 import statistics
 
+from benchmarks import marked
 from benchmarks.models import STANDARD
 from benchmarks.process import THREADS, Worker, WorkerError
 from benchmarks.rivals import CLIPPED
@@ -32,7 +32,6 @@ OURS = (
 )
 THEIRS = OURS[:-1]
 BATCH = 64
-README = pathlib.Path(__file__).with_name("README.md")
 MARKS = "<!-- gramian -->", "<!-- end of gramian -->"
 #: A request may take as long, in seconds: a Jacobian of an LSTM is slow.
 LIMIT = 300
@@ -138,11 +137,7 @@ def main():
     table = "\n".join(lines)
     print(table)
     if given.write:
-        text = README.read_text(encoding="utf-8")
-        before, _, rest = text.partition(MARKS[0])
-        _, _, after = rest.partition(MARKS[1])
-        table = "\n\n".join([MARKS[0], table, MARKS[1]])
-        README.write_text(before + table + after, encoding="utf-8")
+        marked.write(MARKS, table)
 
 
 class _Missing:

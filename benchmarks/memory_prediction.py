@@ -12,8 +12,9 @@ prints a table and, for all models, writes memory_prediction.json.
 
 import json
 import pathlib
-import subprocess
 import sys
+
+from benchmarks.process import figures_of
 
 HERE = pathlib.Path(__file__).parent
 STEPS = 5
@@ -205,14 +206,7 @@ def run(what, name):
 
 def _ask(what, name):
     """The figures of a process of its own."""
-    output = subprocess.run(
-        [sys.executable, "-m", "benchmarks.memory_prediction", what, name],
-        cwd=HERE.parent,
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    ).stdout
-    return json.loads(output.splitlines()[-1])
+    return figures_of("-m", "benchmarks.memory_prediction", what, name)
 
 
 def table(results):

@@ -31,6 +31,18 @@ def interpreter(framework):
     return str(path) if path.exists() else None
 
 
+def figures_of(*command):
+    """The figures that a Python process prints in its last line, as JSON."""
+    output = subprocess.run(
+        [sys.executable, *command],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    ).stdout
+    return json.loads(output.splitlines()[-1])
+
+
 class Worker:
     """One framework in a process of its own, asked line by line.
 

@@ -17,16 +17,16 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import argparse
 import contextlib
-import pathlib
 import statistics
-import time
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 import keras_pergrad as kpg
+from benchmarks import marked
 from benchmarks.models import make_batch
+from benchmarks.turns import in_turns, milliseconds
 from benchmarks.workers.keras_models import build_model, make_loss, targets
 from keras_pergrad.analysis.values.validation_slope import ValidationSlope
 from keras_pergrad.analysis.values.value_reader import ValueReader
@@ -40,7 +40,6 @@ WAYS = {
     "order 2": {"order": 2},
     "every 10": {"every": 10},
 }
-README = pathlib.Path(__file__).with_name("README.md")
 MARKS = "<!-- sample values -->", "<!-- end of sample values -->"
 
 
@@ -132,22 +131,14 @@ def measure(name, rounds, ways=tuple(WAYS)):
         for step in steps.values():
             for _ in range(3):
                 step()
-        times = {way: [] for way in steps}
-        order = list(steps)
-        for turn in range(rounds):
-            shift = turn % len(order)
-            for way in order[shift:] + order[:shift]:
-                times[way].append(_timed(steps[way], way == "every 10"))
+        times = in_turns(steps, rounds, _timed)
         return {way: statistics.median(t) for way, t in times.items()}
 
 
-def _timed(step, mean):
-    spans, many = [], 10 if mean else 3
-    for _ in range(many):
-        start = time.perf_counter()
-        step()
-        spans.append(1e3 * (time.perf_counter() - start))
-    return statistics.mean(spans) if mean else min(spans)
+def _timed(way, step):
+    if way == "every 10":
+        return statistics.mean(milliseconds(step) for _ in range(10))
+    return min(milliseconds(step) for _ in range(3))
 
 
 def row(name, ms):
@@ -185,11 +176,7 @@ def main():
         rows.append(row(name, measure(name, arguments.rounds, arguments.ways)))
         print(rows[-1], flush=True)
     if arguments.write:
-        text, (begin, end) = README.read_text(), MARKS
-        before, rest = text.split(begin)
-        after = rest.split(end)[1]
-        table = "\n".join(rows)
-        README.write_text(f"{before}{begin}\n\n{table}\n\n{end}{after}")
+        marked.write(MARKS, "\n".join(rows))
 
 
 if __name__ == "__main__":

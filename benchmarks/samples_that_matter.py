@@ -10,16 +10,15 @@ clipping and after it. Prints milliseconds and clipped steps.
 
 import argparse
 import functools
-import statistics
-import time
 
 import tensorflow as tf
 
 from benchmarks.further_questions import BATCH, NORM, _apply, plain
 from benchmarks.models import SPECS, make_batch
+from benchmarks.turns import in_turns, milliseconds, show
 from benchmarks.workers.keras_models import build_model, make_loss, targets
 from keras_pergrad.factors import projections
-from keras_pergrad.factors.sample_gradients import select
+from keras_pergrad.factors.blanking import select
 from keras_pergrad.fisher_information.likelihoods import Likelihood
 from keras_pergrad.fisher_information.question import Question
 from keras_pergrad.samples import TracedStep
@@ -118,19 +117,19 @@ def measure(name, rounds):
         )
     for one in functions.values():
         one()
-    times = {kind: [] for kind in functions}
-    for turn in range(rounds):
-        kinds = list(functions)
-        shift = turn % len(kinds)
-        for kind in kinds[shift:] + kinds[:shift]:
-            start = time.perf_counter()
-            result = functions[kind]()
-            tf.nest.map_structure(
-                lambda t: tf.convert_to_tensor(t).numpy().flat[:1],
-                tf.nest.flatten(result),
-            )
-            times[kind].append(1e3 * (time.perf_counter() - start))
-    return times
+    return in_turns(functions, rounds, _timed)
+
+
+def _timed(kind, function):
+    del kind
+
+    def step():
+        tf.nest.map_structure(
+            lambda t: tf.convert_to_tensor(t).numpy().flat[:1],
+            tf.nest.flatten(function()),
+        )
+
+    return milliseconds(step)
 
 
 def main():
@@ -142,15 +141,7 @@ def main():
     tf.get_logger().setLevel("ERROR")  # steps are traced once each
     for name in arguments.models:
         print(f"{name}, batch {BATCH}")
-        times = measure(name, arguments.rounds)
-        for kind, taken in times.items():
-            ratios = [a / b for a, b in zip(taken, times["clipped"])]
-            low, middle, high = statistics.quantiles(ratios, n=4)
-            print(
-                f"  {kind:24s} {statistics.median(taken):7.1f} ms "
-                f"{middle:6.2f} clipped steps ({low:.2f} to {high:.2f})",
-                flush=True,
-            )
+        show(measure(name, arguments.rounds), "clipped")
 
 
 if __name__ == "__main__":

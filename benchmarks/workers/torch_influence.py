@@ -42,7 +42,8 @@ def _loaders(train, test):
     )
 
 
-def _dattri_cg(data, train, test, damping):
+def _dattri(make_attributor, data, train, test):
+    """The scores of an attributor of dattri, (tests, samples)."""
     model = _model(data)
 
     def loss(params, batch):
@@ -52,24 +53,23 @@ def _dattri_cg(data, train, test, damping):
 
     task = AttributionTask(loss, model, model.state_dict())
     train, test = _loaders(train, test)
-    attributor = IFAttributorCG(task, regularization=damping)
+    attributor = make_attributor(task)
     attributor.cache(train)
     return attributor.attribute(train, test).detach().numpy().T
+
+
+def _dattri_cg(data, train, test, damping):
+    def make(task):
+        return IFAttributorCG(task, regularization=damping)
+
+    return _dattri(make, data, train, test)
 
 
 def _dattri_ekfac(data, train, test, damping):
-    model = _model(data)
+    def make(task):
+        return IFAttributorEKFAC(task, damping=damping)
 
-    def loss(params, batch):
-        image, label = batch
-        predicted = torch.func.functional_call(model, params, image)
-        return nn.CrossEntropyLoss()(predicted, label)
-
-    task = AttributionTask(loss, model, model.state_dict())
-    train, test = _loaders(train, test)
-    attributor = IFAttributorEKFAC(task, damping=damping)
-    attributor.cache(train)
-    return attributor.attribute(train, test).detach().numpy().T
+    return _dattri(make, data, train, test)
 
 
 class _Classification(Task):
