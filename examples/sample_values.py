@@ -3,10 +3,13 @@
 Flips a tenth of the labels of scikit-learn's handwritten digits, trains a small
 network on them, and lets `SampleValues` credit each sample with what it did to
 the loss of 200 validation digits. Drops the lowest tenth and trains again.
-Writes sample_values.csv and sample_values.png. In less than a minute.
+Writes sample_values.csv and sample_values.png into examples/output/. In less
+than a minute.
 
     python examples/sample_values.py
 """
+
+import pathlib
 
 import keras
 import matplotlib.pyplot as plt
@@ -16,6 +19,7 @@ from sklearn.datasets import load_digits
 import keras_pergrad as kpg
 
 TRAINED, VALIDATION, FLIPPED, EPOCHS = 1000, 200, 100, 10
+OUTPUT = pathlib.Path(__file__).parent / "output"
 
 
 def make_model():
@@ -65,10 +69,11 @@ def main():
     again.fit(x[kept], y[kept], epochs=EPOCHS, verbose=0)
     print(f"accuracy without:   {accuracy(again, x, right, rest):.3f}")
 
-    values.to_csv("sample_values.csv")
+    OUTPUT.mkdir(exist_ok=True)
+    values.to_csv(OUTPUT / "sample_values.csv")
     values.plot()
-    plt.savefig("sample_values.png")
-    print("sample_values.csv, sample_values.png")
+    plt.savefig(OUTPUT / "sample_values.png")
+    print(f"written: sample_values.csv and sample_values.png in {OUTPUT}")
 
 
 def accuracy(model, x, y, rows):

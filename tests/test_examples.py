@@ -68,16 +68,18 @@ def test_the_stall_of_the_example_is_named(monkeypatch, capsys):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WORDS)
-def test_example_runs(name):
+def test_example_runs(name, tmp_path):
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / f"{name}.py")],
         capture_output=True,
         text=True,
         check=False,
+        cwd=tmp_path,
         # The workers of an example must not give up on a machine that pauses.
         env={**os.environ, "PYTHONPATH": f"{EXAMPLES.parent}:{PATIENT}"},
     )
     assert done.returncode == 0, done.stderr[-3000:]
+    assert not list(tmp_path.iterdir())  # Files go to examples/output.
     for word in WORDS[name]:
         assert word in done.stdout
     if name == "private_lora":
