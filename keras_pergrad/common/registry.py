@@ -55,7 +55,7 @@ class Registry:
                 raise ValueError(
                     f"Unknown {self.kind}: {identifier!r}. Known are "
                     + ", ".join(repr(n) for n in self._classes)
-                    + f", or pass a {self.base.__name__} object."
+                    + f", or pass an object of {self.base.__name__}."
                 )
             return self._make(cls, {})
         if isinstance(identifier, dict):
@@ -68,13 +68,13 @@ class Registry:
                 return result
         if isinstance(identifier, type) and issubclass(identifier, self.base):
             raise TypeError(
-                f"Expected a {self.kind} object. Received the class "
+                f"The {self.kind} must be an object. Received the class "
                 f"{identifier.__name__}; write {identifier.__name__}(...)."
             )
         raise TypeError(
-            f"A {self.kind} is given as a name ("
+            f"The {self.kind} is given as a name ("
             + ", ".join(repr(n) for n in self._classes)
-            + f"), a {self.base.__name__} object or its config dict. "
+            + f"), an object of {self.base.__name__} or its config dict. "
             f"Received: {identifier!r} of type {type(identifier).__name__}"
         )
 

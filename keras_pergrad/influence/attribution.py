@@ -28,6 +28,7 @@ from keras_pergrad.influence.projected import (
     shapes_of,
 )
 from keras_pergrad.influence.projected_rows import OnDisk
+from keras_pergrad.influence.same_order import SameOrder
 from keras_pergrad.influence.served import require_built, require_served
 from keras_pergrad.keras_internals.data_batches import batches_of
 
@@ -82,7 +83,7 @@ class Influence:
         x: the inputs that it was trained with, of n samples: an array, or the
             structure of arrays that the model takes; or a `tf.data.Dataset`
             or `keras.utils.PyDataset` of batches of (x, y) or
-            (x, y, sample_weight), in the same order each time.
+            (x, y, sample_weight), the same in the same order each time.
         y: the targets; None with a data set.
         sample_weight: the weights, (n,), or None.
         curvature: see above.
@@ -104,8 +105,8 @@ class Influence:
             range; the model is not compiled or a loss adds up over the
             batch. When scores are asked for: as for `per_sample_gradients`,
             such as for a layer that mixes samples; the weights have changed;
-            H + damping is not positive definite; or an op has no second
-            derivative.
+            a data set gives other batches than before; H + damping is not
+            positive definite; or an op has no second derivative.
 
     Example:
 
@@ -141,6 +142,8 @@ class Influence:
         if batch_size is None and not comes_in_batches(x):
             batch_size = _BATCH
         self._batches = batches_of(*data, batch_size)
+        if comes_in_batches(x):
+            self._batches = SameOrder(self._batches, "x")
         require_served(model, next(iter(self._batches)))
         self._model, self._verbose = model, verbose
         self._curvature = curvature
@@ -177,12 +180,7 @@ class Influence:
         Raises:
             ValueError: as the class says.
         """
-        own = comes_in_batches(x_test)
-
-        def tests(count):
-            size = None if own else count
-            return batches_of(x_test, y_test, sample_weight, size)
-
+        tests = _tests(x_test, y_test, sample_weight)
         return self._summed(lambda part: part.scores(tests))
 
     def self_influence(self) -> np.ndarray:
@@ -258,11 +256,10 @@ class Influence:
                 "has gradients alone."
             )
         k = positive_integer("k", k)
-        scores = self.scores(x_test, y_test)
+        tests = _tests(x_test, y_test, None)
+        scores = self._summed(lambda part: part.scores(tests))
         best, worst = _top(scores, k, True), _top(scores, k, False)
-        tests = rows_of(
-            batches_of(x_test, y_test, None, None), range(len(scores))
-        )
+        tests = rows_of(tests(None), range(len(scores)))
         rows = np.union1d(best.samples, worst.samples)
         train = rows_of(self._batches, rows)
         text = page(tests, train, best, worst, class_names, show)
@@ -384,6 +381,14 @@ class Influence:
             with self._checkpoints.at(number):
                 total = total + ask(part)
         return total / np.shape(total)[-1]
+
+
+def _tests(x, y, sample_weight):
+    """Return a function of a batch size, which a data set has itself."""
+    if comes_in_batches(x):
+        own = SameOrder(batches_of(x, y, sample_weight), "x_test")
+        return lambda size: own
+    return lambda size: batches_of(x, y, sample_weight, size)
 
 
 def _top(scores, k, helpful):

@@ -1,0 +1,76 @@
+"""A data set that gives other batches in another pass is refused."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_pergrad as kpg
+from keras_pergrad.influence.same_order import SameOrder
+from keras_pergrad.keras_internals.data_batches import batches_of
+
+rng = np.random.default_rng(0)
+X = rng.normal(size=(40, 3)).astype("float32")
+Y = X.sum(1, keepdims=True)
+SOURCE = tf.data.Dataset.from_tensor_slices((X, Y))
+
+
+@pytest.fixture(scope="module")
+def model():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return model
+
+
+def _influence(model, *data):
+    return kpg.Influence(model, *data, curvature="none", verbose=0)
+
+
+@pytest.mark.parametrize(
+    "changing",
+    [
+        SOURCE.shuffle(40).batch(8),
+        SOURCE.batch(8).map(lambda x, y: (x + tf.random.normal([3]), y)),
+    ],
+    ids=["shuffled", "changed"],
+)
+def test_other_batches_are_refused(model, changing):
+    with pytest.raises(ValueError, match="`x` must give the same") as error:
+        _influence(model, changing).scores(X[:2], Y[:2])
+    assert "reshuffle_each_iteration=False" in str(error.value)
+    with pytest.raises(ValueError, match="`x_test` must give the same"):
+        _influence(model, X, Y).scores(changing)
+
+
+def test_a_later_batch_is_looked_at_too(model):
+    late = SOURCE.take(8).concatenate(SOURCE.skip(8).shuffle(32)).batch(8)
+    influence = _influence(model, late)
+    influence.scores(X[:2], Y[:2])
+    with pytest.raises(ValueError, match="another batch number 1"):
+        influence.self_influence()
+
+
+def test_one_order_of_all_passes_is_served(model):
+    fixed = SOURCE.shuffle(40, reshuffle_each_iteration=False).batch(8)
+    x, y = (np.concatenate(part) for part in zip(*fixed))
+    scores = _influence(model, fixed).scores(fixed)
+    alike = _influence(model, x, y).scores(x, y)
+    np.testing.assert_allclose(scores, alike, rtol=1e-4, atol=1e-5)
+
+
+def test_texts_and_sparse_tensors_are_compared():
+    texts = tf.constant([["one"], ["two"]])
+    sparse = tf.sparse.from_dense(np.eye(2))
+
+    def batches(order):
+        data = tf.data.Dataset.from_tensor_slices((texts, sparse))
+        return batches_of(
+            data.batch(1).shuffle(2, seed=order, reshuffle_each_iteration=True)
+        )
+
+    same = batches_of(tf.data.Dataset.from_tensors((texts, sparse)))
+    again = SameOrder(same, "x")
+    assert len(list(again)) == len(list(again)) == 1
+    other = SameOrder(batches(0), "x")
+    with pytest.raises(ValueError, match="the same batches"):
+        [list(other) for _ in range(20)]
