@@ -1,5 +1,7 @@
 """TorchJD's step by task, on the trunks of `benchmarks.by_task`."""
 
+import itertools
+
 import numpy as np
 import torch
 from torch import nn
@@ -42,7 +44,7 @@ def build(trunk, tasks, threads, chunk):
 def _dense():
     sizes = [256, 512, 512, 512, 512]
     parts = []
-    for i, o in zip(sizes, sizes[1:]):
+    for i, o in itertools.pairwise(sizes):
         parts += [nn.Linear(i, o), nn.ReLU()]
     return nn.Sequential(*parts), 512, (128, 256)
 
