@@ -1,11 +1,16 @@
-"""The step of `ByTask` beside the plain step, on models with a shared trunk.
+"""The step of `ByTask` beside the plain one, and TorchJD's, on shared trunks.
 
-    python -m benchmarks.by_task
+    make bench-venvs PEERS=torchjd
+    python -m benchmarks.by_task [--models dense,recurrent] [--write]
 
-Both steps take turns in one process; a row shows medians in milliseconds and
-the median of the quotients of neighbours.
+All steps take turns in one run; a row shows medians in milliseconds, and the
+medians of the quotients of neighbours. TorchJD's `mtl_backward` with its
+`UPGrad` runs with one thread and with two, one gradient at a time and all: the
+fastest one counts. With `--write` the rows of these models are replaced between
+the marks of benchmarks/README.md.
 """
 
+import argparse
 import statistics
 import time
 
@@ -14,6 +19,9 @@ import numpy as np
 import tensorflow as tf
 
 import keras_pergrad as kpg
+from benchmarks import marked
+from benchmarks.process import THREADS, Worker, WorkerError
+from benchmarks.rivals import BY_TASK
 
 layers = keras.layers
 ROUNDS, STEPS = 15, 4
@@ -86,24 +94,73 @@ def _step(make, mode, tasks):
     return run
 
 
-def measure(make, tasks=2):
-    """Return the medians of both steps, and of their quotients."""
+def _theirs(worker, trunk, tasks):
+    """Return the names of TorchJD's steps that run."""
+    keys = []
+    for rival in (f"{c}@{t}" for c in (0, 1) for t in (1, THREADS)):
+        key = f"{trunk} {tasks} {rival}"
+        asked = {"rival": rival, "model": trunk, "task": BY_TASK}
+        try:
+            worker.ask("prepare", key=key, batch=tasks, **asked)
+            keys.append(key)
+        except WorkerError as error:
+            print(f"  TorchJD, {key}: {error}", flush=True)
+    return keys
+
+
+def measure(make, tasks, worker):
+    """Return the medians of all steps, and of the quotients to ours."""
     plain = _step(make, "batch", tasks)
     ours = _step(make, kpg.ByTask(), tasks)
-    pairs = [(plain(), ours()) for _ in range(ROUNDS)]
-    plain, ours = (statistics.median(column) for column in zip(*pairs))
-    return plain, ours, statistics.median(b / a for a, b in pairs)
+    keys = _theirs(worker, make.__name__, tasks)
+    rounds = [
+        (plain(), ours(), *(worker.ask("time", key=k)["ms"] for k in keys))
+        for _ in range(ROUNDS)
+    ]
+    medians = [statistics.median(column) for column in zip(*rounds)]
+    quotient = statistics.median(r[1] / r[0] for r in rounds)
+    if not keys:
+        return *medians, quotient, None, None
+    best = min(range(2, 2 + len(keys)), key=medians.__getitem__)
+    share = statistics.median(r[1] / r[best] for r in rounds)
+    print(f"  TorchJD's fastest: {keys[best - 2]}", flush=True)
+    return *medians[:2], quotient, medians[best], share
+
+
+HEADER = (
+    "| trunk | tasks | plain, ms | ByTask, ms | of plain | TorchJD, ms "
+    "| ByTask of TorchJD |\n|---|---|---|---|---|---|---|"
+)
+MARKS = "<!-- tasks -->", "<!-- end of tasks -->"
 
 
 def main():
-    """Print a table of all models."""
-    print("| trunk | tasks | plain, ms | ByTask, ms | quotient |")
-    print("|---|---|---|---|---|")
-    for make in MODELS:
-        for tasks in (2, 4):
-            plain, ours, quotient = measure(make, tasks)
-            row = f"| {make.__name__} | {tasks} | {plain:.1f} | {ours:.1f} "
-            print(f"{row}| {quotient:.2f} |", flush=True)
+    """Print a table of the models."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    names = {make.__name__: make for make in MODELS}
+    parser.add_argument("--models", default=",".join(names))
+    parser.add_argument("--write", action="store_true")
+    given = parser.parse_args()
+    lines = []
+    for name in given.models.split(","):
+        worker = Worker("torchjd")
+        try:
+            for tasks in (2, 4):
+                found = measure(names[name], tasks, worker)
+                plain, ours, quotient, theirs, share = found
+                row = f"| {name} | {tasks} | {plain:.1f} | {ours:.1f} "
+                row += f"| {quotient:.2f} "
+                row += (
+                    "| – | – |"
+                    if theirs is None
+                    else (f"| {theirs:.1f} | {share:.2f} |")
+                )
+                lines.append(row)
+                print(row, flush=True)
+        finally:
+            worker.close()
+    if given.write:
+        marked.write_rows(MARKS, HEADER, lines, keys=2)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Two tasks of which plain training learns one: the table of the guide.
+"""Two tasks of which plain training learns one: table and picture of the guide.
 
-    python -m benchmarks.conflicting_losses --seeds 5
+    python -m benchmarks.conflicting_losses --seeds 5 [--picture FILE]
 
 A price of large, noisy values and a label share a narrow trunk. For each way to
 train: the accuracy of the label and the unexplained share of the price's
@@ -70,17 +70,51 @@ def train(seed, mode, loss_weights):
     return logs["label_accuracy"], left
 
 
+def draw(found, path):
+    """Draw the mean ± standard deviation of each way, and all seeds."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, 2, figsize=(9, 3.2), sharey=True)
+    titles = "label, accuracy", "price, unexplained"
+    places = range(len(found), 0, -1)
+    for k, (axis, title) in enumerate(zip(axes, titles)):
+        for place, columns in zip(places, found.values()):
+            column = columns[k]
+            axis.plot(column, [place] * len(column), ".", color="silver")
+            mean, spread = np.mean(column), np.std(column)
+            axis.errorbar(
+                mean, place, xerr=spread, fmt="o", color="tab:blue", capsize=4
+            )
+        axis.set_title(title, fontsize=10)
+        axis.set_yticks(list(places), list(found), fontsize=9)
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(axis="x", alpha=0.3)
+    axes[0].axvline(0.5, color="black", linewidth=0.8, linestyle=":")
+    axes[1].axvline(0.53, color="black", linewidth=0.8, linestyle=":")
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
 def main():
-    """Print the table."""
+    """Print the table, and draw it if asked for."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=5)
-    seeds = range(parser.parse_args().seeds)
+    parser.add_argument("--picture")
+    given = parser.parse_args()
     print("| training | label, accuracy | price, unexplained |")
     print("|---|---|---|")
+    found = {}
     for name, way in WAYS.items():
-        columns = zip(*(train(seed, *way) for seed in seeds))
-        cells = [f"{np.mean(c):.2f} ± {np.std(c):.2f}" for c in columns]
+        runs = [train(seed, *way) for seed in range(given.seeds)]
+        found[name] = list(zip(*runs))
+        cells = [f"{np.mean(c):.2f} ± {np.std(c):.2f}" for c in found[name]]
         print(f"| {name} | {' | '.join(cells)} |", flush=True)
+    if given.picture:
+        draw(found, given.picture)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,8 @@ weights on the same batch, in turns in one run. TorchJD runs with one thread
 and with two: the faster one counts, for two are slow on a busy machine. What
 TorchJD's first update is apart from ours is told, too; that of PCGrad is n
 times as large, in an order of its own.
-With `--write` the table between the marks of benchmarks/README.md is replaced.
+With `--write` the rows of these models are replaced between the marks of
+benchmarks/README.md, where they have the same columns.
 """
 
 import argparse
@@ -118,8 +119,9 @@ def main():
     parser.add_argument("--write", action="store_true")
     given = parser.parse_args()
     names = given.aggregations.split(",")
-    lines = [f"| | clipped, ms | {' | '.join(names)} |"]
-    lines.append("|---" * (len(names) + 2) + "|")
+    header = f"| | clipped, ms | {' | '.join(names)} |\n"
+    header += "|---" * (len(names) + 2) + "|"
+    lines = []
     for model in given.models.split(","):
         workers = {"tensorflow": Worker("tensorflow", limit=LIMIT)}
         try:
@@ -134,10 +136,8 @@ def main():
                 worker.close()
         lines.append(f"| {model} | {' | '.join(cells)} |")
         print(lines[-1], flush=True)
-    table = "\n".join(lines)
-    print(table)
     if given.write:
-        marked.write(MARKS, table)
+        marked.write_rows(MARKS, header, lines)
 
 
 class _Missing:

@@ -5,6 +5,8 @@ import dataclasses
 CLIPPED = "clipped"
 MATERIALISED = "materialised"
 BOTH = (CLIPPED, MATERIALISED)
+#: With TorchJD alone, beside `ByTask`.
+BY_TASK = "by_task"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,7 +6,8 @@ from torchjd.autogram import Engine
 from torchjd.autojac import backward, jac_to_grad
 
 from benchmarks.models import make_batch
-from benchmarks.workers import torch_models
+from benchmarks.rivals import BY_TASK
+from benchmarks.workers import torch_models, torchjd_tasks
 from benchmarks.workers.job import LEARNING_RATE, Job
 
 #: The weightings by our names, and the aggregators around them.
@@ -26,9 +27,16 @@ KINDS = {
 
 
 def build(rival, model, task, batch):
-    """Return a `Job`; `rival` is a key of `KINDS` and a number of threads."""
-    del task
+    """Return a `Job`; `rival` is a key of `KINDS` and a number of threads.
+
+    For steps by task it is the numbers of threads and of gradients at a time
+    (0: all), and `batch` is the number of tasks.
+    """
     rival, _, threads = rival.partition("@")
+    if task == BY_TASK:
+        return torchjd_tasks.build(
+            model, batch, int(threads), int(rival) or None
+        )
     x, y = make_batch(model, batch)
     x, y = torch_models.inputs(x), torch_models.targets(model, y)
     net = torch_models.build_model(model)
