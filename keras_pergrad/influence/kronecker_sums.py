@@ -1,4 +1,4 @@
-"""What passes over the data add up for a Kronecker-factored curvature."""
+"""Sums over the data, of which a Kronecker-factored curvature is made."""
 
 import dataclasses
 
