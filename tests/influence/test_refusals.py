@@ -44,28 +44,6 @@ def test_targets_that_cannot_be_drawn():
     assert "'exact'" in text
     smooth = keras.losses.BinaryCrossentropy(label_smoothing=0.1)
     assert "label_smoothing=0.1" in _message(_model(smooth))
-    sparse = keras.losses.SparseCategoricalCrossentropy
-    by_axis = keras.losses.CategoricalCrossentropy(axis=1)
-    assert "axis=1" in _message(_model(by_axis))
-    ignoring = sparse(ignore_class=0, from_logits=True)
-    assert "ignore_class=0" in _message(_model(ignoring))
-    penalty = layers.ActivityRegularization(l2=0.1)
-    assert "add_loss" in _message(_model("mse", penalty))
-
-
-def test_outputs_that_are_no_chances():
-    outside = layers.Rescaling(1.0, offset=5.0)
-    model = keras.Sequential([keras.Input((3,)), layers.Dense(1), outside])
-    model.compile("sgd", "binary_crossentropy")
-    text = _message(model)
-    assert "from_logits=True" in text
-
-
-def test_weights_below_zero():
-    weight = np.array([1, 1, -1, 1, 1, 1.0])
-    influence = kpg.Influence(_model(), X, Y, weight, verbose=0)
-    with pytest.raises(ValueError, match=r"samples \[2\].*'exact'"):
-        influence.scores(X, Y)
 
 
 def test_regularisers_of_unknown_curvature():
