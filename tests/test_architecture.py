@@ -59,6 +59,7 @@ MAY_IMPORT = {
         "common",
         "data_passes",
         "factors",
+        "fisher_information",
         "keras_internals",
         "runs",
         "samples",

@@ -234,14 +234,15 @@ class Outer(SampleGradients):
         if axes is None:
             return super().kronecker()
         sides = []
-        for tensor in self._sorted(axes):
+        for tensor in self.sides():
             rows = in_shape(tensor, [-1, tensor.shape[-1]])
             sides.append(tf.matmul(rows, rows, transpose_a=True))
         count = tf.cast(tf.reduce_prod(tf.shape(self.x)[:2]), self.x.dtype)
         return Kronecker(sides[0], sides[1], count, self.axes())
 
-    def _sorted(self, axes):
+    def sides(self):
         """Return x and dz with the variable's axes in their order."""
+        axes = self._axes_of_sides() or ()
         held = self._without_blank(self.x, self.dz)
         return [
             two_sides.in_order(tensor, own, sorted(own), self.shape)
@@ -252,7 +253,7 @@ class Outer(SampleGradients):
         axes = self._axes_of_sides()
         if axes is None:
             return super().rotated(inputs, outputs)
-        x, dz = self._sorted(axes)
+        x, dz = self.sides()
         return Outer(
             x if inputs is None else _mapped(x, inputs),
             dz if outputs is None else _mapped(dz, outputs),

@@ -9,7 +9,10 @@ import tensorflow as tf
 from keras_pergrad.keras_internals.model_parts import (
     compile_arguments,
     mask_of,
+    set_mask,
+    trace_symbolically,
 )
+from keras_pergrad.keras_internals.model_state import random_state_kept
 
 CATEGORICAL = "categorical"
 BERNOULLI = "bernoulli"
@@ -28,6 +31,16 @@ _KINDS = {
 }
 #: Arguments that make another loss of it; these values do not.
 _PLAIN = {"label_smoothing": 0.0, "ignore_class": None, "axis": -1}
+KNOWN = (
+    "a compiled loss that is a categorical or binary cross-entropy, or the "
+    "mean squared error, as Keras has them"
+)
+#: Outputs that are no chances, of a loss without logits.
+NO_CHANCES = (
+    "The loss has from_logits=False, so that outputs are expected to be "
+    "chances, from 0 to 1. Received: outputs outside. Compile with a loss "
+    "object with from_logits=True, or end the model in softmax or sigmoid."
+)
 
 
 class NoLikelihood(ValueError):
@@ -41,15 +54,22 @@ class Likelihood:
     Attributes:
         kind: "categorical", "bernoulli", or "gaussian" of unit variance.
         from_logits: whether the output holds logits.
+        reduction: of the loss that it was read off.
     """
 
     kind: str
     from_logits: bool = False
+    reduction: str | None = "sum_over_batch_size"
 
     def draw(self, outputs, seed):
         """Draw labels, as whole as `outputs` or (for classes) by index."""
         outputs = tf.stop_gradient(outputs)
         shape = tf.shape(outputs)
+        if self.kind != GAUSSIAN and not self.from_logits:
+            least, most = tf.reduce_min(outputs), tf.reduce_max(outputs)
+            # Of bfloat16, sums of chances round to more than 1.
+            fits = (least >= 0) & (most <= 1.01)
+            tf.debugging.Assert(fits | (tf.size(outputs) == 0), [NO_CHANCES])
         if self.kind == GAUSSIAN:
             noise = tf.random.stateless_normal(shape, seed, dtype=outputs.dtype)
             return outputs + noise
@@ -74,27 +94,49 @@ class Likelihood:
         Masked positions, by the mask of the outputs, add nothing.
         """
         mask = mask_of(outputs)
-        values: Any
-        labels = tf.convert_to_tensor(labels)
-        if self.kind == CATEGORICAL:
-            values = self._cross_entropy(labels, outputs)
-        else:
-            labels = tf.cast(
-                tf.reshape(labels, tf.shape(outputs)), outputs.dtype
-            )
-            if self.kind == GAUSSIAN:
-                values = tf.square(outputs - labels) / 2
-            else:
-                values = keras.ops.binary_crossentropy(
-                    labels, outputs, self.from_logits
-                )
+        values = self.by_position(labels, outputs)
         if mask is not None:
-            mask = tf.cast(mask, values.dtype)
-            while mask.shape.rank < values.shape.rank:
-                mask = mask[..., None]
-            values *= mask
+            values *= tf.cast(mask, values.dtype)
         axes = list(range(1, values.shape.rank))
         return tf.reduce_sum(values, axes) if axes else values
+
+    def by_position(self, labels, outputs) -> Any:
+        """Return −log p of each position, masked or not: (n, positions)."""
+        labels = tf.convert_to_tensor(labels)
+        if self.kind == CATEGORICAL:
+            return self._cross_entropy(labels, outputs)
+        labels = tf.cast(tf.reshape(labels, tf.shape(outputs)), outputs.dtype)
+        values: Any
+        if self.kind == GAUSSIAN:
+            values = tf.square(outputs - labels) / 2
+        else:
+            values = keras.ops.binary_crossentropy(
+                labels, outputs, self.from_logits
+            )
+        return tf.reduce_sum(values, -1) if outputs.shape.rank > 1 else values
+
+    def shares(self, outputs, sample_weight):
+        """Return n times the weight of each position's −log p in the loss.
+
+        So Keras weighs them: by sample weights, masks and its mean over
+        positions and channels. (n, positions), as from `by_position`.
+        """
+        if outputs.shape.rank == 1:
+            raise NoLikelihood("an output without an axis of channels")
+        values = tf.ones_like(outputs[..., 0])
+        with tf.GradientTape() as tape:
+            tape.watch(values)
+            held = tf.identity(values)
+            if mask_of(outputs) is not None:
+                set_mask(held, mask_of(outputs))
+            loss: Any = _OfValues("values", self.reduction)(
+                values, held, sample_weight
+            )
+        found = tf.cast(tape.gradient(loss, values), outputs.dtype)
+        channels = tf.cast(tf.shape(outputs)[-1], outputs.dtype)
+        over = {CATEGORICAL: 1, BERNOULLI: channels, GAUSSIAN: channels / 2}
+        n = tf.cast(tf.shape(outputs)[0], outputs.dtype)
+        return n / over[self.kind] * found
 
     def _cross_entropy(self, labels, outputs):
         whole = labels.shape.rank == outputs.shape.rank
@@ -108,6 +150,22 @@ class Likelihood:
         return keras.ops.sparse_categorical_crossentropy(
             labels, outputs, self.from_logits
         )
+
+
+class _OfValues(keras.losses.Loss):
+    """Keras's mean of values that are given."""
+
+    def call(self, y_true, y_pred):
+        del y_true
+        return y_pred
+
+
+def likelihoods_for(model, batch):
+    """Return `likelihoods_of` a model's outputs of a batch."""
+    if not model.built:
+        with random_state_kept():
+            model(batch[0])
+    return likelihoods_of(model, trace_symbolically(model, batch[0]))
 
 
 def likelihoods_of(model, outputs):
@@ -168,4 +226,8 @@ def _likelihood(loss):
             raise NoLikelihood(
                 f"the loss {loss.name!r} with {name}={config[name]!r}"
             )
-    return Likelihood(kind, bool(config.get("from_logits", False)))
+    return Likelihood(
+        kind,
+        bool(config.get("from_logits", False)),
+        config.get("reduction", "sum_over_batch_size"),
+    )

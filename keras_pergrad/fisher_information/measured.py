@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.common.arguments import positive_integer, seed_or_none
-from keras_pergrad.data_passes import of_batch, shown
+from keras_pergrad.data_passes import shown
 from keras_pergrad.factors import Kronecker
 from keras_pergrad.fisher_information.fisher_result import (
     DiagonalFisher,
@@ -16,21 +16,21 @@ from keras_pergrad.fisher_information.fisher_result import (
     KroneckerFisher,
 )
 from keras_pergrad.fisher_information.likelihoods import (
+    KNOWN,
     NoLikelihood,
-    likelihoods_of,
+    likelihoods_for,
 )
-from keras_pergrad.fisher_information.question import Question
-from keras_pergrad.keras_internals.batches import first_tensor, ranks
+from keras_pergrad.fisher_information.question import (
+    Question,
+    asked,
+    require_finite,
+)
+from keras_pergrad.keras_internals.batches import first_tensor
 from keras_pergrad.keras_internals.data_batches import batches_of
 from keras_pergrad.keras_internals.inspection_checks import (
     require_compiled,
     require_targets,
 )
-from keras_pergrad.keras_internals.model_parts import (
-    build_symbolically,
-    trace_symbolically,
-)
-from keras_pergrad.keras_internals.model_state import random_state_kept
 
 KINDS = ("diagonal", "kfac")
 LABELS = ("sampled", "data")
@@ -120,8 +120,8 @@ def fisher(
                     Question(kind, None, labels == "sampled", training),
                 )
             else:
-                answers = _asked(question, model, batch, key)
-            _require_finite(model, answers, samples, len(counted))
+                answers = asked(question, model, batch, key)
+            require_finite(model, answers, samples, len(counted))
             totals = answers if totals is None else _added(totals, answers)
         samples, weight = samples + len(counted), weight + counted.sum()
     return _result(model, question, totals, samples, weight * draws)
@@ -154,51 +154,24 @@ def _first(model, batch, key, question):
     """Return the question that fits the model's loss, and its answers."""
     try:
         fit = dataclasses.replace(
-            question, likelihoods=tuple(_likelihoods(model, batch))
+            question, likelihoods=tuple(likelihoods_for(model, batch))
         )
-        return fit, _asked(fit, model, batch, key)
+        return fit, asked(fit, model, batch, key)
     except NoLikelihood as error:
         if question.sampled:
             raise ValueError(
                 f"No distribution is known from which to draw labels for "
-                f"model {model.name!r}. Expected {_KNOWN}, and no other term. "
+                f"model {model.name!r}. Expected {KNOWN}, and no other term. "
                 f'Received: {error}. Use labels="data", which takes a '
                 "sample's part of the compiled loss as −log p."
             ) from None
         if batch[2] is not None:
             raise ValueError(
-                f"`sample_weight` expected a model with {_KNOWN}, and no other "
+                f"`sample_weight` expected a model with {KNOWN}, and no other "
                 f"term. Received: {error}. Leave the weights out, or repeat "
                 "samples."
             ) from None
-    return question, _asked(question, model, batch, key)
-
-
-def _likelihoods(model, batch):
-    if not model.built:
-        with random_state_kept():
-            model(batch[0])
-    outputs = trace_symbolically(model, batch[0])
-    return likelihoods_of(model, outputs)
-
-
-def _asked(question, model, batch, key):
-    build = build_symbolically if question.likelihoods is None else _built
-    return of_batch(
-        model,
-        batch,
-        (question, ranks(batch)),
-        lambda: question.trace(model),
-        question.training,
-        (key,),
-        build,
-    )
-
-
-def _built(model, batch):
-    """Let a model be; its loss is not called, and has no targets."""
-    if not model.built:
-        model(batch[0])
+    return question, asked(question, model, batch, key)
 
 
 def _check(kind, labels, seed):
@@ -212,21 +185,6 @@ def _check(kind, labels, seed):
             )
     if seed_or_none(seed) is None:
         raise ValueError("`seed` must be an integer. Received: seed=None")
-
-
-def _require_finite(model, answers, samples, n):
-    """Refuse gradients with NaN or infinity, and name their batch."""
-    variables = model.trainable_variables
-    for variable, answer in zip(variables, answers):
-        parts = tf.nest.flatten(answer)[:2]
-        if all(p is None or np.isfinite(np.sum(p)) for p in parts):
-            continue
-        raise ValueError(
-            f"The squared gradients of {variable.path!r} are not finite in the "
-            f"batch of samples {samples} to {samples + n - 1}. Look for NaN or "
-            "infinity in x[i] and y[i] of these samples, or for a loss that "
-            "overflows on them: per_sample_norms names the samples."
-        )
 
 
 def _added(totals, answers):
@@ -269,10 +227,6 @@ def _result(model, question, totals, samples, weight):
     )
 
 
-_KNOWN = (
-    "a compiled loss that is a categorical or binary cross-entropy, or the "
-    "mean squared error, as Keras has them"
-)
 _WEIGHTS = (
     "`sample_weight` expected one number for each sample, not negative: how "
     "often it counts. Received: {}. Leave out single positions by a mask."

@@ -3,14 +3,18 @@
 import dataclasses
 import weakref
 
+import numpy as np
 import tensorflow as tf
 
+from keras_pergrad.data_passes import of_batch
 from keras_pergrad.fisher_information.likelihoods import (
+    NO_CHANCES,
     Likelihood,
     NoLikelihood,
 )
-from keras_pergrad.keras_internals.batches import first_tensor
+from keras_pergrad.keras_internals.batches import first_tensor, ranks
 from keras_pergrad.keras_internals.losses import additional_losses, total_loss
+from keras_pergrad.keras_internals.model_parts import build_symbolically
 from keras_pergrad.keras_internals.overwritten import SetApart
 from keras_pergrad.samples import TracedStep
 
@@ -25,27 +29,33 @@ class Question:
             loss; None instead: the compiled loss.
         sampled: whether labels are drawn.
         training: whether layers act as in training.
+        as_loss: whether positions count as in n times the compiled loss;
+            else each counts as one.
     """
 
     kind: str
     likelihoods: tuple[Likelihood | None, ...] | None
     sampled: bool
     training: bool
+    as_loss: bool = False
 
     def trace(self, model):
-        """Return a function of (x, y, sample_weight, seed)."""
+        """Return a function of (x, y, sample_weight, seed, *more)."""
         reference = weakref.ref(model)
 
         @tf.function(autograph=False, reduce_retracing=True)
-        def function(x, y, sample_weight, seed):
+        def function(x, y, sample_weight, seed, *more):
             model = reference()
             with SetApart(model) as apart:
-                answers = self._answers(model, x, y, sample_weight, seed)
+                data = x, y, sample_weight
+                answers = self._answers(model, data, seed, more)
             return apart.merged(answers)
 
         return function
 
-    def _answers(self, model, x, y, sample_weight, seed):
+    def _answers(self, model, batch, seed, more):
+        x, y, sample_weight = batch
+
         def loss(model, x, y, y_pred, sample_weight, training):
             if self.likelihoods is None:
                 return total_loss(model, x, y, y_pred, None, training)
@@ -53,7 +63,6 @@ class Question:
                 raise NoLikelihood("terms of add_loss")
             return self._negative_log(y, y_pred, sample_weight, seed)
 
-        batch = x, y, sample_weight
         traced = TracedStep(model, batch, self.training, loss)
         with traced:
             y_pred = traced.forward(x)
@@ -63,6 +72,10 @@ class Question:
         if self.likelihoods is None:
             n = tf.shape(first_tensor(x))[0]
             scale = tf.square(tf.cast(n, tf.float32))
+        return self.of_factors(factors, scale, *more)
+
+    def of_factors(self, factors, scale):
+        """Return the sums of each variable; `scale`: of squares."""
         return [factor and self._of(factor, scale) for factor in factors]
 
     def _of(self, factor, scale):
@@ -77,6 +90,9 @@ class Question:
         """Return the sum of √weight · −log p over the samples."""
         outputs = tf.nest.flatten(y_pred)
         given = [None] * len(outputs)
+        weights = tf.nest.flatten(sample_weight)
+        if len(weights) == 1:
+            weights *= len(outputs)
         if not self.sampled:
             given = self._labels(y, y_pred)
         parts = []
@@ -87,12 +103,19 @@ class Question:
             if self.sampled:
                 own = tf.constant([0, k], seed.dtype)
                 labels = one.draw(output, seed + own)
-            parts.append(one.negative_log(labels, output))
+            if self.as_loss:
+                shares = tf.stop_gradient(one.shares(output, weights[k]))
+                # Gradients are squared.
+                values = tf.sqrt(shares) * one.by_position(labels, output)
+                parts.append(tf.reduce_sum(values))
+            else:
+                parts.append(one.negative_log(labels, output))
         values = tf.add_n(parts)
+        if self.as_loss:
+            return values
         if sample_weight is not None:
-            weights = tf.cast(tf.reshape(sample_weight, [-1]), values.dtype)
-            # Gradients are squared.
-            values *= tf.sqrt(weights)
+            weight = tf.cast(tf.reshape(sample_weight, [-1]), values.dtype)
+            values *= tf.sqrt(weight)
         return tf.reduce_sum(values)
 
     def _labels(self, y, y_pred):
@@ -102,3 +125,43 @@ class Question:
         if isinstance(y_pred, dict) and isinstance(y, dict):
             return tf.nest.flatten({k: y.get(k) for k in y_pred})
         return tf.nest.flatten(y)
+
+
+def asked(question, model, batch, seed, *more):
+    """Return the sums of a batch; the function is traced once."""
+    build = build_symbolically if question.likelihoods is None else _built
+    try:
+        return of_batch(
+            model,
+            batch,
+            (question, ranks(batch)),
+            lambda: question.trace(model),
+            question.training,
+            (seed, *more),
+            build,
+        )
+    except tf.errors.InvalidArgumentError as error:
+        if NO_CHANCES not in str(error):
+            raise
+        raise ValueError(f"Model {model.name!r}: {NO_CHANCES}") from None
+
+
+def _built(model, batch):
+    """Let a model be; its loss is not called, and has no targets."""
+    if not model.built:
+        model(batch[0])
+
+
+def require_finite(model, answers, samples, n):
+    """Refuse gradients with NaN or infinity, and name their batch."""
+    variables = model.trainable_variables
+    for variable, answer in zip(variables, answers):
+        parts = tf.nest.flatten(answer)[:2]
+        if all(p is None or np.isfinite(np.sum(p)) for p in parts):
+            continue
+        raise ValueError(
+            f"The squared gradients of {variable.path!r} are not finite in the "
+            f"batch of samples {samples} to {samples + n - 1}. Look for NaN or "
+            "infinity in x[i] and y[i] of these samples, or for a loss that "
+            "overflows on them: per_sample_norms names the samples."
+        )

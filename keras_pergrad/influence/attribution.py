@@ -64,10 +64,12 @@ class Influence:
     H depends on `curvature`:
 
     - "exact": the Hessian of the compiled loss, weight regularisers included.
-    - "ekfac": the Gauss-Newton matrix of the losses, variable by variable, as
+    - "ekfac": the Gauss-Newton matrix of the losses, block by block, as
       Kronecker products with measured eigenvalues, and the curvature of L2
-      regularisers (Grosse et al., arXiv 2308.03296). Targets are drawn from
-      what the model predicts.
+      regularisers (Grosse et al., arXiv 2308.03296). A kernel and the bias
+      that is added to its products (Dense, Conv2D, Conv3D) are one block,
+      others are on their own. Targets are drawn from what the model predicts:
+      for the losses that `fisher` knows, one for each output, no other term.
     - "kfac": the same with the products' own eigenvalues.
     - "projected": the mean of g gᵀ over the training samples, of random
       projections of the gradients (Park et al., arXiv 2303.14186; Choe et
@@ -88,8 +90,8 @@ class Influence:
         sample_weight: the weights, (n,), or None.
         curvature: see above.
         damping: a number that is added to every eigenvalue of H. None: 0 for
-            "exact"; else a tenth of the mean eigenvalue (of each variable;
-            of the projections).
+            "exact"; else a tenth of the mean eigenvalue (of each block; of
+            the projections).
         checkpoints: files from `model.save_weights`; the scores are summed
             over them. None: the weights that the model has now.
         batch_size: how many samples go through the model at a time. None: 256

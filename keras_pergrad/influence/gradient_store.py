@@ -13,7 +13,7 @@ import tempfile
 
 import numpy as np
 
-_READ = 2**23
+_READ = 2**22
 _FORMAT = 1
 
 
@@ -63,20 +63,25 @@ class GradientStore:
             file.seek(chunk)
             file.write(b"\1")
 
-    def blocks(self):
-        """Yield (first row, rows, scales), in half precision, as on disk."""
-        scales = np.load(self.path / "scales.npy")
+    def blocks_as_stored(self, number=0, of=1):
+        """Yield (first row, rows, scales), in half precision, as on disk.
+
+        Of every `of` blocks the one with this number; rows stand in one buffer
+        until the next ones are asked for.
+        """
+        scales = np.load(self.path / "scales.npy", mmap_mode="r")
         count = max(1, _READ // (2 * self.size))
-        with open(self.path / "gradients.npy", "rb") as file:
+        buffer = _aligned(2 * count * self.size)
+        with open(self.path / "gradients.npy", "rb", buffering=0) as file:
             _skip_header(file)
-            for first in range(0, self.samples, count):
+            begin = file.tell()
+            for first in range(number * count, self.samples, of * count):
                 n = min(count, self.samples - first)
-                rows = np.fromfile(file, np.float16, n * self.size)
-                yield (
-                    first,
-                    rows.reshape(n, self.size),
-                    scales[first : first + n],
-                )
+                file.seek(begin + 2 * first * self.size)
+                part = buffer[: 2 * n * self.size]
+                _fill(file, memoryview(part))
+                rows = part.view(np.float16).reshape(n, self.size)
+                yield first, rows, scales[first : first + n]
 
     def kept(self, name, make):
         """Return an array that is made once and kept beside the rows."""
@@ -149,6 +154,24 @@ class GradientStore:
                     f"{value!r}. Give another path, or the model and settings "
                     "that it was begun with."
                 )
+
+
+def _aligned(size):
+    """Return bytes that TensorFlow takes as they are."""
+    room = np.empty(size + 64, np.uint8)
+    begin = -room.ctypes.data % 64
+    return room[begin : begin + size]
+
+
+def _fill(file, place):
+    while place:
+        read = file.readinto(place)
+        if not read:
+            raise ValueError(
+                f"{file.name!r} expected {len(place)} more bytes. Received: "
+                "its end. Build the store again in an empty directory."
+            )
+        place = place[read:]
 
 
 def _skip_header(file):

@@ -3,27 +3,37 @@
 The Fisher matrix of a kernel is approximated by inputs ⊗ outputs (Martens &
 Grosse, arXiv 1503.05671). EK-FAC keeps the eigenvectors, and measures the
 second moment of the gradients along each (George et al., arXiv 1806.03884);
-for influence: Grosse et al., arXiv 2308.03296. Variables are on their own.
+for influence: Grosse et al., arXiv 2308.03296. A kernel and the bias that is
+added to its products are one block, other variables are on their own.
+
+Targets are drawn from what the model predicts: with them the mean of g gᵀ is
+the Gauss-Newton matrix of these losses; with the data's own it is not
+(Kunstner et al., arXiv 1905.12558).
 """
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.data_passes import run, shown
-from keras_pergrad.influence.sampled_labels import drawn
+from keras_pergrad.data_passes import shown
+from keras_pergrad.fisher_information.likelihoods import (
+    KNOWN,
+    NoLikelihood,
+    likelihoods_for,
+)
+from keras_pergrad.fisher_information.question import asked, require_finite
+from keras_pergrad.influence.kronecker_block import Block
+from keras_pergrad.influence.kronecker_sums import Corrections, TwoSides
+from keras_pergrad.keras_internals.batches import first_tensor
 from keras_pergrad.keras_internals.overwritten import is_overwritten
-
-#: Of the mean eigenvalue of a variable.
-_SHARE = 0.1
 
 
 class KroneckerCurvature:
-    """(F + regularisers + damping)⁻¹, variable by variable.
+    """(F + regularisers + damping)⁻¹, block by block.
 
     Args:
         model, batches, verbose: as for `Hessian`.
-        damping: a number; None: a tenth of a variable's mean eigenvalue.
+        damping: a number; None: a tenth of a block's mean eigenvalue.
         corrected: whether eigenvalues are measured (EK-FAC).
         seed: of the targets that are drawn.
     """
@@ -31,111 +41,121 @@ class KroneckerCurvature:
     def __init__(self, model, batches, damping, corrected, seed, verbose=0):
         self._model, self._batches, self._seed = model, batches, seed
         self._verbose = verbose
-        penalties = [_l2(v) for v in model.trainable_variables]
-        self._blocks, samples = self._two_parts()
+        self._variables = [
+            v for v in model.trainable_variables if not is_overwritten(v)
+        ]
+        penalties = [_l2(v) for v in self._variables]
+        self._likelihoods = self._known()
+        self._blocks, samples = self._two_sides(damping, penalties)
         if corrected:
             self._correct()
-        for block, penalty in zip(self._blocks, penalties):
-            if block is not None:
-                block.finish(samples, damping, penalty)
+        for block in self._blocks:
+            block.finish(samples)
 
     def solve(self, gradients):
         """Return (F + damping)⁻¹ g for gradients of m samples."""
-        return [
-            None if g is None or block is None else block.solve(g)
-            for g, block in zip(gradients, self._blocks, strict=True)
-        ]
-
-    def _passes(self, what, more):
-        for number, batch in enumerate(shown(self._batches, self._verbose)):
-            batch = drawn(self._model, batch, (self._seed, number))
-            data = (*batch, None, 0)
-            n = int(tf.shape(tf.nest.flatten(batch[0])[0])[0])
-            yield n, *run(what, self._model, data, "vectorized", False, more)
-
-    def _two_parts(self):
-        totals, axes, samples = None, None, 0
-        for n, parts in self._passes(_TWO_PARTS, [tf.zeros([])]):
-            axes = [p and p[3].numpy().tolist() for p in parts]
-            parts = [p and _scaled(p, n) for p in parts]
-            if totals is None:
-                totals = parts
-            else:
-                totals = [
-                    t and [a + b for a, b in zip(t, p)]
-                    for t, p in zip(totals, parts)
-                ]
-            samples += n
         variables = self._model.trainable_variables
-        blocks = [
-            t and _Block(v.shape, a, *t)
-            for v, a, t in zip(variables, axes or (), totals or ())
-        ]
+        places = [k for k, v in enumerate(variables) if not is_overwritten(v)]
+        found = [None] * len(gradients)
+        for block in self._blocks:
+            own = [places[k] for k in block.places]
+            for k, g in zip(own, block.solve([gradients[k] for k in own])):
+                found[k] = g
+        return found
+
+    def _known(self):
+        try:
+            batch = next(iter(self._batches))
+            return tuple(likelihoods_for(self._model, batch))
+        except NoLikelihood as error:
+            raise _refused(self._model, error) from None
+
+    def _passes(self, sums, *more):
+        """Yield the number of samples and the sums of each batch."""
+        question = sums("kfac", self._likelihoods, True, False, True)
+        first = 0
+        for number, batch in enumerate(shown(self._batches, self._verbose)):
+            x, _, weight = batch
+            _require_weights(weight, first)
+            key = tf.constant([self._seed, number], tf.int64)
+            try:
+                data = x, None, weight
+                answers = asked(question, self._model, data, key, *more)
+            except NoLikelihood as error:
+                raise _refused(self._model, error) from None
+            n = int(first_tensor(x).shape[0])
+            require_finite(self._model, answers, first, n)
+            first += n
+            variables = self._model.trainable_variables
+            yield (
+                n,
+                [
+                    a
+                    for a, v in zip(answers, variables)
+                    if not is_overwritten(v)
+                ],
+            )
+
+    def _two_sides(self, damping, penalties):
+        totals, fixed, samples = None, None, 0
+        for n, parts in self._passes(TwoSides):
+            fixed = [p and [t.numpy() for t in p[4:]] for p in parts]
+            parts = [
+                p and [t.numpy().astype("float64") for t in p[:4]]
+                for p in parts
+            ]
+            totals = totals or [p and [0.0] * 4 for p in parts]
+            totals = [
+                t and [a + b for a, b in zip(t, p)]
+                for t, p in zip(totals, parts)
+            ]
+            samples += n
+        blocks = []
+        for k, (sums, known) in enumerate(zip(totals or (), fixed or ())):
+            if sums is None:
+                continue
+            bias, axes = int(known[0]), known[1].tolist()
+            places = [k] if bias < 0 else [k, bias]
+            shape = self._variables[k].shape
+            own = [penalties[p] for p in places]
+            blocks.append(
+                Block(places, shape, axes, sums, samples, damping, own)
+            )
         return blocks, samples
 
     def _correct(self):
-        bases = [
-            [_basis(b and b.inputs, v), _basis(b and b.outputs, v)]
-            for v, b in zip(self._model.trainable_variables, self._blocks)
-            if not is_overwritten(v)
-        ]
-        for n, parts in self._passes(_ROTATED, bases):
-            for block, part in zip(self._blocks, parts):
-                if block is not None:
-                    squares = tf.convert_to_tensor(part).numpy()
-                    block.add(squares.astype("float64") * n**2)
+        bases = [None] * len(self._variables)
+        for block in self._blocks:
+            variable = self._variables[block.places[0]]
+            sides = block.inputs, block.outputs
+            bases[block.places[0]] = [_basis(side, variable) for side in sides]
+        for _, parts in self._passes(Corrections, bases):
+            for block in self._blocks:
+                squares = parts[block.places[0]][0].numpy()
+                block.add(squares.astype("float64"))
 
 
-class _Block:
-    """The curvature of one variable: a basis, and eigenvalues (i, o).
-
-    Attributes:
-        inputs, outputs: orthogonal matrices, or None: the basis as it is.
-        values: the eigenvalues.
-    """
-
-    def __init__(self, shape, axes, inputs, outputs, count):
-        others = [k for k in range(len(shape)) if k not in axes]
-        self._order, self._shape = [*axes, *others], list(shape)
-        self.inputs, a = _eigen(inputs)
-        self.outputs, b = _eigen(outputs)
-        self._sums = np.outer(a, b) / count
-        self._measured = None
-
-    def add(self, squares):
-        """Add sums of squares of gradients in the basis."""
-        squares = squares.reshape(self._sums.shape)
-        before = 0 if self._measured is None else self._measured
-        self._measured = before + squares
-
-    def finish(self, samples, damping, penalty):
-        """Set the eigenvalues once all samples are counted."""
-        measured = self._sums if self._measured is None else self._measured
-        values = measured / samples
-        if damping is None:
-            damping = _SHARE * (values.mean() + penalty)
-        self.values = values + penalty + damping
-        # No sample bends these, and a gradient of zero stays zero.
-        self.values[self.values <= 0] = np.inf
-
-    def solve(self, gradients):
-        """Return the gradients over the curvature, (m, *shape)."""
-        m, order = len(gradients), self._order
-        moved = np.transpose(gradients, [0, *(1 + k for k in order)])
-        rows = moved.reshape(m, *self._sums.shape)
-        rows = _turned(rows, self.inputs, self.outputs) / self.values
-        back = [t if t is None else t.T for t in (self.inputs, self.outputs)]
-        rows = _turned(rows, *back).reshape(moved.shape)
-        return np.transpose(rows, [0, *(1 + np.argsort(order))]).astype(
-            gradients.dtype
-        )
+def _require_weights(weights, first):
+    for weight in tf.nest.flatten(weights):
+        if weight is None:
+            continue
+        bad = np.asarray(weight)
+        bad = np.flatnonzero(bad.reshape(len(bad), -1).min(1) < 0)
+        if bad.size:
+            raise ValueError(
+                "`sample_weight` expected no negative numbers, which bend the "
+                f"loss the other way. Received: some for samples "
+                f"{(bad[:5] + first).tolist()}. Use curvature='exact' or "
+                "'projected'."
+            )
 
 
-def _turned(rows, inputs, outputs):
-    """Return inputsᵀ G outputs of each G, (m, i, o)."""
-    if inputs is not None:
-        rows = np.matmul(inputs.T, rows)
-    return rows if outputs is None else np.matmul(rows, outputs)
+def _refused(model, error):
+    return ValueError(
+        "Targets are drawn from what the model predicts, and no distribution "
+        f"is known for model {model.name!r}. Expected {KNOWN}, and no other "
+        f"term. Received: {error}. Use curvature='exact' or 'projected'."
+    )
 
 
 def _basis(vectors, variable):
@@ -144,20 +164,6 @@ def _basis(vectors, variable):
         return None
     is_wide = variable.value.dtype == tf.float64
     return tf.constant(vectors, tf.float64 if is_wide else tf.float32)
-
-
-def _eigen(matrix):
-    """Return eigenvectors (None: the axes) and eigenvalues, none negative."""
-    if matrix.ndim == 1:
-        return None, matrix
-    values, vectors = np.linalg.eigh(matrix)
-    return vectors, np.maximum(values, 0)
-
-
-def _scaled(part, n):
-    """Return inputs, outputs and count of gradients, not of contributions."""
-    inputs, outputs, count = (p.numpy().astype("float64") for p in part[:3])
-    return [inputs, outputs * n**2, count]
 
 
 def _l2(variable):
@@ -173,28 +179,3 @@ def _l2(variable):
         f"L2 or L1L2. Received: {type(regularizer).__name__}, whose curvature "
         "does not go into that of Kronecker products. Use curvature='exact'."
     )
-
-
-class _TwoParts:
-    def of_factors(self, factors, n, more):
-        """Return (inputs, outputs, count, axes) of each variable."""
-        del n, more
-        return [f and _parts_of(f.kronecker()) for f in factors]
-
-
-def _parts_of(found):
-    axes = tf.constant(list(found.axes), tf.int32)
-    return found.inputs, found.outputs, found.count, axes
-
-
-class _Rotated:
-    def of_factors(self, factors, n, bases):
-        """Return the sums of squares in the basis, (i, o), of each variable."""
-        del n
-        return [
-            f and f.rotated(*basis).sum_of_squares()
-            for f, basis in zip(factors, bases, strict=True)
-        ]
-
-
-_TWO_PARTS, _ROTATED = _TwoParts(), _Rotated()

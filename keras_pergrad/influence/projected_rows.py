@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from keras_pergrad.influence.gradient_store import GradientStore
 
-_AHEAD = 2
+_THREADS = 2
 
 
 class InMemory:
@@ -35,7 +35,7 @@ class OnDisk(GradientStore):
 
     def blocks(self):
         """Yield (first row, rows in float32)."""
-        for first, rows, scales in super().blocks():
+        for first, rows, scales in self.blocks_as_stored():
             yield first, rows.astype("float32") * scales[:, None]
 
     def times(self, others):
@@ -43,25 +43,31 @@ class OnDisk(GradientStore):
         columns = tf.constant(others.T, tf.float32)
         found = np.empty((len(others), self.samples), "float32")
 
-        def multiply(first, rows, scales):
-            rows = tf.cast(tf.convert_to_tensor(rows), tf.float32)
-            products = tf.matmul(rows, columns).numpy() * scales[:, None]
-            found[:, first : first + len(products)] = products.T
+        def multiply(number):
+            for first, rows, scales in self.blocks_as_stored(number, _THREADS):
+                products = _times(tf.convert_to_tensor(rows), columns).numpy()
+                stop = first + len(products)
+                found[:, first:stop] = (products * scales[:, None]).T
 
-        # What is read next is read meanwhile.
-        with concurrent.futures.ThreadPoolExecutor(_AHEAD) as pool:
-            waiting = []
-            for block in super().blocks():
-                waiting.append(pool.submit(multiply, *block))
-                if len(waiting) > _AHEAD:
-                    waiting.pop(0).result()
-            for one in waiting:
-                one.result()
+        # While one waits for the disk, another one multiplies.
+        with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
+            list(pool.map(multiply, range(_THREADS)))
         return found
 
     def gram(self):
         """Return the sum of the rows' outer products, kept in the store."""
         return self.kept("gram.npy", lambda: _gram(r for _, r in self.blocks()))
+
+
+@tf.function(
+    input_signature=[
+        tf.TensorSpec([None, None], tf.float16),
+        tf.TensorSpec([None, None], tf.float32),
+    ],
+    autograph=False,
+)
+def _times(rows, columns):
+    return tf.matmul(tf.cast(rows, tf.float32), columns)
 
 
 def _gram(blocks):

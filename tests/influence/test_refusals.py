@@ -40,10 +40,10 @@ def test_losses_that_are_no_mean():
 
 def test_targets_that_cannot_be_drawn():
     text = _message(_model("mae"))
-    assert "MeanSquaredError" in text
+    assert "mean squared error" in text
     assert "'exact'" in text
     smooth = keras.losses.BinaryCrossentropy(label_smoothing=0.1)
-    assert "label smoothing" in _message(_model(smooth))
+    assert "label_smoothing=0.1" in _message(_model(smooth))
 
 
 def test_regularisers_of_unknown_curvature():

@@ -1,0 +1,104 @@
+"""A kernel and the bias that is added to its products, as one matrix.
+
+The bias is the kernel's last row, which meets a one at each position.
+"""
+
+import tensorflow as tf
+
+from keras_pergrad.factors import convolution_methods
+from keras_pergrad.factors.by_chunks import sum_by_chunks
+from keras_pergrad.factors.kronecker import Kronecker
+from keras_pergrad.factors.outer import Outer
+from keras_pergrad.factors.patches import Patches
+from keras_pergrad.factors.sums import Sum
+from keras_pergrad.factors.widened import Widened
+
+_SAME_VALUES = {"Cast", "Identity", "Reshape"}
+
+
+def bias_of(kernel, factors):
+    """Return the place of the bias among factors, or None.
+
+    It must be the sum of the very tensor that the kernel's products have.
+    """
+    kernel = _inner(kernel)
+    if type(kernel) not in (Outer, Patches) or not kernel.axes():
+        return None
+    small = kernel.dz if isinstance(kernel, Outer) else kernel.small
+    for place, factor in enumerate(factors):
+        bias = _inner(factor)
+        if (
+            type(bias) is Sum
+            and bias.shape == [small.shape[-1]]
+            and _origin(bias.dz) is _origin(small)
+        ):
+            return place
+    return None
+
+
+class WithBias:
+    """What a curvature needs of a kernel and its bias: one factor of both.
+
+    Args:
+        kernel, bias: factors, of which `bias_of` says that they belong.
+    """
+
+    def __init__(self, kernel, bias):
+        self._kernel, self._bias = _inner(kernel), _inner(bias)
+
+    def axes(self):
+        """Return the kernel's axes on the left, without the row of ones."""
+        return self._kernel.axes()
+
+    def squared_norms(self):
+        """Return those of both together, (n,)."""
+        return self._kernel.squared_norms() + self._bias.squared_norms()
+
+    def kronecker(self):
+        """Return a `Kronecker` with one more row on the left."""
+        if isinstance(self._kernel, Outer):
+            found = self._outer().kronecker()
+            return found._replace(axes=self.axes())
+        found = self._kernel.kronecker()
+        sums = self._sums_of_patches()[:, None]
+        corner = tf.reshape(found.count, [1, 1])
+        inputs = tf.concat(
+            [
+                tf.concat([found.inputs, sums], 1),
+                tf.concat([tf.transpose(sums), corner], 1),
+            ],
+            0,
+        )
+        return Kronecker(inputs, found.outputs, found.count, found.axes)
+
+    def rotated(self, inputs, outputs):
+        """Return the factor of Uᵀ G V; U has one more row."""
+        if isinstance(self._kernel, Outer):
+            return self._outer().rotated(inputs, outputs)
+        found = self._kernel.rotated(inputs[:-1], outputs)
+        return Outer(found.x + tf.cast(inputs[-1], found.x.dtype), found.dz)
+
+    def _outer(self):
+        x, dz = self._kernel.sides()
+        return Outer(tf.concat([x, tf.ones_like(x[..., :1])], -1), dz)
+
+    def _sums_of_patches(self):
+        windows = self._kernel.windows
+        numbers = windows.count if windows.known else 2**20
+
+        def total(big):
+            unfolded = convolution_methods.unfold(big, windows)
+            return tf.reduce_sum(unfolded, [0, 1])
+
+        size = self._kernel.big.shape[-1] * windows.taps
+        return sum_by_chunks(total, (self._kernel.big,), numbers * size, [size])
+
+
+def _inner(factor):
+    return factor.factor if isinstance(factor, Widened) else factor
+
+
+def _origin(tensor):
+    while tensor.op.type in _SAME_VALUES:
+        tensor = tensor.op.inputs[0]
+    return tensor
