@@ -166,7 +166,9 @@ class PerGradModel(FitHooks, keras.Model):
             if not isinstance(getattr(self, "value_state", None), ValueState):
                 self.value_state = ValueState()
         self._watched = None
-        self._step_readings = StepReadings(self, PerGradModel)
+        readings = getattr(self, "_step_readings", None)
+        self._step_readings = readings or StepReadings(self, PerGradModel)
+        self._step_readings.compiled()
 
     @property
     def gradient_mode(self):
