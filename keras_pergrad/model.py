@@ -199,7 +199,9 @@ class PerGradModel(FitHooks, keras.Model):
             reader: a `keras_pergrad.modes.StepReader`; several may be open.
 
         Raises:
-            ValueError: its steps cannot be read; the error says why.
+            ValueError: its steps cannot be read; the error says why. `compile`
+                raises it, too, for a mode that cannot be read while one is
+                open.
         """
         require_compiled(self, "read_steps")
         return self._step_readings.opened(reader)

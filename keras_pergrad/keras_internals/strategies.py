@@ -4,14 +4,12 @@ Private names in use: `Model._distribute_strategy`,
 `TFOptimizer._distribution_strategy`,
 `StrategyExtended._in_multi_worker_mode`, `PerReplicaSpec._value_specs`,
 `distribute_lib._DefaultReplicaThreadMode`, `._push_per_thread_mode`,
-`._pop_per_thread_mode`,
-`TFEpochIterator._distributed_dataset`.
+`._pop_per_thread_mode`, `TFEpochIterator._distributed_dataset`.
 """
 
 import contextlib
 
 import tensorflow as tf
-from tensorflow.python.distribute import distribute_lib
 
 from keras_pergrad.keras_internals.optimizers import all_of
 
@@ -46,6 +44,8 @@ def out_of_scope():
     if not tf.distribute.in_cross_replica_context():
         yield
         return
+    from tensorflow.python.distribute import distribute_lib
+
     mode = distribute_lib._DefaultReplicaThreadMode()
     distribute_lib._push_per_thread_mode(mode)
     try:
