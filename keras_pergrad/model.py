@@ -200,8 +200,7 @@ class PerGradModel(FitHooks, keras.Model):
 
         Raises:
             ValueError: its steps cannot be read; the error says why. `compile`
-                raises it, too, for a mode that cannot be read while one is
-                open.
+                raises it, too, while a reader is open.
         """
         require_compiled(self, "read_steps")
         return self._step_readings.opened(reader)

@@ -318,9 +318,8 @@ class GradientVariance(keras.callbacks.Callback):
         return interval is not None and step - self._last_step >= interval
 
     def _make_instruments(self, model):
-        if self._instruments is None:
-            chosen = self.instruments, model, self.histograms
-            self._instruments = Instruments(*chosen)
+        given = self.instruments, model, self.histograms
+        self._instruments = self._instruments or Instruments(*given)
         return self._instruments.quantities
 
     def _is_hidden(self, name, value):

@@ -8,7 +8,6 @@ import tensorflow as tf
 from keras_pergrad.factors import kronecker
 from keras_pergrad.factors.blanking import blank, select
 from keras_pergrad.factors.shared import in_rank, integers, zero
-from keras_pergrad.keras_internals.xla import in_xla
 
 #: What follows from the gradients, if a class has no better answer.
 _FURTHER = (
@@ -345,14 +344,7 @@ def in_type(direction, dtype):
 
 def squares(gradients):
     """Return Σ_n gradients[n]² of materialised gradients, entry by entry."""
-    gradients = wide(gradients)
-    devices = {
-        device.device_type for device in tf.config.list_physical_devices()
-    }
-    if in_xla() or devices != {"CPU"}:
-        return tf.reduce_sum(tf.square(gradients), 0)
-    # It writes no squares, so it takes half the time. XLA and Metal lack it.
-    return tf.square(tf.math.reduce_euclidean_norm(gradients, 0))
+    return tf.reduce_sum(tf.square(wide(gradients)), 0)
 
 
 def squares_by_sample(tensor):

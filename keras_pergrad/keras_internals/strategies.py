@@ -3,8 +3,10 @@
 Private names in use: `Model._distribute_strategy`,
 `TFOptimizer._distribution_strategy`,
 `StrategyExtended._in_multi_worker_mode`, `PerReplicaSpec._value_specs`,
-`distribute_lib._DefaultReplicaThreadMode`, `._push_per_thread_mode`,
-`._pop_per_thread_mode`, `TFEpochIterator._distributed_dataset`.
+`TFEpochIterator._distributed_dataset`,
+`tensorflow.python.distribute.distribute_lib._DefaultReplicaThreadMode`,
+`tensorflow.python.distribute.distribute_lib._push_per_thread_mode`,
+`tensorflow.python.distribute.distribute_lib._pop_per_thread_mode`.
 """
 
 import contextlib
