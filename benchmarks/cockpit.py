@@ -27,6 +27,7 @@ import numpy as np
 import tensorflow as tf
 
 from benchmarks import marked
+from benchmarks.gradient_variance_overhead import EPOCH, MEASURED
 from benchmarks.models import make_batch
 from benchmarks.process import THREADS, Worker, WorkerError
 from benchmarks.workers.job import LEARNING_RATE
@@ -249,14 +250,16 @@ def table_of_figures(found):
 
 
 def table_of_times(found):
-    """Return the table of milliseconds, and of plain steps."""
+    """Return the table of milliseconds, and of plain steps and epochs."""
     lines = [
-        "| | plain step, ms | a measurement, ms | in plain steps |",
-        "|---|---:|---:|---:|",
+        "| | plain step, ms | a measurement, ms | in plain steps | "
+        f"{MEASURED} in an epoch of {EPOCH} steps |",
+        "|---|---:|---:|---:|---:|",
     ]
     for name, both in found.items():
         for who, (step, more) in both.items():
-            cells = f"{step:.3g} | {more:.3g} | {more / step:.1f}"
+            share = MEASURED * more / (EPOCH * step)
+            cells = f"{step:.3g} | {more:.3g} | {more / step:.1f} | {share:.1%}"
             lines.append(f"| {MODELS[name]}, {who} | {cells} |")
     return "\n".join(lines)
 

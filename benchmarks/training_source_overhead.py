@@ -19,11 +19,33 @@ import keras
 import tensorflow as tf
 
 import keras_pergrad as kpg
+from benchmarks import marked
+from benchmarks.gradient_variance_overhead import EPOCH, MEASURED
 from benchmarks.models import make_batch
 from benchmarks.workers.keras_models import build_model, make_loss
 from keras_pergrad.callbacks import GradientVariance
 
-EPOCH, MEASURED = 782, 10
+MARKS = "<!-- training source -->", "<!-- end of training source -->"
+#: What the samples' gradients are gone through for, and who asks for it.
+PARTS = {
+    "the mean gradient: norm, variance, noise scale": (),
+    "and `norm_test`, `cabs`": ("norm_test", "cabs"),
+    "and `inner_product_test`, `orthogonality_test`": (
+        "inner_product_test",
+        "orthogonality_test",
+    ),
+    "and `snr_by_weight`, `early_stopping`": (
+        "snr_by_weight",
+        "early_stopping",
+    ),
+    "and `dead_units`": "dead_units",
+    "and `update_ratio`, `distance`, `layers`": (
+        "update_ratio",
+        "distance",
+        "layers",
+    ),
+    "all, with histograms": "all",
+}
 
 
 class EverySecond(GradientVariance):
@@ -45,12 +67,46 @@ class Clock(keras.callbacks.Callback):
         self._last = now
 
 
+def measuring(instruments):
+    """Return the callback with some instruments; "all": and histograms."""
+    return EverySecond(
+        source="training",
+        instruments=instruments or None,
+        histograms=instruments == "all",
+    )
+
+
+def by_part(model, dataset, given):
+    """Write the table of what parts of a measurement cost, one at a time."""
+    lines = [
+        f"| {given.model}, batch {given.batch} | clipped step, ms | measured, "
+        "ms | times |",
+        "|---|---:|---:|---:|",
+    ]
+    for name, instruments in PARTS.items():
+        clock = Clock()
+        model.fit(
+            dataset,
+            steps_per_epoch=given.steps,
+            verbose=0,
+            callbacks=[measuring(instruments), clock],
+        )
+        still, measured = (
+            statistics.median(clock.seconds[k]) for k in (False, True)
+        )
+        cells = f"{1e3 * still:.0f} | {1e3 * measured:.0f}"
+        lines.append(f"| {name} | {cells} | {measured / still:.2f} |")
+        print(lines[-1], flush=True)
+    marked.write(MARKS, "\n".join(lines))
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", default="cifar10")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--write", action="store_true", help="by part")
     given = parser.parse_args()
     tf.config.threading.set_intra_op_parallelism_threads(2)
     x, y = make_batch(given.model, given.batch)
@@ -58,11 +114,12 @@ def main():
     model = kpg.PerGradModel.from_model(build_model(given.model))
     mode = kpg.Vectorized(kpg.ClippedMean(1.0))
     model.compile("adam", make_loss(given.model), gradient_mode=mode)
+    if given.write:
+        by_part(model, dataset, given)
+        return
     kinds = {"plain": [], "not measured": [], "measured": []}
     for _ in range(given.rounds):
-        watch = EverySecond(
-            source="training", instruments="all", histograms=True
-        )
+        watch = measuring("all")
         for callbacks in ([], [watch]):
             clock = Clock()
             model.fit(

@@ -166,7 +166,9 @@ class PerGradModel(FitHooks, keras.Model):
             if not isinstance(getattr(self, "value_state", None), ValueState):
                 self.value_state = ValueState()
         self._watched = None
-        self._step_readings = StepReadings(self, PerGradModel)
+        readings = getattr(self, "_step_readings", None)
+        self._step_readings = readings or StepReadings(self, PerGradModel)
+        self._step_readings.compiled()
 
     @property
     def gradient_mode(self):
@@ -197,7 +199,8 @@ class PerGradModel(FitHooks, keras.Model):
             reader: a `keras_pergrad.modes.StepReader`; several may be open.
 
         Raises:
-            ValueError: its steps cannot be read; the error says why.
+            ValueError: its steps cannot be read; the error says why. `compile`
+                raises it, too, while a reader is open.
         """
         require_compiled(self, "read_steps")
         return self._step_readings.opened(reader)

@@ -40,6 +40,7 @@ from keras_pergrad.keras_internals import progress_bar as bar
 from keras_pergrad.keras_internals.fit_end import at_end_of_fit
 from keras_pergrad.keras_internals.model_parts import build_symbolically
 from keras_pergrad.keras_internals.running_fit import running_fit
+from keras_pergrad.keras_internals.strategies import out_of_scope
 from keras_pergrad.keras_internals.train_function import Wrapped
 from keras_pergrad.runs import GradientSketch
 from keras_pergrad.trackers.guarded import checked
@@ -317,9 +318,8 @@ class GradientVariance(keras.callbacks.Callback):
         return interval is not None and step - self._last_step >= interval
 
     def _make_instruments(self, model):
-        if self._instruments is None:
-            chosen = self.instruments, model, self.histograms
-            self._instruments = Instruments(*chosen)
+        given = self.instruments, model, self.histograms
+        self._instruments = self._instruments or Instruments(*given)
         return self._instruments.quantities
 
     def _is_hidden(self, name, value):
@@ -335,9 +335,10 @@ class GradientVariance(keras.callbacks.Callback):
             self._meter = self._reader
         else:
             given = self.model, batch, self._make_instruments
-            self._meter = probes.meter(*given)
-            if self.by_task:
-                self._tasks = TaskMeter(self.model, batch)
+            with out_of_scope():
+                self._meter = probes.meter(*given)
+                if self.by_task:
+                    self._tasks = TaskMeter(self.model, batch)
             self._explain()
         self._last_step = step = self._step()
         if self.instruments and self._reader is None:
@@ -363,13 +364,13 @@ class GradientVariance(keras.callbacks.Callback):
             self._say(message)
 
     def _measure(self, step):
-        measured, reading = self._instruments.measure(
-            step, self._meter, self.repeats, logged
-        )
+        given = step, self._meter, self.repeats, logged
+        with out_of_scope():
+            measured, reading = self._instruments.measure(*given)
+            if self._tasks is not None:
+                self.conflicts.append(self._tasks.measure(step))
+                reading = with_tasks(reading, self.conflicts[-1])
         self._explain()
-        if self._tasks is not None:
-            self.conflicts.append(self._tasks.measure(step))
-            reading = with_tasks(reading, self.conflicts[-1])
         self._note(step, measured, reading)
 
     def _note(self, step, measured, reading):

@@ -3,7 +3,10 @@
 Private names in use: `Model._distribute_strategy`,
 `TFOptimizer._distribution_strategy`,
 `StrategyExtended._in_multi_worker_mode`, `PerReplicaSpec._value_specs`,
-`TFEpochIterator._distributed_dataset`.
+`TFEpochIterator._distributed_dataset`,
+`tensorflow.python.distribute.distribute_lib._DefaultReplicaThreadMode`,
+`tensorflow.python.distribute.distribute_lib._push_per_thread_mode`,
+`tensorflow.python.distribute.distribute_lib._pop_per_thread_mode`.
 """
 
 import contextlib
@@ -35,6 +38,22 @@ def scope_of(model):
     if tf.distribute.get_strategy() is strategy:
         return contextlib.nullcontext()
     return strategy.scope()
+
+
+@contextlib.contextmanager
+def out_of_scope():
+    """Leave the scope of a strategy for a while: on the first replica alone."""
+    if not tf.distribute.in_cross_replica_context():
+        yield
+        return
+    from tensorflow.python.distribute import distribute_lib
+
+    mode = distribute_lib._DefaultReplicaThreadMode()
+    distribute_lib._push_per_thread_mode(mode)
+    try:
+        yield
+    finally:
+        distribute_lib._pop_per_thread_mode()
 
 
 def require_served(strategy):

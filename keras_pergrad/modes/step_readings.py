@@ -42,6 +42,13 @@ class StepReadings:
                 place, self._place = self._place, None
                 place.restore()
 
+    def compiled(self):
+        """Go on reading in a model that was compiled while readers are open."""
+        self._functions = []
+        if self._readers:
+            require_readable(self._model())
+            self._place = Innermost(self._model(), self._step)
+
     def _step(self, function, iterator):
         due = [r for r in self._readers if r.is_due()]
         if not due:

@@ -302,3 +302,37 @@ def test_trackers_have_the_readings(tmp_path):
     watch = watch_of(trackers=kpg.trackers.Page(page), histograms=True)
     fit(make(), watch)
     assert "gradient_norm_test" in page.read_text()
+
+
+class Counts(kpg.modes.StepReader):
+    """Notes how many samples each read step has."""
+
+    def __init__(self):
+        self.samples = []
+
+    def read(self, samples):
+        return {"norms": samples.squared_norms()}
+
+    def receive(self, values):
+        self.samples.append(values["norms"].shape[1])
+
+
+def test_reading_goes_on_in_a_model_that_is_compiled_again():
+    model, reader = make(), Counts()
+    with model.read_steps(reader):
+        fit(model)
+        model.compile("sgd", "mae", gradient_mode="vectorized")
+        fit(model)
+        assert reader.samples == [8, 8, 6] * 2
+        mode = model.gradient_mode
+        with pytest.raises(ValueError, match=r"can be read.*Received: Batch"):
+            model.compile("sgd", "mse")
+    fit(model)
+    assert len(reader.samples) == 6
+    model.compile("sgd", "mse", gradient_mode=mode)
+    with model.read_steps(reader):
+        fit(model)
+    assert len(reader.samples) == 9
+    own = model.train_function
+    fit(model)
+    assert model.train_function is own

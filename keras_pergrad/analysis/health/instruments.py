@@ -12,6 +12,7 @@ from keras_pergrad.analysis.health.observation import Observation
 from keras_pergrad.analysis.health.reading import HealthReading
 from keras_pergrad.analysis.health.sample_quantities import SampleQuantities
 from keras_pergrad.analysis.health.step_sizes import squared_distances
+from keras_pergrad.common.squared_norms import squared_norm
 
 
 class Instruments:
@@ -141,7 +142,7 @@ class Instruments:
 
 
 def _squares(arrays):
-    return squared_distances(arrays, [0.0] * len(arrays))[:, 0]
+    return np.array([squared_norm(array) for array in arrays])
 
 
 def _distances(now, before):

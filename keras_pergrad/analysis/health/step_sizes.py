@@ -3,14 +3,15 @@
 import numpy as np
 
 from keras_pergrad.analysis.health.observation import Answer
+from keras_pergrad.common.squared_norms import squared_norm
 
 
 def squared_distances(weights, others):
     """Return ‖w − w'‖² and ‖w'‖² of each variable, (V, 2)."""
     return np.array(
         [
-            [np.square(w - other).sum(), np.square(other).sum()]
-            for w, other in zip(map(_wide, weights), map(_wide, others))
+            [squared_norm(w, other), squared_norm(other)]
+            for w, other in zip(weights, others)
         ]
     ).reshape(-1, 2)
 
@@ -36,7 +37,3 @@ def _whole_and_each(squares):
 def _ratio(square, against):
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(against > 0, np.sqrt(square / against), np.nan)
-
-
-def _wide(array):
-    return np.asarray(array).astype(np.float64)

@@ -5,6 +5,8 @@ import math
 
 import numpy as np
 
+from keras_pergrad.common.squared_norms import squared_norm
+
 
 @dataclasses.dataclass
 class BatchGradient:
@@ -125,15 +127,6 @@ class BatchGradient:
         self.repeat_deviation = float(whole.max())
         self.repeat_deviations = _ratio(apart, self.squared_norms).max(0)
         self.bitwise_equal_variables = int(same.sum())
-
-
-def squared_norm(array, other=None):
-    """‖array − other‖², in double precision."""
-    flat = np.asarray(array, np.float64).reshape(-1)
-    if other is not None:
-        flat = flat - np.asarray(other, np.float64).reshape(-1)
-    # Not by BLAS, whose threads go on spinning and slow TensorFlow down.
-    return float(np.square(flat).sum())
 
 
 def variances_of(squared_norms, squared_means):

@@ -11,11 +11,11 @@ import tensorflow as tf
 from keras_pergrad.analysis.measured_loss import MissingLoss, measured_loss
 from keras_pergrad.analysis.measurement.batch_gradient import (
     BatchGradient,
-    squared_norm,
     variances_of,
 )
 from keras_pergrad.analysis.measurement.optional_branch import only_if
 from keras_pergrad.common.error_text import reason
+from keras_pergrad.common.squared_norms import squared_norm
 from keras_pergrad.factors.unchanged import unchanged_factors
 from keras_pergrad.keras_internals.batches import first_tensor
 from keras_pergrad.keras_internals.loss_fractions import sample_losses

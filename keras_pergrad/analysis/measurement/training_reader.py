@@ -6,9 +6,9 @@ import tensorflow as tf
 
 from keras_pergrad.analysis.measurement.batch_gradient import (
     BatchGradient,
-    squared_norm,
     variances_of,
 )
+from keras_pergrad.common.squared_norms import squared_norm
 from keras_pergrad.keras_internals.penalties import regularization_loss
 from keras_pergrad.modes.step_reading import StepReader
 

@@ -19,6 +19,7 @@ from tests.keras_internals.distribution.two_devices import (
     clipped,
     copies,
     dense,
+    double,
     raises,
     strategy,
 )
@@ -292,3 +293,43 @@ def instruments_of_gradient_health_read_the_same():
     alone, together = ((m.get_weights(), {}) for m in models)
     big_batch.assert_same(together, alone, rtol=1e-4, atol=1e-5)
     assert one == pytest.approx(other, rel=0.01, nan_ok=True)
+
+
+@check
+def gradients_are_watched_on_a_probe_inside_of_the_scope():
+    def fit(**options):
+        model = dense(kpg.Vectorized(clipped()))
+        before = model.get_weights()
+        watch = kpg.callbacks.GradientVariance(instruments="all", **options)
+        given = {"batch_size": 10, "verbose": 0, "shuffle": False}
+
+        def train():
+            model.fit(X[:20], Y[:20], callbacks=[watch], **given)
+
+        if options.get("probe") is None:
+            raises(train, *REFUSED[options.get("source")])
+            for one, other in zip(before, model.get_weights()):
+                np.testing.assert_array_equal(one, other)
+            assert watch.readings == []
+            watch = kpg.callbacks.DataStall(verbose=0)
+            train()  # nothing is left
+            return None
+        train()
+        assert watch.messages == []
+        return [dict(reading.figures) for reading in watch.readings]
+
+    double()
+    one, other = both(lambda: fit(probe=(X[:6], Y[:6])))
+    assert len(one) == len(other) == 2
+    for figures, others in zip(one, other, strict=True):
+        assert figures == pytest.approx(others, rel=1e-9, nan_ok=True)
+    with strategy().scope():
+        fit(source="training")
+        fit()
+
+
+#: What is said where a batch is split over the replicas, by `source`.
+REFUSED = {
+    "training": ("spread over 2 replicas of MirroredStrategy", "on a probe"),
+    None: ("`probe` expected a batch", "replicas of MirroredStrategy"),
+}
