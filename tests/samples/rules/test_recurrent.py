@@ -168,7 +168,7 @@ def test_stacked_cells_fall_back():
     """Without biases: each variable is a loop of its own for each answer."""
     cells = [
         layers.SimpleRNNCell(3, use_bias=False),
-        layers.LSTMCell(2, use_bias=False),
+        layers.SimpleRNNCell(2, use_bias=False),
     ]
     model = stack((3, 2), layers.RNN(cells))
     assert_exact(model, normal(3, 3, 2), one_by_one=["While"])
