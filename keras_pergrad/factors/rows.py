@@ -16,7 +16,7 @@ from keras_pergrad.factors.sample_gradients import (
 )
 from keras_pergrad.keras_internals.xla import in_xla
 
-METHODS = ("unique", "table", "compare", "sort")
+METHODS = ("whole", "unique", "table", "compare", "sort")
 #: A table of places for each sample has at most so many for each number of dz.
 PLACES = 4
 #: Above it, comparing all pairs of positions costs more than sorting.
@@ -36,10 +36,11 @@ class Rows(SampleGradients):
         dz: (n, ..., d).
         shape: the table's shape, (vocabulary, d).
         whole: the variable's shape, where its rows have several axes.
-        method: how equal ids are found, one of `METHODS`; default: a hash
-            table ("unique"). XLA has none: there, a small vocabulary has a
-            table of places ("table"), few ids are compared pair by pair, many
-            are sorted.
+        method: how equal ids are found, one of `METHODS`; default: tables of
+            fewer rows than positions are written out ("whole"), of others a
+            hash table has the ids ("unique"). XLA has none: there, a small
+            vocabulary has a table of places ("table"), few ids are compared
+            pair by pair, many are sorted.
 
     Example:
 
@@ -71,9 +72,11 @@ class Rows(SampleGradients):
         """How equal ids are found."""
         if self.method:
             return self.method
+        positions = self.ids.shape[1]
+        if self.shape[0] < (positions or 0):
+            return "whole"
         if not in_xla():
             return "unique"
-        positions = self.ids.shape[1]
         if self.shape[0] <= PLACES * (positions or 0) * self.shape[-1]:
             return "table"
         few = positions is not None and positions <= MOST_COMPARED
@@ -94,6 +97,8 @@ class Rows(SampleGradients):
     def squared_norms(self):
         if self.ids.shape[1] == 1:
             return squares_by_sample(self.dz)
+        if self.chosen_method() == "whole":
+            return squares_by_sample(self.materialize())
         n, positions = tf.unstack(tf.shape(self.ids))
         if self.chosen_method() == "unique":
             return squares_by_hash(self.ids, self.dz, self.shape[0])
@@ -104,7 +109,7 @@ class Rows(SampleGradients):
 
     def sum_of_squares(self):
         n, positions = tf.unstack(tf.shape(self.ids))
-        if self.chosen_method() == "unique":
+        if self.chosen_method() in ("whole", "unique"):
             ids, added = self._by_hash(n)
             ids %= self.shape[0]
         else:
