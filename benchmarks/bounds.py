@@ -10,13 +10,18 @@ kernels, from the activations and deltas that one step has left behind:
 - *measured*: clipped step / plain step, the two taking turns.
 
 A second table has the variables that cost most, with the fastest of all
-methods of their factor.
+methods of their factor. Both are made of bounds.json, where each run replaces
+the models that it measured.
 
-    python -m benchmarks.bounds [--seconds 6] [--size bench] [model ...]
+    python -m benchmarks.bounds [--seconds 6] [--write] [model ...]
+
+With `--write` they replace those between the marks of benchmarks/README.md.
 """
 
 import argparse
 import copy
+import json
+import pathlib
 import statistics
 import time
 
@@ -25,6 +30,7 @@ import numpy as np
 import tensorflow as tf
 
 import keras_pergrad as kpg
+from benchmarks import marked
 from benchmarks.models import STANDARD, make_batch
 from benchmarks.workers.keras_models import build_model, make_loss, targets
 from keras_pergrad.factors import Outer, Patches, together
@@ -36,6 +42,8 @@ BATCH = 64
 REAL = ("bert", "t5", "vit", "convnext", "densenet121_frozen_norms")
 LEARNING_RATE = 1e-6
 CLIP_NORM = 0.05
+STORE = pathlib.Path(__file__).with_name("bounds.json")
+MARKS = "<!-- bounds -->", "<!-- end of bounds -->"
 #: Rows of the second table for each model.
 ROWS = 4
 
@@ -94,17 +102,18 @@ def factors_of(model, data):
     ]
 
 
-def _tensors(part):
+def _tensors(part, seen=()):
     """Return the tensors in a factor, by their identity."""
     if tf.is_tensor(part):
         return {id(part): part}
     if isinstance(part, (list, tuple)):
         inner = part
-    elif hasattr(part, "squared_norms"):
-        inner = vars(part).values()
+    elif hasattr(part, "squared_norms") and id(part) not in seen:
+        # Some hold another that holds them.
+        seen, inner = (*seen, id(part)), vars(part).values()
     else:
         return {}
-    return {k: t for p in inner for k, t in _tensors(p).items()}
+    return {k: t for p in inner for k, t in _tensors(p, seen).items()}
 
 
 def with_numbers(factors, compute):
@@ -219,32 +228,44 @@ def _one(variable, factor, seconds):
     )
 
 
+def tables(stored):
+    """Return both tables of what is stored, as Markdown."""
+    models = [
+        "| | plain step, ms | its weights' gradients, ms | norms and sums, ms "
+        "| bound | measured |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    slowest = [
+        "| | variable | factor, method of the norms | norm and sum, ms "
+        "| plain gradient, ms | fastest method, ms |",
+        "|---|---|---|---:|---:|---|",
+    ]
+    for name in stored:
+        numbers = " | ".join(f"{t:.2f}" for t in stored[name]["model"])
+        models.append(f"| {name} | {numbers} |")
+        for variable, kind, ours, own, best in stored[name]["variables"]:
+            cells = f"{ours:.2f} | {own:.2f} | {best}"
+            slowest.append(f"| {name} | {variable} | {kind} | {cells} |")
+    return "\n".join(models), "\n".join(slowest)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="*")
     parser.add_argument("--seconds", type=float, default=6)
     parser.add_argument("--size", default="bench")
+    parser.add_argument("--write", action="store_true")
     arguments = parser.parse_args()
-    print(
-        "| | plain step, ms | its weights' gradients | norms and sums "
-        "| bound | measured |\n|---|---:|---:|---:|---:|---:|"
-    )
-    slowest = []
+    stored = json.loads(STORE.read_text()) if STORE.exists() else {}
     for name in arguments.models or [*STANDARD, *REAL]:
         first, rows = measure(name, arguments.size, arguments.seconds)
-        name, *times, bound, measured = first
-        cells = " | ".join(f"{t:.2f}" for t in times)
-        cells += f" | {bound:.2f} | {measured:.2f}"
-        print(f"| {name} | {cells} |", flush=True)
-        slowest += [(name, *row) for row in rows]
+        stored[name] = {"model": first[1:], "variables": rows}
+        print(*tables({name: stored[name]}), sep="\n\n", flush=True)
         keras.backend.clear_session()
-    print(
-        "\n| | variable | factor, method of the norms | norm and sum, ms "
-        "| plain gradient | fastest method |\n|---|---|---|---:|---:|---|"
-    )
-    for name, variable, kind, ours, own, best in slowest:
-        cells = f"{ours:.2f} | {own:.2f} | {best}"
-        print(f"| {name} | {variable} | {kind} | {cells} |")
+        if arguments.write:
+            STORE.write_text(json.dumps(stored, indent=1) + "\n")
+    if arguments.write:
+        marked.write(MARKS, *tables(stored))
 
 
 if __name__ == "__main__":

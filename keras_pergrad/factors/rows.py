@@ -7,6 +7,7 @@ import tensorflow as tf
 from keras_pergrad.factors.equal_ids import products_of_all
 from keras_pergrad.factors.full import held_bytes
 from keras_pergrad.factors.kronecker import Kronecker
+from keras_pergrad.factors.rows_added import squares_by_hash
 from keras_pergrad.factors.sample_gradients import (
     SampleGradients,
     expand,
@@ -15,7 +16,9 @@ from keras_pergrad.factors.sample_gradients import (
 )
 from keras_pergrad.keras_internals.xla import in_xla
 
-METHODS = ("unique", "compare", "sort")
+METHODS = ("whole", "unique", "table", "compare", "sort")
+#: A table of places for each sample has at most so many for each number of dz.
+PLACES = 4
 #: Above it, comparing all pairs of positions costs more than sorting.
 MOST_COMPARED = 512
 #: Up to this many rows per slice, summing into the whole table is faster.
@@ -33,9 +36,11 @@ class Rows(SampleGradients):
         dz: (n, ..., d).
         shape: the table's shape, (vocabulary, d).
         whole: the variable's shape, where its rows have several axes.
-        method: how equal ids are found, one of `METHODS`; default: a hash
-            table ("unique"). XLA has none: there, few ids are compared pair by
-            pair, many are sorted.
+        method: how equal ids are found, one of `METHODS`; default: tables of
+            fewer rows than positions are written out ("whole"), of others a
+            hash table has the ids ("unique"). XLA has none: there, a small
+            vocabulary has a table of places ("table"), few ids are compared
+            pair by pair, many are sorted.
 
     Example:
 
@@ -67,9 +72,13 @@ class Rows(SampleGradients):
         """How equal ids are found."""
         if self.method:
             return self.method
+        positions = self.ids.shape[1]
+        if self.shape[0] < (positions or 0):
+            return "whole"
         if not in_xla():
             return "unique"
-        positions = self.ids.shape[1]
+        if self.shape[0] <= PLACES * (positions or 0) * self.shape[-1]:
+            return "table"
         few = positions is not None and positions <= MOST_COMPARED
         return "compare" if few else "sort"
 
@@ -79,16 +88,20 @@ class Rows(SampleGradients):
     def norm_bytes(self, n):
         # dz in the order of the ids, and the sums of equal ones.
         once = held_bytes(self.dz, n)
-        return None if once is None else 2 * once
+        if once is None:
+            return None
+        table = self.chosen_method() == "table"
+        places = tf.int32.size * n * self.shape[0] if table else 0
+        return 2 * once + places
 
     def squared_norms(self):
+        if self.ids.shape[1] == 1:
+            return squares_by_sample(self.dz)
+        if self.chosen_method() == "whole":
+            return squares_by_sample(self.materialize())
         n, positions = tf.unstack(tf.shape(self.ids))
         if self.chosen_method() == "unique":
-            ids, added = self._by_hash(n)
-            squares = squares_by_sample(added)
-            return tf.math.unsorted_segment_sum(
-                squares, ids // self.shape[0], n
-            )
+            return squares_by_hash(self.ids, self.dz, self.shape[0])
         _, added = self._by_position(n, positions)
         return tf.reduce_sum(
             tf.reshape(tf.square(added), [n, positions * self.shape[-1]]), 1
@@ -96,7 +109,7 @@ class Rows(SampleGradients):
 
     def sum_of_squares(self):
         n, positions = tf.unstack(tf.shape(self.ids))
-        if self.chosen_method() == "unique":
+        if self.chosen_method() in ("whole", "unique"):
             ids, added = self._by_hash(n)
             ids %= self.shape[0]
         else:
@@ -210,9 +223,12 @@ class Rows(SampleGradients):
 
     def _by_position(self, n, positions):
         """Return a segment for each position, and the sums of their dz."""
-        by_pairs = self.chosen_method() == "compare"
-        find = _last_equal if by_pairs else _ranks
-        segments = tf.reshape(find(self.ids, n, positions), [-1])
+        method = self.chosen_method()
+        if method == "table":
+            segments = _last_places(self.ids, n, self.shape[0])
+        else:
+            find = _last_equal if method == "compare" else _ranks
+            segments = tf.reshape(find(self.ids, n, positions), [-1])
         dz = tf.reshape(self.dz, [-1, self.shape[-1]])
         return segments, tf.math.unsorted_segment_sum(
             dz, segments, n * positions
@@ -240,6 +256,17 @@ class Rows(SampleGradients):
         values = tf.reshape(self.dz, [-1, self.shape[-1]])
         table = tf.math.unsorted_segment_sum(values, ids, n * self.shape[0])
         return tf.reshape(table, [n, *self.whole])
+
+
+def _last_places(ids, n, rows):
+    """Return for each position the last one with its id, by a table of all."""
+    keys = tf.cast(ids, tf.int64)
+    keys += tf.range(tf.cast(n, tf.int64))[:, None] * rows
+    keys = tf.reshape(keys, [-1])
+    last = tf.math.unsorted_segment_max(
+        tf.range(tf.size(keys)), keys, tf.cast(n, tf.int64) * rows
+    )
+    return tf.gather(last, keys)
 
 
 def _last_equal(ids, n, positions):

@@ -6,24 +6,51 @@ from keras_pergrad.factors import Rows
 from keras_pergrad.factors.rows import METHODS
 
 
-def _factor(n, positions, method):
+def _factor(n, positions, method, rows=4):
     rng = np.random.default_rng(0)
-    ids = tf.constant(rng.integers(0, 4, (n, positions)), tf.int32)
-    return Rows(
-        ids, tf.constant(rng.normal(size=(n, positions, 3))), (4, 3), method
-    )
+    ids = tf.constant(rng.integers(0, rows, (n, positions)), tf.int32)
+    dz = tf.constant(rng.normal(size=(n, positions, 3)))
+    return Rows(ids, dz, (rows, 3), method)
 
 
 @pytest.mark.parametrize("method", [*METHODS, None])
-@pytest.mark.parametrize("shape", [(1, 1), (3, 7)])
+# Of 40 rows most positions meet one that no other meets.
+@pytest.mark.parametrize("shape", [(1, 1), (3, 7), (3, 7, 40)])
 def test_every_method_sums_equal_ids_before_squaring(method, shape):
-    factor = _factor(*shape, method)
+    factor = _factor(*shape[:2], method, *shape[2:])
     table = np.asarray(factor.materialize()).reshape(shape[0], -1)
     expected = np.square(table).sum(1)
     np.testing.assert_allclose(factor.squared_norms(), expected, rtol=1e-12)
 
 
-@pytest.mark.parametrize("method", ["compare", "sort", None])
+@pytest.mark.parametrize("rows", [4, 40, 2**29, 2**31 - 1])
+@pytest.mark.parametrize("known", [3, None])
+@pytest.mark.parametrize("dtype", [tf.int32, tf.int64])
+def test_keys_of_all_samples_are_wide_enough(rows, known, dtype):
+    factor = _factor(3, 7, None, rows)
+    expected = _factor(3, 7, "sort", rows).squared_norms()
+
+    @tf.function(
+        input_signature=[
+            tf.TensorSpec([known, 7], dtype),
+            tf.TensorSpec([known, 7, 3], tf.float64),
+        ]
+    )
+    def norms(ids, dz):
+        return Rows(ids, dz, factor.shape).squared_norms()
+
+    found = norms(tf.cast(factor.ids, dtype), factor.dz)
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+def test_rows_that_cancel_leave_no_rounding_behind():
+    ids = tf.constant([[0, 0, *range(1, 20)]])
+    dz = tf.concat([[[[1e8], [-1e8]]], tf.ones((1, 19, 1))], 1)
+    norms = Rows(ids, dz, (30, 1)).squared_norms()
+    np.testing.assert_array_equal(norms, [19.0])
+
+
+@pytest.mark.parametrize("method", ["table", "compare", "sort", None])
 def test_xla_gives_the_same_norms(method):
     @tf.function(jit_compile=True)
     def norms():

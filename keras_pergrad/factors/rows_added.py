@@ -1,0 +1,74 @@
+"""Squared norms of a table's gradients: a sample's equal ids are added up."""
+
+import tensorflow as tf
+
+#: Rows are added one by one. Where more than this share of the positions meet
+#: an id for the first time, only the others are worth looking for.
+MOSTLY_NEW = 0.8
+
+
+def squares_by_hash(ids, dz, rows):
+    """Return ‖Σ of dz of equal ids‖² of each sample, by a hash table, (n,).
+
+    Args:
+        ids: (n, positions), integers of at least 0 and below `rows`.
+        dz: (n, positions, d).
+        rows: how many rows the table has.
+    """
+    n, positions = tf.unstack(tf.shape(ids))
+    segments, counts = _equal(ids, n, rows)
+    dz = tf.reshape(dz, [-1, dz.shape[-1]])
+
+    def of_all():
+        # Segments are in the order of their first positions.
+        added = tf.math.unsorted_segment_sum(dz, segments, tf.size(counts))
+        samples = _samples(tf.range(n * positions), segments, tf.size(counts))
+        return _by_sample(added, samples)
+
+    def of_few():
+        several = counts > 1
+        meets = tf.gather(several, segments)
+        places = tf.where(meets)[:, 0]
+        numbers = tf.cumsum(tf.cast(several, tf.int32)) - 1
+        groups = tf.gather(numbers, tf.gather(segments, places))
+        count = tf.math.count_nonzero(several, dtype=tf.int32)
+        added = tf.math.unsorted_segment_sum(
+            tf.gather(dz, places), groups, count
+        )
+        squares = tf.reduce_sum(tf.square(dz), 1)
+        alone = tf.where(meets, tf.zeros([], squares.dtype), squares)
+        alone = tf.reduce_sum(tf.reshape(alone, [n, positions]), 1)
+        samples = _samples(tf.cast(places, tf.int32), groups, count)
+        return alone + _by_sample(added, samples)
+
+    def _samples(places, groups, count):
+        return tf.math.unsorted_segment_max(places // positions, groups, count)
+
+    def _by_sample(added, samples):
+        squares = tf.reduce_sum(tf.square(added), 1)
+        return tf.math.unsorted_segment_sum(squares, samples, n)
+
+    new = tf.cast(tf.size(counts), tf.float32)
+    few = new > MOSTLY_NEW * tf.cast(n * positions, tf.float32)
+    return tf.cond(few, of_few, of_all)
+
+
+def _equal(ids, n, rows):
+    """Return a segment for each position, and how many each segment has.
+
+    Narrow keys are hashed in half the time, where the samples' numbers fit.
+    """
+
+    def hashed(dtype):
+        keys = tf.cast(ids, dtype)
+        keys += tf.range(tf.cast(n, dtype))[:, None] * tf.cast(rows, dtype)
+        return tf.unique_with_counts(tf.reshape(keys, [-1]))[1:]
+
+    most = tf.int32.max // (rows + 1)
+    if most and ids.shape[0] is not None:
+        return hashed(tf.int32 if ids.shape[0] <= most else tf.int64)
+    if not most:
+        return hashed(tf.int64)
+    return tf.cond(
+        n <= most, lambda: hashed(tf.int32), lambda: hashed(tf.int64)
+    )
