@@ -65,21 +65,15 @@ class Likelihood:
         """Draw labels, as whole as `outputs` or (for classes) by index."""
         outputs = tf.stop_gradient(outputs)
         shape = tf.shape(outputs)
-        if self.kind != GAUSSIAN and not self.from_logits:
-            least, most = tf.reduce_min(outputs), tf.reduce_max(outputs)
-            # Of bfloat16, sums of chances round to more than 1.
-            fits = (least >= 0) & (most <= 1.01)
-            tf.debugging.Assert(fits | (tf.size(outputs) == 0), [NO_CHANCES])
         if self.kind == GAUSSIAN:
             noise = tf.random.stateless_normal(shape, seed, dtype=outputs.dtype)
             return outputs + noise
+        chances = self._chances(outputs)
         if self.kind == BERNOULLI:
-            chances = tf.sigmoid(outputs) if self.from_logits else outputs
             uniform = tf.random.stateless_uniform(
                 shape, seed, 0, 1, chances.dtype
             )
             return tf.cast(uniform < chances, outputs.dtype)
-        chances = tf.nn.softmax(outputs) if self.from_logits else outputs
         sums = tf.cumsum(chances, -1)
         uniform = tf.random.stateless_uniform(
             shape[:-1], seed, 0, 1, chances.dtype
@@ -87,6 +81,42 @@ class Likelihood:
         limits = tf.expand_dims(uniform, -1) * sums[..., -1:]
         below = tf.cast(sums <= limits, tf.int32)
         return tf.minimum(tf.reduce_sum(below, -1), shape[-1] - 1)
+
+    def signed(self, outputs, seed):
+        """Return targets that stand for all labels at once, as `outputs`.
+
+        Each label has the root of its chance, with a random sign. The mean of
+        g gᵀ over the signs is that over drawn labels, without its rare, large
+        terms: signs are independent, and g is linear in the target.
+        """
+        outputs = tf.stop_gradient(outputs)
+        bits = tf.random.stateless_uniform(
+            tf.shape(outputs), seed, 0, 2, tf.int32
+        )
+        signs = tf.cast(2 * bits - 1, outputs.dtype)
+        if self.kind == GAUSSIAN:
+            return outputs + signs
+        chances = self._chances(outputs)
+        if self.kind == BERNOULLI:
+            variance = chances * (1 - chances)
+            zero = tf.zeros([], variance.dtype)
+            return chances + signs * tf.sqrt(tf.maximum(variance, zero))
+        if outputs.shape[-1] == 1:
+            return tf.zeros_like(chances)  # The index of the only class.
+        roots = signs * tf.sqrt(chances)
+        # They sum to 1, as losses take for granted.
+        return chances + roots - chances * tf.reduce_sum(roots, -1, True)
+
+    def _chances(self, outputs):
+        """Return the chances; NO_CHANCES in an error if they are none."""
+        if self.from_logits:
+            is_one = self.kind == BERNOULLI
+            return tf.sigmoid(outputs) if is_one else tf.nn.softmax(outputs)
+        least, most = tf.reduce_min(outputs), tf.reduce_max(outputs)
+        # Of bfloat16, sums of chances round to more than 1.
+        fits = (least >= 0) & (most <= 1.01)
+        tf.debugging.Assert(fits | (tf.size(outputs) == 0), [NO_CHANCES])
+        return outputs
 
     def negative_log(self, labels, outputs):
         """Return −log p(labels | outputs) by sample, (n,), without constants.

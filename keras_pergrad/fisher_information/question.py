@@ -30,7 +30,7 @@ class Question:
         sampled: whether labels are drawn.
         training: whether layers act as in training.
         as_loss: whether positions count as in n times the compiled loss;
-            else each counts as one.
+            else each counts as one. Drawn are signs then (`signed`).
     """
 
     kind: str
@@ -101,8 +101,8 @@ class Question:
                 continue
             labels = given[k]
             if self.sampled:
-                own = tf.constant([0, k], seed.dtype)
-                labels = one.draw(output, seed + own)
+                draw = one.signed if self.as_loss else one.draw
+                labels = draw(output, seed + tf.constant([0, k], seed.dtype))
             if self.as_loss:
                 shares = tf.stop_gradient(one.shares(output, weights[k]))
                 # Gradients are squared.

@@ -68,7 +68,8 @@ class Influence:
       Kronecker products with measured eigenvalues, and the curvature of L2
       regularisers (Grosse et al., arXiv 2308.03296). A kernel and the bias
       that is added to its products (Dense, Conv2D, Conv3D) are one block,
-      others are on their own. Targets are drawn from what the model predicts:
+      others are on their own. Labels are what the model predicts, all at
+      once with random signs (Dangel et al., arXiv 1912.10985, who draw some):
       for the losses that `fisher` knows, one for each output, no other term.
     - "kfac": the same with the products' own eigenvalues.
     - "projected": the mean of g gᵀ over the training samples, of random
@@ -99,7 +100,7 @@ class Influence:
             what a batch holds (its masks) does so in these batches.
         projection_size: how many numbers a sample's gradient becomes for
             "projected", at most.
-        seed: of the targets that are drawn, and of the projections.
+        seed: of the random signs, and of the projections.
         verbose: whether to show progress bars.
 
     Raises:

@@ -6,9 +6,10 @@ second moment of the gradients along each (George et al., arXiv 1806.03884);
 for influence: Grosse et al., arXiv 2308.03296. A kernel and the bias that is
 added to its products are one block, other variables are on their own.
 
-Targets are drawn from what the model predicts: with them the mean of g gᵀ is
-the Gauss-Newton matrix of these losses; with the data's own it is not
-(Kunstner et al., arXiv 1905.12558).
+Labels are what the model predicts: with them the mean of g gᵀ is the
+Gauss-Newton matrix of these losses; with the data's own it is not (Kunstner et
+al., arXiv 1905.12558). Of a model that is sure of most samples hardly one drawn
+label says anything, so all count at once, with random signs.
 """
 
 import keras
@@ -35,7 +36,7 @@ class KroneckerCurvature:
         model, batches, verbose: as for `Hessian`.
         damping: a number; None: a tenth of a block's mean eigenvalue.
         corrected: whether eigenvalues are measured (EK-FAC).
-        seed: of the targets that are drawn.
+        seed: of the random signs.
     """
 
     def __init__(self, model, batches, damping, corrected, seed, verbose=0):
@@ -152,9 +153,10 @@ def _require_weights(weights, first):
 
 def _refused(model, error):
     return ValueError(
-        "Targets are drawn from what the model predicts, and no distribution "
-        f"is known for model {model.name!r}. Expected {KNOWN}, and no other "
-        f"term. Received: {error}. Use curvature='exact' or 'projected'."
+        "The curvature takes labels that the model predicts, and no "
+        f"distribution is known for model {model.name!r}. Expected {KNOWN}, "
+        f"and no other term. Received: {error}. Use curvature='exact' or "
+        "'projected'."
     )
 
 

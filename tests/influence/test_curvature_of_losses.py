@@ -1,8 +1,8 @@
-"""The curvature from drawn targets against the Hessian, where both agree.
+"""The curvature from predicted targets against the Hessian, where both agree.
 
 With one input for all, one layer and these losses, the Gauss-Newton matrix is
-the Hessian, and its Kronecker products are exact; targets are drawn, so that
-both are equal as far as the samples tell.
+the Hessian, and its Kronecker products are exact; signs of targets are drawn,
+so that both are equal as far as the samples tell.
 """
 
 import keras
