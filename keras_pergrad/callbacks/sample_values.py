@@ -135,6 +135,7 @@ class SampleValues(PreparesFit):
         self._given_ids: Any = ids
         self.ids: Any = None
         self._state = self._reader = self._known = None
+        self._are_rows = False
         self._fit = contextlib.ExitStack()
 
     @staticmethod
@@ -172,6 +173,7 @@ class SampleValues(PreparesFit):
         require_valued(model, self, arguments.get("callbacks"))
         rows = number_arrays(arguments)
         self.ids = ids_of(self._given_ids, rows)
+        self._are_rows = rows is not None
         self._state, self._known = model.value_state, None
         goes_on = (arguments.get("initial_epoch") or 0) > 0
         dtype = type_of_values(model)
@@ -188,7 +190,9 @@ class SampleValues(PreparesFit):
                 f"makes one. Received: a {type(self.model).__name__}."
             )
         given = self.order, self.every, self.projection, self.seed
-        reader = ValueReader(self._state, self.validation, *given)
+        reader = ValueReader(
+            self._state, self.validation, *given, self._are_rows
+        )
         self._fit.enter_context(self.model.read_steps(reader))
 
     def on_train_end(self, logs=None):

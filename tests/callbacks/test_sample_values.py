@@ -649,10 +649,34 @@ def test_data_that_do_not_fit_are_refused():
         model.fit(x, y, verbose=0, callbacks=both)
     for a, b in zip(weights, model.get_weights(), strict=True):
         np.testing.assert_array_equal(a, b)
-    numbered = (SampleValues.with_numbers(x, np.arange(11)), y)
-    with pytest.raises(ValueError, match="numbers of samples from 0 to 6"):
-        fit(*numbered, ids=7)
     model.fit(x, y, verbose=0)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"run_eagerly": True},
+        {"jit_compile": True},
+        {"jit_compile": True, "steps_per_execution": 2},
+    ],
+)
+def test_numbers_outside_of_the_ids_change_no_weight(how):
+    model = _model(**{"jit_compile": False, **how})
+    x, y, _ = _data(model)
+    weights = model.get_weights()
+    for numbers in (np.arange(11), np.arange(-1, 10)):
+        values = SampleValues((x, y), ids=len(x) - (numbers[0] == 0))
+        given = SampleValues.with_numbers(x, numbers)
+        kind = tf.errors.InvalidArgumentError
+        with pytest.raises(kind, match=r"numbers of samples from 0 to"):
+            model.fit(given, y, verbose=0, callbacks=[values])
+        for a, b in zip(weights, model.get_weights(), strict=True):
+            np.testing.assert_array_equal(a, b)
+    values = SampleValues((x, y), ids=len(x))
+    given = SampleValues.with_numbers(x, np.arange(11))
+    model.fit(given, y, batch_size=4, epochs=2, verbose=0, callbacks=[values])
+    assert values.counts.tolist() == [2] * 11
 
 
 def test_a_plain_keras_model_is_refused():
