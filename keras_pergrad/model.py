@@ -38,8 +38,8 @@ from keras_pergrad.model_aggregation import during_fit, require_fit, state_of
 from keras_pergrad.modes.batch import evaluate
 from keras_pergrad.modes.step_readings import (
     StepReadings,
-    readings_of,
     checks_of,
+    readings_of,
 )
 
 

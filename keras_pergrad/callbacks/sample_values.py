@@ -80,7 +80,9 @@ class SampleValues(PreparesFit):
         every: after how many steps the validation gradient is computed anew;
             between, the last one stands for it. `order=2` needs 1.
         projection: to how many numbers gradients are projected at random;
-            then the values are unbiased estimates, for less time. None: exact.
+            then the values are unbiased estimates, for less time. Weights for
+            which that saves no time, such as those that meet few positions,
+            keep their exact part. None: all is exact.
         seed: of the projections.
 
     Attributes:
@@ -90,6 +92,8 @@ class SampleValues(PreparesFit):
         ValueError: an argument is out of range, or (in `fit`) the model, its
             mode or its optimizer is not served, the ids do not fit to the
             data, or data sets have no numbers.
+        tf.errors.InvalidArgumentError: a number is that of no id; no weight
+            has changed by that batch.
 
     Example:
 

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import keras_pergrad as kpg
 from keras_pergrad.callbacks import SampleValues
+from keras_pergrad.factors import outer
 from tests import oracle
 
 layers = keras.layers
@@ -301,7 +302,11 @@ def test_every_holds_the_validation_gradient():
 
 
 @pytest.mark.usefixtures("float64")
-def test_projections_are_the_projected_gradients():
+@pytest.mark.parametrize("projects", [True, False])
+def test_projections_or_the_exact_values(projects, monkeypatch):
+    """Kernels as small as these are only projected if that costs nothing."""
+    if projects:
+        monkeypatch.setattr(outer, "WORTH", -float("inf"))
     model = _model(_convolution)
     x, y, _ = _data(model)
     validation = _data(model, 4, seed=9)[:2]
@@ -315,7 +320,9 @@ def test_projections_are_the_projected_gradients():
         size = int(np.prod(gradient.shape[1:]))
         part = np.reshape(slope[at : at + size], (1, *gradient.shape[1:]))
         at += size
-        pair = few.of_gradients(gradient), few.of_gradients(part)
+        pair = gradient.reshape(len(x), -1), part.reshape(1, -1)
+        if projects:
+            pair = few.of_gradients(gradient), few.of_gradients(part)
         expected += np.matmul(np.asarray(pair[0]), np.asarray(pair[1])[0])
     values = SampleValues(validation, projection=40, seed=5)
     model.fit(x, y, verbose=0, callbacks=[values])

@@ -155,8 +155,8 @@ _OUTSIDE = (
 
 
 def _dots(factor, direction, projection):
-    """Return ⟨c_i, direction⟩, (n,), of projections if there is one."""
-    if projection is None:
+    """Return ⟨c_i, direction⟩, (n,), of projections if they are cheaper."""
+    if projection is None or factor.dot_is_less(projection):
         return factor.dot(direction)
     few = factor.project(projection)
     other = projection.of_gradients(direction[None])
