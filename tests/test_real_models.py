@@ -67,6 +67,7 @@ def test_gradients_are_those_of_single_samples(name):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")  # UNUSED
 @pytest.mark.parametrize("name", MODELS)
 def test_questions_about_samples_are_answered(name):
     """Projections, the Fisher information and values of samples."""
