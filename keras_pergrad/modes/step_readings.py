@@ -4,6 +4,8 @@ import contextlib
 import copy
 import weakref
 
+import keras
+
 from keras_pergrad.common.numbered import parted
 from keras_pergrad.keras_internals import replicas
 from keras_pergrad.keras_internals.train_function import (
@@ -91,7 +93,8 @@ def _checked_ahead(model, readers, iterator):
     if not readers or not model.jit_compile:
         return iterator
     batches, iterator = look_ahead(model, iterator)
-    for x, *_ in batches or ():
+    for batch in batches or ():
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
         numbers = parted(x)[1]
         for reader in readers if numbers is not None else ():
             reader.checks(numbers)
