@@ -1,10 +1,11 @@
-"""Which labels are wrong? Values of samples tell, while the model trains.
+"""What did each sample do to the validation loss, while the model trained?
 
 Flips a tenth of the labels of scikit-learn's handwritten digits, trains a small
 network on them, and lets `SampleValues` credit each sample with what it did to
-the loss of 200 validation digits. Drops the lowest tenth and trains again.
-Writes sample_values.csv and sample_values.png into examples/output/. In less
-than a minute.
+the loss of 200 validation digits. Counts the flipped ones in the lowest
+tenth (norms of gradients find more), drops that and trains again. Writes
+sample_values.csv and sample_values.png into examples/output/. In less than a
+minute.
 
     python examples/sample_values.py
 """

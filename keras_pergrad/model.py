@@ -38,8 +38,8 @@ from keras_pergrad.model_aggregation import during_fit, require_fit, state_of
 from keras_pergrad.modes.batch import evaluate
 from keras_pergrad.modes.step_readings import (
     StepReadings,
+    checks_of,
     readings_of,
-    require_numbers,
 )
 
 
@@ -262,7 +262,7 @@ class PerGradModel(FitHooks, keras.Model):
         data = keras.utils.unpack_x_y_sample_weight(batches.as_tensors(data))
         x, y, sample_weight = batches.of_one_length(*data)
         x, numbers = parted(x)
-        require_numbers(mode, numbers)
+        checks = checks_of(mode, numbers)
         # Loops and the optimizer need all variables.
         build_all(self, (x, y, sample_weight))
         mode.build(self)
@@ -273,7 +273,7 @@ class PerGradModel(FitHooks, keras.Model):
             track_loss(self, step.loss, samples, step.whole)
         if step.gradients is not None:
             # No weight changes before every check inside them has passed.
-            gradients = tf.tuple(step.gradients)
+            gradients = tf.tuple(step.gradients, control_inputs=checks)
             if step.whole:
                 replicas.apply(
                     self.optimizer, gradients, self.trainable_variables

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 import keras_pergrad as kpg
+from keras_pergrad.samples import TracedStep
 from tests import oracle, real_models
 from tests.real_models import HUB, MODELS, NEED_KERAS_HUB, loss
 
@@ -17,6 +18,7 @@ UNUSED = {
     "xlnet": "mask_emb",
     "dinov2": "mask_token",
 }
+RATE = 1e-3
 #: One of each kind; the others are slow tests.
 QUICK = ("llama", "bert", "gpt2_causal", "gemma_lora", "resnet50_frozen_norms")
 
@@ -62,6 +64,71 @@ def test_gradients_are_those_of_single_samples(name):
     rounding = 1e-6 * np.sqrt(squares.max())
     np.testing.assert_allclose(norms, np.sqrt(squares), 2e-5, rounding)
     oracle.assert_agree(kpg.per_sample_gradients(model, x, y), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")  # UNUSED
+@pytest.mark.parametrize("name", MODELS)
+def test_questions_about_samples_are_answered(name):
+    """Projections, the Fisher information and values of samples."""
+    model, x, y = _made(name)
+    model.compile(keras.optimizers.SGD(RATE), loss())
+    positions = y[0].size
+    expected = kpg.per_sample_gradients(model, x, y)
+    squares = [
+        None if g is None else np.mean(np.square(positions * g), 0)
+        for g in expected
+    ]
+    largest = max(s.max() for s in squares if s is not None)
+    found = kpg.fisher(model, x, y, labels="data", verbose=0)
+    for part, square in zip(found.parts, squares, strict=True):
+        assert (part is None) == (square is None)
+        if square is None:
+            continue
+        np.testing.assert_allclose(part, square, 1e-4, 1e-6 * largest)
+    kfac = kpg.fisher(model, x, kind="kfac", verbose=0)
+    assert [p is None for p in kfac.parts] == [p is None for p in found.parts]
+
+    for projected, gradients in _projected(model, x, y):
+        rounding = 1e-5 * max(np.abs(gradients).max(), 1e-6)
+        np.testing.assert_allclose(projected, gradients, 1e-4, rounding)
+
+    with tf.GradientTape() as tape:
+        value = loss()(y, model(x, training=False))
+    slope = tape.gradient(value, model.trainable_variables)
+    dots = sum(
+        np.reshape(g, (len(y), -1)) @ np.ravel(tf.convert_to_tensor(s))
+        for g, s in zip(expected, slope)
+        if g is not None
+    )
+    valued = kpg.PerGradModel.from_model(model)
+    optimizer = keras.optimizers.SGD(RATE)
+    valued.compile(optimizer, loss(), gradient_mode="vectorized")
+    values = kpg.callbacks.SampleValues((x, y))
+    valued.fit(x, y, verbose=0, shuffle=False, callbacks=[values])
+    dots *= RATE / len(y)
+    rounding = 1e-5 * np.abs(dots).max()
+    np.testing.assert_allclose(values.values, dots, 1e-4, rounding)
+
+
+def _projected(model, x, y):
+    """Projections by factors, and those of gradients written out."""
+    shapes = [v.shape for v in model.trainable_variables]
+    maps = kpg.factors.projections(shapes, 20 * len(shapes), seed=0)
+
+    @tf.function(autograph=False)
+    def both(x, y):
+        step = TracedStep(model, (x, y, None))
+        with step:
+            value = model.compute_loss(x, y, step.forward(x))
+        return [
+            (f.project(p), p.of_gradients(f.materialize()))
+            for f, p in zip(step.sample_gradients(value), maps)
+            if f is not None
+        ]
+
+    x = tf.nest.map_structure(tf.convert_to_tensor, x)
+    return both(x, tf.convert_to_tensor(y))
 
 
 def test_mixed_padding_is_found():

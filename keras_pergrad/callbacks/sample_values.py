@@ -80,7 +80,9 @@ class SampleValues(PreparesFit):
         every: after how many steps the validation gradient is computed anew;
             between, the last one stands for it. `order=2` needs 1.
         projection: to how many numbers gradients are projected at random;
-            then the values are unbiased estimates, for less time. None: exact.
+            then the values are unbiased estimates, for less time. Weights for
+            which that saves no time, such as those that meet few positions,
+            keep their exact part. None: all is exact.
         seed: of the projections.
 
     Attributes:
@@ -90,6 +92,8 @@ class SampleValues(PreparesFit):
         ValueError: an argument is out of range, or (in `fit`) the model, its
             mode or its optimizer is not served, the ids do not fit to the
             data, or data sets have no numbers.
+        tf.errors.InvalidArgumentError: a number is that of no id; no weight
+            has changed by that batch.
 
     Example:
 
@@ -135,6 +139,7 @@ class SampleValues(PreparesFit):
         self._given_ids: Any = ids
         self.ids: Any = None
         self._state = self._reader = self._known = None
+        self._are_rows = False
         self._fit = contextlib.ExitStack()
 
     @staticmethod
@@ -172,6 +177,7 @@ class SampleValues(PreparesFit):
         require_valued(model, self, arguments.get("callbacks"))
         rows = number_arrays(arguments)
         self.ids = ids_of(self._given_ids, rows)
+        self._are_rows = rows is not None
         self._state, self._known = model.value_state, None
         goes_on = (arguments.get("initial_epoch") or 0) > 0
         dtype = type_of_values(model)
@@ -188,7 +194,9 @@ class SampleValues(PreparesFit):
                 f"makes one. Received: a {type(self.model).__name__}."
             )
         given = self.order, self.every, self.projection, self.seed
-        reader = ValueReader(self._state, self.validation, *given)
+        reader = ValueReader(
+            self._state, self.validation, *given, self._are_rows
+        )
         self._fit.enter_context(self.model.read_steps(reader))
 
     def on_train_end(self, logs=None):

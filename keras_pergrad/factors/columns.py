@@ -60,6 +60,9 @@ class Columns(SampleGradients):
             start += columns
         return tf.add_n(parts)
 
+    def dot_is_less(self, projection):
+        return all(part.dot_is_less(projection) for part in self.parts)
+
     def holders(self):
         return [held for part in self.parts for held in part.holders()]
 

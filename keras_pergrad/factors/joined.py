@@ -128,6 +128,9 @@ class Joined(SampleGradients):
             return super().project(projection)
         return tf.add_n([wide(p.project(projection)) for p in self.parts])
 
+    def dot_is_less(self, projection):
+        return all(part.dot_is_less(projection) for part in self.parts)
+
     def holders(self):
         if self._gradients is not None:
             return [self]

@@ -44,6 +44,8 @@ PLAIN = Rates(gram=1.2, hold=32, hold_gram=32)
 XLA = Rates(gram=1.4, hold=240, hold_gram=60)
 #: A sample's gradient with more entries is not held to save time.
 HELD = 2**17
+#: Fewer multiplications for a sample are not worth some more ops.
+WORTH = 2**18
 
 
 class Outer(SampleGradients):
@@ -211,13 +213,15 @@ class Outer(SampleGradients):
         t = self.positions
         if i * o > HELD or t is None or t == 1:
             return True
-        rows, columns = projection.inputs, projection.outputs
-        k, m = rows.size, columns.size
-        sides = t * (i * k + o * m + PLAIN.gram * k * m)
-        sides += PLAIN.hold_gram * (t * (k + m) + k * m)
+        k, m = projection.inputs.size, projection.outputs.size
         full = PLAIN.gram * (t * i * o + i * o * m + i * k * m)
         full += PLAIN.hold * (i * o + i * m)
-        return sides < full
+        return cost_of_sides(t, i, o, projection) < full
+
+    def dot_is_less(self, projection):
+        if self._gradients is not None:
+            return True
+        return dot_is_less(self.positions, *self._features, projection)
 
     def axes(self):
         sides = self._axes_of_sides()
@@ -314,6 +318,21 @@ class Outer(SampleGradients):
     def _unshaped(self, direction):
         """Return a gradient of the variable as a matrix, (i, o)."""
         return unpermuted(direction, self.perm, self.unpermuted, self._features)
+
+
+def cost_of_sides(t, i, o, projection):
+    """Return what it costs to project both sides, (t, i) and (t, o)."""
+    k, m = projection.inputs.size, projection.outputs.size
+    sides = t * (i * k + o * m + PLAIN.gram * k * m)
+    return sides + PLAIN.hold_gram * (t * (k + m) + k * m)
+
+
+def dot_is_less(t, i, o, projection):
+    """Whether `dot` costs about as little as to project both sides."""
+    if t is None:
+        return False
+    dot = t * i * o + PLAIN.hold_gram * t * min(i, o)
+    return dot < cost_of_sides(t, i, o, projection) + WORTH
 
 
 def unpermuted(direction, perm, before, shape):

@@ -9,7 +9,13 @@ import tensorflow as tf
 from keras_pergrad.factors import convolution_costs, convolution_methods
 from keras_pergrad.factors.by_chunks import squares_by_chunks, sum_by_chunks
 from keras_pergrad.factors.kronecker import Kronecker
-from keras_pergrad.factors.outer import HELD, PLAIN, Outer
+from keras_pergrad.factors.outer import (
+    HELD,
+    PLAIN,
+    Outer,
+    cost_of_sides,
+    dot_is_less,
+)
 from keras_pergrad.factors.sample_gradients import (
     SampleGradients,
     expand,
@@ -211,11 +217,15 @@ class Patches(SampleGradients):
         if i * o > HELD or not self.windows.known:
             return True
         t, k, m = self.windows.count, rows.size, columns.size
-        sides = t * (i * k + o * m + PLAIN.gram * k * m)
-        sides += PLAIN.hold_gram * (t * (k + m) + k * m)
         full = t * i * o + PLAIN.gram * (i * o * m + i * k * m)
         full += PLAIN.hold_gram * (i * t + i * o + i * m)
-        return sides < full
+        return cost_of_sides(t, i, o, projection) < full
+
+    def dot_is_less(self, projection):
+        if self._gradients is not None or self.groups > 1:
+            return True
+        t = self.windows.count if self.windows.known else None
+        return dot_is_less(t, *self._matrix_shape(), projection)
 
     def axes(self):
         if self.groups > 1 or self.shape[-1] != self.small.shape[-1]:

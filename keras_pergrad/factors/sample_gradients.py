@@ -13,6 +13,7 @@ from keras_pergrad.factors.shared import in_rank, integers, zero
 _FURTHER = (
     "axes",
     "dot",
+    "dot_is_less",
     "gram",
     "kronecker",
     "project",
@@ -164,6 +165,10 @@ class SampleGradients(abc.ABC):
         TensorShape([5, 16])
         """
         return projection.of_gradients(self.materialize())
+
+    def dot_is_less(self, projection):
+        """Whether `dot` costs no more than `project`, or hardly more."""
+        return True
 
     def kronecker(self):
         """Return a Kronecker product that stands for Σ g gᵀ: a `Kronecker`.

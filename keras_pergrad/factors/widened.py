@@ -83,6 +83,9 @@ class Widened(Adapted):
     def project(self, projection):
         return self.factor.project(projection)
 
+    def dot_is_less(self, projection):
+        return self.factor.dot_is_less(projection)
+
     def axes(self):
         return self.factor.axes()
 

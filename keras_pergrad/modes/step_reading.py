@@ -119,10 +119,20 @@ class StepReader:
 
     #: Whether each sample must have a number.
     needs_numbers = False
+    #: Whether `checks` looks at the numbers.
+    checks_numbers = False
 
     def is_due(self) -> bool:
         """Whether to read in the next call of the train function."""
         return True
+
+    def checks(self, numbers) -> list:
+        """Return ops that fail where a batch cannot be read.
+
+        No weight changes before them. XLA drops assertions. `numbers` are
+        those of the samples, (n,), where the data have them, else None.
+        """
+        return []
 
     def read(self, samples: StepSamples) -> dict[str, Any]:
         """Return tensors, or lists of them, by name; traced into the step."""

@@ -4,8 +4,15 @@ import contextlib
 import copy
 import weakref
 
+import keras
+
+from keras_pergrad.common.numbered import parted
 from keras_pergrad.keras_internals import replicas
-from keras_pergrad.keras_internals.train_function import Innermost, made
+from keras_pergrad.keras_internals.train_function import (
+    Innermost,
+    look_ahead,
+    made,
+)
 
 #: Where the logs of a step have its readings, until they are taken out.
 KEY = "keras_pergrad_readings"
@@ -54,6 +61,7 @@ class StepReadings:
         if not due:
             return function(iterator)
         model = self._model()
+        iterator = _checked_ahead(model, due, iterator)
         before = model.gradient_mode
         mode, function = self._function(model, before, due)
         model._gradient_mode = mode
@@ -81,6 +89,23 @@ class StepReadings:
         mode = copy.copy(before)
         mode.readers, mode.traced = tuple(due), {}
         return mode, None
+
+
+def _checked_ahead(model, readers, iterator):
+    """Return an iterator whose next batches readers have checked.
+
+    In the step XLA would drop the checks.
+    """
+    readers = [r for r in readers if r.checks_numbers]
+    if not readers or not model.jit_compile:
+        return iterator
+    batches, iterator = look_ahead(model, iterator)
+    for batch in batches or ():
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
+        numbers = parted(x)[1]
+        for reader in readers if numbers is not None else ():
+            reader.checks(numbers)
+    return iterator
 
 
 def require_readable(model):
@@ -120,8 +145,11 @@ def require_own_step(model, base):
         )
 
 
-def require_numbers(mode, numbers):
-    """Refuse data without numbers, where a reader needs them."""
+def checks_of(mode, numbers):
+    """Return what must have passed before weights change, a list of ops.
+
+    Data without numbers are refused at once, where a reader needs them.
+    """
     if numbers is None and any(r.needs_numbers for r in mode.readers):
         raise ValueError(
             "Each sample is expected to have its number. Received: data "
@@ -129,6 +157,7 @@ def require_numbers(mode, numbers):
             "in a data set or a PyDataset put them beside the inputs: "
             "SampleValues.with_numbers(x, numbers) in place of x."
         )
+    return [op for reader in mode.readers for op in reader.checks(numbers)]
 
 
 def readings_of(step, mode, numbers=None):

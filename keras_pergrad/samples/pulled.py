@@ -152,6 +152,12 @@ class Reshaped(Pulled):
         shape = self.tensor.shape.as_list()
         return self.factor.project(projection.in_shape(shape))
 
+    def dot_is_less(self, projection):
+        if self._gradients is not None or not self._is_same_matrix():
+            return True
+        shape = self.tensor.shape.as_list()
+        return self.factor.dot_is_less(projection.in_shape(shape))
+
     def axes(self):
         sizes, axes = self.tensor.shape.as_list(), self.factor.axes()
         rows = [k for k, size in enumerate(sizes[:-1]) if size != 1]

@@ -100,6 +100,9 @@ class Scaled(Adapted):
     def project(self, projection):
         return self.change(self.factor.project(projection))
 
+    def dot_is_less(self, projection):
+        return self.factor.dot_is_less(projection)
+
     def axes(self):
         return self.factor.axes()
 

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import keras_pergrad as kpg
 from keras_pergrad.callbacks import SampleValues
+from keras_pergrad.factors import outer
 from tests import oracle
 
 layers = keras.layers
@@ -301,7 +302,11 @@ def test_every_holds_the_validation_gradient():
 
 
 @pytest.mark.usefixtures("float64")
-def test_projections_are_the_projected_gradients():
+@pytest.mark.parametrize("projects", [True, False])
+def test_projections_or_the_exact_values(projects, monkeypatch):
+    """Kernels as small as these are only projected if that costs nothing."""
+    if projects:
+        monkeypatch.setattr(outer, "WORTH", -float("inf"))
     model = _model(_convolution)
     x, y, _ = _data(model)
     validation = _data(model, 4, seed=9)[:2]
@@ -315,7 +320,9 @@ def test_projections_are_the_projected_gradients():
         size = int(np.prod(gradient.shape[1:]))
         part = np.reshape(slope[at : at + size], (1, *gradient.shape[1:]))
         at += size
-        pair = few.of_gradients(gradient), few.of_gradients(part)
+        pair = gradient.reshape(len(x), -1), part.reshape(1, -1)
+        if projects:
+            pair = few.of_gradients(gradient), few.of_gradients(part)
         expected += np.matmul(np.asarray(pair[0]), np.asarray(pair[1])[0])
     values = SampleValues(validation, projection=40, seed=5)
     model.fit(x, y, verbose=0, callbacks=[values])
@@ -649,10 +656,34 @@ def test_data_that_do_not_fit_are_refused():
         model.fit(x, y, verbose=0, callbacks=both)
     for a, b in zip(weights, model.get_weights(), strict=True):
         np.testing.assert_array_equal(a, b)
-    numbered = (SampleValues.with_numbers(x, np.arange(11)), y)
-    with pytest.raises(ValueError, match="numbers of samples from 0 to 6"):
-        fit(*numbered, ids=7)
     model.fit(x, y, verbose=0)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"run_eagerly": True},
+        {"jit_compile": True},
+        {"jit_compile": True, "steps_per_execution": 2},
+    ],
+)
+def test_numbers_outside_of_the_ids_change_no_weight(how):
+    model = _model(**{"jit_compile": False, **how})
+    x, y, _ = _data(model)
+    weights = model.get_weights()
+    for numbers in (np.arange(11), np.arange(-1, 10)):
+        values = SampleValues((x, y), ids=len(x) - (numbers[0] == 0))
+        given = SampleValues.with_numbers(x, numbers)
+        kind = tf.errors.InvalidArgumentError
+        with pytest.raises(kind, match=r"numbers of samples from 0 to"):
+            model.fit(given, y, verbose=0, callbacks=[values])
+        for a, b in zip(weights, model.get_weights(), strict=True):
+            np.testing.assert_array_equal(a, b)
+    values = SampleValues((x, y), ids=len(x))
+    given = SampleValues.with_numbers(x, np.arange(11))
+    model.fit(given, y, batch_size=4, epochs=2, verbose=0, callbacks=[values])
+    assert values.counts.tolist() == [2] * 11
 
 
 def test_a_plain_keras_model_is_refused():

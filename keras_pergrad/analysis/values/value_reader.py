@@ -13,7 +13,6 @@ the first- and second-order in-run Data Shapley values, with the other sign
 
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.aggregation import is_finite, of_samples, weight_of
@@ -36,17 +35,27 @@ class ValueReader(StepReader):
         every: after how many steps the validation gradient is computed anew.
         projection: numbers that gradients become, or None: they stay.
         seed: of the projections.
+        are_rows: whether numbers are those of arrays' rows, and so right.
     """
 
     needs_numbers = True
 
-    def __init__(self, state, validation, order, every, projection, seed):
+    def __init__(
+        self,
+        state,
+        validation,
+        order,
+        every,
+        projection,
+        seed,
+        are_rows=False,
+    ):
         self.state, self.validation = state, validation
         self.order, self.every = order, every
         self.projection, self.seed = projection, seed
-        self.outside = tf.Variable(tf.zeros([], tf.int64), trainable=False)
         self._steps = tf.Variable(tf.zeros([], tf.int64), trainable=False)
         self._held: Any = None
+        self.checks_numbers = not are_rows
 
     def read(self, samples):
         known = [
@@ -85,29 +94,30 @@ class ValueReader(StepReader):
         finite = tf.logical_and(finite, tf.math.is_finite(values))
         return {"values": values, "finite": finite}
 
+    def checks(self, numbers):
+        if not self.checks_numbers:
+            return []
+        inside = self._inside(tf.reshape(tf.cast(numbers, tf.int64), [-1]))
+        outside = tf.math.count_nonzero(tf.logical_not(inside))
+        message = _OUTSIDE.format(self.state.sums.shape[0] - 1)
+        check = tf.debugging.Assert(tf.equal(outside, 0), [message, outside])
+        return [] if check is None else [check]
+
+    def _inside(self, numbers):
+        samples = self.state.sums.shape[0]
+        return tf.logical_and(numbers >= 0, numbers < samples)
+
     def collect(self, read, numbers):
         """Add a step's values up; (n,) `numbers` are those of its samples."""
         numbers = tf.reshape(tf.cast(numbers, tf.int64), [-1])
         sums = self.state.sums
-        inside = tf.logical_and(numbers >= 0, numbers < sums.shape[0])
-        outside = tf.logical_not(inside)
-        self.outside.assign_add(tf.reduce_sum(tf.cast(outside, tf.int64)))
+        inside = self._inside(numbers)
         counted = tf.logical_and(inside, read["finite"])
         rows = tf.where(inside, numbers, tf.zeros_like(numbers))
         values = tf.cast(read["values"], sums.dtype)
         values = tf.where(counted, values, tf.zeros_like(values))
         self.state.add(rows, values, tf.cast(counted, tf.int64))
-        return {"outside": self.outside.read_value()}
-
-    def receive(self, values):
-        outside = int(np.asarray(values["outside"]))
-        samples = self.state.sums.shape[0]
-        if outside:
-            raise ValueError(
-                f"SampleValues expected numbers of samples from 0 to "
-                f"{samples - 1}, since there are {samples} ids. Received: "
-                f"{outside} other numbers. Count the samples as `ids` does."
-            )
+        return {}
 
     @staticmethod
     def _mean(samples, variables, factors, weights):
@@ -138,9 +148,15 @@ class ValueReader(StepReader):
         return [held.read_value() for held in self._held]
 
 
+_OUTSIDE = (
+    "SampleValues expected numbers of samples from 0 to {}, one for each id. "
+    "Count the samples as `ids` does. Received so many others:"
+)
+
+
 def _dots(factor, direction, projection):
-    """Return ⟨c_i, direction⟩, (n,), of projections if there is one."""
-    if projection is None:
+    """Return ⟨c_i, direction⟩, (n,), of projections if they are cheaper."""
+    if projection is None or factor.dot_is_less(projection):
         return factor.dot(direction)
     few = factor.project(projection)
     other = projection.of_gradients(direction[None])
