@@ -159,7 +159,8 @@ class Likelihood:
             held = tf.identity(values)
             if mask_of(outputs) is not None:
                 set_mask(held, mask_of(outputs))
-            loss: Any = _OfValues("values", self.reduction)(
+            reduction: Any = self.reduction
+            loss: Any = _OfValues("values", reduction)(
                 values, held, sample_weight
             )
         found = tf.cast(tape.gradient(loss, values), outputs.dtype)

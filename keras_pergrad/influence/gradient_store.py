@@ -79,7 +79,7 @@ class GradientStore:
                 n = min(count, self.samples - first)
                 file.seek(begin + 2 * first * self.size)
                 part = buffer[: 2 * n * self.size]
-                _fill(file, memoryview(part))
+                _fill(file, part.data)
                 rows = part.view(np.float16).reshape(n, self.size)
                 yield first, rows, scales[first : first + n]
 

@@ -43,7 +43,7 @@ class Block:
         if np.ptp(units):
             inputs = inputs / np.outer(units, units)
         self.inputs, left = _eigen(inputs)
-        if np.ptp(units):
+        if self.inputs is not None:  # Only a matrix has a bias's row.
             self.inputs = self.inputs / units[:, None]
         self.outputs, right = _eigen(outputs)
         self._sums = np.outer(left, right) / count

@@ -12,6 +12,8 @@ al., arXiv 1905.12558). Of a model that is sure of most samples hardly one drawn
 label says anything, so all count at once, with random signs.
 """
 
+from typing import Any
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -125,7 +127,7 @@ class KroneckerCurvature:
         return blocks, samples
 
     def _correct(self):
-        bases = [None] * len(self._variables)
+        bases: list[Any] = [None] * len(self._variables)
         for block in self._blocks:
             variable = self._variables[block.places[0]]
             sides = block.inputs, block.outputs

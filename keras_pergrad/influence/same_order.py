@@ -45,8 +45,8 @@ def _checksum(batch):
     checksum = 0
     for part in tf.nest.flatten(batch, expand_composites=True):
         if part is not None:
-            array = np.ascontiguousarray(part)
-            if array.dtype == object:  # texts
-                array = b"\0".join(array.reshape(-1))
-            checksum = zlib.crc32(array, checksum)
+            array = np.asarray(part)
+            is_text = array.dtype == object
+            data = b"\0".join(array.reshape(-1)) if is_text else array.tobytes()
+            checksum = zlib.crc32(data, checksum)
     return checksum
