@@ -221,7 +221,8 @@ class Outer(SampleGradients):
     def dot_is_less(self, projection):
         if self._gradients is not None:
             return True
-        return dot_is_less(self.positions, *self._features, projection)
+        i, o = self._features
+        return dot_is_less(self.positions, i, o, projection)
 
     def axes(self):
         sides = self._axes_of_sides()
