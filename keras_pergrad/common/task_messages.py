@@ -35,24 +35,6 @@ def own_loss(model):
     )
 
 
-def several_replicas(count):
-    """Say that there is no Gramian over several replicas."""
-    return (
-        "ByTask() expected one device: the inner products are of the gradients "
-        f"of the whole batch. Received: {count} replicas of a tf.distribute "
-        f"strategy. Train without the strategy, or {_BATCH}."
-    )
-
-
-PARTS = (
-    "ByTask() expected the whole batch: the inner products are of the "
-    "gradients of all of it. Received: Accumulated(inner=ByTask(...)), which "
-    "gives it a part. Use ByTask() with a smaller batch, or with "
-    "`gradient_accumulation_steps` of the optimizer, which then adds up the "
-    "aggregated gradients."
-)
-
-
 def one_task(tasks, known):
     """Say that one task has no conflicts."""
     return (

@@ -19,7 +19,7 @@ from tests.keras_internals.distribution.two_devices import (
     same,
     strategy,
 )
-from tests.modes import big_batch
+from tests.modes import big_batch, task_networks
 
 
 @check
@@ -86,6 +86,44 @@ def accumulated():
 @check
 def accumulated_over_steps_with_a_tail():
     same("outputs-mixed", lambda: kpg.Accumulated(steps=2, microbatch_size=2))
+
+
+def same_by_task(case, around=lambda mode: mode):
+    """Asserts that ByTask trains a case as on one device, at 1e-10."""
+    double()
+
+    def train():
+        mode = around(task_networks.CASES[case].mode())
+        sizes = (11, 11, 1)
+        return task_networks.trained(case, mode, sizes, jit_compile=False)
+
+    alone, together = both(train)
+    big_batch.assert_same(together, alone)
+
+
+@check
+def by_task():
+    same_by_task("kinds")
+
+
+@check
+def by_task_of_masked_losses():
+    same_by_task("masked")
+
+
+@check
+def by_task_in_microbatches_with_a_task_of_add_loss():
+    same_by_task(
+        "add_loss", lambda mode: kpg.Accumulated(microbatch_size=2, inner=mode)
+    )
+
+
+@check
+def by_task_over_steps_with_a_tail():
+    same_by_task(
+        "kinds",
+        lambda mode: kpg.Accumulated(steps=2, microbatch_size=2, inner=mode),
+    )
 
 
 class Sign(kpg.Vectorized):
