@@ -12,9 +12,8 @@ from tests.modes import big_batch
 layers = keras.layers
 
 
-def upgrad(losses=None):
-    aggregation = kpg.UPGrad(norm_eps=0.0, reg_eps=1e-13)
-    return kpg.ByTask(aggregation, losses=losses)
+def upgrad():
+    return kpg.UPGrad(norm_eps=0.0, reg_eps=1e-13)
 
 
 @dataclasses.dataclass
@@ -25,9 +24,10 @@ class Case:
     y: dict
     sample_weight: dict | None = None
     losses: dict | list | None = None
+    aggregation: Callable = upgrad
 
     def mode(self):
-        return upgrad(self.losses)
+        return kpg.ByTask(self.aggregation(), self.losses)
 
 
 def heads(cls):
@@ -97,6 +97,7 @@ CASES = {
         big_batch.X,
         _SCORE,
         losses={"both": ["picture", "same"], "small": "add_loss/added"},
+        aggregation=kpg.IMTLG,
     ),
     "masked": Case(
         masked,

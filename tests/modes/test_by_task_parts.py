@@ -5,7 +5,7 @@ import pytest
 
 import keras_pergrad as kpg
 from tests.modes import big_batch
-from tests.modes.task_networks import CASES, compiled, data, trained
+from tests.modes.task_networks import CASES, trained
 
 ENGINES = {
     "eager": {"run_eagerly": True},
@@ -36,7 +36,7 @@ def test_microbatches_are_the_batch(case, engine):
     mode = CASES[case].mode
     parts = kpg.Accumulated(microbatch_size=4, inner=mode())
     whole = trained(case, mode(), **ENGINES[engine])
-    assert max(whole[1][n][0] for n in whole[1] if "task_weight" in n) > 1.001
+    assert max(whole[1][n][0] for n in whole[1] if "task_weight" in n) > 1.01
     big_batch.assert_same(trained(case, parts, **ENGINES[engine]), whole)
 
 
