@@ -35,6 +35,17 @@ def own_loss(model):
     )
 
 
+def synchronized(layer):
+    """Say that `add_loss` and synchronized statistics are too much."""
+    return (
+        "ByTask() on several replicas expected no add_loss(), which is also "
+        "what an activity regulariser gives, beside statistics over all "
+        "replicas: the layer of a term is then not known. Received: layer "
+        f"{layer.name!r} ({type(layer).__name__}) with synchronized=True. Use "
+        f"synchronized=False, or GroupNormalization instead, or {_BATCH}."
+    )
+
+
 def one_task(tasks, known):
     """Say that one task has no conflicts."""
     return (

@@ -49,8 +49,8 @@ class Accumulated(GradientMode):
             so BatchNormalization sees all of it; with `steps=1` this is what
             `inner` does by itself, in the same memory.
         inner: how a microbatch's gradient is found: "batch", or a mode with
-            an aggregation, "vectorized" or "per_sample" (name, object or
-            config dict). With `ClippedMean` the whole is a virtual batch:
+            an aggregation, "vectorized", "per_sample" or "by_task" (name,
+            object or config dict). "by_task" aggregates once per update. With `ClippedMean` the whole is a virtual batch:
             clipped per sample, summed, noise added once per update.
         tail: what happens to batches that wait for an update when an epoch of
             `fit` ends: "apply" updates with these alone, "keep" goes on in the

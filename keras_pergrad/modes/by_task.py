@@ -46,7 +46,11 @@ class ByTask(GradientMode):
     2406.16232.
 
     Samples may be mixed, as by BatchNormalization: the gradients are those of
-    the batch. By name `"by_task"`.
+    the batch. Under `Accumulated(inner="by_task")`, or on several replicas,
+    each task's gradient is added up over microbatches, batches and replicas
+    first; the sums are aggregated and logged once, as the update is made. It
+    is the step of the whole, with the exceptions that `Accumulated` names. The
+    sums take the memory of a gradient for each task. By name `"by_task"`.
 
     Args:
         aggregation: a `GramianAggregation`, "mean" (plain training, with the
@@ -70,7 +74,8 @@ class ByTask(GradientMode):
         TypeError: `aggregation` or `losses` is of another kind.
         ValueError: an aggregation by norms, unknown names of losses, fewer than
             two tasks, no weight that two tasks use, a `compute_loss` of the
-            model's own, several replicas, `Accumulated`.
+            model's own, on several replicas `add_loss` beside a layer with
+            `synchronized=True`.
 
     Example:
 

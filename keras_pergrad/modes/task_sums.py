@@ -15,6 +15,9 @@ class TaskSums(MicrobatchSums):
 
     def __init__(self, tasks, model, *given):
         super().__init__(model, *given)
+        # Replicas that wait for each other would note each other's terms.
+        for layer in replicas.waiting(model) if self.kinds else ():
+            raise ValueError(task_messages.synchronized(layer))
         self._tasks = tasks
         self._prefixes = {
             name: _prefix(k)

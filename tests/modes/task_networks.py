@@ -115,15 +115,14 @@ def data(name):
     return parts if case.sample_weight else parts[:2]
 
 
-def compiled(name, mode, optimizer=None, **how):
+def compiled(name, mode, cls=kpg.PerGradModel, **how):
     """The model of a case, from the same start each time."""
     case = CASES[name]
     keras.utils.set_random_seed(3)
-    model = case.make(kpg.PerGradModel)
-    optimizer = optimizer or keras.optimizers.SGD(0.1, momentum=0.9)
+    model = case.make(cls)
     loss = case.losses_of_outputs()
     model.compile(
-        optimizer,
+        keras.optimizers.SGD(0.1, momentum=0.9),
         loss,
         loss_weights=dict(zip(loss, [0.3, 2.0, 0.7])),
         gradient_mode=mode,

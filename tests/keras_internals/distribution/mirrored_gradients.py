@@ -16,6 +16,7 @@ from tests.keras_internals.distribution.two_devices import (
     clipped,
     dense,
     double,
+    raises,
     same,
     strategy,
 )
@@ -124,6 +125,26 @@ def by_task_over_steps_with_a_tail():
         "kinds",
         lambda mode: kpg.Accumulated(steps=2, microbatch_size=2, inner=mode),
     )
+
+
+@check
+def by_task_with_synchronized_statistics():
+    def train(mode, regularizer=None):
+        keras.utils.set_random_seed(3)
+        inputs = keras.Input((5,))
+        x = keras.layers.Dense(4, activity_regularizer=regularizer)(inputs)
+        x = keras.layers.BatchNormalization(synchronized=True)(x)
+        heads = [keras.layers.Dense(3, name=n)(x) for n in "ab"]
+        model = kpg.PerGradModel(inputs, heads)
+        model.compile("sgd", "mse", gradient_mode=mode, jit_compile=False)
+        model.fit(X, [Y, -Y], 11, verbose=0, shuffle=False)
+        return model.get_weights()
+
+    with strategy().scope():
+        plain, by_task = train("batch"), train(kpg.ByTask("mean"))
+        raises(lambda: train("by_task", "l2"), "synchronized=False")
+    for a, b in zip(by_task, plain, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
 class Sign(kpg.Vectorized):
