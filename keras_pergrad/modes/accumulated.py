@@ -50,8 +50,9 @@ class Accumulated(GradientMode):
             `inner` does by itself, in the same memory.
         inner: how a microbatch's gradient is found: "batch", or a mode with
             an aggregation, "vectorized", "per_sample" or "by_task" (name,
-            object or config dict). "by_task" aggregates once per update. With `ClippedMean` the whole is a virtual batch:
-            clipped per sample, summed, noise added once per update.
+            object or config dict). With `ClippedMean` the whole is a virtual
+            batch: clipped per sample, summed, noise added once per update.
+            "by_task" sums each task's gradient, and aggregates once per update.
         tail: what happens to batches that wait for an update when an epoch of
             `fit` ends: "apply" updates with these alone, "keep" goes on in the
             next epoch or `fit`, "drop" discards them. Where a `fit` was

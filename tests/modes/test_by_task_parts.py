@@ -13,11 +13,10 @@ ENGINES = {
     "graph": {"jit_compile": False},
     "xla": {"jit_compile": True},
 }
-RUNS = [
-    *((case, "eager") for case in CASES),
-    ("masked", "graph"),
-    pytest.param("add_loss", "graph", marks=pytest.mark.slow),
-    pytest.param("kinds", "xla", marks=pytest.mark.slow),
+EAGER = [(case, "eager") for case in CASES]
+SLOW = [
+    pytest.param(*run, marks=pytest.mark.slow)
+    for run in (("add_loss", "graph"), ("kinds", "xla"))
 ]
 
 
@@ -31,7 +30,7 @@ def _double():
     keras.config.set_floatx(before[1])
 
 
-@pytest.mark.parametrize(("case", "engine"), RUNS)
+@pytest.mark.parametrize(("case", "engine"), EAGER + SLOW)
 def test_microbatches_are_the_batch(case, engine):
     """Microbatches of 4, the last of a batch smaller."""
     mode = CASES[case].mode
@@ -41,7 +40,9 @@ def test_microbatches_are_the_batch(case, engine):
     big_batch.assert_same(trained(case, parts, **ENGINES[engine]), whole)
 
 
-@pytest.mark.parametrize(("case", "engine"), RUNS)
+@pytest.mark.parametrize(
+    ("case", "engine"), [*EAGER, ("masked", "graph"), *SLOW]
+)
 def test_steps_are_one_batch(case, engine):
     """Batches of 9, 3 and 8; then 2 and 1 are what is left of the epoch."""
     mode, how = CASES[case].mode, ENGINES[engine]
