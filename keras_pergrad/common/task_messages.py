@@ -46,6 +46,15 @@ def synchronized(layer):
     )
 
 
+PARTS = (
+    "partial_sums() of ByTask expected the whole batch: the inner products are "
+    "of the gradients of all of it. Received: a part, from a mode that calls "
+    "it or overrides it. Override step() instead, or give "
+    "Accumulated(inner=...) and replicas a ByTask whose partial_sums() is its "
+    "own, which adds up each task's gradient."
+)
+
+
 def one_task(tasks, known):
     """Say that one task has no conflicts."""
     return (

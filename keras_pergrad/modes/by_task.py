@@ -141,6 +141,8 @@ class ByTask(GradientMode):
         return ["task_conflicts", *weights, *cosines(tasks)]
 
     def sums_of_parts(self, aggregation, *given):
+        if type(self).partial_sums is not ByTask.partial_sums:
+            return super().sums_of_parts(aggregation, *given)
         return TaskSums(self._tasks(given[0]), *given)
 
     def gradients_of_sums(self, model, groups, mask_epsilons, aggregation):
@@ -149,6 +151,8 @@ class ByTask(GradientMode):
         return self._aggregated(tasks, parts, others, aggregation)
 
     def partial_sums(self, model, part):
+        if not part.is_whole:
+            raise ValueError(task_messages.PARTS)
         tasks, noted = self._tasks(model), {}
         with part.watched(), tf.GradientTape(persistent=True) as tape:
             y_pred, added = part.call()

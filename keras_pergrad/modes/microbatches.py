@@ -78,9 +78,11 @@ def of_parts(parting, model, batch):
     scale = loss_scale(model.optimizer)
     kinds = add_loss_reduction.kinds(model, batch[0])
     given = model, batch[0], scale, kinds, alone
-    parts: Any = MicrobatchSums(*given)
+    parts: Any
     if parting.own_sums:
         parts = mode.sums_of_parts(aggregation, *given)
+    else:
+        parts = MicrobatchSums(*given)
     with parting.checked(model, batch, parts) as function:
         if isinstance(parts, WeightedSums):
             parts.know_denominators(sum_over(parts.denominators, batch, size))
@@ -120,10 +122,8 @@ def _wait(parting, model, parts, groups, norms, scale):
 def update(mode, model):
     """Call the optimizer with all batches that wait for an update."""
     waiting, variables = model.gradient_state, model.trainable_variables
-    aggregation, scale = (
-        aggregation_now(mode, model),
-        loss_scale(model.optimizer),
-    )
+    aggregation = aggregation_now(mode, model)
+    scale = loss_scale(model.optimizer)
     summed = waiting.groups(variables), waiting.mask_epsilons
     mean, logged = mode.gradients_of_sums(model, *summed, aggregation)
     model.gradient_logs.update(logged)

@@ -137,3 +137,34 @@ def test_what_is_refused_of_microbatches(losses, cls, match):
         model.fit(*data("add_loss"), verbose=0)
     for a, b in zip(before, model.get_weights(), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def test_logs_of_what_an_epoch_leaves_are_kept_over_validation():
+    inner = CASES["add_loss"].mode
+    logs = []
+    for validation in (None, data("add_loss")):
+        mode = kpg.Accumulated(steps=3, inner=inner())
+        model = compiled("add_loss", mode, run_eagerly=True)
+        given = {"batch_size": 12, "verbose": 0, "shuffle": False}
+        history = model.fit(
+            *data("add_loss"), **given, validation_data=validation
+        ).history
+        logs.append([history[n] for n in history if n.startswith("task")])
+    assert np.isfinite(logs).all()
+    np.testing.assert_array_equal(*logs)
+
+
+class Halved(kpg.ByTask):
+    """Changes what `ByTask` gives for a whole batch."""
+
+    def partial_sums(self, model, part):
+        sums = super().partial_sums(model, part)
+        sums.gradients = [g / 2 for g in sums.gradients]
+        return sums
+
+
+def test_partial_sums_that_are_overridden_are_not_left_out():
+    mode = kpg.Accumulated(microbatch_size=4, inner=Halved())
+    model = compiled("add_loss", mode, run_eagerly=True)
+    with pytest.raises(ValueError, match="expected the whole batch"):
+        model.fit(*data("add_loss"), verbose=0)
