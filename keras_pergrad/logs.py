@@ -51,7 +51,6 @@ class Logs:
 
     def update(self, statistics):
         """Take in a batch's values by name; return those of the epoch."""
-        logs = {}
         for name, value in statistics.items():
             metric = self._metrics[name]
             # Every replica has the statistics of the whole batch.
@@ -60,8 +59,11 @@ class Logs:
                 lambda m=metric, v=value: m.update_state(v),
                 whole=True,
             )
-            logs[name] = metric.result()
-        return logs
+        return self.results(statistics)
+
+    def results(self, names):
+        """Return the epoch's values of these names."""
+        return {name: self._metrics[name].result() for name in names}
 
 
 class DefinedMean(keras.metrics.Mean):

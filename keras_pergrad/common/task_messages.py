@@ -35,21 +35,23 @@ def own_loss(model):
     )
 
 
-def several_replicas(count):
-    """Say that there is no Gramian over several replicas."""
+def synchronized(layer):
+    """Say that `add_loss` and synchronized statistics are too much."""
     return (
-        "ByTask() expected one device: the inner products are of the gradients "
-        f"of the whole batch. Received: {count} replicas of a tf.distribute "
-        f"strategy. Train without the strategy, or {_BATCH}."
+        "ByTask() on several replicas expected no add_loss(), which is also "
+        "what an activity regulariser gives, beside statistics over all "
+        "replicas: the layer of a term is then not known. Received: layer "
+        f"{layer.name!r} ({type(layer).__name__}) with synchronized=True. Use "
+        f"synchronized=False, or GroupNormalization instead, or {_BATCH}."
     )
 
 
 PARTS = (
-    "ByTask() expected the whole batch: the inner products are of the "
-    "gradients of all of it. Received: Accumulated(inner=ByTask(...)), which "
-    "gives it a part. Use ByTask() with a smaller batch, or with "
-    "`gradient_accumulation_steps` of the optimizer, which then adds up the "
-    "aggregated gradients."
+    "partial_sums() of ByTask expected the whole batch: the inner products are "
+    "of the gradients of all of it. Received: a part, from a mode that calls "
+    "it or overrides it. Override step() instead, or give "
+    "Accumulated(inner=...) and replicas a ByTask whose partial_sums() is its "
+    "own, which adds up each task's gradient."
 )
 
 

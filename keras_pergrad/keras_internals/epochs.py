@@ -21,13 +21,25 @@ def end_of_epochs(model, callbacks):
 
 
 class _EndOfEpoch(Guest):
+    def __init__(self):
+        super().__init__()
+        self._changed = {}
+
     def on_train_begin(self, logs=None):
         siblings = running_fit(self.model).callback_list
         progress_bar.leave_out(self, siblings, progress_bar.hidden_of_mode)
 
     def on_test_begin(self, logs=None):
         # Within fit: validation follows the last batch.
-        self.model.gradient_mode.end_epoch(self.model)
+        self._end()
 
     def on_epoch_end(self, epoch, logs=None):
-        self.model.gradient_mode.end_epoch(self.model)
+        self._end()
+        logs = {} if logs is None else logs
+        logs.update({k: v for k, v in self._changed.items() if k in logs})
+        self._changed = {}
+
+    def _end(self):
+        changed = self.model.gradient_mode.end_epoch(self.model) or {}
+        # Before validation resets them.
+        self._changed.update({k: float(v) for k, v in changed.items()})

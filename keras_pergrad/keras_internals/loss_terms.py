@@ -23,6 +23,11 @@ from keras_pergrad.keras_internals.model_parts import (
 ADDED = "add_loss/"
 
 
+def added(layer):
+    """Return the name of what a layer gives to `add_loss`."""
+    return ADDED + layer.name
+
+
 def names(model):
     """Return a name for each compiled loss, in Keras's order."""
     entries = entries_of(compiled_loss(model))
@@ -83,7 +88,7 @@ def terms_of(model, y, y_pred, noted):
         terms[name] = value
     for layer in layers_of(model):
         for loss in own_losses(layer):
-            name, value = ADDED + layer.name, tf.reduce_sum(loss)
+            name, value = added(layer), tf.reduce_sum(loss)
             before = terms.get(name)
             terms[name] = value if before is None else before + value
     return terms

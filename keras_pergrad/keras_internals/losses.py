@@ -160,19 +160,27 @@ def _looks_like_sum(term):
 
 
 @contextlib.contextmanager
-def noting_losses(model, noted):
-    """Append the losses given to `add_loss` inside to `noted`, in order."""
+def noting_losses(model, noted, owners=None):
+    """Append the losses given to `add_loss` inside to `noted`, in order.
+
+    `owners`: a list to which the layer of each is appended.
+    """
     with contextlib.ExitStack() as stack:
         for layer in layers_of(model):
             stack.enter_context(
-                attribute(layer, "add_loss", _noting(layer.add_loss, noted))
+                attribute(layer, "add_loss", _noting(layer, noted, owners))
             )
         yield
 
 
-def _noting(original, noted):
+def _noting(layer, noted, owners):
+    original = layer.add_loss
+
     def add_loss(loss):
-        noted.extend(tf.nest.flatten(loss))
+        losses = tf.nest.flatten(loss)
+        noted.extend(losses)
+        if owners is not None:
+            owners.extend([layer] * len(losses))
         return original(loss)
 
     return add_loss

@@ -49,9 +49,10 @@ class Accumulated(GradientMode):
             so BatchNormalization sees all of it; with `steps=1` this is what
             `inner` does by itself, in the same memory.
         inner: how a microbatch's gradient is found: "batch", or a mode with
-            an aggregation, "vectorized" or "per_sample" (name, object or
-            config dict). With `ClippedMean` the whole is a virtual batch:
-            clipped per sample, summed, noise added once per update.
+            an aggregation, "vectorized", "per_sample" or "by_task" (name,
+            object or config dict). With `ClippedMean` the whole is a virtual
+            batch: clipped per sample, summed, noise added once per update.
+            "by_task" sums each task's gradient, and aggregates once per update.
         tail: what happens to batches that wait for an update when an epoch of
             `fit` ends: "apply" updates with these alone, "keep" goes on in the
             next epoch or `fit`, "drop" discards them. Where a `fit` was
@@ -111,6 +112,12 @@ class Accumulated(GradientMode):
     def make_state(self):
         return AccumulatorState() if self.steps > 1 else None
 
+    def require(self, model):
+        self.inner.require(model)
+
+    def build(self, model):
+        self.inner.build(model)
+
     def partial_sums(self, model, part):
         return self.inner.partial_sums(model, part)
 
@@ -128,12 +135,15 @@ class Accumulated(GradientMode):
 
     def end_epoch(self, model):
         if self.steps == 1 or self.tail == "keep":
-            return
+            return None
         if self.tail == "drop":
             model.gradient_state.reset()
         elif model.gradient_state.waiting:
             # Where an update can be made, also under a strategy.
             model.distribute_strategy.run(update, args=(self.inner, model))
+            names = self.inner.logged_by_updates(model)
+            return model.gradient_logs.results(names)
+        return None
 
     @property
     def log_metrics(self):
@@ -201,10 +211,9 @@ def _inner(identifier):
             "`inner` cannot update after every sample, since its gradients "
             "are to be summed. Received: updates='sample'"
         )
-    if mode.whole_batch_only is not None:
-        raise ValueError(mode.whole_batch_only)
     aggregation = mode.aggregation
-    if aggregation is not None and aggregation.needs == "gramian":
+    gramian = aggregation is not None and aggregation.needs == "gramian"
+    if gramian and mode.per_sample:
         raise ValueError(refusal_messages.needs_all_samples("inner", mode))
     if mode.with_statistics:
         raise ValueError(
@@ -234,8 +243,7 @@ def _inner(identifier):
 
 def _can_be_inner(cls):
     defined = cls.partial_sums is not GradientMode.partial_sums
-    whole = cls.whole_batch_only is not None
-    return defined and not whole and not issubclass(cls, Accumulated)
+    return defined and not issubclass(cls, Accumulated)
 
 
 gradient_modes.register("accumulated", Accumulated)

@@ -5,7 +5,6 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.keras_internals.saved_state import SavedState
-from keras_pergrad.modes.microbatch_sums import divided
 
 
 class AccumulatorState(SavedState):
@@ -60,16 +59,15 @@ class AccumulatorState(SavedState):
             self._sums[place] = _variable(name, np.asarray(value, dtype))
         return self._sums[place]
 
-    def gradients(self, variables):
-        """Return the gradient of all added batches, for each variable."""
-        groups = {
+    def groups(self, variables):
+        """Return the groups of sums of all added batches."""
+        return {
             key: (
                 [self._value(key, id(v)) for v in variables],
                 self._value(key),
             )
             for key in sorted(self._keys or ())
         }
-        return divided(groups, self.mask_epsilons)
 
     @property
     def rows(self):

@@ -13,7 +13,9 @@ from keras_pergrad.keras_internals.model_parts import mask_of, set_mask
 from keras_pergrad.keras_internals.tracing import traced_functions
 from keras_pergrad.logs import STATISTICS
 from keras_pergrad.modes import microbatches, one_step
+from keras_pergrad.modes.microbatch_sums import divided
 from keras_pergrad.modes.one_step import Step
+from keras_pergrad.modes.weighted_sums import WeightedSums
 from keras_pergrad.samples import function_cache
 
 
@@ -125,9 +127,6 @@ class GradientMode(Configured):
     #: Whether every sample makes an update of its own.
     updates_by_sample = False
 
-    #: Why `Accumulated` cannot give it parts of a batch; None: it can.
-    whole_batch_only: str | None = None
-
     #: How many samples go through the model at a time; None: the batch.
     microbatch_size = None
 
@@ -176,6 +175,20 @@ class GradientMode(Configured):
         del model
         return microbatches.Parting(self) if replicas.several() else None
 
+    def sums_of_parts(self, aggregation, *given):
+        """Return the function of a part of a batch whose results are summed."""
+        return WeightedSums(self, aggregation, *given)
+
+    def gradients_of_sums(self, model, groups, mask_epsilons, aggregation):
+        """Return the gradients of sums over parts, and what to log of them."""
+        del model, aggregation
+        return divided(groups, mask_epsilons), {}
+
+    def logged_by_updates(self, model):
+        """Return the names of what `gradients_of_sums` logs."""
+        del model
+        return []
+
     @property
     def gives_statistics(self):
         """Whether the user or a callback wants statistics."""
@@ -202,6 +215,9 @@ class GradientMode(Configured):
 
         The call comes before validation and before any callback's
         `on_epoch_end`.
+
+        Returns:
+            The logs of the epoch that it has changed, by name, or None.
         """
 
     def build(self, model):

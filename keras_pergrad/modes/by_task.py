@@ -9,7 +9,7 @@ import tensorflow as tf
 from keras_pergrad.aggregation import Aggregation, aggregations
 from keras_pergrad.common import task_messages
 from keras_pergrad.common.registry import serialize
-from keras_pergrad.keras_internals import loss_terms, replicas
+from keras_pergrad.keras_internals import loss_terms
 from keras_pergrad.keras_internals.model_parts import layers_of
 from keras_pergrad.logs import DefinedMean
 from keras_pergrad.modes.base import GradientMode, PartialSums, gradient_modes
@@ -20,6 +20,7 @@ from keras_pergrad.modes.task_gramian import (
     gramian_of,
     shared_by_tasks,
 )
+from keras_pergrad.modes.task_sums import TaskSums, by_task, require_minimised
 
 
 class ByTask(GradientMode):
@@ -45,7 +46,11 @@ class ByTask(GradientMode):
     2406.16232.
 
     Samples may be mixed, as by BatchNormalization: the gradients are those of
-    the batch. By name `"by_task"`.
+    the batch. Under `Accumulated(inner="by_task")`, or on several replicas,
+    each task's gradient is added up over microbatches, batches and replicas
+    first; the sums are aggregated and logged once, as the update is made. It
+    is the step of the whole, with the exceptions that `Accumulated` names. The
+    sums take the memory of a gradient for each task. By name `"by_task"`.
 
     Args:
         aggregation: a `GramianAggregation`, "mean" (plain training, with the
@@ -69,7 +74,8 @@ class ByTask(GradientMode):
         TypeError: `aggregation` or `losses` is of another kind.
         ValueError: an aggregation by norms, unknown names of losses, fewer than
             two tasks, no weight that two tasks use, a `compute_loss` of the
-            model's own, several replicas, `Accumulated`.
+            model's own, on several replicas `add_loss` beside a layer with
+            `synchronized=True`.
 
     Example:
 
@@ -88,7 +94,6 @@ class ByTask(GradientMode):
     """
 
     changes_gradients = True
-    whole_batch_only = task_messages.PARTS
 
     def __init__(
         self,
@@ -105,9 +110,6 @@ class ByTask(GradientMode):
     def require(self, model):
         if type(model).compute_loss is not keras.Model.compute_loss:
             raise ValueError(task_messages.own_loss(model))
-        if replicas.several():
-            count = tf.distribute.get_strategy().num_replicas_in_sync
-            raise ValueError(task_messages.several_replicas(count))
         known = loss_terms.names(model)
         tasks = self._tasks(model)
         if len(tasks) < 2:
@@ -126,19 +128,31 @@ class ByTask(GradientMode):
 
     def build(self, model):
         self.require(model)
-        tasks = list(self._tasks(model))
-        logged = {f"task_weight_{name}": DefinedMean for name in tasks}
-        for name in cosines(tasks):
-            logged[name] = DefinedMean
-        model.gradient_logs.add(logged)
+        names = self.logged_by_updates(model)
+        model.gradient_logs.add(dict.fromkeys(names, DefinedMean))
 
     @property
     def log_metrics(self):
         return {"task_conflicts": DefinedMean}
 
+    def logged_by_updates(self, model):
+        tasks = list(self._tasks(model))
+        weights = [f"task_weight_{name}" for name in tasks]
+        return ["task_conflicts", *weights, *cosines(tasks)]
+
+    def sums_of_parts(self, aggregation, *given):
+        if type(self).partial_sums is not ByTask.partial_sums:
+            return super().sums_of_parts(aggregation, *given)
+        return TaskSums(self._tasks(given[0]), *given)
+
+    def gradients_of_sums(self, model, groups, mask_epsilons, aggregation):
+        tasks = list(self._tasks(model))
+        parts, others = by_task(groups, mask_epsilons, len(tasks))
+        return self._aggregated(tasks, parts, others, aggregation)
+
     def partial_sums(self, model, part):
         if not part.is_whole:
-            raise ValueError(self.whole_batch_only)
+            raise ValueError(task_messages.PARTS)
         tasks, noted = self._tasks(model), {}
         with part.watched(), tf.GradientTape(persistent=True) as tape:
             y_pred, added = part.call()
@@ -151,19 +165,27 @@ class ByTask(GradientMode):
             unscaled(tape.gradient(t, variables), part.scale)
             for t in targets.values()
         ]
-        others = [None] * len(variables)
+        others = None
         if rest is not None:
             others = tape.gradient(rest, variables)
             others = unscaled(others, part.scale)
         del tape
+        gradients, logged = self._aggregated(
+            list(tasks), parts, others, part.aggregation
+        )
+        return PartialSums(y_pred, gradients, statistics=logged)
+
+    def _aggregated(self, tasks, parts, others, aggregation):
+        """Return the gradients of tasks and of all else as one; the logs."""
         shared = shared_by_tasks(parts)
         if not any(shared):
-            raise ValueError(task_messages.nothing_shared(list(tasks)))
+            raise ValueError(task_messages.nothing_shared(tasks))
         gramian = gramian_of(parts, shared)
-        weights, logged = self._weights(gramian, list(tasks), part.aggregation)
+        weights, logged = self._weights(gramian, tasks, aggregation)
         gradients = among_shared(parts, shared, weights)
-        gradients = plus(gradients, others)
-        return PartialSums(y_pred, gradients, statistics=logged)
+        if others is not None:
+            gradients = plus(gradients, others)
+        return gradients, logged
 
     def _weights(self, gramian, tasks, aggregation):
         """Return the factor of each task's gradient, or None; and the logs."""
@@ -213,11 +235,9 @@ def _groups(losses):
 
 def _targets(tasks, terms, scale):
     """Return the loss of each task and of all else, times the loss scale."""
+    require_minimised(tasks, terms)
     targets, terms = {}, dict(terms)
     for task, group in tasks.items():
-        lacking = [name for name in group if name not in terms]
-        if lacking:
-            raise ValueError(task_messages.not_minimised(lacking[0]))
         values = [terms.pop(name) for name in group]
         targets[task] = times(_sum(values), scale)
     return targets, times(_sum(list(terms.values())), scale)

@@ -8,6 +8,8 @@ share a backward pass and a sum; each sum is divided by its D once, at the end:
     "sum"     D = 1
     "rows"    D = the number of samples
     "loss3"   D is that of the fourth loss alone, known from the data
+
+What is summed for each task begins with its number, as "task0_rows".
 """
 
 import dataclasses
@@ -55,10 +57,9 @@ class MicrobatchSums:
 
     def __call__(self, x, y, sample_weight):
         """Run both passes of a microbatch; return what adds up, by name."""
-        added, rows = [], tf.cast(sample_count(x), self.dtype)
+        rows = tf.cast(sample_count(x), self.dtype)
         with tf.GradientTape(persistent=True) as tape:
-            with noting_losses(self.model, added):
-                y_pred = call_model(self.model, x)
+            y_pred, added = self.call(x)
             terms = self.evaluate(x, y, y_pred, sample_weight)
             targets = self.targets(terms, added, rows)
             scaled = {k: times(t, self.scale) for k, t in targets.items()}
@@ -66,7 +67,7 @@ class MicrobatchSums:
         target: Any
         for key, target in scaled.items():
             slopes = unscaled(tape.gradient(target, self.variables), self.scale)
-            unit = rows if key in self.mask_epsilons else None
+            unit = rows if divisor_of(key) in self.mask_epsilons else None
             gradients[key] = [times(g, unit) for g in slopes]
         del tape
         return {
@@ -74,6 +75,12 @@ class MicrobatchSums:
             "metrics": self.update_metrics(x, y, y_pred, sample_weight),
             **self.parts_of_loss(terms, added, rows),
         }
+
+    def call(self, x):
+        """Return the model's outputs, and the terms given to `add_loss`."""
+        added = []
+        with noting_losses(self.model, added):
+            return call_model(self.model, x), added
 
     def update_metrics(self, x, y, y_pred, sample_weight):
         """Update the metrics; on several replicas, return what to add."""
@@ -127,16 +134,28 @@ class MicrobatchSums:
         parts = {}
         for k, term in enumerate(terms):
             key, value = self.target(term, k, rows)
+            key = self.prefix_of_loss(k) + key
             parts.setdefault(key, []).append(times(value, term.loss_weight))
-        for loss, kind in zip(added, self.kinds, strict=True):
+        for k, (loss, kind) in enumerate(zip(added, self.kinds, strict=True)):
             loss = tf.cast(tf.reduce_sum(loss), self.dtype)
             for key, factor in self.added_by(kind, rows / self.rows).items():
+                key = self.prefix_of_added(k) + key
                 parts.setdefault(key, []).append(loss * factor)
         if not parts:
             raise ValueError(
                 "No loss to compute. Provide a `loss` argument in `compile()`."
             )
         return {key: tf.add_n(values) for key, values in parts.items()}
+
+    def prefix_of_loss(self, k):
+        """Return what the groups of loss k begin with."""
+        del k
+        return ""
+
+    def prefix_of_added(self, k):
+        """Return what the groups of the `add_loss` term k begin with."""
+        del k
+        return ""
 
     def target(self, term, k, rows):
         """Return the group of loss k, and its part in the group's target."""
@@ -184,12 +203,12 @@ class MicrobatchSums:
         """Return the sums of the batch, by group: (gradients, denominator)."""
         groups = {}
         for key, gradients in totals["gradients"].items():
-            below = None
-            if key == loss_fractions.ROWS:
+            below, divisor = None, divisor_of(key)
+            if divisor == loss_fractions.ROWS:
                 below = self.rows
                 gradients = [times(g, below) for g in gradients]
-            elif key in self.mask_epsilons:
-                k = int(key.removeprefix("loss"))
+            elif divisor in self.mask_epsilons:
+                k = int(divisor.removeprefix("loss"))
                 below = tf.cast(totals["denominators"][k], self.dtype)
             groups[key] = gradients, below
         return groups
@@ -220,7 +239,7 @@ def divided(groups, mask_epsilons):
     result = None
     for key, (gradients, denominator) in groups.items():
         if denominator is not None:
-            below = denominator + mask_epsilons.get(key, 0.0)
+            below = denominator + mask_epsilons.get(divisor_of(key), 0.0)
             gradients = map_tensors(
                 lambda g, below=below: tf.math.divide_no_nan(
                     g, tf.cast(below, g.dtype)
@@ -229,6 +248,11 @@ def divided(groups, mask_epsilons):
             )
         result = gradients if result is None else plus(result, gradients)
     return result
+
+
+def divisor_of(key):
+    """Return the part of a group's key that says what D is."""
+    return key.rpartition("_")[2]
 
 
 def times(value, factor):

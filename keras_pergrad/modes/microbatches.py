@@ -22,7 +22,7 @@ from keras_pergrad.keras_internals.losses import track_loss
 from keras_pergrad.keras_internals.optimizers import loss_scale
 from keras_pergrad.keras_internals.overwritten import SetApart, require_none
 from keras_pergrad.modes import add_loss_reduction
-from keras_pergrad.modes.microbatch_sums import MicrobatchSums, divided
+from keras_pergrad.modes.microbatch_sums import MicrobatchSums
 from keras_pergrad.modes.one_step import (
     Step,
     aggregation_now,
@@ -78,8 +78,9 @@ def of_parts(parting, model, batch):
     scale = loss_scale(model.optimizer)
     kinds = add_loss_reduction.kinds(model, batch[0])
     given = model, batch[0], scale, kinds, alone
+    parts: Any
     if parting.own_sums:
-        parts = WeightedSums(mode, aggregation, *given)
+        parts = mode.sums_of_parts(aggregation, *given)
     else:
         parts = MicrobatchSums(*given)
     with parting.checked(model, batch, parts) as function:
@@ -93,10 +94,15 @@ def of_parts(parting, model, batch):
     logged = observe(mode, model, aggregation, norms, parts.rows, plain)
     gradients = None
     if alone:
-        mean = divided(groups, parts.mask_epsilons)
+        summed = groups, parts.mask_epsilons
+        mean, more = mode.gradients_of_sums(model, *summed, aggregation)
+        logged = {**logged, **more}
         gradients = finish(model, aggregation, mean, parts.rows, scale, norms)
     else:
         _wait(parting, model, parts, groups, norms, scale)
+        # An update has logged them itself.
+        nothing = tf.constant(float("nan"))
+        logged.update(dict.fromkeys(mode.logged_by_updates(model), nothing))
     return Step(parts.loss(totals), None, gradients, logged, whole=True)
 
 
@@ -116,8 +122,11 @@ def _wait(parting, model, parts, groups, norms, scale):
 def update(mode, model):
     """Call the optimizer with all batches that wait for an update."""
     waiting, variables = model.gradient_state, model.trainable_variables
-    mean, scale = waiting.gradients(variables), loss_scale(model.optimizer)
     aggregation = aggregation_now(mode, model)
+    scale = loss_scale(model.optimizer)
+    summed = waiting.groups(variables), waiting.mask_epsilons
+    mean, logged = mode.gradients_of_sums(model, *summed, aggregation)
+    model.gradient_logs.update(logged)
     gradients = finish(model, aggregation, mean, waiting.rows, scale)
     replicas.apply(model.optimizer, gradients, variables)
     waiting.reset()

@@ -370,8 +370,6 @@ def test_arguments_that_are_refused():
     for losses in (["a", "a"], {"x": ["a"], "y": "a"}, {"x": []}):
         with pytest.raises(ValueError, match="each loss stands in one task"):
             kpg.ByTask(losses=losses)
-    with pytest.raises(ValueError, match="expected the whole batch"):
-        kpg.Accumulated(microbatch_size=2, inner=kpg.ByTask())
 
 
 class OwnLoss(kpg.PerGradModel):
@@ -406,13 +404,3 @@ def test_models_that_are_refused(make, loss, losses, match):
         np.testing.assert_array_equal(a, b)
     model.compile("sgd", loss)
     model.train_on_batch(x, y)
-
-
-def test_replicas_are_refused():
-    devices = [d.name[-5:] for d in tf.config.list_logical_devices("CPU")]
-    if len(devices) < 2:
-        pytest.skip("one device")
-    with tf.distribute.MirroredStrategy(devices).scope():
-        model = _compiled(mlp, ["mse", "mse"], None, kpg.ByTask())
-    with pytest.raises(ValueError, match="2 replicas"):
-        model.fit(*data(model), verbose=0)

@@ -16,10 +16,11 @@ from tests.keras_internals.distribution.two_devices import (
     clipped,
     dense,
     double,
+    raises,
     same,
     strategy,
 )
-from tests.modes import big_batch
+from tests.modes import big_batch, task_networks
 
 
 @check
@@ -86,6 +87,64 @@ def accumulated():
 @check
 def accumulated_over_steps_with_a_tail():
     same("outputs-mixed", lambda: kpg.Accumulated(steps=2, microbatch_size=2))
+
+
+def same_by_task(case, around=lambda mode: mode):
+    """Asserts that ByTask trains a case as on one device, at 1e-10."""
+    double()
+
+    def train():
+        mode = around(task_networks.CASES[case].mode())
+        sizes = (11, 11, 1)
+        return task_networks.trained(case, mode, sizes, jit_compile=False)
+
+    alone, together = both(train)
+    big_batch.assert_same(together, alone)
+
+
+@check
+def by_task():
+    same_by_task("kinds")
+
+
+@check
+def by_task_of_masked_losses():
+    same_by_task("masked")
+
+
+@check
+def by_task_in_microbatches_with_a_task_of_add_loss():
+    same_by_task(
+        "add_loss", lambda mode: kpg.Accumulated(microbatch_size=2, inner=mode)
+    )
+
+
+@check
+def by_task_over_steps_with_a_tail():
+    same_by_task(
+        "kinds",
+        lambda mode: kpg.Accumulated(steps=2, microbatch_size=2, inner=mode),
+    )
+
+
+@check
+def by_task_with_synchronized_statistics():
+    def train(mode, regularizer=None):
+        keras.utils.set_random_seed(3)
+        inputs = keras.Input((5,))
+        x = keras.layers.Dense(4, activity_regularizer=regularizer)(inputs)
+        x = keras.layers.BatchNormalization(synchronized=True)(x)
+        heads = [keras.layers.Dense(3, name=n)(x) for n in "ab"]
+        model = kpg.PerGradModel(inputs, heads)
+        model.compile("sgd", "mse", gradient_mode=mode, jit_compile=False)
+        model.fit(X, [Y, -Y], 11, verbose=0, shuffle=False)
+        return model.get_weights()
+
+    with strategy().scope():
+        plain, by_task = train("batch"), train(kpg.ByTask("mean"))
+        raises(lambda: train("by_task", "l2"), "synchronized=False")
+    for a, b in zip(by_task, plain, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
 class Sign(kpg.Vectorized):
