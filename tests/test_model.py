@@ -132,7 +132,7 @@ def test_unknown_mode_lists_the_known_ones():
         kpg.Vectorized("clipped_mean")
     with pytest.raises(TypeError, match=r"write Vectorized\(\.\.\.\)"):
         _functional().compile("sgd", "mse", gradient_mode=kpg.Vectorized)
-    with pytest.raises(TypeError, match="A gradient mode is given as"):
+    with pytest.raises(TypeError, match="The gradient mode is given as"):
         _functional().compile("sgd", "mse", gradient_mode=3)
 
 
