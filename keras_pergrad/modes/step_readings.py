@@ -116,7 +116,7 @@ def require_readable(model):
             "The samples' gradients of the training batch can be read in a "
             "step that has all of them at once. Expected a model compiled "
             "with gradient_mode='vectorized' or Vectorized(...). Received: "
-            f"{mode!r}. Or measure on a probe."
+            f"{mode!r}. GradientVariance measures it on a probe."
         )
     if mode.aggregation is not None and mode.aggregation.counts:
         raise ValueError(
@@ -141,7 +141,7 @@ def require_own_step(model, base):
             "The samples' gradients of a training batch can be read in "
             f"{base.__name__}'s own train_step, which has one loss. Received: "
             f"a model of class {type(model).__name__} with a train_step of "
-            "its own. Measure on a probe."
+            "its own. GradientVariance measures it on a probe."
         )
 
 
