@@ -27,9 +27,14 @@ class Corrections(Question):
         """Return (squares,), (i, o), of each block."""
         del scale
         return [
-            b and (b[0].rotated(*basis).sum_of_squares(),)
+            b and (_squares(b[0].rotated(*basis)),)
             for b, basis in zip(_blocks(factors), bases, strict=True)
         ]
+
+
+def _squares(factor):
+    """Return the sum of squares, of a table's rows, too, as one tensor."""
+    return tf.convert_to_tensor(factor.sum_of_squares())
 
 
 def _sides_of(factor, bias):

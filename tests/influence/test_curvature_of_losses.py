@@ -83,6 +83,13 @@ def _convolution():
     return model, LINE.reshape(N, 2, 2, 2), CLASSES[:, None, None], None
 
 
+def _table():
+    rows = [keras.Input((1,)), layers.Embedding(4, 3), layers.Flatten()]
+    model = keras.Sequential(rows)
+    model.compile("sgd", _sparse())
+    return model, np.full((N, 1), 2), CLASSES, None
+
+
 def _two_outputs():
     keras.utils.set_random_seed(1)
     x = keras.Input((2,))
@@ -103,6 +110,7 @@ CASES = [
     _weights_of_positions,
     _masks,
     _convolution,
+    _table,
     _two_outputs,
 ]
 
