@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import keras_pergrad as kpg
 from keras_pergrad.fisher_information.likelihoods import Likelihood
-from keras_pergrad.keras_internals.model_parts import mask_of
+from keras_pergrad.keras_internals.model_parts import mask_of, set_mask
 from keras_pergrad.samples import function_cache
 from tests.test_functional import MODELS, _batch
 
@@ -329,6 +329,19 @@ def test_masked_positions_add_nothing():
             totals[k] += np.square(tf.convert_to_tensor(g)) / 3
     for part, right in zip(kpg.fisher(model, x).parts, totals):
         np.testing.assert_allclose(part, right, **LIMITS)
+
+
+@pytest.mark.parametrize("likelihood", ["categorical", "bernoulli", "gaussian"])
+def test_a_mask_may_have_fewer_axes_than_positions(likelihood):
+    likelihood = Likelihood(likelihood, likelihood != "gaussian")
+    outputs = tf.random.stateless_normal([3, 3, 3, 2], [1, 2])
+    labels = likelihood.draw(outputs, [3, 4])
+    each = likelihood.by_position(labels, outputs)
+    mask = np.array([[1, 1, 0], [0, 1, 1], [1, 0, 0]], bool)
+    set_mask(outputs, tf.constant(mask))
+    expected = np.sum(each * mask[:, :, None], (1, 2))
+    found = likelihood.negative_log(labels, outputs)
+    np.testing.assert_allclose(found, expected, 1e-6)
 
 
 @pytest.mark.usefixtures("float64")

@@ -126,7 +126,10 @@ class Likelihood:
         mask = mask_of(outputs)
         values = self.by_position(labels, outputs)
         if mask is not None:
-            values *= tf.cast(mask, values.dtype)
+            mask = tf.cast(mask, values.dtype)
+            while mask.shape.rank < values.shape.rank:
+                mask = mask[..., None]
+            values *= mask
         axes = list(range(1, values.shape.rank))
         return tf.reduce_sum(values, axes) if axes else values
 
