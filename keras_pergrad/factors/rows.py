@@ -7,7 +7,7 @@ import tensorflow as tf
 from keras_pergrad.factors.equal_ids import products_of_all
 from keras_pergrad.factors.full import held_bytes
 from keras_pergrad.factors.kronecker import Kronecker
-from keras_pergrad.factors.rows_added import squares_by_hash
+from keras_pergrad.factors.rows_added import own_ids, squares_by_hash
 from keras_pergrad.factors.sample_gradients import (
     SampleGradients,
     expand,
@@ -213,9 +213,8 @@ class Rows(SampleGradients):
 
         One hash table has them all.
         """
-        ids = tf.cast(self.ids, tf.int64)
-        ids += tf.range(tf.cast(n, tf.int64))[:, None] * self.shape[0]
-        unique_ids, segments = tf.unique(tf.reshape(ids, [-1]))
+        ids = own_ids(self.ids, n, self.shape[0], tf.int64)
+        unique_ids, segments = tf.unique(ids)
         dz = tf.reshape(self.dz, [-1, self.shape[-1]])
         return unique_ids, tf.math.unsorted_segment_sum(
             dz, segments, tf.size(unique_ids)
@@ -251,8 +250,7 @@ class Rows(SampleGradients):
 
     def materialize(self):
         n = tf.shape(self.ids)[0]
-        rows = tf.range(n)[:, None] * self.shape[0]
-        ids = tf.reshape(tf.cast(self.ids, tf.int32) + rows, [-1])
+        ids = own_ids(self.ids, n, self.shape[0], tf.int32)
         values = tf.reshape(self.dz, [-1, self.shape[-1]])
         table = tf.math.unsorted_segment_sum(values, ids, n * self.shape[0])
         return tf.reshape(table, [n, *self.whole])
@@ -260,9 +258,7 @@ class Rows(SampleGradients):
 
 def _last_places(ids, n, rows):
     """Return for each position the last one with its id, by a table of all."""
-    keys = tf.cast(ids, tf.int64)
-    keys += tf.range(tf.cast(n, tf.int64))[:, None] * rows
-    keys = tf.reshape(keys, [-1])
+    keys = own_ids(ids, n, rows, tf.int64)
     last = tf.math.unsorted_segment_max(
         tf.range(tf.size(keys)), keys, tf.cast(n, tf.int64) * rows
     )

@@ -53,6 +53,12 @@ def squares_by_hash(ids, dz, rows):
     return tf.cond(few, of_few, of_all)
 
 
+def own_ids(ids, n, rows, dtype):
+    """Return flat ids that are separate for each sample: below n · rows."""
+    firsts = tf.range(tf.cast(n, dtype))[:, None] * tf.cast(rows, dtype)
+    return tf.reshape(tf.cast(ids, dtype) + firsts, [-1])
+
+
 def _equal(ids, n, rows):
     """Return a segment for each position, and how many each segment has.
 
@@ -60,9 +66,7 @@ def _equal(ids, n, rows):
     """
 
     def hashed(dtype):
-        keys = tf.cast(ids, dtype)
-        keys += tf.range(tf.cast(n, dtype))[:, None] * tf.cast(rows, dtype)
-        return tf.unique_with_counts(tf.reshape(keys, [-1]))[1:]
+        return tf.unique_with_counts(own_ids(ids, n, rows, dtype))[1:]
 
     most = tf.int32.max // (rows + 1)
     if most and ids.shape[0] is not None:

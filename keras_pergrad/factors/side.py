@@ -6,6 +6,8 @@ import math
 import numpy as np
 import tensorflow as tf
 
+from keras_pergrad.factors.rows_added import own_ids
+
 #: A side of so many numbers adds each to one of the results, not to all.
 _LONG = 2**11
 #: A matrix with more entries is not made.
@@ -79,11 +81,9 @@ class Side:
             signs = tf.gather(self._place_signs(values.dtype), ids)
             values *= signs[..., None]
             ids = tf.gather(self._places(), ids)
-        places = tf.cast(ids, tf.int32) + tf.range(n)[:, None] * self.size
+        places = own_ids(ids, n, self.size, tf.int32)
         added = tf.math.unsorted_segment_sum(
-            tf.reshape(values, [-1, columns]),
-            tf.reshape(places, [-1]),
-            n * self.size,
+            tf.reshape(values, [-1, columns]), places, n * self.size
         )
         return tf.reshape(added, [-1, self.size, columns])
 
