@@ -2,10 +2,9 @@
 
 from keras_pergrad.common import task_messages
 from keras_pergrad.keras_internals import loss_terms, replicas
-from keras_pergrad.keras_internals.batches import sample_count
 from keras_pergrad.keras_internals.losses import noting_losses
-from keras_pergrad.keras_internals.model_parts import call_model
 from keras_pergrad.modes.microbatch_sums import MicrobatchSums, divided
+from keras_pergrad.modes.weighted_sums import call_postponed
 
 
 class TaskSums(MicrobatchSums):
@@ -28,12 +27,8 @@ class TaskSums(MicrobatchSums):
 
     def call(self, x):
         added, self._owners = [], []
-        with (
-            noting_losses(self.model, added, self._owners),
-            replicas.Postponed() as scope,
-        ):
-            y_pred = call_model(self.model, x)
-        scope.assign(sample_count(x))
+        with noting_losses(self.model, added, self._owners):
+            y_pred, _ = call_postponed(self.model, x)
         return y_pred, added
 
     def targets(self, terms, added, rows):

@@ -62,10 +62,7 @@ class PartOfBatch:
 
     def call(self):
         """Return the model's outputs, and the terms given to `add_loss`."""
-        with replicas.Postponed() as scope:
-            y_pred = call_model(self.model, self.x)
-        scope.assign(sample_count(self.x))
-        return y_pred, scope.losses
+        return call_postponed(self.model, self.x)
 
     def target(self, y_pred, added, training=True):
         """Return what to differentiate: the loss times the loss scale.
@@ -82,6 +79,14 @@ class PartOfBatch:
         """Return the factor of a sample's `add_loss` terms in the target."""
         del replay
         return [times(w, self.scale) for w in self.weights]
+
+
+def call_postponed(model, x):
+    """Return a model's outputs and `add_loss` terms; it assigns at the end."""
+    with replicas.Postponed() as scope:
+        y_pred = call_model(model, x)
+    scope.assign(sample_count(x))
+    return y_pred, scope.losses
 
 
 class WeightedSums(MicrobatchSums):
