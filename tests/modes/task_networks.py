@@ -10,6 +10,11 @@ import keras_pergrad as kpg
 from tests.modes import big_batch
 
 layers = keras.layers
+ENGINES = {
+    "eager": {"run_eagerly": True},
+    "graph": {"jit_compile": False},
+    "xla": {"jit_compile": True},
+}
 
 
 def upgrad():

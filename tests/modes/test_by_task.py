@@ -6,19 +6,13 @@ import pytest
 import tensorflow as tf
 
 import keras_pergrad as kpg
+from tests.modes.task_networks import ENGINES
 
 layers = keras.layers
 RATE = 0.1
 
 
-@pytest.fixture(autouse=True)
-def _double():
-    before = keras.config.dtype_policy(), keras.config.floatx()
-    keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")
-    yield
-    keras.config.set_dtype_policy(before[0])
-    keras.config.set_floatx(before[1])
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def mlp(cls=kpg.PerGradModel, frozen=False):
@@ -126,11 +120,6 @@ CASES = {
         {"a": 1.0, "b": 3.0},
     ),
     "convolutional": (convolutional, {"a": "mse", "b": "mae"}, None),
-}
-ENGINES = {
-    "eager": {"run_eagerly": True},
-    "graph": {"jit_compile": False},
-    "xla": {"jit_compile": True},
 }
 
 

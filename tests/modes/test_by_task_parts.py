@@ -6,28 +6,21 @@ import pytest
 
 import keras_pergrad as kpg
 from tests.modes import big_batch
-from tests.modes.task_networks import CASES, compiled, data, trained
+from tests.modes.task_networks import (
+    CASES,
+    ENGINES,
+    compiled,
+    data,
+    trained,
+)
 
-ENGINES = {
-    "eager": {"run_eagerly": True},
-    "graph": {"jit_compile": False},
-    "xla": {"jit_compile": True},
-}
+pytestmark = pytest.mark.usefixtures("float64")
+
 EAGER = [(case, "eager") for case in CASES]
 SLOW = [
     pytest.param(*run, marks=pytest.mark.slow)
     for run in (("add_loss", "graph"), ("kinds", "xla"))
 ]
-
-
-@pytest.fixture(autouse=True)
-def _double():
-    before = keras.config.dtype_policy(), keras.config.floatx()
-    keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")
-    yield
-    keras.config.set_dtype_policy(before[0])
-    keras.config.set_floatx(before[1])
 
 
 @pytest.mark.parametrize(("case", "engine"), EAGER + SLOW)
