@@ -2,9 +2,9 @@
 
 import tensorflow as tf
 
-#: Rows are added one by one. Where more than this share of the positions meet
-#: an id for the first time, only the others are worth looking for.
-MOSTLY_NEW = 0.8
+#: Rows are added one by one. Where more than 4 of 5 positions meet an id for
+#: the first time, only the others are worth looking for.
+MOSTLY_NEW = 4, 5
 
 
 def squares_by_hash(ids, dz, rows):
@@ -15,9 +15,14 @@ def squares_by_hash(ids, dz, rows):
         dz: (n, positions, d).
         rows: how many rows the table has.
     """
-    n, positions = tf.unstack(tf.shape(ids))
+    n, positions = (
+        tf.shape(ids)[axis] if size is None else size
+        for axis, size in enumerate(ids.shape)
+    )
     segments, counts = _equal(ids, n, rows)
     dz = tf.reshape(dz, [-1, dz.shape[-1]])
+    part, whole = MOSTLY_NEW
+    least = n * positions // whole * part
 
     def of_all():
         # Segments are in the order of their first positions.
@@ -28,7 +33,9 @@ def squares_by_hash(ids, dz, rows):
     def of_few():
         several = counts > 1
         meets = tf.gather(several, segments)
-        places = tf.where(meets)[:, 0]
+        # Two for each position that meets its id again, at most: what the
+        # shapes tell of it bounds the memory.
+        places = tf.where(meets)[: 2 * (n * positions - least), 0]
         numbers = tf.cumsum(tf.cast(several, tf.int32)) - 1
         groups = tf.gather(numbers, tf.gather(segments, places))
         count = tf.math.count_nonzero(several, dtype=tf.int32)
@@ -48,9 +55,7 @@ def squares_by_hash(ids, dz, rows):
         squares = tf.reduce_sum(tf.square(added), 1)
         return tf.math.unsorted_segment_sum(squares, samples, n)
 
-    new = tf.cast(tf.size(counts), tf.float32)
-    few = new > MOSTLY_NEW * tf.cast(n * positions, tf.float32)
-    return tf.cond(few, of_few, of_all)
+    return tf.cond(tf.size(counts) > least, of_few, of_all)
 
 
 def own_ids(ids, n, rows, dtype):

@@ -94,6 +94,15 @@ def test_a_tensor_lives_until_its_last_use():
     assert _peak(chain, _mebibyte()) == 2
 
 
+def test_a_slice_bounds_what_only_the_batch_tells():
+    rows = tf.ones([8, 2**17])
+
+    def some(keep):
+        return tf.gather(rows, tf.where(keep)[:2, 0])
+
+    assert _peak(some, tf.TensorSpec([8], tf.bool)) == pytest.approx(1, 1e-3)
+
+
 def test_two_ops_may_run_at_a_time():
     def apart(x):
         return [tf.reduce_sum(tf.roll(x, k, 0)) for k in range(2)]

@@ -142,10 +142,22 @@ class Sizes:
         """Set the lengths of outputs that are not known."""
         for tensor in op.outputs:
             if tensor.shape.rank and tensor.shape[0] is None:
-                known = [
-                    self._length(t) for t in op.inputs if t.shape.rank or 0
-                ]
-                self._rows[id(tensor)] = max(known, default=self._samples)
+                self._rows[id(tensor)] = self._bound_of(op)
+
+    def _bound_of(self, op):
+        if op.type == "GatherV2" and _takes_rows(op):
+            return self._length(op.inputs[1])
+        known = [self._length(t) for t in op.inputs if t.shape.rank]
+        if op.type == "StridedSlice":
+            end = tf.get_static_value(op.inputs[2])
+            if end is not None and end[0] > 0:
+                return min(int(end[0]), known[0])
+        return max(known, default=self._samples)
+
+
+def _takes_rows(op):
+    _, indices, axis = op.inputs
+    return bool(indices.shape.rank) and tf.get_static_value(axis) == 0
 
 
 def standing(op):
