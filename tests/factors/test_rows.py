@@ -43,6 +43,23 @@ def test_keys_of_all_samples_are_wide_enough(rows, known, dtype):
     np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
+@pytest.mark.parametrize("positions", [10, 23])
+def test_pairs_of_equal_ids_are_all_found(positions):
+    # From none to all: both ways to add are taken, at their limits, too.
+    dz = tf.constant(
+        np.random.default_rng(0).normal(size=(1, positions, 3)), tf.float64
+    )
+    for pairs in range(positions // 2 + 1):
+        ids = np.arange(positions)
+        ids[pairs : 2 * pairs] = ids[:pairs]
+        factors = [
+            Rows(tf.constant(ids[None]), dz, (positions, 3), method)
+            for method in ("unique", "sort")
+        ]
+        found, expected = (each.squared_norms() for each in factors)
+        np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
 def test_rows_that_cancel_leave_no_rounding_behind():
     ids = tf.constant([[0, 0, *range(1, 20)]])
     dz = tf.concat([[[[1e8], [-1e8]]], tf.ones((1, 19, 1))], 1)
