@@ -13,7 +13,7 @@ import tempfile
 
 import numpy as np
 
-_READ = 2**22
+_READ = 2**23
 _FORMAT = 1
 
 
@@ -70,7 +70,7 @@ class GradientStore:
         until the next ones are asked for.
         """
         scales = np.load(self.path / "scales.npy", mmap_mode="r")
-        count = max(1, _READ // (2 * self.size))
+        count = self.rows_at_once
         buffer = _aligned(2 * count * self.size)
         with open(self.path / "gradients.npy", "rb", buffering=0) as file:
             _skip_header(file)
@@ -82,6 +82,11 @@ class GradientStore:
                 _fill(file, part.data)
                 rows = part.view(np.float16).reshape(n, self.size)
                 yield first, rows, scales[first : first + n]
+
+    @property
+    def rows_at_once(self):
+        """How many rows are read at once."""
+        return max(1, _READ // (2 * self.size))
 
     def kept(self, name, make):
         """Return an array that is made once and kept beside the rows."""

@@ -1,6 +1,7 @@
 """The projections of all training samples, in memory or on disk."""
 
 import concurrent.futures
+import functools
 
 import numpy as np
 import tensorflow as tf
@@ -8,6 +9,9 @@ import tensorflow as tf
 from keras_pergrad.influence.gradient_store import GradientStore
 
 _THREADS = 2
+#: So many numbers are widened and multiplied at once: they stay in the cache
+#: of a core, and TensorFlow does not spread them over threads.
+_PIECE = 2**17
 
 
 class InMemory:
@@ -40,14 +44,17 @@ class OnDisk(GradientStore):
 
     def times(self, others):
         """Return the products with other rows, (m, n), in float32."""
-        columns = tf.constant(others.T, tf.float32)
+        others = tf.constant(others, tf.float32)
         found = np.empty((len(others), self.samples), "float32")
+        times = _times(self.size, self.rows_at_once)
 
         def multiply(number):
             for first, rows, scales in self.blocks_as_stored(number, _THREADS):
-                products = _times(tf.convert_to_tensor(rows), columns).numpy()
-                stop = first + len(products)
-                found[:, first:stop] = (products * scales[:, None]).T
+                # A tensor of the same memory: convert_to_tensor would copy.
+                tensor = tf.experimental.dlpack.from_dlpack(rows.__dlpack__())
+                products = times(others, tensor).numpy()
+                place = found[:, first : first + len(rows)]
+                np.multiply(products, scales, out=place)
 
         # While one waits for the disk, another one multiplies.
         with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
@@ -59,15 +66,28 @@ class OnDisk(GradientStore):
         return self.kept("gram.npy", lambda: _gram(r for _, r in self.blocks()))
 
 
-@tf.function(
-    input_signature=[
-        tf.TensorSpec([None, None], tf.float16),
-        tf.TensorSpec([None, None], tf.float32),
-    ],
-    autograph=False,
-)
-def _times(rows, columns):
-    return tf.matmul(tf.cast(rows, tf.float32), columns)
+@functools.cache
+def _times(size, most):
+    """Return a function of (others, rows) to their products, (m, n).
+
+    Others are (m, size), rows (n, size) in half precision, at most `most`.
+    """
+    step = max(1, _PIECE // size)
+
+    def times(others, rows):
+        products = []
+        for first in range(0, most, step):
+            # One after the other, or all are widened before the first product.
+            with tf.control_dependencies(products[-1:]):
+                piece = tf.cast(rows[first : first + step], tf.float32)
+            products.append(tf.matmul(others, piece, transpose_b=True))
+        return tf.concat(products, 1)
+
+    signature = [
+        tf.TensorSpec([None, size], tf.float32),
+        tf.TensorSpec([None, size], tf.float16),
+    ]
+    return tf.function(times, signature, autograph=False)
 
 
 def _gram(blocks):

@@ -44,7 +44,26 @@ def _masked():
     return inputs, layers.Dense(3)(layers.LSTM(4)(rows))
 
 
-NETS = {f.__name__: f for f in (_dense, _shared, _convolution, _masked)}
+def _mobile():
+    """What MobileNetV3 is made of: curved gates, behind each other."""
+    inputs = keras.Input((6, 6, 2))
+    norm = layers.BatchNormalization(trainable=False)
+    hidden = layers.Activation("hard_silu")(
+        norm(layers.Conv2D(4, 3, strides=2, use_bias=False)(inputs))
+    )
+    hidden = layers.DepthwiseConv2D(3, padding="same")(hidden)
+    hidden = layers.Activation("hard_silu")(hidden)
+    gate = layers.GlobalAveragePooling2D(keepdims=True)(hidden)
+    gate = layers.Conv2D(2, 1, activation="relu")(gate)
+    gate = layers.Conv2D(4, 1, activation="hard_sigmoid")(gate)
+    hidden = layers.Concatenate()([layers.Multiply()([hidden, gate]), hidden])
+    hidden = layers.MaxPooling2D(2)(hidden)
+    return inputs, layers.Dense(3)(layers.Flatten()(hidden))
+
+
+NETS = {
+    f.__name__: f for f in (_dense, _shared, _convolution, _masked, _mobile)
+}
 
 
 def _model(make=_dense, mode="vectorized", optimizer=None, **compiled):

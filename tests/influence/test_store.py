@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 import keras_pergrad as kpg
+from keras_pergrad.influence import gradient_store, projected_rows
 from keras_pergrad.influence.gradient_store import GradientStore
 from keras_pergrad.influence.projected_rows import OnDisk
 
@@ -194,6 +195,23 @@ def test_rows_are_kept_to_half_precision_of_their_largest(tmp_path):
     assert np.all(np.abs(found - rows) <= limit)
     others = np.random.default_rng(1).normal(size=(3, 5))
     np.testing.assert_allclose(store.times(others), others @ found.T, 1e-4)
+
+
+def test_a_query_reads_block_by_block_in_pieces(tmp_path, monkeypatch):
+    # 23 rows of 5 numbers: blocks of 8, 8 and 7, in pieces of 3.
+    monkeypatch.setattr(gradient_store, "_READ", 2 * 8 * 5)
+    monkeypatch.setattr(projected_rows, "_PIECE", 3 * 5 + 2)
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(23, 5)).astype("float32")
+    store = OnDisk(tmp_path, {"samples": 23, "size": 5, "rows": 23})
+    store.write(0, rows)
+    others = rng.normal(size=(2, 5))
+    found = store.times(others)
+    limit = 1e-3 * np.abs(rows).max() * np.abs(others).sum()
+    np.testing.assert_allclose(found, others @ rows.T, atol=limit, rtol=0)
+    read = np.concatenate([part for _, part in store.blocks()])
+    np.testing.assert_allclose(found, others @ read.T, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(found, store.times(others))
 
 
 def test_what_does_not_fit_a_store_is_refused(tmp_path):
