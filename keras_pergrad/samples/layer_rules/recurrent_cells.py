@@ -26,18 +26,17 @@ def is_elementwise(activation):
 
 
 def _activate(activation, z):
-    """Return the activation's value and its derivative at z."""
-    if activation is keras.activations.tanh:
-        y = tf.tanh(z)
-        return y, 1 - y * y
-    if activation is keras.activations.sigmoid:
-        y = tf.sigmoid(z)
-        return y, y - y * y
+    """Return the activation's value, and a function of one argument that
+    gives it times the derivative at z."""
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(z)
         y = activation(z)
-    zero = tf.UnconnectedGradients.ZERO
-    return y, tape.gradient(y, z, unconnected_gradients=zero)
+
+    def times_slope(factor):
+        zero = tf.UnconnectedGradients.ZERO
+        return tape.gradient(y, z, factor, unconnected_gradients=zero)
+
+    return y, times_slope
 
 
 class Cell:
@@ -112,7 +111,7 @@ class Simple(Cell):
 
     def forward(self, z, states):
         y, slope = _activate(self.cell.activation, z + self.of_state(states[0]))
-        return [y], [slope], []
+        return [y], [slope(tf.ones_like(y))], []
 
     def backward(self, saved, d_states):
         dz = d_states[0] * saved[0]
@@ -133,7 +132,7 @@ class Lstm(Cell):
         g, dg = _activate(main, g)
         carry = f * c + i * g
         y, dy = _activate(main, carry)
-        saved = [g * di, c * df, i * dg, y * do, o * dy, f]
+        saved = [di(g), df(c), dg(i), do(y), dy(o), f]
         return [o * y, carry], saved, []
 
     def backward(self, saved, d_states):
@@ -171,9 +170,9 @@ class Gru(Cell):
         reset, d_reset = _activate(gate, x_r + h_r)
         new, d_new = _activate(main, x_h + reset * h_h)
         saved = [
-            (h - new) * d_update,
-            h_h * d_reset,
-            (1 - update) * d_new,
+            d_update(h - new),
+            d_reset(h_h),
+            d_new(1 - update),
             update,
             reset,
         ]
@@ -222,9 +221,9 @@ class GruResetBefore(Cell):
         reset_h = reset * h
         new, d_new = _activate(main, x_h + tf.matmul(reset_h, self.new))
         saved = [
-            (h - new) * d_update,
-            h * d_reset,
-            (1 - update) * d_new,
+            d_update(h - new),
+            d_reset(h),
+            d_new(1 - update),
             update,
             reset,
         ]

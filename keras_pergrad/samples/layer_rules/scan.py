@@ -16,8 +16,8 @@ UNROLLED_STEPS = 8
 class Scan:
     """A runner of steps over sequences of one length.
 
-    A sequence holds a tensor for each step: a list when unrolled, else a
-    TensorArray. Another scan can read the outputs of a scan without a copy.
+    A sequence holds a tensor for each step: a list when unrolled, else what
+    was split, or a TensorArray of outputs. Neither is copied to be read.
 
     Args:
         length: the number of steps, an integer or a scalar tensor.
@@ -32,12 +32,7 @@ class Scan:
         """Return a tensor (n, t, ...) as a sequence."""
         if self.unroll:
             return tf.unstack(tensor, axis=1)
-        array = tf.TensorArray(
-            tensor.dtype,
-            self.length,
-            element_shape=[tensor.shape[0], *tensor.shape[2:]],
-        )
-        return array.unstack(_swapped(tensor))
+        return _Steps(_swapped(tensor))
 
     def join(self, sequence):
         """Return a sequence as (n, t, ...)."""
@@ -92,6 +87,16 @@ class Scan:
             maximum_iterations=self.length,
         )
         return carry, arrays
+
+
+class _Steps:
+    """The steps of a tensor (t, n, ...); to read one is no copy."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+    def read(self, t):
+        return self.tensor[t]
 
 
 def _swapped(tensor):
