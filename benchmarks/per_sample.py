@@ -9,6 +9,7 @@ import argparse
 
 from benchmarks import (
     alone,
+    growth,
     interleaved,
     machine,
     models,
@@ -54,10 +55,11 @@ def _xla(section, model, options):
 
 
 def _growth(section, model, options):
-    """Batch against four times the batch, clipped, ours and plain."""
+    """Clipped steps beside the plain one, from size to size."""
     del section
-    sizes = [options.batch, 4 * options.batch]
-    return _run(CLIPPED, model, ["plain", "ours"], sizes, options.rounds)
+    entries = _entries(CLIPPED, model, growth.RIVALS, growth.SIZES)
+    interleaved.run(entries, options.rounds, _log)
+    return results.summarise(entries, "plain@64")
 
 
 def _large(section, model, options):

@@ -1,6 +1,6 @@
 """The results as Markdown tables, with the picture beside them."""
 
-from benchmarks import picture, real_models, targets
+from benchmarks import growth, picture, real_models, targets
 from benchmarks.models import LARGE, STANDARD
 from benchmarks.rivals import BOTH, CLIPPED, RIVALS
 
@@ -23,6 +23,8 @@ def write(stored, path):
     text = markdown(stored)
     path.with_suffix(".md").write_text(text)
     picture.draw(stored, path.with_suffix(".png"))
+    if "growth" in stored:
+        growth.draw(stored["growth"], path.with_name(f"{path.stem}_growth.png"))
     readme = path.with_name("README.md")
     if readme.exists():
         readme.write_text(insert(readme.read_text(), text))
@@ -115,21 +117,8 @@ def number(value):
 
 
 def _growth(stored):
-    rows = []
-    for model, found in stored["growth"].items():
-        rivals = {}
-        for key, entry in found.items():
-            rival, batch = _split(key)
-            rivals.setdefault(rival, {})[batch] = entry["ms"][0]
-        cells = [model]
-        for times in rivals.values():
-            small, large = (times[batch] for batch in sorted(times))
-            cells.append(
-                f"{number(small)} → {number(large)} ({large / small:.2f}×)"
-            )
-        rows.append(cells)
-    head = ["", *(RIVALS[rival].label for rival in rivals)]
-    return table(head, rows)
+    sizes = [f"{size:,}" for size in growth.SIZES]
+    return table(["", *sizes], list(growth.rows(stored["growth"])))
 
 
 def _by_rival(found):

@@ -7,6 +7,8 @@ MATERIALISED = "materialised"
 BOTH = (CLIPPED, MATERIALISED)
 #: With TorchJD alone, beside `ByTask`.
 BY_TASK = "by_task"
+#: Beside the clipped step, over batch sizes.
+GROWTH = "growth"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +46,15 @@ RIVALS = {
     "ours_bare": Rival("keras_pergrad, bare step", "tensorflow", (CLIPPED,)),
     "ours_statistics": Rival(
         "keras_pergrad, statistics only", "tensorflow", (CLIPPED,)
+    ),
+    "ours_accumulated": Rival(
+        "keras_pergrad, microbatches of 16", "tensorflow", (GROWTH,)
+    ),
+    "plain_replicas": Rival(
+        "Keras, plain, two replicas", "tensorflow", (GROWTH,), "replicas"
+    ),
+    "ours_replicas": Rival(
+        "keras_pergrad, two replicas", "tensorflow", (GROWTH,), "replicas"
     ),
     "loop": Rival("TF, loop", "tensorflow"),
     "map_fn": Rival("TF, map_fn", "tensorflow"),

@@ -1,5 +1,6 @@
 """What keras_pergrad has set itself, and whether it is reached."""
 
+from benchmarks import growth
 from benchmarks.models import STANDARD
 from benchmarks.rivals import BOTH, CLIPPED, MATERIALISED, OURS, REFERENCES
 
@@ -60,12 +61,9 @@ def _times(stored):
 
 def _others(stored):
     for model, found in stored.get("growth", {}).items():
-        times = {k: v["ms"][0] for k, v in found.items() if "ms" in v}
-        small, large = sorted(
-            (key for key in times if key.startswith("ours@")),
-            key=lambda key: int(key.partition("@")[2]),
-        )
-        yield f"{model}: growth, batch × 4", GROWTH, times[large] / times[small]
+        ours = growth.times(found)["ours"]
+        for_four = ours[256] / ours[64]
+        yield f"{model}: growth, batch × 4", GROWTH, for_four
     for model, found in stored.get("alone", {}).items():
         found = _by_rival(found)
         first = {k: v["first_ms"] for k, v in found.items() if "first_ms" in v}

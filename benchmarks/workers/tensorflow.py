@@ -1,5 +1,7 @@
 """Plain Keras, keras_pergrad, and what TensorFlow offers by itself."""
 
+import functools
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -21,6 +23,8 @@ def build(rival, model, task, batch, size=None):
         from benchmarks.workers import real_models
 
         return real_models.build(rival, model, size)
+    if rival.endswith("_replicas"):
+        return _replicas(rival.removesuffix("_replicas"), model, batch)
     x, y = make_batch(model, batch)
     data = tf.constant(x), tf.constant(targets(model, y))
     base, xla, _ = rival.removesuffix("_eigen").partition("_xla")
@@ -37,6 +41,9 @@ def build(rival, model, task, batch, size=None):
         net = build_model(model, kpg.PerGradModel)
         mode = kpg.Vectorized(base.removeprefix("gramian_"))
         return _fit_step(net, model, data, bool(xla), gradient_mode=mode)
+    if base == "ours_accumulated":
+        net = build_model(model, kpg.PerGradModel)
+        return _fit_step(net, model, data, False, gradient_mode=_parts())
     if base == "ours_bare":
         return _bare_step(model, data)
     return tensorflow_peers.build(base, model, task, data, bool(xla))
@@ -44,6 +51,10 @@ def build(rival, model, task, batch, size=None):
 
 def _clipped():
     return kpg.Vectorized(aggregation=kpg.ClippedMean(CLIP_NORM))
+
+
+def _parts():
+    return kpg.Accumulated(microbatch_size=16, inner=_clipped())
 
 
 def _statistics():
@@ -58,7 +69,39 @@ def _fit_step(net, model, data, xla, **kwargs):
         jit_compile=True if xla else "auto",
         **kwargs,
     )
-    iterator = iter(tf.data.Dataset.from_tensors(data).repeat())
+    return _steps(net, tf.data.Dataset.from_tensors(data).repeat())
+
+
+@functools.cache
+def _two_devices():
+    """The one strategy of a process that runs nothing else."""
+    cpus = tf.config.list_physical_devices("CPU")
+    two = [tf.config.LogicalDeviceConfiguration()] * 2
+    tf.config.set_logical_device_configuration(cpus[0], two)
+    one = tf.distribute.ReductionToOneDevice()
+    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], one)
+
+
+def _replicas(base, model, batch):
+    """The same on two logical devices."""
+    strategy = _two_devices()
+    with strategy.scope():
+        if base == "plain":
+            net, settings = build_model(model), {}
+        else:
+            net = build_model(model, kpg.PerGradModel)
+            settings = {"gradient_mode": _clipped()}
+        net.compile(
+            keras.optimizers.SGD(LEARNING_RATE), make_loss(model), **settings
+        )
+    x, y = make_batch(model, batch)
+    data = tf.data.Dataset.from_tensor_slices((x, targets(model, y)))
+    data = data.batch(batch).cache().repeat()
+    return _steps(net, strategy.experimental_distribute_dataset(data))
+
+
+def _steps(net, data):
+    iterator = iter(data)
     net.make_train_function()
 
     def step():

@@ -5,6 +5,7 @@ kept until it has had that turn.
 """
 
 import dataclasses
+from typing import Any
 
 import tensorflow as tf
 
@@ -28,11 +29,15 @@ class Inside:
         most: bytes besides its inputs and outputs.
         handed_on: place of an output → the input that it is.
         lists: place of an output → bytes of the list that it is.
+        body: the `Body` that runs inside, where no list is in it.
+        turns: how often it runs.
     """
 
     most: int = 0
     handed_on: dict = dataclasses.field(default_factory=dict)
     lists: dict = dataclasses.field(default_factory=dict)
+    body: Any = None
+    turns: int = 1
 
 
 class Bodies:
@@ -65,7 +70,7 @@ class Bodies:
 
     def _call(self, op):
         body = self._body(op.get_attr("f").name, list(op.inputs))
-        return Inside(body.walk().bytes, body.handed_on())
+        return _once(body)
 
     def _branches(self, op):
         """Return the branch that copies least: that of ordinary numbers."""
@@ -79,7 +84,7 @@ class Bodies:
         found = []
         for name in names:
             body = self._body(name, list(op.inputs)[1:])
-            found.append(Inside(body.walk().bytes, body.handed_on()))
+            found.append(_once(body))
         if any(each.handed_on for each in found):
             return max(found, key=lambda each: len(each.handed_on))
         return max(found, key=lambda each: each.most)
@@ -101,6 +106,8 @@ class Bodies:
             for place, tensor in body.handed_on().items()
             if tensor is given[place]
         }
+        if not lists and not taken:
+            return Inside(peak.bytes, handed_on, body=body, turns=turns)
         # What the lists give up makes room for what the loop makes.
         made = sum(lists.values())
         return Inside(peak.bytes - min(taken, made), handed_on, lists)
@@ -209,6 +216,10 @@ class Body:
             if op.type in _TAKES
         }
         return places - {None}
+
+
+def _once(body):
+    return Inside(body.walk().bytes, body.handed_on(), body=body)
 
 
 def _unreshaped(tensor):

@@ -111,6 +111,10 @@ _IN_PLACE = frozenset(
 #: A part of the input's rows, which is not copied.
 _ROWS = frozenset(("Slice", "StridedSlice"))
 _SPLITS = {"Unpack": None, "Split": 0, "SplitV": 2}
+_PRODUCTS = frozenset(("MatMul", "_FusedMatMul", "_MklMatMul"))
+# Measured on products of 128 to 16,384 rows and columns: two threads and the
+# caller's.
+_PACKED, _MOST_PACKED, _THREADS = 3, 20_000_000, 3
 _LISTS = (tf.variant, tf.resource, tf.string)
 
 
@@ -119,11 +123,21 @@ class Sizes:
 
     What depends on the numbers in the batch, such as how many ids differ, has
     an upper bound.
+
+    Attributes:
+        packed: scratch memory of the largest matrix product, which each thread
+            keeps.
     """
 
     def __init__(self, samples):
         self._samples = samples
         self._rows = {}
+        self.packed, self._constants = 0, {}
+
+    @property
+    def constants(self):
+        """Bytes of constants, which live as long as the graph."""
+        return sum(self._constants.values())
 
     def bytes_of(self, tensor):
         """Return the bytes of a tensor; 0: a list, counted elsewhere."""
@@ -143,6 +157,16 @@ class Sizes:
         for tensor in op.outputs:
             if tensor.shape.rank and tensor.shape[0] is None:
                 self._rows[id(tensor)] = self._bound_of(op)
+
+    def note(self, op):
+        """Note a constant, and the scratch memory of a matrix product."""
+        if op.type == "Const":
+            self._constants[id(op)] = self.bytes_of(op.outputs[0])
+        if op.type in _PRODUCTS:
+            tensors = *op.inputs[:2], op.outputs[0]
+            size = _PACKED * min(map(self.bytes_of, tensors))
+            size = _THREADS * min(size, _MOST_PACKED)
+            self.packed = max(self.packed, size)
 
     def _bound_of(self, op):
         if op.type == "GatherV2" and _takes_rows(op):

@@ -19,6 +19,8 @@ from keras_pergrad.analysis.explain.pool_memory import Pool
 
 #: The orders of the steps that are walked through; 2 and 3 are any.
 _ORDERS = (2, 3, 0, 1)
+#: Of a loop; what more turns take is little.
+_TURNS = 8
 _ASSIGN = frozenset(("AssignVariableOp", "ResourceScatterUpdate"))
 
 
@@ -71,7 +73,7 @@ class Walk:
             follows = before is not None and _needs(op, before)
             if follows:
                 self._release(before)
-            self._run(op)
+            self._run(op, order)
             if before is not None and not follows:
                 self._release(before)
             before = op
@@ -79,18 +81,35 @@ class Walk:
             self._release(before)
         return self.peak
 
-    def _run(self, op):
+    def _run(self, op, order):
         self._sizes.bound(op)
+        self._sizes.note(op)
         inside = self._bodies.of(op, self._size_of_list)
         for place, tensor in enumerate(op.outputs):
             buffer = self._buffer(op, place, tensor, inside)
             buffer.users += 1
             self._buffers[id(tensor)] = buffer
-        if inside.most:
+        if inside.body is not None:
+            self._walk_inside(inside, order)
+        elif inside.most:
             self._pool.free(self._pool.allocate(inside.most))
         self._look(op, inside.most)
         if op.type in _ASSIGN:
             self._becomes_variable(op.inputs[1])
+
+    def _walk_inside(self, inside, order):
+        """Walk a body in the same pool: its gaps are used again."""
+        for turn in range(min(inside.turns, _TURNS)):
+            body = inside.body
+            walk = Walk(
+                body.operations,
+                body.outputs,
+                self._bodies,
+                self._sizes,
+                self._pool,
+            )
+            walk.run(order + turn)
+            walk.end()
 
     def _release(self, op):
         for tensor in op.inputs:
@@ -241,16 +260,16 @@ def steps_of(optimised, samples, weights=(), batch=()):
         for piece in given:
             pool.free(piece)
         most = max(most, peak, key=lambda each: each.bytes)
-    return pool.taken - before, most, tuple(bodies.unknown)
+    taken = pool.taken - before + sizes.packed + sizes.constants
+    return taken, most, tuple(bodies.unknown)
 
 
 def walk_body(operations, outputs, bodies, sizes):
-    """Return the `Peak` of a function's body, with the gaps in the pool."""
+    """Return the `Peak` of a function's body."""
     pool, most = Pool(), Peak()
     for order in _ORDERS:
         walk = Walk(operations, outputs, bodies, sizes, pool)
         peak = walk.run(order)
         walk.end()
         most = max(most, peak, key=lambda each: each.bytes)
-    most.bytes = max(most.bytes, pool.taken)
     return most
