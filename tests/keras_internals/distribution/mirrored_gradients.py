@@ -16,7 +16,6 @@ from tests.keras_internals.distribution.two_devices import (
     clipped,
     dense,
     double,
-    raises,
     same,
     strategy,
 )
