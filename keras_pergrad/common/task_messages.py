@@ -35,17 +35,6 @@ def own_loss(model):
     )
 
 
-def synchronized(layer):
-    """Say that `add_loss` and synchronized statistics are too much."""
-    return (
-        "ByTask() on several replicas expected no add_loss(), which is also "
-        "what an activity regulariser gives, beside statistics over all "
-        "replicas: the layer of a term is then not known. Received: layer "
-        f"{layer.name!r} ({type(layer).__name__}) with synchronized=True. Use "
-        f"synchronized=False, or GroupNormalization instead, or {_BATCH}."
-    )
-
-
 PARTS = (
     "partial_sums() of ByTask expected the whole batch: the inner products are "
     "of the gradients of all of it. Received: a part, from a mode that calls "

@@ -5,6 +5,7 @@ and of `keras.src.losses.losses` the function `convert_binary_labels_to_hinge`.
 """
 
 import contextlib
+import threading
 from typing import Any
 
 import tensorflow as tf
@@ -167,23 +168,45 @@ def noting_losses(model, noted, owners=None):
     """
     with contextlib.ExitStack() as stack:
         for layer in layers_of(model):
-            stack.enter_context(
-                attribute(layer, "add_loss", _noting(layer, noted, owners))
-            )
+            stack.enter_context(_noted(layer, noted, owners))
         yield
 
 
-def _noting(layer, noted, owners):
-    original = layer.add_loss
+@contextlib.contextmanager
+def _noted(layer, noted, owners):
+    # Each replica is a thread. They take turns where a layer waits for the
+    # others, so one may enter before another leaves. The last one to leave
+    # restores the method.
+    method = vars(layer).get("add_loss")
+    if not isinstance(method, _Noting):
+        method = _Noting(layer)
+        method.replaced.__enter__()
+    lists = method.lists.setdefault(threading.get_ident(), [])
+    lists.append((noted, owners))
+    try:
+        yield
+    finally:
+        lists.pop()
+        if not any(method.lists.values()):
+            method.replaced.__exit__(None, None, None)
 
-    def add_loss(loss):
+
+class _Noting:
+    """The `add_loss` of a layer while losses are noted."""
+
+    def __init__(self, layer):
+        self._layer, self._original = layer, layer.add_loss
+        self.replaced = attribute(layer, "add_loss", self)
+        #: By thread: where its losses are noted, and their owners.
+        self.lists = {}
+
+    def __call__(self, loss):
         losses = tf.nest.flatten(loss)
-        noted.extend(losses)
-        if owners is not None:
-            owners.extend([layer] * len(losses))
-        return original(loss)
-
-    return add_loss
+        for noted, owners in self.lists.get(threading.get_ident(), ()):
+            noted.extend(losses)
+            if owners is not None:
+                owners.extend([self._layer] * len(losses))
+        return self._original(loss)
 
 
 _LOSS_MESSAGE = (

@@ -74,8 +74,7 @@ class ByTask(GradientMode):
         TypeError: `aggregation` or `losses` is of another kind.
         ValueError: an aggregation by norms, unknown names of losses, fewer than
             two tasks, no weight that two tasks use, a `compute_loss` of the
-            model's own, on several replicas `add_loss` beside a layer with
-            `synchronized=True`.
+            model's own.
 
     Example:
 

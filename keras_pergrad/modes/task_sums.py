@@ -1,7 +1,7 @@
 """The sums of microbatches or replicas for each task: see `ByTask`."""
 
 from keras_pergrad.common import task_messages
-from keras_pergrad.keras_internals import loss_terms, replicas
+from keras_pergrad.keras_internals import loss_terms
 from keras_pergrad.keras_internals.losses import noting_losses
 from keras_pergrad.modes.microbatch_sums import MicrobatchSums, divided
 from keras_pergrad.modes.weighted_sums import call_postponed
@@ -14,9 +14,6 @@ class TaskSums(MicrobatchSums):
 
     def __init__(self, tasks, model, *given):
         super().__init__(model, *given)
-        # Replicas that wait for each other would note each other's terms.
-        for layer in replicas.waiting(model) if self.kinds else ():
-            raise ValueError(task_messages.synchronized(layer))
         self._tasks = tasks
         self._prefixes = {
             name: _prefix(k)

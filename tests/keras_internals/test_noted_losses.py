@@ -1,0 +1,73 @@
+"""Losses given to `add_loss` are noted by the thread that gives them."""
+
+import concurrent.futures
+
+import keras
+import numpy as np
+import pytest
+
+from keras_pergrad.keras_internals.losses import noting_losses
+
+X = np.ones((2, 3), "float32")
+
+
+@pytest.fixture
+def model():
+    inputs = keras.Input((3,))
+    layer = keras.layers.ActivityRegularization(l1=1.0)
+    return keras.Model(inputs, layer(inputs))
+
+
+def assert_restored(model):
+    assert not any("add_loss" in vars(layer) for layer in model.layers)
+
+
+@pytest.mark.parametrize("last", [0, 1])
+def test_threads_that_take_turns_note_their_own(model, last):
+    """As replicas do, which wait for each other inside of a layer."""
+    noted, owners = ([], []), ([], [])
+    notings = [noting_losses(model, *each) for each in zip(noted, owners)]
+    with (
+        concurrent.futures.ThreadPoolExecutor(1) as first,
+        concurrent.futures.ThreadPoolExecutor(1) as second,
+    ):
+        replicas = first, second
+
+        def leave(k):
+            noting = notings[k].__exit__
+            replicas[k].submit(noting, None, None, None).result()
+
+        for replica, noting in zip(replicas, notings):
+            replica.submit(noting.__enter__).result()
+        for k, replica in enumerate(replicas):
+            replica.submit(model, (k + 1) * X).result()
+        leave(1 - last)
+        replicas[last].submit(model, 10 * X).result()
+        leave(last)
+    expected = [[3.0], [6.0]]
+    expected[last].append(30.0)
+    assert [[float(v) for v in values] for values in noted] == expected
+    layer = model.layers[-1]
+    assert all(o is layer for each in owners for o in each)
+    assert_restored(model)
+
+
+def test_a_noting_inside_of_another(model):
+    outer, inner = [], []
+    with noting_losses(model, outer):
+        with noting_losses(model, inner):
+            model(X)
+        model(X)
+    assert len(inner) == 1
+    assert len(outer) == 2
+    assert_restored(model)
+
+
+def test_restored_after_an_error(model):
+    def fail():
+        with noting_losses(model, []):
+            raise KeyError("inside")
+
+    with pytest.raises(KeyError, match="inside"):
+        fail()
+    assert_restored(model)
