@@ -48,6 +48,25 @@ QUICK = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def _iterators_that_end_at_once(monkeypatch):
+    """Nothing tunes the iterators, which outlive an interrupted fit.
+
+    TensorFlow tells the thread that tunes an iterator to end before it notes
+    that it shall. A thread that looks in between sleeps on, about as long as
+    the iterator is old, for up to a minute, and whoever frees the iterator
+    waits.
+    """
+    iterate = tf.data.Dataset.__iter__
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    monkeypatch.setattr(
+        tf.data.Dataset,
+        "__iter__",
+        lambda dataset: iterate(dataset.with_options(options)),
+    )
+
+
 class Stop(keras.callbacks.Callback):
     """Raises in one hook: the second batch, where it is one of a batch."""
 
