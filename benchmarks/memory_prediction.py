@@ -72,7 +72,11 @@ def predict(case):
     model = compiled(case)
     x, _ = batch(model, case, 2)
     found = kpg.explain(model, case.batch, x=x).memory
-    return {"predicted": found.rise, "tensors": found.tensors}
+    return {
+        "predicted": found.rise,
+        "tensors": found.tensors,
+        "unknown": found.unknown,
+    }
 
 
 def measure(case):

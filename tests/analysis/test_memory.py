@@ -84,6 +84,7 @@ def test_predictions_are_as_recorded(case):
     found = memory_prediction.predict(case)
     # TensorFlow's versions differ in what they fuse.
     assert found["predicted"] == pytest.approx(row["predicted"], rel=0.1)
+    assert not found["unknown"]
 
 
 def test_a_tensor_lives_until_its_last_use():
