@@ -24,6 +24,7 @@ ELSEWHERE = {
     "SECURITY.md": "security.md",
     "benchmarks/README.md": "benchmarks.md",
     "benchmarks/results.png": "pictures/results.png",
+    "benchmarks/results_growth.png": "pictures/results_growth.png",
     "benchmarks/accumulation_memory.png": "pictures/accumulation_memory.png",
 }
 #: Modules whose `__all__` is public.
