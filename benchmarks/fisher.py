@@ -91,7 +91,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--torch", default=interpreter("torch"))
     given = parser.parse_args()
-    names = given.models or MODELS
+    names = given.models
     others = peers(given.torch, given.rounds, names) if given.torch else {}
     print("| model | | ms | apart from ours |\n|---|---|---:|---:|")
     for name in names:

@@ -7,8 +7,8 @@ several processes of its own; predicted is `explain(...).memory.rise`.
     python -m benchmarks.memory_prediction
     python -m benchmarks.memory_prediction --processes 3 "lstm" "mlp, adam"
 
-prints a table and writes it and memory_prediction.json; cases that are named
-replace their part of the file.
+prints tables and writes memory_prediction.json; cases that are named replace
+their part of the file.
 """
 
 import argparse

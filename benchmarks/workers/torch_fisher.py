@@ -4,7 +4,6 @@ Run as `python -m benchmarks.workers.torch_fisher out.npz rounds model ...`.
 """
 
 import sys
-import time
 
 import backpack
 import curvlinops
@@ -14,6 +13,7 @@ from backpack import extensions
 from backpack.custom_module.permute import Permute
 
 from benchmarks.models import make_batch
+from benchmarks.turns import milliseconds
 from benchmarks.workers.torch_models import (
     ChannelsLast,
     build_model,
@@ -77,15 +77,6 @@ def _with_curvlinops(model):
     return ask
 
 
-def _milliseconds(ask, rounds):
-    times = []
-    for _ in range(rounds):
-        begun = time.perf_counter()
-        ask()
-        times.append(1e3 * (time.perf_counter() - begun))
-    return np.median(times)
-
-
 def main(out, rounds, *models):
     torch.set_num_threads(2)
     found = {}
@@ -110,7 +101,9 @@ def main(out, rounds, *models):
                 print(f"{model}, {name}: {type(error).__name__}: {error}")
                 continue
             key = f"{model}|{name}"
-            found[f"{key}|ms"] = _milliseconds(ask, turns)
+            found[f"{key}|ms"] = np.median(
+                [milliseconds(ask) for _ in range(turns)]
+            )
             for k, value in enumerate(values):
                 found[f"{key}|{k}"] = _in_keras_layout(value)
     np.savez(out, **found)

@@ -68,13 +68,13 @@ def test_recorded_peaks_are_near_the_predicted_ones(row):
 def test_ten_models_are_recorded():
     names = {row["name"] for row in RECORDED}
     assert names <= {case.name for case in CASES}
-    assert set(MODELS) - names == set()
-    assert len(names) >= 10
+    assert {case.name for case in CASES if not case.held_out} <= names
+    assert len({case.model for case in CASES if not case.held_out}) == 10
 
 
 @pytest.mark.parametrize(
     "case",
-    few([c for c in CASES if not c.held_out], CASES[:1]),
+    few([c for c in CASES if not c.held_out], [CASES[0], CASES[2]]),
     ids=lambda case: case.name,
 )
 def test_predictions_are_as_recorded(case):

@@ -52,10 +52,8 @@ QUICK = [
 def _iterators_that_end_at_once(monkeypatch):
     """Nothing tunes the iterators, which outlive an interrupted fit.
 
-    TensorFlow tells the thread that tunes an iterator to end before it notes
-    that it shall. A thread that looks in between sleeps on, about as long as
-    the iterator is old, for up to a minute, and whoever frees the iterator
-    waits.
+    Whoever frees an iterator waits for the thread that tunes it, now and then
+    about as long as the iterator is old (seen: up to a minute).
     """
     iterate = tf.data.Dataset.__iter__
     options = tf.data.Options()

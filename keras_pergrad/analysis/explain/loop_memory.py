@@ -138,7 +138,7 @@ class Bodies:
             self._known[key] = Body(
                 nodes,
                 given,
-                lambda *a: self._walk(*a, self, self._sizes),
+                lambda body: self._walk(body, self, self._sizes),
                 self._counted,
             )
         return self._known[key]
@@ -163,7 +163,7 @@ class Body:
     def walk(self):
         """Return the `Peak` of one run."""
         if self._peak is None:
-            self._peak = self._walk(self.operations, self.outputs)
+            self._peak = self._walk(self)
         return self._peak
 
     def place_of(self, tensor):

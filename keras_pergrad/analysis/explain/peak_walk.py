@@ -100,16 +100,9 @@ class Walk:
     def _walk_inside(self, inside, order):
         """Walk a body in the same pool: its gaps are used again."""
         for turn in range(min(inside.turns, _TURNS)):
-            body = inside.body
-            walk = Walk(
-                body.operations,
-                body.outputs,
-                self._bodies,
-                self._sizes,
-                self._pool,
+            _walk(
+                inside.body, self._bodies, self._sizes, self._pool, order + turn
             )
-            walk.run(order + turn)
-            walk.end()
 
     def _release(self, op):
         for tensor in op.inputs:
@@ -191,6 +184,14 @@ class Walk:
                 self._pool.free(buffer.piece)
 
 
+def _walk(graph, bodies, sizes, pool, order):
+    """Return the `Peak` of a graph or body, after which the pool is free."""
+    walk = Walk(graph.operations, graph.outputs, bodies, sizes, pool)
+    peak = walk.run(order)
+    walk.end()
+    return peak
+
+
 def _needs(op, before):
     return before in op.control_inputs or any(t.op is before for t in op.inputs)
 
@@ -252,11 +253,7 @@ def steps_of(optimised, samples, weights=(), batch=()):
         given = [pool.allocate(size) for size in (*batch, *batch)]
         sizes = Sizes(samples)
         bodies = loop_memory.Bodies(optimised, walk_body, sizes)
-        walk = Walk(
-            optimised.operations, optimised.outputs, bodies, sizes, pool
-        )
-        peak = walk.run(order)
-        walk.end()
+        peak = _walk(optimised, bodies, sizes, pool, order)
         for piece in given:
             pool.free(piece)
         most = max(most, peak, key=lambda each: each.bytes)
@@ -264,12 +261,10 @@ def steps_of(optimised, samples, weights=(), batch=()):
     return taken, most, tuple(bodies.unknown)
 
 
-def walk_body(operations, outputs, bodies, sizes):
+def walk_body(body, bodies, sizes):
     """Return the `Peak` of a function's body."""
     pool, most = Pool(), Peak()
     for order in _ORDERS:
-        walk = Walk(operations, outputs, bodies, sizes, pool)
-        peak = walk.run(order)
-        walk.end()
+        peak = _walk(body, bodies, sizes, pool, order)
         most = max(most, peak, key=lambda each: each.bytes)
     return most

@@ -26,8 +26,7 @@ def is_elementwise(activation):
 
 
 def _activate(activation, z):
-    """Return the activation's value, and a function of one argument that
-    gives it times the derivative at z."""
+    """Return y, and a function, to be called once: factor → factor · dy/dz."""
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(z)
         y = activation(z)
