@@ -32,13 +32,15 @@ def accumulates(optimizer):
     )
 
 
-def synchronized(layer):
-    """Say that a layer takes statistics over replicas, not microbatches."""
+def synchronized(layer, part):
+    """Say that a layer takes statistics over replicas, not one part each."""
+    # Without replicas, too, statistics over samples are none of one sample.
+    alone = "" if part == "sample" else "synchronized=False, or "
     return (
         f"layer {layer.name!r} ({type(layer).__name__}) takes statistics over "
         "all replicas (synchronized=True), which cannot be done for one "
-        "microbatch after the other. Use synchronized=False, or "
-        "GroupNormalization instead, or gradient_mode='batch'."
+        f"{part} after the other. Use {alone}GroupNormalization instead, or "
+        "gradient_mode='batch'."
     )
 
 

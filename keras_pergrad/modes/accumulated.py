@@ -177,7 +177,8 @@ class Microbatches(Parting):
         if optimizer is not None:
             raise ValueError(refusal_messages.accumulates(optimizer))
         for layer in replicas.waiting(model):
-            raise ValueError(refusal_messages.synchronized(layer))
+            text = refusal_messages.synchronized(layer, "microbatch")
+            raise ValueError(text)
         require_none(model, self._shown)
         for part in tf.nest.flatten(batch):
             if is_composite(part):

@@ -15,6 +15,7 @@ from keras_pergrad.aggregation import (
 from keras_pergrad.common import refusal_messages
 from keras_pergrad.common.arguments import positive_integer
 from keras_pergrad.common.registry import serialize
+from keras_pergrad.keras_internals import replicas
 from keras_pergrad.keras_internals.inspection_checks import (
     require_any_batch_size,
 )
@@ -100,6 +101,8 @@ class PerSample(GradientMode):
 
     def require(self, model):
         require_any_batch_size(model)
+        for layer in replicas.waiting(model):
+            raise ValueError(refusal_messages.synchronized(layer, "sample"))
 
     def partial_sums(self, model, part):
         samples, aggregation = Samples(model, part), part.aggregation

@@ -251,19 +251,23 @@ def no_batch_of_a_generator_is_lost():
 
 
 @check
-def synchronized_normalization_in_microbatches_is_refused():
+def synchronized_normalization_in_parts_is_refused():
     def make(cls):
         inputs = keras.Input((5,))
         norm = keras.layers.BatchNormalization(synchronized=True, name="norm")
         added = big_batch.Added()(norm(inputs))
         return cls(inputs, keras.layers.Dense(3)(added))
 
-    with strategy().scope():
-        model = dense("accumulated", make=make)
-    before = model.get_weights()
-    raises(lambda: model.fit(X, Y, verbose=0), "'norm'", "synchronized=False")
-    for a, b in zip(model.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(a, b)
+    for mode, way_out in (
+        ("accumulated", "synchronized=False"),
+        ("per_sample", "Use GroupNormalization"),
+    ):
+        with strategy().scope():
+            model = dense(mode, make=make)
+        before = model.get_weights()
+        raises(lambda m=model: m.fit(X, Y, verbose=0), "'norm'", way_out)
+        for a, b in zip(model.get_weights(), before, strict=True):
+            np.testing.assert_array_equal(a, b)
 
     def train():
         model = dense("batch", make=make)
