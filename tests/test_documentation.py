@@ -39,7 +39,7 @@ PAGES = {
     "docs/private_training.md": 30,
     "docs/sample_values.md": 10,
 }
-SLOW = 20
+SLOW = 10
 #: Pages that take a model and data for granted.
 OTHER_PAGES = [
     "docs/compare_runs.md",

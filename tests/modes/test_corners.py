@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 import keras_pergrad as kpg
+from tests.marks import few
 
 layers = keras.layers
 MODES = ["per_sample", "vectorized"]
@@ -107,7 +108,7 @@ def test_inputs_of_fit(mode, kind):
     return _assert_trains_alike(pair, *data, **arguments)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", few(MODES, ["vectorized"]))
 def test_train_on_batch_evaluate_predict(mode):
     x, y = _data()
     pair = _pair(_mlp, mode, metrics=["mae"])
@@ -139,7 +140,7 @@ def _several(cls):
     return cls({"a": a, "b": b}, outputs)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", few(MODES, ["vectorized"]))
 def test_several_inputs_and_outputs(mode):
     x, y = _data()
     pair = _pair(
@@ -170,11 +171,14 @@ OUTPUTS = {
 
 @pytest.mark.parametrize(
     ("outputs", "mode"),
-    [
-        *((outputs, mode) for outputs in OUTPUTS for mode in MODES),
-        ("list of one", "accumulated"),
-        ("passed on", "accumulated"),
-    ],
+    few(
+        [
+            *((outputs, mode) for outputs in OUTPUTS for mode in MODES),
+            ("list of one", "accumulated"),
+            ("passed on", "accumulated"),
+        ],
+        [(outputs, "vectorized") for outputs in OUTPUTS],
+    ),
 )
 def test_a_tensor_alone_in_a_list_or_given_out_twice(outputs, mode):
     def make(cls):
@@ -203,7 +207,7 @@ def _masked(cls):
     )
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", few(MODES, ["vectorized"]))
 def test_masks_weigh_the_loss(mode):
     rng = np.random.default_rng(0)
     ids = rng.integers(0, 3, (6, 7))
@@ -227,12 +231,12 @@ def _penalised(cls):
     return cls(inputs, layers.Dense(3)(Penalty()(x)))
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", few(MODES, ["vectorized"]))
 def test_add_loss_and_activity_regularizer(mode):
     _assert_trains_alike(_pair(_penalised, mode), *_data(), batch_size=4)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", few(MODES, ["vectorized"]))
 @pytest.mark.parametrize(
     "optimizer",
     [

@@ -50,7 +50,7 @@ def plain(make, execution):
     return _plain[key]
 
 
-@pytest.mark.parametrize("execution", few(EXECUTION, ["graph", "eager"]))
+@pytest.mark.parametrize("execution", few(EXECUTION, ["graph"]))
 @pytest.mark.parametrize("make", zoo.MAKERS.values(), ids=zoo.MAKERS)
 @pytest.mark.parametrize(
     "mode", ["batch", "per_sample", "vectorized", "accumulated"]
