@@ -29,7 +29,12 @@ RECORDED = json.loads(
 )
 MB = 2**20
 #: What is off by more than the aim of 15 %.
-FAR = {"embedding": (0.15, 0.25), "cnn, accumulated": (-0.18, -0.15)}
+FAR = {
+    "embedding": (0.15, 0.25),
+    "cnn, accumulated": (-0.18, -0.15),
+    "densenet121_frozen_norms": (1.15, 1.35),
+    "lstm, accumulated": (-0.4, -0.3),
+}
 
 
 def _peak(function, *specs):
