@@ -79,7 +79,9 @@ CPU_WHEEL_TESTS ?= tests/analysis/placement/test_on_stand_in.py \
 	tests/common/test_devices.py \
 	tests/analysis/doctor/test_command.py \
 	tests/analysis/checking/test_on_stand_in.py \
-	tests/analysis/pipelines/test_on_stand_in.py
+	tests/analysis/pipelines/test_on_stand_in.py \
+	tests/modes/test_on_stand_in.py \
+	tests/samples/rules/test_cudnn.py
 test-cpu-wheel: $(CPU_VENV)/.ready
 	$(CPU_VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile \
 		$(CPU_WHEEL_TESTS)

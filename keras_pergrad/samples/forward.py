@@ -1,7 +1,8 @@
 """The forward pass of a model in a graph, with what its layer rules watch.
 
 It is Keras's own. Only layers that have a rule (recurrent layers, and layers
-of the user) are called through this rule. They are always restored afterwards.
+of the user) are called through this rule, and recurrent layers that have none
+run their loop on GPUs, too. They are always restored afterwards.
 """
 
 import contextlib
@@ -12,6 +13,7 @@ import keras
 import tensorflow as tf
 
 from keras_pergrad.common.patching import attribute
+from keras_pergrad.keras_internals.cudnn import loop_instead
 from keras_pergrad.keras_internals.model_parts import layers_of, takes_training
 from keras_pergrad.keras_internals.tracing import functions_in_line
 from keras_pergrad.keras_internals.xla import in_xla
@@ -45,6 +47,7 @@ class Forward:
                 # XLA has no gradient for the call of a function.
                 stack.enter_context(functions_in_line())
             for layer in layers_of(self.model):
+                stack.enter_context(loop_instead(layer))
                 rule = find_rule(layer) if layer.trainable_variables else None
                 if rule is not None:
                     call = self._wrapped(layer, rule)

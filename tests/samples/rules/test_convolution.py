@@ -1,3 +1,5 @@
+import importlib
+
 import keras
 import numpy as np
 import pytest
@@ -137,9 +139,15 @@ CHANNELS_FIRST = {
 }
 
 
+@pytest.mark.parametrize("cpu_only", [True, False])
 @pytest.mark.parametrize("name", CHANNELS_FIRST)
-def test_channels_first_is_exact_under_xla(name):
-    """Against single samples under XLA: TensorFlow's CPU ops have no other."""
+def test_channels_first_is_exact_under_xla(name, cpu_only, monkeypatch):
+    """Against single samples under XLA: TensorFlow's CPU ops have no other.
+
+    Where all devices are CPUs, Keras turns some layers' images round itself.
+    """
+    nn = importlib.import_module("keras.src.backend.tensorflow.nn")
+    monkeypatch.setattr(nn, "_cpu_only", lambda: cpu_only, raising=False)
     cls, kwargs = CHANNELS_FIRST[name]
     arguments = {"kernel_size": 3, "data_format": "channels_first", **kwargs}
     if cls is not layers.DepthwiseConv2D:
