@@ -10,8 +10,7 @@ def products_of_all(ids, dz):
 
     Rows of equal ids of a sample are added. Of all samples they are put in the
     order of their ids, so that those to be multiplied stand side by side, at
-    most n of them: each is multiplied by the next, by the next but one, and so
-    on until no pair shares an id.
+    most n of them.
 
     Args:
         ids: (n, positions), integers of at least 0.
@@ -19,18 +18,58 @@ def products_of_all(ids, dz):
     """
     n = tf.shape(ids)[0]
     ids, samples, rows = _entries(ids, dz, n)
+    of_pairs = _by_distance if in_xla() else _by_pairs
+    total = tf.reshape(of_pairs(ids, samples, rows, n), [n, n])
+    squares = tf.reduce_sum(tf.square(rows), 1)
+    own = tf.math.unsorted_segment_sum(squares, samples, n)
+    return tf.linalg.set_diag(total + tf.transpose(total), own)
+
+
+def _by_pairs(ids, samples, rows, n):
+    """Return the products of entries of one id, added for samples, (n²,).
+
+    The pairs are counted through, and multiplied as many at a time as there
+    are entries.
+    """
+    count = tf.size(ids)
+    groups = tf.cumsum(tf.cast(_is_new(ids), tf.int32)) - 1
+    ends = tf.cumsum(tf.math.bincount(groups))
+    behind = tf.gather(ends, groups) - 1 - tf.range(count)
+    # How many pairs there are up to each entry, with those that it begins.
+    stops = tf.cumsum(tf.cast(behind, tf.int64))
+    pairs, step = tf.reduce_max(stops), tf.cast(count, tf.int64)
+
+    def added(first, total):
+        numbers = tf.range(first, tf.minimum(first + step, pairs))
+        one = tf.searchsorted(stops, numbers, side="right")
+        other = one + tf.cast(tf.gather(stops, one) - numbers, tf.int32)
+        products = tf.gather(rows, one) * tf.gather(rows, other)
+        places = tf.gather(samples, one) * n + tf.gather(samples, other)
+        total += tf.math.unsorted_segment_sum(
+            tf.reduce_sum(products, 1), places, n * n
+        )
+        return first + step, total
+
+    start = tf.zeros([], tf.int64), tf.zeros([n * n], rows.dtype)
+    return tf.while_loop(
+        lambda first, _: first < pairs, added, start, parallel_iterations=1
+    )[1]
+
+
+def _by_distance(ids, samples, rows, n):
+    """Return the same where all shapes must be known.
+
+    Each entry is multiplied by the next, by the next but one, and so on until
+    no pair shares an id.
+    """
     count = tf.size(ids)
 
     def added(total, k, meets):
         places = tf.range(count)
-        if not in_xla():
-            places = tf.boolean_mask(places, meets)
         others = tf.minimum(places + k, count - 1)
-        met = tf.gather(rows, places) * tf.gather(rows, others)
-        products = tf.reduce_sum(met, 1)
-        if in_xla():
-            products = tf.where(meets, products, tf.zeros_like(products))
-        pairs = tf.gather(samples, places) * n + tf.gather(samples, others)
+        products = tf.reduce_sum(rows * tf.gather(rows, others), 1)
+        products = tf.where(meets, products, tf.zeros_like(products))
+        pairs = samples * n + tf.gather(samples, others)
         return total + tf.math.unsorted_segment_sum(products, pairs, n * n)
 
     def meeting(k):
@@ -50,11 +89,14 @@ def products_of_all(ids, dz):
     start = tf.constant(1), meeting(1), tf.zeros([n * n], rows.dtype)
     some = tf.TensorShape([None])
     shapes = tf.TensorShape([]), some, some
-    total = tf.while_loop(go_on, step, start, shapes, parallel_iterations=1)[2]
-    total = tf.reshape(total, [n, n])
-    squares = tf.reduce_sum(tf.square(rows), 1)
-    own = tf.math.unsorted_segment_sum(squares, samples, n)
-    return tf.linalg.set_diag(total + tf.transpose(total), own)
+    return tf.while_loop(go_on, step, start, shapes, parallel_iterations=1)[2]
+
+
+def _is_new(keys):
+    """Return which of sorted keys are the first of their kind."""
+    return tf.concat(
+        [tf.ones_like(keys[:1], tf.bool), keys[1:] != keys[:-1]], 0
+    )
 
 
 def _entries(ids, dz, n):
@@ -69,16 +111,16 @@ def _entries(ids, dz, n):
     order = tf.argsort(keys)
     keys = tf.gather(keys, order)
     rows = tf.gather(tf.reshape(dz, [-1, dz.shape[-1]]), order)
-    new = tf.concat([keys[:1] >= 0, keys[1:] != keys[:-1]], 0)
+    new = _is_new(keys)
     entries = tf.cumsum(tf.cast(new, tf.int32)) - 1
     if in_xla():
         count = tf.size(keys)
         keys = tf.math.unsorted_segment_max(keys, entries, count)
         keys = tf.maximum(keys, -1)
+        rows = tf.math.unsorted_segment_sum(rows, entries, count)
     else:
-        count = tf.math.count_nonzero(new, dtype=tf.int32)
         keys = tf.boolean_mask(keys, new)
-    rows = tf.math.unsorted_segment_sum(rows, entries, count)
+        rows = tf.math.segment_sum(rows, entries)
     keys.set_shape([None])
     n = tf.cast(n, tf.int64)
     ids = tf.where(keys >= 0, keys // n, keys)

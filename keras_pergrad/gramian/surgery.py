@@ -96,25 +96,28 @@ class PCGrad(GramianAggregation):
         gramian = tf.cast(gramian, tf.float64)
         m = tf.shape(gramian)[0]
         rows = tf.range(m)
-        order = tf.transpose(self.order(m))
-        lengths = tf.linalg.diag_part(gramian)
+        # In step k each row i meets row orders[k, i], unless it is itself.
+        orders = tf.transpose(self.order(m))
+        places = orders + rows * m
+        lengths = tf.gather(tf.linalg.diag_part(gramian), orders)
+        infinite = tf.constant(float("inf"), gramian.dtype)
+        lengths = tf.where(orders == rows, infinite, lengths)
 
-        def step(k, products, weights):
-            others = tf.gather(order, k)
-            at = tf.stack([rows, others], 1)
-            against = tf.minimum(tf.gather_nd(products, at), 0)
-            against = tf.where(others == rows, 0 * against, against)
-            change = -tf.math.divide_no_nan(against, tf.gather(lengths, others))
+        def step(k, products, total):
+            others = orders[k]
+            against = tf.gather(tf.reshape(products, [-1]), places[k])
+            against = tf.minimum(against, 0)
+            change = -tf.math.divide_no_nan(against, lengths[k])
             products += change[:, None] * tf.gather(gramian, others)
-            weights = tf.tensor_scatter_nd_add(weights, at, change)
+            total += tf.math.unsorted_segment_sum(change, others, m)
             products.set_shape(gramian.shape)
-            return k + 1, products, weights
+            total.set_shape(gramian.shape[:1])
+            return k + 1, products, total
 
-        state = 0, gramian, tf.eye(m, dtype=gramian.dtype)
-        _, _, weights = tf.while_loop(
+        state = 0, gramian, tf.ones_like(gramian[0])
+        _, _, total = tf.while_loop(
             lambda k, *_: k < m, step, state, parallel_iterations=1
         )
-        total = tf.reduce_sum(weights, 0)
         if present is None:
             return total
         return tf.where(present, total, tf.zeros_like(total))

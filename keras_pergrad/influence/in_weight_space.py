@@ -6,10 +6,12 @@ from keras_pergrad.data_passes import shown
 from keras_pergrad.influence import sample_passes
 from keras_pergrad.influence.hessian import Hessian
 from keras_pergrad.influence.kronecker_curvature import KroneckerCurvature
+from keras_pergrad.keras_internals.batches import first_tensor
 
 #: Entries of the test samples' gradients that are held at a time.
 _HELD = 2**25
-_MOST_TESTS = 64
+#: So many test samples go through any model at once.
+_FEW_TESTS = 64
 
 
 class InWeightSpace:
@@ -18,8 +20,8 @@ class InWeightSpace:
     Args:
         model: a model with the weights of the checkpoint, in each call.
         batches: the training data, from `batches_of`.
-        make_curvature: `make(model, batches, like, verbose)`, which returns
-            an object with `solve(gradients)`.
+        make_curvature: `make(model, batches, verbose)`, which returns an
+            object with `solve(gradients)`.
         verbose: whether to show progress bars.
     """
 
@@ -30,10 +32,9 @@ class InWeightSpace:
 
     def scores(self, tests):
         """Return tests · (H + damping)⁻¹ · training gradients, (m, n)."""
-        curvature, size = self._fitted()
-        count = max(1, min(_MOST_TESTS, _HELD // size))
+        curvature = self._fitted()
         found, first = [], 0
-        for batch in tests(count):
+        for batch in tests(self._tests_at_once()):
             gradients = sample_passes.gradients_of(self._model, batch, first)
             directions = curvature.solve(gradients)
             found.append(
@@ -46,7 +47,7 @@ class InWeightSpace:
 
     def self_influence(self):
         """Return the same of each training sample with itself, (n,)."""
-        curvature, _ = self._fitted()
+        curvature = self._fitted()
         found, first = [], 0
         for batch in shown(self._batches, self._verbose):
             gradients = sample_passes.gradients_of(self._model, batch, first)
@@ -58,17 +59,18 @@ class InWeightSpace:
 
     def _fitted(self):
         if self._curvature is None:
-            like = _first_gradient(self._model, self._batches)
-            self._size = sum(g.size for g in like if g is not None)
             self._curvature = self._make(
-                self._model, self._batches, like, self._verbose
+                self._model, self._batches, self._verbose
             )
-        return self._curvature, self._size
+        return self._curvature
 
-
-def _first_gradient(model, batches):
-    gradients = sample_passes.gradients_of(model, next(iter(batches)))
-    return [g if g is None else g[:1] for g in gradients]
+    def _tests_at_once(self):
+        """As many as there are in a training batch, if they can be held."""
+        variables = self._model.trainable_variables
+        size = sum(v.shape.num_elements() for v in variables)
+        x, _, _ = next(iter(self._batches))
+        most = max(_FEW_TESTS, int(first_tensor(x).shape[0]))
+        return max(1, min(most, _HELD // size))
 
 
 class Identity:
@@ -85,7 +87,9 @@ class Identity:
 def exact(damping):
     """Return what makes the true Hessian."""
 
-    def make(model, batches, like, verbose):
+    def make(model, batches, verbose):
+        first = sample_passes.gradients_of(model, next(iter(batches)))
+        like = [g if g is None else g[:1] for g in first]
         return Hessian(model, batches, like, damping or 0.0, verbose)
 
     return make
@@ -94,8 +98,7 @@ def exact(damping):
 def kronecker(damping, corrected, seed):
     """Return what makes K-FAC, or EK-FAC (`corrected`)."""
 
-    def make(model, batches, like, verbose):
-        del like
+    def make(model, batches, verbose):
         return KroneckerCurvature(
             model, batches, damping, corrected, seed, verbose
         )

@@ -60,6 +60,27 @@ def test_pairs_of_equal_ids_are_all_found(positions):
         np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
+@pytest.mark.parametrize("xla", [False, True])
+@pytest.mark.parametrize("vocabulary", [1, 2, 7, 60, 10**6])
+def test_products_of_samples_that_share_many_ids_or_none(vocabulary, xla):
+    # From far more pairs than entries to none: whole numbers stay exact.
+    rng = np.random.default_rng(vocabulary)
+    ids = rng.integers(0, vocabulary, (9, 12))
+    dz = rng.integers(-9, 10, (9, 12, 3)).astype("float64")
+    places = np.unique(ids, return_inverse=True)[1].reshape(ids.shape)
+    tables = np.zeros((9, places.max() + 1, 3))
+    for k in range(9):
+        np.add.at(tables[k], places[k], dz[k])
+    expected = np.einsum("krd,lrd->kl", tables, tables)
+
+    @tf.function(jit_compile=xla, autograph=False)
+    def products(ids, dz):
+        return Rows(ids, dz, (vocabulary, 3)).gram()
+
+    found = products(tf.constant(ids, tf.int32), tf.constant(dz))
+    np.testing.assert_array_equal(found, expected)
+
+
 def test_rows_that_cancel_leave_no_rounding_behind():
     ids = tf.constant([[0, 0, *range(1, 20)]])
     dz = tf.concat([[[[1e8], [-1e8]]], tf.ones((1, 19, 1))], 1)
