@@ -129,6 +129,12 @@ def mobilenet_v3():
     return _frozen_norms(small, include_preprocessing=False)
 
 
+def densenet121():
+    import keras
+
+    return _frozen_norms(keras.applications.DenseNet121)
+
+
 MODELS = {
     make.__name__: make
     for make in (
@@ -141,6 +147,7 @@ MODELS = {
         conv_lstm,
         resnet50,
         mobilenet_v3,
+        densenet121,
     )
 }
 CASES = (
@@ -162,7 +169,7 @@ CASES = (
     Case("gpt2", 64, held_out=True),
     Case("vit", 64, held_out=True),
     Case("t5", 32, held_out=True),
-    Case("densenet121_frozen_norms", 32, held_out=True),
+    Case("densenet121", 32, held_out=True),
     Case("bert", 64, optimizer="adam", held_out=True),
     Case("lstm", 512, "accumulated", held_out=True),
     Case("bert", 64, "accumulated, clipped", held_out=True),

@@ -32,7 +32,6 @@ MB = 2**20
 FAR = {
     "embedding": (0.15, 0.25),
     "cnn, accumulated": (-0.18, -0.15),
-    "densenet121_frozen_norms": (1.15, 1.35),
     "lstm, accumulated": (-0.4, -0.3),
 }
 
