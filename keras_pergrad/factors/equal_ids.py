@@ -45,10 +45,11 @@ def _by_pairs(ids, samples, rows, n):
         other = one + tf.cast(tf.gather(stops, one) - numbers, tf.int32)
         products = tf.gather(rows, one) * tf.gather(rows, other)
         places = tf.gather(samples, one) * n + tf.gather(samples, other)
-        total += tf.math.unsorted_segment_sum(
+        more = tf.math.unsorted_segment_sum(
             tf.reduce_sum(products, 1), places, n * n
         )
-        return first + step, total
+        more.set_shape(total.shape)
+        return first + step, total + more
 
     start = tf.zeros([], tf.int64), tf.zeros([n * n], rows.dtype)
     return tf.while_loop(
