@@ -103,14 +103,19 @@ def _device_types(op):
     return {kernel.device_type for kernel in registered}
 
 
-def traces(plugin, setting):
-    """name → what the clipped step has, and the plain one has not."""
-    del plugin
+def _sets_determinism(setting):
+    """Turn determinism of ops on if a setting asks for it; return whether."""
     if setting == "deterministic":
         keras.utils.set_random_seed(0)
         tf.config.experimental.enable_op_determinism()
-    on = setting != "deterministic"
-    tf.config.experimental.enable_tensor_float_32_execution(on)
+    return setting == "deterministic"
+
+
+def traces(plugin, setting):
+    """name → what the clipped step has, and the plain one has not."""
+    del plugin
+    on = _sets_determinism(setting)
+    tf.config.experimental.enable_tensor_float_32_execution(not on)
     found = {}
     for name in STACKS:
         nodes = _nodes(name, "vectorized")
@@ -136,9 +141,7 @@ def traces(plugin, setting):
 def jit(plugin, setting):
     """name → what plain Keras and each mode make of jit_compile="auto"."""
     del plugin
-    if setting == "deterministic":
-        keras.utils.set_random_seed(0)
-        tf.config.experimental.enable_op_determinism()
+    _sets_determinism(setting)
     return {
         name: {
             mode or "plain": bool(_make(name, mode)[0].jit_compile)

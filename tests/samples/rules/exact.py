@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+import keras_pergrad as kpg
 from keras_pergrad.factors import projections
 from keras_pergrad.keras_internals.losses import total_loss
 from keras_pergrad.samples import TracedStep
@@ -143,6 +144,20 @@ def assert_exact(
     for answers in (new, held) if held else (new,):
         oracle.assert_agree(sum(answers, ()), right)
     assert slow == set(one_by_one)
+
+
+def assert_draws_of_the_batch(model, x, y):
+    """Asserts that samples meet what random layers draw for the batch.
+
+    Their mean gradient is the batch's, from the same state of the layers.
+    """
+    model.compile("sgd", "mse")
+    state = [(v, v.numpy()) for v in model.variables]
+    found = kpg.per_sample_gradients(model, x, y)
+    for variable, value in state:
+        variable.assign(value)
+    plain = oracle.batch_gradient(model, x, y, training=True)
+    oracle.assert_agree([np.mean(g, 0) for g in found], plain)
 
 
 def _further(factor, direction, projection):

@@ -7,11 +7,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import keras_pergrad as kpg
 from keras_pergrad.samples import TracedStep
 from keras_pergrad.samples.forward import Forward
-from tests import oracle
-from tests.samples.rules.exact import assert_exact, normal, stack
+from tests.samples.rules.exact import (
+    assert_draws_of_the_batch,
+    assert_exact,
+    normal,
+    stack,
+)
 
 layers = keras.layers
 LAYERS = {"lstm": layers.LSTM, "gru": layers.GRU}
@@ -47,14 +50,7 @@ def test_is_exact(name, trainable):
 def test_dropout_in_training_is_the_batchs_own(name):
     layer = LAYERS[name](3, dropout=0.4, seed=3)
     model = stack((4, 2), layer, layers.Dense(2))
-    model.compile("sgd", "mse")
-    x, y = normal(3, 4, 2), normal(3, 2)
-    state = [(v, v.numpy()) for v in model.variables]
-    found = kpg.per_sample_gradients(model, x, y)
-    for variable, value in state:
-        variable.assign(value)
-    plain = oracle.batch_gradient(model, x, y, training=True)
-    oracle.assert_agree([np.mean(g, 0) for g in found], plain)
+    assert_draws_of_the_batch(model, normal(3, 4, 2), normal(3, 2))
 
 
 @pytest.mark.usefixtures("float64", "gpu")

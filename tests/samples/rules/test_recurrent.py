@@ -3,13 +3,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import keras_pergrad as kpg
 from keras_pergrad.samples import TracedStep
 from keras_pergrad.samples.layer_rules import scan
-from tests import oracle
 from tests.marks import few
 from tests.samples.rules.exact import (
     Unmasked,
+    assert_draws_of_the_batch,
     assert_exact,
     normal,
     randomized,
@@ -147,14 +146,7 @@ DROPPING = {
 @pytest.mark.parametrize("name", DROPPING)
 def test_dropout_in_training_is_the_batchs_own(name):
     model = stack((4, 2), DROPPING[name](), layers.Dense(2))
-    model.compile("sgd", "mse")
-    x, y = normal(3, 4, 2), normal(3, 2)
-    state = [(v, v.numpy()) for v in model.variables]
-    found = kpg.per_sample_gradients(model, x, y)
-    for variable, value in state:
-        variable.assign(value)
-    plain = oracle.batch_gradient(model, x, y, training=True)
-    oracle.assert_agree([np.mean(g, 0) for g in found], plain)
+    assert_draws_of_the_batch(model, normal(3, 4, 2), normal(3, 2))
 
 
 @pytest.mark.usefixtures("float64")
