@@ -251,7 +251,7 @@ def loop(big, small, windows, groups):
     i, o = big.shape[-1] // groups, small.shape[-1]
     return tf.map_fn(
         one,
-        (windows.pad(big), small),
+        (big, small),
         fn_output_signature=tf.TensorSpec([windows.taps * i, o], big.dtype),
         parallel_iterations=8,
     )
@@ -261,14 +261,13 @@ def total(big, small, windows, groups):
     """Return the gradient of the whole batch, (K·i, g·o)."""
     if groups == 1 and windows.are_pixels:
         return total_of_windows(big, small)
-    padded = windows.pad(big)
     if has_filter_gradient(windows, groups, big.shape[-1]):
         small = tf.reshape(small, [-1, *windows.positions, small.shape[-1]])
-        return filter_gradient(padded, small, windows, groups)
+        return filter_gradient(big, small, windows, groups)
     o = small.shape[-1] // groups
     small = tf.reshape(split(small, groups), [-1, groups, windows.count, o])
     rows = []
-    for met in windows.slices(padded):
+    for met in windows.slices(windows.pad(big)):
         i = met.shape[-1] // groups
         met = tf.reshape(split(met, groups), [-1, groups, windows.count, i])
         rows.append(tf.einsum("ngti,ngto->igo", met, small))
@@ -285,13 +284,12 @@ def total_of_windows(unfolded, small):
 
 def dots(big, small, windows, groups, direction):
     """Return ⟨gradient, direction⟩, (n,), for a direction (K·i, g·o)."""
-    padded = windows.pad(big)
     if has_filter_gradient(windows, groups, big.shape[-1]):
-        met = convolved(padded, direction, windows, groups)
+        met = convolved(big, direction, windows, groups)
         return tf.reduce_sum(met * small, [1, 2])
     small, total = split(small, groups), 0.0
     kernels = tf.split(direction, windows.taps)
-    for met, kernel in zip(windows.slices(padded), kernels):
+    for met, kernel in zip(windows.slices(windows.pad(big)), kernels):
         met, kernel = split(met, groups), split(kernel[None], groups)
         # A matmul for each single channel costs more than the product.
         one = met.shape[-1] == 1
@@ -303,11 +301,10 @@ def mapped(big, matrix, windows):
     """Return each window times (K·i, k), for one group: (n, T, k)."""
     if windows.are_pixels:
         return tf.einsum("nti,ik->ntk", unfold(big, windows), matrix)
-    padded = windows.pad(big)
     if has_filter_gradient(windows, 1, big.shape[-1]) and windows.known:
-        return convolved(padded, matrix, windows, 1)
+        return convolved(big, matrix, windows, 1)
     kernels = tf.split(matrix, windows.taps)
-    taps_ = zip(windows.slices(padded), kernels)
+    taps_ = zip(windows.slices(windows.pad(big)), kernels)
     return tf.add_n([tf.matmul(met, kernel[None]) for met, kernel in taps_])
 
 
@@ -337,10 +334,10 @@ def has_filter_gradient(windows, groups, channels):
     return is_depthwise(groups, channels) and windows.rank < 3 and even
 
 
-def filter_gradient(padded, small, windows, groups):
-    """Return the result of that op for a padded input, (K·i, g·o)."""
+def filter_gradient(big, small, windows, groups):
+    """Return the result of that op, (K·i, g·o)."""
     o = small.shape[-1]
-    padded, positions, shape, strides = _for_op(padded, o, windows, groups)
+    big, positions, shape, given = _for_op(big, o, windows, groups)
     small = tf.reshape(small, [-1, *positions, o])
     if groups > 1:
         op = tf.raw_ops.DepthwiseConv2dNativeBackpropFilter
@@ -348,45 +345,42 @@ def filter_gradient(padded, small, windows, groups):
         op = tf.raw_ops.Conv2DBackpropFilter
     else:
         op = tf.raw_ops.Conv3DBackpropFilterV2
-    gradient = op(
-        input=padded,
-        filter_sizes=shape,
-        out_backprop=small,
-        strides=strides,
-        padding="VALID",
-    )
+    gradient = op(input=big, filter_sizes=shape, out_backprop=small, **given)
     return tf.reshape(gradient, [-1, o])
 
 
-def convolved(padded, kernel, windows, groups):
-    """Return the convolution of a padded input with (K·i, g·o), (n, T, g·o)."""
+def convolved(big, kernel, windows, groups):
+    """Return the convolution with (K·i, g·o), (n, T, g·o)."""
     o = kernel.shape[-1]
-    padded, _, shape, strides = _for_op(padded, o, windows, groups)
+    big, _, shape, given = _for_op(big, o, windows, groups)
     op = tf.nn.conv2d if len(shape) == 4 else tf.nn.conv3d
     if groups > 1:
         op = tf.nn.depthwise_conv2d
-    met = op(padded, tf.reshape(kernel, shape), strides, "VALID")
+    met = op(big, tf.reshape(kernel, shape), **given)
     return tf.reshape(met, [-1, windows.count, o])
 
 
-def _for_op(padded, outputs, windows, groups):
-    """Return input, positions, the kernel's shape and strides for an op."""
+def _for_op(big, outputs, windows, groups):
+    """Return input, positions, the kernel's shape and more for an op."""
+    channels, padding = big.shape[-1], "SAME"
+    if not windows.are_same:
+        big, padding = windows.pad(big), "VALID"
     windows = windows.without_whole()
     kernel, strides, sizes, positions = (
         list(t) if windows.rank > 1 else [1, *t]
         for t in (
             windows.kernel,
             windows.strides,
-            windows.padded_sizes,
+            windows.sizes if padding == "SAME" else windows.padded_sizes,
             windows.positions,
         )
     )
     if windows.rank == 1:
         # The depthwise op wants the same stride everywhere.
         strides[0] = strides[1]
-    channels = padded.shape[-1]
-    padded = tf.reshape(padded, [-1, *sizes, channels])
+    big = tf.reshape(big, [-1, *sizes, channels])
     shape = [*kernel, channels, outputs]
     if groups > 1:
         shape = [*kernel, groups, outputs // groups]
-    return padded, positions, shape, [1, *strides, 1]
+    given = {"strides": [1, *strides, 1], "padding": padding}
+    return big, positions, shape, given

@@ -321,19 +321,22 @@ class Outer(SampleGradients):
         return unpermuted(direction, self.perm, self.unpermuted, self._features)
 
 
-def cost_of_sides(t, i, o, projection):
-    """Return what it costs to project both sides, (t, i) and (t, o)."""
+def cost_of_sides(t, i, o, projection, block=1):
+    """Return what it costs to project both sides, (t, i) and (t, o).
+
+    The first side is multiplied by so many columns at once.
+    """
     k, m = projection.inputs.size, projection.outputs.size
-    sides = t * (i * k + o * m + PLAIN.gram * k * m)
+    sides = t * (i * -(-k // block) * block + o * m + PLAIN.gram * k * m)
     return sides + PLAIN.hold_gram * (t * (k + m) + k * m)
 
 
-def dot_is_less(t, i, o, projection):
+def dot_is_less(t, i, o, projection, block=1):
     """Whether `dot` costs about as little as to project both sides."""
     if t is None:
         return False
     dot = t * i * o + PLAIN.hold_gram * t * min(i, o)
-    return dot < cost_of_sides(t, i, o, projection) + WORTH
+    return dot < cost_of_sides(t, i, o, projection, block) + WORTH
 
 
 def unpermuted(direction, perm, before, shape):

@@ -16,6 +16,7 @@ from keras_pergrad.factors.outer import (
     cost_of_sides,
     dot_is_less,
 )
+from keras_pergrad.factors.projection import BLOCK
 from keras_pergrad.factors.sample_gradients import (
     SampleGradients,
     expand,
@@ -219,13 +220,17 @@ class Patches(SampleGradients):
         t, k, m = self.windows.count, rows.size, columns.size
         full = t * i * o + PLAIN.gram * (i * o * m + i * k * m)
         full += PLAIN.hold_gram * (i * t + i * o + i * m)
-        return cost_of_sides(t, i, o, projection) < full
+        return cost_of_sides(t, i, o, projection, self._block()) < full
 
     def dot_is_less(self, projection):
         if self._gradients is not None or self.groups > 1:
             return True
         t = self.windows.count if self.windows.known else None
-        return dot_is_less(t, *self._matrix_shape(), projection)
+        sides = self._matrix_shape()
+        return dot_is_less(t, *sides, projection, self._block())
+
+    def _block(self):
+        return 1 if self.windows.are_pixels else BLOCK
 
     def axes(self):
         if self.groups > 1 or self.shape[-1] != self.small.shape[-1]:

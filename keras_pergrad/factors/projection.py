@@ -8,6 +8,9 @@ import tensorflow as tf
 from keras_pergrad.factors.sample_gradients import wide
 from keras_pergrad.factors.side import PartOfSide, Side
 
+#: A CPU's convolutions multiply by so many columns at once.
+BLOCK = 16
+
 
 class Projection:
     """A random linear map from gradients of a variable to a few numbers.
@@ -193,5 +196,9 @@ def _shared(rows, columns, size):
         return min(rows, size // max(columns, 1)), columns
     if rows <= side:
         return rows, min(columns, size // max(rows, 1))
+    if side > BLOCK:
+        # Not where columns are so few that it would waste numbers.
+        side = max(side // BLOCK * BLOCK, size // columns)
+        return side, min(columns, size // side)
     # With the smaller remainder: 80 is 8 · 10, not 8 · 8.
     return min(rows, size // side), side

@@ -85,6 +85,12 @@ class Windows:
         )
 
     @property
+    def are_same(self):
+        """Whether an op adds these zeros itself, if padding is "same"."""
+        given = self.sizes, self.kernel, self.strides, self.dilation
+        return self.known and self == Windows.of(*given, "same")
+
+    @property
     def rank(self):
         """How many dimensions it has."""
         return len(self.kernel)
