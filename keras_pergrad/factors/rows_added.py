@@ -5,16 +5,43 @@ import tensorflow as tf
 #: Rows are added one by one. Where more than 4 of 5 positions meet an id for
 #: the first time, only the others are worth looking for.
 MOSTLY_NEW = 4, 5
+#: A hash table of so many positions stays in a core's cache, and one of other
+#: samples is made beside it; more than so many cost more than they save.
+OF_ONE_TABLE, TABLES = 2**12, 8
 
 
 def squares_by_hash(ids, dz, rows):
-    """Return ‖Σ of dz of equal ids‖² of each sample, by a hash table, (n,).
+    """Return ‖Σ of dz of equal ids‖² of each sample, by hash tables, (n,).
 
     Args:
         ids: (n, positions), integers of at least 0 and below `rows`.
         dz: (n, positions, d).
         rows: how many rows the table has.
     """
+    known = ids.shape.num_elements()
+    if known is not None and known < 2 * OF_ONE_TABLE:
+        return _squares_by_one(ids, dz, rows)
+    n = tf.shape(ids)[0]
+    tables = tf.minimum(tf.size(ids) // OF_ONE_TABLE, n)
+    tables = tf.clip_by_value(tables, 1, TABLES)
+
+    def add(k, squares):
+        part = slice(k * n // tables, (k + 1) * n // tables)
+        own = _squares_by_one(ids[part], dz[part], rows)
+        return k + 1, squares.write(k, own)
+
+    squares = tf.TensorArray(
+        dz.dtype, tables, infer_shape=False, element_shape=[None]
+    )
+    _, squares = tf.while_loop(
+        lambda k, _: k < tables, add, (0, squares), parallel_iterations=TABLES
+    )
+    squares = squares.concat()
+    squares.set_shape(ids.shape[:1])
+    return squares
+
+
+def _squares_by_one(ids, dz, rows):
     n, positions = (
         tf.shape(ids)[axis] if size is None else size
         for axis, size in enumerate(ids.shape)

@@ -4,6 +4,7 @@ import tensorflow as tf
 
 from keras_pergrad.factors import Rows
 from keras_pergrad.factors.rows import METHODS
+from keras_pergrad.factors.rows_added import squares_by_hash
 
 
 def _factor(n, positions, method, rows=4):
@@ -41,6 +42,36 @@ def test_keys_of_all_samples_are_wide_enough(rows, known, dtype):
 
     found = norms(tf.cast(factor.ids, dtype), factor.dz)
     np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("shape", [(7, 1300), (1, 9000), (40, 900), (9001, 1)])
+@pytest.mark.parametrize("known", [True, False])
+# Some samples' ids are mostly new, those of others mostly not.
+def test_samples_of_several_hash_tables(shape, known):
+    factor = _factor(*shape, "unique", 4000)
+    ids = (
+        factor.ids
+        // tf.where(tf.range(shape[0]) < shape[0] // 2, 1, 2000)[:, None]
+    )
+    expected = Rows(ids, factor.dz, factor.shape, "sort").squared_norms()
+    sizes = shape if known else (None, None)
+    given = [
+        tf.TensorSpec(sizes, tf.int32),
+        tf.TensorSpec([*sizes, 3], tf.float64),
+    ]
+
+    @tf.function(input_signature=given)
+    def norms(ids, dz):
+        squares = squares_by_hash(ids, dz, 4000)
+        assert squares.shape == ids.shape[:1]
+        return squares
+
+    np.testing.assert_allclose(norms(ids, factor.dz), expected, rtol=1e-12)
+
+
+def test_no_samples_have_no_norms():
+    ids, dz = tf.zeros([0, 9000], tf.int32), tf.zeros([0, 9000, 3])
+    assert squares_by_hash(ids, dz, 4).shape == [0]
 
 
 @pytest.mark.parametrize("positions", [10, 23])
