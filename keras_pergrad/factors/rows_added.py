@@ -24,10 +24,12 @@ def squares_by_hash(ids, dz, rows):
     n = tf.shape(ids)[0]
     tables = tf.minimum(tf.size(ids) // OF_ONE_TABLE, n)
     tables = tf.clip_by_value(tables, 1, TABLES)
+    samples = -(-n // tables)
 
     def add(k, squares):
-        part = slice(k * n // tables, (k + 1) * n // tables)
-        own = _squares_by_one(ids[part], dz[part], rows)
+        # What bounds a slice bounds what a prediction of memory sees.
+        some_ids, some_dz = (t[k * samples :][:samples] for t in (ids, dz))
+        own = _squares_by_one(some_ids, some_dz, rows)
         return k + 1, squares.write(k, own)
 
     squares = tf.TensorArray(

@@ -30,7 +30,7 @@ RECORDED = json.loads(
 MB = 2**20
 #: What is off by more than the aim of 15 %.
 FAR = {
-    "embedding": (0.15, 0.25),
+    "embedding": (0.3, 0.4),
     "cnn, accumulated": (-0.18, -0.15),
     "lstm, accumulated": (-0.4, -0.3),
 }
