@@ -20,7 +20,7 @@ def squares_by_hash(ids, dz, rows):
     """
     known = ids.shape.num_elements()
     if known is not None and known < 2 * OF_ONE_TABLE:
-        return _squares_by_one(ids, dz, rows)
+        return _squares_by_one(ids, dz, rows, ids.shape[0])
     n = tf.shape(ids)[0]
     tables = tf.minimum(tf.size(ids) // OF_ONE_TABLE, n)
     tables = tf.clip_by_value(tables, 1, TABLES)
@@ -29,7 +29,7 @@ def squares_by_hash(ids, dz, rows):
     def add(k, squares):
         # What bounds a slice bounds what a prediction of memory sees.
         some_ids, some_dz = (t[k * samples :][:samples] for t in (ids, dz))
-        own = _squares_by_one(some_ids, some_dz, rows)
+        own = _squares_by_one(some_ids, some_dz, rows, ids.shape[0])
         return k + 1, squares.write(k, own)
 
     squares = tf.TensorArray(
@@ -43,12 +43,13 @@ def squares_by_hash(ids, dz, rows):
     return squares
 
 
-def _squares_by_one(ids, dz, rows):
+def _squares_by_one(ids, dz, rows, most):
+    """Return the same by one table; at most `most` samples, if it is known."""
     n, positions = (
         tf.shape(ids)[axis] if size is None else size
         for axis, size in enumerate(ids.shape)
     )
-    segments, counts = _equal(ids, n, rows)
+    segments, counts = _equal(ids, n, rows, most)
     dz = tf.reshape(dz, [-1, dz.shape[-1]])
     part, whole = MOSTLY_NEW
     least = n * positions // whole * part
@@ -93,7 +94,7 @@ def own_ids(ids, n, rows, dtype):
     return tf.reshape(tf.cast(ids, dtype) + firsts, [-1])
 
 
-def _equal(ids, n, rows):
+def _equal(ids, n, rows, most):
     """Return a segment for each position, and how many each segment has.
 
     Narrow keys are hashed in half the time, where the samples' numbers fit.
@@ -102,11 +103,9 @@ def _equal(ids, n, rows):
     def hashed(dtype):
         return tf.unique_with_counts(own_ids(ids, n, rows, dtype))[1:]
 
-    most = tf.int32.max // (rows + 1)
-    if most and ids.shape[0] is not None:
-        return hashed(tf.int32 if ids.shape[0] <= most else tf.int64)
-    if not most:
+    fit = tf.int32.max // (rows + 1)
+    if fit and most is not None:
+        return hashed(tf.int32 if most <= fit else tf.int64)
+    if not fit:
         return hashed(tf.int64)
-    return tf.cond(
-        n <= most, lambda: hashed(tf.int32), lambda: hashed(tf.int64)
-    )
+    return tf.cond(n <= fit, lambda: hashed(tf.int32), lambda: hashed(tf.int64))
