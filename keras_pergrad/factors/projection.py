@@ -19,7 +19,8 @@ class Projection:
     Its projection is P_inᵀ G P_out, with random signs in both (LoGra, Choe et
     al., arXiv 2405.13954), so that sums of outer products need no gradient:
     Σ a ⊗ b becomes Σ (a P_in) ⊗ (b P_out). A side not longer than its share
-    stays as it is, and so does a variable of at most `size` entries. Inner
+    stays as it is, and so does a variable of at most `size` entries. Where it
+    wastes nothing, the first side has a multiple of sixteen numbers. Inner
     products are kept in the mean: E⟨Pg, Ph⟩ = ⟨g, h⟩.
 
     It depends on its arguments alone, on whatever machine. Its matrices, in

@@ -184,3 +184,29 @@ def test_an_unknown_method_is_refused():
         _build(method="fast")
     with pytest.raises(ValueError, match=message), convolution_method("fast"):
         pass
+
+
+@pytest.mark.parametrize("stride", [1, 2, 3])
+@pytest.mark.parametrize("kernel", [(3, 3), (2, 4), (1, 5)])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_an_op_adds_the_zeros_of_same_itself(kernel, stride, groups):
+    windows = Windows.of((7, 8), kernel, (stride,) * 2, (1, 1), "same")
+    # The same zeros, but written out: the input has them.
+    padded = Windows.of(
+        windows.padded_sizes, kernel, (stride,) * 2, (1, 1), "valid"
+    )
+    assert windows.are_same
+    rng = np.random.default_rng(0)
+    big = tf.constant(rng.normal(size=(3, 7, 8, 2)))
+    small = tf.constant(rng.normal(size=(3, windows.count, 4)))
+    shape = [*kernel, 2 // groups, 4]
+    direction = rng.normal(size=shape)
+    weights = tf.constant([1.0, 0.5, 2.0], tf.float64)
+
+    def answers(big, windows):
+        factor = Patches(big, small, windows, shape, groups)
+        return factor.weighted_sum(weights), factor.dot(direction)
+
+    expected = answers(windows.pad(big), padded)
+    for found, right in zip(answers(big, windows), expected, strict=True):
+        np.testing.assert_allclose(found, right, rtol=1e-12, atol=1e-12)

@@ -215,6 +215,21 @@ def test_sizes_are_shared_out():
     assert [p.size for p in whole] == [5000, 50, 1000, 20, 1]
 
 
+@pytest.mark.parametrize(
+    ("shape", "size", "sides"),
+    [
+        ((9, 32, 32), 440, (16, 27)),  # a multiple of sixteen windows' columns
+        ((9, 64, 64), 4096, (64, 64)),
+        ((288, 40), 961, (24, 40)),  # 16 · 40 would waste a third
+        ((288, 32), 1023, (31, 32)),
+        ((100, 50), 80, (10, 8)),
+    ],
+)
+def test_how_a_share_is_divided_between_the_sides(shape, size, sides):
+    projection = factors.Projection(shape, size, seed=0)
+    assert (projection.inputs.size, projection.outputs.size) == sides
+
+
 def test_what_cannot_be_projected_is_refused():
     with pytest.raises(ValueError, match="at least 5, a number for each"):
         factors.projections([(2, 2)] * 5, 4, seed=0)
