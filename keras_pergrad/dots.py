@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_pergrad.common.float_types import as_norms
 from keras_pergrad.data_passes import Method, joined, run
 from keras_pergrad.factors import wide
 from keras_pergrad.keras_internals.inspection_checks import (
@@ -81,9 +82,7 @@ def per_sample_dots(
             f"loss of model {model.name!r} depends. Received: only others. "
             "per_sample_gradients gives None for these."
         )
-    wide_one = any(part.dtype == tf.float64 for part in known)
-    dtype = tf.float64 if wide_one else tf.float32
-    total = tf.add_n([tf.cast(part, dtype) for part in known])
+    total = tf.add_n(as_norms(known))
     require_finite(total.numpy())
     return dots if per_variable else total
 

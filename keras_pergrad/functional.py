@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.common.deprecation import former
+from keras_pergrad.common.float_types import as_norms
 from keras_pergrad.data_passes import Method, joined, over_batches, run
 from keras_pergrad.factors import wide
 from keras_pergrad.keras_internals.inspection_checks import require_finite
@@ -122,9 +123,7 @@ def per_sample_norms(
     """
     data = x, y, sample_weight, batch_size, verbose
     norms = joined(list(run("norms", model, data, method, training)))
-    total = tf.sqrt(
-        tf.add_n([tf.square(part) for part in norms if part is not None])
-    )
+    total = tf.sqrt(tf.add_n([tf.square(part) for part in as_norms(norms)]))
     require_finite(total.numpy())
     return norms if per_variable else total
 
@@ -173,11 +172,8 @@ def gradient_statistics(
     """
     data = x, y, sample_weight, batch_size, verbose
     pairs = over_batches(run("statistics", model, data, method, training))
-    known = [pair for pair in pairs if pair is not None]
-    dtypes = [part.dtype for pair in known for part in pair]
-    dtype = tf.float64 if tf.float64 in dtypes else tf.float32
     squares, means = (
-        tf.add_n([tf.cast(pair[k], dtype) for pair in known]) for k in (0, 1)
+        tf.add_n(as_norms([pair and pair[k] for pair in pairs])) for k in (0, 1)
     )
     require_finite(squares.numpy())
     if per_variable:

@@ -387,3 +387,26 @@ def test_stateful_layers_are_refused_one_by_one():
     model.compile("sgd", "mse", gradient_mode="per_sample")
     with pytest.raises(ValueError, match="takes batches of 4 only"):
         model.fit(x, y, batch_size=4, verbose=0)
+
+
+@pytest.mark.parametrize("method", ["vectorized", "per_sample"])
+def test_weights_of_two_types_have_norms_in_the_wider_one(method):
+    model = keras.Sequential(
+        [
+            keras.Input((6,)),
+            keras.layers.Dense(3, "tanh", dtype="float64"),
+            keras.layers.Dense(3, dtype="float32"),
+        ]
+    )
+    model.compile("sgd", "mse")
+    x, y = np.random.default_rng(0).normal(size=(2, 5, 6))
+    kwargs = {"method": method, "verbose": 0}
+    found = kpg.per_sample_gradients(model, x, y[:, :3], **kwargs)
+    squares = [np.square(g).reshape(5, -1).sum(1) for g in found]
+    norms = kpg.per_sample_norms(model, x, y[:, :3], **kwargs)
+    assert norms.dtype == "float64"
+    np.testing.assert_allclose(norms, np.sqrt(np.sum(squares, 0)), rtol=1e-6)
+    statistics = kpg.gradient_statistics(model, x, y[:, :3], **kwargs)
+    assert statistics.mean_squared_norm == pytest.approx(
+        np.mean(np.sum(squares, 0)), rel=1e-6
+    )

@@ -18,6 +18,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_pergrad.common.float_types import norm_type
 from keras_pergrad.data_passes import shown
 from keras_pergrad.fisher_information.likelihoods import (
     KNOWN,
@@ -166,8 +167,7 @@ def _basis(vectors, variable):
     """Return eigenvectors in the type of a variable's factors."""
     if vectors is None:
         return None
-    is_wide = variable.value.dtype == tf.float64
-    return tf.constant(vectors, tf.float64 if is_wide else tf.float32)
+    return tf.constant(vectors, norm_type([variable]))
 
 
 def _l2(variable):

@@ -2,6 +2,7 @@
 
 import tensorflow as tf
 
+from keras_pergrad.common.float_types import norm_type
 from keras_pergrad.keras_internals import draws
 from keras_pergrad.keras_internals.batches import sample_count
 from keras_pergrad.keras_internals.loss_tensors import loss_tensors
@@ -83,8 +84,7 @@ class Samples:
     @property
     def norm_dtype(self):
         """float64 where a variable is, else float32."""
-        dtypes = {v.value.dtype for v in self.variables}
-        return tf.float64 if tf.float64 in dtypes else tf.float32
+        return norm_type(self.variables)
 
     def contributions(self, i):
         """Return sample i's part in each variable's gradient, or None."""

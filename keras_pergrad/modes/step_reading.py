@@ -5,6 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_pergrad.common.float_types import norm_type
 from keras_pergrad.factors import SampleGradients
 from keras_pergrad.factors.unchanged import unchanged_factors
 
@@ -45,8 +46,7 @@ class StepSamples:
     @property
     def dtype(self):
         """float64 if a variable is, else float32."""
-        wide = any(v.dtype == "float64" for v in self.variables)
-        return tf.float64 if wide else tf.float32
+        return norm_type(self.variables)
 
     def mean(self):
         """Return the mean gradient, one dense tensor a variable."""

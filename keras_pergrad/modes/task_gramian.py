@@ -2,6 +2,8 @@
 
 import tensorflow as tf
 
+from keras_pergrad.common.float_types import norm_type
+
 
 def shared_by_tasks(parts):
     """Say of each variable whether at least two tasks have a gradient of it.
@@ -19,10 +21,7 @@ def gramian_of(parts, shared):
 
 def gramians(columns):
     """Return the tasks' inner products at each variable, (tasks, tasks)."""
-    wide = any(
-        g is not None and g.dtype == tf.float64 for c in columns for g in c
-    )
-    dtype = tf.float64 if wide else tf.float32
+    dtype = norm_type([g for column in columns for g in column])
     return [_gramian(column, dtype) for column in columns]
 
 

@@ -14,6 +14,7 @@ from keras_pergrad.aggregation import (
     weight_of,
 )
 from keras_pergrad.common import refusal_messages
+from keras_pergrad.common.float_types import as_norms, norm_type
 from keras_pergrad.common.registry import serialize
 from keras_pergrad.factors import SampleGradients, together
 from keras_pergrad.factors.blanking import select
@@ -241,15 +242,8 @@ def sample_norms(factors, n, groups=None):
 
 def added(products, n):
     """Return the Gramian of gradients, (n, n), from those of contributions."""
-    dtype = norm_type(products)
-    total = tf.add_n([tf.cast(product, dtype) for product in products])
-    return total * tf.square(tf.cast(n, dtype))
-
-
-def norm_type(tensors):
-    """Return float64 where one of them is, else float32."""
-    wide = any(t.dtype == tf.float64 for t in tensors)
-    return tf.float64 if wide else tf.float32
+    total = tf.add_n(as_norms(products))
+    return total * tf.square(tf.cast(n, total.dtype))
 
 
 gradient_modes.register("vectorized", Vectorized)

@@ -15,6 +15,7 @@ from keras_pergrad.analysis.measurement.batch_gradient import (
 )
 from keras_pergrad.analysis.measurement.optional_branch import only_if
 from keras_pergrad.common.error_text import reason
+from keras_pergrad.common.float_types import norm_type
 from keras_pergrad.common.squared_norms import squared_norm
 from keras_pergrad.factors.unchanged import unchanged_factors
 from keras_pergrad.keras_internals.batches import first_tensor
@@ -81,8 +82,7 @@ class GradientMeter:
         self._quantities = quantities and quantities(model)
         self._along = self._quantities is not None and self._quantities.along
         self._values = [v.value for v in self._variables]
-        wide = tf.float64 in {v.dtype for v in self._values}
-        self._dtype = tf.float64 if wide else tf.float32
+        self._dtype = norm_type(self._values)
         self._joint = True
         self._refusal = None
         self.knows_losses = False

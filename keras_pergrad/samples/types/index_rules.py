@@ -2,12 +2,14 @@
 
 import numpy as np
 
-from keras_pergrad.samples.types.lookup_rules import (
+from keras_pergrad.samples.types.lookup_rules import without_sums
+from keras_pergrad.samples.types.own_indices import (
     addends,
-    own_block,
-    without_sums,
+    own_column,
+    stays,
 )
 from keras_pergrad.samples.types.tensor_types import (
+    FREE,
     At,
     Free,
     Mixes,
@@ -38,6 +40,10 @@ def gather_nd(op, types):
             if source == table.axis:
                 types = _without_counts(op, types, 1, axis, source)
                 return At(axis, flags=flags_of(types))
+    if isinstance(ids, At) and isinstance(table, At):
+        own = own_column(op, 1, ids, table.axis)
+        if own is not None and table.place[1:] == (1, 1):
+            return At.placed(ids.place, table.flags | own)
     raise Mixes("looks entries up by numbers that may be of other samples")
 
 
@@ -50,10 +56,10 @@ def scatter(op, types):
     begin = 0 if op.type == "ScatterNd" else 1
     ids, values = types[begin : begin + 2]
     without_sums(types)
-    if not isinstance(ids, Free):
-        return _scatter_own(op, types)
     if begin == 0 and not isinstance(types[2], Free):
         raise Mixes("takes sizes from the values of the samples")
+    if not isinstance(ids, Free):
+        return _scatter_own(op, types, begin)
     depth = op.shape(begin)[-1]
     if depth is None:
         raise Untyped("how many axes it indexes is not known while tracing")
@@ -126,15 +132,24 @@ def _without_counts(op, types, k, axis, target):
     return [Free(flags) if j == k else kind for j, kind in enumerate(types)]
 
 
-def _scatter_own(op, types):
-    """Put each sample's entries into its own block of a merged axis."""
-    ids, values = types[:2]
-    shape = op.number_or_none(2) if op.type == "ScatterNd" else None
+def _scatter_own(op, types, begin):
+    """Put each sample's entries to places that are its own."""
+    ids, values = types[begin : begin + 2]
+    if isinstance(values, Free) or values.place == ids.place:
+        for target, length in enumerate(op.shape_out()[: op.shape(begin)[-1]]):
+            flags = own_column(op, begin, ids, target)
+            if length != op.n or flags is None:
+                continue
+            into = types[0] if begin else FREE
+            if isinstance(into, Free) or into.place == (target, 1, 1):
+                flags |= into.flags | values.flags
+                return At(target, flags=flags)
+    shape = None if begin else op.number_or_none(2)
     own = isinstance(values, Free) or values.axis == ids.axis == 0
     if shape is not None and len(shape) == 1 and own and op.shape(0)[-1] == 1:
-        length = int(shape[0])
-        size = own_block(op, op.inputs[0], length)
-        block = op.n * ids.lead
-        if size is not None and length % block == 0:
-            return At(0, length // block, ids.lead, flags_of(types))
+        length, block = int(shape[0]), op.n * ids.lead
+        where = At(0, length // block, ids.lead, flags_of(types))
+        whole = length == block * where.rows
+        if whole and stays(op, op.inputs[0], length, where):
+            return where
     raise Mixes("puts entries of all samples together, by their values")

@@ -1,9 +1,9 @@
 """Type rules of look-ups by indices, of segment sums and of tables."""
 
 import numpy as np
-import tensorflow as tf
 
 from keras_pergrad.samples.types.elementwise_rules import as_divisor
+from keras_pergrad.samples.types.own_indices import stays
 from keras_pergrad.samples.types.tensor_types import (
     At,
     Divisor,
@@ -90,7 +90,7 @@ def _of_own_sample(op, table, flags):
 
 def _own_rows(op, table, ids, flags):
     """Let each sample's indices begin at its own block of a merged axis."""
-    if own_block(op, op.inputs[1], op.shape(0)[0]) is None:
+    if not stays(op, op.inputs[1], op.shape(0)[0], table):
         raise Mixes("looks entries up by numbers that may be of other samples")
     return At.placed(ids.place, flags)
 
@@ -109,79 +109,6 @@ def _given_rows(op, kind, ids, length, flags):
     if (np.ravel(ids) // rows == own).all():
         return At(0, rows, kind.lead, flags)
     return None
-
-
-def own_block(op, ids, length):
-    """Return the size of blocks into which indices fall, each into its own.
-
-    Indices are places in a block plus the place where the block begins, as
-    the gradient of a look-up with `batch_dims` has them; None: they are not.
-    """
-    ids = _source(ids)
-    shape = ids.shape.as_list()
-    if not shape or None in shape or length is None:
-        return None
-    begins, others = np.zeros([], np.int64), []
-    for tensor in addends(ids):
-        number = op.of_tensor(tensor)
-        if number is None:
-            others.append(tensor)
-        else:
-            begins = begins + number
-    if len(others) != 1:
-        return None
-    # One block for each entry of some leading axes.
-    for axes in range(1, len(shape) + 1):
-        count = int(np.prod(shape[:axes]))
-        if not count or length % count or count % op.n:
-            continue
-        wanted = np.arange(count) * (length // count)
-        wanted = wanted.reshape(shape[:axes] + [1] * (len(shape) - axes))
-        if (begins == wanted).all() and _is_below(others[0], length // count):
-            return length // count
-    return None
-
-
-def addends(tensor):
-    """Return the tensors of which this one is the sum."""
-    if tensor.op.type not in ("AddV2", "Add"):
-        return [tensor]
-    return [one for t in tensor.op.inputs for one in addends(t)]
-
-
-def _source(tensor):
-    """Return the tensor of which this one has the same numbers."""
-    while tensor.op.type in ("Reshape", "Identity", "Cast", "ExpandDims"):
-        tensor = tensor.op.inputs[0]
-    return tensor
-
-
-def _is_below(ids, size):
-    """Whether numbers are known to be from 0 up to a size."""
-    chain = [ids]
-    while chain[-1] is not _source(chain[-1]):
-        chain.append(chain[-1].op.inputs[0])
-    op = chain[-1].op
-    if op.type in ("ArgMax", "ArgMin", "TopKV2"):
-        # One more than the largest is the length of the axis.
-        place = -1
-        if op.type != "TopKV2":
-            place = tf.get_static_value(op.inputs[1])
-        length = None if place is None else op.inputs[0].shape[int(place)]
-        return length is not None and length <= size
-    if op.type == "FloorMod":
-        most = tf.get_static_value(op.inputs[1])
-        return most is not None and bool(np.all((most > 0) & (most <= size)))
-    # A look-up of each sample's own entries has checked them.
-    for tensor in chain:
-        for taker in tensor.consumers():
-            if taker.type == "GatherV2" and taker.get_attr("batch_dims") > 0:
-                axis = tf.get_static_value(taker.inputs[2])
-                shape = taker.inputs[0].shape
-                if taker.inputs[1] is tensor and axis is not None:
-                    length = shape[int(axis)]
-                    return length is not None and length <= size
-    return False
 
 
 _SUMS = {"UnsortedSegmentSum", "SegmentSum", "SegmentSumV2"}
@@ -235,10 +162,11 @@ def _own_segments(op, at, flags):
     numbers = op.number_or_none(1)
     if numbers is not None:
         return _given_rows(op, at, numbers, length, flags)
-    block = op.n * at.lead
-    own = at.axis == 0 and length % block == 0
-    if own and own_block(op, op.inputs[1], length):
-        return At(0, length // block, at.lead, flags)
+    for lead in {at.lead, 1} if at.axis == 0 else ():
+        where = At(0, length // (op.n * lead), lead, flags)
+        whole = length == op.n * where.rows * lead
+        if whole and stays(op, op.inputs[1], length, where):
+            return where
     return None
 
 

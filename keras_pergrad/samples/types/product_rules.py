@@ -6,6 +6,7 @@ from keras_pergrad.samples.types.shape_rules import only_first
 from keras_pergrad.samples.types.tensor_types import (
     At,
     Divisor,
+    Free,
     Mixes,
     Total,
     Untyped,
@@ -119,6 +120,8 @@ def transform(op, types):
 def several_matrices(op, types):
     """Something over the last axes of several tensors."""
     by_axis = {}
+    if _are_right_sides(op, types):
+        return types[1].flagged(types[0].flags)
     for k, kind in enumerate(types):
         if isinstance(kind, (Total, Divisor)):
             raise Mixes("takes sums over the samples")
@@ -139,3 +142,13 @@ def several_matrices(op, types):
 
 def _is_diagonal(op, k):
     return k == 1 and op.type.startswith("MatrixSetDiag")
+
+
+def _are_right_sides(op, types):
+    """Whether each sample is one right side: the columns are solved alone."""
+    if op.type not in ("MatrixSolve", "MatrixTriangularSolve"):
+        return False
+    matrix, sides = types
+    columns = isinstance(sides, At) and sides.axis == op.rank(1) - 1
+    # Where the matrices have more axes than the right sides, theirs come first.
+    return columns and isinstance(matrix, Free) and op.rank(0) <= op.rank(1)

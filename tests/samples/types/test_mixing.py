@@ -8,7 +8,7 @@ import tensorflow as tf
 import keras_pergrad as kpg
 from tests import oracle
 from tests.marks import few
-from tests.samples.types import index_cases  # noqa: F401
+from tests.samples.types import chosen_cases, index_cases  # noqa: F401
 from tests.samples.types.mixing_cases import CASES, X, Y, stacked
 
 pytestmark = pytest.mark.usefixtures("float64")

@@ -1,0 +1,167 @@
+"""From where to where the entries of a tensor can be, whatever the batch.
+
+Interval arithmetic (Moore, Interval Analysis, 1966) over the ops that made the
+tensor. An entry that is no number leaves its range; a look-up refuses it.
+"""
+
+import math
+
+import numpy as np
+import tensorflow as tf
+
+from keras_pergrad.samples.types.type_rules import op_types
+
+#: Each entry of the output is one of the first input.
+_SAME = op_types(
+    "Identity StopGradient PreventGradient Reshape ExpandDims Squeeze Tile "
+    "BroadcastTo Transpose StridedSlice Slice GatherV2 GatherNd ReverseV2 "
+    "EnsureShape"
+)
+#: Each entry is made of one of an input.
+_EACH = {
+    "Cast": math.trunc,
+    "Floor": math.floor,
+    "Ceil": math.ceil,
+    "Rint": round,
+    "Round": round,
+}
+_CHOICES = {
+    "Pack": slice(None),
+    "ConcatV2": slice(-1),
+    "Select": slice(1, None),
+    "SelectV2": slice(1, None),
+}
+
+
+def number_range(op, tensor):
+    """Return the least and the largest number that a tensor can have.
+
+    Args:
+        op: the `TypedOp` that knows numbers that shapes determine.
+        tensor: a tensor of numbers or of truth values.
+    """
+    return _Ranges(op).of(tensor)
+
+
+class _Ranges:
+    """The ranges of the tensors from which one is made."""
+
+    #: So many ops are looked through, one after the other.
+    DEPTH = 40
+
+    def __init__(self, op):
+        self._op = op
+        self._known, self._depth = {}, 0
+
+    def of(self, tensor):
+        """Return the range of a tensor."""
+        if id(tensor) not in self._known:
+            self._known[id(tensor)] = self._found(tensor)
+        return self._known[id(tensor)]
+
+    def _found(self, tensor):
+        number = self._op.of_tensor(tensor)
+        if number is None and tensor.op.type == "Const":
+            number = tf.get_static_value(tensor)
+        found = None
+        if number is not None:
+            found = _of_numbers(np.asarray(number))
+        elif self._depth < self.DEPTH:
+            self._depth += 1
+            found = self._made(tensor)
+            self._depth -= 1
+        least, most = _limits(tensor.dtype)
+        if found is not None and least <= found[0] <= found[1] <= most:
+            return tuple(found)
+        # Beyond what the data type holds, whole numbers begin anew.
+        return least, most
+
+    def _made(self, tensor):
+        """Return the range by what made a tensor, or None."""
+        made = tensor.op
+        kind, inputs = made.type, list(made.inputs)
+        if kind in ("ArgMax", "ArgMin"):
+            return _of_places(inputs[0], tf.get_static_value(inputs[1]))
+        if kind == "TopKV2" and tensor.value_index:
+            return _of_places(inputs[0], -1)
+        if kind in _SAME or kind == "TopKV2":
+            return self.of(inputs[0])
+        if kind in _CHOICES:
+            ranges = [self.of(t) for t in inputs[_CHOICES[kind]]]
+            return min(r[0] for r in ranges), max(r[1] for r in ranges)
+        if kind in _EACH:
+            to_whole = kind != "Cast" or tensor.dtype.is_integer
+            change = _EACH[kind] if to_whole else float
+            bounds = self.of(inputs[0])
+            return [b if math.isinf(b) else change(b) for b in bounds]
+        if kind == "Sum":
+            return _of_sum(inputs[0], tensor, self.of(inputs[0]))
+        if kind == "FloorMod":
+            return _of_remainder(tensor.dtype, *map(self.of, inputs))
+        if kind in _ARITHMETIC:
+            return _ARITHMETIC[kind](*map(self.of, inputs))
+        return None
+
+
+def _limits(dtype):
+    if dtype.is_bool:
+        return 0, 1
+    return (dtype.min, dtype.max) if dtype.is_integer else (-math.inf, math.inf)
+
+
+def _of_numbers(number):
+    if not number.size or number.dtype.kind not in "iufb":
+        return None
+    low, high = number.min().item(), number.max().item()
+    return low, high
+
+
+def _of_places(tensor, axis):
+    """Return the range of places along an axis."""
+    if axis is None or tensor.shape.rank is None:
+        return None
+    length = tensor.shape[int(axis)]
+    return (0, length - 1) if length else None
+
+
+def _of_sum(tensor, total, bounds):
+    """Return the range of sums of as many entries as are added up."""
+    before, after = tensor.shape.num_elements(), total.shape.num_elements()
+    if not before or not after:
+        return None
+    return [before // after * bound for bound in bounds]
+
+
+def _of_remainder(dtype, x, divisor):
+    """Return the range of remainders: below the divisor, if that is positive.
+
+    A rounded remainder of a negative number may be the divisor itself.
+    """
+    least, most = divisor
+    if least <= 0:
+        return None
+    if dtype.is_integer:
+        return 0, most - 1
+    return 0, math.nextafter(most, 0) if x[0] >= 0 else most
+
+
+def _product(x, y):
+    corners = [a * b for a in x for b in y]
+    return min(corners), max(corners)
+
+
+def _absolute(x):
+    low = 0 if x[0] <= 0 <= x[1] else min(map(abs, x))
+    return low, max(map(abs, x))
+
+
+_ARITHMETIC = {
+    "Add": lambda x, y: (x[0] + y[0], x[1] + y[1]),
+    "AddV2": lambda x, y: (x[0] + y[0], x[1] + y[1]),
+    "Sub": lambda x, y: (x[0] - y[1], x[1] - y[0]),
+    "Mul": _product,
+    "Minimum": lambda x, y: (min(x[0], y[0]), min(x[1], y[1])),
+    "Maximum": lambda x, y: (max(x[0], y[0]), max(x[1], y[1])),
+    "Neg": lambda x: (-x[1], -x[0]),
+    "Abs": _absolute,
+}

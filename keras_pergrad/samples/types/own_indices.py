@@ -1,0 +1,179 @@
+"""Whether indices that follow the samples' values are each sample's own."""
+
+import functools
+import itertools
+import operator
+
+import numpy as np
+import tensorflow as tf
+
+from keras_pergrad.samples.types.number_ranges import number_range
+from keras_pergrad.samples.types.tensor_types import At
+
+
+def stays(op, ids, length, where):
+    """Whether indices lead each sample to its own entries of an axis.
+
+    Indices are places in a block plus the place where the block begins, as
+    the gradient of a look-up with `batch_dims` has them.
+
+    Args:
+        ids: the tensor of indices.
+        length: how many entries the axis has.
+        where: the `At` of the axis.
+    """
+    ids = _source(_unclipped(op, _source(ids)))
+    if ids.op.type == "ConcatV2" and not tf.get_static_value(ids.op.inputs[-1]):
+        parts = list(ids.op.inputs)[:-1]
+        return all(stays(op, part, length, where) for part in parts)
+    kind, shape = op.type_of(ids), ids.shape.as_list()
+    if not isinstance(kind, At) or None in shape or length is None:
+        return False
+    begins, others = np.zeros([], np.int64), []
+    for tensor in addends(ids):
+        number = op.of_tensor(tensor)
+        if number is None:
+            others.append(tensor)
+        else:
+            begins = begins + number
+    samples = np.arange(length) // where.rows % op.n
+    for blocks, owners in _blocks(op, kind, shape):
+        if length % owners.size:
+            continue
+        size = length // owners.size
+        own = (samples.reshape([-1, size]) == owners[:, None]).all()
+        if own and (begins == blocks * size).all():
+            return _are_below(op, others, size)
+    return False
+
+
+def _blocks(op, kind, shape):
+    """Yield the block that each index may be of, and each block's sample.
+
+    A block for each entry of some leading axes, the samples' among them, or
+    for all entries that a sample has in a row.
+    """
+    owners = np.arange(shape[kind.axis]) // kind.rows % op.n
+    for axes in range(kind.axis + 1, len(shape) + 1):
+        leading = shape[:axes]
+        blocks = np.arange(np.prod(leading, dtype=int)).reshape(leading)
+        along = [-1 if k == kind.axis else 1 for k in range(axes)]
+        owner = np.broadcast_to(owners.reshape(along), leading)
+        rest = [1] * (len(shape) - axes)
+        yield blocks.reshape(leading + rest), owner.ravel()
+    if kind.axis == 0 and kind.rows > 1:
+        blocks = np.arange(shape[0]) // kind.rows
+        column = [-1] + [1] * (len(shape) - 1)
+        yield blocks.reshape(column), owners[:: kind.rows]
+
+
+def _source(tensor):
+    """Return the tensor of which this one has the same numbers."""
+    while tensor.op.type in ("Reshape", "Identity", "Cast", "ExpandDims"):
+        tensor = tensor.op.inputs[0]
+    return tensor
+
+
+def _unclipped(op, ids):
+    """Return what a gradient of segments keeps from being below zero.
+
+    Places in blocks are not: a block begins at zero or later.
+    """
+    if ids.op.type != "Maximum":
+        return ids
+    below, least = ids.op.inputs
+    number = op.of_tensor(least)
+    zeros = least.op.type == "ZerosLike" if number is None else not number.any()
+    return below if zeros else ids
+
+
+def _are_below(op, parts, size):
+    """Whether sums of some numbers are known to be from 0 up to a size."""
+    ranges = [number_range(op, t) for t in parts]
+    if sum(r[0] for r in ranges) >= 0 and sum(r[1] for r in ranges) < size:
+        return True
+    return len(parts) == 1 and _is_looked_up(parts[0], size)
+
+
+def _is_looked_up(ids, size):
+    """Whether a look-up of each sample's own entries has checked numbers."""
+    chain = [ids]
+    while chain[-1] is not _source(chain[-1]):
+        chain.append(chain[-1].op.inputs[0])
+    for tensor in chain:
+        for taker in tensor.consumers():
+            if taker.type == "GatherV2" and taker.get_attr("batch_dims") > 0:
+                axis = tf.get_static_value(taker.inputs[2])
+                shape = taker.inputs[0].shape
+                if taker.inputs[1] is tensor and axis is not None:
+                    length = shape[int(axis)]
+                    return length is not None and length <= size
+    return False
+
+
+def addends(tensor):
+    """Return the tensors of which this one is the sum."""
+    if tensor.op.type not in ("AddV2", "Add"):
+        return [tensor]
+    return [one for t in tensor.op.inputs for one in addends(t)]
+
+
+def own_column(op, k, ids, target):
+    """Return the flags of indices that are each sample's own; None: not known.
+
+    They are where the column `target` has the number of the sample that the
+    entry is of, as in `tf.stack([tf.range(n), last], -1)`. The flags are those
+    of the other columns: each sample finds its place whatever their number.
+    """
+    shape = op.shape(k)[:-1]
+    columns = _columns(op, op.inputs[k])
+    if columns is None or target >= len(columns) or None in shape:
+        return None
+    number, _ = columns.pop(target)
+    if number is None or ids.axis >= len(shape):
+        return None
+    samples = np.arange(shape[ids.axis]) // ids.rows % op.n
+    samples = samples.reshape(
+        [-1 if a == ids.axis else 1 for a in range(len(shape))]
+    )
+    if not (number.reshape(shape) == samples).all():
+        return None
+    return functools.reduce(operator.or_, (f for _, f in columns), 0)
+
+
+def _columns(op, tensor):
+    """Return (number or None, flags) for each entry of a tensor's last axis.
+
+    None: it is not known what the last axis is made of.
+    """
+    last = tensor.shape.rank - 1
+    made, flags = tensor.op, op.type_of(tensor).flags
+    number = op.of_tensor(tensor)
+    if number is not None:
+        return [(number[..., j], flags) for j in range(number.shape[-1])]
+    if made.type == "Pack" and made.get_attr("axis") in (last, -1):
+        return [(op.of_tensor(t), op.type_of(t).flags) for t in made.inputs]
+    if made.type == "ConcatV2":
+        *parts, axis = made.inputs
+        if tf.get_static_value(axis) in (last, -1):
+            found = [_columns(op, part) for part in parts]
+            return None if None in found else list(itertools.chain(*found))
+    if made.type == "Transpose" and made.inputs[0].op.type == "Pack":
+        return _transposed(op, made)
+    if made.type in ("Identity", "Cast", "Reshape"):
+        source = made.inputs[0]
+        if source.shape.rank and source.shape[-1] == tensor.shape[-1]:
+            return _columns(op, source)
+    return [(None, flags)] if tensor.shape[-1] == 1 else None
+
+
+def _transposed(op, made):
+    """Return the same of a transposed pack, if that packs the last axis."""
+    pack, perm = made.inputs[0].op, op.of_tensor(made.inputs[1])
+    axis = pack.get_attr("axis") % made.inputs[0].shape.rank
+    if perm is None or perm[-1] != axis:
+        return None
+    rest = [int(p) - (p > axis) for p in perm[:-1]]
+    numbers = [op.of_tensor(t) for t in pack.inputs]
+    numbers = [None if m is None else m.transpose(rest) for m in numbers]
+    return [(m, op.type_of(t).flags) for m, t in zip(numbers, pack.inputs)]
