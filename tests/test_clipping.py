@@ -100,6 +100,45 @@ def test_no_sample_keeps_more_than_the_clip_norm():
         assert total > 0.005
 
 
+def _dense_behind_norm():
+    inputs = keras.Input((4, 32))
+    return inputs, layers.Dense(48, use_bias=False)(inputs)
+
+
+def _convolution_behind_norm():
+    inputs = keras.Input((6, 32))
+    return inputs, layers.Conv1D(48, 3, use_bias=False)(inputs)
+
+
+def _image_behind_norm():
+    inputs = keras.Input((6, 6, 32))
+    x = layers.Conv2D(48, 3, use_bias=False)(inputs)
+    return inputs, layers.Reshape((16, 48))(x)
+
+
+@pytest.mark.parametrize("offset", [0, 1e3, 3e3, 1e4])
+@pytest.mark.parametrize(
+    "make", [_dense_behind_norm, _convolution_behind_norm, _image_behind_norm]
+)
+def test_the_bound_holds_where_positions_cancel(make, offset):
+    """What all positions have in common is gone behind the norm."""
+    inputs, x = make()
+    x = layers.LayerNormalization(axis=1, center=False, scale=False)(x)
+    x = layers.Flatten()(layers.Activation("tanh")(x))
+    head = layers.Dense(2, trainable=False)
+    net = kpg.PerGradModel(inputs, head(x))
+    mode = kpg.Vectorized(kpg.ClippedMean(0.1))
+    net.compile(keras.optimizers.SGD(1.0), "mse", gradient_mode=mode)
+    start, rng = net.get_weights(), np.random.default_rng(0)
+    for _ in range(12):
+        net.set_weights(start)
+        x = offset + rng.normal(size=(1, *inputs.shape[1:]))
+        net.train_on_batch(x.astype("float32"), rng.normal(size=(1, 2)))
+        pairs = zip(net.get_weights(), start)
+        moved = sum(np.square(a - b).sum(dtype="float64") for a, b in pairs)
+        assert np.sqrt(moved) <= 0.1 * (1 + 1e-3)
+
+
 @pytest.mark.parametrize("per", ["model", "variable"])
 @pytest.mark.parametrize(
     "make",

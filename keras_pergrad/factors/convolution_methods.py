@@ -14,8 +14,8 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.factors.sample_gradients import (
-    not_negative,
     squares_by_sample,
+    squares_of_products,
 )
 from keras_pergrad.factors.shared import integers
 from keras_pergrad.keras_internals.xla import in_xla
@@ -198,9 +198,7 @@ def patch_gram_norms(unfolded, small, windows, groups):
     """Return ⟨PPᵀ, DDᵀ⟩; windows P, (n, T, K·g·i), output gradients D."""
     rows = _by_group(unfolded, windows, groups)
     small = split(small, groups)
-    grams = _gram(rows) * _gram(small)
-    axes = integers(*range(1, grams.shape.rank))
-    return not_negative(tf.reduce_sum(grams, axes))
+    return squares_of_products(_gram(rows) * _gram(small), rows, small)
 
 
 def pixel_gram_norms(big, small, windows, groups):
@@ -230,11 +228,10 @@ def pixel_gram_norms(big, small, windows, groups):
         met = [windows.reach(dimension, a * d) for a in range(k)]
         gram = tf.add_n([gram[:, :, m, :, m] for m in met])
         sizes[dimension] = windows.positions[dimension]
-    count = windows.count
-    products = _gram(split(small, groups))
-    gram = tf.reshape(gram, [-1, groups * count * count])
-    products = tf.reshape(products, [-1, groups * count * count])
-    return not_negative(tf.reduce_sum(gram * products, 1))
+    count, small = windows.count, split(small, groups)
+    by_group = [groups] if groups > 1 else []
+    gram = tf.reshape(gram, [-1, *by_group, count, count])
+    return squares_of_products(gram * _gram(small), padded, small)
 
 
 def _gram(rows):

@@ -13,7 +13,7 @@ from keras_pergrad.factors.outer import Outer
 from keras_pergrad.factors.rows import Rows
 from keras_pergrad.factors.sample_gradients import (
     SampleGradients,
-    not_negative,
+    rounded_up,
     squares_by_sample,
     weighted,
     wide,
@@ -177,7 +177,7 @@ class Tied(Joined):
         products = tf.matmul(b, table.dz, transpose_b=True)
         cross = tf.reduce_sum(chosen * products, [1, 2])
         squares = table.squared_norms() + matrix.squared_norms()
-        return not_negative(squares + 2 * cross)
+        return rounded_up(squares + 2 * cross, 2 * squares, b)
 
     def sum_of_squares(self):
         if self._gradients is not None:

@@ -13,12 +13,11 @@ from keras_pergrad.factors.sample_gradients import (
     in_shape,
     in_type,
     inner_products,
-    not_negative,
     squares,
     squares_by_sample,
+    squares_of_products,
     weighted,
 )
-from keras_pergrad.factors.shared import integers
 from keras_pergrad.keras_internals.xla import in_xla
 
 
@@ -122,7 +121,7 @@ class Outer(SampleGradients):
             return squares_by_sample(self._matrices())
         inputs = tf.matmul(self.x, self.x, transpose_b=True)
         outputs = tf.matmul(self.dz, self.dz, transpose_b=True)
-        return not_negative(tf.reduce_sum(inputs * outputs, integers(1, 2)))
+        return squares_of_products(inputs * outputs, self.x, self.dz)
 
     def weighted_sum(self, weights):
         if self._gradients is not None:

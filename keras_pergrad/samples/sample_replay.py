@@ -14,7 +14,13 @@ from keras_pergrad.common import refusal_messages
 from keras_pergrad.keras_internals import draws as draws_module
 from keras_pergrad.keras_internals.batches import is_composite
 from keras_pergrad.keras_internals.loss_tensors import loss_tensors
-from keras_pergrad.keras_internals.model_parts import mask_of, set_mask
+from keras_pergrad.keras_internals.model_parts import (
+    layers_of,
+    mask_of,
+    set_mask,
+)
+
+_HALF = ("float16", "bfloat16")
 
 
 @dataclasses.dataclass
@@ -82,6 +88,18 @@ class Replay:
         # `keras.remat`, does not pass on gradients of captured tensors.
         self.values = [v.value for v in variables]
         self._rows = [self._draw_rows(draw) for draw in recorded.draws]
+        # Half precision inside is rounded by the size of what all outputs add
+        # up, not by what is left of it in those of a single sample.
+        is_half = any(
+            getattr(layer, "compute_dtype", None) in _HALF
+            for layer in layers_of(recorded.layer)
+        )
+        self._half_scales = [
+            tf.reduce_max(tf.abs(tf.cast(t, tf.float64)))
+            if is_half and t.dtype.is_floating
+            else None
+            for t in recorded.outputs
+        ]
 
     def _draw_rows(self, draw):
         where = f"layer {self.recorded.layer.name!r}"
@@ -167,14 +185,17 @@ class Replay:
     def _reproduced(self, row, outputs, output_gradients):
         """Return whether row i was reproduced; in graphs also assert it."""
         checks = []
-        for single, batch, gradient in zip(
-            outputs, self.recorded.outputs, output_gradients
+        for single, batch, gradient, scale in zip(
+            outputs,
+            self.recorded.outputs,
+            output_gradients,
+            self._half_scales,
         ):
             if gradient is None:
                 continue
             if single.shape.rank != batch.shape.rank:
                 raise ValueError(self._message())
-            checks.append(close(single, tf.gather(batch, row)))
+            checks.append(close(single, tf.gather(batch, row), scale))
         right = tf.reduce_all(checks) if checks else tf.constant(True)
         check = tf.debugging.Assert(right, [self._message()])
         if check is None:
@@ -204,8 +225,11 @@ def _poison_unless(right, gradient):
     return tf.where(right, gradient, nan)
 
 
-def close(single, batch):
-    """Equal up to rounding (non-finite values count as reproduced)."""
+def close(single, batch, half_scale=None):
+    """Equal up to rounding (non-finite values count as reproduced).
+
+    `half_scale`: how large outputs are that are computed in half precision.
+    """
     if not single.dtype.is_floating:
         return tf.constant(True)
     # A float64 model may compute in float32 inside.
@@ -214,5 +238,7 @@ def close(single, batch):
     batch = tf.cast(batch, tf.float64)
     error = tf.reduce_max(tf.abs(single - batch))
     scale = tf.reduce_max(tf.abs(batch))
+    if half_scale is not None:
+        epsilon, scale = 0.05, half_scale
     wrong = error > epsilon * (scale + 1e-3)
     return tf.logical_or(tf.logical_not(wrong), tf.math.is_nan(error))

@@ -124,3 +124,26 @@ def test_clipped_gradients_in_mixed_precision(policy):
         step = np.tensordot(weights, gradient, 1)
         error = np.linalg.norm(old - variable - step)
         assert error <= 0.02 * np.linalg.norm(step)
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+def test_an_output_in_float32_is_served_one_by_one(policy):
+    """Inside, a sample alone is rounded otherwise than in its batch."""
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((20,))
+    x = layers.Dense(64, "gelu", dtype=policy)(inputs)
+    x = layers.Dense(64, "gelu", dtype=policy)(x)
+    model = kpg.PerGradModel(inputs, layers.Dense(3, dtype="float32")(x))
+    mode = kpg.PerSample(kpg.ClippedMean(1.0))
+    model.compile(keras.optimizers.SGD(0.1), "mse", gradient_mode=mode)
+    start, rng = model.get_weights(), np.random.default_rng(0)
+    data = rng.normal(size=(64, 20)), rng.normal(size=(64, 3))
+    model.fit(*data, batch_size=16, shuffle=False, verbose=0)
+    one_by_one = [a - b for a, b in zip(model.get_weights(), start)]
+    model.set_weights(start)
+    mode = kpg.Vectorized(kpg.ClippedMean(1.0))
+    model.compile(keras.optimizers.SGD(0.1), "mse", gradient_mode=mode)
+    model.fit(*data, batch_size=16, shuffle=False, verbose=0)
+    for found, new, old in zip(one_by_one, model.get_weights(), start):
+        error = np.linalg.norm(found - (new - old))
+        assert error <= 0.02 * np.linalg.norm(found)

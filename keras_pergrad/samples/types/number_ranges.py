@@ -1,4 +1,4 @@
-"""From where to where the entries of a tensor can be, whatever the batch.
+"""Ranges of the numbers that a tensor can have, whatever the batch.
 
 Interval arithmetic (Moore, Interval Analysis, 1966) over the ops that made the
 tensor. An entry that is no number leaves its range; a look-up refuses it.

@@ -1,4 +1,4 @@
-"""Whether indices that follow the samples' values are each sample's own."""
+"""Indices that follow the samples' values, and lead to their own entries."""
 
 import functools
 import itertools
