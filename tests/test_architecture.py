@@ -65,7 +65,7 @@ MAY_IMPORT = {
         "samples",
     },
     "model_aggregation": {"keras_internals"},
-    "dots": {"data_passes", "factors", "keras_internals"},
+    "dots": {"common", "data_passes", "factors", "keras_internals"},
     "custom_step": {"keras_internals", "logs", "modes"},
     "model": {
         "analysis",

@@ -69,6 +69,24 @@ def turned(x, w, u=None):
     return tf.while_loop(lambda i, h: i < 2, body, (0, x))[1]
 
 
+def solved(x, w):
+    """A system with a column for each sample, as a flow has."""
+    matrix = 3 * tf.eye(5, dtype=x.dtype) + ops.tanh(w)
+    found = tf.linalg.solve(matrix, ops.transpose(x[:, 0]))
+    return x * ops.transpose(found)[:, None]
+
+
+def rounded(x, low, high):
+    """Rounded to 16 steps of a range that is trained."""
+    return tf.raw_ops.QuantizeAndDequantizeV4(
+        input=x,
+        input_min=ops.tanh(low) - 1.5,
+        input_max=ops.tanh(high) + 1.5,
+        range_given=True,
+        num_bits=4,
+    )
+
+
 def complex_twice(x, w):
     w = tf.complex(w, ops.sin(w))
     y = tf.complex(x, 2 * x) @ w @ w
@@ -292,6 +310,8 @@ ONE_BY_ONE = {
             (3, 4),
         ),
     ),
+    "solved for columns": ("MatrixSolve", (solved, (5, 5))),
+    "rounded": ("QuantizeAndDequantizeV4", (rounded, (), ())),
     "map over the samples": (
         "While",
         (lambda x, w: ops.map(lambda r: ops.tanh(r @ w), x), (5, 4)),

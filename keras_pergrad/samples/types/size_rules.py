@@ -147,6 +147,9 @@ def _counts(op, n):
         axis = tf.get_static_value(op.inputs[1])
         length = None if axis is None else op.inputs[0].shape[int(axis)]
         return length is None or _is_multiple(length, n)
+    if any(t.dtype == tf.variant for t in op.outputs):
+        # A list holds what is put into it as it is.
+        return False
     before = max((_multiples(t, n) for t in op.inputs), default=0)
     after = max((_multiples(t, n) for t in op.outputs), default=0)
     return before > after

@@ -146,12 +146,24 @@ def gradient_by_shape(op, types):
     "MaxPoolGrad MaxPoolGradV2 MaxPool3DGrad MaxPoolGradGrad MaxPoolGradGradV2 "
     "MaxPool3DGradGrad MaxPoolGradWithArgmax Dilation2DBackpropInput "
     "FractionalMaxPoolGrad LRNGrad ResizeBilinearGrad "
-    "ResizeNearestNeighborGrad ResizeBicubicGrad ScaleAndTranslateGrad "
-    "QuantizeAndDequantizeV4Grad FakeQuantWithMinMaxVarsGradient"
+    "ResizeNearestNeighborGrad ResizeBicubicGrad ScaleAndTranslateGrad"
 )
 def gradient_by_images(op, types):
     """Find the gradient of an op on images, from images."""
     return _images(op, types, {0, 1, 2})
+
+
+@type_rule(
+    "QuantizeAndDequantizeV4Grad FakeQuantWithMinMaxVarsGradient "
+    "FakeQuantWithMinMaxVarsPerChannelGradient"
+)
+def gradient_of_a_range(op, types):
+    """Find the gradients of what is rounded, and of the least and largest."""
+    kind = _images(op, types, {0, 1})
+    by_channel = op.type == "FakeQuantWithMinMaxVarsPerChannelGradient"
+    if isinstance(kind, At) and by_channel and op.rank() < 2:
+        raise Mixes("takes the samples for channels")
+    return [kind, Total(kind.flags), Total(kind.flags)]
 
 
 @type_rule("FusedBatchNormGrad", "FusedBatchNormGradV2", "FusedBatchNormGradV3")

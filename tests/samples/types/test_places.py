@@ -1,5 +1,6 @@
 """Indices that follow a sample's place: refused where passes repeat."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -77,7 +78,16 @@ NUMBERS = {
     "sliced": lambda h, n: h * tf.cast(_TABLE[n], h.dtype),
     "part": lambda h, n: h * tf.cast(tf.slice(_TABLE, [n], [1]), h.dtype),
     "rows": lambda h, n: h * tf.cast(_TABLE[:n, None], h.dtype),
+    "listed": lambda h, n: h / tf.reduce_sum(_listed(tf.ones([n], h.dtype))),
 }
+
+
+def _listed(tensor):
+    """The entries of a list that holds a tensor."""
+    held = tf.TensorArray(tensor.dtype, 1, element_shape=tensor.shape)
+    return held.write(0, tensor).read(0)
+
+
 _TABLE = tf.constant(np.arange(300) * 7 % 13)
 
 
@@ -92,6 +102,12 @@ SIZES = {
     "length": lambda h: h * tf.cast(_TABLE[: tf.shape(h)[1]], h.dtype),
     "whole": lambda h: tf.reshape(h[: tf.shape(h)[0]], [tf.shape(h)[0], -1]),
     "ones": lambda h: h * tf.ones(tf.shape(h), h.dtype),
+    # Its first carry, zeros for each sample, is kept in a list.
+    "scan": lambda h: keras.ops.scan(
+        lambda carry, row: (tf.tanh(carry + row), carry),
+        tf.zeros_like(h),
+        tf.stack([h, h * h]),
+    )[0],
 }
 
 
