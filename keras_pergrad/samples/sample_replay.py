@@ -116,12 +116,15 @@ class Replay:
                 "the batch's. Draw the numbers before the loop."
             )
         rows = draw.rows()
+        if rows.shape.rank == 0:
+            return rows  # One number for all samples.
         size = self.recorded.batch_axis
-        if rows.shape.rank == 0 or rows.shape[0] not in (None, 1, size):
+        if rows.shape[0] not in (None, 1, size):
             raise ValueError(
                 f"{where} calls keras.random.{draw.name} for an array of "
                 f"shape {tuple(rows.shape)}, whose first axis is not the "
-                "batch. Draw numbers of shape (batch, ...) or (1, ...)."
+                "batch. Draw one number, or numbers of shape (batch, ...) or "
+                "(1, ...)."
             )
         return rows
 
@@ -146,7 +149,8 @@ class Replay:
             (self.recorded.args, self.recorded.kwargs),
         )
         drawn = [
-            r if r.shape[0] == 1 else tf.gather(r, rows) for r in self._rows
+            r if r.shape.rank == 0 or r.shape[0] == 1 else tf.gather(r, rows)
+            for r in self._rows
         ]
         scope = keras.StatelessScope(self._state, collect_losses=True)
         layer = self.recorded.layer

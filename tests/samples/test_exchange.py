@@ -387,3 +387,30 @@ def test_a_model_of_integers_is_tried_on_several_samples():
     x = layers.Embedding(3, 2)(inputs)
     model = keras.Model(inputs, layers.GlobalAveragePooling1D()(x))
     assert kpg.explain(model, 4).rows[0].served_by == "ops"
+
+
+class OneNumber(layers.Layer):
+    """Draws one number for all samples."""
+
+    def __init__(self):
+        super().__init__()
+        self.seeds = keras.random.SeedGenerator(5)
+
+    def call(self, x):
+        return x * (1 + keras.random.uniform((), seed=self.seeds))
+
+
+def test_one_number_for_all_samples_is_the_same_for_each():
+    inputs = keras.Input((6, 6, 2))
+    x = OneNumber()(layers.Conv2D(3, 2, activation="tanh")(inputs))
+    model = keras.Model(inputs, layers.Dense(2)(layers.Flatten()(x)))
+    model.compile("sgd", "mse")
+    data = np.random.default_rng(0).normal(size=(5, 6, 6, 2))
+    found, alone = (
+        kpg.per_sample_gradients(
+            model, data, data[:, 0, 0], method=method, verbose=0
+        )
+        for method in ("vectorized", "per_sample")
+    )
+    oracle.assert_agree(found, alone)
+    assert np.ptp(found[0]) > 0
