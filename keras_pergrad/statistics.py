@@ -62,7 +62,8 @@ class GradientStatistics:
         norm: ‖ḡ‖, the norm of the ordinary gradient.
         mean_squared_norm: the mean of ‖g_i‖² over the samples.
         variance: tr Σ, the trace of the per-sample covariance, unbiased;
-            None for one sample.
+            None for one sample. It is a difference of squares: below some
+            millionths of `mean_squared_norm` it is rounding (float32).
         squared_true_norm: the unbiased estimate of ‖G‖², ‖ḡ‖² − tr Σ / n;
             it may be negative; None for one sample.
         noise_scale: tr Σ / ‖G‖², the simple noise scale (McCandlish et al.,
