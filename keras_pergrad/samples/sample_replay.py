@@ -66,6 +66,11 @@ class _CallContext(keras.layers.Layer):
         return self.function()
 
 
+def _layers_in(part):
+    """Return the layers of a model or layer; a loss has none."""
+    return layers_of(part) if isinstance(part, keras.layers.Layer) else []
+
+
 def _tensors(structure):
     return [t for t in tf.nest.flatten(structure) if tf.is_tensor(t)]
 
@@ -92,7 +97,7 @@ class Replay:
         # up, not by what is left of it in those of a single sample.
         is_half = any(
             getattr(layer, "compute_dtype", None) in _HALF
-            for layer in layers_of(recorded.layer)
+            for layer in _layers_in(recorded.layer)
         )
         self._half_scales = [
             tf.reduce_max(tf.abs(tf.cast(t, tf.float64)))

@@ -150,6 +150,6 @@ def _scatter_own(op, types, begin):
         length, block = int(shape[0]), op.n * ids.lead
         where = At(0, length // block, ids.lead, flags_of(types))
         whole = length == block * where.rows
-        if whole and stays(op, op.inputs[0], length, where):
+        if whole and stays(op, op.inputs[0], ids, length, where):
             return where
     raise Mixes("puts entries of all samples together, by their values")

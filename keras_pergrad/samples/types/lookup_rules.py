@@ -90,7 +90,7 @@ def _of_own_sample(op, table, flags):
 
 def _own_rows(op, table, ids, flags):
     """Let each sample's indices begin at its own block of a merged axis."""
-    if not stays(op, op.inputs[1], op.shape(0)[0], table):
+    if not stays(op, op.inputs[1], ids, op.shape(0)[0], table):
         raise Mixes("looks entries up by numbers that may be of other samples")
     return At.placed(ids.place, flags)
 
@@ -165,7 +165,7 @@ def _own_segments(op, at, flags):
     for lead in {at.lead, 1} if at.axis == 0 else ():
         where = At(0, length // (op.n * lead), lead, flags)
         whole = length == op.n * where.rows * lead
-        if whole and stays(op, op.inputs[1], length, where):
+        if whole and stays(op, op.inputs[1], at, length, where):
             return where
     return None
 

@@ -8,10 +8,9 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.samples.types.number_ranges import number_range
-from keras_pergrad.samples.types.tensor_types import At
 
 
-def stays(op, ids, length, where):
+def stays(op, ids, at, length, where):
     """Whether indices lead each sample to its own entries of an axis.
 
     Indices are places in a block plus the place where the block begins, as
@@ -19,16 +18,33 @@ def stays(op, ids, length, where):
 
     Args:
         ids: the tensor of indices.
+        at: the `At` of what they are for.
         length: how many entries the axis has.
         where: the `At` of the axis.
+    """
+    if length is None or not ids.shape.is_fully_defined():
+        return False
+    shape = ids.shape.as_list()
+    owners = np.arange(shape[at.axis]) // at.rows % op.n
+    after = [1] * (len(shape) - at.axis - 1)
+    owners = np.broadcast_to(owners.reshape([-1, *after]), shape).ravel()
+    run = at.rows * int(np.prod(shape[at.axis + 1 :]))
+    samples = np.arange(length) // where.rows % op.n
+    return _lead_to(op, ids, owners, run, samples)
+
+
+def _lead_to(op, ids, owners, run, samples):
+    """Whether indices of samples lead to entries of the same ones.
+
+    `owners` has the sample of each index, of which `run` are in a row, and
+    `samples` that of each entry.
     """
     ids = _source(_unclipped(op, _source(ids)))
     if ids.op.type == "ConcatV2" and not tf.get_static_value(ids.op.inputs[-1]):
         parts = list(ids.op.inputs)[:-1]
-        return all(stays(op, part, length, where) for part in parts)
-    kind, shape = op.type_of(ids), ids.shape.as_list()
-    if not isinstance(kind, At) or None in shape or length is None:
-        return False
+        ends = np.cumsum([part.shape.num_elements() for part in parts])
+        pieces = zip(parts, np.split(owners, ends[:-1]))
+        return all(_lead_to(op, *piece, run, samples) for piece in pieces)
     begins, others = np.zeros([], np.int64), []
     for tensor in addends(ids):
         number = op.of_tensor(tensor)
@@ -36,35 +52,19 @@ def stays(op, ids, length, where):
             others.append(tensor)
         else:
             begins = begins + number
-    samples = np.arange(length) // where.rows % op.n
-    for blocks, owners in _blocks(op, kind, shape):
-        if length % owners.size:
+    shape = ids.shape.as_list()
+    begins = np.broadcast_to(begins, shape).ravel()
+    # So many indices may be of one block.
+    for many in [int(np.prod(shape[axes:])) for axes in range(1, 6)] + [run]:
+        count = max(owners.size // max(many, 1), 1)
+        if owners.size != count * many or samples.size % count:
             continue
-        size = length // owners.size
-        own = (samples.reshape([-1, size]) == owners[:, None]).all()
-        if own and (begins == blocks * size).all():
+        size, first = samples.size // count, owners[::many, None]
+        own = (owners.reshape([count, many]) == first).all()
+        own = own and (samples.reshape([count, size]) == first).all()
+        if own and (begins == np.arange(begins.size) // many * size).all():
             return _are_below(op, others, size)
     return False
-
-
-def _blocks(op, kind, shape):
-    """Yield the block that each index may be of, and each block's sample.
-
-    A block for each entry of some leading axes, the samples' among them, or
-    for all entries that a sample has in a row.
-    """
-    owners = np.arange(shape[kind.axis]) // kind.rows % op.n
-    for axes in range(kind.axis + 1, len(shape) + 1):
-        leading = shape[:axes]
-        blocks = np.arange(np.prod(leading, dtype=int)).reshape(leading)
-        along = [-1 if k == kind.axis else 1 for k in range(axes)]
-        owner = np.broadcast_to(owners.reshape(along), leading)
-        rest = [1] * (len(shape) - axes)
-        yield blocks.reshape(leading + rest), owner.ravel()
-    if kind.axis == 0 and kind.rows > 1:
-        blocks = np.arange(shape[0]) // kind.rows
-        column = [-1] + [1] * (len(shape) - 1)
-        yield blocks.reshape(column), owners[:: kind.rows]
 
 
 def _source(tensor):
