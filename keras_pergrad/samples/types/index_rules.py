@@ -44,6 +44,9 @@ def gather_nd(op, types):
         own = own_column(op, 1, ids, table.axis)
         if own is not None and table.place[1:] == (1, 1):
             return At.placed(ids.place, table.flags | own)
+        merged = depth == 1 and table.axis == 0
+        if merged and stays(op, op.inputs[1], ids, op.shape(0)[0], table):
+            return At.placed(ids.place, flags)
     raise Mixes("looks entries up by numbers that may be of other samples")
 
 
@@ -145,7 +148,8 @@ def _scatter_own(op, types, begin):
                 flags |= into.flags | values.flags
                 return At(target, flags=flags)
     shape = None if begin else op.number_or_none(2)
-    own = isinstance(values, Free) or values.axis == ids.axis == 0
+    own = isinstance(values, Free) or values.place == ids.place
+    own = own and ids.axis == 0
     if shape is not None and len(shape) == 1 and own and op.shape(0)[-1] == 1:
         length, block = int(shape[0]), op.n * ids.lead
         where = At(0, length // block, ids.lead, flags_of(types))

@@ -68,9 +68,9 @@ class _Ranges:
             found = _of_numbers(np.asarray(number))
         elif self._depth < self.DEPTH:
             self._depth += 1
-            found = self._made(tensor)
+            found = _as_held(self._made(tensor), tensor.dtype)
             self._depth -= 1
-        least, most = _limits(tensor.dtype)
+        least, most = limits(tensor.dtype)
         if found is not None and least <= found[0] <= found[1] <= most:
             return tuple(found)
         # Beyond what the data type holds, whole numbers begin anew.
@@ -90,10 +90,10 @@ class _Ranges:
             ranges = [self.of(t) for t in inputs[_CHOICES[kind]]]
             return min(r[0] for r in ranges), max(r[1] for r in ranges)
         if kind in _EACH:
-            to_whole = kind != "Cast" or tensor.dtype.is_integer
-            change = _EACH[kind] if to_whole else float
             bounds = self.of(inputs[0])
-            return [b if math.isinf(b) else change(b) for b in bounds]
+            if kind == "Cast" and not tensor.dtype.is_integer:
+                return bounds
+            return [b if math.isinf(b) else _EACH[kind](b) for b in bounds]
         if kind == "Sum":
             return _of_sum(inputs[0], tensor, self.of(inputs[0]))
         if kind == "FloorMod":
@@ -103,10 +103,32 @@ class _Ranges:
         return None
 
 
-def _limits(dtype):
+def limits(dtype):
+    """Return the least and the largest number of a data type."""
     if dtype.is_bool:
         return 0, 1
     return (dtype.min, dtype.max) if dtype.is_integer else (-math.inf, math.inf)
+
+
+def _as_held(bounds, dtype):
+    """Return bounds of what is left of numbers in a data type of floats.
+
+    Rounding keeps the order: no rounded number passes the type's own number
+    that is next to a bound, on its far side.
+    """
+    if bounds is None or not dtype.is_floating:
+        return bounds
+    return _rounded(bounds[0], dtype, -math.inf), _rounded(
+        bounds[1], dtype, math.inf
+    )
+
+
+def _rounded(bound, dtype, outward):
+    held = dtype.as_numpy_dtype
+    with np.errstate(over="ignore"):
+        near = held(float(bound))
+    beyond = float(near) >= bound if outward > 0 else float(near) <= bound
+    return float(near if beyond else np.nextafter(near, held(outward)))
 
 
 def _of_numbers(number):
@@ -129,7 +151,28 @@ def _of_sum(tensor, total, bounds):
     before, after = tensor.shape.num_elements(), total.shape.num_elements()
     if not before or not after:
         return None
-    return [before // after * bound for bound in bounds]
+    terms = before // after
+    if total.dtype.is_integer:
+        return [terms * bound for bound in bounds]
+    return _added(bounds[0], terms, total.dtype, -1), _added(
+        bounds[1], terms, total.dtype, 1
+    )
+
+
+def _added(bound, terms, dtype, outward):
+    """Return what a number added up may come to, in whatever order.
+
+    Of whole numbers that the type holds, each partial sum is exact. Else each
+    addition loses a part of the sum (Higham, Accuracy and Stability of
+    Numerical Algorithms, 2002, section 4.2).
+    """
+    total, held = terms * bound, dtype.as_numpy_dtype
+    part = float(np.nextafter(held(1), held(2))) - 1
+    if float(bound).is_integer() and abs(total) * part <= 2:
+        return total
+    if terms * part > 1:
+        return outward * math.inf
+    return total + outward * 2 * terms * part * abs(total)
 
 
 def _of_remainder(dtype, x, divisor):
@@ -142,7 +185,9 @@ def _of_remainder(dtype, x, divisor):
         return None
     if dtype.is_integer:
         return 0, most - 1
-    return 0, math.nextafter(most, 0) if x[0] >= 0 else most
+    held = dtype.as_numpy_dtype
+    below = float(np.nextafter(held(most), held(0)))
+    return 0, below if x[0] >= 0 else most
 
 
 def _product(x, y):

@@ -7,7 +7,7 @@ import operator
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.samples.types.number_ranges import number_range
+from keras_pergrad.samples.types.number_ranges import limits, number_range
 
 
 def stays(op, ids, at, length, where):
@@ -39,7 +39,7 @@ def _lead_to(op, ids, owners, run, samples):
     `owners` has the sample of each index, of which `run` are in a row, and
     `samples` that of each entry.
     """
-    ids = _source(_unclipped(op, _source(ids)))
+    ids = _source(op, _unclipped(op, _source(op, ids)))
     if ids.op.type == "ConcatV2" and not tf.get_static_value(ids.op.inputs[-1]):
         parts = list(ids.op.inputs)[:-1]
         ends = np.cumsum([part.shape.num_elements() for part in parts])
@@ -51,7 +51,7 @@ def _lead_to(op, ids, owners, run, samples):
         if number is None:
             others.append(tensor)
         else:
-            begins = begins + number
+            begins = begins + np.asarray(number, np.int64)
     shape = ids.shape.as_list()
     begins = np.broadcast_to(begins, shape).ravel()
     # So many indices may be of one block.
@@ -63,15 +63,40 @@ def _lead_to(op, ids, owners, run, samples):
         own = (owners.reshape([count, many]) == first).all()
         own = own and (samples.reshape([count, size]) == first).all()
         if own and (begins == np.arange(begins.size) // many * size).all():
-            return _are_below(op, others, size)
+            # A sum beyond what its type holds begins anew.
+            held = samples.size - 1 <= limits(ids.dtype)[1]
+            return held and _are_below(op, others, size)
     return False
 
 
-def _source(tensor):
-    """Return the tensor of which this one has the same numbers."""
-    while tensor.op.type in ("Reshape", "Identity", "Cast", "ExpandDims"):
+def _source(op, tensor):
+    """Return the tensor of which this one has the same numbers, in order."""
+    while _keeps_numbers(op, tensor.op):
         tensor = tensor.op.inputs[0]
     return tensor
+
+
+def _keeps_numbers(op, made):
+    if made.type == "Cast":
+        return _has_room(op, made.inputs[0], made.outputs[0].dtype)
+    if made.type == "StridedSlice":
+        # As `ids[:, None]`.
+        before, after = made.inputs[0].shape, made.outputs[0].shape
+        strides = op.of_tensor(made.inputs[3])
+        if strides is None or not after.is_fully_defined():
+            return False
+        whole = before.num_elements() == after.num_elements()
+        return whole and (strides == 1).all()
+    return made.type in ("Reshape", "Identity", "ExpandDims")
+
+
+def _has_room(op, tensor, dtype):
+    """Whether whole numbers are the same in another type of whole numbers."""
+    if not tensor.dtype.is_integer or not dtype.is_integer:
+        return False
+    low, high = number_range(op, tensor)
+    least, most = limits(dtype)
+    return least <= low <= high <= most
 
 
 def _unclipped(op, ids):
@@ -92,13 +117,17 @@ def _are_below(op, parts, size):
     ranges = [number_range(op, t) for t in parts]
     if sum(r[0] for r in ranges) >= 0 and sum(r[1] for r in ranges) < size:
         return True
-    return len(parts) == 1 and _is_looked_up(parts[0], size)
+    own = op.is_gradient and len(parts) == 1
+    return own and _is_looked_up(op, parts[0], size)
 
 
-def _is_looked_up(ids, size):
-    """Whether a look-up of each sample's own entries has checked numbers."""
-    chain = [ids]
-    while chain[-1] is not _source(chain[-1]):
+def _is_looked_up(op, ids, size):
+    """Whether a look-up of each sample's own entries has checked numbers.
+
+    A look-up does that if its result is used, as one that has a gradient is.
+    """
+    chain, source = [ids], _source(op, ids)
+    while chain[-1] is not source:
         chain.append(chain[-1].op.inputs[0])
     for tensor in chain:
         for taker in tensor.consumers():
@@ -163,8 +192,16 @@ def _columns(op, tensor):
     if made.type in ("Identity", "Cast", "Reshape"):
         source = made.inputs[0]
         if source.shape.rank and source.shape[-1] == tensor.shape[-1]:
-            return _columns(op, source)
+            return _held(_columns(op, source), tensor.dtype)
     return [(None, flags)] if tensor.shape[-1] == 1 else None
+
+
+def _held(columns, dtype):
+    """Return columns with what a data type holds of their numbers."""
+    if columns is None:
+        return None
+    held = dtype.as_numpy_dtype
+    return [(m if m is None else m.astype(held), f) for m, f in columns]
 
 
 def _transposed(op, made):

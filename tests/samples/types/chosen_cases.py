@@ -1,8 +1,15 @@
 """Entries that each sample chooses by its values: mixing beside sound."""
 
+import numpy as np
 import tensorflow as tf
 
-from tests.samples.types.mixing_cases import layer_pair, transposed
+from tests.samples.types.mixing_cases import (
+    Apply,
+    layer_pair,
+    pair,
+    stacked,
+    transposed,
+)
 
 
 def _order(h):
@@ -129,3 +136,91 @@ def _solved(h):
 
 
 layer_pair("columns_of_a_system", _solved, transposed(_solved))
+
+
+def _wide(h, sum_type, held_type="int32"):
+    """An entry of each sample's eighty; 320 are more than a byte counts."""
+    wide, n = tf.repeat(h, 20, 1), tf.shape(h)[0]
+    place = tf.cast(tf.argmax(wide, 1), sum_type)
+    ids = tf.cast(80 * tf.range(n), sum_type) + place
+    ids = tf.cast(tf.cast(ids, held_type), "int32")
+    return h * tf.gather(tf.reshape(wide, (-1,)), ids)[:, None]
+
+
+layer_pair(
+    "places_added_as_bytes",
+    lambda h: _wide(h, "uint8"),
+    lambda h: _wide(h, "int16"),
+)
+layer_pair(
+    "places_held_as_bytes",
+    lambda h: _wide(h, "int32", "uint8"),
+    lambda h: _wide(h, "int32", "uint16"),
+)
+
+
+def _in_order_of_time(h, values):
+    """Entries (time, sample), each put where it is."""
+    nothing = tf.clip_by_value(tf.cast(tf.transpose(h), "int32"), 0, 0)
+    ids = tf.range(tf.size(h)) + tf.reshape(nothing, (-1,))
+    found = tf.scatter_nd(ids[:, None], tf.reshape(values, (-1,)), [tf.size(h)])
+    return h + tf.transpose(tf.reshape(found, tf.shape(tf.transpose(h))))
+
+
+layer_pair(
+    "places_in_order_of_time",
+    lambda h: _in_order_of_time(h, h),
+    lambda h: _in_order_of_time(h, tf.transpose(h)),
+)
+
+
+def _looked_up(h, flat):
+    place = tf.cast(3 * tf.abs(h), "int32")
+    own = tf.gather(h, place, batch_dims=1)
+    begins = 4 * tf.range(tf.shape(h)[0])[:, None]
+    # The look-up that would refuse a place too far is left out of the step.
+    return h + (
+        tf.gather(tf.reshape(h, (-1,)), begins + place) if flat else own
+    )
+
+
+layer_pair(
+    "looked_up_for_nothing",
+    lambda h: _looked_up(h, flat=True),
+    lambda h: _looked_up(h, flat=False),
+)
+
+
+def _of_half(h, most):
+    """The entry of a number that is rounded to few digits."""
+    number = tf.cast(tf.clip_by_value(h, 0, most), "bfloat16")
+    place = tf.cast(tf.floor(number), "int32")
+    begins = 4 * tf.range(tf.shape(h)[0])[:, None]
+    return h + tf.gather(tf.reshape(h, (-1,)), begins + place)
+
+
+layer_pair(
+    "rounded_up_to_the_next",
+    lambda h: _of_half(h, 3.999),
+    lambda h: _of_half(h, 3.5),
+)
+
+
+def _of_many(held_type):
+    """The last of each of 130 samples, by a number of some type."""
+
+    def last(h):
+        rows = tf.range(tf.shape(h)[0])
+        place = tf.cast(h[:, 0] > 0, "int32")
+        ids = tf.cast(tf.stack([rows, place], 1), held_type)
+        return h * tf.gather_nd(h, tf.cast(ids, "int32"))[:, None]
+
+    model, x, y = stacked(Apply(last))
+    return model, np.resize(x, (130, 5)), np.resize(y, (130, 3))
+
+
+pair(
+    "numbers_of_samples_as_bytes",
+    lambda: _of_many("int8"),
+    lambda: _of_many("int16"),
+)

@@ -58,6 +58,38 @@ CASES = {
         lambda x, k: tf.cast(k % 300, "int8"),
         (-128, 127),
     ),
+    "rounded up to a half type": (
+        lambda x, k: tf.cast(tf.clip_by_value(x, 0.0, 3.999), "bfloat16"),
+        (0.0, 4.0),
+    ),
+    "rounded up from whole numbers": (
+        lambda x, k: tf.cast(tf.clip_by_value(k, 0, 511), "bfloat16"),
+        (0, 512.0),
+    ),
+    "whole numbers as floats": (
+        lambda x, k: tf.cast(k % 7, "float16") + 3,
+        (3, 9),
+    ),
+    "rounded products": (
+        lambda x, k: tf.floor(tf.cast(k % 2, "float32") * 0.1 * 10.0),
+        (0, 1),
+    ),
+    "rounded sums": (
+        lambda x, k: tf.cast(k % 2, "float16") + 2048,
+        (2048.0, 2050.0),
+    ),
+    "number of true ones as floats": (
+        lambda x, k: tf.reduce_sum(tf.cast(x > 0, "float32")),
+        (0, 12),
+    ),
+    "a sum of tenths": (
+        lambda x, k: tf.reduce_sum(0.1 * tf.cast(x > 0, "float32")),
+        (0, 1.2000035),
+    ),
+    "a rest of half a type": (
+        lambda x, k: tf.math.floormod(tf.abs(tf.cast(x, "float16")), 3),
+        (0, 2.998046875),
+    ),
     "number of true ones": (
         lambda x, k: tf.reduce_sum(tf.cast(x > 0, "int32"), 1),
         (0, 4),
@@ -107,6 +139,7 @@ def test_ranges_are_as_narrow_as_told_and_hold(name):
     assert low == expected[0]
     assert high == pytest.approx(expected[1])
     for value in _values(graph, inputs, tensor):
+        value = value.astype(float)
         value = value[np.isfinite(value)]
         assert (low <= value).all()
         assert (value <= high).all()
