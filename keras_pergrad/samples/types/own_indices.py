@@ -40,7 +40,9 @@ def _lead_to(op, ids, owners, run, samples):
     `samples` that of each entry.
     """
     ids = _source(op, _unclipped(op, _source(op, ids)))
-    if ids.op.type == "ConcatV2" and not tf.get_static_value(ids.op.inputs[-1]):
+    if not ids.shape.is_fully_defined():
+        return False
+    if ids.op.type == "ConcatV2" and _is_first_axis(ids.op.inputs[-1]):
         parts = list(ids.op.inputs)[:-1]
         ends = np.cumsum([part.shape.num_elements() for part in parts])
         pieces = zip(parts, np.split(owners, ends[:-1]))
@@ -67,6 +69,11 @@ def _lead_to(op, ids, owners, run, samples):
             held = samples.size - 1 <= limits(ids.dtype)[1]
             return held and _are_below(op, others, size)
     return False
+
+
+def _is_first_axis(axis):
+    number = tf.get_static_value(axis)
+    return number is not None and int(number) == 0
 
 
 def _source(op, tensor):

@@ -744,6 +744,22 @@ loss_pair(
 )
 
 
+def _with_positive(y, p, share):
+    """Errors, and those of positive targets, in a scope as of gradients."""
+    with tf.name_scope("policy_gradients"):
+        positive = tf.cast(y[:, 0] > 0, p.dtype)
+        errors = _errors(y, p)
+        count = tf.reduce_sum(positive) if share else 2
+        return tf.sqrt(errors + positive * errors / count)
+
+
+loss_pair(
+    "weighed_unequally_in_a_scope",
+    lambda y, p: _with_positive(y, p, share=True),
+    lambda y, p: _with_positive(y, p, share=False),
+)
+
+
 def _count(p, axis=None):
     found = ops.sum(ops.cast(p > 0, "float64"), axis)
     return found if axis is None else found[:, None]
