@@ -289,7 +289,9 @@ def _transformer(x):
 
 def _masked(x):
     masked = layers.Masking(-9.0)(x)
-    return layers.Attention(use_scale=True)([masked, masked])
+    # Without it, Keras 3.8 takes each row of the mask for one of the scores.
+    attention = layers.Attention(use_scale=True)
+    return attention([masked, masked], use_causal_mask=True)
 
 
 MODELS = {
