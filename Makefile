@@ -10,7 +10,7 @@ WORKERS ?= 2
 TESTS ?= tests
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: setup demo test test-slow test-timing test-oldest test-cpu-wheel \
+.PHONY: setup demo test test-slow test-exhaustive test-timing test-oldest test-cpu-wheel \
 	test-nightly hunt hunt-proof lint format docs notebooks outputs bench bench-venvs clean
 
 setup: $(READY)
@@ -35,12 +35,18 @@ demo: $(DEMO_READY)
 # A file's tests stay together: many share what a fixture has started.
 test: $(READY)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile \
-		-m "not slow and not timing" $(TESTS)
+		-m "not slow and not exhaustive and not timing" $(TESTS)
 
 # The long ones; CI runs them, too.
 test-slow: $(READY)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile \
-		-m "slow and not timing" $(TESTS)
+		-m "slow and not exhaustive and not timing" $(TESTS)
+
+# Wide sweeps, which CI leaves out: before a release, and after a change of the
+# engine or of the types.
+test-exhaustive: $(READY)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile \
+		-m "exhaustive and not timing" $(TESTS)
 
 # Tests that compare times: one after the other, on an otherwise idle machine.
 test-timing: $(READY)

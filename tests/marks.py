@@ -3,21 +3,24 @@
 import pytest
 
 
-def few(values, quick):
+def few(values, quick, slow=None):
     """Return parameters of which all but a few are slow tests.
 
     Args:
         values: the parameters; a tuple is one for several arguments.
         quick: those that are tried with every change.
+        slow: those of the others that CI tries, too: all if None. What is
+            left is exhaustive.
     """
-    left = set(quick) - set(values)
+    slow = values if slow is None else slow
+    left = (set(quick) | set(slow)) - set(values)
     assert not left, f"{left} are no parameters"
-    return [
-        value
-        if value in quick
-        else pytest.param(
-            *(value if isinstance(value, tuple) else (value,)),
-            marks=pytest.mark.slow,
-        )
-        for value in values
-    ]
+
+    def marked(value):
+        if value in quick:
+            return value
+        mark = pytest.mark.slow if value in slow else pytest.mark.exhaustive
+        values = value if isinstance(value, tuple) else (value,)
+        return pytest.param(*values, marks=mark)
+
+    return [marked(value) for value in values]

@@ -11,6 +11,7 @@ from tests.further import refused
 from tests.further.all_kinds import KINDS, SLOW, listed
 from tests.further.kinds import N
 from tests.further.refused import REFUSED
+from tests.marks import few
 
 pytestmark = [
     # Of attention layers that drop the mask they are given.
@@ -37,11 +38,7 @@ def _made(kind):
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.slow if name in SLOW else [])
-        for name in KINDS
-    ],
+    "name", few(KINDS, KINDS.keys() - SLOW, sorted(SLOW)[::3])
 )
 def test_samples_are_proved_apart_and_exact(name):
     kind = KINDS[name]

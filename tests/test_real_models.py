@@ -8,6 +8,7 @@ import tensorflow as tf
 import keras_pergrad as kpg
 from keras_pergrad.samples import TracedStep
 from tests import oracle, real_models
+from tests.marks import few
 from tests.real_models import HUB, MODELS, NEED_KERAS_HUB, loss
 
 #: Trained variables that a classifier does not use, as published.
@@ -19,17 +20,13 @@ UNUSED = {
     "dinov2": "mask_token",
 }
 RATE = 1e-3
-#: One of each kind; the others are slow tests.
+#: One of each kind.
 QUICK = ("llama", "bert", "gpt2_causal", "gemma_lora", "resnet50_frozen_norms")
 
 
-every_model = pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow)
-        for name in MODELS
-    ],
-)
+every_model = pytest.mark.parametrize("name", few(MODELS, QUICK))
+#: For what takes more than ten seconds.
+one_of_each_kind = pytest.mark.parametrize("name", few(MODELS, (), QUICK))
 
 
 def _made(name):
@@ -66,9 +63,8 @@ def test_gradients_are_those_of_single_samples(name):
     oracle.assert_agree(kpg.per_sample_gradients(model, x, y), expected)
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")  # UNUSED
-@pytest.mark.parametrize("name", MODELS)
+@one_of_each_kind
 def test_questions_about_samples_are_answered(name):
     """Projections, the Fisher information and values of samples."""
     model, x, y = _made(name)

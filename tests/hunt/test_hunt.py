@@ -12,7 +12,7 @@ from tests.hunt.faults import FAULTS
 from tests.hunt.planting import Fault
 from tests.hunt.type_faults import TYPE_FAULTS
 
-DRAWS = 250
+DRAWS = 120
 
 PLAIN = cases.Case(
     seed=5,
@@ -228,7 +228,7 @@ def test_a_script_stands_alone(asks, execution, tmp_path):
     assert "ours:" in done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", OWN)
 def test_single_samples_of_every_layer_add_up(name):
     """Plain Keras and the oracle agree: the layer mixes no samples."""
@@ -241,7 +241,7 @@ def test_single_samples_of_every_layer_add_up(name):
     assert not wrong
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("cls", layers.TOGETHER)
 def test_samples_of_a_coupled_layer_meet(cls):
     """Some do so for some data only."""

@@ -1,16 +1,14 @@
 """Influence of real models: served as their gradients are."""
 
 import numpy as np
-import pytest
 import tensorflow as tf
 
 import keras_pergrad as kpg
-from tests.real_models import MODELS, loss
-from tests.test_real_models import _made
+from tests.real_models import loss
+from tests.test_real_models import _made, one_of_each_kind
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
+@one_of_each_kind
 def test_scores_of_a_real_model(name):
     model, x, y = _made(name)
     model.compile("sgd", loss())

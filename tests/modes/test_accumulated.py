@@ -40,7 +40,7 @@ def ours(name, size=4, **arguments):
 
 
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize(("name", "execution"), few(RUNS, QUICK))
+@pytest.mark.parametrize(("name", "execution"), few(RUNS, QUICK, RUNS[::2]))
 def test_equals_the_big_batch(name, execution):
     # Batches of 10, 10 and 3 in microbatches of 4, 4, 2 and 3.
     found = ours(name, **EXECUTION[execution])

@@ -39,7 +39,7 @@ def plain(name):
 
 
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize(("name", "execution"), few(RUNS, QUICK))
+@pytest.mark.parametrize(("name", "execution"), few(RUNS, QUICK, RUNS[::2]))
 def test_equals_the_big_batch(name, execution):
     # 4 + 4 + 2 = 10 twice, and a tail of 3; microbatches of 3, 1 and 2.
     mode = kpg.Accumulated(steps=3, microbatch_size=3)
