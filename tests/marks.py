@@ -20,7 +20,7 @@ def few(values, quick, slow=None):
         if value in quick:
             return value
         mark = pytest.mark.slow if value in slow else pytest.mark.exhaustive
-        values = value if isinstance(value, tuple) else (value,)
-        return pytest.param(*values, marks=mark)
+        arguments = value if isinstance(value, tuple) else (value,)
+        return pytest.param(*arguments, marks=mark)
 
     return [marked(value) for value in values]

@@ -40,6 +40,8 @@ PAGES = {
     "docs/sample_values.md": 10,
 }
 SLOW = 10
+#: Not in CI, but for the README.
+EXHAUSTIVE = 25
 #: Pages that take a model and data for granted.
 OTHER_PAGES = [
     "docs/compare_runs.md",
@@ -81,6 +83,8 @@ NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 
 def _mark(page, seconds):
     marks = [pytest.mark.slow] if seconds >= SLOW else []
+    if seconds >= EXHAUSTIVE and page != "README.md":
+        marks = [pytest.mark.exhaustive]
     return pytest.param(page, marks=marks, id=pathlib.Path(page).stem)
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from tests.callbacks import recorded_stalls
 from tests.keras_internals.distribution.cluster import PATIENT
+from tests.marks import few
 
 EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
 
@@ -44,6 +45,11 @@ WORDS = {
     "sample_values": ["are flipped labels", "without:", ".png"],
     "compare_runs": ["7 runs of 5 seeds", "different seeds", ".html"],
 }
+#: Half a minute each, and what they show is tested elsewhere, too.
+EXHAUSTIVE = [
+    *("are_my_gradients_consistent", "compare_runs", "healthy_training"),
+    *("multi_worker", "private_lora"),
+]
 # Run with its options by test_where_does_it_run.py.
 ELSEWHERE = {"where_does_it_run"}
 
@@ -66,8 +72,7 @@ def test_the_stall_of_the_example_is_named(monkeypatch, capsys):
     assert "num_parallel_calls=" in printed
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", WORDS)
+@pytest.mark.parametrize("name", few(WORDS, (), WORDS.keys() - EXHAUSTIVE))
 def test_example_runs(name, tmp_path):
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / f"{name}.py")],

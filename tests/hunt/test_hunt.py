@@ -12,7 +12,7 @@ from tests.hunt.faults import FAULTS
 from tests.hunt.planting import Fault
 from tests.hunt.type_faults import TYPE_FAULTS
 
-DRAWS = 120
+DRAWS = 80
 
 PLAIN = cases.Case(
     seed=5,

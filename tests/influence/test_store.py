@@ -152,7 +152,7 @@ for chunk in store.missing():
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_twenty_kills_lose_at_most_a_chunk_each(tmp_path):
     begun = []
     for kill in range(21):

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import keras_pergrad as kpg
+from tests.marks import few
 from tests.modes import big_batch
 from tests.modes.task_networks import (
     CASES,
@@ -17,13 +18,10 @@ from tests.modes.task_networks import (
 pytestmark = pytest.mark.usefixtures("float64")
 
 EAGER = [(case, "eager") for case in CASES]
-SLOW = [
-    pytest.param(*run, marks=pytest.mark.slow)
-    for run in (("add_loss", "graph"), ("kinds", "xla"))
-]
+SLOW = [("add_loss", "graph"), ("kinds", "xla")]
 
 
-@pytest.mark.parametrize(("case", "engine"), EAGER + SLOW)
+@pytest.mark.parametrize(("case", "engine"), few(EAGER + SLOW, EAGER, SLOW[:1]))
 def test_microbatches_are_the_batch(case, engine):
     """Microbatches of 4, the last of a batch smaller."""
     mode = CASES[case].mode
@@ -34,7 +32,8 @@ def test_microbatches_are_the_batch(case, engine):
 
 
 @pytest.mark.parametrize(
-    ("case", "engine"), [*EAGER, ("masked", "graph"), *SLOW]
+    ("case", "engine"),
+    few([*EAGER, ("masked", "graph"), *SLOW], [*EAGER, ("masked", "graph")]),
 )
 def test_steps_are_one_batch(case, engine):
     """Batches of 9, 3 and 8; then 2 and 1 are what is left of the epoch."""

@@ -308,7 +308,7 @@ def test_a_sound_training_is_not_accused(seed):
     assert not accused(advice)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("fault", trainings.FAULTS)
 def test_a_fault_is_named_with_another_seed(fault):
     task = list(trainings.TASKS)[trainings.FAULTS.index(fault) % 3]

@@ -14,18 +14,18 @@ ROOT = pathlib.Path(__file__).parents[3]
 PATIENT = pathlib.Path(__file__).with_name("patient")
 
 
-def run_alone(module, **arguments):
+def run_alone(module, *words, **arguments):
     """Run a module of the tests in a process of its own.
 
     Args:
         module: the module, such as "tests.privacy.replicas".
-        **arguments: what it gets on its command line, as JSON; without any,
-            the command line is empty.
+        *words: what it gets on its command line.
+        **arguments: what it gets behind them, as JSON.
 
     Returns:
         What its last line says, read as JSON.
     """
-    line = [json.dumps(arguments)] if arguments else []
+    line = [*words, *([json.dumps(arguments)] if arguments else [])]
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", module, *line],
         capture_output=True,

@@ -206,7 +206,7 @@ def test_bidirectional_is_exact():
     assert_exact(stack((3, 4, 2), layer), normal(3, 3, 4, 2))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("float64")
 def test_an_unknown_activation_falls_back():
     layer = layers.ConvLSTM1D(2, 2, activation="softmax")
