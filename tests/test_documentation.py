@@ -13,6 +13,7 @@ import pytest
 from docs import addresses, blocks, make_install
 from keras_pergrad.samples.types.type_rules import OWN
 from tests import type_table
+from tests.marks import few
 
 ROOT = pathlib.Path(__file__).parents[1]
 #: Pages whose code runs as it stands, with the seconds it takes on one core.
@@ -39,9 +40,9 @@ PAGES = {
     "docs/private_training.md": 30,
     "docs/sample_values.md": 10,
 }
-SLOW = 10
-#: Not in CI, but for the README.
-EXHAUSTIVE = 25
+#: The README is always run; the longest of the others are exhaustive.
+QUICK = [page for page, seconds in PAGES.items() if seconds < 10]
+IN_CI = ["README.md"] + [p for p, seconds in PAGES.items() if seconds < 25]
 #: Pages that take a model and data for granted.
 OTHER_PAGES = [
     "docs/compare_runs.md",
@@ -81,19 +82,16 @@ LANGUAGES = {"python", "text", "sh"}
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 
 
-def _mark(page, seconds):
-    marks = [pytest.mark.slow] if seconds >= SLOW else []
-    if seconds >= EXHAUSTIVE and page != "README.md":
-        marks = [pytest.mark.exhaustive]
-    return pytest.param(page, marks=marks, id=pathlib.Path(page).stem)
-
-
 @functools.cache
 def _blocks(page):
     return blocks.blocks((ROOT / page).read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("page", [_mark(*page) for page in PAGES.items()])
+def _stem(page):
+    return pathlib.Path(page).stem
+
+
+@pytest.mark.parametrize("page", few(PAGES, QUICK, IN_CI), ids=_stem)
 # Keras tells a loop over models that each is traced anew.
 @pytest.mark.filterwarnings("ignore:.*retracing")
 # And for each layer without weights that there is nothing to quantize.
@@ -115,7 +113,7 @@ def test_code_runs(page, tmp_path, monkeypatch):
         matplotlib.pyplot.close("all")
 
 
-@pytest.mark.parametrize("page", [_mark(page, 0) for page in OTHER_PAGES])
+@pytest.mark.parametrize("page", OTHER_PAGES, ids=_stem)
 # Where a dataset is given, Keras tells that it does not shuffle it.
 @pytest.mark.filterwarnings("ignore:`shuffle=True` was passed")
 def test_code_runs_on_a_model(page, tmp_path):

@@ -46,10 +46,13 @@ WORDS = {
     "compare_runs": ["7 runs of 5 seeds", "different seeds", ".html"],
 }
 #: Half a minute each, and what they show is tested elsewhere, too.
-EXHAUSTIVE = [
-    *("are_my_gradients_consistent", "compare_runs", "healthy_training"),
-    *("multi_worker", "private_lora"),
-]
+EXHAUSTIVE = {
+    "are_my_gradients_consistent",
+    "compare_runs",
+    "healthy_training",
+    "multi_worker",
+    "private_lora",
+}
 # Run with its options by test_where_does_it_run.py.
 ELSEWHERE = {"where_does_it_run"}
 

@@ -11,8 +11,7 @@ from tests.hunt import cases, judge, layers, shrink, workers
 from tests.hunt.faults import FAULTS
 from tests.hunt.planting import Fault
 from tests.hunt.type_faults import TYPE_FAULTS
-
-DRAWS = 80
+from tests.marks import few
 
 PLAIN = cases.Case(
     seed=5,
@@ -273,9 +272,9 @@ def objection(case):
     return None
 
 
-@pytest.mark.slow
-def test_draws_of_a_fixed_seed():
-    found = workers.hunt(seed=12, first=0, count=DRAWS, workers=2)
+@pytest.mark.parametrize("draws", few([80, 250], (), [80]))
+def test_draws_of_a_fixed_seed(draws):
+    found = workers.hunt(seed=12, first=0, count=draws, workers=2)
     failed = {
         index: [v for v in verdicts if v.failed]
         for index, verdicts, _ in found
@@ -283,5 +282,5 @@ def test_draws_of_a_fixed_seed():
     }
     assert not failed, f"python -m tests.hunt 1 --seed 12 --first {min(failed)}"
     counts = workers.outcomes(found)
-    assert counts[judge.SERVED] > DRAWS / 2
-    assert counts.get(judge.INVALID, 0) < DRAWS / 20
+    assert counts[judge.SERVED] > draws / 2
+    assert counts.get(judge.INVALID, 0) < draws / 20
