@@ -21,16 +21,31 @@ from keras_pergrad.factors.shared import integers
 from keras_pergrad.keras_internals.xla import in_xla
 
 SHORT = 16
+#: XLA takes long to compile a slice and a matmul for each of more taps.
+MANY_TAPS = 16
 
 
 def taps(big, small, windows, groups):
     """Return the gradients by one matmul for each tap, on an input slice."""
+    if in_xla() and _is_in_blocks(windows, groups):
+        gradients = taps(
+            windows.as_blocks(big), small, windows.of_blocks(), groups
+        )
+        return windows.from_blocks(gradients, big.shape[-1])
     # No stack and reshape: Metal has a kernel only for concat.
     parts = list(_by_tap(big, small, windows, groups))
     gradients = parts[0] if len(parts) == 1 else tf.concat(parts, 1)
     if gradients.shape.rank == 3:
         return gradients
     return tf.reshape(gradients, [-1, gradients.shape[1], small.shape[-1]])
+
+
+def _is_in_blocks(windows, groups):
+    """Whether the strides join many taps to few."""
+    if groups > 1 or windows.dilated or not windows.known:
+        return False
+    fewer = windows.of_blocks().taps <= windows.taps / 2
+    return windows.taps > MANY_TAPS and fewer
 
 
 def tap_norms(big, small, windows, groups):

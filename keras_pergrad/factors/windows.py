@@ -209,6 +209,62 @@ class Windows:
             after=nothing,
         )
 
+    def of_blocks(self):
+        """Return windows without strides, on blocks of pixels as channels.
+
+        A block has as many pixels as the strides. Where they do not divide
+        the kernel, the windows have taps that it has not.
+        """
+        ones = (1,) * self.rank
+        kernel = tuple(-(-k // s) for k, s in zip(self.kernel, self.strides))
+        return dataclasses.replace(
+            self,
+            kernel=kernel,
+            strides=ones,
+            sizes=tuple(p + k - 1 for p, k in zip(self.positions, kernel)),
+            before=(0,) * self.rank,
+            after=(0,) * self.rank,
+        )
+
+    def as_blocks(self, tensor):
+        """Return (n, *sizes, channels) as the input of `of_blocks`."""
+        blocks, channels = self.of_blocks().sizes, tensor.shape[-1]
+        sizes = [b * s for b, s in zip(blocks, self.strides)]
+        needed = [
+            (before, max(size - before - given, 0))
+            for before, given, size in zip(self.before, self.sizes, sizes)
+        ]
+        tensor = tf.pad(tensor, [(0, 0), *needed, (0, 0)])
+        tensor = tensor[(slice(None), *(slice(size) for size in sizes))]
+        split = itertools.chain.from_iterable(zip(blocks, self.strides))
+        tensor = tf.reshape(tensor, integers(-1, *split, channels))
+        last = 2 * self.rank + 1
+        order = [0, *range(1, last, 2), *range(2, last, 2), last]
+        tensor = tf.transpose(tensor, integers(*order))
+        channels *= math.prod(self.strides)
+        return tf.reshape(tensor, integers(-1, *blocks, channels))
+
+    def from_blocks(self, gradients, channels):
+        """Return gradients of the kernel from those of `of_blocks`' kernel.
+
+        Args:
+            gradients: (n, taps·channels of a block, outputs).
+            channels: those of a pixel.
+        """
+        kernel, outputs = self.of_blocks().kernel, gradients.shape[-1]
+        shape = integers(-1, *kernel, *self.strides, channels, outputs)
+        gradients = tf.reshape(gradients, shape)
+        last = 2 * self.rank + 1
+        pairs = zip(range(1, self.rank + 1), range(self.rank + 1, last))
+        order = [0, *itertools.chain.from_iterable(pairs), last, last + 1]
+        gradients = tf.transpose(gradients, integers(*order))
+        sizes = [k * s for k, s in zip(kernel, self.strides)]
+        shape = integers(-1, *sizes, channels, outputs)
+        gradients = tf.reshape(gradients, shape)
+        index = (slice(None), *(slice(k) for k in self.kernel))
+        shape = integers(-1, self.taps * channels, outputs)
+        return tf.reshape(gradients[index], shape)
+
 
 def positive(number):
     """Return a number or a scalar tensor, but at least zero."""

@@ -142,6 +142,37 @@ def test_one_op_gives_all_taps_of_a_depthwise_kernel():
     assert "Slice" not in types
 
 
+@pytest.mark.parametrize(
+    ("sizes", "kernel", "strides", "padding"),
+    [
+        ((9, 11), (8, 8), (2, 2), "same"),
+        ((13, 16), (7, 5), (2, 3), "valid"),
+        ((17, 40), (2, 17), (3, 4), "same"),
+        ((41,), (19,), (4,), "causal"),
+        ((7, 6, 8), (3, 3, 3), (2, 2, 3), "valid"),
+        ((16, 16), (8, 8), (8, 8), "valid"),
+    ],
+)
+def test_strides_join_many_taps_under_xla(sizes, kernel, strides, padding):
+    """XLA takes seconds to compile a slice and a matmul for each of them."""
+    windows = Windows.of(sizes, kernel, strides, (1,) * len(sizes), padding)
+    rng = np.random.default_rng(0)
+    big = tf.constant(rng.normal(size=(N, *sizes, 3)))
+    small = tf.constant(rng.normal(size=(N, *windows.positions, 4)))
+
+    def gradients(big, small):
+        factor = Patches(big, small, windows, (*kernel, 3, 4), method="taps")
+        return factor.materialize()
+
+    compiled = tf.function(gradients, jit_compile=True, autograph=False)
+    np.testing.assert_allclose(
+        compiled(big, small), gradients(big, small), 1e-10, 1e-12
+    )
+    ops = compiled.get_concrete_function(big, small).graph.get_operations()
+    products = [op for op in ops if op.type == "BatchMatMulV2"]
+    assert len(products) <= max(windows.taps / 2, 1)
+
+
 def test_the_choice_under_xla_follows_its_own_rates():
     """It copies slowly; of these, the loop was once taken for the third."""
     cases = {
