@@ -13,8 +13,11 @@ CLIP_NORM = 0.05
 LEARNING_RATE = 1e-6
 
 
-def build(rival, model, size):
-    """A job that trains one of the models on its batch."""
+def build(rival, model, size, known=False):
+    """A job that trains one of the models on its batch.
+
+    With `known`, the trace knows the number of samples.
+    """
     keras.utils.set_random_seed(0)
     net, x, y = MODELS[model](size)
     settings = {}
@@ -22,7 +25,8 @@ def build(rival, model, size):
         net = kpg.PerGradModel.from_model(net)
         settings["gradient_mode"] = kpg.Vectorized(kpg.ClippedMean(CLIP_NORM))
     net.compile(keras.optimizers.SGD(LEARNING_RATE), loss(), **settings)
-    data = tf.data.Dataset.from_tensor_slices((x, y)).repeat().batch(len(y))
+    data = tf.data.Dataset.from_tensor_slices((x, y)).repeat()
+    data = data.batch(len(y), drop_remainder=known)
     iterator, begun = iter(data), False
 
     def step():

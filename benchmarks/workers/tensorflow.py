@@ -17,12 +17,12 @@ from keras_pergrad.keras_internals.losses import total_loss
 from keras_pergrad.samples.traced_step import TracedStep
 
 
-def build(rival, model, task, batch, size=None):
+def build(rival, model, task, batch, size=None, known=False):
     if task == REAL_MODELS:
         # Imported here, since it needs the tests.
         from benchmarks.workers import real_models
 
-        return real_models.build(rival, model, size)
+        return real_models.build(rival, model, size, known)
     if rival.endswith("_replicas"):
         return _replicas(rival.removesuffix("_replicas"), model, batch)
     x, y = make_batch(model, batch)
