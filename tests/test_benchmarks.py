@@ -143,6 +143,8 @@ def test_real_models_are_judged_by_their_limits():
     refused["ours@16"] = {"error": "ValueError: it mixes samples"}
     plain = real(1.0, 1.0, 1.0)
     plain["plain@16"] = {"error": "no answer in 600 s"}
+    newer = real(1.0, 1.0, 1.0)
+    newer["ours@16"]["first_ratios"] = {"first_ms": 1.7}
     lines = real_models.table(
         {
             "gemma": real(1.15, 1.25, 1.6),
@@ -151,6 +153,7 @@ def test_real_models_are_judged_by_their_limits():
             "swin": real(9.0, 9.0, 1.0),
             "xlnet": refused,
             "vit": plain,
+            "opt": newer,
         }
     ).splitlines()[2:]
     rows = {line.split("|")[1].strip(): line for line in lines}
@@ -160,6 +163,9 @@ def test_real_models_are_judged_by_their_limits():
     )
     assert rows["bert"].endswith("| **not reached**: time, first step |")
     assert "| **1.30** (1.2) |" in rows["bert"]
+    assert rows["opt"].endswith(
+        "| **1.70** | 1.20 | **not reached**: first step |"
+    )
     assert rows["gpt2_124m"].endswith("| reached |")
     assert rows["swin"].endswith("| reached |")
     assert "**not reached**: ValueError: it mixes samples" in rows["xlnet"]

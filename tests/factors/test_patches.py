@@ -143,17 +143,19 @@ def test_one_op_gives_all_taps_of_a_depthwise_kernel():
 
 
 @pytest.mark.parametrize(
-    ("sizes", "kernel", "strides", "padding"),
+    ("sizes", "kernel", "strides", "padding", "joined"),
     [
-        ((9, 11), (8, 8), (2, 2), "same"),
-        ((13, 16), (7, 5), (2, 3), "valid"),
-        ((17, 40), (2, 17), (3, 4), "same"),
-        ((41,), (19,), (4,), "causal"),
-        ((7, 6, 8), (3, 3, 3), (2, 2, 3), "valid"),
-        ((16, 16), (8, 8), (8, 8), "valid"),
+        ((9, 11), (8, 8), (2, 2), "same", 16),
+        ((13, 16), (7, 5), (2, 3), "valid", 8),
+        ((17, 40), (2, 17), (3, 4), "same", 5),
+        ((41,), (19,), (4,), "causal", 5),
+        ((7, 6, 8), (3, 3, 3), (2, 2, 3), "valid", 4),
+        ((16, 16), (8, 8), (8, 8), "valid", 1),
     ],
 )
-def test_strides_join_many_taps_under_xla(sizes, kernel, strides, padding):
+def test_strides_join_many_taps_under_xla(
+    sizes, kernel, strides, padding, joined
+):
     """XLA takes seconds to compile a slice and a matmul for each of them."""
     windows = Windows.of(sizes, kernel, strides, (1,) * len(sizes), padding)
     rng = np.random.default_rng(0)
@@ -169,8 +171,7 @@ def test_strides_join_many_taps_under_xla(sizes, kernel, strides, padding):
         compiled(big, small), gradients(big, small), 1e-10, 1e-12
     )
     ops = compiled.get_concrete_function(big, small).graph.get_operations()
-    products = [op for op in ops if op.type == "BatchMatMulV2"]
-    assert len(products) <= max(windows.taps / 2, 1)
+    assert [op.type for op in ops].count("BatchMatMulV2") == joined
 
 
 def test_the_choice_under_xla_follows_its_own_rates():
