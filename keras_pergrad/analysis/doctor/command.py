@@ -6,7 +6,7 @@ import platform
 import subprocess
 import sys
 
-from keras_pergrad.analysis.doctor import failures, versions
+from keras_pergrad.analysis.doctor import cuda, failures, versions
 from keras_pergrad.analysis.doctor.machine_findings import (
     ERROR,
     NOTE,
@@ -143,6 +143,15 @@ def _judged(facts):
     elif xla:
         said = f"does not work: {xla.get('error', 'wrong result')}"
         yield Finding(NOTE, "XLA", said)
+    on_gpu = facts.get("xla_gpu", {})
+    if on_gpu.get("works"):
+        said = "works on the GPU: Keras compiles with it by default"
+        yield Finding(OK, "XLA", said)
+    elif on_gpu:
+        said = f"fails on the GPU: {on_gpu.get('error', 'wrong result')}"
+        fix = "compile(..., jit_compile=False)"
+        yield Finding(ERROR, "XLA", said, fix)
+    yield from cuda.judge(facts.get("cuda", {}))
     if platform.machine().lower() in ("x86_64", "amd64"):
         off = os.environ.get("TF_ENABLE_ONEDNN_OPTS") == "0"
         yield Finding(OK, "oneDNN", "off" if off else "on")

@@ -8,6 +8,8 @@ import json
 import os
 import sys
 
+from keras_pergrad.analysis.doctor import cuda
+
 
 def say(step, **facts):
     """Print what is known of one step."""
@@ -34,11 +36,11 @@ def devices():
     return {"cpus": len(cpus), "accelerators": others}
 
 
-def xla():
-    """Whether XLA compiles for the CPU."""
+def xla(device):
+    """Whether XLA compiles for a device."""
     import tensorflow as tf
 
-    with tf.device("/CPU:0"):
+    with tf.device(f"/device:{device}"):
         double = tf.function(lambda x: x + x, jit_compile=True)
         return {"works": float(double(tf.constant(1.0))) == 2.0}
 
@@ -91,7 +93,10 @@ def main():
 
     for device in accelerators():
         attempt("training", lambda name=device.name: training(name))
-    attempt("xla", xla)
+        if device.platform == "CUDA":
+            attempt("xla_gpu", lambda name=device.name: xla(name))
+    attempt("xla", lambda: xla("CPU:0"))
+    attempt("cuda", cuda.facts)
     say("done")
 
 

@@ -124,13 +124,14 @@ class Explanation:
 
     @functools.cached_property
     def memory(self):
-        """The predicted peak memory of a step, a `MemoryPrediction`.
+        """The peak memory of a step, a `MemoryPrediction`.
 
         Of the model's own gradient mode, where that looks at samples or takes
         microbatches, else of `Vectorized(ClippedMean(1.0))`. The step is
-        traced when this is first read, and not run. Without a loss it is the
-        mean squared error; targets are like the outputs, or class numbers for
-        a sparse loss. The prediction is for the CPU, without XLA.
+        traced when this is first read. On a CUDA GPU it is run and measured;
+        else it is not run, and the prediction is for the CPU, without XLA.
+        Without a loss it is the mean squared error; targets are like the
+        outputs, or class numbers for a sparse loss.
 
         Raises:
             ValueError: the mode refuses the model, or it has a `train_step`

@@ -18,6 +18,7 @@ from keras_pergrad.analysis.explain.explanation import (
     VariableRow,
     VouchedOp,
 )
+from keras_pergrad.analysis.explain.gpu_memory import bytes_in_use
 from keras_pergrad.analysis.explain.memory_prediction import predicted
 from keras_pergrad.analysis.explain.step_memory import StepMemory
 from keras_pergrad.analysis.explain.what_fits import mode_of
@@ -60,7 +61,7 @@ def explain(
     Returns:
         An `Explanation`: prints as a table, in a terminal and in a notebook;
         iterates over `LayerRow` objects. Its `memory` predicts the peak of a
-        step, once it is asked for.
+        step, or measures it on a GPU, once it is asked for.
 
     Raises:
         TypeError: `model` is no `keras.Model`.
@@ -104,8 +105,9 @@ def explain(
         def of(n):
             return batch_specs.specs(model, n, x)
 
+        held = bytes_in_use()
         step = StepMemory(model, of)
-        return predicted(step, mode_of(model), model, batch_size)
+        return predicted(step, mode_of(model), model, batch_size, held)
 
     return Explanation(*asked, rows, split, ops, vouched, predict)
 

@@ -50,16 +50,16 @@ class StepMemory:
         )
         self._optimizer, self.slots = _ready(model)
 
-    def trace(self, mode, n):
+    def trace(self, mode, n, jit_compile=False):
         """Return the traced step of `n` samples, not run."""
         x = self._specs(n)
         batch = x, self._targets(x, n)
         loss = compiled_loss(self._other)
         if not loss.built:
             loss.build(_symbolic(batch[1]), self._outputs(x))
-        return self._traced(mode, batch)
+        return self._traced(mode, batch, jit_compile)
 
-    def _traced(self, mode, batch):
+    def _traced(self, mode, batch, jit_compile):
         model, optimizer = self._model, self._optimizer
         aggregation = mode.aggregation
         state = aggregation and aggregation.make_state()
@@ -84,7 +84,9 @@ class StepMemory:
                 traced_functions(),
             ):
                 stack.enter_context(context)
-            function = tf.function(step, autograph=False)
+            function = tf.function(
+                step, autograph=False, jit_compile=jit_compile
+            )
             return function.get_concrete_function(batch)
 
     def _targets(self, x, n):

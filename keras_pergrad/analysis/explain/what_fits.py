@@ -4,8 +4,10 @@ import dataclasses
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from keras_pergrad.analysis.explain.batch_specs import build, specs
+from keras_pergrad.analysis.explain.gpu_memory import bytes_in_use
 from keras_pergrad.analysis.explain.memory_prediction import (
     MemoryPrediction,
     predicted,
@@ -13,7 +15,7 @@ from keras_pergrad.analysis.explain.memory_prediction import (
 from keras_pergrad.analysis.explain.step_memory import StepMemory
 from keras_pergrad.clipping import ClippedMean
 from keras_pergrad.common.arguments import positive_integer
-from keras_pergrad.common.free_memory import as_text, resident_bytes
+from keras_pergrad.common.free_memory import as_text
 from keras_pergrad.common.memory_sizes import bytes_in
 from keras_pergrad.keras_internals.inspection_checks import require_model
 from keras_pergrad.modes import Accumulated, Vectorized
@@ -111,11 +113,16 @@ def what_fits(
     what it has now, and the `rise` of a `MemoryPrediction`, which says what it
     covers. The prediction is for the CPU, without XLA.
 
+    Where TensorFlow sees a CUDA GPU, each size is run on zeros and measured
+    there, as training would be compiled; a size that does not fit into the
+    GPU is too large, whatever `memory` is.
+
     Args:
         model: a `keras.Model`, compiled or not: without a loss it is the mean
             squared error, without an optimizer SGD. The slots of an optimizer
             that has none yet are made once, and freed.
-        memory: what the process may take: "8GB", "8GiB", "500MB" or bytes.
+        memory: what the process may take, or on a GPU all that it holds
+            there: "8GB", "8GiB", "500MB" or bytes.
         mode: a gradient mode, by name or as an object; "accumulated" asks for
             the largest microbatch. Default: what the model was compiled with,
             where that looks at samples or takes microbatches, else
@@ -155,7 +162,7 @@ def what_fits(
     if microbatch:
         at_most = min(at_most, batch_size)
     build(model, specs(model, 1, x))
-    process = resident_bytes()
+    process = bytes_in_use()
     step = StepMemory(model, lambda n: specs(model, n, x), y)
 
     def of_size(size):
@@ -194,7 +201,12 @@ def _largest(of_size, memory, at_most):
             size -= size // (2 * _PRECISION)
             edge = max(1, (too_large - fits) // 16)
             size = min(max(size, fits + edge), too_large - edge)
-        tried = of_size(size)
+        try:
+            tried = of_size(size)
+        except tf.errors.ResourceExhaustedError:  # of a GPU that is smaller
+            tried = dataclasses.replace(
+                low, tensors=max(memory, low.tensors) * size // fits
+            )
         if tried.peak <= memory:
             fits, low = size, tried
         else:
