@@ -17,6 +17,7 @@ from keras_pergrad.keras_internals import (
     strategies,
     trained_parts,
 )
+from keras_pergrad.keras_internals.autograph import converted, not_converted
 from keras_pergrad.keras_internals.building import build_all
 from keras_pergrad.keras_internals.callback_list import prepare_fit, restored
 from keras_pergrad.keras_internals.epochs import end_of_epochs
@@ -253,6 +254,7 @@ class PerGradModel(FitHooks, keras.Model):
         if getattr(self, "_gradient_logs", None):
             self._gradient_logs.reset()
 
+    @not_converted
     def train_step(self, data):
         """Train on one batch, by the gradient mode."""
         mode = self._gradient_mode
@@ -353,15 +355,8 @@ class PerGradModel(FitHooks, keras.Model):
         >>> sorted(model.fit(x, y, verbose=0).history)
         ['loss', 'mae']
         """
-        require_fit(self, "compute_gradients()")
-        if not callable(loss_fn):
-            raise TypeError(
-                "compute_gradients() expected as first argument a function "
-                "`loss_fn(x, y, sample_weight)` that returns the loss of each "
-                "sample, and then the data: compute_gradients(loss_fn, x, y). "
-                f"Received: loss_fn={loss_fn!r}"
-            )
-        given = loss_fn, (x, y, sample_weight), variables, optimizer, name
+        batch = x, y, sample_weight
+        given = converted(loss_fn), batch, variables, optimizer, name
         return custom_step.gradients_of(self, *given, return_outputs)
 
     def test_step(self, data):
