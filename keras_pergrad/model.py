@@ -28,6 +28,7 @@ from keras_pergrad.keras_internals.functional_models import (
 )
 from keras_pergrad.keras_internals.inspection_checks import require_variables
 from keras_pergrad.keras_internals.losses import track_loss
+from keras_pergrad.keras_internals.model_parts import require_free_names
 from keras_pergrad.keras_internals.replica_hooks import (
     FitHooks,
     require_compiled,
@@ -270,6 +271,7 @@ class PerGradModel(FitHooks, keras.Model):
         mode.build(self)
         require_variables(self)
         step = mode.step(self, x, y, sample_weight)
+        require_free_names(self, step.statistics, f"gradient_mode={mode!r}")
         if step.loss is not None:
             samples = batches.sample_count(x)
             track_loss(self, step.loss, samples, step.whole)
