@@ -25,7 +25,6 @@ from keras_pergrad.keras_internals.model_parts import (
 )
 from keras_pergrad.keras_internals.overwritten import is_overwritten
 from keras_pergrad.logs import named
-from keras_pergrad.model_aggregation import require_fit
 from keras_pergrad.modes.accumulated import Accumulated
 from keras_pergrad.modes.batch import Batch
 
@@ -141,7 +140,6 @@ def gradients_of(
     owner, loss_fn, batch, variables, optimizer, name=None, return_outputs=False
 ):
     """Return a function's gradients by the compiled mode, logs and outputs."""
-    require_fit(owner, "compute_gradients()")
     if not callable(loss_fn):
         raise TypeError(
             "compute_gradients() expected as first argument a function "

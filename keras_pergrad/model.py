@@ -357,6 +357,7 @@ class PerGradModel(FitHooks, keras.Model):
         >>> sorted(model.fit(x, y, verbose=0).history)
         ['loss', 'mae']
         """
+        require_fit(self, "compute_gradients()")
         batch = x, y, sample_weight
         given = converted(loss_fn), batch, variables, optimizer, name
         return custom_step.gradients_of(self, *given, return_outputs)
