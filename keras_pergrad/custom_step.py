@@ -13,6 +13,7 @@ import keras
 import tensorflow as tf
 
 from keras_pergrad.keras_internals import replicas
+from keras_pergrad.keras_internals.autograph import not_converted
 from keras_pergrad.keras_internals.batches import map_tensors, refilled
 from keras_pergrad.keras_internals.compiled_losses import (
     compile_loss_of_samples,
@@ -134,10 +135,18 @@ def _both(result):
     )
 
 
+@not_converted
 def gradients_of(
     owner, loss_fn, batch, variables, optimizer, name=None, return_outputs=False
 ):
     """Return a function's gradients by the compiled mode, logs and outputs."""
+    if not callable(loss_fn):
+        raise TypeError(
+            "compute_gradients() expected as first argument a function "
+            "`loss_fn(x, y, sample_weight)` that returns the loss of each "
+            "sample, and then the data: compute_gradients(loss_fn, x, y). "
+            f"Received: loss_fn={loss_fn!r}"
+        )
     mode = owner.gradient_mode
     if return_outputs and isinstance(mode, Accumulated):
         raise ValueError(_NO_OUTPUTS.format(mode=mode))

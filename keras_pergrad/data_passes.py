@@ -38,6 +38,8 @@ def run(what, model, data, method, training, *more):
 
     Or else what the object `what` makes of them with the tensors `more`.
     """
+    if tf.inside_function():
+        raise ValueError(_INSIDE_FUNCTION)
     require_compiled(model)
     if method not in METHODS:
         raise ValueError(
@@ -234,3 +236,13 @@ def joined(several) -> Any:
         None if parts[0] is None else tf.concat(parts, 0)
         for parts in zip(*several)
     ]
+
+
+_INSIDE_FUNCTION = (
+    "A function of per-sample gradients is called while a tf.function is "
+    "traced. Expected a call outside of it, with arrays: it traces functions "
+    "of its own. Inside your own step take the gradients by "
+    "PerGradModel.compute_gradients(loss_fn, x, y), compiled with "
+    "gradient_mode=keras_pergrad.Vectorized(aggregation=...); or leave out "
+    "@tf.function."
+)

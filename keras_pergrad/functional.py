@@ -10,10 +10,12 @@ from keras_pergrad.common.deprecation import former
 from keras_pergrad.common.float_types import as_norms
 from keras_pergrad.data_passes import Method, joined, over_batches, run
 from keras_pergrad.factors import wide
+from keras_pergrad.keras_internals.autograph import not_converted
 from keras_pergrad.keras_internals.inspection_checks import require_finite
 from keras_pergrad.statistics import GradientStatistics
 
 
+@not_converted
 @former("method", "training", "batch_size", "verbose")
 def per_sample_gradients(
     model: keras.Model,
@@ -82,6 +84,7 @@ def per_sample_gradients(
     return gradients
 
 
+@not_converted
 @former("method", "training", "per_variable", "batch_size", "verbose")
 def per_sample_norms(
     model: keras.Model,
@@ -128,6 +131,7 @@ def per_sample_norms(
     return norms if per_variable else total
 
 
+@not_converted
 @former("per_variable", "training", "batch_size", "verbose")
 def gradient_statistics(
     model: keras.Model,

@@ -17,6 +17,7 @@ from keras_pergrad.keras_internals import (
     strategies,
     trained_parts,
 )
+from keras_pergrad.keras_internals.autograph import converted, not_converted
 from keras_pergrad.keras_internals.building import build_all
 from keras_pergrad.keras_internals.callback_list import prepare_fit, restored
 from keras_pergrad.keras_internals.epochs import end_of_epochs
@@ -27,6 +28,7 @@ from keras_pergrad.keras_internals.functional_models import (
 )
 from keras_pergrad.keras_internals.inspection_checks import require_variables
 from keras_pergrad.keras_internals.losses import track_loss
+from keras_pergrad.keras_internals.model_parts import require_free_names
 from keras_pergrad.keras_internals.replica_hooks import (
     FitHooks,
     require_compiled,
@@ -253,6 +255,7 @@ class PerGradModel(FitHooks, keras.Model):
         if getattr(self, "_gradient_logs", None):
             self._gradient_logs.reset()
 
+    @not_converted
     def train_step(self, data):
         """Train on one batch, by the gradient mode."""
         mode = self._gradient_mode
@@ -268,6 +271,7 @@ class PerGradModel(FitHooks, keras.Model):
         mode.build(self)
         require_variables(self)
         step = mode.step(self, x, y, sample_weight)
+        require_free_names(self, step.statistics, f"gradient_mode={mode!r}")
         if step.loss is not None:
             samples = batches.sample_count(x)
             track_loss(self, step.loss, samples, step.whole)
@@ -354,14 +358,8 @@ class PerGradModel(FitHooks, keras.Model):
         ['loss', 'mae']
         """
         require_fit(self, "compute_gradients()")
-        if not callable(loss_fn):
-            raise TypeError(
-                "compute_gradients() expected as first argument a function "
-                "`loss_fn(x, y, sample_weight)` that returns the loss of each "
-                "sample, and then the data: compute_gradients(loss_fn, x, y). "
-                f"Received: loss_fn={loss_fn!r}"
-            )
-        given = loss_fn, (x, y, sample_weight), variables, optimizer, name
+        batch = x, y, sample_weight
+        given = converted(loss_fn), batch, variables, optimizer, name
         return custom_step.gradients_of(self, *given, return_outputs)
 
     def test_step(self, data):

@@ -3,6 +3,7 @@
 import contextlib
 
 from keras_pergrad.keras_internals.aggregation_state import AggregationState
+from keras_pergrad.keras_internals.autograph import not_converted
 
 
 def state_of(aggregation, before):
@@ -39,6 +40,7 @@ def during_fit(model, arguments):
         state.end_fit(model)
 
 
+@not_converted
 def require_fit(model, *asked, **how):
     """Refuse training outside of `fit` if the model's mode counts updates."""
     if model.compiled and model.gradient_mode.aggregation is not None:

@@ -304,3 +304,47 @@ def test_data_around_the_loss_function_are_named(kind, eager):
         model.fit(x, y, batch_size=6, verbose=0)
     for old, new in zip(before, model.get_weights()):
         np.testing.assert_array_equal(old, new)
+
+
+def test_a_users_own_tf_function_converts_the_loss_and_nothing_else(caplog):
+    """AutoGraph takes the `if` of a tensor, and leaves the package alone."""
+    model = kpg.PerGradModel(
+        inputs := keras.Input((4,)), keras.layers.Dense(1)(inputs)
+    )
+    model.compile("sgd", gradient_mode=kpg.Vectorized(kpg.ClippedMean(1.0)))
+    x, y = np.eye(4, dtype="float32"), np.ones((4, 1), "float32")
+
+    def step(x, y):
+        def loss_fn(x, y, sample_weight):
+            difference = y - model(x, training=True)
+            if tf.constant(True):
+                difference *= 2.0
+            return difference[:, 0] ** 2
+
+        gradients, _ = model.compute_gradients(loss_fn, x, y)
+        return gradients
+
+    with pytest.raises(Exception, match="AutoGraph"):
+        tf.function(step, autograph=False)(x, y)
+    compiled = tf.function(step)(x, y)
+    assert "AutoGraph could not transform" not in caplog.text
+
+    def loss_fn(x, y, sample_weight):
+        return (2.0 * (y - model(x, training=True)))[:, 0] ** 2
+
+    eager, _ = model.compute_gradients(loss_fn, x, y)
+    for one, other in zip(compiled, eager):
+        np.testing.assert_allclose(one, other, rtol=1e-5)
+
+
+def test_the_functions_say_what_to_use_inside_a_tf_function():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    x, y = np.eye(4), np.ones((4, 1))
+    for function in (
+        kpg.per_sample_gradients,
+        kpg.per_sample_norms,
+        kpg.gradient_statistics,
+    ):
+        with pytest.raises(ValueError, match="compute_gradients"):
+            tf.function(lambda x, y, f=function: f(model, x, y))(x, y)

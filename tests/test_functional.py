@@ -383,10 +383,49 @@ def test_stateful_layers_are_refused_one_by_one():
     x, y = np.ones((4, 3, 2)), np.ones((4, 2))
     with pytest.raises(ValueError, match=r"\(LSTM\) is stateful, made for ba"):
         kpg.per_sample_norms(model, x, y, method="per_sample")
-    model = kpg.PerGradModel(inputs, layers.Dense(2)(layers.Flatten()(inputs)))
+
+
+def made_for_four(model_class):
+    inputs = keras.Input((3, 2), batch_size=4)
+    outputs = layers.Dense(2)(keras.ops.reshape(inputs, (4, 6)))
+    return model_class(inputs, outputs)
+
+
+def test_a_model_whose_ops_hold_one_batch_size_is_refused_by_name():
+    x, y = np.ones((4, 3, 2)), np.ones((4, 2))
+    model = made_for_four(kpg.PerGradModel)
     model.compile("sgd", "mse", gradient_mode="per_sample")
-    with pytest.raises(ValueError, match="takes batches of 4 only"):
+    only = "takes batches of 4 only"
+    with pytest.raises(ValueError, match=only):
         model.fit(x, y, batch_size=4, verbose=0)
+    model = made_for_four(keras.Model)
+    model.compile("sgd", "mse")
+    assert kpg.explain(model).batch_size == 4
+    assert kpg.explain(model).verdict == "proved"
+    for call in (
+        lambda: kpg.explain(model, 32),
+        lambda: kpg.what_fits(model, "1GB"),
+        lambda: kpg.input_gradients(model, x, verbose=0),
+        lambda: kpg.check_gradients(model, x, y),
+    ):
+        with pytest.raises(ValueError, match=only):
+            call()
+    assert kpg.per_sample_norms(model, x, y).shape == (4,)
+
+
+def test_inputs_that_name_a_batch_size_take_any_where_the_ops_do():
+    x, y = np.ones((7, 3)), np.ones((7, 1))
+    called = keras.Sequential([layers.Dense(2), layers.Dense(1)])
+    called(np.ones((100, 3)))  # Keras keeps the 100
+    inputs = keras.Input((3,), batch_size=100, name="a")
+    named = keras.Model({"a": inputs}, layers.Dense(1)(inputs))
+    for model, data in ((called, x), (named, {"a": x})):
+        model.compile("sgd", "mse")
+        norms = kpg.per_sample_norms(model, data, y, method="per_sample")
+        assert norms.shape == (7,)
+        own = kpg.PerGradModel.from_model(model)
+        own.compile("sgd", "mse", gradient_mode="per_sample")
+        own.fit(data, y, batch_size=3, verbose=0)
 
 
 @pytest.mark.parametrize("method", ["vectorized", "per_sample"])

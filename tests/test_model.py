@@ -548,3 +548,28 @@ def test_loss_scaling_in_double_precision():
     for ours in found[1:]:
         for a, b in zip(ours, found[0]):
             np.testing.assert_allclose(a, b, rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["clipped_fraction", "gradient_norm"])
+def test_a_metric_with_the_name_of_a_logged_figure_is_refused(name):
+    def make(name, **more):
+        inputs = keras.Input((4,))
+        model = kpg.PerGradModel(inputs, keras.layers.Dense(1)(inputs))
+        metric = keras.metrics.MeanAbsoluteError(name=name)
+        model.compile("sgd", "mse", metrics=[metric], **more)
+        return model
+
+    x, y = np.eye(4), np.ones((4, 1))
+    mode = kpg.Vectorized(kpg.ClippedMean(0.1), statistics=True)
+    model = make(name, gradient_mode=mode)
+    before = model.get_weights()
+    with pytest.raises(ValueError, match=f"my_{name}"):
+        model.fit(x, y, verbose=0)
+    for old, new in zip(before, model.get_weights()):
+        np.testing.assert_array_equal(old, new)
+    assert name in make(name).fit(x, y, verbose=0).history
+    history = make("other", gradient_mode=mode).fit(x, y, verbose=0).history
+    assert {"other", name} <= set(history)
+    watch = [kpg.callbacks.DataStall()]
+    with pytest.raises(ValueError, match="DataStall logs"):
+        make("step_ms").fit(x, y, verbose=0, callbacks=watch)

@@ -29,6 +29,7 @@ from keras_pergrad.analysis.pipelines.stopwatch import Stopwatch
 from keras_pergrad.common.deprecation import former
 from keras_pergrad.keras_internals import callback_list, progress_bar
 from keras_pergrad.keras_internals.fit_end import at_end_of_fit
+from keras_pergrad.keras_internals.model_parts import require_free_names
 from keras_pergrad.keras_internals.running_fit import running_fit
 from keras_pergrad.keras_internals.train_function import TEST, TRAIN
 
@@ -144,6 +145,7 @@ class DataStall(keras.callbacks.Callback):
     # Hooks, in the order in which Keras calls them.
 
     def on_train_begin(self, logs=None):
+        require_free_names(self.model, (*SHOWN, *HIDDEN), "DataStall")
         self._enter()
         self._fit_callbacks = self._callbacks
 

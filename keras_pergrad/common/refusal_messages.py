@@ -77,25 +77,24 @@ def of_all_replicas(aggregation, replicas):
     )
 
 
-def one_batch_size(layer, batch_size):
+def one_batch_size(layer, batch_size, reason):
     """Say that a layer or model is made for batches of one size."""
     what = f"layer {layer.name!r} ({type(layer).__name__})"
     return (
         f"{what} is stateful, made for batches of {batch_size}: it hands a "
-        "state from each batch to the next. gradient_mode='per_sample' calls "
-        "the model with one sample at a time, for which that state is not "
-        "defined. Use stateful=False, or gradient_mode='batch'."
+        f"state from each batch to the next. {reason}, for which that state "
+        "is not defined. Use stateful=False; gradient_mode='batch' trains it "
+        "as it is."
     )
 
 
-def fixed_batch_size(model, batch_size):
+def fixed_batch_size(model, batch_size, reason):
     """Say that the inputs of a model must tell how many samples there are."""
     return (
         f"model {model.name!r} takes batches of {batch_size} only, as its "
-        "inputs say (batch_shape or batch_size), but "
-        "gradient_mode='per_sample' calls it with one sample at a time. "
-        "Leave the batch size open, as keras.Input(shape) does, or use "
-        "gradient_mode='batch'."
+        f"inputs say (batch_shape or batch_size). {reason}. Leave the batch "
+        "size open, as keras.Input(shape) does; gradient_mode='batch' trains "
+        "it as it is."
     )
 
 

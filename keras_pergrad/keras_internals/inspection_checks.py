@@ -5,7 +5,12 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.common import refusal_messages
-from keras_pergrad.keras_internals.model_parts import compiled_loss, layers_of
+from keras_pergrad.keras_internals.model_parts import (
+    compiled_loss,
+    layers_of,
+    symbolic_inputs,
+    trace_symbolically,
+)
 
 
 def require_model(model):
@@ -111,20 +116,51 @@ def check_trainable(model):
         )
 
 
-def require_any_batch_size(model):
-    """Refuse a model or a layer that is made for one batch size."""
+def require_any_batch_size(
+    model,
+    user="gradient_mode='per_sample'",
+    how="calls it with one sample at a time",
+):
+    """Refuse a model that is made for batches of one size.
+
+    `user`, `how`: what needs another size, and what for.
+    """
+    size, reason = fixed_batch_size(model), f"{user} {how}"
+    for layer in layers_of(model):
+        if getattr(layer, "stateful", False) and size != 1:
+            shown = "one size" if size is None else size
+            text = refusal_messages.one_batch_size(layer, shown, reason)
+            raise ValueError(text)
+    # Keras takes any size where inputs name one: a Sequential that a call
+    # has built names that call's. So try.
+    if size not in (None, 1):
+        try:
+            trace_symbolically(model, _one_sample(model))
+        except Exception as error:  # whatever code of a layer raises
+            text = refusal_messages.fixed_batch_size(model, size, reason)
+            raise ValueError(text) from error
+
+
+def fixed_batch_size(model):
+    """Return the number of samples that a model's inputs name, or None."""
     sizes = {
         t.shape[0]
         for t in tf.nest.flatten(getattr(model, "inputs", None) or [])
         if len(t.shape)
     }
-    size = next((s for s in sizes if s not in (None, 1)), None)
-    for layer in layers_of(model):
-        if getattr(layer, "stateful", False) and size != 1:
-            shown = "one size" if size is None else size
-            raise ValueError(refusal_messages.one_batch_size(layer, shown))
-    if size is not None:
-        raise ValueError(refusal_messages.fixed_batch_size(model, size))
+    sizes -= {None}
+    return max(sizes, default=None)
+
+
+def _one_sample(model):
+    """Return symbolic inputs of one sample."""
+    inputs = symbolic_inputs(model)
+    if inputs is None:  # a Sequential
+        (inputs,) = model.inputs
+    return tf.nest.map_structure(
+        lambda t: keras.KerasTensor((1, *t.shape[1:]), t.dtype, t.sparse),
+        inputs,
+    )
 
 
 def require_variables(model):

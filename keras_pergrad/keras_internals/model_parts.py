@@ -92,6 +92,28 @@ def compile_arguments(model):
     return {} if given is None else given.config
 
 
+def require_free_names(model, names, owner):
+    """Refuse metrics of the user's that have the names of logged figures.
+
+    `owner`: what logs the figures. Keras would show one of the two alone.
+    """
+    given = compile_arguments(model)
+    metrics = [given.get(name) for name in ("metrics", "weighted_metrics")]
+    taken = sorted(
+        {
+            getattr(m, "name", None) or getattr(m, "__name__", str(m))
+            for m in keras.tree.flatten(metrics)
+        }.intersection(names)
+    )
+    # Keras puts an output's name before that of its metric.
+    if taken and len(getattr(model, "outputs", None) or [None]) == 1:
+        raise ValueError(
+            f"The metric {taken[0]!r} has the name of a figure that {owner} "
+            "logs. Expected another name, as in "
+            f"keras.metrics.MeanAbsoluteError(name='my_{taken[0]}')."
+        )
+
+
 def compiles_by_xla(model):
     """Whether `jit_compile="auto"` means that XLA compiles the step."""
     return model._resolve_auto_jit_compile()

@@ -28,6 +28,7 @@ from keras_pergrad.keras_internals.function_graphs import (
 )
 from keras_pergrad.keras_internals.model_parts import compiled_loss, layers_of
 from keras_pergrad.keras_internals.seeds import shared_seed_state
+from keras_pergrad.keras_internals.strategies import out_of_scope
 
 # Ops that take a variable and do not change it. All others are assumed to
 # assign: restoring too much costs a copy, restoring too little is wrong.
@@ -55,11 +56,13 @@ _CLOSED = (
 
 def run_and_restore(function, *args):
     """Call a traced function and restore every variable that it assigns."""
-    concrete = function
-    if isinstance(function, tf.types.experimental.PolymorphicFunction):
-        concrete = function.get_concrete_function(*args)
-    with kept(assigned_variables(concrete)):
-        return function(*args)
+    # In a strategy's scope Keras divides losses by the number of replicas.
+    with out_of_scope():
+        concrete = function
+        if isinstance(function, tf.types.experimental.PolymorphicFunction):
+            concrete = function.get_concrete_function(*args)
+        with kept(assigned_variables(concrete)):
+            return function(*args)
 
 
 def assigned_variables(function):

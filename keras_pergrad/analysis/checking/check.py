@@ -30,12 +30,14 @@ from keras_pergrad.keras_internals.batches import as_tensors, of_one_length
 from keras_pergrad.keras_internals.graph_session import as_in_fit
 from keras_pergrad.keras_internals.inspection_checks import (
     check_trainable,
+    require_any_batch_size,
     require_one_batch,
     require_weights,
 )
 from keras_pergrad.keras_internals.model_parts import build_symbolically
 from keras_pergrad.keras_internals.model_state import ModelState
 from keras_pergrad.keras_internals.overwritten import SetApart
+from keras_pergrad.keras_internals.strategies import out_of_scope
 
 # The errors of TensorFlow, XLA and the modes where they cannot do it.
 _CANNOT = (ValueError, NotImplementedError, tf.errors.OpError)
@@ -62,6 +64,7 @@ _DRAWN_AFRESH = (
 
 
 @former("modes", "repeats", "devices", "settings")
+@out_of_scope()
 def check_gradients(
     model: keras.Model,
     x: Any,
@@ -128,6 +131,7 @@ def check_gradients(
     True
     """
     check_trainable(model)
+    require_any_batch_size(model, "check_gradients()")
     require_one_batch(model, x, y)
     repeats = positive_integer("repeats", repeats)
     _check_settings(settings)

@@ -26,7 +26,11 @@ from keras_pergrad.common.arguments import positive_integer
 from keras_pergrad.common.deprecation import former
 from keras_pergrad.common.refusal_messages import not_one_number
 from keras_pergrad.factors import join, widened
-from keras_pergrad.keras_internals.inspection_checks import require_model
+from keras_pergrad.keras_internals.inspection_checks import (
+    fixed_batch_size,
+    require_any_batch_size,
+    require_model,
+)
 from keras_pergrad.keras_internals.layer_parts import layers_inside, own_weights
 from keras_pergrad.keras_internals.losses import additional_losses
 from keras_pergrad.keras_internals.model_parts import compiles_by_xla
@@ -38,7 +42,7 @@ from keras_pergrad.samples import TracedStep, sum_of_outputs
 @former("x", "jit_compile")
 def explain(
     model: keras.Model,
-    batch_size: Any = 32,
+    batch_size: Any = None,
     *,
     x: Any = None,
     jit_compile: bool | None = None,
@@ -52,7 +56,8 @@ def explain(
     Args:
         model: a `keras.Model`, compiled or not.
         batch_size: the number of samples in a batch; or a batch of inputs:
-            explain(model, x) takes the size of x.
+            explain(model, x) takes the size of x. Default: the size that the
+            model's inputs name, else 32.
         x: a batch, or one sample, whose shapes and dtypes are those of
             training; needed where the model does not know its inputs.
         jit_compile: whether the step is compiled by XLA; default: what the
@@ -79,9 +84,14 @@ def explain(
     ('proved', 'proved')
     """
     require_model(model)
+    if batch_size is None:
+        batch_size = fixed_batch_size(model) or 32
     if x is None and not isinstance(batch_size, (int, np.integer)):
         x, batch_size = batch_size, _rows_in(batch_size)
     batch_size = positive_integer("batch_size", batch_size)
+    if fixed_batch_size(model) not in (None, batch_size):
+        asked = f"is asked for batches of {batch_size}"
+        require_any_batch_size(model, "explain()", asked)
     if jit_compile is None:
         jit_compile = model.compiled and model.jit_compile
     if jit_compile == "auto":

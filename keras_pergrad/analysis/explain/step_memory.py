@@ -37,6 +37,7 @@ class StepMemory:
 
     def __init__(self, model, specs, y=None):
         _refuse_own_step(model)
+        _refuse_replicas(model)
         self._model, self._specs, self._y = model, specs, y
         given = compile_arguments(model) if model.compiled else {}
         self._loss = given.get("loss")
@@ -147,6 +148,17 @@ def _ready(model):
 def bytes_of(variable):
     """Return the bytes of a variable, or of a tensor's spec."""
     return math.prod(variable.shape) * tf.as_dtype(variable.dtype).size
+
+
+def _refuse_replicas(model):
+    count = model.distribute_strategy.num_replicas_in_sync
+    if count > 1:
+        raise ValueError(
+            f"Model {model.name!r} belongs to a tf.distribute strategy with "
+            f"{count} replicas: expected a model of one device, whose memory "
+            "can be predicted. Make the same model outside of the strategy's "
+            "scope; each replica takes a part of the batch."
+        )
 
 
 def _refuse_own_step(model):

@@ -17,7 +17,10 @@ from keras_pergrad.clipping import ClippedMean
 from keras_pergrad.common.arguments import positive_integer
 from keras_pergrad.common.free_memory import as_text
 from keras_pergrad.common.memory_sizes import bytes_in
-from keras_pergrad.keras_internals.inspection_checks import require_model
+from keras_pergrad.keras_internals.inspection_checks import (
+    require_any_batch_size,
+    require_model,
+)
 from keras_pergrad.modes import Accumulated, Vectorized
 from keras_pergrad.modes.base import gradient_modes
 
@@ -154,6 +157,7 @@ def what_fits(
     (64, 64)
     """
     require_model(model)
+    require_any_batch_size(model, "what_fits()", "tries batches of other sizes")
     memory = bytes_in("memory", memory)
     at_most = positive_integer("at_most", at_most)
     batch_size = positive_integer("batch_size", batch_size)

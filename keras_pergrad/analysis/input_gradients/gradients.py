@@ -21,6 +21,7 @@ from keras_pergrad.analysis.input_gradients.targets import Selection, shown
 from keras_pergrad.common.arguments import positive_integer
 from keras_pergrad.keras_internals.data_batches import batches_of
 from keras_pergrad.keras_internals.inspection_checks import (
+    require_any_batch_size,
     require_compiled,
     require_model,
     require_targets,
@@ -174,6 +175,7 @@ class _Computation:
         self._model = model
         self._of_loss = _is_loss(outputs)
         loss, first = None, _first(chunk)
+        require_any_batch_size(model, "input_gradients()")
         require_batch(model, chunk[0])
         if self._of_loss:
             require_compiled(model)

@@ -147,9 +147,9 @@ TFDATA = (
 
 PYDATASET = (
     Rule(
-        "one worker",
-        loader_causes.one_worker,
-        "The PyDataset `{name}` loads its batches in one thread.",
+        "few workers",
+        loader_causes.few_workers,
+        "The PyDataset `{name}` loads its batches {how}.",
         "dataset.workers = {count}{more}",
     ),
     Rule(

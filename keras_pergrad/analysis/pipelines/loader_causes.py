@@ -7,21 +7,28 @@ from keras_pergrad.analysis.pipelines import grain_data
 from keras_pergrad.analysis.pipelines.pipeline_facts import cores
 from keras_pergrad.keras_internals.grain_parts import is_loader
 
+_MOST_WORKERS = 64
 PROCESSES = "dataset.use_multiprocessing = True"
 
 
-def one_worker(facts):
-    """Whether a `PyDataset` has one worker."""
-    if facts.data.workers > 1:
-        return None
-    count, more = max(4, cores()), ""
+def few_workers(facts):
+    """Whether a `PyDataset` has one worker, or too few for loads that sleep."""
+    workers = facts.data.workers
+    count, more, how = max(4, cores()), "", "in one thread"
     if facts.sleeps:
-        count = facts.threads_to_hide
+        count = min(max(workers, 1) * facts.threads_to_hide, _MOST_WORKERS)
+    if workers > 1:
+        if not facts.sleeps or count <= workers:
+            return None
+        how = f"by {workers} workers, which wait (a disk, a network)"
+    elif facts.sleeps:
+        pass
     elif facts.computes:
         count, more = max(cores(), 2), f"\n{PROCESSES}"
     else:
         more = f"\n# and {PROCESSES} if it computes in Python"
-    return {"name": type(facts.data).__name__, "count": count, "more": more}
+    name = type(facts.data).__name__
+    return {"name": name, "how": how, "count": count, "more": more}
 
 
 def computing_threads(facts, many):

@@ -253,7 +253,8 @@ class EpochTimer:
             report.data_stall_s = float(self.stall)
             steady = (self.steady_to or 0.0) - (self.steady_from or 0.0)
             steady -= self.not_steady
-            if steady > 0:
+            # Where every step traced, nothing is left to divide by.
+            if steady > 0 and self.timed_steps:
                 share = float(self.stall / steady)
                 report.data_stall_fraction = min(share, 1.0)
                 if self.copied:

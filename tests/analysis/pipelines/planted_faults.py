@@ -159,7 +159,7 @@ def _loading(function):
 
 def one_worker(folder):
     data = Loader(_loading(sleeping(0.015)), BATCHES)
-    return Fault(data, "one worker", {"dataset": data})
+    return Fault(data, "few workers", {"dataset": data})
 
 
 def too_many_workers(folder):

@@ -46,7 +46,7 @@ CASES = {
         lambda _: slow_data.generated(),
         lambda _: slow_data.loaded_by_number(),
     ),
-    "one worker": (
+    "few workers": (
         "dataset.workers = ",
         lambda _: slow_data.py_dataset(),
         lambda _: slow_data.py_dataset(workers=4),
@@ -243,6 +243,22 @@ def test_a_pipeline_that_is_fine_gets_no_message(kind, monkeypatch):
     model.fit(data, y, batch_size=batch_size, verbose=0, callbacks=[stall])
     assert stall.reports[0].steps == 16
     assert stall.message is None
+
+
+@pytest.mark.parametrize(
+    ("workers", "cpu_ms", "advised"),
+    [
+        (2, 1.0, "dataset.workers = 36"),  # 2 · 2 · ⌈(15 + 2) / 2⌉
+        (2, None, None),  # perhaps they compute
+        (2, 40.0, "dataset.use_multiprocessing = True"),
+        (64, 1.0, None),  # as many as are worth it
+    ],
+)
+def test_workers_that_sleep_are_too_few(workers, cpu_ms, advised):
+    data = Loader(lambda i: BATCH, 16, workers=workers)
+    facts = gather(data, None, 15.0, 2.0, cpu_ms=cpu_ms)
+    given = [a.code for a in advise(facts) if a.name != "too many workers"]
+    assert given == ([] if advised is None else [advised])
 
 
 def test_a_buffer_of_usual_size_is_no_tiny_read(tmp_path):

@@ -89,6 +89,21 @@ def test_tracing_and_the_end_of_the_data_are_kept_apart():
     assert report.cpu_ms is None
 
 
+def test_no_share_where_every_step_traced():
+    """An epoch of one call: nothing was timed that it could be a share of."""
+    timer = EpochTimer(began=100.0)
+    timer.add_calls(
+        [call(100.0, 103.0, traced=True, fresh=True)],
+        [rows((100.0, 100.1), (101.0, 101.2), (102.0, 102.1))],
+    )
+    report = timer.report()
+    assert report.data_stall_s == pytest.approx(0.3)
+    assert report.data_stall_fraction is None
+    assert report.copy_fraction is None
+    timer.add_calls([call(103.0, 104.0)], [rows((103.0, 103.5))])
+    assert timer.report().data_stall_fraction == pytest.approx(0.8 / 1.3)
+
+
 def test_many_steps_in_one_call():
     timer = EpochTimer(began=0.0)
     timer.add_calls(
