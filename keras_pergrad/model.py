@@ -12,6 +12,7 @@ from keras_pergrad.common.numbered import parted, unnumbered
 from keras_pergrad.common.registry import PACKAGE, serialize
 from keras_pergrad.keras_internals import (
     batches,
+    inspection_checks,
     replica_metrics,
     replicas,
     strategies,
@@ -26,7 +27,6 @@ from keras_pergrad.keras_internals.functional_models import (
     has_inputs_and_outputs,
     make_functional,
 )
-from keras_pergrad.keras_internals.inspection_checks import require_variables
 from keras_pergrad.keras_internals.losses import track_loss
 from keras_pergrad.keras_internals.model_parts import require_free_names
 from keras_pergrad.keras_internals.replica_hooks import (
@@ -155,7 +155,7 @@ class PerGradModel(FitHooks, keras.Model):
         vouched = vouched_names(self, vouched)
         custom_step.require_mode_used(type(self), PerGradModel, mode)
         if mode.per_sample and self.built:
-            require_variables(self)
+            inspection_checks.require_variables(self)
         with strategies.scope_of(self):
             super().compile(*args, **kwargs)
             self._gradient_mode = mode
@@ -269,13 +269,13 @@ class PerGradModel(FitHooks, keras.Model):
         # Loops and the optimizer need all variables.
         build_all(self, (x, y, sample_weight))
         mode.build(self)
-        require_variables(self)
+        inspection_checks.require_variables(self)
         step = mode.step(self, x, y, sample_weight)
         require_free_names(self, step.statistics, f"gradient_mode={mode!r}")
         if step.loss is not None:
-            samples = batches.sample_count(x)
-            track_loss(self, step.loss, samples, step.whole)
+            track_loss(self, step.loss, batches.sample_count(x), step.whole)
         if step.gradients is not None:
+            inspection_checks.require_gradients(self, step.gradients)
             # No weight changes before every check inside them has passed.
             gradients = tf.tuple(step.gradients, control_inputs=checks)
             if step.whole:

@@ -573,3 +573,18 @@ def test_a_metric_with_the_name_of_a_logged_figure_is_refused(name):
     watch = [kpg.callbacks.DataStall()]
     with pytest.raises(ValueError, match="DataStall logs"):
         make("step_ms").fit(x, y, verbose=0, callbacks=watch)
+
+
+def test_a_loss_that_depends_on_no_weight_is_refused():
+    inputs = keras.Input((4,))
+    model = kpg.PerGradModel(inputs, keras.layers.Dense(1)(inputs))
+    model.compile("sgd", lambda y, p: y**2, gradient_mode="vectorized")
+    with pytest.raises(ValueError, match="does not depend on any"):
+        model.fit(np.eye(4), np.ones((4, 1)), verbose=0)
+
+
+def test_lists_of_numbers_are_told_from_arrays():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match=r"numpy\.asarray\(x\)"):
+        kpg.per_sample_norms(model, np.eye(4).tolist(), np.ones((4, 1)))

@@ -153,6 +153,14 @@ def _length(batch):
         for array in tf.nest.flatten(part)
         if array is not None
     ]
+    for name, length in lengths:
+        if length is None:
+            raise ValueError(
+                f"`{name}` expected arrays or tensors with the samples on "
+                "their first axis, or a list or dict of such arrays for "
+                "several inputs. Received: single numbers; a list of numbers "
+                f"becomes an array by numpy.asarray({name})."
+            )
     require_one_length(lengths)
     if not lengths or not lengths[0][1]:
         raise ValueError("x must hold at least one sample. Received: none")

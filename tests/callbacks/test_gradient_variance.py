@@ -237,6 +237,7 @@ def test_batch_normalization_is_explained_once(capsys):
     assert "BatchNormalization) makes every sample" in printed
     assert "Arguments received" not in printed
     assert "GroupNormalization" in printed
+    assert "gradient_mode=" not in printed  # it trains by "batch" already
     assert len(watch.messages) == 1
     assert watch.measurements[-1].repeat_deviation is not None
     assert watch.measurements[-1].variances is None

@@ -1,5 +1,7 @@
 """The fixed batch that gradients are measured on."""
 
+import re
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -9,6 +11,8 @@ from keras_pergrad.analysis.measurement.gradient_meter import GradientMeter
 from keras_pergrad.common.numbered import parted
 from keras_pergrad.keras_internals.graph_session import as_in_fit
 from keras_pergrad.keras_internals.train_function import look_ahead
+
+_BY_BATCH = r"[,;]? or compile with gradient_mode='batch'"
 
 
 def as_batch(probe, name="probe"):
@@ -62,9 +66,11 @@ def meter(model, batch, quantities=None):
 def unmeasured(meter, instruments):
     """Return what of the samples is not measured, and why, or None."""
     if meter.undefined is not None:
+        # What a mode would advise, to do without it, is no way out here.
+        why = re.sub(_BY_BATCH, "", meter.undefined)
         return (
-            "no variance within the batch, since "
-            f"{meter.undefined} The other values are measured."
+            f"no variance within the batch, since {why} The other values are "
+            "measured."
         )
     if "alpha" in instruments and not meter.knows_losses:
         return (
