@@ -8,6 +8,7 @@ Private names in use: `Model._maybe_symbolic_build`,
 from typing import Any
 
 from keras_pergrad.keras_internals import strategies
+from keras_pergrad.keras_internals.cudnn import LoopsWhereMasked
 from keras_pergrad.keras_internals.model_parts import build_symbolically
 
 
@@ -16,7 +17,7 @@ def require_compiled(model, name):
     model._assert_compile_called(name)
 
 
-class FitHooks:
+class FitHooks(LoopsWhereMasked):
     """A base of models that build for all replicas, and choose their logs."""
 
     # A model defines `_logs_of_epoch(logs, otherwise)`: an epoch's logs from
