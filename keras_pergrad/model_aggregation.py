@@ -3,6 +3,7 @@
 import contextlib
 
 from keras_pergrad.keras_internals.aggregation_state import AggregationState
+from keras_pergrad.keras_internals.replica_hooks import exact_products
 
 
 def state_of(aggregation, before):
@@ -29,14 +30,15 @@ def during_fit(model, arguments):
         aggregation.prepare_fit(model, arguments)
     model.gradient_mode.begin_fit(model)
     state = model.aggregation_state
-    if not isinstance(state, AggregationState):
-        yield
-        return
-    state.begin_fit(model)
-    try:
-        yield
-    finally:
-        state.end_fit(model)
+    with exact_products(model):
+        if not isinstance(state, AggregationState):
+            yield
+            return
+        state.begin_fit(model)
+        try:
+            yield
+        finally:
+            state.end_fit(model)
 
 
 def require_fit(model, *asked, **how):
