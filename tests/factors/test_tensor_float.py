@@ -202,6 +202,7 @@ class _Asks(keras.callbacks.Callback):
             raise RuntimeError("stopped")
 
 
+@pytest.mark.usefixtures("ten_bits")
 @pytest.mark.parametrize("noise", [0.0, 1.0])
 @pytest.mark.parametrize("mode", [kpg.PerSample, kpg.Vectorized])
 def test_training_with_noise_has_all_digits(mode, noise, monkeypatch):

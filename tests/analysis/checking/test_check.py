@@ -406,6 +406,7 @@ def test_the_ten_bits_of_products_on_a_gpu_are_rounding(known, monkeypatch):
         assert check.rows[0].relative > 1e-5
 
 
+@pytest.mark.usefixtures("ten_bits")
 def test_products_have_ten_bits_on_a_card_that_has_them(monkeypatch):
     cards = [object()]
     details = {"compute_capability": (8, 0)}
