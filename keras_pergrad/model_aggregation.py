@@ -3,6 +3,7 @@
 import contextlib
 
 from keras_pergrad.keras_internals.aggregation_state import AggregationState
+from keras_pergrad.keras_internals.device_errors import advising
 from keras_pergrad.keras_internals.replica_hooks import exact_products
 
 
@@ -30,7 +31,7 @@ def during_fit(model, arguments):
         aggregation.prepare_fit(model, arguments)
     model.gradient_mode.begin_fit(model)
     state = model.aggregation_state
-    with exact_products(model):
+    with exact_products(model), advising():
         if not isinstance(state, AggregationState):
             yield
             return

@@ -9,6 +9,7 @@ from typing import Any
 
 from keras_pergrad.keras_internals import strategies
 from keras_pergrad.keras_internals.cudnn import LoopsWhereMasked
+from keras_pergrad.keras_internals.device_errors import advising
 from keras_pergrad.keras_internals.model_parts import build_symbolically
 from keras_pergrad.keras_internals.tensor_float import switched_off
 
@@ -49,7 +50,7 @@ class FitHooks(LoopsWhereMasked):
         strategies.require_inside(self)
 
     def train_on_batch(self, *args, **kwargs):
-        with exact_products(self):
+        with exact_products(self), advising():
             following: Any = super()
             return following.train_on_batch(*args, **kwargs)
 
