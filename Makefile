@@ -10,7 +10,7 @@ WORKERS ?= 2
 TESTS ?= tests
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: setup demo test test-slow test-exhaustive test-timing test-oldest test-cpu-wheel \
+.PHONY: setup demo test test-slow test-exhaustive test-timing test-gpu test-oldest test-cpu-wheel \
 	test-nightly hunt hunt-proof lint format docs notebooks outputs bench bench-venvs clean
 
 setup: $(READY)
@@ -51,6 +51,18 @@ test-exhaustive: $(READY)
 # Tests that compare times: one after the other, on an otherwise idle machine.
 test-timing: $(READY)
 	$(BIN)/python -m pytest -m timing
+
+# On a machine with an NVIDIA GPU: all but what needs none (the mark cpu_only).
+# A process takes as much of the card as it needs, and of XLA's compiler a few
+# cores. TensorFlow comes from VENV, whose packages must bring CUDA
+# (`pip install "tensorflow[and-cuda]"`). The tests switch TensorFloat-32 off.
+GPU_WORKERS ?= $(shell n=$$(( $$(nproc) / 3 )); echo $$(( n > 0 ? n : 1 )))
+test-gpu: $(READY)
+	$(BIN)/python -c "import tensorflow as tf; exit(0 if tf.config.list_physical_devices('GPU') else 'TensorFlow sees no GPU: run python -m keras_pergrad doctor')"
+	TF_FORCE_GPU_ALLOW_GROWTH=true $(BIN)/python -m pytest \
+		-n $(GPU_WORKERS) --dist loadfile \
+		-m "not cpu_only and not slow and not exhaustive and not timing" \
+		$(TESTS)
 
 # The oldest supported pair, in an environment of its own: the witness against
 # plain Keras and the oracle. `make test-oldest OLDEST_TESTS=tests` runs all.

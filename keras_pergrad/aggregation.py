@@ -40,6 +40,9 @@ class Aggregation(Configured):
     #: `GramianAggregation` gives.
     needs: Literal["nothing", "norms", "gramian"] = "norms"
 
+    #: Whether a sample's weight times its norm must be within a bound.
+    limits_norms = False
+
     #: Whether it adds noise, so that no two steps have the same result.
     adds_noise = False
 

@@ -73,6 +73,8 @@ class ClippedMean(Aggregation):
     >>> mode = kpg.Vectorized(aggregation=aggregation)
     """
 
+    limits_norms = True
+
     @former("noise_multiplier", "seed", "per", "expected_batch_size")
     def __init__(
         self,

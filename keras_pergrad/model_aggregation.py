@@ -4,6 +4,8 @@ import contextlib
 
 from keras_pergrad.keras_internals.aggregation_state import AggregationState
 from keras_pergrad.keras_internals.autograph import not_converted
+from keras_pergrad.keras_internals.device_errors import advising
+from keras_pergrad.keras_internals.replica_hooks import exact_products
 
 
 def state_of(aggregation, before):
@@ -30,14 +32,15 @@ def during_fit(model, arguments):
         aggregation.prepare_fit(model, arguments)
     model.gradient_mode.begin_fit(model)
     state = model.aggregation_state
-    if not isinstance(state, AggregationState):
-        yield
-        return
-    state.begin_fit(model)
-    try:
-        yield
-    finally:
-        state.end_fit(model)
+    with exact_products(model), advising():
+        if not isinstance(state, AggregationState):
+            yield
+            return
+        state.begin_fit(model)
+        try:
+            yield
+        finally:
+            state.end_fit(model)
 
 
 @not_converted

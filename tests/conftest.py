@@ -1,11 +1,51 @@
 import gc
+import pathlib
 
 import keras
 import pytest
+import tensorflow as tf
 
 from keras_pergrad.aggregation import aggregations
 from keras_pergrad.modes.base import gradient_modes
 from keras_pergrad.samples.layer_rules import rule_registry
+from tests.marks import is_cpu_only
+
+_HERE = pathlib.Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items):
+    """Skip what the machine has not: a GPU, or no GPU."""
+    there = bool(tf.config.list_physical_devices("GPU"))
+    cpu_only = pytest.mark.skip(reason="it needs no GPU")
+    gpu = pytest.mark.skip(reason="it needs a GPU")
+    for item in items:
+        if item.path.is_relative_to(_HERE) and is_cpu_only(
+            item.path.relative_to(_HERE).as_posix()
+        ):
+            item.add_marker("cpu_only")
+        if there and item.get_closest_marker("cpu_only"):
+            item.add_marker(cpu_only)
+        if not there and item.get_closest_marker("gpu"):
+            item.add_marker(gpu)
+
+
+@pytest.fixture(autouse=True)
+def _all_digits():
+    """Products of float32 with all digits, which the oracle's limits expect.
+
+    A test of TensorFloat-32 switches it on.
+    """
+    switch = tf.config.experimental.enable_tensor_float_32_execution
+    before = tf.config.experimental.tensor_float_32_execution_enabled()
+    switch(False)
+    yield
+    switch(before)
+
+
+@pytest.fixture
+def ten_bits():
+    """Products as a GPU makes them by default."""
+    tf.config.experimental.enable_tensor_float_32_execution(True)
 
 
 @pytest.fixture(autouse=True)

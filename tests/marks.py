@@ -1,5 +1,7 @@
 """Marks for parameters of tests."""
 
+import fnmatch
+
 import pytest
 
 
@@ -24,3 +26,44 @@ def few(values, quick, slow=None):
         return pytest.param(*arguments, marks=mark)
 
     return [marked(value) for value in values]
+
+
+#: What needs no GPU, or is about a machine without one. `*` is any path.
+CPU_ONLY = (
+    # The placement of a step on a machine without one, and the stand-in.
+    "callbacks/test_device_placement.py",
+    "analysis/placement/*",
+    "*test_on_stand_in.py",
+    "common/test_devices.py",
+    "analysis/doctor/*",
+    # Clocks of the host, and stages of a pipeline that has no copy.
+    "analysis/pipelines/*",
+    "callbacks/test_data_stall.py",
+    "callbacks/test_stall_*",
+    # Kernels of the CPU.
+    "keras_internals/test_onednn.py",
+    "modes/test_matmul_defect.py",
+    "analysis/test_memory.py",
+    # Processes and devices made of the CPU.
+    "keras_internals/distribution/*",
+    "keras_internals/test_strategies.py",
+    "privacy/test_replicas.py",
+    # Text, files and pages.
+    "runs/*",
+    "trackers/*",
+    "hunt/*",
+    "test_architecture.py",
+    "test_benchmarks.py",
+    "test_docstrings.py",
+    "test_documentation.py",
+    "test_examples.py",
+    "test_one_owner.py",
+    "test_private_names.py",
+    "test_private_parts.py",
+    "test_reference.py",
+)
+
+
+def is_cpu_only(path):
+    """Whether tests of a file, relative to this folder, need no GPU."""
+    return any(fnmatch.fnmatch(path, pattern) for pattern in CPU_ONLY)

@@ -1,5 +1,8 @@
 """The only reference: one sample after the other on a plain GradientTape."""
 
+import importlib
+from unittest import mock
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -21,7 +24,7 @@ def per_sample_gradients(
     Returns:
         One array (n, *shape) per trainable variable, None without influence.
     """
-    batch = model(x, training=training)
+    batch = _call(model, x, training)
     flat = tf.nest.flatten(batch)
     n = int(flat[0].shape[0])
     samples = []
@@ -29,9 +32,9 @@ def per_sample_gradients(
         row = tf.nest.map_structure(lambda t, i=i: t[i : i + 1], x)
         with tf.GradientTape() as tape:
             if alone:
-                single = tf.nest.flatten(model(row, training=training))
+                single = tf.nest.flatten(_call(model, row, training))
             else:
-                whole = tf.nest.flatten(model(x, training=training))
+                whole = tf.nest.flatten(_call(model, x, training))
                 single = [t[i : i + 1] for t in whole]
             joined = [_insert(b, s, i) for b, s in zip(flat, single)]
             y_pred = tf.nest.pack_sequence_as(batch, joined)
@@ -49,6 +52,13 @@ def per_sample_gradients(
     ]
 
 
+def _call(model, x, training):
+    """Keras's own recurrent loops: with masks cuDNN gives something else."""
+    rnn = importlib.import_module("keras.src.backend.tensorflow.rnn")
+    with mock.patch.object(rnn, "_is_gpu_available", return_value=False):
+        return model(x, training=training)
+
+
 def _insert(batch, single, i):
     joined = tf.concat(
         [tf.stop_gradient(batch[:i]), single, tf.stop_gradient(batch[i + 1 :])],
@@ -63,7 +73,7 @@ def _insert(batch, single, i):
 def batch_gradient(model, x, y, sample_weight=None, training=False):
     """The ordinary gradient of the compiled loss, regularisers left out."""
     with tf.GradientTape() as tape:
-        y_pred = model(x, training=training)
+        y_pred = _call(model, x, training)
         loss = model._compile_loss(y, y_pred, sample_weight)
     return [
         None if g is None else np.asarray(tf.convert_to_tensor(g))

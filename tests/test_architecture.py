@@ -107,8 +107,8 @@ MAY_IMPORT = {
 #: A model makes wrapped ones, and those are models: one part of two files.
 SAME_PART = {"wrapped_model": "model"}
 START = {"__init__", "__main__"}
-#: All that factors know of Keras and TensorFlow: whether XLA compiles them.
-FACTORS_IMPORT = {"keras_internals.xla"}
+#: All that factors know of Keras and TensorFlow: how products are computed.
+FACTORS_IMPORT = {"keras_internals.tensor_float", "keras_internals.xla"}
 
 
 def _imports(path):

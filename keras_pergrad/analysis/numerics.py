@@ -13,11 +13,14 @@ import numpy as np
 
 EXACT, ROUNDING, WRONG = "exact", "rounding", "wrong"
 
+#: The format of float32 products on a GPU, whose sums are float32.
+TENSOR_FLOAT = "TensorFloat-32"
 # Bits of precision are a property of the format that did the arithmetic.
 # bfloat16 is not a NumPy type, so its unit roundoff is given by name.
 _EPSILON = {
     "float64": 2.0**-52,
     "float32": 2.0**-23,
+    TENSOR_FLOAT: 2.0**-10,
     "float16": 2.0**-10,
     "bfloat16": 2.0**-7,
     # Of the two formats of Keras's float8 layers the coarser one.
@@ -79,7 +82,8 @@ def tolerance(dtype, terms=1):
             f"`terms` expected the number of summed products, 1 or more. "
             f"Received: terms={terms}"
         )
-    return roundoff * (16.0 + 4.0 * math.sqrt(terms))
+    sums = unit("float32") if dtype == TENSOR_FLOAT else roundoff
+    return 16.0 * roundoff + 4.0 * math.sqrt(terms) * sums
 
 
 def judge(reference, value, dtype="float32", terms=1, scale=0.0):
@@ -144,6 +148,16 @@ def precision(model):
         if dtype in policies:
             return dtype
     return "float32"
+
+
+def on_device(dtype, device):
+    """Return the format in which products of a format are made on a device."""
+    # Loaded here, as above.
+    from keras_pergrad.keras_internals import tensor_float
+
+    if dtype != "float32" or device.startswith("CPU"):
+        return dtype
+    return TENSOR_FLOAT if tensor_float.may_act() else dtype
 
 
 def terms(model, x):

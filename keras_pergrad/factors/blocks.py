@@ -4,6 +4,7 @@ import tensorflow as tf
 
 from keras_pergrad.factors.by_chunks import squares_by_chunks
 from keras_pergrad.factors.outer import HELD, Outer, unpermuted
+from keras_pergrad.factors.rounding import for_weighted_products
 from keras_pergrad.factors.sample_gradients import (
     SampleGradients,
     expand,
@@ -66,7 +67,11 @@ class Blocks(SampleGradients):
         return None if block_bytes is None else block_bytes * self.x.shape[1]
 
     def squared_norms(self):
-        norms = self._one_block_a_sample().squared_norms()
+        one = self._one_block_a_sample()
+        norms = one.squared_norms()
+        if one.sum_method() == "held":
+            # But not by these blocks.
+            norms = for_weighted_products(norms, one.x, one.dz)
         return tf.reduce_sum(tf.reshape(norms, [-1, self.x.shape[1]]), 1)
 
     def weighted_sum(self, weights):

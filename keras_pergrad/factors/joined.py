@@ -10,14 +10,20 @@ import tensorflow as tf
 
 from keras_pergrad.factors.full import held_bytes
 from keras_pergrad.factors.outer import Outer
+from keras_pergrad.factors.rounding import (
+    LOST,
+    for_weighted_products,
+    lengths,
+    rounded_up,
+)
 from keras_pergrad.factors.rows import Rows
 from keras_pergrad.factors.sample_gradients import (
     SampleGradients,
-    rounded_up,
     squares_by_sample,
     weighted,
     wide,
 )
+from keras_pergrad.keras_internals.tensor_float import rounds_up
 
 
 def join(parts):
@@ -176,8 +182,12 @@ class Tied(Joined):
         chosen, b = self._met()
         products = tf.matmul(b, table.dz, transpose_b=True)
         cross = tf.reduce_sum(chosen * products, [1, 2])
+        if rounds_up(cross.dtype):
+            sizes = lengths(b)[:, :, None] * lengths(table.dz)[:, None]
+            cross += LOST * tf.reduce_sum(tf.abs(chosen) * sizes, [1, 2])
         squares = table.squared_norms() + matrix.squared_norms()
-        return rounded_up(squares + 2 * cross, 2 * squares, b)
+        total = rounded_up(squares + 2 * cross, 2 * squares, b)
+        return for_weighted_products(total, matrix.x, matrix.dz)
 
     def sum_of_squares(self):
         if self._gradients is not None:

@@ -7,6 +7,10 @@ import tensorflow as tf
 from keras_pergrad.factors import two_sides
 from keras_pergrad.factors.by_chunks import squares_by_chunks
 from keras_pergrad.factors.kronecker import Kronecker
+from keras_pergrad.factors.rounding import (
+    for_weighted_products,
+    squares_of_products,
+)
 from keras_pergrad.factors.sample_gradients import (
     SampleGradients,
     expand,
@@ -15,7 +19,6 @@ from keras_pergrad.factors.sample_gradients import (
     inner_products,
     squares,
     squares_by_sample,
-    squares_of_products,
     weighted,
 )
 from keras_pergrad.keras_internals.xla import in_xla
@@ -121,7 +124,8 @@ class Outer(SampleGradients):
             return squares_by_sample(self._matrices())
         inputs = tf.matmul(self.x, self.x, transpose_b=True)
         outputs = tf.matmul(self.dz, self.dz, transpose_b=True)
-        return squares_of_products(inputs * outputs, self.x, self.dz)
+        squares = squares_of_products(inputs * outputs, self.x, self.dz)
+        return for_weighted_products(squares, self.x, self.dz)
 
     def weighted_sum(self, weights):
         if self._gradients is not None:

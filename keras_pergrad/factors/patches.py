@@ -17,6 +17,7 @@ from keras_pergrad.factors.outer import (
     dot_is_less,
 )
 from keras_pergrad.factors.projection import BLOCK
+from keras_pergrad.factors.rounding import for_weighted_products
 from keras_pergrad.factors.sample_gradients import (
     SampleGradients,
     expand,
@@ -162,7 +163,9 @@ class Patches(SampleGradients):
                 big = convolution_methods.unfold(big, self.windows)
                 if self.groups == 1 and not self.windows.are_pixels:
                     self._unfolded = big
-            return _NORMS[method](big, *others)
+            squares = _NORMS[method](big, *others)
+            taps = self.windows.taps
+            return for_weighted_products(squares, self.big, self.small, taps)
         return squares_by_sample(self._matrices())
 
     def weighted_sum(self, weights):

@@ -1,15 +1,13 @@
 """The n per-sample gradients of one variable, kept factored."""
 
 import abc
-import math
 from typing import Any
 
 import tensorflow as tf
 
 from keras_pergrad.factors import kronecker
 from keras_pergrad.factors.blanking import blank, select
-from keras_pergrad.factors.shared import in_rank, integers, zero
-from keras_pergrad.keras_internals.xla import in_xla
+from keras_pergrad.factors.shared import in_rank, integers
 
 #: What follows from the gradients, if a class has no better answer.
 _FURTHER = (
@@ -358,40 +356,3 @@ def squares_by_sample(tensor):
     """Return the sum of squares over all axes but the first, (n,)."""
     axes = integers(*range(1, tensor.shape.rank))
     return tf.reduce_sum(tf.square(tensor), axes)
-
-
-def squares_of_products(products, *sides):
-    """Return squared norms, (n,), that rounding has not made too small.
-
-    ‖Σ_t g_t‖² is the sum of the inner products of all g_t. Where these
-    cancel, what is left is as small as the rounding of the largest of them,
-    Σ_t ‖g_t‖² of some units in the last place. So much is added: of a sample
-    whose positions do not cancel it is about a millionth, and a norm is never
-    below the true one, which clipping relies on.
-
-    Args:
-        products: ⟨g_s, g_t⟩, of the shape (n, T, T) or (n, groups, T, T).
-        sides: the tensors whose last axes were added up for them.
-    """
-    count = products.shape[-1] or tf.shape(products)[-1]
-    groups = products.shape[1] if products.shape.rank > 3 else 1
-    flat = tf.reshape(products, integers(-1, groups, count * count))
-    axes = integers(1, 2)
-    single = tf.reduce_sum(flat[:, :, :: count + 1], axes)
-    return rounded_up(tf.reduce_sum(flat, axes), single, *sides)
-
-
-def rounded_up(total, single, *sides):
-    """Return sums that cancel in part, with what rounding may have taken.
-
-    Args:
-        total: the sums, (n,).
-        single: the sums of the sizes of their terms, (n,).
-        sides: the tensors whose last axes were added up for the terms.
-    """
-    unit = 2.0**-52 if total.dtype == tf.float64 else 2.0**-23
-    # Measured: 8 units at most. XLA adds one product after the other.
-    length = max(side.shape[-1] or 0 for side in sides)
-    units = 8 + math.sqrt(length) if in_xla() else 8
-    lost = single * (unit * units)
-    return tf.maximum(total + lost, zero(total.dtype))

@@ -8,7 +8,10 @@ Private names in use: `Model._maybe_symbolic_build`,
 from typing import Any
 
 from keras_pergrad.keras_internals import strategies
+from keras_pergrad.keras_internals.cudnn import LoopsWhereMasked
+from keras_pergrad.keras_internals.device_errors import advising
 from keras_pergrad.keras_internals.model_parts import build_symbolically
+from keras_pergrad.keras_internals.tensor_float import switched_off
 
 
 def require_compiled(model, name):
@@ -16,7 +19,17 @@ def require_compiled(model, name):
     model._assert_compile_called(name)
 
 
-class FitHooks:
+def exact_products(model):
+    """Have products all digits of float32 while noise hides one sample.
+
+    How much a sample may change a sum is known of the numbers as they are.
+    """
+    mode = getattr(model, "_gradient_mode", None)
+    aggregation = mode and mode.aggregation
+    return switched_off(aggregation is not None and aggregation.adds_noise)
+
+
+class FitHooks(LoopsWhereMasked):
     """A base of models that build for all replicas, and choose their logs."""
 
     # A model defines `_logs_of_epoch(logs, otherwise)`: an epoch's logs from
@@ -35,6 +48,11 @@ class FitHooks:
                 data_batch = strategies.first_part(strategy, iterator)
             build_symbolically(self, data_batch)
         strategies.require_inside(self)
+
+    def train_on_batch(self, *args, **kwargs):
+        with exact_products(self), advising():
+            following: Any = super()
+            return following.train_on_batch(*args, **kwargs)
 
     def _get_metrics_result_or_logs(self, logs):
         model: Any = self

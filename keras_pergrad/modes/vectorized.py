@@ -18,8 +18,10 @@ from keras_pergrad.common.float_types import as_norms, norm_type
 from keras_pergrad.common.registry import serialize
 from keras_pergrad.factors import SampleGradients, together
 from keras_pergrad.factors.blanking import select
+from keras_pergrad.factors.rounding import for_weighted_gradients
 from keras_pergrad.keras_internals import replicas
 from keras_pergrad.keras_internals.losses import noting_losses
+from keras_pergrad.keras_internals.tensor_float import norms_rounded_up
 from keras_pergrad.modes.base import GradientMode, PartialSums, gradient_modes
 from keras_pergrad.modes.step_reading import readings
 from keras_pergrad.samples import TracedStep
@@ -81,7 +83,9 @@ class Vectorized(GradientMode):
         apart, single = list, factors
         if groups is None:
             factors, apart = together(factors)
-        norms = sample_norms(factors, part.n, groups)
+        with norms_rounded_up(part.aggregation.limits_norms):
+            norms = sample_norms(factors, part.n, groups)
+            norms = for_weighted_gradients(norms)
         # Before samples that are not finite are blanked.
         read = self._readings(model, part, y_pred, single)
         sums = _weighted(factors, norms, part, groups)

@@ -43,6 +43,10 @@ class PrivateMean(Aggregation):
         return self.clipping.adds_noise
 
     @property
+    def limits_norms(self):
+        return self.clipping.limits_norms
+
+    @property
     def noise_multiplier(self):
         """The noise multiplier of the aggregation inside."""
         return self.clipping.noise_multiplier

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 import keras_pergrad as kpg
+from keras_pergrad.keras_internals import tensor_float
 
 layers = keras.layers
 
@@ -379,3 +380,24 @@ def test_a_name_that_may_be_of_two_layers_vouches_for_neither():
     ]:
         model.compile("sgd", "mse", vouched=names)
         assert kpg.explain(model, 4).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "more"),
+    [
+        ("mean", "three digits."),
+        (kpg.ClippedMean(1.0), "three digits. Clipping rounds norms up"),
+        (
+            kpg.ClippedMean(1.0, noise_multiplier=1.0),
+            "three digits. fit() switches it off",
+        ),
+    ],
+)
+def test_it_says_what_products_on_a_gpu_lose(aggregation, more, monkeypatch):
+    inputs = keras.Input((4,))
+    model = kpg.PerGradModel(inputs, keras.layers.Dense(3)(inputs))
+    model.compile("sgd", "mse", gradient_mode=kpg.Vectorized(aggregation))
+    assert "TensorFloat-32" not in str(kpg.explain(model, 8))
+    monkeypatch.setattr(tensor_float, "may_act", lambda: True)
+    said = " ".join(str(kpg.explain(model, 8)).split())
+    assert f"(TensorFloat-32), so gradients and norms have {more}" in said

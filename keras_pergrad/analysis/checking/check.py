@@ -83,6 +83,8 @@ def check_gradients(
     float64 on the CPU (in the model's own format where an op has no float64).
     A difference is rounding if the float format, the number of summed terms
     and the model's own amplification of rounding explain it, else it is wrong.
+    Products of float32 on a GPU have ten bits (TensorFloat-32), unless that is
+    switched off: there the limit is that of ten bits, and the answer says so.
     If rounding alone may exceed a quarter of a gradient, as in half precision,
     the verdict is "cannot tell". The model is left as it is: weights, seeds,
     metrics and moving statistics. Random layers get the same seeds everywhere.
@@ -203,7 +205,6 @@ class _Check:
         self.samples, self.repeats, self.state = samples, repeats, state
         self.dtype = numerics.precision(model)
         self.terms = numerics.terms(model, tf.nest.flatten(batch[0])[0])
-        self.limit = numerics.tolerance(self.dtype, self.terms)
         self._steps = {}
         self._refused = {}
         self._same_draws = {}
@@ -236,10 +237,13 @@ class _Check:
             why = reason(error)
             self._refused.setdefault(label, why)
             return CheckRow(*way, REFUSED, reason=why)
-        verdicts = self._judge(mode, repeats)
+        dtype = numerics.on_device(self.dtype, device)
+        verdicts = self._judge(mode, repeats, dtype)
         worst = {v.verdict for v in verdicts.values()}
         worst = next(v for v in _WORST_FIRST if v in worst)
-        return CheckRow(*way, worst, verdicts, _spread(repeats), step_ms)
+        return CheckRow(
+            *way, worst, verdicts, _spread(repeats), step_ms, dtype=dtype
+        )
 
     def _step(self, label, mode):
         """Return the mode's step, traced once."""
@@ -287,15 +291,18 @@ class _Check:
         if not finite and label in self._refused:
             raise execution.Refused(self._refused[label])
 
-    def _judge(self, mode, repeats):
+    def _judge(self, mode, repeats, dtype):
         """Return the worst verdict of all repeats, by variable."""
         k = self._aggregations.index(configurations.aggregation(mode))
         variables = self.model.trainable_variables
         names = _names([v.path for v in variables])
         sizes = self.reference.magnitudes[k]
         changes = self.reference.sensitivities[k]
+        limit = numerics.tolerance(dtype, self.terms)
+        # The changes are those that roundings of the model's format make.
+        more = 16 * numerics.unit(dtype) / numerics.unit(self.dtype)
         scales = [
-            max(size, 16 * change / self.limit)
+            max(size, more * change / limit)
             for size, change in zip(sizes, changes)
         ]
         right = zip(self.reference.gradients[k], variables)
@@ -306,7 +313,7 @@ class _Check:
                 np.zeros(v.shape) if g is None else g
                 for g, v in zip(gradients, variables)
             ]
-            how = self.dtype, self.terms, scales
+            how = dtype, self.terms, scales
             verdicts = numerics.judge_all(names, right, values, *how)
             for name, verdict in verdicts.items():
                 if verdict.relative >= worst.get(name, verdict).relative:

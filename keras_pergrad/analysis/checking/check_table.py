@@ -2,7 +2,12 @@
 
 import dataclasses
 
-from keras_pergrad.analysis.numerics import EXACT, ROUNDING, WRONG
+from keras_pergrad.analysis.numerics import (
+    EXACT,
+    ROUNDING,
+    TENSOR_FLOAT,
+    WRONG,
+)
 from keras_pergrad.common.tables import (
     WIDTH,
     first_few,
@@ -43,6 +48,7 @@ class CheckRow:
         step_ms: the median time of a step's gradients.
         reason: why it was refused, or is wrong without having been run;
             else `""`.
+        dtype: the format of its products, by which it was judged, or `""`.
     """
 
     mode: str
@@ -53,6 +59,7 @@ class CheckRow:
     between_repeats: float | None = None
     step_ms: float | None = None
     reason: str = ""
+    dtype: str = ""
 
     @property
     def worst(self):
@@ -195,8 +202,21 @@ def _agreement(rows):
         largest = max(row.relative for row in rows)
         if not largest:
             return f"{same}, to the last bit."
-        return f"{same}, to {largest:.1g} of their size, which is rounding."
+        return f"{same}, to {largest:.1g} of their size, which is {_why(rows)}."
     return f"No: {len(wrong)} of {len(rows)} ways are wrong. {_blame(rows)}"
+
+
+def _why(rows):
+    """Return what the differences are due to."""
+    short = [row.device for row in rows if row.dtype == TENSOR_FLOAT]
+    if not short:
+        return "rounding"
+    devices = ", ".join(dict.fromkeys(short))
+    return (
+        f"rounding, on {devices} to the ten bits of TensorFloat-32 "
+        "(tf.config.experimental.enable_tensor_float_32_execution(False) "
+        "before gives all digits)"
+    )
 
 
 def _no_telling(rows):

@@ -19,6 +19,7 @@ from keras_pergrad.keras_internals.graph_session import (
 )
 from keras_pergrad.keras_internals.model_parts import call_model
 from keras_pergrad.keras_internals.optimizers import loss_scale
+from keras_pergrad.keras_internals.tensor_float import norms_as_computed
 
 SETTINGS = ("eager", "graph", "xla")
 NO_GRADIENT = (
@@ -80,7 +81,10 @@ class TracedMode:
     def _compute(self, data):
         data = tf.nest.map_structure(tf.convert_to_tensor, data)
         batch = keras.utils.unpack_x_y_sample_weight(data)
-        with attribute(self.model, "aggregation_state", self._state):
+        with (
+            norms_as_computed(),
+            attribute(self.model, "aggregation_state", self._state),
+        ):
             gradients = self.mode.step(self.model, *batch).gradients
         if gradients is None:
             raise Refused(NO_GRADIENT)

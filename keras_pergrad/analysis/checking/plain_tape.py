@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from keras_pergrad.keras_internals import draws
 from keras_pergrad.keras_internals.compiled_losses import losses_computing_in
+from keras_pergrad.keras_internals.cudnn import loop_instead
 from keras_pergrad.keras_internals.layer_parts import layer_computing_in
 from keras_pergrad.keras_internals.losses import total_loss
 from keras_pergrad.keras_internals.model_parts import (
@@ -204,19 +205,22 @@ def _gap(batch, single, row):
 
 @contextlib.contextmanager
 def _computing_in(model, dtype):
-    """Make a model with a built loss compute in `dtype`; None: as it is."""
+    """Make a model with a built loss compute in `dtype`; None: as it is.
+
+    Recurrent layers run their loop, as in the modes.
+    """
     # No copy: that needs a `get_config`, which many models lack.
-    if dtype is None:
-        yield
-        return
-    floatx = keras.config.floatx()
-    policy = keras.DTypePolicy(dtype)
     with contextlib.ExitStack() as stack:
         for layer in layers_of(model):
-            stack.enter_context(layer_computing_in(layer, policy))
-        stack.enter_context(losses_computing_in(compiled_loss(model), dtype))
-        stack.callback(keras.config.set_floatx, floatx)
-        keras.config.set_floatx(dtype)
+            stack.enter_context(loop_instead(layer))
+        if dtype is not None:
+            policy = keras.DTypePolicy(dtype)
+            for layer in layers_of(model):
+                stack.enter_context(layer_computing_in(layer, policy))
+            loss = compiled_loss(model)
+            stack.enter_context(losses_computing_in(loss, dtype))
+            stack.callback(keras.config.set_floatx, keras.config.floatx())
+            keras.config.set_floatx(dtype)
         yield
 
 

@@ -111,6 +111,8 @@ class Explanation:
             compiled with it; else None.
         ops: how many ops of the forward and the backward pass were looked at.
         vouched: a `VouchedOp` for each that the user vouches for.
+        products: what is lost of products, where a GPU makes them of fewer
+            bits than the model has; else None.
     """
 
     model: str
@@ -120,6 +122,7 @@ class Explanation:
     split: str | None = None
     ops: int = 0
     vouched: tuple = ()
+    products: str | None = None
     _predict: Any = dataclasses.field(default=None, repr=False, compare=False)
 
     @functools.cached_property
@@ -210,6 +213,8 @@ class Explanation:
         """Yield what is split, and one note for each reason of layers."""
         if self.split:
             yield self.split
+        if self.products:
+            yield self.products
         places = [f"{v.op} in {v.layer or self.model}" for v in self.vouched]
         if places:
             yield f"vouched for: {', '.join(dict.fromkeys(places))}"

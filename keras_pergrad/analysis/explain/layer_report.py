@@ -22,10 +22,12 @@ from keras_pergrad.analysis.explain.gpu_memory import bytes_in_use
 from keras_pergrad.analysis.explain.memory_prediction import predicted
 from keras_pergrad.analysis.explain.step_memory import StepMemory
 from keras_pergrad.analysis.explain.what_fits import mode_of
+from keras_pergrad.analysis.numerics import precision
 from keras_pergrad.common.arguments import positive_integer
 from keras_pergrad.common.deprecation import former
 from keras_pergrad.common.refusal_messages import not_one_number
 from keras_pergrad.factors import join, widened
+from keras_pergrad.keras_internals import tensor_float
 from keras_pergrad.keras_internals.inspection_checks import (
     fixed_batch_size,
     require_any_batch_size,
@@ -119,7 +121,8 @@ def explain(
         step = StepMemory(model, of)
         return predicted(step, mode_of(model), model, batch_size, held)
 
-    return Explanation(*asked, rows, split, ops, vouched, predict)
+    lost = _lost_of_products(model)
+    return Explanation(*asked, rows, split, ops, vouched, lost, predict)
 
 
 def _split(model, batch_size):
@@ -133,6 +136,22 @@ def _split(model, batch_size):
         parts = f"is split into microbatches of {size}"
     updates = "every batch" if mode.steps == 1 else f"{mode.steps} batches"
     return f"A batch of {batch_size} {parts}; an update after {updates}."
+
+
+def _lost_of_products(model):
+    """Say what TensorFloat-32 takes of this model; None: nothing."""
+    if precision(model) != "float32" or not tensor_float.may_act():
+        return None
+    aggregation = mode_of(model).aggregation
+    more = ""
+    if aggregation is not None and aggregation.adds_noise:
+        more = " fit() switches it off while it adds noise."
+    elif aggregation is not None and aggregation.limits_norms:
+        more = " Clipping rounds norms up by what it takes."
+    return (
+        "On the GPU products of float32 have ten bits (TensorFloat-32), so "
+        f"gradients and norms have three digits.{more}"
+    )
 
 
 def _rows_in(x):

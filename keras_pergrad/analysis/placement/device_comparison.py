@@ -1,6 +1,7 @@
 """The same step on every device: whether the numbers agree, and the speed."""
 
 import dataclasses
+import functools
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -160,8 +161,9 @@ def compare_devices(
         reference = cpu.run(values)
         cpu_ms = median_ms(cpu, values, repeats)
 
-    def judge(outputs):
-        return numerics.judge_all(labels, reference, outputs, dtype, terms)
+    def judge(device, outputs):
+        how = numerics.on_device(dtype, device), terms
+        return numerics.judge_all(labels, reference, outputs, *how)
 
     if "CPU:0" in names:
         others = ", ".join(device.name for device in accelerators())
@@ -172,13 +174,14 @@ def compare_devices(
     compared = []
     for name in names:
         with GraphCopy(concrete, device=f"/device:{name}") as copied:
-            verdicts = judge(copied.run(values))
+            verdicts = judge(name, copied.run(values))
             step_ms = median_ms(copied, values, repeats)
         suspect = None
         if not all(verdict.ok for verdict in verdicts.values()):
             ops = [op.name for op in concrete.graph.get_operations()]
             layer_of = layers.Layers(model, ops)
-            suspect = wrong_op.find(concrete, values, name, layer_of, judge)
+            own = functools.partial(judge, name)
+            suspect = wrong_op.find(concrete, values, name, layer_of, own)
         compared.append(DeviceComparison(name, step_ms, verdicts, suspect))
     return Comparison(cpu_ms, compared, notes)
 

@@ -105,14 +105,14 @@ def _run(copied, values):
 def _verdict(op, right, tensor, value):
     """Judge one output; its inputs determine how much is rounding."""
     inputs = [right[t.name] for t in op.inputs if t.name in right]
-    terms, scale = 1, 0.0
+    terms, scale, dtype = 1, 0.0, tensor.dtype.name
     if op.type.startswith(_SUMS) and inputs:
         terms = max(1, *(np.size(a) for a in inputs))
         real = [a for a in inputs if np.asarray(a).dtype.kind == "f"]
         sizes = [float(np.max(np.abs(a), initial=0.0)) for a in real]
         product = op.type.startswith(("MatMul", "Conv", "Batch", "Einsum"))
         scale = float(np.prod(sizes)) if product else max(sizes, default=0.0)
-    dtype = tensor.dtype.name
+        dtype = numerics.on_device(dtype, "GPU") if product else dtype
     return numerics.judge(right[tensor.name], value, dtype, terms, scale)
 
 

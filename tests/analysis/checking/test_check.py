@@ -6,7 +6,11 @@ import pytest
 import tensorflow as tf
 
 import keras_pergrad as kpg
+from keras_pergrad.analysis import numerics
+from keras_pergrad.analysis.checking import execution
+from keras_pergrad.keras_internals import tensor_float
 from tests import zoo
+from tests.tensor_float import short_products
 
 layers = keras.layers
 QUICK = {"settings": ["graph"], "repeats": 1}
@@ -368,3 +372,57 @@ def test_half_precision_cannot_tell():
     assert row.verdict == "cannot tell"
     assert not found.ok
     assert found.answer.startswith("Cannot tell: rounding alone may be ")
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_the_ten_bits_of_products_on_a_gpu_are_rounding(known, monkeypatch):
+    original = execution.TracedMode._compute
+
+    def shortened(self, data):
+        with short_products(nearest=False):
+            return original(self, data)
+
+    monkeypatch.setattr(execution.TracedMode, "_compute", shortened)
+    if known:  # of the CPU, which is the GPU here
+        monkeypatch.setattr(
+            numerics, "on_device", lambda dtype, device: numerics.TENSOR_FLOAT
+        )
+    model = keras.Sequential(
+        [
+            keras.Input((6, 6, 2)),
+            keras.layers.Conv2D(4, 3, activation="tanh"),
+            keras.layers.Flatten(),
+            keras.layers.Dense(3),
+        ]
+    )
+    model.compile("sgd", "mse")
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(8, 6, 6, 2)), rng.normal(size=(8, 3))
+    how = {"modes": ["batch"], "settings": ["graph"], "repeats": 1}
+    check = kpg.check_gradients(model, x, y, devices="CPU:0", **how)
+    assert check.ok is known
+    if known:
+        assert "to the ten bits of TensorFloat-32 (tf.config" in check.answer
+        assert check.rows[0].relative > 1e-5
+
+
+@pytest.mark.usefixtures("ten_bits")
+def test_products_have_ten_bits_on_a_card_that_has_them(monkeypatch):
+    cards = [object()]
+    details = {"compute_capability": (8, 0)}
+    experimental = tf.config.experimental
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: cards)
+    monkeypatch.setattr(
+        experimental, "get_device_details", lambda device: details
+    )
+    short = numerics.TENSOR_FLOAT
+    assert numerics.on_device("float32", "GPU:0") == short
+    assert numerics.on_device("float32", "CPU:0") == "float32"
+    assert numerics.on_device("bfloat16", "GPU:0") == "bfloat16"
+    with tensor_float.switched_off():
+        assert numerics.on_device("float32", "GPU:0") == "float32"
+    assert numerics.on_device("float32", "GPU:0") == short
+    details["compute_capability"] = (7, 5)
+    assert numerics.on_device("float32", "GPU:0") == "float32"
+    del details["compute_capability"]  # of a plugin
+    assert numerics.on_device("float32", "GPU:0") == "float32"

@@ -38,7 +38,7 @@ def test_equal_single_samples(float64, name):
     expected = health_oracle.figures(model, before, batch, 0.1)
     reading = watch.readings[0]
     for key, value in expected.items():
-        assert reading.figures[key] == pytest.approx(value, rel=1e-10), key
+        assert reading.figures[key] == pytest.approx(value, rel=1e-9), key
     assert watch.messages == []
     assert reading.variable_names == tuple(
         v.path for v in model.trainable_variables
@@ -53,8 +53,7 @@ def test_equal_single_samples_eagerly_and_by_xla(float64, how):
     model, before, watch = watched(case)
     expected = health_oracle.figures(model, before, (*case[1:], None), 0.1)
     for key, value in expected.items():
-        rel = 1e-10 if how == "run_eagerly" else 1e-9
-        assert watch.readings[0].figures[key] == pytest.approx(value, rel=rel)
+        assert watch.readings[0].figures[key] == pytest.approx(value, rel=1e-9)
 
 
 def test_tests_of_the_batch_add_up_and_variables_make_the_whole(float64):
