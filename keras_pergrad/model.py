@@ -36,6 +36,7 @@ from keras_pergrad.keras_internals.vouching import vouched_names
 from keras_pergrad.logs import Logs, watched
 from keras_pergrad.model_aggregation import during_fit, require_fit, state_of
 from keras_pergrad.modes.batch import evaluate
+from keras_pergrad.modes.equal_rows import for_optimizer
 from keras_pergrad.modes.step_readings import (
     StepReadings,
     checks_of,
@@ -272,8 +273,7 @@ class PerGradModel(FitHooks, keras.Model):
             samples = batches.sample_count(x)
             track_loss(self, step.loss, samples, step.whole)
         if step.gradients is not None:
-            # No weight changes before every check inside them has passed.
-            gradients = tf.tuple(step.gradients, control_inputs=checks)
+            gradients = for_optimizer(step.gradients, checks)
             if step.whole:
                 replicas.apply(
                     self.optimizer, gradients, self.trainable_variables
