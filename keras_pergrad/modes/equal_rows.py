@@ -1,4 +1,4 @@
-"""Gradients of embedding tables in which no id has two gradients.
+"""Gradients of embedding tables, with the rows of an id added up.
 
 Keras's optimizers take the rows of a `tf.IndexedSlices` one by one: Adam adds
 up the squares of an id's parts, where its formula has the square of their sum.
@@ -6,9 +6,12 @@ up the squares of an id's parts, where its formula has the square of their sum.
 
 import tensorflow as tf
 
+#: A gradient of at most so many numbers is made dense, which costs no more.
+SMALL = 2**18
+
 
 def for_optimizer(gradients, checks=()):
-    """Return gradients with one row for each id, once all are computed.
+    """Return gradients with the rows of an id added up, once all are computed.
 
     No weight changes before every check inside them, and of `checks`, has
     passed.
@@ -21,13 +24,12 @@ def for_optimizer(gradients, checks=()):
 
 def _added(slices):
     """Return the same gradient; an id's sum stands where it comes last."""
+    size = slices.shape.num_elements()
+    if size is not None and size <= SMALL:
+        return tf.convert_to_tensor(slices)
     # Rows of an id that come before become zero, so that all sizes stay as
     # they are: XLA must know them.
-    ids, rows = slices.indices, slices.shape[0]
-    if None not in (rows, ids.shape[0]) and rows <= ids.shape[0]:
-        return tf.convert_to_tensor(slices)
-    if rows is None:
-        rows = slices.dense_shape[0]
+    ids, rows = slices.indices, slices.dense_shape[0]
     count = tf.size(ids)
     places = tf.range(count)
     last = tf.math.unsorted_segment_max(places, ids, rows)
