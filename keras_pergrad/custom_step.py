@@ -27,6 +27,7 @@ from keras_pergrad.keras_internals.overwritten import is_overwritten
 from keras_pergrad.logs import named
 from keras_pergrad.modes.accumulated import Accumulated
 from keras_pergrad.modes.batch import Batch
+from keras_pergrad.modes.equal_rows import for_optimizer
 
 
 class LossModel(keras.Model):
@@ -199,7 +200,8 @@ def gradients_of(
     logs = named(name, {"loss": step.loss, **step.statistics})
     logs = owner._gradient_logs.of_loss(name).update(logs)
     outputs = [step.y_pred[1]] if return_outputs else []
-    return tf.tuple(step.gradients), logs, *outputs
+    prepared = tf.tuple if type(mode) is Batch else for_optimizer
+    return prepared(step.gradients), logs, *outputs
 
 
 def require_mode_used(cls, base, mode):

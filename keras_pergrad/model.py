@@ -38,6 +38,7 @@ from keras_pergrad.keras_internals.vouching import vouched_names
 from keras_pergrad.logs import Logs, watched
 from keras_pergrad.model_aggregation import during_fit, require_fit, state_of
 from keras_pergrad.modes.batch import evaluate
+from keras_pergrad.modes.equal_rows import for_optimizer
 from keras_pergrad.modes.step_readings import (
     StepReadings,
     checks_of,
@@ -276,8 +277,7 @@ class PerGradModel(FitHooks, keras.Model):
             track_loss(self, step.loss, batches.sample_count(x), step.whole)
         if step.gradients is not None:
             inspection_checks.require_gradients(self, step.gradients)
-            # No weight changes before every check inside them has passed.
-            gradients = tf.tuple(step.gradients, control_inputs=checks)
+            gradients = for_optimizer(step.gradients, checks)
             if step.whole:
                 replicas.apply(
                     self.optimizer, gradients, self.trainable_variables

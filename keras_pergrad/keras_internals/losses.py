@@ -107,7 +107,8 @@ def additional_sums(replay, n):
         to_sum = tf.abs(double - 2 * single)
         to_mean = tf.abs(double - single)
         error = tf.minimum(to_sum, to_mean)
-        right = error <= 1e-3 * (tf.abs(single) + 1e-3)
+        tolerance = replay.tolerance or 1e-3
+        right = error <= tolerance * (tf.abs(single) + 1e-3)
         # A replica may have no sample, and a mean over none is NaN.
         right = tf.logical_or(right, tf.equal(n, 0))
         check = tf.debugging.Assert(right, [_LOSS_MESSAGE, single, double])

@@ -12,7 +12,8 @@ class AccumulatorState(SavedState):
 
     def __init__(self):
         #: How many batches have been added.
-        self.count = _variable("pending_batches", np.zeros((), "int32"))
+        # An int32 would lie on the host of a GPU, where XLA cannot reach it.
+        self.count = _variable("pending_batches", np.zeros((), "int64"))
         self.mask_epsilons = {}
         self._keys = None
         self._values_of_a_sample = None

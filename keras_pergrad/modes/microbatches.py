@@ -22,6 +22,7 @@ from keras_pergrad.keras_internals.losses import track_loss
 from keras_pergrad.keras_internals.optimizers import loss_scale
 from keras_pergrad.keras_internals.overwritten import SetApart, require_none
 from keras_pergrad.modes import add_loss_reduction
+from keras_pergrad.modes.equal_rows import for_optimizer
 from keras_pergrad.modes.microbatch_sums import MicrobatchSums
 from keras_pergrad.modes.one_step import (
     Step,
@@ -147,7 +148,8 @@ def update_by_sample(mode, model, batch):
         row = map_tensors(lambda t: t[i : i + 1], batch)
         step, norm = of_whole(mode, model, row, is_single=True)
         track_loss(model, step.loss, 1)
-        model.optimizer.apply(step.gradients, model.trainable_variables)
+        gradients = for_optimizer(step.gradients)
+        model.optimizer.apply(gradients, model.trainable_variables)
         x, y, sample_weight = row
         model.compute_metrics(x, y, step.y_pred, sample_weight)
         return i + 1, norms.write(i, tf.cast(norm[0], tf.float32))

@@ -10,7 +10,7 @@ import dataclasses
 import keras
 import tensorflow as tf
 
-from keras_pergrad.common import refusal_messages
+from keras_pergrad.common import devices, refusal_messages
 from keras_pergrad.keras_internals import draws as draws_module
 from keras_pergrad.keras_internals.batches import is_composite
 from keras_pergrad.keras_internals.loss_tensors import loss_tensors
@@ -93,15 +93,14 @@ class Replay:
         # `keras.remat`, does not pass on gradients of captured tensors.
         self.values = [v.value for v in variables]
         self._rows = [self._draw_rows(draw) for draw in recorded.draws]
-        # Half precision inside is rounded by the size of what all outputs add
-        # up, not by what is left of it in those of a single sample.
-        is_half = any(
-            getattr(layer, "compute_dtype", None) in _HALF
-            for layer in _layers_in(recorded.layer)
-        )
-        self._half_scales = [
+        #: How far a repeated value may be off, relative to its size; None:
+        #: only as far as its type rounds.
+        self.tolerance = 0.05 if _is_coarse(recorded.layer) else None
+        # What all outputs add up is rounded by its size, not by that of what
+        # is left of it in those of a single sample.
+        self._coarse_scales = [
             tf.reduce_max(tf.abs(tf.cast(t, tf.float64)))
-            if is_half and t.dtype.is_floating
+            if self.tolerance and t.dtype.is_floating
             else None
             for t in recorded.outputs
         ]
@@ -198,13 +197,14 @@ class Replay:
             outputs,
             self.recorded.outputs,
             output_gradients,
-            self._half_scales,
+            self._coarse_scales,
         ):
             if gradient is None:
                 continue
             if single.shape.rank != batch.shape.rank:
                 raise ValueError(self._message())
-            checks.append(close(single, tf.gather(batch, row), scale))
+            given = tf.gather(batch, row), scale, self.tolerance
+            checks.append(close(single, *given))
         right = tf.reduce_all(checks) if checks else tf.constant(True)
         check = tf.debugging.Assert(right, [self._message()])
         if check is None:
@@ -234,10 +234,11 @@ def _poison_unless(right, gradient):
     return tf.where(right, gradient, nan)
 
 
-def close(single, batch, half_scale=None):
+def close(single, batch, scale=None, tolerance=None):
     """Equal up to rounding (non-finite values count as reproduced).
 
-    `half_scale`: how large outputs are that are computed in half precision.
+    `scale`, `tolerance`: how large outputs that are computed coarsely are, and
+    how far they may be off, relative to that.
     """
     if not single.dtype.is_floating:
         return tf.constant(True)
@@ -246,8 +247,17 @@ def close(single, batch, half_scale=None):
     single = tf.cast(single, tf.float64)
     batch = tf.cast(batch, tf.float64)
     error = tf.reduce_max(tf.abs(single - batch))
-    scale = tf.reduce_max(tf.abs(batch))
-    if half_scale is not None:
-        epsilon, scale = 0.05, half_scale
-    wrong = error > epsilon * (scale + 1e-3)
+    if scale is None:
+        scale = tf.reduce_max(tf.abs(batch))
+    wrong = error > (tolerance or epsilon) * (scale + 1e-3)
     return tf.logical_or(tf.logical_not(wrong), tf.math.is_nan(error))
+
+
+def _is_coarse(layer):
+    """Whether products inside may have factors of at most eleven bits."""
+    # A GPU may take ten bits of a factor in one product and all of them in
+    # another, such as in that of a batch and that of one of its samples.
+    types = {getattr(x, "compute_dtype", None) for x in _layers_in(layer)}
+    if types.intersection(_HALF):
+        return True
+    return types != {"float64"} and devices.may_use_tf32()

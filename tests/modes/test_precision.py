@@ -1,11 +1,14 @@
 """Half and mixed precision: norms that do not overflow, clipping that holds."""
 
+import sys
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import keras_pergrad as kpg
+from keras_pergrad.common import devices
 from tests import oracle
 
 layers = keras.layers
@@ -147,3 +150,70 @@ def test_an_output_in_float32_is_served_one_by_one(policy):
     for found, new, old in zip(one_by_one, model.get_weights(), start):
         error = np.linalg.norm(found - (new - old))
         assert error <= 0.02 * np.linalg.norm(found)
+
+
+def _cut(tensor):
+    """Return float32 numbers with the ten bits that TF32 keeps."""
+    bits = tf.bitcast(tf.convert_to_tensor(tensor), tf.int32)
+    cut = tf.bitcast(tf.bitwise.bitwise_and(bits, -8192), tf.float32)
+    return tensor + tf.stop_gradient(cut - tensor)
+
+
+@pytest.fixture
+def tf32(monkeypatch):
+    """Dense layers whose products are of ten bits, but for a sample alone.
+
+    So on a GPU, where the sizes of a product choose its algorithm.
+    """
+    operations = sys.modules[layers.Dense.__module__].ops
+    exact = operations.matmul
+
+    def matmul(a, b):
+        return exact(a, b) if a.shape[0] == 1 else exact(_cut(a), _cut(b))
+
+    monkeypatch.setattr(operations, "matmul", matmul)
+    monkeypatch.setattr(devices, "accelerators", lambda: ["GPU:0"])
+    return monkeypatch
+
+
+def _trained_coarsely(mode):
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((8,))
+    # All that is cut off adds up: 0.2 % of the output.
+    ones = keras.initializers.Constant(1 + 2**-10 - 2**-20)
+    dense = layers.Dense(1, kernel_initializer=ones)
+    model = kpg.PerGradModel(inputs, dense(inputs))
+    model.compile("sgd", "mse", gradient_mode=mode, jit_compile=False)
+    x = np.full((4, 8), 1 + 2**-10 - 2**-20, "float32")
+    logs = model.train_on_batch(x, np.ones((4, 1)), return_dict=True)
+    return model.get_weights(), logs
+
+
+@pytest.mark.parametrize("aggregation", ["mean", kpg.ClippedMean(0.5)])
+def test_a_sample_alone_is_not_rounded_to_ten_bits(aggregation, tf32):
+    found, logs = _trained_coarsely(kpg.PerSample(aggregation))
+    right, _ = _trained_coarsely(kpg.Vectorized(aggregation))
+    for one, other in zip(found, right, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-3)
+    assert logs.get("nonfinite_samples", 0) == 0
+    # Where no device rounds so, such an output is not the sample's.
+    tf32.setattr(devices, "accelerators", list)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="gives another"):
+        _trained_coarsely(kpg.PerSample(aggregation))
+
+
+def test_mixed_samples_are_no_rounding(tf32):
+    inputs = keras.Input((8,))
+    mixed = layers.Lambda(
+        lambda x: tf.ensure_shape(
+            tf.py_function(lambda x: x - tf.reduce_mean(x, 0), [x], x.dtype),
+            (None, 8),
+        ),
+        output_shape=(8,),
+    )
+    model = kpg.PerGradModel(inputs, layers.Dense(1)(mixed(inputs)))
+    settings = {"gradient_mode": "per_sample", "vouched": ["EagerPyFunc"]}
+    model.compile("sgd", "mse", **settings, jit_compile=False)
+    x = np.random.default_rng(0).normal(size=(4, 8))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="gives another"):
+        model.train_on_batch(x, np.ones((4, 1)))

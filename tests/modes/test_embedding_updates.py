@@ -1,0 +1,259 @@
+"""Embedding tables under every optimizer: one gradient, one update.
+
+A table's gradient is a `tf.IndexedSlices`; Keras's optimizers square its rows
+one by one, also where several are of one id.
+"""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_pergrad as kpg
+from keras_pergrad.modes import equal_rows
+from keras_pergrad.modes.equal_rows import for_optimizer
+
+optimizers = keras.optimizers
+OPTIMIZERS = {
+    "sgd": lambda: optimizers.SGD(0.1),
+    "momentum": lambda: optimizers.SGD(0.1, momentum=0.9, nesterov=True),
+    "adam": lambda: optimizers.Adam(0.05),
+    "adamw": lambda: optimizers.AdamW(0.05, weight_decay=0.1),
+    "adagrad": lambda: optimizers.Adagrad(0.05),
+    "rmsprop": lambda: optimizers.RMSprop(0.05, centered=True),
+    "nadam": lambda: optimizers.Nadam(0.05),
+    "adamax": lambda: optimizers.Adamax(0.05),
+    "ftrl": lambda: optimizers.Ftrl(0.05),
+    "lion": lambda: optimizers.Lion(0.05),
+    "lamb": lambda: optimizers.Lamb(0.05),
+    "adafactor": lambda: optimizers.Adafactor(0.05),
+    "clipnorm": lambda: optimizers.SGD(0.5, clipnorm=0.05),
+    "clipvalue": lambda: optimizers.SGD(0.5, clipvalue=0.02),
+    "global_clipnorm": lambda: optimizers.Adagrad(0.5, global_clipnorm=0.05),
+    "ema": lambda: optimizers.Adam(0.05, use_ema=True, ema_momentum=0.5),
+    "accumulating": lambda: optimizers.Adam(
+        0.05, gradient_accumulation_steps=2
+    ),
+    "scaled": lambda: optimizers.LossScaleOptimizer(
+        optimizers.Adagrad(0.05), initial_scale=4.0
+    ),
+}
+rng = np.random.default_rng(0)
+ROWS = 12
+STEPS = [
+    (rng.integers(0, ROWS, 8), rng.normal(size=(8, 3)).astype("float32"))
+    for _ in range(4)
+]
+START = rng.normal(size=(ROWS, 3)).astype("float32")
+
+
+@pytest.fixture(autouse=True)
+def large(monkeypatch):
+    """Have all tables treated as large ones are."""
+    monkeypatch.setattr(equal_rows, "SMALL", 0)
+
+
+def updated(make, gradient):
+    table = keras.Variable(START)
+    optimizer = make()
+    optimizer.build([table])
+    scale = 4.0 if isinstance(optimizer, optimizers.LossScaleOptimizer) else 1.0
+    for ids, rows in STEPS:
+        slices = tf.IndexedSlices(scale * rows, ids, tf.constant([ROWS, 3]))
+        optimizer.apply(gradient(slices), [table])
+    return np.array(table)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_is_that_of_the_dense_gradient(name):
+    make = OPTIMIZERS[name]
+    found = updated(make, lambda slices: for_optimizer([slices]))
+    dense = updated(make, lambda slices: [tf.convert_to_tensor(slices)])
+    np.testing.assert_allclose(found, dense, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_equal_ids_are_added_where_the_sizes_are_unknown(jit):
+    spec = tf.TensorSpec([None], tf.int64), tf.TensorSpec([None, 3])
+
+    @tf.function(jit_compile=jit, input_signature=spec)
+    def added(ids, rows):
+        slices = tf.IndexedSlices(rows, ids, tf.constant([1000, 3]))
+        (slices,) = for_optimizer([slices])
+        return slices.indices, slices.values
+
+    ids, rows = np.array([7, 3, 7, 999, 7, 3]), rng.normal(size=(6, 3))
+    found, values = map(np.array, added(ids, rows.astype("float32")))
+    np.testing.assert_array_equal(found, ids)
+    right = np.zeros((6, 3))
+    right[4], right[5] = rows[[0, 2, 4]].sum(0), rows[[1, 5]].sum(0)
+    right[3] = rows[3]
+    np.testing.assert_allclose(values, right, rtol=1e-5, atol=1e-6)
+    none, rows = added(np.zeros(0, int), np.zeros((0, 3), "float32"))
+    assert none.shape == 0
+    assert rows.shape == (0, 3)
+
+
+def test_a_small_table_gets_a_dense_gradient(monkeypatch):
+    monkeypatch.setattr(equal_rows, "SMALL", 8)
+    ids, shape = tf.constant([0, 1, 0, 3, 0]), tf.constant([4, 2])
+    slices = tf.IndexedSlices(tf.ones((5, 2)), ids, shape)
+    (dense,) = for_optimizer([slices])
+    np.testing.assert_array_equal(dense, [[3, 3], [1, 1], [0, 0], [1, 1]])
+
+
+def test_ids_of_no_row_stay_alone():
+    # XLA and a GPU pass over them; the last row must not get theirs.
+    ids = tf.constant([5, 40, 5, -1, 39])
+    rows = tf.reshape(tf.range(10.0), (5, 2))
+
+    @tf.function(jit_compile=True)
+    def dense():
+        slices = tf.IndexedSlices(rows, ids, tf.constant([40, 2]))
+        (slices,) = for_optimizer([slices])
+        places = tf.reshape(slices.indices, (-1, 1))
+        return tf.tensor_scatter_nd_add(
+            tf.zeros((40, 2)), places, slices.values
+        )
+
+    right = np.zeros((40, 2))
+    right[5], right[39] = [4, 6], [8, 9]
+    np.testing.assert_array_equal(dense(), right)
+
+
+IDS = rng.integers(0, 9, (12, 4))
+Y = rng.normal(size=(12, 1)).astype("float32")
+
+
+class Tied(keras.layers.Layer):
+    """A table that is looked up, and also multiplied by."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = keras.layers.Embedding(9, 3)
+
+    def build(self, input_shape):
+        self.table.build(input_shape)
+
+    def call(self, ids):
+        h = keras.ops.mean(self.table(ids), 1)
+        return keras.ops.matmul(h, keras.ops.transpose(self.table.embeddings))
+
+    def compute_output_shape(self, input_shape):
+        return (input_shape[0], 9)
+
+
+def network(kind):
+    keras.utils.set_random_seed(3)
+    inputs = keras.Input((4,), dtype="int32")
+    if kind == "tied":
+        h = Tied()(inputs)
+    else:
+        more = {}
+        if kind == "penalty":
+            more["embeddings_regularizer"] = keras.regularizers.L2(0.01)
+        h = keras.layers.Embedding(9, 3, **more)(inputs)
+        h = keras.layers.Flatten()(h)
+    return keras.Model(inputs, keras.layers.Dense(1)(h))
+
+
+def by_formula(kind, optimizer):
+    """Train by the gradients of a plain tape, made dense."""
+    model = network(kind)
+    model.compile("sgd", "mse")
+    for _ in range(3):
+        with tf.GradientTape() as tape:
+            y_pred = model(IDS, training=True)
+            loss = model.compute_loss(IDS, Y, y_pred)
+        values = [v.value for v in model.trainable_variables]
+        gradients = map(tf.convert_to_tensor, tape.gradient(loss, values))
+        optimizer.apply(list(gradients), model.trainable_variables)
+    return model.get_weights()
+
+
+class Again(kpg.Batch):
+    """A mode of a user's own, on top of plain gradients."""
+
+    changes_gradients = True
+
+    def step(self, model, x, y, sample_weight):
+        step = super().step(model, x, y, sample_weight)
+        step.gradients = [tf.identity(g) for g in step.gradients]
+        return step
+
+
+MODES = {
+    "vectorized": kpg.Vectorized,
+    "clipped": lambda: kpg.Vectorized(kpg.ClippedMean(1e6)),
+    "per_sample": kpg.PerSample,
+    "microbatches": lambda: kpg.Accumulated(microbatch_size=5),
+    "inner": lambda: kpg.Accumulated(microbatch_size=5, inner="vectorized"),
+    "own": Again,
+}
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind"),
+    [
+        *((mode, "table") for mode in MODES),
+        ("vectorized", "tied"),
+        ("clipped", "tied"),
+        ("vectorized", "penalty"),
+    ],
+)
+def test_modes_update_by_the_formula(mode, kind):
+    model = kpg.PerGradModel.from_model(network(kind))
+    settings = {"gradient_mode": MODES[mode](), "jit_compile": False}
+    model.compile(optimizers.Adam(0.05), "mse", **settings)
+    for _ in range(3):
+        model.train_on_batch(IDS, Y)
+    right = by_formula(kind, optimizers.Adam(0.05))
+    for found, expected in zip(model.get_weights(), right, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_updates_by_sample():
+    model = kpg.PerGradModel.from_model(network("table"))
+    settings = {"gradient_mode": kpg.PerSample(updates="sample")}
+    model.compile(optimizers.Adam(0.05), "mse", **settings, jit_compile=False)
+    model.train_on_batch(IDS, Y)
+    right = kpg.PerGradModel.from_model(network("table"))
+    right.compile(optimizers.Adam(0.05), "mse", gradient_mode="vectorized")
+    right.fit(IDS, Y, batch_size=1, shuffle=False, verbose=0)
+    for found, expected in zip(
+        model.get_weights(), right.get_weights(), strict=True
+    ):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_compute_gradients():
+    class Own(kpg.PerGradModel):
+        def train_step(self, data):
+            def loss_fn(x, y, sample_weight):
+                return (y - self(x, training=True))[:, 0] ** 2
+
+            gradients, logs = self.compute_gradients(loss_fn, *data)
+            self.optimizer.apply(gradients, self.trainable_variables)
+            return logs
+
+    net = network("table")
+    model = Own(net.inputs, net.outputs)
+    adam = optimizers.Adam(0.05)
+    model.compile(adam, gradient_mode="vectorized", jit_compile=False)
+    for _ in range(3):
+        model.train_on_batch(IDS, Y)
+    right = by_formula("table", optimizers.Adam(0.05))
+    for found, expected in zip(model.get_weights(), right, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_batch_stays_keras_to_the_bit():
+    weights = []
+    for wrap in (lambda net: net, kpg.PerGradModel.from_model):
+        model = wrap(network("table"))
+        model.compile(optimizers.Adam(0.05), "mse", jit_compile=False)
+        for _ in range(3):
+            model.train_on_batch(IDS, Y)
+        weights.append(model.get_weights())
+    for plain, batch in zip(*weights, strict=True):
+        np.testing.assert_array_equal(plain, batch)
