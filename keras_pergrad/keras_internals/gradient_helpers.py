@@ -8,6 +8,7 @@ ops of the graph around a loop; the op attributes `_gradient_op_type`,
 """
 
 import contextlib
+import re
 
 import tensorflow as tf
 from tensorflow.python.ops import gradients_util
@@ -100,7 +101,21 @@ def gradients_at(targets, sources, operations, given=None):
             if op.type == "GatherV2" and _batch_dims(op):
                 op._gradient_function = _of_lookup
                 stack.callback(setattr, op, "_gradient_function", None)
-        return tf.gradients(targets, sources, given)
+        try:
+            return tf.gradients(targets, sources, given)
+        except LookupError as error:
+            raise ValueError(_without_gradient(error)) from error
+
+
+def _without_gradient(error):
+    found = re.search(r"operation ?'(.*?)' \(op type: (\w+)\)", str(error))
+    name, kind = found.groups() if found else ("not named", "unknown")
+    return (
+        f"The loss depends on weights through the op {kind} ({name}). Expected "
+        "an op whose gradient TensorFlow knows. Put tf.stop_gradient around "
+        "it if no gradient is meant to go through; or take another op. If "
+        "only XLA has it, compile with jit_compile=False."
+    )
 
 
 def _unneeded(operations, sources):

@@ -7,8 +7,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.compiler.tf2xla.python import xla as xla_ops
 
-import keras_pergrad as kpg
 from keras_pergrad.samples import TracedStep
 from keras_pergrad.samples.types.tensor_types import At, Mixed, Total
 from tests import oracle
@@ -80,12 +80,11 @@ def alone(model, x):
     ]
 
 
-def verdict(model, **how):
-    return kpg.explain(model, batch_size=4, **how).verdict
-
-
-def of_features(h, ids, w):
-    return tf.gather(h, ids, axis=2, batch_dims=1)
+def of_heads(h, ids, w):
+    """Two heads of each sample, with indices of their own."""
+    heads = tf.transpose(tf.reshape(h, [-1, 3, 2, 2]), [0, 2, 1, 3])
+    ids = tf.stack([ids, 2 - ids], 1)
+    return tf.gather(heads, ids, batch_dims=2)
 
 
 def by_axes(h, ids, w):
@@ -95,7 +94,7 @@ def by_axes(h, ids, w):
 LOOKUPS = {
     "entries": lambda h, ids, w: tf.gather(h, ids, batch_dims=1),
     "one_each": lambda h, ids, w: tf.gather(h, ids[:, 0], batch_dims=1),
-    "features": of_features,
+    "features": lambda h, ids, w: tf.gather(h, ids, axis=2, batch_dims=1),
     "two_axes": by_axes,
     "long": lambda h, ids, w: tf.gather(
         h, tf.cast(ids, "int64"), batch_dims=-1
@@ -124,7 +123,7 @@ def test_entries_beyond_a_samples_own_are_no_others(name, ids):
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("name", few(ALONG, ["along"]))
 def test_entries_along_an_axis_are_each_samples_own(name):
-    """Keras merges samples and features: TensorFlow's would lead to others."""
+    """They are merged with other axes: alone, TensorFlow mixes these."""
     model = make(ALONG[name])
     x = [tf.constant(X), tf.constant(INSIDE)]
     oracle.assert_agree(vectorized(model, x), alone(model, x))
@@ -154,6 +153,17 @@ def test_slices_of_samples_and_weights_are_exact():
     model = make(function)
     x = [tf.constant(X), tf.constant(INSIDE)]
     oracle.assert_agree(vectorized(model, x), alone(model, x))
+
+
+def test_an_op_without_a_gradient_is_named():
+    def function(h, ids, w):
+        part = xla_ops.dynamic_slice(h, [0, 1, 0], [4, 2, 4])
+        return tf.ensure_shape(part, (4, 2, 4))
+
+    x = [tf.constant(X, tf.float32), tf.constant(INSIDE)]
+    said = r"op XlaDynamicSlice \(.*jit_compile=False"
+    with pytest.raises(ValueError, match=said):
+        vectorized(make(function), x)
 
 
 MATRIX = tf.constant(_rng.normal(size=(3, 4)))
