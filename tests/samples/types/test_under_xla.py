@@ -9,7 +9,8 @@ import pytest
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.python import xla as xla_ops
 
-from keras_pergrad.samples import TracedStep
+from keras_pergrad.keras_internals.xla import in_xla
+from keras_pergrad.samples import TracedStep, refusals
 from keras_pergrad.samples.types.tensor_types import At, Mixed, Total
 from tests import oracle
 from tests.marks import few
@@ -233,3 +234,21 @@ def test_types_of_updated_slices_agree_with_motion(name):
         assert found.place == expected
     elif expected is not None:
         assert isinstance(found, expected), found
+
+
+@pytest.mark.parametrize("xla", [False, True])
+def test_a_trace_aside_is_compiled_as_the_step_will_be(xla):
+    """As what checks private training before `fit` looks at a model."""
+    seen = []
+
+    def function(h, ids, w):
+        seen.append(in_xla())
+        return h
+
+    model = make(function)
+    model.compile("sgd", "mse", jit_compile=xla)
+    seen.clear()
+    batch = [tf.constant(X, tf.float32), tf.constant(INSIDE)]
+    batch = batch, tf.zeros([4, 1]), None
+    assert not refusals(TracedStep(model, batch), repeated="example")
+    assert seen == [xla]
