@@ -8,6 +8,7 @@ ops of the graph around a loop; the op attributes `_gradient_op_type`,
 """
 
 import contextlib
+import re
 
 import tensorflow as tf
 from tensorflow.python.ops import gradients_util
@@ -32,6 +33,41 @@ _FIRST_ALONE = {
     "BatchMatMulV2": _of_data,
     "BiasAdd": lambda op, gradient: (gradient, None),
 }
+
+
+def _of_lookup(op, gradient):
+    """Return the gradient of a look-up of each sample's own entries.
+
+    TensorFlow's takes an index beyond a sample's entries for one of the next
+    sample's, or of the one before. Here it is of no entry. Look-ups on CPUs
+    refuse such indices; XLA takes the nearest entry, and a GPU zeros.
+    """
+    table, ids, axis = op.inputs
+    axis = int(tf.get_static_value(axis)) % table.shape.rank
+    if ids.dtype == tf.int16:
+        ids = tf.cast(ids, tf.int32)
+    length = tf.shape(table, ids.dtype)[axis]
+    inside = tf.maximum(tf.minimum(ids, length - 1), 0)
+    own, batch = tf.identity(table), _batch_dims(op)
+    again = tf.gather(own, inside, axis=axis, batch_dims=batch)
+    # The axes of indices come where that of the entries was.
+    before = (*[slice(None)] * batch, *[None] * (axis - batch))
+    behind = [None] * (table.shape.rank - axis - 1)
+    is_inside = tf.equal(ids, inside)[(*before, ..., *behind)]
+    gradient = tf.where(is_inside, gradient, tf.zeros([], gradient.dtype))
+    return *tf.gradients(again, own, gradient), None, None
+
+
+def _batch_dims(op):
+    """Return how many axes a look-up and its indices share; None: unknown."""
+    table, ids, axis = op.inputs
+    unknown = None in (table.shape.rank, ids.shape.rank)
+    if unknown or tf.get_static_value(axis) is None:
+        return None
+    batch = op.get_attr("batch_dims")
+    return batch + ids.shape.rank if batch < 0 else batch
+
+
 #: The axes that the weight has there.
 _WEIGHT = {"BatchMatMulV2": "io", "BiasAdd": "o"}
 
@@ -61,7 +97,25 @@ def gradients_at(targets, sources, operations, given=None):
             elif _is_first_alone(op, skipped):
                 op._gradient_function = _FIRST_ALONE[op.type]
                 stack.callback(setattr, op, "_gradient_function", None)
-        return tf.gradients(targets, sources, given)
+        for op in operations:
+            if op.type == "GatherV2" and _batch_dims(op):
+                op._gradient_function = _of_lookup
+                stack.callback(setattr, op, "_gradient_function", None)
+        try:
+            return tf.gradients(targets, sources, given)
+        except LookupError as error:
+            raise ValueError(_without_gradient(error)) from error
+
+
+def _without_gradient(error):
+    found = re.search(r"operation ?'(.*?)' \(op type: (\w+)\)", str(error))
+    name, kind = found.groups() if found else ("not named", "unknown")
+    return (
+        f"The loss depends on weights through the op {kind} ({name}). Expected "
+        "an op whose gradient TensorFlow knows. Put tf.stop_gradient around "
+        "it if no gradient is meant to go through; or take another op. If "
+        "only XLA has it, compile with jit_compile=False."
+    )
 
 
 def _unneeded(operations, sources):

@@ -20,6 +20,7 @@ from keras_pergrad.keras_internals.model_state import (
 )
 from keras_pergrad.keras_internals.seeds import shared_seed_state
 from keras_pergrad.keras_internals.tracing import traced_functions
+from keras_pergrad.keras_internals.xla import in_xla
 from keras_pergrad.samples import messages
 from keras_pergrad.samples.layer_rules.rule_registry import find_rule
 from keras_pergrad.samples.step_proof import StepProof
@@ -145,6 +146,7 @@ def _findings(traced, repeated, values=None):
         getattr(model, "vouched", ()),
         traced.training,
         traced.loss,
+        _under_xla(model),
         str(specs),
         tuple(map(id, traced.variables)),
         tuple((layer.trainable, find_rule(layer)) for layer in layers),
@@ -192,9 +194,15 @@ def _traced(traced, specs, number, repeated, values):
         all_findings.append(_judged(one, y_pred, loss, watched, repeated))
 
     with traced_functions(), random_state_kept(), losses_kept(traced.model):
-        function = tf.function(run, autograph=False)
+        xla = _under_xla(traced.model)
+        function = tf.function(run, autograph=False, jit_compile=xla)
         function.get_concrete_function(*[_of_number(s, number) for s in flat])
     return all_findings[0]
+
+
+def _under_xla(model):
+    """Whether XLA compiles the step, which may not be the one being traced."""
+    return in_xla() or bool(model.compiled and model.jit_compile)
 
 
 def _of_number(one, number):

@@ -176,6 +176,22 @@ def test_in_a_layer(mode, laplacian):
     agree(moved(model, MODES[mode], loss="mse"), right)
 
 
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize(
+    "mode", few(MODES, ["vectorized"], ["per_sample", "clipped"])
+)
+def test_in_a_layer_under_xla(mode):
+    """There the gradient of a slice is an op of XLA's own."""
+    points = keras.Input((2,))
+    layer = Residual(net(), by_columns)
+    model = kpg.PerGradModel(points, layer(points))
+    right = plain(
+        model,
+        lambda: tf.reduce_mean((layer(tf.constant(POINTS)) - VALUES) ** 2),
+    )
+    agree(moved(model, MODES[mode], loss="mse", jit_compile=True), right)
+
+
 @pytest.mark.parametrize("mode", ["per_sample", "accumulated"])
 def test_a_jacobian_counts_its_samples_and_is_refused(mode):
     """`batch_jacobian` reshapes by the number of samples."""

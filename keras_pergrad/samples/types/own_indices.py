@@ -122,29 +122,7 @@ def _unclipped(op, ids):
 def _are_below(op, parts, size):
     """Whether sums of some numbers are known to be from 0 up to a size."""
     ranges = [number_range(op, t) for t in parts]
-    if sum(r[0] for r in ranges) >= 0 and sum(r[1] for r in ranges) < size:
-        return True
-    own = op.is_gradient and len(parts) == 1
-    return own and _is_looked_up(op, parts[0], size)
-
-
-def _is_looked_up(op, ids, size):
-    """Whether a look-up of each sample's own entries has checked numbers.
-
-    A look-up does that if its result is used, as one that has a gradient is.
-    """
-    chain, source = [ids], _source(op, ids)
-    while chain[-1] is not source:
-        chain.append(chain[-1].op.inputs[0])
-    for tensor in chain:
-        for taker in tensor.consumers():
-            if taker.type == "GatherV2" and taker.get_attr("batch_dims") > 0:
-                axis = tf.get_static_value(taker.inputs[2])
-                shape = taker.inputs[0].shape
-                if taker.inputs[1] is tensor and axis is not None:
-                    length = shape[int(axis)]
-                    return length is not None and length <= size
-    return False
+    return sum(r[0] for r in ranges) >= 0 and sum(r[1] for r in ranges) < size
 
 
 def addends(tensor):

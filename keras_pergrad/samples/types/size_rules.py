@@ -1,5 +1,6 @@
 """Numbers that follow how many samples there are: see `Sizes`."""
 
+import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.samples.types.tensor_types import BY_SIZE, Free, flags_of
@@ -70,8 +71,8 @@ _SHAPE_INPUTS = {
 _TAKE_PARTS = {"Slice", "StridedSlice"}
 _RUNNING = {"Cumsum", "Cumprod", "CumulativeLogsumexp"}
 _ARRANGE = op_types(
-    "Cast ConcatV2 ExpandDims GatherV2 Identity Mul Pack Prod Reshape "
-    "Slice Split SplitV Squeeze StridedSlice Unpack"
+    "Cast ConcatOffset ConcatV2 ExpandDims GatherV2 Identity Mul Pack Prod "
+    "Reshape Slice Split SplitV Squeeze StridedSlice Unpack"
 )
 
 
@@ -110,16 +111,20 @@ class Sizes:
             flags |= BY_SIZE
         elif flags & BY_SIZE and self._arranges(op, types):
             flags = self.left(op, flags)
-            self.note(op.outputs)
+            if op.type != "ConcatOffset":  # It gives sums of sizes.
+                self.note(op.outputs)
         return flags
 
     def left(self, op, flags):
         """Return flags without `BY_SIZE` where no size follows the samples."""
         if self._any:
-            for tensor in op.outputs:
-                number = self._numbers.of(tensor)
-                if number is None:
-                    return flags
+            numbers = [self._numbers.of(t) for t in op.outputs]
+            if any(number is None for number in numbers):
+                return flags
+            if op.type == "ConcatOffset":
+                # The sizes of the parts, but for the last.
+                numbers = np.diff(numbers, axis=0)
+            for number in numbers:
                 if ((number % self._n == 0) & (number != 0)).any():
                     return flags
         return flags & ~BY_SIZE

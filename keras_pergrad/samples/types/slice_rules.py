@@ -1,11 +1,17 @@
 """Type rules of ops that take a part of each axis, or put one into zeros."""
 
 from keras_pergrad.samples.types.shape_rules import only_first, whole
-from keras_pergrad.samples.types.tensor_types import At, Free, Mixes, Untyped
+from keras_pergrad.samples.types.tensor_types import (
+    At,
+    Free,
+    Mixes,
+    Untyped,
+    joined,
+)
 from keras_pergrad.samples.types.type_rules import type_rule
 
 
-@type_rule("Slice")
+@type_rule("Slice", "XlaDynamicSlice")
 def cut(op, types):
     """Take a part of each axis."""
     kind = only_first(types)
@@ -132,6 +138,31 @@ def _among_blocks(kind, begin, size, n):
     if begin is None or size is None or begin % block or size % block:
         raise Mixes("puts the samples among others")
     return At(kind.axis, kind.rows, size // block, kind.flags)
+
+
+@type_rule("XlaDynamicUpdateSlice")
+def updated_slice(op, types):
+    """Put a part into a tensor, as the gradient of a slice does under XLA.
+
+    XLA moves a part that would reach beyond the end back into the tensor.
+    """
+    into, part, begins = types
+    if not isinstance(begins, Free):
+        raise Mixes("takes places from the values of the samples")
+    kind = joined(into, part).flagged(begins.flags)
+    if whole(kind):
+        return kind
+    length, size = op.shape()[kind.axis], op.shape(1)[kind.axis]
+    if length is not None and size == length:
+        return kind
+    places = op.partial_number(2)
+    begin = None if places is None else places[kind.axis]
+    if isinstance(into, Free):
+        return _among_blocks(kind, begin, length, op.n)
+    block = op.n * kind.rows
+    if begin is None or size is None or begin % block or size % block:
+        raise Mixes("replaces some of the samples")
+    return kind
 
 
 @type_rule("Pad", "PadV2", "MirrorPad", "MirrorPadGrad")
