@@ -9,7 +9,10 @@ from keras_pergrad.keras_internals.graph_nodes import (
     placeholder,
 )
 from keras_pergrad.keras_internals.losses import components
-from keras_pergrad.keras_internals.model_state import captured_from
+from keras_pergrad.keras_internals.model_state import (
+    captured_from,
+    resource_of,
+)
 from keras_pergrad.samples import messages
 from keras_pergrad.samples.types.node_stages import (
     first_ones,
@@ -18,6 +21,7 @@ from keras_pergrad.samples.types.node_stages import (
 )
 from keras_pergrad.samples.types.tensor_types import FREE, VALUES, At, Total
 from keras_pergrad.samples.types.typing import Typing
+from keras_pergrad.samples.types.variable_types import has_state
 
 #: Numbers of samples; one that no tensor of the step has is chosen.
 _NUMBERS = (211, 223, 227, 229, 233, 239, 241, 251, 257, 263, 269, 271)
@@ -35,6 +39,7 @@ class StepTypes:
         number: the number of samples in the step; None: it takes any.
         fixed: whether all other sizes of the batch are known.
         failures: the `Mixed` that arose, in order.
+        effects: those of ops that keep state in a way that is not known.
         count: how many ops were typed.
         assigned: pairs of a variable's handle and the type of what it gets.
 
@@ -75,6 +80,15 @@ class StepTypes:
         shaped = shaped or (lambda name: False)
         self._variables, self._asked = variables, (vouched, shaped)
         self._first = operations[0] if operations else None
+        outer = captured_from(graph)
+        self._handles = {
+            t.name: outer.get(id(t), t)
+            for t in self._inputs().values()
+            if t.dtype == tf.resource
+        }
+        self._resources = {
+            name: resource_of(handle) for name, handle in self._handles.items()
+        }
         self._type(wanted, operations)
 
     def of(self, tensor):
@@ -86,7 +100,7 @@ class StepTypes:
         inputs = self._inputs()
         nodes = self._nodes(inputs.values())
         names = [t.op.name for t in wanted]
-        names += [op.name for op in operations if op.op_def.is_stateful]
+        names += _with_effects(nodes, self._graph, self._first)
         nodes.only(names)
         n = self.number
         if n is None:
@@ -109,7 +123,7 @@ class StepTypes:
     def _nodes(self, inputs):
         """Return the nodes of the graph; the inputs are given."""
         nodes = Definitions(self._graph).of_graph(self._graph, inputs)
-        keep_order(nodes, self._graph, self._first)
+        keep_order(nodes, self._graph, self._first, self._resources)
         return nodes
 
     def linear(self, tensors, given):
@@ -148,17 +162,17 @@ class StepTypes:
                     known[name] = placeholder(tensor.dtype, shape, tensor)
         for name, (_, flags) in self._given.items():
             typing.give_input(known[name], At(0, flags=flags))
-        outer = captured_from(self._graph)
-        handles = {}
-        for name, tensor in inputs.items():
-            if tensor.dtype == tf.resource:
-                handles[id(known[name])] = outer.get(id(tensor), tensor)
+        handles, state, first = {}, typing.state, {}
         trained = {
             id(part.handle) for v in self._variables for part in components(v)
         }
-        typing.state.trained = {
-            key for key, handle in handles.items() if id(handle) in trained
-        }
+        for name, handle in self._handles.items():
+            same = first.setdefault(self._resources[name], known[name])
+            state.same(known[name], same)
+            handles.setdefault(id(same), handle)
+            if id(handle) in trained:
+                handles[id(same)] = handle
+                state.trained.add(id(same))
         if stays:
             names = in_order(nodes.by_name, nodes.needs.get)
             ops = [self._graph.get_operation_by_name(name) for name in names]
@@ -168,11 +182,28 @@ class StepTypes:
             typing.run(nodes, known, graph)
         self._typing, self._known = typing, known
         self.failures, self.count = typing.failures, typing.count
+        self.effects = typing.effects
         self.vouched_ops = typing.vouched_ops
         self.assigned = [
             (handles.get(key), kind)
             for key, kind in typing.state.assigned.items()
         ]
+
+
+def _with_effects(nodes, graph, first):
+    """Return the names of nodes from the first op on that may keep state.
+
+    Those of the backward pass are among them.
+    """
+    if first is None:
+        return []
+    operations = graph.get_operations()
+    later = operations[operations.index(first) :]
+    return [
+        op.name
+        for op in later
+        if op.name in nodes.by_name and has_state(op.type)
+    ]
 
 
 class ShapesUnknown(ValueError):

@@ -35,9 +35,11 @@ from keras_pergrad.samples.types.type_rules import op_types, rule_of
 from keras_pergrad.samples.types.typed_op import TypedOp
 from keras_pergrad.samples.types.variable_types import (
     ASSIGN,
+    HAND_ON,
     READS,
     State,
-    may_keep,
+    has_state,
+    keeps_unknown,
 )
 
 _SIZES = op_types(
@@ -70,6 +72,7 @@ class Typing:
         lists: what is known of lists, a `ListShapes`.
         level: how many loops through the samples are being typed.
         failures: the `Mixed` that arose, in order.
+        effects: those of ops that keep state in a way that is not known.
         count: how many ops were typed.
         vouched_ops: the ops that the user vouches for.
     """
@@ -80,7 +83,8 @@ class Typing:
         self._vouched = vouched or (lambda op, name: False)
         self._shaped = shaped or (lambda name: False)
         self.state = State()
-        self.failures, self.vouched_ops, self.count = [], [], 0
+        self.failures, self.effects = [], []
+        self.vouched_ops, self.count = [], 0
         self._types, self._numbers = {}, StaticNumbers()
         self._sizes = Sizes(n, any_number, self._numbers)
         self.lists = ListShapes()
@@ -251,6 +255,8 @@ class Typing:
             return
         types = [self.of(t) for t in op.inputs]
         self.lists.note(op, self._numbers)
+        if op.type in READS and self._read(op):
+            return
         if op.type in ASSIGN:
             self.state.assign(op, types)
         elif op.type == "Identity" and SAME_FOR_ALL in self._name(op):
@@ -258,11 +264,13 @@ class Typing:
         elif op.type in _SIZES:
             self._set(op, self._size(op, types))
             self._sizes.note(op.outputs)
-        elif op.type in READS and self._read(op):
-            return
+        elif self._keeps_unknown(op, types):
+            self._set(op, self.effects[-1])
         elif op.outputs:
-            if op.type == "Identity" and op.inputs[0].dtype == tf.resource:
-                self.state.same(op.outputs[0], op.inputs[0])
+            self.state.advance(op)
+            if op.type in HAND_ON:
+                for given, made in zip(op.inputs, op.outputs):
+                    self.state.same(made, given)
             self.count += 1
             self._compute(op, types)
 
@@ -271,7 +279,7 @@ class Typing:
             return
         mixed = next((t for t in types if isinstance(t, Mixed)), None)
         if mixed is None:
-            mixed = self._through_state(op, types)
+            mixed = self.state.unknown(op) if has_state(op.type) else None
         if mixed is not None:
             # It matters where it arrives.
             self._set(op, mixed)
@@ -335,17 +343,18 @@ class Typing:
                 return self.failed(op, why, True)
         return Free(self._sizes.left(op, BY_SIZE))
 
-    def _through_state(self, op, types):
-        """Return a `Mixed` for an op that keeps samples, or reads what is kept.
+    def _keeps_unknown(self, op, types):
+        """Whether an op keeps state, and neither a rule nor the user knows it.
 
-        Queues, stacks and the like: no rule knows what they hold.
+        Queues, stages, files and the like, also without outputs.
         """
-        kept = self.state.unknown(op) if op.op_def.is_stateful else None
-        if kept is None and may_keep(op, types) and not rule_of(op.type):
-            why = "keeps samples where no type follows them"
-            kept = self.failed(op, why, True)
-            self.state.keep(op, kept)
-        return kept
+        if self.n <= 1 or not keeps_unknown(op, types):
+            return False
+        if self._vouched(op, self._name(op)):
+            return False
+        why = "has no type rule, and may keep state or read what is kept"
+        self.effects.append(self.failed(op, why, True))
+        return True
 
     def _read(self, op):
         """Type what a variable holds; whether nothing is left to do."""
