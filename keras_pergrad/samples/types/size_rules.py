@@ -7,7 +7,7 @@ from keras_pergrad.samples.types.type_rules import op_types
 
 #: The places of inputs that are sizes or places. What follows the number of
 #: samples there gives a tensor its shape, not its values.
-_SHAPE_INPUTS = {
+SHAPE_INPUTS = {
     "Reshape": (1,),
     "Fill": (0,),
     "BroadcastTo": (1,),
@@ -94,7 +94,7 @@ class Sizes:
 
     def as_shapes(self, op, types):
         """Return types of inputs; a size that gives a shape gives no value."""
-        places = _SHAPE_INPUTS.get(op.type, ())
+        places = SHAPE_INPUTS.get(op.type, ())
         if op.type in _TAKE_PARTS and isinstance(types[0], Free):
             # Which part of a table it is gives the values.
             places = ()
@@ -104,25 +104,29 @@ class Sizes:
         ]
 
     def flags(self, op, types):
-        """Return the flags of what an op makes of no samples."""
+        """Return the flags of what an op makes of no samples, by output."""
         flags = flags_of(types)
         if self._any and _counts(op, self._n):
             flags |= BY_SIZE
         elif flags & BY_SIZE and self._arranges(op, types):
-            flags = self.left(op, flags)
             self.note(op.outputs)
-        return flags
+            return self.left(op, flags)
+        return [flags] * len(op.outputs)
 
     def left(self, op, flags):
         """Return flags without `BY_SIZE` where no size follows the samples."""
-        if self._any:
-            for tensor in op.outputs:
-                number = self._numbers.of(tensor)
-                if number is None:
-                    return flags
-                if ((number % self._n == 0) & (number != 0)).any():
-                    return flags
-        return flags & ~BY_SIZE
+        return [
+            flags if self._follows(tensor) else flags & ~BY_SIZE
+            for tensor in op.outputs
+        ]
+
+    def _follows(self, tensor):
+        if not self._any:
+            return False
+        number = self._numbers.of(tensor)
+        if number is None:
+            return True
+        return ((number % self._n == 0) & (number != 0)).any()
 
     def _arranges(self, op, types):
         """Whether an op gives some of the sizes that it takes, or products.

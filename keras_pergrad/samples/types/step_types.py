@@ -19,14 +19,13 @@ from keras_pergrad.samples.types.node_stages import (
     in_order,
     keep_order,
 )
+from keras_pergrad.samples.types.open_lengths import TRIES, OpenLengths
 from keras_pergrad.samples.types.tensor_types import FREE, VALUES, At, Total
 from keras_pergrad.samples.types.typing import Typing
 from keras_pergrad.samples.types.variable_types import has_state
 
 #: Numbers of samples; one that no tensor of the step has is chosen.
 _NUMBERS = (211, 223, 227, 229, 233, 239, 241, 251, 257, 263, 269, 271)
-#: Lengths of axes whose size is not known, until one fits the model.
-_LENGTHS = (64, 96, 48, 32, 16, 12, 8, 7, 6, 5, 4, 3, 2, 1)
 
 
 class StepTypes:
@@ -106,9 +105,9 @@ class StepTypes:
         if n is None:
             n = _other_than(self._graph)
         error = None
-        for length in (None,) if self.fixed else _LENGTHS:
+        for lengths in (OpenLengths(),) if self.fixed else TRIES:
             try:
-                self._run(nodes, inputs, n, length)
+                self._run(nodes, inputs, n, lengths)
             except (ValueError, tf.errors.OpError) as failure:
                 error = failure
                 continue
@@ -144,9 +143,13 @@ class StepTypes:
         typing.run(nodes, known, graph)
         return [typing.of(known[t.name]) for t in tensors]
 
-    def _run(self, nodes, inputs, n, length):
+    def _run(self, nodes, inputs, n, lengths):
         typing = Typing(
-            Definitions(self._graph), n, self.number is None, *self._asked
+            Definitions(self._graph),
+            n,
+            self.number is None,
+            *self._asked,
+            lengths,
         )
         graph, known = tf.Graph(), dict(inputs)
         # Where all shapes are known, the ops can stay where they are.
@@ -157,8 +160,7 @@ class StepTypes:
                 for name, tensor in inputs.items():
                     shape = tensor.shape
                     if name in self._given and shape.rank is not None:
-                        rest = [length if s is None else s for s in shape[1:]]
-                        shape = [n, *rest]
+                        shape = [n, *lengths.sizes(shape[1:])]
                     known[name] = placeholder(tensor.dtype, shape, tensor)
         for name, (_, flags) in self._given.items():
             typing.give_input(known[name], At(0, flags=flags))

@@ -15,8 +15,10 @@ import tensorflow as tf
 from keras_pergrad.common.marks import SAME_FOR_ALL
 from keras_pergrad.keras_internals.graph_nodes import placeholder
 from keras_pergrad.samples.types import assumed, call_rules, sample_loops
+from keras_pergrad.samples.types.every_number import EveryNumber
 from keras_pergrad.samples.types.list_shapes import ListShapes
 from keras_pergrad.samples.types.node_stages import PADS, stages
+from keras_pergrad.samples.types.open_lengths import OpenLengths
 from keras_pergrad.samples.types.size_rules import Sizes
 from keras_pergrad.samples.types.static_numbers import StaticNumbers
 from keras_pergrad.samples.types.tensor_types import (
@@ -65,7 +67,7 @@ class Typing:
     `any_number`: nothing else has the size n, so that what follows the number
     of samples shows. `vouched(op, name)`: the user vouches for it;
     `shaped(name)`: the graph knows the shapes of an op better than TensorFlow
-    infers them.
+    infers them; `lengths`: the `OpenLengths` of the batch.
 
     Attributes:
         state: what variables hold, a `State`.
@@ -77,8 +79,17 @@ class Typing:
         vouched_ops: the ops that the user vouches for.
     """
 
-    def __init__(self, definitions, n, any_number, vouched=None, shaped=None):
+    def __init__(
+        self,
+        definitions,
+        n,
+        any_number,
+        vouched=None,
+        shaped=None,
+        lengths=None,
+    ):
         self.definitions, self.n = definitions, n
+        self.lengths = lengths or OpenLengths()
         self.any_number = any_number
         self._vouched = vouched or (lambda op, name: False)
         self._shaped = shaped or (lambda name: False)
@@ -87,6 +98,7 @@ class Typing:
         self.vouched_ops, self.count = [], 0
         self._types, self._numbers = {}, StaticNumbers()
         self._sizes = Sizes(n, any_number, self._numbers)
+        self._every = EveryNumber(n, self._numbers, self.lengths)
         self.lists = ListShapes()
         self._kept, self._names, self._path = [], {}, ""
         self.level = 0
@@ -99,6 +111,7 @@ class Typing:
             self.any_number,
             self._vouched,
             self._shaped,
+            self.lengths,
         )
 
     def of(self, tensor):
@@ -123,6 +136,7 @@ class Typing:
         """Let a tensor be another one, in another graph."""
         self.give(made, kind)
         self._sizes.same(made, tensor)
+        self._every.same(made, tensor)
 
     def run(self, nodes, known, graph):
         """Put nodes into a graph and type them; extend name → tensor."""
@@ -264,6 +278,7 @@ class Typing:
         elif op.type in _SIZES:
             self._set(op, self._size(op, types))
             self._sizes.note(op.outputs)
+            self._every.note_sizes(op)
         elif self._keeps_unknown(op, types):
             self._set(op, self.effects[-1])
         elif op.outputs:
@@ -288,15 +303,17 @@ class Typing:
         free = all(type(t) is Free for t in types)
         if free and op.type not in _PYTHON:
             flags = self._sizes.flags(op, types)
-            if flags:
-                self._set(op, Free(flags))
+            self._every.note(op, types)
+            if any(flags):
+                self._set(op, list(map(Free, flags)))
             return
         self._set(op, self._by_rule(op, types))
 
     def _by_rule(self, op, types):
         """Return what the rule of an op gives, or a `Mixed` with its reason."""
         try:
-            seen = TypedOp(op, self.n, self._numbers, self.lists, self.of)
+            seen = TypedOp(op, self, self._numbers)
+            self._every.check(op)
             if sample_loops.concerns(types) and op.type not in _PYTHON:
                 kind = sample_loops.typed(seen, types)
                 if kind is None:
@@ -341,7 +358,7 @@ class Typing:
             if isinstance(kind, Total) and not known:
                 why = "gives a size that may follow the values of samples"
                 return self.failed(op, why, True)
-        return Free(self._sizes.left(op, BY_SIZE))
+        return list(map(Free, self._sizes.left(op, BY_SIZE)))
 
     def _keeps_unknown(self, op, types):
         """Whether an op keeps state, and neither a rule nor the user knows it.
