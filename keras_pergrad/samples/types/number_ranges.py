@@ -116,7 +116,9 @@ class _Ranges:
         if axis is None or tensor.shape.rank is None:
             return None
         length = tensor.shape[int(axis)]
-        return None if self._op.lengths.has(length) else (0, length - 1)
+        if not length or self._op.lengths.has(length):
+            return None
+        return 0, length - 1
 
 
 def limits(dtype):
