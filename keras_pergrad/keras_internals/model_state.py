@@ -252,6 +252,14 @@ def captured_from(graph):
     return {**around, **inside}
 
 
+def resource_of(handle):
+    """Return a key of what is behind a handle, the same for all its handles."""
+    if tf.is_symbolic_tensor(handle):
+        return id(handle)
+    # Its text has the name and the container, by which TensorFlow finds it.
+    return repr(handle).partition(", type=")[0]
+
+
 def assigned_inputs(graph):
     """List the inputs of a function's graph that some op inside assigns."""
     # Each handle is followed from op to op: alias → input.

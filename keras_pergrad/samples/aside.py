@@ -32,18 +32,12 @@ from keras_pergrad.samples.types.tensor_types import (
     Mixed,
     Total,
 )
-from keras_pergrad.samples.types.type_rules import op_types
+from keras_pergrad.samples.types.variable_types import DRAWS
 
 #: The name of a seed's state in Keras: every draw advances it.
 SEED = "seed_generator_state"
 #: What a sample must not depend on where its pass is repeated with others.
 _OF_OTHERS = BY_SIZE | DIVIDED
-#: Ops that draw other numbers each time.
-_DRAWS = op_types(
-    "Multinomial ParameterizedTruncatedNormal RandomGamma RandomPoissonV2 "
-    "RandomShuffle RandomStandardNormal RandomUniform RandomUniformInt "
-    "RngReadAndSkip TruncatedNormal"
-)
 _FINDINGS = weakref.WeakKeyDictionary()
 
 
@@ -254,7 +248,7 @@ def _of_outputs(traced, proof, outputs, deltas, repeated):
     """Yield why the outputs do not belong to a sample each."""
     model = traced.model
     for op in traced.operations if repeated == "sample" else ():
-        if op.type in _DRAWS:
+        if op.type in DRAWS:
             yield messages.draws(model, proof.origin.layer(op.name), op)
             return
     for number, (output, delta) in enumerate(zip(outputs, deltas)):

@@ -18,6 +18,8 @@ class StepRefusals:
     def __iter__(self):
         """Yield (layer, error) for what cannot be served, the first first."""
         yield from self._by_chance()
+        for kind in self._proof.types.effects:
+            yield from self._mixed(kind)
         for one, at in zip(self._uses.candidates, self._proof.at):
             if one.by_value or at.has_samples:
                 yield from self._of_use(one, at)

@@ -19,14 +19,10 @@ from keras_pergrad.keras_internals.model_state import (
     captured_from,
 )
 from keras_pergrad.samples.inlining import CALLS, Inlined, inlined
+from keras_pergrad.samples.types.variable_types import ASSIGN
 
 #: Ops whose outputs follow the size of the batch, never its values.
 SIZES = {"Shape", "ShapeN", "Size", "Rank"}
-ASSIGN = {
-    "AssignVariableOp",
-    "AssignAddVariableOp",
-    "AssignSubVariableOp",
-}
 #: Ops that repeat nothing: a weight behind them is as large as before.
 _ARRANGE = {
     "Cast",

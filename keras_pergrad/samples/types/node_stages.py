@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from keras_pergrad.samples.types.call_rules import is_call
 from keras_pergrad.samples.types.list_shapes import SHAPED
-from keras_pergrad.samples.types.variable_types import READS
+from keras_pergrad.samples.types.variable_types import HAND_ON, READS
 
 PADS = ("Pad", "PadV2")
 
@@ -73,28 +73,30 @@ def in_order(items, needs):
                 heapq.heappush(ready, places[taker])
 
 
-def keep_order(nodes, graph, first):
+def keep_order(nodes, graph, first, resources):
     """Let reads and assignments of a variable stay in their order.
 
     TensorFlow adds that order to a graph only when its trace ends. What was
     assigned before the first op of the step, as by the optimizer of another
-    loss, the step finds as it is.
+    loss, the step finds as it is. `resources` has what is behind each handle
+    that the graph is given, by name.
     """
-    variable, written, read = {}, {}, {}
+    variable, written, read = dict(resources), {}, {}
     operations = graph.get_operations()
     before = () if first is None else operations[: operations.index(first)]
     before = {op.name for op in before}
     for name in nodes.by_name:
         op = graph.get_operation_by_name(name)
         handles = {
-            variable.get(t.name, t.name)
-            for t in op.inputs
+            k: variable.get(t.name, t.name)
+            for k, t in enumerate(op.inputs)
             if t.dtype == tf.resource
         }
-        if op.type == "Identity" and handles:
-            variable[op.outputs[0].name] = handles.pop()
+        if op.type in HAND_ON and handles:
+            for k, handle in handles.items():
+                variable[op.outputs[k].name] = handle
             continue
-        for handle in handles:
+        for handle in handles.values():
             nodes.needs[name] += written.get(handle, [])
             if op.type in READS:
                 read.setdefault(handle, []).append(name)

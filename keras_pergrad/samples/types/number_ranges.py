@@ -9,6 +9,7 @@ import math
 import numpy as np
 import tensorflow as tf
 
+from keras_pergrad.samples.types.tensor_types import BY_SIZE, Free
 from keras_pergrad.samples.types.type_rules import op_types
 
 #: Each entry of the output is one of the first input.
@@ -60,7 +61,13 @@ class _Ranges:
         return self._known[id(tensor)]
 
     def _found(self, tensor):
+        if self._op.type_of(tensor) == Free(BY_SIZE):
+            # It is known for one number of samples alone.
+            return limits(tensor.dtype)
         number = self._op.of_tensor(tensor)
+        if self._op.lengths.primes and tensor.op.type != "Const":
+            # What follows a length is known for one length alone.
+            number = None
         if number is None and tensor.op.type == "Const":
             number = tf.get_static_value(tensor)
         found = None
@@ -81,9 +88,9 @@ class _Ranges:
         made = tensor.op
         kind, inputs = made.type, list(made.inputs)
         if kind in ("ArgMax", "ArgMin"):
-            return _of_places(inputs[0], tf.get_static_value(inputs[1]))
+            return self._of_places(inputs[0], tf.get_static_value(inputs[1]))
         if kind == "TopKV2" and tensor.value_index:
-            return _of_places(inputs[0], -1)
+            return self._of_places(inputs[0], -1)
         if kind in _SAME or kind == "TopKV2":
             return self.of(inputs[0])
         if kind in _CHOICES:
@@ -95,12 +102,23 @@ class _Ranges:
                 return bounds
             return [b if math.isinf(b) else _EACH[kind](b) for b in bounds]
         if kind == "Sum":
+            if any(map(self._op.lengths.has, inputs[0].shape)):
+                return None
             return _of_sum(inputs[0], tensor, self.of(inputs[0]))
         if kind == "FloorMod":
             return _of_remainder(tensor.dtype, *map(self.of, inputs))
         if kind in _ARITHMETIC:
             return _ARITHMETIC[kind](*map(self.of, inputs))
         return None
+
+    def _of_places(self, tensor, axis):
+        """Return the range of places along an axis."""
+        if axis is None or tensor.shape.rank is None:
+            return None
+        length = tensor.shape[int(axis)]
+        if not length or self._op.lengths.has(length):
+            return None
+        return 0, length - 1
 
 
 def limits(dtype):
@@ -136,14 +154,6 @@ def _of_numbers(number):
         return None
     low, high = number.min().item(), number.max().item()
     return low, high
-
-
-def _of_places(tensor, axis):
-    """Return the range of places along an axis."""
-    if axis is None or tensor.shape.rank is None:
-        return None
-    length = tensor.shape[int(axis)]
-    return (0, length - 1) if length else None
 
 
 def _of_sum(tensor, total, bounds):

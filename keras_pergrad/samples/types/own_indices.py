@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.samples.types.number_ranges import limits, number_range
+from keras_pergrad.samples.types.tensor_types import BY_SIZE
 
 
 def stays(op, ids, at, length, where):
@@ -101,6 +102,9 @@ def _has_room(op, tensor, dtype):
     """Whether whole numbers are the same in another type of whole numbers."""
     if not tensor.dtype.is_integer or not dtype.is_integer:
         return False
+    if min(tensor.dtype.size, dtype.size) >= 4:
+        # Both hold every place; whether one is, is told by its parts.
+        return True
     low, high = number_range(op, tensor)
     least, most = limits(dtype)
     return least <= low <= high <= most
@@ -122,6 +126,9 @@ def _unclipped(op, ids):
 def _are_below(op, parts, size):
     """Whether sums of some numbers are known to be from 0 up to a size."""
     ranges = [number_range(op, t) for t in parts]
+    # A size that follows a length may be less than a number that is known.
+    if op.lengths.has(size):
+        return False
     return sum(r[0] for r in ranges) >= 0 and sum(r[1] for r in ranges) < size
 
 
@@ -185,8 +192,11 @@ def _held(columns, dtype):
     """Return columns with what a data type holds of their numbers."""
     if columns is None:
         return None
-    held = dtype.as_numpy_dtype
-    return [(m if m is None else m.astype(held), f) for m, f in columns]
+    held, wide = dtype.as_numpy_dtype, dtype.is_integer and dtype.size >= 4
+    return [
+        (None if m is None or (f & BY_SIZE and not wide) else m.astype(held), f)
+        for m, f in columns
+    ]
 
 
 def _transposed(op, made):

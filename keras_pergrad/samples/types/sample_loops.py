@@ -379,7 +379,8 @@ class _Body:
                 self.turns(part, counters, numbers)
                 for part in self._inputs(node)
             ]
-            return None if None in limits else min(limits)
+            # The least is, for one number of samples alone.
+            return limits[0] if len(set(limits)) == 1 else None
         if node.op != "Less":
             return None
         first, second = self._inputs(node)

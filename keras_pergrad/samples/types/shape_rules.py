@@ -32,7 +32,34 @@ def reshape(op, types):
     kind = only_first(types)
     if whole(kind):
         return kind
-    return reshaped(kind, op.shape(), op.shape_out(), op.n)
+    made = reshaped(kind, op.shape(), op.shape_out(), op.n)
+    if op.lengths.primes and not _is_given(op, made.axis):
+        _check_what_is_left(op, kind, made)
+    return made
+
+
+def _is_given(op, axis):
+    """Whether a size is given, instead of -1."""
+    sizes = op.partial_number(1)
+    return sizes is not None and sizes[axis] is not None and sizes[axis] >= 0
+
+
+def _check_what_is_left(op, kind, made):
+    """Refuse a samples' axis that is as long as all entries make it.
+
+    That cuts across samples if, for some lengths, the other axes do not divide
+    the entries of each. Sizes that are all given must have as many entries.
+    """
+    before, after = op.shape(), op.shape_out()
+    before[kind.axis] = kind.rows * kind.lead
+    del after[made.axis]
+    regular = op.lengths.is_regular(op.inputs[1], op.of_tensor)
+    if not regular or not op.lengths.divides(before, after):
+        raise Mixes(
+            "has -1 in place of the number of samples, which may cut across "
+            "them where the length of an axis is not known (give tf.shape(x)"
+            "[0], or data of known lengths)"
+        )
 
 
 def reshaped(kind, before, after, n):

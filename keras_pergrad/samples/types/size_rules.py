@@ -8,7 +8,7 @@ from keras_pergrad.samples.types.type_rules import op_types
 
 #: The places of inputs that are sizes or places. What follows the number of
 #: samples there gives a tensor its shape, not its values.
-_SHAPE_INPUTS = {
+SHAPE_INPUTS = {
     "Reshape": (1,),
     "Fill": (0,),
     "BroadcastTo": (1,),
@@ -95,7 +95,7 @@ class Sizes:
 
     def as_shapes(self, op, types):
         """Return types of inputs; a size that gives a shape gives no value."""
-        places = _SHAPE_INPUTS.get(op.type, ())
+        places = SHAPE_INPUTS.get(op.type, ())
         if op.type in _TAKE_PARTS and isinstance(types[0], Free):
             # Which part of a table it is gives the values.
             places = ()
@@ -105,29 +105,35 @@ class Sizes:
         ]
 
     def flags(self, op, types):
-        """Return the flags of what an op makes of no samples."""
+        """Return the flags of what an op makes of no samples, by output."""
         flags = flags_of(types)
         if self._any and _counts(op, self._n):
             flags |= BY_SIZE
         elif flags & BY_SIZE and self._arranges(op, types):
-            flags = self.left(op, flags)
             if op.type != "ConcatOffset":  # It gives sums of sizes.
                 self.note(op.outputs)
-        return flags
+            return self.left(op, flags)
+        return [flags] * len(op.outputs)
 
     def left(self, op, flags):
         """Return flags without `BY_SIZE` where no size follows the samples."""
-        if self._any:
-            numbers = [self._numbers.of(t) for t in op.outputs]
-            if any(number is None for number in numbers):
-                return flags
-            if op.type == "ConcatOffset":
-                # The sizes of the parts, but for the last.
-                numbers = np.diff(numbers, axis=0)
-            for number in numbers:
-                if ((number % self._n == 0) & (number != 0)).any():
-                    return flags
-        return flags & ~BY_SIZE
+        if not self._any:
+            return [flags & ~BY_SIZE] * len(op.outputs)
+        numbers = [self._numbers.of(tensor) for tensor in op.outputs]
+        if op.type == "ConcatOffset" and all(n is not None for n in numbers):
+            # The sizes of the parts, but for the last.
+            follows = any(map(self._follows, np.diff(numbers, axis=0)))
+            return [flags if follows else flags & ~BY_SIZE] * len(op.outputs)
+        return [
+            flags if self._follows(number) else flags & ~BY_SIZE
+            for number in numbers
+        ]
+
+    def _follows(self, number):
+        """Whether a number, of several batch sizes, follows the samples."""
+        if number is None:
+            return True
+        return ((number % self._n == 0) & (number != 0)).any()
 
     def _arranges(self, op, types):
         """Whether an op gives some of the sizes that it takes, or products.

@@ -105,6 +105,11 @@ def strided(op, types):
                 begin += length
         if begin == 0 and op.attribute("end_mask") >> k & 1:
             return kind.on(target)
+        ends = op.partial_number(2)
+        if op.any_number and ends is not None and ends[k] is not None:
+            open_end = op.attribute("end_mask") >> k & 1
+            if not open_end and length is not None and ends[k] > length:
+                raise Mixes("takes as many of the samples as are given")
         if begin == 0 and size is not None and size == length:
             return kind.on(target)
         return _blocks(kind, begin, size, op.n).on(target)

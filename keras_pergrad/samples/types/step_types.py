@@ -9,20 +9,23 @@ from keras_pergrad.keras_internals.graph_nodes import (
     placeholder,
 )
 from keras_pergrad.keras_internals.losses import components
-from keras_pergrad.keras_internals.model_state import captured_from
+from keras_pergrad.keras_internals.model_state import (
+    captured_from,
+    resource_of,
+)
 from keras_pergrad.samples import messages
 from keras_pergrad.samples.types.node_stages import (
     first_ones,
     in_order,
     keep_order,
 )
+from keras_pergrad.samples.types.open_lengths import TRIES, OpenLengths
 from keras_pergrad.samples.types.tensor_types import FREE, VALUES, At, Total
 from keras_pergrad.samples.types.typing import Typing
+from keras_pergrad.samples.types.variable_types import has_state
 
 #: Numbers of samples; one that no tensor of the step has is chosen.
 _NUMBERS = (211, 223, 227, 229, 233, 239, 241, 251, 257, 263, 269, 271)
-#: Lengths of axes whose size is not known, until one fits the model.
-_LENGTHS = (64, 96, 48, 32, 16, 12, 8, 7, 6, 5, 4, 3, 2, 1)
 
 
 class StepTypes:
@@ -35,6 +38,7 @@ class StepTypes:
         number: the number of samples in the step; None: it takes any.
         fixed: whether all other sizes of the batch are known.
         failures: the `Mixed` that arose, in order.
+        effects: those of ops that keep state in a way that is not known.
         count: how many ops were typed.
         assigned: pairs of a variable's handle and the type of what it gets.
 
@@ -75,6 +79,15 @@ class StepTypes:
         shaped = shaped or (lambda name: False)
         self._variables, self._asked = variables, (vouched, shaped)
         self._first = operations[0] if operations else None
+        outer = captured_from(graph)
+        self._handles = {
+            t.name: outer.get(id(t), t)
+            for t in self._inputs().values()
+            if t.dtype == tf.resource
+        }
+        self._resources = {
+            name: resource_of(handle) for name, handle in self._handles.items()
+        }
         self._type(wanted, operations)
 
     def of(self, tensor):
@@ -86,15 +99,15 @@ class StepTypes:
         inputs = self._inputs()
         nodes = self._nodes(inputs.values())
         names = [t.op.name for t in wanted]
-        names += [op.name for op in operations if op.op_def.is_stateful]
+        names += _with_effects(nodes, self._graph, self._first)
         nodes.only(names)
         n = self.number
         if n is None:
             n = _other_than(self._graph)
         error = None
-        for length in (None,) if self.fixed else _LENGTHS:
+        for lengths in (OpenLengths(),) if self.fixed else TRIES:
             try:
-                self._run(nodes, inputs, n, length)
+                self._run(nodes, inputs, n, lengths)
             except (ValueError, tf.errors.OpError) as failure:
                 error = failure
                 continue
@@ -109,7 +122,7 @@ class StepTypes:
     def _nodes(self, inputs):
         """Return the nodes of the graph; the inputs are given."""
         nodes = Definitions(self._graph).of_graph(self._graph, inputs)
-        keep_order(nodes, self._graph, self._first)
+        keep_order(nodes, self._graph, self._first, self._resources)
         return nodes
 
     def linear(self, tensors, given):
@@ -130,9 +143,13 @@ class StepTypes:
         typing.run(nodes, known, graph)
         return [typing.of(known[t.name]) for t in tensors]
 
-    def _run(self, nodes, inputs, n, length):
+    def _run(self, nodes, inputs, n, lengths):
         typing = Typing(
-            Definitions(self._graph), n, self.number is None, *self._asked
+            Definitions(self._graph),
+            n,
+            self.number is None,
+            *self._asked,
+            lengths,
         )
         graph, known = tf.Graph(), dict(inputs)
         # Where all shapes are known, the ops can stay where they are.
@@ -143,22 +160,21 @@ class StepTypes:
                 for name, tensor in inputs.items():
                     shape = tensor.shape
                     if name in self._given and shape.rank is not None:
-                        rest = [length if s is None else s for s in shape[1:]]
-                        shape = [n, *rest]
+                        shape = [n, *lengths.sizes(shape[1:])]
                     known[name] = placeholder(tensor.dtype, shape, tensor)
         for name, (_, flags) in self._given.items():
             typing.give_input(known[name], At(0, flags=flags))
-        outer = captured_from(self._graph)
-        handles = {}
-        for name, tensor in inputs.items():
-            if tensor.dtype == tf.resource:
-                handles[id(known[name])] = outer.get(id(tensor), tensor)
+        handles, state, first = {}, typing.state, {}
         trained = {
             id(part.handle) for v in self._variables for part in components(v)
         }
-        typing.state.trained = {
-            key for key, handle in handles.items() if id(handle) in trained
-        }
+        for name, handle in self._handles.items():
+            same = first.setdefault(self._resources[name], known[name])
+            state.same(known[name], same)
+            handles.setdefault(id(same), handle)
+            if id(handle) in trained:
+                handles[id(same)] = handle
+                state.trained.add(id(same))
         if stays:
             names = in_order(nodes.by_name, nodes.needs.get)
             ops = [self._graph.get_operation_by_name(name) for name in names]
@@ -168,11 +184,28 @@ class StepTypes:
             typing.run(nodes, known, graph)
         self._typing, self._known = typing, known
         self.failures, self.count = typing.failures, typing.count
+        self.effects = typing.effects
         self.vouched_ops = typing.vouched_ops
         self.assigned = [
             (handles.get(key), kind)
             for key, kind in typing.state.assigned.items()
         ]
+
+
+def _with_effects(nodes, graph, first):
+    """Return the names of nodes from the first op on that may keep state.
+
+    Those of the backward pass are among them.
+    """
+    if first is None:
+        return []
+    operations = graph.get_operations()
+    later = operations[operations.index(first) :]
+    return [
+        op.name
+        for op in later
+        if op.name in nodes.by_name and has_state(op.type)
+    ]
 
 
 class ShapesUnknown(ValueError):

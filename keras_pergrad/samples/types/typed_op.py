@@ -13,11 +13,21 @@ _GRADIENTS = re.compile(r"gradients(_\d+)?")
 
 
 class TypedOp:
-    """One op of the typed graph."""
+    """One op of the typed graph.
 
-    def __init__(self, op, n, numbers, lists, type_of):
-        self.op, self.n, self._numbers = op, n, numbers
-        self._lists, self.type_of = lists, type_of
+    Attributes:
+        op: the op.
+        n: the number of samples, with which it is typed.
+        any_number: whether the step takes any number of samples.
+        lengths: the `OpenLengths` of the batch.
+        type_of: the type of a tensor.
+    """
+
+    def __init__(self, op, typing, numbers):
+        self.op, self._numbers = op, numbers
+        self.n, self.any_number = typing.n, typing.any_number
+        self.lengths, self._lists = typing.lengths, typing.lists
+        self.type_of = typing.of
 
     @property
     def type(self):

@@ -15,8 +15,10 @@ import tensorflow as tf
 from keras_pergrad.common.marks import SAME_FOR_ALL
 from keras_pergrad.keras_internals.graph_nodes import placeholder
 from keras_pergrad.samples.types import assumed, call_rules, sample_loops
+from keras_pergrad.samples.types.every_number import EveryNumber
 from keras_pergrad.samples.types.list_shapes import ListShapes
 from keras_pergrad.samples.types.node_stages import PADS, stages
+from keras_pergrad.samples.types.open_lengths import OpenLengths
 from keras_pergrad.samples.types.size_rules import Sizes
 from keras_pergrad.samples.types.static_numbers import StaticNumbers
 from keras_pergrad.samples.types.tensor_types import (
@@ -35,9 +37,11 @@ from keras_pergrad.samples.types.type_rules import op_types, rule_of
 from keras_pergrad.samples.types.typed_op import TypedOp
 from keras_pergrad.samples.types.variable_types import (
     ASSIGN,
+    HAND_ON,
     READS,
     State,
-    may_keep,
+    has_state,
+    keeps_unknown,
 )
 
 _SIZES = op_types(
@@ -63,26 +67,38 @@ class Typing:
     `any_number`: nothing else has the size n, so that what follows the number
     of samples shows. `vouched(op, name)`: the user vouches for it;
     `shaped(name)`: the graph knows the shapes of an op better than TensorFlow
-    infers them.
+    infers them; `lengths`: the `OpenLengths` of the batch.
 
     Attributes:
         state: what variables hold, a `State`.
         lists: what is known of lists, a `ListShapes`.
         level: how many loops through the samples are being typed.
         failures: the `Mixed` that arose, in order.
+        effects: those of ops that keep state in a way that is not known.
         count: how many ops were typed.
         vouched_ops: the ops that the user vouches for.
     """
 
-    def __init__(self, definitions, n, any_number, vouched=None, shaped=None):
+    def __init__(
+        self,
+        definitions,
+        n,
+        any_number,
+        vouched=None,
+        shaped=None,
+        lengths=None,
+    ):
         self.definitions, self.n = definitions, n
+        self.lengths = lengths or OpenLengths()
         self.any_number = any_number
         self._vouched = vouched or (lambda op, name: False)
         self._shaped = shaped or (lambda name: False)
         self.state = State()
-        self.failures, self.vouched_ops, self.count = [], [], 0
+        self.failures, self.effects = [], []
+        self.vouched_ops, self.count = [], 0
         self._types, self._numbers = {}, StaticNumbers()
         self._sizes = Sizes(n, any_number, self._numbers)
+        self._every = EveryNumber(n, self._numbers, self.lengths)
         self.lists = ListShapes()
         self._kept, self._names, self._path = [], {}, ""
         self.level = 0
@@ -95,6 +111,7 @@ class Typing:
             self.any_number,
             self._vouched,
             self._shaped,
+            self.lengths,
         )
 
     def of(self, tensor):
@@ -119,6 +136,7 @@ class Typing:
         """Let a tensor be another one, in another graph."""
         self.give(made, kind)
         self._sizes.same(made, tensor)
+        self._every.same(made, tensor)
 
     def run(self, nodes, known, graph):
         """Put nodes into a graph and type them; extend name → tensor."""
@@ -251,6 +269,8 @@ class Typing:
             return
         types = [self.of(t) for t in op.inputs]
         self.lists.note(op, self._numbers)
+        if op.type in READS and self._read(op):
+            return
         if op.type in ASSIGN:
             self.state.assign(op, types)
         elif op.type == "Identity" and SAME_FOR_ALL in self._name(op):
@@ -258,11 +278,14 @@ class Typing:
         elif op.type in _SIZES:
             self._set(op, self._size(op, types))
             self._sizes.note(op.outputs)
-        elif op.type in READS and self._read(op):
-            return
+            self._every.note_sizes(op)
+        elif self._keeps_unknown(op, types):
+            self._set(op, self.effects[-1])
         elif op.outputs:
-            if op.type == "Identity" and op.inputs[0].dtype == tf.resource:
-                self.state.same(op.outputs[0], op.inputs[0])
+            self.state.advance(op)
+            if op.type in HAND_ON:
+                for given, made in zip(op.inputs, op.outputs):
+                    self.state.same(made, given)
             self.count += 1
             self._compute(op, types)
 
@@ -271,7 +294,7 @@ class Typing:
             return
         mixed = next((t for t in types if isinstance(t, Mixed)), None)
         if mixed is None:
-            mixed = self._through_state(op, types)
+            mixed = self.state.unknown(op) if has_state(op.type) else None
         if mixed is not None:
             # It matters where it arrives.
             self._set(op, mixed)
@@ -280,15 +303,17 @@ class Typing:
         free = all(type(t) is Free for t in types)
         if free and op.type not in _PYTHON:
             flags = self._sizes.flags(op, types)
-            if flags:
-                self._set(op, Free(flags))
+            self._every.note(op, types)
+            if any(flags):
+                self._set(op, list(map(Free, flags)))
             return
         self._set(op, self._by_rule(op, types))
 
     def _by_rule(self, op, types):
         """Return what the rule of an op gives, or a `Mixed` with its reason."""
         try:
-            seen = TypedOp(op, self.n, self._numbers, self.lists, self.of)
+            seen = TypedOp(op, self, self._numbers)
+            self._every.check(op)
             if sample_loops.concerns(types) and op.type not in _PYTHON:
                 kind = sample_loops.typed(seen, types)
                 if kind is None:
@@ -333,19 +358,20 @@ class Typing:
             if isinstance(kind, Total) and not known:
                 why = "gives a size that may follow the values of samples"
                 return self.failed(op, why, True)
-        return Free(self._sizes.left(op, BY_SIZE))
+        return list(map(Free, self._sizes.left(op, BY_SIZE)))
 
-    def _through_state(self, op, types):
-        """Return a `Mixed` for an op that keeps samples, or reads what is kept.
+    def _keeps_unknown(self, op, types):
+        """Whether an op keeps state, and neither a rule nor the user knows it.
 
-        Queues, stacks and the like: no rule knows what they hold.
+        Queues, stages, files and the like, also without outputs.
         """
-        kept = self.state.unknown(op) if op.op_def.is_stateful else None
-        if kept is None and may_keep(op, types) and not rule_of(op.type):
-            why = "keeps samples where no type follows them"
-            kept = self.failed(op, why, True)
-            self.state.keep(op, kept)
-        return kept
+        if self.n <= 1 or not keeps_unknown(op, types):
+            return False
+        if self._vouched(op, self._name(op)):
+            return False
+        why = "has no type rule, and may keep state or read what is kept"
+        self.effects.append(self.failed(op, why, True))
+        return True
 
     def _read(self, op):
         """Type what a variable holds; whether nothing is left to do."""

@@ -8,7 +8,9 @@ import pytest
 import tensorflow as tf
 
 from keras_pergrad.samples.types.number_ranges import number_range
+from keras_pergrad.samples.types.open_lengths import OpenLengths
 from keras_pergrad.samples.types.static_numbers import StaticNumbers
+from keras_pergrad.samples.types.tensor_types import FREE
 
 INF = math.inf
 WHOLE = -(2**31), 2**31 - 1
@@ -118,7 +120,11 @@ def _graph(function):
 
 
 def _range(tensor):
-    op = types.SimpleNamespace(of_tensor=StaticNumbers().of)
+    op = types.SimpleNamespace(
+        of_tensor=StaticNumbers().of,
+        type_of=lambda tensor: FREE,
+        lengths=OpenLengths(),
+    )
     return number_range(op, tensor)
 
 
