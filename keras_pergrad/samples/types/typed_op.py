@@ -1,21 +1,22 @@
 """An op as its type rule sees it: shapes, attributes, static numbers."""
 
 import math
-import re
 
 import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.samples.types.tensor_types import Untyped
 
-#: The scope in which `tf.gradients` puts what it adds.
-_GRADIENTS = re.compile(r"gradients(_\d+)?")
-
 
 class TypedOp:
-    """One op of the typed graph."""
+    """One op of the typed graph.
+
+    Attributes:
+        is_gradient: whether it is of the backward pass.
+    """
 
     def __init__(self, op, n, numbers, lists, type_of):
+        self.is_gradient = False
         self.op, self.n, self._numbers = op, n, numbers
         self._lists, self.type_of = lists, type_of
 
@@ -23,14 +24,6 @@ class TypedOp:
     def type(self):
         """The op's type, a string."""
         return self.op.type
-
-    @property
-    def is_gradient(self):
-        """Whether it is of the backward pass, by the scope of its name.
-
-        A layer may be called "policy_gradients".
-        """
-        return any(map(_GRADIENTS.fullmatch, self.op.name.split("/")))
 
     @property
     def inputs(self):
