@@ -18,6 +18,7 @@ from keras_pergrad.keras_internals.model_parts import (
     layers_of,
     own_losses,
 )
+from keras_pergrad.keras_internals.op_marks import whole_loss
 
 #: What stands before the name of a layer that calls `add_loss`.
 ADDED = "add_loss/"
@@ -51,12 +52,18 @@ def _joined(name, loss):
 
 @contextlib.contextmanager
 def noting_values(model, noted):
-    """Put the value of each compiled loss into a dict by its index."""
+    """Put the value of each compiled loss into a dict by its index.
+
+    Each is marked as a loss for itself.
+    """
     compiled = compiled_loss(model)
     entries = [
         entry._replace(loss=_Noting(entry.loss, k, noted))
         for k, entry in enumerate(entries_of(compiled))
     ]
+    if not entries:
+        yield
+        return
     with attribute(compiled, "_flat_losses", entries):
         yield
 
@@ -68,7 +75,7 @@ class _Noting:
         self._loss, self._index, self._noted = loss, index, noted
 
     def __call__(self, *args):
-        value = self._loss(*args)
+        value = whole_loss(self._loss(*args))
         self._noted[self._index] = value
         return value
 

@@ -1,7 +1,8 @@
 """The loss of a batch as Keras reduces it, and the parts of no sample.
 
 Private names in use: `keras.src.losses.loss.unscale_loss_for_distribution`,
-and of `keras.src.losses.losses` the function `convert_binary_labels_to_hinge`.
+`Model._aggregate_additional_loss`, and of `keras.src.losses.losses` the
+function `convert_binary_labels_to_hinge`.
 """
 
 import contextlib
@@ -13,23 +14,32 @@ from keras import ops
 from keras.src.losses import losses as keras_losses
 from keras.src.losses.loss import unscale_loss_for_distribution
 
-from keras_pergrad.common.marks import same_for_all
 from keras_pergrad.common.patching import attribute
 from keras_pergrad.common.refusal_messages import not_one_number
-from keras_pergrad.keras_internals import replica_metrics
+from keras_pergrad.keras_internals import loss_terms, replica_metrics
 from keras_pergrad.keras_internals.model_parts import (
     compute_loss,
     layers_of,
     loss_tracker,
     own_losses,
 )
+from keras_pergrad.keras_internals.op_marks import same_for_all, whole_loss
 from keras_pergrad.keras_internals.tracing import traced_functions
 
 
 def total_loss(model, x, y, y_pred, sample_weight, training=True) -> Any:
-    """Return the one number that Keras minimises, all penalties included."""
-    with labels_told_alike():
-        loss: Any = compute_loss(model, x, y, y_pred, sample_weight, training)
+    """Return the one number that Keras minimises, all penalties included.
+
+    Each sample has a part of its own in it.
+    """
+    given = x, y, y_pred, sample_weight, training
+    with labels_told_alike(), _losses_apart(model):
+        return loss_of_batch(model, *given)
+
+
+def loss_of_batch(model, x, y, y_pred, sample_weight, training=True) -> Any:
+    """Return the number that Keras minimises, to the bit as Keras does."""
+    loss: Any = compute_loss(model, x, y, y_pred, sample_weight, training)
     if loss is not None and loss.shape == (0,):
         # Keras reduces no loss of a batch without samples.
         loss = ops.sum(loss)
@@ -40,15 +50,36 @@ def total_loss(model, x, y, y_pred, sample_weight, training=True) -> Any:
 
 
 @contextlib.contextmanager
+def _losses_apart(model):
+    """Mark each compiled loss, and each of `add_loss`, as one for itself."""
+    aggregate = model._aggregate_additional_loss
+    name = "_aggregate_additional_loss"
+
+    def marked(loss):
+        return whole_loss(aggregate(loss))
+
+    with loss_terms.noting_values(model, {}), attribute(model, name, marked):
+        yield
+
+
+@contextlib.contextmanager
 def labels_told_alike():
-    """Let Keras's hinge losses tell the kind of all labels together."""
-    # They look at all targets to know whether these are 0 and 1, or -1 and 1:
-    # a property of the data, the same for every batch.
+    """Let Keras's hinge losses take each target of 0 for -1.
+
+    They do so if all targets of a batch are 0 or 1. Others beside a target of
+    0, as of -1, are refused where they are in one batch.
+    """
 
     def converted(y_true):
-        binary = ops.logical_or(ops.equal(y_true, 0), ops.equal(y_true, 1))
-        binary = same_for_all(ops.all(binary))
-        return ops.where(binary, 2.0 * y_true - 1.0, y_true)
+        zero = ops.equal(y_true, 0)
+        others = ops.logical_not(ops.logical_or(zero, ops.equal(y_true, 1)))
+        both = ops.logical_and(ops.any(zero), ops.any(others))
+        fit = same_for_all(ops.logical_not(both))
+        check = tf.debugging.Assert(fit, [_LABELS])
+        with tf.control_dependencies([check] if check is not None else []):
+            # XLA drops assertions, but not NaN.
+            minus = tf.where(fit, -1.0, float("nan"))
+            return ops.where(zero, ops.cast(minus, y_true.dtype), y_true)
 
     name = "convert_binary_labels_to_hinge"
     with attribute(keras_losses, name, converted):
@@ -210,6 +241,12 @@ class _Noting:
         return self._original(loss)
 
 
+_LABELS = (
+    "The targets of a hinge loss are 0 and 1, or -1 and 1. A batch has a "
+    "target of 0 and one that is neither 0 nor 1, so that what 0 means depends "
+    "on the batch. Give all targets in one form, and leave samples out by a "
+    "sample weight of 0."
+)
 _LOSS_MESSAGE = (
     "A loss given to `add_loss`, or one that reads weights by itself, is "
     "neither a sum nor a mean over the samples of the batch, so that no "

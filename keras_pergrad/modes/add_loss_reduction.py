@@ -5,7 +5,6 @@ import functools
 import keras
 import tensorflow as tf
 
-from keras_pergrad.common.marks import same_for_all
 from keras_pergrad.keras_internals import draws, replicas
 from keras_pergrad.keras_internals.batches import map_tensors, sample_count
 from keras_pergrad.keras_internals.loss_tensors import loss_tensors
@@ -14,6 +13,7 @@ from keras_pergrad.keras_internals.model_parts import (
     call_model,
     training_inside,
 )
+from keras_pergrad.keras_internals.op_marks import same_for_all
 from keras_pergrad.samples.sample_replay import Recorded, Replay
 
 LOOKED_AT = 8  # samples at a time; one alone may add a loss of zero

@@ -10,7 +10,7 @@ from keras_pergrad.keras_internals.loss_fractions import (
     NotAdditive,
     require_parts,
 )
-from keras_pergrad.keras_internals.losses import total_loss
+from keras_pergrad.keras_internals.losses import loss_of_batch
 from keras_pergrad.keras_internals.model_parts import call_model
 from keras_pergrad.modes import add_loss_reduction
 from keras_pergrad.modes.base import (
@@ -44,7 +44,7 @@ class Batch(GradientMode):
                 _warn(error)
         with tf.GradientTape() as tape:
             y_pred = call_model(model, x)
-            loss = total_loss(model, x, y, y_pred, sample_weight)
+            loss = loss_of_batch(model, x, y, y_pred, sample_weight)
             target = model.optimizer.scale_loss(loss)
         gradients = tape.gradient(target, model.trainable_variables)
         # A mean over no samples is NaN.
@@ -75,7 +75,7 @@ def evaluate(model, x, y, sample_weight):
     except NotAdditive as error:
         _warn(error)
         y_pred = call_model(model, x, training=False)
-        loss = total_loss(model, x, y, y_pred, sample_weight, training=False)
+        loss = loss_of_batch(model, x, y, y_pred, sample_weight, training=False)
         return replicas.present(sample_count(x), loss), y_pred, False
 
 

@@ -53,16 +53,6 @@ def proof_of(model, batches):
 
 def _of_samples(model, batches):
     """Yield why an example's gradient is not proved to be its own."""
-    hinges = keras.losses.Hinge, keras.losses.SquaredHinge
-    for loss in tf.nest.flatten(model.loss):
-        if isinstance(loss, hinges) or loss in ("hinge", "squared_hinge"):
-            yield (
-                f"The loss {loss!r} looks at the targets of all samples to "
-                "tell whether they are 0 and 1, so that one example can "
-                "change the gradients of the others. Use a loss that takes "
-                "targets of -1 and 1 as they are, such as "
-                "ops.mean(ops.relu(1 - y_true * y_pred), -1)."
-            )
     for error in refusals(_traced_step(model, batches), **_OF_EXAMPLES):
         yield str(error)
 

@@ -217,18 +217,21 @@ def _judged(traced, y_pred, loss, terms, repeated):
         for t, flags in terms
         if tf.is_tensor(t) and t.graph is traced.graph
     ]
-    others = [loss, *outputs, *(t for t, _ in terms)]
+    others = [*outputs, *(t for t, _ in terms)]
     others += [d for d in deltas if d is not None]
     proof = StepProof(
         traced,
         uses,
         (*gradients, at_rules),
+        loss,
         others,
         messages.OF_MICROBATCHES if repeated == "microbatch" else (),
     )
     texts = [str(error) for _, error in proof.refusals]
     if not texts:
         texts += _of_outputs(traced, proof, outputs, deltas, repeated)
+    if repeated == "example" and proof.types.told:
+        texts.append(messages.labels_told(traced.model))
     by_size = []
     if repeated and not texts:
         if any(proof.of(t).flags & _OF_OTHERS for t in outputs):

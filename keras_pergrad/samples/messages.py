@@ -2,6 +2,8 @@
 
 import keras
 
+from keras_pergrad.samples.inherited_methods import pads_to_longest
+
 COMPOSITE = (
     "The batch has a sparse or ragged tensor, whose samples cannot be told "
     "apart. Densify it in the data set, or use gradient_mode='batch'."
@@ -32,6 +34,10 @@ EACH_ALONE = tuple(
         "TextVectorization",
     )
     if hasattr(keras.layers, name)
+)
+#: Why samples are refused whose parts have different sums as factors.
+UNEQUAL = (
+    "weighs samples unequally, by sums over the masks or targets of all of them"
 )
 _WAY_OUT = (
     "Make it act on each sample alone, or compile with gradient_mode='batch'."
@@ -70,6 +76,14 @@ def untyped(model, layer, bad):
         return mixes(model, layer, bad)
     where = f"model {model.name!r}" if layer is None else _named(layer)
     name = bad.op_type if layer is None else layer.name
+    if pads_to_longest(layer):
+        return (
+            f"{where} pads each text to the longest one of the batch, so that "
+            "the samples depend on each other. Give it a length: "
+            "TextVectorization(output_sequence_length=...); or apply it to "
+            "the data set, with a length, before the model; or compile with "
+            "gradient_mode='batch'."
+        )
     return (
         f"{where} has the op {bad.op_type} ({bad.op_name}), of which it is "
         f"not known whether it keeps the samples apart: {bad.why}. Tell it by "
@@ -124,6 +138,17 @@ def follows_size(model, repeated):
     )
 
 
+def divided_outputs(model):
+    """Say that outputs are multiplied by sums over all masks."""
+    return (
+        f"Model {model.name!r} mixes the samples of a batch: its outputs are "
+        "multiplied or divided by a sum over the masks or sample weights of "
+        "all of them, so that per-sample gradients are not defined. Divide by "
+        "it in the loss instead (compile(loss=...) or add_loss), where it is "
+        "the same for all samples, or compile with gradient_mode='batch'."
+    )
+
+
 def loss_follows_size(model, repeated):
     """Say that losses follow the number of samples, or their masks."""
     return (
@@ -147,10 +172,42 @@ def mixes_by_chance(layer):
     )
 
 
+def labels_told(model):
+    """Say that a hinge loss looks at all targets."""
+    return (
+        f"A loss of model {model.name!r} looks at the targets of all samples "
+        "to tell whether they are 0 and 1, as Keras's hinge losses do, so that "
+        "one example can change the gradients of the others. Use a loss that "
+        "takes targets of -1 and 1 as they are, such as "
+        "ops.mean(ops.relu(1 - y_true * y_pred), -1)."
+    )
+
+
 def loss_couples(model, bad):
     """Say that a sample's part of the loss depends on other samples."""
     kind = getattr(bad, "op_type", None) or bad.type
     name = getattr(bad, "op_name", None) or bad.name
+    if kind == "Where":
+        return (
+            f"The loss of model {model.name!r} picks entries of all samples by "
+            f"their values (op Where, {name}), as tf.boolean_mask and "
+            "tensor[mask] do, and what is picked no longer tells which sample "
+            "it is of. Keep all entries and let the others be zero: "
+            "tf.where(mask, values, 0.0) on the losses (and, where labels may "
+            "be NaN, on the labels before), or give weights of zero as "
+            "`sample_weight`; or compile with gradient_mode='batch'."
+        )
+    why = getattr(bad, "why", None)
+    if why == UNEQUAL:
+        return (
+            f"The loss of model {model.name!r} mixes the samples of a batch in "
+            f"the op {kind} ({name}), which {why}. A loss may be "
+            "divided by a sum over all masks or weights if it is one and the "
+            "same for all its terms. Divide all terms by the same "
+            "sum, or each sample's part by its own; or give each term as a "
+            "loss of its own to compile(loss=...) or add_loss; or compile with "
+            "gradient_mode='batch'."
+        )
     return (
         f"The loss of model {model.name!r} compares the samples of a batch "
         f"with each other (op {kind}, {name}): what one sample's "

@@ -9,7 +9,7 @@ from keras_pergrad.keras_internals.layer_parts import in_its_scope
 from keras_pergrad.keras_internals.model_parts import layers_of
 from keras_pergrad.samples import messages
 
-_GRADIENT = re.compile(r"(?:^|/)gradients(?:_\d+)?/(.+?)_grad/")
+_GRADIENT = re.compile(r"(?:^|/)gradients(?:_\d+)?/(.+)_grad/")
 
 
 @contextlib.contextmanager
@@ -28,10 +28,16 @@ def noting_scopes(model, scopes):
 
 
 class OpOrigin:
-    """Where ops of a step come from, by their names."""
+    """Where ops of a step come from.
 
-    def __init__(self, model, loss_ops, scopes):
+    `scopes` are the name scopes in which layers were called, `backward` the
+    names of the ops that the backward pass has added, `calls` those of loops
+    and other calls of functions, in which no scope was seen.
+    """
+
+    def __init__(self, model, loss_ops, scopes, backward, calls):
         self._model, self._scopes = model, scopes
+        self._backward, self._calls = backward, calls
         self._layers = {layer.name: layer for layer in layers_of(model)}
         self._loss_ops = {op.name for op in loss_ops}
 
@@ -43,18 +49,58 @@ class OpOrigin:
                 return layer
         return None
 
-    def around(self, name):
-        """Yield for each scope around an op the layers that it may be of.
+    def caller(self, name):
+        """Return the innermost layer that was seen to make an op, or None.
 
-        The innermost comes first. Where the scope was not seen, as inside of
-        loops, layer "a" may be in "a_1": Keras opens a scope twice.
+        No scope that only has the name of a layer counts.
         """
-        for names, _ in self._around(name):
-            yield names
+        parts = self.forward(name).split("/")[:-1]
+        for k in range(len(parts), 0, -1):
+            layer = self._scopes.get("/".join(parts[:k]))
+            if layer is not None:
+                return layer
+        return None
+
+    def around(self, name):
+        """Yield for each call around an op the layers that it may be of.
+
+        The innermost comes first. Inside of a loop, where no call was seen,
+        the scopes tell by their names which of the layers within the layer
+        that has the loop it is; layer "a" may be in "a_1": Keras opens a scope
+        twice.
+        """
+        name = self.forward(name)
+        if self.caller(name) is not None:
+            for names, _ in self._around(name):
+                yield names
+
+    def _named(self, name):
+        """Return the names by which scopes around an op tell a layer."""
+        caller = self.caller(name)
+        if caller is None:
+            return set(self._layers)
+        if self._has_prefix(name, self._calls):
+            return {one.name for one in layers_of(caller)}
+        return set()
+
+    def _has_prefix(self, name, names):
+        parts = name.split("/")
+        return any("/".join(parts[: k + 1]) in names for k in range(len(parts)))
+
+    def forward(self, name):
+        """Return the name of the op to which one of the backward pass belongs.
+
+        That of another op stays, whatever its scopes are called.
+        """
+        if self._has_prefix(name, self._backward):
+            while (match := _GRADIENT.search(name)) is not None:
+                name = match.group(1) + "/"
+        return name
 
     def _around(self, name):
         """Yield (names, layer or None), innermost first."""
-        parts = self.forward(name).split("/")[:-1]
+        name = self.forward(name)
+        parts, known = name.split("/")[:-1], self._named(name)
         for k in range(len(parts), 0, -1):
             layer = self._scopes.get("/".join(parts[:k]))
             if layer is not None:
@@ -62,24 +108,13 @@ class OpOrigin:
                 continue
             part = parts[k - 1]
             names = dict.fromkeys([part, re.sub(r"_\d+$", "", part)])
-            known = [one for one in names if one in self._layers]
-            if known:
-                yield known, None
-
-    def forward(self, name):
-        """Return the name of the op that a gradient op belongs to."""
-        match = _GRADIENT.search(name)
-        return name if match is None else match.group(1) + "/"
+            names = [one for one in names if one in known]
+            if names:
+                yield names, None
 
     def is_of_loss(self, name):
         """Whether an op is one of the loss, or of its gradient."""
-        match = _GRADIENT.search(name)
-        name = name if match is None else match.group(1)
-        parts = name.split("/")
-        return any(
-            "/".join(parts[: k + 1]) in self._loss_ops
-            for k in range(len(parts))
-        )
+        return self._has_prefix(self.forward(name), self._loss_ops)
 
     def refusal(self, bad):
         """Return (layer or None, error) for a `Mixed`."""

@@ -4,11 +4,13 @@ import dataclasses
 
 import tensorflow as tf
 
-from keras_pergrad.samples import messages
+from keras_pergrad.keras_internals.loss_tensors import loss_tensors
+from keras_pergrad.samples import inherited_methods, messages
 from keras_pergrad.samples.layout import Layout
 from keras_pergrad.samples.op_origin import OpOrigin
 from keras_pergrad.samples.own_gradients import own_gradients
 from keras_pergrad.samples.step_refusals import StepRefusals
+from keras_pergrad.samples.types.call_rules import is_call
 from keras_pergrad.samples.types.step_types import ShapesUnknown, StepTypes
 from keras_pergrad.samples.types.tensor_types import At, Free, Mixed, Total
 
@@ -79,13 +81,18 @@ class StepProof:
     Attributes:
         types: the `StepTypes`.
         at: the `UseTypes` of each candidate.
+        loss, outputs: what is differentiated, and what the model returned.
         own: the gradients of weights that layers define themselves.
         origin: the `OpOrigin` of the step's ops.
         refusals: a list of (layer or None, error).
     """
 
-    def __init__(self, traced, uses, gradients, others=(), as_batches=()):
+    def __init__(self, traced, uses, gradients, loss, others=(), as_batches=()):
         self._traced, self._uses = traced, uses
+        self.loss = loss
+        self.outputs = [
+            t for t in loss_tensors(traced.outputs) if t.graph is traced.graph
+        ]
         self._as_batches = as_batches
         self._vouched = set(getattr(traced.model, "vouched", ()))
         at_ops, at_rules = gradients
@@ -101,8 +108,16 @@ class StepProof:
         self.own = own_gradients(uses.candidates, at_ops, traced.graph)
         for own in self.own:
             wanted += own.gradients
-        wanted += others
-        self.origin = OpOrigin(traced.model, traced.loss_ops, traced.scopes)
+        wanted += [loss, *self.outputs, *others]
+        operations = traced.graph.get_operations()
+        added = {op.name for op in operations[uses.before :]}
+        self.origin = OpOrigin(
+            traced.model,
+            traced.loss_ops,
+            traced.scopes,
+            added,
+            {op.name for op in operations if is_call(op.type)},
+        )
         batch = traced.batch
         try:
             self.types = StepTypes(
@@ -112,7 +127,8 @@ class StepProof:
                 wanted,
                 traced.operations,
                 self.is_vouched,
-                self._is_alone,
+                self._is_shaped,
+                added,
             )
         except ShapesUnknown as error:
             text = messages.shapes_unknown(traced.model, error)
@@ -123,17 +139,21 @@ class StepProof:
         ]
         self.refusals = list(StepRefusals(self, traced, uses))
 
-    def _is_alone(self, name):
-        """Whether an op is of a layer that treats each sample by itself."""
+    def _is_shaped(self, name):
+        """Whether the graph knows the shapes of an op of this layer better."""
         return isinstance(self.origin.layer(name), messages.EACH_ALONE)
 
     def takes_as_batch(self, layer):
         """Whether a layer may take statistics of the batch."""
-        return isinstance(layer, self._as_batches)
+        return any(
+            inherited_methods.is_exactly(layer, base)
+            for base in self._as_batches
+        )
 
     def is_vouched(self, op, name):
         """Whether the user, or the mode, takes an op as it is."""
-        if self._is_alone(name):
+        layer = self.origin.caller(name)
+        if inherited_methods.treats_each_alone(layer, messages.EACH_ALONE):
             return True
         if not self._as_batches and not self._vouched:
             return False
@@ -142,8 +162,7 @@ class StepProof:
             # A sum of gradients is of no layer.
             names += [t.op.name for t in op.inputs]
         for one in names:
-            layer = self.origin.layer(one)
-            if self.takes_as_batch(layer):
+            if self.takes_as_batch(self.origin.caller(one)):
                 return True
             if any(
                 self._vouched.issuperset(n) for n in self.origin.around(one)

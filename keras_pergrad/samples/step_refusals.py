@@ -5,7 +5,13 @@ import keras
 from keras_pergrad.keras_internals.model_parts import layers_of
 from keras_pergrad.samples import messages
 from keras_pergrad.samples.own_gradients import is_linear
-from keras_pergrad.samples.types.tensor_types import At, Divisor, Mixed, Total
+from keras_pergrad.samples.types.tensor_types import (
+    DIVIDED,
+    At,
+    Divisor,
+    Mixed,
+    Total,
+)
 
 
 class StepRefusals:
@@ -28,6 +34,7 @@ class StepRefusals:
             for kind in kinds:
                 if isinstance(kind, Mixed):
                     yield from self._mixed(kind)
+        yield from self._of_loss()
 
     def _mixed(self, kind):
         """Refuse what mixes, once; that a layer does so comes next."""
@@ -56,6 +63,18 @@ class StepRefusals:
         for layer, error in self._mixed(bad):
             yield layer, error
             yield from self._like(layer, bad)
+
+    def _of_loss(self):
+        """Refuse a loss that mixes, and outputs that others multiply."""
+        proof = self._proof
+        if proof.types.number in (0, 1):
+            return
+        kind = proof.of(proof.loss)
+        if isinstance(kind, Mixed):
+            yield from self._mixed(kind)
+        if any(proof.of(t).flags & DIVIDED for t in proof.outputs):
+            text = messages.divided_outputs(self._traced.model)
+            yield None, ValueError(text)
 
     def _like(self, layer, bad):
         """Refuse all other layers that are known to mix: all is mixed there."""
@@ -89,10 +108,11 @@ class StepRefusals:
 
     def _misplaced(self, one, pairs):
         """Refuse a use where the samples are no longer apart."""
-        layer = self._proof.origin.layer(one.op.name)
+        origin = self._proof.origin
+        layer = origin.layer(one.op.name)
         # A single sample has no other.
         single = self._proof.types.number in (0, 1)
-        if single or self._proof.takes_as_batch(layer):
+        if single or self._proof.takes_as_batch(origin.caller(one.op.name)):
             return
         variables, model = self._traced.variables, self._traced.model
         for output, delta in pairs:

@@ -144,7 +144,7 @@ class TracedStep:
         uses = self.uses()
         watched = [t for call in self.calls for t in call.watched]
         gradients = at_ops, at_rules = uses.gradients(loss, watched)
-        self.proof = proof = StepProof(self, uses, gradients)
+        self.proof = proof = StepProof(self, uses, gradients, loss)
         for layer, error in proof.refusals:
             self.refuse(layer, error)
         at_ops = {id(c): d for c, d in zip(uses.candidates, at_ops)}

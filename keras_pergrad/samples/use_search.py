@@ -79,6 +79,7 @@ class CandidateUses:
         candidates: a list of `Candidate`, in order.
         reads: for each variable the tensors that were read from it.
         claimed: for each such tuple the variables that are read in it.
+        before: how many ops the graph had before the backward pass.
     """
 
     def __init__(self, operations, graph, data, variables, claimed=()):
@@ -86,6 +87,7 @@ class CandidateUses:
         self.candidates = []
         self.reads = [[] for _ in variables]
         self.claimed = {ops: set() for ops in claimed}
+        self.before = len(graph.get_operations())
         self._of_weights = {}
         self._values = {id(t) for t in data}
         self._sizes = set()
@@ -117,6 +119,7 @@ class CandidateUses:
         They are a list for each candidate, and one list; None: no gradient.
         """
         by_tensor = {}
+        self.before = len(self._graph.get_operations())
         for within in (None, *self._inlined):
             targets = list(others) if within is None else []
             for one in self.candidates:

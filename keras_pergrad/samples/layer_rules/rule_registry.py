@@ -5,6 +5,8 @@ from collections.abc import Callable
 
 import keras
 
+from keras_pergrad.samples.inherited_methods import own_method
+
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
@@ -32,34 +34,18 @@ class Rule:
 
     def reason_against(self, layer, *args, **kwargs):
         """Return why the generic fallback must serve this call, or None."""
-        reason = _changed(type(layer), self.layer_class)
+        reason = _changed(layer, self.layer_class)
         if reason is None and self.unsupported is not None:
             reason = self.unsupported(layer, *args, **kwargs)
         return reason
 
 
-# Attributes of a layer that rules read and that subclasses may change.
-_READ = (
-    "activation",
-    "alpha",
-    "beta",
-    "bias",
-    "convolution_op",
-    "depthwise_kernel",
-    "embeddings",
-    "gamma",
-    "kernel",
-    "pointwise_kernel",
-    "scale",
-)
-
-
-def _changed(own, base):
-    """Return why the rule does not fit a subclass with this `call`."""
-    for name in _READ:
-        if getattr(own, name, None) is not getattr(base, name, None):
-            return f"{own.__name__} has a `{name}` of its own"
-    return None
+def _changed(layer, base):
+    """Return why the rule of `base` does not fit a layer with its `call`."""
+    name = own_method(layer, base)
+    if name is None:
+        return None
+    return f"{type(layer).__name__} has a `{name}` of its own"
 
 
 _RULES: dict[type, Rule] = {}
@@ -79,8 +65,8 @@ def register_rule(
     the whole batch, and the gradient of the batch's loss with respect to the
     layer's output before its `activation`, both with the sample as the first
     axis. It yields (variable, `SampleGradients`) pairs. The rule serves the
-    class, and subclasses that inherit its `call` and the attributes that rules
-    read: one that redefines `kernel`, say, is left to the fallback.
+    class, and subclasses that inherit all methods and properties by which it
+    computes: one that redefines `kernel`, say, is left to the fallback.
 
     Args:
         layer_class: a subclass of `keras.layers.Layer`.

@@ -39,7 +39,7 @@ def as_vouched(op, types):
     if at is None:
         return Total(flags | VALUES)
     return [
-        dataclasses.replace(at, flags=flags)
+        dataclasses.replace(at, flags=flags, factor=())
         if t.shape.rank is None or t.shape.rank > at.axis
         else Total(flags | VALUES)
         for t in op.outputs

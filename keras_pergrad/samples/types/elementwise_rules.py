@@ -94,10 +94,6 @@ def several_tensors(op, types):
     """Each entry follows from the same entries, with broadcasting."""
     if any(isinstance(t, (Total, Divisor)) for t in types):
         return of_totals(op, types)
-    samples = [t for t in types if isinstance(t, At)]
-    divided = {bool(t.flags & DIVIDED) for t in samples}
-    if op.type in _SUMS and len(divided) > 1 and not op.is_gradient:
-        raise Mixes("weighs samples unequally, by sums over all masks")
     return _broadcast(op, types)
 
 
@@ -127,10 +123,8 @@ def of_totals(op, types):
         plain = all(isinstance(t, (Free, Total)) for t in types)
         if op.type in _SUMS and plain:
             return Total(flags)
-        if op.type in _PRODUCTS and len(totals) == 1:
-            return Total(flags)
-        if op.type in _QUOTIENTS and totals == [types[0]]:
-            return Total(flags)
+        if _scales(op, types):
+            return Total(flags | (DIVIDED if len(totals) > 1 else 0))
         if op.type in _SELECTS and not isinstance(types[0], Total):
             return Total(flags)
         at = _GRADIENTS.get(op.type)
@@ -141,6 +135,22 @@ def of_totals(op, types):
     if not samples:
         return Divisor(flags_of(types) | DIVIDED)
     return _divided(op, types)
+
+
+def _scales(op, types):
+    """Whether one total is multiplied, or divided, by numbers for all."""
+    totals = [k for k, t in enumerate(types) if isinstance(t, Total)]
+    parts = [k for k in totals if types[k].flags & (TRAINED | VALUES)]
+    if op.type in _QUOTIENTS:
+        fits = totals == [0] or (0 in parts)
+    else:
+        fits = op.type in _PRODUCTS and (len(totals) == 1 or len(parts) == 1)
+    if fits:
+        main = 0 if op.type in _QUOTIENTS else (parts or totals)[0]
+        for k in totals:
+            if k != main:
+                as_divisor(op, k, types[k])
+    return fits
 
 
 def as_divisor(op, k, kind):

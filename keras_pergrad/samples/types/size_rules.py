@@ -3,7 +3,15 @@
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.samples.types.tensor_types import BY_SIZE, Free, flags_of
+from keras_pergrad.samples.types.tensor_types import (
+    BY_SIZE,
+    FREE,
+    At,
+    Free,
+    Mixes,
+    Untyped,
+    flags_of,
+)
 from keras_pergrad.samples.types.type_rules import op_types
 
 #: The places of inputs that are sizes or places. What follows the number of
@@ -69,7 +77,23 @@ SHAPE_INPUTS = {
 }
 #: Ops that take a part of their first input, by places.
 _TAKE_PARTS = {"Slice", "StridedSlice"}
-_RUNNING = {"Cumsum", "Cumprod", "CumulativeLogsumexp"}
+#: Ops that move entries, or repeat them, and make no new ones of them.
+_MOVE = op_types(
+    "BroadcastTo Concat ConcatV2 ExpandDims Fill GatherNd GatherV2 Identity "
+    "Pack Reshape ReverseV2 Slice Split SplitV Squeeze StopGradient "
+    "StridedSlice Tile Transpose Unpack"
+)
+#: Ops that give as many equal entries, or draws, as they are told to.
+_ALIKE = op_types("BroadcastTo Empty Fill Reshape Tile")
+_DRAW = ("Random", "Stateless", "StatefulUniform", "StatefulStandardNormal")
+#: What a rule raises that does not know an op of this shape.
+FAILURES = (
+    ValueError,
+    IndexError,
+    KeyError,
+    AttributeError,
+    ZeroDivisionError,
+)
 _ARRANGE = op_types(
     "Cast ConcatOffset ConcatV2 ExpandDims GatherV2 Identity Mul Pack Prod "
     "Reshape Slice Split SplitV Squeeze StridedSlice Unpack"
@@ -104,10 +128,13 @@ class Sizes:
             for k, t in enumerate(types)
         ]
 
-    def flags(self, op, types):
-        """Return the flags of what an op makes of no samples, by output."""
+    def flags(self, op, types, rule):
+        """Return the flags of what an op makes of no samples, by output.
+
+        `rule(types)` returns the types of its outputs, given those of inputs.
+        """
         flags = flags_of(types)
-        if self._any and _counts(op, self._n):
+        if self._any and _counts(op, self._n, rule):
             flags |= BY_SIZE
         elif flags & BY_SIZE and self._arranges(op, types):
             if op.type != "ConcatOffset":  # It gives sums of sizes.
@@ -149,21 +176,40 @@ class Sizes:
         return op.type in _ARRANGE and all(id(t) in self._made for t, _ in data)
 
 
-def _counts(op, n):
-    """Whether an op reduces an axis as long as the samples are many.
+def _counts(op, n, rule):
+    """Whether what an op gives may follow how many samples there are.
 
-    Ones have a sum that follows that number, whatever the samples are.
+    It does if the op joins entries along an axis as long as the samples are
+    many: ones have a sum that follows that number, whatever the samples are.
+    Its type rule tells whether the op would keep samples apart there.
     """
-    if op.type in _RUNNING:
-        axis = tf.get_static_value(op.inputs[1])
-        length = None if axis is None else op.inputs[0].shape[int(axis)]
-        return length is None or _is_multiple(length, n)
-    if any(t.dtype == tf.variant for t in op.outputs):
+    if any(t.dtype == tf.variant for t in (*op.inputs, *op.outputs)):
         # A list holds what is put into it as it is.
         return False
     before = max((_multiples(t, n) for t in op.inputs), default=0)
     after = max((_multiples(t, n) for t in op.outputs), default=0)
-    return before > after
+    if not before:
+        alike = op.type in _ALIKE or op.type.startswith(_DRAW)
+        return after > 0 and not alike
+    if op.type in _MOVE:
+        return False
+    if before > after:
+        return True
+    try:
+        kinds = rule([_as_samples(t, n) for t in op.inputs])
+    except (Mixes, Untyped, *FAILURES):
+        return True
+    kinds = kinds if isinstance(kinds, list) else [kinds]
+    return not all(isinstance(kind, (At, Free)) for kind in kinds)
+
+
+def _as_samples(tensor, n):
+    """Return the type of a tensor if it had samples where the size is n."""
+    sizes = tensor.shape.as_list() if tensor.shape.rank else []
+    for axis, size in enumerate(sizes):
+        if _is_multiple(size, n):
+            return At(axis, size // n)
+    return FREE
 
 
 def _multiples(tensor, n):

@@ -32,7 +32,8 @@ class StepTypes:
     """The types of the tensors of a step, from its ops.
 
     `wanted` are the tensors whose types are asked for, `operations` the ops
-    of the step, whose effects on variables matter.
+    of the step, whose effects on variables matter, `backward` the names of
+    those that `tf.gradients` has added.
 
     Attributes:
         number: the number of samples in the step; None: it takes any.
@@ -40,6 +41,7 @@ class StepTypes:
         failures: the `Mixed` that arose, in order.
         effects: those of ops that keep state in a way that is not known.
         count: how many ops were typed.
+        told: whether what all samples tell is taken to be known before.
         assigned: pairs of a variable's handle and the type of what it gets.
 
     Raises:
@@ -55,6 +57,7 @@ class StepTypes:
         operations,
         vouched=None,
         shaped=None,
+        backward=(),
     ):
         self._graph = graph
         parts = tf.nest.flatten(batch)
@@ -77,7 +80,7 @@ class StepTypes:
             for t in tensors
         )
         shaped = shaped or (lambda name: False)
-        self._variables, self._asked = variables, (vouched, shaped)
+        self._variables, self._asked = variables, (vouched, shaped, backward)
         self._first = operations[0] if operations else None
         outer = captured_from(graph)
         self._handles = {
@@ -185,7 +188,7 @@ class StepTypes:
         self._typing, self._known = typing, known
         self.failures, self.count = typing.failures, typing.count
         self.effects = typing.effects
-        self.vouched_ops = typing.vouched_ops
+        self.vouched_ops, self.told = typing.vouched_ops, typing.told
         self.assigned = [
             (handles.get(key), kind)
             for key, kind in typing.state.assigned.items()

@@ -11,6 +11,8 @@
 
 import dataclasses
 
+from keras_pergrad.samples.messages import UNEQUAL
+
 #: What entries depend on besides their own sample, and how.
 TRAINED = 1  # on trainable weights
 VALUES = 2  # on values of the batch, not only on masks and sample weights
@@ -53,6 +55,8 @@ class At:
         rows: how many entries a sample has in a row.
         lead: how many times all samples come, one after the other.
         flags: what else the entries depend on.
+        factor: the sums by which the forward pass has multiplied all entries,
+            see `divisors`; None: that of a loss, which is settled.
 
     Example:
 
@@ -67,6 +71,7 @@ class At:
     rows: int = 1
     lead: int = 1
     flags: int = VALUES
+    factor: tuple | None = dataclasses.field(default=(), repr=False)
 
     @classmethod
     def placed(cls, place, flags):
@@ -96,6 +101,7 @@ class Total:
 
     Attributes:
         flags: what else its entries depend on.
+        factor: as of `At`.
 
     Example:
 
@@ -105,10 +111,11 @@ class Total:
     """
 
     flags: int = VALUES
+    factor: tuple | None = dataclasses.field(default=(), repr=False)
 
     def flagged(self, flags):
         """Return the type with these flags, too."""
-        return Total(self.flags | flags)
+        return dataclasses.replace(self, flags=self.flags | flags)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,7 +205,8 @@ def joined(a, b):
     """Return the type of what is one or the other: of branches, of turns.
 
     Raises:
-        Mixes: the samples are on different axes.
+        Mixes: the samples are on different axes, or multiplied by different
+            sums over all of them.
     """
     if a == b:
         return a
@@ -211,10 +219,11 @@ def joined(a, b):
         return b.flagged(flags)
     if isinstance(b, Free):
         return a.flagged(flags)
-    if isinstance(a, At) and isinstance(b, At) and a.place == b.place:
-        return a.flagged(flags)
-    if type(a) is type(b) and not isinstance(a, At):
-        return a.flagged(flags)
+    if type(a) is type(b):
+        if getattr(a, "factor", ()) != getattr(b, "factor", ()):
+            raise Mixes(UNEQUAL)
+        if not isinstance(a, At) or a.place == b.place:
+            return a.flagged(flags)
     raise Mixes("gives samples on one axis or on another")
 
 

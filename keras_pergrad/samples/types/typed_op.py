@@ -1,15 +1,11 @@
 """An op as its type rule sees it: shapes, attributes, static numbers."""
 
 import math
-import re
 
 import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.samples.types.tensor_types import Untyped
-
-#: The scope in which `tf.gradients` puts what it adds.
-_GRADIENTS = re.compile(r"gradients(_\d+)?")
 
 
 class TypedOp:
@@ -33,14 +29,6 @@ class TypedOp:
     def type(self):
         """The op's type, a string."""
         return self.op.type
-
-    @property
-    def is_gradient(self):
-        """Whether it is of the backward pass, by the scope of its name.
-
-        A layer may be called "policy_gradients".
-        """
-        return any(map(_GRADIENTS.fullmatch, self.op.name.split("/")))
 
     @property
     def inputs(self):

@@ -12,14 +12,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_pergrad.common.marks import SAME_FOR_ALL
+from keras_pergrad.keras_internals import op_marks
 from keras_pergrad.keras_internals.graph_nodes import placeholder
 from keras_pergrad.samples.types import assumed, call_rules, sample_loops
+from keras_pergrad.samples.types.divisors import Divisors, settled
 from keras_pergrad.samples.types.every_number import EveryNumber
 from keras_pergrad.samples.types.list_shapes import ListShapes
 from keras_pergrad.samples.types.node_stages import PADS, stages
 from keras_pergrad.samples.types.open_lengths import OpenLengths
-from keras_pergrad.samples.types.size_rules import Sizes
+from keras_pergrad.samples.types.size_rules import FAILURES, Sizes
 from keras_pergrad.samples.types.static_numbers import StaticNumbers
 from keras_pergrad.samples.types.tensor_types import (
     BY_SIZE,
@@ -51,14 +52,6 @@ _SIZES = op_types(
 #: What Python computes may follow from anything, also without inputs.
 _PYTHON = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
 _SILENT = {"Placeholder", "Const", "NoOp"}
-#: What a rule raises that does not know an op of this shape.
-_FAILURES = (
-    ValueError,
-    IndexError,
-    KeyError,
-    AttributeError,
-    ZeroDivisionError,
-)
 
 
 class Typing:
@@ -67,7 +60,8 @@ class Typing:
     `any_number`: nothing else has the size n, so that what follows the number
     of samples shows. `vouched(op, name)`: the user vouches for it;
     `shaped(name)`: the graph knows the shapes of an op better than TensorFlow
-    infers them; `lengths`: the `OpenLengths` of the batch.
+    infers them; `backward`: the names of the ops of the backward pass;
+    `lengths`: the `OpenLengths` of the batch.
 
     Attributes:
         state: what variables hold, a `State`.
@@ -77,6 +71,7 @@ class Typing:
         effects: those of ops that keep state in a way that is not known.
         count: how many ops were typed.
         vouched_ops: the ops that the user vouches for.
+        told: whether what all samples tell is taken to be known before.
     """
 
     def __init__(
@@ -86,6 +81,7 @@ class Typing:
         any_number,
         vouched=None,
         shaped=None,
+        backward=(),
         lengths=None,
     ):
         self.definitions, self.n = definitions, n
@@ -93,6 +89,8 @@ class Typing:
         self.any_number = any_number
         self._vouched = vouched or (lambda op, name: False)
         self._shaped = shaped or (lambda name: False)
+        self._backward, self._in_backward = backward, False
+        self._divisors = Divisors()
         self.state = State()
         self.failures, self.effects = [], []
         self.vouched_ops, self.count = [], 0
@@ -101,7 +99,7 @@ class Typing:
         self._every = EveryNumber(n, self._numbers, self.lengths)
         self.lists = ListShapes()
         self._kept, self._names, self._path = [], {}, ""
-        self.level = 0
+        self.level, self.told = 0, False
 
     def another(self):
         """Return a `Typing` of the same graph in which nothing is typed."""
@@ -111,6 +109,7 @@ class Typing:
             self.any_number,
             self._vouched,
             self._shaped,
+            self._backward,
             self.lengths,
         )
 
@@ -171,6 +170,8 @@ class Typing:
         kept = nodes.handed_on() if repeated else range(len(inputs))
         for k, (inner, outer, kind) in enumerate(zip(inputs, given, types)):
             self._stands_for(inner, outer, kind)
+            if not repeated:
+                self._divisors.same(inner, outer)
             self.lists.same(inner, outer)
             value = self._numbers.of(outer)
             if k in kept and value is not None:
@@ -190,17 +191,19 @@ class Typing:
         call = call_rules.Call.of(nodes.by_name[name], known)
         types = [self.of(t) for t in call.inputs]
         self.count += 1
+        within = self._in_backward
+        self._in_backward = self._is_backward(name)
         path, self._path = self._path, f"{self._path}{name}/"
         outputs: Any
         kinds: Any
         try:
             outputs, kinds = call_rules.called(call, types, self)
         except (Mixes, Untyped) as error:
-            self._path = path
+            self._path, self._in_backward = path, within
             mixed = self.failed(call, str(error), isinstance(error, Untyped))
             outputs = call_rules.unknown_outputs(call)
             kinds = [mixed] * len(outputs)
-        self._path = path
+        self._path, self._in_backward = path, within
         # Not inside of the graph: there nothing can be evaluated.
         values: Any = [
             call.values.get(k) if call.repeats else self._numbers.of(t)
@@ -211,6 +214,8 @@ class Typing:
                 made = placeholder(tensor.dtype, tensor.shape, tensor)
                 known[f"{name}:{k}"] = made
                 self._stands_for(made, tensor, kind)
+                if not call.repeats:
+                    self._divisors.same(made, tensor)
                 self.lists.same(made, tensor)
                 if values[k] is not None:
                     made = tf.constant(values[k], tensor.dtype)
@@ -264,6 +269,11 @@ class Typing:
             known = self._names.get(op, known)
         return f"{self._path}{known}"
 
+    def _is_backward(self, name):
+        """Whether a node is of the backward pass, or called from there."""
+        known = not self._path and name in self._backward
+        return self._in_backward or known
+
     def _look(self, op):
         if op.type in _SILENT:
             return
@@ -273,8 +283,10 @@ class Typing:
             return
         if op.type in ASSIGN:
             self.state.assign(op, types)
-        elif op.type == "Identity" and SAME_FOR_ALL in self._name(op):
-            return
+        elif (mark := op_marks.mark_of(op)) == op_marks.SAME_FOR_ALL:
+            self.told = True
+        elif mark == op_marks.WHOLE_LOSS:
+            self.give(op.outputs[0], settled(types[0]))
         elif op.type in _SIZES:
             self._set(op, self._size(op, types))
             self._sizes.note(op.outputs)
@@ -302,32 +314,37 @@ class Typing:
         types = self._sizes.as_shapes(op, types)
         free = all(type(t) is Free for t in types)
         if free and op.type not in _PYTHON:
-            flags = self._sizes.flags(op, types)
+            flags = self._sizes.flags(op, types, lambda t: self._rule(op, t))
             self._every.note(op, types)
             if any(flags):
                 self._set(op, list(map(Free, flags)))
             return
         self._set(op, self._by_rule(op, types))
 
+    def _rule(self, op, types):
+        """Return what an op's rule says of these types of its inputs."""
+        rule = rule_of(op.type)
+        if rule is None:
+            raise Untyped("has no type rule")
+        return rule(TypedOp(op, self, self._numbers), types)
+
     def _by_rule(self, op, types):
         """Return what the rule of an op gives, or a `Mixed` with its reason."""
         try:
-            seen = TypedOp(op, self, self._numbers)
             self._every.check(op)
             if sample_loops.concerns(types) and op.type not in _PYTHON:
-                kind = sample_loops.typed(seen, types)
-                if kind is None:
-                    return Free(flags_of(types))
-                return kind
-            rule = rule_of(op.type)
-            if rule is None:
-                raise Untyped("has no type rule")
-            return rule(seen, types)
+                seen = TypedOp(op, self, self._numbers)
+                kinds = sample_loops.typed(seen, types)
+                kinds = Free(flags_of(types)) if kinds is None else kinds
+            else:
+                kinds = self._rule(op, types)
+            backward = self._is_backward(self._names.get(op, op.name))
+            return self._divisors.typed(op, types, kinds, backward)
         except Mixes as error:
             why, untyped = str(error), False
         except Untyped as error:
             why, untyped = str(error), True
-        except _FAILURES as error:
+        except FAILURES as error:
             why = f"its rule failed ({type(error).__name__}: {error})"
             untyped = True
         if self.n <= 1:
