@@ -222,6 +222,17 @@ def entangled(op):
     )
 
 
+def not_finite(op):
+    """A sample that is not finite, in a loop that cannot run once more."""
+    return (
+        f"The gradient of a sample is not finite in the op {op.type} "
+        f"({op.name}), which uses weights and draws random numbers or assigns "
+        "variables: that sample cannot be told apart from the others there. "
+        "Draw and assign before the loop, or keep such samples out of the "
+        "batches."
+    )
+
+
 def assigns_weights(paths, repeated):
     """Say that the forward pass assigns weights."""
     names = ", ".join(map(repr, paths))
