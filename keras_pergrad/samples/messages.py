@@ -80,6 +80,16 @@ def untyped(model, layer, bad):
     )
 
 
+def behind_vouched(layer, op_type, op_name):
+    """Hint at a vouched layer as a reason why samples are not apart."""
+    return (
+        f"Or the reason is {_named(layer)}, which is vouched for: behind its "
+        f"op {op_type} ({op_name}) samples are known to be apart only on an "
+        "axis as long as the batch. Write it with tensors of the shape "
+        "(batch, ...) and a mask."
+    )
+
+
 def shapes_unknown(model, error):
     """Say that no sizes were found for axes whose size is not known."""
     return (
@@ -223,7 +233,7 @@ def entangled(op):
 
 
 def not_finite(op):
-    """A sample that is not finite, in a loop that cannot run once more."""
+    """Say that a sample is not finite in a loop that runs only once."""
     return (
         f"The gradient of a sample is not finite in the op {op.type} "
         f"({op.name}), which uses weights and draws random numbers or assigns "

@@ -174,6 +174,7 @@ class StepTypes:
         self._typing, self._known = typing, known
         self.failures, self.count = typing.failures, typing.count
         self.vouched_ops = typing.vouched_ops
+        self.without_place = typing.without_place
         self.assigned = [
             (handles.get(key), kind)
             for key, kind in typing.state.assigned.items()
