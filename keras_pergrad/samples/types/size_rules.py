@@ -145,7 +145,8 @@ def _counts(op, n):
     """
     if op.type in _RUNNING:
         axis = tf.get_static_value(op.inputs[1])
-        length = None if axis is None else op.inputs[0].shape[int(axis)]
+        known = axis is not None and axis.size == 1
+        length = op.inputs[0].shape[axis.item()] if known else None
         return length is None or _is_multiple(length, n)
     if any(t.dtype == tf.variant for t in op.outputs):
         # A list holds what is put into it as it is.

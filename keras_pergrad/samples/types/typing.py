@@ -53,6 +53,7 @@ _FAILURES = (
     IndexError,
     KeyError,
     AttributeError,
+    TypeError,
     ZeroDivisionError,
 )
 
