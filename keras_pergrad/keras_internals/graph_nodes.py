@@ -175,21 +175,22 @@ class Definitions:
     def nodes(self, name):
         """Return the `Nodes` of a function, or None."""
         if name not in self._known:
-            definition = self._definition(name)
+            definition = self.definition(name)
             # Functions that are called by an op of their name are known there.
             with self._graph.as_default():
                 self._known[name] = definition and Nodes.of_function(definition)
             if definition:
-                self._known[name].call_functions(self._definition)
+                self._known[name].call_functions(self.definition)
         return self._known[name]
 
     def of_graph(self, graph, inputs):
         """Return the `Nodes` of a graph, as `Nodes.of_graph`."""
         nodes = Nodes.of_graph(graph, inputs)
-        nodes.call_functions(self._definition)
+        nodes.call_functions(self.definition)
         return nodes
 
-    def _definition(self, name):
+    def definition(self, name):
+        """Return the `FunctionDef` of a function, or None."""
         graph = self._graph
         while graph is not None:
             function = called_function(graph, name)

@@ -78,6 +78,16 @@ class Layout:
         shape[self.axis] = -1
         return tf.cast(tf.reshape(numbers, shape), tensor.dtype)
 
+    def taken(self, tensor, places, n):
+        """Return the tensor with the samples `places`, (n,), in its rows."""
+        lead, _, rows = self._sizes(tensor, n)
+        if self.lead != 1:
+            places = tf.range(lead)[:, None] * n + places
+        if self.rows != 1:
+            places = places[..., None] * rows + tf.range(rows)
+        places = tf.reshape(places, [-1])
+        return tf.gather(tensor, places, axis=self.axis)
+
 
 def sizes_of(tensor, axes=None):
     """Get the sizes of a tensor's axes: numbers where known, else scalars."""

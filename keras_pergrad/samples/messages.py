@@ -94,6 +94,16 @@ def untyped(model, layer, bad):
     )
 
 
+def behind_vouched(layer, op_type, op_name):
+    """Hint at a vouched layer as a reason why samples are not apart."""
+    return (
+        f"Or the reason is {_named(layer)}, which is vouched for: behind its "
+        f"op {op_type} ({op_name}) samples are known to be apart only on an "
+        "axis as long as the batch. Write it with tensors of the shape "
+        "(batch, ...) and a mask."
+    )
+
+
 def shapes_unknown(model, error):
     """Say that no sizes were found for axes whose size is not known."""
     return (
@@ -276,6 +286,17 @@ def entangled(op):
         "it depends on other outputs of it in more than one way, so that it "
         "cannot be differentiated for one sample after the other. Take the "
         "weight out of the loop, or use gradient_mode='per_sample'."
+    )
+
+
+def not_finite(op):
+    """Say that a sample is not finite in a loop that runs only once."""
+    return (
+        f"The gradient of a sample is not finite in the op {op.type} "
+        f"({op.name}), which uses weights and draws random numbers or assigns "
+        "variables: that sample cannot be told apart from the others there. "
+        "Draw and assign before the loop, or keep such samples out of the "
+        "batches."
     )
 
 

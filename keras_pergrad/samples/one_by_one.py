@@ -5,6 +5,8 @@ outputs is blank except for this sample. The op itself runs once, for the
 batch.
 """
 
+import functools
+
 import tensorflow as tf
 
 from keras_pergrad.factors import SampleGradients
@@ -17,6 +19,7 @@ from keras_pergrad.factors.sample_gradients import (
 )
 from keras_pergrad.keras_internals.gradient_helpers import op_gradients
 from keras_pergrad.samples import messages
+from keras_pergrad.samples.row_exchange import RowExchange
 
 
 def one_by_one(use, input_index):
@@ -65,7 +68,12 @@ class OneByOne(SampleGradients):
 
 
 class _Loop:
-    """The gradients of all weight inputs of an op."""
+    """The gradients of all weight inputs of an op.
+
+    The gradient of one sample is that of outputs whose gradients are zero for
+    all others. Where one of these is not finite, that is not enough: then the
+    sample, or one that is kept, stands in their rows, too.
+    """
 
     rows = ("keep",)
 
@@ -73,34 +81,37 @@ class _Loop:
         self.use = use
         self.input_indices = [k for k in use.candidate.weights if use.alive(k)]
         self._results = {}
-        self.outputs = [
-            t
+        outputs = [
+            (t, d)
             for t, d in zip(use.candidate.outputs, use.deltas)
             if d is not None
         ]
+        self.outputs = [t for t, _ in outputs]
         _require_apart(use.op, self.outputs)
+        self._specs = [tf.TensorSpec(d.shape, d.dtype) for _, d in outputs]
+        function = tf.function(self._gradients, autograph=False)
+        self._function = function.get_concrete_function(*self._specs)
         # A factor for each sample, which `select` may blank.
-        self.keep = tf.ones(
+        self.keep = self._whole = tf.ones(
             [use.n], use.dtype(self.input_indices[0]).real_dtype
         )
 
     def squares(self):
         """Return the squared norms, (n,), by input."""
 
-        def one(i):
-            gradients = self._of_sample(i)
+        def one(gradients):
             return [
                 squares_by_sample(tf.reshape(wide(g), [1, -1]))[0]
                 for g in gradients
             ]
 
-        return self._over_samples("squares", one, lambda _: [])
+        return self._held("squares", one, lambda _: [])
 
     def all(self):
         """Return all gradients, (n, *shape), by input."""
-        return self._over_samples("all", self._of_sample, self._shape)
+        return self._held("all", lambda gradients: gradients, self._shape)
 
-    def _over_samples(self, name, one, shape):
+    def _held(self, name, one, shape):
         if name not in self._results:
             specs = []
             for k in self.input_indices:
@@ -108,9 +119,7 @@ class _Loop:
                 if name == "squares":
                     dtype = self._wide_type(k)
                 specs.append(tf.TensorSpec(shape(k), dtype))
-            results = tf.map_fn(
-                one, tf.range(self.use.n), fn_output_signature=specs
-            )
+            results = self._over_samples(one, specs)
             self._results[name] = dict(zip(self.input_indices, results))
         return self._results[name]
 
@@ -119,34 +128,62 @@ class _Loop:
         direction = tf.convert_to_tensor(direction)
         place = self.input_indices.index(input_index)
 
-        def one(i):
-            return inner_products(self._of_sample(i)[place][None], direction)[0]
+        def one(gradients):
+            return [inner_products(gradients[place][None], direction)[0]]
 
         spec = tf.TensorSpec([], self._wide_type(input_index))
-        return tf.map_fn(one, tf.range(self.use.n), fn_output_signature=spec)
+        return self._over_samples(one, [spec])[0]
 
     def project(self, input_index, projection):
         """Return the projection of each gradient of an input, (n, size)."""
         place = self.input_indices.index(input_index)
 
-        def one(i):
-            gradient = self._of_sample(i)[place]
-            return projection.of_gradients(gradient[None])[0]
+        def one(gradients):
+            return [projection.of_gradients(gradients[place][None])[0]]
 
         dtype = self._wide_type(input_index)
         spec = tf.TensorSpec([projection.size], dtype)
-        return tf.map_fn(one, tf.range(self.use.n), fn_output_signature=spec)
+        return self._over_samples(one, [spec])[0]
+
+    def _over_samples(self, one, specs):
+        """Return what `one` makes of each sample's gradients, stacked."""
+
+        def over(alone):
+            return tf.map_fn(
+                lambda i: one(self._of_sample(i, alone)),
+                tf.range(self.use.n),
+                fn_output_signature=specs,
+            )
+
+        return self._if_finite(over)
+
+    def _if_finite(self, made):
+        """Return the tensors `made(False)`, or `made(True)` if one is not."""
+        together, _ = made(False), self._exchanged
+        finite = [tf.reduce_all(tf.math.is_finite(_real(t))) for t in together]
+        return tf.nest.flatten(
+            tf.cond(
+                tf.reduce_all(finite),
+                lambda: together,
+                lambda: made(True),
+            )
+        )
 
     def sum_of_squares(self, input_index):
         """Return the sum of the squared gradients of an input."""
         place = self.input_indices.index(input_index)
-
-        def add(i, total):
-            return i + 1, total + squares(self._of_sample(i)[place][None])
-
         dtype = self._wide_type(input_index)
         nothing = tf.zeros(self._shape(input_index), dtype)
-        return tf.while_loop(lambda i, _: i < self.use.n, add, (0, nothing))[1]
+
+        def over(alone):
+            def add(i, total):
+                gradient = self._of_sample(i, alone)[place]
+                return i + 1, total + squares(gradient[None])
+
+            end = lambda i, _: i < self.use.n  # noqa: E731
+            return [tf.while_loop(end, add, (0, nothing))[1]]
+
+        return self._if_finite(over)[0]
 
     def _wide_type(self, input_index):
         dtype = self.use.dtype(input_index)
@@ -154,21 +191,27 @@ class _Loop:
 
     def weighted(self, weights):
         """Return the sum of the gradients, each times its weight, by input."""
-        use = self.use
         keep = self.keep
         if weights is not None:
             keep = keep * tf.cast(weights, keep.dtype)
-        masked = []
-        for k, delta in enumerate(use.deltas):
-            if delta is None:
-                continue
-            layout = use.layout_of(k)
-            masked.append(
-                tf.math.multiply_no_nan(
-                    delta, layout.spread(keep, delta, use.n)
-                )
+        deltas = self._times(keep)
+
+        if self.keep is self._whole:
+            gradients = self._function(*deltas)
+        else:
+            numbers, exchanged = tf.range(self.use.n), self._exchanged
+            places = tf.where(self.keep > 0, numbers, self._first_kept())
+            gradients = tf.cond(
+                tf.reduce_all(self.keep > 0),
+                lambda: self._function(*deltas),
+                lambda: self._of_any(exchanged(places, *deltas)),
             )
-        return dict(zip(self.input_indices, self._gradients(masked)))
+        return dict(zip(self.input_indices, tf.nest.flatten(gradients)))
+
+    def _of_any(self, gradients):
+        """Return gradients, or zeros where no sample is kept."""
+        some = tf.reduce_any(self.keep > 0)
+        return [tf.where(some, g, tf.zeros_like(g)) for g in gradients]
 
     def _shape(self, input_index):
         tensor = self.use.op.inputs[input_index]
@@ -177,25 +220,65 @@ class _Loop:
             return list(self.use.variables[k].shape)
         return tensor.shape
 
-    def _of_sample(self, i):
+    def _of_sample(self, i, alone):
+        one = tf.one_hot(i, self.use.n, dtype=self.keep.dtype)
+        deltas = self._times(one * self.keep)
+        if not alone:
+            return self._function(*deltas)
+        place = tf.where(self.keep[i] > 0, i, self._first_kept())
+        places = tf.fill([self.use.n], place)
+        return self._of_any(self._exchanged(places, *deltas))
+
+    def _first_kept(self):
+        return tf.argmax(self.keep, output_type=tf.int32)
+
+    def _times(self, numbers):
+        """Return the outputs' gradients, times a number for each sample."""
         use = self.use
-        one = tf.one_hot(i, use.n, dtype=self.keep.dtype) * self.keep
-        masked = [
+        return [
             tf.math.multiply_no_nan(
-                delta, use.layout_of(k).spread(one, delta, use.n)
+                delta, use.layout_of(k).spread(numbers, delta, use.n)
             )
             for k, delta in enumerate(use.deltas)
             if delta is not None
         ]
-        return self._gradients(masked)
 
-    def _gradients(self, deltas):
+    @functools.cached_property
+    def _exchanged(self):
+        """A function of places and the outputs' gradients.
+
+        It gives the gradients of the inputs with the samples `places` in the
+        rows of what is held of the forward pass.
+        """
+        places = tf.TensorSpec([None], tf.int32)
+        function = tf.function(self._of_places, autograph=False)
+        return function.get_concrete_function(places, *self._specs)
+
+    def _of_places(self, places, *deltas):
+        function = self._function
+        held = list(function.captured_inputs)
+        given = RowExchange(self.use, places).all(held)
+        if given is None:
+            return self._refused(deltas)
+        function.set_external_captures(given)
+        try:
+            return function(*deltas)
+        finally:
+            function.set_external_captures(held)
+
+    def _refused(self, deltas):
+        """Return gradients that are not finite; assert where that is heard."""
+        check = tf.debugging.Assert(False, [messages.not_finite(self.use.op)])
+        with tf.control_dependencies([] if check is None else [check]):
+            return [tf.identity(g) for g in self._function(*deltas)]
+
+    def _gradients(self, *deltas):
         """Return the gradients of the inputs, for gradients of the outputs."""
         use = self.use
         gradients = op_gradients(
             self.outputs,
             [use.op.inputs[k] for k in self.input_indices],
-            deltas,
+            list(deltas),
             use.op.graph,
             # Inputs that come from the same weights are other uses of them.
             use.op.inputs,
@@ -210,6 +293,10 @@ class _Loop:
                 gradient /= tf.cast(use.scale, dtype)
             result.append(gradient)
         return result
+
+
+def _real(tensor):
+    return tf.abs(tensor) if tensor.dtype.is_complex else tensor
 
 
 def _require_apart(op, outputs):

@@ -1,6 +1,7 @@
 """The proof that a step keeps its samples apart, from the types of its ops."""
 
 import dataclasses
+from typing import Any
 
 import tensorflow as tf
 
@@ -27,12 +28,14 @@ class UseTypes:
         outputs: the type of each output of the candidate.
         deltas: the type of the gradient of each output, or None.
         fixed: whether all sizes but the number of samples are known.
+        find: gives the type of any tensor of the step; None: it has none.
     """
 
     inputs: dict
     outputs: tuple
     deltas: tuple
     fixed: bool
+    find: Any = None
 
     @property
     def has_samples(self):
@@ -58,6 +61,15 @@ class UseTypes:
     def input_layout(self, input_index):
         """Return where the samples are in an input, or None."""
         return self._layout(self.inputs.get(input_index))
+
+    def samples_in(self, tensor):
+        """Whether a tensor of the step has samples; None: it is not known."""
+        kind = self.find(tensor)
+        return None if kind is None else isinstance(kind, At)
+
+    def layout_in(self, tensor):
+        """Return where the samples are in any tensor of the step, or None."""
+        return self._layout(self.find(tensor))
 
     def _layout(self, kind):
         if not isinstance(kind, At):
@@ -229,7 +241,7 @@ class StepProof:
         single = self.types.number in (0, 1) and one.op.type not in _REPEAT
         if not one.by_value and single:
             # A weight of size one looks like one for each sample.
-            return UseTypes({}, (), (), self.types.fixed)
+            return UseTypes({}, (), (), self.types.fixed, self.types.find)
         inputs = {}
         if any(d is not None for d in deltas):
             inputs = {
@@ -242,4 +254,5 @@ class StepProof:
             tuple(self.of(t) for t in one.outputs),
             tuple(None if d is None else self.of(d) for d in deltas),
             self.types.fixed,
+            self.types.find,
         )

@@ -23,6 +23,19 @@ class StepRefusals:
 
     def __iter__(self):
         """Yield (layer, error) for what cannot be served, the first first."""
+        for layer, error in self._found():
+            hint = self._of_vouched()
+            yield layer, ValueError(f"{error} {hint}") if hint else error
+
+    def _of_vouched(self):
+        """Return a hint at a vouched layer that loses the samples' axis."""
+        for op_type, name in reversed(self._proof.types.without_place):
+            layer = self._proof.origin.layer(name)
+            if layer is not None and not self._proof.takes_as_batch(layer):
+                return messages.behind_vouched(layer, op_type, name)
+        return None
+
+    def _found(self):
         yield from self._by_chance()
         for kind in self._proof.types.effects:
             yield from self._mixed(kind)

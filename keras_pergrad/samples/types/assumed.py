@@ -27,8 +27,11 @@ def of_one_sample(op, types, n):
     return kinds
 
 
-def as_vouched(op, types):
-    """Return the samples where they were, as the user says."""
+def as_vouched(op, types, n):
+    """Return the samples where they were, as the user says.
+
+    Where no input has an axis for them, an output has it by its size, n.
+    """
     if all(isinstance(t, Free) for t in types):
         return Free(flags_of(types))
     at = next((t for t in types if isinstance(t, At)), None)
@@ -37,10 +40,27 @@ def as_vouched(op, types):
     if single is not None:
         return dataclasses.replace(single, flags=flags)
     if at is None:
-        return Total(flags | VALUES)
+        return [
+            At(0, flags=flags | VALUES)
+            if t.shape.rank and t.shape[0] == n
+            else Total(flags | VALUES)
+            for t in op.outputs
+        ]
     return [
         dataclasses.replace(at, flags=flags, factor=())
         if t.shape.rank is None or t.shape.rank > at.axis
         else Total(flags | VALUES)
         for t in op.outputs
     ]
+
+
+def are_placed(op, kinds, n):
+    """Whether each output that follows samples has an axis of all of them."""
+    if not isinstance(kinds, list):
+        return isinstance(kinds, (Free, Single))
+    return all(
+        isinstance(kind, At)
+        and t.shape.rank is not None
+        and t.shape[kind.axis] == n * kind.rows * kind.lead
+        for kind, t in zip(kinds, op.outputs)
+    )

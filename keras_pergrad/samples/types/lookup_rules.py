@@ -188,7 +188,7 @@ def over_replicas(op, types):
     return kind
 
 
-@type_rule("SparseToDense", "SparseReshape", "SparseTensorDenseMatMul")
+@type_rule("SparseToDense", "SparseReshape")
 def sparse(op, types):
     """Entries of a sparse tensor are of all samples."""
     del types

@@ -58,6 +58,19 @@ def product(op, types):
     return At(target.index(label), rows, lead, flags)
 
 
+@type_rule("SparseTensorDenseMatMul")
+def sparse_product(op, types):
+    """Multiply a sparse matrix of no samples with a dense one of samples."""
+    *sparse, dense = types
+    if not all(isinstance(t, Free) for t in sparse):
+        raise Untyped("sparse tensors have no axis for the samples")
+    if not isinstance(dense, At):
+        return linear_in_totals(op, [Free(flags_of(sparse)), dense])
+    if dense.axis == (1 if op.attribute("adjoint_b") else 0):
+        raise Mixes("multiplies all pairs of samples")
+    return At(1, dense.rows, dense.lead, flags_of(types))
+
+
 _INNER = {
     1: [
         "FFT",

@@ -90,7 +90,10 @@ def _in_top(op, types):
 
 @type_rule("LowerBound", "UpperBound")
 def sought(op, types):
-    """Where numbers are among sorted ones: row by row."""
+    """Where numbers are among sorted ones: row by row, each by itself."""
+    rows, values = types
+    if isinstance(rows, Free) and isinstance(values, At):
+        return values.flagged(rows.flags)
     return _in_top(op, types)
 
 

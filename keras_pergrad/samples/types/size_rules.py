@@ -92,6 +92,7 @@ FAILURES = (
     IndexError,
     KeyError,
     AttributeError,
+    TypeError,
     ZeroDivisionError,
 )
 _ARRANGE = op_types(

@@ -95,8 +95,13 @@ class StepTypes:
 
     def of(self, tensor):
         """Return the type of a tensor of the step."""
+        kind = self.find(tensor)
+        return FREE if kind is None else kind
+
+    def find(self, tensor):
+        """Return the type of a tensor; None: the step did not have it."""
         known = self._known.get(tensor.name)
-        return FREE if known is None else self._typing.of(known)
+        return None if known is None else self._typing.of(known)
 
     def _type(self, wanted, operations):
         inputs = self._inputs()
@@ -189,6 +194,7 @@ class StepTypes:
         self.failures, self.count = typing.failures, typing.count
         self.effects = typing.effects
         self.vouched_ops, self.told = typing.vouched_ops, typing.told
+        self.without_place = typing.without_place
         self.assigned = [
             (handles.get(key), kind)
             for key, kind in typing.state.assigned.items()

@@ -71,6 +71,7 @@ class Typing:
         effects: those of ops that keep state in a way that is not known.
         count: how many ops were typed.
         vouched_ops: the ops that the user vouches for.
+        without_place: those that leave no axis as long as the batch.
         told: whether what all samples tell is taken to be known before.
     """
 
@@ -92,8 +93,8 @@ class Typing:
         self._backward, self._in_backward = backward, False
         self._divisors = Divisors()
         self.state = State()
-        self.failures, self.effects = [], []
-        self.vouched_ops, self.count = [], 0
+        self.failures, self.effects, self.vouched_ops = [], [], []
+        self.without_place, self.count = [], 0
         self._types, self._numbers = {}, StaticNumbers()
         self._sizes = Sizes(n, any_number, self._numbers)
         self._every = EveryNumber(n, self._numbers, self.lengths)
@@ -349,11 +350,18 @@ class Typing:
             untyped = True
         if self.n <= 1:
             return assumed.of_one_sample(op, types, self.n)
+        return self._unproved(op, types, why, untyped)
+
+    def _unproved(self, op, types, why, untyped):
+        """Return what the user vouches for, else a `Mixed`."""
         name = self._name(op)
-        if self._vouched(op, name):
-            self.vouched_ops.append((op.type, name))
-            return assumed.as_vouched(op, types)
-        return self.failed(op, why, untyped)
+        if not self._vouched(op, name):
+            return self.failed(op, why, untyped)
+        self.vouched_ops.append((op.type, name))
+        kinds = assumed.as_vouched(op, types, self.n)
+        if not assumed.are_placed(op, kinds, self.n):
+            self.without_place.append((op.type, name))
+        return kinds
 
     def _set(self, op, kinds):
         if not isinstance(kinds, (list, tuple)):
@@ -374,7 +382,7 @@ class Typing:
             known = tensor.shape.is_fully_defined()
             if isinstance(kind, Total) and not known:
                 why = "gives a size that may follow the values of samples"
-                return self.failed(op, why, True)
+                return self._unproved(op, types, why, True)
         return list(map(Free, self._sizes.left(op, BY_SIZE)))
 
     def _keeps_unknown(self, op, types):

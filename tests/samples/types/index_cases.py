@@ -1,5 +1,6 @@
 """Segments, and indices that count the samples: mixing beside sound."""
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import function
 
@@ -129,6 +130,35 @@ def _places_among(h):
     return h * tf.cast(found, h.dtype)
 
 
+def _counted(h, among):
+    """Each sample by how many numbers are smaller than its first entry."""
+    kept = tf.stop_gradient(h)
+    found = tf.searchsorted(among(kept[:, 0]), kept[:, 0])
+    return h * tf.cast(found, h.dtype)[:, None]
+
+
+layer_pair(
+    "sought_among_constants",
+    lambda h: _counted(h, tf.sort),
+    lambda h: _counted(h, lambda _: tf.constant([-0.5, 0, 0.5], h.dtype)),
+)
+
+
+def _by_sparse(h, transposes):
+    """A product with a sparse matrix of constants, one entry above another."""
+    dense = np.eye(4, k=1) + np.eye(4)
+    matrix = tf.cast(tf.sparse.from_dense(dense), h.dtype)
+    if not transposes:
+        return tf.sparse.sparse_dense_matmul(matrix, h)
+    found = tf.sparse.sparse_dense_matmul(matrix, h, adjoint_b=True)
+    return tf.transpose(found)
+
+
+layer_pair(
+    "constant_sparse_matrix",
+    lambda h: _by_sparse(h, False),
+    lambda h: _by_sparse(h, True),
+)
 layer_pair("sought_among_sorted", transposed(_places_among), _places_among)
 
 

@@ -183,3 +183,25 @@ def test_vouching_for_the_first_of_two_says_nothing_of_the_second():
     names = ["foreign_1"]
     model.compile("sgd", "mse", gradient_mode="vectorized", vouched=names)
     oracle.check(kpg.per_sample_gradients(model, X, Y), model, X, Y)
+
+
+class Counted(layers.Layer):
+    """Sums the entries above zero: how many there are follows the values."""
+
+    def call(self, x):
+        at = tf.where(x > 0)
+        found = tf.gather_nd(x, at) * tf.ones(tf.shape(at)[:1], x.dtype)
+        return tf.math.unsorted_segment_sum(found, at[:, 0], tf.shape(x)[0])[
+            :, None
+        ]
+
+
+def test_a_vouched_layer_of_unknown_sizes_is_named_without_the_same_advice():
+    inputs = keras.Input((5,))
+    outputs = layers.Dense(3)(Counted(name="bag")(inputs))
+    model = kpg.PerGradModel(inputs, outputs)
+    given = {"gradient_mode": "vectorized", "vouched": ["bag"]}
+    model.compile("sgd", "mse", **given)
+    with pytest.raises(ValueError, match="layer 'bag'") as caught:
+        model.fit(X, Y, batch_size=4, verbose=0)
+    assert "vouched=" not in str(caught.value)

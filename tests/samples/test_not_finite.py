@@ -1,0 +1,173 @@
+"""A sample that is not finite counts as zero also where ops have no rule."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_pergrad as kpg
+
+pytestmark = pytest.mark.usefixtures("float64")
+layers, ops = keras.layers, keras.ops
+_rng = np.random.default_rng(5)
+X, Y = _rng.normal(size=(4, 4)), _rng.normal(size=(4, 1))
+
+
+class Uses(layers.Layer):
+    """A function of samples and one weight."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def build(self, shape):
+        self.weight = self.add_weight(shape=(4,), initializer="ones")
+
+    def call(self, x):
+        return self.function(x, tf.convert_to_tensor(self.weight))
+
+
+class Cell(layers.Layer):
+    state_size = output_size = 2
+
+    def build(self, shape):
+        self.kernel = self.add_weight(shape=(2, 2), initializer="ones")
+
+    def call(self, x, states):
+        hidden = ops.tanh(x @ self.kernel + states[0] @ self.kernel)
+        return hidden, [hidden]
+
+
+def _loop(step):
+    def call(x, weight):
+        def body(k, h):
+            return k + 1, step(h * weight)
+
+        given = 0, x
+        return tf.while_loop(
+            lambda k, _: k < 3, body, given, maximum_iterations=3
+        )[1]
+
+    return lambda: Uses(call)
+
+
+def _scanned(x, weight):
+    steps = tf.transpose(tf.reshape(x, (-1, 2, 2)), (1, 0, 2))
+    found = tf.scan(
+        lambda h, step: tf.tanh(h * weight[:2] + step),
+        steps,
+        tf.zeros_like(steps[0]),
+    )
+    return tf.reshape(tf.transpose(found, (1, 0, 2)), (-1, 4))
+
+
+def _chosen(x, weight):
+    large = tf.reduce_sum(weight) > 0
+    return tf.cond(large, lambda: tf.tanh(x * weight), lambda: x * weight)
+
+
+@tf.custom_gradient
+def _own_product(x, weight):
+    def back(d):
+        return d * weight, tf.reduce_sum(d * x, 0)
+
+    return x * weight, back
+
+
+def _recurrent():
+    return keras.Sequential(
+        [layers.Reshape((2, 2)), layers.RNN(Cell()), layers.Flatten()]
+    )
+
+
+# Name → layer, and what the second sample is made of.
+CASES = {
+    "nan": (_loop(tf.tanh), np.nan),
+    "inf": (_loop(tf.tanh), np.inf),
+    # Finite when it enters the loop.
+    "overflow inside": (_loop(tf.exp), 40.0),
+    "scan": (lambda: Uses(_scanned), np.nan),
+    "map_fn": (
+        lambda: Uses(
+            lambda x, w: tf.map_fn(lambda row: tf.tanh(tf.sin(row * w)), x)
+        ),
+        np.nan,
+    ),
+    "condition": (lambda: Uses(_chosen), np.nan),
+    "own gradient": (lambda: Uses(_own_product), np.nan),
+    "op without a rule": (
+        lambda: Uses(lambda x, w: tf.math.igamma(w, tf.abs(x))),
+        np.nan,
+    ),
+    "cell of one's own": (_recurrent, np.nan),
+}
+
+
+def _model(make):
+    keras.utils.set_random_seed(3)
+    inputs = keras.Input((4,))
+    outputs = layers.Dense(1)(make()(inputs))
+    return kpg.PerGradModel(inputs, outputs)
+
+
+def _with(entry):
+    x = X.copy()
+    x[1] = entry
+    return x
+
+
+def _change(model, x, mode, **arguments):
+    model.compile(keras.optimizers.SGD(1.0), "mse", gradient_mode=mode)
+    before = [v.numpy() for v in model.trainable_variables]
+    model.fit(x, Y, batch_size=4, shuffle=False, verbose=0, **arguments)
+    after = [v.numpy() for v in model.trainable_variables]
+    return [a - b for a, b in zip(before, after)]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_counts_as_zero(name):
+    make, entry = CASES[name]
+    model, x, expected, left_out = _model(make), _with(entry), 0, 0
+    for k in range(4):
+        with tf.GradientTape() as tape:
+            y_pred = model(x[k : k + 1], training=True)
+            loss = tf.reduce_mean((Y[k : k + 1] - y_pred) ** 2)
+        values = [v.value for v in model.trainable_variables]
+        parts = [np.ravel(g) for g in tape.gradient(loss, values)]
+        gradient = np.concatenate(parts)
+        norm = np.linalg.norm(gradient)
+        if np.isfinite(norm):
+            expected = expected + gradient * min(1, 0.5 / norm) / 4
+        else:
+            left_out += 1
+    mode = kpg.Vectorized(kpg.ClippedMean(0.5))
+    found = np.concatenate([np.ravel(d) for d in _change(model, x, mode)])
+    assert left_out == 1
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-10)
+
+
+def test_private_weights_stay_finite():
+    model, x = _model(CASES["nan"][0]), _with(np.nan)
+    private = kpg.PrivateTraining(
+        noise_multiplier=1.0,
+        delta=1e-3,
+        samples=4,
+        batch_size=4,
+        steps=1,
+        user_ids="unique",
+    )
+    model.compile("sgd", "mse", gradient_mode=private.gradient_mode)
+    batches = private.batches(x, Y)
+    model.fit(batches, callbacks=[private.callback], verbose=0)
+    assert all(np.isfinite(v).all() for v in model.get_weights())
+
+
+def test_a_loop_that_draws_is_refused_before_any_weight_changes():
+    make = _loop(lambda h: tf.tanh(h) * tf.random.uniform((4,), dtype=h.dtype))
+    model, mode = _model(make), kpg.Vectorized(kpg.ClippedMean(0.5))
+    assert all(np.isfinite(d).all() for d in _change(model, X, mode))
+    before = model.get_weights()
+    with pytest.raises(tf.errors.InvalidArgumentError, match="before the loop"):
+        _change(model, _with(np.nan), mode)
+    for old, new in zip(before, model.get_weights()):
+        np.testing.assert_array_equal(old, new)
