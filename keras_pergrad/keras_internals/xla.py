@@ -37,6 +37,7 @@ def _of_updated_slice(op, gradient):
     # XLA moves a part that would reach beyond the end back into the tensor.
     room = tf.cast(tf.shape(into) - tf.shape(part), begins.dtype)
     begins = tf.maximum(tf.minimum(begins, room), 0)
+    assert dynamic_update_slice is not None
     around = dynamic_update_slice(gradient, tf.zeros_like(part), begins)
     inside = tf.slice(gradient, begins, tf.shape(part, begins.dtype))
     return around, inside, None
