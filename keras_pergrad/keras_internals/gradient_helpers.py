@@ -59,11 +59,11 @@ def _of_lookup(op, gradient):
 
 
 def _batch_dims(op):
-    """Return how many axes a look-up and its indices share; None: unknown."""
+    """Return how many axes a look-up and its indices share; 0: not known."""
     table, ids, axis = op.inputs
     unknown = None in (table.shape.rank, ids.shape.rank)
     if unknown or tf.get_static_value(axis) is None:
-        return None
+        return 0
     batch = op.get_attr("batch_dims")
     return batch + ids.shape.rank if batch < 0 else batch
 

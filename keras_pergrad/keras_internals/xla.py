@@ -1,12 +1,12 @@
-"""What is different where XLA compiles: methods and gradients.
+"""A check whether XLA compiles the traced graph, and a gradient that it lacks.
 
-Without the private names the methods for plain graphs are used. They are also
-correct under XLA, but slow.
+XLA's best methods differ. Without the private names the methods for plain
+graphs are used. They are also correct under XLA, but slow. A slice updated by
+XLA's own op is the gradient of a slice there; Keras has it on all devices.
 
 Private names in use:
 `tensorflow.python.ops.control_flow_util.GraphOrParentsInXlaContext`,
-`tensorflow.compiler.tf2xla.python.xla.dynamic_update_slice`: the gradient of
-a slice under XLA, and `keras.ops.slice_update` everywhere.
+`tensorflow.compiler.tf2xla.python.xla.dynamic_update_slice`.
 """
 
 import contextlib
@@ -37,6 +37,7 @@ def _of_updated_slice(op, gradient):
     # XLA moves a part that would reach beyond the end back into the tensor.
     room = tf.cast(tf.shape(into) - tf.shape(part), begins.dtype)
     begins = tf.maximum(tf.minimum(begins, room), 0)
+    assert dynamic_update_slice is not None
     around = dynamic_update_slice(gradient, tf.zeros_like(part), begins)
     inside = tf.slice(gradient, begins, tf.shape(part, begins.dtype))
     return around, inside, None
