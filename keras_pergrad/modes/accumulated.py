@@ -20,6 +20,7 @@ from keras_pergrad.keras_internals.overwritten import (
     is_overwritten,
     require_none,
 )
+from keras_pergrad.keras_internals.stateful_layers import stateful_layers
 from keras_pergrad.modes.accumulator_state import AccumulatorState
 from keras_pergrad.modes.base import GradientMode, gradient_modes
 from keras_pergrad.modes.microbatches import MOST, Parting, is_one, update
@@ -173,6 +174,10 @@ class Microbatches(Parting):
 
     def require(self, model, batch):
         require_parts(model)
+        if self.size is not None:
+            how = "calls the model with microbatches or shares of replicas"
+            for text in stateful_layers(model, self._shown, how):
+                raise ValueError(text)
         optimizer = accumulating(model.optimizer)
         if optimizer is not None:
             raise ValueError(refusal_messages.accumulates(optimizer))

@@ -13,6 +13,7 @@ from keras_pergrad.keras_internals.model_parts import (
     layers_of,
 )
 from keras_pergrad.keras_internals.optimizers import all_of
+from keras_pergrad.keras_internals.stateful_layers import stateful_layers
 from keras_pergrad.model import PerGradModel
 from keras_pergrad.modes import add_loss_reduction
 from keras_pergrad.privacy.adapted_layers import adapted
@@ -120,6 +121,8 @@ def _of_variables(model):
 
 def _of_layers(model):
     """Yield a sentence for each layer of a kind known to be wrong."""
+    how = "draws batches of other examples each time"
+    yield from stateful_layers(model, "PrivateTraining", how)
     for layer in layers_of(model):
         kind = keras.layers.BatchNormalization
         if isinstance(layer, kind) and layer.trainable:

@@ -19,6 +19,7 @@ from keras_pergrad.keras_internals.model_state import (
     random_state_kept,
 )
 from keras_pergrad.keras_internals.seeds import shared_seed_state
+from keras_pergrad.keras_internals.stateful_layers import states_of
 from keras_pergrad.keras_internals.tracing import traced_functions
 from keras_pergrad.keras_internals.xla import in_xla
 from keras_pergrad.samples import messages
@@ -243,7 +244,7 @@ def _judged(traced, y_pred, loss, terms, repeated):
     kind = proof.of(loss)
     alone = isinstance(kind, Total) and not kind.flags & DIVIDED
     return StepFindings(
-        *refused, *_assigned(traced, proof), not alone, *vouched
+        *refused, *_assigned(traced, proof, repeated), not alone, *vouched
     )
 
 
@@ -272,7 +273,7 @@ def _of_outputs(traced, proof, outputs, deltas, repeated):
             return
 
 
-def _assigned(traced, proof):
+def _assigned(traced, proof, repeated):
     """Return `assigned`, `counted` and `counting` of a `StepFindings`."""
     given = {id(handle): kind for handle, kind in proof.types.assigned}
 
@@ -286,6 +287,9 @@ def _assigned(traced, proof):
     known = [*model.variables, *(v for m in metrics for v in m.variables)]
     seed = shared_seed_state()
     known += [] if seed is None else [seed]
+    if repeated == "microbatch":
+        # A batch that does not stay whole is refused before.
+        known += states_of(model)
     places = {id(p.handle) for v in known for p in components(v)}
     paths = tuple(v.path for v in traced.variables if kinds(v))
     counting = tuple(
