@@ -23,12 +23,15 @@ from keras_pergrad.keras_internals.model_state import (
     run_and_restore,
 )
 from keras_pergrad.keras_internals.overwritten import SetApart
+from keras_pergrad.keras_internals.own_losses import is_mean_of_own
 from keras_pergrad.keras_internals.tracing import traced_functions
 from keras_pergrad.modes.microbatch_sums import plus
 from keras_pergrad.modes.one_step import WholeBatch
 from keras_pergrad.modes.single_samples import Samples
 from keras_pergrad.samples import TracedStep, function_cache
 
+#: Samples that go through a model at a time, where no size is given.
+PASS = 256
 METHODS = ("vectorized", "per_sample")
 Method = Literal["vectorized", "per_sample"]
 
@@ -61,6 +64,20 @@ def run(what, model, data, method, training, *more):
             training,
             more,
         )
+
+
+def size_of_passes(model, x, y, sample_weight):
+    """Return a batch size that changes no result, or None: all at once."""
+    parts = keras.tree.flatten(x)
+    if not parts or not all(len(getattr(p, "shape", ())) for p in parts):
+        return None  # It comes in batches.
+    if parts[0].shape[0] is None or parts[0].shape[0] <= PASS:
+        return None
+    require_compiled(model)
+    batch = next(iter(batches_of(x, y, sample_weight, PASS)))
+    require_targets(model, batch)
+    prepare(model, batch)
+    return PASS if is_mean_of_own(model, batch) else None
 
 
 def shown(batches, verbose):

@@ -8,7 +8,13 @@ import tensorflow as tf
 
 from keras_pergrad.common.deprecation import former
 from keras_pergrad.common.float_types import as_norms
-from keras_pergrad.data_passes import Method, joined, over_batches, run
+from keras_pergrad.data_passes import (
+    Method,
+    joined,
+    over_batches,
+    run,
+    size_of_passes,
+)
 from keras_pergrad.factors import wide
 from keras_pergrad.keras_internals.autograph import not_converted
 from keras_pergrad.keras_internals.inspection_checks import require_finite
@@ -103,8 +109,12 @@ def per_sample_norms(
     The vectorized method need not hold the per-sample gradients in memory.
 
     Args:
-        model, x, y, sample_weight, method, training, batch_size, verbose: as
-            for `per_sample_gradients`.
+        model, x, y, sample_weight, method, training, verbose: as for
+            `per_sample_gradients`.
+        batch_size: how many samples go through the model at a time. None: 256
+            of arrays, the dataset's own batches; all of x where a batch's loss
+            depends on more than its samples' own (masks or weights that are
+            counted, `add_loss`, a sum).
         per_variable: whether to return the norms variable by variable.
 
     Returns:
@@ -124,6 +134,8 @@ def per_sample_norms(
     >>> kpg.per_sample_norms(model, np.ones((5, 4)), np.ones((5, 3))).shape
     TensorShape([5])
     """
+    if batch_size is None:
+        batch_size = size_of_passes(model, x, y, sample_weight)
     data = x, y, sample_weight, batch_size, verbose
     norms = joined(list(run("norms", model, data, method, training)))
     total = tf.sqrt(tf.add_n([tf.square(part) for part in as_norms(norms)]))
@@ -152,8 +164,7 @@ def gradient_statistics(
 
     Args:
         model, x, y, sample_weight, method, training, batch_size, verbose: as
-            for `per_sample_gradients`. With several batches the mean is over
-            all samples.
+            for `per_sample_norms`. The mean is over all samples.
         per_variable: whether to measure each variable separately.
 
     Returns:
@@ -174,6 +185,8 @@ def gradient_statistics(
     >>> kpg.gradient_statistics(model, x, y).variance > 0
     True
     """
+    if batch_size is None:
+        batch_size = size_of_passes(model, x, y, sample_weight)
     data = x, y, sample_weight, batch_size, verbose
     pairs = over_batches(run("statistics", model, data, method, training))
     squares, means = (

@@ -587,3 +587,49 @@ def _peer_conv():
 
 
 PEER_MODELS = {"dense": _peer_dense, "convolution": _peer_conv}
+
+
+@pytest.mark.parametrize("from_logits", [False, True])
+@pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
+@pytest.mark.parametrize(
+    "kind", [losses.BinaryCrossentropy, losses.CategoricalCrossentropy]
+)
+@pytest.mark.filterwarnings("ignore:.*received `from_logits=True`")
+def test_the_likelihood_is_that_of_the_compiled_loss(
+    float64, kind, activation, from_logits
+):
+    # Keras takes the logits behind any activation, whatever the loss says.
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(10, 4))
+    inputs = keras.Input((4,))
+    logits = layers.Dense(2)(inputs)
+    function = keras.activations.get(activation)
+    model = keras.Model(inputs, layers.Activation(function)(logits))
+    model.compile("sgd", kind(from_logits=from_logits))
+    # The Hessian by the logits of Keras's own loss, of any labels.
+    held = keras.Model(inputs, logits)(x)
+    loss = model.loss
+    labels = tf.one_hot(rng.integers(0, 2, 10), 2, dtype="float64")
+    with tf.GradientTape() as outer:
+        outer.watch(held)
+        with tf.GradientTape() as inner:
+            inner.watch(held)
+            value = loss(labels, function(held)) * 10
+            if kind is losses.BinaryCrossentropy:
+                value *= 2  # a sum over both, no mean
+        slopes = inner.gradient(value, held)
+    curved = np.array(outer.batch_jacobian(slopes, held))
+    rows = np.concatenate([x, np.ones((10, 1))], 1)
+    total = np.mean(np.square(rows).sum(1) * np.trace(curved, 0, 1, 2))
+    found = kpg.fisher(model, np.tile(x, (300, 1)), verbose=0)
+    trace = sum(part.sum() for part in found.parts)
+    np.testing.assert_allclose(trace, total, 0.1)
+
+
+def test_an_axis_of_classes_that_is_not_the_last_is_refused():
+    inputs = keras.Input((3, 2))
+    model = keras.Model(inputs, layers.Dense(2)(inputs))
+    loss = losses.SparseCategoricalCrossentropy(from_logits=True, axis=1)
+    model.compile("sgd", loss)
+    with pytest.raises(ValueError, match="axis=1"):
+        kpg.fisher(model, np.ones((4, 3, 2)), verbose=0)

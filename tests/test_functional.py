@@ -449,3 +449,39 @@ def test_weights_of_two_types_have_norms_in_the_wider_one(method):
     assert statistics.mean_squared_norm == pytest.approx(
         np.mean(np.sum(squares, 0)), rel=1e-6
     )
+
+
+def test_norms_of_many_samples_go_in_passes(monkeypatch):
+    seen = []
+
+    class Seen(keras.layers.Layer):
+        def call(self, x):
+            seen.append(x.shape[0])
+            return x
+
+    def compiled(loss):
+        model = keras.Sequential(
+            [keras.Input((3,)), Seen(), keras.layers.Dense(1)]
+        )
+        model.compile("sgd", loss)
+        return model
+
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(300, 3)), rng.normal(size=(300, 1))
+    model = compiled("mse")
+    norms = kpg.per_sample_norms(model, x, y, verbose=0)
+    whole = kpg.per_sample_norms(model, x, y, batch_size=300, verbose=0)
+    np.testing.assert_allclose(norms, whole, rtol=1e-5)
+    pairs = [
+        kpg.gradient_statistics(model, x, y, batch_size=size, verbose=0)
+        for size in (None, 300)
+    ]
+    np.testing.assert_allclose(*[p.variance for p in pairs], rtol=1e-4)
+    del seen[:]
+    kpg.per_sample_norms(compiled("mse"), x, y, verbose=0)
+    assert 300 not in seen
+    # A sum counts n times in a batch of n: it stays one batch.
+    del seen[:]
+    sums = compiled(keras.losses.MeanSquaredError(reduction="sum"))
+    kpg.per_sample_norms(sums, x, y, verbose=0)
+    assert 300 in seen

@@ -231,6 +231,10 @@ class Outer(SampleGradients):
         sides = self._axes_of_sides()
         return () if sides is None else tuple(sorted(sides[0]))
 
+    def sides_are_axes(self):
+        """Whether each axis of the variable is on one side."""
+        return self._axes_of_sides() is not None
+
     def _axes_of_sides(self):
         inputs = self._features[0]
         return two_sides.axes_of_sides(

@@ -13,17 +13,29 @@ from keras_pergrad.factors.patches import Patches
 from keras_pergrad.factors.sums import Sum
 from keras_pergrad.factors.widened import Widened
 
-_SAME_VALUES = {"Cast", "Identity", "Reshape"}
+# "Squeeze": of the one unit of a kernel.
+_SAME_VALUES = {"Cast", "ExpandDims", "Identity", "Reshape", "Squeeze"}
 
 
-def bias_of(kernel, factors):
-    """Return the place of the bias among factors, or None.
+def biases_of(factors):
+    """Return the place of each factor's bias among factors, or None.
 
-    It must be the sum of the very tensor that the kernel's products have.
+    It must be the sum of the very tensor that the kernel's products have. A
+    bias belongs to one kernel, the first whose products it is added to: two
+    blocks of one variable would be no matrix of the weights.
     """
+    found, taken = [], set()
+    for factor in factors:
+        places = _biases_of(factor, factors)
+        found.append(next((k for k in places if k not in taken), None))
+        taken.add(found[-1])
+    return found
+
+
+def _biases_of(kernel, factors):
     kernel = _inner(kernel)
-    if type(kernel) not in (Outer, Patches) or not kernel.axes():
-        return None
+    if type(kernel) not in (Outer, Patches) or not _axes(kernel):
+        return
     small = kernel.dz if isinstance(kernel, Outer) else kernel.small
     for place, factor in enumerate(factors):
         bias = _inner(factor)
@@ -32,15 +44,14 @@ def bias_of(kernel, factors):
             and bias.shape == [small.shape[-1]]
             and _origin(bias.dz) is _origin(small)
         ):
-            return place
-    return None
+            yield place
 
 
 class WithBias:
     """What a curvature needs of a kernel and its bias: one factor of both.
 
     Args:
-        kernel, bias: factors, of which `bias_of` says that they belong.
+        kernel, bias: factors, of which `biases_of` says that they belong.
     """
 
     def __init__(self, kernel, bias):
@@ -48,7 +59,7 @@ class WithBias:
 
     def axes(self):
         """Return the kernel's axes on the left, without the row of ones."""
-        return self._kernel.axes()
+        return _axes(self._kernel)
 
     def squared_norms(self):
         """Return those of both together, (n,)."""
@@ -92,6 +103,14 @@ class WithBias:
 
         size = self._kernel.big.shape[-1] * windows.taps
         return sum_by_chunks(total, (self._kernel.big,), numbers * size, [size])
+
+
+def _axes(kernel):
+    """Return the axes on the left; of a kernel with one input, that one."""
+    axes = kernel.axes()
+    if not axes and type(kernel) is Outer and kernel.sides_are_axes():
+        axes = tuple(k for k, size in enumerate(kernel.shape) if size == 1)[:1]
+    return axes
 
 
 def _inner(factor):

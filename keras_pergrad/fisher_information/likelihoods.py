@@ -6,7 +6,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_pergrad.keras_internals.loss_tensors import read_by_crossentropy
 from keras_pergrad.keras_internals.model_parts import (
+    call_arguments_of,
     compile_arguments,
     mask_of,
     set_mask,
@@ -53,7 +55,8 @@ class Likelihood:
 
     Attributes:
         kind: "categorical", "bernoulli", or "gaussian" of unit variance.
-        from_logits: whether the output holds logits.
+        from_logits: what the loss was told: whether outputs are logits. Keras
+            also reads those behind a softmax or sigmoid, and so does this.
         reduction: of the loss that it was read off.
     """
 
@@ -63,11 +66,10 @@ class Likelihood:
 
     def draw(self, outputs, seed):
         """Draw labels, as whole as `outputs` or (for classes) by index."""
-        outputs = tf.stop_gradient(outputs)
         shape = tf.shape(outputs)
         if self.kind == GAUSSIAN:
             noise = tf.random.stateless_normal(shape, seed, dtype=outputs.dtype)
-            return outputs + noise
+            return tf.stop_gradient(outputs) + noise
         chances = self._chances(outputs)
         if self.kind == BERNOULLI:
             uniform = tf.random.stateless_uniform(
@@ -89,13 +91,12 @@ class Likelihood:
         g gᵀ over the signs is that over drawn labels, without its rare, large
         terms: signs are independent, and g is linear in the target.
         """
-        outputs = tf.stop_gradient(outputs)
         bits = tf.random.stateless_uniform(
             tf.shape(outputs), seed, 0, 2, tf.int32
         )
         signs = tf.cast(2 * bits - 1, outputs.dtype)
         if self.kind == GAUSSIAN:
-            return outputs + signs
+            return tf.stop_gradient(outputs) + signs
         chances = self._chances(outputs)
         if self.kind == BERNOULLI:
             variance = chances * (1 - chances)
@@ -109,14 +110,26 @@ class Likelihood:
 
     def _chances(self, outputs):
         """Return the chances; NO_CHANCES in an error if they are none."""
-        if self.from_logits:
-            is_one = self.kind == BERNOULLI
+        is_one = self.kind == BERNOULLI
+        outputs, from_logits = self._read(outputs)
+        outputs = tf.stop_gradient(outputs)
+        if from_logits:
             return tf.sigmoid(outputs) if is_one else tf.nn.softmax(outputs)
         least, most = tf.reduce_min(outputs), tf.reduce_max(outputs)
         # Of bfloat16, sums of chances round to more than 1.
         fits = (least >= 0) & (most <= 1.01)
         tf.debugging.Assert(fits | (tf.size(outputs) == 0), [NO_CHANCES])
-        return outputs
+        if is_one:
+            return outputs
+        # As Keras does, of what is no softmax.
+        total = tf.reduce_sum(outputs, -1, True)
+        return tf.math.divide_no_nan(outputs, total)
+
+    def _read(self, outputs):
+        """Return what the loss reads of outputs, and whether it is logits."""
+        own = "Sigmoid" if self.kind == BERNOULLI else "Softmax"
+        found, is_logits = read_by_crossentropy(outputs, own)
+        return found, is_logits or self.from_logits
 
     def negative_log(self, labels, outputs):
         """Return −log p(labels | outputs) by sample, (n,), without constants.
@@ -143,9 +156,8 @@ class Likelihood:
         if self.kind == GAUSSIAN:
             values = tf.square(outputs - labels) / 2
         else:
-            values = keras.ops.binary_crossentropy(
-                labels, outputs, self.from_logits
-            )
+            read, from_logits = self._read(outputs)
+            values = keras.ops.binary_crossentropy(labels, read, from_logits)
         return tf.reduce_sum(values, -1) if outputs.shape.rank > 1 else values
 
     def shares(self, outputs, sample_weight):
@@ -177,12 +189,12 @@ class Likelihood:
         if whole and labels.shape[-1] == outputs.shape[-1] != 1:
             labels = tf.cast(labels, outputs.dtype)
             return keras.ops.categorical_crossentropy(
-                labels, outputs, self.from_logits
+                labels, *self._read(outputs)
             )
         labels = tf.cast(labels, tf.int32)
         labels = tf.reshape(labels, tf.shape(outputs)[:-1])
         return keras.ops.sparse_categorical_crossentropy(
-            labels, outputs, self.from_logits
+            labels, *self._read(outputs)
         )
 
 
@@ -255,10 +267,12 @@ def _likelihood(loss):
         name = getattr(loss, "name", None) or getattr(loss, "__name__", loss)
         raise NoLikelihood(f"the loss {name!r}")
     config = loss.get_config() if is_object else {}
+    # Not all stand in the config: `axis` of a sparse crossentropy does not.
+    given = {**config, **(call_arguments_of(loss) or {} if is_object else {})}
     for name, plain in _PLAIN.items():
-        if config.get(name, plain) != plain:
+        if given.get(name, plain) != plain:
             raise NoLikelihood(
-                f"the loss {loss.name!r} with {name}={config[name]!r}"
+                f"the loss {loss.name!r} with {name}={given[name]!r}"
             )
     return Likelihood(
         kind,

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.common.arguments import positive_integer, seed_or_none
-from keras_pergrad.data_passes import shown
+from keras_pergrad.data_passes import prepare, shown
 from keras_pergrad.factors import Kronecker
 from keras_pergrad.fisher_information.fisher_result import (
     DiagonalFisher,
@@ -25,6 +25,7 @@ from keras_pergrad.fisher_information.question import (
     asked,
     require_finite,
 )
+from keras_pergrad.keras_internals import own_losses
 from keras_pergrad.keras_internals.batches import first_tensor
 from keras_pergrad.keras_internals.data_batches import batches_of
 from keras_pergrad.keras_internals.inspection_checks import (
@@ -74,8 +75,8 @@ def fisher(
         kind: "diagonal", or "kfac": Kronecker products of the weights that
             meet the data in matrix products and convolutions (`Kronecker`).
         labels: "sampled", or "data": those of `y`. With it any loss serves: a
-            sample's part of a loss without a known distribution, times n, is
-            taken as −log p.
+            sample's part of a loss without a known distribution, times n if
+            it is a mean over the samples, is taken as −log p.
         draws: how many labels are drawn for a sample; each costs a pass.
         seed: of the draws.
         training: whether layers such as Dropout act as in training.
@@ -171,6 +172,17 @@ def _first(model, batch, key, question):
                 f"term. Received: {error}. Leave the weights out, or repeat "
                 "samples."
             ) from None
+    prepare(model, batch)
+    kind = own_losses.over_the_batch(model, batch)
+    if kind == own_losses.NEITHER:
+        raise ValueError(
+            f"The loss of model {model.name!r} expected to be a mean over the "
+            "samples of a batch, or a sum. Received: one that is neither, such "
+            "as a mean with an `add_loss` that adds up. Reduce all with "
+            "ops.mean, or all with ops.sum."
+        )
+    adds_up = kind == own_losses.SUM
+    question = dataclasses.replace(question, adds_up=adds_up)
     return question, asked(question, model, batch, key)
 
 

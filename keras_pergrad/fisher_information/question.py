@@ -31,6 +31,7 @@ class Question:
         training: whether layers act as in training.
         as_loss: whether positions count as in n times the compiled loss;
             else each counts as one. Drawn are signs then (`signed`).
+        adds_up: whether the compiled loss is a sum over samples, no mean.
     """
 
     kind: str
@@ -38,6 +39,7 @@ class Question:
     sampled: bool
     training: bool
     as_loss: bool = False
+    adds_up: bool = False
 
     def trace(self, model):
         """Return a function of (x, y, sample_weight, seed, *more)."""
@@ -69,7 +71,7 @@ class Question:
             value = loss(model, x, y, y_pred, sample_weight, self.training)
         factors = traced.sample_gradients(value)
         scale = 1
-        if self.likelihoods is None:
+        if self.likelihoods is None and not self.adds_up:
             n = tf.shape(first_tensor(x))[0]
             scale = tf.square(tf.cast(n, tf.float32))
         return self.of_factors(factors, scale, *more)

@@ -7,7 +7,8 @@ import tensorflow as tf
 from keras_pergrad.aggregation import aggregations
 from keras_pergrad.gramian.gramian_aggregation import GramianAggregation
 from keras_pergrad.gramian.preference import preferences, weights_of
-from keras_pergrad.gramian.spectrum import Spectrum
+from keras_pergrad.gramian.solved import require_solved
+from keras_pergrad.gramian.spectrum import CANCELS, Spectrum
 
 SCALES = ("min", "median", "rmse")
 
@@ -32,10 +33,13 @@ class AlignedMTL(GramianAggregation):
         scale_mode: λ is the least ("min"), the median (the lower one of two)
             or the mean ("rmse") of the eigenvalues of G that are not zero.
 
-    If all are zero, w = p.
+    If the aggregated gradient is zero, w = p.
 
     Raises:
         ValueError: an argument is out of range.
+        InvalidArgumentError: lengths differ by more than float64 tells apart
+            (about 1e15 times), before any weight changes; under XLA, which
+            cannot say it, the gradient is then zero.
 
     Example:
 
@@ -66,7 +70,11 @@ class AlignedMTL(GramianAggregation):
         aligned = spectrum.times(preferred, -0.5) * tf.sqrt(
             self._scale(spectrum)
         )
-        return tf.where(tf.reduce_any(spectrum.known), aligned, preferred)
+        # Where their mean is zero, so is the one of those made orthogonal.
+        least = CANCELS * tf.reduce_max(preferred)
+        nothing = tf.reduce_max(tf.abs(aligned)) <= least
+        weights = tf.where(nothing, preferred, aligned)
+        return require_solved(self, spectrum.resolved, weights)
 
     def _scale(self, spectrum):
         # Ascending: those that are not zero come last.

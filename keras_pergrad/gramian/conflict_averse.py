@@ -5,16 +5,18 @@ import tensorflow as tf
 from keras_pergrad.aggregation import aggregations
 from keras_pergrad.common.arguments import number_at_least_zero
 from keras_pergrad.gramian.gramian_aggregation import GramianAggregation
-from keras_pergrad.gramian.normalized import definite, normalized
+from keras_pergrad.gramian.normalized import definite
 from keras_pergrad.gramian.pivoting import complementary
 from keras_pergrad.gramian.preference import weights_of
 from keras_pergrad.gramian.solved import require_solved
+from keras_pergrad.gramian.spectrum import CANCELS, units_of
 from keras_pergrad.gramian.systems import solve
 
 #: How many times the multiplier of Σ w = 1 is found anew, at most.
 MOST = 60
-#: When the length that it gives counts as the one that it should give.
-CLOSE = 1e-12
+#: When the length that it gives counts as the one that it should give, and
+#: when it does at the end, of gradients that are opposite but for rounding.
+CLOSE, AT_LAST = 1e-12, 1e-6
 
 
 class CAGrad(GramianAggregation):
@@ -32,16 +34,16 @@ class CAGrad(GramianAggregation):
 
     Args:
         c: the radius of the ball, in lengths of the mean.
-        norm_eps: with the Gramian divided by its trace, the length of the
-            convex combination that the dual of the program finds, below which
-            all weights are 0: nothing improves every loss. Also the trace
-            below which this is so.
+        norm_eps: for c ≥ 1, where nothing improves every loss all weights are
+            0. That is so where the convex combination that the dual of the
+            program finds is shorter than this share of its parts' lengths.
 
     The dual, min_w ⟨ḡ, g_w⟩ + c ‖ḡ‖ ‖g_w‖ over convex combinations g_w, is
     solved to rounding, in the graph: for each value of the multiplier of Σ w =
     1 it is a linear complementarity problem, and the value is found by its
     root on the part where it is smooth, else by bisection. Eigenvalues of the
-    Gramian below 1e-9 of its trace (1.2e-7 in float32) count as that.
+    cosines below 1e-9 of their sum (1.2e-7 in float32) count as that. Rows of
+    zeros, which no step improves, do not hinder the others.
 
     Raises:
         ValueError: an argument is out of range.
@@ -62,36 +64,47 @@ class CAGrad(GramianAggregation):
 
     def gramian_weights(self, gramian, present=None):
         mean = weights_of(None, gramian, present)
-        scaled = normalized(gramian, self.norm_eps)
-        found, solved = _found(definite(scaled), mean, present, self.c)
-        scaled = tf.cast(scaled, tf.float64)
-        products = tf.linalg.matvec(scaled, found)
-        length = tf.sqrt(tf.maximum(tf.tensordot(found, products, 1), 0))
-        total = tf.reduce_sum(found)
-        # ‖g_w‖ of the convex combination w = found / total.
-        improves = length >= self.norm_eps * total
         if not self.c:
-            improves, solved = tf.linalg.trace(scaled) > 0, True
+            return mean
+        lengths, cosines = units_of(gramian)
+        matrix = definite(gramian)
+        found, solved = _found(matrix, mean, lengths > 0, self.c)
+        parts = found * lengths
+        squared = tf.tensordot(parts, tf.linalg.matvec(cosines, parts), 1)
+        length = tf.sqrt(tf.maximum(squared, 0))
+        if self.c < 1:  # The ball is without 0.
+            improves = tf.constant(True)
+        else:
+            improves = length >= self.norm_eps * tf.reduce_sum(parts)
+        own = mean * lengths
+        squared = tf.tensordot(own, tf.linalg.matvec(cosines, own), 1)
+        # Around a mean of zero the ball is a point.
+        nothing = squared <= (CANCELS * tf.reduce_sum(own)) ** 2
         weights = tf.where(improves, mean + found, tf.zeros_like(mean))
-        return require_solved(self, solved, weights)
+        weights = tf.where(nothing, mean, weights)
+        return require_solved(self, solved | nothing, weights)
 
     def get_config(self):
         return {"c": self.c, "norm_eps": self.norm_eps}
 
 
-def _found(matrix, mean, present, c):
-    """Return v ≥ 0 with ‖Σ v_i g_i‖ = c ‖ḡ‖, along the dual's solution."""
+def _found(matrix, mean, there, c):
+    """Return v ≥ 0 with ‖Σ v_i g_i‖ = c ‖ḡ‖, along the dual's solution.
+
+    `there`: where false, v is 0.
+    """
     # The conditions are, with b_i = ⟨g_i, ḡ⟩ and a multiplier μ,
     #     G v + b - μ ≥ 0,  v ≥ 0,  equality where v is positive.
     # The length of v grows with μ; on a set of positive v it is the root of a
     # square, A μ² - 2 B μ + C.
     roots = tf.sqrt(tf.linalg.diag_part(matrix))
     matrix = matrix / roots / roots[:, None]
-    ones, mean = 1 / roots, mean * roots
+    ones = tf.where(there, 1 / roots, tf.zeros_like(roots))
+    mean = mean * roots
     b = tf.linalg.matvec(matrix, mean)
     size = tf.tensordot(mean, b, 1)
     wanted = c * tf.sqrt(size)
-    allowed = None if present is None else present[None]
+    allowed = there[None]
     unit = tf.reduce_max(ones)
 
     def length_of(v):
@@ -118,11 +131,11 @@ def _found(matrix, mean, present, c):
         mu = tf.where(inside, guess, (low + high) / 2)
         return k + 1, low, high, mu, v, near
 
-    places = tf.where(mean > 0, b / ones, b + _infinite(b))
+    places = tf.where(there, b * roots, _infinite(b))
     low, high = tf.reduce_min(places), size * (1 + c)
     state = 0, low, high, high, tf.zeros_like(b), wanted <= 0
-    *_, v, near = tf.while_loop(go_on, step, state, parallel_iterations=1)
-    return v / roots, near
+    *_, v, _ = tf.while_loop(go_on, step, state, parallel_iterations=1)
+    return v / roots, tf.abs(length_of(v) - wanted) <= AT_LAST * wanted
 
 
 def _infinite(like):

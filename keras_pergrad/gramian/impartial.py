@@ -4,7 +4,9 @@ import tensorflow as tf
 
 from keras_pergrad.aggregation import aggregations
 from keras_pergrad.gramian.gramian_aggregation import GramianAggregation
-from keras_pergrad.gramian.spectrum import Spectrum
+from keras_pergrad.gramian.preference import weights_of
+from keras_pergrad.gramian.solved import require_solved
+from keras_pergrad.gramian.spectrum import CANCELS, Spectrum, units_of
 
 
 class IMTLG(GramianAggregation):
@@ -18,9 +20,17 @@ class IMTLG(GramianAggregation):
     so that Σ w_i g_i has the same inner product with every g_i / ‖g_i‖. Liu et
     al., "Towards impartial multi-task learning", ICLR 2021, in the form for
     gradients that depend on each other (Quinton and Rey, arXiv 2406.16232).
-    Weights may be negative. If |Σ v_i| < 1e-12, all are 0.
+    Weights may be negative. Units do not matter: a loss times a number gets
+    the same part, also at lengths that differ 10,000 times in float32. Where
+    v = 0, such as for two opposite gradients of one length, w follows the
+    lengths, and the combination is 0; where all gradients are 0, w_i = 1/m.
 
     By name `"imtlg"`. It takes no arguments.
+
+    Raises:
+        InvalidArgumentError: the parts of v cancel, so that no weights add up
+            to 1, before any weight of the model changes; under XLA, which
+            cannot say it, the gradient is then zero.
 
     Example:
 
@@ -32,13 +42,18 @@ class IMTLG(GramianAggregation):
     """
 
     def gramian_weights(self, gramian, present=None):
-        del present  # Their rows of zeros are in no direction.
-        norms = tf.sqrt(tf.linalg.diag_part(tf.cast(gramian, tf.float64)))
-        solved = Spectrum(gramian).times(norms, -1.0)
-        total = tf.reduce_sum(solved)
-        defined = tf.abs(total) >= 1e-12
-        safe = tf.where(defined, total, tf.ones_like(total))
-        return tf.where(defined, solved / safe, tf.zeros_like(solved))
+        lengths, _ = units_of(gramian)
+        found, known = Spectrum(gramian).solve(lengths)
+        # In units of 1 / length: without any, no direction has equal parts.
+        nothing = tf.reduce_max(tf.abs(found) * lengths) <= CANCELS
+        no_row = tf.reduce_all(lengths <= 0)
+        mean = weights_of(None, gramian, present)
+        instead = tf.where(no_row, mean, lengths)
+        found = tf.where(nothing, instead, found)
+        total = tf.reduce_sum(found)
+        known &= tf.abs(total) > CANCELS * tf.reduce_sum(tf.abs(found))
+        weights = tf.math.divide_no_nan(found, total)
+        return require_solved(self, known | no_row, weights)
 
 
 aggregations.register("imtlg", IMTLG)

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.aggregation import aggregations
@@ -17,8 +18,7 @@ class GeometricMedian(GramianAggregation):
     """The point with the least sum of distances to all gradients.
 
     ```
-    g ← Σ w_i g_i,   w_i ∝ 1 / max(‖g - g_i‖, smoothing · ‖g_i‖'s root mean
-                                                           square)
+    g ← Σ w_i g_i,   w_i ∝ 1 / max(‖g - g_i‖, smoothing · median of ‖g_j‖)
     ```
 
     from the mean on, until it stands still (smoothed Weiszfeld steps). Less
@@ -28,9 +28,9 @@ class GeometricMedian(GramianAggregation):
     By name `"geometric_median"`.
 
     Args:
-        smoothing: distances count as at least this share of the root mean
-            square of all norms. A Gramian in float32 tells no distance below
-            about 3e-4 of the norms.
+        smoothing: distances count as at least this share of the median of all
+            norms, which a few long gradients do not move. A Gramian in float32
+            tells no distance below about 3e-4 of the norms.
         max_iterations: how many steps are taken at most. They end where no
             weight changes by more than 1e-10.
 
@@ -57,7 +57,10 @@ class GeometricMedian(GramianAggregation):
         gramian = tf.cast(gramian, tf.float64)
         squares = tf.linalg.diag_part(gramian)
         nothing = tf.zeros([], gramian.dtype)
-        least = self.smoothing**2 * tf.tensordot(start, squares, 1)
+        # Where most are zero, what rounding leaves of the others.
+        rounded = tf.reduce_max(squares) * np.finfo("float64").eps
+        middle = tf.maximum(_median(squares, present), rounded)
+        least = self.smoothing**2 * middle
         least = tf.where(least > 0, least, tf.ones_like(least))
 
         def go_on(k, weights, change):
@@ -81,6 +84,15 @@ class GeometricMedian(GramianAggregation):
             "smoothing": self.smoothing,
             "max_iterations": self.max_iterations,
         }
+
+
+def _median(values, present):
+    """Return the lower median of those that are present."""
+    count = tf.size(values)
+    if present is not None:
+        values = tf.where(present, values, values.dtype.max)
+        count = tf.math.count_nonzero(present, dtype=tf.int32)
+    return tf.gather(tf.sort(values), tf.maximum(count - 1, 0) // 2)
 
 
 aggregations.register("geometric_median", GeometricMedian)

@@ -7,7 +7,7 @@ import tensorflow as tf
 from keras_pergrad.aggregation import aggregations
 from keras_pergrad.common.arguments import positive_integer, positive_number
 from keras_pergrad.gramian.gramian_aggregation import GramianAggregation
-from keras_pergrad.gramian.normalized import definite, normalized
+from keras_pergrad.gramian.normalized import definite
 from keras_pergrad.gramian.pivoting import complementary
 from keras_pergrad.gramian.preference import weights_of
 from keras_pergrad.gramian.solved import require_solved
@@ -31,9 +31,9 @@ class MGDA(GramianAggregation):
 
     Args:
         exact: whether to solve the program itself, in the graph. Eigenvalues
-            of the Gramian below 1e-9 of its trace (1.2e-7 in
-            float32) count as that, so that one
-            solution is chosen where gradients depend on each other.
+            of the cosines below 1e-9 of their sum (1.2e-7 in float32) count
+            as that, so that one solution is chosen where gradients depend on
+            each other.
         epsilon: the steps end with one shorter than it, as a share of the way.
         max_iterations: how many steps are taken at most.
 
@@ -97,7 +97,7 @@ class MGDA(GramianAggregation):
     def _solution(self, gramian, present):
         # With v = w / ‖Σ w_i g_i‖² the conditions are G v ≥ 1, v ≥ 0, and
         # equality where v is positive.
-        matrix = definite(normalized(gramian, 0.0))
+        matrix = definite(gramian)
         ones = tf.ones_like(matrix[:1])
         allowed = None if present is None else present[None]
         solution, solved = complementary(matrix, -ones, allowed)

@@ -14,7 +14,9 @@ def require_solved(aggregation, solved, weights):
 
 _NOT_SOLVED = (
     "The weights of {} were not found: the Gramian of the gradients is too "
-    "near to one without an inverse. No weight has changed. Expected gradients "
-    "that are not equal but for rounding; compute in float64, raise `reg_eps` "
-    "if it has one, or use another aggregation."
+    "near to one without an inverse, or its weights cancel. No weight has "
+    "changed. Expected gradients that are not equal or opposite but for "
+    "rounding, nor millions of times as long as others; scale the losses by "
+    "`loss_weights`, compute in float64, raise `reg_eps` if it has one, or "
+    "use another aggregation."
 )

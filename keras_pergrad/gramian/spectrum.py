@@ -5,6 +5,9 @@ import tensorflow as tf
 
 from keras_pergrad.keras_internals.xla import in_xla
 
+#: What is left of numbers of about 1 that cancel, in float64.
+CANCELS = 1e-12
+
 
 def rounding(gramian):
     """Return the distance from 1 to the next number of a Gramian's type."""
@@ -42,28 +45,77 @@ def _refined(matrix, values, vectors):
     return values, vectors + tf.matmul(vectors, turns)
 
 
-class Spectrum:
-    """The eigenvalues of a Gramian, without those that are rounding alone.
+def units_of(gramian):
+    """Return the lengths of all rows, (m,), and their cosines, (m, m).
 
-    As in NumPy's and PyTorch's `pinv`, eigenvalues up to m · ε times the
-    largest are taken as zero, ε that of the Gramian's type; they are computed
-    in float64.
+    In float64. An entry of a Gramian is exact to rounding of *its own* size,
+    so cosines are exact to rounding whatever the lengths. Rows of zeros have
+    the length 0 and cosines of 0.
+    """
+    gramian = tf.cast(gramian, tf.float64)
+    lengths = tf.sqrt(tf.maximum(tf.linalg.diag_part(gramian), 0))
+    inverse = tf.math.divide_no_nan(tf.ones_like(lengths), lengths)
+    return lengths, gramian * inverse * inverse[:, None]
+
+
+class Spectrum:
+    """Powers of a Gramian, without the directions that are rounding alone.
+
+    Which they are is told by the cosines of the rows: a short gradient beside
+    a long one is no rounding. As in NumPy's and PyTorch's `pinv`, eigenvalues
+    of the cosines up to m · ε times the largest are taken as zero, ε that of
+    the Gramian's type. All is computed in float64, the Gramian's eigenvalues
+    as squares of the singular values of its root, which is more exact.
 
     Attributes:
-        values: (m,), ascending, of float64.
+        values: eigenvalues of the Gramian, (m,), ascending.
         known: (m,) booleans: which are not zero.
+        resolved: whether float64 tells those apart from zero.
     """
 
     def __init__(self, gramian):
+        self._lengths, cosines = units_of(gramian)
         rows = tf.cast(tf.shape(gramian)[0], tf.float64)
-        self.values, self._vectors = eigh(tf.cast(gramian, tf.float64))
-        least = rounding(gramian) * rows
-        self.known = self.values > least * tf.reduce_max(self.values)
+        values, vectors = eigh(cosines)
+        least = rows * rounding(gramian) * tf.reduce_max(values)
+        there = values > least
+        kept = tf.where(there, values, tf.zeros_like(values))
+        root = self._lengths[:, None] * vectors * tf.sqrt(kept)
+        singular, self._vectors, _ = tf.linalg.svd(root)
+        self._vectors = self._vectors[:, ::-1]
+        singular = singular[::-1]
+        self.values = tf.square(singular)
+        rank = tf.math.count_nonzero(there, dtype=tf.int32)
+        self.known = tf.range(tf.size(values)) + rank >= tf.size(values)
+        least = rows * np.finfo("float64").eps * tf.reduce_max(singular)
+        self.resolved = tf.reduce_all((singular > least) | ~self.known)
+        independent = rank == tf.math.count_nonzero(
+            self._lengths > 0, dtype=tf.int32
+        )
+        self._of_cosines = vectors, kept, independent
 
     def times(self, vector, power):
         """Return the power of the matrix times a vector, (m,)."""
-        one = tf.ones([], self.values.dtype)
-        safe = tf.where(self.known, self.values, one)
-        powers = tf.where(self.known, safe**power, 0 * one)
-        turned = tf.linalg.matvec(self._vectors, vector, transpose_a=True)
-        return tf.linalg.matvec(self._vectors, powers * turned)
+        values = tf.where(self.known, self.values, tf.zeros_like(self.values))
+        return _times(self._vectors, values, vector, power)
+
+    def solve(self, vector):
+        """Return the pseudoinverse times a vector, (m,); whether it is known.
+
+        Of independent rows it is exact for lengths that differ by any factor.
+        """
+        vectors, values, independent = self._of_cosines
+        inverse = tf.math.divide_no_nan(
+            tf.ones_like(self._lengths), self._lengths
+        )
+        exact = inverse * _times(vectors, values, inverse * vector, -1.0)
+        found = tf.where(independent, exact, self.times(vector, -1.0))
+        return found, independent | self.resolved
+
+
+def _times(vectors, values, vector, power):
+    """Return a power of a matrix times a vector; eigenvalues of 0 stay."""
+    safe = tf.where(values > 0, values, tf.ones_like(values))
+    powers = tf.where(values > 0, safe**power, tf.zeros_like(values))
+    turned = tf.linalg.matvec(vectors, vector, transpose_a=True)
+    return tf.linalg.matvec(vectors, powers * turned)

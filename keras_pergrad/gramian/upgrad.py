@@ -36,9 +36,13 @@ class UPGrad(GramianAggregation):
             of all rows) is below, nothing is projected.
         reg_eps: added to the diagonal of the Gramian with the trace 1; it
             makes the program have one solution where gradients depend on each
-            other, and lets small conflicts of about this share pass.
+            other, and lets small conflicts of about this share pass: among
+            them those with a gradient 100 times shorter than the longest. Give
+            1e-12, or scale the losses by `loss_weights`, where such a one
+            must not get worse.
 
-    `norm_eps` and `reg_eps` are those of TorchJD.
+    `reg_eps` is that of TorchJD, whose `norm_eps` of 1e-4 makes the plain mean
+    of small gradients, such as those of a loss in other units.
 
     Raises:
         ValueError: an argument is out of range.
@@ -60,7 +64,7 @@ class UPGrad(GramianAggregation):
         self,
         *,
         preference: list[float] | None = None,
-        norm_eps: float = 1e-4,
+        norm_eps: float = 0.0,
         reg_eps: float = 1e-4,
     ):
         self.preference = preferences(preference)

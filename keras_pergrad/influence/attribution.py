@@ -29,7 +29,11 @@ from keras_pergrad.influence.projected import (
 )
 from keras_pergrad.influence.projected_rows import OnDisk
 from keras_pergrad.influence.same_order import SameOrder
-from keras_pergrad.influence.served import require_built, require_served
+from keras_pergrad.influence.served import (
+    require_built,
+    require_served,
+    tests_of,
+)
 from keras_pergrad.keras_internals.data_batches import batches_of
 
 _BATCH = 256
@@ -97,7 +101,8 @@ class Influence:
             over them. None: the weights that the model has now.
         batch_size: how many samples go through the model at a time. None: 256
             of arrays, the own batches of a data set. A loss that divides by
-            what a batch holds (its masks) does so in these batches.
+            what a batch holds (its masks) does so in these batches of training
+            samples; a test sample then counts as a batch of its own.
         projection_size: how many numbers a sample's gradient becomes for
             "projected", at most.
         seed: of the random signs, and of the projections.
@@ -183,7 +188,7 @@ class Influence:
         Raises:
             ValueError: as the class says.
         """
-        tests = _tests(x_test, y_test, sample_weight)
+        tests = tests_of(self._model, x_test, y_test, sample_weight)
         return self._summed(lambda part: part.scores(tests))
 
     def self_influence(self) -> np.ndarray:
@@ -259,7 +264,7 @@ class Influence:
                 "has gradients alone."
             )
         k = positive_integer("k", k)
-        tests = _tests(x_test, y_test, None)
+        tests = tests_of(self._model, x_test, y_test, None)
         scores = self._summed(lambda part: part.scores(tests))
         best, worst = _top(scores, k, True), _top(scores, k, False)
         tests = rows_of(tests(None), range(len(scores)))
@@ -384,14 +389,6 @@ class Influence:
             with self._checkpoints.at(number):
                 total = total + ask(part)
         return total / np.shape(total)[-1]
-
-
-def _tests(x, y, sample_weight):
-    """Return a function of a batch size, which a data set has itself."""
-    if comes_in_batches(x):
-        own = SameOrder(batches_of(x, y, sample_weight), "x_test")
-        return lambda size: own
-    return lambda size: batches_of(x, y, sample_weight, size)
 
 
 def _top(scores, k, helpful):

@@ -20,6 +20,7 @@ from keras_pergrad.keras_internals.model_state import (
     random_state_kept,
     run_and_restore,
 )
+from keras_pergrad.keras_internals.moments import twice_differentiable
 from keras_pergrad.keras_internals.tracing import traced_functions
 from keras_pergrad.samples import function_cache
 
@@ -130,8 +131,10 @@ def _trace(model_reference):
 
         def slopes_in(tape):
             with tape, tf.GradientTape() as inner:
-                y_pred = call_model(model, x, training=False)
-                loss = total_loss(model, x, y, y_pred, sample_weight, False)
+                with twice_differentiable():
+                    y_pred = call_model(model, x, training=False)
+                    data = x, y, y_pred, sample_weight
+                    loss = total_loss(model, *data, False)
                 slopes = inner.gradient(loss, variables)
                 return [
                     tf.zeros_like(v) if g is None else tf.convert_to_tensor(g)

@@ -4,7 +4,7 @@ import dataclasses
 
 import tensorflow as tf
 
-from keras_pergrad.factors.with_bias import WithBias, bias_of
+from keras_pergrad.factors.with_bias import WithBias, biases_of
 from keras_pergrad.fisher_information.question import Question
 
 
@@ -46,7 +46,7 @@ def _sides_of(factor, bias):
 
 def _blocks(factors):
     """Return (factor, place of its bias or -1) of each, None within others."""
-    biases = [bias_of(factor, factors) for factor in factors]
+    biases = biases_of(factors)
     taken = {k for k in biases if k is not None}
     return [
         None

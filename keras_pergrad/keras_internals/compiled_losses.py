@@ -75,6 +75,17 @@ def losses_replaced(compiled, losses):
 
 
 @contextlib.contextmanager
+def no_running_means(compiled):
+    """Let a compiled loss, or None, update no running means of its parts."""
+    entries = entries_of(compiled)
+    if not entries:
+        yield
+        return
+    with attribute(compiled, "_metrics", [None] * len(entries)):
+        yield
+
+
+@contextlib.contextmanager
 def losses_computing_in(compiled, dtype):
     """Let a compiled loss, or None, compute in a dtype."""
     losses = [] if compiled is None else [compiled]

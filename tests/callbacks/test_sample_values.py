@@ -730,3 +730,38 @@ def test_arguments_out_of_range(how, match):
 def test_validation_data_must_be_a_batch():
     with pytest.raises(ValueError, match="`validation_data` expected a batch"):
         SampleValues(np.ones((2, 4)))
+
+
+@pytest.mark.parametrize("structure", ["dict", "list"])
+def test_models_with_several_losses(float64, structure):
+    rng = np.random.default_rng(0)
+    x, u, v = (rng.normal(size=(6, k)) for k in (4, 1, 2))
+    inputs = keras.Input((4,))
+    hidden = keras.layers.Dense(3, "tanh")(inputs)
+    u_out = keras.layers.Dense(1, name="u")(hidden)
+    v_out = keras.layers.Dense(2, name="v")(hidden)
+    outputs, y, loss = [u_out, v_out], [u, v], ["mse", "mae"]
+    if structure == "dict":
+        outputs, y, loss = (dict(zip("uv", one)) for one in (outputs, y, loss))
+    model = kpg.PerGradModel(inputs, outputs)
+    model.compile(keras.optimizers.SGD(0.1), loss, gradient_mode="vectorized")
+
+    def gradient(rows):
+        with tf.GradientTape() as tape:
+            first, second = tf.nest.flatten(model(x[rows]))
+            value = tf.reduce_mean(tf.square(first - u[rows]))
+            value += tf.reduce_mean(tf.abs(second - v[rows]))
+        values = [w.value for w in model.trainable_variables]
+        return np.concatenate(
+            [np.ravel(g) for g in tape.gradient(value, values)]
+        )
+
+    own = np.array([gradient([k]) for k in range(6)])
+    expected = 0.1 / 6 * own @ gradient([0, 1, 2, 3])
+    validation = x[:4], tf.nest.map_structure(lambda t: t[:4], y)
+    values = SampleValues(validation)
+    log = model.fit(x, y, batch_size=6, verbose=0, callbacks=[values]).history
+    np.testing.assert_allclose(values.values, expected, 1e-10)
+    # Keras's means of both losses are those of the training data alone.
+    total = log["u_loss"][0] + log["v_loss"][0]
+    np.testing.assert_allclose(total, log["loss"][0], 1e-10)

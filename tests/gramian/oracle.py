@@ -125,7 +125,8 @@ def krum(rows, byzantine=1, selected=2):
 
 def median(rows, smoothing=1e-3):
     point = rows.mean(0)
-    least = smoothing * np.sqrt(np.square(rows).sum(1).mean())
+    lengths = np.sort(np.linalg.norm(rows, axis=1))
+    least = smoothing * lengths[(len(rows) - 1) // 2]
     for _ in range(10_000):
         far = np.maximum(np.linalg.norm(rows - point, axis=1), least)
         point = (rows / far[:, None]).sum(0) / (1 / far).sum()

@@ -76,6 +76,10 @@ def test_weights_are_those_of_torchjd(label, xla):
         if label == "PCGrad":
             function = _function(InOrder(RECORDED["orders"][name]), xla)
         expected = np.array(RECORDED["weights"][name][label])
+        if label.startswith("CAGrad") and name == "lengths":
+            # TorchJD takes the short ones for rounding, and all weights are 0.
+            assert not expected.any()
+            continue
         gramian = rows @ rows.T
         found = function(gramian).numpy()
         if unique or not label.startswith(NOT_UNIQUE):

@@ -10,6 +10,7 @@ from keras_pergrad.analysis.input_gradients.watching import (
     source_of,
 )
 from keras_pergrad.keras_internals.model_parts import takes_training
+from keras_pergrad.keras_internals.moments import twice_differentiable
 from keras_pergrad.samples import TracedStep, refusals, sum_of_outputs
 
 #: The values of `reduce`; all but "norm" reduce over the samples.
@@ -72,6 +73,8 @@ class _Chunk:
                 stack.enter_context(tape)
             calls = stack.enter_context(embeddings(model, self._watch))
             self._watch([t for t in tensors if t.dtype.is_floating])
+            if order > 1:
+                stack.enter_context(twice_differentiable())
             outputs = call(model, x)
             if loss is not None:
                 outputs = loss(model, x, y, outputs, sample_weight, False)

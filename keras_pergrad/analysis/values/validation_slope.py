@@ -3,13 +3,16 @@
 import tensorflow as tf
 
 from keras_pergrad.factors import wide
+from keras_pergrad.keras_internals.compiled_losses import no_running_means
 from keras_pergrad.keras_internals.losses import total_loss
-from keras_pergrad.keras_internals.model_parts import call_model
+from keras_pergrad.keras_internals.model_parts import (
+    call_model,
+    compiled_loss,
+)
+from keras_pergrad.keras_internals.moments import twice_differentiable
 from keras_pergrad.keras_internals.optimizers import loss_scale
 from keras_pergrad.keras_internals.penalties import without_gradients
 
-_STOPPED = "KerasPergradStoppedUnlessMoments"
-_MOMENTS = "moments"
 _ASSIGNS = ("Assign", "ResourceScatter")
 
 
@@ -33,11 +36,8 @@ class ValidationSlope:
 
         The product is the gradient of ⟨gradient, direction⟩ (Pearlmutter).
         """
-        graph = tf.compat.v1.get_default_graph()
-        # Not with a tape, which does not ask for gradients by another name.
-        with graph.gradient_override_map({"StopGradient": _STOPPED}):
+        with twice_differentiable():
             loss = self._loss()
-        _require_no_moments_in_functions(graph)
         gradients = _dense(tf.gradients(loss, self._values()))
         terms = [
             tf.reduce_sum(g * tf.cast(tf.stop_gradient(d), g.dtype))
@@ -52,7 +52,9 @@ class ValidationSlope:
         x, y, sample_weight = self.batch
         graph = tf.compat.v1.get_default_graph()
         before = len(graph.get_operations())
-        with without_gradients(self.variables):
+        compiled = compiled_loss(self.model)
+        # Without Keras's running means of the losses of several outputs.
+        with without_gradients(self.variables), no_running_means(compiled):
             y_pred = call_model(self.model, x, training=False)
             given = x, y, y_pred, sample_weight
             loss = total_loss(self.model, *given, training=False)
@@ -85,29 +87,3 @@ class ValidationSlope:
 
 def _dense(gradients):
     return [None if g is None else tf.convert_to_tensor(g) for g in gradients]
-
-
-@tf.RegisterGradient(_STOPPED)
-def _of_stopped(op, gradient):
-    # TensorFlow's moments stop the gradient of the mean within the variance,
-    # Σ (x − stop(mean))²: right for the first derivative, wrong for the second.
-    return gradient if _is_of_moments(op.name) else None
-
-
-def _is_of_moments(name):
-    return _MOMENTS in name.split("/")[:-1]
-
-
-def _require_no_moments_in_functions(graph):
-    """Refuse moments that are computed in a loop or in a called function."""
-    for function in graph.as_graph_def().library.function:
-        for node in function.node_def:
-            if node.op == "StopGradient" and _is_of_moments(node.name):
-                raise ValueError(
-                    "With order=2 the second derivative of a mean and "
-                    "variance is needed, which TensorFlow gives wrong inside "
-                    "of loops and called functions. Expected a model that "
-                    "normalises outside of them. Received: the op "
-                    f"{node.name!r} in {function.signature.name!r}. Use "
-                    "order=1."
-                )
