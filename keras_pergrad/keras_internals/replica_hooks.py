@@ -9,6 +9,7 @@ from typing import Any
 
 from keras_pergrad.keras_internals import strategies
 from keras_pergrad.keras_internals.model_parts import build_symbolically
+from keras_pergrad.keras_internals.train_function import make_for_mode
 
 
 def require_compiled(model, name):
@@ -35,6 +36,10 @@ class FitHooks:
                 data_batch = strategies.first_part(strategy, iterator)
             build_symbolically(self, data_batch)
         strategies.require_inside(self)
+
+    def make_train_function(self, force=False):
+        """Make Keras's train function; see the base class."""
+        make_for_mode(self, super(), force)
 
     def _get_metrics_result_or_logs(self, logs):
         model: Any = self

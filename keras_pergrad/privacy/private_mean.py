@@ -51,6 +51,10 @@ class PrivateMean(Aggregation):
     def needs(self):
         return self.clipping.needs
 
+    def batch_sizes(self):
+        """Return a few sizes to which batches may be padded, ascending."""
+        return self.mechanism.selection.sizes(self.mechanism)
+
     def groups(self, variables):
         return self.clipping.groups(variables)
 
