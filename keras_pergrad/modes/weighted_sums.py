@@ -177,6 +177,8 @@ class WeightedSums(MicrobatchSums):
 
         def sums(*batch):
             y_pred, found = self._sums(*batch, padded)
+            # Outside `tf.IndexedSlices` would not know their shape.
+            found = map_tensors(tf.convert_to_tensor, found)
             return y_pred, map_tensors(mask_of, y_pred), found
 
         function = tf.function(sums, autograph=False, jit_compile=True)

@@ -178,3 +178,19 @@ def test_empty_batches_have_no_part_in_the_losses_of_outputs(
     ]
     history = fit(net, training, data=data)
     assert history["a_loss"] == pytest.approx([np.mean(expected)], rel=1e-5)
+
+
+def test_sparse_gradients_of_parts_keep_their_shape():
+    found = []
+    words = np.arange(3 * len(X)).reshape(len(X), 3) % 5
+    for jit_compile in (False, True):
+        training = private(microbatch_size=3)
+        keras.utils.set_random_seed(4)
+        inputs = keras.Input((3,), dtype="int32")
+        hidden = layers.Flatten()(layers.Embedding(9, 2)(inputs))
+        net = kpg.PerGradModel(inputs, layers.Dense(1, "sigmoid")(hidden))
+        compile_privately(net, training, jit_compile=jit_compile)
+        fit(net, training, data=training.batches(words, Y))
+        found.append(net.get_weights())
+    for a, b in zip(*found, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
