@@ -176,7 +176,7 @@ class WeightedSums(MicrobatchSums):
         padded = PaddedBatch(batch, self.sizes)
 
         def sums(*batch):
-            y_pred, found = self._sums(*batch, padded)
+            y_pred, found = self._sums(*batch, padded=padded)
             # Outside `tf.IndexedSlices` would not know their shape.
             found = map_tensors(tf.convert_to_tensor, found)
             return y_pred, map_tensors(mask_of, y_pred), found
