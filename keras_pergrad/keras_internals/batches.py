@@ -130,32 +130,49 @@ def ranks(batch):
 
 
 class PaddedBatch:
-    """A batch that gets one sample of zeros if it has no sample.
+    """A batch with samples of zeros behind its own, so that it has one.
 
-    TensorFlow's convolutions fail without a sample, or give garbage.
+    TensorFlow's convolutions fail without a sample, or give garbage. With
+    `sizes`, in ascending order, the batch gets the first of them that is large
+    enough: XLA compiles each size anew.
 
     Attributes:
         batch: the batch with at least one sample.
         n: how many samples the batch had.
-        present: whether it had any sample.
+        present: for each sample whether it is one of these, (rows,).
     """
 
-    def __init__(self, batch):
+    def __init__(self, batch, sizes=()):
         self.n = sample_count(batch)
-        self.present = self.n > 0
         tensors = [t for t in tf.nest.flatten(batch) if t is not None]
-        padded = tf.cond(
-            self.present,
-            lambda: [tf.identity(t) for t in tensors],
-            lambda: [tf.zeros([1, *t.shape[1:]], t.dtype) for t in tensors],
-        )
+        if sizes:
+            fits = tf.boolean_mask(sizes, tf.constant(sizes) >= self.n)
+            missing = tf.concat([fits, [self.n]], 0)[0] - self.n
+            padded = [
+                tf.concat([t, tf.zeros([missing, *t.shape[1:]], t.dtype)], 0)
+                for t in tensors
+            ]
+        else:
+            padded = tf.cond(
+                self.n > 0,
+                lambda: [tf.identity(t) for t in tensors],
+                lambda: [tf.zeros([1, *t.shape[1:]], t.dtype) for t in tensors],
+            )
         for tensor, before in zip(padded, tensors):
             tensor.set_shape([None, *before.shape[1:]])
+        self.present = tf.range(sample_count(padded)) < self.n
         self.batch = refilled(batch, padded)
 
-    def weights(self, weights):
-        """Return the weights of samples, (rows, ...); zeros for no sample."""
-        return tf.where(self.present, weights, tf.zeros_like(weights))
+    def weights(self, weights, first=None):
+        """Return the weights of samples, (rows, ...); zeros of added ones.
+
+        `first`: the number of the only sample that the weights are for.
+        """
+        present = self.present
+        if first is not None:
+            present = present[first : first + 1]
+        present = tf.reshape(present, [-1] + [1] * (weights.shape.rank - 1))
+        return tf.where(present, weights, tf.zeros_like(weights))
 
     def outputs(self, y_pred):
         """Return the model's outputs without the output for added zeros."""

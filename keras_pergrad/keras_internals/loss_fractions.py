@@ -6,6 +6,7 @@ masked, or the sum of their weights. Both N and D add up over microbatches;
 their quotient does not.
 """
 
+import contextlib
 import dataclasses
 
 import keras
@@ -122,6 +123,21 @@ def track(compile_loss, values, samples):
     metrics = [] if compile_loss is None else compile_loss.metrics
     for metric, value in zip(metrics, values):
         metric.update_state(value, sample_weight=samples)
+
+
+@contextlib.contextmanager
+def tracking_if(compile_loss, present):
+    """Leave these running means as they were where no sample is `present`."""
+    metrics = [] if compile_loss is None else compile_loss.metrics
+    before = [
+        (v, tf.identity(tf.convert_to_tensor(v.value)))
+        for metric in metrics
+        for v in metric.variables
+    ]
+    yield
+    for variable, old in before:
+        new = tf.convert_to_tensor(variable.value)
+        variable.assign(tf.where(present, new, old))
 
 
 def measured_epsilon():

@@ -12,6 +12,7 @@ from keras_pergrad.keras_internals.cudnn import LoopsWhereMasked
 from keras_pergrad.keras_internals.device_errors import advising
 from keras_pergrad.keras_internals.model_parts import build_symbolically
 from keras_pergrad.keras_internals.tensor_float import switched_off
+from keras_pergrad.keras_internals.train_function import make_for_mode
 
 
 def require_compiled(model, name):
@@ -53,6 +54,10 @@ class FitHooks(LoopsWhereMasked):
         with exact_products(self), advising():
             following: Any = super()
             return following.train_on_batch(*args, **kwargs)
+
+    def make_train_function(self, force=False):
+        """Make Keras's train function; see the base class."""
+        make_for_mode(self, super(), force)
 
     def _get_metrics_result_or_logs(self, logs):
         model: Any = self

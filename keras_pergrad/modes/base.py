@@ -12,7 +12,7 @@ from keras_pergrad.keras_internals.batches import ranks
 from keras_pergrad.keras_internals.model_parts import mask_of, set_mask
 from keras_pergrad.keras_internals.tracing import traced_functions
 from keras_pergrad.logs import STATISTICS
-from keras_pergrad.modes import microbatches, one_step
+from keras_pergrad.modes import microbatches, one_step, xla_parts
 from keras_pergrad.modes.microbatch_sums import divided
 from keras_pergrad.modes.one_step import Step
 from keras_pergrad.modes.weighted_sums import WeightedSums
@@ -161,6 +161,8 @@ class GradientMode(Configured):
         batch, parting = (x, y, sample_weight), self.parting(model)
         if self.updates_by_sample:
             return microbatches.update_by_sample(self, model, batch)
+        if self.compiles_parts(model) and xla_parts.may_begin():
+            parting = xla_parts.padded(parting, self)
         if parting is not None:
             return microbatches.of_parts(parting, model, batch)
         if self.needs_graph and tf.executing_eagerly():
@@ -174,6 +176,10 @@ class GradientMode(Configured):
         """Return how a batch is taken apart; None: it stays whole."""
         del model
         return microbatches.Parting(self) if replicas.several() else None
+
+    def compiles_parts(self, model):
+        """Whether XLA is to compile a step's parts, and not the step."""
+        return xla_parts.serves(self, model)
 
     def sums_of_parts(self, aggregation, *given):
         """Return the function of a part of a batch whose results are summed."""

@@ -222,12 +222,14 @@ class MicrobatchSums:
                 denominator = totals["denominators"][k] + term.mask_epsilon
                 value = tf.math.divide_no_nan(value, denominator)
             values.append(self.fixed(value, k))
-        replica_metrics.update(
-            self.model.metrics_variables,
-            lambda: loss_fractions.track(
-                compiled_loss(self.model), values, self.static_rows
-            ),
-        )
+        losses = compiled_loss(self.model)
+
+        def track():
+            # The mean over no sample is NaN.
+            with loss_fractions.tracking_if(losses, self.rows > 0):
+                loss_fractions.track(losses, values, self.static_rows)
+
+        replica_metrics.update(self.model.metrics_variables, track)
         loss = regularization_loss(self.variables) + totals["added"]
         for value, term in zip(values, self.terms):
             loss += times(value, term.loss_weight)

@@ -12,6 +12,7 @@ import tensorflow as tf
 from keras_pergrad.common import refusal_messages
 from keras_pergrad.keras_internals import replicas
 from keras_pergrad.keras_internals.batches import (
+    PaddedBatch,
     first_tensor,
     map_tensors,
     refilled,
@@ -46,10 +47,13 @@ class Parting:
         size: the number of samples in a microbatch; None: the batch is one.
         steps: how many batches make an update.
         own_sums: whether the mode's sums are asked for, not the plain ones.
+        sizes: those to which parts are padded for XLA, each compiled alone;
+            None: nothing is compiled here.
     """
 
     steps = 1
     own_sums = True
+    sizes = None
 
     def __init__(self, mode, size=None):
         self.mode = mode
@@ -77,11 +81,15 @@ def of_parts(parting, model, batch):
     mode, size, alone = parting.mode, parting.size, parting.steps == 1
     aggregation = aggregation_now(mode, model)
     scale = loss_scale(model.optimizer)
-    kinds = add_loss_reduction.kinds(model, batch[0])
+    x = batch[0] if parting.sizes is None else PaddedBatch(batch[0]).batch
+    kinds = add_loss_reduction.kinds(model, x)
     given = model, batch[0], scale, kinds, alone
     parts: Any
     if parting.own_sums:
         parts = mode.sums_of_parts(aggregation, *given)
+        if parting.sizes is not None:
+            # The mean of an `add_loss` term is also over added samples.
+            parts.sizes = () if kinds else parting.sizes
     else:
         parts = MicrobatchSums(*given)
     with parting.checked(model, batch, parts) as function:

@@ -21,11 +21,12 @@ from keras_pergrad.keras_internals.batches import (
     map_tensors,
     sample_count,
 )
+from keras_pergrad.keras_internals.loss_fractions import tracking_if
 from keras_pergrad.keras_internals.losses import (
     additional_loss_weights,
     total_loss,
 )
-from keras_pergrad.keras_internals.model_parts import call_model
+from keras_pergrad.keras_internals.model_parts import call_model, compiled_loss
 from keras_pergrad.keras_internals.optimizers import loss_scale
 from keras_pergrad.keras_internals.overwritten import SetApart
 from keras_pergrad.keras_internals.penalties import (
@@ -133,7 +134,11 @@ class WholeBatch:
         """Return the loss times the loss scale; `added` is in it already."""
         del added
         batch = self.x, self.y, y_pred, self.sample_weight
-        with self.penalties.noted():
+        tracking = contextlib.nullcontext()
+        if self.padded is not None:
+            losses, present = compiled_loss(self.model), self.padded.n > 0
+            tracking = tracking_if(losses, present)
+        with tracking, self.penalties.noted():
             self.loss = total_loss(self.model, *batch, training)
         self.scaled_loss = times(self.loss, self.scale)
         return self.scaled_loss

@@ -118,7 +118,7 @@ class PerSample(GradientMode):
             norm = samples.norm(contributions, groups)
             weights = aggregation.weights(norm[None])
             if part.padded is not None:
-                weights = part.padded.weights(weights)
+                weights = part.padded.weights(weights, i)
             weighted = [
                 _times(g, weight_of(weights, groups, k)[0])
                 if weighs(aggregation)

@@ -15,9 +15,17 @@ import tensorflow as tf
 
 from keras_pergrad.common import refusal_messages
 from keras_pergrad.keras_internals import loss_fractions, replicas
-from keras_pergrad.keras_internals.batches import sample_count
+from keras_pergrad.keras_internals.batches import (
+    PaddedBatch,
+    map_tensors,
+    sample_count,
+)
 from keras_pergrad.keras_internals.losses import by_kind
-from keras_pergrad.keras_internals.model_parts import call_model
+from keras_pergrad.keras_internals.model_parts import (
+    call_model,
+    mask_of,
+    set_mask,
+)
 from keras_pergrad.keras_internals.tracing import traced_once
 from keras_pergrad.modes.microbatch_sums import MicrobatchSums, times
 
@@ -37,6 +45,7 @@ class PartOfBatch:
             regularisers.
         weights: for each `add_loss` term, the factor of one sample's in the
             batch's.
+        padded: the `PaddedBatch` whose batch the part is, or None.
 
     Example: that of `PartialSums`, whose `partial_sums` takes one.
     """
@@ -50,11 +59,11 @@ class PartOfBatch:
     aggregation: Any
     loss: Callable
     weights: list
+    padded: Any = None
 
     #: Whether it is all of its batch, and `target` Keras's own loss.
     is_whole = False
     is_single = False
-    padded = None
 
     def watched(self):
         """Open a context for the forward pass and the loss."""
@@ -91,6 +100,9 @@ def call_postponed(model, x):
 
 class WeightedSums(MicrobatchSums):
     """Sums with the weights of an aggregation, as a mode supplies them."""
+
+    #: The sizes to which XLA's parts are padded; None: XLA compiles no parts.
+    sizes = None
 
     def __init__(self, mode, aggregation, *args):
         super().__init__(*args)
@@ -140,10 +152,47 @@ class WeightedSums(MicrobatchSums):
         """Return the weighted sums and the norms of one microbatch."""
         part = x, y, sample_weight, index
         if self.mode.needs_graph and tf.executing_eagerly():
-            return traced_once(self._sums, *part)
-        return self._sums(*part)
+            return traced_once(self._of_part, *part)
+        return self._of_part(*part)
 
-    def _sums(self, x, y, sample_weight, index):
+    def _of_part(self, x, y, sample_weight, index):
+        batch = x, y, sample_weight
+        if self.sizes is None:
+            y_pred, sums = self._sums(*batch)
+        else:
+            y_pred, sums = self._compiled(batch)
+        norms = sums["norms"]
+        if norms is not None:
+            shape = tf.concat([[self.count], tf.shape(norms)[1:]], 0)
+            groups = norms.shape[1:]
+            norms = tf.scatter_nd(tf.expand_dims(index, 1), norms, shape)
+            norms.set_shape([None, *groups])
+        metrics = self.update_metrics(x, y, y_pred, sample_weight)
+        return {**sums, "norms": norms, "metrics": metrics}
+
+    def _compiled(self, batch):
+        """Return `_sums` of a padded part, compiled by XLA on its own."""
+        # Metrics are not compiled: they see the part as it was.
+        padded = PaddedBatch(batch, self.sizes)
+
+        def sums(*batch):
+            y_pred, found = self._sums(*batch, padded=padded)
+            # Outside `tf.IndexedSlices` would not know their shape.
+            found = map_tensors(tf.convert_to_tensor, found)
+            return y_pred, map_tensors(mask_of, y_pred), found
+
+        function = tf.function(sums, autograph=False, jit_compile=True)
+        y_pred, masks, found = function(*padded.batch)
+        flat = tf.nest.flatten(y_pred)
+        for tensor, mask in zip(flat, tf.nest.flatten(masks), strict=True):
+            if mask is not None:
+                set_mask(tensor, mask)
+        if found["norms"] is not None:
+            found["norms"] = found["norms"][: padded.n]
+        return padded.outputs(y_pred), found
+
+    def _sums(self, x, y, sample_weight, padded=None):
+        """Return the outputs, and what adds up but for the metrics."""
         rows = tf.cast(sample_count(x), self.dtype)
         noted = []
 
@@ -157,20 +206,14 @@ class WeightedSums(MicrobatchSums):
             for kind in self.kinds
         ]
         known = self.rows, self.scale, self.aggregation, loss, weights
-        part = PartOfBatch(self.model, x, y, sample_weight, *known)
+        part = PartOfBatch(self.model, x, y, sample_weight, *known, padded)
         sums = self.mode.partial_sums(self.model, part)
-        norms = sums.norms
-        if norms is not None:
-            shape = tf.concat([[self.count], tf.shape(norms)[1:]], 0)
-            groups = norms.shape[1:]
-            norms = tf.scatter_nd(tf.expand_dims(index, 1), norms, shape)
-            norms.set_shape([None, *groups])
-        metrics = self.update_metrics(x, y, sums.y_pred, sample_weight)
         terms, added = noted[0]
-        return {
+        if padded is not None:
+            terms = [_of_present(term, padded) for term in terms]
+        return sums.y_pred, {
             "gradients": {self._group: sums.gradients},
-            "metrics": metrics,
-            "norms": norms,
+            "norms": sums.norms,
             "plain": sums.plain,
             **self.parts_of_loss(terms, added, rows),
         }
@@ -187,6 +230,12 @@ class WeightedSums(MicrobatchSums):
         # drops the assertion that there is no sum, but XLA does not drop NaN.
         whole = tf.ones_like(share) * (1.0 if self.alone else float("nan"))
         return {self._group: by_kind(kind, whole, share)}
+
+
+def _of_present(term, padded):
+    """Return a term of the loss without what added samples add to it."""
+    values = padded.weights(term.by_sample)
+    return dataclasses.replace(term, numerator=tf.reduce_sum(values))
 
 
 def _require_mean(kind):

@@ -1,8 +1,18 @@
 """The callback that logs epsilon and stops training within the budget."""
 
+import weakref
+
 import keras
 
 from keras_pergrad.privacy.accounting import epsilon_of, most_steps
+
+
+class TrainedModels(weakref.WeakSet):
+    """The living models among those that were added; none in a copy."""
+
+    def __reduce__(self):
+        # Pickled and copied without the models.
+        return type(self), ()
 
 
 class PrivacyBudget(keras.callbacks.Callback):
@@ -30,8 +40,10 @@ class PrivacyBudget(keras.callbacks.Callback):
         self._limit = self._allowed(ledger, self._first)
         if self._limit - self._first < self._at_once:
             raise ValueError(
-                "The privacy budget is spent. Expected that one more step "
-                f"keeps epsilon at most {self.target_epsilon}, at delta="
+                "The privacy budget is spent. Expected that the next call of "
+                "the train function, of steps_per_execution="
+                f"{self._at_once}, keeps epsilon at most "
+                f"{self.target_epsilon}, at delta="
                 f"{self.delta}. Received: a model with epsilon="
                 f"{self._spent(ledger, self._first):.6g} after {self._first} "
                 "steps. The model is as it was; to go on, compile with a "
@@ -73,8 +85,10 @@ class PrivacyBudget(keras.callbacks.Callback):
 
     @property
     def _at_once(self):
-        """The number of updates between two calls of a callback."""
-        return self.model.steps_per_execution
+        """The number of updates between two calls of a callback, at most."""
+        # A call of the train function ends with the data of the epoch.
+        length = self.mechanism.steps_per_epoch
+        return min(self.model.steps_per_execution, length)
 
     def _spent(self, ledger, steps):
         phases = (*ledger.phases, (self.mechanism, steps))

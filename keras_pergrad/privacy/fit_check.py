@@ -23,6 +23,7 @@ def prepare(aggregation, model, arguments):
     refusals = [
         *_of_arguments(arguments),
         *_of_callbacks(callbacks),
+        *_of_executions(model, len(batches)),
         *model_check.problems(model, batches, aggregation.public_layers),
     ]
     if refusals:
@@ -129,6 +130,19 @@ def _of_callbacks(callbacks):
                 "protected examples. Leave it out: samples whose gradients "
                 "are not finite count as zero."
             )
+
+
+def _of_executions(model, length):
+    """Yield a sentence if a call of the train function passes an epoch."""
+    # Batches for several replicas have no end.
+    at_once = model.steps_per_execution
+    several = model.distribute_strategy.num_replicas_in_sync > 1
+    if several and length % at_once:
+        yield (
+            "On several replicas steps_per_execution must divide the "
+            f"{length} steps of an epoch, so that no call makes an update "
+            f"beyond it. Received: steps_per_execution={at_once}."
+        )
 
 
 def _counting_first(aggregation, callbacks):

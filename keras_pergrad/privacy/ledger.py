@@ -138,6 +138,7 @@ class Ledger(AggregationState):
         self._set(np.asarray(record["noise"], "uint32"))
         self._join(*_phases(record), record["steps"])
         self._join_proof(record)
+        self.outside = self.outside or record["outside"]
         self.run = record["run"]
         if self.seed is None:
             self.key = tuple(int(word) for word in record["key"])
@@ -168,15 +169,19 @@ class Ledger(AggregationState):
             super().load_own_variables(store)
             self.go_on_from_record(record)
         elif not (same_run and _is_start(loaded, own)):
-            self._add(loaded, record["noise"])
-            self._join_proof(record)
+            self.add_record(record)
         self.outside = self.outside or record["outside"]
         self.checksum = record["checksum"]
 
-    def _add(self, phases, noise):
-        """Count what another run has spent on the weights that are loaded."""
-        self._join(_done((*self.spent, *phases)), self.mechanism, 0)
+    def add_record(self, record):
+        """Count what another run has spent, given by `record`, beside this."""
+        phases, mechanism = _phases(record)
+        spent = (*self.spent, *phases, (mechanism, record["steps"]))
+        self._join(_done(spent), self.mechanism, 0)
+        self._join_proof(record)
+        self.outside = self.outside or record["outside"]
         self._begin_schedules()
+        noise = record["noise"]
         now = np.asarray(self.generator.state)
         if int(noise[0]) == int(now[0]) and int(noise[1]) > int(now[1]):
             # The same stream of noise: go on where both have been.

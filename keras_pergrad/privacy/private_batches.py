@@ -74,6 +74,7 @@ class PrivateBatches:
 
     def _generated(self, ledger, own, parts, steps):
         """Return batches of some parts in turn, from the ledger's position."""
+        begun: list = []
 
         def rows():
             # Not `updates`: a step may count itself before its batch is drawn.
@@ -84,8 +85,17 @@ class PrivateBatches:
                 step += 1
 
         def batches():
-            for chosen in rows():
-                yield _flat(self.source.take(chosen))
+            # Keras may begin an epoch twice, to build the model by a batch.
+            length, first = len(own) * len(self), ledger.epoch_start
+            for number, chosen in enumerate(rows()):
+                epoch, place = divmod(number, length)
+                if not place and begun != [(first, epoch)]:
+                    begun[:] = [(first, epoch)]
+                    self.source.begin_epoch()
+                batch = _flat(self.source.take(chosen))
+                if place == length - 1:
+                    self.source.end_epoch()
+                yield batch
 
         generated = tf.data.Dataset.from_generator
         held = self.source.tensors()

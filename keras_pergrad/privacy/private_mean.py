@@ -55,6 +55,10 @@ class PrivateMean(Aggregation):
     def needs(self):
         return self.clipping.needs
 
+    def batch_sizes(self):
+        """Return a few sizes to which batches may be padded, ascending."""
+        return self.mechanism.selection.sizes(self.mechanism)
+
     def groups(self, variables):
         return self.clipping.groups(variables)
 
@@ -79,10 +83,16 @@ class PrivateMean(Aggregation):
     def make_state(self, before=None):
         kept = self.clipping.kept()
         state = Ledger(self.mechanism, self.clipping.seed, **kept)
-        if self.after is not None and not isinstance(before, Ledger):
-            state.go_on_from_record(self.after)
+        after, begun = self.after, isinstance(before, Ledger) and before.begun
+        if after is not None and not begun:
+            state.go_on_from_record(after)
+            if isinstance(before, Ledger):
+                return state
         if isinstance(before, AggregationState):
             state.go_on_from(before)
+        # Where it is compiled so again, it counts again: epsilon is not less.
+        if after is not None and begun and before.run != after["run"]:
+            state.add_record(after)
         return state
 
     def finish(self, gradients, n, state=None):

@@ -55,14 +55,24 @@ def _has_shape(part):
     return part is None or hasattr(part, "shape")
 
 
-class _ArraySource:
+class _Source:
+    """Examples by their numbers, 0 to `size`."""
+
+    def begin_epoch(self):
+        """Do what is due before the first batch of an epoch is taken."""
+
+    def end_epoch(self):
+        """Do what is due after the last batch of an epoch was taken."""
+
+
+class _ArraySource(_Source):
     def __init__(self, x, y, sample_weight):
         if sample_weight is not None:
-            self.parts = x, y, sample_weight
+            parts = x, y, sample_weight
         else:
-            self.parts = (x,) if y is None else (x, y)
-        self.given = _arrays(self.parts)
-        self.parts = _mapped(_readable, self.parts)
+            parts = (x,) if y is None else (x, y)
+        self.given = _arrays(parts)
+        self.parts = _mapped(_readable, _as_keras(parts))
         sizes = [len(part) for part in _arrays(self.parts)]
         if len(set(sizes)) > 1:
             raise ValueError(
@@ -85,7 +95,7 @@ class _ArraySource:
         return _mapped(lambda part: tf.constant(_plain(part)), self.parts)
 
 
-class _OneByOne:
+class _OneByOne(_Source):
     """Examples that are given one at a time."""
 
     def tensors(self):
@@ -112,7 +122,7 @@ class _ItemSource(_OneByOne):
 
     def example(self, row):
         item = self.items[row]
-        return item if isinstance(item, tuple) else (item,)
+        return _as_keras(item if isinstance(item, tuple) else (item,))
 
 
 class _DatasetSource(_OneByOne):
@@ -155,14 +165,26 @@ class _PyDatasetSource(_OneByOne):
                 f"{type(dataset).__name__} without a number of batches. "
                 "Define __len__()."
             )
+        # The hook may prepare what `dataset[0]` needs: this is its call for
+        # the first epoch.
+        dataset.on_epoch_begin()
+        self._is_prepared = True
         self.length = self._length(dataset[0])
         rest = self.length if count == 1 else self._length(dataset[count - 1])
         self.size = (count - 1) * self.length + rest
 
+    def begin_epoch(self):
+        if not self._is_prepared:
+            self.dataset.on_epoch_begin()
+        self._is_prepared = False
+
+    def end_epoch(self):
+        self.dataset.on_epoch_end()
+
     def take(self, rows):
         parts, taken = np.divmod(np.asarray(rows, int), self.length), []
         for number in np.unique(parts[0]):
-            batch = self.dataset[int(number)]
+            batch = _as_keras(self.dataset[int(number)])
             if self._length(batch) < parts[1][parts[0] == number].max() + 1:
                 raise ValueError(
                     "The batches of a PyDataset must have one size, but for "
@@ -195,6 +217,12 @@ _BATCHED = (
     "expected single examples, which are drawn into batches here. Give the "
     "data as they are before .batch(), or arrays."
 )
+
+
+def _as_keras(parts):
+    """Return a structure with tuples in place of lists, as `fit` makes it."""
+    # A tf.data.Dataset takes a list for one tensor.
+    return keras.tree.lists_to_tuples(parts)
 
 
 def _listed(shapes):

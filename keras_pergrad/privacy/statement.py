@@ -23,6 +23,9 @@ _NOT_COVERED = (
     "checkpoints, which hold the seeds: publish the weights of a plain "
     "keras.Model alone",
     "training that began from weights which had seen these examples",
+    "private training of other models on these examples, such as the new "
+    "model of each round in federated training: its epsilon begins at 0 and "
+    "adds to this one, unless PrivateTraining(continue_from=model) counts on",
 )
 
 
@@ -164,6 +167,7 @@ def _assumptions(phases, vouched=()):
         "were real ones"
     )
     yield "a sample weight follows from its own example alone"
+    yield "an example keeps its number in the data from epoch to epoch"
     if vouched:
         yield (
             "what the user vouches for treats each example by itself: "

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import warnings
-import weakref
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -18,7 +17,7 @@ from keras_pergrad.common.deprecation import former
 from keras_pergrad.common.registry import serialize
 from keras_pergrad.modes import Accumulated, PerSample, Vectorized
 from keras_pergrad.privacy import accounting
-from keras_pergrad.privacy.budget import PrivacyBudget
+from keras_pergrad.privacy.budget import PrivacyBudget, TrainedModels
 from keras_pergrad.privacy.calibration import calibrated
 from keras_pergrad.privacy.fit_check import clipping_json
 from keras_pergrad.privacy.in_words import plan_in_words
@@ -213,7 +212,7 @@ class PrivateTraining:
             clipping=clipping_json(self.clipping),
         )
         self._require_enough()
-        self._models = weakref.WeakSet()
+        self._models = TrainedModels()
 
     @property
     def noise_multiplier(self):

@@ -1,5 +1,7 @@
 """Examples are taken by position, and what cannot be drawn from says why."""
 
+import pickle
+
 import keras
 import numpy as np
 import pytest
@@ -117,6 +119,112 @@ def test_lists_of_targets_are_refused(name):
         private().batches(X, **lists)
     several = private().batches({"a": X}, [Y, Y])
     assert len(several.spec[1]) == 2
+
+
+class Pairs:
+    """Examples by number, whose inputs are of the kind of `pair`."""
+
+    def __init__(self, pair):
+        self.pair = pair
+
+    def __len__(self):
+        return N
+
+    def __getitem__(self, i):
+        return self.pair([X[i], X[i, :2]]), Y[i]
+
+
+class PairsInBatches(keras.utils.PyDataset):
+    def __init__(self, pair):
+        super().__init__()
+        self.pair = pair
+
+    def __len__(self):
+        return N // 8
+
+    def __getitem__(self, i):
+        rows = slice(8 * i, 8 * i + 8)
+        return self.pair([self.pair([X[rows], X[rows, :2]]), Y[rows]])
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        lambda pair: (pair([X, X[:, :2]]), Y),
+        lambda pair: (pair([X]), Y),
+        lambda pair: ({"a": pair([X, X])}, Y),
+        lambda pair: (X, pair([Y, Y]), pair([Y, Y])),
+        lambda pair: (Pairs(pair),),
+        lambda pair: (PairsInBatches(pair),),
+    ],
+    ids=["inputs", "one", "in_a_dict", "targets", "by_number", "py_dataset"],
+)
+def test_lists_give_the_batches_of_tuples(data):
+    training = private()
+    net = model(training)
+    first = [
+        next(
+            iter(
+                training.batches(*data(pair)).dataset(
+                    net.aggregation_state, net.distribute_strategy
+                )
+            )
+        )
+        for pair in (list, tuple)
+    ]
+    keras.tree.assert_same_structure(*first)
+    for a, b in zip(*map(keras.tree.flatten, first), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+class Hooked(keras.utils.PyDataset):
+    """Needs its hook before any batch, and notes what is called."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def __len__(self):
+        return 4
+
+    def on_epoch_begin(self):
+        self.x = X
+        self.calls.append("begin")
+
+    def on_epoch_end(self):
+        self.calls.append("end")
+
+    def __getitem__(self, i):
+        if self.calls[-1] != "batch":
+            self.calls.append("batch")
+        rows = slice(10 * i, 10 * i + 10)
+        return self.x[rows], Y[rows]
+
+
+def test_the_hooks_of_a_data_set_are_called_once_an_epoch():
+    training = private()
+    net, data = model(training), Hooked()
+    batches = training.batches(data)
+    for epochs in (3, 2):
+        fit(net, training, epochs=epochs, data=batches)
+    assert data.calls == ["begin", "batch", "end"] * 5
+
+
+def test_what_draws_batches_can_be_pickled():
+    training = private()
+    net = model(training)
+    fit(net, training)
+    batches = training.batches(PairsInBatches(tuple))
+    copies = pickle.loads(pickle.dumps((training, training.callback, batches)))
+    ledger = net.aggregation_state
+    for a, b in zip(
+        keras.tree.flatten(copies[2].batch(ledger, 3)),
+        keras.tree.flatten(batches.batch(ledger, 3)),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(a, b)
+    fit(net, copies[0])
+    assert copies[0].statement()["phases"][0]["steps"] == 8
 
 
 @pytest.mark.parametrize(

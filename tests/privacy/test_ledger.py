@@ -281,6 +281,21 @@ def test_another_model_goes_on_after():
     assert fit(net, second)["epsilon"] == pytest.approx([expected])
 
 
+@pytest.mark.parametrize("begun", [False, True])
+def test_what_another_model_spent_counts_in_one_compiled_before(begun):
+    first = private()
+    net, other = model(first), model(first)
+    fit(net, first)
+    net.aggregation_state.outside = True
+    if begun:
+        fit(other, first)
+    second = private(noise_multiplier=4.0, continue_from=net)
+    compile_privately(other, second)
+    spent = [steps for _, steps in other.aggregation_state.spent if steps]
+    assert sum(spent) == (8 if begun else 4)
+    assert other.aggregation_state.outside
+
+
 def test_after_is_saved_with_the_model(tmp_path):
     first = private()
     net = model(first)

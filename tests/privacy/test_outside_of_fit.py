@@ -66,13 +66,14 @@ def test_a_callback_cannot_train_in_between():
 
 
 def test_a_traced_function_under_xla_changes_nothing():
-    """XLA leaves out the assertion that refuses the update elsewhere."""
+    """XLA would leave out the assertion, which is why it is outside of it."""
     training = private(sampling="fixed")
     net = model(training, jit_compile=True)
     fit(net, training)
     before = net.get_weights()
     data = tf.data.Dataset.from_tensors((X[:10], Y[:10])).repeat()
-    net.train_function(iter(data))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="was not made"):
+        net.train_function(iter(data))
     for a, b in zip(net.get_weights(), before, strict=True):
         np.testing.assert_array_equal(a, b)
     assert net.aggregation_state.updates == 4

@@ -1,5 +1,7 @@
 """Private training in `fit`, from its beginning to its budget's end."""
 
+import types
+
 import keras
 import numpy as np
 import pytest
@@ -62,6 +64,50 @@ def test_several_steps_at_once_keep_to_the_budget():
     net = model(training, steps_per_execution=2)
     history = fit(net, training, 3)
     assert history["epsilon"][-1] == pytest.approx(spent(training, 6))
+
+
+@pytest.mark.parametrize("budget", [None, 50.0])
+def test_more_steps_at_once_than_an_epoch_has(budget):
+    """A call of the train function ends with the data of the epoch."""
+    found = []
+    for at_once in (1, 3, 7):
+        training = private(target_epsilon=budget)
+        net = model(training, steps_per_execution=at_once)
+        history = fit(net, training, 2)
+        assert net.aggregation_state.updates == 8
+        found.append((history["epsilon"], weights(net)))
+    for epsilons, after in found[1:]:
+        assert epsilons == found[0][0]
+        np.testing.assert_array_equal(after, found[0][1])
+
+
+def test_steps_at_once_that_the_budget_does_not_allow_are_named():
+    training = private(target_epsilon=spent(private(), 2))
+    net = model(training, steps_per_execution=7)
+    with pytest.raises(ValueError, match="of steps_per_execution=4, keeps"):
+        fit(net, training)
+
+
+def test_steps_at_once_beyond_an_epoch_of_several_replicas_are_refused():
+    training = private()
+    net = model(training, steps_per_execution=3)
+    two = types.SimpleNamespace(num_replicas_in_sync=2)
+    net._distribute_strategy = two
+    with pytest.raises(ValueError, match="must divide the 4 steps"):
+        fit(net, training)
+
+
+def test_rounds_of_new_models_count_on():
+    """As in federated training, where each round begins with a new model."""
+    last = None
+    for _ in range(2):
+        training = private(continue_from=last)
+        last = model(training)
+        fit(last, training)
+        statement = training.statement(last)
+    assert statement["epsilon"] == pytest.approx(spent(training, 8))
+    assert not statement["outside"]
+    assert "adds to this one" in " ".join(str(statement).split())
 
 
 def test_the_clipped_sum_is_divided_by_the_expected_size():
