@@ -22,9 +22,9 @@ _REGULAR = op_types(
     "Add AddN AddV2 BroadcastArgs BroadcastGradientArgs BroadcastTo ConcatV2 "
     "ConcatOffset Cumsum DynamicStitch EnsureShape ExpandDims Fill "
     "Identity IdentityN InvertPermutation Neg OnesLike Pack Pad "
-    "PadV2 PreventGradient Prod Range Reshape Reverse ReverseV2 Snapshot "
-    "Split Square Squeeze StopGradient Sub Sum Tile Transpose Unpack "
-    "ZerosLike"
+    "PadV2 PreventGradient Prod Range Reshape Reverse ReverseV2 Select "
+    "SelectV2 Snapshot Split Square Squeeze StopGradient Sub Sum Tile "
+    "Transpose Unpack ZerosLike"
 )
 #: Ops that take parts of their first input, which must follow the number.
 _PARTS = op_types("GatherNd GatherV2 Slice SplitV StridedSlice")
@@ -108,8 +108,8 @@ class EveryNumber:
         if op.type in _REGULAR:
             return True
         if op.type == "Cast":
-            held = is_wide(op.outputs[0].dtype)
-            return held and op.inputs[0].dtype.is_integer
+            given, made = op.inputs[0].dtype, op.outputs[0].dtype
+            return is_wide(made) and (given.is_integer or given.is_bool)
         numbers = [self._numbers.of(t) for t in op.inputs]
         if op.type not in _CONDITIONS or any(v is None for v in numbers):
             return False
@@ -155,6 +155,21 @@ def _larger(x, y, n):
     return ((x == y) | (least == 0) | (least == 1)).all()
 
 
+def _of_several(x, y, n):
+    """Whether it tells more than one sample from one, or none.
+
+    One sample cannot mix with others.
+    """
+    sizes = (x % n == 0) & (x > 0) & ((y == 0) | (y == 1))
+    return sizes.all()
+
+
+def _one_of_equals(x, axes, n):
+    """Whether all numbers of which one is taken are equal."""
+    del axes, n
+    return (x == x.ravel()[:1]).all()
+
+
 def _quotient(x, y, n):
     """Whether a quotient, rounded down, is the same function of the number.
 
@@ -188,7 +203,12 @@ def _is_long(x, n):
 
 _QUOTIENTS = op_types("FloorDiv TruncateDiv")
 _CONDITIONS = {
+    "Equal": _of_several,
+    "Greater": _of_several,
+    "NotEqual": _of_several,
+    "Max": _one_of_equals,
     "Maximum": _larger,
+    "Min": _one_of_equals,
     "Mul": None,
     "FloorDiv": _quotient,
     "TruncateDiv": _quotient,
