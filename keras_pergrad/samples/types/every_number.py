@@ -24,7 +24,8 @@ _REGULAR = op_types(
     "Identity IdentityN InvertPermutation Neg OnesLike Pack Pad "
     "PadV2 PreventGradient Prod Range Reshape Reverse ReverseV2 Select "
     "SelectV2 Snapshot Split Square Squeeze StopGradient Sub Sum Tile "
-    "Transpose Unpack ZerosLike"
+    "TensorListGetItem TensorListPopBack TensorListStack Transpose Unpack "
+    "ZerosLike"
 )
 #: Ops that take parts of their first input, which must follow the number.
 _PARTS = op_types("GatherNd GatherV2 Slice SplitV StridedSlice")
@@ -81,7 +82,9 @@ class EveryNumber:
         """Refuse an op on samples that takes such a size, or such a shape."""
         if not self._values and not self._shapes:
             return
-        if self._as_sizes(op) or self._among(op.inputs, self._shapes):
+        # A place in a list, or a hint at its shape, moves no entries.
+        sizes = not op.type.startswith("TensorList") and self._as_sizes(op)
+        if sizes or self._among(op.inputs, self._shapes):
             raise Untyped(_WRONG)
 
     def _forget(self, tensors):
