@@ -22,8 +22,9 @@ _REGULAR = op_types(
     "Add AddN AddV2 BroadcastArgs BroadcastGradientArgs BroadcastTo ConcatV2 "
     "ConcatOffset Cumsum DynamicStitch EnsureShape ExpandDims Fill "
     "Identity IdentityN InvertPermutation Neg OnesLike Pack Pad "
-    "PadV2 PreventGradient Prod Range Reshape Reverse ReverseV2 Snapshot "
-    "Split Square Squeeze StopGradient Sub Sum Tile Transpose Unpack "
+    "PadV2 PreventGradient Prod Range Reshape Reverse ReverseV2 Select "
+    "SelectV2 Snapshot Split Square Squeeze StopGradient Sub Sum Tile "
+    "TensorListGetItem TensorListPopBack TensorListStack Transpose Unpack "
     "ZerosLike"
 )
 #: Ops that take parts of their first input, which must follow the number.
@@ -81,7 +82,9 @@ class EveryNumber:
         """Refuse an op on samples that takes such a size, or such a shape."""
         if not self._values and not self._shapes:
             return
-        if self._as_sizes(op) or self._among(op.inputs, self._shapes):
+        # A place in a list, or a hint at its shape, moves no entries.
+        sizes = not op.type.startswith("TensorList") and self._as_sizes(op)
+        if sizes or self._among(op.inputs, self._shapes):
             raise Untyped(_WRONG)
 
     def _forget(self, tensors):
@@ -108,8 +111,8 @@ class EveryNumber:
         if op.type in _REGULAR:
             return True
         if op.type == "Cast":
-            held = is_wide(op.outputs[0].dtype)
-            return held and op.inputs[0].dtype.is_integer
+            given, made = op.inputs[0].dtype, op.outputs[0].dtype
+            return is_wide(made) and (given.is_integer or given.is_bool)
         numbers = [self._numbers.of(t) for t in op.inputs]
         if op.type not in _CONDITIONS or any(v is None for v in numbers):
             return False
@@ -155,6 +158,21 @@ def _larger(x, y, n):
     return ((x == y) | (least == 0) | (least == 1)).all()
 
 
+def _of_several(x, y, n):
+    """Whether it tells more than one sample from one, or none.
+
+    One sample cannot mix with others.
+    """
+    sizes = (x % n == 0) & (x > 0) & ((y == 0) | (y == 1))
+    return sizes.all()
+
+
+def _one_of_equals(x, axes, n):
+    """Whether all numbers of which one is taken are equal."""
+    del axes, n
+    return (x == x.ravel()[:1]).all()
+
+
 def _quotient(x, y, n):
     """Whether a quotient, rounded down, is the same function of the number.
 
@@ -188,7 +206,12 @@ def _is_long(x, n):
 
 _QUOTIENTS = op_types("FloorDiv TruncateDiv")
 _CONDITIONS = {
+    "Equal": _of_several,
+    "Greater": _of_several,
+    "NotEqual": _of_several,
+    "Max": _one_of_equals,
     "Maximum": _larger,
+    "Min": _one_of_equals,
     "Mul": None,
     "FloorDiv": _quotient,
     "TruncateDiv": _quotient,

@@ -19,6 +19,7 @@ _REGULAR = op_types(
     "Placeholder Prod Rank Reshape Shape ShapeN Size Slice Split Squeeze "
     "StridedSlice Sub Unpack"
 )
+_SUMS = op_types("Add AddV2 Neg Placeholder Sub")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,72 +29,79 @@ class OpenLengths:
     Attributes:
         primes: for axis 1, 2, ... in turn.
         times: how many times the prime the length is; 0: of no primes.
+        alone: whether no two inputs of the model have such axes.
     """
 
     primes: tuple = ()
     times: int = 1
-
-    def of(self, axis):
-        """Return the length of an axis of the batch."""
-        prime = self.primes[(axis - 1) % len(self.primes)]
-        return prime * max(self.times, 1)
+    alone: bool = True
 
     def sizes(self, shape):
-        """Return a shape of the batch with all its lengths."""
+        """Return the shape of an input with all its lengths."""
         return [
-            self.of(axis) if size is None else size
-            for axis, size in enumerate(shape, 1)
+            self.primes[k % len(self.primes)] * max(self.times, 1)
+            if size is None
+            else size
+            for k, size in enumerate(shape)
         ]
 
     @property
     def distinct(self):
         """Whether nothing else is as long as an axis, by chance."""
-        return self.times == 1 and len(set(self.primes)) > 1
+        return self.alone and self.times == 1 and len(set(self.primes)) > 1
 
     def has(self, size):
         """Whether a size follows a length."""
         return size is None or any(size % p == 0 for p in self.primes)
 
-    def divides(self, given, taken):
+    def divides(self, given, taken, same=False):
         """Whether the product of sizes is a multiple of that of others.
 
-        For all lengths: what is known must divide what is known.
+        For all lengths: what is known must divide what is known. `same`: those
+        taken are products of the very sizes that are given.
         """
         if not self.primes:
             return True
         (known, left), (divisor, others) = map(self._apart, (given, taken))
-        if not self.times or (others != 1 and not self.distinct):
+        apart = self.distinct or (same and len(set(self.primes)) > 1)
+        if not self.times or (others != 1 and not apart):
             return False
         return known % divisor == 0 and left % others == 0
 
     def _apart(self, sizes):
         """Return the product of what is known of sizes, and of the rest."""
-        known, rest = math.prod(sizes), 1
+        known, rest = list(sizes), 1
         for prime in dict.fromkeys(self.primes):
             length = prime * max(self.times, 1)
-            for size in sizes:
-                while size and size % prime == 0:
-                    part = length if size % length == 0 else size
-                    size //= part
-                    known, rest = known // part, rest * part
-        return known, rest
+            for k in range(len(known)):
+                while known[k] and known[k] % prime == 0:
+                    part = length if known[k] % length == 0 else known[k]
+                    known[k], rest = known[k] // part, rest * part
+        return math.prod(known), rest
 
-    def is_regular(self, tensor, value_of):
-        """Whether a tensor of sizes is the same function of all lengths."""
+    def is_regular(self, tensor, value_of, of=None):
+        """Whether a tensor of sizes is the same function of all lengths.
+
+        `of`: a tensor, if it must be made of products of that one's sizes.
+        """
+        allowed = _REGULAR if of is None else _REGULAR - _SUMS
         waiting, seen = [tensor], set()
         while waiting:
             op = waiting.pop().op
             if op in seen:
                 continue
             seen.add(op)
-            if op.type == "FloorDiv":
+            if op.type in ("Shape", "ShapeN", "Size", "Rank"):
+                if of is not None and of not in [t.ref() for t in op.inputs]:
+                    return False
+                continue
+            if op.type == "FloorDiv" and of is None:
                 x, y = map(value_of, op.inputs)
                 if x is None or y is None or not np.all(y) or (x % y).any():
                     return False
-            elif op.type not in _REGULAR:
+            elif op.type not in allowed:
                 return False
-            if op.type not in ("Shape", "ShapeN", "Size", "Rank"):
-                waiting += op.inputs
+            waiting += op.inputs
         return True
 
 

@@ -53,8 +53,11 @@ def _check_what_is_left(op, kind, made):
     before, after = op.shape(), op.shape_out()
     before[kind.axis] = kind.rows * kind.lead
     del after[made.axis]
-    regular = op.lengths.is_regular(op.inputs[1], op.of_tensor)
-    if not regular or not op.lengths.divides(before, after):
+    tensor, sizes = op.inputs[:2]
+    of = None if op.lengths.distinct else tensor.ref()
+    same = op.lengths.is_regular(sizes, op.of_tensor, of)
+    regular = same or op.lengths.is_regular(sizes, op.of_tensor)
+    if not regular or not op.lengths.divides(before, after, same):
         raise Mixes(
             "has -1 in place of the number of samples, which may cut across "
             "them where the length of an axis is not known (give tf.shape(x)"

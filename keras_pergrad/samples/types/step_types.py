@@ -1,5 +1,7 @@
 """The types of a step that is being traced: see `StepTypes`."""
 
+import dataclasses
+
 import tensorflow as tf
 
 from keras_pergrad.keras_internals.batches import is_composite
@@ -79,6 +81,8 @@ class StepTypes:
             t.shape.rank is not None and None not in t.shape[1:]
             for t in tensors
         )
+        opened = [t for t in tf.nest.flatten(batch[0]) if _is_open(t)]
+        self._alone = len(opened) < 2
         shaped = shaped or (lambda name: False)
         self._variables, self._asked = variables, (vouched, shaped, backward)
         self._first = operations[0] if operations else None
@@ -114,6 +118,7 @@ class StepTypes:
             n = _other_than(self._graph)
         error = None
         for lengths in (OpenLengths(),) if self.fixed else TRIES:
+            lengths = dataclasses.replace(lengths, alone=self._alone)
             try:
                 self._run(nodes, inputs, n, lengths)
             except (ValueError, tf.errors.OpError) as failure:
@@ -219,6 +224,13 @@ def _with_effects(nodes, graph, first):
 
 class ShapesUnknown(ValueError):
     """An error: no sizes were found with which all shapes fit."""
+
+
+def _is_open(tensor):
+    """Whether an axis of an input has no length while tracing."""
+    return tf.is_tensor(tensor) and (
+        tensor.shape.rank is None or None in tensor.shape[1:]
+    )
 
 
 def _number(tensors):

@@ -291,6 +291,14 @@ EVERY_LENGTH = {
         _halves_and(_windows(lambda n, t, d: n, -1, 3)),
         None,
     ),
+    "a layer for each step": (
+        lambda x: layers.TimeDistributed(layers.Activation("tanh"))(x),
+        None,
+    ),
+    "whole samples of halves": (
+        _halves_and(_windows(-1, lambda n, t, d: t, 3)),
+        None,
+    ),
     "a known length": (_windows(-1, 16, 3), 32),
     "rows of images": (
         _windows(-1, lambda n, h, w, d: w, 3),
@@ -308,3 +316,32 @@ def test_what_holds_for_one_length_is_refused(name):
 @pytest.mark.parametrize("name", EVERY_LENGTH)
 def test_what_holds_for_every_length_is_served(name):
     assert _refusals(*EVERY_LENGTH[name]) == []
+
+
+class _Like(layers.Layer):
+    """Windows of one input as long as another one."""
+
+    def __init__(self, whose):
+        super().__init__()
+        self.whose = whose
+
+    def call(self, pair):
+        length = tf.shape(pair[self.whose])[1]
+        windows = tf.reshape(pair[0], [-1, length, 3])
+        windows *= tf.reduce_mean(windows, 1, keepdims=True)
+        return tf.reshape(windows, tf.shape(pair[0]))
+
+    def compute_output_shape(self, shapes):
+        return shapes[0]
+
+
+@pytest.mark.parametrize(("whose", "refused"), [(0, False), (1, True)])
+def test_lengths_of_two_inputs_may_differ(whose, refused):
+    inputs = [keras.Input((None, 3)), keras.Input((None, 3))]
+    hidden = _Like(whose)([layers.Dense(3)(inputs[0]), inputs[1]])
+    output = layers.Dense(1)(layers.GlobalAveragePooling1D()(hidden))
+    model = kpg.PerGradModel(inputs, output)
+    model.compile("sgd", "mse")
+    x = [tf.TensorSpec([None, None, 3])] * 2
+    traced = TracedStep(model, (x, tf.TensorSpec([None, 1]), None))
+    assert bool(refusals(traced)) == refused
