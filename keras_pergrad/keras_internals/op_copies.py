@@ -6,8 +6,10 @@ Private names in use: `FuncGraph._add_function_recursive`.
 import tensorflow as tf
 
 from keras_pergrad.keras_internals.function_graphs import called_function
-from keras_pergrad.keras_internals.graph_nodes import Definitions
-from keras_pergrad.keras_internals.op_watch import op_definition
+from keras_pergrad.keras_internals.graph_nodes import (
+    Definitions,
+    only_computes,
+)
 
 #: Stateful ops that only read. Calls do what their functions do.
 _PURE = {"ReadVariableOp", "ResourceGather", "ResourceGatherNd"}
@@ -51,8 +53,7 @@ def _is_pure(node, definitions, seen):
     """Whether a node, with what it calls, may run twice."""
     called = _functions(node)
     if not called and node.op not in _PURE:
-        known = op_definition(node.op)
-        return known is not None and not known.is_stateful
+        return only_computes(node.op)
     for name in set(called) - seen:
         seen.add(name)
         function = definitions.definition(name)
