@@ -97,7 +97,9 @@ def require_free_names(model, names, owner):
 
     `owner`: what logs the figures. Keras would show one of the two alone.
     """
-    given = compile_arguments(model)
+    # Without Keras's private name nothing is known, and nothing refused.
+    kept = getattr(model, "_compile_config", None)
+    given = {} if kept is None else kept.config
     metrics = [given.get(name) for name in ("metrics", "weighted_metrics")]
     taken = sorted(
         {

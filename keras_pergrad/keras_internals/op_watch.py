@@ -1,5 +1,8 @@
 """A look at each op that runs, and the ops that TensorFlow knows.
 
+The types of a step need the second; only a report needs the first, which is
+imported then.
+
 Private names in use:
 `tensorflow.python.framework.op_callbacks.add_op_callback`,
 `tensorflow.python.framework.op_callbacks.remove_op_callback`,
@@ -8,12 +11,14 @@ Private names in use:
 
 import contextlib
 
-from tensorflow.python.framework import op_callbacks, op_def_registry
+from tensorflow.python.framework import op_def_registry
 
 
 @contextlib.contextmanager
 def each_op(note):
     """Have `note` called for each op that runs, or is made, inside."""
+    from tensorflow.python.framework import op_callbacks
+
     op_callbacks.add_op_callback(note)
     try:
         yield

@@ -25,7 +25,7 @@ def exact_products(model):
 
     How much a sample may change a sum is known of the numbers as they are.
     """
-    mode = getattr(model, "_gradient_mode", None)
+    mode = getattr(model, "gradient_mode", None)
     aggregation = mode and mode.aggregation
     return switched_off(aggregation is not None and aggregation.adds_noise)
 
