@@ -1,6 +1,6 @@
 """The memory of a step on a GPU, with a counter in the place of TensorFlow's.
 
-Where there is a GPU, the last test reads the real one.
+On a GPU the last test reads the real one.
 """
 
 import keras
@@ -108,9 +108,8 @@ def test_batches_of_zeros_have_the_kind_of_the_inputs(kind):
     assert spec.is_compatible_with(gpu_memory._zeros(spec))
 
 
+@pytest.mark.gpu
 def test_the_real_counter():
-    if gpu_memory.cuda_device() is None:
-        pytest.skip("there is no CUDA GPU")
     net = keras.Sequential([keras.Input((1024,)), keras.layers.Dense(1024)])
     net.compile("sgd", "mse")
     memory = kpg.explain(net, 4096).memory
