@@ -251,7 +251,12 @@ class _Loop:
         rows of what is held of the forward pass.
         """
         places = tf.TensorSpec([None], tf.int32)
-        function = tf.function(self._of_places, autograph=False)
+        # It is called twice and seldom runs: TensorFlow optimizes it once.
+        function = tf.function(
+            self._of_places,
+            autograph=False,
+            experimental_attributes={"_noinline": True},
+        )
         return function.get_concrete_function(places, *self._specs)
 
     def _of_places(self, places, *deltas):
@@ -267,7 +272,7 @@ class _Loop:
             function.set_external_captures(held)
 
     def _refused(self, deltas):
-        """Return gradients that are not finite; assert where that is heard."""
+        """Return gradients that are not finite; XLA drops the assertion."""
         check = tf.debugging.Assert(False, [messages.not_finite(self.use.op)])
         with tf.control_dependencies([] if check is None else [check]):
             return [tf.identity(g) for g in self._function(*deltas)]
