@@ -18,6 +18,7 @@ from keras_pergrad.factors.sample_gradients import (
     wide,
 )
 from keras_pergrad.keras_internals.gradient_helpers import op_gradients
+from keras_pergrad.keras_internals.op_copies import kept_apart
 from keras_pergrad.samples import messages
 from keras_pergrad.samples.row_exchange import RowExchange
 
@@ -251,13 +252,8 @@ class _Loop:
         rows of what is held of the forward pass.
         """
         places = tf.TensorSpec([None], tf.int32)
-        # It is called twice and seldom runs: TensorFlow optimizes it once.
-        function = tf.function(
-            self._of_places,
-            autograph=False,
-            experimental_attributes={"_noinline": True},
-        )
-        return function.get_concrete_function(places, *self._specs)
+        # Called twice, and it seldom runs.
+        return kept_apart(self._of_places, places, *self._specs)
 
     def _of_places(self, places, *deltas):
         function = self._function
