@@ -1,6 +1,7 @@
 """Ops that only compute, put once more into a graph inside their own.
 
-Private names in use: `FuncGraph._add_function_recursive`.
+Private names in use: `FuncGraph._add_function_recursive`, the attribute
+`_noinline` of functions.
 """
 
 import tensorflow as tf
@@ -37,6 +38,16 @@ def copy_of(op, inputs):
     for tensor, output in zip(made.outputs, op.outputs):
         tensor.set_shape(output.shape)
     return list(made.outputs)
+
+
+def kept_apart(function, *specs):
+    """Trace a function that TensorFlow optimizes once, not at each call."""
+    traced = tf.function(
+        function,
+        autograph=False,
+        experimental_attributes={"_noinline": True},
+    )
+    return traced.get_concrete_function(*specs)
 
 
 def _functions(node):

@@ -18,6 +18,7 @@ from keras_pergrad.factors.sample_gradients import (
     wide,
 )
 from keras_pergrad.keras_internals.gradient_helpers import op_gradients
+from keras_pergrad.keras_internals.op_copies import kept_apart
 from keras_pergrad.samples import messages
 from keras_pergrad.samples.row_exchange import RowExchange
 
@@ -251,8 +252,8 @@ class _Loop:
         rows of what is held of the forward pass.
         """
         places = tf.TensorSpec([None], tf.int32)
-        function = tf.function(self._of_places, autograph=False)
-        return function.get_concrete_function(places, *self._specs)
+        # Called twice, and it seldom runs.
+        return kept_apart(self._of_places, places, *self._specs)
 
     def _of_places(self, places, *deltas):
         function = self._function
@@ -267,7 +268,7 @@ class _Loop:
             function.set_external_captures(held)
 
     def _refused(self, deltas):
-        """Return gradients that are not finite; assert where that is heard."""
+        """Return gradients that are not finite; XLA drops the assertion."""
         check = tf.debugging.Assert(False, [messages.not_finite(self.use.op)])
         with tf.control_dependencies([] if check is None else [check]):
             return [tf.identity(g) for g in self._function(*deltas)]

@@ -116,16 +116,23 @@ def _with(entry):
     return x
 
 
-def _change(model, x, mode, **arguments):
-    model.compile(keras.optimizers.SGD(1.0), "mse", gradient_mode=mode)
+def _change(model, x, mode, jit_compile=False):
+    sgd = keras.optimizers.SGD(1.0)
+    model.compile(sgd, "mse", gradient_mode=mode, jit_compile=jit_compile)
     before = [v.numpy() for v in model.trainable_variables]
-    model.fit(x, Y, batch_size=4, shuffle=False, verbose=0, **arguments)
+    model.fit(x, Y, batch_size=4, shuffle=False, verbose=0)
     after = [v.numpy() for v in model.trainable_variables]
     return [a - b for a, b in zip(before, after)]
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_counts_as_zero(name):
+IN_XLA = "map_fn", "cell of one's own"
+
+
+@pytest.mark.parametrize(
+    ("name", "jit_compile"),
+    [(name, False) for name in CASES] + [(name, True) for name in IN_XLA],
+)
+def test_counts_as_zero(name, jit_compile):
     make, entry = CASES[name]
     model, x, expected, left_out = _model(make), _with(entry), 0, 0
     for k in range(4):
@@ -141,7 +148,8 @@ def test_counts_as_zero(name):
         else:
             left_out += 1
     mode = kpg.Vectorized(kpg.ClippedMean(0.5))
-    found = np.concatenate([np.ravel(d) for d in _change(model, x, mode)])
+    change = _change(model, x, mode, jit_compile)
+    found = np.concatenate([np.ravel(d) for d in change])
     assert left_out == 1
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-10)
 
@@ -162,12 +170,26 @@ def test_private_weights_stay_finite():
     assert all(np.isfinite(v).all() for v in model.get_weights())
 
 
+def _drawn(h):
+    return tf.tanh(h) * tf.random.uniform((4,), dtype=h.dtype)
+
+
 def test_a_loop_that_draws_is_refused_before_any_weight_changes():
-    make = _loop(lambda h: tf.tanh(h) * tf.random.uniform((4,), dtype=h.dtype))
+    make = _loop(_drawn)
     model, mode = _model(make), kpg.Vectorized(kpg.ClippedMean(0.5))
     assert all(np.isfinite(d).all() for d in _change(model, X, mode))
     before = model.get_weights()
     with pytest.raises(tf.errors.InvalidArgumentError, match="before the loop"):
         _change(model, _with(np.nan), mode)
+    for old, new in zip(before, model.get_weights()):
+        np.testing.assert_array_equal(old, new)
+
+
+def test_under_xla_a_loop_that_draws_leaves_out_all_samples_and_counts_them():
+    model, mode = _model(_loop(_drawn)), kpg.Vectorized(kpg.ClippedMean(0.5))
+    assert all(np.any(d) for d in _change(model, X, mode, jit_compile=True))
+    before = model.get_weights()
+    logs = model.train_on_batch(_with(np.nan), Y, return_dict=True)
+    assert logs["nonfinite_samples"] == 4
     for old, new in zip(before, model.get_weights()):
         np.testing.assert_array_equal(old, new)
