@@ -5,7 +5,7 @@ import contextlib
 from keras_pergrad.keras_internals.aggregation_state import AggregationState
 from keras_pergrad.keras_internals.autograph import not_converted
 from keras_pergrad.keras_internals.device_errors import advising
-from keras_pergrad.keras_internals.replica_hooks import exact_products
+from keras_pergrad.keras_internals.replica_hooks import bounded_samples
 
 
 def state_of(aggregation, before):
@@ -32,7 +32,7 @@ def during_fit(model, arguments):
         aggregation.prepare_fit(model, arguments)
     model.gradient_mode.begin_fit(model)
     state = model.aggregation_state
-    with exact_products(model), advising():
+    with bounded_samples(model), advising():
         if not isinstance(state, AggregationState):
             yield
             return

@@ -5,6 +5,7 @@ Private names in use: `Model._maybe_symbolic_build`,
 `_assert_compile_called`.
 """
 
+import contextlib
 from typing import Any
 
 from keras_pergrad.keras_internals import strategies
@@ -12,6 +13,7 @@ from keras_pergrad.keras_internals.cudnn import LoopsWhereMasked
 from keras_pergrad.keras_internals.device_errors import advising
 from keras_pergrad.keras_internals.model_parts import build_symbolically
 from keras_pergrad.keras_internals.tensor_float import switched_off
+from keras_pergrad.keras_internals.tracing import adding_noise
 from keras_pergrad.keras_internals.train_function import make_for_mode
 
 
@@ -20,14 +22,18 @@ def require_compiled(model, name):
     model._assert_compile_called(name)
 
 
-def exact_products(model):
-    """Have products all digits of float32 while noise hides one sample.
+@contextlib.contextmanager
+def bounded_samples(model):
+    """Keep a sample's part in a sum bounded while noise hides it.
 
-    How much a sample may change a sum is known of the numbers as they are.
+    Products have all digits of float32, and what cannot leave out a sample
+    that is not finite is refused.
     """
     mode = getattr(model, "gradient_mode", None)
     aggregation = mode and mode.aggregation
-    return switched_off(aggregation is not None and aggregation.adds_noise)
+    noise = aggregation is not None and aggregation.adds_noise
+    with switched_off(noise), adding_noise(noise):
+        yield
 
 
 class FitHooks(LoopsWhereMasked):
@@ -51,7 +57,7 @@ class FitHooks(LoopsWhereMasked):
         strategies.require_inside(self)
 
     def train_on_batch(self, *args, **kwargs):
-        with exact_products(self), advising():
+        with bounded_samples(self), advising():
             following: Any = super()
             return following.train_on_batch(*args, **kwargs)
 

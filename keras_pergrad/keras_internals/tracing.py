@@ -5,7 +5,23 @@ import contextvars
 
 import tensorflow as tf
 
+_NOISE = contextvars.ContextVar("noise is added to the step", default=False)
 _INSPECTED = contextvars.ContextVar("a step is only looked at", default=False)
+
+
+@contextlib.contextmanager
+def adding_noise(noise):
+    """Note whether the steps that are traced inside add noise."""
+    token = _NOISE.set(noise)
+    try:
+        yield
+    finally:
+        _NOISE.reset(token)
+
+
+def is_adding_noise():
+    """Whether the step that is traced adds noise, which hides one sample."""
+    return _NOISE.get()
 
 
 @contextlib.contextmanager

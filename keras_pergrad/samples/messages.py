@@ -300,6 +300,17 @@ def not_finite(op):
     )
 
 
+def not_finite_without_check(op):
+    """Say that noise cannot hide a sample that is not finite in a loop."""
+    return (
+        f"The op {op.type} ({op.name}) uses weights and draws random numbers "
+        "or assigns variables. A sample that is not finite there takes all "
+        "others with it, which noise does not hide, and XLA drops the check "
+        "for such samples. Draw and assign before the loop, or use "
+        "compile(..., jit_compile=False)."
+    )
+
+
 def assigns_weights(paths, repeated):
     """Say that the forward pass assigns weights."""
     names = ", ".join(map(repr, paths))

@@ -19,6 +19,8 @@ from keras_pergrad.factors.sample_gradients import (
 )
 from keras_pergrad.keras_internals.gradient_helpers import op_gradients
 from keras_pergrad.keras_internals.op_copies import kept_apart
+from keras_pergrad.keras_internals.tracing import is_adding_noise
+from keras_pergrad.keras_internals.xla import in_xla
 from keras_pergrad.samples import messages
 from keras_pergrad.samples.row_exchange import RowExchange
 
@@ -269,6 +271,9 @@ class _Loop:
 
     def _refused(self, deltas):
         """Return gradients that are not finite; XLA drops the assertion."""
+        if is_adding_noise() and in_xla():
+            # All samples would be left out for one, which noise cannot hide.
+            raise ValueError(messages.not_finite_without_check(self.use.op))
         check = tf.debugging.Assert(False, [messages.not_finite(self.use.op)])
         with tf.control_dependencies([] if check is None else [check]):
             return [tf.identity(g) for g in self._function(*deltas)]

@@ -193,3 +193,14 @@ def test_under_xla_a_loop_that_draws_leaves_out_all_samples_and_counts_them():
     assert logs["nonfinite_samples"] == 4
     for old, new in zip(before, model.get_weights()):
         np.testing.assert_array_equal(old, new)
+
+
+def test_with_noise_such_a_loop_is_refused_under_xla():
+    noisy = kpg.ClippedMean(0.5, noise_multiplier=1.0, expected_batch_size=4)
+    mode = kpg.Vectorized(noisy)
+    model = _model(_loop(_drawn))
+    with pytest.raises(ValueError, match="noise does not hide"):
+        _change(model, X, mode, jit_compile=True)
+    assert all(map(np.any, _change(model, X, mode)))
+    sound = _model(_loop(tf.tanh))
+    assert all(map(np.any, _change(sound, X, mode, jit_compile=True)))
