@@ -12,7 +12,7 @@ DRAWS = 30
 
 
 def _faults():
-    draws = [any_ops.draw(0, k, effects=False) for k in range(DRAWS)]
+    draws = [any_ops.draw(0, k) for k in range(DRAWS)]
     return [fault for one in draws for fault in one]
 
 
