@@ -39,6 +39,9 @@ class RowExchange:
         return self._known[id(tensor)][1]
 
     def _found(self, tensor):
+        if not tf.is_symbolic_tensor(tensor):
+            # A value from outside of the step.
+            return tensor
         known = self._use.seen.samples_in(tensor)
         if known and tensor.dtype != tf.variant:
             layout = self._use.seen.layout_in(tensor)

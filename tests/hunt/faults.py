@@ -11,6 +11,7 @@ from keras_pergrad import factors
 from keras_pergrad.factors.sample_gradients import squares_by_sample
 from keras_pergrad.modes import add_loss_reduction
 from keras_pergrad.samples import weight_paths
+from keras_pergrad.samples.row_exchange import RowExchange
 from tests.hunt.planting import Fault
 from tests.hunt.type_faults import TYPE_FAULTS
 
@@ -77,6 +78,10 @@ def _all_means(right):
         return [tf.zeros_like(k) for k in right(*args, **kwargs)]
 
     return kinds
+
+
+def _as_they_are(right):
+    return lambda self, tensors: list(tensors)
 
 
 def _strides_forgotten(right):
@@ -147,6 +152,12 @@ ENGINE_FAULTS = [
         factors.Patches,
         "squared_norms",
         _strides_forgotten,
+    ),
+    Fault(
+        "a sample that is not finite left in what a loop has kept",
+        RowExchange,
+        "all",
+        _as_they_are,
     ),
 ]
 FAULTS = ENGINE_FAULTS + TYPE_FAULTS

@@ -111,6 +111,14 @@ COUPLED = [
             "ops.sum((a - b) ** 2) / (3 + ops.sum(ops.tanh(b)))",
             "ops.mean((a - b) ** 2 * (1 + ops.cumsum(b[::-1] ** 2, 0)[::-1]))",
             "ops.mean(ops.where(ops.mean(b) > 0, (a - b) ** 2, a**2))",
+            # The others say how much each class weighs.
+            "ops.sum(ops.where(b > 0, (a - b) ** 2, 0)) / "
+            "(1 + ops.sum(ops.cast(b > 0, a.dtype))) + "
+            "ops.sum(ops.where(b > 0, 0, (a - b) ** 2)) / "
+            "(1 + ops.sum(ops.cast(b <= 0, a.dtype)))",
+            "ops.sum(ops.where(b > 0, "
+            "(a - b) ** 2 / (1 + ops.sum(ops.cast(b > 0, a.dtype))), "
+            "(a - b) ** 2 / (1 + ops.sum(ops.cast(b <= 0, a.dtype)))))",
             # Outputs of others.
             "ops.mean((a - b) ** 2) / (1 + ops.mean(a**2))",
             "ops.mean(ops.logsumexp(a @ ops.transpose(b), -1) - "

@@ -277,6 +277,9 @@ class _Judge:
     def step(self):
         case = self.case
         norms = self.samples and oracle.norms(self.samples)
+        broken = self.broken() if case.is_broken and norms is not None else None
+        if broken is not None:
+            self.x = broken
         # Of samples with a weight of 0 there may be many, and a step that is
         # too small is lost among the digits of the weights.
         some = norms is not None and norms[norms > 0]
@@ -302,11 +305,12 @@ class _Judge:
         trained = {id(v) for v in self.model.trainable_variables}
         variables = oracle.all_variables(self.model)
         is_trained = [id(v) in trained for v in variables]
-        changes = self.changes(norms, clip)
-        checks = [
-            self.compared("step", *self.moved(found, is_trained, changes)),
-            self.compared("loss", [loss], [self.loss]),
-        ]
+        changes = self.changes(norms, clip, broken is not None)
+        step = self.compared("step", *self.moved(found, is_trained, changes))
+        if broken is not None:
+            # The loss and what the layers keep are no numbers, either.
+            return [step]
+        checks = [step, self.compared("loss", [loss], [self.loss])]
         of_batch = any(
             getattr(layer, "of_batch", False)
             for layer in self.model._flatten_layers()
@@ -341,11 +345,21 @@ class _Judge:
             self.put_back()
         return False
 
-    def changes(self, norms, clip):
+    def broken(self):
+        """Return inputs of which the first is NaN; None: it vanishes."""
+        x = np.array(self.x)
+        x[0] = np.nan
+        batch = self.model, x, self.y, self.sample_weight
+        first = oracle.contributions(*batch, [0], copies=self.copies)
+        return None if np.isfinite(oracle.norms(first)).all() else x
+
+    def changes(self, norms, clip, is_broken=False):
         """What the aggregation adds to Keras's gradient, per variable."""
         if not self.case.clips or norms is None:
             return [0.0] * len(self.model.trainable_variables)
         weights = np.minimum(1, clip / np.maximum(norms, 1e-30)) - 1
+        if is_broken:
+            weights[0] = -1
         return [
             0.0
             if column[0] is None

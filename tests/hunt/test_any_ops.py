@@ -4,7 +4,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.keras_internals.graph_nodes import Definitions
-from keras_pergrad.samples.types.tensor_types import At
+from keras_pergrad.samples.types.tensor_types import At, Mixed
 from keras_pergrad.samples.types.typing import Typing
 from tests.hunt import any_ops
 
@@ -12,7 +12,7 @@ DRAWS = 30
 
 
 def _faults():
-    draws = [any_ops.draw(0, k, effects=False) for k in range(DRAWS)]
+    draws = [any_ops.draw(0, k) for k in range(DRAWS)]
     return [fault for one in draws for fault in one]
 
 
@@ -36,14 +36,52 @@ def test_an_internal_error_is_found(monkeypatch):
     assert any("TypeError" in fault for fault in _faults())
 
 
-def test_an_axis_that_is_no_scalar_is_no_internal_error():
+def _typed(make):
+    """Return (typing, made): what `make` makes of samples, (N, 4)."""
     graph = tf.Graph()
     with graph.as_default():
         given = tf.compat.v1.placeholder(tf.float32, (any_ops.N, 4))
-        table, axis = tf.ones((4, 4)), tf.constant(np.zeros((2,), np.int32))
-        made = tf.raw_ops.Cumsum(x=table, axis=axis)
-        tf.add(given, made[0])
+        made = make(given)
     typing = Typing(Definitions(graph), any_ops.N, True)
     typing.give_input(given, At(0))
     typing.run_in_place(graph.get_operations())
+    return typing, made
+
+
+def test_an_axis_that_is_no_scalar_is_no_internal_error():
+    axis = np.zeros((2,), np.int32)
+    typing, _ = _typed(
+        lambda x: x + tf.raw_ops.Cumsum(x=tf.ones((4, 4)), axis=axis)[0]
+    )
     assert not typing.failures
+
+
+def test_indices_of_more_axes_than_there_are_is_no_internal_error():
+    ids = np.zeros((4, 4), np.int32)
+    typing, _ = _typed(
+        lambda x: tf.raw_ops.TensorScatterSub(
+            tensor=x, indices=ids, updates=tf.ones(4)
+        )
+    )
+    (failure,) = typing.failures
+    assert failure.why == "replaces some of the samples"
+
+
+def test_what_is_read_through_an_unknown_handle_is_unknown():
+    def read(x):
+        stack = tf.raw_ops.StackV2(max_size=3, elem_type=tf.float32)
+        tf.raw_ops.StackPushV2(handle=stack, elem=x)
+        return tf.raw_ops.ReadVariableOp(resource=stack, dtype=tf.float32)
+
+    typing, made = _typed(read)
+    assert isinstance(typing.of(made), Mixed)
+
+
+def test_what_is_read_from_a_variable_is_known():
+    def read(x):
+        handle = tf.compat.v1.placeholder(tf.resource, [])
+        value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32)
+        return x + tf.ensure_shape(value, [4])
+
+    typing, made = _typed(read)
+    assert typing.of(made) == At(0)

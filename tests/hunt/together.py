@@ -14,7 +14,11 @@ _OFTEN = {
         "softmax_second",
         "doubled_concat",
         "delayed",
+        "places_before",
+        "rows_of_few",
+        "rows_of_few",
     ),
+    layers.KeepsTogether: ("queued",),
     layers.TurnsTogether: (
         "until_small",
         "sum_of_counts",

@@ -3,7 +3,15 @@
 Each lets some mixing of samples pass for none.
 """
 
-from keras_pergrad.samples.types import call_rules, elementwise_rules
+from keras_pergrad.samples import inherited_methods
+from keras_pergrad.samples.types import (
+    call_rules,
+    elementwise_rules,
+    own_indices,
+    typing,
+)
+from keras_pergrad.samples.types.divisors import Divisors
+from keras_pergrad.samples.types.every_number import EveryNumber
 from keras_pergrad.samples.types.size_rules import Sizes
 from keras_pergrad.samples.types.tensor_types import (
     BY_SIZE,
@@ -103,8 +111,16 @@ def _forgotten(right):
     return lambda self, op, types: None
 
 
+def _always(answer):
+    return lambda right: lambda *args: answer
+
+
 def _rule(name, ops, make):
     return Fault(name, RULES, ops, make, is_pure=True)
+
+
+def _answer(name, owner, attribute, answer):
+    return Fault(name, owner, attribute, _always(answer), is_pure=True)
 
 
 def _other(name, owner, attribute, make):
@@ -146,4 +162,34 @@ TYPE_FAULTS = [
         _values_forgotten,
     ),
     _other("assignments forgotten", State, "assign", _forgotten),
+    _answer(
+        "ops that may keep state in their own way accepted",
+        typing,
+        "keeps_unknown",
+        False,
+    ),
+    _answer(
+        "numbers known for one number of samples accepted",
+        EveryNumber,
+        "_is_regular",
+        True,
+    ),
+    _answer(
+        "places taken to be within a sample's block",
+        own_indices,
+        "_are_below",
+        True,
+    ),
+    _answer(
+        "a subclass taken for the class",
+        inherited_methods,
+        "own_method",
+        None,
+    ),
+    _other(
+        "factors of a loss's terms not compared",
+        Divisors,
+        "_applied",
+        _always(("*", 0)),
+    ),
 ]

@@ -97,7 +97,7 @@ def _counts(op, k, sizes):
     if ids is None:
         return counted
     for axis, length in enumerate(ids.shape[:-1]):
-        for target in range(ids.shape[-1]):
+        for target in range(min(ids.shape[-1], len(sizes))):
             whole = length == sizes[target] == op.n
             if whole and (ids[..., target] == _steps(ids, axis)).all():
                 counted[axis] = target

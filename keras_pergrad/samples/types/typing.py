@@ -401,6 +401,10 @@ class Typing:
     def _read(self, op):
         """Type what a variable holds; whether nothing is left to do."""
         handle = op.inputs[0]
+        if isinstance(self.of(handle), Mixed):
+            # It is not known what is behind it.
+            self._set(op, self.of(handle))
+            return True
         held, flags = self.state.held(handle), self.state.flags(handle)
         if op.type == "ReadVariableOp":
             self._set(op, held.flagged(flags))

@@ -53,7 +53,7 @@ DRAWS = _ADVANCE | op_types(
     "TruncatedNormal UniformCandidateSampler"
 )
 #: Ops that tell something outside of the step, which no op reads.
-_TELL = op_types(
+TELL = op_types(
     "Assert DisableCopyOnRead FlushSummaryWriter PrintV2 WriteAudioSummary "
     "WriteGraphSummary WriteHistogramSummary WriteImageSummary "
     "WriteRawProtoSummary WriteScalarSummary WriteSummary"
@@ -65,7 +65,7 @@ _FROM_INPUTS = op_types(
     "CudnnRNNV2 CudnnRNNV3 DeepCopy DeviceIndex Empty GuaranteeConst "
     "StatelessRandomGetAlg Timestamp VarIsInitializedOp"
 )
-_KNOWN = ASSIGN | READS | DRAWS | _TELL | _FROM_INPUTS
+_KNOWN = ASSIGN | READS | DRAWS | TELL | _FROM_INPUTS
 #: Ops without state of their own that read files: the step may have them.
 _FILES = op_types("MatchingFiles ReadFile")
 

@@ -65,7 +65,15 @@ class Words(Own):
 class Numbers(Own):
     """Vectors of whole numbers (n, t)."""
 
-    FORMS = ("lookup", "hashing", "bucket", "crossed", "modulo", "embedded")
+    FORMS = (
+        "lookup",
+        "hashing",
+        "bucket",
+        "crossed",
+        "modulo",
+        "embedded",
+        "encoded",
+    )
 
     def build(self, shape):
         self.k = self.weight(7, 3)
@@ -74,6 +82,7 @@ class Numbers(Own):
             "lookup": lambda: layers.IntegerLookup(vocabulary=[0, 1, 2, 3]),
             "hashing": lambda: layers.Hashing(7),
             "embedded": lambda: layers.Embedding(5, 3),
+            "encoded": lambda: layers.CategoryEncoding(7, "one_hot"),
         }.get(self.form, lambda: None)()
 
     def call(self, ids):
@@ -89,6 +98,7 @@ class Numbers(Own):
             ),
             "modulo": lambda: tf.gather(k, tf.math.floormod(3 * ids, 7)),
             "embedded": lambda: self.ids(ids) * k[0],
+            "encoded": lambda: tf.cast(self.ids(ids), k.dtype) @ k,
         }[self.form]()
 
 
@@ -105,10 +115,18 @@ class IdsTogether(Own):
         "rows_of_others",
         "segments",
         "moments",
+        "subclass",
     )
 
     def build(self, shape):
         self.k = self.weight(7, 3)
+
+        class Centred(keras.layers.CategoryEncoding):
+            def call(self, ids):
+                found = super().call(ids)
+                return found - tf.reduce_mean(found, 0)
+
+        self.encoding = Centred(7, "one_hot")
 
     def call(self, ids):
         k = tf.convert_to_tensor(self.k)
@@ -141,6 +159,7 @@ class IdsTogether(Own):
             "unique": unique,
             "rows_of_others": lambda: rows * tf.gather(rows, ids[:, 0] % n),
             "segments": segments,
+            "subclass": lambda: tf.cast(self.encoding(ids), k.dtype) @ k,
             "moments": lambda: (
                 rows
                 * (1 + tf.cast(ids, k.dtype)[..., None])

@@ -17,11 +17,13 @@ class KeepsTogether(Own):
         "row",
         "scattered",
         "largest",
+        "queued",
     )
 
     def build(self, shape):
         self.k = self.weight(shape[-1])
         self.kept = tf.Variable(tf.fill([shape[-1]], 0.1), trainable=False)
+        self.queue = tf.queue.FIFOQueue(9, [tf.float32], [[shape[-1]]])
 
     def call(self, x):
         kept, k = self.kept, tf.convert_to_tensor(self.k)
@@ -36,6 +38,10 @@ class KeepsTogether(Own):
             kept.assign_add(mean)
             return i + 1, total
 
+        def queue():
+            self.queue.enqueue(mean)
+            kept.assign(self.queue.dequeue())
+
         {
             "mean": lambda: kept.assign(0.5 * kept + mean),
             "added": lambda: kept.assign_add(mean),
@@ -47,6 +53,7 @@ class KeepsTogether(Own):
             ),
             "in_function": lambda: tf.function(assign)(),
             "row": lambda: kept.assign(tf.cast(rows[0], kept.dtype)),
+            "queued": queue,
             "scattered": lambda: kept.scatter_nd_update([[0]], mean[:1]),
             "largest": lambda: kept.assign(
                 tf.cast(tf.reduce_max(rows, 0), kept.dtype)

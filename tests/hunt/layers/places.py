@@ -29,6 +29,8 @@ class Lies(Own):
         "tiled",
         "one_behind_another",
         "blocks",
+        "own_row",
+        "own_places",
     )
 
     def build(self, shape):
@@ -60,6 +62,13 @@ class Lies(Own):
             both = tf.stack([x, tf.sin(x)], 0)
             both = tf.tanh(tf.reshape(both, [-1, d]) @ k)
             return tf.reduce_sum(tf.reshape(both, [2, -1, t, d]), 0)
+
+        def places():
+            flat, first = tf.reshape(x, [-1, d]), tf.range(tf.shape(x)[0]) * t
+            own = tf.cast(tf.abs(x[..., 0]) * 9, tf.int32) % t
+            ids = tf.reshape(first[:, None] + own, [-1])
+            sums = tf.math.unsorted_segment_sum(flat @ k, ids, tf.size(ids))
+            return tf.reshape(sums, [-1, t, d])
 
         def behind():
             both = tf.concat([x, tf.cos(x)], 0) @ k + b
@@ -117,6 +126,8 @@ class Lies(Own):
             ),
             "one_behind_another": behind,
             "blocks": blocks,
+            "own_row": lambda: tf.gather(x @ k, tf.range(tf.shape(x)[0])),
+            "own_places": places,
         }[self.form]()
 
 
@@ -148,6 +159,8 @@ class LiesTogether(Own):
         "first_row",
         "delayed",
         "rows_backwards",
+        "rows_of_few",
+        "places_before",
     )
 
     def build(self, shape):
@@ -168,6 +181,13 @@ class LiesTogether(Own):
             image = tf.expand_dims(turned, -1)
             kernel = tf.ones([2, 1, 1], x.dtype)
             return tf.transpose(tf.nn.conv1d(image, kernel, 1, "SAME")[..., 0])
+
+        def before():
+            flat, first = tf.reshape(h, [-1]), tf.range(n) * width
+            own = tf.cast(tf.abs(h) * 9, tf.int32) % (2 * width) - width
+            ids = tf.reshape(first[:, None] + own, [-1])
+            sums = tf.math.unsorted_segment_sum(flat, ids, n * width)
+            return h + tf.reshape(sums, [n, width])
 
         gram = tf.nn.softmax(h @ turned)
         found = {
@@ -208,6 +228,11 @@ class LiesTogether(Own):
             "first_row": lambda: h * (1 + h[:1]),
             "delayed": lambda: h + tf.concat([tf.zeros_like(h[:1]), h[:-1]], 0),
             "rows_backwards": lambda: rows(tf.range(n - 1, -1, -1)),
+            # For many samples each row is its own.
+            "rows_of_few": lambda: rows(
+                tf.where(n > 9, tf.range(n), n - 1 - tf.range(n))
+            ),
+            "places_before": before,
             "first_of_all": lambda: rows(tf.zeros([n], tf.int32)),
             "flat_product": lambda: (
                 h * tf.reshape(tf.reduce_prod(1 + h / 4, 0), [1, -1])

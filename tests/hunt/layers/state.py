@@ -18,12 +18,14 @@ class Keeps(Own):
         "assigned",
         "counter_of_samples",
         "after",
+        "part",
     )
 
     def build(self, shape):
         self.k = self.weight(shape[-1])
         self.count = self.weight(scale=0.0, trainable=False)
         self.plain = tf.Variable(0.0, trainable=False)
+        self.row = tf.Variable([0.0, 0.0], trainable=False)
         self.mean = self.weight(shape[-1], scale=0.0, trainable=False)
         # Their values depend on how the batch is cut into microbatches.
         self.of_batch = self.form in ("moving", "counter_of_samples")
@@ -34,6 +36,8 @@ class Keeps(Own):
         if training:
             if self.form == "plain":
                 self.plain.assign_add(1.0)
+            elif self.form == "part":
+                self.row[:1].assign([1.0])
             elif self.form == "moving":
                 axes = list(range(len(x.shape) - 1))
                 now = ops.cast(ops.mean(x, axes), self.mean.dtype)
