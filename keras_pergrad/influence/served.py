@@ -77,5 +77,5 @@ class _OneByOne:
         self._batches = batches
 
     def __iter__(self):
-        for batch in self._batches:
-            yield from batches_of(*batch, 1)
+        for x, y, sample_weight in self._batches:
+            yield from batches_of(x, y, sample_weight, 1)

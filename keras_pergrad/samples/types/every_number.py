@@ -119,7 +119,8 @@ class EveryNumber:
         numbers = [v.astype(np.int64) for v in numbers]
         if op.type == "Mul":
             most = limits(op.outputs[0].dtype)[1]
-            return _is_small(*numbers, self._n, most)
+            first, second = numbers
+            return _is_small(first, second, self._n, most)
         if op.type in _QUOTIENTS and not self._divides(*numbers):
             return False
         return _CONDITIONS[op.type](*numbers, self._n)
