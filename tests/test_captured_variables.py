@@ -112,7 +112,9 @@ def test_all_aggregations_are_here():
     classes = {type(m.aggregation) for m in map(kpg.modes.get, MODES.values())}
     registered = dict(kpg.aggregation.aggregations.items())
     del registered["private_mean"]
-    assert set(registered.values()) <= classes
+    # Other tests register aggregations of their own.
+    own = {c for c in registered.values() if c.__module__.startswith("keras_")}
+    assert own <= classes
 
 
 @pytest.mark.parametrize(

@@ -244,7 +244,7 @@ def _limit(net, n, mode):
 
 
 def test_what_fits_finds_the_largest_batch(monkeypatch):
-    monkeypatch.setattr(finding, "resident_bytes", lambda: 10**9)
+    monkeypatch.setattr(finding, "bytes_in_use", lambda: 10**9)
     net = _net(optimizer="sgd", loss="mse")
     memory = 10**9 + _limit(net, 5000, "batch")
     found = kpg.what_fits(net, memory, "batch")
@@ -262,7 +262,7 @@ def test_what_fits_finds_the_largest_batch(monkeypatch):
 
 @pytest.mark.slow
 def test_what_fits_finds_the_largest_microbatch(monkeypatch):
-    monkeypatch.setattr(finding, "resident_bytes", lambda: 10**9)
+    monkeypatch.setattr(finding, "bytes_in_use", lambda: 10**9)
     net = _net(optimizer="sgd", loss="mse")
     inner = kpg.Vectorized(kpg.ClippedMean(1.0))
     mode = kpg.Accumulated(inner=inner)
@@ -279,7 +279,7 @@ def test_what_fits_finds_the_largest_microbatch(monkeypatch):
 
 
 def test_nothing_fits(monkeypatch):
-    monkeypatch.setattr(finding, "resident_bytes", lambda: 10**9)
+    monkeypatch.setattr(finding, "bytes_in_use", lambda: 10**9)
     found = kpg.what_fits(_net(optimizer="sgd", loss="mse"), "900MB")
     assert found.size is None
     assert "Nothing fits into 900.0 MB: a batch of one sample" in str(found)

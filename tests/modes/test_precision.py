@@ -160,7 +160,7 @@ def _cut(tensor):
 
 
 @pytest.fixture
-def tf32(monkeypatch):
+def tf32(monkeypatch, ten_bits):
     """Dense layers whose products are of ten bits, but for a sample alone.
 
     So on a GPU, where the sizes of a product choose its algorithm.
