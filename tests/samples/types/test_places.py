@@ -63,7 +63,9 @@ def _fit(act, column):
 @pytest.mark.parametrize("name", ACTS)
 def test_places_that_follow_the_number_are_refused(name):
     # A remainder proves nothing of a place: the op that takes it is refused.
-    with pytest.raises(ValueError, match="mixes the samples|takes a size that"):
+    with pytest.raises(
+        ValueError, match=r"mixes the samples|takes a size that"
+    ):
         _fit(ACTS[name], lambda n: (n - 1) % 4)
 
 
