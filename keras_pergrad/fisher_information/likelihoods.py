@@ -15,6 +15,7 @@ from keras_pergrad.keras_internals.model_parts import (
     trace_symbolically,
 )
 from keras_pergrad.keras_internals.model_state import random_state_kept
+from keras_pergrad.keras_internals.op_marks import same_for_all
 
 CATEGORICAL = "categorical"
 BERNOULLI = "bernoulli"
@@ -168,21 +169,28 @@ class Likelihood:
         """
         if outputs.shape.rank == 1:
             raise NoLikelihood("an output without an axis of channels")
+        found = self._weights("sum", outputs, sample_weight)
+        # Keras divides them all by one number, perhaps a sum over others.
+        mean = self._weights(self.reduction, outputs, sample_weight)
+        total, whole = (tf.reduce_sum(tf.abs(w)) for w in (mean, found))
+        found *= same_for_all(tf.math.divide_no_nan(total, whole))
+        channels = tf.cast(tf.shape(outputs)[-1], outputs.dtype)
+        over = {CATEGORICAL: 1, BERNOULLI: channels, GAUSSIAN: channels / 2}
+        n = tf.cast(tf.shape(outputs)[0], outputs.dtype)
+        return n / over[self.kind] * found
+
+    def _weights(self, reduction: Any, outputs, sample_weight):
+        """Return by what Keras multiplies the values of each position."""
         values = tf.ones_like(outputs[..., 0])
         with tf.GradientTape() as tape:
             tape.watch(values)
             held = tf.identity(values)
             if mask_of(outputs) is not None:
                 set_mask(held, mask_of(outputs))
-            reduction: Any = self.reduction
             loss: Any = _OfValues("values", reduction)(
                 values, held, sample_weight
             )
-        found = tf.cast(tape.gradient(loss, values), outputs.dtype)
-        channels = tf.cast(tf.shape(outputs)[-1], outputs.dtype)
-        over = {CATEGORICAL: 1, BERNOULLI: channels, GAUSSIAN: channels / 2}
-        n = tf.cast(tf.shape(outputs)[0], outputs.dtype)
-        return n / over[self.kind] * found
+        return tf.cast(tape.gradient(loss, values), outputs.dtype)
 
     def _cross_entropy(self, labels, outputs):
         whole = labels.shape.rank == outputs.shape.rank
