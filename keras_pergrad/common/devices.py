@@ -59,12 +59,6 @@ def accelerators():
     return devices
 
 
-def may_use_tf32():
-    """Whether float32 products may be made of factors of ten bits (TF32)."""
-    allowed = tf.config.experimental.tensor_float_32_execution_enabled()
-    return allowed and bool(accelerators())
-
-
 def chosen(devices):
     """Return the names of the devices asked for; None: of each accelerator."""
     present = [device.name for device in accelerators()]

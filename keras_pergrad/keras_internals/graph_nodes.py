@@ -81,7 +81,7 @@ class Nodes:
     def call_functions(self, definition_of):
         """Let nodes whose op is a function's name be ordinary calls of it."""
         for name, node in self.by_name.items():
-            if op_def_registry.get(node.op) is not None:
+            if op_definition(node.op) is not None:
                 continue
             definition = definition_of(node.op)
             if definition is None:
@@ -158,9 +158,14 @@ def tensor_name(text):
     return text.rsplit(":", 1)[0], text
 
 
+def op_definition(op_type):
+    """Return the `OpDef` of a type of op, or None."""
+    return op_def_registry.get(op_type)
+
+
 def only_computes(op_type):
     """Whether ops of a type are known to TensorFlow and keep no state."""
-    definition = op_def_registry.get(op_type)
+    definition = op_definition(op_type)
     return definition is not None and not definition.is_stateful
 
 

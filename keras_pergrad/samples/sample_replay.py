@@ -10,8 +10,9 @@ import dataclasses
 import keras
 import tensorflow as tf
 
-from keras_pergrad.common import devices, refusal_messages
+from keras_pergrad.common import refusal_messages
 from keras_pergrad.keras_internals import draws as draws_module
+from keras_pergrad.keras_internals import tensor_float
 from keras_pergrad.keras_internals.batches import is_composite
 from keras_pergrad.keras_internals.loss_tensors import loss_tensors
 from keras_pergrad.keras_internals.model_parts import (
@@ -260,4 +261,4 @@ def _is_coarse(layer):
     types = {getattr(x, "compute_dtype", None) for x in _layers_in(layer)}
     if types.intersection(_HALF):
         return True
-    return types != {"float64"} and devices.may_use_tf32()
+    return types != {"float64"} and tensor_float.may_act()

@@ -16,7 +16,7 @@ from keras_pergrad.analysis.placement import (
 )
 from keras_pergrad.analysis.placement import graph as graphs
 from keras_pergrad.common.devices import short_name
-from keras_pergrad.keras_internals import op_watch, tf_context
+from keras_pergrad.keras_internals import graph_nodes, op_watch, tf_context
 
 NOTE = (
     "run_eagerly=True: ops were seen one by one as they ran, those of a "
@@ -70,7 +70,7 @@ def _device(tensors):
 
 def _definition(op_type, attrs, scope):
     definition = tf.compat.v1.NodeDef(op=op_type, name=f"{scope}{op_type}")
-    known = op_watch.op_definition(op_type)
+    known = graph_nodes.op_definition(op_type)
     kinds = {a.name: a.type for a in known.attr} if known else {}
     for key, value in zip((attrs or ())[::2], (attrs or ())[1::2]):
         key = key.decode() if isinstance(key, bytes) else key

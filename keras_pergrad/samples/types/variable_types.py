@@ -5,7 +5,7 @@ import functools
 
 import tensorflow as tf
 
-from keras_pergrad.keras_internals.op_watch import op_definition
+from keras_pergrad.keras_internals.graph_nodes import op_definition
 from keras_pergrad.samples.types.tensor_types import (
     FREE,
     TRAINED,
