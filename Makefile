@@ -10,7 +10,7 @@ WORKERS ?= 2
 TESTS ?= tests
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: setup demo test test-slow test-exhaustive test-timing test-gpu test-oldest test-cpu-wheel \
+.PHONY: setup demo test test-rest test-all prices test-exhaustive test-timing test-gpu test-oldest test-cpu-wheel \
 	test-nightly hunt hunt-proof lint format docs notebooks outputs bench bench-venvs clean
 
 setup: $(READY)
@@ -32,15 +32,27 @@ $(DEMO_READY): pyproject.toml $(CONSTRAINTS)
 demo: $(DEMO_READY)
 	$(BIN)/python examples/quickstart.py
 
-# A file's tests stay together: many share what a fixture has started.
+# The tests that fit into a few minutes, chosen by their prices (see
+# tests/tiers.py); all tests of some files with TESTS. A file's tests stay
+# together: many share what a fixture has started.
+TIER ?= $(if $(filter tests,$(TESTS)),quick,all)
+MARKS ?= not exhaustive and not timing
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 test: $(READY)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile \
-		-m "not slow and not exhaustive and not timing" $(TESTS)
+	$(PYTEST) --tier $(TIER) -m "$(MARKS)" $(TESTS)
 
-# The long ones; CI runs them, too.
-test-slow: $(READY)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile \
-		-m "slow and not exhaustive and not timing" $(TESTS)
+# The others. CI runs both.
+test-rest:
+	$(MAKE) test TIER=rest
+
+test-all:
+	$(MAKE) test TIER=all
+
+# What each test costs, on a machine with nothing else to do.
+prices: $(READY)
+	mkdir -p build/prices
+	$(PYTEST) --prices build/prices/ -m "$(MARKS)" tests
+	$(BIN)/python -m tests.tiers build/prices/*
 
 # Wide sweeps, which CI leaves out: before a release, and after a change of the
 # engine or of the types.
@@ -73,7 +85,7 @@ OLDEST_TESTS ?= tests/modes/test_witness.py tests/modes/test_corners.py \
 	tests/test_custom_step.py tests/privacy/test_training.py
 test-oldest:
 	$(MAKE) test VENV=.venv-oldest CONSTRAINTS=constraints/oldest.txt \
-		TESTS="$(OLDEST_TESTS)"
+		TESTS="$(OLDEST_TESTS)" MARKS="not slow and $(MARKS)"
 
 # The nightly Keras and TensorFlow, in an environment of its own. Both take the
 # places of the released ones, which other packages ask for by their names.
@@ -109,7 +121,7 @@ test-cpu-wheel: $(CPU_VENV)/.ready
 $(CPU_VENV)/.ready: pyproject.toml $(CONSTRAINTS)
 	test -x $(CPU_VENV)/bin/python || $(PYTHON) -m venv $(CPU_VENV)
 	$(CPU_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
-		-c $(CONSTRAINTS) keras numpy pytest pytest-xdist \
+		-c $(CONSTRAINTS) keras numpy pytest pytest-timeout pytest-xdist \
 		"$$(sed -n 's/^tensorflow==/tensorflow-cpu==/p' $(CONSTRAINTS))"
 	$(CPU_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
 		--no-deps -e .

@@ -8,9 +8,27 @@ import tensorflow as tf
 from keras_pergrad.aggregation import aggregations
 from keras_pergrad.modes.base import gradient_modes
 from keras_pergrad.samples.layer_rules import rule_registry
+from tests import tiers
 from tests.marks import is_cpu_only
 
 _HERE = pathlib.Path(__file__).parent
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--tier",
+        choices=["all", "quick", "rest"],
+        default="all",
+        help="all tests, the quick tier, or what it leaves out",
+    )
+    parser.addoption("--prices", help="a file for the price of each test")
+
+
+def pytest_configure(config):
+    if config.getoption("--tier") != "all":
+        config.pluginmanager.register(tiers.Tier(config.getoption("--tier")))
+    if config.getoption("--prices"):
+        config.pluginmanager.register(tiers.Meter(config.getoption("--prices")))
 
 
 def pytest_collection_modifyitems(items):

@@ -1,0 +1,163 @@
+"""Tests chosen by their measured price: `--tier quick`, `--tier rest`.
+
+The quick tier takes what fits into `BUDGET` processor seconds: first the
+cheapest test of every file and of every public name, then the others by
+price. It is the same on every machine. `--tier rest` runs what it leaves out.
+
+The prices stand in `prices.json`, in processor seconds for each function,
+the mean over its parameters; `make prices` measures them. A function with no
+price costs as much as its file's mean.
+"""
+
+import functools
+import inspect
+import json
+import os
+import pathlib
+import re
+import resource
+import time
+
+import pytest
+
+BUDGET = 480.0
+PRICES = pathlib.Path(__file__).with_name("prices.json")
+#: The price of a test in a file of which nothing is known.
+UNKNOWN = 1.0
+_HERE = pathlib.Path(__file__).parent
+_PUBLIC = re.compile(r"\bkpg((?:\.\w+)+)")
+
+
+class Tier:
+    """The tests of a tier alone, with a line on what it leaves out."""
+
+    def __init__(self, name):
+        self.name = name
+        self.left = None
+
+    @pytest.hookimpl(trylast=True)  # What `-m` leaves.
+    def pytest_collection_modifyitems(self, config, items):
+        prices = json.loads(PRICES.read_text())
+        chosen = quick(items, prices)
+        kept, left = [], []
+        for item in items:
+            inside = (item in chosen) == (self.name == "quick")
+            (kept if inside else left).append(item)
+        items[:] = kept
+        config.hook.pytest_deselected(items=left)
+        self.left = len(left), sum(price(item, prices) for item in left)
+
+    def pytest_sessionfinish(self, session):
+        if hasattr(session.config, "workeroutput"):
+            session.config.workeroutput["left"] = self.left
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node):
+        self.left = getattr(node, "workeroutput", {}).get("left", self.left)
+
+    def pytest_terminal_summary(self, terminalreporter):
+        if self.left and self.name == "quick":
+            count, seconds = self.left
+            terminalreporter.write_line(
+                f"{count} tests of about {seconds / 60:.0f} processor minutes "
+                "are left to `make test-all`."
+            )
+
+
+def quick(items, prices, budget=BUDGET):
+    """Return the set of the tests of the quick tier."""
+    costs = {item: price(item, prices) for item in items}
+    by_cost = sorted(items, key=lambda item: (costs[item], item.nodeid))
+    covered, chosen = set(), set()
+    for item in by_cost:
+        if tags(item) - covered:
+            covered |= tags(item)
+            chosen.add(item)
+    left = budget - sum(costs[item] for item in chosen)
+    for item in by_cost:
+        if item not in chosen and costs[item] <= left:
+            left -= costs[item]
+            chosen.add(item)
+    return chosen
+
+
+def price(item, prices):
+    """Return the processor seconds of a test."""
+    known = prices.get(_file(item), {})
+    mean = sum(known.values()) / len(known) if known else UNKNOWN
+    return known.get(_function(item), mean)
+
+
+def tags(item):
+    """Return what a test stands for: its file, the public names it uses."""
+    return {_file(item), *_public_names(getattr(item, "function", None))}
+
+
+@functools.cache
+def _public_names(function):
+    try:
+        return set(_PUBLIC.findall(inspect.getsource(function)))
+    except (OSError, TypeError):
+        return set()
+
+
+def _file(item):
+    path = item.path
+    return path.relative_to(
+        _HERE if _HERE in path.parents else _HERE.parent
+    ).as_posix()
+
+
+def _function(item):
+    return getattr(item, "originalname", None) or item.name
+
+
+class Meter:
+    """The processor seconds of each test, with those of its processes."""
+
+    def __init__(self, path):
+        worker = os.environ.get("PYTEST_XDIST_WORKER", "")
+        self.path = pathlib.Path(f"{path}{worker}")
+        self.seconds = {}
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item):
+        before = _processor_seconds()
+        result = yield
+        used = _processor_seconds() - before
+        file = self.seconds.setdefault(_file(item), {})
+        file.setdefault(_function(item), []).append(used)
+        return result
+
+    def pytest_sessionfinish(self):
+        self.path.write_text(json.dumps(self.seconds))
+
+
+def _processor_seconds():
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
+
+
+def collect(paths):
+    """Write `prices.json` from the files of `--prices`, a file a worker."""
+    together = {}
+    for path in paths:
+        for file, functions in json.loads(
+            pathlib.Path(path).read_text()
+        ).items():
+            for name, used in functions.items():
+                together.setdefault(file, {}).setdefault(name, []).extend(used)
+    means = {
+        file: {
+            name: round(sum(used) / len(used), 2)
+            for name, used in sorted(functions.items())
+        }
+        for file, functions in sorted(together.items())
+    }
+    PRICES.write_text(json.dumps(means, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    import sys
+
+    collect(sys.argv[1:])
