@@ -200,9 +200,8 @@ def compare_runs(
     extras.scipy_special()  # before the work
     aligned = alignment.align(log_dir, max_steps)
     grouping = Grouping(aligned.infos, by)
-    with aligned.opened():
-        data, apart = step_statistics.figures(aligned, grouping)
-        parted = divergence.divergences(aligned, grouping, tolerance)
+    data, apart = step_statistics.figures(aligned, grouping)
+    parted = divergence.divergences(aligned, grouping, tolerance)
     # Repeats that share no finite step say nothing about nondeterminism.
     repeats = grouping.repeats & np.isfinite(apart)
     return RunComparison(

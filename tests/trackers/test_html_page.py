@@ -7,7 +7,7 @@ import re
 import pytest
 
 import keras_pergrad as kpg
-from keras_pergrad.runs.health_reading import Histogram
+from keras_pergrad.runs.store import Histogram
 from keras_pergrad.trackers import drawing, html_page
 from tests.trackers.fits import fitted
 from tests.trackers.readings import INFO, PATHS, reading
