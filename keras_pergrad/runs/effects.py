@@ -215,4 +215,8 @@ def _by_f(apart, side, strata):
     if not freedom or not groups or not inner:
         return None
     value = (between / groups) / (inner / freedom)
-    return float(extras.scipy_special().fdtrc(groups, freedom, value))
+    return float(
+        extras.load("scipy.special", "Comparing runs").fdtrc(
+            groups, freedom, value
+        )
+    )
