@@ -10,7 +10,6 @@ from keras_pergrad.common.arguments import positive_integer
 from keras_pergrad.common.deprecation import former
 from keras_pergrad.runs import (
     alignment,
-    answer,
     divergence,
     effects,
     extras,
@@ -71,7 +70,7 @@ class RunComparison:
     @property
     def answer(self):
         """Whether seeds and nondeterminism normally make such differences."""
-        return answer.answer(self)
+        return findings.answer(self)
 
     @property
     def verdict(self):
