@@ -114,7 +114,7 @@ class RunWriter:
     array([2.])
     """
 
-    def __init__(self, log_dir, info):
+    def __init__(self, log_dir, info, resumes=False):
         self.directory = _path(log_dir, info.run)
         self._log_dir = os.fspath(log_dir)
         self._shapes = store.shapes(dataclasses.asdict(info))
@@ -129,6 +129,14 @@ class RunWriter:
                 f"directory with other files in it, such as {min(names)!r}. "
                 "Choose another name",
             )
+        path = os.path.join(self.directory, store.FILE)
+        try:
+            with self._as_os_error():
+                self._connection = store.connect(path, timeout=0)
+                self._take(info, resumes)
+        except BaseException:
+            self.close()
+            raise
 
     @classmethod
     def create(cls, log_dir, info):
@@ -143,7 +151,7 @@ class RunWriter:
             OSError: `log_dir` cannot be written.
             ValueError: the name cannot be that of a directory.
         """
-        return cls(log_dir, info)._begun(info, resumes=False)
+        return cls(log_dir, info, resumes=False)
 
     @classmethod
     def resume(cls, log_dir, info):
@@ -158,7 +166,7 @@ class RunWriter:
             FileExistsError: another process is writing the run.
             OSError: `log_dir` cannot be written.
         """
-        return cls(log_dir, info)._begun(info, resumes=True)
+        return cls(log_dir, info, resumes=True)
 
     def append(
         self,
@@ -230,6 +238,14 @@ class RunWriter:
         try:
             yield
         except (OSError, sqlite3.Error) as error:
+            if isinstance(error, FileExistsError) and not error.filename:
+                raise  # refused here
+            if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY:
+                raise FileExistsError(
+                    errno.EEXIST,
+                    f"The run {self.directory!r} is in use by another "
+                    "process. Give each run a `run_name` of its own",
+                ) from None
             raise OSError(
                 getattr(error, "errno", errno.EIO),
                 "`log_dir` expected a directory that can be written. Received: "
@@ -254,50 +270,30 @@ class RunWriter:
                 connection.execute("ROLLBACK")
             raise
 
-    def _begun(self, info, resumes):
-        """Take the run, and start it where it does not go on."""
-        try:
-            with self._as_os_error():
-                is_free = self._lock()
-            if not is_free:
-                raise FileExistsError(
-                    errno.EEXIST,
-                    f"The run {self.directory!r} is being written by another "
-                    "process. Give each run a `run_name` of its own",
-                )
-            with self._as_os_error():
-                known = store.info_of(self._connection, self.directory)
-            if known is None or not resumes:
-                self._start(info, known)
-            else:
-                self._require_same(known, info)
-        except BaseException:
-            self.close()
-            raise
-        return self
+    def _take(self, info, resumes):
+        """Keep other writers out; start the run, or go on with it."""
+        connection = self._connection
+        # Takes a third of the time of making and removing the journal.
+        connection.execute("PRAGMA journal_mode = TRUNCATE")
+        connection.execute("BEGIN IMMEDIATE")
+        connection.execute(f"PRAGMA busy_timeout = {1000 * store.PATIENCE}")
+        known = store.info_of(connection, self.directory)
+        if known is not None and resumes:
+            self._require_same(known, info)
+            return
+        if known is not None:
+            self._require_empty(info)
+        with self._transaction() as execute:
+            for table in ("info", "records"):
+                execute(f"DROP TABLE IF EXISTS {table}")
+            for statement in store.SCHEMA:
+                execute(statement)
+            execute("INSERT INTO info VALUES (?)", [info.to_json()])
 
-    def _lock(self):
-        """Return whether no other process writes the run."""
-        path = os.path.join(self.directory, store.FILE)
-        try:
-            self._connection = store.connect(path, timeout=0)
-            # Takes a third of the time of making and removing the journal.
-            self._connection.execute("PRAGMA journal_mode = TRUNCATE")
-            self._connection.execute("BEGIN IMMEDIATE")
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY:
-                raise
-            return False
-        patience = f"PRAGMA busy_timeout = {1000 * store.PATIENCE}"
-        self._connection.execute(patience)
-        return True
-
-    def _start(self, info, known):
-        with self._as_os_error():
-            count = 0
-            if known is not None:
-                count = self._connection.execute("SELECT count(*) FROM records")
-                count = count.fetchone()[0]
+    def _require_empty(self, info):
+        """Refuse to start a run that has records."""
+        count = self._connection.execute("SELECT count(*) FROM records")
+        count = count.fetchone()[0]
         if count:
             raise FileExistsError(
                 errno.EEXIST,
@@ -307,12 +303,6 @@ class RunWriter:
                 "weights and pass `initial_epoch` to fit(), as "
                 "keras.callbacks.BackupAndRestore does",
             )
-        with self._as_os_error(), self._transaction() as execute:
-            for table in ("info", "records"):
-                execute(f"DROP TABLE IF EXISTS {table}")
-            for statement in store.SCHEMA:
-                execute(statement)
-            execute("INSERT INTO info VALUES (?)", [info.to_json()])
 
     def _require_same(self, old, info):
         """Refuse to resume a run that measured something else."""
