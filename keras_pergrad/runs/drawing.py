@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from html import escape
 from typing import NamedTuple
 
+import numpy as np
+
 from keras_pergrad.runs import extras
 
 # A figure's size, and where its axes begin.
@@ -28,10 +30,10 @@ _COLORS, _DASHES = ("#2458c0", "#b8500a", "#14765a"), ("-", "--", ":")
 class Line(NamedTuple):
     """A line over the steps, NaN for a gap, with a band around it or not."""
 
-    values: Sequence[float]
+    values: Sequence[float] | np.ndarray
     label: str = ""
-    low: Sequence[float] | None = None
-    high: Sequence[float] | None = None
+    low: Sequence[float] | np.ndarray | None = None
+    high: Sequence[float] | np.ndarray | None = None
 
     def drawn(self):
         """Return every value that is drawn."""

@@ -92,8 +92,8 @@ class RunInfo:
 class RunWriter:
     """Appends records to one run.
 
-    Make one by `create` or `resume`. The run belongs to the writer until
-    `close`: another process may read it, but not write it.
+    Make one by `create` or `resume`, which set `resumes`. The run belongs to
+    the writer until `close`: another process may read it, but not write it.
 
     Example:
 
