@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from keras_pergrad.runs.divergence import Divergence
     from keras_pergrad.runs.effects import Effect
     from keras_pergrad.runs.findings import Finding
-    from keras_pergrad.runs.health_reading import HealthReading, Histogram
+    from keras_pergrad.runs.store import HealthReading, Histogram
 else:
     from keras_pergrad.common.lazy_names import lazy
 
@@ -92,7 +92,7 @@ else:
             "runs.divergence": ("Divergence",),
             "runs.effects": ("Effect",),
             "runs.findings": ("Finding",),
-            "runs.health_reading": ("HealthReading", "Histogram"),
+            "runs.store": ("HealthReading", "Histogram"),
         },
         below="keras_pergrad",
     )

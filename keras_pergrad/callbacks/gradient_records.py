@@ -8,8 +8,8 @@ from keras_pergrad.analysis.measurement.run_description import describe
 from keras_pergrad.analysis.measurement.run_log import RunLog
 from keras_pergrad.keras_internals import callback_list
 from keras_pergrad.keras_internals.running_fit import running_fit
-from keras_pergrad.trackers.guarded import Guarded
 from keras_pergrad.trackers.html_page import Page
+from keras_pergrad.trackers.tracker import Guarded
 
 
 class GradientRecords:

@@ -43,7 +43,7 @@ from keras_pergrad.keras_internals.running_fit import running_fit
 from keras_pergrad.keras_internals.strategies import out_of_scope
 from keras_pergrad.keras_internals.train_function import Wrapped
 from keras_pergrad.runs import GradientSketch
-from keras_pergrad.trackers.guarded import checked
+from keras_pergrad.trackers.tracker import checked
 
 
 class GradientVariance(keras.callbacks.Callback):

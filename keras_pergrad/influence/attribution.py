@@ -21,7 +21,7 @@ from keras_pergrad.influence.in_weight_space import (
     exact,
     kronecker,
 )
-from keras_pergrad.influence.picture import page, rows_of
+from keras_pergrad.influence.page import page, rows_of
 from keras_pergrad.influence.projected import (
     Projected,
     samples_of,

@@ -1,7 +1,6 @@
 """Run records on disk, and their comparison."""
 
-from keras_pergrad.runs.export import export
-from keras_pergrad.runs.recording import RunInfo, RunWriter
+from keras_pergrad.runs.recording import RunInfo, RunWriter, export
 from keras_pergrad.runs.sketch import GradientSketch
 from keras_pergrad.runs.store import (
     Run,

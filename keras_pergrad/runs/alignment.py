@@ -1,6 +1,5 @@
 """The runs that are compared, and the steps at which they are compared."""
 
-import contextlib
 import dataclasses
 import os
 import warnings
@@ -46,14 +45,6 @@ class AlignedRuns:
     def variables(self):
         """The variables' paths, as the first run has them."""
         return [v["path"] for v in self.runs[0].info["variables"]]
-
-    @contextlib.contextmanager
-    def opened(self):
-        """Keep the runs' files open."""
-        with contextlib.ExitStack() as stack:
-            for run in self.runs:
-                stack.enter_context(run.opened())
-            yield
 
     def scalars(self, name):
         """Return a scalar of every step and run, (T, R); NaN for none."""

@@ -10,13 +10,10 @@ from keras_pergrad.common.arguments import positive_integer
 from keras_pergrad.common.deprecation import former
 from keras_pergrad.runs import (
     alignment,
-    answer,
-    charts,
     divergence,
     effects,
     extras,
     findings,
-    page,
     report,
     step_statistics,
     store,
@@ -73,7 +70,7 @@ class RunComparison:
     @property
     def answer(self):
         """Whether seeds and nondeterminism normally make such differences."""
-        return answer.answer(self)
+        return findings.answer(self)
 
     @property
     def verdict(self):
@@ -86,7 +83,7 @@ class RunComparison:
     __repr__ = __str__
 
     def _repr_html_(self):
-        return page.fragment(self)
+        return report.content(self)
 
     def plot(self, axes=None):
         """Draw norm, distances, variance and cosine over the steps.
@@ -100,7 +97,7 @@ class RunComparison:
         Raises:
             ImportError: matplotlib is not installed.
         """
-        return charts.plot(self, axes)
+        return report.plot(self, axes)
 
     def to_html(self, path):
         """Write one page that needs no other file and no network.
@@ -110,11 +107,8 @@ class RunComparison:
 
         Returns:
             The path.
-
-        Raises:
-            ImportError: matplotlib is not installed.
         """
-        document = page.document(self)
+        document = report.document(self)
         with open(path, "w", encoding="utf-8") as file:
             file.write(document)
         return os.fspath(path)
@@ -197,12 +191,11 @@ def compare_runs(
         )
     max_steps = positive_integer("max_steps", max_steps)
     _require_no_directory(log_dir, by)
-    extras.scipy_special()  # before the work
+    extras.load("scipy.special", "Comparing runs")  # before the work
     aligned = alignment.align(log_dir, max_steps)
     grouping = Grouping(aligned.infos, by)
-    with aligned.opened():
-        data, apart = step_statistics.figures(aligned, grouping)
-        parted = divergence.divergences(aligned, grouping, tolerance)
+    data, apart = step_statistics.figures(aligned, grouping)
+    parted = divergence.divergences(aligned, grouping, tolerance)
     # Repeats that share no finite step say nothing about nondeterminism.
     repeats = grouping.repeats & np.isfinite(apart)
     return RunComparison(

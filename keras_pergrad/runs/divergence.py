@@ -7,7 +7,7 @@ import numpy as np
 # Below this share of the whole gradient's norm a variable's own norm is no
 # yardstick: a bias whose gradient is only rounding would always differ.
 _LEAST_SHARE = 1e-3
-_NUMBERS_AT_ONCE = 2**21
+_NUMBERS_AT_ONCE = 2**23
 _MOST_NAMED = 5
 
 

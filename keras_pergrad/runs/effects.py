@@ -56,6 +56,13 @@ class Effect:
     besides: list[str] = dataclasses.field(default_factory=list)
 
     @property
+    def compared(self):
+        """Whether the runs that share a step tell chance from an effect."""
+        if math.isnan(self.distance) or self.yardstick is None:
+            return not math.isnan(self.distance)
+        return self.floor == 0 or self.probability is not None
+
+    @property
     def real(self):
         """Whether the groups differ beyond the yardstick."""
         if self.yardstick is None or self.confounded or not self.ratio > 1:
@@ -215,4 +222,8 @@ def _by_f(apart, side, strata):
     if not freedom or not groups or not inner:
         return None
     value = (between / groups) / (inner / freedom)
-    return float(extras.scipy_special().fdtrc(groups, freedom, value))
+    return float(
+        extras.load("scipy.special", "Comparing runs").fdtrc(
+            groups, freedom, value
+        )
+    )

@@ -3,16 +3,6 @@
 import importlib
 
 
-def scipy_special():
-    """Return `scipy.special`."""
-    return load("scipy.special", "Comparing runs")
-
-
-def matplotlib(part=""):
-    """Return `matplotlib`, or a part of it such as ".pyplot"."""
-    return load(f"matplotlib{part}", "Drawing")
-
-
 def load(name, what, extra="compare"):
     """Return a module that `what` needs, or say how to install it."""
     library = name.partition(".")[0]

@@ -1,10 +1,11 @@
-"""Findings of a comparison, as data and as sentences."""
+"""Findings of a comparison, as data and as sentences, and its answer."""
 
 import dataclasses
 import string
 
 import numpy as np
 
+from keras_pergrad.runs.divergence import farthest
 from keras_pergrad.runs.effects import REPEATS
 
 # Nondeterminism begins with rounding; other weights differ at once.
@@ -13,74 +14,50 @@ _MOST = 6
 _MOST_NAMED = 5
 
 # {share} is a share of something, {list} a list of names.
-_PHRASES = {
-    "bits": "in every bit recorded",
-    "norm": "of the gradient's norm",
-    "meet": "share no step with gradients that are finite and not zero",
-    "where": "Where they were compared,",
-    "but": "with the exceptions below",
-}
 TEXTS = {
+    "not_compared": "{who} share no step with gradients that are finite and "
+    "not zero: they could not be compared.",
+    "not_finite": "Gradients that are not finite are left out: {runs:list}.",
     # Two groups.
-    "groups_not_compared": "{first} and {second} could not be compared: they "
-    "{meet}.",
-    "groups_confounded": "{first} and {second} differ by {distance:share} "
-    "{norm}, but so do their seeds: train one seed in both, twice in one.",
-    "groups_without_yardstick": "{first} and {second} differ by "
-    "{distance:share} {norm}{pairing}. Train a seed twice in one of them.",
-    "groups_equal": "{first} and {second} have the same gradients{pairing}, "
-    "{bits}.",
-    "groups_differ_from_equal": "{first} and {second} differ by "
-    "{distance:share} {norm}{pairing}; {yardstick} are equal {bits}.",
-    "groups_undecided": "{first} and {second} differ by {ratio:.2g} times "
-    "what {yardstick} differ by{pairing}; chance cannot be judged, since some "
-    "runs share no step.",
-    "groups_differ": "{first} and {second} differ by {ratio:.2g} times what "
-    "{yardstick} differ by{pairing} (p {probability:p}).",
-    "groups_alike": "{first} and {second} show no difference beyond {noise}: "
-    "{ratio:.2g} times what {yardstick} differ by{pairing} "
-    "(p {probability:p}).",
+    "groups_confounded": "{who} differ by {distance:share} of the gradient's "
+    "norm, but so do their seeds: train one seed in both, twice in one.",
+    "groups_without_yardstick": "{who} differ by {distance:share} of the "
+    "gradient's norm{pairing}. Train a seed twice in one of them.",
+    "groups_equal": "{who} have the same gradients{pairing}, in every bit "
+    "recorded.",
+    "groups_differ_from_equal": "{who} differ by {distance:share} of the "
+    "gradient's norm{pairing}; {yardstick} are equal in every bit recorded.",
+    "groups_differ": "{who} differ by {ratio:.2g} times what {yardstick} "
+    "differ by{pairing} (p {probability:p}).",
+    "groups_alike": "{who} show no difference beyond {noise}: {ratio:.2g} "
+    "times what {yardstick} differ by{pairing} (p {probability:p}).",
     "besides": "They also differ in {besides:list}.",
-    "more_groups": "{count} more pairs of groups.",
     # All runs.
-    "nothing_compared": "No two runs share a step with gradients that are "
-    "finite and not zero.",
-    "all_equal": "All {count} runs have the same gradients at {steps}, {bits}.",
-    "equal_where_compared": "{where} the {count} runs have the same gradients "
-    "{bits}, {but}.",
+    "all_equal": "All {count} runs have the same gradients at {steps}, in "
+    "every bit recorded.",
+    "equal_where_compared": "Where they were compared, {who} have the same "
+    "gradients in every bit recorded, with the exceptions below.",
     "repeats_apart": "The {count} runs repeat one seed, and yet differ by "
-    "{distance:share} {norm}: nondeterminism or a fault.",
-    "one_seed": "{count} runs of one seed differ by {distance:share} {norm}.",
-    "seeds": "Runs of {whose} differ by {distance:share} {norm}.",
-    "seeds_not_compared": "Runs of {whose} {meet}.",
+    "{distance:share} of the gradient's norm: nondeterminism or a fault.",
+    "one_seed": "{count} runs of one seed differ by {distance:share} of the "
+    "gradient's norm.",
+    "seeds": "{who} differ by {distance:share} of the gradient's norm.",
     # Repeats, next to seeds.
     "no_repeats": "No run repeats another: train one seed twice to tell its "
     "part from that of nondeterminism.",
-    "repeats_not_compared": "No two repeats of a seed could be compared: the "
-    "seed's part and that of nondeterminism cannot be told apart.",
-    "repeats_equal": "Repeats of a seed are equal {bits}: the seeds explain "
-    "all of it, nondeterminism none.",
-    "repeats_equal_alone": "Repeats of a seed are equal {bits}.",
-    "repeats_equal_where_compared": "{where} repeats of a seed are equal "
-    "{bits}, {but}.",
+    "repeats_equal": "Repeats of a seed are equal in every bit recorded: the "
+    "seeds explain all of it, nondeterminism none.",
     "repeats_not_repeated": "Repeats of a seed differ by {repeats:share} from "
     "the first step on: call keras.utils.set_random_seed before each run.",
-    "repeats": "Repeats of a seed differ by {repeats:share}: nondeterminism "
-    "explains {explained:share} of the variance between runs (median).",
-    "repeats_alone": "Repeats of a seed differ by {repeats:share}.",
-    # Exceptions.
-    "not_finite": "Gradients that are not finite are left out: {runs:list}.",
-    "never_meet": "Some runs {meet}.",
+    "repeats": "Repeats of a seed differ by {repeats:share}.",
+    "explained": "Nondeterminism explains {explained:share} of the variance "
+    "between runs (median).",
     # Batches.
     "sampling": "Two batches of {samples} samples at equal weights would "
     "differ by {distance:share} ({ratio:share} of the runs' variance, median): "
     "a yardstick, not a cause.",
-    "sampling_of_one_seed": "Two batches of {samples} samples at equal "
-    "weights would differ by {distance:share}, {times:.3g} times as much as "
-    "these runs.",
     # Divergence.
-    "no_common_step": "{who} have no step in common and could not be compared.",
-    "equal": "{who} are equal at {steps}, {bits}.",
+    "equal": "{who} are equal at {steps}, in every bit recorded.",
     "within": "{who} stay within {tolerance:g} of each other at {steps} (at "
     "most {largest:.0e}; they differ in some bit from step {differ_step} on).",
     "apart_from_start": "{who} differ from their first common step ({step}) "
@@ -89,8 +66,14 @@ TEXTS = {
     "of its norm; before, they are {before}.",
     "odd": "{odd} is the odd one.",
     "ends": "{ends:list}.",
-    "more_sets": "Of all {count} such sets of runs, {parted} part.",
+    "more": "{count} more {what}: see `comparison.{what}`.",
 }
+_MORE = "The runs differ by more than seeds and nondeterminism normally make"
+_UNKNOWN = (
+    "Whether the runs differ by more than seeds and nondeterminism normally "
+    "make is not known"
+)
+_NORMAL = "The runs differ by what seeds and nondeterminism normally make"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +94,7 @@ class Finding:
 
     def __str__(self):
         texts = " ".join(TEXTS[kind] for kind in self.kinds)
-        return _Words().vformat(texts, (), _PHRASES | self.values)
+        return _Words().vformat(texts, (), self.values)
 
 
 def _finding(*kinds, **values):
@@ -151,34 +134,29 @@ def listed(words, most=_MOST_NAMED):
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def typical(values):
-    """Return the root mean square over the steps at which it is defined."""
-    return float(np.sqrt(_defined(values**2, np.mean)))
-
-
-def middle(values):
-    """Return the median over the steps at which it is defined."""
-    return float(_defined(values, np.median))
-
-
-def _defined(values, summary):
-    values = values[np.isfinite(values)]
-    return summary(values) if len(values) else np.nan
-
-
 def findings(comparison):
     """Return what a `RunComparison` found, the most important first."""
     c = comparison
-    groups = [_group(effect) for effect in c.groups[:_MOST]]
-    if len(c.groups) > _MOST:
-        groups.append(_finding("more_groups", count=len(c.groups) - _MOST))
-    of_all = [*_consistency(c), *_not_finite(c)]
-    return [*groups, *of_all, *_sampling(c), *_divergences(c)]
+    of_groups = [_of_groups(effect) for effect in c.groups]
+    found = [*_few(of_groups, "groups"), *_of_runs(c)]
+    if not any(f.kind == "not_finite" for f in found):
+        found += _not_finite(c)
+    return [*found, *_sampling(c), *_few(_of_sets(c), "divergences")]
 
 
-def _group(e):
-    if np.isnan(e.distance) or (e.yardstick and np.isnan(e.floor)):
-        kind = "groups_not_compared"
+def _few(found, what):
+    """Return the first findings, and how many more there are."""
+    if len(found) <= _MOST:
+        return found
+    return [
+        *found[:_MOST],
+        _finding("more", count=len(found) - _MOST, what=what),
+    ]
+
+
+def _of_groups(e):
+    if not e.compared:
+        kind = "not_compared"
     elif e.confounded:
         kind = "groups_confounded"
     elif e.yardstick is None:
@@ -186,37 +164,37 @@ def _group(e):
     elif e.floor == 0:
         same = e.distance == 0
         kind = "groups_equal" if same else "groups_differ_from_equal"
-    elif e.probability is None:
-        kind = "groups_undecided"
     else:
         kind = "groups_differ" if e.real else "groups_alike"
+    who = f"{e.first} and {e.second}"
     return _finding(
         *([kind, "besides"] if e.besides else [kind]),
         **vars(e),
+        who=who if e.compared else f"Some runs of {who}",
         pairing=" at equal seeds" if e.paired else "",
         noise="nondeterminism" if e.yardstick == REPEATS else "seed noise",
     )
 
 
-def _consistency(c):
+def _of_runs(c):
     apart = c.apart[np.triu_indices(len(c.runs), 1)]
-    count, distance = len(c.runs), typical(c.data["distance"])
+    count, distance = len(c.runs), _typical(c.data["distance"])
     (everything,) = [d for d in c.divergences if len(d.runs) == count]
     if np.isnan(apart).all():
-        return [_finding("nothing_compared")]
+        return [_finding("not_compared", who="All runs")]
     if np.nanmax(apart) == 0:
         exceptions = _exceptions(c, [everything])
-        kind = "equal_where_compared" if exceptions else "all_equal"
-        steps = _steps(everything)
-        return [_finding(kind, count=count, steps=steps), *exceptions]
+        if exceptions:
+            who = f"the {count} runs"
+            return [_finding("equal_where_compared", who=who), *exceptions]
+        return [_finding("all_equal", count=count, steps=_steps(everything))]
     if c.seeds == 1:
         kind = "repeats_apart" if c.repeated == count else "one_seed"
         return [_finding(kind, count=count, distance=distance)]
     known = all(run["seed"] is not None for run in c.runs)
-    kind = "seeds_not_compared" if np.isnan(distance) else "seeds"
-    whose = "different seeds" if known else "different or unknown seeds"
-    first = _finding(kind, whose=whose, distance=distance)
-    return [first, *_repeats(c, distance)]
+    who = f"Runs of {'different' if known else 'different or unknown'} seeds"
+    kind = "not_compared" if np.isnan(distance) else "seeds"
+    return [_finding(kind, who=who, distance=distance), *_repeats(c, distance)]
 
 
 def _repeats(c, apart):
@@ -224,21 +202,24 @@ def _repeats(c, apart):
     distance, repeats = c.data["distance"], c.data["repeat_distance"]
     sets = [d for d in c.divergences if d.repeats]
     if not c.repeated:
-        return [_finding("repeats_not_compared" if sets else "no_repeats")]
-    mine = typical(repeats)
+        none = _finding("no_repeats")
+        unmet = _finding("not_compared", who="Repeats of a seed")
+        return [unmet if sets else none]
+    mine = _typical(repeats)
     if mine == 0:
         exceptions = _exceptions(c, sets)
         if exceptions:
-            return [_finding("repeats_equal_where_compared"), *exceptions]
-        alone = np.isnan(apart)
-        return [_finding("repeats_equal_alone" if alone else "repeats_equal")]
+            who = "repeats of a seed"
+            return [_finding("equal_where_compared", who=who), *exceptions]
+        return [_finding("repeats_equal")]
     if repeats[np.isfinite(repeats)][0] > _NO_REPEAT * apart:
         return [_finding("repeats_not_repeated", repeats=mine)]
-    both = np.isfinite(repeats) & np.isfinite(distance) & (distance > 0)
-    if not both.any():
-        return [_finding("repeats_alone", repeats=mine)]
-    explained = middle((repeats[both] / distance[both]) ** 2)
-    return [_finding("repeats", repeats=mine, explained=min(explained, 1.0))]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        explained = _median((repeats / distance) ** 2)
+    if np.isnan(explained):
+        return [_finding("repeats", repeats=mine)]
+    values = {"repeats": mine, "explained": min(explained, 1.0)}
+    return [_finding("repeats", "explained", **values)]
 
 
 def _exceptions(c, sets):
@@ -248,14 +229,14 @@ def _exceptions(c, sets):
     exceptions = []
     if broken:
         exceptions += _not_finite(c)
-    elif any(_unknown(c, d.runs) for d in sets):
-        exceptions.append(_finding("never_meet"))
+    elif any(_unknown_distance(c, d.runs) for d in sets):
+        exceptions.append(_finding("not_compared", who="Some runs"))
     known = (None, *broken.values())
     differing = [d for d in sets if d.differ_step not in known]
-    return exceptions + [_divergence(d, c.tolerance) for d in differing]
+    return exceptions + [_of_set(d, c.tolerance) for d in differing]
 
 
-def _unknown(c, names):
+def _unknown_distance(c, names):
     """Return whether any two of these runs have no distance."""
     chosen = [i for i, run in enumerate(c.runs) if run["name"] in names]
     apart = c.apart[np.ix_(chosen, chosen)]
@@ -274,19 +255,16 @@ def _not_finite(c):
 
 
 def _sampling(c):
-    ratio = middle(c.data["sampling_ratio"])
-    if np.isnan(ratio):
-        return []
-    distance = typical(c.data["sampling_distance"])
-    values = {"samples": c.samples, "distance": distance, "ratio": ratio}
-    if c.seeds > 1:
-        return [_finding("sampling", **values)]
+    ratio = _median(c.data["sampling_ratio"])
     # Repeats see the same batches: sampling explains nothing.
-    times = distance / typical(c.data["distance"])
-    return [_finding("sampling_of_one_seed", **values, times=times)]
+    if np.isnan(ratio) or c.seeds == 1:
+        return []
+    distance = _typical(c.data["sampling_distance"])
+    values = {"samples": c.samples, "distance": distance, "ratio": ratio}
+    return [_finding("sampling", **values)]
 
 
-def _divergences(c):
+def _of_sets(c):
     # It is obvious that seeds differ from the start.
     chosen = [
         d
@@ -297,17 +275,13 @@ def _divergences(c):
     chosen.sort(
         key=lambda d: (len(d.runs), np.inf if d.step is None else d.step)
     )
-    shown = [_divergence(d, c.tolerance) for d in chosen]
-    if len(shown) > _MOST:
-        parted = sum(d.step is not None for d in chosen)
-        shown[_MOST:] = [_finding("more_sets", count=len(shown), parted=parted)]
-    return shown
+    return [_of_set(d, c.tolerance) for d in chosen]
 
 
-def _divergence(d, tolerance):
+def _of_set(d, tolerance):
     extra = [kind for kind in ("odd", "ends") if getattr(d, kind)]
     if d.first_step is None:
-        kind, extra = "no_common_step", []
+        kind, extra = "not_compared", []
     elif d.differ_step is None:
         kind = "equal"
     elif d.step is None:
@@ -335,3 +309,89 @@ def _steps(d):
         return "every step"
     both = "both" if len(d.runs) == 2 else "two of them"
     return f"every step that {both} have"
+
+
+def _typical(values):
+    """Return the root mean square over the steps at which it is defined."""
+    values = values[np.isfinite(values)]
+    return float(np.sqrt(np.mean(values**2))) if len(values) else np.nan
+
+
+def _median(values):
+    """Return the median over the steps at which it is defined."""
+    values = values[np.isfinite(values)]
+    return float(np.median(values)) if len(values) else np.nan
+
+
+def answer(comparison):
+    """Return one sentence: more than normal, not known, or normal, and why."""
+    kinds = {finding.kind for finding in comparison.findings}
+    if "all_equal" in kinds:
+        return "The runs do not differ in any bit recorded."
+    for begins, reasons in ((_MORE, _more), (_UNKNOWN, _unknown)):
+        for why in reasons(comparison, kinds):
+            return f"{begins}: {why}."
+    return f"{_NORMAL}: {_normal(comparison, kinds)}."
+
+
+def _more(c, kinds):
+    """Yield what seeds and nondeterminism do not make."""
+    broken = _broken(c)
+    if broken:
+        yield f"gradients of {listed(broken)} are not finite"
+    # Seeds are meant to differ by more than their repeats.
+    real = [e for e in c.groups if e.real and c.by != "seed"]
+    if real:
+        both = [f"{e.first} differs from {e.second}" for e in real]
+        yield listed(both, 3)
+    if "repeats_not_repeated" in kinds:
+        yield "repeats of a seed are as far apart as seeds from the start"
+    odd = {d.odd for d in c.divergences if d.repeats and d.odd} or _odd(c)
+    if odd:
+        yield f"{listed(sorted(odd))} stands out from the others"
+
+
+def _unknown(c, kinds):
+    """Yield why nothing can be said."""
+    if np.isnan(_typical(c.data["distance"])):
+        yield "too few runs share a step"
+    if not all(e.compared and e.yardstick for e in c.groups):
+        yield "not all groups could be judged"
+    if "one_seed" in kinds:
+        yield (
+            "runs of one seed were not trained alike; compare them with `by`"
+        )
+    for d in c.divergences:
+        if not d.repeats or d.step is None:
+            continue
+        if d.step == d.first_step and c.seeds == 1:
+            yield "repeats differ at once, and no other seed shows how far"
+        elif d.step == d.differ_step != d.first_step:
+            yield (
+                f"the {len(d.runs)} runs of {d.common} are equal until they "
+                f"part at step {d.step}, while nondeterminism begins with "
+                "rounding"
+            )
+    if c.seeds == 2 and not c.repeated and not c.groups:
+        yield "two runs have no yardstick; train more seeds, or one twice"
+
+
+def _normal(c, kinds):
+    if "repeats_equal" in kinds:
+        return "repeats are equal in every bit, and no seed stands out"
+    if c.seeds == 1:
+        return "repeats begin alike, and none stands out"
+    if c.repeated:
+        return "repeats differ by less than seeds, and no run stands out"
+    return "no seed stands out"
+
+
+def _odd(c):
+    """Return the run whose seed is far from the others, in a set."""
+    seeds = [run["seed"] for run in c.runs]
+    first = [r for r, s in enumerate(seeds) if s is None or seeds.index(s) == r]
+    apart = np.sqrt(c.apart[np.ix_(first, first)])
+    if len(first) < 3 or np.isnan(apart).any():
+        return set()
+    place = farthest(apart)
+    return set() if place is None else {c.runs[first[place]]["name"]}

@@ -1,22 +1,59 @@
-"""The page of a comparison: no script, no other file, no network."""
+"""A page of HTML: no script, no other file, no network; for light and dark."""
 
 from html import escape
 
-import numpy as np
-
-from keras_pergrad.common.tables import as_html
-from keras_pergrad.runs import charts, report
-from keras_pergrad.runs.findings import share
-from keras_pergrad.runs.style import STYLE
-
-_MOST_ROWS = 40
-_MOST_SQUARES = 40
-
-
-def document(comparison):
-    """Return the whole page."""
-    title = f"Gradients of {len(comparison.runs)} runs"
-    return whole(title, fragment(comparison))
+_STYLE = """
+.kpg{--back:#fff;--soft:#f5f5f2;--text:#1d1d1b;--muted:#63625c;--rule:#dcdbd4;
+--c1:#2458c0;--c2:#b8500a;--c3:#14765a;color-scheme:light;
+background:var(--back);color:var(--text);box-sizing:border-box;
+max-width:74rem;margin:0 auto;padding:1.25rem 1rem 3rem;
+font:16px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif}
+html:has(>body>.kpg){background:#fff}
+@media(prefers-color-scheme:dark){.kpg{--back:#161615;--soft:#21211f;
+--text:#ecebe6;--muted:#a8a69e;--rule:#3b3a37;--c1:#82abff;--c2:#f2a461;
+--c3:#62cda1;color-scheme:dark}html:has(>body>.kpg){background:#161615}}
+.kpg *{box-sizing:border-box}
+.kpg h1{font-size:1.6rem;line-height:1.2;margin:0 0 .25rem}
+.kpg h2{font-size:1.15rem;margin:2.2rem 0 .6rem}
+.kpg p{margin:0 0 .6rem}
+.kpg .muted{color:var(--muted);font-size:.875rem}
+.kpg .first{font-size:1.15rem;max-width:46rem;margin:1rem 0 .6rem;
+padding-left:.9rem;border-left:4px solid var(--c1);overflow-wrap:anywhere}
+.kpg ul{max-width:48rem;margin:.4rem 0;padding-left:1.2rem}
+.kpg li{margin:.3rem 0;overflow-wrap:anywhere}
+.kpg .charts{display:grid;gap:1rem;margin-top:1.5rem;
+grid-template-columns:repeat(auto-fit,minmax(min(100%,20rem),1fr))}
+.kpg figure{margin:0;padding:.8rem;background:var(--soft);border-radius:10px;
+max-width:34rem;overflow-x:auto}
+.kpg figcaption{font-weight:600;font-size:.9rem}
+.kpg figure p{margin:.3rem 0 0;font-size:.8rem}
+.kpg svg{display:block;width:100%;height:auto}
+.kpg .line{fill:none;stroke:var(--c1);stroke-width:1.8;stroke-linejoin:round}
+.kpg circle,.kpg .bar{fill:var(--c1)}
+.kpg .line2{stroke:var(--c2);stroke-dasharray:6 4}
+.kpg .line3{stroke:var(--c3);stroke-dasharray:2 3}
+.kpg circle.line2{fill:var(--c2)}.kpg circle.line3{fill:var(--c3)}
+.kpg .band{fill:var(--c1);fill-opacity:.16;stroke:none}
+.kpg .grid{stroke:var(--rule)}.kpg text{fill:var(--muted);font-size:11px}
+.kpg .small{display:inline-block;width:6rem;vertical-align:middle}
+.kpg .map{border-collapse:separate;border-spacing:1px;margin:.5rem 0}
+.kpg .map td{padding:0;border:0;height:1.3rem;width:1.9rem;min-width:.6rem}
+.kpg .map th{padding:0 .5rem 0 0;border:0;font-weight:400;
+font-size:.75rem;text-align:right;vertical-align:middle}
+.kpg .map .none{background:repeating-linear-gradient(45deg,var(--rule) 0 2px,
+transparent 2px 5px)}
+.kpg .map .self{background:radial-gradient(var(--muted) 2px,transparent 2px)}
+.kpg .wide{overflow-x:auto;max-width:100%}
+.kpg table{border-collapse:collapse;font-size:.875rem;
+font-variant-numeric:tabular-nums}
+.kpg th,.kpg td{text-align:left;padding:.35rem .9rem .35rem 0;
+border-bottom:1px solid var(--rule);white-space:nowrap;
+vertical-align:top;background:none;color:inherit}
+.kpg td.long{white-space:normal;min-width:18rem;overflow-wrap:anywhere}
+.kpg th{color:var(--muted);font-weight:600}
+.kpg dt{font-weight:600;margin-top:.6rem}
+.kpg dd{margin:0;max-width:48rem}
+"""
 
 
 def whole(title, content, more=""):
@@ -30,54 +67,9 @@ def whole(title, content, more=""):
     )
 
 
-def fragment(comparison):
-    """Return the page's content, as a notebook shows it."""
-    c = comparison
-    steps = c.data["step"]
-    of_groups = report.GROUPS if c.groups else ()
-    meanings = report.meanings([*report.COLUMNS, *of_groups, *report.SETS])
-    parts = [
-        f"<h1>Gradients of {len(c.runs)} runs</h1>",
-        f'<p class="muted">{" · ".join(report.size(c))}, {steps[0]} to '
-        f"{steps[-1]} · probe batch of {c.samples} samples</p>",
-        f'<p class="first">{escape(c.answer)}</p>',
-        _list(c.verdict),
-        '<div class="charts">',
-        *[
-            figure(chart.title, charts.svg(chart, c.data), chart.note)
-            for chart in report.CHARTS
-        ],
-        _map(c),
-        "</div>",
-        f"<h2>Groups by {escape(c.by)}</h2>" if of_groups else "",
-        _table(of_groups, c.groups) if of_groups else "",
-        f"<h2>Where runs part by more than {c.tolerance:g}</h2>",
-        _table(report.SETS, c.divergences),
-        "<h2>Step by step</h2>",
-        _table(report.COLUMNS, report.at_steps(c, _MOST_ROWS)),
-        _list(report.left_out(c, _MOST_ROWS)),
-        "<h2>Runs</h2>",
-        _table(report.RUNS, c.runs),
-        f"<h2>Notes</h2>{_list(c.notes)}" if c.notes else "",
-        "<h2>What the headings mean</h2><dl>",
-        *[f"<dt>{k}</dt><dd>{escape(v)}</dd>" for k, v in meanings.items()],
-        "</dl>",
-    ]
-    return main(parts)
-
-
 def main(parts):
     """Return the parts of a page's content with their style sheet."""
-    return f'<style>{STYLE}</style><main class="kpg">{"".join(parts)}</main>'
-
-
-def _table(columns, items):
-    return as_html(*report.table(columns, items))
-
-
-def _list(sentences):
-    items = "".join(f"<li>{escape(s)}</li>" for s in sentences)
-    return f"<ul>{items}</ul>" if items else ""
+    return f'<style>{_STYLE}</style><main class="kpg">{"".join(parts)}</main>'
 
 
 def figure(title, drawing, note):
@@ -88,51 +80,7 @@ def figure(title, drawing, note):
     )
 
 
-def _map(c):
-    """Return a map of the distances of runs, sorted by group and seed."""
-    if len(c.runs) > _MOST_SQUARES:
-        return ""
-    order = sorted(
-        range(len(c.runs)),
-        key=lambda r: (str(c.runs[r]["group"]), str(c.runs[r]["seed"]), r),
-    )
-    distance = np.sqrt(np.maximum(c.apart, 0))
-    np.fill_diagonal(distance, 0)
-    apart = distance[distance > 0]
-    names = [escape(run["label"]) for run in c.runs]
-
-    def square(a, b):
-        if a == b:
-            return '<td class="self"></td>'
-        said = f"{names[a]} – {names[b]}: {share(distance[a, b])}"
-        return f'<td title="{said}" {_shade(distance[a, b], apart)}></td>'
-
-    rows = "".join(
-        f'<tr><th scope="row">{names[a]}</th>'
-        f"{''.join(square(a, b) for b in order)}</tr>"
-        for a in order
-    )
-    scale = (
-        f", from {share(apart.min())} (pale) to {share(apart.max())} (strong)"
-        if len(apart)
-        else ""
-    )
-    return figure(
-        "Run against run",
-        f'<table class="map">{rows}</table>',
-        "Columns are in the order of the rows; dots are a run and itself. "
-        f"Distance over the gradient's norm, mean over the steps{scale}; "
-        "empty is equal, hatched is unknown.",
-    )
-
-
-def _shade(value, every):
-    """Return the attributes of a distance's square, among all distances."""
-    if np.isnan(value):
-        return 'class="none"'
-    if value == 0:
-        return ""
-    low, high = np.log(every.min()), np.log(every.max())
-    place = (np.log(value) - low) / (high - low) if high > low else 0.6
-    color = f"color-mix(in srgb,var(--c1) {15 + 80 * place:.0f}%,"
-    return f'style="background:{color}transparent)"'
+def listed(sentences):
+    """Return sentences as a list; nothing of none."""
+    items = "".join(f"<li>{escape(s)}</li>" for s in sentences)
+    return f"<ul>{items}</ul>" if items else ""

@@ -1,4 +1,4 @@
-"""The recording of a run: what was run, and its writer."""
+"""The recording of a run: what was run, its writer, and its export."""
 
 import contextlib
 import dataclasses
@@ -7,14 +7,12 @@ import json
 import os
 import sqlite3
 import time
+from typing import Any
 
 import numpy as np
 
 from keras_pergrad.runs import store
-from keras_pergrad.runs.health_reading import packed
 from keras_pergrad.runs.sketch import VARIABLE_SKETCH_SIZE
-
-_TABLES = ("records", "vectors", "readings")
 
 
 @dataclasses.dataclass
@@ -94,8 +92,8 @@ class RunInfo:
 class RunWriter:
     """Appends records to one run.
 
-    Make one by `create` or `resume`. The run belongs to the writer until
-    `close`: another process may read it, but not write it.
+    Make one by `create` or `resume`, which set `resumes`. The run belongs to
+    the writer until `close`: another process may read it, but not write it.
 
     Example:
 
@@ -116,12 +114,12 @@ class RunWriter:
     array([2.])
     """
 
-    def __init__(self, log_dir, info):
+    def __init__(self, log_dir, info, resumes=False):
         self.directory = _path(log_dir, info.run)
         self._log_dir = os.fspath(log_dir)
         self._shapes = store.shapes(dataclasses.asdict(info))
-        path = os.path.join(self.directory, store.FILE)
-        with store.writing(log_dir):
+        self._connection = None
+        with self._as_os_error():
             os.makedirs(self.directory, exist_ok=True)
             names = os.listdir(self.directory)
         if names and store.FILE not in names:
@@ -131,26 +129,14 @@ class RunWriter:
                 f"directory with other files in it, such as {min(names)!r}. "
                 "Choose another name",
             )
-        with store.writing(log_dir):
-            self._connection = store.connect(path, create=True)
-        # An open transaction keeps other writers out, but no reader.
+        path = os.path.join(self.directory, store.FILE)
         try:
-            self._connection.execute("PRAGMA busy_timeout = 0")
-            # Takes a third of the time of making and removing the journal.
-            self._connection.execute("PRAGMA journal_mode = TRUNCATE")
-            self._connection.execute("BEGIN IMMEDIATE")
-            self._connection.execute(
-                f"PRAGMA busy_timeout = {1000 * store.PATIENCE}"
-            )
-        except sqlite3.Error as error:
-            self._connection.close()
-            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY:
-                raise store.as_os_error(error, log_dir) from error
-            raise FileExistsError(
-                errno.EEXIST,
-                f"The run {self.directory!r} is being written by another "
-                "process. Give each run a `run_name` of its own",
-            ) from None
+            with self._as_os_error():
+                self._connection = store.connect(path, timeout=0)
+                self._take(info, resumes)
+        except BaseException:
+            self.close()
+            raise
 
     @classmethod
     def create(cls, log_dir, info):
@@ -165,10 +151,7 @@ class RunWriter:
             OSError: `log_dir` cannot be written.
             ValueError: the name cannot be that of a directory.
         """
-        writer = cls(log_dir, info)
-        with writer._closing_on_error():
-            writer._start(info)
-        return writer
+        return cls(log_dir, info, resumes=False)
 
     @classmethod
     def resume(cls, log_dir, info):
@@ -183,15 +166,7 @@ class RunWriter:
             FileExistsError: another process is writing the run.
             OSError: `log_dir` cannot be written.
         """
-        writer = cls(log_dir, info)
-        with writer._closing_on_error():
-            if store.format_of(writer._connection) == 0:
-                writer._start(info)
-            else:
-                writer._check_resumed(info)
-                writer._connection.execute(store.READINGS)
-                writer._commit()
-        return writer
+        return cls(log_dir, info, resumes=True)
 
     def append(
         self,
@@ -224,7 +199,6 @@ class RunWriter:
             raise ValueError(
                 f"Expected an open run. Received: {self.directory!r}, closed."
             )
-        record = _record(scalars)
         count, width = self._shapes["variables"]
         if variances is None:
             variances = np.full(count, np.nan)
@@ -235,25 +209,16 @@ class RunWriter:
                 "variable_sketches", variable_sketches, (count, width - 2)
             ),
         ]
-        whole = _float32("sketch", sketch, self._shapes["sketch"])
-        vectors = [np.concatenate(variables, 1).tobytes(), whole.tobytes()]
-        rows = {"records": record, "vectors": [record[0], *vectors]}
-        if reading is not None:
-            rows["readings"] = [record[0], packed(reading)]
-        execute = self._connection.execute
-        try:
-            if not self._connection.in_transaction:  # the last one failed
-                execute("BEGIN IMMEDIATE")
-            for table in _TABLES:
-                execute(f"DELETE FROM {table} WHERE step >= ?", record[:1])
-            for table, row in rows.items():
-                marks = ", ".join("?" * len(row))
-                execute(f"INSERT INTO {table} VALUES ({marks})", row)
-            self._commit()
-        except sqlite3.Error as error:
-            if self._connection.in_transaction:
-                execute("ROLLBACK")
-            raise store.as_os_error(error, self._log_dir) from error
+        row = [
+            *_scalars(scalars),
+            np.concatenate(variables, 1).tobytes(),
+            _float32("sketch", sketch, self._shapes["sketch"]).tobytes(),
+            store.packed(reading),
+        ]
+        marks = ", ".join("?" * len(row))
+        with self._as_os_error(), self._transaction() as execute:
+            execute("DELETE FROM records WHERE step >= ?", row[:1])
+            execute(f"INSERT INTO records VALUES ({marks})", row)
 
     def close(self):
         """Release the run; may be called again."""
@@ -268,57 +233,83 @@ class RunWriter:
         self.close()
 
     @contextlib.contextmanager
-    def _closing_on_error(self):
+    def _as_os_error(self):
+        """Raise errors inside as an `OSError` about `log_dir`."""
         try:
             yield
-        except BaseException as error:
-            self.close()
-            if isinstance(error, sqlite3.Error):
-                raise store.as_os_error(error, self._log_dir) from error
+        except (OSError, sqlite3.Error) as error:
+            if isinstance(error, FileExistsError) and not error.filename:
+                raise  # refused here
+            if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY:
+                raise FileExistsError(
+                    errno.EEXIST,
+                    f"The run {self.directory!r} is in use by another "
+                    "process. Give each run a `run_name` of its own",
+                ) from None
+            raise OSError(
+                getattr(error, "errno", errno.EIO),
+                "`log_dir` expected a directory that can be written. Received: "
+                f"log_dir={self._log_dir!r}, with the error: "
+                f"{getattr(error, 'strerror', error)}",
+            ) from error
+
+    @contextlib.contextmanager
+    def _transaction(self):
+        """Commit what is done inside, or roll it back."""
+        # The transaction that is open in between keeps other writers out, but
+        # no reader.
+        connection = self._connection
+        try:
+            if not connection.in_transaction:  # the last one failed
+                connection.execute("BEGIN IMMEDIATE")
+            yield connection.execute
+            connection.execute("COMMIT")
+            connection.execute("BEGIN IMMEDIATE")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
             raise
 
-    def _commit(self):
-        self._connection.execute("COMMIT")
-        self._connection.execute("BEGIN IMMEDIATE")
-
-    def _start(self, info):
+    def _take(self, info, resumes):
+        """Keep other writers out; start the run, or go on with it."""
         connection = self._connection
-        version = store.format_of(connection)
-        count = 0
-        if version == store.FORMAT:
-            count = connection.execute("SELECT count(*) FROM records")
-            count = count.fetchone()[0]
-        if count or version not in (0, store.FORMAT):
-            what = f"{count} records" if count else f"format {version}"
+        # Takes a third of the time of making and removing the journal.
+        connection.execute("PRAGMA journal_mode = TRUNCATE")
+        connection.execute("BEGIN IMMEDIATE")
+        connection.execute(f"PRAGMA busy_timeout = {1000 * store.PATIENCE}")
+        known = store.info_of(connection, self.directory)
+        if known is not None and resumes:
+            self._require_same(known, info)
+            return
+        if known is not None:
+            self._require_empty(info)
+        with self._transaction() as execute:
+            for table in ("info", "records"):
+                execute(f"DROP TABLE IF EXISTS {table}")
+            for statement in store.SCHEMA:
+                execute(statement)
+            execute("INSERT INTO info VALUES (?)", [info.to_json()])
+
+    def _require_empty(self, info):
+        """Refuse to start a run that has records."""
+        count = self._connection.execute("SELECT count(*) FROM records")
+        count = count.fetchone()[0]
+        if count:
             raise FileExistsError(
                 errno.EEXIST,
                 f"`run_name` expected a new name, since {self._log_dir!r} has "
-                f"a run {info.run!r} with {what}. Choose another name, remove "
-                "the directory, or resume the run: restore its weights and "
-                "pass `initial_epoch` to fit(), as "
+                f"a run {info.run!r} with {count} records. Choose another "
+                "name, remove the directory, or resume the run: restore its "
+                "weights and pass `initial_epoch` to fit(), as "
                 "keras.callbacks.BackupAndRestore does",
             )
-        for table in ("info", *_TABLES):
-            connection.execute(f"DROP TABLE IF EXISTS {table}")
-        for statement in store.SCHEMA:
-            connection.execute(statement)
-        connection.execute("INSERT INTO info VALUES (?)", [info.to_json()])
-        self._commit()
 
-    def _check_resumed(self, info):
-        version = store.format_of(self._connection)
-        if version != store.FORMAT:
-            raise ValueError(
-                f"The run {info.run!r} expected records of format "
-                f"{store.FORMAT}. Received: format {version}. Choose another "
-                "`run_name`."
-            )
-        old = store.info_of(self._connection)
+    def _require_same(self, old, info):
+        """Refuse to resume a run that measured something else."""
         new = json.loads(info.to_json())
         for known in (old, new):
             # Keras numbers layers anew in every process: names may differ.
             known["variables"] = [v["shape"] for v in known["variables"]]
-        # A resumed run must measure the same thing as before.
         for field in (*store.EQUAL, "settings", "variables"):
             if old.get(field) != new[field]:
                 raise ValueError(
@@ -341,16 +332,14 @@ def _float32(name, value, shape):
         return np.asarray(value, "<f4")
 
 
-def _record(scalars):
+def _scalars(scalars):
     """Return a record's scalars in the order of the table."""
     names = (*store.COUNTERS, *store.SCALARS)
     unknown = sorted(set(scalars) - set(names))
-    missing = sorted(set(store.COUNTERS) - set(scalars))
-    if unknown or missing:
+    if unknown:
         raise ValueError(
-            f"A record's scalars are {', '.join(names)}, of which "
-            f"{' and '.join(store.COUNTERS)} are required. Received: unknown "
-            f"{unknown}, missing {missing}"
+            f"A record's scalars are {', '.join(names)}. Received: unknown "
+            f"{unknown}"
         )
     counters = [int(scalars[name]) for name in store.COUNTERS]
     values = [scalars.get(name) for name in store.SCALARS]
@@ -372,3 +361,37 @@ def _path(log_dir, run):
             f"Received: run_name={run!r}"
         )
     return os.path.join(os.fspath(log_dir), run)
+
+
+def export(path: str | os.PathLike, *, to: Any):
+    """Write the readings of a recorded run to a tracker.
+
+    The tracker gets what `callbacks.GradientVariance(trackers=[to])` would
+    have given it.
+
+    Args:
+        path: the run's directory.
+        to: a tracker, such as `trackers.TensorBoard("logs")`.
+
+    Raises:
+        FileNotFoundError: `path` is not a run.
+        ValueError: its records are of another version, or damaged.
+        Exception: whatever the tracker raises.
+
+    Example:
+
+    ```python
+    for path in kpg.runs.list_runs("runs"):
+        page = kpg.trackers.Page(f"{path}.html")
+        kpg.runs.export(path, to=page)
+    ```
+    """
+    run = store.read_run(path)
+    fields = [field.name for field in dataclasses.fields(RunInfo)]
+    known = {name: run.info[name] for name in fields if name in run.info}
+    try:
+        to.begin(RunInfo(**known))
+        for reading in run.readings:
+            to.write(reading)
+    finally:
+        to.end()

@@ -1,19 +1,24 @@
-"""The report of a comparison: its tables and charts, and its text.
+"""The report of a comparison: its tables and charts, its text and its page.
 
 To add a figure, add a column to `COLUMNS`, or a line to a chart in `CHARTS`.
 """
 
 from collections.abc import Callable
+from html import escape
 from typing import NamedTuple
 
 import numpy as np
 
 from keras_pergrad.common import tables
+from keras_pergrad.runs import drawing
 from keras_pergrad.runs.alignment import evenly
 from keras_pergrad.runs.findings import share
+from keras_pergrad.runs.page import figure, listed, main, whole
 from keras_pergrad.runs.step_statistics import MEANINGS
 
-_MOST_ROWS = 12
+_MOST_ROWS, _MOST_PAGE_ROWS, _MOST_SQUARES = 12, 40, 40
+# An interval that is wider, as that of two seeds, would only fill the chart.
+_MOST_TIMES = 4
 
 
 class Column(NamedTuple):
@@ -43,7 +48,6 @@ class Chart(NamedTuple):
     title: str
     note: str
     lines: tuple[Line, ...]
-    logarithmic: bool = True
 
 
 def number(value, figures=3):
@@ -176,7 +180,6 @@ CHARTS = (
         "Cosine between runs",
         "1 is the same direction.",
         (Line("mean", "cosine"), Line("least", "cosine_min")),
-        logarithmic=False,
     ),
 )
 
@@ -236,3 +239,126 @@ def left_out(comparison, most):
             f"The table shows {most} of {count} steps; `comparison.data` has "
             "all."
         )
+
+
+def curves(chart, data):
+    """Return the title, the steps and the lines of a chart."""
+
+    def finite(what):
+        values = data[what] if isinstance(what, str) else what(data)
+        return np.where(np.isfinite(values), values, np.nan)
+
+    lines = []
+    for line in chart.lines:
+        values, low, high = finite(line.values), None, None
+        if line.low is not None:
+            low, high = finite(line.low), finite(line.high)
+            shown = high < _MOST_TIMES * values
+            low, high = (np.where(shown, edge, np.nan) for edge in (low, high))
+        if np.isfinite(values).any():
+            lines.append(drawing.Line(values, line.label, low, high))
+    return chart.title, data["step"], lines
+
+
+def plot(comparison, axes):
+    """Draw the charts on matplotlib's axes; return the figure."""
+    charts = [curves(chart, comparison.data) for chart in CHARTS]
+    return drawing.plot(charts, axes)
+
+
+def document(comparison):
+    """Return the whole page."""
+    title = f"Gradients of {len(comparison.runs)} runs"
+    return whole(title, content(comparison))
+
+
+def content(comparison):
+    """Return the content of the page, as a notebook shows it."""
+    c = comparison
+    steps = c.data["step"]
+    of_groups = GROUPS if c.groups else ()
+    words = meanings([*COLUMNS, *of_groups, *SETS])
+    parts = [
+        f"<h1>Gradients of {len(c.runs)} runs</h1>",
+        f'<p class="muted">{" · ".join(size(c))}, {steps[0]} to '
+        f"{steps[-1]} · probe batch of {c.samples} samples</p>",
+        f'<p class="first">{escape(c.answer)}</p>',
+        listed(c.verdict),
+        '<div class="charts">',
+        *[
+            figure(
+                chart.title, drawing.chart(*curves(chart, c.data)), chart.note
+            )
+            for chart in CHARTS
+        ],
+        _map(c),
+        "</div>",
+        f"<h2>Groups by {escape(c.by)}</h2>" if of_groups else "",
+        _table(of_groups, c.groups) if of_groups else "",
+        f"<h2>Where runs part by more than {c.tolerance:g}</h2>",
+        _table(SETS, c.divergences),
+        "<h2>Step by step</h2>",
+        _table(COLUMNS, at_steps(c, _MOST_PAGE_ROWS)),
+        listed(left_out(c, _MOST_PAGE_ROWS)),
+        "<h2>Runs</h2>",
+        _table(RUNS, c.runs),
+        f"<h2>Notes</h2>{listed(c.notes)}" if c.notes else "",
+        "<h2>What the headings mean</h2><dl>",
+        *[f"<dt>{k}</dt><dd>{escape(v)}</dd>" for k, v in words.items()],
+        "</dl>",
+    ]
+    return main(parts)
+
+
+def _table(columns, items):
+    return tables.as_html(*table(columns, items))
+
+
+def _map(c):
+    """Return a map of the distances of runs, sorted by group and seed."""
+    if len(c.runs) > _MOST_SQUARES:
+        return ""
+    order = sorted(
+        range(len(c.runs)),
+        key=lambda r: (str(c.runs[r]["group"]), str(c.runs[r]["seed"]), r),
+    )
+    distance = np.sqrt(np.maximum(c.apart, 0))
+    np.fill_diagonal(distance, 0)
+    apart = distance[distance > 0]
+    names = [escape(run["label"]) for run in c.runs]
+
+    def square(a, b):
+        if a == b:
+            return '<td class="self"></td>'
+        said = f"{names[a]} – {names[b]}: {share(distance[a, b])}"
+        return f'<td title="{said}" {_shade(distance[a, b], apart)}></td>'
+
+    rows = "".join(
+        f'<tr><th scope="row">{names[a]}</th>'
+        f"{''.join(square(a, b) for b in order)}</tr>"
+        for a in order
+    )
+    scale = (
+        f", from {share(apart.min())} (pale) to {share(apart.max())} (strong)"
+        if len(apart)
+        else ""
+    )
+    return figure(
+        "Run against run",
+        f'<table class="map">{rows}</table>',
+        "Columns are in the order of the rows; dots are a run and itself. "
+        f"Distance over the gradient's norm, mean over the steps{scale}; "
+        "empty is equal, hatched is unknown.",
+    )
+
+
+def _shade(value, every):
+    """Return the attributes of a distance's square, among all distances."""
+    if np.isnan(value):
+        return 'class="none"'
+    if value == 0:
+        return ""
+    low, high = np.log(every.min()), np.log(every.max())
+    place = (np.log(value) - low) / (high - low) if high > low else 0.6
+    color = f"color-mix(in srgb,var(--c1) {15 + 80 * place:.0f}%,"
+    return f'style="background:{color}transparent)"'

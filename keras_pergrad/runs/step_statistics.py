@@ -180,7 +180,7 @@ def _interval(variance, apart, members, size):
     # differ. How many matter, (Σλ)²/Σλ², is estimated from the sample and at
     # most the number of runs less one: the interval is too wide rather than
     # too narrow. The sketch adds its own 2/(S·directions).
-    special = extras.scipy_special()
+    special = extras.load("scipy.special", "Comparing runs")
     count = len(members)
     freedom = count - 1
     if count < members.shape[1]:

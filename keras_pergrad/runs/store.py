@@ -1,28 +1,27 @@
-"""The store of run records: one SQLite file a run.
+"""The records of runs on disk: one SQLite file a run.
 
-`log_dir/<run>/run.sqlite` has the table `info` with one JSON text, and for
-each measurement a row of `records`, its scalars, and a row of `vectors`, as
-little-endian float32: `variables`, with the norm, the variance and the sketch
-of each variable's gradient, (V, 2 + R), and `sketch`, of the whole gradient,
-(S,). `readings` has what instruments of gradient health read, as compressed
-JSON; files of earlier versions lack this table. A record is a transaction:
-SQLite rolls back a record that a killed process or a power cut left
+`log_dir/<run>/run.sqlite` has the table `info` with one JSON text, and
+`records` with a row for each measurement: its scalars; as little-endian
+float32 `variables`, with the norm, the variance and the sketch of each
+variable's gradient, (V, 2 + R), and `sketch`, of the whole gradient, (S,); and
+`reading`, what instruments of gradient health read, as compressed JSON. A row
+is a transaction: SQLite rolls back what a killed process or a power cut left
 unfinished. Its rollback journal, unlike its write-ahead log, needs no shared
 memory, so records may be on a network file system.
 """
 
 import contextlib
-import errno
+import dataclasses
 import json
 import os
 import pathlib
 import sqlite3
+import zlib
+from collections.abc import Mapping
 
 import numpy as np
 
-from keras_pergrad.runs import health_reading
-
-FORMAT = 1
+FORMAT = 2
 FILE = "run.sqlite"
 #: Gradients can be compared where all of these are equal.
 EQUAL = (
@@ -45,43 +44,71 @@ SCALARS = (
     "bitwise_equal_variables",
 )
 # Name for `Run.read` → the column that holds it, and its place there.
-VECTORS = {
+_VECTORS = {
     "norms": ("variables", (..., 0)),
     "variances": ("variables", (..., 1)),
     "variable_sketches": ("variables", (..., slice(2, None))),
     "variables": ("variables", ...),
     "sketches": ("sketch", ...),
 }
-# A file of an earlier version gets it when it is resumed.
-READINGS = (
-    "CREATE TABLE IF NOT EXISTS readings (step INTEGER PRIMARY KEY, json BLOB)"
-)
+# Scalars first: they are read without the pages that hold the rest.
 SCHEMA = (
     "CREATE TABLE info (json TEXT NOT NULL)",
     "CREATE TABLE records (step INTEGER PRIMARY KEY, epoch INTEGER, "
     + ", ".join(f"{name} REAL" for name in SCALARS)
-    + ")",
-    "CREATE TABLE vectors "
-    "(step INTEGER PRIMARY KEY, variables BLOB, sketch BLOB)",
-    READINGS,
+    + ", variables BLOB, sketch BLOB, reading BLOB)",
     f"PRAGMA user_version = {FORMAT}",
 )
 # Seconds that a reader waits for a record that is being written, and that the
 # writer waits for readers.
 PATIENCE = 60
 
-_DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-_WITHOUT_LOCKS = (
-    sqlite3.SQLITE_IOERR_LOCK,
-    sqlite3.SQLITE_IOERR_RDLOCK,
-    sqlite3.SQLITE_IOERR_CHECKRESERVEDLOCK,
-)
-_ERRNO = {
-    sqlite3.SQLITE_FULL: errno.ENOSPC,
-    sqlite3.SQLITE_BUSY: errno.EBUSY,
-    sqlite3.SQLITE_READONLY: errno.EACCES,
-    sqlite3.SQLITE_CANTOPEN: errno.EACCES,
-}
+
+@dataclasses.dataclass(frozen=True)
+class Histogram:
+    """How many values lie between two edges.
+
+    Attributes:
+        counts: how many values are in each bin; those that are not finite
+            are in none.
+        edges: the bins' borders, one more than bins, increasing; a bin has
+            its left border, the last one both.
+    """
+
+    counts: tuple[int, ...]
+    edges: tuple[float, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class HealthReading:
+    """One measurement of `GradientVariance`.
+
+    Attributes:
+        step: the number of updates before it.
+        samples: how many were measured, n.
+        figures: numbers by the names that they have in the logs; NaN:
+            undefined now; absent: not measured.
+        by_variable: by instrument a value for each of `variable_names`; NaN:
+            undefined.
+        variable_names: the paths of `model.trainable_variables`, in order.
+        histograms: `"gradient/<path of a variable>"`, of the entries of the
+            mean gradient, and `"sample_norms"`, of the norms of the samples'
+            gradients.
+        layers: by instrument the paths of the layers that it names:
+            "dead", "vanishing", "exploding".
+    """
+
+    step: int
+    samples: int
+    figures: Mapping[str, float]
+    by_variable: Mapping[str, tuple[float, ...]]
+    variable_names: tuple[str, ...]
+    histograms: Mapping[str, Histogram] = dataclasses.field(
+        default_factory=dict
+    )
+    layers: Mapping[str, tuple[str, ...]] = dataclasses.field(
+        default_factory=dict
+    )
 
 
 class RunRecordWarning(UserWarning):
@@ -97,98 +124,6 @@ class RunRecordWarning(UserWarning):
 
 class DamagedRun(ValueError):
     """A run's file is not one that SQLite can read."""
-
-
-def connect(path, create=False):
-    """Open a run's file, without locks where the file system has none."""
-    # Not "ro": SQLite must roll back what a killed process left unfinished.
-    mode = "rwc" if create else "rw"
-    uri = f"{pathlib.Path(path).absolute().as_uri()}?mode={mode}"
-    try:
-        return _connect(uri)
-    except sqlite3.OperationalError as error:
-        if error.sqlite_errorcode not in _WITHOUT_LOCKS:
-            raise
-        return _connect(f"{uri}&nolock=1")
-
-
-def _connect(uri):
-    connection = sqlite3.connect(
-        uri, uri=True, timeout=PATIENCE, isolation_level=None
-    )
-    try:
-        connection.execute("SELECT name FROM sqlite_master").fetchone()
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-def format_of(connection):
-    """Return the version of a run's format; 0 where nothing is written yet."""
-    return connection.execute("PRAGMA user_version").fetchone()[0]
-
-
-def info_of(connection):
-    """Return what was run, a dict."""
-    return json.loads(connection.execute("SELECT json FROM info").fetchone()[0])
-
-
-@contextlib.contextmanager
-def writing(log_dir):
-    """Raise errors inside as an `OSError` about `log_dir`."""
-    try:
-        yield
-    except (OSError, sqlite3.Error) as error:
-        raise as_os_error(error, log_dir) from error
-
-
-def as_os_error(error, log_dir):
-    """Return an error in writing to `log_dir` as an `OSError` that says so."""
-    if isinstance(error, OSError):
-        number = error.errno or errno.EIO
-    else:
-        number = _ERRNO.get(error.sqlite_errorcode & 0xFF, errno.EIO)
-    return OSError(
-        number,
-        f"`log_dir` expected a directory that can be written. Received: "
-        f"log_dir={os.fspath(log_dir)!r}, with the error: "
-        f"{os.strerror(number)}",
-    )
-
-
-@contextlib.contextmanager
-def _reading(directory):
-    path = os.path.join(directory, FILE)
-    if not os.path.isfile(path):
-        raise FileNotFoundError(
-            f"Expected a run's directory, with a file {FILE!r}. Received: "
-            f"{os.fspath(directory)!r}, which has none"
-        )
-    try:
-        with contextlib.closing(connect(path)) as connection:
-            # A small cache: nothing is read twice, and many runs may be open.
-            connection.execute("PRAGMA cache_size = -64")
-            version = format_of(connection)
-            if not version:
-                raise DamagedRun(
-                    f"{path!r} is empty: its process was killed as it began."
-                )
-            if version != FORMAT:
-                raise ValueError(
-                    f"The run {os.fspath(directory)!r} expected records of "
-                    f"format {FORMAT}. Received: format {version}. Read them "
-                    "with the version of keras_pergrad that wrote them."
-                )
-            yield connection
-    except sqlite3.Error as error:
-        if error.sqlite_errorcode & 0xFF in _DAMAGED:
-            raise DamagedRun(
-                f"{path!r} is damaged ({error}). A run that is being written "
-                f"is copied with its '{FILE}-journal', if there is one: copy "
-                "it again."
-            ) from error
-        raise OSError(errno.EIO, f"cannot be read: {error}", path) from error
 
 
 class Run:
@@ -211,7 +146,6 @@ class Run:
         self.path = path
         self.info = info
         self.scalars = scalars
-        self._connection = None
 
     def __len__(self):
         return len(self.scalars["step"])
@@ -232,56 +166,39 @@ class Run:
                 which removed records.
             ValueError: the file is damaged.
         """
-        if name not in VECTORS:
+        if name not in _VECTORS:
             raise ValueError(
-                f"`name` expected one of {', '.join(VECTORS)}. Received: "
+                f"`name` expected one of {', '.join(_VECTORS)}. Received: "
                 f"name={name!r}"
             )
-        column, part = VECTORS[name]
+        column, part = _VECTORS[name]
+        contents = self._column(column, records)
+        values = np.frombuffer(b"".join(contents), "<f4")
+        shape = shapes(self.info)[column]
+        return values.reshape(len(contents), *shape)[part]
+
+    def _column(self, name, records=None):
+        """Return a column of some records, in their order."""
         steps = self.scalars["step"]
         steps = steps if records is None else steps[np.asarray(records, int)]
-        with self.opened() as connection:
+        with _reading(self.path) as connection:
             # CROSS keeps the order of the steps asked for.
-            data = connection.execute(
-                f"SELECT {column} FROM json_each(?) CROSS JOIN vectors "
+            rows = connection.execute(
+                f"SELECT {name} FROM json_each(?) CROSS JOIN records "
                 "ON step = value",
                 [json.dumps(steps.tolist())],
             ).fetchall()
-        if len(data) < len(steps):
+        if len(rows) < len(steps):
             raise OSError(
                 f"The run {self.path!r} was resumed while it was read: read "
                 "it again."
             )
-        values = np.frombuffer(b"".join([row[0] for row in data]), "<f4")
-        shape = shapes(self.info)[column]
-        return values.reshape(len(steps), *shape)[part]
-
-    @contextlib.contextmanager
-    def opened(self):
-        """Keep the file open over several readings."""
-        if self._connection is not None:
-            yield self._connection
-            return
-        with _reading(self.path) as self._connection:
-            try:
-                yield self._connection
-            finally:
-                self._connection = None
+        return [row[0] for row in rows]
 
     @property
     def readings(self):
-        """One `results.HealthReading` a record, a list.
-
-        Where none was recorded, as by earlier versions, it has the scalars
-        and the norm and the variance of each variable's gradient.
-        """
-        with self.opened() as connection:
-            known = connection.execute(
-                "SELECT 1 FROM sqlite_master WHERE name = 'readings'"
-            )
-            if known.fetchone():
-                known = connection.execute("SELECT step, json FROM readings")
-            return health_reading.of_run(self, dict(known))
+        """The `results.HealthReading` of each record that has one, a list."""
+        return [unpacked(r) for r in self._column("reading") if r is not None]
 
     @property
     def norms(self):
@@ -302,14 +219,6 @@ class Run:
     def sketches(self):
         """Sketches of the whole mean gradient, (records, S)."""
         return self.read("sketches")
-
-
-def shapes(info):
-    """Return the shapes of a record's two vectors, by their names."""
-    return {
-        "variables": (len(info["variables"]), 2 + info["variable_sketch_size"]),
-        "sketch": (info["sketch_size"],),
-    }
 
 
 def list_runs(log_dir):
@@ -373,7 +282,12 @@ def read_run(path, scalars=SCALARS):
             f"{', '.join(unknown)}"
         )
     with _reading(path) as connection:
-        info = info_of(connection)
+        info = info_of(connection, path)
+        if info is None:
+            raise DamagedRun(
+                f"The file {FILE!r} of {os.fspath(path)!r} is empty: its "
+                "process was killed as it began."
+            )
         rows = connection.execute(
             f"SELECT {', '.join(names)} FROM records ORDER BY step"
         ).fetchall()
@@ -382,3 +296,92 @@ def read_run(path, scalars=SCALARS):
     columns = dict(zip(names, values.T))
     columns |= {name: columns[name].astype(np.int64) for name in COUNTERS}
     return Run(os.fspath(path), info, columns)
+
+
+def connect(path, timeout=PATIENCE):
+    """Open a run's file, without locks where the file system has none."""
+    # Not "ro": SQLite must roll back what a killed process left unfinished.
+    uri = f"{pathlib.Path(path).absolute().as_uri()}?mode=rwc"
+    try:
+        return _connect(uri, timeout)
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_IOERR:
+            raise
+        return _connect(f"{uri}&nolock=1", timeout)
+
+
+def _connect(uri, timeout):
+    connection = sqlite3.connect(
+        uri, uri=True, timeout=timeout, isolation_level=None
+    )
+    try:
+        connection.execute("SELECT name FROM sqlite_master").fetchone()
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def info_of(connection, directory):
+    """Return what was run, a dict; None where nothing is written yet."""
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if version not in (0, FORMAT):
+        raise ValueError(
+            f"The run {os.fspath(directory)!r} expected records of format "
+            f"{FORMAT}. Received: format {version}. Read them with the "
+            "version of keras_pergrad that wrote them; for a new run choose "
+            "another `run_name`."
+        )
+    if version == 0:
+        return None
+    return json.loads(connection.execute("SELECT json FROM info").fetchone()[0])
+
+
+@contextlib.contextmanager
+def _reading(directory):
+    path = os.path.join(directory, FILE)
+    if not os.path.isfile(path):
+        raise FileNotFoundError(
+            f"Expected a run's directory, with a file {FILE!r}. Received: "
+            f"{os.fspath(directory)!r}, which has none"
+        )
+    try:
+        with contextlib.closing(connect(path)) as connection:
+            # A small cache: nothing is read twice.
+            connection.execute("PRAGMA cache_size = -64")
+            yield connection
+    except sqlite3.Error as error:
+        raise DamagedRun(
+            f"{path!r} is damaged or cannot be read ({error}). A run that is "
+            f"being written is copied with its '{FILE}-journal', if there is "
+            "one: copy it again."
+        ) from error
+
+
+def packed(reading):
+    """Return a reading as compressed JSON; None of none."""
+    if reading is None:
+        return None
+    known = json.dumps(dataclasses.asdict(reading), default=float)
+    return zlib.compress(known.encode())
+
+
+def unpacked(content):
+    """Return the reading that was `packed`."""
+    known = json.loads(zlib.decompress(content))
+    for name in ("by_variable", "layers"):
+        known[name] = {k: tuple(v) for k, v in known[name].items()}
+    known["variable_names"] = tuple(known["variable_names"])
+    known["histograms"] = {
+        name: Histogram(tuple(h["counts"]), tuple(h["edges"]))
+        for name, h in known["histograms"].items()
+    }
+    return HealthReading(**known)
+
+
+def shapes(info):
+    """Return the shapes of a record's two vectors, by their columns."""
+    return {
+        "variables": (len(info["variables"]), 2 + info["variable_sketch_size"]),
+        "sketch": (info["sketch_size"],),
+    }

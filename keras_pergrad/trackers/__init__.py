@@ -4,10 +4,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from keras_pergrad.trackers.html_page import Page
-    from keras_pergrad.trackers.mlflow import MLflow
-    from keras_pergrad.trackers.tensorboard import TensorBoard
+    from keras_pergrad.trackers.services import MLflow, TensorBoard, WandB
     from keras_pergrad.trackers.tracker import Tracker
-    from keras_pergrad.trackers.wandb import WandB
 else:
     from keras_pergrad.common.lazy_names import lazy
 
@@ -15,10 +13,8 @@ else:
         __name__,
         {
             "html_page": ("Page",),
-            "mlflow": ("MLflow",),
-            "tensorboard": ("TensorBoard",),
+            "services": ("MLflow", "TensorBoard", "WandB"),
             "tracker": ("Tracker",),
-            "wandb": ("WandB",),
         },
     )
 

@@ -9,10 +9,10 @@ from html import escape
 from typing import Any
 
 from keras_pergrad.common import tables
+from keras_pergrad.runs import drawing
 from keras_pergrad.runs.alignment import evenly
 from keras_pergrad.runs.page import figure, main, whole
 from keras_pergrad.runs.report import number
-from keras_pergrad.trackers import drawing
 from keras_pergrad.trackers.tracker import Tracker
 
 # Measurements that a chart, and a line in the table, shows.
@@ -21,10 +21,6 @@ _SECONDS = 5
 # Times that it took to write the page until it is written again.
 _PAUSE = 20
 _NONE = float("nan")
-_STYLE = """<style>.kpg .line{fill:none;stroke:var(--c1);stroke-width:1.8;
-stroke-linejoin:round}.kpg circle,.kpg .bar{fill:var(--c1)}
-.kpg .grid{stroke:var(--rule)}.kpg text{fill:var(--muted);font-size:11px}
-.kpg .small{display:inline-block;width:6rem;vertical-align:middle}</style>"""
 _FACTS = ("seed", "device", "batch_size", "steps_per_epoch", "probe_samples")
 
 
@@ -95,7 +91,7 @@ class Page(Tracker):
                 "still running" if running else self._state,
                 self._advice,
             ),
-            again * running + _STYLE,
+            again * running,
         )
         # Beside it, so that no browser sees half of a page.
         unfinished = f"{self.path}.new"
@@ -163,7 +159,9 @@ def _figure(name, readings):
     infinite = [s for s, v in zip(steps, values) if math.isinf(v)]
     if infinite:
         note += f"; infinite at step {', '.join(map(str, infinite[:5]))}"
-    return figure(name, drawing.chart(name, steps, values), note)
+    return figure(
+        name, drawing.chart(name, steps, [drawing.Line(values)]), note
+    )
 
 
 def _of_norms(histogram):

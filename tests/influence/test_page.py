@@ -41,7 +41,7 @@ def test_images_are_shown_with_the_rows_of_top(tmp_path):
 
 
 def test_a_picture_is_that_of_the_array():
-    from keras_pergrad.influence.sample_cells import png
+    from keras_pergrad.influence.page import png
 
     tf = pytest.importorskip("tensorflow")
     rng = np.random.default_rng(0)

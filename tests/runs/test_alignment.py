@@ -127,6 +127,6 @@ def test_no_common_step(tmp_path):
 def test_records_of_another_version(tmp_path):
     for name in "ab":
         made_up.write(tmp_path, name, _some(1))
-    set_format(tmp_path / "b", 2)
-    with pytest.raises(ValueError, match=r"format 1\. Received: format 2"):
+    set_format(tmp_path / "b", 1)
+    with pytest.raises(ValueError, match=r"format 2\. Received: format 1"):
         align(tmp_path, 9)

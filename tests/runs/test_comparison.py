@@ -7,7 +7,6 @@ import pytest
 
 import keras_pergrad as kpg
 from keras_pergrad.__main__ import main
-from keras_pergrad.runs import report
 from tests.runs import made_up
 
 
@@ -34,7 +33,7 @@ def test_seeds_and_nondeterminism_are_separated(comparison):
     first, second, *_ = comparison.findings
     assert (first.kind, second.kind) == ("seeds", "repeats")
     assert second.values["explained"] == pytest.approx(0.01, abs=0.003)
-    assert "nondeterminism explains 0" in comparison.verdict[1]
+    assert "Nondeterminism explains 0" in comparison.verdict[1]
 
 
 def test_deterministic_repeats_explain_nothing(tmp_path):
@@ -91,7 +90,7 @@ def test_repeats_alone(tmp_path, nondeterminism):
     if nondeterminism == 0:
         assert kinds == ["all_equal", "equal"]
     else:
-        assert kinds[:2] == ["repeats_apart", "sampling_of_one_seed"]
+        assert kinds[0] == "repeats_apart"
     assert kinds[-1] == last[nondeterminism]
 
 
@@ -133,22 +132,6 @@ def test_groups_and_a_fault_are_found(tmp_path):
     assert "CPU – METAL" in html
 
 
-def test_no_difference_beyond_seed_noise(tmp_path):
-    for device in ("CPU", "GPU"):
-        for seed in range(5):
-            gradients = made_up.around(1, 8, 4, [seed, len(device)])
-            made_up.write(
-                tmp_path,
-                f"{device}{seed}",
-                gradients,
-                seed=seed + 10 * len(device),
-                tags={"where": device},
-            )
-    first, *_ = kpg.compare_runs(tmp_path, by="where").findings
-    assert first.kind == "groups_alike"
-    assert "no difference beyond seed noise" in str(first)
-
-
 def test_one_group_is_none(log_dir):
     comparison = kpg.compare_runs(log_dir, by="device")
     assert comparison.groups == []
@@ -175,35 +158,12 @@ def test_the_table_says_that_rows_are_left_out(tmp_path):
     assert "of 60 steps" not in str(kpg.compare_runs(tmp_path, max_steps=12))
 
 
-def test_a_figure_is_shown_by_a_column_alone(comparison, monkeypatch):
-    """What `statistics` computes, `report` shows, in text and page."""
-    column = report.Column("loss", lambda at: f"{at['loss']:.4f}")
-    monkeypatch.setattr(report, "COLUMNS", (*report.COLUMNS, column))
-    assert "1.0000" in str(comparison)
-    assert "<td>1.0000</td>" in comparison._repr_html_()
-    assert set(comparison.data) == set(comparison.meanings)
-
-
-def test_a_broken_run_is_named(tmp_path):
-    for seed in range(3):
-        gradients = made_up.around(1, 8, 5, seed)
-        gradients[3:] *= np.nan if seed == 1 else 1
-        made_up.write(tmp_path, f"run {seed}", gradients[: 5 - seed], seed=seed)
-    comparison = kpg.compare_runs(tmp_path)
-    text = " ".join(str(comparison).split())
-    assert "run 1 (from step 3)" in text
-    assert "Not every run has every step: fewer in run 2" in text
-    np.testing.assert_array_equal(comparison.data["runs"], [3, 3, 3, 2])
-    assert np.isnan(comparison.data["variance"][3])
-    assert "–" in comparison._repr_html_()
-
-
 def test_zero_gradients_have_no_direction(tmp_path):
     for seed in range(2):
         made_up.write(tmp_path, f"{seed}", np.zeros((3, 300)), seed=seed)
     comparison = kpg.compare_runs(tmp_path)
     assert [f.kind for f in comparison.findings] == [
-        "nothing_compared",
+        "not_compared",
         "equal",
     ]
     assert "<svg" in comparison._repr_html_()
@@ -236,17 +196,13 @@ def test_plot(comparison):
     pyplot.close("all")
 
 
-def test_plot_says_what_it_needs(comparison, monkeypatch, tmp_path):
+def test_only_plot_needs_matplotlib(comparison, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(
         ImportError, match=r"pip install 'keras-pergrad\[compare"
     ):
         comparison.plot()
-    page = tmp_path / "page.html"
-    page.write_text("of yesterday")
-    with pytest.raises(ImportError, match="Drawing needs matplotlib"):
-        comparison.to_html(page)
-    assert page.read_text() == "of yesterday"
+    comparison.to_html(tmp_path / "page.html")
 
 
 def test_a_comparison_says_what_it_needs(log_dir, monkeypatch):

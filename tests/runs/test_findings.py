@@ -1,20 +1,18 @@
-"""Findings, above all of runs that are broken, end early or never meet."""
-
-import dataclasses
-import inspect
+"""What a comparison says, above all of runs that break, end or never meet."""
 
 import numpy as np
 import pytest
 
 import keras_pergrad as kpg
-from keras_pergrad.runs import findings
-from keras_pergrad.runs.effects import Effect
 from tests.runs import made_up
 
 STEPS = 8
+NORMAL = "The runs differ by what seeds and nondeterminism normally make"
+MORE = "The runs differ by more than seeds and nondeterminism normally make"
+UNKNOWN = "Whether the runs differ by more"
 
 
-def _compare(log_dir, runs, by=None, steps=None, **arguments):
+def _compare(log_dir, runs, by=None, steps=None, tags=None, **arguments):
     """Runs as name → (seed, gradients)."""
     for name, (seed, gradients) in runs.items():
         made_up.write(
@@ -23,58 +21,99 @@ def _compare(log_dir, runs, by=None, steps=None, **arguments):
             gradients,
             steps=(steps or {}).get(name),
             seed=seed,
-            device=name.split()[0] if " " in name else "CPU",
+            device=name.split()[0] if by == "device" else "CPU",
+            tags=(tags or {}).get(name, {}),
             variance=50.0,
         )
     comparison = kpg.compare_runs(log_dir, by=by, **arguments)
-    assert "nan" not in str(comparison)
-    assert "nan" not in comparison._repr_html_().replace("nance", "")
+    text = " ".join(str(comparison).split())
+    page = comparison._repr_html_()
+    for sentence in (comparison.answer, *comparison.verdict):
+        assert sentence in text
+    assert comparison.answer in page
+    assert "nan" not in text
+    assert "nan" not in page.replace("nance", "")
     return comparison
 
 
-def kinds(comparison):
-    """The kind of each finding, of those that are of all runs."""
-    of_batches = "sampling", "sampling_of_one_seed"
-    return [f.kind for f in comparison.findings if f.kind not in of_batches]
+def _kinds(comparison):
+    """The kind of each finding but for that of batches."""
+    found = [f.kind for f in comparison.findings]
+    return [kind for kind in found if kind != "sampling"]
 
 
-def _gradients(seed=0, steps=STEPS):
-    return made_up.around(1.0, 8.0, steps, seed)
-
-
-def test_a_group_that_is_not_finite_is_not_called_alike(tmp_path):
-    path = _gradients()
-    runs = {
-        f"{device} {k}": (0, path * factor + made_up.around(0, 1e-3, STEPS, k))
-        for device, factor in (("CPU", 1), ("METAL", np.nan))
-        for k in range(2)
-    }
-    comparison = _compare(tmp_path, runs, by="device")
-    first, *_ = comparison.findings
-    assert first.kind == "groups_not_compared"
-    assert "CPU and METAL could not be compared" in str(first)
-    (broken,) = [f for f in comparison.findings if f.kind == "not_finite"]
-    expected = ["METAL 0 (from step 0)", "METAL 1 (from step 0)"]
-    assert broken.values["runs"] == expected
-    assert expected[1] in comparison.verdict[2]
-
-
-def test_a_group_that_stops_being_finite_is_named(tmp_path):
-    runs = {
-        f"{device} {k}": (0, _gradients() + made_up.around(0, 1e-3, STEPS, k))
-        for device in ("CPU", "METAL")
-        for k in range(2)
-    }
-    runs["METAL 1"][1][5:] = np.nan
-    comparison = _compare(tmp_path, runs, by="device")
-    assert kinds(comparison)[0] == "groups_alike"
-    assert "left out: METAL 1 (from step 5)." in str(comparison)
+def _gradients(seed=0, noise=0.0, repeat=0):
+    gradients = made_up.around(1.0, 8.0, STEPS, seed)
+    return gradients + made_up.around(0, noise, STEPS, [seed, repeat])
 
 
 def _until(step):
     gradients = _gradients()
     gradients[step:] = np.nan
     return gradients
+
+
+def _seeds(*seeds, noise=0.0):
+    return {
+        f"run {k}": (seed, _gradients(seed, noise, k))
+        for k, seed in enumerate(seeds)
+    }
+
+
+def test_a_group_that_is_not_finite_is_not_called_alike(tmp_path):
+    runs = {
+        f"{device} {k}": (0, _gradients(0, 1e-3, k) * factor)
+        for device, factor in (("CPU", 1), ("METAL", np.nan))
+        for k in range(2)
+    }
+    comparison = _compare(tmp_path, runs, by="device")
+    first, *_ = comparison.findings
+    assert first.kind == "not_compared"
+    assert "CPU and METAL share no step" in str(first)
+    (broken,) = [f for f in comparison.findings if f.kind == "not_finite"]
+    expected = ["METAL 0 (from step 0)", "METAL 1 (from step 0)"]
+    assert broken.values["runs"] == expected
+
+
+def test_groups_are_judged_by_their_repeats(tmp_path):
+    runs, tags = {}, {}
+    for op in ("new", "old"):
+        for k in range(3):
+            gradients = _gradients(0, 0.1, [op == "new", k]) + (op == "new")
+            runs[f"{op} {k}"] = 0, gradients
+            tags[f"{op} {k}"] = {"op": op}
+    comparison = _compare(tmp_path / "a", runs, by="op", tags=tags)
+    assert comparison.answer == f"{MORE}: new differs from old."
+    assert _kinds(comparison)[0] == "groups_differ"
+    for name in runs:
+        runs[name] = 0, _gradients() + (name[0] == "n")
+    comparison = _compare(tmp_path / "b", runs, by="op", tags=tags)
+    assert _kinds(comparison)[0] == "groups_differ_from_equal"
+    runs = dict.fromkeys(runs, (0, _gradients()))
+    comparison = _compare(tmp_path / "c", runs, by="op", tags=tags)
+    assert _kinds(comparison)[0] == "groups_equal"
+
+
+@pytest.mark.parametrize(
+    ("seeds", "kind"),
+    [((1, 1), "groups_without_yardstick"), ((1, 2), "groups_confounded")],
+)
+def test_groups_of_one_run_say_what_to_train(tmp_path, seeds, kind):
+    runs = {
+        name: (seed, _gradients(seed, 0.1, k))
+        for k, (name, seed) in enumerate(zip(("CPU 0", "METAL 0"), seeds))
+    }
+    comparison = _compare(tmp_path, runs, by="device")
+    assert _kinds(comparison)[0] == kind
+    assert "twice in one" in comparison.verdict[0].lower()
+    assert comparison.answer.endswith("not all groups could be judged.")
+
+
+def test_seeds_are_meant_to_differ_from_their_repeats(tmp_path):
+    runs = _seeds(0, 0, 0, 1, 1, 1, 2, 2, 2, noise=1e-2)
+    comparison = _compare(tmp_path, runs, by="seed")
+    assert _kinds(comparison)[0] == "groups_differ"
+    assert comparison.answer.startswith(NORMAL)
 
 
 @pytest.mark.parametrize(
@@ -84,8 +123,9 @@ def _until(step):
 def test_equal_until_one_is_not_finite(tmp_path, other, step):
     runs = {"a": (0, _gradients()), "b": (0, other)}
     comparison = _compare(tmp_path, runs)
-    assert kinds(comparison)[:2] == ["equal_where_compared", "not_finite"]
+    assert _kinds(comparison)[:2] == ["equal_where_compared", "not_finite"]
     assert f"b (from step {step})" in comparison.verdict[1]
+    assert comparison.answer == f"{MORE}: gradients of b are not finite."
 
 
 def test_equal_but_for_a_step_that_is_not_shown(tmp_path):
@@ -94,7 +134,7 @@ def test_equal_but_for_a_step_that_is_not_shown(tmp_path):
     runs = {"a": (0, _gradients()), "b": (0, other)}
     comparison = _compare(tmp_path, runs, max_steps=2)
     assert comparison.apart[0, 1] == 0
-    assert kinds(comparison)[:2] == ["equal_where_compared", "within"]
+    assert _kinds(comparison)[:2] == ["equal_where_compared", "within"]
     assert comparison.findings[1].values["differ_step"] == 3
 
 
@@ -102,27 +142,16 @@ def test_equal_runs_of_which_two_never_meet(tmp_path):
     whole = _gradients()
     runs = {"a": (0, whole[:3]), "b": (0, whole[4:]), "c": (0, whole)}
     comparison = _compare(tmp_path, runs, steps={"b": range(4, STEPS)})
-    assert kinds(comparison)[:2] == ["equal_where_compared", "never_meet"]
+    assert _kinds(comparison)[:2] == ["equal_where_compared", "not_compared"]
 
 
 def test_equal_runs_of_which_one_ends_early(tmp_path):
     runs = {"a": (0, _gradients()), "b": (0, _gradients()[:3])}
     comparison = _compare(tmp_path, runs)
-    assert kinds(comparison) == ["all_equal", "equal"]
+    assert _kinds(comparison) == ["all_equal", "equal"]
     assert "at every step that both have" in comparison.verdict[0]
     assert comparison.verdict[-1].endswith("b ends at step 2.")
-
-
-def test_repeats_that_are_equal_until_one_is_not_finite(tmp_path):
-    """Nondeterminism is not said to be none."""
-    runs = {
-        "a": (0, _gradients()),
-        "b": (0, _until(5)),
-        "c": (1, _gradients(1)),
-    }
-    comparison = _compare(tmp_path, runs)
-    expected = ["seeds", "repeats_equal_where_compared", "not_finite"]
-    assert kinds(comparison)[:3] == expected
+    assert comparison.answer == "The runs do not differ in any bit recorded."
 
 
 @pytest.mark.parametrize("broken", [True, False])
@@ -136,49 +165,26 @@ def test_repeats_that_cannot_be_compared_count_as_none(tmp_path, broken):
         steps = {"b": range(4, STEPS)}
     comparison = _compare(tmp_path, runs, steps=steps)
     assert comparison.repeated == 0
-    assert kinds(comparison)[:2] == ["seeds", "repeats_not_compared"]
+    assert _kinds(comparison)[:2] == ["seeds", "not_compared"]
+    assert "Repeats of a seed share no step" in comparison.verdict[1]
     assert any("count as not repeated" in note for note in comparison.notes)
-    if not broken:
-        assert "no_common_step" in kinds(comparison)
-        assert "<td>–</td>" in comparison._repr_html_()
 
 
-@pytest.mark.parametrize("nondeterminism", [0, 1e-2])
-def test_seeds_that_never_meet(tmp_path, nondeterminism):
-    runs, steps = {}, {}
-    for seed in range(2):
-        for k in range(2):
-            noise = made_up.around(0, nondeterminism, STEPS, [seed, k])
-            runs[f"{seed} {k}"] = seed, _gradients(seed) + noise
-            steps[f"{seed} {k}"] = range(9 * seed, 9 * seed + STEPS)
-    for name, (seed, gradients) in runs.items():
-        made_up.write(
-            tmp_path,
-            name,
-            gradients,
-            steps=steps[name],
-            seed=seed,
-            device="CPU",
-        )
-    comparison = kpg.compare_runs(tmp_path)
+def test_seeds_that_never_meet(tmp_path):
+    runs = _seeds(0, 0, 1, 1, noise=1e-2)
+    steps = {name: range(9 * s, 9 * s + STEPS) for name, (s, _) in runs.items()}
+    comparison = _compare(tmp_path, runs, steps=steps)
     assert np.isnan(comparison.data["variance"]).all()
     first, second, *_ = comparison.findings
-    if nondeterminism:
-        assert first.kind == "seeds_not_compared"
-        assert second.kind == "repeats_alone"
-        expected = 1e-2 * np.sqrt(2 / 364)
-        assert second.values["repeats"] == pytest.approx(expected, rel=0.3)
-    else:
-        assert first.kind == "equal_where_compared"
-        assert second.kind == "never_meet"
+    assert (first.kind, second.kinds) == ("not_compared", ("repeats",))
+    expected = 1e-2 * np.sqrt(2 / 364)
+    assert second.values["repeats"] == pytest.approx(expected, rel=0.3)
+    assert comparison.answer.endswith("too few runs share a step.")
 
 
 def test_a_seed_that_ends_early_leaves_gaps_not_repeats(tmp_path):
-    runs = {
-        "a": (0, _gradients()),
-        "b": (0, _gradients() + made_up.around(0, 1e-2, STEPS, 9)),
-        "c": (1, _gradients(1)[:2]),
-    }
+    runs = _seeds(0, 0, 1, noise=1e-2)
+    runs["run 2"] = 1, _gradients(1)[:2]
     comparison = _compare(tmp_path, runs)
     for name in ("variance", "distance", "cosine", "norm_sd", "sampling_share"):
         values = comparison.data[name]
@@ -199,53 +205,73 @@ def test_repeats_do_not_dilute_the_norm(tmp_path):
         norms.append(np.linalg.norm(gradient))
         for k in range(8 if seed == 0 else 1):
             made_up.write(tmp_path, f"{seed} {k}", gradient, seed=seed)
-    comparison = kpg.compare_runs(tmp_path)
-    data = comparison.data
+    data = kpg.compare_runs(tmp_path).data
     assert data["norm"][0] == pytest.approx(np.mean(norms))
     assert data["norm_sd"][0] == pytest.approx(np.std(norms, ddof=1))
 
 
-EFFECT = Effect(
-    "A", "B", (2, 2), 0.1, "repeats", 0.025, 4.0, 0.0004, True, False
+def test_what_is_left_out_is_counted(tmp_path):
+    runs = _seeds(*(k // 2 for k in range(8)))
+    tags = {name: {"t": f"t{k // 2}"} for k, name in enumerate(runs)}
+    comparison = _compare(tmp_path, runs, by="t", tags=tags)
+    assert len(comparison.groups) == 6
+    runs |= {"run 8": (4, _gradients(4)), "run 9": (4, _gradients(4))}
+    tags |= {"run 8": {"t": "t4"}, "run 9": {"t": "t4"}}
+    for name in ("run 8", "run 9"):
+        seed, gradients = runs[name]
+        made_up.write(tmp_path, name, gradients, seed=seed, tags=tags[name])
+    comparison = kpg.compare_runs(tmp_path, by="t")
+    assert comparison.verdict[6] == "4 more groups: see `comparison.groups`."
+
+
+@pytest.mark.parametrize(
+    ("seeds", "noise", "why"),
+    [
+        ((0, 1, 2, 3), 0.0, "no seed stands out"),
+        (
+            (0, 0, 1, 2),
+            0.0,
+            "repeats are equal in every bit, and no seed stands out",
+        ),
+        (
+            (0, 0, 1, 2),
+            1e-6,
+            "repeats differ by less than seeds, and no run stands out",
+        ),
+    ],
 )
-EFFECTS = {
-    "groups_differ": {},
-    "groups_alike": {"ratio": 1.1, "probability": 0.3},
-    "groups_differ_from_equal": {"floor": 0.0, "ratio": np.inf},
-    "groups_equal": {"floor": 0.0, "distance": 0.0, "ratio": 1.0},
-    "groups_confounded": {"confounded": True, "yardstick": None},
-    "groups_without_yardstick": {"yardstick": None},
-    "groups_not_compared": {"distance": np.nan},
-    "groups_undecided": {"probability": None},
-}
+def test_what_is_normal(tmp_path, seeds, noise, why):
+    answer = _compare(tmp_path, _seeds(*seeds, noise=noise)).answer
+    assert answer == f"{NORMAL}: {why}."
 
 
-@pytest.mark.parametrize("kind", EFFECTS)
-def test_an_effect_in_every_case(kind):
-    effect = dataclasses.replace(EFFECT, **EFFECTS[kind])
-    found = findings._group(effect)
-    assert found.kinds == (kind,)
-    assert "A and B" in str(found)
-    effect = dataclasses.replace(effect, besides=["machine", "loss"])
-    assert str(findings._group(effect)).endswith("in machine and loss.")
+@pytest.mark.parametrize("seeds", [(0, 1, 2, 3, 4), (0, 0, 0)])
+def test_a_run_far_from_the_others_stands_out(tmp_path, seeds):
+    runs = _seeds(*seeds, noise=1e-6)
+    runs["run 1"][1][3 * (seeds[1] == 0) :] += 40.0
+    answer = _compare(tmp_path, runs).answer
+    assert answer == f"{MORE}: run 1 stands out from the others."
 
 
-def test_an_effect_without_a_floor_is_not_compared():
-    effect = dataclasses.replace(EFFECT, floor=np.nan)
-    assert findings._group(effect).kind == "groups_not_compared"
+@pytest.mark.parametrize(
+    ("runs", "why"),
+    [
+        (_seeds(0, 1), "two runs have no yardstick"),
+        (
+            {k: (0, np.zeros((STEPS, made_up.SIZE))) for k in "ab"},
+            "too few runs share",
+        ),
+        (_seeds(0, 0, noise=1.0), "no other seed shows how far"),
+    ],
+)
+def test_what_cannot_be_known_is_said(tmp_path, runs, why):
+    answer = _compare(tmp_path, runs).answer
+    assert answer.startswith(UNKNOWN)
+    assert why in answer
 
 
-def test_every_text_is_said_of_something():
-    """A template that no finding has would be dead."""
-    source = inspect.getsource(findings)
-    for kind in findings.TEXTS:
-        assert source.count(f'"{kind}"') > 1, kind
-
-
-def test_shares_and_lists():
-    shares = {0.0: "0", 4e-7: "4e-07", 0.025: "2.5 %", 1.38: "138 %"}
-    for value, text in shares.items():
-        assert findings.share(value) == text
-    assert findings.share(np.nan) == "–"
-    assert findings.listed("abc") == "a, b and c"
-    assert findings.listed("abcdefg") == "a, b, c, d, e and 2 more"
+def test_repeats_that_part_at_once_are_no_rounding(tmp_path):
+    runs = _seeds(0, 0)
+    runs["run 1"][1][3:] *= 1.5
+    answer = _compare(tmp_path, runs).answer
+    assert "part at step 3, while nondeterminism begins with" in answer

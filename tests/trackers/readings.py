@@ -3,7 +3,7 @@
 import math
 
 from keras_pergrad.runs import RunInfo
-from keras_pergrad.runs.health_reading import HealthReading, Histogram
+from keras_pergrad.runs.store import HealthReading, Histogram
 
 PATHS = ("sequential/dense/kernel", "sequential/dense/bias")
 INFO = RunInfo(

@@ -96,8 +96,8 @@ def test_a_run_of_the_users_goes_on(tmp_path):
 
 
 def test_many_bins_are_joined(tmp_path):
-    from keras_pergrad.runs.health_reading import Histogram
-    from keras_pergrad.trackers.wandb import _bins
+    from keras_pergrad.runs.store import Histogram
+    from keras_pergrad.trackers.services import _bins
 
     counts, edges = _bins(Histogram((1,) * 1025, tuple(range(1026))))
     assert counts == [3] * 341 + [2]

@@ -1,5 +1,5 @@
 """The reading of one measurement, by instruments of gradient health."""
 
-from keras_pergrad.runs.health_reading import HealthReading, Histogram
+from keras_pergrad.runs.store import HealthReading, Histogram
 
 __all__ = ["HealthReading", "Histogram"]
