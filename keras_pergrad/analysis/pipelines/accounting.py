@@ -105,10 +105,11 @@ class StallReport:
 
     @property
     def fraction_without_longest(self):
-        """`data_stall_fraction` but for the longest wait."""
+        """`data_stall_fraction` but for the longest wait, or 0."""
+        stall, share = self.data_stall_s or 0.0, self.data_stall_fraction
         longest = 1e-3 * (self.wait_longest_ms or 0.0)
-        whole = self.data_stall_s / self.data_stall_fraction - longest
-        rest = self.data_stall_s - longest
+        whole = stall / share - longest if share else 0.0
+        rest = stall - longest
         return max(rest, 0.0) / whole if whole > 0 else 0.0
 
     def stalls(self, above=SMALL_SHARE):

@@ -1,4 +1,4 @@
-"""What is known of an epoch and its data: what advice and verdict look at."""
+"""Facts about an epoch and its data, for advice and verdicts."""
 
 import dataclasses
 import math

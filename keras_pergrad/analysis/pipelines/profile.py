@@ -91,12 +91,15 @@ class PipelineProfile:
 
         A `WorkerTrial`; None without a sweep.
         """
-        known = [t for t in self.workers if t.batches_per_s is not None]
-        best = max((trial.batches_per_s for trial in known), default=0.0)
-        near = [t for t in known if t.batches_per_s >= NEAR_THE_BEST * best]
-        fewest = min((t.workers for t in near), default=None)
-        near = [trial for trial in near if trial.workers == fewest]
-        return max(near, key=lambda t: t.batches_per_s, default=None)
+        rates = [
+            (trial.batches_per_s, trial)
+            for trial in self.workers
+            if trial.batches_per_s is not None
+        ]
+        best = max((rate for rate, _ in rates), default=0.0)
+        near = [each for each in rates if each[0] >= NEAR_THE_BEST * best]
+        fewest = min(near, key=lambda p: (p[1].workers, -p[0]), default=None)
+        return fewest and fewest[1]
 
     @property
     def verdict(self):

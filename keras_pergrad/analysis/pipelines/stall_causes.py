@@ -48,8 +48,10 @@ dataset = dataset.with_options(options)"""
 
 def _values(stage, **more):
     """Return a stage's values for the texts, and more; None without one."""
-    if stage is None:
-        return None
+    return None if stage is None else _values_of(stage, **more)
+
+
+def _values_of(stage, **more):
     name = stage.function or ""
     name = name if name.isidentifier() else "function"
     return {"stage": stage.label, "function": name, **more}
@@ -136,7 +138,7 @@ def late_shuffle(facts):
         }
     below = facts.stages[at + 1]
     large = buffer and size and buffer >= LONG_START * size
-    found = _values(below, **values)
+    found = _values_of(below, **values)
     if not large or below.kind not in MAPS:
         return None
     return found | {
@@ -195,7 +197,7 @@ def one_source_at_a_time(facts):
     # Reading waits for a disk or a network, unless it surely computes.
     values = _calls(facts, not facts.computes)
     cycle = f" cycle_length={values['calls']}," if values["pool"] else ""
-    found = _values(stage, pool=values["pool"])
+    found = _values_of(stage, pool=values["pool"])
     call = (
         f"files.interleave(\n    {found['function']}, num_parallel_calls="
         f"{values['calls']},{cycle} deterministic=False)"
