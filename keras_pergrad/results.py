@@ -29,11 +29,11 @@ if TYPE_CHECKING:
         TaskConflicts,
     )
     from keras_pergrad.analysis.numerics import Verdict
-    from keras_pergrad.analysis.pipelines.pipeline_facts import Advice
+    from keras_pergrad.analysis.pipelines.accounting import StallReport
+    from keras_pergrad.analysis.pipelines.advice import Advice
+    from keras_pergrad.analysis.pipelines.measuring import WorkerTrial
     from keras_pergrad.analysis.pipelines.profile import PipelineProfile
-    from keras_pergrad.analysis.pipelines.stage_table import StageRow
-    from keras_pergrad.analysis.pipelines.stall_accounting import StallReport
-    from keras_pergrad.analysis.pipelines.worker_sweep import WorkerTrial
+    from keras_pergrad.analysis.pipelines.stages import StageRow
     from keras_pergrad.analysis.placement.device_comparison import (
         Comparison,
         DeviceComparison,
@@ -71,11 +71,11 @@ else:
             "analysis.measurement.batch_gradient": ("BatchGradient",),
             "analysis.measurement.task_conflicts": ("TaskConflicts",),
             "analysis.numerics": ("Verdict",),
-            "analysis.pipelines.pipeline_facts": ("Advice",),
+            "analysis.pipelines.advice": ("Advice",),
             "analysis.pipelines.profile": ("PipelineProfile",),
-            "analysis.pipelines.stage_table": ("StageRow",),
-            "analysis.pipelines.stall_accounting": ("StallReport",),
-            "analysis.pipelines.worker_sweep": ("WorkerTrial",),
+            "analysis.pipelines.stages": ("StageRow",),
+            "analysis.pipelines.accounting": ("StallReport",),
+            "analysis.pipelines.measuring": ("WorkerTrial",),
             "analysis.placement.device_comparison": (
                 "Comparison",
                 "DeviceComparison",

@@ -21,17 +21,14 @@ from tensorflow.python.data.ops.structured_function import (
 from tensorflow.python.eager.context import Context
 
 import keras_pergrad as kpg
-from keras_pergrad.analysis.pipelines import grain_data
 from keras_pergrad.keras_internals import (
-    dataset_parts,
-    grain_parts,
+    data_parts,
     optional_names,
 )
 
 X, Y = np.ones((4, 3), "float32"), np.zeros((4, 1), "float32")
 #: The private modules that only reports and callbacks need.
 MODULES = [
-    "grain._src.python.dataset.dataset",
     "keras.src.utils.rng_utils",
     "tensorflow.core.framework.model_pb2",
     "tensorflow.python.framework.kernels",
@@ -230,7 +227,7 @@ def _record(folder):
 
 def _grain():
     grain = pytest.importorskip("grain")
-    grain_data.read_threads(grain.MapDataset.range(4).to_iter_dataset())
+    data_parts.read_threads(grain.MapDataset.range(4).to_iter_dataset())
 
 
 def _interleaved():
@@ -260,29 +257,28 @@ def _grain_class(name):
 OPTIONAL = {
     "_map_func": (tf.data.Dataset, lambda _: _profile()),
     "_func": (StructuredFunctionWrapper, lambda _: _profile()),
-    "_deterministic": (tf.data.Dataset, lambda _: _profile()),
     "_buffer_size": (
         tf.data.Dataset,
-        lambda _: dataset_parts.buffer_size(tf.data.Dataset.range(2)),
+        lambda _: data_parts.buffer_size(tf.data.Dataset.range(2)),
     ),
     "_batch_size": (
         tf.data.Dataset,
-        lambda _: dataset_parts.batch_size(tf.data.Dataset.range(2)),
+        lambda _: data_parts.batch_size(tf.data.Dataset.range(2)),
     ),
     "_impl": (
         tf.data.Dataset,
-        lambda _: dataset_parts.reader_inside(tf.data.Dataset.range(2)),
+        lambda _: data_parts.reader_inside(tf.data.Dataset.range(2)),
     ),
     "_fn_kwargs": (keras.losses.MeanSquaredError.__mro__[1], _record),
     "_parents": (_grain_class, lambda _: _grain()),
     "_read_options": (_grain_class, lambda _: _grain()),
     "_datasets": (
         _grain_class,
-        lambda _: grain_data.worker_processes(_interleaved()),
+        lambda _: data_parts.worker_processes(_interleaved()),
     ),
     "_multiprocessing_options": (
         _grain_class,
-        lambda _: grain_data.worker_processes(_loader()),
+        lambda _: data_parts.worker_processes(_loader()),
     ),
 }
 
@@ -298,22 +294,14 @@ def test_what_is_lost_with_a_name_is_said(name, monkeypatch, tmp_path):
         ask(tmp_path)
 
 
-def test_a_loader_whose_copy_lacks_a_name_says_so(monkeypatch):
-    loader = _loader()
-    renamed = _Renamed("_sampler", None)
-    monkeypatch.setattr(type(loader), "_sampler", renamed, raising=False)
-    with pytest.raises(AttributeError, match="_sampler"):
-        grain_parts.loader_arguments(loader)
-
-
 def test_nothing_is_said_where_all_names_are_there(monkeypatch, tmp_path):
     monkeypatch.setattr(optional_names, "_SEEN", set())
     _profile()
     _record(tmp_path)
     plain = tf.data.Dataset.range(2)
-    assert dataset_parts.buffer_size(plain) is None
-    assert dataset_parts.batch_size(plain) is None
-    assert dataset_parts.reader_inside(plain) == (None, None)
+    assert data_parts.buffer_size(plain) is None
+    assert data_parts.batch_size(plain) is None
+    assert data_parts.reader_inside(plain) == (None, None)
     _grain()
-    assert grain_data.worker_processes(_interleaved()) == 2
-    assert grain_data.worker_processes(_loader()) == 0
+    assert data_parts.worker_processes(_interleaved()) == 2
+    assert data_parts.worker_processes(_loader()) == 0

@@ -7,23 +7,22 @@ import weakref
 
 import keras
 
+from keras_pergrad.analysis.pipelines.accounting import (
+    EpochTimer,
+    StallReport,
+)
+from keras_pergrad.analysis.pipelines.advice import Advice
 from keras_pergrad.analysis.pipelines.diagnosis import (
     diagnose,
-    facts_of,
-    stalls,
     verdict,
 )
-from keras_pergrad.analysis.pipelines.pipeline_facts import Advice
-from keras_pergrad.analysis.pipelines.pipeline_samples import PipelineSamples
-from keras_pergrad.analysis.pipelines.stage_table import (
+from keras_pergrad.analysis.pipelines.facts import facts_of
+from keras_pergrad.analysis.pipelines.running import PipelineSamples
+from keras_pergrad.analysis.pipelines.stages import (
     StageRow,
     load_and_transform,
     stage_rows,
     text_of,
-)
-from keras_pergrad.analysis.pipelines.stall_accounting import (
-    EpochTimer,
-    StallReport,
 )
 from keras_pergrad.analysis.pipelines.stopwatch import Stopwatch
 from keras_pergrad.common.deprecation import former
@@ -131,7 +130,7 @@ class DataStall(keras.callbacks.Callback):
         self._spoken = False
         self.advice: list[Advice] = []
         self.stages: list[StageRow] = []
-        self._samples = PipelineSamples()
+        self._samples, self._calls = PipelineSamples(), 0
         self._stopwatch = None
         self._timers: dict[str, EpochTimer] = {}
         self._data = None
@@ -273,7 +272,9 @@ class DataStall(keras.callbacks.Callback):
     def _arm(self, slot):
         # Between two steps nothing that this needs is in the caches: Python
         # takes ten times as long as in a loop.
-        self._samples.tick(self._stopwatch.iterators[slot])
+        self._calls += 1
+        if self._calls == self._samples.due:
+            self._samples.take(self._stopwatch.iterators[slot]())
         if self._timer_hook is None:
             self._stopwatch.arm(self.model, slot)
         else:
@@ -281,7 +282,7 @@ class DataStall(keras.callbacks.Callback):
 
     def _open(self, slot):
         self._timers[slot] = EpochTimer(time.time())
-        self._samples = PipelineSamples()
+        self._samples, self._calls = PipelineSamples(), 0
         self._timer_hook, siblings = None, self._callbacks()
         if siblings is not None and not callback_list.is_last(self, siblings):
             arm = functools.partial(self._stopwatch.arm, self.model, slot)
@@ -335,7 +336,7 @@ class DataStall(keras.callbacks.Callback):
 
     def _note_stages(self, report, facts):
         self.stages = stage_rows(
-            facts.data, facts.kind, facts.stages, facts.running, stalls(report)
+            facts.data, facts.kind, facts.stages, facts.running, report.stalls()
         )
         shares = load_and_transform(self.stages)
         if shares is not None and report.data_stall_fraction is not None:

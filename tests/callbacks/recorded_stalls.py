@@ -8,9 +8,11 @@ import dataclasses
 import itertools
 
 from keras_pergrad.analysis.pipelines import profile
-from keras_pergrad.analysis.pipelines.pipeline_samples import PipelineSamples
-from keras_pergrad.analysis.pipelines.stall_accounting import EpochTimer
-from keras_pergrad.analysis.pipelines.tfdata_model import RunningPipeline
+from keras_pergrad.analysis.pipelines.accounting import EpochTimer
+from keras_pergrad.analysis.pipelines.running import (
+    PipelineSamples,
+    RunningPipeline,
+)
 
 
 def say(monkeypatch, *epochs, work=None):

@@ -1,6 +1,5 @@
 """Loaders and steps with clocks of their own: the truth for stall tests."""
 
-import os
 import time
 
 import keras
@@ -112,32 +111,6 @@ class TimedStepModel(keras.Model):
 
     def test_step(self, data):
         return self._finish(super().test_step(self._begin(data)))
-
-
-class NotesInFile:
-    """`begun` and `ready` of a loader that runs in other processes."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def load(self, index, seconds):
-        begun = time.time()
-        time.sleep(seconds)
-        line = f"{index} {begun} {time.time()}\n"
-        # One short write is one piece, whoever else writes.
-        file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        try:
-            os.write(file, line.encode())
-        finally:
-            os.close(file)
-        return BATCH
-
-    def read_into(self, clock):
-        """Fills a clock's lists, by index; of peeked batches the last time."""
-        rows = np.loadtxt(self.path, ndmin=2)
-        last = {int(index): (b, r) for index, b, r in rows}
-        times = [last[k] for k in sorted(last)]
-        clock.begun, clock.ready = map(list, zip(*times))
 
 
 def no_hidden_prefetch(dataset):

@@ -2,17 +2,15 @@
 
 import textwrap
 
-from keras_pergrad.analysis.pipelines.advice_table import advise
-from keras_pergrad.analysis.pipelines.pipeline_facts import gather
-from keras_pergrad.analysis.pipelines.stage_table import slowest, stage_rows
-from keras_pergrad.analysis.pipelines.stall_accounting import TOO_MANY
+from keras_pergrad.analysis.pipelines.accounting import (
+    SMALL_SHARE,
+    SMALL_WAIT_MS,
+    TOO_MANY,
+)
+from keras_pergrad.analysis.pipelines.advice import advise
+from keras_pergrad.analysis.pipelines.stages import slowest, stage_rows
 from keras_pergrad.common.tables import WIDTH
 
-#: A stall with a smaller share of the time is no bottleneck.
-SMALL_SHARE = 0.05
-# Handing a batch over takes a tenth of a millisecond (measured): a wait of
-# this length leaves nothing to gain, whatever share of a short step it is.
-SMALL_WAIT_MS = 0.2
 # The first batch is late when it takes this share of an epoch, and long enough
 # for a user to notice.
 LATE_SHARE, LATE_S = 0.2, 0.1
@@ -20,42 +18,6 @@ NO_ADVICE = (
     "  No change is known to help. On a busy machine waits may be noise:\n"
     "     measure again with keras_pergrad.profile_pipeline(data, model)."
 )
-
-
-def facts_of(report, data, running=None, passes=None):
-    """Return the `Facts` of an epoch: its report, data, running pipeline."""
-    wait = report.wait_ms or 0.0
-    return gather(
-        data,
-        running,
-        wait,
-        report.step_ms or 0.0,
-        burst_ms=max(wait - (report.wait_p50_ms or wait), 0.0),
-        first_batch_ms=1e3 * (report.first_batch_s or 0.0),
-        passes=passes,
-        steps=report.steps,
-        cpu_ms=report.cpu_ms,
-        copy_ms=report.copy_ms,
-    )
-
-
-def stalls(report, above=SMALL_SHARE):
-    """Whether waits for data take more than this share of the time."""
-    lost, wait = report.data_stall_fraction, report.wait_ms
-    if lost is None or wait is None or lost <= above:
-        return False
-    # A machine that pauses makes one long wait: it takes two for a stall.
-    return not above or (
-        wait >= SMALL_WAIT_MS and _without_longest(report) > above
-    )
-
-
-def _without_longest(report):
-    """Return the share of the time lost but for the longest wait."""
-    longest = 1e-3 * (report.wait_longest_ms or 0.0)
-    whole = report.data_stall_s / report.data_stall_fraction - longest
-    rest = report.data_stall_s - longest
-    return max(rest, 0.0) / whole if whole > 0 else 0.0
 
 
 def digits(number):
@@ -70,12 +32,12 @@ def verdict(report, facts):
         return f"unknown, since {report.not_recorded} fetches were not recorded"
     if lost is None or not step:
         return "unknown: it takes two batches, and a step that is not traced"
-    if not stalls(report):
+    if not report.stalls():
         if lost > SMALL_SHARE and facts.wait_ms >= SMALL_WAIT_MS:
             longest, at = report.wait_longest_ms, report.wait_longest_step
             return (
                 f"not the bottleneck, but for one wait of {digits(longest)} ms "
-                f"(step {at}): {_without_longest(report):.1%} without it"
+                f"(step {at}): {report.fraction_without_longest:.1%} without it"
             )
         return (
             f"not the bottleneck: {lost:.1%} of the time goes by waiting for "
@@ -105,10 +67,14 @@ def diagnose(report, facts, warn_above, advised=True):
             f"DataStall: no figures, since {report.not_recorded} fetches of "
             f"batches were not recorded: {TOO_MANY}"
         ), []
-    stalled = stalls(report, warn_above)
+    stalled = report.stalls(warn_above)
     lines, given = [_headline(report)] if stalled else [], []
     if advised and report.step_ms and report.wait_ms is not None:
-        given = advise(facts, _worth_saying(report, warn_above, stalled))
+        late = (report.first_batch_fraction or 0.0) > max(
+            warn_above, LATE_SHARE
+        ) and (report.first_batch_s or 0.0) > LATE_S
+        if stalled or warn_above < 1:
+            given = advise(facts, stalled, late)
         if stalled:
             lines += _slowest_stage(facts)
             lines += [] if given else [NO_ADVICE]
@@ -118,17 +84,6 @@ def diagnose(report, facts, warn_above, advised=True):
     if not lines:
         return None, []
     return "\n".join([*lines, f"  Verdict: {verdict(report, facts)}."]), given
-
-
-def _worth_saying(report, warn_above, stalled):
-    """Return which rules have a say: all of them where the data stalls."""
-    late = (report.first_batch_fraction or 0.0) > max(warn_above, LATE_SHARE)
-    late = late and (report.first_batch_s or 0.0) > LATE_S
-    silent = warn_above >= 1
-    return lambda rule: (
-        stalled
-        or (not silent and (rule.without_stall or (late and rule.of_the_start)))
-    )
 
 
 def _headline(report):

@@ -3,46 +3,40 @@
 import contextlib
 import copy
 import dataclasses
+import numbers
 from collections.abc import Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from keras_pergrad.analysis.pipelines import grain_data
-from keras_pergrad.analysis.pipelines.device_copy import (
-    accelerator,
-    prefetching,
+from keras_pergrad.analysis.pipelines.accounting import (
+    SMALL_SHARE,
+    SMALL_WAIT_MS,
+    TOO_MANY,
 )
-from keras_pergrad.analysis.pipelines.diagnosis import stalls
-from keras_pergrad.analysis.pipelines.dry_run import untrained
-from keras_pergrad.analysis.pipelines.loading_rate import (
+from keras_pergrad.analysis.pipelines.diagnosis import digits
+from keras_pergrad.analysis.pipelines.facts import kind_of
+from keras_pergrad.analysis.pipelines.measuring import (
     FETCH,
+    WorkerTrial,
     first_batch,
+    has_workers,
     measure,
+    trials,
+    untrained,
 )
-from keras_pergrad.analysis.pipelines.pipeline_facts import kind_of
-from keras_pergrad.analysis.pipelines.profile_verdict import (
-    contradictions,
-    verdict,
-)
-from keras_pergrad.analysis.pipelines.rewrite import with_parallel_maps
-from keras_pergrad.analysis.pipelines.stage_table import (
-    GRAIN_STAGES,
+from keras_pergrad.analysis.pipelines.stages import (
     StageRow,
     slowest,
     stage_rows,
+    stages,
     text_of,
 )
-from keras_pergrad.analysis.pipelines.stages import stages
-from keras_pergrad.analysis.pipelines.stall_accounting import TOO_MANY
-from keras_pergrad.analysis.pipelines.stopwatch import Stopwatch
-from keras_pergrad.analysis.pipelines.worker_sweep import (
-    WorkerTrial,
-    can_sweep,
-    knee,
-    trials,
-    worker_counts,
+from keras_pergrad.analysis.pipelines.stopwatch import (
+    Stopwatch,
+    accelerator,
+    prefetching,
 )
 from keras_pergrad.common.arguments import positive_integer
 from keras_pergrad.common.deprecation import former
@@ -53,6 +47,9 @@ from keras_pergrad.keras_internals.inspection_checks import (
 )
 
 WARM_UP = 10  # batches
+NEAR_THE_BEST = 0.9
+# Two measurements of the same rate differ by less, even on a busy machine.
+NOISE = 0.1
 
 
 @dataclasses.dataclass
@@ -69,8 +66,7 @@ class PipelineProfile:
         slowest_stage: Name and share of the work, or None if unknown.
         what_if: Each change with its measured (batches a second, wait in ms).
         stages: List of `StageRow`, the source first: what each stage costs,
-            and what AUTOTUNE chose; empty if unknown. Grain's stages are timed
-            separately.
+            and what AUTOTUNE chose; empty if unknown.
         workers: List of `WorkerTrial`, if `workers` was given.
         cpu_budget, ram_budget: Cores, and bytes for buffers, that AUTOTUNE
             may use; None if unknown.
@@ -95,17 +91,25 @@ class PipelineProfile:
 
         A `WorkerTrial`; None without a sweep.
         """
-        return knee(self.workers)
+        rates = [
+            (trial.batches_per_s, trial)
+            for trial in self.workers
+            if trial.batches_per_s is not None
+        ]
+        best = max((rate for rate, _ in rates), default=0.0)
+        near = [each for each in rates if each[0] >= NEAR_THE_BEST * best]
+        fewest = min(near, key=lambda p: (p[1].workers, -p[0]), default=None)
+        return fewest and fewest[1]
 
     @property
     def verdict(self):
         """One line: whether the pipeline is the bottleneck, and by how much."""
-        return verdict(self)
+        return _verdict(self)
 
     @property
     def warnings(self):
         """List of sentences: where the measurements contradict each other."""
-        return contradictions(self)
+        return _contradictions(self)
 
     def __str__(self):
         lines = [
@@ -131,7 +135,7 @@ class PipelineProfile:
             lines += ["", table]
         if self.workers:
             columns = "workers", "batches/s", "memory MiB"
-            cells = [trial.cells(trial is self.knee) for trial in self.workers]
+            cells = [_cells(trial, self.knee) for trial in self.workers]
             lines += ["", *as_text(columns, cells, left=columns[:1])]
         lines += ["", *bullets(self.warnings, "Warning:")]
         return "\n".join([*lines, f"Verdict: {self.verdict}."])
@@ -159,9 +163,8 @@ def profile_pipeline(
         batches: Batches per measurement, rounded up to whole executions
             where the model was compiled with `steps_per_execution`.
         workers: Numbers of workers to try, such as `(0, 1, 2, 4)`, for a
-            PyDataset, a torch DataLoader and Grain: each with threads and with
-            processes, where the data supports them. 0 loads in the training
-            thread.
+            PyDataset (with threads and with processes) or a torch DataLoader.
+            0 loads in the training thread.
 
     Returns:
         A `PipelineProfile`.
@@ -188,11 +191,11 @@ def profile_pipeline(
     if model is not None:
         require_compiled(model)
     kind = kind_of(data)
-    counts = worker_counts(workers)
-    if counts and not can_sweep(kind):
+    counts = _worker_counts(workers)
+    if counts and not has_workers(kind):
         raise ValueError(
-            "`workers` expected a PyDataset, a torch DataLoader or a Grain "
-            f"pipeline, which have workers. Received: {data!r}"
+            "`workers` expected a PyDataset or a torch DataLoader, whose "
+            f"number of workers can be changed. Received: {data!r}"
         )
     if kind == "generator":
         raise ValueError(
@@ -236,11 +239,8 @@ def profile_pipeline(
             model_rate = max(model_rate or 0.0, rate.batches_per_s or 0.0)
     written = stages(data) if kind == "dataset" else []
     running = alone.running
-    waits = model is not None and stalls(together.report)
+    waits = model is not None and together.report.stalls()
     rows = stage_rows(data, kind, written, running, waits)
-    if kind == "grain":
-        own = grain_data.measured_stages(data, batches)
-        rows = stage_rows(data, GRAIN_STAGES, [], own, waits) or rows
     return PipelineProfile(
         pipeline_batches_per_s=alone.batches_per_s or 0.0,
         model_batches_per_s=model_rate,
@@ -290,9 +290,96 @@ def _changes(data, batches, model):
         if model is not None:  # it overlaps with a step; alone it is nothing
             yield "prefetch", data.prefetch(tf.data.AUTOTUNE)
             yield "prefetch to device", prefetching(data, accelerator())
-        yield "parallel map", with_parallel_maps(data)
         yield "cache", data.take(batches + 1).cache()
     elif isinstance(data, keras.utils.PyDataset) and data.workers <= 1:
         several = copy.copy(data)
         several.workers = 4
         yield "4 workers", several
+
+
+def _worker_counts(workers):
+    """Check and return the numbers of workers as a sorted tuple."""
+    if workers is None:
+        return ()
+    counts = tuple(workers) if hasattr(workers, "__iter__") else (workers,)
+    for count in counts:
+        whole = isinstance(count, numbers.Integral)
+        if not whole or isinstance(count, bool) or count < 0:
+            raise ValueError(
+                "`workers` expected integers of at least 0, such as "
+                f"(0, 1, 2, 4). Received: workers={workers!r}"
+            )
+    return tuple(sorted({int(count) for count in counts}))
+
+
+def _cells(trial, knee):
+    """Return the three strings of a trial's row."""
+    name = f"{trial.workers} {trial.by}" if trial.workers else "0"
+    if trial.batches_per_s is None:
+        return (f"{name} ({trial.error})", "failed", "")
+    memory = trial.memory_mib
+    return (
+        name + (" <- enough" if trial is knee else ""),
+        f"{trial.batches_per_s:.1f}",
+        "" if memory is None else f"{memory:.0f}",
+    )
+
+
+def _verdict(profile):
+    """Say in one line whether the pipeline of a profile is the bottleneck."""
+    pipeline = profile.pipeline_batches_per_s
+    model = profile.model_batches_per_s
+    if model is None:
+        return (
+            f"none without a model: the pipeline gives {digits(pipeline)} "
+            f"batches/s{_best_change(profile)}"
+        )
+    ratio = pipeline / model
+    lost, wait = profile.stall_fraction or 0.0, profile.wait_ms or 0.0
+    if lost <= SMALL_SHARE or wait < SMALL_WAIT_MS:
+        return (
+            f"not the bottleneck: the pipeline gives {_times(ratio)} what the "
+            "model takes"
+        )
+    more = f", the pipeline gives {_times(ratio)} what it takes"
+    return (
+        f"the bottleneck: the model waits {lost:.0%} of the time"
+        f"{_best_change(profile) or more}"
+    )
+
+
+def _times(ratio):
+    """Say how large a ratio is: "34 times", but "4.7% of"."""
+    value, unit = (ratio, " times") if ratio >= 1 else (100 * ratio, "% of")
+    return (f"{value:.0f}" if value >= 10 else f"{value:.2g}") + unit
+
+
+def _best_change(profile):
+    """Return the change that was measured to help most, as words."""
+    now = profile.together_batches_per_s
+    rates = {name: each for name, (each, _) in profile.what_if.items()}
+    best = max(rates, key=lambda name: rates[name], default=None)
+    if best is None or rates[best] < (1 + NOISE) * now:
+        return ""
+    return f"; best of the changes: {best}, {_times(rates[best] / now)}"
+
+
+def _contradictions(profile):
+    """Return a sentence for each limit that a measured rate exceeds."""
+    rates = {name: each for name, (each, _) in profile.what_if.items()}
+    together = {"together": profile.together_batches_per_s}
+    limits = {
+        "the model alone": (profile.model_batches_per_s, together | rates),
+        "the pipeline alone": (profile.pipeline_batches_per_s, together),
+    }
+    sentences = []
+    for part, (limit, faster) in limits.items():
+        name = max(faster, key=lambda name: faster[name])
+        if limit and faster[name] > (1 + NOISE) * limit:
+            sentences.append(
+                f"`{name}` gives {digits(faster[name])} batches/s, more than "
+                f"{part} ({digits(limit)}), which cannot be. Differences of "
+                f"{faster[name] / limit - 1:.0%} mean nothing here: measure "
+                "again on a quiet machine, with more `batches`."
+            )
+    return sentences

@@ -47,7 +47,6 @@ class Fault:
         finish: If not None, applied to `dataset` after the printed code.
         step: Seconds of a step.
         epochs: Epochs of a `fit`; the last one is looked at.
-        stalls: Whether the fault costs time.
     """
 
     data: object
@@ -56,14 +55,13 @@ class Fault:
     finish: object = None
     step: float = 0.003
     epochs: int = 1
-    stalls: bool = True
 
 
 def _batched(data):
     return data.batch(4).map(as_batch).prefetch(2)
 
 
-def slow_read(folder):
+def slow_read():
     source = tf.data.Dataset.range(4 * BATCHES)
     decode = in_python(sleeping(0.004))
     return Fault(
@@ -74,7 +72,7 @@ def slow_read(folder):
     )
 
 
-def slow_decode_in_python(folder):
+def slow_decode_in_python():
     source = tf.data.Dataset.range(4 * BATCHES)
     names = {"dataset": source, "python_function": compute}
     # As the comment in the code says: the function in the map is exchanged.
@@ -87,7 +85,7 @@ def slow_decode_in_python(folder):
     )
 
 
-def too_large_a_shuffle_buffer(folder):
+def too_large_a_shuffle_buffer():
     source = tf.data.Dataset.range(4 * BATCHES)
     decode = in_python(sleeping(0.002))
     buffer = 4 * BATCHES
@@ -100,12 +98,12 @@ def too_large_a_shuffle_buffer(folder):
     )
 
 
-def no_prefetch(folder):
+def no_prefetch():
     plain = generated_plainly()
     return Fault(plain, "prefetch", {"dataset": plain}, step=0.025)
 
 
-def interleave_missing(folder):
+def interleave_missing():
     def read(shard):
         inside = tf.data.Dataset.range(24)
         return inside.map(in_python(sleeping(0.003)))
@@ -119,7 +117,7 @@ def interleave_missing(folder):
     )
 
 
-def cache_after_random_augmentation(folder):
+def cache_after_random_augmentation():
     def augment(i):
         noise = tf.random.uniform((), 0, 2, tf.int64)
         return i + noise
@@ -130,11 +128,10 @@ def cache_after_random_augmentation(folder):
         "cache after random augmentation",
         {"dataset": source, "augment": augment},
         _batched,
-        stalls=False,
     )
 
 
-def batch_after_a_cheap_map(folder):
+def batch_after_a_cheap_map():
     def twice(i):
         return 2 * i
 
@@ -157,49 +154,9 @@ def _loading(function):
     return load
 
 
-def one_worker(folder):
+def one_worker():
     data = Loader(_loading(sleeping(0.015)), BATCHES)
     return Fault(data, "few workers", {"dataset": data})
-
-
-def too_many_workers(folder):
-    # The queue and the workers hold the first fifty batches.
-    data = Loader(_loading(compute), 100, workers=32)
-    names = {"dataset": data}
-    return Fault(data, "too many workers", names, step=0)
-
-
-def many_tiny_files(folder):
-    paths = []
-    for number in range(4 * BATCHES):
-        paths.append(str(folder / f"{number}.tfrecord"))
-        with tf.io.TFRecordWriter(paths[-1]) as writer:
-            writer.write(np.int64(number).tobytes())
-
-    def parse(text):
-        return tf.reshape(tf.io.decode_raw(text, tf.int64), ())
-
-    def opened(path):  # as a network opens files
-        time.sleep(0.002)
-        return path
-
-    def read(path):
-        path = tf.numpy_function(opened, [path], tf.string)
-        return tf.data.TFRecordDataset(path)
-
-    files = tf.data.Dataset.from_tensor_slices(paths)
-    samples = files.flat_map(read)
-
-    def finish(data):
-        return data.map(parse).batch(4).map(as_batch).prefetch(2)
-
-    return Fault(
-        finish(samples),
-        "tiny files",
-        {"dataset": samples, "folder": str(folder / "saved")},
-        finish,
-        step=0,
-    )
 
 
 #: What the issue of every stalled training begins with.
@@ -212,12 +169,10 @@ FAULTS = (
     cache_after_random_augmentation,
     batch_after_a_cheap_map,
     one_worker,
-    too_many_workers,
-    many_tiny_files,
 )
 
 
-def a_generator_with_integer_labels(folder):
+def a_generator_with_integer_labels():
     def load(i):
         time.sleep(0.015)
         return np.full((4, 3), i, np.float64), [[int(i)]] * 4
@@ -226,11 +181,11 @@ def a_generator_with_integer_labels(folder):
     generated = tf.data.Dataset.from_generator(
         lambda: map(load, range(BATCHES)), output_signature=spec
     )
-    names = {"generated": generated, "load": load, "count": BATCHES}
+    names = {"dataset": generated, "load": load, "count": BATCHES}
     return Fault(generated, "from_generator", names)
 
 
-def parallel_calls_that_sleep(folder):
+def parallel_calls_that_sleep():
     source = tf.data.Dataset.range(16 * BATCHES)
     decode = in_python(sleeping(0.004))
     calls = tf.data.AUTOTUNE
@@ -240,46 +195,29 @@ def parallel_calls_that_sleep(folder):
 
     return Fault(
         finish(source.map(decode, num_parallel_calls=calls)),
-        "thread pool",
+        "parallel map",
         {"dataset": source, "decode": decode},
         finish,
     )
 
 
-def the_same_work_every_epoch(folder):
+def the_same_work_every_epoch():
     data = slow_data.computed()
     return Fault(data, "cache", {"dataset": data}, step=0, epochs=2)
 
 
-def ordered_results_for_a_shuffle(folder):
-    data = slow_data.in_bursts(deterministic=True)
-    return Fault(data, "unordered", {"dataset": data}, step=0.01, epochs=2)
-
-
-def a_shuffle_of_batches(folder):
+def a_shuffle_of_batches():
     source = slow_data.python_map(slow_data.slow, slow_data.numbers())
     return Fault(
-        slow_data.shuffled(late=True),
-        "shuffle after batch",
+        slow_data.shuffled_batches(),
+        "shuffle buffer",
         {"dataset": source},
         lambda data: data.map(as_batch),
         step=0,
     )
 
 
-def reads_of_a_few_bytes(folder):
-    data = slow_data.read_lines(folder, buffer_size=16)
-
-    def finish(data):
-        return data.batch(128).map(
-            lambda lines: as_batch(tf.strings.length(lines))
-        )
-
-    names = {"files": [str(folder / "lines.txt")]}
-    return Fault(data, "tiny reads", names, finish, step=0)
-
-
-def a_few_threads_that_compute(folder):
+def a_few_threads_that_compute():
     data = Loader(_loading(compute), 60, workers=3)
     names = {"dataset": data}
     return Fault(data, "threads that compute", names, step=0)
@@ -290,8 +228,6 @@ OTHERS = (
     a_generator_with_integer_labels,
     parallel_calls_that_sleep,
     the_same_work_every_epoch,
-    ordered_results_for_a_shuffle,
     a_shuffle_of_batches,
-    reads_of_a_few_bytes,
     a_few_threads_that_compute,
 )

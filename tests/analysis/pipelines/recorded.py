@@ -8,12 +8,11 @@ import dataclasses
 import functools
 import json
 import pathlib
-import tempfile
 import warnings
 
-from keras_pergrad.analysis.pipelines import diagnosis
-from keras_pergrad.analysis.pipelines.stall_accounting import StallReport
-from keras_pergrad.analysis.pipelines.tfdata_model import (
+from keras_pergrad.analysis.pipelines.accounting import StallReport
+from keras_pergrad.analysis.pipelines.facts import facts_of
+from keras_pergrad.analysis.pipelines.running import (
     RunningPipeline,
     RunningStage,
 )
@@ -45,7 +44,7 @@ class Epoch:
         return cls(StallReport(**told["report"]), running, told["passes"])
 
     def facts(self, data):
-        return diagnosis.facts_of(self.report, data, self.running, self.passes)
+        return facts_of(self.report, data, self.running, self.passes)
 
     def as_dict(self):
         """What JSON can hold of it, without what is not set."""
@@ -86,15 +85,14 @@ def record(plants, fit, followed):
 
     data_stall.diagnose, found = noting, {}
     for plant in plants:
-        with tempfile.TemporaryDirectory() as folder:
-            fault = plant(pathlib.Path(folder))
-            settings = fault.step, fault.epochs
-            first = functools.partial(fit, fault.data, *settings)
-            stall, before = measured(first)
-            print(plant.__name__, [a.name for a in stall.advice], flush=True)
-            data = followed(fault, stall)
-            _, after = measured(functools.partial(fit, data, *settings))
-            found[plant.__name__] = {"before": before, "after": after}
+        fault = plant()
+        settings = fault.step, fault.epochs
+        first = functools.partial(fit, fault.data, *settings)
+        stall, before = measured(first)
+        print(plant.__name__, [a.name for a in stall.advice], flush=True)
+        data = followed(fault, stall)
+        _, after = measured(functools.partial(fit, data, *settings))
+        found[plant.__name__] = {"before": before, "after": after}
     data_stall.diagnose = diagnose
     # A line for each fault.
     lines = [f'"{name}": {json.dumps(told)}' for name, told in found.items()]
@@ -102,7 +100,7 @@ def record(plants, fit, followed):
 
 
 if __name__ == "__main__":
-    from tests.analysis.pipelines import test_planted_faults as tests
+    from tests.analysis.pipelines import test_advice as tests
 
     warnings.simplefilter("ignore")
     record(tests.EVERY, tests.fit, tests.followed)

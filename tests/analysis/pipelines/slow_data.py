@@ -46,10 +46,6 @@ def serial_map():
     return python_map(slow, numbers()).batch(4).map(as_batch)
 
 
-def parallel_map():
-    return python_map(slow, numbers(), **PARALLEL).batch(4).map(as_batch)
-
-
 def generated():
     return tf.data.Dataset.from_generator(
         lambda: map(load, range(BATCHES)), output_signature=SPEC
@@ -58,14 +54,6 @@ def generated():
 
 def generated_plainly():
     return no_hidden_prefetch(generated())
-
-
-def loaded_by_number():
-    def call(i):
-        x, y = tf.numpy_function(load, [i], (tf.float32, tf.float32))
-        return tf.ensure_shape(x, (None, 3)), tf.ensure_shape(y, (None, 1))
-
-    return tf.data.Dataset.range(BATCHES).map(call, **PARALLEL)
 
 
 def heavy(i):
@@ -79,32 +67,9 @@ def computed():
     return data.prefetch(1)
 
 
-def in_bursts(deterministic):
-    def loading(i):
-        time.sleep(0.06 if i % 16 == 0 else 0.001)
-        return i
-
-    data = tf.data.Dataset.range(12 * BATCHES)
-    data = python_map(loading, data, **PARALLEL)
-    data = data.shuffle(4).batch(4).map(as_batch)
-    options = tf.data.Options()
-    options.deterministic = deterministic
-    return data.prefetch(2).with_options(options)
-
-
-def shuffled(late):
-    data = python_map(slow, numbers())
-    if late:
-        return data.batch(4).map(as_batch).shuffle(BATCHES // 2)
-    return data.shuffle(BATCHES // 2).batch(4).map(as_batch)
-
-
-def read_lines(folder, **settings):
-    """128 lines of 1 KB a batch."""
-    path = folder / "lines.txt"
-    path.write_text(("x" * 1023 + "\n") * 128 * BATCHES)
-    data = tf.data.TextLineDataset([str(path)], **settings).batch(128)
-    return data.map(lambda lines: as_batch(tf.strings.length(lines)))
+def shuffled_batches():
+    data = python_map(slow, numbers()).batch(4).map(as_batch)
+    return data.shuffle(BATCHES // 2)
 
 
 def torch_loader(**settings):
@@ -123,7 +88,3 @@ def torch_loader(**settings):
 
 def py_dataset(**settings):
     return Loader(load, BATCHES, **settings)
-
-
-def python_generator():
-    return (load(i) for i in range(BATCHES))

@@ -42,14 +42,6 @@ def test_prefetch_to_device_hides_it_as_printed(found):
     assert "prefetch to device" in what_if
 
 
-@pytest.mark.timing
-def test_what_is_copied_ahead_takes_no_time_of_the_step(found):
-    if found["code"] is None:
-        pytest.skip("TensorFlow has no iterators for this device")
-    saved = found["before"]["step_ms"] - found["after"]["step_ms"]
-    assert saved > 0.4 * COPY_MS
-
-
 @pytest.mark.parametrize("how", ["several steps", "eager", "on the CPU"])
 def test_where_it_is_not_timed_nothing_is_said(found, how):
     assert found[how]["steps"] == 12

@@ -1,23 +1,28 @@
 """One epoch's report, made of its timed calls."""
 
 import dataclasses
+import math
+import pathlib
 
 import numpy as np
-
-from keras_pergrad.analysis.pipelines.cpu_demand import (
-    cpu_contention,
-    thread_seconds,
-)
-from keras_pergrad.analysis.pipelines.wait_profile import (
-    Timeline,
-    WaitHistogram,
-)
 
 #: Why fetches can be missing from the log.
 TOO_MANY = (
     "a call of its train function fetched more batches than "
     "`steps_per_execution` says. Compile it with at least as many."
 )
+#: A stall with a smaller share of the time is no bottleneck.
+SMALL_SHARE = 0.05
+# Handing a batch over takes a tenth of a millisecond (measured): a wait of
+# this length leaves nothing to gain, whatever share of a short step it is.
+SMALL_WAIT_MS = 0.2
+# The bins of waits: each a per cent wider than the one before.
+SHORTEST, RATIO = 1e-6, 1.01
+BINS = 2400  # up to about 2e4 seconds
+# Threads that wake up often wait longer for a core than they use it: a larger
+# ratio says nothing about what they compute.
+MOST_CONTENTION = 2.0
+_THREADS = pathlib.Path("/proc/self/task")
 
 
 @dataclasses.dataclass
@@ -97,6 +102,25 @@ class StallReport:
         if self.first_batch_s is None or not whole:
             return None
         return self.first_batch_s / whole
+
+    @property
+    def fraction_without_longest(self):
+        """`data_stall_fraction` but for the longest wait, or 0."""
+        stall, share = self.data_stall_s or 0.0, self.data_stall_fraction
+        longest = 1e-3 * (self.wait_longest_ms or 0.0)
+        whole = stall / share - longest if share else 0.0
+        rest = stall - longest
+        return max(rest, 0.0) / whole if whole > 0 else 0.0
+
+    def stalls(self, above=SMALL_SHARE):
+        """Whether waits for data take more than this share of the time."""
+        lost, wait = self.data_stall_fraction, self.wait_ms
+        if lost is None or wait is None or lost <= above:
+            return False
+        # A machine that pauses makes one long wait: it takes two for a stall.
+        return not above or (
+            wait >= SMALL_WAIT_MS and self.fraction_without_longest > above
+        )
 
     def hide_batches(self):
         """Forget what only `per_batch=True` asks for."""
@@ -281,3 +305,96 @@ class EpochTimer:
 
 def _seconds(value):
     return None if value is None else float(value)
+
+
+class WaitHistogram:
+    """Percentiles of the waits, to one per cent of their value."""
+
+    def __init__(self):
+        self.counts = np.zeros(BINS, np.int64)
+        self.longest = 0.0
+        self.longest_step = None
+        self.total = 0
+
+    def add(self, waits):
+        scaled = np.log(np.maximum(waits, SHORTEST) / SHORTEST)
+        bins = np.minimum(scaled / math.log(RATIO), BINS - 1).astype(int)
+        np.add.at(self.counts, bins, 1)
+        if len(waits):
+            at = int(np.argmax(waits))
+            if self.longest_step is None or waits[at] > self.longest:
+                self.longest = float(waits[at])
+                self.longest_step = self.total + at
+        self.total += len(waits)
+
+    def percentile(self, percent):
+        """Return the wait that `percent` of the batches do not exceed, in s."""
+        if not self.total:
+            return None
+        rank = max(1, math.ceil(self.total * percent / 100))
+        at = int(np.searchsorted(np.cumsum(self.counts), rank))
+        middle = SHORTEST * RATIO ** (at + 0.5)
+        return 0.0 if at == 0 else float(min(middle, self.longest))
+
+
+class Timeline:
+    """Mean wait and compute of neighbouring batches, for drawing.
+
+    When `size` groups are full, neighbours are joined.
+    """
+
+    def __init__(self, size=512):
+        self.size = size
+        self.group = 1  # batches in a group
+        self._sums = np.zeros((size, 2))
+        self._batches = 0
+
+    def add(self, waits, computes):
+        pairs = np.column_stack([waits, computes])
+        while len(pairs):
+            room = self.size * self.group - self._batches
+            if not room:
+                joined = self._sums[0::2] + self._sums[1::2]
+                self._sums[:] = 0
+                self._sums[: self.size // 2] = joined
+                self.group *= 2
+                continue
+            now, pairs = pairs[:room], pairs[room:]
+            batches = self._batches + np.arange(len(now))
+            np.add.at(self._sums, batches // self.group, now)
+            self._batches += len(now)
+
+    def arrays(self):
+        """Return each group's first batch, mean wait and mean compute (s)."""
+        groups = math.ceil(self._batches / self.group)
+        first = np.arange(groups) * self.group
+        sizes = np.minimum(self.group, self._batches - first)
+        means = self._sums[:groups] / np.maximum(sizes, 1)[:, None]
+        return first, means[:, 0], means[:, 1]
+
+
+def thread_seconds():
+    """Return the threads' seconds on a core and in wait for one (on Linux)."""
+    on_core = ready = 0
+    try:
+        threads = list(_THREADS.iterdir())
+    except OSError:
+        return None
+    for thread in threads:
+        try:
+            times = (thread / "schedstat").read_text().split()
+        except OSError:
+            continue  # it has just ended, or the system keeps no account
+        on_core += int(times[0])
+        ready += int(times[1])
+    return on_core * 1e-9, ready * 1e-9
+
+
+def cpu_contention(before, after):
+    """Return how much longer computing took for lack of cores, 1.0 to 2.0."""
+    if before is None or after is None:
+        return 1.0
+    on_core, ready = after[0] - before[0], after[1] - before[1]
+    if on_core <= 0 or ready <= 0:
+        return 1.0
+    return min(1.0 + ready / on_core, MOST_CONTENTION)

@@ -1,6 +1,5 @@
-"""Facts about the data, and the rules and advice that look at them."""
+"""Facts about an epoch and its data, for advice and verdicts."""
 
-import collections.abc
 import dataclasses
 import math
 import os
@@ -9,13 +8,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.analysis.pipelines.grain_data import is_grain
-from keras_pergrad.analysis.pipelines.stage_table import matched
-from keras_pergrad.analysis.pipelines.stages import Stage, stages
-from keras_pergrad.analysis.pipelines.tfdata_model import (
-    RunningPipeline,
-    running_pipeline,
-)
+from keras_pergrad.analysis.pipelines.running import RunningPipeline
+from keras_pergrad.analysis.pipelines.stages import Stage, matched, stages
+from keras_pergrad.keras_internals.data_parts import is_grain
 
 PASS_ON = ("Repeat", "Take", "Skip", "AssertCardinality")
 RUN_AHEAD = (
@@ -27,63 +22,6 @@ RUN_AHEAD = (
 
 
 @dataclasses.dataclass
-class Advice:
-    """One cause and the code that removes it.
-
-    Attributes:
-        name: What it is called in tests and documentation.
-        cause: One or two sentences.
-        code: Lines that run as they stand, given the names in them.
-        gain_ms: The most it can save of a batch's time, where that was
-            measured; None where only trying tells.
-        is_mistake: Whether training itself differs from what was meant, or one
-            line undoes the purpose of another.
-    """
-
-    name: str
-    cause: str
-    code: str
-    gain_ms: float | None
-    is_mistake: bool = False
-
-
-@dataclasses.dataclass
-class Rule:
-    """One row of a table of advice.
-
-    Attributes:
-        name: That of the `Advice`.
-        when: Function of the `Facts`: None where the advice does not apply,
-            else the values in the texts, and the measured `gain` if there is.
-        cause, code: Texts of the `Advice`, with `{values}` in them.
-        is_mistake: As in `Advice`.
-        without_stall: Whether it also applies where the data comes in time.
-        of_the_start: Whether it looks at how late the first batch was.
-    """
-
-    name: str
-    when: collections.abc.Callable
-    cause: str
-    code: str
-    is_mistake: bool = False
-    without_stall: bool = False
-    of_the_start: bool = False
-
-    def advice(self, facts):
-        """Return the `Advice` on these facts, or None."""
-        values = self.when(facts)
-        if values is None:
-            return None
-        return Advice(
-            self.name,
-            self.cause.format(**values),
-            self.code.format(**values),
-            values.get("gain"),
-            self.is_mistake,
-        )
-
-
-@dataclasses.dataclass
 class Facts:
     """The facts that rules and verdicts may look at.
 
@@ -92,7 +30,6 @@ class Facts:
             arrays or unknown.
         data: What the user passed.
         wait_ms, step_ms: Per batch.
-        burst_ms: Mean wait minus median wait: what single slow batches cost.
         first_batch_ms: From the start of the epoch to the first batch.
         passes: How many epochs there are, from this one on; None if unknown.
         steps: Batches of this epoch; None if unknown.
@@ -108,7 +45,6 @@ class Facts:
     data: object
     wait_ms: float
     step_ms: float
-    burst_ms: float = 0.0
     first_batch_ms: float = 0.0
     passes: int | None = None
     steps: int | None = None
@@ -127,10 +63,8 @@ class Facts:
 
     def running_of(self, stage):
         """Return the `RunningStage` that a written stage became, or None."""
-        place = self.stages.index(stage)
-        pairs = zip(
-            self.running or (), matched(self.stages, self.running or ())
-        )
+        place, running = self.stages.index(stage), self.running or ()
+        pairs = zip(running, matched(self.stages, running))
         return next((now for now, parts in pairs if place in parts), None)
 
     def share_of(self, stage):
@@ -228,11 +162,24 @@ def kind_of(data):
 
 
 def gather(data, running, wait_ms, step_ms, **others):
-    """Collect the `Facts`, from a `RunningPipeline` or a live iterator too."""
+    """Return the `Facts` of data, its `RunningPipeline` and its times."""
     kind = kind_of(data)
-    if running is not None and not isinstance(running, RunningPipeline):
-        running = running_pipeline(running)
     written = stages(data) if kind == "dataset" else []
     return Facts(
         kind, data, wait_ms, step_ms, stages=written, running=running, **others
+    )
+
+
+def facts_of(report, data, running=None, passes=None):
+    """Return the `Facts` of an epoch: its report, data, running pipeline."""
+    return gather(
+        data,
+        running,
+        report.wait_ms or 0.0,
+        report.step_ms or 0.0,
+        first_batch_ms=1e3 * (report.first_batch_s or 0.0),
+        passes=passes,
+        steps=report.steps,
+        cpu_ms=report.cpu_ms,
+        copy_ms=report.copy_ms,
     )

@@ -3,16 +3,14 @@
 import numpy as np
 import pytest
 
-from keras_pergrad.analysis.pipelines.stall_accounting import (
+from keras_pergrad.analysis.pipelines.accounting import (
     EpochTimer,
     StallReport,
+    Timeline,
+    WaitHistogram,
     exposed_waits,
 )
 from keras_pergrad.analysis.pipelines.stopwatch import Call
-from keras_pergrad.analysis.pipelines.wait_profile import (
-    Timeline,
-    WaitHistogram,
-)
 
 
 def call(began, ended, traced=False, fresh=False, finished=True, cpu=None):

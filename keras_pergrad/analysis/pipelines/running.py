@@ -1,7 +1,7 @@
 """tf.data's own account of where its time goes, read from a live iterator.
 
 TensorFlow rewrites pipelines (it fuses stages and adds a prefetch), so the
-stages here can differ from what was written; `stage_table` joins the two.
+stages here can differ from what was written; `stages` joins the two.
 
 `tf.raw_ops.IteratorGetModelProto` gives a `ModelProto` of
 tensorflow/core/framework/model.proto.
@@ -11,9 +11,10 @@ import dataclasses
 
 import tensorflow as tf
 
-from keras_pergrad.keras_internals.running_pipelines import running_model
+from keras_pergrad.keras_internals.data_parts import ModelProto
 
 PARALLELISM, BUFFER = "parallelism", "buffer_size"
+EVERY = 4  # after 2, 8, 32, 128 ... calls: an epoch hardly feels it
 #: Stages that make a separate pipeline of each of their elements.
 NESTING = ("FlatMap", "Interleave", "ParallelInterleave")
 
@@ -29,8 +30,6 @@ class RunningStage:
         nested_s: Time in those pipelines for one element that it gives; 0
             where there are none, or none runs at the moment.
         elements: Elements given so far; None if TensorFlow does not count.
-        sources: Elements taken so far, of a stage that makes a pipeline of
-            each; else None.
         parallelism: Calls side by side as TensorFlow has set them, or None.
         buffer_size: Elements its buffer may hold, as set now, or None.
         buffered: Elements in its buffer now.
@@ -41,7 +40,6 @@ class RunningStage:
     name: str
     seconds: float
     elements: int | None = None
-    sources: int | None = None
     parallelism: int | None = None
     buffer_size: int | None = None
     buffered: int = 0
@@ -79,7 +77,7 @@ def running_pipeline(iterator):
         text = tf.raw_ops.IteratorGetModelProto(iterator=resource).numpy()
     except (tf.errors.OpError, AttributeError):
         return None
-    model = running_model(text)
+    model = ModelProto.FromString(text)
     stages = _walk(model, model.output)
     if not stages:
         return None
@@ -95,8 +93,6 @@ def _walk(model, key):
     stage = _stage(node)
     inputs = list(node.inputs)
     if stage.name in NESTING:
-        if inputs and inputs[0] in model.nodes:
-            stage.sources = int(model.nodes[inputs[0]].num_elements)
         stage.nested_s = _nested_seconds(model, node, inputs[1:])
         stage.seconds += stage.nested_s * (stage.elements or 0)
         inputs = inputs[:1]
@@ -140,3 +136,45 @@ def _nested_seconds(model, node, keys):
             elements += model.nodes[key].num_elements
     calls = [p.value for p in node.parameters if p.name == PARALLELISM]
     return worked / elements / max(*calls, 1.0, 1.0) if elements else 0.0
+
+
+class PipelineSamples:
+    """A few samples of one epoch's pipeline, and their summary."""
+
+    def __init__(self):
+        #: The call of the train function before which to take the next one.
+        self.due = 2
+        self._samples = []
+
+    def take(self, iterator):
+        """Sample the pipeline, and say when the next sample is due."""
+        self.due *= EVERY
+        sample = running_pipeline(iterator)
+        if sample is not None:
+            self._samples.append(sample)
+
+    def summary(self, iterator):
+        """Return it as it ran recently with its fullest buffers, or None."""
+        last = running_pipeline(iterator)
+        seen = [*self._samples, last] if last is not None else self._samples
+        if not seen:
+            return None
+        # Stages whose data has ended are gone: use the last full sample.
+        whole = max(reversed(seen), key=len)
+        stages = [
+            self._joined(stage, [s[at] for s in seen if at < len(s)])
+            for at, stage in enumerate(whole)
+        ]
+        return RunningPipeline(stages, whole.cpu_budget, whole.ram_budget)
+
+    @staticmethod
+    def _joined(stage, samples):
+        same = [s for s in samples if s.name == stage.name]
+        nested = [s.nested_s for s in same if s.nested_s]
+        each = sum(nested) / len(nested) if nested else 0.0
+        return dataclasses.replace(
+            stage,
+            buffered=max(s.buffered for s in same),
+            nested_s=each,
+            seconds=stage.own_s + each * (stage.elements or 0),
+        )
