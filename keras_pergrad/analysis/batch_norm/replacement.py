@@ -17,14 +17,12 @@ from keras_pergrad.analysis.batch_norm.saving import (
     save_as_exchanged,
 )
 from keras_pergrad.common.arguments import positive_integer
-from keras_pergrad.common.deprecation import former
 from keras_pergrad.keras_internals.inspection_checks import require_model
 from keras_pergrad.keras_internals.model_parts import symbolic_inputs
 
 _WAYS = ("group", "layer", "frozen")
 
 
-@former("groups", "in_place")
 def replace_batch_norm(
     model: keras.Model,
     by: Literal["group", "layer", "frozen"] = "group",

@@ -22,7 +22,6 @@ from keras_pergrad.analysis.checking.check_table import (
     GradientCheck,
 )
 from keras_pergrad.common.arguments import positive_integer
-from keras_pergrad.common.deprecation import former
 from keras_pergrad.common.error_text import reason
 from keras_pergrad.common.registry import PACKAGE
 from keras_pergrad.keras_internals import onednn
@@ -63,7 +62,6 @@ _DRAWN_AFRESH = (
 )
 
 
-@former("modes", "repeats", "devices", "settings")
 @out_of_scope()
 def check_gradients(
     model: keras.Model,

@@ -45,7 +45,6 @@ from keras_pergrad.analysis.pipelines.worker_sweep import (
     worker_counts,
 )
 from keras_pergrad.common.arguments import positive_integer
-from keras_pergrad.common.deprecation import former
 from keras_pergrad.common.tables import as_text, bullets
 from keras_pergrad.keras_internals.inspection_checks import (
     require_compiled,
@@ -137,7 +136,6 @@ class PipelineProfile:
         return "\n".join([*lines, f"Verdict: {self.verdict}."])
 
 
-@former("batches", "workers")
 def profile_pipeline(
     data: Any,
     model: keras.Model | None = None,

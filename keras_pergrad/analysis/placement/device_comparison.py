@@ -13,7 +13,6 @@ from keras_pergrad.analysis import numerics
 from keras_pergrad.analysis.placement import layers, wrong_op
 from keras_pergrad.analysis.placement.step_profile import median_ms
 from keras_pergrad.common.arguments import positive_integer
-from keras_pergrad.common.deprecation import former
 from keras_pergrad.common.devices import accelerators, chosen
 from keras_pergrad.keras_internals.graph_session import (
     GraphCopy,
@@ -105,7 +104,6 @@ def _lines(device, cpu_ms):
         yield f"  {device.suspect}"
 
 
-@former("devices", "repeats")
 def compare_devices(
     model: keras.Model,
     x: Any,

@@ -16,7 +16,6 @@ from keras_pergrad.analysis.placement import (
 )
 from keras_pergrad.analysis.placement.operations import Operation
 from keras_pergrad.analysis.placement.placement_report import PlacementReport
-from keras_pergrad.common.deprecation import former
 from keras_pergrad.keras_internals.graph_session import (
     GraphCopy,
     as_in_fit,
@@ -46,7 +45,6 @@ _MERGED = {
 _PINNED = {"RngReadAndSkip", "RngSkip", "StatefulUniform"}
 
 
-@former("platform", "kernels_table")
 def predict_placement(
     model: keras.Model,
     x: Any,
