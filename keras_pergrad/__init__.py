@@ -36,7 +36,7 @@ if not _is_command():
     # are imported when they are first asked for.
     from keras_pergrad import gramian as _gramian  # noqa: F401
     from keras_pergrad import wrapped_model as _wrapped_model  # noqa: F401
-    from keras_pergrad.analysis.batch_norm import saving as _saving  # noqa: F401
+    from keras_pergrad.analysis.batch_norm import exchange as _exchange  # noqa: F401
     from keras_pergrad.privacy import (
         clipping_variants as _clipping_variants,  # noqa: F401
     )
