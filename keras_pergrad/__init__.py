@@ -62,7 +62,7 @@ if _typing.TYPE_CHECKING:
     from keras_pergrad.analysis.explain.what_fits import what_fits
     from keras_pergrad.analysis.input_gradients import input_gradients
     from keras_pergrad.analysis.pipelines.profile import profile_pipeline
-    from keras_pergrad.analysis.placement.device_comparison import (
+    from keras_pergrad.analysis.placement.comparison import (
         compare_devices,
     )
     from keras_pergrad.analysis.placement.prediction import predict_placement
@@ -121,7 +121,7 @@ else:
             "analysis.explain.what_fits": ("what_fits",),
             "analysis.input_gradients": ("input_gradients",),
             "analysis.pipelines.profile": ("profile_pipeline",),
-            "analysis.placement.device_comparison": ("compare_devices",),
+            "analysis.placement.comparison": ("compare_devices",),
             "analysis.placement.prediction": ("predict_placement",),
             "clipping": ("ClippedMean",),
             "dots": ("per_sample_dots",),

@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from keras_pergrad.analysis.pipelines.stage_table import StageRow
     from keras_pergrad.analysis.pipelines.stall_accounting import StallReport
     from keras_pergrad.analysis.pipelines.worker_sweep import WorkerTrial
-    from keras_pergrad.analysis.placement.device_comparison import (
+    from keras_pergrad.analysis.placement.comparison import (
         Comparison,
         DeviceComparison,
     )
-    from keras_pergrad.analysis.placement.placement_report import (
+    from keras_pergrad.analysis.placement.report import (
         PlacementReport,
     )
     from keras_pergrad.fisher_information.fisher_result import (
@@ -76,11 +76,11 @@ else:
             "analysis.pipelines.stage_table": ("StageRow",),
             "analysis.pipelines.stall_accounting": ("StallReport",),
             "analysis.pipelines.worker_sweep": ("WorkerTrial",),
-            "analysis.placement.device_comparison": (
+            "analysis.placement.comparison": (
                 "Comparison",
                 "DeviceComparison",
             ),
-            "analysis.placement.placement_report": ("PlacementReport",),
+            "analysis.placement.report": ("PlacementReport",),
             "fisher_information.fisher_result": (
                 "DiagonalFisher",
                 "KroneckerFisher",
