@@ -103,7 +103,7 @@ test-nightly:
 # `tensorflow-cpu` (Linux on x86-64) the stand-in device is a "GPU", as on a Mac.
 CPU_VENV := .venv-cpu
 CPU_WHEEL_TESTS ?= tests/analysis/placement/test_on_stand_in.py \
-	tests/analysis/placement/test_device_comparison.py \
+	tests/analysis/placement/test_comparison.py \
 	tests/analysis/placement/test_prediction.py \
 	tests/analysis/placement/test_kernels.py \
 	tests/common/test_devices.py \

@@ -36,7 +36,7 @@ if not _is_command():
     # are imported when they are first asked for.
     from keras_pergrad import gramian as _gramian  # noqa: F401
     from keras_pergrad import wrapped_model as _wrapped_model  # noqa: F401
-    from keras_pergrad.analysis.batch_norm import saving as _saving  # noqa: F401
+    from keras_pergrad.analysis.batch_norm import exchange as _exchange  # noqa: F401
     from keras_pergrad.privacy import (
         clipping_variants as _clipping_variants,  # noqa: F401
     )
@@ -62,7 +62,7 @@ if _typing.TYPE_CHECKING:
     from keras_pergrad.analysis.explain.what_fits import what_fits
     from keras_pergrad.analysis.input_gradients import input_gradients
     from keras_pergrad.analysis.pipelines.profile import profile_pipeline
-    from keras_pergrad.analysis.placement.device_comparison import (
+    from keras_pergrad.analysis.placement.comparison import (
         compare_devices,
     )
     from keras_pergrad.analysis.placement.prediction import predict_placement
@@ -121,7 +121,7 @@ else:
             "analysis.explain.what_fits": ("what_fits",),
             "analysis.input_gradients": ("input_gradients",),
             "analysis.pipelines.profile": ("profile_pipeline",),
-            "analysis.placement.device_comparison": ("compare_devices",),
+            "analysis.placement.comparison": ("compare_devices",),
             "analysis.placement.prediction": ("predict_placement",),
             "clipping": ("ClippedMean",),
             "dots": ("per_sample_dots",),

@@ -14,7 +14,6 @@ from keras_pergrad.aggregation import (
     of_samples,
 )
 from keras_pergrad.common.arguments import is_number, seed_or_none
-from keras_pergrad.common.deprecation import former
 from keras_pergrad.common.registry import serialize
 from keras_pergrad.keras_internals.aggregation_state import AggregationState
 from keras_pergrad.logs import DefinedMean
@@ -75,7 +74,6 @@ class ClippedMean(Aggregation):
 
     limits_norms = True
 
-    @former("noise_multiplier", "seed", "per", "expected_batch_size")
     def __init__(
         self,
         clip_norm: float | Schedule,

@@ -6,7 +6,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.common.deprecation import former
 from keras_pergrad.common.float_types import as_norms
 from keras_pergrad.data_passes import (
     Method,
@@ -22,7 +21,6 @@ from keras_pergrad.statistics import GradientStatistics
 
 
 @not_converted
-@former("method", "training", "batch_size", "verbose")
 def per_sample_gradients(
     model: keras.Model,
     x: Any,
@@ -91,7 +89,6 @@ def per_sample_gradients(
 
 
 @not_converted
-@former("method", "training", "per_variable", "batch_size", "verbose")
 def per_sample_norms(
     model: keras.Model,
     x: Any,
@@ -144,7 +141,6 @@ def per_sample_norms(
 
 
 @not_converted
-@former("per_variable", "training", "batch_size", "verbose")
 def gradient_statistics(
     model: keras.Model,
     x: Any,

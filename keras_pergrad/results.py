@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from keras_pergrad.analysis.pipelines.measuring import WorkerTrial
     from keras_pergrad.analysis.pipelines.profile import PipelineProfile
     from keras_pergrad.analysis.pipelines.stages import StageRow
-    from keras_pergrad.analysis.placement.device_comparison import (
+    from keras_pergrad.analysis.placement.comparison import (
         Comparison,
         DeviceComparison,
     )
-    from keras_pergrad.analysis.placement.placement_report import (
+    from keras_pergrad.analysis.placement.report import (
         PlacementReport,
     )
     from keras_pergrad.fisher_information.fisher_result import (
@@ -76,11 +76,11 @@ else:
             "analysis.pipelines.stages": ("StageRow",),
             "analysis.pipelines.accounting": ("StallReport",),
             "analysis.pipelines.measuring": ("WorkerTrial",),
-            "analysis.placement.device_comparison": (
+            "analysis.placement.comparison": (
                 "Comparison",
                 "DeviceComparison",
             ),
-            "analysis.placement.placement_report": ("PlacementReport",),
+            "analysis.placement.report": ("PlacementReport",),
             "fisher_information.fisher_result": (
                 "DiagonalFisher",
                 "KroneckerFisher",

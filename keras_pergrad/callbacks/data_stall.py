@@ -25,7 +25,6 @@ from keras_pergrad.analysis.pipelines.stages import (
     text_of,
 )
 from keras_pergrad.analysis.pipelines.stopwatch import Stopwatch
-from keras_pergrad.common.deprecation import former
 from keras_pergrad.keras_internals import callback_list, progress_bar
 from keras_pergrad.keras_internals.fit_end import at_end_of_fit
 from keras_pergrad.keras_internals.model_parts import require_free_names
@@ -96,7 +95,6 @@ class DataStall(keras.callbacks.Callback):
     ```
     """
 
-    @former("per_batch", "advise", "verbose")
     def __init__(
         self,
         warn_above: float = 0.05,

@@ -6,20 +6,21 @@ import warnings
 import keras
 import tensorflow as tf
 
-from keras_pergrad.analysis.placement import (
-    collection,
-    eager,
-    hazards,
-    operations,
+from keras_pergrad.analysis.placement import graph, operations
+from keras_pergrad.analysis.placement.prediction import (
+    hazards_of_fusion,
+    hazards_of_operations,
+    hazards_of_settings,
 )
-from keras_pergrad.analysis.placement.placement_report import PlacementReport
-from keras_pergrad.analysis.placement.step_profile import replay
+from keras_pergrad.analysis.placement.profile import replay
+from keras_pergrad.analysis.placement.report import PlacementReport
 from keras_pergrad.common import devices
 from keras_pergrad.common.numbered import unnumbered
 from keras_pergrad.keras_internals import progress_bar, train_function
 from keras_pergrad.keras_internals.callback_list import go_before_readers
 from keras_pergrad.keras_internals.fit_end import at_end_of_fit
 from keras_pergrad.keras_internals.running_fit import running_fit
+from keras_pergrad.keras_internals.tf_context import placed_graphs
 
 _COUNTS = ("ops_on_accelerator", "ops_on_cpu", "device_copies")
 
@@ -33,7 +34,9 @@ class DevicePlacement(keras.callbacks.Callback):
 
     The figures come from the graphs that TensorFlow hands to each device
     after placing and optimising the step, not from what was requested.
-    After the first training step the report is printed and kept.
+    After the first training step the report is printed and kept. An op in a
+    loop or branch is counted once, and how often a step runs it is not told;
+    `deep=True` counts the runs of all.
 
     The logs of each epoch get `ops_on_accelerator`, `ops_on_cpu` and
     `device_copies` (tensors copied between host and accelerator memory in
@@ -54,6 +57,10 @@ class DevicePlacement(keras.callbacks.Callback):
 
     Attributes:
         report: a `PlacementReport`, `None` before the first step.
+
+    Raises:
+        ValueError: in `fit`, for a model that runs eagerly: it has no graph
+            that could be placed.
 
     Example:
 
@@ -79,6 +86,13 @@ class DevicePlacement(keras.callbacks.Callback):
         self._wrapped = None
 
     def on_train_begin(self, logs=None):
+        if self.model.run_eagerly:
+            raise ValueError(
+                "DevicePlacement reads the graphs of a step. Expected a model "
+                "that is compiled with run_eagerly=False; op by op, an op runs "
+                "where tf.debugging.set_log_device_placement(True) says. "
+                "Received: run_eagerly=True"
+            )
         self.report = None
         self._restore()
         siblings = running_fit(self.model).callback_list
@@ -96,7 +110,7 @@ class DevicePlacement(keras.callbacks.Callback):
             )
         self._wrapped = wrapped
         at_end_of_fit(self.model, siblings, wrapped.restore)
-        self._chances = [collection.was_traced(wrapped.function), True]
+        self._chances = [graph.was_traced(wrapped.function), True]
 
     def on_train_batch_begin(self, batch, logs=None):
         self._wrapped.batch_begins()
@@ -118,7 +132,7 @@ class DevicePlacement(keras.callbacks.Callback):
 
     def _setting_hazards(self):
         metal = self._device is not None and self._device.is_metal
-        return hazards.of_settings(self.model.jit_compile) if metal else []
+        return hazards_of_settings(self.model.jit_compile) if metal else []
 
     def _first_step(self, function, iterator):
         """Run the first step, and the second if the first shows nothing."""
@@ -133,17 +147,12 @@ class DevicePlacement(keras.callbacks.Callback):
             self._batches = [unnumbered(batch) for batch in batches or ()]
             spec = unnumbered(iterator.element_spec)
             self._spec = spec if batches else None
-        if self.model.run_eagerly:
-            with eager.watch() as executed:
-                result = function(iterator)
-            placed = eager.read(executed, self.model, self._device)
-        else:
-            with collection.collect(again) as collected:
-                result = function(iterator)
-            partitions = collection.step_partitions(collected[0])
-            if not partitions and not again:
-                return result  # placed before: ask once more
-            placed = operations.read(partitions, self.model, self._device)
+        with placed_graphs(again) as collected:
+            result = function(iterator)
+        partitions = graph.step_partitions(collected[0])
+        if not partitions and not again:
+            return result  # placed before: ask once more
+        placed = operations.read(partitions, self.model, self._device)
         report = self._report_of(placed)
         if self.deep:
             self._measure(report)
@@ -165,11 +174,9 @@ class DevicePlacement(keras.callbacks.Callback):
         report.operations, report.opaque = placed.operations, placed.opaque
         report.copies, report.hazards = placed.copies, self._setting_hazards()
         if device is not None and device.is_metal:
-            report.hazards += hazards.of_operations(placed.operations)
-            report.hazards += hazards.of_fusion(placed.nodes, placed.layer_of)
-        if model.run_eagerly:
-            report.notes.append(eager.NOTE)
-        elif not placed.nodes:
+            report.hazards += hazards_of_operations(placed.operations)
+            report.hazards += hazards_of_fusion(placed.nodes, placed.layer_of)
+        if not placed.nodes:
             report.notes.append(
                 "TensorFlow handed over no graph for this step: the train "
                 "function seems to be no tf.function."

@@ -34,7 +34,6 @@ from keras_pergrad.callbacks.measured_steps import (
     steps_between,
 )
 from keras_pergrad.common.arguments import positive_integer
-from keras_pergrad.common.deprecation import former
 from keras_pergrad.keras_internals import callback_list
 from keras_pergrad.keras_internals import progress_bar as bar
 from keras_pergrad.keras_internals.fit_end import at_end_of_fit
@@ -153,7 +152,6 @@ class GradientVariance(keras.callbacks.Callback):
     2
     """
 
-    @former("repeats", "log_dir", "run_name", "tags", "sketch_size")
     def __init__(
         self,
         probe: Any = None,

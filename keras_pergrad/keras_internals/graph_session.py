@@ -29,20 +29,18 @@ class NotCopyable(ValueError):
 class GraphCopy:
     """A runner of a copy of a traced function, freed when its context ends."""
 
-    # `device` and `pins` (op type → device, which win) place ops, where these
-    # can run there; None: TensorFlow does. `rewrites` are grappler's options,
-    # fields of `RewriterConfig`; `keep` holds the variables' first values, for
-    # `restore`.
+    # `device` places ops, where these can run there; None: TensorFlow does.
+    # `rewrites` are grappler's options, fields of `RewriterConfig`; `keep`
+    # holds the variables' first values, for `restore`.
 
-    def __init__(
-        self, concrete, device=None, pins=None, rewrites=None, keep=False
-    ):
+    def __init__(self, concrete, device=None, rewrites=None, keep=False):
         self._keep = keep
         self.graph = tf.Graph()
         self._source = concrete.graph
         self._device = device
         definition = concrete.graph.as_graph_def()
-        _pin(definition, device, pins or {})
+        if device:
+            _place(definition, device)
         state = list(_state(concrete.graph))  # while still eager
         with self.graph.as_default():
             self._build(definition, state)
@@ -143,15 +141,12 @@ def _state(source):
             yield internal, external.numpy(), None
 
 
-def _pin(definition, device, pins):
+def _place(definition, device):
     bodies = [definition.node]
     bodies += [function.node_def for function in definition.library.function]
     for body in bodies:
         for node in body:
-            if node.op in pins:
-                node.device = pins[node.op]
-            elif device:
-                node.device = device
+            node.device = device
 
 
 def as_in_fit(data):

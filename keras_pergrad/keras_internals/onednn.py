@@ -60,7 +60,7 @@ def _shape(op):
 def _harm(*shape):
     """Return what such a product does wrong here, "" if it is right."""
     done = subprocess.run(
-        [sys.executable, "-m", "keras_pergrad.analysis.doctor.matmul"]
+        [sys.executable, "-m", "keras_pergrad.analysis.doctor.probe", "matmul"]
         + [str(size) for size in shape],
         capture_output=True,
         text=True,

@@ -1,9 +1,8 @@
-"""TensorFlow's eager context: its device, scope and functions.
+"""TensorFlow's eager context: its device, and the graphs that it places.
 
 Private names in use: `tensorflow.python.eager.context.context`, with
-`Context.device_name`, `scope_name`, `has_function`, `get_function_def`,
-`export_run_metadata`, `function_call_options`, `ensure_initialized`,
-`enable_graph_collection`, `disable_graph_collection`;
+`Context.device_name`, `export_run_metadata`, `function_call_options`,
+`ensure_initialized`, `enable_graph_collection`, `disable_graph_collection`;
 `tensorflow.python.eager.context.eager_mode`,
 `tensorflow.python.eager.context.FunctionCallOptions`.
 """
@@ -22,27 +21,9 @@ def device_here():
     return eager_context.context().device_name or ""
 
 
-def scope_here():
-    """Return the name scope around, "" without one."""
-    return eager_context.context().scope_name or ""
-
-
 def eagerly():
     """Return a context manager inside of which ops run at once."""
     return eager_context.eager_mode()
-
-
-def function_definition(name):
-    """Return a `FunctionDef`, or None; LookupError: no such function."""
-    context = eager_context.context()
-    if not context.has_function(name):
-        raise LookupError(name)
-    return context.get_function_def(name)
-
-
-def placed_since():
-    """Return the `RunMetadata` of what was placed since the last call."""
-    return eager_context.context().export_run_metadata()
 
 
 @contextlib.contextmanager

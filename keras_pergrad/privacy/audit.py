@@ -1,7 +1,6 @@
 """A lower bound for epsilon, from a training run with canaries."""
 
 import dataclasses
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +8,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.common.deprecation import former
 from keras_pergrad.functional import per_sample_gradients
 from keras_pergrad.keras_internals.batches import map_tensors
 from keras_pergrad.keras_internals.model_parts import build_symbolically
@@ -50,17 +48,6 @@ class AuditResult:
         """Whether the claim is not refuted; this is no proof of it."""
         return self.lower_bound <= self.claimed
 
-    @property
-    def passed(self) -> bool:
-        """The old name of `ok`."""
-        warnings.warn(
-            "AuditResult: read .ok instead of .passed. The old name will be "
-            "gone in the next version.",
-            DeprecationWarning,
-            stacklevel=2,
-        )
-        return self.ok
-
     def __str__(self):
         verdict = (
             "The claim is not refuted."
@@ -80,7 +67,6 @@ class AuditResult:
         return "\n".join(lines)
 
 
-@former("canaries", "epochs", "sample_weight", "confidence", "seed", "training")
 def audit_privacy(
     make_model: Callable[[], Any],
     private: PrivateTraining,

@@ -9,7 +9,6 @@ import tensorflow as tf
 
 from keras_pergrad.aggregation import aggregations, is_finite
 from keras_pergrad.clipping import ClippedMean, Schedule, is_schedule
-from keras_pergrad.common.deprecation import former
 from keras_pergrad.keras_internals import replicas
 
 
@@ -41,7 +40,6 @@ class AutomaticClippedMean(ClippedMean):
     >>> mode = kpg.Vectorized(kpg.AutomaticClippedMean(1.0))
     """
 
-    @former("noise_multiplier", "seed", "per", "expected_batch_size", "gamma")
     def __init__(
         self,
         clip_norm: float | Schedule = 1.0,
@@ -116,14 +114,6 @@ class AdaptiveClippedMean(ClippedMean):
     >>> mode = kpg.Vectorized(kpg.AdaptiveClippedMean(quantile=0.5))
     """
 
-    @former(
-        "noise_multiplier",
-        "seed",
-        "expected_batch_size",
-        "quantile",
-        "clip_rate",
-        "count_noise",
-    )
     def __init__(
         self,
         clip_norm: float = 0.1,

@@ -33,9 +33,7 @@ class Statement(dict):
     """The guarantee: to whom, on what assumptions, and what it leaves out.
 
     As a dict it has the entries of `of`, for machines: the `clipping` of each
-    of its `phases` is JSON. There `samples` and `samples_per_user` are also
-    under their former names, `examples` and `examples_per_user`, which will be
-    gone in the next version. Printed, it is text, and so is
+    of its `phases` is JSON. Printed, it is text, and so is
     `Statement(json.loads(text))` of one that was saved.
     """
 
@@ -121,18 +119,13 @@ def _phase(mechanism, steps):
         "samples_per_user": mechanism.examples_per_user,
         "noise_multiplier": mechanism.noise_range(max(steps, 1)),
         "clipping": mechanism.clipping,
-        # Former names.
-        "examples": mechanism.examples,
-        "examples_per_user": mechanism.examples_per_user,
     }
 
 
 def _in_words(phase):
-    # One that was saved before has the former name alone.
-    samples = phase.get("samples", phase.get("examples"))
     return (
         f"{phase['steps']} steps, sampling={phase['sampling']!r}, batches of "
-        f"{phase['batch_size']} from {samples} examples, "
+        f"{phase['batch_size']} from {phase['samples']} examples, "
         f"{clipping_in_words(phase['clipping'])}, noise multiplier "
         f"{noise_in_words(phase['noise_multiplier'])}"
     )

@@ -13,7 +13,6 @@ from keras_pergrad.common.arguments import (
     positive_integer,
     seed_or_none,
 )
-from keras_pergrad.common.deprecation import former
 from keras_pergrad.common.registry import serialize
 from keras_pergrad.modes import Accumulated, PerSample, Vectorized
 from keras_pergrad.privacy import accounting
@@ -137,11 +136,6 @@ class PrivateTraining:
     True
     """
 
-    @former(
-        examples="samples",
-        examples_per_user="samples_per_user",
-        after="continue_from",
-    )
     def __init__(
         self,
         *,

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from keras_pergrad.common.arguments import positive_integer
-from keras_pergrad.common.deprecation import former
 from keras_pergrad.runs import (
     alignment,
     divergence,
@@ -114,7 +113,6 @@ class RunComparison:
         return os.fspath(path)
 
 
-@former("by", "tolerance", "max_steps")
 def compare_runs(
     log_dir: str | os.PathLike | Sequence[str | os.PathLike],
     *,

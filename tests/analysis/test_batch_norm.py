@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import keras_pergrad as kpg
-from keras_pergrad.analysis.batch_norm.layer_exchange import groups_for
+from keras_pergrad.analysis.batch_norm.exchange import groups_for
 from tests import oracle
 from tests.real_models import loss, unfrozen
 

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 import keras_pergrad as kpg
-from keras_pergrad.analysis.placement import collection, report_text
-from keras_pergrad.callbacks import DevicePlacement
-from tests.marks import few
+from keras_pergrad.analysis.placement import report as reports
+from keras_pergrad.callbacks import DevicePlacement, device_placement
 from tests.metal_stub import models
 
 KEYS = {"ops_on_accelerator", "ops_on_cpu", "device_copies"}
@@ -25,7 +24,7 @@ def test_a_machine_without_accelerator_gets_a_short_report(
     system, capsys, monkeypatch
 ):
     here = types.SimpleNamespace(platform=system)
-    monkeypatch.setattr(report_text, "sys", here)
+    monkeypatch.setattr(reports, "sys", here)
     placement = DevicePlacement()
     history = train(*models.make("dense"), placement)
     report = placement.report
@@ -58,20 +57,18 @@ def test_the_progress_bar_shows_no_constants(capsys, verbose):
     assert not any(key in printed for key in KEYS)
 
 
-@pytest.mark.parametrize(
-    "name", few(["rnn", "cnn", "embedding", "attention"], ["embedding"])
-)
-def test_executions_equal_those_of_a_trace(name):
+def test_runs_equal_those_of_a_trace_but_in_loops():
     placement = DevicePlacement(deep=True)
-    model, x, y = models.make(name)
-    train(model, x, y, placement)
+    train(*models.make("rnn"), placement)
     counted = placement.report.executions("cpu")
     traced = placement.report.deep.executions["CPU:0"]
-    outside = {"IteratorGetNext", "OptionalFromValue"}
-    assert None not in counted.values()
-    for op in {"MatMul", "Mul", "AddV2", "Sum", "Tanh"} - outside:
-        if op in counted:
-            assert counted[op] == traced[op], op
+    known = {op for op, runs in counted.items() if runs and op in traced}
+    # What Keras hands out of a step is outside of the copy.
+    assert {op: counted[op] for op in known} == {op: traced[op] for op in known}
+    assert len(known) > 10
+    assert counted["Tanh"] is None
+    assert traced["Tanh"] > 2
+    assert "in a loop or branch" in str(placement.report)
 
 
 def test_the_first_batch_is_trained_on_when_it_is_measured():
@@ -104,13 +101,13 @@ def test_every_fit_reports_and_leaves_no_wrapper():
 
 def test_placing_costs_at_most_once_more(monkeypatch):
     calls = []
-    original = collection.collect
+    original = device_placement.placed_graphs
 
     def counted(again):
         calls.append(again)
         return original(again)
 
-    monkeypatch.setattr(collection, "collect", counted)
+    monkeypatch.setattr(device_placement, "placed_graphs", counted)
     model, x, y = models.make("dense", batch=32)
     train(model, x, y, DevicePlacement(), batch_size=4, epochs=2)
     assert calls == [False]
@@ -169,15 +166,10 @@ def test_xla_is_opaque_and_not_counted():
     assert "ops of one step" not in text
 
 
-def test_an_eager_step_is_counted_as_it_runs():
-    placement = DevicePlacement()
-    made = models.make("dense", run_eagerly=True)
-    history = train(*made, placement)
-    assert placement.report.executions("cpu")["MatMul"] == 5
-    assert placement.report.device_copies is None
-    assert "device_copies" not in history.history
-    layers = {o.layer for o in placement.report.operations}
-    assert {"dense", "dense_1"} <= {name.split("/")[0] for name in layers}
+def test_an_eager_step_is_refused():
+    model, x, y = models.make("dense", run_eagerly=True)
+    with pytest.raises(ValueError, match="run_eagerly=False"):
+        train(model, x, y, DevicePlacement())
 
 
 def test_a_custom_train_step_is_read_like_any_other():
@@ -238,7 +230,6 @@ def test_sequences_of_open_length():
     train(model, x, y, placement)
     counted = placement.report.executions("cpu")
     traced = placement.report.deep.executions["CPU:0"]
-    assert counted["Tanh"] in (None, traced["Tanh"])
     assert counted["AssignSubVariableOp"] == traced["AssignSubVariableOp"]
 
 

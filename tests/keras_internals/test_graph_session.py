@@ -33,14 +33,6 @@ def test_captured_constants_are_copied():
         assert copied.run(values)[0] == [4.0]
 
 
-def test_one_type_of_op_can_be_pinned():
-    concrete, _ = trace_step(lambda x: tf.sin(x), np.ones(1, "f4"))
-    pins = {"Sin": "/device:CPU:0"}
-    with GraphCopy(concrete, pins=pins) as copied:
-        [sin] = [op for op in copied.graph.get_operations() if op.type == "Sin"]
-        assert sin.device == "/device:CPU:0"
-
-
 def test_a_table_cannot_be_copied():
     table = tf.lookup.StaticHashTable(
         tf.lookup.KeyValueTensorInitializer([1], [2.0]), 0.0

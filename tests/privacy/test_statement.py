@@ -61,14 +61,11 @@ def test_it_is_a_dict():
     assert dict(statement)["unit"] == "example"
 
 
-@pytest.mark.parametrize("missing", ["", "examples", "samples"])
-def test_one_that_was_saved_is_read(missing):
+def test_one_that_was_saved_is_read():
     statement = private(steps=4).statement()
     saved = json.loads(json.dumps(statement))
     (phase,) = saved["phases"]
-    assert phase["samples"] == phase["examples"] == N
-    assert phase["samples_per_user"] == phase["examples_per_user"] == 1
-    phase.pop(missing, None)
+    assert (phase["samples"], phase["samples_per_user"]) == (N, 1)
     assert str(Statement(saved)) == str(statement)
 
 

@@ -1,6 +1,7 @@
 """The check of one gradient, computed in every way, against single samples."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,12 +9,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_pergrad.aggregation import weighs
 from keras_pergrad.analysis import numerics
-from keras_pergrad.analysis.checking import (
-    configurations,
-    execution,
-    reference,
-)
+from keras_pergrad.analysis.checking import execution, reference
 from keras_pergrad.analysis.checking.check_table import (
     CANNOT_TELL,
     LARGEST_LIMIT,
@@ -22,9 +20,10 @@ from keras_pergrad.analysis.checking.check_table import (
     GradientCheck,
 )
 from keras_pergrad.common.arguments import positive_integer
-from keras_pergrad.common.deprecation import former
+from keras_pergrad.common.devices import accelerators
+from keras_pergrad.common.devices import chosen as device_names
 from keras_pergrad.common.error_text import reason
-from keras_pergrad.common.registry import PACKAGE
+from keras_pergrad.common.registry import PACKAGE, serialize
 from keras_pergrad.keras_internals import onednn
 from keras_pergrad.keras_internals.batches import as_tensors, of_one_length
 from keras_pergrad.keras_internals.graph_session import as_in_fit
@@ -38,6 +37,8 @@ from keras_pergrad.keras_internals.model_parts import build_symbolically
 from keras_pergrad.keras_internals.model_state import ModelState
 from keras_pergrad.keras_internals.overwritten import SetApart
 from keras_pergrad.keras_internals.strategies import out_of_scope
+from keras_pergrad.modes import Accumulated
+from keras_pergrad.modes.base import gradient_modes
 
 # The errors of TensorFlow, XLA and the modes where they cannot do it.
 _CANNOT = (ValueError, NotImplementedError, tf.errors.OpError)
@@ -63,7 +64,6 @@ _DRAWN_AFRESH = (
 )
 
 
-@former("modes", "repeats", "devices", "settings")
 @out_of_scope()
 def check_gradients(
     model: keras.Model,
@@ -142,8 +142,8 @@ def check_gradients(
     data = as_in_fit(data if isinstance(data, tuple) else (data,))
     batch = keras.utils.unpack_x_y_sample_weight(data)
     samples = len(tf.nest.flatten(batch[0])[0])
-    chosen = configurations.modes(modes, model, samples)
-    places = configurations.places(devices)
+    chosen = _modes(modes, model, samples)
+    places = _places(devices)
     tensors = as_tensors(batch)
     of_one_length(*tensors)
     build_symbolically(model, tensors)
@@ -155,7 +155,7 @@ def check_gradients(
             for label, mode in chosen.items()
             for device in places
             for setting in settings
-            if configurations.exists(device, setting, model)
+            if _exists(device, setting, model)
         ]
     right = check.reference
     notes = right.notes + _own_modes(chosen, rows) + _left_out(apart)
@@ -197,6 +197,60 @@ def _check_settings(settings):
         )
 
 
+def _modes(wanted, model, samples):
+    """Return label → mode, for what the user asked for."""
+    if wanted is None:
+        thirds = Accumulated(microbatch_size=math.ceil(samples / 3))
+        wanted = ["batch", "vectorized", "per_sample", thirds]
+        own = getattr(model, "_gradient_mode", None)
+        wanted += [own] if own is not None else []
+    if isinstance(wanted, str) or not hasattr(wanted, "__iter__"):
+        wanted = [wanted]
+    chosen = {}
+    for mode in map(gradient_modes.get, wanted):
+        if not any(_same(mode, other) for other in chosen.values()):
+            label = _label(mode)
+            again = sum(name.partition(" #")[0] == label for name in chosen)
+            chosen[f"{label} #{again + 1}" if again else label] = mode
+    return chosen
+
+
+def _same(mode, other):
+    return type(mode) is type(other) and serialize(mode) == serialize(other)
+
+
+def _label(mode):
+    names = [name for name, cls in gradient_modes.items() if cls is type(mode)]
+    label = names[0] if names else type(mode).__name__
+    if isinstance(mode, Accumulated):
+        label += f" by {mode.microbatch_size}"
+        if type(mode.inner).__name__ != "Batch":
+            return f"{label}, {_label(mode.inner)}"
+    weighing = _aggregation(mode)
+    if weighing is not None:
+        label += f", {type(weighing).__name__}"
+    return label
+
+
+def _places(devices):
+    """Return the names of the devices to compute on."""
+    cpu = ["CPU:0"] if devices is None else []
+    return cpu + device_names(devices)
+
+
+def _exists(device, setting, model):
+    """Whether this can run: XLA needs the variables' device, and no Metal."""
+    if setting != "xla":
+        return True
+    metal = {d.name for d in accelerators() if d.is_metal}
+    return device == execution.home(model) and device not in metal
+
+
+def _aggregation(mode):
+    """Return what weighs the samples, None for the mean."""
+    return mode.aggregation if weighs(mode.aggregation) else None
+
+
 class _Check:
     """One batch of one model, and the reference for its gradients."""
 
@@ -213,10 +267,10 @@ class _Check:
         self.drawn = execution.draw_once(self.model, self.batch[0])
         self.state.restore()
         self._aggregations = [None]
-        for weighs in map(configurations.aggregation, modes.values()):
-            known = weighs is None or weighs in self._aggregations
-            if not known and not weighs.adds_noise:
-                self._aggregations.append(weighs)
+        for own in map(_aggregation, modes.values()):
+            known = own is None or own in self._aggregations
+            if not known and not own.adds_noise:
+                self._aggregations.append(own)
         self.reference = reference.find(
             self.model, self.batch, self._aggregations, self.dtype, self.drawn
         )
@@ -254,15 +308,15 @@ class _Check:
         return self._steps[label]
 
     def _require_comparable(self, mode, device, setting):
-        weighs = configurations.aggregation(mode)
+        own = _aggregation(mode)
         size = mode.microbatch_size
         split = size is not None and size < self.samples
         together = self.reference.how != "loop"
         for applies, why in (
             (mode.updates_by_itself, execution.NO_GRADIENT),
             (mode.changes_gradients, _OTHER),
-            (weighs is not None and weighs.adds_noise, _NOISE),
-            (weighs is not None and together, _WEIGHTED),
+            (own is not None and own.adds_noise, _NOISE),
+            (own is not None and together, _WEIGHTED),
             (split and together, _SPLIT),
             (split and self.drawn, _DRAWN_AFRESH),
         ):
@@ -293,7 +347,7 @@ class _Check:
 
     def _judge(self, mode, repeats, dtype):
         """Return the worst verdict of all repeats, by variable."""
-        k = self._aggregations.index(configurations.aggregation(mode))
+        k = self._aggregations.index(_aggregation(mode))
         variables = self.model.trainable_variables
         names = _names([v.path for v in variables])
         sizes = self.reference.magnitudes[k]

@@ -51,17 +51,17 @@ class TracedMode:
         counted = isinstance(state, AggregationState)
         kept = [getattr(state, name) for name in state.kept] if counted else []
         self._kept = [(variable, np.asarray(variable)) for variable in kept]
-        self._traced = trace_step(self._compute, data)
+        self.traced = trace_step(self._compute, data)
 
     @property
     def graph(self):
         """The graph of the step, not optimised."""
-        return self._traced[0].graph
+        return self.traced[0].graph
 
     def run(self, device, setting, state, repeats):
         """Return each repeat's gradients, and their median milliseconds."""
         runs, times = [], []
-        how = self._compute, self.data, self._traced, device, setting, state
+        how = self._compute, self.data, self.traced, device, setting, state
         self._restart()
         with _runner(*how) as (make_ready, once):
             for _ in range(repeats + 1):

@@ -1,23 +1,101 @@
 """The command `doctor`: asks, judges, prints."""
 
+import contextlib
+import getpass
 import json
 import os
+import pathlib
 import platform
+import re
+import signal
 import subprocess
 import sys
 
-from keras_pergrad.analysis.doctor import cuda, failures, versions
-from keras_pergrad.analysis.doctor.machine_findings import (
+from keras_pergrad.analysis.doctor import cuda, versions
+from keras_pergrad.analysis.doctor.versions import (
     ERROR,
+    METAL_FIX,
     NOTE,
     OK,
     WARNING,
     Finding,
-    without_paths,
 )
 
 _SECONDS = 300
 _MARKS = {OK: "ok", NOTE: "note", WARNING: "warn", ERROR: "ERROR"}
+# Pattern of a failed import → (explanation, fix); the first that matches.
+_KNOWN = (
+    (
+        r"platform is already registered with name",
+        "a device plugin was loaded twice, or two plugins share a name",
+        "keep one of them: look into site-packages/tensorflow-plugins and "
+        "at TF_PLUGGABLE_DEVICE_LIBRARY_PATH",
+    ),
+    (
+        r"Library not loaded: @rpath/_pywrap_tensorflow_internal",
+        "tensorflow-metal 1.2.0 looks for a library that TensorFlow 2.20 "
+        "and later have renamed",
+        METAL_FIX,
+    ),
+    (
+        r"libmetal_plugin|tensorflow-plugins",
+        "tensorflow-metal does not fit this TensorFlow: it is loaded inside "
+        "`import tensorflow`, which fails with it",
+        METAL_FIX,
+    ),
+    (
+        r"_TF_AssignUpdateVariable|_TF_AllocateOutput",
+        "a plugin built for another TensorFlow",
+        METAL_FIX,
+    ),
+    (
+        r"_ARRAY_API not found|numpy\.core\.multiarray failed"
+        r"|compiled using NumPy 1\.x|numpy\.dtype size changed",
+        "this NumPy does not fit this TensorFlow",
+        "pip install --force-reinstall tensorflow, which brings a NumPy "
+        "that fits",
+    ),
+    (
+        r"google\.protobuf|Detected incompatible Protobuf",
+        "this protobuf does not fit this TensorFlow",
+        "pip install --force-reinstall tensorflow",
+    ),
+    (
+        r"No module named 'tensorflow'",
+        "TensorFlow is not installed in this environment",
+        'pip install "tensorflow>=2.18"',
+    ),
+    (
+        r"No module named '(?:keras|numpy|packaging)",
+        "a package that TensorFlow needs is missing",
+        "pip install --force-reinstall tensorflow",
+    ),
+)
+_SIGNALS = {
+    signal.SIGILL: (
+        "the processor lacks instructions that this TensorFlow was built "
+        "with (AVX, or an Intel wheel under Rosetta)",
+        "use a wheel for this processor; on a Mac a Python for arm64",
+    ),
+    signal.SIGABRT: (
+        "TensorFlow aborted while it loaded",
+        "the lines above say why; `pip check` may name a wrong package",
+    ),
+    signal.SIGSEGV: (
+        "TensorFlow crashed while it loaded",
+        "pip install --force-reinstall tensorflow; remove device plugins",
+    ),
+}
+# A folder's name may hold spaces. Where nothing ends it, too much is cut
+# rather than too little.
+_NAME = r"[^/\\'\":;,()<>|\n]*"
+_HOMES = re.compile(
+    rf"(?:[a-z]:(?:\\+|/)users(?:\\+|/)|/(?:users|home)/){_NAME}",
+    re.IGNORECASE,
+)
+_STEP = r"[^/\\\s'\":,()]+(?: [^/\\\s'\":,()]+)*"
+_FOLDERS = re.compile(rf"(?<![\w@.])~?(?:/{_STEP})+/")
+_WINDOWS_FOLDERS = re.compile(rf"(?:\b[A-Za-z]:|~)\\+(?:{_STEP}\\+)*")
 
 
 def add_to(subcommands):
@@ -45,7 +123,7 @@ def examine():
     findings = versions.check(installed)
     facts = {}
     if installed["tensorflow"] is not None:
-        probe, matmul = _start("probe"), _start("matmul")
+        probe, matmul = _start(), _start("matmul")
         facts, of_probe = _inside(probe)
         of_matmul = _matmul(matmul)
         findings += of_probe
@@ -74,9 +152,10 @@ def text(report):
     return "\n".join([*lines, f"{count or 'no'} error{plural}"])
 
 
-def _start(module):
+def _start(*arguments):
+    module = "keras_pergrad.analysis.doctor.probe"
     return subprocess.Popen(
-        [sys.executable, "-m", f"keras_pergrad.analysis.doctor.{module}"],
+        [sys.executable, "-m", module, *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -111,7 +190,7 @@ def _inside(process):
     findings = list(_judged(facts)) if loaded else []
     if facts.pop("done", None) is None:
         printed = err if loaded else err + out
-        why, fix, said = failures.explain(printed, process.returncode)
+        why, fix, said = explain(printed, process.returncode)
         subject = "TensorFlow" if loaded else "import tensorflow"
         crashed = "it crashed: " if loaded else ""
         said = f"{crashed}{why} ({said})"
@@ -152,15 +231,6 @@ def _judged(facts):
         fix = "compile(..., jit_compile=False)"
         yield Finding(ERROR, "XLA", said, fix)
     yield from cuda.judge(facts.get("cuda", {}))
-    if platform.machine().lower() in ("x86_64", "amd64"):
-        off = os.environ.get("TF_ENABLE_ONEDNN_OPTS") == "0"
-        yield Finding(OK, "oneDNN", "off" if off else "on")
-    state = facts.get("determinism", {})
-    if "op_determinism" in state:
-        on = state["op_determinism"] or state["TF_DETERMINISTIC_OPS"] == "1"
-        seed = state["PYTHONHASHSEED"] or "not set"
-        said = f"ops {'on' if on else 'off'}, PYTHONHASHSEED {seed}"
-        yield Finding(OK, "determinism", said)
 
 
 def _training(facts):
@@ -202,3 +272,53 @@ def _matmul(process):
         "TF_ENABLE_ONEDNN_OPTS=0 in the environment, if a model of yours "
         "multiplies such shapes",
     )
+
+
+def explain(output, code):
+    """Return why an import failed, the fix, and the telling line."""
+    for pattern, why, fix in _KNOWN:
+        if re.search(pattern, output):
+            return why, fix, _line(output, pattern)
+    if code < 0 and -code in _SIGNALS:
+        why, fix = _SIGNALS[signal.Signals(-code)]
+        return why, fix, _line(output, "")
+    return (
+        f"`import tensorflow` ended with code {code}",
+        "pip install --force-reinstall tensorflow; if it stays, report it "
+        "with the output of --json",
+        _line(output, ""),
+    )
+
+
+def _line(output, pattern):
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    telling = [line for line in lines if pattern and re.search(pattern, line)]
+    chosen = (telling or lines or [""])[-1]
+    return without_paths(chosen)[:300]
+
+
+def without_paths(text):
+    """Remove folders and this user's name from a text."""
+    home, names = _whose()
+    if home:
+        text = re.sub(re.escape(home) + r"(?!\w)", "~", text, flags=re.I)
+    text = _HOMES.sub("~", text)
+    for name in names:
+        whole = rf"(?<!\w){re.escape(name)}(?!\w)"
+        text = re.sub(whole, "...", text, flags=re.I)
+    text = _WINDOWS_FOLDERS.sub(r"...\\", text)
+    return _FOLDERS.sub(".../", text)
+
+
+def _whose():
+    """Return this user's home, if known, and the names of home and user."""
+    home, names = "", set()
+    with contextlib.suppress(RuntimeError):
+        folder = pathlib.Path.home()
+        names.add(folder.name)
+        home = str(folder) if folder.name else ""  # "/" is nobody's
+    # Without a password database Python raises one of these.
+    with contextlib.suppress(OSError, KeyError, ImportError):
+        names.add(getpass.getuser())
+    # "root" names nobody, and a single letter may be a word.
+    return home, {n for n in names - {"root"} if len(n) > 1}

@@ -5,7 +5,7 @@ import pathlib
 import re
 import sysconfig
 
-from keras_pergrad.analysis.doctor.machine_findings import (
+from keras_pergrad.analysis.doctor.versions import (
     ERROR,
     OK,
     WARNING,

@@ -1,14 +1,17 @@
-"""A look at TensorFlow from the inside, run in a process of its own.
+"""Trials of TensorFlow from the inside, run in a process of its own.
 
-It prints each result at once, one JSON object per line, so that results from
-before a crash are kept.
+Each result is printed at once, one JSON object per line, so that results from
+before a crash are kept. With `matmul` on the command line, a known defect of
+oneDNN is tried instead.
 """
 
 import json
-import os
 import sys
 
 from keras_pergrad.analysis.doctor import cuda
+
+#: Sizes b, t, k, n of products to try.
+_SHAPES = [(2, 3, 4, 5), (8, 16, 32, 32), (64, 16, 64, 32)]
 
 
 def say(step, **facts):
@@ -45,17 +48,6 @@ def xla(device):
         return {"works": float(double(tf.constant(1.0))) == 2.0}
 
 
-def determinism():
-    """Return the settings that make runs repeat to the bit."""
-    from keras_pergrad.keras_internals.repeatability import is_deterministic
-
-    return {
-        "op_determinism": is_deterministic(),
-        "TF_DETERMINISTIC_OPS": os.environ.get("TF_DETERMINISTIC_OPS"),
-        "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED"),
-    }
-
-
 def training(device):
     """Return losses of a two-layer model; each device has the same weights."""
     import keras
@@ -89,7 +81,6 @@ def main():
     backend = keras.backend.backend()
     say("keras", version=keras.__version__, backend=backend)
     attempt("devices", devices)
-    attempt("determinism", determinism)
     attempt("training", lambda: training("CPU:0"))
     from keras_pergrad.common.devices import accelerators
 
@@ -102,5 +93,27 @@ def main():
     say("done")
 
 
+def matmul(*sizes):
+    """Print "right" or "wrong" for products of shapes, unless it crashes."""
+    # A product of shapes [b, 1, t, k] and [k, n] returns garbage or corrupts
+    # the heap in some builds; the harm may show only when the process ends.
+    import numpy as np
+    import tensorflow as tf
+
+    random = np.random.default_rng(0)
+    worst = 0.0
+    for b, t, k, n in [sizes] if sizes else _SHAPES:
+        left = random.normal(size=(b, 1, t, k)).astype("float32")
+        right = random.normal(size=(k, n)).astype("float32")
+        with tf.device("/CPU:0"):
+            product = tf.matmul(left, right).numpy()
+        gap = np.abs(product - left @ right).max()
+        worst = max(worst, float(gap)) if np.isfinite(gap) else float("inf")
+    print("right" if worst < 1e-3 else "wrong", flush=True)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    if sys.argv[1:2] == ["matmul"]:
+        matmul(*map(int, sys.argv[2:]))
+    else:
+        main()

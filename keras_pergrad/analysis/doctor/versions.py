@@ -1,23 +1,20 @@
-"""The installed versions, and whether they work together.
+"""The installed versions, and findings on whether they work together.
 
 All is read from the packages' metadata; nothing is imported.
 """
 
+import dataclasses
 import importlib.metadata
-import importlib.util
 import platform
 import re
 import sys
 
-from keras_pergrad.analysis.doctor.machine_findings import (
-    ERROR,
-    METAL_FIX,
-    NOTE,
-    OK,
-    WARNING,
-    Finding,
+OK, NOTE, WARNING, ERROR = "ok", "note", "warning", "error"
+METAL_FIX = (
+    'pip install "tensorflow>=2.18,<2.20" "tensorflow-metal==1.2.0" '
+    "(Python 3.12 at most), or, to train on the CPU, "
+    "pip uninstall tensorflow-metal"
 )
-
 PACKAGES = ("tensorflow", "keras", "numpy", "tensorflow-metal")
 _WHEELS = ("tensorflow", "tensorflow-cpu", "tensorflow-macos")
 # tensorflow-metal → the first TensorFlow it loads with, and the first that it
@@ -28,6 +25,23 @@ _METAL: dict[tuple[int, ...], tuple] = {
     (1, 0): ((2, 13), (2, 14)),
     (0, 8): ((2, 12), (2, 13)),
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """One line of the doctor's screen.
+
+    Attributes:
+        level: `"ok"`, `"note"`, `"warning"` or `"error"`.
+        subject: what it is about.
+        message: what was found.
+        fix: what to do, or `""`.
+    """
+
+    level: str
+    subject: str
+    message: str
+    fix: str = ""
 
 
 def installed():
@@ -65,7 +79,7 @@ def check(versions, python=None, system=None):
     findings.append(_at_least("Keras", versions["keras"], (3, 8)))
     if versions["numpy"] is not None:
         findings.append(Finding(OK, "NumPy", versions["numpy"]))
-    return [*findings, *_requirements(), *_metal(versions, system)]
+    return [*findings, *_metal(versions, system)]
 
 
 def _python(python):
@@ -87,36 +101,6 @@ def _at_least(name, version, least):
     shown = ".".join(map(str, least))
     said = f"expected {shown} or newer. Received: {version}"
     return Finding(ERROR, name, said, f"pip install --upgrade {wanted}")
-
-
-def _requirements():
-    """Return what TensorFlow itself asks of NumPy, Keras and protobuf."""
-    wheel = next((w for w in _WHEELS if _version(w) is not None), None)
-    lines = (importlib.metadata.requires(wheel) if wheel else None) or ()
-    if lines and importlib.util.find_spec("packaging") is None:
-        said = "it is not installed, and TensorFlow and Keras need it"
-        return [Finding(ERROR, "packaging", said, "pip install packaging")]
-    findings = []
-    for line in lines:
-        match = re.match(r"(numpy|keras|protobuf|ml[-_]dtypes)\b(.*)", line)
-        if not match or ";" in line:
-            continue
-        name, wanted = match.group(1), match.group(2).strip(" ()")
-        version = _version(name)
-        if version is not None and not satisfies(version, wanted):
-            said = f"TensorFlow expected {wanted}. Received: {version}"
-            fix = f'pip install "{name}{wanted}"'
-            findings.append(Finding(ERROR, name, said, fix))
-    return findings
-
-
-def satisfies(version, wanted):
-    """Whether `"2.1.3rc1"`, which counts as 2.1.3, fits `">=1.26,<2.2"`."""
-    # Keras and TensorFlow bring it; without them there is nothing to ask.
-    from packaging.specifiers import SpecifierSet
-    from packaging.version import Version
-
-    return SpecifierSet(wanted).contains(Version(version).base_version)
 
 
 def _metal(versions, system):

@@ -24,7 +24,6 @@ from keras_pergrad.analysis.explain.step_memory import StepMemory
 from keras_pergrad.analysis.explain.what_fits import mode_of
 from keras_pergrad.analysis.numerics import precision
 from keras_pergrad.common.arguments import positive_integer
-from keras_pergrad.common.deprecation import former
 from keras_pergrad.common.refusal_messages import not_one_number
 from keras_pergrad.factors import join, widened
 from keras_pergrad.keras_internals import tensor_float
@@ -41,7 +40,6 @@ from keras_pergrad.modes.accumulated import Accumulated
 from keras_pergrad.samples import TracedStep, sum_of_outputs
 
 
-@former("x", "jit_compile")
 def explain(
     model: keras.Model,
     batch_size: Any = None,

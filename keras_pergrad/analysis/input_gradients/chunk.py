@@ -1,15 +1,23 @@
-"""The gradient of one chunk, in one traced function for all chunks."""
+"""The gradient of one chunk, in one traced function for all chunks.
+
+It is that of outputs, or of each sample's own loss, by inputs, or by the output
+of the Embedding that reads integer ones.
+"""
 
 import contextlib
+import functools
 
 import keras
 import tensorflow as tf
 
-from keras_pergrad.analysis.input_gradients.watching import (
-    embeddings,
-    source_of,
+from keras_pergrad.common.patching import attribute
+from keras_pergrad.keras_internals import loss_fractions
+from keras_pergrad.keras_internals.losses import noting_losses, total_loss
+from keras_pergrad.keras_internals.model_parts import (
+    compiled_loss,
+    layers_of,
+    takes_training,
 )
-from keras_pergrad.keras_internals.model_parts import takes_training
 from keras_pergrad.keras_internals.moments import twice_differentiable
 from keras_pergrad.samples import TracedStep, refusals, sum_of_outputs
 
@@ -19,6 +27,10 @@ REDUCTIONS = (*OVER_SAMPLES, "norm")
 #: Up to so many outputs are differentiated one after the other in the graph,
 #: more in a loop.
 UNROLLED = 4
+#: Ops that pass ids on unchanged.
+_PASSING = ("Cast", "Identity")
+#: For batches of one sample: the loss as Keras computes it.
+loss_of_one = total_loss
 
 
 def traced(model, selection, reduce, order, loss):
@@ -53,6 +65,43 @@ def call(model, x):
     return model(x, training=False) if takes_training(model) else model(x)
 
 
+def loss_of_chunk(model, first):
+    """Return a chunk's loss: `_sum_of_losses` if it holds, or `loss_of_one`."""
+    # It holds if the loss of a batch is a sum or a mean over its samples: not
+    # where masks or weights are counted, or the model adds losses.
+    if type(model).compute_loss is not keras.Model.compute_loss:
+        return loss_of_one
+    added, (x, y, sample_weight) = [], first
+    with noting_losses(model, added):
+        y_pred = call(model, x)
+    try:
+        terms = loss_fractions.evaluate(
+            compiled_loss(model), y, y_pred, sample_weight
+        )
+    except loss_fractions.NotAdditive:
+        return loss_of_one
+    counted = any(term.kind == loss_fractions.DATA for term in terms)
+    return loss_of_one if added or counted or not terms else _sum_of_losses
+
+
+def _sum_of_losses(model, x, y, y_pred, sample_weight, training):
+    """Return the sum of the samples' own losses."""
+    del x, training
+    n = tf.shape(tf.nest.flatten(y_pred)[0])[0]
+    values = []
+    for term in loss_fractions.evaluate(
+        compiled_loss(model), y, y_pred, sample_weight
+    ):
+        value = term.numerator
+        if term.denominator is not None:
+            # The number of values of one sample.
+            count = term.denominator / tf.cast(n, term.denominator.dtype)
+            value /= tf.cast(count, value.dtype)
+        weight = 1.0 if term.loss_weight is None else term.loss_weight
+        values.append(tf.cast(value, keras.config.floatx()) * weight)
+    return tf.add_n(values)
+
+
 class _Chunk:
     """The outputs for a batch, and the tapes that differentiate them."""
 
@@ -71,7 +120,7 @@ class _Chunk:
         with contextlib.ExitStack() as stack:
             for tape in self.tapes:
                 stack.enter_context(tape)
-            calls = stack.enter_context(embeddings(model, self._watch))
+            calls = stack.enter_context(_embeddings(model, self._watch))
             self._watch([t for t in tensors if t.dtype.is_floating])
             if order > 1:
                 stack.enter_context(twice_differentiable())
@@ -81,7 +130,7 @@ class _Chunk:
         self.outputs = tf.nest.flatten(outputs)
         self.n = tf.shape(tensors[0])[0]
         self.sources = [
-            source_of(k, t, calls, self._is_connected)
+            _source_of(k, t, calls, self._is_connected)
             for k, t in enumerate(tensors)
         ]
 
@@ -187,3 +236,82 @@ def _reduced(gradient, reduce, outputs):
         gradient = tf.square(gradient)
     # The total is in double, for half precision and long sums.
     return tf.reduce_sum(tf.cast(gradient, tf.float64), 0)
+
+
+@contextlib.contextmanager
+def _embeddings(model, watch):
+    """Yield a list of each Embedding called inside: (layer, ids, output)."""
+    calls = []
+    with contextlib.ExitStack() as stack:
+        for layer in layers_of(model):
+            if isinstance(layer, keras.layers.Embedding):
+                call = _watched(layer, layer.call, watch, calls)
+                stack.enter_context(attribute(layer, "call", call))
+        yield calls
+
+
+def _watched(layer, original, watch, calls):
+    @functools.wraps(original)
+    def call(inputs, *args, **kwargs):
+        outputs = original(inputs, *args, **kwargs)
+        watch(outputs)
+        calls.append((layer, inputs, outputs))
+        return outputs
+
+    return call
+
+
+def _source_of(position, tensor, calls, is_connected):
+    """Return the tensor that stands for a flat input in the gradient."""
+    if tensor.dtype.is_floating:
+        _require_no_ids(position, tensor, calls, is_connected)
+        return tensor
+    readers = [(layer, out) for layer, ids, out in calls if _is(ids, tensor)]
+    if len(readers) == 1:
+        return readers[0][1]
+    names = ", ".join(repr(layer.name) for layer, _ in readers) or "none"
+    raise ValueError(
+        f"input {position} holds integers ({tensor.dtype.name}), which have no "
+        "gradient; that of an Embedding's output is given instead where "
+        f"exactly one Embedding reads them. Found: {names}. Pass numbers "
+        'meant as such (pixels, say) as x.astype("float32"), or build a '
+        "model that starts behind the embedding."
+    )
+
+
+def _require_no_ids(position, tensor, calls, is_connected):
+    """Refuse ids in a floating type: their gradient would be all zeros."""
+    for layer, ids, _ in calls:
+        if _is(ids, tensor) or (
+            _comes_from(ids, tensor) and not is_connected(tensor)
+        ):
+            raise ValueError(
+                f"input {position} holds floating numbers "
+                f"({tensor.dtype.name}), which Embedding {layer.name!r} reads "
+                "as ids; ids have no gradient, and expected were integers, "
+                "for which that of the Embedding's output is given. Pass "
+                'x.astype("int32"), or of a dataset '
+                'dataset.map(lambda x: tf.cast(x, "int32")).'
+            )
+
+
+def _comes_from(ids, tensor):
+    """Whether any path leads from the input to `ids`."""
+    waiting, seen = [ids], {}
+    while waiting:
+        this = waiting.pop()
+        if this is tensor:
+            return True
+        if tf.is_tensor(this) and id(this) not in seen:
+            seen[id(this)] = this
+            waiting += this.op.inputs
+    return False
+
+
+def _is(ids, tensor):
+    """Whether `ids` are the input itself, perhaps cast to another type."""
+    while ids is not tensor:
+        if not tf.is_tensor(ids) or ids.op.type not in _PASSING:
+            return False
+        ids = ids.op.inputs[0]
+    return True

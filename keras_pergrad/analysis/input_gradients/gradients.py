@@ -1,24 +1,28 @@
 """`input_gradients`: from arrays of any size to arrays of any size."""
 
+import math
+
 import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.analysis.input_gradients import own_loss
+from keras_pergrad.analysis.input_gradients.arrays import (
+    Chunks,
+    GatheredRows,
+    Total,
+    require_batch,
+)
 from keras_pergrad.analysis.input_gradients.chunk import (
     OVER_SAMPLES,
     REDUCTIONS,
     call,
+    loss_of_chunk,
+    loss_of_one,
     traced,
-)
-from keras_pergrad.analysis.input_gradients.gathering import GatheredRows, Total
-from keras_pergrad.analysis.input_gradients.sizes import Sizes
-from keras_pergrad.analysis.input_gradients.sources import (
-    require_batch,
-    source,
 )
 from keras_pergrad.analysis.input_gradients.targets import Selection, shown
 from keras_pergrad.common.arguments import positive_integer
+from keras_pergrad.common.free_memory import as_text, free_bytes
 from keras_pergrad.keras_internals.data_batches import batches_of
 from keras_pergrad.keras_internals.inspection_checks import (
     require_any_batch_size,
@@ -26,13 +30,21 @@ from keras_pergrad.keras_internals.inspection_checks import (
     require_model,
     require_targets,
 )
-from keras_pergrad.keras_internals.model_parts import build_symbolically
+from keras_pergrad.keras_internals.model_parts import (
+    build_symbolically,
+    layers_of,
+)
 from keras_pergrad.keras_internals.model_state import (
     losses_kept,
     random_state_kept,
     run_and_restore,
     unchanged,
 )
+
+#: A chunk's gradients are held as computed, stacked, transposed and copied.
+_COPIES = 4
+#: The parts of the free memory for the result and for a chunk.
+_OF_RESULT, _OF_CHUNK = 0.7, 0.2
 
 
 def input_gradients(
@@ -134,14 +146,14 @@ def input_gradients(
     _check(model, reduce, out, order)
     outputs = _outputs(outputs, y, sample_weight)
     size = positive_integer("batch_size", batch_size)
-    chunks = source(x, y, sample_weight, size)
+    chunks = Chunks(x, y, sample_weight, size)
     over_samples = reduce in OVER_SAMPLES
     result = (
         Total(reduce != "sum")
         if over_samples
         else GatheredRows(out, chunks.samples)
     )
-    bar = keras.utils.Progbar(chunks.chunks, verbose=verbose, unit_name="chunk")
+    bar = keras.utils.Progbar(chunks.count, verbose=verbose, unit_name="chunk")
     compute = None
     try:
         for number, chunk in enumerate(chunks):
@@ -150,7 +162,7 @@ def input_gradients(
                     model, chunk, outputs, reduce, order, chunks.samples, out
                 )
             compute(chunk, result)
-            bar.update(number + 1, finalize=number + 1 == chunks.chunks)
+            bar.update(number + 1, finalize=number + 1 == chunks.count)
         if compute is not None:
             for target in compute.selection.targets:
                 target.check_end(result.rows)
@@ -184,15 +196,15 @@ class _Computation:
             # One number a sample, as of a model with such an output.
             outputs, predicted = None, tf.zeros([1])
             with unchanged(model):
-                loss = own_loss.of_a_chunk(model, call, first)
+                loss = loss_of_chunk(model, first)
         else:
             with unchanged(model):
                 predicted = call(model, first[0])
         self.selection = Selection(model, outputs, predicted, samples)
         targets = self.selection.targets
-        self._sizes = Sizes(model, chunk[0], targets, reduce, out is None)
+        self._sizes = _Sizes(model, chunk[0], targets, reduce, out is None)
         self._sizes.check_result(samples or 0)
-        alone = loss is own_loss.loss_of_one
+        alone = loss is loss_of_one
         self._rows = 1 if alone else self._sizes.rows()
         self._function = traced(model, self.selection, reduce, order, loss)
 
@@ -210,6 +222,67 @@ class _Computation:
             with random_state_kept(), losses_kept(self._model):
                 gradients = run_and_restore(self._function, piece, own)
             result.write(gradients, count)
+
+
+class _Sizes:
+    """The sizes of a result, `held` in memory or not, and of its chunks."""
+
+    def __init__(self, model, x, targets, reduce, held):
+        inner = [_inner_shape(model, t) for t in tf.nest.flatten(x)]
+        item = np.dtype(keras.config.floatx()).itemsize
+        self._shapes = [(*t.shape, *size) for t in targets for size in inner]
+        self._of_sample = sum(map(math.prod, self._shapes)) * item
+        self._result_of_sample = self._of_sample
+        if reduce == "norm":
+            outputs = sum(math.prod(t.shape) for t in targets)
+            self._result_of_sample = outputs * len(inner) * item
+        if reduce in OVER_SAMPLES or not held:
+            self._result_of_sample = 0
+        self._free = free_bytes()
+
+    def rows(self):
+        """Return how many samples a chunk may have; refuse if none fits."""
+        if self._free is None:
+            return None
+        needed = _COPIES * self._of_sample
+        if needed > self._free:
+            raise ValueError(
+                f"the gradients of one sample, of shape {self._shown()}, take "
+                f"{as_text(needed)} while they are computed. Expected at most "
+                f"{as_text(self._free)}, which is free. Choose fewer outputs "
+                "at a time: `outputs=` takes a list of indices."
+            )
+        return max(1, int(_OF_CHUNK * self._free) // max(needed, 1))
+
+    def check_result(self, samples):
+        """Refuse a result that would not fit in memory."""
+        needed = self._result_of_sample * samples
+        if self._free is None or needed <= _OF_RESULT * self._free:
+            return
+        shape = self._shown(samples)
+        raise ValueError(
+            f"the gradients of {samples} samples would take {as_text(needed)} "
+            f"of memory. Expected at most {as_text(_OF_RESULT * self._free)}, "
+            f"of what is free. Received: a result of shape {shape}. There are "
+            "three ways: `outputs=`, one or some of the outputs, or an array "
+            "with one for each sample; `reduce=`, 'norm' or a mean over the "
+            "samples; or `out=`, a file: numpy.lib.format.open_memmap(path, "
+            f"'w+', '{keras.config.floatx()}', shape)."
+        )
+
+    def _shown(self, *samples):
+        shapes = [(*samples, *shape) for shape in self._shapes]
+        return " and ".join(map(str, shapes))
+
+
+def _inner_shape(model, tensor):
+    """Return a sample's shape; of ids, that of the largest embedding."""
+    shape = tuple(tensor.shape[1:])
+    if tensor.dtype.is_floating:
+        return shape
+    kind, layers = keras.layers.Embedding, layers_of(model)
+    widths = [one.output_dim for one in layers if isinstance(one, kind)]
+    return (*shape, max(widths, default=1))
 
 
 def _first(chunk):

@@ -39,7 +39,6 @@ from keras_pergrad.analysis.pipelines.stopwatch import (
     prefetching,
 )
 from keras_pergrad.common.arguments import positive_integer
-from keras_pergrad.common.deprecation import former
 from keras_pergrad.common.tables import as_text, bullets
 from keras_pergrad.keras_internals.inspection_checks import (
     require_compiled,
@@ -141,7 +140,6 @@ class PipelineProfile:
         return "\n".join([*lines, f"Verdict: {self.verdict}."])
 
 
-@former("batches", "workers")
 def profile_pipeline(
     data: Any,
     model: keras.Model | None = None,

@@ -4,8 +4,7 @@ import signal
 
 import pytest
 
-from keras_pergrad.analysis.doctor.failures import explain
-from keras_pergrad.analysis.doctor.machine_findings import without_paths
+from keras_pergrad.analysis.doctor.command import explain, without_paths
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 import pytest
 
-from keras_pergrad.analysis.doctor.versions import check, numbers, satisfies
+from keras_pergrad.analysis.doctor.versions import check, numbers
 
 GOOD = {
     "tensorflow": "2.19.1",
@@ -64,23 +64,6 @@ def test_no_tensorflow_is_said_once():
     found = errors(tensorflow=None)
     assert set(found) == {"TensorFlow"}
     assert "keras-pergrad[metal]" in found["TensorFlow"].fix
-
-
-@pytest.mark.parametrize(
-    ("version", "wanted", "fits"),
-    [
-        ("2.1.3", ">=1.26.0,<2.2.0", True),
-        ("2.2.0", "<2.2.0,>=1.26.0", False),
-        ("1.25", ">=1.26.0", False),
-        ("4.25.3", "!=4.21.*,>=3.20", True),
-        ("4.21.3", "!=4.21.*,>=3.20", False),
-        ("3.8.0", "~=3.5", True),
-        ("4.0", "~=3.5", False),
-        ("3.8", "==3.8.0", True),
-    ],
-)
-def test_requirements_are_read(version, wanted, fits):
-    assert satisfies(version, wanted) == fits
 
 
 def test_numbers_of_a_version():

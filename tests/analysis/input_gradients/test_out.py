@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import keras_pergrad as kpg
-from keras_pergrad.analysis.input_gradients import gradients, paging, sizes
+from keras_pergrad.analysis.input_gradients import arrays, gradients
 from tests.samples.rules.exact import normal, stack
 
 layers = keras.layers
@@ -22,7 +22,7 @@ def _gradients(model, x, *args, **kwargs):
 
 def test_from_a_mapped_file_to_a_mapped_file(tmp_path, monkeypatch):
     # So often that every chunk's pages are given back.
-    monkeypatch.setattr(paging, "EVERY", 1)
+    monkeypatch.setattr(arrays, "_EVERY", 1)
     model, x = _model(), normal(10, 4).astype("float32")
     np.save(tmp_path / "x.npy", x)
     mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
@@ -35,7 +35,7 @@ def test_from_a_mapped_file_to_a_mapped_file(tmp_path, monkeypatch):
 
 
 def test_pages_with_changes_of_their_own_are_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(paging, "EVERY", 1)
+    monkeypatch.setattr(arrays, "_EVERY", 1)
     np.save(tmp_path / "x.npy", np.zeros((10, 4), "float32"))
     x = np.load(tmp_path / "x.npy", mmap_mode="c")
     x[:] = normal(10, 4)
@@ -204,7 +204,7 @@ def free(monkeypatch):
     """A function that sets how many bytes are free."""
 
     def set_free(size):
-        monkeypatch.setattr(sizes, "free_bytes", lambda: size)
+        monkeypatch.setattr(gradients, "free_bytes", lambda: size)
 
     return set_free
 

@@ -2,7 +2,7 @@
 
 import keras
 
-from keras_pergrad.analysis.placement.device_comparison import compare_devices
+from keras_pergrad.analysis.placement.comparison import compare_devices
 from tests.metal_stub import models
 
 # model, op that is made wrong, in nodes named so, by how much
@@ -35,7 +35,6 @@ def compare(plugin):
             "wrong": device.wrong,
             "op": suspect and suspect.op,
             "layer": suspect and suspect.layer,
-            "alone": suspect and suspect.alone,
             "text": str(result),
             "unchanged": all((a == b).all() for a, b in zip(before, after)),
         }

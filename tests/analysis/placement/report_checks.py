@@ -5,7 +5,7 @@ import json
 import keras
 import tensorflow as tf
 
-from keras_pergrad.analysis.placement import copies, step_profile
+from keras_pergrad.analysis.placement import operations, profile
 from keras_pergrad.callbacks import DevicePlacement
 from keras_pergrad.keras_internals import graph_session
 from tests.metal_stub import models
@@ -44,14 +44,14 @@ def watch(plugin, model, x, y, **options):
     )
     report = placement.report
     last = truth.steps[-1]
-    ways = copies.by_direction(report.copies or [])
+    ways = operations.copies_by_direction(report.copies or [])
     return {
         "device": report.device,
         "platform": report.platform,
         "variables": report.variables,
         "counts": report.executions("device"),
         "truth": last["kernel_calls"],
-        "copies": [ways[copies.TO_DEVICE], ways[copies.TO_HOST]],
+        "copies": [ways[operations.TO_DEVICE], ways[operations.TO_HOST]],
         "copies_truth": [last["h2d"], last["d2h"]],
         "wrong_memory": last["wrong_memory"],
         "fallbacks": [list(row) for row in report.fallbacks()],
@@ -72,7 +72,7 @@ def replayed(plugin, model, x, y):
         plugin.reset()
         copy.run(values, trace=metadata)
         truth = plugin.counters()
-    deep = step_profile.analyse(metadata, step_ms=1.0, cpu_ms=1.0)
+    deep = profile.analyse(metadata, step_ms=1.0, cpu_ms=1.0)
     counts = deep.executions[plugin.device]
     return [
         [deep.bytes_to_device, deep.bytes_to_host, deep.copies],
@@ -99,17 +99,11 @@ def small(plugin, *names):
 def settings(plugin):
     """The same for settings that change how a step is built."""
     found = {}
-    model, x, y = models.make("rnn")
+    model, x, y = models.make("embedding")
     model.fit(x, y, verbose=0)
     found["earlier fit"] = watch(plugin, model, x, y)
     looped = models.make("dense", steps_per_execution=2)
     found["steps"] = watch(plugin, *looped)
-    eager = models.make("dense", run_eagerly=True)
-    found["eager"] = watch(plugin, *eager)
-    eager = models.make("dense", run_eagerly=True)
-    hidden = eager[0].layers[1]
-    hidden.call = tf.function(hidden.call)
-    found["eager function"] = watch(plugin, *eager)
     model, x, y = models.make("dense", jit_compile=True)
     placement = DevicePlacement(warn=False)
     original = None

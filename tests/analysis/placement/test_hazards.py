@@ -2,7 +2,7 @@ import keras
 import pytest
 from tensorflow.core.framework import graph_pb2
 
-from keras_pergrad.analysis.placement import graph, hazards, layers
+from keras_pergrad.analysis.placement import graph, prediction
 from keras_pergrad.analysis.placement.operations import Operation
 
 DEVICE = "/job:localhost/replica:0/task:0/device:GPU:0"
@@ -28,7 +28,7 @@ def layer_of():
     model = keras.Sequential(
         [keras.Input((4,)), keras.layers.Dense(3, name="dense")], name="net"
     )
-    return layers.Layers(model, ["net/dense/MatMul"])
+    return graph.Layers(model, ["net/dense/MatMul"])
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def layer_of():
     ],
 )
 def test_fused_activations(layer_of, ops, fused, found):
-    hazard = hazards.of_fusion(chain(*ops, fused=fused), layer_of)
+    hazard = prediction.hazards_of_fusion(chain(*ops, fused=fused), layer_of)
     assert [h.layers for h in hazard] == [("dense",)] * found
     assert [h.severity for h in hazard] == ["wrong"] * found
 
@@ -63,7 +63,7 @@ def operation(op, *dtypes, kind="cpu"):
     ],
 )
 def test_ops_that_are_known_to_hurt(made, code):
-    [hazard] = hazards.of_operations([made])
+    [hazard] = prediction.hazards_of_operations([made])
     assert (hazard.code, hazard.layers) == (code, ("layer",))
 
 
@@ -73,9 +73,11 @@ def test_ordinary_ops_are_no_hazard():
         operation("AddV2", "int64", kind="generic"),
         operation("StatelessRandomGetKeyCounter", "int64", kind="device"),
     ]
-    assert hazards.of_operations(harmless) == []
+    assert prediction.hazards_of_operations(harmless) == []
 
 
 def test_only_a_forced_compiler_is_a_hazard():
-    assert hazards.of_settings(False) == []
-    assert "jit_compile=False" in hazards.of_settings(True)[0].message
+    assert prediction.hazards_of_settings(False) == []
+    assert (
+        "jit_compile=False" in prediction.hazards_of_settings(True)[0].message
+    )

@@ -1,7 +1,7 @@
 import tensorflow as tf
 from tensorflow.core.framework import node_def_pb2
 
-from keras_pergrad.analysis.placement import kernel_tables, kernels
+from keras_pergrad.analysis.placement import kernels
 from tests.metal_stub import build
 
 
@@ -38,7 +38,7 @@ def test_a_kernel_that_is_not_used_is_said():
 
 
 def test_metals_table():
-    table = kernel_tables.metal()
+    table = kernels.metal()
     assert table.version == "tensorflow-metal 1.2.0"
     assert table.serving(node("MatMul", T=tf.float32)) == "device"
     assert table.serving(node("MatMul", T=tf.float64)) == "none"
@@ -55,7 +55,7 @@ def test_metals_table():
 
 def test_the_table_of_generic_kernels_is_tensorflows():
     """In the wheel without CUDA it is exact; others have some more."""
-    table = kernel_tables.metal().generic
+    table = kernels.metal().generic
     missing = {
         op
         for op in table

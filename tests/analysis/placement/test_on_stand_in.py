@@ -20,19 +20,28 @@ def settings(tmp_path_factory):
     return session.run_once(tmp_path_factory, f"{CHECKS}:settings")
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_kernels_are_counted_as_the_plugin_counts_them(reports, model):
+LOOPS = "rnn"
+
+
+@pytest.mark.parametrize("model", sorted({*MODELS} - {LOOPS}))
+def test_kernels_and_copies_are_counted_as_the_plugin_counts_them(
+    reports, model
+):
     found = reports[model]
     assert found["truth"]["AddV2"] > 0
     assert found["counts"] == found["truth"]
     assert found["wrong_memory"] == 0
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_copies_are_counted_as_the_plugin_counts_them(reports, model):
-    found = reports[model]
     assert found["copies"] == found["copies_truth"]
     assert found["logs"]["device_copies"] == sum(found["copies_truth"])
+
+
+def test_what_is_in_a_loop_is_left_open(reports):
+    found = reports[LOOPS]
+    assert set(found["counts"]) == set(found["truth"])
+    assert found["counts"]["Tanh"] is None
+    known = {op: n for op, n in found["counts"].items() if n is not None}
+    assert len(known) >= 5
+    assert known == {op: found["truth"][op] for op in known}
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -111,17 +120,6 @@ def test_steps_per_execution_counts_one_step(settings):
     assert "steps_per_execution=2" in found["text"]
 
 
-@pytest.mark.parametrize("setting", ["eager", "eager function"])
-def test_eager_steps_are_counted_as_they_run(settings, setting):
-    found = settings[setting]
-    # Eager TensorFlow keeps small constants it has filled once.
-    counts, truth = found["counts"], found["truth"]
-    assert {k: v for k, v in counts.items() if k != "Fill"} == {
-        k: v for k, v in truth.items() if k != "Fill"
-    }
-    assert "device_copies" not in found["logs"]
-
-
 def test_xla_on_metal_is_announced_and_leaves_nothing_patched(settings):
     error, hazards, function = settings["xla"]
     assert error is not None
@@ -132,7 +130,6 @@ def test_xla_on_metal_is_announced_and_leaves_nothing_patched(settings):
 def test_no_wrapper_stays(reports, settings):
     assert all(found["restored"] for found in reports.values())
     assert settings["steps"]["restored"]
-    assert settings["eager"]["restored"]
 
 
 @pytest.fixture(scope="module")

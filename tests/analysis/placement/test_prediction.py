@@ -3,9 +3,10 @@ import collections
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from tensorflow.core.framework import node_def_pb2, types_pb2
 
-from keras_pergrad.analysis.placement import kernel_tables
+from keras_pergrad.analysis.placement import kernels
 from keras_pergrad.analysis.placement.prediction import predict_placement
 from tests.metal_stub import models, session
 
@@ -22,20 +23,20 @@ _DESCRIBING = {
 @pytest.fixture(scope="module")
 def lookups():
     """model → the prediction, and the kernels that it counted on."""
-    serving = kernel_tables.Table.serving
+    serving = kernels.Table.serving
     counted_on = set()
 
     def noted(table, definition, op=None):
         kind = serving(table, definition, op)
-        if kind == kernel_tables.DEVICE:
+        if kind == kernels.DEVICE:
             name = op or definition.op
-            dtype = kernel_tables.data_type(definition)
+            dtype = kernels.data_type(definition)
             counted_on.add(f"{name}:{dtype}" if dtype else name)
         return kind
 
     found = {}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernel_tables.Table, "serving", noted)
+        patch.setattr(kernels.Table, "serving", noted)
         for name in models.BENCHMARKS:
             counted_on.clear()
             model, x, y = models.make(name)
@@ -56,12 +57,12 @@ def test_agrees_with_a_stand_in_that_has_just_those_kernels(lookups):
         {
             # TensorFlow ties a Cast to the embedding's variable when it
             # places the step, before that Cast is optimised away.
-            name: {"ONLY_OPS": ",".join([*kernels, "Cast"]), "ASSIGN": 1}
-            for name, (_, kernels) in lookups.items()
+            name: {"ONLY_OPS": ",".join([*served, "Cast"]), "ASSIGN": 1}
+            for name, (_, served) in lookups.items()
         },
     )
-    for name, (predicted, reported, kernels) in found.items():
-        others = {k for k in kernels if not k.startswith("Cast:")}
+    for name, (predicted, reported, here) in found.items():
+        others = {k for k in here if not k.startswith("Cast:")}
         assert others.issubset(lookups[name][1])
         if name == "transformer":
             predicted, reported = map(_alike, (predicted, reported))
@@ -135,8 +136,8 @@ def test_an_op_without_kernel_on_a_variable_is_an_error():
 def test_a_table_of_ones_own_decides_for_tile_too():
     definition = node_def_pb2.NodeDef(op="Tile")
     definition.attr["T"].type = types_pb2.DT_FLOAT
-    assert kernel_tables.metal().serving(definition) == "device"
-    own = kernel_tables.metal({"Tile": ["float16"]})
+    assert kernels.metal().serving(definition) == "device"
+    own = kernels.metal({"Tile": ["float16"]})
     assert own.serving(definition) == "none"
 
 
@@ -178,6 +179,48 @@ def test_an_rnn_that_may_pick_cudnn_is_noted():
     x, y = np.ones((8, 5, 3), "float32"), np.ones((8, 1), "float32")
     report = predict_placement(model, x, y)
     assert any("CudnnRNNV3" in note for note in report.notes)
+
+
+class Turns(keras.layers.Layer):
+    """Sines in a loop, a cosine in a branch, a logarithm after both."""
+
+    def call(self, x):
+        _, y = tf.while_loop(
+            lambda i, _: i < 4, lambda i, x: (i + 1, tf.sin(x)), (0, x)
+        )
+        y = tf.cond(tf.reduce_sum(x) > 0, lambda: tf.cos(y), lambda: y)
+        return tf.math.log1p(tf.exp(y))
+
+
+def test_runs_in_loops_and_branches_are_not_told():
+    model = keras.Sequential(
+        [keras.Input((4,)), keras.layers.Dense(3), Turns(name="turns")]
+    )
+    model.compile("sgd", "mse", jit_compile=False)
+    x, y = np.ones((8, 4), "float32"), np.ones((8, 3), "float32")
+    report = predict_placement(model, x, y)
+    runs = {o.op: o.runs for o in report.operations if "turns" in o.layer}
+    assert runs["Sin"] is runs["Cos"] is None
+    assert runs["Log1p"] == runs["Exp"] == 1
+    text = " ".join(str(report).split())
+    assert "in a loop or branch" in text
+    assert "[turns]" in text.partition("in a loop or branch")[2]
+
+
+def test_ops_are_given_to_their_layers():
+    attention = keras.layers.MultiHeadAttention(2, 4, name="attention")
+    inputs = keras.Input((5, 8))
+    hidden = keras.layers.Dense(8, name="dense")(attention(inputs, inputs))
+    hidden = keras.ops.erf(keras.layers.Dense(8, name="dense_1")(hidden))
+    model = keras.Model(inputs, hidden, name="net")
+    model.compile("adam", "mse", jit_compile=False)
+    x = np.ones((4, 5, 8), "float32")
+    ops = predict_placement(model, x, x).operations
+    assert {"dense", "dense_1"} <= {o.layer for o in ops if o.op == "BiasAdd"}
+    assert "attention/query" in {o.layer for o in ops}
+    assert {o.layer for o in ops if o.op == "Erf"} == {"net"}
+    assert {o.layer for o in ops if o.op == "Sqrt"} == {"optimizer"}
+    assert "loss" in {o.layer for o in ops}
 
 
 def test_refusals():

@@ -1,7 +1,8 @@
+import keras
 import numpy as np
 import pytest
 
-from keras_pergrad.analysis.placement.device_comparison import compare_devices
+from keras_pergrad.analysis.placement.comparison import compare_devices
 from tests.analysis.placement import comparison_checks
 from tests.metal_stub import models, session
 
@@ -25,7 +26,7 @@ def found(tmp_path_factory):
 @pytest.mark.parametrize("name", comparison_checks.RIGHT)
 def test_right_kernels_are_not_accused(found, name):
     assert found[name]["ok"], found[name]["text"]
-    assert found[name]["agreement"] < 1e-5
+    assert found[name]["agreement"] < 1e-4
     assert found[name]["op"] is None
     assert found[name]["unchanged"]
 
@@ -36,7 +37,7 @@ def test_right_kernels_are_not_accused(found, name):
 def test_a_wrong_kernel_is_named_with_its_layer(found, model, op):
     result = found[f"{model} {op}"]
     assert not result["ok"]
-    assert (result["op"], result["alone"]) == (op, True)
+    assert result["op"] == op
     assert result["layer"].startswith(LAYERS[model])
     assert "not rounding" in result["text"]
     assert f"{op} in layer {result['layer']} is wrong" in result["text"]
@@ -51,29 +52,25 @@ def test_without_an_accelerator_the_cpu_is_timed():
     assert "no accelerator" in str(result)
 
 
-def test_the_cpu_agrees_with_itself():
+def test_the_cpu_is_right():
     model, x, y = models.make("cnn")
     weights = [w.copy() for w in model.get_weights()]
     result = compare_devices(model, x, y, devices="CPU:0")
-    assert "CPU:0 was compared with itself" in str(result)
+    assert "CPU:0 says nothing of another device" in str(result)
     [cpu] = result.devices
     assert cpu.ok
-    assert len(cpu.verdicts) == 2 + len(model.trainable_weights)
+    assert len(cpu.verdicts) == len(model.trainable_weights)
     for before, after in zip(weights, model.get_weights()):
         np.testing.assert_array_equal(before, after)
 
 
-def test_random_layers_are_compared_without_training():
-    import keras
-
+def test_random_layers_draw_the_same_on_the_device():
     model = keras.Sequential(
         [keras.Input((4,)), keras.layers.Dropout(0.5), keras.layers.Dense(1)]
     )
     model.compile("sgd", "mse", jit_compile=False)
     x, y = np.ones((8, 4), "float32"), np.ones((8, 1), "float32")
-    result = compare_devices(model, x, y, devices=["CPU:0"])
-    assert result.ok
-    assert "training=False" in str(result)
+    assert compare_devices(model, x, y, devices=["CPU:0"]).ok
 
 
 def test_refusals():

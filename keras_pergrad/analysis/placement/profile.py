@@ -7,7 +7,7 @@ import time
 
 import tensorflow as tf
 
-from keras_pergrad.analysis.placement import copies, graph
+from keras_pergrad.analysis.placement import graph, operations
 from keras_pergrad.common.devices import short_name
 from keras_pergrad.common.free_memory import as_text
 from keras_pergrad.keras_internals.graph_session import GraphCopy, trace_step
@@ -106,7 +106,7 @@ def analyse(metadata, step_ms, cpu_ms):
                 host_ns[op] += took
     moved, number = collections.Counter(), 0
     for node in nodes:
-        way = copies.direction(node)
+        way = operations.direction(node)
         if way is None:
             continue
         source, slot = node.inputs[0]
@@ -116,8 +116,8 @@ def analyse(metadata, step_ms, cpu_ms):
     slowest = [(op, ns / 1e6) for op, ns in host_ns.most_common()]
     return DeepReport(
         {device: dict(counts) for device, counts in executions.items()},
-        moved[copies.TO_DEVICE],
-        moved[copies.TO_HOST],
+        moved[operations.TO_DEVICE],
+        moved[operations.TO_HOST],
         number,
         sum(host_ns.values()) / 1e6,
         slowest,
