@@ -67,8 +67,11 @@ class Resident:
         return max(0, _highest() - self._before)
 
     def _watch(self):
-        while self._limit is not None and resident_bytes() is not None:
-            if resident_bytes() - self._before > self._limit:
+        while self._limit is not None:
+            size = resident_bytes()
+            if size is None:  # not Linux
+                return
+            if size - self._before > self._limit:
                 os.kill(os.getpid(), signal.SIGKILL)
             time.sleep(_SECONDS)
 

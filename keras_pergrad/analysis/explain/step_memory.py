@@ -319,9 +319,8 @@ def _spec(tensor, n):
 def _first(tensor, n):
     """Return the first n rows of an array or tensor."""
     if isinstance(tensor, tf.SparseTensor):
-        shape = tensor.shape
-        size = [min(n, shape[0]), *shape[1:]]
-        return tf.sparse.slice(tensor, [0] * shape.rank, size)
+        size = [n, *tensor.shape[1:]]  # cut to what there is
+        return tf.sparse.slice(tensor, [0] * len(size), size)
     if is_composite(tensor):
         return tensor[:n]
     rows = tensor[:n]
