@@ -19,9 +19,7 @@ if TYPE_CHECKING:
         LayerRow,
         VariableRow,
     )
-    from keras_pergrad.analysis.explain.memory_prediction import (
-        MemoryPrediction,
-    )
+    from keras_pergrad.analysis.explain.step_memory import StepMemory
     from keras_pergrad.analysis.explain.what_fits import MemoryFit
     from keras_pergrad.analysis.health.judgement import HealthAdvice
     from keras_pergrad.analysis.measurement.batch_gradient import BatchGradient
@@ -65,7 +63,7 @@ else:
                 "LayerRow",
                 "VariableRow",
             ),
-            "analysis.explain.memory_prediction": ("MemoryPrediction",),
+            "analysis.explain.step_memory": ("StepMemory",),
             "analysis.explain.what_fits": ("MemoryFit",),
             "analysis.health.judgement": ("HealthAdvice",),
             "analysis.measurement.batch_gradient": ("BatchGradient",),
@@ -116,7 +114,6 @@ __all__ = [
     "KroneckerFisher",
     "LayerRow",
     "MemoryFit",
-    "MemoryPrediction",
     "PipelineProfile",
     "PlacementReport",
     "RunComparison",
@@ -124,6 +121,7 @@ __all__ = [
     "StallReport",
     "Statement",
     "Step",
+    "StepMemory",
     "TaskConflicts",
     "VariableRow",
     "Verdict",

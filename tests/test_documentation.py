@@ -20,7 +20,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 PAGES = {
     "README.md": 40,
     "docs/gradient_modes.md": 8,
-    "docs/guides/batch_does_not_fit.md": 10,
+    "docs/guides/batch_does_not_fit.md": 24,
     "docs/guides/cheaper_gradients.md": 22,
     "docs/guides/coming_from.md": 7,
     "docs/guides/conflicting_losses.md": 15,

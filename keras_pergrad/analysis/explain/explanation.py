@@ -123,24 +123,25 @@ class Explanation:
     ops: int = 0
     vouched: tuple = ()
     products: str | None = None
-    _predict: Any = dataclasses.field(default=None, repr=False, compare=False)
+    _measure: Any = dataclasses.field(default=None, repr=False, compare=False)
 
     @functools.cached_property
     def memory(self):
-        """The peak memory of a step, a `MemoryPrediction`.
+        """The peak memory of a step, a `StepMemory`.
 
-        Of the model's own gradient mode, where that looks at samples or takes
-        microbatches, else of `Vectorized(ClippedMean(1.0))`. The step is
-        traced when this is first read. On a CUDA GPU it is run and measured;
-        else it is not run, and the prediction is for the CPU, without XLA.
-        Without a loss it is the mean squared error; targets are like the
-        outputs, or class numbers for a sparse loss.
+        It is measured when this is first read, in some seconds: a copy of the
+        model runs three steps, on a CPU in a process of its own. They are of
+        the model's gradient mode, or of `Vectorized(ClippedMean(1.0))` instead
+        of "batch". What is not compiled is trained by SGD on the mean squared
+        error. Without `x` the samples are zeros; without `y` so are the
+        targets, like the outputs, or class numbers for a sparse loss.
 
         Raises:
-            ValueError: the mode refuses the model, or it has a `train_step`
-                of its own.
+            ValueError: the model cannot be saved, loaded or trained in the
+                mode.
+            MemoryError: the steps need more memory than is free.
         """
-        return self._predict()
+        return self._measure()
 
     def __iter__(self):
         return iter(self.rows)
@@ -206,7 +207,8 @@ class Explanation:
     def _total(self):
         return (
             f"All gradients written out: {_size(self.materialized_bytes)}; "
-            f"held for the norms: {_size(self.held_bytes)}."
+            f"held for the norms: {_size(self.held_bytes)}. `.memory` measures "
+            "the peak of a step."
         )
 
     def _notes(self):

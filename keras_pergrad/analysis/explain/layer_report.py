@@ -11,17 +11,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.analysis.explain import batch_specs
+from keras_pergrad.analysis.explain import step_memory
 from keras_pergrad.analysis.explain.explanation import (
     Explanation,
     LayerRow,
     VariableRow,
     VouchedOp,
 )
-from keras_pergrad.analysis.explain.gpu_memory import bytes_in_use
-from keras_pergrad.analysis.explain.memory_prediction import predicted
-from keras_pergrad.analysis.explain.step_memory import StepMemory
-from keras_pergrad.analysis.explain.what_fits import mode_of
 from keras_pergrad.analysis.numerics import precision
 from keras_pergrad.common.arguments import positive_integer
 from keras_pergrad.common.refusal_messages import not_one_number
@@ -45,6 +41,7 @@ def explain(
     batch_size: Any = None,
     *,
     x: Any = None,
+    y: Any = None,
     jit_compile: bool | None = None,
 ) -> Explanation:
     """Say before training how each layer's gradients will be found.
@@ -60,13 +57,15 @@ def explain(
             model's inputs name, else 32.
         x: a batch, or one sample, whose shapes and dtypes are those of
             training; needed where the model does not know its inputs.
+        y: its targets, for `memory` alone; needed where they cannot be told
+            from the loss and the outputs.
         jit_compile: whether the step is compiled by XLA; default: what the
             model was compiled with.
 
     Returns:
         An `Explanation`: prints as a table, in a terminal and in a notebook;
-        iterates over `LayerRow` objects. Its `memory` predicts the peak of a
-        step, or measures it on a GPU, once it is asked for.
+        iterates over `LayerRow` objects. Its `memory` is the peak of a
+        step, measured once it is asked for.
 
     Raises:
         TypeError: `model` is no `keras.Model`.
@@ -92,12 +91,13 @@ def explain(
     if fixed_batch_size(model) not in (None, batch_size):
         asked = f"is asked for batches of {batch_size}"
         require_any_batch_size(model, "explain()", asked)
+    given_jit = jit_compile
     if jit_compile is None:
         jit_compile = model.compiled and model.jit_compile
     if jit_compile == "auto":
         jit_compile = compiles_by_xla(model)
-    specs = batch_specs.specs(model, batch_size, x)
-    batch_specs.build(model, specs)
+    specs = step_memory.specs(model, batch_size, x)
+    step_memory.build(model, specs)
     looked_at = []
 
     def trace(x):
@@ -111,16 +111,16 @@ def explain(
     asked = model.name, batch_size, bool(jit_compile)
     split = _split(model, batch_size)
 
-    def predict():
-        def of(n):
-            return batch_specs.specs(model, n, x)
-
-        held = bytes_in_use()
-        step = StepMemory(model, of)
-        return predicted(step, mode_of(model), model, batch_size, held)
+    def measure():
+        own = jit_compile if given_jit is not None else None
+        with step_memory.SavedModel(model, x, y, batch_size, own) as saved:
+            step = saved.step(step_memory.mode_of(model), batch_size)
+        if step is None:
+            raise step_memory.too_large(model, batch_size)
+        return step
 
     lost = _lost_of_products(model)
-    return Explanation(*asked, rows, split, ops, vouched, lost, predict)
+    return Explanation(*asked, rows, split, ops, vouched, lost, measure)
 
 
 def _split(model, batch_size):
@@ -140,7 +140,7 @@ def _lost_of_products(model):
     """Say what TensorFloat-32 takes of this model; None: nothing."""
     if precision(model) != "float32" or not tensor_float.may_act():
         return None
-    aggregation = mode_of(model).aggregation
+    aggregation = step_memory.mode_of(model).aggregation
     more = ""
     if aggregation is not None and aggregation.adds_noise:
         more = " fit() switches it off while it adds noise."

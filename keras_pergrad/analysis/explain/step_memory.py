@@ -1,173 +1,362 @@
-"""The traced step whose memory is predicted: gradients and their application.
+"""The peak memory of a model's training steps, measured by running some.
 
-The model is left as it is: the loss is compiled aside, an optimizer that has
-no variables yet is copied, and nothing runs.
+On the CPU they run in a process of their own, which loads the saved model; the
+memory that TensorFlow keeps from earlier steps would hide them in this one. On
+a CUDA GPU a loaded copy runs here, since this process holds the card.
 """
 
 import contextlib
-import math
+import dataclasses
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import zipfile
 
 import keras
+import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.common.patching import attribute
-from keras_pergrad.keras_internals.compiled_losses import compiled_as
-from keras_pergrad.keras_internals.model_parts import (
-    compile_arguments,
-    compiled_loss,
-    symbolic_outputs,
-    trace_symbolically,
+from keras_pergrad.analysis.explain import peak
+from keras_pergrad.clipping import ClippedMean
+from keras_pergrad.common.devices import accelerators
+from keras_pergrad.common.free_memory import (
+    as_text,
+    free_bytes,
+    resident_bytes,
 )
-from keras_pergrad.keras_internals.model_state import (
-    losses_kept,
-    random_state_kept,
-)
-from keras_pergrad.keras_internals.tracing import inspecting, traced_functions
+from keras_pergrad.common.registry import serialize
+from keras_pergrad.keras_internals.batches import is_composite
+from keras_pergrad.keras_internals.model_parts import symbolic_inputs
+from keras_pergrad.keras_internals.model_state import random_state_kept
+from keras_pergrad.modes import Batch, Vectorized
+
+_FREE = 0.9  # of the free memory: the rest is for everything else
 
 
+@dataclasses.dataclass(frozen=True)
 class StepMemory:
-    """The steps of a model by a gradient mode, traced for sizes of a batch.
+    """The peak memory of training steps, in bytes; prints as one line.
 
-    `specs`: n → the `TensorSpec`s of n samples; `y`: a batch of targets, or
-    None: they are guessed from the outputs and the loss.
+    Three steps were run, compiled as in training, also by XLA. On the CPU
+    `rise` is how far the resident size of a process of its own rose above what
+    it held with the model loaded; where TensorFlow sees a CUDA GPU, how far
+    TensorFlow's counter of the GPU's memory rose. Included are two batches
+    (one in use, the next one made), the traced graph, scratch memory, metrics
+    and the optimizer's variables, if the model has not made them yet. Not
+    included are callbacks. On the CPU the rise differs from process to process
+    by some percent.
 
     Attributes:
-        slots: bytes of the variables that the optimizer has yet to make.
+        batch_size: the number of samples.
+        mode: the gradient mode, as it prints.
+        rise: the peak, less what is held before the first step.
+        process: what the process that asked has resident, or holds of the
+            GPU's memory; None: the system does not say (not Linux).
+        device: the GPU that it was measured on; None: the CPU.
     """
 
-    def __init__(self, model, specs, y=None):
-        _refuse_own_step(model)
-        _refuse_replicas(model)
-        self._model, self._specs, self._y = model, specs, y
-        given = compile_arguments(model) if model.compiled else {}
-        self._loss = given.get("loss")
-        self._other = keras.Model()
-        names = getattr(model, "output_names", None)
-        if names is not None:
-            self._other.output_names = names
-        self._other.compile(
-            loss="mse" if self._loss is None else self._loss,
-            loss_weights=given.get("loss_weights"),
+    batch_size: int
+    mode: str
+    rise: int
+    process: int | None
+    device: str | None = None
+
+    @property
+    def peak(self) -> int:
+        """The peak of the process that asked, if it ran such steps."""
+        return self.rise + (self.process or 0)
+
+    def __str__(self):
+        total = ""
+        if self.process is not None:
+            total = f"; with what it holds now: {as_text(self.peak)}"
+        return (
+            f"Peak of a step of {self.batch_size} samples, {self.mode}, "
+            f"measured on {self.device or 'the CPU'}: {as_text(self.rise)} "
+            f"above what the process holds{total}"
         )
-        self._optimizer, self.slots = _ready(model)
 
-    def trace(self, mode, n, jit_compile=False):
-        """Return the traced step of `n` samples, not run."""
-        x = self._specs(n)
-        batch = x, self._targets(x, n)
-        loss = compiled_loss(self._other)
-        if not loss.built:
-            loss.build(_symbolic(batch[1]), self._outputs(x))
-        return self._traced(mode, batch, jit_compile)
+    # A prompt shows this.
+    __repr__ = __str__
 
-    def _traced(self, mode, batch, jit_compile):
-        model, optimizer = self._model, self._optimizer
-        aggregation = mode.aggregation
-        state = aggregation and aggregation.make_state()
 
-        def step(batch):
-            mode.build(model)
-            step = mode.step(model, *batch, None)
-            if step.gradients is not None:
-                gradients = tf.tuple(step.gradients)
-                optimizer.apply(gradients, model.trainable_variables)
-            return step.loss, step.y_pred
+class SavedModel:
+    """A model saved to a folder, whose steps are measured; a context.
 
+    Args:
+        model: a built `keras.Model`.
+        x, y: the rows that batches repeat; None: zeros.
+        rows: the most of them that are needed.
+        jit_compile: whether the steps are compiled by XLA; None: as the model
+            is.
+
+    Attributes:
+        process: what this process holds; None: the system does not say.
+        free: what steps may take beside it; None: not known, as on a GPU.
+
+    Raises:
+        ValueError: the model has several replicas, cannot be saved, or has
+            inputs of unknown shape.
+    """
+
+    def __init__(self, model, x=None, y=None, rows=1, jit_compile=None):
+        _require_one_replica(model)
+        self.process, self.free = bytes_in_use(), _free()
+        self._model, self._jit_compile = model, jit_compile
+        batch = (zeros_of(model) if x is None else x,)
+        batch = batch if y is None else (*batch, y)
+        self._rows = tf.nest.map_structure(lambda t: _first(t, rows), batch)
+
+    def __enter__(self):
         with contextlib.ExitStack() as stack:
-            for context in (
-                random_state_kept(),
-                losses_kept(model),
-                compiled_as(model, self._other),
-                attribute(model, "optimizer", optimizer),
-                attribute(model, "aggregation_state", state),
-                attribute(model, "gradient_state", mode.make_state()),
-                inspecting(),
-                traced_functions(),
-            ):
-                stack.enter_context(context)
-            function = tf.function(
-                step, autograph=False, jit_compile=jit_compile
+            folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+            self._folder = pathlib.Path(stack.enter_context(folder))
+            try:
+                self._model.save(self._folder / peak.MODEL)
+            except Exception as error:  # whatever a user's class raises
+                raise ValueError(_NOT_SAVED.format(self._model.name)) from error
+            rows = tf.data.Dataset.from_tensors(_as_tuples(self._rows))
+            with random_state_kept():
+                rows.save(str(self._folder / peak.ROWS))
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_):
+        self._stack.close()
+
+    def step(self, mode, n, limit=None):
+        """Measure steps of n samples; None: they take more than there is.
+
+        Args:
+            mode: a `GradientMode`.
+            n: the number of samples.
+            limit: bytes that the rise may reach; None: all that are free.
+
+        Raises:
+            ValueError: the model cannot be loaded or trained.
+        """
+        own = getattr(self._model, "_gradient_mode", None)
+        plain = own is None and isinstance(mode, Batch)
+        config = None if mode is own or plain else serialize(mode)
+        limits = [size for size in (limit, self.free) if size is not None]
+        request = {
+            "samples": n,
+            "limit": min(limits, default=None),
+            "mode": config,
+            "jit_compile": self._jit_compile,
+            "floatx": keras.config.floatx(),
+            "modules": self._modules(json.dumps(config)),
+        }
+        device = cuda_device()
+        if device is None:
+            rise = self._in_process(request)
+        else:
+            rise = self._here(request, device)
+        if rise is None or (limit is not None and rise > limit):
+            return None
+        return StepMemory(n, repr(mode), rise, self.process, device)
+
+    def _modules(self, *texts):
+        """List the modules of the registered parts that the model has."""
+        with zipfile.ZipFile(self._folder / peak.MODEL) as archive:
+            texts = *texts, archive.read("config.json").decode()
+        registered = keras.saving.get_custom_objects()
+        names = set(re.findall(r'"([^"]+)"', " ".join(texts)))
+        found = [registered[name].__module__ for name in names & {*registered}]
+        return sorted({*found} - {"__main__"})
+
+    def _in_process(self, request):
+        if sys.platform == "win32":
+            raise ValueError(
+                "The memory of steps is measured on Linux and macOS, or on a "
+                f"CUDA GPU. Received: the platform {sys.platform!r}"
             )
-            return function.get_concrete_function(batch)
+        arguments = str(self._folder), json.dumps(request)
+        done = subprocess.run(
+            [sys.executable, "-m", peak.__name__, *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={
+                "TF_CPP_MIN_LOG_LEVEL": "2",
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(sys.path),
+                "CUDA_VISIBLE_DEVICES": "-1",
+            },
+        )
+        if done.returncode == -signal.SIGKILL:  # as systems do without memory
+            return None
+        name = self._model.name
+        try:
+            answer = json.loads(done.stdout.splitlines()[-1])
+        except (IndexError, ValueError):
+            last = " ".join(done.stderr.splitlines()[-3:])
+            code = done.returncode
+            raise ValueError(_ENDED.format(name, code, last)) from None
+        if "error" in answer:
+            text = _FAILED if answer["loaded"] else _NOT_LOADED
+            raise ValueError(text.format(name, answer["error"]))
+        return answer["rise"]
 
-    def _targets(self, x, n):
-        if self._y is not None:
-            return tf.nest.map_structure(
-                lambda t: tf.TensorSpec([n, *t.shape[1:]], t.dtype),
-                tf.nest.map_structure(tf.convert_to_tensor, self._y),
-            )
-        sparse = "sparse" in _name_of(self._loss).lower()
-        outputs = self._outputs(x)
-        return tf.nest.map_structure(lambda t: _target(t, n, sparse), outputs)
-
-    def _outputs(self, x):
-        outputs = symbolic_outputs(self._model)
-        if outputs is None:
-            outputs = trace_symbolically(self._model, _symbolic(x))
-        return outputs
+    def _here(self, request, device):
+        try:
+            with random_state_kept():
+                meter = peak.Counter(device)
+                return peak.measured(self._folder, request, meter)
+        except tf.errors.ResourceExhaustedError:
+            return None
+        except peak.NotLoadedError as error:
+            text = _NOT_LOADED.format(self._model.name, error)
+            raise ValueError(text) from error
 
 
-def _symbolic(batch):
-    return tf.nest.map_structure(
-        lambda t: keras.KerasTensor(t.shape, t.dtype.name), batch
+def mode_of(model):
+    """Return the mode whose memory is measured where none is named."""
+    own = getattr(model, "_gradient_mode", Batch())
+    if not isinstance(own, Batch) or peak.has_own_step(model):
+        return own
+    return Vectorized(ClippedMean(1.0))
+
+
+def cuda_device():
+    """Return the name of the GPU that a step runs on, such as "GPU:0"; or None.
+
+    TensorFlow counts the memory of CUDA devices only, and places the ops of a
+    step on the first.
+    """
+    names = (d.name for d in accelerators() if d.platform == "CUDA")
+    return next(names, None)
+
+
+def bytes_in_use():
+    """Return what is held now: of the GPU's memory, or of the process."""
+    device = cuda_device()
+    if device is None:
+        return resident_bytes()
+    return tf.config.experimental.get_memory_info(device)["current"]
+
+
+def _free():
+    """Return what steps may take on this machine; None: on a GPU."""
+    free = free_bytes() if cuda_device() is None else None
+    return None if free is None else int(_FREE * free)
+
+
+def too_large(model, n):
+    """Return the error of steps that need more memory than there is."""
+    return MemoryError(
+        f"A step of {n} samples of model {model.name!r} needs more memory than "
+        "is free here. Ask for fewer samples."
     )
 
 
-def _target(output, n, sparse):
-    shape = [n, *output.shape[1:]]
-    if sparse:
-        return tf.TensorSpec(shape[:-1], tf.int32)
-    return tf.TensorSpec(shape, output.dtype)
+def specs(model, batch_size, x):
+    """Return the `TensorSpec`s of so many samples, of a batch or a model."""
+    if x is not None:
+        return tf.nest.map_structure(lambda t: _spec(t, batch_size), x)
+    inputs = getattr(model, "inputs", None) or [None]
+    known = symbolic_inputs(model)
+    if known is None:
+        known = inputs if len(inputs) > 1 else inputs[0]
+    if known is None:
+        raise ValueError(
+            f"Model {model.name!r} does not know the shapes of its inputs. "
+            "Pass a batch: explain(model, batch_size, x=x)."
+        )
+    return tf.nest.map_structure(lambda t: _spec(t, batch_size), known)
 
 
-def _name_of(loss):
-    """Return the names of losses in one text."""
-    parts = [
-        part
-        if isinstance(part, str)
-        else getattr(part, "__name__", None) or type(part).__name__
-        for part in tf.nest.flatten(loss)
-        if part is not None
-    ]
-    return " ".join(parts)
+def build(model, batch):
+    """Build a model that is not built yet, by a call on zeros."""
+    if not model.built:
+        model(
+            tf.nest.map_structure(
+                lambda s: tf.zeros(
+                    [1 if d is None else d for d in s.shape], s.dtype
+                ),
+                batch,
+            )
+        )
 
 
-def _ready(model):
-    """Return an optimizer with variables, and the bytes of those it lacks."""
-    own = model.optimizer if model.compiled else None
-    if own is not None and own.built:
-        return own, 0
-    if own is None:
-        optimizer = keras.optimizers.SGD()
-    else:
-        optimizer = type(own).from_config(own.get_config())
-    optimizer.build(model.trainable_variables)
-    return optimizer, sum(map(bytes_of, optimizer.variables))
+def zeros_of(model):
+    """Return one sample of zeros of a model's inputs."""
+    return tf.nest.map_structure(_zeros, specs(model, 1, None))
 
 
-def bytes_of(variable):
-    """Return the bytes of a variable, or of a tensor's spec."""
-    return math.prod(variable.shape) * tf.as_dtype(variable.dtype).size
+def _zeros(spec):
+    if None in spec.shape:
+        raise ValueError(
+            "The memory of a step is measured by running it, and the shape "
+            f"{tuple(spec.shape)} of an input has an unknown length: expected "
+            "known ones. Pass a batch as `x`: explain(model, batch_size, x=x)."
+        )
+    dense = tf.zeros(spec.shape, spec.dtype)
+    if isinstance(spec, tf.SparseTensorSpec):
+        return tf.sparse.from_dense(dense)
+    if isinstance(spec, tf.RaggedTensorSpec):
+        return tf.RaggedTensor.from_tensor(dense, ragged_rank=spec.ragged_rank)
+    return dense
 
 
-def _refuse_replicas(model):
+def _spec(tensor, n):
+    """Get the type of `n` samples like those in a tensor, perhaps symbolic."""
+    if not isinstance(tensor, keras.KerasTensor) and not is_composite(tensor):
+        tensor = tf.convert_to_tensor(tensor)
+    shape = [n, *tensor.shape[1:]]
+    if isinstance(tensor, tf.SparseTensor) or getattr(tensor, "sparse", False):
+        return tf.SparseTensorSpec(shape, tensor.dtype)
+    if isinstance(tensor, tf.RaggedTensor) or getattr(tensor, "ragged", False):
+        return tf.RaggedTensorSpec(shape, tensor.dtype)
+    return tf.TensorSpec(shape, tensor.dtype)
+
+
+def _first(tensor, n):
+    """Return the first n rows of an array or tensor."""
+    if isinstance(tensor, tf.SparseTensor):
+        size = [n, *tensor.shape[1:]]  # cut to what there is
+        return tf.sparse.slice(tensor, [0] * len(size), size)
+    if is_composite(tensor):
+        return tensor[:n]
+    rows = tensor[:n]
+    if isinstance(rows, np.ndarray) and rows.dtype == "float64":
+        rows = rows.astype(keras.config.floatx())  # as `fit` does
+    return tf.convert_to_tensor(rows)
+
+
+def _as_tuples(batch):
+    """Return a structure with tuples for lists, which data sets would stack."""
+    return keras.tree.lists_to_tuples(batch)
+
+
+def _require_one_replica(model):
     count = model.distribute_strategy.num_replicas_in_sync
     if count > 1:
         raise ValueError(
             f"Model {model.name!r} belongs to a tf.distribute strategy with "
             f"{count} replicas: expected a model of one device, whose memory "
-            "can be predicted. Make the same model outside of the strategy's "
+            "can be measured. Make the same model outside of the strategy's "
             "scope; each replica takes a part of the batch."
         )
 
 
-def _refuse_own_step(model):
-    for kind in type(model).__mro__:
-        ours = kind.__module__.split(".")[0] in ("keras", "keras_pergrad")
-        if not ours and "train_step" in vars(kind):
-            raise ValueError(
-                f"Model {model.name!r} has a train_step() of its own "
-                f"({kind.__name__}), whose memory cannot be predicted: "
-                "expected a model that trains by Keras's step. Measure such a "
-                "step in a process of its own."
-            )
+_HOW = (
+    "The memory of model {!r} is measured in steps of a saved and loaded copy"
+)
+_REGISTER = (
+    " Expected classes and functions with get_config() that are registered "
+    "(keras.saving.register_keras_serializable) in a module that can be "
+    "imported, not in the script or notebook that runs."
+)
+_NOT_SAVED = f"{_HOW}, and it cannot be saved.{_REGISTER}"
+_NOT_LOADED = f"{_HOW}, and it cannot be loaded: {{}}{_REGISTER}"
+_FAILED = (
+    f"{_HOW}, and these failed: {{}}\n(Pass `x` and `y`, if they are not "
+    "given: else they are zeros.)"
+)
+_ENDED = f"{_HOW}. Their process ended with code {{}}: {{}}"

@@ -1,19 +1,19 @@
 """The largest batch, or microbatch, whose step fits into some memory."""
 
 import dataclasses
+import math
 from typing import Any
 
 import keras
-import tensorflow as tf
 
-from keras_pergrad.analysis.explain.batch_specs import build, specs
-from keras_pergrad.analysis.explain.gpu_memory import bytes_in_use
-from keras_pergrad.analysis.explain.memory_prediction import (
-    MemoryPrediction,
-    predicted,
+from keras_pergrad.analysis.explain.step_memory import (
+    SavedModel,
+    StepMemory,
+    build,
+    mode_of,
+    specs,
+    too_large,
 )
-from keras_pergrad.analysis.explain.step_memory import StepMemory
-from keras_pergrad.clipping import ClippedMean
 from keras_pergrad.common.arguments import positive_integer
 from keras_pergrad.common.free_memory import as_text
 from keras_pergrad.common.memory_sizes import bytes_in
@@ -21,12 +21,13 @@ from keras_pergrad.keras_internals.inspection_checks import (
     require_any_batch_size,
     require_model,
 )
-from keras_pergrad.modes import Accumulated, Vectorized
+from keras_pergrad.modes import Accumulated
 from keras_pergrad.modes.base import gradient_modes
 
-# Far below the error of the prediction: this share of the memory that one
-# sample leaves, or a size exact to one part in 32, is near enough.
-_FULL, _PRECISION = 0.97, 32
+# Peaks of processes differ by some percent, so a size that leaves this share
+# of the memory, or exact to one part in 16, is near enough.
+_FULL, _AIM, _PRECISION = 0.95, 0.97, 16
+_GROWTH = 64  # at most, from one size to the next
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,61 +39,36 @@ class MemoryFit:
             does.
         microbatch: whether `size` is that of a microbatch.
         memory: the bytes that were given.
-        prediction: the `MemoryPrediction` for that size; where nothing fits,
-            for one sample.
+        step: the `StepMemory` for that size; where nothing fits, for one
+            sample.
         at_most: the size up to which was looked.
+        limit: what limits the size.
     """
 
     size: int | None
     microbatch: bool
     memory: int
-    prediction: MemoryPrediction
+    step: StepMemory
     at_most: int
-
-    @property
-    def limit(self) -> str:
-        """What limits the size."""
-        found = self.prediction
-        if self.size == self.at_most:
-            return f"larger ones were not tried (at_most={self.at_most})"
-        parts = {
-            "the tensors of the step": found.tensors,
-            "the traced graph": found.graph,
-            "the optimizer's variables": found.slots,
-            "what the process has already": found.process or 0,
-        }
-        if self.size is not None:
-            return "the tensors of the step"
-        return max(parts, key=parts.__getitem__)
+    limit: str
 
     def __str__(self):
-        peak, memory = as_text(self.prediction.peak), as_text(self.memory)
+        peak, memory = as_text(self.step.peak), as_text(self.memory)
         what = "microbatch" if self.microbatch else "batch"
         if self.size is None:
             return (
                 f"Nothing fits into {memory}: a {what} of one sample has a "
-                f"predicted peak of {peak}, mostly {self.limit}. "
-                f"{self._way_out()}"
+                f"peak of {peak}, mostly {self.limit}. Give more memory, or "
+                "start from a smaller process, model or optimizer."
             )
         line = (
-            f"A {what} of {self.size} fits into {memory}: predicted peak "
-            f"{peak}, limited by {self.limit}."
+            f"A {what} of {self.size} fits into {memory}: peak {peak}, "
+            f"limited by {self.limit}."
         )
         if self.microbatch:
             return line
         return (
             f"{line} Larger batches: Accumulated(microbatch_size={self.size})."
-        )
-
-    def _way_out(self):
-        if "tensors" not in self.limit:
-            return (
-                "Microbatches do not change this: give more memory, or start "
-                "from a smaller process, model or optimizer."
-            )
-        return (
-            "Microbatches, Accumulated(microbatch_size=1), need as much: "
-            "give more memory, shorter samples or a smaller model."
         )
 
     # A prompt shows this.
@@ -111,50 +87,47 @@ def what_fits(
 ) -> MemoryFit:
     """Find the largest batch, or microbatch, whose step fits into memory.
 
-    By bisection on a prediction: steps are traced for several sizes and
-    walked through, and none is run. The peak is that of the whole process:
-    what it has now, and the `rise` of a `MemoryPrediction`, which says what it
-    covers. The prediction is for the CPU, without XLA.
-
-    Where TensorFlow sees a CUDA GPU, each size is run on zeros and measured
-    there, as training would be compiled; a size that does not fit into the
-    GPU is too large, whatever `memory` is.
+    By trying sizes: a copy of the model runs three steps of each, and their
+    peak is measured, as `StepMemory` tells. On a CPU each size takes some
+    seconds, since it runs in a process of its own, which ends when it takes
+    more than there is. The peak is that of this process: what it holds now,
+    and the rise of such steps. The result is exact to about 6 %.
 
     Args:
-        model: a `keras.Model`, compiled or not: without a loss it is the mean
-            squared error, without an optimizer SGD. The slots of an optimizer
-            that has none yet are made once, and freed.
+        model: a `keras.Model` that can be saved and loaded. If it is not
+            compiled, it is trained by SGD on the mean squared error.
         memory: what the process may take, or on a GPU all that it holds
-            there: "8GB", "8GiB", "500MB" or bytes.
+            there: "8GB", "8GiB", "500MB" or bytes. More than is free on this
+            machine is not tried, and `limit` says so.
         mode: a gradient mode, by name or as an object; "accumulated" asks for
             the largest microbatch. Default: what the model was compiled with,
-            where that looks at samples or takes microbatches, else
-            `Vectorized(ClippedMean(1.0))`.
-        x: a batch, or one sample, whose shapes and dtypes are those of
-            training; needed where the model does not know its inputs.
-        y: likewise the targets; needed where they cannot be told from the
-            loss and the outputs.
+            or `Vectorized(ClippedMean(1.0))` instead of "batch".
+        x: a batch, or one sample, whose rows are repeated; needed where the
+            model does not know its inputs. Default: zeros.
+        y: the targets of these rows; needed where they cannot be told from
+            the loss and the outputs. Default: zeros.
         batch_size: the number of samples that microbatches are taken from.
         at_most: the size beyond which none is tried.
 
     Returns:
         A `MemoryFit`, which prints as one line. Its `size` is a number of
-        samples: the largest that fits, to about 3 %; or None.
+        samples, or None.
 
     Raises:
         TypeError: `model` is no `keras.Model`.
         ValueError: `memory` is no amount, the mode is unknown, a size is not
-            positive, the model has a `train_step` of its own, or the mode
-            refuses the model.
+            positive, or the model cannot be saved, loaded or trained in the
+            mode.
+        MemoryError: one sample needs more than is free on this machine.
 
     Example:
 
     >>> import keras
     >>> import keras_pergrad as kpg
     >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
-    >>> found = kpg.what_fits(model, memory="1TB", mode="batch", at_most=64)
-    >>> found.size, found.prediction.batch_size
-    (64, 64)
+    >>> found = kpg.what_fits(model, memory="100GB", mode="batch", at_most=1)
+    >>> found.size, found.step.batch_size
+    (1, 1)
     """
     require_model(model)
     require_any_batch_size(model, "what_fits()", "tries batches of other sizes")
@@ -166,53 +139,50 @@ def what_fits(
     if microbatch:
         at_most = min(at_most, batch_size)
     build(model, specs(model, 1, x))
-    process = bytes_in_use()
-    step = StepMemory(model, lambda n: specs(model, n, x), y)
+    rows = batch_size if microbatch else at_most
+    with SavedModel(model, x, y, rows) as saved:
 
-    def of_size(size):
-        if not microbatch:
-            return predicted(step, mode, model, size, process)
-        own = Accumulated(mode.steps, size, mode.inner, mode.tail)
-        return predicted(step, own, model, batch_size, process)
+        def of_size(size, limit=None):
+            if not microbatch:
+                return saved.step(mode, size, limit)
+            own = Accumulated(mode.steps, size, mode.inner, mode.tail)
+            return saved.step(own, batch_size, limit)
 
-    size, found = _largest(of_size, memory, at_most)
-    return MemoryFit(size, microbatch, memory, found, at_most)
+        room = memory - (saved.process or 0)
+        one = of_size(1)
+        if one is None:
+            raise too_large(model, batch_size if microbatch else 1)
+        if one.rise > room:
+            held = (saved.process or 0) > one.rise
+            limit = "what the process holds" if held else "the step"
+            return MemoryFit(None, microbatch, memory, one, at_most, limit)
+        limit = "the memory of the step"
+        if saved.free is not None and saved.free < room:
+            room = saved.free
+            limit = f"what is free on this machine, {as_text(room)}"
+        size, found = _largest(of_size, one, room, at_most)
+        if size == at_most:
+            limit = f"at_most={at_most}: larger ones were not tried"
+    return MemoryFit(size, microbatch, memory, found, at_most, limit)
 
 
-def mode_of(model):
-    """Return the mode that a model's memory is predicted for."""
-    own = getattr(model, "_gradient_mode", None)
-    if own is not None and (own.per_sample or isinstance(own, Accumulated)):
-        return own
-    return Vectorized(ClippedMean(1.0))
-
-
-def _largest(of_size, memory, at_most):
-    """Return the largest size that fits, or None, and its prediction."""
-    fits, low = 1, of_size(1)
-    if low.peak > memory:
-        return None, low
-    too_large, high, growth = at_most + 1, None, 64
-    full = low.peak + _FULL * (memory - low.peak)
-    while low.peak < full and too_large - fits > 1 + fits // _PRECISION:
-        size = (fits + too_large) // 2
-        if high is None:
-            size = min(fits * growth, at_most)
-        elif (too_large - fits) > 4:
-            # Where a line through both would reach the limit.
-            share = (memory - low.peak) / (high.peak - low.peak)
-            size = fits + int(share * (too_large - fits))
-            size -= size // (2 * _PRECISION)
-            edge = max(1, (too_large - fits) // 16)
-            size = min(max(size, fits + edge), too_large - edge)
-        try:
-            tried = of_size(size)
-        except tf.errors.ResourceExhaustedError:  # of a GPU that is smaller
-            tried = dataclasses.replace(
-                low, tensors=max(memory, low.tensors) * size // fits
-            )
-        if tried.peak <= memory:
-            fits, low = size, tried
+def _largest(of_size, one, room, at_most):
+    """Return the largest size that fits, and its memory."""
+    fits, found, too_many = 1, one, at_most + 1
+    while (
+        found.rise < _FULL * room and too_many - fits > 1 + fits // _PRECISION
+    ):
+        size = max(fits + 1, math.isqrt(fits * too_many))
+        if too_many > at_most:
+            size = min(_GROWTH * fits, at_most)
+            if found.rise > one.rise:
+                # Where a line through both would nearly reach the limit.
+                share = (_AIM * room - found.rise) / (found.rise - one.rise)
+                step = max(share * (fits - 1), 1 + fits // _PRECISION)
+                size = min(size, fits + int(step))
+        tried = of_size(size, room)
+        if tried is None:
+            too_many = size
         else:
-            too_large, high = size, tried
-    return fits, low
+            fits, found = size, tried
+    return fits, found
