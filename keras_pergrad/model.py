@@ -1,5 +1,6 @@
 """`keras.Model` with the gradient under the user's control."""
 
+import functools
 import inspect
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +13,6 @@ from keras_pergrad.common.numbered import parted, unnumbered
 from keras_pergrad.common.registry import PACKAGE, serialize
 from keras_pergrad.keras_internals import (
     batches,
-    inspection_checks,
     replica_metrics,
     replicas,
     strategies,
@@ -28,7 +28,11 @@ from keras_pergrad.keras_internals.functional_models import (
     make_functional,
 )
 from keras_pergrad.keras_internals.losses import track_loss
-from keras_pergrad.keras_internals.model_parts import require_free_names
+from keras_pergrad.keras_internals.model_parts import (
+    require_free_names,
+    require_gradients,
+    require_variables,
+)
 from keras_pergrad.keras_internals.replica_hooks import (
     FitHooks,
     require_compiled,
@@ -83,6 +87,8 @@ class PerGradModel(FitHooks, keras.Model):
     step_uses_gradient_mode = False
     #: What `compile(vouched=...)` was given.
     vouched = ()
+    #: The `StepReadings`, once a reader was opened.
+    _step_readings = None
 
     def __new__(cls, *args, **kwargs):
         # Keras turns a class that is used with inputs and outputs into a
@@ -154,9 +160,10 @@ class PerGradModel(FitHooks, keras.Model):
         """
         mode = modes.get(gradient_mode)
         vouched = vouched_names(self, vouched)
-        custom_step.require_mode_used(type(self), PerGradModel, mode)
+        if type(self).train_step is not PerGradModel.train_step:
+            custom_step.require_mode_used(type(self), PerGradModel, mode)
         if mode.per_sample and self.built:
-            inspection_checks.require_variables(self)
+            require_variables(self)
         with strategies.scope_of(self):
             super().compile(*args, **kwargs)
             self._gradient_mode = mode
@@ -166,17 +173,15 @@ class PerGradModel(FitHooks, keras.Model):
             self.gradient_state = mode.make_state()
             old = getattr(self, "aggregation_state", None)
             self.aggregation_state = state_of(mode.aggregation, old)
-            if not isinstance(getattr(self, "value_state", None), ValueState):
-                self.value_state = ValueState()
         self._watched = None
-        readings = getattr(self, "_step_readings", None)
-        self._step_readings = readings or StepReadings(self, PerGradModel)
-        self._step_readings.compiled()
+        if self._step_readings is not None:
+            self._step_readings.compiled()
 
     @property
     def gradient_mode(self):
         """The mode given to `compile`, as an object."""
-        require_compiled(self, "gradient_mode")
+        if not self.compiled:
+            require_compiled(self, "gradient_mode")
         return self._gradient_mode
 
     @property
@@ -184,6 +189,11 @@ class PerGradModel(FitHooks, keras.Model):
         """The `Logs` of the mode's statistics, for modes that add to them."""
         require_compiled(self, "gradient_logs")
         return self._gradient_logs
+
+    @functools.cached_property
+    def value_state(self):
+        """What `callbacks.SampleValues` keeps, saved with the weights."""
+        return ValueState()
 
     def watch_gradients(self):
         """Make a per-sample mode log its statistics while this is open.
@@ -206,6 +216,8 @@ class PerGradModel(FitHooks, keras.Model):
                 raises it, too, while a reader is open.
         """
         require_compiled(self, "read_steps")
+        if self._step_readings is None:
+            self._step_readings = StepReadings(self, PerGradModel)
         return self._step_readings.opened(reader)
 
     def get_compile_config(self):
@@ -265,18 +277,18 @@ class PerGradModel(FitHooks, keras.Model):
         require_fit(self, "train_step() in a custom loop", is_step=True)
         data = keras.utils.unpack_x_y_sample_weight(batches.as_tensors(data))
         x, y, sample_weight = batches.of_one_length(*data)
-        x, numbers = parted(x)
-        checks = checks_of(mode, numbers)
+        x, numbers = parted(x) if isinstance(x, dict) else (x, None)
+        checks = checks_of(mode, numbers) if mode.readers else ()
         # Loops and the optimizer need all variables.
         build_all(self, (x, y, sample_weight))
         mode.build(self)
-        inspection_checks.require_variables(self)
+        require_variables(self)
         step = mode.step(self, x, y, sample_weight)
-        require_free_names(self, step.statistics, f"gradient_mode={mode!r}")
+        require_free_names(self, step.statistics, mode)
         if step.loss is not None:
             track_loss(self, step.loss, batches.sample_count(x), step.whole)
         if step.gradients is not None:
-            inspection_checks.require_gradients(self, step.gradients)
+            require_gradients(self, step.gradients)
             gradients = for_optimizer(step.gradients, checks)
             if step.whole:
                 replicas.apply(
@@ -286,7 +298,10 @@ class PerGradModel(FitHooks, keras.Model):
                 self.optimizer.apply(gradients, self.trainable_variables)
         logs = self._metric_logs(x, y, step.y_pred, sample_weight)
         logs = {**logs, **self._gradient_logs.update(step.statistics)}
-        return {**strategies.as_logs(logs), **readings_of(step, mode, numbers)}
+        logs = strategies.as_logs(logs)
+        if mode.readers:
+            logs = {**logs, **readings_of(step, mode, numbers)}
+        return logs
 
     def compute_gradients(
         self,

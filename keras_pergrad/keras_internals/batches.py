@@ -187,6 +187,11 @@ class PaddedBatch:
         return tf.nest.map_structure(cut, y_pred)
 
 
+def has_composite(parts):
+    """Whether one of several parts of a batch is sparse, ragged or the like."""
+    return any(map(is_composite, parts))
+
+
 def is_composite(tensor):
     """Whether a tensor is sparse or ragged."""
     return isinstance(tensor, (tf.SparseTensor, tf.RaggedTensor))

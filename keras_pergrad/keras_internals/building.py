@@ -113,8 +113,7 @@ def _any_number(structure):
 def _has_loss_of_its_own(model):
     """Whether `compute_loss` is overridden, and a layer not yet built."""
     own = type(model).compute_loss is not keras.Model.compute_loss
-    layers = inner_layers(model)
-    return own and not all(layer.built for layer in layers)
+    return own and not all(layer.built for layer in inner_layers(model))
 
 
 def _spec(tensor):

@@ -23,16 +23,15 @@ from keras_pergrad.keras_internals.model_parts import layers_of
 
 
 @contextlib.contextmanager
-def loop_instead(layer):
-    """Let a layer run its loop where Keras would call cuDNN.
+def loops_instead(layers):
+    """Let layers run their loops where Keras would call cuDNN.
 
     cuDNN's op takes the samples of all steps at once and says nothing of how
     it keeps them apart.
     """
-    if not _takes_cudnn(layer):
-        yield
-        return
-    with attribute(layer, "use_cudnn", False):
+    with contextlib.ExitStack() as stack:
+        for layer in filter(_takes_cudnn, layers):
+            stack.enter_context(attribute(layer, "use_cudnn", False))
         yield
 
 
@@ -55,7 +54,7 @@ def _by_mask(layer):
 
     def inner_loop(sequences, initial_state, mask, training=False):
         masked = any(m is not None for m in tf.nest.flatten(mask))
-        with loop_instead(layer) if masked else contextlib.nullcontext():
+        with loops_instead([layer]) if masked else contextlib.nullcontext():
             return original(sequences, initial_state, mask, training=training)
 
     return inner_loop

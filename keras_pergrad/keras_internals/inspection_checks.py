@@ -161,23 +161,3 @@ def _one_sample(model):
         lambda t: keras.KerasTensor((1, *t.shape[1:]), t.dtype, t.sparse),
         inputs,
     )
-
-
-def require_variables(model):
-    """Refuse a model that has nothing to train."""
-    if not model.trainable_variables:
-        raise ValueError(
-            f"Model {model.name!r} has no trainable variables. Set "
-            "`trainable = True` on layers before compile()."
-        )
-
-
-def require_gradients(model, gradients):
-    """Refuse a loss that depends on no weight."""
-    if all(gradient is None for gradient in gradients):
-        raise ValueError(
-            f"The loss of model {model.name!r} does not depend on any of its "
-            "trainable variables. Expected a loss of the model's outputs. Look "
-            "for a loss of y_true alone, for ops without a gradient (argmax, "
-            "round, casts to integers) and for tf.stop_gradient."
-        )

@@ -10,6 +10,7 @@ Private names in use: `Layer._layers`, `_path`, `_trainable`,
 
 import contextlib
 
+import tensorflow as tf
 from keras.src.layers.rnn.conv_lstm import ConvLSTMCell as ConvLSTMCell
 
 from keras_pergrad.common.patching import attribute
@@ -46,17 +47,31 @@ def turn_into(layer, new):
     vars(layer).update(calls)
 
 
-def in_its_scope(layer, note):
-    """Have `note(layer)` called in the name scope of each call of a layer."""
-    opened = layer._open_name_scope
+@contextlib.contextmanager
+def noting_scopes(layers, scopes):
+    """Note in a dict in which name scope each layer is called inside.
 
-    @contextlib.contextmanager
-    def open_name_scope():
-        with opened():
-            note(layer)
-            yield
+    Only what is called in the present graph counts.
+    """
+    graph = tf.compat.v1.get_default_graph()
 
-    return attribute(layer, "_open_name_scope", open_name_scope)
+    def noting(layer):
+        opened = layer._open_name_scope
+
+        @contextlib.contextmanager
+        def open_name_scope():
+            with opened():
+                if tf.compat.v1.get_default_graph() is graph:
+                    scopes[graph.get_name_scope()] = layer
+                yield
+
+        return open_name_scope
+
+    openers = [(layer, noting(layer)) for layer in layers]
+    with contextlib.ExitStack() as stack:
+        for layer, opener in openers:
+            stack.enter_context(attribute(layer, "_open_name_scope", opener))
+        yield
 
 
 @contextlib.contextmanager

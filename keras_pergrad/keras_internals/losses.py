@@ -198,29 +198,28 @@ def noting_losses(model, noted, owners=None):
 
     `owners`: a list to which the layer of each is appended.
     """
-    with contextlib.ExitStack() as stack:
-        for layer in layers_of(model):
-            stack.enter_context(_noted(layer, noted, owners))
-        yield
-
-
-@contextlib.contextmanager
-def _noted(layer, noted, owners):
     # Each replica is a thread. They take turns where a layer waits for the
     # others, so one may enter before another leaves. The last one to leave
     # restores the method.
-    method = vars(layer).get("add_loss")
-    if not isinstance(method, _Noting):
-        method = _Noting(layer)
-        method.replaced.__enter__()
-    lists = method.lists.setdefault(threading.get_ident(), [])
-    lists.append((noted, owners))
+    thread = threading.get_ident()
+    methods = [_noting(layer) for layer in layers_of(model)]
+    for method in methods:
+        if not method.lists:
+            method.replaced.__enter__()
+        method.lists.setdefault(thread, []).append((noted, owners))
     try:
         yield
     finally:
-        lists.pop()
-        if not any(method.lists.values()):
-            method.replaced.__exit__(None, None, None)
+        for method in methods:
+            method.lists[thread].pop()
+            if not any(method.lists.values()):
+                method.replaced.__exit__(None, None, None)
+
+
+def _noting(layer):
+    """Return the `_Noting` that a layer has, or may get."""
+    method = vars(layer).get("add_loss")
+    return method if isinstance(method, _Noting) else _Noting(layer)
 
 
 class _Noting:

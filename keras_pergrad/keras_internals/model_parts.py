@@ -92,10 +92,31 @@ def compile_arguments(model):
     return {} if given is None else given.config
 
 
+def require_variables(model):
+    """Refuse a model that has nothing to train."""
+    if not model.trainable_variables:
+        raise ValueError(
+            f"Model {model.name!r} has no trainable variables. Set "
+            "`trainable = True` on layers before compile()."
+        )
+
+
+def require_gradients(model, gradients):
+    """Refuse a loss that depends on no weight."""
+    if all(gradient is None for gradient in gradients):
+        raise ValueError(
+            f"The loss of model {model.name!r} does not depend on any of its "
+            "trainable variables. Expected a loss of the model's outputs. Look "
+            "for a loss of y_true alone, for ops without a gradient (argmax, "
+            "round, casts to integers) and for tf.stop_gradient."
+        )
+
+
 def require_free_names(model, names, owner):
     """Refuse metrics of the user's that have the names of logged figures.
 
-    `owner`: what logs the figures. Keras would show one of the two alone.
+    `owner`: what logs the figures, a text or a gradient mode. Keras would show
+    one of the two alone.
     """
     # Without Keras's private name nothing is known, and nothing refused.
     kept = getattr(model, "_compile_config", None)
@@ -109,6 +130,7 @@ def require_free_names(model, names, owner):
     )
     # Keras puts an output's name before that of its metric.
     if taken and len(getattr(model, "outputs", None) or [None]) == 1:
+        owner = owner if isinstance(owner, str) else f"gradient_mode={owner!r}"
         raise ValueError(
             f"The metric {taken[0]!r} has the name of a figure that {owner} "
             "logs. Expected another name, as in "

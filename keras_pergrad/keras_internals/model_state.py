@@ -22,9 +22,6 @@ from tensorflow.python.eager import context
 from keras_pergrad.common.patching import attribute
 from keras_pergrad.keras_internals.function_graphs import (
     called_function,
-    captures_of,
-    graph_around,
-    is_function,
 )
 from keras_pergrad.keras_internals.model_parts import compiled_loss, layers_of
 from keras_pergrad.keras_internals.seeds import shared_seed_state
@@ -238,26 +235,6 @@ def variables_in(values, is_open, closed=()):
         elif is_open(this):
             waiting += getattr(this, "__dict__", {}).values()
     return variables
-
-
-def captured_from(graph):
-    """Return id of a captured tensor → the tensor where it comes from."""
-    if not is_function(graph):
-        return {}
-    around = captured_from(graph_around(graph))
-    inside = {
-        id(inner): around.get(id(outer), outer)
-        for outer, inner in captures_of(graph)
-    }
-    return {**around, **inside}
-
-
-def resource_of(handle):
-    """Return a key of what is behind a handle, the same for all its handles."""
-    if tf.is_symbolic_tensor(handle):
-        return id(handle)
-    # Its text has the name and the container, by which TensorFlow finds it.
-    return repr(handle).partition(", type=")[0]
 
 
 def assigned_inputs(graph):

@@ -179,7 +179,8 @@ class GradientMode(Configured):
 
     def compiles_parts(self, model):
         """Whether XLA is to compile a step's parts, and not the step."""
-        return xla_parts.serves(self, model)
+        private = self.aggregation is not None and self.aggregation.counts
+        return private and xla_parts.serves(self, model)
 
     def sums_of_parts(self, aggregation, *given):
         """Return the function of a part of a batch whose results are summed."""

@@ -155,8 +155,6 @@ def readings(readers, model, part, y_pred, factors, sums=None):
 
     The factors hold no more afterwards than they did before.
     """
-    if not readers:
-        return None
     factors, variables = part.of_all(factors), part.of_all(None)
     sums = None if sums is None else part.of_all(sums)
     batch = part.x, part.y, part.sample_weight

@@ -161,9 +161,7 @@ def checks_of(mode, numbers):
 
 
 def readings_of(step, mode, numbers=None):
-    """Return what the logs of a step have of its readings, if any."""
-    if not mode.readers:
-        return {}
+    """Return what the logs of a step have of its readings."""
     if step.readings is None:
         raise ValueError(
             f"{mode!r} has not let the samples' gradients be read: its step() "

@@ -98,7 +98,7 @@ class Vectorized(GradientMode):
         return sums
 
     def _readings(self, model, part, y_pred, factors, sums=None):
-        if not part.is_whole:
+        if not self.readers or not part.is_whole:
             return None
         return readings(self.readers, model, part, y_pred, factors, sums)
 

@@ -14,12 +14,10 @@ from keras_pergrad.modes.microbatches import Parting
 
 
 def serves(mode, model):
-    """Whether the parts of a model's steps are to be compiled one by one."""
+    """Whether the parts of private steps are to be compiled one by one."""
     # Readers see whole batches, and so do overwritten variables.
     return (
-        mode.aggregation is not None
-        and mode.aggregation.counts
-        and model.jit_compile
+        model.jit_compile
         and not model.run_eagerly
         and not mode.readers
         and model.distribute_strategy.num_replicas_in_sync == 1

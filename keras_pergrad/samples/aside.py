@@ -24,6 +24,7 @@ from keras_pergrad.keras_internals.tracing import traced_functions
 from keras_pergrad.keras_internals.xla import in_xla
 from keras_pergrad.samples import messages
 from keras_pergrad.samples.layer_rules.rule_registry import find_rule
+from keras_pergrad.samples.op_facts import DRAWS
 from keras_pergrad.samples.step_proof import StepProof
 from keras_pergrad.samples.types.tensor_types import (
     BY_SIZE,
@@ -33,7 +34,6 @@ from keras_pergrad.samples.types.tensor_types import (
     Mixed,
     Total,
 )
-from keras_pergrad.samples.types.variable_types import DRAWS
 
 #: The name of a seed's state in Keras: every draw advances it.
 SEED = "seed_generator_state"

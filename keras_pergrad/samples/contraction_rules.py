@@ -104,7 +104,8 @@ class Axes:
         if set(weight) - set(data) - set(output):
             return "it sums over an axis of the weight alone"
         sample = data[layout.axis]
-        if output[use.layout.axis : use.layout.axis + 1] != sample:
+        place = use.layout
+        if output[place.axis : place.axis + 1] != sample:
             return "the samples change their axis in it"
         sizes = _sizes(weight, use.op.inputs[input_index])
         beside = {**_sizes(output, y), **_sizes(data, x)}
@@ -123,7 +124,7 @@ class Axes:
             tensor.set_shape(
                 [sizes[c] if k else None for c, k in zip(labels, known)]
             )
-        data, output = _first(data, layout), _first(output, use.layout)
+        data, output = _first(data, layout), _first(output, place)
         return cls(
             data,
             "".join(weight),

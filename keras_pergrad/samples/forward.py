@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 
 from keras_pergrad.common.patching import attribute
-from keras_pergrad.keras_internals.cudnn import loop_instead
+from keras_pergrad.keras_internals.cudnn import loops_instead
 from keras_pergrad.keras_internals.model_parts import layers_of, takes_training
 from keras_pergrad.keras_internals.tracing import functions_in_line
 from keras_pergrad.keras_internals.xla import in_xla
@@ -46,8 +46,9 @@ class Forward:
             if in_xla():
                 # XLA has no gradient for the call of a function.
                 stack.enter_context(functions_in_line())
-            for layer in layers_of(self.model):
-                stack.enter_context(loop_instead(layer))
+            layers = layers_of(self.model)
+            stack.enter_context(loops_instead(layers))
+            for layer in layers:
                 rule = find_rule(layer) if layer.trainable_variables else None
                 if rule is not None:
                     call = self._wrapped(layer, rule)

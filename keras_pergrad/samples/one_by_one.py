@@ -82,7 +82,7 @@ class _Loop:
 
     def __init__(self, use):
         self.use = use
-        self.input_indices = [k for k in use.candidate.weights if use.alive(k)]
+        self.input_indices = list(use.candidate.weights)
         self._results = {}
         outputs = [
             (t, d)

@@ -1,30 +1,11 @@
 """The layer, or the loss, from which an op of a step comes."""
 
-import contextlib
 import re
 
-import tensorflow as tf
-
-from keras_pergrad.keras_internals.layer_parts import in_its_scope
 from keras_pergrad.keras_internals.model_parts import layers_of
 from keras_pergrad.samples import messages
 
 _GRADIENT = re.compile(r"(?:^|/)gradients(?:_\d+)?/(.+)_grad/")
-
-
-@contextlib.contextmanager
-def noting_scopes(model, scopes):
-    """Note in a dict in which name scope each layer is called inside."""
-    graph = tf.compat.v1.get_default_graph()
-
-    def note(layer):
-        if tf.compat.v1.get_default_graph() is graph:
-            scopes[graph.get_name_scope()] = layer
-
-    with contextlib.ExitStack() as stack:
-        for layer in layers_of(model):
-            stack.enter_context(in_its_scope(layer, note))
-        yield
 
 
 class OpOrigin:

@@ -5,6 +5,9 @@ returns `SampleGradients` of that input, or a string with the reason why it
 does not serve the op.
 """
 
+import dataclasses
+from typing import Any
+
 import tensorflow as tf
 
 from keras_pergrad.samples import messages
@@ -13,36 +16,39 @@ from keras_pergrad.samples.one_by_one import one_by_one
 _RULES = {}
 
 
+@dataclasses.dataclass(eq=False)
 class Use:
     """An op that takes tensors of weights and puts out samples.
 
-    `deltas` are the gradients of the loss for the candidate's outputs, or None,
-    `scale` is the factor by which the loss was multiplied, or None.
-
     Attributes:
+        op, type: the op, and its type.
+        candidate: its `Candidate`.
+        seen: its `UseTypes`.
+        deltas: the gradients of the loss for the candidate's outputs, or None.
+        n: the number of samples.
+        scale: the factor by which the loss was multiplied, or None.
+        uses: the `CandidateUses` of the step.
+        variables: the trainable variables.
         reason: why the op is differentiated for one sample after the other;
             None if it is not.
+        loop: what does so, or None.
     """
 
-    def __init__(self, candidate, seen, deltas, n, scale, uses, variables):
-        self.candidate, self.seen, self.deltas = candidate, seen, deltas
-        self.n, self.scale = n, scale
-        self.uses, self.variables = uses, variables
-        self.op = candidate.op
-        self.loop = self.reason = None
-
-    @property
-    def type(self):
-        """The op's type."""
-        return self.op.type
+    op: tf.Operation
+    type: str
+    candidate: Any
+    seen: Any
+    deltas: list
+    n: Any
+    scale: Any
+    uses: Any
+    variables: list
+    reason: str | None = None
+    loop: Any = None
 
     def variables_in(self, input_index):
         """Return the indices of the variables in an input of weights."""
-        return sorted(self.uses.variables_in(self.op.inputs[input_index]))
-
-    def alive(self, input_index):
-        """Whether an input of weights may have a gradient."""
-        return bool(self.uses.variables_in(self.op.inputs[input_index]))
+        return self.candidate.variables[input_index]
 
     def dtype(self, input_index):
         """Return the type in which the gradients of an input are found."""
@@ -59,7 +65,7 @@ class Use:
 
     def layout_of(self, k):
         """Return where the samples are in output k."""
-        layout = self.seen.layout(k)
+        layout = self.seen.layouts[k]
         if layout is None:
             raise ValueError(
                 messages.no_samples(self.candidate, self.uses, self.variables)
@@ -77,7 +83,7 @@ class Use:
 
     def input_layout(self, input_index):
         """Return where the samples are in an input; None: nowhere."""
-        return self.seen.input_layout(input_index)
+        return self.seen.input_layouts.get(input_index)
 
     def is_complex(self, input_index):
         """Whether the input or an output is complex."""
@@ -87,8 +93,9 @@ class Use:
     def is_variable(self, input_index):
         """Whether an input is a variable as it is, with no op in between."""
         tensor = self.op.inputs[input_index]
-        read = tensor.op.type == "ReadVariableOp"
-        return read or self.uses.is_handle(tensor)
+        if tensor.dtype == tf.resource:
+            return self.uses.is_handle(tensor)
+        return tensor.op.type == "ReadVariableOp"
 
     def attribute(self, name):
         """Return an attribute of the op."""

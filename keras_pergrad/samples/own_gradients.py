@@ -13,10 +13,11 @@ from keras_pergrad.keras_internals.gradient_helpers import (
     op_gradients,
 )
 from keras_pergrad.keras_internals.graph_nodes import Definitions
+from keras_pergrad.samples.op_facts import FACTS
 from keras_pergrad.samples.types.tensor_types import Free, Total
 
 #: What `tf.custom_gradient` leaves in a graph.
-_OWN = "IdentityN"
+OWN = "IdentityN"
 _SUMS = {"Add", "AddN", "AddV2", "Cast", "Identity", "Neg", "Sub"}
 #: Gradients that are zero.
 _ZEROS = {"ZerosLike", "Zeros"}
@@ -86,8 +87,10 @@ def _is_zero(tensor):
 
 
 def _is_own(op, definitions):
-    if op.type == _OWN:
+    if op.type == OWN:
         return has_own_gradient(op.node_def.attr)
+    if not FACTS[op.type].has_functions:
+        return False
     return _calls_own(op.node_def, definitions, set())
 
 
@@ -101,7 +104,7 @@ def _calls_own(node, definitions, seen):
             seen.add(name)
             nodes = definitions.nodes(name)
             for inner in nodes.by_name.values() if nodes else ():
-                if inner.op == _OWN and has_own_gradient(inner.attr):
+                if inner.op == OWN and has_own_gradient(inner.attr):
                     return True
                 if _calls_own(inner, definitions, seen):
                     return True

@@ -1,25 +1,33 @@
 """The proof that a step keeps its samples apart, from the types of its ops."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import tensorflow as tf
 
 from keras_pergrad.keras_internals.loss_tensors import loss_tensors
+from keras_pergrad.keras_internals.model_parts import layers_of
 from keras_pergrad.samples import inherited_methods, messages
 from keras_pergrad.samples.layout import Layout
+from keras_pergrad.samples.op_facts import CALLS, FACTS
 from keras_pergrad.samples.op_origin import OpOrigin
-from keras_pergrad.samples.own_gradients import own_gradients
+from keras_pergrad.samples.own_gradients import OWN, own_gradients
 from keras_pergrad.samples.step_refusals import StepRefusals
-from keras_pergrad.samples.types.call_rules import is_call
 from keras_pergrad.samples.types.step_types import ShapesUnknown, StepTypes
-from keras_pergrad.samples.types.tensor_types import At, Free, Mixed, Total
+from keras_pergrad.samples.types.tensor_types import (
+    FREE,
+    At,
+    Free,
+    Mixed,
+    Total,
+)
 
 #: Ops that may repeat a weight for each sample.
 _REPEAT = {"BroadcastTo", "Tile"}
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class UseTypes:
     """The types at one op that takes tensors of weights.
 
@@ -29,6 +37,8 @@ class UseTypes:
         deltas: the type of the gradient of each output, or None.
         fixed: whether all sizes but the number of samples are known.
         find: gives the type of any tensor of the step; None: it has none.
+        layouts: where the samples are in each output, or None.
+        input_layouts: the same of inputs, by their index.
     """
 
     inputs: dict
@@ -36,6 +46,17 @@ class UseTypes:
     deltas: tuple
     fixed: bool
     find: Any = None
+    layouts: list = dataclasses.field(init=False)
+    input_layouts: dict = dataclasses.field(init=False)
+
+    def __post_init__(self):
+        self.layouts = [
+            layout_of(o if isinstance(o, At) else d, self.fixed)
+            for o, d in zip(self.outputs, self.deltas)
+        ]
+        self.input_layouts = {
+            k: layout_of(kind, self.fixed) for k, kind in self.inputs.items()
+        }
 
     @property
     def has_samples(self):
@@ -52,16 +73,6 @@ class UseTypes:
             isinstance(t, Mixed) for t in (*self.inputs.values(), *self.outputs)
         )
 
-    def layout(self, k):
-        """Return where the samples are in output k, or None."""
-        delta, output = self.deltas[k], self.outputs[k]
-        kind = output if isinstance(output, At) else delta
-        return self._layout(kind)
-
-    def input_layout(self, input_index):
-        """Return where the samples are in an input, or None."""
-        return self._layout(self.inputs.get(input_index))
-
     def samples_in(self, tensor):
         """Whether a tensor of the step has samples; None: it is not known."""
         kind = self.find(tensor)
@@ -69,20 +80,25 @@ class UseTypes:
 
     def layout_in(self, tensor):
         """Return where the samples are in any tensor of the step, or None."""
-        return self._layout(self.find(tensor))
+        return layout_of(self.find(tensor), self.fixed)
 
-    def _layout(self, kind):
-        if not isinstance(kind, At):
-            return None
-        if self.fixed:
-            return Layout(kind.axis, kind.rows, kind.lead)
-        if kind.rows != 1 and kind.lead != 1:
-            return None
-        return Layout(
-            kind.axis,
-            1 if kind.rows == 1 else None,
-            1 if kind.lead == 1 else None,
-        )
+
+def layout_of(kind, fixed):
+    """Return where a tensor of a type has samples, or None.
+
+    `fixed`: whether all sizes but the number of samples are known.
+    """
+    if not isinstance(kind, At):
+        return None
+    if fixed:
+        return Layout(kind.axis, kind.rows, kind.lead)
+    if kind.rows != 1 and kind.lead != 1:
+        return None
+    return Layout(
+        kind.axis,
+        1 if kind.rows == 1 else None,
+        1 if kind.lead == 1 else None,
+    )
 
 
 class StepProof:
@@ -95,51 +111,53 @@ class StepProof:
         at: the `UseTypes` of each candidate.
         loss, outputs: what is differentiated, and what the model returned.
         own: the gradients of weights that layers define themselves.
-        origin: the `OpOrigin` of the step's ops.
         refusals: a list of (layer or None, error).
     """
 
     def __init__(self, traced, uses, gradients, loss, others=(), as_batches=()):
         self._traced, self._uses = traced, uses
+        graph, calls = traced.graph, traced.calls
         self.loss = loss
         self.outputs = [
-            t for t in loss_tensors(traced.outputs) if t.graph is traced.graph
+            t for t in loss_tensors(traced.outputs) if t.graph is graph
         ]
         self._as_batches = as_batches
         self._vouched = set(getattr(traced.model, "vouched", ()))
         at_ops, at_rules = gradients
-        watched = [t for call in traced.calls for t in call.watched]
+        watched = [t for call in calls for t in call.watched]
         self._watched = list(zip(watched, at_rules))
         wanted = [t for pair in self._watched for t in pair if t is not None]
         for one, deltas in zip(uses.candidates, at_ops):
-            wanted += [t for t in one.op.inputs if t.graph is traced.graph]
+            wanted += [t for t in one.op.inputs if t.graph is graph]
             wanted += one.outputs
             wanted += [d for d in deltas if d is not None]
-        for call in traced.calls:
+        for call in calls:
             wanted += self._taken(call)
-        self.own = own_gradients(uses.candidates, at_ops, traced.graph)
+        self.own = []
+        if any(_may_be_own(one.op.type) for one in uses.candidates):
+            self.own = own_gradients(uses.candidates, at_ops, graph)
         for own in self.own:
             wanted += own.gradients
         wanted += [loss, *self.outputs, *others]
-        operations = traced.graph.get_operations()
+        operations = graph.get_operations()
         added = {op.name for op in operations[uses.before :]}
-        self.origin = OpOrigin(
-            traced.model,
-            traced.loss_ops,
-            traced.scopes,
-            added,
-            {op.name for op in operations if is_call(op.type)},
-        )
+        self._made = operations, added
         batch = traced.batch
+        # What no layer of the model needs is not asked for each op.
+        alone = any(
+            isinstance(layer, messages.EACH_ALONE)
+            for layer in layers_of(traced.model)
+        )
+        vouches = alone or bool(self._as_batches) or bool(self._vouched)
         try:
             self.types = StepTypes(
-                traced.graph,
+                graph,
                 batch,
                 traced.variables,
                 wanted,
                 traced.operations,
-                self.is_vouched,
-                self._is_shaped,
+                self.is_vouched if vouches else None,
+                self._is_shaped if alone else None,
                 added,
             )
         except ShapesUnknown as error:
@@ -150,6 +168,18 @@ class StepProof:
             for one, deltas in zip(uses.candidates, at_ops)
         ]
         self.refusals = list(StepRefusals(self, traced, uses))
+
+    @functools.cached_property
+    def origin(self):
+        """The `OpOrigin` of the step's ops, which refusals ask."""
+        operations, added = self._made
+        return OpOrigin(
+            self._traced.model,
+            operations[self._traced.stop :],
+            self._traced.scopes,
+            added,
+            {op.name for op in operations if op.type in CALLS},
+        )
 
     def _is_shaped(self, name):
         """Whether the graph knows the shapes of an op of this layer better."""
@@ -192,7 +222,7 @@ class StepProof:
 
     def of(self, tensor):
         """Return the type of a tensor."""
-        return self.types.of(tensor)
+        return self.types.kinds.get(tensor.name, FREE)
 
     def choose_uses(self):
         """Keep what is a use, and return it as (candidate, `UseTypes`).
@@ -221,9 +251,7 @@ class StepProof:
             kinds = [self.of(value)]
             kinds += [] if delta is None else [self.of(delta)]
             kind = next((k for k in kinds if isinstance(k, At)), None)
-            layouts.append(
-                UseTypes({0: kind}, (), (), self.types.fixed).input_layout(0)
-            )
+            layouts.append(layout_of(kind, self.types.fixed))
         return layouts
 
     def types_at_rules(self):
@@ -246,7 +274,7 @@ class StepProof:
         if any(d is not None for d in deltas):
             inputs = {
                 k: kind
-                for k in one.data
+                for k in _data(one)
                 if not isinstance(kind := self.of(one.op.inputs[k]), Free)
             }
         return UseTypes(
@@ -256,3 +284,18 @@ class StepProof:
             self.types.fixed,
             self.types.find,
         )
+
+
+def _data(candidate):
+    """Return the indices of inputs in which there may be samples."""
+    return [
+        k
+        for k, t in enumerate(candidate.op.inputs)
+        if (k not in candidate.weights or k in candidate.repeated)
+        and t.dtype not in (tf.resource, tf.variant, tf.string)
+    ]
+
+
+def _may_be_own(op_type):
+    """Whether `tf.custom_gradient` may be behind an op."""
+    return op_type == OWN or FACTS[op_type].has_functions

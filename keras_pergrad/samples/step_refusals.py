@@ -121,20 +121,27 @@ class StepRefusals:
 
     def _misplaced(self, one, pairs):
         """Refuse a use where the samples are no longer apart."""
-        origin = self._proof.origin
-        layer = origin.layer(one.op.name)
         # A single sample has no other.
-        single = self._proof.types.number in (0, 1)
-        if single or self._proof.takes_as_batch(origin.caller(one.op.name)):
+        wrong = next((pair for pair in pairs if _is_misplaced(*pair)), None)
+        if wrong is None or self._proof.types.number in (0, 1):
             return
-        variables, model = self._traced.variables, self._traced.model
-        for output, delta in pairs:
-            if isinstance(output, (Total, Divisor)):
-                text = messages.no_samples(one, self._uses, variables)
-                yield None, ValueError(text)
-                return
-            lies = isinstance(delta, At) and isinstance(output, At)
-            moved = lies and delta.place != output.place
-            if isinstance(delta, Total) or moved:
-                yield layer, ValueError(messages.loss_couples(model, one.op))
-                return
+        origin, name = self._proof.origin, one.op.name
+        if self._proof.takes_as_batch(origin.caller(name)):
+            return
+        if isinstance(wrong[0], (Total, Divisor)):
+            variables = self._traced.variables
+            text = messages.no_samples(one, self._uses, variables)
+            yield None, ValueError(text)
+        else:
+            text = messages.loss_couples(self._traced.model, one.op)
+            yield origin.layer(name), ValueError(text)
+
+
+def _is_misplaced(output, delta):
+    """Whether an output and its gradient have no samples at one place."""
+    if isinstance(output, (Total, Divisor)) or isinstance(delta, Total):
+        return True
+    if not isinstance(output, At) or not isinstance(delta, At):
+        return False
+    places = [(t.axis, t.rows, t.lead) for t in (output, delta)]
+    return places[0] != places[1]

@@ -11,11 +11,12 @@ import tensorflow as tf
 
 from keras_pergrad.factors import join, widened
 from keras_pergrad.keras_internals.batches import first_tensor, sample_count
+from keras_pergrad.keras_internals.layer_parts import noting_scopes
 from keras_pergrad.keras_internals.losses import total_loss
+from keras_pergrad.keras_internals.model_parts import layers_of
 from keras_pergrad.keras_internals.penalties import without_gradients
 from keras_pergrad.samples import weight_paths
 from keras_pergrad.samples.forward import Forward
-from keras_pergrad.samples.op_origin import noting_scopes
 from keras_pergrad.samples.op_rules import Use, factor_of
 from keras_pergrad.samples.rule_calls import factors_of
 from keras_pergrad.samples.step_proof import StepProof
@@ -68,7 +69,9 @@ class TracedStep:
     def __enter__(self):
         with contextlib.ExitStack() as stack:
             stack.enter_context(without_gradients(self.variables))
-            stack.enter_context(noting_scopes(self.model, self.scopes))
+            stack.enter_context(
+                noting_scopes(layers_of(self.model), self.scopes)
+            )
             self._stack = stack.pop_all()
         return self
 
@@ -112,6 +115,11 @@ class TracedStep:
         return self._forward.start
 
     @property
+    def stop(self):
+        """How many ops its graph had after the forward pass."""
+        return self._forward.stop
+
+    @property
     def outputs(self):
         """What the model returned."""
         return self._forward.outputs
@@ -134,9 +142,10 @@ class TracedStep:
         by_variable = [[] for _ in self.variables]
         for k, factor, _ in self.parts(loss, scale):
             by_variable[k].append(factor)
+        factors = [_joined(parts) if parts else None for parts in by_variable]
         return [
-            widened(_joined(parts), v.value.dtype) if parts else None
-            for v, parts in zip(self.variables, by_variable)
+            None if f is None else widened(f, v.value.dtype)
+            for v, f in zip(self.variables, factors)
         ]
 
     def parts(self, loss, scale=None):
@@ -162,7 +171,9 @@ class TracedStep:
             deltas = at_ops[id(candidate)]
             if all(d is None for d in deltas):
                 continue
-            use = Use(candidate, seen, deltas, n, scale, uses, self.variables)
+            op = candidate.op
+            given = deltas, n, scale, uses, self.variables
+            use = Use(op, op.type, candidate, seen, *given)
             try:
                 yield from self._by_op(use)
             except ValueError as error:
@@ -170,11 +181,9 @@ class TracedStep:
 
     def _by_op(self, use):
         for input_index in use.candidate.weights:
-            if not use.alive(input_index):
-                continue
             factor, group = factor_of(use, input_index), []
             direct = use.is_variable(input_index)
-            for k in use.variables_in(input_index):
+            for k in use.candidate.variables[input_index]:
                 given = factor, use, input_index, k, group
                 pulled = factor if direct else weight_paths.to_variable(*given)
                 if pulled is not None:

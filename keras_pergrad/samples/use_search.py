@@ -11,18 +11,16 @@ import functools
 
 import tensorflow as tf
 
-from keras_pergrad.keras_internals.function_graphs import captures_of
+from keras_pergrad.keras_internals.function_graphs import (
+    captured_from,
+    captures_of,
+)
 from keras_pergrad.keras_internals.gradient_helpers import ENDS, gradients_at
 from keras_pergrad.keras_internals.losses import components
-from keras_pergrad.keras_internals.model_state import (
-    assigned_inputs,
-    captured_from,
-)
+from keras_pergrad.keras_internals.model_state import assigned_inputs
 from keras_pergrad.samples.inlining import CALLS, Inlined, inlined
-from keras_pergrad.samples.types.variable_types import ASSIGN
+from keras_pergrad.samples.op_facts import ASSIGN, SIZES
 
-#: Ops whose outputs follow the size of the batch, never its values.
-SIZES = {"Shape", "ShapeN", "Size", "Rank"}
 #: Ops that repeat nothing: a weight behind them is as large as before.
 _ARRANGE = {
     "Cast",
@@ -49,6 +47,8 @@ class Candidate:
             lists among its outputs. None where it can be no use.
         within: the `Inlined` call that it is in, or None.
         repeated: the indices of weights that were repeated for each sample.
+        variables: the index of an input of weights → those of its
+            variables, in order.
     """
 
     op: tf.Operation
@@ -57,16 +57,7 @@ class Candidate:
     outputs: list
     within: Inlined | None = None
     repeated: tuple = ()
-
-    @property
-    def data(self):
-        """The indices of inputs in which there may be samples."""
-        return [
-            k
-            for k, t in enumerate(self.op.inputs)
-            if (k not in self.weights or k in self.repeated)
-            and t.dtype not in (tf.resource, tf.variant, tf.string)
-        ]
+    variables: dict = dataclasses.field(default_factory=dict)
 
 
 class CandidateUses:
@@ -190,7 +181,8 @@ class CandidateUses:
         if op.type in ENDS:
             return
         makers = {id(c): c for t in inputs for c in self._lists.get(id(t), ())}
-        weights = tuple(k for k, t in enumerate(inputs) if self.variables_in(t))
+        behind = {k: self.variables_in(t) for k, t in enumerate(inputs)}
+        weights = tuple(k for k, found in behind.items() if found)
         if weights and by_value and op.type in CALLS and self._may_repeat(op):
             inside = inlined(op, within)
             if inside is not None:
@@ -214,7 +206,15 @@ class CandidateUses:
             # Without samples it is no use, and its gradient is not needed.
             plain = op.type in _ARRANGE and not by_value and not repeated
             targets = [] if plain else list(floats)
-            made = Candidate(op, weights, by_value, targets, within, repeated)
+            made = Candidate(
+                op,
+                weights,
+                by_value,
+                targets,
+                within,
+                repeated,
+                {k: sorted(behind[k]) for k in weights},
+            )
             self.candidates.append(made)
             makers[id(made)] = made
         if by_value and makers:
@@ -226,9 +226,7 @@ class CandidateUses:
                     self._lists[id(t)] = list(makers.values())
         if by_value or not weights:
             return
-        variables = frozenset().union(
-            *(self.variables_in(inputs[k]) for k in weights)
-        )
+        variables = frozenset().union(*behind.values())
         for t in outputs:
             if _has_gradients(t.dtype) or t.dtype in (tf.variant, tf.resource):
                 self._of_weights[id(t)] = variables

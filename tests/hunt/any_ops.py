@@ -14,15 +14,13 @@ from tensorflow.python.framework import op_def_registry
 from tensorflow.python.framework import ops as tf_ops
 
 from keras_pergrad.keras_internals.graph_nodes import Definitions
+from keras_pergrad.samples.op_facts import ASSIGN, SIZES, TELL
 from keras_pergrad.samples.types.tensor_types import At, Free, Mixed
 from keras_pergrad.samples.types.type_rules import rule_of
 from keras_pergrad.samples.types.typing import Typing
-from keras_pergrad.samples.types.variable_types import ASSIGN, TELL
 
 #: The number of samples: no other size is a multiple.
 N = 211
-#: Ops that follow the shapes of samples alone.
-_SIZES = {"Rank", "Shape", "ShapeN", "Size"}
 _DTYPES = [tf.float32, tf.int32, tf.int64, tf.bool, tf.string, tf.complex64]
 
 
@@ -84,7 +82,7 @@ def _judged(graph, typing):
     for op in graph.get_operations():
         types = [typing.of(t) for t in op.inputs]
         with_samples = any(not isinstance(t, Free) for t in types)
-        if not with_samples or rule_of(op.type) or op.type in _SIZES:
+        if not with_samples or rule_of(op.type) or op.type in SIZES:
             continue
         kinds = [typing.of(t) for t in op.outputs]
         refused = any(f.op_type == op.type for f in typing.failures)

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from keras_pergrad.keras_internals import draws
 from keras_pergrad.keras_internals.compiled_losses import losses_computing_in
-from keras_pergrad.keras_internals.cudnn import loop_instead
+from keras_pergrad.keras_internals.cudnn import loops_instead
 from keras_pergrad.keras_internals.layer_parts import layer_computing_in
 from keras_pergrad.keras_internals.losses import total_loss
 from keras_pergrad.keras_internals.model_parts import (
@@ -211,8 +211,7 @@ def _computing_in(model, dtype):
     """
     # No copy: that needs a `get_config`, which many models lack.
     with contextlib.ExitStack() as stack:
-        for layer in layers_of(model):
-            stack.enter_context(loop_instead(layer))
+        stack.enter_context(loops_instead(layers_of(model)))
         if dtype is not None:
             policy = keras.DTypePolicy(dtype)
             for layer in layers_of(model):

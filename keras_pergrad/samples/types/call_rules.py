@@ -6,6 +6,11 @@ from typing import Any
 import tensorflow as tf
 
 from keras_pergrad.keras_internals.graph_nodes import placeholder, tensor_name
+from keras_pergrad.samples.op_facts import (
+    CONDITIONS,
+    FUNCTION_CALLS,
+    LOOPS,
+)
 from keras_pergrad.samples.types.sample_loops import (
     SampleLoop,
     Single,
@@ -20,16 +25,8 @@ from keras_pergrad.samples.types.tensor_types import (
     joined_or_mixed,
 )
 
-_FUNCTIONS = {"PartitionedCall", "StatefulPartitionedCall", "RemoteCall"}
-_CONDITIONS = {"If", "StatelessIf", "Case", "StatelessCase"}
-_LOOPS = {"While", "StatelessWhile"}
 #: So often the types or shapes of a loop may change until they stay.
 _TURNS = 12
-
-
-def is_call(op_type):
-    """Whether an op's types are those of functions that it calls."""
-    return op_type in _FUNCTIONS | _CONDITIONS | _LOOPS
 
 
 @dataclasses.dataclass
@@ -59,7 +56,7 @@ class Call:
     @property
     def repeats(self):
         """Whether it may go round several times, or take one of branches."""
-        return self.type not in _FUNCTIONS
+        return self.type not in FUNCTION_CALLS
 
     def function(self, attribute):
         """Return the name of a function."""
@@ -74,17 +71,17 @@ class Call:
 
 def called(call, types, typing):
     """Return tensors like the outputs of a call, and their types."""
-    if call.type in _FUNCTIONS:
+    if call.type in FUNCTION_CALLS:
         _, outputs = typing.function(call.function("f"), call.inputs, types)
         return outputs, [typing.of(t) for t in outputs]
-    if call.type in _CONDITIONS:
+    if call.type in CONDITIONS:
         return _condition(call, types, typing)
     return _loop(call, types, typing)
 
 
 def unknown_outputs(call):
     """Return tensors like the outputs of a call, of unknown shape."""
-    attribute = "T" if call.type in _LOOPS else "Tout"
+    attribute = "T" if call.type in LOOPS else "Tout"
     with tf.Graph().as_default():
         return [
             placeholder(tf.as_dtype(t), None)

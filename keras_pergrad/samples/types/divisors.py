@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_pergrad.samples.messages import UNEQUAL
+from keras_pergrad.samples.op_facts import op_types
 from keras_pergrad.samples.types.tensor_types import (
     DIVIDED,
     TRAINED,
@@ -21,7 +22,6 @@ from keras_pergrad.samples.types.tensor_types import (
     Mixes,
     Total,
 )
-from keras_pergrad.samples.types.type_rules import op_types
 
 #: Linear in their first input: they move, copy or add up its entries.
 _LINEAR = op_types(
@@ -46,14 +46,16 @@ _FOR_EACH = "uses a sum over the samples for each of them"
 _DEPTH = 50
 
 
+@dataclasses.dataclass
 class Divisors:
     """Finds the factors of tensors, in one `Typing`.
 
     A factor is a sorted tuple of (how it is applied, number of a tensor).
     """
 
-    def __init__(self):
-        self._stand_for, self._known, self._numbers = {}, {}, {}
+    _stand_for: dict = dataclasses.field(default_factory=dict)
+    _known: dict = dataclasses.field(default_factory=dict)
+    _numbers: dict = dataclasses.field(default_factory=dict)
 
     def same(self, made, tensor):
         """Note that a tensor is another one, in another graph."""
@@ -177,11 +179,6 @@ class Divisors:
         # The tensor stays, so that no other one gets its id.
         self._known[id(tensor)] = tensor, number
         return number
-
-
-def settled(kind):
-    """Return the type of a whole loss: others may have other factors."""
-    return _with(kind, None)
 
 
 def _with(kind, factor):

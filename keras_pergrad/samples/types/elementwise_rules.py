@@ -3,6 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
+from keras_pergrad.samples.op_facts import op_types
 from keras_pergrad.samples.types.tensor_types import (
     DIVIDED,
     TRAINED,
@@ -12,9 +13,11 @@ from keras_pergrad.samples.types.tensor_types import (
     Free,
     Mixes,
     Total,
+    Untyped,
     flags_of,
 )
-from keras_pergrad.samples.types.type_rules import op_types, type_rule
+from keras_pergrad.samples.types.type_rules import type_rule
+from keras_pergrad.samples.types.typed_op import UNKNOWN_RANK
 
 _UNARY = op_types(
     "Abs Acos Acosh Angle AsString Asin Asinh Atan Atanh BesselI0 BesselI0e "
@@ -99,11 +102,14 @@ def several_tensors(op, types):
 
 def _broadcast(op, types):
     """Return the type of entries side by side, the last axes together."""
-    rank, places = op.rank_out(), set()
+    rank, places, flags = op.outputs[0].shape.rank, set(), 0
     for k, kind in enumerate(types):
+        flags |= kind.flags
         if not isinstance(kind, At):
             continue
-        own = op.rank(k)
+        own = op.inputs[k].shape.rank
+        if own is None or rank is None:
+            raise Untyped(UNKNOWN_RANK)
         if op.type == "Select" and k == 0:
             # One flag for each entry of the first axis, not of the last.
             own = rank
@@ -111,7 +117,7 @@ def _broadcast(op, types):
     if len(places) > 1:
         raise Mixes("brings samples together that are on different axes")
     axis, rows, lead = places.pop()
-    return At(rank + axis, rows, lead, flags_of(types))
+    return At(rank + axis, rows, lead, flags)
 
 
 def of_totals(op, types):
@@ -218,3 +224,13 @@ def bias_gradient(op, types):
 def side_by_side(op, types):
     """Each output is the input of the same place."""
     return list(types)
+
+
+def is_true(op):
+    """Whether an op compares what can be no NaN with itself.
+
+    `tf.recompute_grad` and `keras.remat` do, to wait for a gradient.
+    """
+    if op.inputs[0] is not op.inputs[1]:
+        return False
+    return not (op.inputs[0].dtype.is_floating or op.inputs[0].dtype.is_complex)

@@ -6,16 +6,19 @@ the same for every number: sums, products and parts of sizes do. A number that
 wraps, is clipped, rounded or compared is known for this one alone.
 """
 
+import dataclasses
+from typing import Any
+
 import numpy as np
 
+from keras_pergrad.samples.op_facts import FACTS, TAKE_SIZES, op_types
 from keras_pergrad.samples.types.elementwise_rules import (
     one_tensor,
     several_tensors,
 )
 from keras_pergrad.samples.types.number_ranges import limits
-from keras_pergrad.samples.types.size_rules import SHAPE_INPUTS
-from keras_pergrad.samples.types.tensor_types import BY_SIZE, Untyped, flags_of
-from keras_pergrad.samples.types.type_rules import RULES, op_types
+from keras_pergrad.samples.types.tensor_types import BY_SIZE, Untyped
+from keras_pergrad.samples.types.type_rules import RULES
 
 #: Ops that do the same for every number.
 _REGULAR = op_types(
@@ -30,8 +33,8 @@ _REGULAR = op_types(
 #: Ops that take parts of their first input, which must follow the number.
 _PARTS = op_types("GatherNd GatherV2 Slice SplitV StridedSlice")
 #: Ops whose outputs have their shape from those of the inputs, or from the
-#: inputs in `SHAPE_INPUTS`.
-_BY_SHAPES = SHAPE_INPUTS.keys() | op_types(
+#: inputs that are sizes.
+_BY_SHAPES = TAKE_SIZES | op_types(
     "All Any ArgMax ArgMin BroadcastArgs ConcatOffset ConcatV2 Cumsum "
     "ExpandDims GatherNd GatherV2 InvertPermutation Max Min Pack Prod Reverse "
     "ReverseV2 Split Squeeze Unpack"
@@ -45,13 +48,21 @@ _WRONG = (
 )
 
 
+@dataclasses.dataclass
 class EveryNumber:
-    """Tells which tensors without samples are known for one number alone."""
+    """Tells which tensors without samples are known for one number alone.
 
-    def __init__(self, n, numbers, lengths):
-        self._n, self._numbers, self._lengths = n, numbers, lengths
-        # Id → tensor, so that the id stays its own.
-        self._values, self._shapes = {}, {}
+    Attributes:
+        finds: whether there are any, so that it matters which ops take them.
+    """
+
+    _n: int
+    _numbers: Any
+    _lengths: Any
+    finds: bool = False
+    # Id → tensor, so that the id stays its own.
+    _values: dict = dataclasses.field(default_factory=dict)
+    _shapes: dict = dataclasses.field(default_factory=dict)
 
     def same(self, made, tensor):
         """Note that a tensor stands for another one."""
@@ -64,24 +75,23 @@ class EveryNumber:
         if self._shapes and self._among(op.inputs, self._shapes):
             self._forget(op.outputs)
 
-    def note(self, op, types):
-        """Note what an op makes of no samples."""
-        follows = flags_of(types) & BY_SIZE
+    def note(self, op, types, flags):
+        """Note what an op makes of no samples; `flags`: of all its inputs."""
+        follows = flags & BY_SIZE
         irregular = follows and not self._is_regular(op, types)
-        if not irregular and not self._values and not self._shapes:
+        if not irregular and not self.finds:
             return
         shapes = self._among(op.inputs, self._shapes)
         if irregular or shapes or self._among(op.inputs, self._values):
             self._forget(op.outputs)
         if shapes or self._as_sizes(op):
+            self.finds = True
             self._shapes.update(
                 (id(t), t) for t in op.outputs if t.shape.rank != 0
             )
 
     def check(self, op):
         """Refuse an op on samples that takes such a size, or such a shape."""
-        if not self._values and not self._shapes:
-            return
         # A place in a list, or a hint at its shape, moves no entries.
         sizes = not op.type.startswith("TensorList") and self._as_sizes(op)
         if sizes or self._among(op.inputs, self._shapes):
@@ -90,6 +100,7 @@ class EveryNumber:
     def _forget(self, tensors):
         for tensor in tensors:
             if tensor.dtype.is_integer or tensor.dtype.is_bool:
+                self.finds = True
                 self._values[id(tensor)] = tensor
                 self._numbers.forget(tensor)
 
@@ -101,7 +112,7 @@ class EveryNumber:
         """Whether its outputs' shapes may follow such a number."""
         given = list(op.inputs)
         if op.type in _BY_SHAPES or RULES.get(op.type) in _EACH_ENTRY:
-            places = SHAPE_INPUTS.get(op.type, ())
+            places = FACTS[op.type].sizes
             given = [given[k] for k in places if k < len(given)]
         return self._among(given, self._values)
 

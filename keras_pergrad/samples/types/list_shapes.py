@@ -1,32 +1,26 @@
 """The shapes of what lists of tensors hold: TensorFlow loses them in loops."""
 
+import dataclasses
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.samples.types.type_rules import op_types
-
-#: Ops whose shapes are better known once they, or their lists, are typed.
-SHAPED = op_types(
-    "TensorListGetItem TensorListStack TensorListPopBack "
-    "TensorListConcatV2 TensorListGather OptionalGetValue "
-    "LookupTableFindV2 EagerPyFunc PyFunc PyFuncStateless EnsureShape"
-)
 _ANY: Any = None
 _UNKNOWN = None, tf.TensorShape(_ANY), None
 #: In place of the value of a list without tensors.
 _EMPTY = object()
 
 
+@dataclasses.dataclass
 class ListShapes:
     """What is known of lists: (number of tensors or None, shape, value).
 
     The value is that of all its tensors, where shapes alone determine it.
     """
 
-    def __init__(self):
-        self._known, self._kept = {}, []
+    _known: dict = dataclasses.field(default_factory=dict)
+    _kept: list = dataclasses.field(default_factory=list)
 
     def of(self, tensor):
         """Return (number or None, shape, value or None) of a list."""
@@ -92,7 +86,7 @@ class ListShapes:
             same = value is _EMPTY or np.array_equal(value, new)
             value = new if same and op.type == "TensorListPushBack" else None
             self.give(op.outputs[0], (number, shape, value))
-        elif op.type in ("TensorListPopBack", "TensorListResize", "Identity"):
+        elif op.type in ("TensorListPopBack", "TensorListResize"):
             self.same(op.outputs[0], op.inputs[0])
 
     def value_of(self, op):

@@ -4,19 +4,15 @@ import heapq
 
 import tensorflow as tf
 
-from keras_pergrad.samples.types.call_rules import is_call
-from keras_pergrad.samples.types.list_shapes import SHAPED
-from keras_pergrad.samples.types.variable_types import HAND_ON, READS
-
-PADS = ("Pad", "PadV2")
+from keras_pergrad.samples.op_facts import FACTS, HAND_ON, PADS, READS
 
 
 def stages(nodes, shaped):
     """Yield (first nodes, other nodes): what can be put into a graph together.
 
     The first are calls, and ops whose shapes are better known once they are
-    typed (`shaped(name)` tells of more). They need only what was put there
-    before.
+    typed (`shaped(name)`, if given, tells of more). They need only what was
+    put there before.
     """
     level, calls = {}, first_ones(nodes, shaped)
     # They begin a level.
@@ -35,10 +31,9 @@ def first_ones(nodes, shaped):
     return {
         name
         for name, node in nodes.by_name.items()
-        if is_call(node.op)
-        or node.op in SHAPED
-        or shaped(name)
-        or _is_computed_pad(nodes, node)
+        if FACTS[node.op].goes_first
+        or (shaped is not None and shaped(name))
+        or (node.op in PADS and _is_computed_pad(nodes, node))
     }
 
 
@@ -47,10 +42,15 @@ def _is_computed_pad(nodes, node):
 
     A second derivative of `tf.concat` has such ops.
     """
-    if node.op not in PADS:
-        return False
     widths = nodes.by_name.get(node.input[1].split(":")[0])
     return widths is None or widths.op != "Const"
+
+
+def set_padded_shape(op, numbers):
+    """Set the shape of a padded tensor, if it follows from shapes."""
+    widths, sizes = numbers.of(op.inputs[1]), op.inputs[0].shape
+    if widths is not None and sizes.is_fully_defined():
+        op.outputs[0].set_shape(widths.sum(1) + sizes.as_list())
 
 
 def in_order(items, needs):

@@ -9,8 +9,8 @@ import math
 import numpy as np
 import tensorflow as tf
 
+from keras_pergrad.samples.op_facts import op_types
 from keras_pergrad.samples.types.tensor_types import BY_SIZE, Free
-from keras_pergrad.samples.types.type_rules import op_types
 
 #: Each entry of the output is one of the first input.
 _SAME = op_types(

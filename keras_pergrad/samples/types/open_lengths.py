@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from keras_pergrad.samples.types.type_rules import op_types
+from keras_pergrad.samples.op_facts import op_types
 
 #: Ops on sizes that do the same for every length.
 _REGULAR = op_types(

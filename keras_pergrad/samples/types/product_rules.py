@@ -2,7 +2,6 @@
 
 from keras_pergrad.samples.contraction_rules import labelled
 from keras_pergrad.samples.types.elementwise_rules import of_totals
-from keras_pergrad.samples.types.shape_rules import only_first
 from keras_pergrad.samples.types.tensor_types import (
     At,
     Divisor,
@@ -13,6 +12,7 @@ from keras_pergrad.samples.types.tensor_types import (
     flags_of,
 )
 from keras_pergrad.samples.types.type_rules import type_rule
+from keras_pergrad.samples.types.typed_op import UNKNOWN_RANK, only_first
 
 
 def linear_in_totals(op, types):
@@ -38,18 +38,18 @@ def product(op, types):
         source, target = equation.split("->")
         labels = [source]
     else:
-        for k in range(len(op.inputs)):
-            op.rank(k)
+        if any(t.shape.rank is None for t in op.inputs):
+            raise Untyped(UNKNOWN_RANK)
         labelling = labelled(op.op)
         if isinstance(labelling, str):
             raise Untyped(labelling)
         labels, target = labelling
-    where, shapes = set(), set()
+    where, shapes, flags = set(), set(), 0
     for term, kind in zip(labels, types):
+        flags |= kind.flags
         if isinstance(kind, At):
             where.add(term[kind.axis])
             shapes.add((kind.rows, kind.lead))
-    flags = flags_of(types)
     if len(where) > 1 or len(shapes) > 1:
         raise Mixes("multiplies all pairs of samples")
     (label,), ((rows, lead),) = where, shapes

@@ -1,7 +1,6 @@
 """Type rules of ops that reduce, sort or accumulate along axes."""
 
 from keras_pergrad.samples.types.elementwise_rules import as_divisor
-from keras_pergrad.samples.types.shape_rules import only_first
 from keras_pergrad.samples.types.tensor_types import (
     BY_SIZE,
     At,
@@ -13,6 +12,7 @@ from keras_pergrad.samples.types.tensor_types import (
     flags_of,
 )
 from keras_pergrad.samples.types.type_rules import type_rule
+from keras_pergrad.samples.types.typed_op import only_first
 
 _LINEAR = {"Sum", "Mean"}
 

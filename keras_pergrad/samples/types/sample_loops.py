@@ -88,12 +88,8 @@ def is_list(kind):
     return isinstance(kind, At) and kind.axis == OF_LIST
 
 
-def concerns(types):
-    """Whether types are those of loops through the samples."""
-    return any(
-        isinstance(t, (Turn, Numbers, Single, Adding, Taking)) or is_list(t)
-        for t in types
-    )
+#: The types that only these loops have, beside `is_list`.
+IN_LOOPS = (Turn, Numbers, Single, Adding, Taking)
 
 
 def typed(op, types):

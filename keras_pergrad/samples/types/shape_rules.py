@@ -11,14 +11,7 @@ from keras_pergrad.samples.types.tensor_types import (
     flags_of,
 )
 from keras_pergrad.samples.types.type_rules import type_rule
-from keras_pergrad.samples.types.typed_op import product
-
-
-def only_first(types):
-    """Return the first type, if the others do not follow the samples."""
-    if any(not isinstance(t, Free) for t in types[1:]):
-        raise Mixes("takes sizes or places from the values of the samples")
-    return types[0]
+from keras_pergrad.samples.types.typed_op import only_first, product
 
 
 def whole(kind):

@@ -3,6 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
+from keras_pergrad.samples.op_facts import FACTS, TAKE_PARTS, op_types
 from keras_pergrad.samples.types.tensor_types import (
     BY_SIZE,
     FREE,
@@ -10,73 +11,8 @@ from keras_pergrad.samples.types.tensor_types import (
     Free,
     Mixes,
     Untyped,
-    flags_of,
 )
-from keras_pergrad.samples.types.type_rules import op_types
 
-#: The places of inputs that are sizes or places. What follows the number of
-#: samples there gives a tensor its shape, not its values.
-SHAPE_INPUTS = {
-    "Reshape": (1,),
-    "Fill": (0,),
-    "BroadcastTo": (1,),
-    "Tile": (1,),
-    "StridedSlice": (1, 2, 3),
-    "StridedSliceGrad": (0, 1, 2, 3),
-    "Slice": (1, 2),
-    "Pad": (1,),
-    "PadV2": (1,),
-    "SplitV": (1, 2),
-    "Transpose": (1,),
-    "Empty": (0,),
-    "ScatterNd": (2,),
-    "UnsortedSegmentSum": (2,),
-    "OneHot": (1,),
-    "Sum": (1,),
-    "Mean": (1,),
-    "Conv2DBackpropInput": (0,),
-    "Conv3DBackpropInputV2": (0,),
-    "DepthwiseConv2dNativeBackpropInput": (0,),
-    "Conv2DBackpropFilter": (1,),
-    "Conv3DBackpropFilterV2": (1,),
-    "DepthwiseConv2dNativeBackpropFilter": (1,),
-    "AvgPoolGrad": (0,),
-    "AvgPool3DGrad": (0,),
-    "ResizeNearestNeighborGrad": (1,),
-    "TensorListReserve": (0, 1),
-    "EmptyTensorList": (0, 1),
-    "TensorListStack": (1,),
-    "TensorListGetItem": (1, 2),
-    "TensorListFromTensor": (1,),
-    "TensorListPopBack": (1,),
-    "TensorListConcatV2": (1, 2),
-    "MatrixDiagV3": (1, 2, 3),
-    "RandomUniform": (0,),
-    "RandomUniformInt": (0,),
-    "RandomStandardNormal": (0,),
-    "TruncatedNormal": (0,),
-    "StatelessRandomUniformV2": (0,),
-    "StatelessRandomUniformIntV2": (0,),
-    "StatelessRandomUniformFullIntV2": (0,),
-    "StatelessRandomNormalV2": (0,),
-    "StatelessTruncatedNormalV2": (0,),
-    "StatelessRandomUniform": (0,),
-    "StatelessRandomUniformInt": (0,),
-    "StatelessRandomNormal": (0,),
-    "StatelessTruncatedNormal": (0,),
-    "StatelessRandomGammaV2": (0,),
-    "StatelessRandomGammaV3": (0,),
-    "StatelessRandomBinomial": (0,),
-    "StatelessRandomPoisson": (0,),
-    "RngReadAndSkip": (1, 2),
-    "RngSkip": (1, 2),
-    "StatefulStandardNormalV2": (1, 2),
-    "StatefulUniform": (1, 2),
-    "BroadcastGradientArgs": (0, 1),
-    "BroadcastArgs": (0, 1),
-}
-#: Ops that take a part of their first input, by places.
-_TAKE_PARTS = {"Slice", "StridedSlice"}
 #: Ops that move entries, or repeat them, and make no new ones of them.
 _MOVE = op_types(
     "BroadcastTo Concat ConcatV2 ExpandDims Fill GatherNd GatherV2 Identity "
@@ -118,23 +54,12 @@ class Sizes:
         if id(tensor) in self._made:
             self._made.add(id(made))
 
-    def as_shapes(self, op, types):
-        """Return types of inputs; a size that gives a shape gives no value."""
-        places = SHAPE_INPUTS.get(op.type, ())
-        if op.type in _TAKE_PARTS and isinstance(types[0], Free):
-            # Which part of a table it is gives the values.
-            places = ()
-        return [
-            Free(t.flags & ~BY_SIZE) if k in places and type(t) is Free else t
-            for k, t in enumerate(types)
-        ]
-
-    def flags(self, op, types, rule):
+    def flags(self, op, types, flags, rule):
         """Return the flags of what an op makes of no samples, by output.
 
-        `rule(types)` returns the types of its outputs, given those of inputs.
+        `flags` are those of all its inputs; `rule(types)` returns the types of
+        its outputs, given those of inputs.
         """
-        flags = flags_of(types)
         if self._any and _counts(op, self._n, rule):
             flags |= BY_SIZE
         elif flags & BY_SIZE and self._arranges(op, types):
@@ -169,12 +94,24 @@ class Sizes:
         Which of them follow the number of samples shows in their values then.
         """
         data = [(t, k) for t, k in zip(op.inputs, types) if k.flags & BY_SIZE]
-        if op.type == "GatherV2" or op.type in _TAKE_PARTS:
+        if op.type == "GatherV2" or op.type in TAKE_PARTS:
             data = [pair for pair in data if pair[0] is not op.inputs[0]]
             if data:
                 return False
             data = [(op.inputs[0], types[0])]
         return op.type in _ARRANGE and all(id(t) in self._made for t, _ in data)
+
+
+def as_shapes(op, types):
+    """Return types of inputs; a size that gives a shape gives no value."""
+    if op.type in TAKE_PARTS and isinstance(types[0], Free):
+        # Which part of a table it is gives the values.
+        return types
+    places = FACTS[op.type].sizes
+    return [
+        Free(t.flags & ~BY_SIZE) if k in places and type(t) is Free else t
+        for k, t in enumerate(types)
+    ]
 
 
 def _counts(op, n, rule):

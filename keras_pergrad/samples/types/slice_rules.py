@@ -1,6 +1,6 @@
 """Type rules of ops that take a part of each axis, or put one into zeros."""
 
-from keras_pergrad.samples.types.shape_rules import only_first, whole
+from keras_pergrad.samples.types.shape_rules import whole
 from keras_pergrad.samples.types.tensor_types import (
     At,
     Free,
@@ -9,6 +9,7 @@ from keras_pergrad.samples.types.tensor_types import (
     joined,
 )
 from keras_pergrad.samples.types.type_rules import type_rule
+from keras_pergrad.samples.types.typed_op import only_first
 
 
 @type_rule("Slice", "XlaDynamicSlice")

@@ -6,7 +6,7 @@ import inspect
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.samples.types.type_rules import op_types
+from keras_pergrad.samples.op_facts import op_types
 
 
 class StaticNumbers:

@@ -4,18 +4,19 @@ import dataclasses
 
 import tensorflow as tf
 
-from keras_pergrad.keras_internals.batches import is_composite
-from keras_pergrad.keras_internals.function_graphs import captures_of
+from keras_pergrad.keras_internals.batches import has_composite
+from keras_pergrad.keras_internals.function_graphs import (
+    captured_from,
+    captures_of,
+    resource_of,
+)
 from keras_pergrad.keras_internals.graph_nodes import (
     Definitions,
     placeholder,
 )
 from keras_pergrad.keras_internals.losses import components
-from keras_pergrad.keras_internals.model_state import (
-    captured_from,
-    resource_of,
-)
 from keras_pergrad.samples import messages
+from keras_pergrad.samples.op_facts import FACTS
 from keras_pergrad.samples.types.node_stages import (
     first_ones,
     in_order,
@@ -24,7 +25,6 @@ from keras_pergrad.samples.types.node_stages import (
 from keras_pergrad.samples.types.open_lengths import TRIES, OpenLengths
 from keras_pergrad.samples.types.tensor_types import FREE, VALUES, At, Total
 from keras_pergrad.samples.types.typing import Typing
-from keras_pergrad.samples.types.variable_types import has_state
 
 #: Numbers of samples; one that no tensor of the step has is chosen.
 _NUMBERS = (211, 223, 227, 229, 233, 239, 241, 251, 257, 263, 269, 271)
@@ -44,6 +44,7 @@ class StepTypes:
         effects: those of ops that keep state in a way that is not known.
         count: how many ops were typed.
         told: whether what all samples tell is taken to be known before.
+        kinds: the name of each tensor of the step → its type.
         assigned: pairs of a variable's handle and the type of what it gets.
 
     Raises:
@@ -63,7 +64,7 @@ class StepTypes:
     ):
         self._graph = graph
         parts = tf.nest.flatten(batch)
-        if any(is_composite(part) for part in parts):
+        if has_composite(parts):
             raise ValueError(messages.COMPOSITE)
         weights = {id(t) for t in tf.nest.flatten(batch[2])}
         given = {}
@@ -83,7 +84,6 @@ class StepTypes:
         )
         opened = [t for t in tf.nest.flatten(batch[0]) if _is_open(t)]
         self._alone = len(opened) < 2
-        shaped = shaped or (lambda name: False)
         self._variables, self._asked = variables, (vouched, shaped, backward)
         self._first = operations[0] if operations else None
         outer = captured_from(graph)
@@ -99,13 +99,11 @@ class StepTypes:
 
     def of(self, tensor):
         """Return the type of a tensor of the step."""
-        kind = self.find(tensor)
-        return FREE if kind is None else kind
+        return self.kinds.get(tensor.name, FREE)
 
     def find(self, tensor):
         """Return the type of a tensor; None: the step did not have it."""
-        known = self._known.get(tensor.name)
-        return None if known is None else self._typing.of(known)
+        return self.kinds.get(tensor.name)
 
     def _type(self, wanted, operations):
         inputs = self._inputs()
@@ -196,6 +194,7 @@ class StepTypes:
         else:
             typing.run(nodes, known, graph)
         self._typing, self._known = typing, known
+        self.kinds = typing.all_of(known)
         self.failures, self.count = typing.failures, typing.count
         self.effects = typing.effects
         self.vouched_ops, self.told = typing.vouched_ops, typing.told
@@ -218,7 +217,7 @@ def _with_effects(nodes, graph, first):
     return [
         op.name
         for op in later
-        if op.name in nodes.by_name and has_state(op.type)
+        if FACTS[op.type].has_state and op.name in nodes.by_name
     ]
 
 

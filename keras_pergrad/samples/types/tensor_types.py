@@ -201,6 +201,13 @@ def flags_of(types):
     return flags
 
 
+def settled(kind):
+    """Return the type of a whole loss: others may have other factors."""
+    if not isinstance(kind, (At, Total)):
+        return kind
+    return dataclasses.replace(kind, factor=None)
+
+
 def joined(a, b):
     """Return the type of what is one or the other: of branches, of turns.
 

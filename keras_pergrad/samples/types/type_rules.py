@@ -5,14 +5,11 @@ of which at least one is not `Free`, and returns one type for all outputs or a
 list of them. It raises `Mixes` with a reason, or `Untyped`.
 """
 
+from keras_pergrad.samples.op_facts import op_types
+
 RULES = {}
 #: Rules of the user, by type of op; they go before those of the package.
 OWN = {}
-
-
-def op_types(*names):
-    """Return the types of ops in strings, each of one or several."""
-    return frozenset(" ".join(names).split())
 
 
 def type_rule(*names):

@@ -1,44 +1,43 @@
 """An op as its type rule sees it: shapes, attributes, static numbers."""
 
+import dataclasses
 import math
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.samples.types.tensor_types import Untyped
+from keras_pergrad.samples.types.tensor_types import Free, Mixes, Untyped
+
+UNKNOWN_RANK = "the rank of a tensor is not known"
 
 
+@dataclasses.dataclass
 class TypedOp:
     """One op of the typed graph.
 
     Attributes:
         op: the op.
+        type: its type, a string.
+        inputs, outputs: the tensors that it takes and gives.
+        type_of: the type of a tensor.
         n: the number of samples, with which it is typed.
         any_number: whether the step takes any number of samples.
         lengths: the `OpenLengths` of the batch.
-        type_of: the type of a tensor.
+        numbers: the `StaticNumbers` of the typed graph.
+        lists: its `ListShapes`.
     """
 
-    def __init__(self, op, typing, numbers):
-        self.op, self._numbers = op, numbers
-        self.n, self.any_number = typing.n, typing.any_number
-        self.lengths, self._lists = typing.lengths, typing.lists
-        self.type_of = typing.of
-
-    @property
-    def type(self):
-        """The op's type, a string."""
-        return self.op.type
-
-    @property
-    def inputs(self):
-        """The tensors that it takes."""
-        return self.op.inputs
-
-    @property
-    def outputs(self):
-        """The tensors that it gives."""
-        return self.op.outputs
+    op: Any
+    type: str
+    inputs: Any
+    outputs: Any
+    type_of: Any
+    n: int
+    any_number: bool
+    lengths: Any
+    numbers: Any
+    lists: Any
 
     def attribute(self, name):
         """Return an attribute of the op."""
@@ -64,26 +63,26 @@ class TypedOp:
 
     def number(self, k):
         """Return the array that shapes alone make of an input, or `Untyped`."""
-        value = self._numbers.of(self.op.inputs[k])
+        value = self.numbers.of(self.op.inputs[k])
         if value is None:
             raise Untyped(f"input {k} is not known while tracing")
         return np.asarray(value)
 
     def number_or_none(self, k):
         """Return the same, or None."""
-        return self._numbers.of(self.op.inputs[k])
+        return self.numbers.of(self.op.inputs[k])
 
     def length(self, k):
         """Return how many tensors are in a list, or None."""
-        return self._lists.of(self.op.inputs[k])[0]
+        return self.lists.of(self.op.inputs[k])[0]
 
     def of_tensor(self, tensor):
         """Return the value of a tensor that shapes alone determine, or None."""
-        return self._numbers.of(tensor)
+        return self.numbers.of(tensor)
 
     def partial_number(self, k):
         """Return a vector of which some entries may be None."""
-        value = self._numbers.of(self.op.inputs[k])
+        value = self.numbers.of(self.op.inputs[k])
         if value is None:
             value = tf.get_static_value(self.op.inputs[k], partial=True)
         if value is None:
@@ -95,10 +94,17 @@ class TypedOp:
         return sorted(int(v) % rank for v in np.ravel(self.number(k)))
 
 
+def only_first(types):
+    """Return the first type, if the others do not follow the samples."""
+    if any(not isinstance(t, Free) for t in types[1:]):
+        raise Mixes("takes sizes or places from the values of the samples")
+    return types[0]
+
+
 def known_rank(tensor):
     """Return a tensor's rank, or raise `Untyped`."""
     if tensor.shape.rank is None:
-        raise Untyped("the rank of a tensor is not known")
+        raise Untyped(UNKNOWN_RANK)
     return tensor.shape.rank
 
 

@@ -14,17 +14,21 @@ import tensorflow as tf
 
 from keras_pergrad.keras_internals import op_marks
 from keras_pergrad.keras_internals.graph_nodes import placeholder
+from keras_pergrad.samples.op_facts import CALLS, FACTS, PADS
 from keras_pergrad.samples.types import assumed, call_rules, sample_loops
-from keras_pergrad.samples.types.divisors import Divisors, settled
+from keras_pergrad.samples.types.divisors import Divisors
+from keras_pergrad.samples.types.elementwise_rules import is_true
 from keras_pergrad.samples.types.every_number import EveryNumber
 from keras_pergrad.samples.types.list_shapes import ListShapes
-from keras_pergrad.samples.types.node_stages import PADS, stages
+from keras_pergrad.samples.types.node_stages import set_padded_shape, stages
 from keras_pergrad.samples.types.open_lengths import OpenLengths
-from keras_pergrad.samples.types.size_rules import FAILURES, Sizes
+from keras_pergrad.samples.types.size_rules import FAILURES, Sizes, as_shapes
 from keras_pergrad.samples.types.static_numbers import StaticNumbers
 from keras_pergrad.samples.types.tensor_types import (
     BY_SIZE,
+    DIVIDED,
     FREE,
+    OF_LIST,
     VALUES,
     At,
     Free,
@@ -33,25 +37,11 @@ from keras_pergrad.samples.types.tensor_types import (
     Total,
     Untyped,
     flags_of,
+    settled,
 )
-from keras_pergrad.samples.types.type_rules import op_types, rule_of
+from keras_pergrad.samples.types.type_rules import OWN, RULES
 from keras_pergrad.samples.types.typed_op import TypedOp
-from keras_pergrad.samples.types.variable_types import (
-    ASSIGN,
-    HAND_ON,
-    READS,
-    State,
-    has_state,
-    keeps_unknown,
-)
-
-_SIZES = op_types(
-    "Shape ShapeN Size Rank VariableShape TensorListLength "
-    "TensorListElementShape"
-)
-#: What Python computes may follow from anything, also without inputs.
-_PYTHON = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
-_SILENT = {"Placeholder", "Const", "NoOp"}
+from keras_pergrad.samples.types.variable_types import State, keeps_unknown
 
 
 class Typing:
@@ -60,8 +50,8 @@ class Typing:
     `any_number`: nothing else has the size n, so that what follows the number
     of samples shows. `vouched(op, name)`: the user vouches for it;
     `shaped(name)`: the graph knows the shapes of an op better than TensorFlow
-    infers them; `backward`: the names of the ops of the backward pass;
-    `lengths`: the `OpenLengths` of the batch.
+    infers them (either may be None: never); `backward`: the names of the ops of
+    the backward pass; `lengths`: the `OpenLengths` of the batch.
 
     Attributes:
         state: what variables hold, a `State`.
@@ -88,8 +78,9 @@ class Typing:
         self.definitions, self.n = definitions, n
         self.lengths = lengths or OpenLengths()
         self.any_number = any_number
-        self._vouched = vouched or (lambda op, name: False)
-        self._shaped = shaped or (lambda name: False)
+        self._vouched, self._shaped = vouched, shaped
+        given = vouched, shaped, backward, self.lengths
+        self._given = definitions, n, any_number, *given
         self._backward, self._in_backward = backward, False
         self._divisors = Divisors()
         self.state = State()
@@ -99,24 +90,21 @@ class Typing:
         self._sizes = Sizes(n, any_number, self._numbers)
         self._every = EveryNumber(n, self._numbers, self.lengths)
         self.lists = ListShapes()
+        self._common = n, any_number, self.lengths, self._numbers, self.lists
         self._kept, self._names, self._path = [], {}, ""
         self.level, self.told = 0, False
 
     def another(self):
         """Return a `Typing` of the same graph in which nothing is typed."""
-        return type(self)(
-            self.definitions,
-            self.n,
-            self.any_number,
-            self._vouched,
-            self._shaped,
-            self._backward,
-            self.lengths,
-        )
+        return type(self)(*self._given)
 
     def of(self, tensor):
         """Return the type of a tensor."""
         return self._types.get(id(tensor), FREE)
+
+    def all_of(self, tensors):
+        """Return the types of a dict of tensors."""
+        return {key: self.of(tensor) for key, tensor in tensors.items()}
 
     def number_of(self, tensor):
         """Return a tensor's value where shapes alone determine it, or None."""
@@ -142,7 +130,7 @@ class Typing:
         """Put nodes into a graph and type them; extend name → tensor."""
         for first, names in stages(nodes, self._shaped):
             for name in first:
-                if call_rules.is_call(nodes.by_name[name].op):
+                if nodes.by_name[name].op in CALLS:
                     self._call(nodes, name, known, graph)
                 else:
                     self._put_with_shape(nodes, name, known, graph)
@@ -230,7 +218,7 @@ class Typing:
         self._names.update(operations)
         (op,) = operations
         if op.type in PADS:
-            self._set_padded_shape(op)
+            set_padded_shape(op, self._numbers)
         self._look(op)
         value = self.lists.value_of(op)
         if value is not None:
@@ -251,12 +239,6 @@ class Typing:
             if tensor.shape.is_compatible_with(shape):
                 tensor.set_shape(shape)
 
-    def _set_padded_shape(self, op):
-        """Set the shape of a padded tensor, if it follows from shapes."""
-        widths, sizes = self._numbers.of(op.inputs[1]), op.inputs[0].shape
-        if widths is not None and sizes.is_fully_defined():
-            op.outputs[0].set_shape(widths.sum(1) + sizes.as_list())
-
     def failed(self, op, why, untyped=False):
         """Note that an op, or a call, mixes the samples; return the `Mixed`."""
         mixed = Mixed(op.type, self._name(op), why, untyped)
@@ -276,71 +258,106 @@ class Typing:
         return self._in_backward or known
 
     def _look(self, op):
-        if op.type in _SILENT:
+        facts = FACTS[op.type]
+        if facts.silent:
             return
         types = [self.of(t) for t in op.inputs]
-        self.lists.note(op, self._numbers)
-        if op.type in READS and self._read(op):
+        if facts.lists:
+            self.lists.note(op, self._numbers)
+        if facts.reads and self._read(op):
             return
-        if op.type in ASSIGN:
+        if facts.assigns:
             self.state.assign(op, types)
-        elif (mark := op_marks.mark_of(op)) == op_marks.SAME_FOR_ALL:
-            self.told = True
-        elif mark == op_marks.WHOLE_LOSS:
-            self.give(op.outputs[0], settled(types[0]))
-        elif op.type in _SIZES:
+        elif op.type == "Identity" and self._is_marked(op, types):
+            return
+        elif facts.gives_sizes:
             self._set(op, self._size(op, types))
             self._sizes.note(op.outputs)
             self._every.note_sizes(op)
-        elif self._keeps_unknown(op, types):
+        elif self._keeps_unknown(op, facts, types):
             self._set(op, self.effects[-1])
         elif op.outputs:
-            self.state.advance(op)
-            if op.type in HAND_ON:
-                for given, made in zip(op.inputs, op.outputs):
-                    self.state.same(made, given)
+            if facts.advances:
+                self.state.advance(op)
+            if facts.hands_on:
+                self._hand_on(op)
             self.count += 1
-            self._compute(op, types)
+            self._compute(op, facts, types)
 
-    def _compute(self, op, types):
-        if _is_true(op):
+    def _is_marked(self, op, types):
+        """Whether the package has marked an op; then note what it says."""
+        mark = op_marks.mark_of(op)
+        if mark == op_marks.SAME_FOR_ALL:
+            self.told = True
+        elif mark == op_marks.WHOLE_LOSS:
+            self.give(op.outputs[0], settled(types[0]))
+        return mark in (op_marks.SAME_FOR_ALL, op_marks.WHOLE_LOSS)
+
+    def _hand_on(self, op):
+        """Let handles and lists that an op gives be those that it takes."""
+        for given, made in zip(op.inputs, op.outputs):
+            if given.dtype in (tf.resource, tf.variant):
+                self.state.same(made, given)
+                if op.type == "Identity":
+                    self.lists.same(made, given)
+
+    def _compute(self, op, facts, types):
+        if op.type == "Equal" and is_true(op):
             return
         mixed = next((t for t in types if isinstance(t, Mixed)), None)
-        if mixed is None:
-            mixed = self.state.unknown(op) if has_state(op.type) else None
+        if mixed is None and facts.has_state:
+            mixed = self.state.unknown(op)
         if mixed is not None:
             # It matters where it arrives.
             self._set(op, mixed)
             return
-        types = self._sizes.as_shapes(op, types)
-        free = all(type(t) is Free for t in types)
-        if free and op.type not in _PYTHON:
-            flags = self._sizes.flags(op, types, lambda t: self._rule(op, t))
-            self._every.note(op, types)
-            if any(flags):
-                self._set(op, list(map(Free, flags)))
+        if facts.sizes and _have(BY_SIZE, types):
+            types = as_shapes(op, types)
+        if facts.python or not all(type(t) is Free for t in types):
+            self._set(op, self._by_rule(op, facts, types))
             return
-        self._set(op, self._by_rule(op, types))
+        flags = 0
+        for kind in types:
+            flags |= kind.flags
+        if self.any_number or self._every.finds or flags & BY_SIZE:
+            self._set_free(op, types, flags)
+        elif flags:
+            self._set(op, Free(flags))
+
+    def _set_free(self, op, types, flags):
+        """Set the types of what an op makes of no samples, but maybe sizes."""
+        made = self._sizes.flags(op, types, flags, lambda t: self._rule(op, t))
+        if self._every.finds or flags & BY_SIZE:
+            self._every.note(op, types, flags)
+        if any(made):
+            self._set(op, list(map(Free, made)))
 
     def _rule(self, op, types):
         """Return what an op's rule says of these types of its inputs."""
-        rule = rule_of(op.type)
+        rule = OWN.get(op.type, RULES.get(op.type))
         if rule is None:
             raise Untyped("has no type rule")
-        return rule(TypedOp(op, self, self._numbers), types)
+        return rule(self._typed_op(op), types)
 
-    def _by_rule(self, op, types):
+    def _typed_op(self, op):
+        given = op, op.type, op.inputs, op.outputs, self.of
+        return TypedOp(*given, *self._common)
+
+    def _by_rule(self, op, facts, types):
         """Return what the rule of an op gives, or a `Mixed` with its reason."""
         try:
-            self._every.check(op)
-            if sample_loops.concerns(types) and op.type not in _PYTHON:
-                seen = TypedOp(op, self, self._numbers)
-                kinds = sample_loops.typed(seen, types)
+            if self._every.finds:
+                self._every.check(op)
+            if _in_loops(types) and not facts.python:
+                kinds = sample_loops.typed(self._typed_op(op), types)
                 kinds = Free(flags_of(types)) if kinds is None else kinds
             else:
                 kinds = self._rule(op, types)
-            backward = self._is_backward(self._names.get(op, op.name))
-            return self._divisors.typed(op, types, kinds, backward)
+            made = kinds if isinstance(kinds, list) else [kinds]
+            if _have(DIVIDED, made):
+                backward = self._is_backward(self._names.get(op, op.name))
+                kinds = self._divisors.typed(op, types, kinds, backward)
+            return kinds
         except Mixes as error:
             why, untyped = str(error), False
         except Untyped as error:
@@ -352,10 +369,13 @@ class Typing:
             return assumed.of_one_sample(op, types, self.n)
         return self._unproved(op, types, why, untyped)
 
+    def _is_vouched(self, op):
+        return self._vouched is not None and self._vouched(op, self._name(op))
+
     def _unproved(self, op, types, why, untyped):
         """Return what the user vouches for, else a `Mixed`."""
         name = self._name(op)
-        if not self._vouched(op, name):
+        if not self._is_vouched(op):
             return self.failed(op, why, untyped)
         self.vouched_ops.append((op.type, name))
         kinds = assumed.as_vouched(op, types, self.n)
@@ -385,14 +405,15 @@ class Typing:
                 return self._unproved(op, types, why, True)
         return list(map(Free, self._sizes.left(op, BY_SIZE)))
 
-    def _keeps_unknown(self, op, types):
+    def _keeps_unknown(self, op, facts, types):
         """Whether an op keeps state, and neither a rule nor the user knows it.
 
         Queues, stages, files and the like, also without outputs.
         """
-        if self.n <= 1 or not keeps_unknown(op, types):
+        has_rule = op.type in RULES or op.type in OWN or facts.hands_on
+        if self.n <= 1 or (has_rule and not facts.may_keep):
             return False
-        if self._vouched(op, self._name(op)):
+        if not keeps_unknown(op, types) or self._is_vouched(op):
             return False
         why = "has no type rule, and may keep state or read what is kept"
         self.effects.append(self.failed(op, why, True))
@@ -407,7 +428,7 @@ class Typing:
             return True
         held, flags = self.state.held(handle), self.state.flags(handle)
         if op.type == "ReadVariableOp":
-            self._set(op, held.flagged(flags))
+            self._set(op, held.flagged(flags) if flags else held)
             return True
         if not isinstance(held, Free):
             why = "looks up what the step has assigned from its samples"
@@ -418,11 +439,15 @@ class Typing:
         return False
 
 
-def _is_true(op):
-    """Whether an op compares what can be no NaN with itself.
+def _have(flag, types):
+    """Whether one of several types has a flag."""
+    return any(kind.flags & flag for kind in types)
 
-    `tf.recompute_grad` and `keras.remat` do, to wait for a gradient.
-    """
-    if op.type != "Equal" or op.inputs[0] is not op.inputs[1]:
-        return False
-    return not (op.inputs[0].dtype.is_floating or op.inputs[0].dtype.is_complex)
+
+def _in_loops(types):
+    """Whether types are those of loops through the samples, or of lists."""
+    return any(
+        isinstance(t, sample_loops.IN_LOOPS)
+        or (isinstance(t, At) and t.axis == OF_LIST)
+        for t in types
+    )

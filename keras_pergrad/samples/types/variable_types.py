@@ -1,11 +1,15 @@
 """The types of what variables and tables hold while a step runs."""
 
 import contextlib
-import functools
 
 import tensorflow as tf
 
-from keras_pergrad.keras_internals.graph_nodes import op_definition
+from keras_pergrad.samples.op_facts import (
+    ADVANCE,
+    FACTS,
+    HAND_ON,
+    KNOWN_STATE,
+)
 from keras_pergrad.samples.types.tensor_types import (
     FREE,
     TRAINED,
@@ -13,61 +17,13 @@ from keras_pergrad.samples.types.tensor_types import (
     Mixed,
     joined_or_mixed,
 )
-from keras_pergrad.samples.types.type_rules import op_types, rule_of
+from keras_pergrad.samples.types.type_rules import rule_of
 
-#: Ops that change what is behind their first input by the others.
-ASSIGN = op_types(
-    "AssignVariableOp AssignAddVariableOp AssignSubVariableOp "
-    "LookupTableImportV2 LookupTableInsertV2 LookupTableRemoveV2 "
-    "ResourceScatterAdd ResourceScatterDiv ResourceScatterMax "
-    "ResourceScatterMin ResourceScatterMul ResourceScatterNdAdd "
-    "ResourceScatterNdMax ResourceScatterNdMin ResourceScatterNdSub "
-    "ResourceScatterNdUpdate ResourceScatterSub ResourceScatterUpdate "
-    "ResourceStridedSliceAssign"
-)
 #: These give a variable its new value, or add to it; all others change a part.
 _WHOLE, _ADD = (
     "AssignVariableOp",
     {"AssignAddVariableOp", "AssignSubVariableOp"},
 )
-READS = op_types(
-    "ReadVariableOp ResourceGather ResourceGatherNd VariableShape "
-    "LookupTableExportV2 LookupTableFindV2 LookupTableSizeV2"
-)
-#: Ops that give each handle that they are given.
-HAND_ON = op_types("Identity IdentityN")
-#: Ops that draw numbers and advance the state behind a handle.
-_ADVANCE = op_types(
-    "RngReadAndSkip RngSkip StatefulRandomBinomial StatefulStandardNormalV2 "
-    "StatefulTruncatedNormal StatefulUniform StatefulUniformFullInt "
-    "StatefulUniformInt"
-)
-#: Ops that draw other numbers each time.
-DRAWS = _ADVANCE | op_types(
-    "AllCandidateSampler FixedUnigramCandidateSampler "
-    "LearnedUnigramCandidateSampler LogUniformCandidateSampler Multinomial "
-    "NonDeterministicInts ParameterizedTruncatedNormal RandomCrop RandomGamma "
-    "RandomPoisson RandomPoissonV2 RandomShuffle RandomStandardNormal "
-    "RandomUniform RandomUniformInt SampleDistortedBoundingBox "
-    "SampleDistortedBoundingBoxV2 ThreadUnsafeUnigramCandidateSampler "
-    "TruncatedNormal UniformCandidateSampler"
-)
-#: Ops that tell something outside of the step, which no op reads.
-TELL = op_types(
-    "Assert DisableCopyOnRead FlushSummaryWriter PrintV2 WriteAudioSummary "
-    "WriteGraphSummary WriteHistogramSummary WriteImageSummary "
-    "WriteRawProtoSummary WriteScalarSummary WriteSummary"
-)
-#: Ops that TensorFlow calls stateful, though all they give is from their inputs
-#: or the same for all samples.
-_FROM_INPUTS = op_types(
-    "CudnnRNN CudnnRNNBackprop CudnnRNNBackpropV2 CudnnRNNBackpropV3 "
-    "CudnnRNNV2 CudnnRNNV3 DeepCopy DeviceIndex Empty GuaranteeConst "
-    "StatelessRandomGetAlg Timestamp VarIsInitializedOp"
-)
-_KNOWN = ASSIGN | READS | DRAWS | TELL | _FROM_INPUTS
-#: Ops without state of their own that read files: the step may have them.
-_FILES = op_types("MatchingFiles ReadFile")
 
 
 class State:
@@ -120,8 +76,7 @@ class State:
 
     def advance(self, op):
         """Note that an op draws from the state behind its first input."""
-        if op.type in _ADVANCE:
-            self._noted.add(self.key(op.inputs[0]))
+        self._noted.add(self.key(op.inputs[0]))
 
     def held(self, handle):
         """Return the type of what the step has assigned behind a handle."""
@@ -143,30 +98,13 @@ class State:
 
 def keeps_unknown(op, types):
     """Whether no rule knows what an op keeps, or reads of what is kept."""
-    if op.type in _KNOWN:
+    if op.type in KNOWN_STATE:
         if op.type == "PrintV2":
             # What is printed into a file can be read from there.
             return op.get_attr("output_stream").startswith(b"file:")
-        moved = op.type in _ADVANCE and not rule_of(op.type)
+        moved = op.type in ADVANCE and not rule_of(op.type)
         return moved and not all(isinstance(t, Free) for t in types)
     if rule_of(op.type) or op.type in HAND_ON:
         return False
     gives = any(t.dtype == tf.resource for t in op.outputs)
-    return gives or has_state(op.type)
-
-
-@functools.cache
-def has_state(op_type):
-    """Whether a type of op keeps state, or takes or gives a handle of some.
-
-    By TensorFlow's definition of the op.
-    """
-    if op_type in _FILES:
-        return True
-    known = op_definition(op_type)
-    if known is None:
-        return False
-    handles = [*known.input_arg, *known.output_arg]
-    return known.is_stateful or any(
-        a.is_ref or a.type == tf.resource.as_datatype_enum for a in handles
-    )
+    return gives or FACTS[op.type].has_state

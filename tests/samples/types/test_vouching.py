@@ -17,12 +17,11 @@ X, Y = _rng.normal(size=(4, 5)), _rng.normal(size=(4, 3))
 
 
 @pytest.fixture(autouse=True)
-def _fresh_rules(monkeypatch):
+def _fresh_rules():
     """What a test registers is unknown to the next."""
-    monkeypatch.setattr(type_rules, "OWN", {})
-    for module in ("own_rules",):
-        path = f"keras_pergrad.samples.types.{module}.OWN"
-        monkeypatch.setattr(path, type_rules.OWN)
+    type_rules.OWN.clear()
+    yield
+    type_rules.OWN.clear()
 
 
 @keras.saving.register_keras_serializable("vouching")
