@@ -1,74 +1,37 @@
 """What every factor answers, against its gradients written out."""
 
 import inspect
+import itertools
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from keras_pergrad import factors
-from keras_pergrad.factors import by_chunks
+from keras_pergrad.factors import by_chunks, side
+from tests.factors.cases import (
+    ALL,
+    FACTORS,
+    HELD,
+    KEEP,
+    SIDES,
+    WEIGHTS,
+    N,
+    blanked,
+    dense,
+    drawn,
+    gradients,
+    set_second,
+    without_first,
+)
 
-N = 4
-KEEP = np.array([True, False, True, True])
-WEIGHTS = np.array([0.5, 1.0, 2.0, 0.25])
-
-
-class Turned(factors.Adapted):
-    """Of a matrix whose rows are in reverse order."""
-
-    def change(self, tensor):
-        return tf.reverse(tensor, [tensor.shape.rank - 2])
-
-    def squared_norms(self):
-        return self.factor.squared_norms()
-
-
-def drawn(*shape):
-    rng = np.random.default_rng(shape)
-    return tf.constant(rng.normal(size=(N, *shape)))
-
-
-def rows(*shape):
-    ids = np.random.default_rng(shape).integers(0, 5, (N, *shape))
-    return factors.Rows(tf.constant(ids), drawn(*shape, 3), (5, 3))
+LIMITS = {"rtol": 1e-10, "atol": 1e-10}
+#: Numbers of projections: all entries, a few of both sides, one.
+SIZES = (10000, 11, 1)
 
 
-def patches():
-    windows = factors.Windows.of((8,), (3,), (1,), (1,), "valid")
-    return factors.Patches(drawn(8, 2), drawn(6, 4), windows, (3, 2, 4))
-
-
-#: A factor whose tensors nothing else has held before.
-FACTORS = {
-    "Full": lambda: factors.Full(drawn(3, 2)),
-    "Sum": lambda: factors.Sum(drawn(7, 3)),
-    "Product": lambda: factors.Product(drawn(7, 3), drawn(7, 3)),
-    "Outer": lambda: factors.Outer(drawn(4), drawn(6)),
-    "Outer of positions": lambda: factors.Outer(drawn(2, 4), drawn(2, 6)),
-    "Outer of few positions": lambda: factors.Outer(
-        drawn(2, 3, 40), drawn(2, 3, 60)
-    ),
-    "Outer turned": lambda: factors.Outer(
-        drawn(9, 4), drawn(9, 6), [6, 4], [1, 0], [4, 6]
-    ),
-    "Blocks": lambda: factors.Blocks(drawn(2, 5, 3), drawn(2, 5, 4)),
-    "Rows": lambda: rows(6),
-    "Patches": patches,
-    "Columns": lambda: factors.Columns(
-        [factors.Full(drawn(3, 2)), factors.Outer(drawn(3), drawn(4))]
-    ),
-    "Joined": lambda: factors.Joined(
-        [factors.Full(drawn(3, 4)), factors.Outer(drawn(3), drawn(4))]
-    ),
-    "join of look-ups": lambda: factors.join([rows(6), rows(2)]),
-    "join of a table and a matrix": lambda: factors.join(
-        [rows(6), factors.Outer(drawn(2, 5), drawn(2, 3))]
-    ),
-    "Adapted": lambda: Turned(factors.Outer(drawn(4), drawn(6))),
-    "Adapted table": lambda: Turned(rows(6)),
-    "Widened": lambda: factors.Widened(factors.Sum(drawn(7, 3)), "float64"),
-}
+def _assert_close(found, right):
+    np.testing.assert_allclose(found, right, **LIMITS)
 
 
 def test_there_is_a_case_of_every_class():
@@ -83,197 +46,267 @@ def test_there_is_a_case_of_every_class():
     assert classes <= {type(make()) for make in FACTORS.values()}
 
 
-@pytest.mark.parametrize("name", FACTORS)
-def test_norms_and_sums_are_those_of_the_gradients(name):
-    make = FACTORS[name]
-    gradients = make().materialize().numpy()
-    assert gradients.shape[0] == N
-    expected = np.square(gradients).reshape(N, -1).sum(1)
-    factor = make()
-    np.testing.assert_allclose(factor.squared_norms(), expected, rtol=1e-10)
-    total = np.square(gradients.sum(0)).sum()
-    np.testing.assert_allclose(factor.squared_norm_of_sum(), total, rtol=1e-10)
-    for one in (factor, make()):  # with norms before, and without
-        for weights in (None, WEIGHTS):
-            found = tf.convert_to_tensor(one.weighted_sum(weights))
-            scale = np.ones(N) if weights is None else weights
-            right = np.tensordot(scale, gradients, 1)
+@pytest.mark.parametrize("name", ALL)
+def test_answers_are_those_of_the_gradients(name, monkeypatch):
+    _check_norms_and_sums(name)
+    _check_products_and_squares(name)
+    _check_projections(name, monkeypatch)
+    _check_rotations(name)
+    _check_methods(name)
+    if name in FACTORS:
+        _check_pairs(name)
+        _check_squares_by_chunks(name, monkeypatch)
+
+
+def _check_norms_and_sums(name):
+    each = gradients(name)
+    assert each.shape[0] == N
+    norms = np.square(each).reshape(N, -1).sum(1)
+    total = np.square(each.sum(0)).sum()
+    scales = ((None, np.ones(N)), (WEIGHTS, WEIGHTS))
+    sums = [(w, np.tensordot(scale, each, 1)) for w, scale in scales]
+    for hold in HELD.values():
+        factor = hold(ALL[name])
+        for weights, right in sums:
+            found = tf.convert_to_tensor(factor.weighted_sum(weights))
             np.testing.assert_allclose(found, right, rtol=1e-10, atol=1e-12)
+        found = factor.squared_norm_of_sum()
+        np.testing.assert_allclose(found, total, rtol=1e-10)
+        found = hold(ALL[name]).squared_norms()
+        np.testing.assert_allclose(found, norms, rtol=1e-10)
 
 
-def test_a_table_keeps_its_rows_where_each_entry_is_changed_by_itself():
-    factor = factors.Widened(rows(6), "float64")
-    assert isinstance(factor.weighted_sum(None), tf.IndexedSlices)
+def _check_products_and_squares(name):
+    each = gradients(name)
+    axes = tuple(range(1, each.ndim))
+    direction = np.random.default_rng(7).normal(size=each.shape[1:])
+    directions = [direction, tf.constant(direction, tf.float64)]
+    if direction.ndim:
+        rows = np.array([1, 0, 1]) % len(direction)
+        directions.append(
+            tf.IndexedSlices(tf.constant(direction[rows]), rows, each.shape[1:])
+        )
+    for hold in HELD.values():
+        factor = hold(ALL[name])
+        for one in directions:
+            _assert_close(factor.dot(one), (each * dense(one)).sum(axes))
+        squares = factor.sum_of_squares()
+        _assert_close(dense(squares), np.square(each).sum(0))
+        total = factor.weighted_sum(None)
+        assert isinstance(squares, type(total))
+        _assert_close(factor.dot(total), (each * each.sum(0)).sum(axes))
 
 
-def _dense(gradient):
-    return tf.convert_to_tensor(gradient).numpy()
+def _check_pairs(name):
+    make = ALL[name]
+    each = gradients(name).reshape(N, -1)
+    others = without_first(make(), 1).materialize()
+    right = each @ others.numpy().reshape(N - 1, -1).T
+    full = factors.Full(tf.constant(gradients(name)))
+    for hold in HELD.values():
+        _assert_close(hold(make).gram(), each @ each.T)
+        new, held = (without_first(f(make), 1) for f in (HELD["nothing"], hold))
+        for other in (new, held, factors.Full(others)):
+            _assert_close(hold(make).gram(other), right)
+        for other in (new, held):
+            _assert_close(full.gram(other), right)
 
 
-def _held(make):
-    """Return a factor whose norms are known."""
-    factor = make()
-    factor.squared_norms()
-    return factor
+def matrix(projection):
+    """Return the map, (entries, size), by the gradients of each entry."""
+    entries = int(np.prod(projection.shape, dtype=int))
+    each = np.eye(entries).reshape(-1, *projection.shape)
+    return projection.of_gradients(each).numpy()
 
 
-def _all_held(make):
-    factor = make()
-    factor.materialize()
-    return factor
+def _projection(name, size=6):
+    """Return a projection, and what it makes of the gradients."""
+    each = gradients(name)
+    projection = factors.Projection(each.shape[1:], size, seed=1)
+    return projection, each.reshape(N, -1) @ matrix(projection)
 
 
-HELD = {"new": lambda make: make(), "norms": _held, "gradients": _all_held}
+def _check_projections(name, monkeypatch):
+    for size in SIZES:
+        _check_projection(name, size)
+    for large in (side._LARGE, 0):
+        with monkeypatch.context() as patch:
+            patch.setattr(side, "_LONG", 0)
+            patch.setattr(side, "_LARGE", large)
+            _check_projection(name, 6)
 
 
-@pytest.mark.parametrize("held", HELD)
-@pytest.mark.parametrize("name", FACTORS)
-def test_products_and_squares_are_those_of_the_gradients(name, held):
-    gradients = FACTORS[name]().materialize().numpy()
-    axes = tuple(range(1, gradients.ndim))
-    factor = HELD[held](FACTORS[name])
-    direction = np.random.default_rng(7).normal(size=gradients.shape[1:])
-    limits = {"rtol": 1e-10, "atol": 1e-10}
-    for one in (direction, tf.constant(direction, tf.float64)):
-        expected = (gradients * direction).sum(axes)
-        np.testing.assert_allclose(factor.dot(one), expected, **limits)
-    slices = tf.IndexedSlices(
-        tf.constant(direction[[1, 0, 1]]), [1, 0, 1], gradients.shape[1:]
-    )
-    right = (gradients * _dense(slices)).sum(axes)
-    np.testing.assert_allclose(factor.dot(slices), right, **limits)
-    squares = np.square(gradients).sum(0)
-    np.testing.assert_allclose(
-        _dense(factor.sum_of_squares()), squares, **limits
-    )
-    total = factor.weighted_sum(None)
-    assert isinstance(factor.sum_of_squares(), type(total))
-    products = (gradients * gradients.sum(0)).sum(axes)
-    np.testing.assert_allclose(factor.dot(total), products, **limits)
+def _check_projection(name, size):
+    projection, right = _projection(name, size)
+    assert 1 <= projection.size <= size
+    for hold in HELD.values():
+        found = hold(ALL[name]).project(projection)
+        assert found.shape == (N, projection.size)
+        _assert_close(found, right)
 
 
-@pytest.mark.parametrize("xla", [False, True])
-@pytest.mark.parametrize("known", [False, True])
-@pytest.mark.parametrize("name", FACTORS)
-def test_products_and_squares_are_the_same_in_a_graph(name, known, xla):
-    eager = FACTORS[name]()
-    direction = _dense(eager.weighted_sum(WEIGHTS))
-    right = eager.dot(direction), _dense(eager.sum_of_squares())
-    # The same tensors, of which a graph knows the shape or not.
+def matrices_of(each, axes):
+    """Return gradients as (n, axes on the left, others)."""
+    others = [k for k in range(each.ndim - 1) if k not in axes]
+    turned = each.transpose([0, *(k + 1 for k in (*axes, *others))])
+    left = int(np.prod([each.shape[k + 1] for k in axes], dtype=int))
+    return turned.reshape(len(each), left, -1)
+
+
+def _check_rotations(name):
+    matrices = matrices_of(gradients(name), SIDES.get(name, ()))
+    rng = np.random.default_rng(3)
+    left = rng.normal(size=(matrices.shape[1], 3))
+    right = rng.normal(size=(matrices.shape[2], 2))
+    for u, v in itertools.product((None, left), (None, right)):
+        expected = matrices if u is None else u.T @ matrices
+        expected = expected if v is None else expected @ v
+        squares = np.square(expected).sum(0)
+        for hold in HELD.values():
+            found = hold(ALL[name]).rotated(u, v)
+            _assert_close(dense(found.sum_of_squares()), squares)
+            found = hold(ALL[name]).rotated(u, v)
+            _assert_close(found.materialize(), expected)
+
+
+def _check_squares_by_chunks(name, monkeypatch):
+    right = np.square(gradients(name)).sum(0)
+    # Of a sample, of some with a rest, of nearly all.
+    for numbers in (1, 20, 60):
+        found = _squares_by_chunks(FACTORS[name], numbers, monkeypatch)
+        _assert_close(found, right)
+
+
+def _squares_by_chunks(make, numbers, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(by_chunks, "HELD", numbers)
+        return tf.convert_to_tensor(make().sum_of_squares())
+
+
+def _check_methods(name):
+    factor = ALL[name]()
+    assert isinstance(factor.chosen_method(), str)
+    assert isinstance(factor.sum_method(), str)
+    held = factor.norm_bytes(N)
+    assert held is None or held > 0
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_answers_are_the_same_in_a_graph(name, monkeypatch):
+    each = gradients(name)
+    squares = np.square(each).sum(0)
+    direction = np.tensordot(WEIGHTS, each, 1)
+    flat = each.reshape(N, -1)
+    projection, projected = _projection(name)
+    eager = ALL[name]().kronecker()
+    v = np.random.default_rng(3).normal(size=(eager.outputs.shape[0], 2))
+    rotated = np.square(matrices_of(each, SIDES.get(name, ())) @ v).sum(0)
+
+    def two(make):
+        factor = make()
+        sums = factor.sum_of_squares()
+        return factor.dot(direction), tf.convert_to_tensor(sums)
+
+    def others(make):
+        with monkeypatch.context() as patch:
+            patch.setattr(by_chunks, "HELD", 20)
+            turned = make().rotated(outputs=v).sum_of_squares()
+            found = [*make().kronecker()[:3], tf.convert_to_tensor(turned)]
+        return [*found, make().project(projection)]
+
+    def of_a_class(make):
+        pairs = make().gram(), make().gram(without_first(make(), 2))
+        return [*two(make), *others(make), *pairs]
+
+    def with_chunks(make):
+        return [*of_a_class(make), _squares_by_chunks(make, 20, monkeypatch)]
+
+    rights = {
+        two: [flat @ direction.ravel(), squares],
+        others: [*eager[:3], rotated, projected],
+    }
+    pairs = [flat @ flat.T, flat @ flat[2:].T]
+    rights[of_a_class] = [*rights[two], *rights[others], *pairs]
+    rights[with_chunks] = [*rights[of_a_class], squares]
+    # A graph may not know the batch's size, and XLA traces other methods.
+    if name in FACTORS:
+        asked = [
+            (of_a_class, False, False),
+            (two, False, True),
+            (with_chunks, True, True),
+        ]
+    else:
+        asked = [(others, False, False), (others, True, True)]
+    for ask, known, xla in asked:
+        _check_in_a_graph(name, ask, rights[ask], known, xla)
+
+
+def _check_in_a_graph(name, ask, right, known, xla):
+    """Of the same tensors, of which a graph knows the batch's size or not."""
+    parts = ALL[name]().holders()
     held = [
-        (k, name)
-        for k, part in enumerate(eager.holders())
-        for name in part.rows
-        if name not in ("_gradients", "_unfolded")
+        (k, attribute)
+        for k, part in enumerate(parts)
+        for attribute in part.rows
+        if getattr(part, attribute) is not None
     ]
-    parts = FACTORS[name]().holders()
-    tensors = [getattr(parts[k], name) for k, name in held]
+    tensors = [getattr(parts[k], attribute) for k, attribute in held]
 
     def compute(*tensors):
-        factor = FACTORS[name]()
-        for (k, attribute), tensor in zip(held, tensors):
-            setattr(factor.holders()[k], attribute, tensor)
-        dots = factor.dot(direction)
-        return dots, tf.convert_to_tensor(factor.sum_of_squares())
+        def make():
+            factor = ALL[name]()
+            for (k, attribute), tensor in zip(held, tensors):
+                setattr(factor.holders()[k], attribute, tensor)
+            return factor
+
+        return ask(make)
 
     specs = [
         tf.TensorSpec([N if known else None, *t.shape[1:]], t.dtype)
         for t in tensors
     ]
-    found = tf.function(
+    graph = tf.function(
         compute, input_signature=specs, jit_compile=xla, autograph=False
-    )(*tensors)
-    for one, other in zip(found, right):
-        np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-10)
-
-
-def _cut(factor, first):
-    """Return a factor without its first samples."""
-    for part in factor.holders():
-        for name in (*part.rows, "ids"):
-            value = getattr(part, name, None)
-            if value is not None:
-                setattr(part, name, value[first:])
-    return factor
-
-
-@pytest.mark.parametrize("held", HELD)
-@pytest.mark.parametrize("name", FACTORS)
-def test_products_of_all_pairs(name, held):
-    gradients = FACTORS[name]().materialize().numpy().reshape(N, -1)
-    limits = {"rtol": 1e-10, "atol": 1e-10}
-    pairs = gradients @ gradients.T
-    factor = HELD[held](FACTORS[name])
-    np.testing.assert_allclose(factor.gram(), pairs, **limits)
-    for other in (FACTORS[name](), factor):
-        other = _cut(other, 1)
-        others = other.materialize().numpy()
-        right = gradients @ others.reshape(N - 1, -1).T
-        new = _cut(FACTORS[name](), 1)
-        factor = HELD[held](FACTORS[name])
-        for one in (other, new, factors.Full(tf.constant(others))):
-            np.testing.assert_allclose(factor.gram(one), right, **limits)
-        full = factors.Full(FACTORS[name]().materialize())
-        np.testing.assert_allclose(full.gram(new), right, **limits)
-
-
-@pytest.mark.parametrize("xla", [False, True])
-@pytest.mark.parametrize("name", FACTORS)
-def test_products_of_all_pairs_in_a_graph(name, xla):
-    def pairs():
-        factor = FACTORS[name]()
-        return factor.gram(), factor.gram(_cut(FACTORS[name](), 2))
-
-    gradients = FACTORS[name]().materialize().numpy().reshape(N, -1)
-    found = tf.function(pairs, jit_compile=xla, autograph=False)()
-    for one, others in zip(found, (gradients, gradients[2:])):
-        right = gradients @ others.T
-        np.testing.assert_allclose(one, right, rtol=1e-10, atol=1e-10)
+    )
+    for found, expected in zip(graph(*tensors), right, strict=True):
+        _assert_close(found, expected)
 
 
 @pytest.mark.parametrize("norms", [True, False])
-@pytest.mark.parametrize("name", FACTORS)
-def test_a_broken_sample_that_is_blank_breaks_no_other(name, norms):
-    factor, right = FACTORS[name](), FACTORS[name]()
-    for one in (factor, right):
-        for part in one.holders():
-            for tensor in part.rows:
-                value = getattr(part, tensor)
-                if value is None:
-                    continue
-                broken = np.array(value)
-                broken[1] = 0 if one is right else np.nan
-                setattr(part, tensor, tf.constant(broken))
-    if norms:
-        factor.squared_norms()
-    factor.select(tf.constant(KEEP))
-    direction = _dense(right.weighted_sum(WEIGHTS))
-    limits = {"rtol": 1e-10, "atol": 1e-10}
-    np.testing.assert_allclose(
-        factor.dot(direction), right.dot(direction), **limits
-    )
-    np.testing.assert_allclose(factor.gram(), right.gram(), **limits)
-    np.testing.assert_allclose(
-        _dense(factor.sum_of_squares()),
-        _dense(right.sum_of_squares()),
-        **limits,
-    )
+@pytest.mark.parametrize("name", ALL)
+def test_a_sample_that_is_not_kept_is_blank(name, norms):
+    """Also where it is broken, and whether norms were asked before or not."""
+    each = np.copy(gradients(name))
+    each[~KEEP] = 0
+    axes = tuple(range(1, each.ndim))
+    flat = each.reshape(N, -1)
+    direction = np.tensordot(WEIGHTS, each, 1)
+    projection, projected = _projection(name)
+    sound = ALL[name]()
+    set_second(sound, 0)
+    for value in (None, np.nan):
+        factor = blanked(name, value, norms)
+        _assert_close(factor.dot(direction), (each * direction).sum(axes))
+        _assert_close(factor.gram(), flat @ flat.T)
+        squares = dense(factor.sum_of_squares())
+        _assert_close(squares, np.square(each).sum(0))
+        factor = blanked(name, value, norms)
+        found = tf.convert_to_tensor(factor.weighted_sum(None))
+        np.testing.assert_allclose(found, each.sum(0), rtol=1e-10, atol=1e-12)
+        _assert_close(factor.dot(direction), (each * direction).sum(axes))
+        _assert_close(factor.project(projection), projected * KEEP[:, None])
+        if name in SIDES:
+            for one, other in zip(
+                factor.kronecker()[:3], sound.kronecker()[:3]
+            ):
+                _assert_close(one, other)
+            turned = factor.rotated(outputs=None).materialize()
+            _assert_close(turned, sound.rotated().materialize())
 
 
-@pytest.mark.parametrize("numbers", [1, 20, 60])
-@pytest.mark.parametrize("name", FACTORS)
-def test_squares_are_added_chunk_by_chunk(name, numbers, monkeypatch):
-    """Of a sample, of a few with a rest, of nearly all."""
-    right = np.square(FACTORS[name]().materialize()).sum(0)
-    monkeypatch.setattr(by_chunks, "HELD", numbers)
-    found = _dense(FACTORS[name]().sum_of_squares())
-    np.testing.assert_allclose(found, right, rtol=1e-10, atol=1e-10)
-    under_xla = tf.function(
-        lambda: tf.convert_to_tensor(FACTORS[name]().sum_of_squares()),
-        jit_compile=True,
-        autograph=False,
-    )
-    np.testing.assert_allclose(under_xla(), right, rtol=1e-10, atol=1e-10)
+def test_a_table_keeps_its_rows_where_each_entry_is_changed_by_itself():
+    factor = factors.Widened(FACTORS["Rows"](), "float64")
+    assert isinstance(factor.weighted_sum(None), tf.IndexedSlices)
 
 
 class Three(factors.SampleGradients):
@@ -366,34 +399,5 @@ def test_what_is_squared_stays_in_single_precision():
         squares = factor.sum_of_squares()
         assert found.dtype == squares.dtype == tf.float32
         np.testing.assert_allclose(
-            _dense(squares), np.square(right).sum(0), rtol=1e-6
+            dense(squares), np.square(right).sum(0), rtol=1e-6
         )
-
-
-@pytest.mark.parametrize("norms", [True, False])
-@pytest.mark.parametrize("name", FACTORS)
-def test_a_sample_is_blank_that_is_not_kept(name, norms):
-    factor = FACTORS[name]()
-    gradients = FACTORS[name]().materialize().numpy()
-    if norms:
-        factor.squared_norms()
-    factor.select(tf.constant(KEEP))
-    found = tf.convert_to_tensor(factor.weighted_sum(None))
-    expected = gradients[KEEP].sum(0)
-    np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-12)
-    products = (gradients * expected).reshape(N, -1).sum(1) * KEEP
-    limits = {"rtol": 1e-10, "atol": 1e-10}
-    np.testing.assert_allclose(factor.dot(expected), products, **limits)
-    squares = np.square(gradients[KEEP]).sum(0)
-    np.testing.assert_allclose(
-        _dense(factor.sum_of_squares()), squares, **limits
-    )
-
-
-@pytest.mark.parametrize("name", FACTORS)
-def test_methods_and_bytes_are_told(name):
-    factor = FACTORS[name]()
-    assert isinstance(factor.chosen_method(), str)
-    assert isinstance(factor.sum_method(), str)
-    held = factor.norm_bytes(N)
-    assert held is None or held > 0

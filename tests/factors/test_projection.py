@@ -1,4 +1,4 @@
-"""Random projections of every factor, against those of its gradients."""
+"""Random projections by themselves; test_every_factor.py has each factor's."""
 
 import numpy as np
 import pytest
@@ -6,141 +6,10 @@ import tensorflow as tf
 
 from keras_pergrad import factors
 from keras_pergrad.factors import side
-from tests.factors.test_every_factor import FACTORS, HELD, KEEP, N, drawn
+from tests.factors.test_every_factor import matrix
 
-#: Numbers of projections: all entries, of a side or none left as they are.
-SIZES = (10000, 40, 11, 6, 1)
+N = 4
 LIMITS = {"rtol": 1e-10, "atol": 1e-10}
-
-
-def _patches(groups=1, dilation=1, strides=1):
-    windows = factors.Windows.of((8,), (3,), (strides,), (dilation,), "same")
-    return factors.Patches(
-        drawn(8, 4),
-        drawn(windows.count, 4 if groups == 4 else 6),
-        windows,
-        (3, 4 // groups, 6) if groups < 4 else (3, 4, 1),
-        groups,
-    )
-
-
-def _several_axes():
-    table = FACTORS["Rows"]()
-    dz = drawn(6, 6)
-    return factors.Rows(table.ids, dz, (5, 6), whole=(5, 3, 2))
-
-
-MORE = {
-    "many positions": lambda: factors.Outer(drawn(300, 4), drawn(300, 3)),
-    "heads behind": lambda: factors.Outer(drawn(2, 5), drawn(2, 6), [5, 3, 2]),
-    "heads before": lambda: factors.Outer(drawn(2, 6), drawn(2, 5), [3, 2, 5]),
-    "heads around": lambda: factors.Outer(
-        drawn(2, 5), drawn(2, 6), [3, 5, 2], [1, 0, 2], [5, 3, 2]
-    ),
-    "heads turned": lambda: factors.Outer(
-        drawn(2, 6), drawn(2, 5), [2, 5, 3], [1, 2, 0], [3, 2, 5]
-    ),
-    "an axis on both sides": lambda: factors.Outer(
-        drawn(2, 4), drawn(2, 3), [2, 6]
-    ),
-    "a vector": lambda: factors.Outer(drawn(2, 6), drawn(2, 1), [6]),
-    "a number": lambda: factors.Sum(drawn(7), []),
-    "a row": lambda: factors.Outer(drawn(2, 1), drawn(2, 9), [9]),
-    "a table of several axes": _several_axes,
-    "columns of vectors": lambda: factors.Columns(
-        [factors.Sum(drawn(3)), factors.Sum(drawn(4))]
-    ),
-    "dilated": lambda: _patches(dilation=2),
-    "strides": lambda: _patches(strides=2),
-    "groups": lambda: _patches(groups=2),
-    "depthwise": lambda: _patches(groups=4),
-    "blocks of many positions": lambda: factors.Blocks(
-        drawn(2, 90, 3), drawn(2, 90, 4)
-    ),
-    "blocks turned": lambda: factors.Blocks(
-        drawn(2, 5, 3), drawn(2, 5, 4), [3, 2, 4], [1, 0, 2], [2, 3, 4]
-    ),
-    "joined matrices": lambda: factors.join(
-        [FACTORS["Outer of positions"](), FACTORS["Outer"]()]
-    ),
-    "tied and turned": lambda: factors.join(
-        [
-            FACTORS["Rows"](),
-            factors.Outer(drawn(2, 3), drawn(2, 5), [5, 3], [1, 0], [3, 5]),
-        ]
-    ),
-}
-ALL = {**FACTORS, **MORE}
-
-
-def _matrix(projection):
-    """Return the map, (entries, size), by the gradients of each entry."""
-    entries = int(np.prod(projection.shape, dtype=int))
-    each = np.eye(entries).reshape(-1, *projection.shape)
-    return projection.of_gradients(each).numpy()
-
-
-def _right(name, projection):
-    gradients = ALL[name]().materialize().numpy()
-    return gradients.reshape(N, -1) @ _matrix(projection)
-
-
-def _shape(name):
-    return ALL[name]().materialize().shape[1:]
-
-
-@pytest.mark.parametrize("held", HELD)
-@pytest.mark.parametrize("name", ALL)
-def test_projections_are_those_of_the_gradients(name, held):
-    for size in SIZES:
-        projection = factors.Projection(_shape(name), size, seed=1)
-        assert 1 <= projection.size <= size
-        found = HELD[held](ALL[name]).project(projection)
-        assert found.shape == (N, projection.size)
-        np.testing.assert_allclose(found, _right(name, projection), **LIMITS)
-
-
-@pytest.mark.parametrize("large", [side._LARGE, 0])
-@pytest.mark.parametrize("held", HELD)
-@pytest.mark.parametrize("name", ALL)
-def test_long_sides(name, held, large, monkeypatch):
-    monkeypatch.setattr(side, "_LONG", 0)
-    monkeypatch.setattr(side, "_LARGE", large)
-    projection = factors.Projection(_shape(name), 6, seed=1)
-    found = HELD[held](ALL[name]).project(projection)
-    np.testing.assert_allclose(found, _right(name, projection), **LIMITS)
-
-
-@pytest.mark.parametrize("xla", [False, True])
-@pytest.mark.parametrize("name", ALL)
-def test_projections_are_the_same_in_a_graph(name, xla):
-    projection = factors.Projection(_shape(name), 6, seed=1)
-    right = _right(name, projection)
-
-    def project():
-        return ALL[name]().project(projection)
-
-    found = tf.function(project, jit_compile=xla, autograph=False)()
-    np.testing.assert_allclose(found, right, **LIMITS)
-
-
-@pytest.mark.parametrize("norms", [True, False])
-@pytest.mark.parametrize("name", ALL)
-def test_a_blank_sample_has_no_projection(name, norms):
-    factor = ALL[name]()
-    for part in factor.holders():
-        for tensor in part.rows:
-            value = getattr(part, tensor)
-            if value is not None:
-                broken = np.array(value)
-                broken[1] = np.nan
-                setattr(part, tensor, tf.constant(broken))
-    if norms:
-        factor.squared_norms()
-    factor.select(tf.constant(KEEP))
-    projection = factors.Projection(_shape(name), 6, seed=1)
-    right = _right(name, projection) * KEEP[:, None]
-    np.testing.assert_allclose(factor.project(projection), right, **LIMITS)
 
 
 def test_a_part_of_the_last_axis():
@@ -194,14 +63,14 @@ def test_it_is_the_same_on_every_machine():
     found = ["".join("-+"[int(sign)] for sign in row) for row in signs]
     assert found == ["-+--", "++-+", "+++-", "++++", "-+++", "++-+"]
     again = factors.Projection([6, 5], 12, seed=[3, 1])
-    np.testing.assert_array_equal(_matrix(again), _matrix(projection))
+    np.testing.assert_array_equal(matrix(again), matrix(projection))
     places, signs = factors.Projection(
         (3000,), 7, (3, 1)
     ).inputs._random_places()
     assert places[:8].tolist() == [5, 2, 5, 4, 0, 4, 4, 3]
     assert signs[:8].tolist() == [-1, -1, 1, 1, -1, -1, -1, -1]
     other = factors.Projection((6, 5), 12, seed=(3, 2))
-    assert not np.array_equal(_matrix(other), _matrix(projection))
+    assert not np.array_equal(matrix(other), matrix(projection))
 
 
 def test_sizes_are_shared_out():

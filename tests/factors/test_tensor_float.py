@@ -1,7 +1,5 @@
 """Norms for clipping where a GPU multiplies in TensorFloat-32."""
 
-import functools
-
 import keras
 import numpy as np
 import pytest
@@ -41,7 +39,7 @@ def _shifted(rng, positions, inputs, outputs):
 
 
 def _single(tensor, *shape):
-    return tf.reshape(tf.constant(tensor, tf.float32), [1, *shape])
+    return tf.reshape(tf.cast(tensor, tf.float32), [1, *shape])
 
 
 def _outer(method):
@@ -118,12 +116,13 @@ FACTORS = {
 }
 
 
-def _kept(make, draw, nearest, rounded_up=True):
-    """The norm that one sample keeps in a sum that clips it to 1."""
+def _kept(make, draw, seeds, nearest, rounded_up=True):
+    """The norms that one sample keeps in sums that clip it to 1."""
 
     @tf.function(autograph=False)
-    def total():
-        factor = make(draw)
+    def total(drawn):
+        pairs = iter(drawn)
+        factor = make(lambda *sizes: next(pairs))
         with short_products(nearest):
             with tensor_float.norms_rounded_up(rounded_up):
                 norms = tf.sqrt(factor.squared_norms())
@@ -131,33 +130,32 @@ def _kept(make, draw, nearest, rounded_up=True):
             weights = 1 / tf.maximum(norms, 1e-30)
             return tf.convert_to_tensor(factor.weighted_sum(weights))
 
-    return float(np.linalg.norm(np.float64(total()).ravel()))
+    kept = []
+    for seed in range(seeds):
+        drawn, rng = [], np.random.default_rng(seed)
+
+        def noting(*sizes, drawn=drawn, rng=rng):
+            drawn.append(tuple(map(tf.constant, draw(rng, *sizes))))
+            return drawn[-1]
+
+        make(noting)
+        kept.append(np.linalg.norm(np.float64(total(drawn)).ravel()))
+    return np.array(kept)
 
 
 @pytest.mark.parametrize("draw", [_any, _shifted, _cancelling])
 @pytest.mark.parametrize("name", FACTORS)
 def test_no_sample_keeps_more_than_the_bound(nearest, name, draw):
-    for seed in range(3):
-        rng = np.random.default_rng(seed)
-        own = functools.partial(draw, rng)
-        kept = _kept(FACTORS[name], own, nearest)
-        assert kept <= 1 + 1e-6
-        if draw is _any:
-            # Random products cancel a little.
-            assert kept > 0.7
+    kept = _kept(FACTORS[name], draw, 3, nearest)
+    assert (kept <= 1 + 1e-6).all()
+    if draw is _any:
+        # Random products cancel a little.
+        assert (kept > 0.7).all()
 
 
 def test_norms_as_they_are_would_let_too_much_through(nearest):
-    kept = [
-        _kept(
-            FACTORS["gram"],
-            functools.partial(_cancelling, np.random.default_rng(seed)),
-            nearest,
-            rounded_up=False,
-        )
-        for seed in range(16)
-    ]
-    assert max(kept) > 1.2
+    kept = _kept(FACTORS["gram"], _cancelling, 16, nearest, rounded_up=False)
+    assert kept.max() > 1.2
 
 
 @pytest.mark.parametrize("per", ["model", "variable"])

@@ -172,9 +172,8 @@ class Unusual(Exception):
 @pytest.mark.parametrize(
     "mode", [*MODES.values(), kpg.Accumulated(microbatch_size=2)], ids=repr
 )
-@pytest.mark.parametrize("kind", [Unusual, ValueError, KeyError])
-def test_what_loss_fn_raises_arrives_as_it_is(kind, mode, eager):
-    raised = kind(7, "the user's own") if kind is Unusual else kind("own words")
+def test_what_loss_fn_raises_arrives_as_it_is(mode, eager):
+    raised = None
 
     class Raising(kpg.PerGradModel):
         def train_step(self, data):
@@ -188,9 +187,14 @@ def test_what_loss_fn_raises_arrives_as_it_is(kind, mode, eager):
 
     model = _model(Raising)
     model.compile("sgd", gradient_mode=mode, run_eagerly=eager)
-    with pytest.raises(kind) as caught:
-        model.fit(X, LABELS, verbose=0)
-    assert caught.value is raised
+    for raised in (
+        Unusual(7, "the user's own"),
+        ValueError("own words"),
+        KeyError("own words"),
+    ):
+        with pytest.raises(type(raised)) as caught:
+            model.fit(X, LABELS, verbose=0)
+        assert caught.value is raised
 
 
 def test_an_error_in_a_layer_tells_of_this_layer_alone():

@@ -1,5 +1,7 @@
 """Variables whose "gradient" is their next value, as in float8 layers."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -56,6 +58,12 @@ def trained(mode, layer=Largest, loss_scale=None, **arguments):
     return {v.name: np.asarray(v) for v in model.trainable_variables}
 
 
+@functools.cache
+def plain(layer=Largest):
+    """The weights that Keras trains."""
+    return trained(None, layer)
+
+
 def assert_same(found, expected, rtol=1e-5):
     assert set(found) == set(expected)
     for name, value in expected.items():
@@ -65,7 +73,7 @@ def assert_same(found, expected, rtol=1e-5):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_passed_on_as_in_keras(mode):
-    expected = trained(None)
+    expected = plain()
     assert expected["seen"] == np.abs(X).max()
     assert_same(trained(MODES[mode]), expected)
 
@@ -73,13 +81,13 @@ def test_passed_on_as_in_keras(mode):
 @pytest.mark.parametrize("mode", ["vectorized", "per_sample"])
 def test_eagerly_and_with_a_scaled_loss(mode):
     found = trained(MODES[f"{mode}, clipped"], run_eagerly=True)
-    assert_same(found, trained(None))
-    assert_same(trained(mode, loss_scale=128.0), trained(None))
+    assert_same(found, plain())
+    assert_same(trained(mode, loss_scale=128.0), plain())
 
 
 @pytest.mark.parametrize("mode", ["vectorized", "per_sample, clipped"])
 def test_float8(mode):
-    expected = trained(None, layer="float8")
+    expected = plain("float8")
     assert len(expected) == 8
     # Eight bits: a value at the edge of two steps may round either way.
     assert_same(trained(MODES[mode], layer="float8"), expected, rtol=0.02)

@@ -39,7 +39,14 @@ class Noting(TracedStep):
 
 
 def assert_exact(
-    model, x, y=None, run="graph", one_by_one=(), training=False, loss="mse"
+    model,
+    x,
+    y=None,
+    run="graph",
+    one_by_one=(),
+    training=False,
+    loss="mse",
+    fewer=(),
 ):
     """Asserts that all that factors answer is what the oracle gives.
 
@@ -52,6 +59,8 @@ def assert_exact(
             sample after the other; all others must have a rule.
         training: whether the model is called for training.
         loss: what the model is compiled with.
+        fewer: numbers of the first samples that the same function is asked
+            of, too; it is traced once where `run` leaves the number open.
     """
     model.compile(loss=loss)
     x = tf.nest.map_structure(tf.convert_to_tensor, x)
@@ -62,7 +71,6 @@ def assert_exact(
             lambda t: tf.constant(rng.normal(size=t.shape), t.dtype), out
         )
     n = int(tf.nest.flatten(x)[0].shape[0])
-    weights = np.linspace(0.3, 1.7, n)
     rng = np.random.default_rng(2)
     directions = [
         tf.constant(rng.normal(size=v.shape), v.value.dtype)
@@ -73,7 +81,7 @@ def assert_exact(
     questions = list(zip(directions, projected))
     slow = set()
 
-    def compute(x, y):
+    def compute(x, y, weights):
         tape = Noting(model, (x, y, None), training)
         with tape:
             y_pred = tape.forward(x)
@@ -82,7 +90,7 @@ def assert_exact(
         slow.update(
             use.type for _, use in tape.noted if getattr(use, "reason", None)
         )
-        keep = tf.ones([n], tf.bool)
+        keep = tf.ones_like(weights, tf.bool)
         # Before anything is held, and after it.
         new = [_further(f, *q) for f, q in zip(factors, questions)]
         norms = [f and f.squared_norms() for f in factors]
@@ -102,20 +110,32 @@ def assert_exact(
     function = tf.function(
         compute, jit_compile=run.endswith("xla"), autograph=False
     )
-    if run == "known size":
-        found = function(x, y)
-    else:
-        shapes = x, y
-        if run.startswith("any size"):
-            shapes = model.input, model.output
+    if run != "known size":
+        open_sizes = run.startswith("any size")
+        shapes = (model.input, model.output) if open_sizes else (x, y)
         specs = tf.nest.map_structure(
             lambda t, s: tf.TensorSpec([None, *s.shape[1:]], t.dtype),
             (x, y),
             shapes,
         )
-        concrete = function.get_concrete_function(*specs)
-        found = concrete(*tf.nest.flatten((x, y)))
+        weights = tf.TensorSpec([None], tf.float64)
+        concrete = function.get_concrete_function(*specs, weights)
+    for size in (n, *fewer):
+        first = x, y
+        if size < n:
+            first = tf.nest.map_structure(lambda t, k=size: t[:k], first)
+        weights = np.linspace(0.3, 1.7, size)
+        if run == "known size":
+            found = function(*first, tf.constant(weights))
+        else:
+            found = concrete(*tf.nest.flatten((first, tf.constant(weights))))
+        _assert_found(found, model, *first, weights, questions, training)
+    assert slow == set(one_by_one)
+
+
+def _assert_found(found, model, x, y, weights, questions, training):
     norms, full, plain, sums, new, held = found
+    n = len(weights)
     expected = oracle.per_sample_gradients(model, x, y, training=training)
     contributions = [None if g is None else g / n for g in expected]
     oracle.assert_agree(full, contributions)
@@ -143,7 +163,6 @@ def assert_exact(
     ]
     for answers in (new, held) if held else (new,):
         oracle.assert_agree(sum(answers, ()), right)
-    assert slow == set(one_by_one)
 
 
 def assert_draws_of_the_batch(model, x, y):

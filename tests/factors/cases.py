@@ -1,0 +1,213 @@
+"""Factors of every class and layout, and their gradients written out."""
+
+import functools
+
+import numpy as np
+import tensorflow as tf
+
+from keras_pergrad import factors
+
+N = 4
+KEEP = np.array([True, False, True, True])
+WEIGHTS = np.array([0.5, 1.0, 2.0, 0.25])
+
+
+class Turned(factors.Adapted):
+    """Of a matrix whose rows are in reverse order."""
+
+    def change(self, tensor):
+        return tf.reverse(tensor, [tensor.shape.rank - 2])
+
+    def squared_norms(self):
+        return self.factor.squared_norms()
+
+
+def drawn(*shape):
+    rng = np.random.default_rng(shape)
+    return tf.constant(rng.normal(size=(N, *shape)))
+
+
+def rows(*shape):
+    ids = np.random.default_rng(shape).integers(0, 5, (N, *shape))
+    return factors.Rows(tf.constant(ids), drawn(*shape, 3), (5, 3))
+
+
+def patches():
+    windows = factors.Windows.of((8,), (3,), (1,), (1,), "valid")
+    return factors.Patches(drawn(8, 2), drawn(6, 4), windows, (3, 2, 4))
+
+
+def _patches(groups=1, dilation=1, strides=1):
+    windows = factors.Windows.of((8,), (3,), (strides,), (dilation,), "same")
+    return factors.Patches(
+        drawn(8, 4),
+        drawn(windows.count, 4 if groups == 4 else 6),
+        windows,
+        (3, 4 // groups, 6) if groups < 4 else (3, 4, 1),
+        groups,
+    )
+
+
+def _several_axes():
+    table = FACTORS["Rows"]()
+    dz = drawn(6, 6)
+    return factors.Rows(table.ids, dz, (5, 6), whole=(5, 3, 2))
+
+
+#: One of each class, whose tensors nothing else has held before.
+FACTORS = {
+    "Full": lambda: factors.Full(drawn(3, 2)),
+    "Sum": lambda: factors.Sum(drawn(7, 3)),
+    "Product": lambda: factors.Product(drawn(7, 3), drawn(7, 3)),
+    "Outer": lambda: factors.Outer(drawn(4), drawn(6)),
+    "Outer of positions": lambda: factors.Outer(drawn(2, 4), drawn(2, 6)),
+    "Outer of few positions": lambda: factors.Outer(
+        drawn(2, 3, 40), drawn(2, 3, 60)
+    ),
+    "Outer turned": lambda: factors.Outer(
+        drawn(9, 4), drawn(9, 6), [6, 4], [1, 0], [4, 6]
+    ),
+    "Blocks": lambda: factors.Blocks(drawn(2, 5, 3), drawn(2, 5, 4)),
+    "Rows": lambda: rows(6),
+    "Patches": patches,
+    "Columns": lambda: factors.Columns(
+        [factors.Full(drawn(3, 2)), factors.Outer(drawn(3), drawn(4))]
+    ),
+    "Joined": lambda: factors.Joined(
+        [factors.Full(drawn(3, 4)), factors.Outer(drawn(3), drawn(4))]
+    ),
+    "join of look-ups": lambda: factors.join([rows(6), rows(2)]),
+    "join of a table and a matrix": lambda: factors.join(
+        [rows(6), factors.Outer(drawn(2, 5), drawn(2, 3))]
+    ),
+    "Adapted": lambda: Turned(factors.Outer(drawn(4), drawn(6))),
+    "Adapted table": lambda: Turned(rows(6)),
+    "Widened": lambda: factors.Widened(factors.Sum(drawn(7, 3)), "float64"),
+}
+#: The same classes in other layouts.
+LAYOUTS = {
+    "many positions": lambda: factors.Outer(drawn(300, 4), drawn(300, 3)),
+    "heads behind": lambda: factors.Outer(drawn(2, 5), drawn(2, 6), [5, 3, 2]),
+    "heads before": lambda: factors.Outer(drawn(2, 6), drawn(2, 5), [3, 2, 5]),
+    "heads around": lambda: factors.Outer(
+        drawn(2, 5), drawn(2, 6), [3, 5, 2], [1, 0, 2], [5, 3, 2]
+    ),
+    "heads turned": lambda: factors.Outer(
+        drawn(2, 6), drawn(2, 5), [2, 5, 3], [1, 2, 0], [3, 2, 5]
+    ),
+    "an axis on both sides": lambda: factors.Outer(
+        drawn(2, 4), drawn(2, 3), [2, 6]
+    ),
+    "a vector": lambda: factors.Outer(drawn(2, 6), drawn(2, 1), [6]),
+    "a number": lambda: factors.Sum(drawn(7), []),
+    "a row": lambda: factors.Outer(drawn(2, 1), drawn(2, 9), [9]),
+    "a table of several axes": _several_axes,
+    "columns of vectors": lambda: factors.Columns(
+        [factors.Sum(drawn(3)), factors.Sum(drawn(4))]
+    ),
+    "dilated": lambda: _patches(dilation=2),
+    "strides": lambda: _patches(strides=2),
+    "groups": lambda: _patches(groups=2),
+    "depthwise": lambda: _patches(groups=4),
+    "blocks of many positions": lambda: factors.Blocks(
+        drawn(2, 90, 3), drawn(2, 90, 4)
+    ),
+    "blocks turned": lambda: factors.Blocks(
+        drawn(2, 5, 3), drawn(2, 5, 4), [3, 2, 4], [1, 0, 2], [2, 3, 4]
+    ),
+    "joined matrices": lambda: factors.join(
+        [FACTORS["Outer of positions"](), FACTORS["Outer"]()]
+    ),
+    "tied and turned": lambda: factors.join(
+        [
+            FACTORS["Rows"](),
+            factors.Outer(drawn(2, 3), drawn(2, 5), [5, 3], [1, 0], [3, 5]),
+        ]
+    ),
+}
+ALL = {**FACTORS, **LAYOUTS}
+#: Which axes are on the left of those that have two sides.
+SIDES = {
+    "Outer": (0,),
+    "Outer of positions": (0,),
+    "Outer of few positions": (0,),
+    "Outer turned": (1,),
+    "Rows": (0,),
+    "Patches": (0, 1),
+    "join of look-ups": (0,),
+    "many positions": (0,),
+    "heads behind": (0,),
+    "heads before": (0, 1),
+    "heads around": (1,),
+    "heads turned": (0, 2),
+    "a row": (),
+    "a vector": (0,),
+    "a table of several axes": (0,),
+    "dilated": (0, 1),
+    "strides": (0, 1),
+    "joined matrices": (0,),
+}
+
+
+@functools.cache
+def gradients(name):
+    """Return the gradients of a factor that nothing else has held before."""
+    return ALL[name]().materialize().numpy()
+
+
+def _with_norms(make):
+    factor = make()
+    factor.squared_norms()
+    return factor
+
+
+def _with_gradients(make):
+    factor = make()
+    factor.materialize()
+    return factor
+
+
+#: What a factor holds before it is asked.
+HELD = {
+    "nothing": lambda make: make(),
+    "norms": _with_norms,
+    "gradients": _with_gradients,
+}
+
+
+def blanked(name, value, norms):
+    """Return a factor whose second sample is `value`, and is not kept."""
+    factor = ALL[name]()
+    set_second(factor, value)
+    if norms:
+        factor.squared_norms()
+    factor.select(tf.constant(KEEP))
+    return factor
+
+
+def set_second(factor, value):
+    """Set all numbers of the second sample; None keeps them."""
+    if value is None:
+        return
+    for part in factor.holders():
+        for tensor in part.rows:
+            numbers = getattr(part, tensor)
+            if numbers is not None:
+                numbers = np.array(numbers)
+                numbers[1] = value
+                setattr(part, tensor, tf.constant(numbers))
+
+
+def without_first(factor, first):
+    """Return a factor without its first samples."""
+    for part in factor.holders():
+        for name in (*part.rows, "ids"):
+            value = getattr(part, name, None)
+            if value is not None:
+                setattr(part, name, value[first:])
+    return factor
+
+
+def dense(gradient):
+    """Return a gradient as an array."""
+    return tf.convert_to_tensor(gradient).numpy()
