@@ -23,9 +23,9 @@ if TYPE_CHECKING:
         MemoryPrediction,
     )
     from keras_pergrad.analysis.explain.what_fits import MemoryFit
-    from keras_pergrad.analysis.health.judgement import HealthAdvice
+    from keras_pergrad.analysis.health.judgements import HealthAdvice
     from keras_pergrad.analysis.measurement.batch_gradient import BatchGradient
-    from keras_pergrad.analysis.measurement.task_conflicts import (
+    from keras_pergrad.analysis.measurement.tasks import (
         TaskConflicts,
     )
     from keras_pergrad.analysis.numerics import Verdict
@@ -67,9 +67,9 @@ else:
             ),
             "analysis.explain.memory_prediction": ("MemoryPrediction",),
             "analysis.explain.what_fits": ("MemoryFit",),
-            "analysis.health.judgement": ("HealthAdvice",),
+            "analysis.health.judgements": ("HealthAdvice",),
             "analysis.measurement.batch_gradient": ("BatchGradient",),
-            "analysis.measurement.task_conflicts": ("TaskConflicts",),
+            "analysis.measurement.tasks": ("TaskConflicts",),
             "analysis.numerics": ("Verdict",),
             "analysis.pipelines.pipeline_facts": ("Advice",),
             "analysis.pipelines.profile": ("PipelineProfile",),

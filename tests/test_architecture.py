@@ -176,15 +176,6 @@ def test_analyses_do_not_need_each_other():
             assert not others & folders - {name}, path
 
 
-def test_no_name_stands_twice():
-    names = collections.Counter(
-        path.parent.name if path.stem == "__init__" else path.stem
-        for path in ROOT.rglob("*.py")
-        if path.stem != "__main__"
-    )
-    assert [name for name, count in names.items() if count > 1] == []
-
-
 def _lines_of_code(path):
     """Counts lines that are no docstring, comment or blank."""
     text = path.read_text()
