@@ -25,7 +25,7 @@ import tensorflow as tf
 
 import keras_pergrad as kpg
 from benchmarks import marked
-from keras_pergrad.analysis.health import batch_judgement
+from keras_pergrad.analysis.health import evidence
 from tests.analysis.health import trainings
 
 SIZES = (4, 8, 16, 32, 64, 128, 256)
@@ -44,8 +44,8 @@ def advised(task):
     model.fit(x, y, trainings.BATCH, epochs=3, verbose=0, callbacks=[watch])
     readings = watch.readings
     return (
-        batch_judgement.noise_scale(readings),
-        batch_judgement.advised_batch(readings),
+        evidence.noise_scale(readings),
+        evidence.advised_batch(readings),
     )
 
 

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     )
     from keras_pergrad.analysis.explain.step_memory import StepMemory
     from keras_pergrad.analysis.explain.what_fits import MemoryFit
-    from keras_pergrad.analysis.health.judgement import HealthAdvice
+    from keras_pergrad.analysis.health.judgements import HealthAdvice
     from keras_pergrad.analysis.measurement.batch_gradient import BatchGradient
-    from keras_pergrad.analysis.measurement.task_conflicts import (
+    from keras_pergrad.analysis.measurement.tasks import (
         TaskConflicts,
     )
     from keras_pergrad.analysis.numerics import Verdict
@@ -65,9 +65,9 @@ else:
             ),
             "analysis.explain.step_memory": ("StepMemory",),
             "analysis.explain.what_fits": ("MemoryFit",),
-            "analysis.health.judgement": ("HealthAdvice",),
+            "analysis.health.judgements": ("HealthAdvice",),
             "analysis.measurement.batch_gradient": ("BatchGradient",),
-            "analysis.measurement.task_conflicts": ("TaskConflicts",),
+            "analysis.measurement.tasks": ("TaskConflicts",),
             "analysis.numerics": ("Verdict",),
             "analysis.pipelines.advice": ("Advice",),
             "analysis.pipelines.profile": ("PipelineProfile",),

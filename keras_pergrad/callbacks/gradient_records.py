@@ -1,18 +1,177 @@
-"""The records of a callback's measurements: a run's files, and trackers."""
+"""The parts of `GradientVariance`: steps, advice, and records."""
 
+import math
 import os
 
 import keras
 
-from keras_pergrad.analysis.measurement.run_description import describe
-from keras_pergrad.analysis.measurement.run_log import RunLog
+from keras_pergrad.analysis.health.fit_record import FitRecorder
+from keras_pergrad.analysis.health.judgements import advise
+from keras_pergrad.analysis.measurement.run_log import RunLog, describe
+from keras_pergrad.analysis.measurement.tasks import TaskMeter, with_tasks
+from keras_pergrad.common.arguments import positive_integer
+from keras_pergrad.common.error_text import reason
 from keras_pergrad.keras_internals import callback_list
 from keras_pergrad.keras_internals.running_fit import running_fit
+from keras_pergrad.keras_internals.strategies import out_of_scope
 from keras_pergrad.trackers.html_page import Page
 from keras_pergrad.trackers.tracker import Guarded
 
+# Measurements of a `fit`, for a curve.
+_FEWEST = 10
 
-class GradientRecords:
+
+#: What `every` may be instead of a number.
+NAMED = "auto", "epoch"
+
+
+def checked_every(every):
+    """Return `every`, if it is a number of steps or one of the names."""
+    if every in NAMED:
+        return every
+    try:
+        return positive_integer("every", every)
+    except ValueError as error:
+        raise ValueError(f"{error}. Or 'auto', or 'epoch'.") from None
+
+
+def steps_between(every, params):
+    """Return after how many updates to measure in an epoch, or None.
+
+    `params` are those that Keras gives to callbacks.
+    """
+    if isinstance(every, int):
+        return every
+    epochs, steps = params.get("epochs"), params.get("steps")
+    # The number of steps of some data sets is not known.
+    if every == "epoch" or not epochs or not steps or steps < 1:
+        return None
+    measured = math.ceil(_FEWEST / epochs)  # in an epoch
+    return math.ceil(steps / measured) if measured > 1 else None
+
+
+def asked_for(source):
+    """Return whether `source` is the training batch."""
+    if source not in ("probe", "training"):
+        raise ValueError(
+            "`source` expected 'probe', a fixed batch, or 'training', the "
+            f"batches that are trained on. Received: source={source!r}"
+        )
+    return source == "training"
+
+
+def instruments_of(names, given, probe, repeats, log_dir, by_task):
+    """Return the instruments that the training batch can give."""
+    received = None
+    if probe is not None:
+        received = "a probe, which would not be measured"
+    elif repeats != 1:
+        received = f"repeats={repeats}, but a step runs once"
+    elif by_task:
+        received = "by_task=True, which takes a probe apart by its losses"
+    elif log_dir is not None:
+        received = (
+            f"log_dir={log_dir!r}, whose runs are compared on one probe; "
+            "kpg.trackers.Page, or another of the `trackers`, shows this one"
+        )
+    elif given != "all" and "alpha" in names:
+        received = (
+            "'alpha', which needs the same batch once more after the update"
+        )
+    if received is not None:
+        raise ValueError(
+            "With source='training' measurements are expected of the step "
+            f"that trains, and nothing else. Received: {received}. Leave it "
+            "out, or measure with source='probe'."
+        )
+    return tuple(name for name in names if name != "alpha")
+
+
+def read_by(model, reader):
+    """Return the context in which a reader reads the steps of a model."""
+    read = getattr(model, "read_steps", None)
+    if read is None:
+        raise ValueError(
+            "GradientVariance(source='training') expected a PerGradModel with "
+            "gradient_mode='vectorized', as PerGradModel.from_model(model) "
+            f"makes one. Received: a {type(model).__name__}. Or measure with "
+            "source='probe'."
+        )
+    steps = int(model.steps_per_execution)
+    if steps > 1:
+        raise ValueError(
+            "GradientVariance(source='training') expected "
+            "steps_per_execution=1, or the weights around an update cannot be "
+            f"seen. Received: steps_per_execution={steps}. Or measure with "
+            "source='probe'."
+        )
+    return read(reader)
+
+
+class Part:
+    """One thing that `GradientVariance` does with its measurements."""
+
+    def measured(self, epoch, measured, gradient, reading):
+        """Take a `BatchGradient`, its mean gradient and its reading.
+
+        Returns the reading, which a part may add figures to.
+        """
+        raise NotImplementedError
+
+    def ended(self):
+        """Conclude a `fit` that came to its end."""
+
+    def close(self, interrupted=False):
+        """Release what is open."""
+
+
+class Tasks(Part):
+    """The conflicts of a model's tasks, measured at each reading."""
+
+    def __init__(self, watch, batch):
+        self._watch, self._meter = watch, TaskMeter(watch.model, batch)
+
+    def measured(self, epoch, measured, gradient, reading):
+        with out_of_scope():
+            conflicts = self._meter.measure(reading.step)
+        self._watch.conflicts.append(conflicts)
+        return with_tasks(reading, conflicts)
+
+
+class GradientAdvice(Part):
+    """Notes what advice needs during a `fit`, and gives it."""
+
+    def __init__(self, watch, batch, say):
+        self._watch = watch
+        self._say, self._recorder = say, None
+        if watch.model.optimizer is None:
+            return
+        size = running_fit(watch.model).batch_size
+        self._recorder = self._attempt(
+            lambda: FitRecorder(watch.model, batch, size)
+        )
+
+    def measured(self, epoch, measured, gradient, reading):
+        if self._recorder is not None:
+            self._recorder.reading(measured.loss)
+        return reading
+
+    def ended(self):
+        if self._recorder is None:
+            return
+        readings, record = self._watch.readings, self._recorder.record
+        advice = self._attempt(lambda: advise(readings, record()))
+        self._watch.advice = advice or []
+
+    def _attempt(self, function):
+        try:
+            return function()
+        except Exception as error:  # whatever a model may say to a call
+            self._say(f"no advice, since {reason(error).rstrip('.')}.")
+            return None
+
+
+class GradientRecords(Part):
     """The records of one `fit`.
 
     Attributes:
@@ -20,6 +179,7 @@ class GradientRecords:
     """
 
     def __init__(self, watch, batch, resumes, say):
+        self._watch = watch
         self.log_dir, self._say, self._run = watch.log_dir, say, None
         info = describe(
             watch.model,
@@ -57,7 +217,7 @@ class GradientRecords:
                 "GradientVariance(probe=(x[:64], y[:64]), ...)."
             )
 
-    def add(self, epoch, measured, gradient, reading):
+    def measured(self, epoch, measured, gradient, reading):
         """Write a measurement; a disk that is full is said once."""
         try:
             if self._run is not None:
@@ -71,10 +231,12 @@ class GradientRecords:
                 f"({error.strerror}). Training goes on, and so do the logs."
             )
         self._trackers.write(reading)
+        return reading
 
-    def advise(self, advice):
+    def ended(self):
         """Pass on what the `fit` advises."""
-        self._trackers.advise(advice)
+        if self._watch.instruments and not self._watch.is_in_training:
+            self._trackers.advise(self._watch.advice)
 
     def close(self, interrupted=False):
         """Release what is open; may be called again."""

@@ -8,28 +8,29 @@ from typing import Any, Literal
 import keras
 import tensorflow as tf
 
-from keras_pergrad.analysis.health.instrument_table import chosen, figures_of
-from keras_pergrad.analysis.health.instruments import Instruments
+from keras_pergrad.analysis.health.instruments import (
+    Instruments,
+    chosen,
+    figures_of,
+)
 from keras_pergrad.analysis.measurement import probe_batch as probes
-from keras_pergrad.analysis.measurement.gradient_logs import (
+from keras_pergrad.analysis.measurement.batch_gradient import (
     hidden,
     logged,
+    require_own_names,
     set_apart,
 )
+from keras_pergrad.analysis.measurement.gradient_meter import TrainingReader
 from keras_pergrad.analysis.measurement.run_log import (
     require_tags,
     require_unnamed,
 )
-from keras_pergrad.analysis.measurement.task_conflicts import (
-    conflict_table,
-    with_tasks,
-)
-from keras_pergrad.analysis.measurement.task_meter import TaskMeter
-from keras_pergrad.analysis.measurement.training_reader import TrainingReader
-from keras_pergrad.callbacks import gradient_records, training_source
-from keras_pergrad.callbacks.gradient_advice import GradientAdvice
-from keras_pergrad.callbacks.measured_steps import (
+from keras_pergrad.analysis.measurement.tasks import conflict_table
+from keras_pergrad.callbacks import gradient_records
+from keras_pergrad.callbacks.gradient_records import (
     NAMED,
+    GradientAdvice,
+    Tasks,
     checked_every,
     steps_between,
 )
@@ -134,8 +135,9 @@ class GradientVariance(keras.callbacks.Callback):
 
     Raises:
         ValueError: an argument is out of range, or (in `fit`) the probe is not
-            a batch of this model, the model has no compiled loss, or the run
-            to resume does not match.
+            a batch of this model, the model has no compiled loss, a metric
+            has the name of a figure in the logs, or the run to resume does
+            not match.
         FileExistsError: (in `fit`) the run exists already.
         OSError: (in `fit`) `log_dir` cannot be written.
 
@@ -171,32 +173,33 @@ class GradientVariance(keras.callbacks.Callback):
     ):
         super().__init__()
         every = checked_every(every)
-        self.is_in_training = training_source.asked_for(source)
+        self.is_in_training = gradient_records.asked_for(source)
         if repeats is None:
             repeats = 1 if instruments or self.is_in_training else 3
         repeats = positive_integer("repeats", repeats)
-        self.trackers = checked(trackers)
-        if log_dir is None and not self.trackers:
-            require_unnamed(run_name, tags)
-        require_tags(tags)
+        self.trackers = checked(trackers) if trackers != () else ()
+        if (run_name, tags) != (None, None):
+            if log_dir is None and not self.trackers:
+                require_unnamed(run_name, tags)
+            require_tags(tags)
         self.sketch = GradientSketch(sketch_size)
         self.instruments = chosen(instruments)
         if self.is_in_training:
             given = self.instruments, instruments, probe, repeats, log_dir
-            self.instruments = training_source.instruments_of(*given, by_task)
+            self.instruments = gradient_records.instruments_of(*given, by_task)
         self.progress_bar = chosen(
             progress_bar, "progress_bar", self.instruments
         )
         self.histograms = bool(histograms)
         self.readings, self.advice, self.conflicts = [], [], []
-        self.by_task, self._tasks = bool(by_task), None
+        self.by_task = bool(by_task)
         self._probe = None if probe is None else probes.as_batch(probe)
         self.every, self.repeats = every, repeats
         self.log_dir, self.run_name, self.tags = log_dir, run_name, tags
         self.measurements, self.steps, self.messages = [], [], []
         self.run_directory = None
-        self._records = self._advice = None
         self._meter = self._instruments = self._reader = None
+        self._parts = []
         self._fit = contextlib.ExitStack()
 
     # Hooks, in the order in which Keras calls them.
@@ -217,7 +220,7 @@ class GradientVariance(keras.callbacks.Callback):
         watch = getattr(self.model, "watch_gradients", None)
         if self.is_in_training:
             self._reader = TrainingReader(self._make_instruments)
-            read = training_source.read_by(self.model, self._reader)
+            read = gradient_records.read_by(self.model, self._reader)
             self._fit.enter_context(read)
         elif self._probe is None:
             probes.require_one_replica(self.model)
@@ -257,10 +260,8 @@ class GradientVariance(keras.callbacks.Callback):
             logs.update(self.readings[-1].figures)
 
     def on_train_end(self, logs=None):
-        if self._advice is not None:
-            self.advice = self._advice.given(self.readings)
-            if self._records is not None:
-                self._records.advise(self.advice)
+        for part in self._parts:
+            part.ended()
         self._ended = True
         self._fit.close()
 
@@ -336,17 +337,19 @@ class GradientVariance(keras.callbacks.Callback):
             with out_of_scope():
                 self._meter = probes.meter(*given)
                 if self.by_task:
-                    self._tasks = TaskMeter(self.model, batch)
+                    self._parts.append(Tasks(self, batch))
             self._explain()
+        require_own_names(self.model, figures_of(self.instruments))
         self._last_step = step = self._step()
         if self.instruments and self._reader is None:
-            self._advice = GradientAdvice(self, batch, self._say)
+            self._parts.append(GradientAdvice(self, batch, self._say))
         to = self.log_dir is not None or self.trackers
         if to and gradient_records.writes(self.model):
             own = self._probe is not None or self.is_in_training
             given = self, batch, epoch, step, self._say, own
-            self._records = gradient_records.begun(*given)
-            self.run_directory = self._records.directory
+            records = gradient_records.begun(*given)
+            self._parts.append(records)
+            self.run_directory = records.directory
 
     def _step(self):
         optimizer = self.model.optimizer
@@ -365,28 +368,24 @@ class GradientVariance(keras.callbacks.Callback):
         given = step, self._meter, self.repeats, logged
         with out_of_scope():
             measured, reading = self._instruments.measure(*given)
-            if self._tasks is not None:
-                self.conflicts.append(self._tasks.measure(step))
-                reading = with_tasks(reading, self.conflicts[-1])
         self._explain()
         self._note(step, measured, reading)
 
     def _note(self, step, measured, reading):
-        self.readings.append(reading)
-        if self._advice is not None:
-            self._advice.note(measured.loss)
         gradient, measured.values, measured.observed = measured.values, [], {}
+        for part in self._parts:
+            given = self._epoch, measured, gradient, reading
+            reading = part.measured(*given)
+        self.readings.append(reading)
         self._last_step = step
         self.steps.append(step)
         self.measurements.append(measured)
-        if self._records is not None:
-            self._records.add(self._epoch, measured, gradient, reading)
 
     def _end_run(self):
-        if self._records is not None:
-            self._records.close(interrupted=not self._ended)
-        self._records = self._advice = None
-        self._meter = self._instruments = self._reader = self._tasks = None
+        parts, self._parts = self._parts, []
+        for part in parts:
+            part.close(interrupted=not self._ended)
+        self._meter = self._instruments = self._reader = None
 
     def conflict_table(self):
         """Return how often tasks had a negative cosine, by layer, as text."""

@@ -338,7 +338,7 @@ def test_equal_runs_have_equal_records_and_fingerprints(tmp_path):
 
 
 def test_another_probe_has_another_fingerprint():
-    from keras_pergrad.analysis.measurement.run_description import fingerprint
+    from keras_pergrad.analysis.measurement.run_log import fingerprint
 
     x = np.arange(6, dtype="float32").reshape(3, 2)
     batches = [
@@ -447,7 +447,7 @@ def test_training_goes_on_when_the_disk_is_full(tmp_path, capsys):
         def on_epoch_begin(self, epoch, logs=None):
             if epoch == 1:  # SQLite's own way to say how large it may be
                 full = "PRAGMA max_page_count = 1"
-                watch._records._run._writer._connection.execute(full)
+                watch._parts[-1]._run._writer._connection.execute(full)
 
     logs = fit(make(), watch, Fill(), epochs=4).history
     assert capsys.readouterr().out.count("records stopped at step 6") == 1
@@ -520,7 +520,7 @@ def test_nothing_stays_when_another_callback_raises(tmp_path):
         gc.collect()
         assert not model.gradient_mode.is_watched
         assert model.train_function is function
-        assert watch._records is None
+        assert not watch._parts
     assert "gradient_norm" not in fit(model).history
 
 
@@ -679,3 +679,16 @@ def test_a_killed_training_loses_at_most_one_record(tmp_path):
         # Of the last one nobody was told, or it was not finished.
         assert len(steps) - int(said) in (0, 1)
         assert len(run.sketches) == len(steps)
+
+
+@pytest.mark.parametrize("name", ["gradient_norm", "gradient_alpha"])
+def test_a_metric_with_the_name_of_a_figure_is_refused(name):
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    metric = keras.metrics.MeanAbsoluteError(name=name)
+    model.compile("sgd", "mse", metrics=[metric])
+    x, y = np.ones((8, 4), "f4"), np.ones((8, 1), "f4")
+    watch = GradientVariance((x, y), instruments="alpha")
+    before = model.get_weights()
+    with pytest.raises(ValueError, match=f"a metric named '{name}'"):
+        model.fit(x, y, verbose=0, callbacks=[watch])
+    assert_same(before, model.get_weights())

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import keras_pergrad as kpg
-from keras_pergrad.analysis.measurement.task_meter import TaskMeter
+from keras_pergrad.analysis.measurement.tasks import TaskMeter
 
 layers = keras.layers
 

@@ -1,4 +1,4 @@
-"""The gradient of one batch, and what its numbers say."""
+"""The gradient of one batch, and its names in the logs."""
 
 import dataclasses
 import math
@@ -6,6 +6,7 @@ import math
 import numpy as np
 
 from keras_pergrad.common.squared_norms import squared_norm
+from keras_pergrad.keras_internals.model_parts import compiled_metrics
 
 
 @dataclasses.dataclass
@@ -147,3 +148,74 @@ def _ratio(squares, against):
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.sqrt(squares / against)
     return np.where(np.equal(squares, 0), 0.0, ratio)
+
+
+# The names that a per-sample mode logs for the training batches.
+_OF_BATCHES = ("gradient_norm", "gradient_variance", "gradient_noise_scale")
+
+#: The probe's figures in the logs, without instruments.
+SCALARS: tuple[str, ...] = (
+    *_OF_BATCHES,
+    "gradient_snr",
+    "gradient_repeat_deviation",
+    "bitwise_equal_variables",
+)
+
+#: What the progress bar shows of the probe, if not asked for more.
+SHOWN = ("gradient_norm", "gradient_noise_scale")
+
+
+def logged(gradient):
+    """Return the values of a `BatchGradient` for the logs."""
+    values = scalars(gradient)
+    undefined = float("nan") if gradient.variances is not None else None
+    for name in ("variance", "noise_scale", "snr"):
+        if values[f"gradient_{name}"] is None:
+            values[f"gradient_{name}"] = undefined
+    return {name: v for name, v in values.items() if v is not None}
+
+
+def scalars(gradient):
+    """Return the figures of a `BatchGradient`, None where one is undefined."""
+    values = (
+        gradient.norm,
+        gradient.variance,
+        gradient.noise_scale,
+        gradient.snr,
+        gradient.repeat_deviation,
+        gradient.bitwise_equal_variables,
+    )
+    return dict(zip(SCALARS, values, strict=True))
+
+
+def hidden(name, figures, shown):
+    """Whether one of the probe's figures is left out of the progress bar."""
+    if name.startswith("train_gradient_"):
+        return True
+    return name in figures and name not in SHOWN and name not in shown
+
+
+def set_apart(logs):
+    """Set the training batches' statistics apart from the probe's."""
+    for name in _OF_BATCHES:
+        if logs and name in logs:
+            logs[f"train_{name}"] = logs.pop(name)
+
+
+def require_own_names(model, figures):
+    """Refuse a metric of a built model that the logs name as a figure."""
+    names = {*figures, *SCALARS, *(f"train_{name}" for name in _OF_BATCHES)}
+    outputs = getattr(model, "output_names", None) or ()
+    known = {metric.name for metric in model.metrics}
+    for metric in getattr(compiled_metrics(model), "metrics", ()):
+        if len(outputs) > 1:
+            known |= {f"{output}_{metric.name}" for output in outputs}
+        else:
+            known.add(metric.name)
+    both = sorted(known & names)
+    if both:
+        raise ValueError(
+            "GradientVariance expected metrics of other names than its own "
+            f"figures in the logs. Received: a metric named {both[0]!r}. Give "
+            f"it another name, such as name='my_{both[0]}'."
+        )

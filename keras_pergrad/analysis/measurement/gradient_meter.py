@@ -1,4 +1,4 @@
-"""The measurement of a model's gradient on one batch, the model unchanged."""
+"""The measurement of a batch's gradient, the model unchanged."""
 
 import contextlib
 from collections.abc import Callable
@@ -13,7 +13,6 @@ from keras_pergrad.analysis.measurement.batch_gradient import (
     BatchGradient,
     variances_of,
 )
-from keras_pergrad.analysis.measurement.optional_branch import only_if
 from keras_pergrad.common.error_text import reason
 from keras_pergrad.common.float_types import norm_type
 from keras_pergrad.common.squared_norms import squared_norm
@@ -31,15 +30,35 @@ from keras_pergrad.keras_internals.model_state import (
     unchanged,
 )
 from keras_pergrad.keras_internals.optimizers import loss_scale
-from keras_pergrad.keras_internals.overwritten import (
-    SetApart,
-    is_overwritten,
-)
+from keras_pergrad.keras_internals.overwritten import SetApart, is_overwritten
 from keras_pergrad.keras_internals.penalties import (
     Penalties,
     regularization_loss,
 )
+from keras_pergrad.modes.step_reading import StepReader
 from keras_pergrad.samples import TracedStep
+
+
+def only_if(wanted, factors, compute):
+    """Return what `compute()` gives where `wanted`, else zeros of its shape.
+
+    The shapes must be known. Tensors that factors hold for later use do not
+    leave the branch.
+    """
+    results = []
+
+    def computed():
+        with unchanged_factors(factors):
+            results.append(tf.nest.map_structure(tf.identity, compute()))
+        return results[0]
+
+    def zeros():  # traced after the other branch
+        return tf.nest.map_structure(
+            lambda t: tf.zeros(t.shape, t.dtype), results[0]
+        )
+
+    return tf.cond(wanted, computed, zeros)
+
 
 # What a run of the gradient's program is wanted to measure of the samples:
 # nothing, all, or only what lies along a direction.
@@ -327,3 +346,46 @@ class GradientMeter:
 
     def _parts(self):
         return [t for t in tf.nest.flatten(self.batch) if t is not None]
+
+
+class TrainingReader(StepReader):
+    """Reads the gradient of the batch, and what instruments are made of.
+
+    Args:
+        quantities: a function of the model, once it is built; returns the
+            `SampleQuantities`.
+
+    Attributes:
+        is_wanted: whether the next step is read.
+        measured: the `BatchGradient` of the last one, or None.
+    """
+
+    def __init__(self, quantities):
+        self._quantities = quantities
+        self.is_wanted, self.measured = False, None
+
+    def is_due(self):
+        return self.is_wanted
+
+    def read(self, samples):
+        dtype, known = samples.dtype, {}
+        known["squared_norms"] = samples.squared_norms()
+        known["mean"] = samples.mean()
+        given = samples.n, samples.factors, known["mean"], dtype
+        known |= self._quantities(samples.model)(*given)
+        loss = known["loss_with_penalties"] = samples.loss
+        if type(samples.model).compute_loss is keras.Model.compute_loss:
+            penalty = regularization_loss(samples.variables)
+            loss -= tf.cast(penalty, loss.dtype)
+        return {**known, "loss": loss}
+
+    def receive(self, values):
+        known = tf.nest.map_structure(np.asarray, values)
+        gradient, loss = known.pop("mean"), known.pop("loss_with_penalties")
+        norms = known["squared_norms"]
+        n = norms.shape[1]
+        with np.errstate(invalid="ignore", over="ignore"):
+            squares = np.array([squared_norm(g) for g in gradient])
+            variances = variances_of(norms, squares) if n > 1 else None
+        given = n, float(loss), list(gradient), squares, variances
+        self.measured = BatchGradient(*given, observed=known)

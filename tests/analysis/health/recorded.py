@@ -13,7 +13,7 @@ import pathlib
 import sys
 
 from keras_pergrad.analysis.health.fit_record import Fit
-from keras_pergrad.analysis.health.reading import HealthReading
+from keras_pergrad.runs.store import HealthReading
 from tests.analysis.health import trainings
 
 FILE = pathlib.Path(__file__).with_name("recorded_trainings.json")

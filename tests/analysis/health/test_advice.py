@@ -9,11 +9,10 @@ import pytest
 import tensorflow as tf
 
 import keras_pergrad as kpg
-from keras_pergrad.analysis.health import batch_judgement
-from keras_pergrad.analysis.health.advice import advise
-from keras_pergrad.analysis.health.fit_record import Fit
-from keras_pergrad.analysis.health.fit_recorder import FitRecorder
-from keras_pergrad.analysis.health.reading import HealthReading
+from keras_pergrad.analysis.health import evidence
+from keras_pergrad.analysis.health.fit_record import Fit, FitRecorder
+from keras_pergrad.analysis.health.judgements import advise
+from keras_pergrad.runs.store import HealthReading
 from tests.analysis.health import trainings
 from tests.analysis.health.recorded import recorded
 from tests.marks import few
@@ -105,15 +104,15 @@ def sound(**more):
 def test_the_noise_scale_is_averaged_by_the_way_that_updates_go():
     """The harmonic mean: noise scales of 32 and 96 with 64 samples."""
     readings = [*made(2.0, count=2), *made(2 / 3, count=2)]
-    assert batch_judgement.noise_scale(readings) == pytest.approx(48)
-    assert batch_judgement.noise_scale(made(-0.1)) is None
+    assert evidence.noise_scale(readings) == pytest.approx(48)
+    assert evidence.noise_scale(made(-0.1)) is None
 
 
 @pytest.mark.parametrize(
     ("snr", "advised"), [(1.0, 16), (0.5, 32), (0.51, 16), (16.0, 1)]
 )
 def test_the_advised_batch_is_the_largest_within_a_quarter(snr, advised):
-    assert batch_judgement.advised_batch(made(snr)) == advised
+    assert evidence.advised_batch(made(snr)) == advised
 
 
 @pytest.mark.parametrize(

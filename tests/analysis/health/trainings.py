@@ -9,8 +9,8 @@ import numpy as np
 from sklearn.datasets import load_digits
 
 import keras_pergrad as kpg
-from keras_pergrad.analysis.health.advice import advise
-from keras_pergrad.callbacks import gradient_advice
+from keras_pergrad.analysis.health.judgements import advise
+from keras_pergrad.callbacks import gradient_records
 
 layers = keras.layers
 #: Samples that are trained on; the probe is of others.
@@ -163,6 +163,6 @@ def watched(name, fault, seed, epochs=EPOCHS):
     watch = kpg.callbacks.GradientVariance(
         probe=probe, repeats=1, instruments=INSTRUMENTS
     )
-    with mock.patch.object(gradient_advice, "advise", spy):
+    with mock.patch.object(gradient_records, "advise", spy):
         model.fit(x, y, BATCH, epochs=epochs, verbose=0, callbacks=[watch])
     return watch.advice, *given

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import keras_pergrad as kpg
-from keras_pergrad.analysis.measurement.model_description import (
+from keras_pergrad.analysis.measurement.run_log import (
     architecture,
     settings,
 )

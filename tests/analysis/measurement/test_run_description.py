@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.analysis.measurement.model_description import compiled_loss
+from keras_pergrad.analysis.measurement.run_log import compiled_loss
 from keras_pergrad.callbacks import GradientVariance
 from keras_pergrad.runs import read_run
 from keras_pergrad.runs.grouping import Grouping
