@@ -89,6 +89,9 @@ class PerGradModel(FitHooks, keras.Model):
     vouched = ()
     #: The `StepReadings`, once a reader was opened.
     _step_readings = None
+    #: What `from_model` calls; `wrapped_model`, whose classes derive from this
+    #: one, sets it.
+    _wrapping: Any = None
 
     def __new__(cls, *args, **kwargs):
         # Keras turns a class that is used with inputs and outputs into a
@@ -130,10 +133,7 @@ class PerGradModel(FitHooks, keras.Model):
         >>> net = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
         >>> model = kpg.PerGradModel.from_model(net)
         """
-        # Here, since what it wraps models in is derived from this class.
-        from keras_pergrad.wrapped_model import from_model
-
-        return from_model(cls, model)
+        return PerGradModel._wrapping(cls, model)
 
     def compile(
         self,
@@ -259,9 +259,9 @@ class PerGradModel(FitHooks, keras.Model):
 
     def input_gradients(self, x, *args, **kwargs):
         """Call `keras_pergrad.input_gradients` with this model; see there."""
-        from keras_pergrad.analysis.input_gradients import input_gradients
+        import keras_pergrad
 
-        return input_gradients(self, x, *args, **kwargs)
+        return keras_pergrad.input_gradients(self, x, *args, **kwargs)
 
     def reset_metrics(self):
         super().reset_metrics()

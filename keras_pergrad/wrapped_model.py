@@ -308,3 +308,6 @@ class _WithMetrics(WrappedModel):
 @keras.saving.register_keras_serializable(PACKAGE)
 class _WithBoth(_WithLoss, _WithMetrics):
     """For models with both."""
+
+
+PerGradModel._wrapping = staticmethod(from_model)
