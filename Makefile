@@ -79,10 +79,10 @@ test-gpu: $(READY)
 # The oldest supported pair, in an environment of its own: the witness against
 # plain Keras and the oracle. `make test-oldest OLDEST_TESTS=tests` runs all.
 OLDEST_TESTS ?= tests/modes/test_witness.py tests/modes/test_corners.py \
-	tests/test_functional.py tests/test_model.py tests/test_aggregation.py \
+	tests/functions/test_functional.py tests/model/test_model.py tests/aggregations/test_aggregation.py \
 	tests/modes/test_matmul_defect.py tests/test_architecture.py \
-	tests/analysis/measurement/test_model_description.py \
-	tests/test_custom_step.py tests/privacy/test_training.py
+	tests/gradient_health/test_model_description.py \
+	tests/model/test_custom_step.py tests/privacy/test_training.py
 test-oldest:
 	$(MAKE) test VENV=.venv-oldest CONSTRAINTS=constraints/oldest.txt \
 		TESTS="$(OLDEST_TESTS)" MARKS="not slow and $(MARKS)"
@@ -102,16 +102,16 @@ test-nightly:
 # The tests for which it matters which TensorFlow wheel is installed: with
 # `tensorflow-cpu` (Linux on x86-64) the stand-in device is a "GPU", as on a Mac.
 CPU_VENV := .venv-cpu
-CPU_WHEEL_TESTS ?= tests/analysis/placement/test_on_stand_in.py \
-	tests/analysis/placement/test_comparison.py \
-	tests/analysis/placement/test_prediction.py \
-	tests/analysis/placement/test_kernels.py \
+CPU_WHEEL_TESTS ?= tests/placement/test_on_stand_in.py \
+	tests/placement/test_comparison.py \
+	tests/placement/test_prediction.py \
+	tests/placement/test_kernels.py \
 	tests/common/test_devices.py \
-	tests/analysis/doctor/test_command.py \
-	tests/analysis/checking/test_on_stand_in.py \
-	tests/analysis/pipelines/test_on_stand_in.py \
+	tests/doctor/test_command.py \
+	tests/checking/test_on_stand_in.py \
+	tests/stalls/test_on_stand_in.py \
 	tests/modes/test_on_stand_in.py \
-	tests/samples/rules/test_cudnn.py
+	tests/uses/rules/test_cudnn.py
 test-cpu-wheel: $(CPU_VENV)/.ready
 	$(CPU_VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile \
 		$(CPU_WHEEL_TESTS)

@@ -2,7 +2,7 @@
 
     python -m benchmarks.batch_advice [mlp cnn transformer]
 
-Each task of `tests/analysis/health/trainings.py` is trained at batch size 32
+Each task of `tests/gradient_health/trainings.py` is trained at batch size 32
 with `GradientVariance`, which gives the noise scale and an advised batch. Then
 it is trained at each size of a sweep until its loss on held-out samples,
 looked at every 1/8 of an epoch, is at most the target. What is counted is the
@@ -25,8 +25,8 @@ import tensorflow as tf
 
 import keras_pergrad as kpg
 from benchmarks import marked
-from keras_pergrad.analysis.health import evidence
-from tests.analysis.health import trainings
+from keras_pergrad.gradient_health import evidence
+from tests.gradient_health import trainings
 
 SIZES = (4, 8, 16, 32, 64, 128, 256)
 SEEDS = (0, 1, 2)

@@ -35,7 +35,7 @@ from benchmarks.models import STANDARD, make_batch
 from benchmarks.workers.keras_models import build_model, make_loss, targets
 from keras_pergrad.factors import Outer, Patches, together
 from keras_pergrad.factors.patches import METHODS
-from keras_pergrad.samples import TracedStep
+from keras_pergrad.uses import TracedStep
 
 BATCH = 64
 #: Those of `tests/real_models.py` that are measured if none are named.

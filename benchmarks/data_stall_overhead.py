@@ -16,9 +16,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.analysis.pipelines import wait_log
 from keras_pergrad.callbacks import DataStall
-from keras_pergrad.keras_internals.train_function import fetches_of_a_call
+from keras_pergrad.keras_internals.fit.train_function import fetches_of_a_call
+from keras_pergrad.stalls import wait_log
 
 STEPS, EPOCHS, WARM_UP = 4000, 4, 200
 

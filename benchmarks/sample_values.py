@@ -28,9 +28,8 @@ from benchmarks import marked
 from benchmarks.models import make_batch
 from benchmarks.turns import in_turns, milliseconds
 from benchmarks.workers.keras_models import build_model, make_loss, targets
-from keras_pergrad.analysis.values.validation_slope import ValidationSlope
-from keras_pergrad.analysis.values.value_reader import ValueReader
-from keras_pergrad.common.numbered import with_numbers
+from keras_pergrad.common.batch_marks import with_numbers
+from keras_pergrad.influence.value_reader import ValidationSlope, ValueReader
 
 BATCH, NUMBERS = 64, 4096
 MODELS = "mlp", "mnist", "cifar10", "transformer", "gpt2_causal"

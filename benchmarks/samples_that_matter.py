@@ -18,10 +18,10 @@ from benchmarks.models import SPECS, make_batch
 from benchmarks.turns import in_turns, milliseconds, show
 from benchmarks.workers.keras_models import build_model, make_loss, targets
 from keras_pergrad.factors import projections
-from keras_pergrad.factors.blanking import select
-from keras_pergrad.fisher_information.likelihoods import Likelihood
-from keras_pergrad.fisher_information.question import Question
-from keras_pergrad.samples import TracedStep
+from keras_pergrad.factors.base import select
+from keras_pergrad.influence.fisher import Question
+from keras_pergrad.influence.likelihoods import Likelihood
+from keras_pergrad.uses import TracedStep
 
 NUMBERS = 4096
 MODELS = ("mlp", "ffnn", "mnist", "cifar10", "embed", "lstm", "transformer")

@@ -35,7 +35,7 @@ PUBLIC = [
     "keras_pergrad.trackers",
     "keras_pergrad.modes",
     "keras_pergrad.factors",
-    "keras_pergrad.samples.types",
+    "keras_pergrad.proof",
 ]
 #: Names in them that are modules.
 MODULES = {

@@ -5,7 +5,7 @@ import pathlib
 import sys
 
 from keras_pergrad import __version__
-from keras_pergrad.analysis.doctor import command as doctor_command
+from keras_pergrad.doctor import command as doctor_command
 
 
 def main(arguments=None):

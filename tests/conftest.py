@@ -5,9 +5,9 @@ import keras
 import pytest
 import tensorflow as tf
 
-from keras_pergrad.aggregation import aggregations
+from keras_pergrad.aggregations.aggregation import aggregations
 from keras_pergrad.modes.base import gradient_modes
-from keras_pergrad.samples.layer_rules import rule_registry
+from keras_pergrad.uses.layer_rules import registry
 from tests import tiers
 from tests.marks import is_cpu_only
 
@@ -84,7 +84,7 @@ def _fresh_registries(monkeypatch):
     for owner, name in (
         (gradient_modes, "_classes"),
         (aggregations, "_classes"),
-        (rule_registry, "_RULES"),
+        (registry, "_RULES"),
     ):
         monkeypatch.setattr(owner, name, dict(getattr(owner, name)))
 

@@ -13,9 +13,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.keras_internals import draws as draws_module
+from keras_pergrad.keras_internals.graphs import draws as draws_module
 from tests import oracle
-from tests.samples.rules.exact import Noting, randomized
+from tests.uses.rules.exact import Noting, randomized
 
 L = keras.layers
 N = 3

@@ -31,19 +31,19 @@ def few(values, quick, slow=None):
 #: What needs no GPU, or is about a machine without one. `*` is any path.
 CPU_ONLY = (
     # The placement of a step on a machine without one, and the stand-in.
-    "callbacks/test_device_placement.py",
+    "placement/test_device_placement.py",
     "analysis/placement/*",
     "*test_on_stand_in.py",
     "common/test_devices.py",
     "analysis/doctor/*",
     # Clocks of the host, and stages of a pipeline that has no copy.
     "analysis/pipelines/*",
-    "callbacks/test_data_stall.py",
+    "stalls/test_data_stall.py",
     "callbacks/test_stall_*",
     # Kernels of the CPU.
     "keras_internals/test_onednn.py",
     "modes/test_matmul_defect.py",
-    "analysis/test_memory.py",
+    "explain/test_memory.py",
     # Processes and devices made of the CPU.
     "keras_internals/distribution/*",
     "keras_internals/test_strategies.py",

@@ -11,7 +11,7 @@ import keras
 import pytest
 
 from docs import addresses, blocks, make_install
-from keras_pergrad.samples.types.type_rules import OWN
+from keras_pergrad.proof.tensor_types import OWN
 from tests import type_table
 from tests.marks import few
 

@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
-from tests.callbacks import recorded_stalls
 from tests.keras_internals.distribution.cluster import PATIENT
 from tests.marks import few
+from tests.stalls import recorded_stalls
 
 EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
 

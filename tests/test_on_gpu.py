@@ -11,7 +11,7 @@ import tensorflow as tf
 import keras_pergrad as kpg
 from tests import oracle
 from tests.marks import CPU_ONLY
-from tests.samples.rules.exact import Unmasked
+from tests.uses.rules.exact import Unmasked
 
 layers = keras.layers
 HERE = pathlib.Path(__file__).parent

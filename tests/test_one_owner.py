@@ -44,10 +44,10 @@ def _is_table(node):
 @pytest.mark.parametrize(
     ("owner", "is_owned"),
     [
-        ("keras_internals/train_function.py", _is_function),
-        ("keras_internals/callback_list.py", _is_list),
-        ("keras_internals/progress_bar.py", _is_bar),
-        ("common/tables.py", _is_table),
+        ("keras_internals/fit/train_function.py", _is_function),
+        ("keras_internals/fit/callback_list.py", _is_list),
+        ("keras_internals/fit/progress_bar.py", _is_bar),
+        ("common/text.py", _is_table),
     ],
 )
 def test_it_stands_in_one_module(owner, is_owned):

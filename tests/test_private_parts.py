@@ -20,10 +20,8 @@ from tensorflow.python.data.ops.structured_function import (
 )
 
 import keras_pergrad as kpg
-from keras_pergrad.keras_internals import (
-    data_parts,
-    optional_names,
-)
+from keras_pergrad.keras_internals.data import sources
+from keras_pergrad.keras_internals.models import parts
 
 X, Y = np.ones((4, 3), "float32"), np.zeros((4, 1), "float32")
 #: The private modules that only reports and callbacks need.
@@ -137,7 +135,7 @@ def _adapted():
 
 
 def _privately(layer):
-    from keras_pergrad.privacy.adapted_layers import adapted
+    from keras_pergrad.privacy.model_check import adapted
 
     class Model(keras.Model):
         def __init__(self):
@@ -221,7 +219,7 @@ def _record(folder):
 
 def _grain():
     grain = pytest.importorskip("grain")
-    data_parts.read_threads(grain.MapDataset.range(4).to_iter_dataset())
+    sources.read_threads(grain.MapDataset.range(4).to_iter_dataset())
 
 
 def _interleaved():
@@ -253,26 +251,26 @@ OPTIONAL = {
     "_func": (StructuredFunctionWrapper, lambda _: _profile()),
     "_buffer_size": (
         tf.data.Dataset,
-        lambda _: data_parts.buffer_size(tf.data.Dataset.range(2)),
+        lambda _: sources.buffer_size(tf.data.Dataset.range(2)),
     ),
     "_batch_size": (
         tf.data.Dataset,
-        lambda _: data_parts.batch_size(tf.data.Dataset.range(2)),
+        lambda _: sources.batch_size(tf.data.Dataset.range(2)),
     ),
     "_impl": (
         tf.data.Dataset,
-        lambda _: data_parts.reader_inside(tf.data.Dataset.range(2)),
+        lambda _: sources.reader_inside(tf.data.Dataset.range(2)),
     ),
     "_fn_kwargs": (keras.losses.MeanSquaredError.__mro__[1], _record),
     "_parents": (_grain_class, lambda _: _grain()),
     "_read_options": (_grain_class, lambda _: _grain()),
     "_datasets": (
         _grain_class,
-        lambda _: data_parts.worker_processes(_interleaved()),
+        lambda _: sources.worker_processes(_interleaved()),
     ),
     "_multiprocessing_options": (
         _grain_class,
-        lambda _: data_parts.worker_processes(_loader()),
+        lambda _: sources.worker_processes(_loader()),
     ),
 }
 
@@ -281,7 +279,7 @@ OPTIONAL = {
 def test_what_is_lost_with_a_name_is_said(name, monkeypatch, tmp_path):
     cls, ask = OPTIONAL[name]
     cls = cls if isinstance(cls, type) else cls(name)
-    monkeypatch.setattr(optional_names, "_SEEN", set())
+    monkeypatch.setattr(parts, "_SEEN", set())
     renamed = _Renamed(name, cls.__dict__.get(name))
     monkeypatch.setattr(cls, name, renamed, raising=False)
     with pytest.warns(UserWarning, match=rf"has no \w+\.{name}, so that"):
@@ -289,13 +287,13 @@ def test_what_is_lost_with_a_name_is_said(name, monkeypatch, tmp_path):
 
 
 def test_nothing_is_said_where_all_names_are_there(monkeypatch, tmp_path):
-    monkeypatch.setattr(optional_names, "_SEEN", set())
+    monkeypatch.setattr(parts, "_SEEN", set())
     _profile()
     _record(tmp_path)
     plain = tf.data.Dataset.range(2)
-    assert data_parts.buffer_size(plain) is None
-    assert data_parts.batch_size(plain) is None
-    assert data_parts.reader_inside(plain) == (None, None)
+    assert sources.buffer_size(plain) is None
+    assert sources.batch_size(plain) is None
+    assert sources.reader_inside(plain) == (None, None)
     _grain()
-    assert data_parts.worker_processes(_interleaved()) == 2
-    assert data_parts.worker_processes(_loader()) == 0
+    assert sources.worker_processes(_interleaved()) == 2
+    assert sources.worker_processes(_loader()) == 0

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import keras_pergrad as kpg
-from keras_pergrad.samples import TracedStep
+from keras_pergrad.uses import TracedStep
 from tests import oracle, real_models
 from tests.marks import few
 from tests.real_models import HUB, MODELS, NEED_KERAS_HUB, loss

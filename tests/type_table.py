@@ -7,9 +7,9 @@ import pathlib
 import re
 import sys
 
-from keras_pergrad.samples.op_facts import CALLS
-from keras_pergrad.samples.types import call_rules
-from keras_pergrad.samples.types.type_rules import RULES
+from keras_pergrad.proof import calls
+from keras_pergrad.proof.op_facts import CALLS
+from keras_pergrad.proof.tensor_types import RULES
 from tests.further import all_kinds, refused
 
 PAGE = pathlib.Path(__file__).parents[1] / "docs" / "types.md"
@@ -24,7 +24,7 @@ def table():
     lines = ["| rules | ops |", "|---|---|"]
     for module, ops in sorted(found.items()):
         lines.append(_line(module, ops))
-    lines.append(_line(call_rules.__name__, CALLS))
+    lines.append(_line(calls.__name__, CALLS))
     return "".join(f"{line}\n" for line in lines)
 
 

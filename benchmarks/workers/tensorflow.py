@@ -13,8 +13,8 @@ from benchmarks.rivals import MATERIALISED
 from benchmarks.workers import tensorflow_peers
 from benchmarks.workers.job import CLIP_NORM, LEARNING_RATE, Job
 from benchmarks.workers.keras_models import build_model, make_loss, targets
-from keras_pergrad.keras_internals.losses import total_loss
-from keras_pergrad.samples.traced_step import TracedStep
+from keras_pergrad.keras_internals.losses.losses import total_loss
+from keras_pergrad.uses.traced_step import TracedStep
 
 
 def build(rival, model, task, batch, size=None, known=False):

@@ -1,30 +1,46 @@
 """Public names of a package, imported when they are first asked for.
 
 What one of them needs of Keras or TensorFlow, and is missing there, then
-breaks that name alone.
+breaks that name alone. The names stand in the package's stub, the file with
+the ending `.pyi`, which editors and type checkers read as well.
 """
 
+import ast
 import importlib
+import pathlib
 import sys
 
 
-def lazy(package, places, modules=None, below=None):
-    """Return a package's `__getattr__`, for modules and names in modules."""
-    # `below` is the package that modules are named from, by default this one.
-    known = {name: place for place, names in places.items() for name in names}
-    modules, below = modules or {}, below or package
+def lazy(package, file):
+    """Return a package's `__getattr__`, `__dir__` and `__all__`."""
+    places = {
+        alias.asname or alias.name: (str(node.module), alias.name)
+        for node in _stub(file).body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
 
     def get(name):
-        if name in modules:
-            value = importlib.import_module(f"{below}.{modules[name]}")
-        elif name in known:
-            module = importlib.import_module(f"{below}.{known[name]}")
-            value = getattr(module, name)
-        else:
+        if name not in places:
             raise AttributeError(
                 f"module {package!r} has no attribute {name!r}"
             )
+        module, attribute = places[name]
+        try:  # A module of a package, or a name in a module.
+            value = importlib.import_module(f"{module}.{attribute}")
+        except ModuleNotFoundError as error:
+            if error.name != f"{module}.{attribute}":
+                raise
+            value = getattr(importlib.import_module(module), attribute)
         setattr(sys.modules[package], name, value)
         return value
 
-    return get
+    names = sorted(places)
+    more = (
+        ["__version__"] if hasattr(sys.modules[package], "__version__") else []
+    )
+    return get, lambda: names + more, names
+
+
+def _stub(file):
+    return ast.parse(pathlib.Path(file).with_suffix(".pyi").read_text("utf-8"))

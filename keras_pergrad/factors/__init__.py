@@ -1,19 +1,21 @@
 """Per-sample gradients of one variable, kept factored; one class a file."""
 
-from keras_pergrad.factors.adapted import Adapted
+from keras_pergrad.factors.base import Full, Kronecker, SampleGradients, wide
 from keras_pergrad.factors.blocks import Blocks
-from keras_pergrad.factors.columns import Columns
-from keras_pergrad.factors.full import Full
 from keras_pergrad.factors.joined import Joined, join
-from keras_pergrad.factors.kronecker import Kronecker
 from keras_pergrad.factors.outer import Outer
 from keras_pergrad.factors.patches import Patches, convolution_method
 from keras_pergrad.factors.projection import Projection, projections
 from keras_pergrad.factors.rows import Rows, squared_norm
-from keras_pergrad.factors.sample_gradients import SampleGradients, wide
-from keras_pergrad.factors.small import together
-from keras_pergrad.factors.sums import Product, Sum
-from keras_pergrad.factors.widened import Widened, widened
+from keras_pergrad.factors.simple import (
+    Adapted,
+    Columns,
+    Product,
+    Sum,
+    Widened,
+    together,
+    widened,
+)
 from keras_pergrad.factors.windows import Windows
 
 __all__ = [

@@ -2,13 +2,17 @@
 
 import tensorflow as tf
 
-from keras_pergrad.factors.by_chunks import squares_by_chunks
-from keras_pergrad.factors.outer import HELD, Outer, unpermuted
-from keras_pergrad.factors.rounding import for_weighted_products
-from keras_pergrad.factors.sample_gradients import (
+from keras_pergrad.factors.base import (
     SampleGradients,
     expand,
+    for_weighted_products,
     in_type,
+)
+from keras_pergrad.factors.outer import (
+    HELD,
+    Outer,
+    squares_by_chunks,
+    unpermuted,
 )
 
 

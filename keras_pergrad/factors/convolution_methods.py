@@ -13,10 +13,12 @@ import math
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.factors.rounding import squares_of_products
-from keras_pergrad.factors.sample_gradients import squares_by_sample
-from keras_pergrad.factors.shared import integers
-from keras_pergrad.keras_internals.xla import in_xla
+from keras_pergrad.factors.base import (
+    integers,
+    squares_by_sample,
+    squares_of_products,
+)
+from keras_pergrad.keras_internals.tensorflow.settings import in_xla
 
 SHORT = 16
 #: XLA takes long to compile a slice and a matmul for each of more taps.

@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from keras_pergrad.keras_internals.xla import in_xla
+from keras_pergrad.keras_internals.tensorflow.settings import in_xla
 
 
 def products_of_all(ids, dz):

@@ -8,22 +8,20 @@ no array of the variable's size is held. Others are materialised and added.
 
 import tensorflow as tf
 
-from keras_pergrad.factors.full import held_bytes
-from keras_pergrad.factors.outer import Outer
-from keras_pergrad.factors.rounding import (
+from keras_pergrad.factors.base import (
     LOST,
+    SampleGradients,
     for_weighted_products,
+    held_bytes,
     lengths,
     rounded_up,
-)
-from keras_pergrad.factors.rows import Rows
-from keras_pergrad.factors.sample_gradients import (
-    SampleGradients,
     squares_by_sample,
     weighted,
     wide,
 )
-from keras_pergrad.keras_internals.tensor_float import rounds_up
+from keras_pergrad.factors.outer import Outer
+from keras_pergrad.factors.rows import Rows
+from keras_pergrad.keras_internals.tensorflow.settings import rounds_up
 
 
 def join(parts):

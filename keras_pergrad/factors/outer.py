@@ -1,27 +1,166 @@
-"""The factor of matrix-like kernels: a sum of outer products."""
+"""Factors of products: an input and an output gradient for each sample."""
 
+import math
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from keras_pergrad.factors import two_sides
-from keras_pergrad.factors.by_chunks import squares_by_chunks
-from keras_pergrad.factors.kronecker import Kronecker
-from keras_pergrad.factors.rounding import (
-    for_weighted_products,
-    squares_of_products,
-)
-from keras_pergrad.factors.sample_gradients import (
+from keras_pergrad.factors.base import (
+    Kronecker,
     SampleGradients,
     expand,
+    for_weighted_products,
     in_shape,
     in_type,
     inner_products,
+    integers,
     squares,
     squares_by_sample,
+    squares_of_products,
     weighted,
+    wide,
 )
-from keras_pergrad.keras_internals.xla import in_xla
+from keras_pergrad.keras_internals.tensorflow.settings import in_xla
+
+# Sums of outer products whose sides have axes of the variable each.
+
+
+def axes_of_sides(shape, perm, unpermuted, inputs):
+    """Return the axes of the variable on each side, in order, or None.
+
+    Args:
+        shape: the variable's shape.
+        perm, unpermuted: as `Outer` has them.
+        inputs: how many numbers the left side has.
+
+    Returns:
+        (axes of the left side, of the right side), or None if an axis has
+        parts on both.
+    """
+    before = list(shape if perm is None else unpermuted or ())
+    order = list(range(len(before)) if perm is None else perm)
+    if [before[p] for p in order] != list(shape):
+        return None
+    for count in range(len(before) + 1):
+        if math.prod(before[:count]) == inputs:
+            back = [order.index(k) for k in range(len(before))]
+            return tuple(back[:count]), tuple(back[count:])
+    return None
+
+
+def project(x, dz, axes, projection):
+    """Return the projections of Σ_t x_t ⊗ dz_t, (n, size).
+
+    Args:
+        x, dz: (n, T, ·).
+        axes: the axes of the variable that each of the two has.
+        projection: a `Projection`; its left side has one matrix, unless x has
+            just its axes.
+    """
+    last = len(projection.shape) - 1
+    if last in axes[0] and last > 0:
+        x, dz, axes = dz, x, axes[::-1]
+    columns = (last,) if last > 0 else ()
+    columns_of_dz = [a for a in axes[1] if a in columns]
+    others = [a for a in axes[1] if a not in columns]
+    shape = projection.shape
+    dz = in_order(dz, axes[1], [*others, *columns_of_dz], shape)
+    more = math.prod(shape[a] for a in others)
+    if not others:
+        x = in_order(x, axes[0], sorted(axes[0]), shape)
+        rows = projection.inputs.apply(x)
+        return projection.of_sides(rows, projection.outputs.apply(dz))
+    # Some axes of the rows are with the columns: as further positions.
+    dz = tf.reshape(dz, _with_positions(dz, more, projection.outputs.length))
+    matrix = projection.inputs.matrix(x.dtype)
+    row_axes = [a for a in range(len(shape)) if a not in columns]
+    matrix = tf.reshape(matrix, [*(shape[a] for a in row_axes), -1])
+    order = [row_axes.index(a) for a in (*axes[0], *others)]
+    matrix = tf.transpose(matrix, [*order, len(row_axes)])
+    size = projection.inputs.size
+    matrix = tf.reshape(matrix, integers(x.shape[-1], more * size))
+    rows = tf.matmul(tf.reshape(x, integers(-1, x.shape[-1])), matrix)
+    shape_of_rows = tf.concat([tf.shape(dz)[:2], [size]], 0)
+    rows = tf.reshape(rows, shape_of_rows)
+    return projection.of_sides(rows, projection.outputs.apply(dz))
+
+
+def in_order(tensor, axes, order, shape):
+    """Return (n, T, ·) with the axes that its numbers have in another order."""
+    if list(axes) == list(order):
+        return tensor
+    count = tf.shape(tensor)[1]
+    sizes = [shape[a] for a in axes]
+    apart = tf.reshape(tensor, [-1, count, *sizes])
+    places = [list(axes).index(a) + 2 for a in order]
+    turned = tf.transpose(apart, [0, 1, *places])
+    turned = tf.reshape(turned, [-1, count, math.prod(sizes)])
+    turned.set_shape(tensor.shape)
+    return turned
+
+
+def _with_positions(tensor, more, length):
+    """Return the shape with parts of the last axis as positions."""
+    count = tensor.shape[1]
+    if count is None:
+        count = tf.shape(tensor)[1]
+    return [-1, count * more, length]
+
+
+# Sums over samples whose gradients are never held all at once.
+
+
+#: How many numbers of gradients are held at a time; they fit into a cache.
+HELD_AT_ONCE = 2**20
+
+
+def squares_by_chunks(gradients, tensors, shape):
+    """Return Σ_n g², where `gradients(*tensors)` gives those of some samples.
+
+    `shape` is that of a sample's gradient. Blank samples fill the last chunk.
+    """
+    numbers = tf.TensorShape(shape).num_elements()
+    return sum_by_chunks(
+        lambda *parts: squares(gradients(*parts)), tensors, numbers, shape
+    )
+
+
+def sum_by_chunks(of_some, tensors, numbers, shape):
+    """Return the sum of `of_some(*tensors)` of the samples, a few at a time.
+
+    It holds `numbers` numbers a sample, and what it returns has this shape;
+    that of blank samples is zero.
+    """
+    most = max(HELD_AT_ONCE // max(numbers, 1), 1)
+    n = tensors[0].shape[0]
+    if n is not None and n <= most:
+        return of_some(*tensors)
+    n = tf.shape(tensors[0])[0]
+    size = tf.maximum(tf.minimum(n, most), 1)
+    count = -(-n // size)
+    chunks = [_cut(tensor, count, size) for tensor in tensors]
+
+    def add(k, total):
+        parts = [tf.gather(chunk, k) for chunk in chunks]
+        return k + 1, total + of_some(*parts)
+
+    nothing = tf.zeros(shape, wide(tensors[0]).dtype)
+    return tf.while_loop(
+        lambda k, _: k < count, add, (0, nothing), parallel_iterations=1
+    )[1]
+
+
+def _cut(tensor, count, size):
+    """Return (n, ...) as (count, size, ...), with zeros at the end."""
+    missing = count * size - tf.shape(tensor)[0]
+    zeros = [[0, missing], *[[0, 0]] * (tensor.shape.rank - 1)]
+    shape = tf.concat([[count, size], tf.shape(tensor)[1:]], 0)
+    chunks = tf.reshape(tf.pad(tensor, zeros), shape)
+    chunks.set_shape([None, None, *tensor.shape[1:]])
+    return chunks
+
+
+# The factor of matrix-like kernels: a sum of outer products.
 
 
 class Rates(NamedTuple):
@@ -203,7 +342,7 @@ class Outer(SampleGradients):
         axes = self._axes_of_sides()
         if axes is None or not (matches or projection.inputs.is_matrix):
             return super().project(projection)
-        return two_sides.project(self.x, self.dz, axes, projection)
+        return project(self.x, self.dz, axes, projection)
 
     def _matches(self, projection):
         """Whether it is the same matrix that is projected."""
@@ -237,9 +376,7 @@ class Outer(SampleGradients):
 
     def _axes_of_sides(self):
         inputs = self._features[0]
-        return two_sides.axes_of_sides(
-            self.shape, self.perm, self.unpermuted, inputs
-        )
+        return axes_of_sides(self.shape, self.perm, self.unpermuted, inputs)
 
     def kronecker(self):
         axes = self._axes_of_sides()
@@ -257,7 +394,7 @@ class Outer(SampleGradients):
         axes = self._axes_of_sides() or ()
         held = self._without_blank(self.x, self.dz)
         return [
-            two_sides.in_order(tensor, own, sorted(own), self.shape)
+            in_order(tensor, own, sorted(own), self.shape)
             for tensor, own in zip(held, axes)
         ]
 

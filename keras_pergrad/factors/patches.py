@@ -7,29 +7,30 @@ import math
 import tensorflow as tf
 
 from keras_pergrad.factors import convolution_costs, convolution_methods
-from keras_pergrad.factors.by_chunks import squares_by_chunks, sum_by_chunks
-from keras_pergrad.factors.kronecker import Kronecker
+from keras_pergrad.factors.base import (
+    Kronecker,
+    SampleGradients,
+    expand,
+    for_weighted_products,
+    in_shape,
+    in_type,
+    inner_products,
+    integers,
+    squares,
+    squares_by_sample,
+    weighted,
+)
 from keras_pergrad.factors.outer import (
     HELD,
     PLAIN,
     Outer,
     cost_of_sides,
     dot_is_less,
+    squares_by_chunks,
+    sum_by_chunks,
 )
 from keras_pergrad.factors.projection import BLOCK
-from keras_pergrad.factors.rounding import for_weighted_products
-from keras_pergrad.factors.sample_gradients import (
-    SampleGradients,
-    expand,
-    in_shape,
-    in_type,
-    inner_products,
-    squares,
-    squares_by_sample,
-    weighted,
-)
-from keras_pergrad.factors.shared import integers
-from keras_pergrad.keras_internals.xla import in_xla
+from keras_pergrad.keras_internals.tensorflow.settings import in_xla
 
 # Each method gives all gradients, (n, K·i, g·o) ...
 _GRADIENTS = {

@@ -6,12 +6,10 @@ The bias is the kernel's last row, which meets a one at each position.
 import tensorflow as tf
 
 from keras_pergrad.factors import convolution_methods
-from keras_pergrad.factors.by_chunks import sum_by_chunks
-from keras_pergrad.factors.kronecker import Kronecker
-from keras_pergrad.factors.outer import Outer
+from keras_pergrad.factors.base import Kronecker
+from keras_pergrad.factors.outer import Outer, sum_by_chunks
 from keras_pergrad.factors.patches import Patches
-from keras_pergrad.factors.sums import Sum
-from keras_pergrad.factors.widened import Widened
+from keras_pergrad.factors.simple import Sum, Widened
 
 # "Squeeze": of the one unit of a kernel.
 _SAME_VALUES = {"Cast", "ExpandDims", "Identity", "Reshape", "Squeeze"}

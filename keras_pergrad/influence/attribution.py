@@ -1,21 +1,17 @@
-"""`Influence`: training samples that helped or hurt a prediction."""
+"""The training samples that helped or hurt a prediction."""
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import keras
 import numpy as np
+import tensorflow as tf
 
-from keras_pergrad.common.arguments import positive_integer
-from keras_pergrad.influence.argument_checks import (
-    Curvature,
-    check_arguments,
-    checked_shard,
-    comes_in_batches,
-)
-from keras_pergrad.influence.checkpoints import Checkpoints
-from keras_pergrad.influence.in_weight_space import (
+from keras_pergrad.common.numbers import is_number, positive_integer
+from keras_pergrad.functions.data_passes import prepare
+from keras_pergrad.influence.data import Checkpoints, SameOrder
+from keras_pergrad.influence.kronecker import (
     Identity,
     InWeightSpace,
     exact,
@@ -23,18 +19,145 @@ from keras_pergrad.influence.in_weight_space import (
 )
 from keras_pergrad.influence.page import page, rows_of
 from keras_pergrad.influence.projected import (
+    OnDisk,
     Projected,
     samples_of,
     shapes_of,
 )
-from keras_pergrad.influence.projected_rows import OnDisk
-from keras_pergrad.influence.same_order import SameOrder
-from keras_pergrad.influence.served import (
-    require_built,
-    require_served,
-    tests_of,
+from keras_pergrad.keras_internals.data.batches import batches_of
+from keras_pergrad.keras_internals.losses import per_sample
+from keras_pergrad.keras_internals.models.inspection import (
+    require_compiled,
+    require_targets,
 )
-from keras_pergrad.keras_internals.data_batches import batches_of
+from keras_pergrad.keras_internals.models.parts import compiled_loss, entries_of
+
+# Checks of the arguments of `Influence`.
+
+
+Curvature = Literal["ekfac", "kfac", "exact", "projected", "none"]
+CURVATURES = ("ekfac", "kfac", "exact", "projected", "none")
+
+
+def comes_in_batches(x):
+    """Whether data come in batches."""
+    return isinstance(x, (tf.data.Dataset, keras.utils.PyDataset))
+
+
+def checked_shard(shard):
+    """Return a shard as (i, of), after a look at it."""
+    try:
+        number, of = map(int, shard)
+    except (TypeError, ValueError):
+        number, of = 0, 0
+    if not 0 <= number < of:
+        raise ValueError(
+            "`shard` must be (i, of) with 0 <= i < of. Received: "
+            f"shard={shard!r}"
+        )
+    return number, of
+
+
+def check_arguments(curvature, damping, checkpoints):
+    """Refuse arguments of the wrong kind or out of range."""
+    if curvature not in CURVATURES:
+        raise ValueError(
+            f"`curvature` must be one of {CURVATURES}. Received: "
+            f"curvature={curvature!r}"
+        )
+    if damping is not None and not (
+        is_number(damping) and 0 <= damping < float("inf")
+    ):
+        raise ValueError(
+            "`damping` must be None or a number of at least 0. Received: "
+            f"damping={damping!r}"
+        )
+    if curvature == "none" and damping is not None:
+        raise ValueError(
+            "`damping` is added to a curvature, and curvature='none' has "
+            f"none. Expected damping=None. Received: damping={damping!r}"
+        )
+    if isinstance(checkpoints, (str, os.PathLike)) or (
+        checkpoints is not None and not len(checkpoints)
+    ):
+        raise ValueError(
+            "`checkpoints` must be None or a list of at least one weights "
+            f"file. Received: checkpoints={checkpoints!r}"
+        )
+
+
+# Refusals of losses that are no mean over the samples of their own.
+
+
+def require_built(model):
+    """Refuse a model without weights, or without a loss."""
+    require_compiled(model)
+    if not model.built:
+        raise ValueError(
+            f"Expected a built model, whose weights are those of the store. "
+            f"Received: {model.name!r}, which has none yet: call it on a "
+            "batch, or model.build(...)."
+        )
+
+
+def require_served(model, batch):
+    """Refuse a model whose loss is no mean over samples; build it."""
+    require_compiled(model)
+    require_targets(model, batch)
+    prepare(model, batch)
+    for entry in entries_of(compiled_loss(model)):
+        reduction = getattr(entry.loss, "reduction", None)
+        if isinstance(entry.loss, keras.losses.Loss) and reduction == "sum":
+            raise ValueError(
+                f"Loss {entry.loss.name!r} adds up over the batch "
+                "(reduction='sum'), so that a sample's gradient depends on "
+                "the size of its batch. Expected a mean over the samples: "
+                "compile with reduction='sum_over_batch_size'."
+            )
+    if per_sample.over_the_batch(model, batch) != per_sample.MEAN:
+        raise ValueError(
+            f"The loss of model {model.name!r} adds up over the batch: of a "
+            "batch with every sample twice it is another one, so that a "
+            "sample's gradient depends on the size of its batch. Expected a "
+            "mean over the samples: ops.mean in place of ops.sum where a loss "
+            "function or `add_loss` reduces the batch; or a loss function "
+            "that returns one value for each sample."
+        )
+
+
+def tests_of(model, x, y, sample_weight):
+    """Return a function of a batch size: the batches of test samples.
+
+    A data set has its own size. Where a loss divides by what a batch holds,
+    each test sample is a batch of its own, whatever the others are.
+    """
+    if comes_in_batches(x):
+        own = SameOrder(batches_of(x, y, sample_weight), "x_test")
+        alone = not per_sample.is_mean_of_own(model, next(iter(own)))
+        return lambda size: _OneByOne(own) if alone else own
+
+    def batches(size):
+        found = batches_of(x, y, sample_weight, size)
+        if per_sample.is_mean_of_own(model, next(iter(found))):
+            return found
+        return batches_of(x, y, sample_weight, 1)
+
+    return batches
+
+
+class _OneByOne:
+    """Batches of one sample each."""
+
+    def __init__(self, batches):
+        self._batches = batches
+
+    def __iter__(self):
+        for x, y, sample_weight in self._batches:
+            yield from batches_of(x, y, sample_weight, 1)
+
+
+# `Influence`: training samples that helped or hurt a prediction.
+
 
 _BATCH = 256
 

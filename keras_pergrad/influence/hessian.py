@@ -1,4 +1,4 @@
-"""The Hessian of the mean loss: its products with vectors, and its solution.
+"""The exact Hessian of the loss, solved by conjugate gradients.
 
 Koh & Liang, arXiv 1703.04730. The loss is the compiled one with its weight
 regularisers, as in `evaluate`.
@@ -9,20 +9,86 @@ import weakref
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.data_passes import shown
-from keras_pergrad.influence.conjugate_gradients import solve
-from keras_pergrad.influence.sample_passes import as_before, flat
-from keras_pergrad.keras_internals.batches import ranks, sample_count
-from keras_pergrad.keras_internals.losses import total_loss
-from keras_pergrad.keras_internals.model_parts import call_model
-from keras_pergrad.keras_internals.model_state import (
+from keras_pergrad.functions.data_passes import shown
+from keras_pergrad.influence.data import as_before, flat
+from keras_pergrad.keras_internals.data.batches import ranks, sample_count
+from keras_pergrad.keras_internals.losses.losses import total_loss
+from keras_pergrad.keras_internals.models.parts import call_model
+from keras_pergrad.keras_internals.state.model import (
     bodies,
     random_state_kept,
     run_and_restore,
+    twice_differentiable,
 )
-from keras_pergrad.keras_internals.moments import twice_differentiable
-from keras_pergrad.keras_internals.tracing import traced_functions
-from keras_pergrad.samples import function_cache
+from keras_pergrad.keras_internals.tensorflow.settings import traced_functions
+from keras_pergrad.uses import function_cache
+
+# Conjugate gradients for several right-hand sides at once, in float64.
+
+
+#: The norm of what is left, over that of the right-hand side.
+TOLERANCE = 1e-6
+_MOST = 2000
+
+
+def solve(product, right):
+    """Return x of A x = b for each row b, (m, size).
+
+    Args:
+        product: returns A p for rows p; A is symmetric.
+        right: (m, size).
+
+    Raises:
+        ValueError: A is not positive definite, or it takes too long.
+    """
+    found = np.zeros_like(right)
+    left, search = right.copy(), right.copy()
+    square = np.sum(left**2, 1)
+    goal = TOLERANCE**2 * square
+    open_rows = np.flatnonzero(square > goal)
+    for _ in range(_MOST):
+        if not open_rows.size:
+            return found
+        p = search[open_rows]
+        curved = product(p)
+        bend = np.sum(p * curved, 1)
+        _require_positive(bend / np.sum(p**2, 1))
+        step = (square[open_rows] / bend)[:, None]
+        found[open_rows] += step * p
+        left[open_rows] -= step * curved
+        now = np.sum(left[open_rows] ** 2, 1)
+        search[open_rows] = (
+            left[open_rows] + (now / square[open_rows])[:, None] * p
+        )
+        square[open_rows] = now
+        open_rows = open_rows[now > goal[open_rows]]
+    worst = np.sqrt(np.max(square[open_rows] / goal[open_rows])) * TOLERANCE
+    raise ValueError(
+        f"Conjugate gradients expected a residual below {TOLERANCE:g} of the "
+        f"gradient's norm in {_MOST} iterations. Received: {worst:.2g}. Pass "
+        "a larger `damping`, or compute in float64 "
+        "(keras.config.set_dtype_policy('float64') before the model is made)."
+    )
+
+
+def _require_positive(curvature):
+    least = curvature.min()
+    if not least > 0:
+        raise ValueError(
+            "The Hessian of the mean loss plus the damping expected to be "
+            "positive definite. Received: a direction of curvature "
+            f"{least:.3g}. The weights are at no strict minimum (training not "
+            "ended, or a nonconvex model): pass a `damping` that is larger by "
+            f"clearly more than {-least:.3g}, or curvature='ekfac', which is "
+            "never negative."
+        )
+
+
+# The Hessian of the mean loss: its products with vectors, and its solution.
+#
+# Koh & Liang, arXiv 1703.04730. The loss is the compiled one with its weight
+# regularisers, as in `evaluate`.
+
 
 #: With more weights the matrix is not made.
 DENSE = 4096

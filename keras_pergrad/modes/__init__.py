@@ -1,6 +1,6 @@
 """The gradient modes, one class a file."""
 
-from keras_pergrad.aggregation import Aggregation
+from keras_pergrad.aggregations.aggregation import Aggregation
 from keras_pergrad.modes.accumulated import Accumulated
 from keras_pergrad.modes.base import (
     GradientMode,
@@ -12,9 +12,9 @@ from keras_pergrad.modes.base import (
 from keras_pergrad.modes.batch import Batch
 from keras_pergrad.modes.by_task import ByTask
 from keras_pergrad.modes.per_sample import PerSample
-from keras_pergrad.modes.step_reading import StepReader, StepSamples
+from keras_pergrad.modes.step_readers import StepReader, StepSamples
+from keras_pergrad.modes.sums import PartOfBatch
 from keras_pergrad.modes.vectorized import Vectorized, sample_gradients
-from keras_pergrad.modes.weighted_sums import PartOfBatch
 
 
 def get(identifier):

@@ -6,17 +6,17 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_pergrad.aggregations.logs import STATISTICS
 from keras_pergrad.common.registry import Configured, Registry
-from keras_pergrad.keras_internals import replicas
-from keras_pergrad.keras_internals.batches import ranks
-from keras_pergrad.keras_internals.model_parts import mask_of, set_mask
-from keras_pergrad.keras_internals.tracing import traced_functions
-from keras_pergrad.logs import STATISTICS
-from keras_pergrad.modes import microbatches, one_step, xla_parts
-from keras_pergrad.modes.microbatch_sums import divided
+from keras_pergrad.keras_internals.data.batches import ranks
+from keras_pergrad.keras_internals.models.parts import mask_of, set_mask
+from keras_pergrad.keras_internals.replicas import replicas
+from keras_pergrad.keras_internals.tensorflow.settings import traced_functions
+from keras_pergrad.modes import microbatches, one_step
+from keras_pergrad.modes import microbatches as xla_parts
 from keras_pergrad.modes.one_step import Step
-from keras_pergrad.modes.weighted_sums import WeightedSums
-from keras_pergrad.samples import function_cache
+from keras_pergrad.modes.sums import WeightedSums, divided
+from keras_pergrad.uses import function_cache
 
 
 @dataclasses.dataclass

@@ -4,22 +4,22 @@ import warnings
 
 import tensorflow as tf
 
-from keras_pergrad.keras_internals import replicas
-from keras_pergrad.keras_internals.batches import sample_count
-from keras_pergrad.keras_internals.loss_fractions import (
+from keras_pergrad.keras_internals.data.batches import sample_count
+from keras_pergrad.keras_internals.losses.fractions import (
     NotAdditive,
     require_parts,
 )
-from keras_pergrad.keras_internals.losses import loss_of_batch
-from keras_pergrad.keras_internals.model_parts import call_model
-from keras_pergrad.modes import add_loss_reduction
+from keras_pergrad.keras_internals.losses.losses import loss_of_batch
+from keras_pergrad.keras_internals.models.parts import call_model
+from keras_pergrad.keras_internals.replicas import replicas
+from keras_pergrad.modes import microbatches
 from keras_pergrad.modes.base import (
     GradientMode,
     PartialSums,
     Step,
     gradient_modes,
 )
-from keras_pergrad.modes.microbatch_sums import MicrobatchSums, unscaled
+from keras_pergrad.modes.sums import MicrobatchSums, unscaled
 
 
 class Batch(GradientMode):
@@ -64,7 +64,7 @@ def evaluate(model, x, y, sample_weight):
     """Return (loss, outputs, whether it is that of all replicas) of a batch."""
     try:
         require_parts(model)
-        kinds = add_loss_reduction.kinds(model, x, training=False)
+        kinds = microbatches.kinds(model, x, training=False)
         parts = MicrobatchSums(model, x, None, kinds)
         with replicas.Postponed() as scope:
             y_pred = call_model(model, x, training=False)

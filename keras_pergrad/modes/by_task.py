@@ -6,21 +6,257 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_pergrad.aggregation import Aggregation, aggregations
-from keras_pergrad.common import task_messages
+from keras_pergrad.aggregations.aggregation import Aggregation, aggregations
+from keras_pergrad.aggregations.logs import DefinedMean
+from keras_pergrad.common.numbers import norm_type
 from keras_pergrad.common.registry import serialize
-from keras_pergrad.keras_internals import loss_terms
-from keras_pergrad.keras_internals.model_parts import layers_of
-from keras_pergrad.logs import DefinedMean
+from keras_pergrad.keras_internals.losses import terms as loss_terms
+from keras_pergrad.keras_internals.losses.losses import noting_losses
+from keras_pergrad.keras_internals.models.parts import layers_of
 from keras_pergrad.modes.base import GradientMode, PartialSums, gradient_modes
-from keras_pergrad.modes.microbatch_sums import plus, times, unscaled
-from keras_pergrad.modes.task_gramian import (
-    among_shared,
-    cosines,
-    gramian_of,
-    shared_by_tasks,
+from keras_pergrad.modes.sums import (
+    MicrobatchSums,
+    call_postponed,
+    divided,
+    plus,
+    times,
+    unscaled,
 )
-from keras_pergrad.modes.task_sums import TaskSums, by_task, require_minimised
+
+# The refusals of `ByTask`, and of measurements by task.
+
+
+_BATCH = "use gradient_mode='batch'"
+
+
+def by_norms(aggregation):
+    """Say that tasks are not weighed by norms of samples."""
+    return (
+        "ByTask() expected `aggregation` to be a GramianAggregation, such as "
+        "kpg.UPGrad(), or 'mean': tasks are weighed by the inner products of "
+        f"their gradients. Received: {aggregation!r}, which weighs samples by "
+        "their norms; give it to Vectorized(aggregation=...)."
+    )
+
+
+def wrong_losses(losses):
+    """Say what `losses` of `ByTask` may be."""
+    return (
+        "`losses` expected a list of different names of losses, such as "
+        "['digit', 'add_loss/encoder'], or a dict of the names of tasks to a "
+        "name or a list of names, such as {'box': ['corner', 'size'], "
+        "'class': 'class'}; each loss stands in one task. "
+        f"Received: losses={losses!r}"
+    )
+
+
+def own_loss(model):
+    """Say that the tasks of a compute_loss of one's own are not known."""
+    return (
+        f"{type(model).__name__} overrides compute_loss, so that its tasks are "
+        "not known. ByTask() expected the losses in compile(loss=...), one for "
+        "each output, or in add_loss() of a layer, chosen by "
+        "ByTask(losses=['add_loss/<name of the layer>', ...]). "
+        f"Or {_BATCH}."
+    )
+
+
+PARTS = (
+    "partial_sums() of ByTask expected the whole batch: the inner products are "
+    "of the gradients of all of it. Received: a part, from a mode that calls "
+    "it or overrides it. Override step() instead, or give "
+    "Accumulated(inner=...) and replicas a ByTask whose partial_sums() is its "
+    "own, which adds up each task's gradient."
+)
+
+
+def one_task(tasks, known):
+    """Say that one task has no conflicts."""
+    return (
+        "ByTask() expected at least two tasks. Received: "
+        f"{len(tasks)}, {tasks}; the compiled losses are {known}. Compile a "
+        "loss for each output, name what a layer gives to add_loss in "
+        f"`losses`, as in 'add_loss/<name of the layer>', or {_BATCH}."
+    )
+
+
+def unknown_loss(name, known):
+    """Say that a model has no loss of this name."""
+    return (
+        f"`losses` names {name!r}, which the model does not have. Expected "
+        f"some of the compiled losses {known}, or 'add_loss/<name of a "
+        "layer>'."
+    )
+
+
+def not_minimised(name):
+    """Say that a named loss is not in the loss of the batch."""
+    return (
+        f"`losses` names {name!r}, which is no part of the loss of this batch: "
+        "the layer gave nothing to add_loss, or Keras does not minimise it (of "
+        "several losses of a single output only the first). Leave it out."
+    )
+
+
+def nothing_shared(tasks):
+    """Say that no weight is used by two tasks."""
+    return (
+        f"ByTask() expected trainable weights that at least two of the tasks "
+        f"{tasks} use. Received: none, so that nothing can conflict. Make the "
+        f"shared layers trainable, or {_BATCH}."
+    )
+
+
+def none_to_measure(tasks):
+    """Say that there are no conflicts to measure."""
+    return (
+        "GradientVariance(by_task=True) expected a model with at least two "
+        "compiled losses, whose gradients can conflict. Received: "
+        f"{len(tasks)}, {list(tasks)}. Leave by_task out."
+    )
+
+
+# The sums of microbatches or replicas for each task: see `ByTask`.
+
+
+class TaskSums(MicrobatchSums):
+    """Sums in groups of their own for each task, and for what is in none."""
+
+    # `tasks` are the names of the losses of each task, by its name.
+
+    def __init__(self, tasks, model, *given):
+        super().__init__(model, *given)
+        self._tasks = tasks
+        self._prefixes = {
+            name: _prefix(k)
+            for k, group in enumerate(tasks.values())
+            for name in group
+        }
+        self._losses, self._owners = loss_terms.names(model), []
+
+    def call(self, x):
+        added, self._owners = [], []
+        with noting_losses(self.model, added, self._owners):
+            y_pred, _ = call_postponed(self.model, x)
+        return y_pred, added
+
+    def targets(self, terms, added, rows):
+        known = self._losses[: len(terms)]
+        known = known + [loss_terms.added(layer) for layer in self._owners]
+        require_minimised(self._tasks, known)
+        return super().targets(terms, added, rows)
+
+    def prefix_of_loss(self, k):
+        return self._prefixes.get(self._losses[k], "")
+
+    def prefix_of_added(self, k):
+        return self._prefixes.get(loss_terms.added(self._owners[k]), "")
+
+
+def by_task(groups, mask_epsilons, count):
+    """Return the gradients of each task and those of no task, or None."""
+    parts, rest = [], dict(groups)
+    for k in range(count):
+        own = {key: rest.pop(key) for key in groups if _is_of(key, k)}
+        parts.append(divided(own, mask_epsilons))
+    return parts, divided(rest, mask_epsilons)
+
+
+def require_minimised(tasks, known):
+    """Refuse a task with a loss that is not among those of the batch."""
+    for name in (name for group in tasks.values() for name in group):
+        if name not in known:
+            raise ValueError(not_minimised(name))
+
+
+def _prefix(task):
+    return f"task{task}_"
+
+
+def _is_of(key, task):
+    return key.startswith(_prefix(task))
+
+
+# The gradients of several tasks: what they share, and how they agree.
+
+
+def shared_by_tasks(parts):
+    """Say of each variable whether at least two tasks have a gradient of it.
+
+    `parts` are lists of gradients, one a task, with None: not used.
+    """
+    return [sum(g is not None for g in column) > 1 for column in zip(*parts)]
+
+
+def gramian_of(parts, shared):
+    """Return the inner products over the shared variables, (tasks, tasks)."""
+    columns = [c for c, is_shared in zip(zip(*parts), shared) if is_shared]
+    return tf.add_n(gramians(columns))
+
+
+def gramians(columns):
+    """Return the tasks' inner products at each variable, (tasks, tasks)."""
+    dtype = norm_type([g for column in columns for g in column])
+    return [_gramian(column, dtype) for column in columns]
+
+
+def _gramian(column, dtype):
+    count, zero = len(column), tf.zeros([], dtype)
+    flat = [g if g is None else tf.cast(g, dtype) for g in column]
+    products = {}
+    for i in range(count):
+        for j in range(i + 1):
+            a, b = flat[i], flat[j]
+            if a is None or b is None:
+                products[i, j] = zero
+            elif i == j:
+                products[i, j] = 2 * tf.nn.l2_loss(a)
+            else:
+                products[i, j] = tf.reduce_sum(a * b)
+    rows = range(count)
+    return tf.stack(
+        [tf.stack([products[max(i, j), min(i, j)] for j in rows]) for i in rows]
+    )
+
+
+def among_shared(parts, shared, weights):
+    """Return the weighted sums at shared variables, the plain ones at others.
+
+    `weights` are (tasks,), or None: all are 1.
+    """
+    gradients = []
+    for column, is_shared in zip(zip(*parts), shared):
+        total = None
+        for k, gradient in enumerate(column):
+            if gradient is None:
+                continue
+            if is_shared and weights is not None:
+                # What is not finite stays so: the optimizer must see it.
+                gradient *= tf.cast(weights[k], gradient.dtype)
+            total = gradient if total is None else total + gradient
+        gradients.append(total)
+    return gradients
+
+
+def cosines(tasks, gramian=None):
+    """Return the cosine of each pair of tasks by its name in the logs.
+
+    NaN where a gradient is zero. Without the Gramian the values are None.
+    """
+    found = {}
+    for i, one in enumerate(tasks):
+        for j in range(i + 1, len(tasks)):
+            name = f"task_cosine_{one}_{tasks[j]}"
+            found[name] = gramian if gramian is None else _cosine(gramian, i, j)
+    return found
+
+
+def _cosine(gramian, i, j):
+    norms = tf.sqrt(gramian[i, i]) * tf.sqrt(gramian[j, j])
+    return gramian[i, j] / norms
+
+
+# One gradient for each task, and one of them all for shared weights.
 
 
 class ByTask(GradientMode):
@@ -103,21 +339,21 @@ class ByTask(GradientMode):
             aggregation = "upgrad"
         self.aggregation = aggregations.get(aggregation)
         if self.aggregation.needs == "norms":
-            raise ValueError(task_messages.by_norms(self.aggregation))
+            raise ValueError(by_norms(self.aggregation))
         self.losses = _groups(losses)
 
     def require(self, model):
         if type(model).compute_loss is not keras.Model.compute_loss:
-            raise ValueError(task_messages.own_loss(model))
+            raise ValueError(own_loss(model))
         known = loss_terms.names(model)
         tasks = self._tasks(model)
         if len(tasks) < 2:
-            raise ValueError(task_messages.one_task(list(tasks), known))
+            raise ValueError(one_task(list(tasks), known))
         layers = {layer.name for layer in layers_of(model)}
         for name in (name for group in tasks.values() for name in group):
             added = name.removeprefix(loss_terms.ADDED)
             if name not in known and (added == name or added not in layers):
-                raise ValueError(task_messages.unknown_loss(name, known))
+                raise ValueError(unknown_loss(name, known))
 
     def _tasks(self, model):
         """Return the names of the losses of each task, by its name."""
@@ -151,7 +387,7 @@ class ByTask(GradientMode):
 
     def partial_sums(self, model, part):
         if not part.is_whole:
-            raise ValueError(task_messages.PARTS)
+            raise ValueError(PARTS)
         tasks, noted = self._tasks(model), {}
         with part.watched(), tf.GradientTape(persistent=True) as tape:
             y_pred, added = part.call()
@@ -178,7 +414,7 @@ class ByTask(GradientMode):
         """Return the gradients of tasks and of all else as one; the logs."""
         shared = shared_by_tasks(parts)
         if not any(shared):
-            raise ValueError(task_messages.nothing_shared(tasks))
+            raise ValueError(nothing_shared(tasks))
         gramian = gramian_of(parts, shared)
         weights, logged = self._weights(gramian, tasks, aggregation)
         gradients = among_shared(parts, shared, weights)
@@ -213,7 +449,7 @@ def _groups(losses):
     if losses is None:
         return None
     if isinstance(losses, str) or not isinstance(losses, (Mapping, Sequence)):
-        raise TypeError(task_messages.wrong_losses(losses))
+        raise TypeError(wrong_losses(losses))
     pairs = (
         losses.items() if isinstance(losses, Mapping) else zip(losses, losses)
     )
@@ -223,12 +459,12 @@ def _groups(losses):
     ]
     groups = dict(known)
     if len(groups) < len(known):
-        raise ValueError(task_messages.wrong_losses(losses))
+        raise ValueError(wrong_losses(losses))
     names = [name for group in groups.values() for name in group]
     if not all(isinstance(name, str) for name in (*groups, *names)):
-        raise TypeError(task_messages.wrong_losses(losses))
+        raise TypeError(wrong_losses(losses))
     if len(set(names)) < len(names) or not all(groups.values()):
-        raise ValueError(task_messages.wrong_losses(losses))
+        raise ValueError(wrong_losses(losses))
     return groups
 
 

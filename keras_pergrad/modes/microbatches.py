@@ -1,30 +1,45 @@
-"""A batch in parts: microbatches, replicas or both, and its single samples.
+"""A batch in parts: microbatches, replicas, single samples, sizes of XLA.
 
 The sums of the parts are added up. Each part counts in the loss of the batch
 by numerators and denominators (see `microbatch_sums`).
 """
 
 import contextlib
+import functools
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from keras_pergrad.common import refusal_messages
-from keras_pergrad.keras_internals import replicas
-from keras_pergrad.keras_internals.batches import (
+from keras_pergrad.keras_internals.data.batches import (
     PaddedBatch,
     first_tensor,
     map_tensors,
     refilled,
     sample_count,
 )
-from keras_pergrad.keras_internals.loss_fractions import require_parts
-from keras_pergrad.keras_internals.losses import track_loss
-from keras_pergrad.keras_internals.optimizers import loss_scale
-from keras_pergrad.keras_internals.overwritten import SetApart, require_none
-from keras_pergrad.modes import add_loss_reduction
-from keras_pergrad.modes.equal_rows import for_optimizer
-from keras_pergrad.modes.microbatch_sums import MicrobatchSums
+from keras_pergrad.keras_internals.graphs import draws
+from keras_pergrad.keras_internals.graphs.gradients import same_for_all
+from keras_pergrad.keras_internals.losses.compiled import (
+    SetApart,
+    is_overwritten,
+    require_none,
+)
+from keras_pergrad.keras_internals.losses.fractions import require_parts
+from keras_pergrad.keras_internals.losses.losses import (
+    additional_sums,
+    loss_tensors,
+    noting_losses,
+    track_loss,
+)
+from keras_pergrad.keras_internals.models.parts import (
+    call_model,
+    loss_scale,
+    training_inside,
+)
+from keras_pergrad.keras_internals.replicas import replicas
+from keras_pergrad.keras_internals.tensorflow.settings import in_xla
 from keras_pergrad.modes.one_step import (
     Step,
     aggregation_now,
@@ -33,7 +48,123 @@ from keras_pergrad.modes.one_step import (
     of_whole,
     overflow_to_infinity,
 )
-from keras_pergrad.modes.weighted_sums import WeightedSums
+from keras_pergrad.modes.sums import MicrobatchSums, WeightedSums
+from keras_pergrad.uses.sample_replay import Recorded, Replay
+
+# The reduction of losses that layers add: sum over the batch, or mean.
+
+
+LOOKED_AT = 8  # samples at a time; one alone may add a loss of zero
+
+
+def add_loss_kinds(model, x, training=True):
+    """Return for each `add_loss` term its kind, as for `by_kind`."""
+    # A zero does not tell, so samples are tried until every term was nonzero.
+    # If a term is zero for all, it may have a gradient: then its reducing ops
+    # tell. Nothing that the model assigns here is kept.
+    # Layers cannot wait for other replicas in a loop.
+    together = bool(replicas.waiting(model))
+    size = None if together else LOOKED_AT
+    look = functools.partial(_look, model, x, training, size)
+    seen = look(0)
+    if seen is None:
+        return []
+    if not together:
+        n = sample_count(x)
+        _, seen = tf.while_loop(
+            lambda start, seen: (start < n) & tf.reduce_any(seen[0] == 0),
+            lambda start, seen: (
+                start + LOOKED_AT,
+                tf.where(seen[0] > 0, seen, look(start)),
+            ),
+            (tf.constant(LOOKED_AT), seen),
+            parallel_iterations=1,
+        )
+    # A replica without such a sample gets the answer from the others.
+    return [same_for_all(_agreed(kind)) for kind in tf.unstack(seen[1])]
+
+
+def _agreed(kind):
+    is_sum = tf.cast(replicas.any_of(kind > 0.5), kind.dtype)
+    is_neither = replicas.any_of(tf.math.is_nan(kind))
+    return tf.where(is_neither, float("nan"), is_sum)
+
+
+def _look(model, x, training, size, start):
+    """Return which terms show their kind, and the kinds, (2, terms)."""
+    # At the end of the batch `start` is moved back, so that the number of
+    # samples is the same.
+    n = sample_count(x)
+    # Here, since XLA does not see a constant from outside of a loop.
+    size = n if size is None else tf.minimum(n, size)
+    rows = tf.minimum(start, n - size) + tf.range(size)
+    few = map_tensors(lambda t: tf.gather(t, rows), x)
+    drawn, added = [], []
+    with (
+        keras.StatelessScope(collect_losses=True),
+        draws.recording(drawn.append),
+        noting_losses(model, added),
+    ):
+        outputs = loss_tensors(call_model(model, few, training))
+    if not added:
+        return None
+    inside = training_inside(model, training)
+    recorded = Recorded(model, (few,), {}, inside, drawn, outputs, added)
+    replay = Replay(recorded, list(model.trainable_variables))
+    terms = additional_sums(replay, size)
+    # A mean over no samples is NaN.
+    known = [tf.logical_and(value != 0, n > 0) for value, _ in terms]
+    kinds = [kind for _, kind in terms]
+    return tf.stack([tf.cast(known, tf.float32), kinds])
+
+
+# Gradients of embedding tables, with the rows of an id added up.
+#
+# Keras's optimizers take the rows of a `tf.IndexedSlices` one by one: Adam
+# adds up the squares of an id's parts, where its formula has the square of
+# their sum.
+
+
+#: A gradient of at most so many numbers is made dense, which costs no more.
+SMALL = 2**18
+
+
+def for_optimizer(gradients, checks=()):
+    """Return gradients with the rows of an id added up, once all are computed.
+
+    No weight changes before every check inside them, and of `checks`, has
+    passed.
+    """
+    gradients = [
+        _added(g) if isinstance(g, tf.IndexedSlices) else g for g in gradients
+    ]
+    return tf.tuple(gradients, control_inputs=checks)
+
+
+def _added(slices):
+    """Return the same gradient; an id's sum stands where it comes last."""
+    size = slices.shape.num_elements()
+    if size is not None and size <= SMALL:
+        return tf.convert_to_tensor(slices)
+    # Rows of an id that come before become zero, so that all sizes stay as
+    # they are: XLA must know them.
+    ids, rows = slices.indices, slices.dense_shape[0]
+    count = tf.size(ids)
+    places = tf.range(count)
+    last = tf.math.unsorted_segment_max(places, ids, rows)
+    # Ids of no row, which a GPU and XLA pass over, stay alone.
+    known = (ids >= 0) & (ids < tf.cast(rows, ids.dtype))
+    places = tf.where(known, tf.gather(last, tf.where(known, ids, 0)), places)
+    values = tf.math.unsorted_segment_sum(slices.values, places, count)
+    values.set_shape(slices.values.shape)
+    return tf.IndexedSlices(values, ids, slices.dense_shape)
+
+
+# A batch in parts: microbatches, replicas or both, and its single samples.
+#
+# The sums of the parts are added up. Each part counts in the loss of the
+# batch by numerators and denominators (see `microbatch_sums`).
+
 
 #: More samples than any batch has, so a batch is one microbatch.
 MOST = 2**24
@@ -82,7 +213,7 @@ def of_parts(parting, model, batch):
     aggregation = aggregation_now(mode, model)
     scale = loss_scale(model.optimizer)
     x = batch[0] if parting.sizes is None else PaddedBatch(batch[0]).batch
-    kinds = add_loss_reduction.kinds(model, x)
+    kinds = add_loss_kinds(model, x)
     given = model, batch[0], scale, kinds, alone
     parts: Any
     if parting.own_sums:
@@ -257,3 +388,49 @@ class _Flat:
         return [
             a + b for a, b in zip(totals, self.of_rows(first, end), strict=True)
         ]
+
+
+# Steps whose parts XLA compiles one by one, padded to a few sizes.
+#
+# XLA compiles a program for each size of a batch, and the batches of private
+# training have many. So the step itself is not compiled, but the passes of
+# each part of the batch, with samples of zeros behind its own. These have the
+# weight zero in the sums. Metrics, noise and the optimizer are outside and
+# see none.
+
+
+def serves(mode, model):
+    """Whether the parts of private steps are to be compiled one by one."""
+    # Readers see whole batches, and so do overwritten variables.
+    return (
+        model.jit_compile
+        and not model.run_eagerly
+        and not mode.readers
+        and model.distribute_strategy.num_replicas_in_sync == 1
+        and not any(map(is_overwritten, model.trainable_variables))
+    )
+
+
+def may_begin():
+    """Whether what is traced here is not compiled itself."""
+    return not tf.executing_eagerly() and not in_xla()
+
+
+def padded(parting, mode):
+    """Return how a batch is taken apart, into padded parts."""
+    if parting is None:
+        parting = Parting(mode)
+        parting.size = None
+    sizes = mode.aggregation.batch_sizes()
+    parting.sizes = part_sizes(sizes, parting.size)
+    return parting
+
+
+def part_sizes(sizes, most):
+    """Return the sizes of the parts of batches of some sizes, ascending.
+
+    All parts have `most` samples but for the last, which has the rest.
+    """
+    if most is None or most >= sizes[-1]:
+        return sizes
+    return sorted({most, *(size % most or most for size in sizes[:-1])})

@@ -13,32 +13,31 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_pergrad.aggregation import is_finite, weighs
+from keras_pergrad.aggregations.aggregation import is_finite, spread, weighs
 from keras_pergrad.factors import squared_norm
-from keras_pergrad.keras_internals import replicas
-from keras_pergrad.keras_internals.batches import (
+from keras_pergrad.keras_internals.data.batches import (
     PaddedBatch,
     map_tensors,
     sample_count,
 )
-from keras_pergrad.keras_internals.loss_fractions import tracking_if
-from keras_pergrad.keras_internals.losses import (
+from keras_pergrad.keras_internals.losses.compiled import SetApart
+from keras_pergrad.keras_internals.losses.fractions import tracking_if
+from keras_pergrad.keras_internals.losses.losses import (
     additional_loss_weights,
     total_loss,
 )
-from keras_pergrad.keras_internals.model_parts import call_model, compiled_loss
-from keras_pergrad.keras_internals.optimizers import loss_scale
-from keras_pergrad.keras_internals.overwritten import SetApart
-from keras_pergrad.keras_internals.penalties import (
+from keras_pergrad.keras_internals.losses.terms import (
     Penalties,
     regularization_gradients,
     without_gradients,
 )
-from keras_pergrad.modes.microbatch_sums import (
-    plus,
-    times,
+from keras_pergrad.keras_internals.models.parts import (
+    call_model,
+    compiled_loss,
+    loss_scale,
 )
-from keras_pergrad.statistics import spread
+from keras_pergrad.keras_internals.replicas import replicas
+from keras_pergrad.modes.sums import plus, times
 
 
 @dataclasses.dataclass

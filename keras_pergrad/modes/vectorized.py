@@ -5,7 +5,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_pergrad.aggregation import (
+from keras_pergrad.aggregations.aggregation import (
     Aggregation,
     aggregations,
     is_finite,
@@ -14,17 +14,16 @@ from keras_pergrad.aggregation import (
     weight_of,
 )
 from keras_pergrad.common import refusal_messages
-from keras_pergrad.common.float_types import as_norms, norm_type
+from keras_pergrad.common.numbers import as_norms, norm_type
 from keras_pergrad.common.registry import serialize
 from keras_pergrad.factors import SampleGradients, together
-from keras_pergrad.factors.blanking import select
-from keras_pergrad.factors.rounding import for_weighted_gradients
-from keras_pergrad.keras_internals import replicas
-from keras_pergrad.keras_internals.losses import noting_losses
-from keras_pergrad.keras_internals.tensor_float import norms_rounded_up
+from keras_pergrad.factors.base import for_weighted_gradients, select
+from keras_pergrad.keras_internals.losses.losses import noting_losses
+from keras_pergrad.keras_internals.replicas import replicas
+from keras_pergrad.keras_internals.tensorflow.settings import norms_rounded_up
 from keras_pergrad.modes.base import GradientMode, PartialSums, gradient_modes
-from keras_pergrad.modes.step_reading import readings
-from keras_pergrad.samples import TracedStep
+from keras_pergrad.modes.step_readers import readings
+from keras_pergrad.uses import TracedStep
 
 
 class Vectorized(GradientMode):

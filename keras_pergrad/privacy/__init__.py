@@ -1,19 +1,5 @@
 """Private training: from a budget for epsilon to a checked statement."""
 
-from typing import TYPE_CHECKING
+from keras_pergrad.common.lazy_names import lazy as _lazy
 
-if TYPE_CHECKING:
-    from keras_pergrad.privacy.audit import AuditResult, audit_privacy
-    from keras_pergrad.privacy.training import PrivateTraining
-else:
-    from keras_pergrad.common.lazy_names import lazy
-
-    __getattr__ = lazy(
-        __name__,
-        {
-            "audit": ("AuditResult", "audit_privacy"),
-            "training": ("PrivateTraining",),
-        },
-    )
-
-__all__ = ["AuditResult", "PrivateTraining", "audit_privacy"]
+__getattr__, __dir__, __all__ = _lazy(__name__, __file__)

@@ -7,9 +7,13 @@ from typing import Literal
 import keras
 import tensorflow as tf
 
-from keras_pergrad.aggregation import aggregations, is_finite
-from keras_pergrad.clipping import ClippedMean, Schedule, is_schedule
-from keras_pergrad.keras_internals import replicas
+from keras_pergrad.aggregations.aggregation import aggregations, is_finite
+from keras_pergrad.aggregations.clipping import (
+    ClippedMean,
+    Schedule,
+    is_schedule,
+)
+from keras_pergrad.keras_internals.replicas import replicas
 
 
 class AutomaticClippedMean(ClippedMean):

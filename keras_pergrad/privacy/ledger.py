@@ -6,11 +6,10 @@ import weakref
 
 import numpy as np
 
-from keras_pergrad.common.weights_checksum import weights_checksum
-from keras_pergrad.keras_internals.aggregation_state import AggregationState
-from keras_pergrad.privacy.mechanism import Mechanism
-from keras_pergrad.privacy.proof_record import ProofRecord
-from keras_pergrad.privacy.sampling import make_key
+from keras_pergrad.common.numbers import weights_checksum
+from keras_pergrad.keras_internals.state.saved import AggregationState
+from keras_pergrad.privacy.mechanism import Mechanism, make_key
+from keras_pergrad.privacy.model_check import ProofRecord
 
 LEDGER = "ledger"
 STEPS = "phase_steps"

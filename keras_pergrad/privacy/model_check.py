@@ -1,31 +1,235 @@
-"""The parts of a model that would break the privacy of its training."""
+"""The check of a model before private training."""
+
+import dataclasses
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.keras_internals import loss_fractions
-from keras_pergrad.keras_internals.losses import noting_losses
-from keras_pergrad.keras_internals.model_parts import (
+from keras_pergrad.keras_internals.losses import fractions
+from keras_pergrad.keras_internals.losses.losses import noting_losses
+from keras_pergrad.keras_internals.models.building import stateful_layers
+from keras_pergrad.keras_internals.models.parts import (
+    all_of,
     build_symbolically,
     call_model,
     compiled_loss,
+    entries_of,
+    has_given_words,
     layers_of,
+    lookup_of,
 )
-from keras_pergrad.keras_internals.optimizers import all_of
-from keras_pergrad.keras_internals.stateful_layers import stateful_layers
-from keras_pergrad.model import PerGradModel
-from keras_pergrad.modes import add_loss_reduction
-from keras_pergrad.privacy.adapted_layers import adapted
-from keras_pergrad.privacy.kept_state import KeptState
-from keras_pergrad.privacy.proof_record import ProofRecord
-from keras_pergrad.samples import TracedStep, messages, refusals, vouched_ops
-from keras_pergrad.samples.types.step_types import ShapesUnknown
+from keras_pergrad.keras_internals.state.model import Handle, plain_variables
+from keras_pergrad.model.model import PerGradModel
+from keras_pergrad.modes import microbatches
+from keras_pergrad.proof import messages
+from keras_pergrad.proof.step_types import ShapesUnknown, StepTypes
+from keras_pergrad.proof.tensor_types import BY_SIZE, Free
+from keras_pergrad.uses import TracedStep, refusals, vouched_ops
+
+# Layers that hold what they were adapted to, such as a vocabulary.
+
+
+layers = keras.layers
+
+
+def adapted(model, public):
+    """Yield each layer that was adapted to private data, with what it keeps."""
+    waiting, inside = layers_of(model), set()
+    for layer in waiting:
+        if isinstance(layer, layers.TextVectorization):
+            inside.add(id(lookup_of(layer)))
+    for layer in waiting:
+        if layer.name not in public and id(layer) not in inside:
+            kept = _kept(layer)
+            if kept:
+                yield layer, kept
+
+
+def _kept(layer):
+    """Return what a layer has from adapt(), in words, or None."""
+    if isinstance(layer, layers.Normalization):
+        return "mean and variance" if _has_moments(layer) else None
+    if isinstance(layer, layers.Discretization):
+        # With `num_bins` they can come from adapt() alone.
+        by_adapt = layer.num_bins is not None
+        known = layer.bin_boundaries is not None
+        return "boundaries" if by_adapt and known else None
+    if isinstance(layer, layers.TextVectorization):
+        layer = lookup_of(layer)
+    if isinstance(layer, (layers.StringLookup, layers.IntegerLookup)):
+        return "vocabulary" if _has_words(layer) else None
+    # Of one's own: whether it was called is not known.
+    return "state" if callable(getattr(layer, "adapt", None)) else None
+
+
+def _has_moments(layer):
+    if layer.input_mean is not None or not layer.built:
+        return False
+    mean, variance = (
+        np.asarray(v) for v in (layer.adapt_mean, layer.adapt_variance)
+    )
+    return bool(mean.any() or (variance != 1).any())
+
+
+def _has_words(lookup):
+    """Whether words were given by adapt() or set_vocabulary()."""
+    if has_given_words(lookup):
+        return False
+    return len(lookup.get_vocabulary(include_special_tokens=False)) > 0
+
+
+# State that a traced forward pass takes from its batch.
+
+
+class KeptState:
+    """The variables whose new values depend on a traced function's batch."""
+
+    # A count of the calls does not depend on it, nor does a seed.
+
+    def __init__(self, concrete, batch, given=()):
+        graph = concrete.graph
+        self._types = StepTypes(
+            graph, batch, [], list(given), graph.get_operations()
+        )
+        self._handles = [
+            handle
+            for handle, kind in self._types.assigned
+            if handle is not None and _tells(kind)
+        ]
+
+    def has(self, tensor):
+        """Whether a tensor of the function depends on its arguments."""
+        return _tells(self._types.of(tensor))
+
+    def names(self, model):
+        """Name the variables and tables that ops assign, without repetition."""
+        # Keras's variables are not among them if the function was traced in a
+        # `keras.StatelessScope`.
+        names = {id(t): _name(t, model) for t in self._handles}
+        return sorted(set(names.values()))
+
+
+def _tells(kind):
+    """Whether a tensor of a type tells of the batch, if only of its size."""
+    return not isinstance(kind, Free) or bool(kind.flags & BY_SIZE)
+
+
+def _name(handle, model):
+    """Return the name of what a captured handle belongs to."""
+    if not Handle.is_variable(handle):
+        return "a table"
+    for owner in _owners(model):
+        for name, variable in _variables(owner):
+            if variable.handle is handle:
+                return f"{name!r} of {owner.name!r}"
+    return "a tf.Variable"
+
+
+def _owners(model):
+    losses = [entry.loss for entry in entries_of(compiled_loss(model))]
+    return [*layers_of(model), *losses]
+
+
+def _variables(owner):
+    for variable in plain_variables([owner]):
+        yield variable.name, variable
+    for value in vars(owner).values():
+        if hasattr(value, "path") and hasattr(value, "value"):
+            yield value.path, value.value
+
+
+# The proof that an example's gradient is its own, as far as there is one.
+
+
+ALONE = "each example's clipped gradient depends on that example alone"
+
+
+@dataclasses.dataclass(frozen=True)
+class ProofRecord:
+    """How far it is proved that examples are apart, in all `fit`s so far.
+
+    Attributes:
+        ops: the numbers of ops of the steps that were proved.
+        count: how many of them the user vouches for.
+        kinds: the types of these ops.
+        names: what `compile(vouched=...)` named.
+        known: whether each `fit` has left its proof.
+    """
+
+    ops: tuple = ()
+    count: int = 0
+    kinds: tuple = ()
+    names: tuple = ()
+    known: bool = True
+
+    @classmethod
+    def of_record(cls, record, begun):
+        """Return it from what `to_dict` gave; None: an earlier version."""
+        if record is None:
+            return cls(known=not begun)
+        return cls(
+            tuple(record["ops"]),
+            record["count"],
+            tuple(record["kinds"]),
+            tuple(record["names"]),
+            record["known"],
+        )
+
+    def to_dict(self):
+        """Return it for JSON."""
+        return dataclasses.asdict(self)
+
+    def and_of(self, other):
+        """Return both together."""
+
+        def union(name):
+            both = {*getattr(self, name), *getattr(other, name)}
+            return tuple(sorted(both))
+
+        return ProofRecord(
+            union("ops"),
+            max(self.count, other.count),
+            union("kinds"),
+            union("names"),
+            self.known and other.known,
+        )
+
+    def in_words(self, names=()):
+        """Return a sentence without its end; `names` are vouched for next."""
+        if not self.known:
+            return (
+                f"Whether {ALONE} was not recorded by the version that "
+                "trained the model"
+            )
+        if not self.ops:
+            what = f" but what you vouch for: {_listed(names)}" if names else ""
+            return (
+                f"{ALONE[0].upper()}{ALONE[1:]}: this will be proved for all "
+                f"ops of the step before training begins{what}"
+            )
+        number = " or ".join(map(str, self.ops))
+        text = f"{ALONE[0].upper()}{ALONE[1:]}: proved for all {number} ops"
+        if not self.count:
+            return f"{text} of the step"
+        return (
+            f"{text} of the step but {self.count} ({', '.join(self.kinds)}), "
+            "for which the user vouches by name: "
+            f"compile(vouched={_listed(self.names)})"
+        )
+
+
+def _listed(names):
+    return f"[{', '.join(map(repr, names))}]"
+
+
+# The parts of a model that would break the privacy of its training.
+
 
 #: There may be one example more or less; losses are looked at as fractions.
 _OF_EXAMPLES = {
     "repeated": "example",
-    "values": loss_fractions.numerators,
+    "values": fractions.numerators,
 }
 LOOKED_AT = 8  # examples to run where the graph alone does not tell
 
@@ -161,13 +365,13 @@ def _of_losses(model, batches):
             "may be saved, without noise. Leave it out."
         )
     for term in terms:
-        if term.kind == loss_fractions.SUM:
+        if term.kind == fractions.SUM:
             yield (
                 f"The loss {term.name!r} is a sum over the batch (reduction="
                 "'sum'), so that a sample's gradient depends on how many "
                 "others there are. Use reduction='sum_over_batch_size'."
             )
-        elif term.kind == loss_fractions.DATA or term.by_weight:
+        elif term.kind == fractions.DATA or term.by_weight:
             yield (
                 f"The loss {term.name!r} is divided by a mask or by weights "
                 "of all samples, so that a sample's gradient depends on the "
@@ -202,7 +406,7 @@ def _traced(model, batches):
             for v in model.weights
             if (value := scope.get_current_value(v)) is not None
         ]
-        terms = loss_fractions.evaluate(
+        terms = fractions.evaluate(
             compiled_loss(model), y, y_pred, sample_weight
         )
         traces.append(((x, y, sample_weight), assigned, terms, bool(noted)))
@@ -226,6 +430,6 @@ def _sums(model, batches):
 
     @tf.function(autograph=False)
     def look(x):
-        return add_loss_reduction.kinds(model, x)
+        return microbatches.kinds(model, x)
 
     return [bool(value) for value in look(x)]

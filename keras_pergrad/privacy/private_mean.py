@@ -4,10 +4,10 @@ import copy
 
 import tensorflow as tf
 
-from keras_pergrad.aggregation import Aggregation, aggregations
+from keras_pergrad.aggregations.aggregation import Aggregation, aggregations
 from keras_pergrad.common.registry import serialize
-from keras_pergrad.keras_internals.aggregation_state import AggregationState
-from keras_pergrad.keras_internals.tracing import is_inspecting
+from keras_pergrad.keras_internals.state.saved import AggregationState
+from keras_pergrad.keras_internals.tensorflow.settings import is_inspecting
 from keras_pergrad.privacy.ledger import STEPS, Ledger
 from keras_pergrad.privacy.mechanism import Mechanism
 

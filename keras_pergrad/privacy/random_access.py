@@ -4,8 +4,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.common.data_frames import by_position
-from keras_pergrad.keras_internals.batches import is_composite
+from keras_pergrad.keras_internals.data.batches import by_position, is_composite
 
 
 def source_of(x, y=None, sample_weight=None):

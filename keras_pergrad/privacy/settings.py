@@ -4,8 +4,8 @@ import math
 import operator
 import warnings
 
-from keras_pergrad.clipping import ClippedMean
-from keras_pergrad.common.arguments import is_number, positive_integer
+from keras_pergrad.aggregations.clipping import ClippedMean
+from keras_pergrad.common.numbers import is_number, positive_integer
 from keras_pergrad.privacy.ledger import Ledger
 from keras_pergrad.privacy.mechanism import SAMPLINGS
 

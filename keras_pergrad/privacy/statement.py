@@ -1,12 +1,96 @@
-"""The guarantee of private training, in words and as a dict."""
+"""The statement of what a training spent, in figures and in words."""
 
+import json
 import textwrap
 
 from keras_pergrad.privacy import accounting
-from keras_pergrad.privacy.batch_selection import ADD_OR_REMOVE, BLANK, REPLACE
-from keras_pergrad.privacy.in_words import clipping_in_words, noise_in_words
-from keras_pergrad.privacy.mechanism import EXAMPLE, USER
-from keras_pergrad.privacy.proof_record import ProofRecord
+from keras_pergrad.privacy.mechanism import (
+    ADD_OR_REMOVE,
+    BLANK,
+    EXAMPLE,
+    REPLACE,
+    USER,
+)
+from keras_pergrad.privacy.model_check import ProofRecord
+
+# The words for private training, for those who read it.
+
+
+_PARTS = {
+    "variable": ", each variable to its equal part of that",
+    "layer": ", each layer to its equal part of that",
+}
+
+
+def clipping_in_words(text):
+    """Say how gradients are clipped, from the JSON that `Mechanism` has."""
+    ((name, config),) = json.loads(text).items()
+    norm = _value(config.get("clip_norm"))
+    if name == "AutomaticClippedMean":
+        words = f"gradients scaled to norm {norm} (automatic clipping)"
+    elif name == "AdaptiveClippedMean":
+        words = (
+            f"gradients clipped to norm {norm} at first, which then follows "
+            f"the {_value(config['quantile'])} quantile of their norms"
+        )
+    elif name == "ClippedMean":
+        words = f"gradients clipped to norm {norm}"
+    else:
+        words = f"gradients clipped by {name}, clip_norm {norm}"
+    return words + _PARTS.get(config.get("per"), "")
+
+
+def noise_in_words(values):
+    """Say how large the noise multipliers are, from the least and the most."""
+    least, most = values
+    return f"{least:.4g}" if least == most else f"{least:.4g} to {most:.4g}"
+
+
+def plan_in_words(private):
+    """Return the lines that a `PrivateTraining` prints."""
+    m, steps = private.mechanism, private.steps
+    budget = private.target_epsilon
+    epsilon, planned = "see epsilon(steps)", "not planned"
+    if steps:
+        spent = private.epsilon()
+        epsilon = f"{spent:.4g} after these steps"
+        planned = f"{steps} ({steps / m.steps_per_epoch:g} epochs)"
+        if budget and spent > budget:
+            epsilon += ", which training stops before"
+    if budget:
+        epsilon += f", budget {budget:g}"
+    rows = {
+        "steps": planned,
+        "batches": f"{m.batch_size} of {m.examples} examples, {m.sampling}",
+        "clipping": clipping_in_words(m.clipping),
+        "noise": f"{noise_in_words(m.noise_range(steps or 1))} times that norm",
+        "unit": _unit(m),
+        "epsilon": epsilon,
+        "delta": f"{private.delta:g}",
+    }
+    lines = [f"  {head:<9} {text}" for head, text in rows.items()]
+    return "\n".join(["Private training (DP-SGD)", *lines])
+
+
+def _unit(mechanism):
+    """Say whom the guarantee is for."""
+    if mechanism.unit == "user":
+        most = mechanism.examples_per_user
+        return f"a user, with at most {most} example{'s' * (most > 1)}"
+    if mechanism.unit == "unique":
+        return "an example, each of another person"
+    return "an example, of which a person may have several"
+
+
+def _value(value):
+    """Return a number in few figures; a schedule by its class."""
+    if isinstance(value, dict):
+        return f"of a schedule ({value['class_name']})"
+    return f"{value:g}" if isinstance(value, (int, float)) else str(value)
+
+
+# The guarantee of private training, in words and as a dict.
+
 
 _NEIGHBOURS = {
     ADD_OR_REMOVE: "one {unit} more or one {unit} less",

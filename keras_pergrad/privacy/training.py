@@ -8,21 +8,28 @@ from typing import Any, Literal
 
 import keras
 
-from keras_pergrad.clipping import ClippedMean, Schedule, is_schedule
-from keras_pergrad.common.arguments import (
-    positive_integer,
-    seed_or_none,
+from keras_pergrad.aggregations.clipping import (
+    ClippedMean,
+    Schedule,
+    is_schedule,
 )
+from keras_pergrad.common.numbers import positive_integer, seed_or_none
 from keras_pergrad.common.registry import serialize
 from keras_pergrad.modes import Accumulated, PerSample, Vectorized
 from keras_pergrad.privacy import accounting
-from keras_pergrad.privacy.budget import PrivacyBudget, TrainedModels
-from keras_pergrad.privacy.calibration import calibrated
-from keras_pergrad.privacy.fit_check import clipping_json
-from keras_pergrad.privacy.in_words import plan_in_words
+from keras_pergrad.privacy.accounting import calibrated
+from keras_pergrad.privacy.fit_check import (
+    PrivacyBudget,
+    TrainedModels,
+    clipping_json,
+)
 from keras_pergrad.privacy.ledger import Ledger
 from keras_pergrad.privacy.mechanism import EXAMPLE, USER, Mechanism
-from keras_pergrad.privacy.private_batches import PrivateBatches
+from keras_pergrad.privacy.private_batches import (
+    PrivateBatches,
+    rows_of_users,
+    unit_of,
+)
 from keras_pergrad.privacy.private_mean import PrivateMean
 from keras_pergrad.privacy.random_access import require_examples, source_of
 from keras_pergrad.privacy.settings import (
@@ -37,8 +44,7 @@ from keras_pergrad.privacy.settings import (
     steps_given,
     warn_of_weights,
 )
-from keras_pergrad.privacy.statement import Statement
-from keras_pergrad.privacy.user_bound import rows_of_users, unit_of
+from keras_pergrad.privacy.statement import Statement, plan_in_words
 
 METHODS = {"vectorized": Vectorized, "per_sample": PerSample}
 UNIQUE = "unique"

@@ -2,12 +2,7 @@
 
 from keras_pergrad.runs.recording import RunInfo, RunWriter, export
 from keras_pergrad.runs.sketch import GradientSketch
-from keras_pergrad.runs.store import (
-    Run,
-    RunRecordWarning,
-    list_runs,
-    read_run,
-)
+from keras_pergrad.runs.store import Run, RunRecordWarning, list_runs, read_run
 
 __all__ = [
     "GradientSketch",

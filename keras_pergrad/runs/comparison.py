@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from keras_pergrad.common.arguments import positive_integer
+from keras_pergrad.common.numbers import positive_integer
 from keras_pergrad.runs import (
     alignment,
     divergence,
     effects,
-    extras,
     findings,
+    page,
     report,
     step_statistics,
     store,
@@ -189,7 +189,7 @@ def compare_runs(
         )
     max_steps = positive_integer("max_steps", max_steps)
     _require_no_directory(log_dir, by)
-    extras.load("scipy.special", "Comparing runs")  # before the work
+    page.load("scipy.special", "Comparing runs")  # before the work
     aligned = alignment.align(log_dir, max_steps)
     grouping = Grouping(aligned.infos, by)
     data, apart = step_statistics.figures(aligned, grouping)

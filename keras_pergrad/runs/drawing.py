@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from keras_pergrad.runs import extras
+from keras_pergrad.runs import page
 
 # A figure's size, and where its axes begin.
 _WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 460, 230, 56, 8, 206
@@ -124,7 +124,7 @@ def bars(title, histogram, small=False):
 def plot(charts, axes=None):
     """Draw charts, (title, steps, lines) each, on axes; return the figure."""
     if axes is None:
-        figure = extras.load("matplotlib.pyplot", "Drawing").figure(
+        figure = page.load("matplotlib.pyplot", "Drawing").figure(
             figsize=(10, 6.5), layout="constrained"
         )
         axes = figure.subplots(2, 2).flat

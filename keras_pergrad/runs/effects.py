@@ -12,7 +12,7 @@ import math
 
 import numpy as np
 
-from keras_pergrad.runs import extras
+from keras_pergrad.runs import page
 from keras_pergrad.runs.grouping import equal
 
 REPEATS, SEEDS, RUNS = "repeats", "seeds", "runs"
@@ -223,7 +223,7 @@ def _by_f(apart, side, strata):
         return None
     value = (between / groups) / (inner / freedom)
     return float(
-        extras.load("scipy.special", "Comparing runs").fdtrc(
+        page.load("scipy.special", "Comparing runs").fdtrc(
             groups, freedom, value
         )
     )

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from keras_pergrad.common import tables
+from keras_pergrad.common import text as tables
 from keras_pergrad.runs import drawing
 from keras_pergrad.runs.alignment import evenly
 from keras_pergrad.runs.findings import share

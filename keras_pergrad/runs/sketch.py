@@ -19,7 +19,7 @@ block by block: nothing of the size of the model is held.
 
 import numpy as np
 
-from keras_pergrad.common.arguments import positive_integer
+from keras_pergrad.common.numbers import positive_integer
 
 VARIABLE_SKETCH_SIZE = 16
 # Never change this: the sketches of all runs must be made alike.

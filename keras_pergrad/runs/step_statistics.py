@@ -12,7 +12,7 @@ sketches or in `figures` from the other figures.
 
 import numpy as np
 
-from keras_pergrad.runs import extras
+from keras_pergrad.runs import page
 from keras_pergrad.runs.grouping import equal, numbers
 
 _NUMBERS_AT_ONCE = 2**22
@@ -180,7 +180,7 @@ def _interval(variance, apart, members, size):
     # differ. How many matter, (Σλ)²/Σλ², is estimated from the sample and at
     # most the number of runs less one: the interval is too wide rather than
     # too narrow. The sketch adds its own 2/(S·directions).
-    special = extras.load("scipy.special", "Comparing runs")
+    special = page.load("scipy.special", "Comparing runs")
     count = len(members)
     freedom = count - 1
     if count < members.shape[1]:

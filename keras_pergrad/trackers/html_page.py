@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from keras_pergrad.common import tables
+from keras_pergrad.common import text as tables
 from keras_pergrad.runs import drawing
 from keras_pergrad.runs.alignment import evenly
 from keras_pergrad.runs.page import figure, main, whole

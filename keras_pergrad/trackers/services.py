@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.runs.extras import load
+from keras_pergrad.runs.page import load
 from keras_pergrad.trackers.tracker import Tracker
 
 # What an MLflow server takes in one request.

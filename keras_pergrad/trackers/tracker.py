@@ -4,7 +4,7 @@ import contextlib
 import math
 from typing import Any
 
-from keras_pergrad.common.error_text import reason
+from keras_pergrad.common.text import reason
 
 
 class Tracker:

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import keras_pergrad as kpg
-from keras_pergrad.common.data_frames import by_position
+from keras_pergrad.keras_internals.data.batches import by_position
 
 N = 6
 X = np.arange(3.0 * N).reshape(N, 3).astype("float32")

@@ -3,11 +3,7 @@ import types
 import pytest
 import tensorflow as tf
 
-from keras_pergrad.common.devices import (
-    accelerators,
-    platform_of,
-    short_name,
-)
+from keras_pergrad.common.machine import accelerators, platform_of, short_name
 
 
 def test_short_names():

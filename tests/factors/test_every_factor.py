@@ -8,7 +8,8 @@ import pytest
 import tensorflow as tf
 
 from keras_pergrad import factors
-from keras_pergrad.factors import by_chunks, side
+from keras_pergrad.factors import outer
+from keras_pergrad.factors import projection as side
 from tests.factors.cases import (
     ALL,
     FACTORS,
@@ -179,7 +180,7 @@ def _check_squares_by_chunks(name, monkeypatch):
 
 def _squares_by_chunks(make, numbers, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(by_chunks, "HELD", numbers)
+        patch.setattr(outer, "HELD", numbers)
         return tf.convert_to_tensor(make().sum_of_squares())
 
 
@@ -209,7 +210,7 @@ def test_answers_are_the_same_in_a_graph(name, monkeypatch):
 
     def others(make):
         with monkeypatch.context() as patch:
-            patch.setattr(by_chunks, "HELD", 20)
+            patch.setattr(outer, "HELD", 20)
             turned = make().rotated(outputs=v).sum_of_squares()
             found = [*make().kronecker()[:3], tf.convert_to_tensor(turned)]
         return [*found, make().project(projection)]

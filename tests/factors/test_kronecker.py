@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from keras_pergrad import factors
-from keras_pergrad.factors import kronecker
+from keras_pergrad.factors import base
 from tests.factors.cases import ALL, HELD, SIDES, N, drawn, gradients
 from tests.factors.test_every_factor import LIMITS, matrices_of
 
@@ -71,8 +71,8 @@ def _windows(factor):
 def test_others_give_the_exact_sum_or_its_diagonal(name, monkeypatch):
     each = gradients(name).reshape(N, -1)
     exact = each.T @ each
-    for full, right in ((kronecker.FULL, exact), (0, np.diag(exact))):
-        monkeypatch.setattr(kronecker, "FULL", full)
+    for full, right in ((base.FULL, exact), (0, np.diag(exact))):
+        monkeypatch.setattr(base, "FULL", full)
         found = ALL[name]().kronecker()
         assert found.axes == ()
         np.testing.assert_array_equal(found.inputs, [[1]])

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from keras_pergrad import factors
-from keras_pergrad.factors import side
+from keras_pergrad.factors import projection as side
 from tests.factors.test_every_factor import matrix
 
 N = 4

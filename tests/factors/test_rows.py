@@ -3,8 +3,7 @@ import pytest
 import tensorflow as tf
 
 from keras_pergrad.factors import Rows
-from keras_pergrad.factors.rows import METHODS
-from keras_pergrad.factors.rows_added import squares_by_hash
+from keras_pergrad.factors.rows import METHODS, squares_by_hash
 
 
 def _factor(n, positions, method, rows=4):

@@ -7,8 +7,8 @@ import tensorflow as tf
 
 import keras_pergrad as kpg
 from keras_pergrad.factors import convolution_method, join
-from keras_pergrad.factors.rounding import for_weighted_gradients
-from keras_pergrad.keras_internals import tensor_float
+from keras_pergrad.factors.base import for_weighted_gradients
+from keras_pergrad.keras_internals.tensorflow import settings
 from keras_pergrad.modes import vectorized
 from tests.tensor_float import short_products
 
@@ -16,7 +16,7 @@ from tests.tensor_float import short_products
 @pytest.fixture(params=["nearest", "cut off"])
 def nearest(request, monkeypatch):
     """A card that has it."""
-    monkeypatch.setattr(tensor_float, "may_act", lambda: True)
+    monkeypatch.setattr(settings, "may_act", lambda: True)
     return request.param == "nearest"
 
 
@@ -124,7 +124,7 @@ def _kept(make, draw, seeds, nearest, rounded_up=True):
         pairs = iter(drawn)
         factor = make(lambda *sizes: next(pairs))
         with short_products(nearest):
-            with tensor_float.norms_rounded_up(rounded_up):
+            with settings.norms_rounded_up(rounded_up):
                 norms = tf.sqrt(factor.squared_norms())
                 norms = for_weighted_gradients(norms)
             weights = 1 / tf.maximum(norms, 1e-30)
@@ -205,7 +205,7 @@ class _Asks(keras.callbacks.Callback):
 @pytest.mark.parametrize("mode", [kpg.PerSample, kpg.Vectorized])
 def test_training_with_noise_has_all_digits(mode, noise, monkeypatch):
     asks = tf.config.experimental.tensor_float_32_execution_enabled
-    monkeypatch.setattr(tensor_float, "may_act", asks)
+    monkeypatch.setattr(settings, "may_act", asks)
     inputs = keras.Input((4,))
     net = kpg.PerGradModel(inputs, keras.layers.Dense(2)(inputs))
     aggregation = kpg.ClippedMean(1.0, noise_multiplier=noise)

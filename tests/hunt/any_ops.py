@@ -13,11 +13,10 @@ import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 from tensorflow.python.framework import ops as tf_ops
 
-from keras_pergrad.keras_internals.graph_nodes import Definitions
-from keras_pergrad.samples.op_facts import ASSIGN, SIZES, TELL
-from keras_pergrad.samples.types.tensor_types import At, Free, Mixed
-from keras_pergrad.samples.types.type_rules import rule_of
-from keras_pergrad.samples.types.typing import Typing
+from keras_pergrad.keras_internals.graphs.nodes import Definitions
+from keras_pergrad.proof.op_facts import ASSIGN, SIZES, TELL
+from keras_pergrad.proof.tensor_types import At, Free, Mixed, rule_of
+from keras_pergrad.proof.typing import Typing
 
 #: The number of samples: no other size is a multiple.
 N = 211

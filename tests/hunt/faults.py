@@ -8,10 +8,10 @@ import tensorflow as tf
 
 import keras_pergrad as kpg
 from keras_pergrad import factors
-from keras_pergrad.factors.sample_gradients import squares_by_sample
-from keras_pergrad.modes import add_loss_reduction
-from keras_pergrad.samples import weight_paths
-from keras_pergrad.samples.row_exchange import RowExchange
+from keras_pergrad.factors.base import squares_by_sample
+from keras_pergrad.modes import microbatches
+from keras_pergrad.uses import weight_paths
+from keras_pergrad.uses.one_by_one import RowExchange
 from tests.hunt.planting import Fault
 from tests.hunt.type_faults import TYPE_FAULTS
 
@@ -143,7 +143,7 @@ ENGINE_FAULTS = [
     ),
     Fault(
         "every add_loss taken for a mean when accumulating",
-        add_loss_reduction,
+        microbatches,
         "kinds",
         _all_means,
     ),

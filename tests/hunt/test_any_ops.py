@@ -3,9 +3,9 @@
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.keras_internals.graph_nodes import Definitions
-from keras_pergrad.samples.types.tensor_types import At, Mixed
-from keras_pergrad.samples.types.typing import Typing
+from keras_pergrad.keras_internals.graphs.nodes import Definitions
+from keras_pergrad.proof.tensor_types import At, Mixed
+from keras_pergrad.proof.typing import Typing
 from tests.hunt import any_ops
 
 DRAWS = 30

@@ -3,25 +3,20 @@
 Each lets some mixing of samples pass for none.
 """
 
-from keras_pergrad.samples import inherited_methods
-from keras_pergrad.samples.types import (
-    call_rules,
-    elementwise_rules,
-    own_indices,
-    typing,
-)
-from keras_pergrad.samples.types.divisors import Divisors
-from keras_pergrad.samples.types.every_number import EveryNumber
-from keras_pergrad.samples.types.size_rules import Sizes
-from keras_pergrad.samples.types.tensor_types import (
+from keras_pergrad.proof import calls, elementwise_rules, intervals, typing
+from keras_pergrad.proof.calls import State
+from keras_pergrad.proof.divisors import Divisors
+from keras_pergrad.proof.every_number import EveryNumber
+from keras_pergrad.proof.static_numbers import Sizes
+from keras_pergrad.proof.tensor_types import (
     BY_SIZE,
     FREE,
+    RULES,
     At,
     Mixes,
     Total,
 )
-from keras_pergrad.samples.types.type_rules import RULES
-from keras_pergrad.samples.types.variable_types import State
+from keras_pergrad.uses.layer_rules import registry
 from tests.hunt.planting import Fault
 
 
@@ -152,8 +147,8 @@ TYPE_FAULTS = [
         _where_they_were,
     ),
     _rule("a softmax over the samples accepted", "Softmax", _where_they_were),
-    _other("a condition not looked at", call_rules, "_condition", _any_choice),
-    _other("the end of a loop not looked at", call_rules, "_loop", _any_count),
+    _other("a condition not looked at", calls, "_condition", _any_choice),
+    _other("the end of a loop not looked at", calls, "_loop", _any_count),
     _other("sizes of the batch not noted", Sizes, "left", _no_size),
     _other(
         "values in sums over the samples not noted",
@@ -176,13 +171,13 @@ TYPE_FAULTS = [
     ),
     _answer(
         "places taken to be within a sample's block",
-        own_indices,
+        intervals,
         "_are_below",
         True,
     ),
     _answer(
         "a subclass taken for the class",
-        inherited_methods,
+        registry,
         "own_method",
         None,
     ),

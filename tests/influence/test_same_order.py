@@ -6,8 +6,8 @@ import pytest
 import tensorflow as tf
 
 import keras_pergrad as kpg
-from keras_pergrad.influence.same_order import SameOrder
-from keras_pergrad.keras_internals.data_batches import batches_of
+from keras_pergrad.influence.data import SameOrder
+from keras_pergrad.keras_internals.data.batches import batches_of
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(40, 3)).astype("float32")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_pergrad.fisher_information.likelihoods import Likelihood
+from keras_pergrad.influence.likelihoods import Likelihood
 
 ROWS = 20000
 LOGITS = np.array([0.5, -1.0, 3.0])

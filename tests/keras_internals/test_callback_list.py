@@ -5,9 +5,11 @@ import numpy as np
 import pytest
 
 import keras_pergrad as kpg
-from keras_pergrad.keras_internals import callback_list, progress_bar
-from keras_pergrad.keras_internals.callback_list import CalledLast
-from keras_pergrad.keras_internals.running_fit import running_fit
+from keras_pergrad.keras_internals.fit import callback_list, progress_bar
+from keras_pergrad.keras_internals.fit.callback_list import (
+    CalledLast,
+    running_fit,
+)
 
 X, Y = np.ones((8, 2)), np.ones((8, 1))
 

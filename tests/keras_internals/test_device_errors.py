@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import keras_pergrad as kpg
-from keras_pergrad.keras_internals.device_errors import advising
+from keras_pergrad.keras_internals.replicas.hooks import advising
 
 layers = keras.layers
 

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_pergrad.common.first_batch import set_aside
-from keras_pergrad.keras_internals.graph_session import (
+from keras_pergrad.common.batch_marks import set_aside
+from keras_pergrad.keras_internals.graphs.runs import (
     GraphCopy,
     NotCopyable,
     trace_step,

@@ -6,8 +6,8 @@ import pytest
 import tensorflow as tf
 
 import keras_pergrad as kpg
-from keras_pergrad.analysis.measurement.gradient_meter import GradientMeter
-from keras_pergrad.keras_internals import model_state
+from keras_pergrad.gradient_health.gradient_meter import GradientMeter
+from keras_pergrad.keras_internals.state import model as model_state
 
 layers = keras.layers
 X, Y = np.random.default_rng(0).normal(size=(2, 6, 5)).astype("float32")

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_pergrad.keras_internals.losses import noting_losses
+from keras_pergrad.keras_internals.losses.losses import noting_losses
 
 X = np.ones((2, 3), "float32")
 

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import keras_pergrad as kpg
 from keras_pergrad.common.patching import attribute
-from keras_pergrad.keras_internals import strategies
+from keras_pergrad.keras_internals.replicas import replicas
 
 UNSERVED = [
     tf.distribute.TPUStrategy,
@@ -29,9 +29,9 @@ def test_refused_by_name(strategy):
     model.compile("sgd", "mse")
 
 
-@pytest.mark.parametrize("strategy", strategies.SERVED)
+@pytest.mark.parametrize("strategy", replicas.SERVED)
 def test_served(strategy):
-    strategies.require_served(strategy.__new__(strategy))
+    replicas.require_served(strategy.__new__(strategy))
 
 
 def test_one_device_is_as_without_a_strategy():
@@ -52,7 +52,7 @@ def test_only_errors_of_several_workers_are_explained():
     error = tf.errors.UnavailableError(None, None, "gone")
     with (
         pytest.raises(tf.errors.UnavailableError) as caught,
-        strategies.explaining(tf.distribute.get_strategy()),
+        replicas.explaining(tf.distribute.get_strategy()),
     ):
         raise error
     assert not getattr(caught.value, "__notes__", [])

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import keras_pergrad as kpg
-from keras_pergrad.keras_internals.train_function import (
+from keras_pergrad.keras_internals.fit.train_function import (
     OneCall,
     Variant,
     Wrapped,

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import keras_pergrad as kpg
-from keras_pergrad.modes import add_loss_reduction
+from keras_pergrad.modes import microbatches
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -92,7 +92,7 @@ def test_losses_of_value_zero_with_a_gradient(mode, execution):
 def test_kinds(zeros):
     net = model(keras.Model)
     x, _ = data(zeros)
-    found = map(float, add_loss_reduction.kinds(net, tf.constant(x)))
+    found = map(float, microbatches.kinds(net, tf.constant(x)))
     assert list(found) == [1, 0, 1]
 
 

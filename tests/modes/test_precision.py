@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import keras_pergrad as kpg
-from keras_pergrad.keras_internals import tensor_float
+from keras_pergrad.keras_internals.tensorflow import settings as tensor_float
 from tests import oracle
 
 layers = keras.layers

@@ -25,7 +25,7 @@ import keras
 import numpy as np
 
 import keras_pergrad as kpg
-from keras_pergrad.keras_internals.aggregation_state import AggregationState
+from keras_pergrad.keras_internals.state.saved import AggregationState
 from tests.privacy.tiny import (
     N,
     X,
@@ -105,7 +105,7 @@ def noise():
 
 def added_by_each_replica():
     """`noise`, where each replica adds noise of its own."""
-    from keras_pergrad.keras_internals import replicas
+    from keras_pergrad.keras_internals.replicas import replicas
 
     state = AggregationState
     sound_normal, sound_first = state.normal, replicas.from_first_replica

@@ -8,11 +8,11 @@ from dp_accounting import pld, rdp
 
 from keras_pergrad.privacy.accounting import (
     accountant_of,
+    calibrated,
     epsilon_of,
     most_steps,
     relation_of,
 )
-from keras_pergrad.privacy.calibration import calibrated
 from keras_pergrad.privacy.mechanism import Mechanism
 from tests.privacy.tiny import schedule_json
 

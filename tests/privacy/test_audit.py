@@ -3,8 +3,11 @@
 import numpy as np
 import pytest
 
-from keras_pergrad.privacy.audit import audit_privacy
-from keras_pergrad.privacy.lower_bound import epsilon_lower_bound, p_value
+from keras_pergrad.privacy.audit import (
+    audit_privacy,
+    epsilon_lower_bound,
+    p_value,
+)
 from tests.privacy.tiny import X, Y, model, private
 
 

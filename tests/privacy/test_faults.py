@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 import keras_pergrad as kpg
-from keras_pergrad.clipping import ClippedMean
-from keras_pergrad.keras_internals.aggregation_state import AggregationState
+from keras_pergrad.aggregations.clipping import ClippedMean
+from keras_pergrad.keras_internals.state.saved import AggregationState
 from tests.privacy.tiny import (
     N,
     X,

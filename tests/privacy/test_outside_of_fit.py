@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import keras_pergrad as kpg
-from keras_pergrad.keras_internals.graph_session import trace_step
+from keras_pergrad.keras_internals.graphs.runs import trace_step
 from tests.privacy.tiny import X, Y, fit, model, private
 
 

@@ -7,8 +7,8 @@ import tensorflow as tf
 from keras import ops
 
 import keras_pergrad as kpg
-from keras_pergrad.modes import weighted_sums
-from keras_pergrad.modes.xla_parts import part_sizes
+from keras_pergrad.modes import sums
+from keras_pergrad.modes.microbatches import part_sizes
 from tests.privacy.tiny import X, Y, compile_privately, fit, model, private
 
 layers = keras.layers
@@ -97,14 +97,14 @@ def test_nothing_else_changes(case, monkeypatch):
     plain, expected = trained(training, network(), False)
     sizes, traces = set(), []
 
-    class Noting(weighted_sums.PaddedBatch):
+    class Noting(sums.PaddedBatch):
         def __init__(self, batch, given=()):
             super().__init__(batch, given)
             traces.append(given)
             rows = tf.shape(self.present)[0]
             tf.py_function(lambda n: sizes.add(int(n)), [rows], [])
 
-    monkeypatch.setattr(weighted_sums, "PaddedBatch", Noting)
+    monkeypatch.setattr(sums, "PaddedBatch", Noting)
     net, found = trained(training, network(), True)
     for a, b in zip(net.get_weights(), plain.get_weights(), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)

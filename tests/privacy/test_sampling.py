@@ -4,10 +4,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from keras_pergrad.privacy.batch_selection import poisson
-from keras_pergrad.privacy.mechanism import Mechanism
-from keras_pergrad.privacy.sampling import draw, make_key
-from keras_pergrad.privacy.user_bound import bounded_rows
+from keras_pergrad.privacy.mechanism import Mechanism, draw, make_key, poisson
+from keras_pergrad.privacy.private_batches import bounded_rows
 
 KEY = make_key(1)
 STEPS = 3000

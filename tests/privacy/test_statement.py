@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import keras_pergrad as kpg
 from keras_pergrad.privacy import statement as statements
-from keras_pergrad.privacy.batch_selection import SELECTIONS
+from keras_pergrad.privacy.mechanism import SELECTIONS
 from keras_pergrad.privacy.statement import Statement
 from tests.privacy.tiny import N, X, Y, compile_privately, fit, model, private
 

@@ -3,7 +3,7 @@ import re
 import pytest
 
 import keras_pergrad as kpg
-from keras_pergrad.common import tables
+from keras_pergrad.common import text as tables
 from tests.runs import made_up
 from tests.runs.html_reader import read
 

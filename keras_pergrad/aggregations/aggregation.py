@@ -1,0 +1,316 @@
+"""Aggregations: from the gradients of samples to one, and their statistics.
+
+Per-sample gradients are scaled so that their *mean* over the samples is the
+ordinary gradient; all norms are of these.
+"""
+
+import dataclasses
+import math
+from typing import Literal
+
+import tensorflow as tf
+
+from keras_pergrad.common.registry import Configured, Registry
+
+
+class Aggregation(Configured):
+    """How per-sample gradients become one gradient: a weighted mean.
+
+    Subclass it, define `weights`, and register the class with
+    `register_aggregation` to use it by name.
+
+    Weights and norms are tensors (n,), or (n, groups); norms have the unit of
+    the gradient. A class that does not define `weights` raises
+    NotImplementedError in the first step.
+
+    Example:
+
+    >>> import keras_pergrad as kpg
+    >>> class Unit(kpg.Aggregation):
+    ...     def weights(self, norms):  # the same length for every sample
+    ...         return 1 / (norms + 1e-6)
+    >>> kpg.Vectorized(aggregation=Unit())
+    Vectorized(aggregation=Unit())
+    """
+
+    #: Whether every update is counted in a ledger, which outlives it.
+    counts = False
+
+    #: What its weights follow from: "nothing" (all are 1), the "norms" of the
+    #: samples' gradients, or the "gramian" of all of them, whose weights
+    #: `GramianAggregation` gives.
+    needs: Literal["nothing", "norms", "gramian"] = "norms"
+
+    #: Whether a sample's weight times its norm must be within a bound.
+    limits_norms = False
+
+    #: Whether it adds noise, so that no two steps have the same result.
+    adds_noise = False
+
+    def groups(self, variables):
+        """Say which variables share a norm, and so a weight.
+
+        Args:
+            variables: the trainable variables.
+
+        Returns:
+            None if all share one; else a group number for each variable, from
+            0 on. Norms and weights are then of shape (n, groups).
+        """
+        del variables
+        return None
+
+    def at(self, state):
+        """Return this aggregation as it is at the next step.
+
+        Args:
+            state: what `make_state` gave for the model that is trained.
+
+        Returns:
+            Itself, or a different aggregation with the numbers of that step.
+        """
+        del state
+        return self
+
+    def weights(self, norms):
+        """Return each sample's weight in the mean, in the shape of `norms`.
+
+        Each weight may depend on its own sample's norms only. A norm may be
+        NaN or infinite. A weight of 0 leaves such a sample out; any other
+        weight makes the whole gradient NaN, as in Keras.
+
+        Args:
+            norms: the norm of each per-sample gradient over all trainable
+                variables, (n,), or over each group of them, (n, groups).
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} must define weights(norms)."
+        )
+
+    def finish(self, gradients, n, state=None):
+        """Return the aggregated gradients in the form to be applied.
+
+        Args:
+            gradients: the weighted means, one per variable, None for a
+                variable without a gradient.
+            n: the number of samples.
+            state: what `make_state` gave for the model that is trained.
+        """
+        del n, state
+        return gradients
+
+    def statistics(self, norms):
+        """Return scalars to log, by name."""
+        del norms
+        return {}
+
+    def observe(self, norms, state):
+        """Take in the norms of a batch, before its update is finished.
+
+        Args:
+            norms: of all samples of the batch, as for `weights`.
+            state: what `make_state` gave for the model that is trained.
+        """
+
+    def prepare_fit(self, model, arguments):
+        """Check and change the arguments of a `fit` before it begins.
+
+        Args:
+            model: the compiled model.
+            arguments: the given arguments, name to value.
+        """
+
+    def require_fit(self, model, received, is_step=False):
+        """Refuse training that no `fit` has asked for, if need be.
+
+        Args:
+            model: the compiled model.
+            received: what asks for it, in words.
+            is_step: whether it is what a running `fit` asks for.
+        """
+
+    def make_state(self, before=None):
+        """Make the state that one model keeps from step to step, or None.
+
+        It becomes the `aggregation_state` of a model at compile() and is
+        passed to `finish`. The aggregation itself never changes, since several
+        models may share it. A state that is a `KerasSaveable` is saved with
+        the model's weights.
+
+        Args:
+            before: the state that the model had before it was compiled
+                again, or None.
+        """
+        del before
+        return None
+
+    @property
+    def log_metrics(self):
+        """How each of the `statistics` is logged: name to metric class."""
+        return {}
+
+
+class Mean(Aggregation):
+    """The ordinary gradient: every sample counts the same.
+
+    By name `"mean"`. It takes no arguments, computes no norms and logs nothing.
+
+    Example:
+
+    >>> import keras_pergrad as kpg
+    >>> kpg.Vectorized(aggregation=kpg.Mean())
+    Vectorized(aggregation=Mean())
+    """
+
+    needs = "nothing"
+
+    def weights(self, norms):
+        return tf.ones_like(norms)
+
+
+def weighs(aggregation):
+    """Whether samples may count by other weights than 1; False for None."""
+    return aggregation is not None and aggregation.needs != "nothing"
+
+
+def is_finite(norms):
+    """Which norms are neither NaN nor infinite."""
+    # They are never negative, so one comparison tells, and that is an op which
+    # Metal has; `tf.math.is_finite` would run on the CPU. What it says must not
+    # be negated: in a graph TensorFlow makes ≥ of it then, which no NaN is.
+    return norms < tf.constant(math.inf, norms.dtype)
+
+
+def of_samples(norms):
+    """Return the norm of each sample over all variables, (n,)."""
+    if norms.shape.rank == 1:
+        return norms
+    return tf.sqrt(tf.reduce_sum(tf.square(norms), axis=1))
+
+
+def weight_of(weights, groups, k):
+    """Return the weights, (n,), for variable k, of (n,) or (n, groups)."""
+    return weights if groups is None else weights[:, groups[k]]
+
+
+aggregations = Registry("aggregation", Aggregation)
+aggregations.register("mean", Mean)
+
+
+def register_aggregation(name):
+    """Register an `Aggregation` subclass under `name`; a class decorator.
+
+    Args:
+        name: what `aggregation=` and saved models call it.
+
+    Raises:
+        TypeError: the class is no `Aggregation`.
+        ValueError: the name is taken by another class.
+
+    Example:
+
+    >>> import keras_pergrad as kpg
+    >>> import tensorflow as tf
+    >>> @kpg.register_aggregation("normalized_mean")
+    ... class NormalizedMean(kpg.Aggregation):
+    ...     def weights(self, norms):
+    ...         return tf.math.divide_no_nan(1.0, norms)
+    """
+    return aggregations.register(name)
+
+
+# The spread of per-sample gradients around their mean, from norms alone.
+#
+# n is the number of samples, g_i the gradient of one, ḡ their mean, and G the
+# gradient of the whole distribution that the samples were drawn from.
+
+
+def variance(squared_norms, squared_mean, n):
+    """Return tr Σ = (Σ‖g_i‖² − n‖ḡ‖²) / (n − 1), unbiased; NaN for n = 1."""
+    n = tf.cast(n, squared_mean.dtype)
+    total = tf.reduce_sum(tf.cast(squared_norms, squared_mean.dtype))
+    # Rounding can leave a tiny negative number.
+    spread = tf.maximum(total - n * squared_mean, 0)
+    nan = tf.constant(math.nan, squared_mean.dtype)
+    return tf.where(n > 1, spread / tf.maximum(n - 1, 1), nan)
+
+
+def squared_true_norm(squared_mean, trace, n):
+    """Estimate ‖G‖², unbiased: ‖ḡ‖² less tr Σ / n; with much noise below 0."""
+    return squared_mean - trace / tf.cast(n, squared_mean.dtype)
+
+
+def of_batch(squared_norms, squared_mean, n):
+    """Return what is logged of a batch; a noise scale is a pair to divide."""
+    trace = variance(squared_norms, squared_mean, n)
+    true = squared_true_norm(squared_mean, trace, n)
+    return {
+        "gradient_norm": tf.sqrt(squared_mean),
+        "gradient_variance": trace,
+        "gradient_noise_scale": tf.stack([trace, true]),
+    }
+
+
+def spread(norms, squared_sums, n):
+    """Return a batch's statistics, over the samples with finite gradients."""
+    # `norms` are (n,) or (n, groups), `squared_sums` for each variable ‖Σ_i
+    # c_i‖² of the contributions, in which samples that are not finite are
+    # blank.
+    norms = of_samples(norms)
+    finite = is_finite(norms)
+    count = tf.reduce_sum(tf.cast(finite, norms.dtype))
+    squares = tf.where(finite, tf.square(norms), tf.zeros([], norms.dtype))
+    mean = tf.add_n([tf.cast(s, norms.dtype) for s in squared_sums])
+    # A contribution is the gradient over n.
+    mean *= tf.square(tf.cast(n, norms.dtype) / count)
+    return of_batch(squares, mean, count)
+
+
+@dataclasses.dataclass(frozen=True)
+class GradientStatistics:
+    """How the gradients of a batch's samples spread around their mean.
+
+    Attributes:
+        samples: how many samples there were, n.
+        norm: ‖ḡ‖, the norm of the ordinary gradient.
+        mean_squared_norm: the mean of ‖g_i‖² over the samples.
+        variance: tr Σ, the trace of the per-sample covariance, unbiased;
+            None for one sample. It is a difference of squares: below some
+            millionths of `mean_squared_norm` it is rounding (float32).
+        squared_true_norm: the unbiased estimate of ‖G‖², ‖ḡ‖² − tr Σ / n;
+            it may be negative; None for one sample.
+        noise_scale: tr Σ / ‖G‖², the simple noise scale (McCandlish et al.,
+            arXiv 1812.06162): about the batch size above which more samples
+            hardly help; None for one sample, or if the estimate of ‖G‖² is not
+            positive.
+
+    Norms have the unit of the gradient, the rest that of its square but for
+    the noise scale, a number of samples. All are tensors without axes.
+
+    Example:
+
+    >>> import keras_pergrad as kpg
+    >>> statistics = kpg.GradientStatistics(64, 1.0, 3.0, 2.0, 0.97, 2.06)
+    >>> f"{statistics.noise_scale:.1f} samples"
+    '2.1 samples'
+    """
+
+    samples: int
+    norm: float
+    mean_squared_norm: float
+    variance: float | None
+    squared_true_norm: float | None
+    noise_scale: float | None
+
+    @classmethod
+    def of(cls, squared_norms, squared_mean):
+        """Make the statistics from ‖g_i‖², (n,), and ‖ḡ‖²."""
+        n = int(squared_norms.shape[0])
+        norm = float(tf.sqrt(squared_mean))
+        mean = float(tf.reduce_mean(squared_norms))
+        if n < 2:
+            return cls(n, norm, mean, None, None, None)
+        trace = variance(squared_norms, squared_mean, n)
+        true = float(squared_true_norm(squared_mean, trace, n))
+        scale = float(trace) / true if true > 0 else None
+        return cls(n, norm, mean, float(trace), true, scale)

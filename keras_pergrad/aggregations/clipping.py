@@ -1,0 +1,284 @@
+"""Means of clipped per-sample gradients, with noise."""
+
+import copy
+import math
+from typing import Any, Literal
+
+import keras
+import tensorflow as tf
+
+from keras_pergrad.aggregations.aggregation import (
+    Aggregation,
+    aggregations,
+    is_finite,
+    of_samples,
+)
+from keras_pergrad.aggregations.logs import DefinedMean
+from keras_pergrad.common.numbers import is_number, seed_or_none
+from keras_pergrad.common.registry import serialize
+from keras_pergrad.keras_internals.state.saved import AggregationState
+
+PER = ("model", "layer", "variable")
+Schedule = keras.optimizers.schedules.LearningRateSchedule
+
+
+class ClippedMean(Aggregation):
+    """The mean of per-sample gradients, each clipped to a norm, plus noise.
+
+    ```
+    g_i ← g_i · min(1, clip_norm / ‖g_i‖)      for each sample i
+    g   ← mean_i(g_i) + N(0, (noise_multiplier · clip_norm / n)²)
+    ```
+
+    Abadi et al., "Deep learning with differential privacy", arXiv 1607.00133.
+    A sample whose gradient holds NaN or infinity contributes zero and is
+    counted in the logs as `nonfinite_samples`. If the loss scale is above 1,
+    the optimizer also skips the step and lowers the scale, as in Keras.
+
+    Args:
+        clip_norm: the largest norm of a sample's gradient, over all trainable
+            variables, after clipping; positive, may be infinite. Or a
+            `keras.optimizers.schedules.LearningRateSchedule`, a function of
+            the number of updates so far.
+        noise_multiplier: the noise's standard deviation in units of
+            clip_norm / n; 0 for none; or a schedule.
+        seed: an integer makes the noise repeatable: each model starts at its
+            beginning. The position in the noise belongs to the compiled model
+            and is saved with its weights. After a restart, or another
+            compile(), training goes on with noise not used before.
+        per: what each norm covers: "model", all trainable variables; "layer",
+            those of one layer; "variable", one variable. Each of G groups is
+            clipped to clip_norm / √G, so the whole has at most the norm
+            clip_norm (McMahan et al., arXiv 1710.06963).
+        expected_batch_size: the sum is divided by it instead of n, the number
+            of samples that happen to be in the batch. The noise is then in
+            units of clip_norm / expected_batch_size.
+
+    | case | what happens |
+    |---|---|
+    | `clip_norm <= 0` or NaN | ValueError |
+    | `clip_norm = inf` | nothing is clipped; noise must be 0 |
+    | a gradient of norm 0 | stays 0 |
+    | a gradient with NaN or infinity | contributes 0, is counted |
+    | no sample, `expected_batch_size` given | the noise alone |
+
+    Raises:
+        ValueError: an argument is out of range.
+
+    Example:
+
+    >>> import keras_pergrad as kpg
+    >>> aggregation = kpg.ClippedMean(clip_norm=1.0, noise_multiplier=1.1)
+    >>> mode = kpg.Vectorized(aggregation=aggregation)
+    """
+
+    limits_norms = True
+
+    def __init__(
+        self,
+        clip_norm: float | Schedule,
+        *,
+        noise_multiplier: float | Schedule = 0.0,
+        seed: int | None = None,
+        per: Literal["model", "layer", "variable"] = "model",
+        expected_batch_size: float | None = None,
+    ):
+        self.clip_norm = _number_or_schedule(clip_norm)
+        self.noise_multiplier = _number_or_schedule(noise_multiplier)
+        _check_clip(self.clip_norm, clip_norm)
+        _check_noise(self.noise_multiplier, noise_multiplier)
+        if self.noise_multiplier and self.clip_norm == math.inf:
+            raise ValueError(
+                "Noise is measured in units of `clip_norm`, which must be "
+                f"finite then. Received: clip_norm={clip_norm!r}, "
+                f"noise_multiplier={noise_multiplier!r}"
+            )
+        self.seed = seed_or_none(seed)
+        if per not in PER:
+            raise ValueError(
+                f"`per` must be one of {PER}. Received: per={per!r}"
+            )
+        self.per = per
+        self.expected_batch_size = _batch_size(expected_batch_size)
+        #: Whether noise is added at some step.
+        self.adds_noise = bool(self.noise_multiplier)
+        #: Whether the numbers of a step depend on the steps before.
+        self.changes = is_schedule(self.clip_norm) or is_schedule(
+            self.noise_multiplier
+        )
+
+    def groups(self, variables):
+        if self.per == "model":
+            return None
+        if self.per == "variable":
+            return list(range(len(variables)))
+        names = [variable.path.rpartition("/")[0] for variable in variables]
+        first = list(dict.fromkeys(names))
+        return [first.index(name) for name in names]
+
+    def at(self, state):
+        if not self.changes:
+            return self
+        now = copy.copy(self)
+        steps = self._own(state).steps
+        now.clip_norm = _at_step(self.clip_norm, steps)
+        now.noise_multiplier = _at_step(self.noise_multiplier, steps)
+        return now
+
+    def weights(self, norms):
+        weights = self._scales(norms, self._limit(norms))
+        finite = is_finite(of_samples(norms))
+        if norms.shape.rank > 1:
+            finite = finite[:, None]
+        return tf.where(finite, weights, tf.zeros_like(norms))
+
+    def _scales(self, norms, limit):
+        """Return the weights of samples with finite norms."""
+        if isinstance(limit, float):  # infinite
+            return tf.ones_like(norms)
+        return limit / tf.maximum(norms, limit)
+
+    def _limit(self, norms):
+        """Return the bound of each norm, as a tensor, or infinity."""
+        if not tf.is_tensor(self.clip_norm) and math.isinf(self.clip_norm):
+            return math.inf
+        limit = _of_dtype(self.clip_norm, norms.dtype)
+        if norms.shape.rank > 1:
+            limit *= tf.math.rsqrt(tf.cast(tf.shape(norms)[1], norms.dtype))
+        return limit
+
+    def make_state(self, before=None):
+        if not self.adds_noise and not self.changes:
+            return None
+        state = AggregationState(self.seed, **self.kept())
+        if isinstance(before, AggregationState):
+            state.go_on_from(before)
+        return state
+
+    def kept(self):
+        """Return a model's state other than the noise, values by name."""
+        return {"steps": 0} if self.changes else {}
+
+    def _own(self, state):
+        if isinstance(state, AggregationState):
+            return state
+        raise ValueError(
+            f"{type(self).__name__} draws its noise from the state of one "
+            "model. Expected finish(gradients, n, state) with what "
+            f"make_state() returned. Received: state={state!r}"
+        )
+
+    def finish(self, gradients, n, state=None):
+        if self.changes:
+            self._own(state).advance("steps")
+        size = self.expected_batch_size
+        if not self.adds_noise and size is None:
+            return gradients
+        deviation = self.noise_multiplier * self.clip_norm
+        noisy = []
+        for gradient in gradients:
+            if gradient is None:
+                noisy.append(None)
+                continue
+            gradient = tf.convert_to_tensor(gradient)
+            below = _of_dtype(n if size is None else size, gradient.dtype)
+            if size is not None:
+                # The mean over no sample is NaN where some op divides by n.
+                share = tf.cast(n, gradient.dtype) / below
+                gradient = tf.math.multiply_no_nan(gradient, share)
+            if self.adds_noise:
+                noise = self._own(state).normal(gradient, deviation)
+                gradient += noise / below
+            noisy.append(gradient)
+        return noisy
+
+    @property
+    def log_metrics(self):
+        return {
+            "clipped_fraction": DefinedMean,
+            "nonfinite_samples": keras.metrics.Sum,
+        }
+
+    def statistics(self, norms):
+        finite = is_finite(of_samples(norms))
+        clipped = norms > self._limit(norms)
+        if norms.shape.rank > 1:
+            clipped = tf.logical_and(finite[:, None], clipped)
+        else:
+            clipped = tf.logical_and(finite, clipped)
+        return {
+            "clipped_fraction": tf.reduce_mean(tf.cast(clipped, norms.dtype)),
+            "nonfinite_samples": tf.reduce_sum(
+                1 - tf.cast(finite, norms.dtype)
+            ),
+        }
+
+    def get_config(self):
+        return {
+            "clip_norm": _configured(self.clip_norm),
+            "noise_multiplier": _configured(self.noise_multiplier),
+            "seed": self.seed,
+            "per": self.per,
+            "expected_batch_size": self.expected_batch_size,
+        }
+
+
+def is_schedule(value):
+    """Whether it is a function of the number of updates so far."""
+    return isinstance(value, keras.optimizers.schedules.LearningRateSchedule)
+
+
+def _number_or_schedule(value) -> Any:
+    """Return a number as float, a schedule or its config dict as schedule."""
+    if isinstance(value, dict):
+        value = keras.saving.deserialize_keras_object(value)
+    if is_schedule(value):
+        return value
+    return float(value) if is_number(value) else value
+
+
+def _of_dtype(value, dtype):
+    # A cast would take a Python number through single precision.
+    if tf.is_tensor(value):
+        return tf.cast(value, dtype)
+    return tf.constant(value, dtype)
+
+
+def _configured(value):
+    return serialize(value) if is_schedule(value) else value
+
+
+def _at_step(value, steps):
+    if not is_schedule(value):
+        return value
+    return tf.convert_to_tensor(value(tf.convert_to_tensor(steps)))
+
+
+def _check_clip(value, received):
+    if not is_schedule(value) and not (is_number(value) and value > 0):
+        raise ValueError(
+            "`clip_norm` must be a positive number or a schedule. "
+            f"Received: clip_norm={received!r}"
+        )
+
+
+def _check_noise(value, received):
+    if is_schedule(value):
+        return
+    if not (is_number(value) and 0 <= value < math.inf):
+        raise ValueError(
+            "`noise_multiplier` must be a finite number of at least 0, or a "
+            f"schedule. Received: noise_multiplier={received!r}"
+        )
+
+
+def _batch_size(value):
+    if value is None or (is_number(value) and 0 < value < math.inf):
+        return value
+    raise ValueError(
+        "`expected_batch_size` must be a positive number or None. "
+        f"Received: expected_batch_size={value!r}"
+    )
+
+
+aggregations.register("clipped_mean", ClippedMean)

@@ -1,0 +1,138 @@
+"""Running values of what a gradient mode logs, over an epoch."""
+
+import contextlib
+import copy
+
+import keras
+import tensorflow as tf
+
+from keras_pergrad.keras_internals.fit.train_function import Variant
+from keras_pergrad.keras_internals.replicas import replicas
+
+
+def named(loss, values):
+    """Return values by their names in the logs, prefixed by that of a loss."""
+    before = f"{loss}_" if loss else ""
+    return {before + name: value for name, value in values.items()}
+
+
+class Logs:
+    """The running values of a mode's statistics, apart from the metrics."""
+
+    def __init__(self, metrics):
+        self._makers = metrics
+        self._metrics = {
+            name: make(name=name) for name, make in metrics.items()
+        }
+        self._of_losses = {}
+
+    def add(self, metrics):
+        """Have more values, whose names only a built model tells."""
+        for name, make in metrics.items():
+            if name not in self._metrics:
+                self._makers = {**self._makers, name: make}
+                with tf.init_scope():
+                    self._metrics[name] = make(name=name)
+
+    def of_loss(self, name=None):
+        """Return the logs of one of a step's losses, with the loss itself."""
+        if name not in self._of_losses:
+            metrics = {"loss": keras.metrics.Mean, **self._makers}
+            with tf.init_scope():
+                self._of_losses[name] = Logs(named(name, metrics))
+        return self._of_losses[name]
+
+    def reset(self):
+        """Forget all values, as an epoch begins."""
+        for logs in self._of_losses.values():
+            logs.reset()
+        for metric in self._metrics.values():
+            metric.reset_state()
+
+    def update(self, statistics):
+        """Take in a batch's values by name; return those of the epoch."""
+        for name, value in statistics.items():
+            metric = self._metrics[name]
+            # Every replica has the statistics of the whole batch.
+            replicas.update(
+                metric.variables,
+                lambda m=metric, v=value: m.update_state(v),
+                whole=True,
+            )
+        return self.results(statistics)
+
+    def results(self, names):
+        """Return the epoch's values of these names."""
+        return {name: self._metrics[name].result() for name in names}
+
+
+class DefinedMean(keras.metrics.Mean):
+    """The mean of the finite values; NaN, not 0, before the first one."""
+
+    # The variance of a batch of one is not defined, and a batch whose gradient
+    # overflowed has no norm: such batches are left out.
+
+    def update_state(self, values, sample_weight=None):
+        values = tf.cast(values, self.dtype)
+        defined = tf.cast(tf.math.is_finite(values), self.dtype)
+        super().update_state(tf.math.multiply_no_nan(values, defined), defined)
+
+    def result(self):
+        return self.total / self.count
+
+
+class RatioOfMeans(keras.metrics.Metric):
+    """The mean of the numerators over that of the denominators, or NaN."""
+
+    # The denominator of a noise scale is an estimate that may come near zero or
+    # below, so a mean of ratios is biased without bound; each mean alone is
+    # unbiased. Batches with a value that is not finite are left out.
+
+    def __init__(self, name="ratio_of_means", dtype=None):
+        super().__init__(name=name, dtype=dtype)
+        self.numerators = self.add_variable((), "zeros", name="numerators")
+        self.denominators = self.add_variable((), "zeros", name="denominators")
+
+    def update_state(self, values, sample_weight=None):
+        """Take in a pair (numerator, denominator), as a tensor (2,)."""
+        values = tf.cast(values, self.dtype)
+        defined = tf.cast(tf.reduce_all(tf.math.is_finite(values)), self.dtype)
+        values = tf.math.multiply_no_nan(values, defined)
+        self.numerators.assign_add(values[0])
+        self.denominators.assign_add(values[1])
+
+    def result(self):
+        below = tf.convert_to_tensor(self.denominators)
+        nan = tf.constant(float("nan"), below.dtype)
+        return tf.where(below > 0, self.numerators / below, nan)
+
+
+STATISTICS = {
+    "gradient_norm": DefinedMean,
+    "gradient_variance": DefinedMean,
+    "gradient_noise_scale": RatioOfMeans,
+}
+
+
+@contextlib.contextmanager
+def watched(model):
+    """Have the mode of a `PerGradModel` log its statistics while open."""
+    mode, logs = model._gradient_mode, model._gradient_logs
+    if not mode.can_be_watched or mode.is_watched:
+        yield
+        return
+    # A copy: several models may have been given this mode.
+    model._gradient_mode = own_mode = copy.copy(mode)
+    own_mode.is_watched = True
+    if model._watched is None:
+        with replicas.scope_of(model):
+            model._watched = Logs(own_mode.log_metrics), Variant()
+    model._gradient_logs, variant = model._watched
+    variant.use(model)
+    try:
+        yield
+    finally:
+        # If it was compiled again, that mode counts.
+        if model._gradient_mode is own_mode:
+            model._gradient_mode, model._gradient_logs = mode, logs
+            variant.put_back(model)

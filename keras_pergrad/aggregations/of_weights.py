@@ -1,0 +1,358 @@
+"""Aggregations whose weights solve a program: MGDA, CAGrad, AlignedMTL."""
+
+import math
+from typing import Literal
+
+import tensorflow as tf
+
+from keras_pergrad.aggregations.aggregation import aggregations
+from keras_pergrad.aggregations.gramian import (
+    CANCELS,
+    GramianAggregation,
+    Spectrum,
+    definite,
+    preferences,
+    units_of,
+    weights_of,
+)
+from keras_pergrad.aggregations.programs import (
+    complementary,
+    require_solved,
+    solve,
+)
+from keras_pergrad.common.numbers import (
+    number_at_least_zero,
+    positive_integer,
+    positive_number,
+)
+
+
+class MGDA(GramianAggregation):
+    """The shortest of all weighted means of the gradients.
+
+    ```
+    w = argmin ‖Σ w_i g_i‖²,   w ≥ 0,   Σ w_i = 1
+    ```
+
+    No loss gets worse by a small enough step, and short gradients count most.
+    Désidéri, "Multiple-gradient descent algorithm (MGDA)", C. R. Math. 350,
+    2012. By default the program is approached as by Sener and Koltun (arXiv
+    1810.04650, algorithm 2), and by TorchJD: steps of Frank and Wolfe towards
+    the gradient most against, each as long as is best. Of two gradients the
+    first step is exact; of many, 100 steps are far from the solution.
+
+    By name `"mgda"`.
+
+    Args:
+        exact: whether to solve the program itself, in the graph. Eigenvalues
+            of the cosines below 1e-9 of their sum (1.2e-7 in float32) count
+            as that, so that one solution is chosen where gradients depend on
+            each other.
+        epsilon: the steps end with one shorter than it, as a share of the way.
+        max_iterations: how many steps are taken at most.
+
+    The last two have no meaning with `exact=True`.
+
+    Raises:
+        ValueError: an argument is out of range.
+        InvalidArgumentError: the exact program was not solved, as in `UPGrad`.
+
+    Example:
+
+    >>> import tensorflow as tf
+    >>> import keras_pergrad as kpg
+    >>> gramian = tf.constant([[1.0, 0.0], [0.0, 4.0]], tf.float64)
+    >>> kpg.MGDA().gramian_weights(gramian).numpy()
+    array([0.8, 0.2])
+    """
+
+    def __init__(
+        self,
+        *,
+        exact: bool = False,
+        epsilon: float = 1e-3,
+        max_iterations: int = 100,
+    ):
+        self.exact = bool(exact)
+        self.epsilon = positive_number("epsilon", epsilon)
+        self.max_iterations = positive_integer("max_iterations", max_iterations)
+
+    def gramian_weights(self, gramian, present=None):
+        if self.exact:
+            return self._solution(gramian, present)
+        gramian = tf.cast(gramian, tf.float64)
+        nothing = tf.zeros([], gramian.dtype)
+        against = tf.zeros_like(gramian[0])
+        if present is not None:
+            infinite = tf.constant(math.inf, gramian.dtype)
+            against = tf.where(present, nothing, infinite)
+        places = tf.range(tf.shape(gramian)[0])
+        lengths = tf.linalg.diag_part(gramian)
+
+        def go_on(k, weights, step):
+            return (k < self.max_iterations) & (step >= self.epsilon)
+
+        def step(k, weights, _):
+            products = tf.linalg.matvec(gramian, weights)
+            towards = tf.argmin(products + against, output_type=tf.int32)
+            a, c = tf.gather(products, towards), tf.gather(lengths, towards)
+            b = tf.tensordot(weights, products, 1)
+            length = tf.math.divide_no_nan(b - a, b + c - 2 * a)
+            length = tf.where(b <= a, nothing, length)
+            length = tf.where(c <= a, tf.ones_like(a), length)
+            target = tf.cast(places == towards, gramian.dtype)
+            weights = (1 - length) * weights + length * target
+            return k + 1, weights, length
+
+        start = weights_of(None, gramian, present)
+        state = 0, start, tf.ones([], gramian.dtype) * math.inf
+        return tf.while_loop(go_on, step, state, parallel_iterations=1)[1]
+
+    def _solution(self, gramian, present):
+        # With v = w / ‖Σ w_i g_i‖² the conditions are G v ≥ 1, v ≥ 0, and
+        # equality where v is positive.
+        matrix = definite(gramian)
+        ones = tf.ones_like(matrix[:1])
+        allowed = None if present is None else present[None]
+        solution, solved = complementary(matrix, -ones, allowed)
+        total = tf.reduce_sum(solution)
+        weights = tf.math.divide_no_nan(solution[0], total)
+        return require_solved(self, solved, weights)
+
+    def get_config(self):
+        return {
+            "exact": self.exact,
+            "epsilon": self.epsilon,
+            "max_iterations": self.max_iterations,
+        }
+
+
+aggregations.register("mgda", MGDA)
+
+# Near the mean, what improves the worst loss most: CAGrad.
+
+
+#: How many times the multiplier of Σ w = 1 is found anew, at most.
+MOST = 60
+#: When the length that it gives counts as the one that it should give, and
+#: when it does at the end, of gradients that are opposite but for rounding.
+CLOSE, AT_LAST = 1e-12, 1e-6
+
+
+class CAGrad(GramianAggregation):
+    """Within a ball around the mean, the best for the loss that gains least.
+
+    ```
+    g = argmax_d min_i ⟨g_i, d⟩,   ‖d - ḡ‖ ≤ c ‖ḡ‖
+    ```
+
+    ḡ is the mean of the rows. Liu et al., "Conflict-averse gradient descent",
+    arXiv 2110.14048, algorithm 1, without its division by 1 + c², as TorchJD.
+    c = 0 is the mean; for c ≥ 1 no loss gets worse by a small enough step.
+
+    By name `"cagrad"`, with c = 0.5.
+
+    Args:
+        c: the radius of the ball, in lengths of the mean.
+        norm_eps: for c ≥ 1, where nothing improves every loss all weights are
+            0. That is so where the convex combination that the dual of the
+            program finds is shorter than this share of its parts' lengths.
+
+    The dual, min_w ⟨ḡ, g_w⟩ + c ‖ḡ‖ ‖g_w‖ over convex combinations g_w, is
+    solved to rounding, in the graph: for each value of the multiplier of Σ w =
+    1 it is a linear complementarity problem, and the value is found by its
+    root on the part where it is smooth, else by bisection. Eigenvalues of the
+    cosines below 1e-9 of their sum (1.2e-7 in float32) count as that. Rows of
+    zeros, which no step improves, do not hinder the others.
+
+    Raises:
+        ValueError: an argument is out of range.
+        InvalidArgumentError: the program was not solved, as in `UPGrad`.
+
+    Example:
+
+    >>> import tensorflow as tf
+    >>> import keras_pergrad as kpg
+    >>> gramian = tf.constant([[1.0, -1.0], [-1.0, 4.0]], tf.float64)
+    >>> kpg.CAGrad(c=1.0).gramian_weights(gramian).numpy().round(3)
+    array([1.429, 0.571])
+    """
+
+    def __init__(self, c: float = 0.5, *, norm_eps: float = 1e-4):
+        self.c = number_at_least_zero("c", c)
+        self.norm_eps = number_at_least_zero("norm_eps", norm_eps)
+
+    def gramian_weights(self, gramian, present=None):
+        mean = weights_of(None, gramian, present)
+        if not self.c:
+            return mean
+        lengths, cosines = units_of(gramian)
+        matrix = definite(gramian)
+        found, solved = _found(matrix, mean, lengths > 0, self.c)
+        parts = found * lengths
+        squared = tf.tensordot(parts, tf.linalg.matvec(cosines, parts), 1)
+        length = tf.sqrt(tf.maximum(squared, 0))
+        if self.c < 1:  # The ball is without 0.
+            improves = tf.constant(True)
+        else:
+            improves = length >= self.norm_eps * tf.reduce_sum(parts)
+        own = mean * lengths
+        squared = tf.tensordot(own, tf.linalg.matvec(cosines, own), 1)
+        # Around a mean of zero the ball is a point.
+        nothing = squared <= (CANCELS * tf.reduce_sum(own)) ** 2
+        weights = tf.where(improves, mean + found, tf.zeros_like(mean))
+        weights = tf.where(nothing, mean, weights)
+        return require_solved(self, solved | nothing, weights)
+
+    def get_config(self):
+        return {"c": self.c, "norm_eps": self.norm_eps}
+
+
+def _found(matrix, mean, there, c):
+    """Return v ≥ 0 with ‖Σ v_i g_i‖ = c ‖ḡ‖, along the dual's solution.
+
+    `there`: where false, v is 0.
+    """
+    # The conditions are, with b_i = ⟨g_i, ḡ⟩ and a multiplier μ,
+    #     G v + b - μ ≥ 0,  v ≥ 0,  equality where v is positive.
+    # The length of v grows with μ; on a set of positive v it is the root of a
+    # square, A μ² - 2 B μ + C.
+    roots = tf.sqrt(tf.linalg.diag_part(matrix))
+    matrix = matrix / roots / roots[:, None]
+    ones = tf.where(there, 1 / roots, tf.zeros_like(roots))
+    mean = mean * roots
+    b = tf.linalg.matvec(matrix, mean)
+    size = tf.tensordot(mean, b, 1)
+    wanted = c * tf.sqrt(size)
+    allowed = there[None]
+    unit = tf.reduce_max(ones)
+
+    def length_of(v):
+        return tf.sqrt(tf.tensordot(v, tf.linalg.matvec(matrix, v), 1))
+
+    def go_on(k, low, high, mu, v, near):
+        return (k < MOST) & tf.logical_not(near)
+
+    def step(k, low, high, mu, v, near):
+        z, solved = complementary(matrix, (b - mu * ones)[None], allowed)
+        v = z[0]
+        length = length_of(v)
+        near = solved & (tf.abs(length - wanted) <= CLOSE * wanted)
+        low = tf.where(length < wanted, mu, low)
+        high = tf.where(length < wanted, high, mu)
+        slope = solve(matrix, (ones / unit)[None], z > 0)[0] * unit
+        at_zero = mu * slope - v
+        a = tf.tensordot(ones, slope, 1)
+        half = tf.tensordot(ones, at_zero, 1)
+        rest = tf.tensordot(b, at_zero, 1)
+        root = tf.sqrt(tf.maximum(half**2 - a * (rest - wanted**2), 0))
+        guess = tf.math.divide_no_nan(half + root, a)
+        inside = (guess > low) & (guess < high)
+        mu = tf.where(inside, guess, (low + high) / 2)
+        return k + 1, low, high, mu, v, near
+
+    places = tf.where(there, b * roots, _infinite(b))
+    low, high = tf.reduce_min(places), size * (1 + c)
+    state = 0, low, high, high, tf.zeros_like(b), wanted <= 0
+    *_, v, _ = tf.while_loop(go_on, step, state, parallel_iterations=1)
+    return v / roots, tf.abs(length_of(v) - wanted) <= AT_LAST * wanted
+
+
+def _infinite(like):
+    """Return infinities of the shape and type of a tensor."""
+    return tf.fill(tf.shape(like), tf.constant(float("inf"), like.dtype))
+
+
+aggregations.register("cagrad", CAGrad)
+
+# Gradients made orthogonal and equally long: Aligned-MTL.
+
+
+SCALES = ("min", "median", "rmse")
+
+
+class AlignedMTL(GramianAggregation):
+    """The mean of gradients whose principal components are equally large.
+
+    ```
+    w = √λ G^(−½) p      λ: by `scale_mode`; p = 1/m for each row
+    ```
+
+    J is replaced by the nearest matrix whose singular values are all √λ, so
+    that the linear system of the gradients has the condition number 1.
+    Senushkin et al., "Independent component alignment for multi-task
+    learning", arXiv 2305.19000. Weights may be negative.
+
+    By name `"aligned_mtl"`.
+
+    Args:
+        preference: m numbers p, the weights of the rows in the mean; None:
+            1/m each. For tasks, whose number is known.
+        scale_mode: λ is the least ("min"), the median (the lower one of two)
+            or the mean ("rmse") of the eigenvalues of G that are not zero.
+
+    If the aggregated gradient is zero, w = p.
+
+    Raises:
+        ValueError: an argument is out of range.
+        InvalidArgumentError: lengths differ by more than float64 tells apart
+            (about 1e15 times), before any weight changes; under XLA, which
+            cannot say it, the gradient is then zero.
+
+    Example:
+
+    >>> import tensorflow as tf
+    >>> import keras_pergrad as kpg
+    >>> gramian = tf.constant([[1.0, 0.0], [0.0, 4.0]], tf.float64)
+    >>> kpg.AlignedMTL().gramian_weights(gramian).numpy()
+    array([0.5 , 0.25])
+    """
+
+    def __init__(
+        self,
+        *,
+        preference: list[float] | None = None,
+        scale_mode: Literal["min", "median", "rmse"] = "min",
+    ):
+        self.preference = preferences(preference)
+        if scale_mode not in SCALES:
+            raise ValueError(
+                f"`scale_mode` must be one of {SCALES}. Received: "
+                f"scale_mode={scale_mode!r}"
+            )
+        self.scale_mode = scale_mode
+
+    def gramian_weights(self, gramian, present=None):
+        preferred = weights_of(self.preference, gramian, present)
+        spectrum = Spectrum(gramian)
+        aligned = spectrum.times(preferred, -0.5) * tf.sqrt(
+            self._scale(spectrum)
+        )
+        # Where their mean is zero, so is the one of those made orthogonal.
+        least = CANCELS * tf.reduce_max(preferred)
+        nothing = tf.reduce_max(tf.abs(aligned)) <= least
+        weights = tf.where(nothing, preferred, aligned)
+        return require_solved(self, spectrum.resolved, weights)
+
+    def _scale(self, spectrum):
+        # Ascending: those that are not zero come last.
+        values = spectrum.values
+        count = tf.reduce_sum(tf.cast(spectrum.known, tf.int32))
+        first = tf.size(values) - tf.maximum(count, 1)
+        if self.scale_mode == "min":
+            return tf.gather(values, first)
+        if self.scale_mode == "median":
+            return tf.gather(values, first + (tf.maximum(count, 1) - 1) // 2)
+        known = tf.where(spectrum.known, values, tf.zeros_like(values))
+        return tf.reduce_sum(known) / tf.cast(
+            tf.maximum(count, 1), values.dtype
+        )
+
+    def get_config(self):
+        return {
+            "preference": self.preference,
+            "scale_mode": self.scale_mode,
+        }
+
+
+aggregations.register("aligned_mtl", AlignedMTL)

@@ -1,1 +1,0 @@
-"""Reports on models, data and machines; each package by itself."""

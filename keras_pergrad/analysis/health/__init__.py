@@ -1,1 +1,0 @@
-"""Gradient health: what a measurement says about a training."""

@@ -1,5 +1,0 @@
-"""Gradients of a model's outputs with respect to its inputs, of any size."""
-
-from keras_pergrad.analysis.input_gradients.gradients import input_gradients
-
-__all__ = ["input_gradients"]

@@ -1,1 +1,0 @@
-"""Measurements of the gradient on a fixed batch, and their record."""

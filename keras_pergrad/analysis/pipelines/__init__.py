@@ -1,1 +1,0 @@
-"""Input pipelines: what the model waited for, why, and what would help."""

@@ -1,1 +1,0 @@
-"""The values of training samples: their part in a lower validation loss."""

@@ -1,0 +1,68 @@
+"""Batches with numbers for their samples, and batches set aside."""
+
+import functools
+
+import tensorflow as tf
+
+_NUMBERS, _X = "keras_pergrad_numbers", "x"
+
+
+def with_numbers(x, numbers):
+    """Return the inputs with the number of each sample beside them."""
+    return {_NUMBERS: numbers, _X: x}
+
+
+def is_numbered(x):
+    """Whether inputs have numbers beside them."""
+    return isinstance(x, dict) and set(x) == {_NUMBERS, _X}
+
+
+def parted(x):
+    """Return the inputs as the model takes them, and the numbers or None."""
+    return (x[_X], x[_NUMBERS]) if is_numbered(x) else (x, None)
+
+
+def unnumbered(batch):
+    """Return a batch (x, ...) or x with the inputs as the model takes them."""
+    if isinstance(batch, (tuple, list)) and batch and is_numbered(batch[0]):
+        return (parted(batch[0])[0], *batch[1:])
+    return parted(batch)[0]
+
+
+# The first batches of a data stream, set aside without losing them.
+
+
+def set_aside(iterator, steps):
+    """Take the batches of one call; return them and an iterator over them."""
+    # It has the element spec of the first, so nothing is traced again.
+    batches = []
+    for _ in range(steps):
+        try:
+            batches.append(next(iterator))
+        except (StopIteration, tf.errors.OutOfRangeError):
+            break
+    if not batches:
+        return batches, iterator
+    spec = iterator.element_spec
+    single = [
+        tf.data.Dataset.from_tensors(batch).map(_with(spec))
+        for batch in batches
+    ]
+    dataset = functools.reduce(tf.data.Dataset.concatenate, single)
+    return batches, iter(dataset)  # type: ignore[call-overload]
+
+
+def _with(spec):
+    """Return a function that drops the sizes that the spec leaves open."""
+
+    def relax(*batch):
+        batch = batch if isinstance(spec, tuple) else batch[0]
+        return tf.nest.map_structure(_relax, spec, batch)
+
+    return relax
+
+
+def _relax(spec, tensor):
+    if not isinstance(spec, tf.TensorSpec):
+        return tensor
+    return tf.raw_ops.PlaceholderWithDefault(input=tensor, shape=spec.shape)

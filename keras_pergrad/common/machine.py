@@ -1,0 +1,142 @@
+"""The accelerators of this machine, and its free memory."""
+
+import dataclasses
+import os
+import pathlib
+import re
+
+import tensorflow as tf
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """An accelerator; its platform is "Metal", "CUDA" or the plugin's name."""
+
+    name: str
+    type: str
+    platform: str
+
+    @property
+    def is_metal(self):
+        """Whether it is driven by a Metal plugin."""
+        return self.platform == "Metal"
+
+
+def short_name(device):
+    """Cut `'/job:localhost/replica:0/task:0/device:GPU:0'` to `'GPU:0'`."""
+    match = re.search(r"device:([A-Za-z_]+:\d+)", device)
+    if match:
+        return match.group(1).upper()
+    return device.strip("/").upper()
+
+
+def platform_of(physical):
+    """Return the platform that drives a physical device."""
+    if physical.device_type == "METAL":
+        return "Metal"
+    details = tf.config.experimental.get_device_details(physical)
+    # A pluggable device shows its platform as the device name; CUDA shows
+    # the card's name and a compute capability.
+    name = details.get("device_name", "")
+    if name == "METAL":
+        return "Metal"
+    if "compute_capability" in details or tf.test.is_built_with_cuda():
+        return "CUDA"
+    return name or physical.device_type
+
+
+def accelerators():
+    """List every visible device that is not a CPU, as `Device`."""
+    devices = []
+    kinds = {
+        physical.device_type: platform_of(physical)
+        for physical in tf.config.list_physical_devices()
+        if physical.device_type != "CPU"
+    }
+    for logical in tf.config.list_logical_devices():
+        if logical.device_type in kinds:
+            name = short_name(logical.name)
+            platform = kinds[logical.device_type]
+            devices.append(Device(name, logical.device_type, platform))
+    return devices
+
+
+def chosen(devices):
+    """Return the names of the devices asked for; None: of each accelerator."""
+    present = [device.name for device in accelerators()]
+    if devices is None:
+        return present
+    wanted = [devices] if isinstance(devices, str) else list(devices)
+    names = [
+        short_name(d) if "device:" in d else d.strip("/").upper()
+        for d in wanted
+    ]
+    missing = [name for name in names if name not in (*present, "CPU:0")]
+    if missing:
+        there = ", ".join(["CPU:0", *present])
+        raise ValueError(
+            f"`devices` expected names from: {there}. Received: "
+            f"{', '.join(missing)}, which TensorFlow does not list."
+        )
+    return names
+
+
+# The memory of this machine that is free.
+
+
+_LIMITS = (  # of a container: (limit, in use), version 2 and 1
+    ("memory.max", "memory.current"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+)
+
+
+def free_bytes():
+    """Return how many bytes are free, within the limit of a container."""
+    # Where the system does not say (not Linux) half of the memory; None if even
+    # that is not known.
+    sizes = [_available(), *map(_left_in_container, *zip(*_LIMITS))]
+    known = [size for size in sizes if size is not None]
+    if known:
+        return min(known)
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    except (AttributeError, OSError, ValueError):
+        return None
+
+
+def resident_bytes():
+    """Return what this process has in memory; None: the system does not say."""
+    try:
+        pages = pathlib.Path("/proc/self/statm").read_text().split()[1]
+    except OSError:
+        return None
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _available():
+    try:
+        text = pathlib.Path("/proc/meminfo").read_text()
+    except OSError:
+        return None
+    for line in text.splitlines():
+        if line.startswith("MemAvailable:"):
+            return 1024 * int(line.split()[1])
+    return None
+
+
+def _left_in_container(limit, used):
+    folder = pathlib.Path("/sys/fs/cgroup")
+    try:
+        left = int((folder / limit).read_text())
+        return max(0, left - int((folder / used).read_text()))
+    except (OSError, ValueError):  # there is none, or its limit is "max"
+        return None
+
+
+def as_text(size):
+    """Return a number of bytes as in "1.2 GB"."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if size < 1000 or unit == "GB":
+            break
+        size /= 1000
+    return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:,.1f} {unit}"

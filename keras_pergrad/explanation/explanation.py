@@ -1,0 +1,278 @@
+"""The table that `explain` returns: its data, and how it prints."""
+
+import dataclasses
+import functools
+from typing import Any
+
+from keras_pergrad.common.machine import as_text
+from keras_pergrad.common.text import first_few, html_page, text_page
+
+COLUMNS = (
+    "layer",
+    "served by",
+    "variable",
+    "used in",
+    "norms",
+    "sum",
+    "materialized",
+    "held",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class VariableRow:
+    """How the per-sample gradients of one variable are found.
+
+    Attributes:
+        path: the variable's path.
+        shape: its shape.
+        norms: the method for the norms.
+        sum: the method for the weighted sum.
+        materialized_bytes: what all n gradients would take, written out.
+        held_bytes: what the norms hold at their peak besides the layer's input
+            and output gradient; None if the shapes do not tell.
+        shared: whether it is used several times; the uses are then joined.
+        ops: for each use the type of the op in which it meets the data, or
+            the class of the layer whose rule serves it.
+    """
+
+    path: str
+    shape: tuple
+    norms: str
+    sum: str
+    materialized_bytes: int
+    held_bytes: int | None
+    shared: bool = False
+    ops: tuple = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class VouchedOp:
+    """An op for which `compile(vouched=...)` vouches.
+
+    Attributes:
+        op: its type.
+        name: its name in the step.
+        layer: the name of its layer, or None.
+    """
+
+    op: str
+    name: str
+    layer: str | None
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerRow:
+    """How one weight-owning layer is served.
+
+    Attributes:
+        layer: its name.
+        path: its name after the names of the layers around it, such as
+            "block/dense".
+        type: its class.
+        served_by: "ops": by the rules of the ops that use its weights;
+            "rule": by a rule of the layer; "fallback": an op is
+            differentiated for one sample after the other; "refused";
+            "unused": neither the outputs nor what is given to `add_loss`
+            depend on its trainable variables; or "unknown": likewise, but the
+            model has a loss of its own, which may.
+        reason: why the fallback serves it, why it is not known, or the text
+            of the refusal.
+        calls: how often a weight of it is used in a forward pass.
+        variables: a `VariableRow` for each variable that it yields.
+        verdict: what is known of its samples. "proved": none are mixed, by
+            the types of all ops; "vouched": likewise, but for ops in it that
+            the user vouches for; "refused", for the `reason`; "open": another
+            layer is refused, or the outputs do not depend on this one.
+        vouched: a `VouchedOp` for each of these ops.
+    """
+
+    layer: str
+    path: str
+    type: str
+    served_by: str
+    reason: str | None
+    calls: int
+    variables: tuple = ()
+    verdict: str = "open"
+    vouched: tuple = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Explanation:
+    """The table that `explain` returns; iterate over it for its rows.
+
+    Attributes:
+        model: the model's name.
+        batch_size: the number of samples that it was asked for.
+        jit_compile: whether the step would be compiled by XLA.
+        rows: a `LayerRow` for each weight-owning or refused layer.
+        split: what `Accumulated` does with a batch, where the model is
+            compiled with it; else None.
+        ops: how many ops of the forward and the backward pass were looked at.
+        vouched: a `VouchedOp` for each that the user vouches for.
+        products: what is lost of products, where a GPU makes them of fewer
+            bits than the model has; else None.
+    """
+
+    model: str
+    batch_size: int
+    jit_compile: bool
+    rows: tuple
+    split: str | None = None
+    ops: int = 0
+    vouched: tuple = ()
+    products: str | None = None
+    _measure: Any = dataclasses.field(default=None, repr=False, compare=False)
+
+    @functools.cached_property
+    def memory(self):
+        """The peak memory of a step, a `StepMemory`.
+
+        It is measured when this is first read, in some seconds: a copy of the
+        model runs three steps, on a CPU in a process of its own. They are of
+        the model's gradient mode, or of `Vectorized(ClippedMean(1.0))` instead
+        of "batch". What is not compiled is trained by SGD on the mean squared
+        error. Without `x` the samples are zeros; without `y` so are the
+        targets, like the outputs, or class numbers for a sparse loss.
+
+        Raises:
+            ValueError: the model cannot be saved, loaded or trained in the
+                mode.
+            MemoryError: the steps need more memory than is free.
+        """
+        return self._measure()
+
+    def __iter__(self):
+        return iter(self.rows)
+
+    def __len__(self):
+        return len(self.rows)
+
+    @property
+    def refused(self):
+        """The rows of layers that a per-sample mode refuses."""
+        return [row for row in self.rows if row.served_by == "refused"]
+
+    @property
+    def verdict(self):
+        """What is known of the model: "proved", "vouched" or "refused"."""
+        if self.refused:
+            return "refused"
+        return "vouched" if self.vouched else "proved"
+
+    @property
+    def summary(self):
+        """One line on whether the samples are kept apart."""
+        if self.refused:
+            rows = zip(self.rows, _labels(self.rows))
+            labels = [own for row, own in rows if row.served_by == "refused"]
+            return f"Samples are not kept apart: {first_few(labels)} refused."
+        proved = f"all {self.ops} ops"
+        if self.vouched:
+            kinds = ", ".join(sorted({one.op for one in self.vouched}))
+            proved = (
+                f"{self.ops - len(self.vouched)} of {self.ops} ops, vouched "
+                f"for by you: {len(self.vouched)} ({kinds})"
+            )
+        return (
+            f"Samples are kept apart: proved for {proved}; the loss is looked "
+            "at when training begins."
+        )
+
+    @property
+    def materialized_bytes(self):
+        """What all per-sample gradients would take, written out."""
+        return sum(v.materialized_bytes for v in self._variables())
+
+    @property
+    def held_bytes(self):
+        """What the norms hold in total, where the shapes tell."""
+        return sum(v.held_bytes or 0 for v in self._variables())
+
+    def as_dicts(self):
+        """Return the rows as plain dicts, for JSON or a data frame."""
+        return [dataclasses.asdict(row) for row in self.rows]
+
+    def _variables(self):
+        return {v.path: v for row in self.rows for v in row.variables}.values()
+
+    def _title(self):
+        xla = "on" if self.jit_compile else "off"
+        return (
+            f"Per-sample gradients of {self.model!r}, batch of "
+            f"{self.batch_size}, XLA {xla}"
+        )
+
+    def _total(self):
+        return (
+            f"All gradients written out: {_size(self.materialized_bytes)}; "
+            f"held for the norms: {_size(self.held_bytes)}. `.memory` measures "
+            "the peak of a step."
+        )
+
+    def _notes(self):
+        """Yield what is split, and one note for each reason of layers."""
+        if self.split:
+            yield self.split
+        if self.products:
+            yield self.products
+        places = [f"{v.op} in {v.layer or self.model}" for v in self.vouched]
+        if places:
+            yield f"vouched for: {', '.join(dict.fromkeys(places))}"
+        same = {}
+        for row, label in zip(self.rows, _labels(self.rows)):
+            if row.reason:
+                key = row.served_by, row.reason
+                same.setdefault(key, []).append(label)
+        for (served_by, reason), labels in same.items():
+            yield f"{first_few(labels)}: {served_by}: {reason}"
+
+    def __str__(self):
+        notes = [self._total(), self.summary, *self._notes()]
+        rows = _cells(self.rows)
+        return text_page(self._title(), COLUMNS, rows, notes, COLUMNS[:6])
+
+    # A prompt shows this; a notebook uses the next method.
+    __repr__ = __str__
+
+    def _repr_html_(self):
+        lines = [self._total(), self.summary]
+        rows = _cells(self.rows)
+        return html_page(self._title(), COLUMNS, rows, lines, self._notes())
+
+
+def _labels(rows):
+    """Yield names, each with enough of its path to be unique."""
+    paths = [row.path.split("/") for row in rows]
+    for own in paths:
+        for shown in range(1, len(own) + 1):
+            end = own[-shown:]
+            if sum(path[-shown:] == end for path in paths) == 1:
+                break
+        yield "/".join(end)
+
+
+def _cells(rows):
+    for row, label in zip(rows, _labels(rows)):
+        head = [f"{label} ({row.type})", row.served_by]
+        if row.calls > 1:
+            head[0] += f" ×{row.calls}"
+        if not row.variables:
+            yield [*head, *[""] * 6]
+        for variable in row.variables:
+            name = variable.path.split("/")[-1]
+            yield [
+                *head,
+                name + (" (shared)" if variable.shared else ""),
+                ", ".join(dict.fromkeys(variable.ops)),
+                variable.norms,
+                variable.sum,
+                _size(variable.materialized_bytes),
+                _size(variable.held_bytes),
+            ]
+            head = ["", ""]
+
+
+def _size(count):
+    return "?" if count is None else as_text(count)

@@ -1,0 +1,308 @@
+"""A report of what a vectorized step would do with a model, layer by layer.
+
+The step is traced on symbolic inputs and not run.
+"""
+
+import itertools
+import math
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_pergrad.checking.numerics import precision
+from keras_pergrad.common.numbers import positive_integer
+from keras_pergrad.common.refusal_messages import not_one_number
+from keras_pergrad.explanation import step_memory
+from keras_pergrad.explanation.explanation import (
+    Explanation,
+    LayerRow,
+    VariableRow,
+    VouchedOp,
+)
+from keras_pergrad.factors import join, widened
+from keras_pergrad.keras_internals.losses.losses import additional_losses
+from keras_pergrad.keras_internals.models.inspection import (
+    fixed_batch_size,
+    require_any_batch_size,
+    require_model,
+)
+from keras_pergrad.keras_internals.models.parts import (
+    compiles_by_xla,
+    layers_inside,
+    own_weights,
+)
+from keras_pergrad.keras_internals.state.model import random_state_kept
+from keras_pergrad.keras_internals.tensorflow import settings
+from keras_pergrad.modes.accumulated import Accumulated
+from keras_pergrad.uses import TracedStep, sum_of_outputs
+
+
+def explain(
+    model: keras.Model,
+    batch_size: Any = None,
+    *,
+    x: Any = None,
+    y: Any = None,
+    jit_compile: bool | None = None,
+) -> Explanation:
+    """Say before training how each layer's gradients will be found.
+
+    The model is traced on inputs of this batch size and not run. The types of
+    its ops prove that it keeps the samples apart; what mixes them, or is not
+    known, is refused by op and layer, with the reason and what to do.
+
+    Args:
+        model: a `keras.Model`, compiled or not.
+        batch_size: the number of samples in a batch; or a batch of inputs:
+            explain(model, x) takes the size of x. Default: the size that the
+            model's inputs name, else 32.
+        x: a batch, or one sample, whose shapes and dtypes are those of
+            training; needed where the model does not know its inputs.
+        y: its targets, for `memory` alone; needed where they cannot be told
+            from the loss and the outputs.
+        jit_compile: whether the step is compiled by XLA; default: what the
+            model was compiled with.
+
+    Returns:
+        An `Explanation`: prints as a table, in a terminal and in a notebook;
+        iterates over `LayerRow` objects. Its `memory` is the peak of a
+        step, measured once it is asked for.
+
+    Raises:
+        TypeError: `model` is no `keras.Model`.
+        ValueError: `batch_size` is not positive, or the inputs are unknown.
+
+    Example:
+
+    >>> import keras
+    >>> import keras_pergrad as kpg
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+    >>> table = kpg.explain(model, batch_size=64)
+    >>> table.rows[0].served_by, table.rows[0].variables[0].ops
+    ('ops', ('MatMul',))
+    >>> table.verdict, table.rows[0].verdict
+    ('proved', 'proved')
+    """
+    require_model(model)
+    if batch_size is None:
+        batch_size = fixed_batch_size(model) or 32
+    if x is None and not isinstance(batch_size, (int, np.integer)):
+        x, batch_size = batch_size, _rows_in(batch_size)
+    batch_size = positive_integer("batch_size", batch_size)
+    if fixed_batch_size(model) not in (None, batch_size):
+        asked = f"is asked for batches of {batch_size}"
+        require_any_batch_size(model, "explain()", asked)
+    given_jit = jit_compile
+    if jit_compile is None:
+        jit_compile = model.compiled and model.jit_compile
+    if jit_compile == "auto":
+        jit_compile = compiles_by_xla(model)
+    specs = step_memory.specs(model, batch_size, x)
+    step_memory.build(model, specs)
+    looked_at = []
+
+    def trace(x):
+        looked_at.append(_looked_at(model, x, batch_size))
+
+    with random_state_kept():
+        tf.function(
+            trace, autograph=False, jit_compile=bool(jit_compile)
+        ).get_concrete_function(specs)
+    rows, ops, vouched = looked_at[-1]
+    asked = model.name, batch_size, bool(jit_compile)
+    split = _split(model, batch_size)
+
+    def measure():
+        own = jit_compile if given_jit is not None else None
+        with step_memory.SavedModel(model, x, y, batch_size, own) as saved:
+            step = saved.step(step_memory.mode_of(model), batch_size)
+        if step is None:
+            raise step_memory.too_large(model, batch_size)
+        return step
+
+    lost = _lost_of_products(model)
+    return Explanation(*asked, rows, split, ops, vouched, lost, measure)
+
+
+def _split(model, batch_size):
+    """Say how `Accumulated` takes a batch apart; None: another mode."""
+    mode = getattr(model, "_gradient_mode", None)
+    if not isinstance(mode, Accumulated):
+        return None
+    size = mode.microbatch_size
+    parts = "stays whole"
+    if size is not None and size < batch_size:
+        parts = f"is split into microbatches of {size}"
+    updates = "every batch" if mode.steps == 1 else f"{mode.steps} batches"
+    return f"A batch of {batch_size} {parts}; an update after {updates}."
+
+
+def _lost_of_products(model):
+    """Say what TensorFloat-32 takes of this model; None: nothing."""
+    if precision(model) != "float32" or not settings.may_act():
+        return None
+    aggregation = step_memory.mode_of(model).aggregation
+    more = ""
+    if aggregation is not None and aggregation.adds_noise:
+        more = " fit() switches it off while it adds noise."
+    elif aggregation is not None and aggregation.limits_norms:
+        more = " Clipping rounds norms up by what it takes."
+    return (
+        "On the GPU products of float32 have ten bits (TensorFloat-32), so "
+        f"gradients and norms have three digits.{more}"
+    )
+
+
+def _rows_in(x):
+    """Return the number of samples in a batch given in place of its size."""
+    sizes = [t.shape for t in tf.nest.flatten(x) if hasattr(t, "shape")]
+    if not sizes or not len(sizes[0]):
+        raise ValueError(
+            "`batch_size` expected a positive integer, or a batch of inputs "
+            f"(arrays) in its place. Received: batch_size={x!r}"
+        )
+    return int(sizes[0][0])
+
+
+def _looked_at(model, x, n):
+    """Return the rows, how many ops have a type, and those vouched for."""
+    refused = {}
+
+    def refuse(layer, error):
+        if layer is None and refused:
+            # This error follows from an earlier refusal.
+            return
+        refused.setdefault(id(layer or model), str(error))
+
+    batch = x, None, None
+    traced = TracedStep(model, batch, loss=_outputs_and_added, refuse=refuse)
+    _look_at_losses(model, refuse)
+    uses = {id(v): [] for v in traced.variables}
+    try:
+        with traced:
+            y_pred = traced.forward(x)
+            loss = _outputs_and_added(model, x, None, y_pred, None, True)
+        for k, factor, use in traced.parts(loss):
+            seen = getattr(use, "seen", None)
+            # After a refused layer nothing shows how an op is served.
+            if not refused or seen is None or not seen.mixed:
+                uses[id(traced.variables[k])].append((factor, use))
+    except ValueError as error:
+        refuse(None, error)
+    ops, vouched = 0, {}
+    if traced.proof is not None:
+        types, origin = traced.proof.types, traced.proof.origin
+        ops = types.count
+        for op, name in types.vouched_ops:
+            layer = origin.layer(name)
+            one = VouchedOp(op, name, layer and layer.name)
+            vouched.setdefault(id(layer), []).append(one)
+    rows = tuple(_rows(model, uses, refused, vouched, n))
+    return rows, ops, tuple(itertools.chain(*vouched.values()))
+
+
+def _rows(model, uses, refused, vouched, n):
+    """Yield a `LayerRow` for each trainable or refused layer."""
+    for layer in _nested(model):
+        own = [v for v in _own(layer) if id(v) in uses]
+        used = [(v, uses[id(v)]) for v in own if uses[id(v)]]
+        path = getattr(layer, "path", None) or layer.name
+        head = layer.name, path, type(layer).__name__
+        if id(layer) in refused:
+            why = refused[id(layer)]
+            yield LayerRow(*head, "refused", why, 1, verdict="refused")
+        elif used or (own and not refused):  # else not all uses are known
+            calls = max((len(each) for _, each in used), default=1)
+            served = _served(model, [use for _, each in used for use in each])
+            rows = tuple(_variable_row(*pair, n) for pair in used)
+            verdict = "open", ()
+            if not refused and served[0] != "unknown":
+                inside = [vouched.get(id(part), ()) for part in _nested(layer)]
+                inside = tuple(itertools.chain(*inside))
+                verdict = "vouched" if inside else "proved", inside
+            yield LayerRow(*head, *served, calls, rows, *verdict)
+
+
+def _served(model, uses):
+    """Return what serves the uses of a layer's variables, and why or None."""
+    if not uses:
+        own = _own_loss(model)
+        return ("unknown", _BY_OWN_LOSS) if own else ("unused", None)
+    for _, use in uses:
+        if getattr(use, "reason", None):
+            return "fallback", use.reason
+    rules = any(hasattr(use, "rule") for _, use in uses)
+    return "rule" if rules else "ops", None
+
+
+def _outputs_and_added(model, x, y, y_pred, sample_weight, training):
+    """Return the sum of the outputs and of what was given to `add_loss`."""
+    outputs = sum_of_outputs(model, x, y, y_pred, sample_weight, training)
+    added = [
+        tf.cast(tf.reduce_sum(loss), outputs.dtype)
+        for loss in additional_losses(model)
+    ]
+    return tf.add_n([outputs, *added])
+
+
+def _own_loss(model):
+    """Whether a loss may use weights that the outputs do not depend on."""
+    return any(
+        name in vars(kind)
+        for kind in type(getattr(model, "wrapped", model)).__mro__
+        for name in ("compute_loss", "train_step")
+        if kind.__module__.split(".")[0] not in ("keras", "keras_pergrad")
+    )
+
+
+def _nested(layer, seen=None):
+    """Yield a layer and all layers inside it, each once, as they were made."""
+    seen = set() if seen is None else seen
+    if id(layer) not in seen:
+        seen.add(id(layer))
+        yield layer
+        for inner in layers_inside(layer):
+            yield from _nested(inner, seen)
+
+
+def _own(layer):
+    parts = layers_inside(layer)
+    inside = [getattr(part, "trainable_variables", ()) for part in parts]
+    inside = {id(v) for variables in inside for v in variables}
+    return [v for v in own_weights(layer) if id(v) not in inside]
+
+
+_BY_OWN_LOSS = (
+    "the outputs and add_loss do not depend on it, but the model's own "
+    "compute_loss or train_step may, which explain() cannot see without "
+    "targets. per_sample_gradients(model, x, y) gives its gradients, or None."
+)
+
+
+def _look_at_losses(model, refuse):
+    """Refuse, as training would, a loss with one value for each sample."""
+    for loss in tf.nest.flatten(getattr(model, "loss", None)):
+        reduction = getattr(loss, "reduction", "sum")
+        if isinstance(loss, keras.losses.Loss) and reduction in (None, "none"):
+            message = not_one_number(f"a loss with reduction={reduction!r}")
+            refuse(model, ValueError(message))
+
+
+def _variable_row(variable, uses, n):
+    factor = widened(join([f for f, _ in uses]), variable.value.dtype)
+    ops = tuple(
+        type(use.layer).__name__ if hasattr(use, "rule") else use.type
+        for _, use in uses
+    )
+    return VariableRow(
+        variable.path,
+        tuple(variable.shape),
+        factor.chosen_method(),
+        factor.sum_method(),
+        n * math.prod(variable.shape) * tf.as_dtype(variable.dtype).size,
+        factor.norm_bytes(n),
+        len(uses) > 1,
+        ops,
+    )

@@ -1,0 +1,187 @@
+"""The largest batch, or microbatch, whose step fits into some memory."""
+
+import dataclasses
+import math
+from typing import Any
+
+import keras
+
+from keras_pergrad.common.machine import as_text
+from keras_pergrad.common.numbers import bytes_in, positive_integer
+from keras_pergrad.explanation.step_memory import (
+    SavedModel,
+    StepMemory,
+    build,
+    mode_of,
+    specs,
+    too_large,
+)
+from keras_pergrad.keras_internals.models.inspection import (
+    require_any_batch_size,
+    require_model,
+)
+from keras_pergrad.modes import Accumulated
+from keras_pergrad.modes.base import gradient_modes
+
+# Peaks of processes differ by some percent, so a size that leaves this share
+# of the memory, or exact to one part in 16, is near enough.
+_FULL, _AIM, _PRECISION = 0.95, 0.97, 16
+_GROWTH = 64  # at most, from one size to the next
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryFit:
+    """What `what_fits` found; prints as one line.
+
+    Attributes:
+        size: the largest batch, or microbatch, that fits; None: not one sample
+            does.
+        microbatch: whether `size` is that of a microbatch.
+        memory: the bytes that were given.
+        step: the `StepMemory` for that size; where nothing fits, for one
+            sample.
+        at_most: the size up to which was looked.
+        limit: what limits the size.
+    """
+
+    size: int | None
+    microbatch: bool
+    memory: int
+    step: StepMemory
+    at_most: int
+    limit: str
+
+    def __str__(self):
+        peak, memory = as_text(self.step.peak), as_text(self.memory)
+        what = "microbatch" if self.microbatch else "batch"
+        if self.size is None:
+            return (
+                f"Nothing fits into {memory}: a {what} of one sample has a "
+                f"peak of {peak}, mostly {self.limit}. Give more memory, or "
+                "start from a smaller process, model or optimizer."
+            )
+        line = (
+            f"A {what} of {self.size} fits into {memory}: peak {peak}, "
+            f"limited by {self.limit}."
+        )
+        if self.microbatch:
+            return line
+        return (
+            f"{line} Larger batches: Accumulated(microbatch_size={self.size})."
+        )
+
+    # A prompt shows this.
+    __repr__ = __str__
+
+
+def what_fits(
+    model: keras.Model,
+    memory: str | int,
+    mode: Any = None,
+    *,
+    x: Any = None,
+    y: Any = None,
+    batch_size: int = 1024,
+    at_most: int = 65_536,
+) -> MemoryFit:
+    """Find the largest batch, or microbatch, whose step fits into memory.
+
+    By trying sizes: a copy of the model runs three steps of each, and their
+    peak is measured, as `StepMemory` tells. On a CPU each size takes some
+    seconds, since it runs in a process of its own, which ends when it takes
+    more than there is. The peak is that of this process: what it holds now,
+    and the rise of such steps. The result is exact to about 6 %.
+
+    Args:
+        model: a `keras.Model` that can be saved and loaded. If it is not
+            compiled, it is trained by SGD on the mean squared error.
+        memory: what the process may take, or on a GPU all that it holds
+            there: "8GB", "8GiB", "500MB" or bytes. More than is free on this
+            machine is not tried, and `limit` says so.
+        mode: a gradient mode, by name or as an object; "accumulated" asks for
+            the largest microbatch. Default: what the model was compiled with,
+            or `Vectorized(ClippedMean(1.0))` instead of "batch".
+        x: a batch, or one sample, whose rows are repeated; needed where the
+            model does not know its inputs. Default: zeros.
+        y: the targets of these rows; needed where they cannot be told from
+            the loss and the outputs. Default: zeros.
+        batch_size: the number of samples that microbatches are taken from.
+        at_most: the size beyond which none is tried.
+
+    Returns:
+        A `MemoryFit`, which prints as one line. Its `size` is a number of
+        samples, or None.
+
+    Raises:
+        TypeError: `model` is no `keras.Model`.
+        ValueError: `memory` is no amount, the mode is unknown, a size is not
+            positive, or the model cannot be saved, loaded or trained in the
+            mode.
+        MemoryError: one sample needs more than is free on this machine.
+
+    Example:
+
+    >>> import keras
+    >>> import keras_pergrad as kpg
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+    >>> found = kpg.what_fits(model, memory="100GB", mode="batch", at_most=1)
+    >>> found.size, found.step.batch_size
+    (1, 1)
+    """
+    require_model(model)
+    require_any_batch_size(model, "what_fits()", "tries batches of other sizes")
+    memory = bytes_in("memory", memory)
+    at_most = positive_integer("at_most", at_most)
+    batch_size = positive_integer("batch_size", batch_size)
+    mode = gradient_modes.get(mode_of(model) if mode is None else mode)
+    microbatch = isinstance(mode, Accumulated)
+    if microbatch:
+        at_most = min(at_most, batch_size)
+    build(model, specs(model, 1, x))
+    rows = batch_size if microbatch else at_most
+    with SavedModel(model, x, y, rows) as saved:
+
+        def of_size(size, limit=None):
+            if not microbatch:
+                return saved.step(mode, size, limit)
+            own = Accumulated(mode.steps, size, mode.inner, mode.tail)
+            return saved.step(own, batch_size, limit)
+
+        room = memory - (saved.process or 0)
+        one = of_size(1)
+        if one is None:
+            raise too_large(model, batch_size if microbatch else 1)
+        if one.rise > room:
+            held = (saved.process or 0) > one.rise
+            limit = "what the process holds" if held else "the step"
+            return MemoryFit(None, microbatch, memory, one, at_most, limit)
+        limit = "the memory of the step"
+        if saved.free is not None and saved.free < room:
+            room = saved.free
+            limit = f"what is free on this machine, {as_text(room)}"
+        size, found = _largest(of_size, one, room, at_most)
+        if size == at_most:
+            limit = f"at_most={at_most}: larger ones were not tried"
+    return MemoryFit(size, microbatch, memory, found, at_most, limit)
+
+
+def _largest(of_size, one, room, at_most):
+    """Return the largest size that fits, and its memory."""
+    fits, found, too_many = 1, one, at_most + 1
+    while (
+        found.rise < _FULL * room and too_many - fits > 1 + fits // _PRECISION
+    ):
+        size = max(fits + 1, math.isqrt(fits * too_many))
+        if too_many > at_most:
+            size = min(_GROWTH * fits, at_most)
+            if found.rise > one.rise:
+                # Where a line through both would nearly reach the limit.
+                share = (_AIM * room - found.rise) / (found.rise - one.rise)
+                step = max(share * (fits - 1), 1 + fits // _PRECISION)
+                size = min(size, fits + int(step))
+        tried = of_size(size, room)
+        if tried is None:
+            too_many = size
+        else:
+            fits, found = size, tried
+    return fits, found

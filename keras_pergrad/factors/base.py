@@ -1,0 +1,687 @@
+"""The contract of factors: a weight's gradient for each sample, not held."""
+
+import abc
+import contextlib
+import math
+import weakref
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from keras_pergrad.keras_internals.tensorflow import settings
+from keras_pergrad.keras_internals.tensorflow.settings import in_xla
+
+# Small tensors that the factors of a graph share.
+#
+# Each op costs about a tenth of a millisecond to trace, and as much to
+# optimise and start; a step has a norm and a sum for each variable.
+
+
+# The names of tensors, since a tensor keeps its graph alive.
+_MADE = weakref.WeakKeyDictionary()
+
+
+def integers(*values):
+    """Return integers, an axis or a shape, as one constant of the graph."""
+    alone = tf.executing_eagerly() or not values
+    if alone or not all(type(value) is int for value in values):
+        return list(values)
+    return _once(values, lambda: tf.constant(values, tf.int32))
+
+
+def in_rank(tensor, shape):
+    """Return a tensor in a shape of integers, made once in its graph."""
+    # A tensor with a value has no graph.
+    graph = getattr(tensor, "graph", None)
+    if graph is not tf.compat.v1.get_default_graph():
+        return tf.reshape(tensor, shape)
+    key = tensor.name, *shape
+    return _once(key, lambda: tf.reshape(tensor, integers(*shape)))
+
+
+def zero(dtype):
+    """Return a scalar zero, as one constant of the graph."""
+    if tf.executing_eagerly():
+        return tf.zeros([], dtype)
+    return _once(("zero", dtype), lambda: tf.constant(0, dtype))
+
+
+def _once(key, make):
+    """Return `make()`, a tensor, which is made once in a graph."""
+    graph = tf.compat.v1.get_default_graph()
+    names = _MADE.setdefault(graph, {})
+    if key not in names:
+        # What the first one waits for is not what the others wait for.
+        with tf.control_dependencies(None):
+            names[key] = make().name
+    return graph.get_tensor_by_name(names[key])
+
+
+# Samples that are not finite are blanked in what factors hold.
+
+
+#: Numbers of a sample that are blanked without asking whether any must be.
+_SMALL = 4000
+
+
+def select(factors, keep):
+    """Call `select` for many factors at once, with a single condition."""
+    held = [
+        (part, name)
+        for factor in factors
+        for part in factor.holders()
+        for name in _read(part)
+    ]
+    held = [
+        (place, tensor)
+        for place in held
+        if (tensor := getattr(*place)) is not None and tensor.dtype.is_floating
+    ]
+    small = [entry for entry in held if _is_small(entry[1])]
+    large = [entry for entry in held if not _is_small(entry[1])]
+    _set(small, blank(keep, [tensor for _, tensor in small]))
+    if large:
+        tensors = [tensor for _, tensor in large]
+        # A called function would spare ops, but nobody could see where its ops
+        # run, nor would each run where it has a kernel.
+        selected = tf.cond(
+            tf.reduce_all(keep), lambda: tensors, lambda: blank(keep, tensors)
+        )
+        _set(large, selected)
+    for place, _ in held:
+        if place[1] == "_gradients":
+            place[0]._kept = keep
+
+
+def _is_small(tensor):
+    """Whether blanking costs less than the ops of a condition."""
+    size = tensor.shape[1:].num_elements()
+    return size is not None and size <= _SMALL
+
+
+def _set(held, selected):
+    for (place, tensor), chosen in zip(held, selected):
+        chosen.set_shape(tensor.shape)
+        setattr(place[0], place[1], chosen)
+
+
+def _read(part):
+    """Return the names of the tensors that the weighted sum reads."""
+    held = "_gradients" in part.rows and part._gradients is not None
+    return ("_gradients",) if held else part.rows
+
+
+def blank(keep, tensors):
+    """Return tensors with zeros for samples that are not kept."""
+    masks, zeros = {}, {}
+    for t in tensors:
+        rank, dtype = t.shape.rank, t.dtype
+        if rank not in masks:
+            masks[rank] = tf.reshape(keep, [-1] + [1] * (rank - 1))
+        if dtype not in zeros:
+            zeros[dtype] = tf.zeros([], dtype)
+    return [tf.where(masks[t.shape.rank], t, zeros[t.dtype]) for t in tensors]
+
+
+# The two sides of a curvature, not multiplied.
+
+
+#: A variable of at most so many entries has all of Σ g gᵀ.
+FULL = 2**10
+
+
+class Kronecker(NamedTuple):
+    """Σ g gᵀ of contributions g is about inputs ⊗ outputs / count.
+
+    What several batches give adds up, part by part. Of mean gradients' samples
+    it is n² times as much, since contributions are 1/n of them.
+
+    Attributes:
+        inputs: (i, i), or (i,) if it is diagonal: of a table, how often each
+            row was looked up.
+        outputs: (o, o), or (o,) if it is diagonal.
+        count: a scalar: samples times positions.
+        axes: which axes of the variable make up the i inputs, in this order;
+            the others, in theirs, are the o outputs. What has no two sides
+            has no axes here: `inputs` is [[1]] and `count` 1 for each batch,
+            and `outputs` is the exact Σ g gᵀ of all entries of the variable,
+            as they lie in memory, or its diagonal.
+
+    Example:
+
+    >>> import tensorflow as tf
+    >>> from keras_pergrad import factors
+    >>> table = factors.Rows(tf.constant([[0, 0]]), tf.ones((1, 2, 3)), (4, 3))
+    >>> found = table.kronecker()
+    >>> found.inputs.numpy(), found.outputs.shape.as_list()
+    (array([2., 0., 0., 0.], dtype=float32), [3, 3])
+    """
+
+    inputs: Any
+    outputs: Any
+    count: Any
+    axes: tuple[int, ...]
+
+    @classmethod
+    def of_entries(cls, outputs):
+        """Return that of the sum over all entries, or of its diagonal."""
+        one = tf.ones([1, 1], outputs.dtype)
+        return cls(one, outputs, one[0, 0], ())
+
+
+def as_matrices(gradients, axes):
+    """Return gradients of a variable as (n, these axes, the others)."""
+    sizes = gradients.shape[1:].as_list()
+    others = [k for k in range(len(sizes)) if k not in axes]
+    turned = tf.transpose(gradients, [0, *(k + 1 for k in (*axes, *others))])
+    left, right = (math.prod(sizes[k] for k in some) for some in (axes, others))
+    return tf.reshape(turned, [-1, left, right])
+
+
+def rotated(matrices, inputs=None, outputs=None):
+    """Return Uᵀ G V of each; None leaves a side as it is."""
+    if outputs is not None:
+        matrices = tf.einsum("nio,ok->nik", matrices, outputs)
+    if inputs is not None:
+        matrices = tf.einsum("nio,ik->nko", matrices, inputs)
+    return matrices
+
+
+# The n per-sample gradients of one variable, kept factored.
+
+
+#: What follows from the gradients, if a class has no better answer.
+_FURTHER = (
+    "axes",
+    "dot",
+    "dot_is_less",
+    "gram",
+    "kronecker",
+    "project",
+    "rotated",
+    "sum_of_squares",
+)
+#: Types whose squares overflow, vanish or lose too many digits.
+HALF = (tf.float16, tf.bfloat16)
+
+
+class SampleGradients(abc.ABC):
+    """The n per-sample gradients of one variable, not yet computed.
+
+    Subclasses hold tensors whose first axis is the sample and answer
+    questions, each as cheaply as their structure allows; three of them have no
+    answer here. They represent *contributions*, which add up to the batch
+    gradient.
+
+    `rows` names the attributes that hold such tensors, so that `select` can
+    blank a sample in all of them.
+
+    Units are those of the gradient; its square for norms. In a step half
+    precision is widened before it is squared (`widened`).
+
+    Example:
+
+    >>> import tensorflow as tf
+    >>> from keras_pergrad import factors
+    >>> two = factors.Full(tf.constant([[3.0, 4.0], [0.0, 1.0]]))
+    >>> isinstance(two, factors.SampleGradients), two.squared_norms().numpy()
+    (True, array([25.,  1.], dtype=float32))
+    >>> two.weighted_sum(tf.constant([1.0, 2.0])).numpy()
+    array([3., 6.], dtype=float32)
+    """
+
+    rows = ()
+    # What `select` kept, where it blanked the gradients alone.
+    _kept = None
+
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        # A class of other gradients than its base has none of its answers.
+        gradients = _defining(cls, "materialize")
+        for name in _FURTHER:
+            if _defining(cls, name) > gradients:
+                setattr(cls, name, vars(SampleGradients)[name])
+
+    @abc.abstractmethod
+    def squared_norms(self):
+        """Return the squared Euclidean norm of each contribution, (n,)."""
+
+    @abc.abstractmethod
+    def weighted_sum(self, weights) -> Any:
+        """Return the sum of all contributions, each times its weight.
+
+        Args:
+            weights: (n,), or None for the plain sum.
+
+        Returns:
+            A tensor of the variable's shape (or `tf.IndexedSlices`).
+        """
+
+    @abc.abstractmethod
+    def materialize(self):
+        """Return all contributions, (n, *shape of the variable)."""
+
+    def dot(self, direction):
+        """Return the inner product of each contribution with a gradient, (n,).
+
+        Call it after `squared_norms`, if you need both: it reuses what they
+        hold. In a step half precision is widened first (`widened`).
+
+        Args:
+            direction: a tensor of the variable's shape, or `tf.IndexedSlices`,
+                which may repeat rows.
+
+        Example:
+
+        >>> import tensorflow as tf
+        >>> from keras_pergrad import factors
+        >>> bias = factors.Full(tf.constant([[3.0, 4.0], [0.0, 1.0]]))
+        >>> bias.dot(tf.constant([1.0, 2.0])).numpy()
+        array([11.,  2.], dtype=float32)
+        """
+        return inner_products(self.materialize(), direction)
+
+    def sum_of_squares(self) -> Any:
+        """Return Σ g², over the samples, of each entry by itself.
+
+        With one position at a kernel it is one matrix product, as BackPACK's
+        sum of squares (Dangel et al., arXiv 1912.10985). Call it after
+        `squared_norms`, if you need both. In a step half precision is widened
+        first (`widened`).
+
+        Returns:
+            A tensor of the variable's shape (or `tf.IndexedSlices`, where
+            `weighted_sum` returns them).
+
+        Example:
+
+        >>> import tensorflow as tf
+        >>> from keras_pergrad import factors
+        >>> bias = factors.Full(tf.constant([[3.0, 4.0], [0.0, 1.0]]))
+        >>> bias.sum_of_squares().numpy()
+        array([ 9., 17.], dtype=float32)
+        """
+        return squares(self.materialize())
+
+    def gram(self, other=None):
+        """Return the inner products of all pairs of contributions, (n, m).
+
+        Call it after `squared_norms`, if you need both. In a step half
+        precision is widened first (`widened`).
+
+        Args:
+            other: the `SampleGradients` of this variable for m other samples;
+                None: these with each other.
+
+        Example:
+
+        >>> import tensorflow as tf
+        >>> from keras_pergrad import factors
+        >>> bias = factors.Full(tf.constant([[3.0, 4.0], [0.0, 1.0]]))
+        >>> bias.gram().numpy()
+        array([[25.,  4.],
+               [ 4.,  1.]], dtype=float32)
+        """
+        rows = flat(self.materialize())
+        others = rows if other is None else flat(other.materialize())
+        return tf.matmul(rows, tf.cast(others, rows.dtype), transpose_b=True)
+
+    def project(self, projection):
+        """Return a random projection of each contribution, (n, k).
+
+        Inner products of projections are those of contributions in the mean.
+        All factors of a variable give the same linear map, exactly. Outer
+        products need no gradient: each side is projected (LoGra, Choe et al.,
+        arXiv 2405.13954). Call it after `squared_norms`, if you need both.
+
+        Args:
+            projection: the `Projection` of this variable; k is its `size`.
+
+        Example:
+
+        >>> import tensorflow as tf
+        >>> from keras_pergrad import factors
+        >>> kernel = factors.Outer(tf.ones((5, 20)), tf.ones((5, 30)))
+        >>> kernel.project(factors.Projection((20, 30), 16, seed=0)).shape
+        TensorShape([5, 16])
+        """
+        return projection.of_gradients(self.materialize())
+
+    def dot_is_less(self, projection):
+        """Whether `dot` costs no more than `project`, or hardly more."""
+        return True
+
+    def kronecker(self):
+        """Return a Kronecker product that stands for Σ g gᵀ: a `Kronecker`.
+
+        For outer products Σ_t a_t ⊗ b_t of one use they are the sums of a aᵀ
+        and b bᵀ over samples and positions (K-FAC; "expand" in Eschenhagen et
+        al., arXiv 2311.00636). Others answer the exact Σ g gᵀ of a variable of
+        at most 1,024 entries, else its exact diagonal.
+
+        Example:
+
+        >>> import tensorflow as tf
+        >>> from keras_pergrad import factors
+        >>> kernel = factors.Outer(tf.ones((5, 2)), tf.ones((5, 3)))
+        >>> found = kernel.kronecker()
+        >>> found.inputs.numpy(), int(found.count), found.axes
+        (array([[5., 5.],
+               [5., 5.]], dtype=float32), 5, (0,))
+        """
+        squared = tf.convert_to_tensor(self.sum_of_squares())
+        size = squared.shape.num_elements()
+        if size is None or size > FULL:
+            squared = tf.reshape(squared, [-1])
+            return Kronecker.of_entries(squared)
+        rows = flat(self.materialize())
+        pairs = tf.matmul(rows, rows, transpose_a=True)
+        return Kronecker.of_entries(pairs)
+
+    def axes(self):
+        """Return the variable's axes on the left of `kronecker`."""
+        return ()
+
+    def rotated(self, inputs=None, outputs=None):
+        """Return the factor of Uᵀ G V, for gradients G seen as matrices.
+
+        With the eigenvectors of `kronecker`, its `sum_of_squares` are the
+        corrected eigenvalues of EK-FAC (George et al., arXiv 1806.03884).
+
+        Args:
+            inputs, outputs: U, (i, any), and V, (o, any), for what `kronecker`
+                has on the left and on the right; None: it stays as it is.
+
+        Example:
+
+        >>> import tensorflow as tf
+        >>> from keras_pergrad import factors
+        >>> bias = factors.Full(tf.constant([[3.0, 4.0], [0.0, 1.0]]))
+        >>> turned = tf.constant([[0.6, -0.8], [0.8, 0.6]])
+        >>> bias.rotated(outputs=turned).sum_of_squares().numpy().round(2)
+        array([[25.64,  0.36]], dtype=float32)
+        """
+        pass
+
+        gradients = wide(self.materialize())
+        matrices = as_matrices(gradients, self.axes())
+        return Full(rotated(matrices, inputs, outputs))
+
+    def squared_norm_of_sum(self):
+        """Return the squared norm of the sum of all contributions, a scalar.
+
+        Call it after `squared_norms`, whose held tensors it reuses.
+        """
+        total = tf.convert_to_tensor(self.weighted_sum(None))
+        return tf.reduce_sum(tf.square(total))
+
+    def _without_blank(self, *tensors):
+        """Return tensors with samples, zeros for those that are blank."""
+        if self._kept is None:
+            return tensors
+        return blank(self._kept, tensors)
+
+    def chosen_method(self):
+        """How the norms are computed, in a word."""
+        return "full"
+
+    def sum_method(self):
+        """How the weighted sum is computed after the norms, in a word.
+
+        "held": from gradients that the norms have materialised.
+        """
+        return "held"
+
+    def norm_bytes(self, n):
+        """Return the bytes that norms of n samples hold besides given tensors.
+
+        None if the shapes are not known.
+        """
+        return None
+
+    def holders(self):
+        """Return the factors in it that hold tensors, itself first."""
+        return [self]
+
+    def select(self, keep):
+        """Blank the samples for which `keep`, (n,) booleans, is false.
+
+        A weight of zero is not enough: zero times NaN is NaN. Large tensors
+        are not touched if every sample is kept.
+        """
+        select([self], keep)
+        return self
+
+
+def _defining(cls, name):
+    """Return the place in the order of bases of the one that defines it."""
+    return next(k for k, base in enumerate(cls.__mro__) if name in vars(base))
+
+
+def wide(tensor):
+    """Return `tensor`, in float32 if it is of half precision.
+
+    Args:
+        tensor: of any shape and floating type; the shape stays.
+
+    Example:
+
+    >>> import tensorflow as tf
+    >>> from keras_pergrad import factors
+    >>> factors.wide(tf.ones(2, tf.bfloat16)).dtype.name
+    'float32'
+    """
+    return tf.cast(tensor, tf.float32) if tensor.dtype in HALF else tensor
+
+
+def expand(weights, tensor):
+    """Return weights (n,), shaped to multiply `tensor`, (n, ...)."""
+    weights = tf.cast(weights, tensor.dtype)
+    return in_rank(weights, [-1] + [1] * (tensor.shape.rank - 1))
+
+
+def in_shape(tensor, shape):
+    """Return a tensor in another shape, without an op if it has that."""
+    known = tensor.shape.rank is not None and tensor.shape.as_list()
+    if known == list(shape):
+        return tensor
+    return tf.reshape(tensor, integers(*shape))
+
+
+def weighted(gradients, weights, shape=None):
+    """Return Σ_n weights[n] · gradients[n] of materialised gradients.
+
+    Without weights return Σ_n gradients[n]; in another shape if it is given.
+    """
+    if weights is None:
+        # A product is faster than a reduction over the first axis.
+        weights = tf.ones([tf.shape(gradients)[0]], gradients.dtype)
+    weights = tf.cast(weights, gradients.dtype)
+    known = gradients.shape[1:]
+    shape = known if shape is None else shape
+    if not known.num_elements():
+        total = tf.tensordot(weights, gradients, 1)
+        return total if shape is known else tf.reshape(total, shape)
+    # As `tf.tensordot` does, in a sixth of its ops.
+    rows = gradients
+    if known.rank != 1:
+        rows = tf.reshape(gradients, integers(-1, known.num_elements()))
+    return tf.reshape(in_rank(weights, [1, -1]) @ rows, integers(*shape))
+
+
+def inner_products(gradients, direction):
+    """Return ⟨gradients[n], direction⟩ of materialised gradients, (n,)."""
+    rows = flat(gradients)
+    direction = in_type(direction, rows.dtype)
+    return tf.linalg.matvec(rows, tf.reshape(direction, [-1]))
+
+
+def flat(gradients):
+    """Return materialised gradients, widened, as a vector a sample."""
+    shape = tf.shape(gradients)
+    size = gradients.shape[1:].num_elements() or tf.reduce_prod(shape[1:])
+    return tf.reshape(wide(gradients), [shape[0], size])
+
+
+def in_type(direction, dtype):
+    """Return a gradient as a tensor of this type; equal rows are added."""
+    return tf.cast(tf.convert_to_tensor(direction), dtype)
+
+
+def squares(gradients):
+    """Return Σ_n gradients[n]² of materialised gradients, entry by entry."""
+    return tf.reduce_sum(tf.square(wide(gradients)), 0)
+
+
+def squares_by_sample(tensor):
+    """Return the sum of squares over all axes but the first, (n,)."""
+    axes = integers(*range(1, tensor.shape.rank))
+    return tf.reduce_sum(tf.square(tensor), axes)
+
+
+# Squared norms that rounding has not made too small.
+#
+# Clipping relies on it: a norm that is too small lets a sample keep too much.
+#
+# In TensorFloat-32 each operand of a product is changed by a part u of
+# itself. Of a contribution G = Σ_t x_t ⊗ dz_t both the norm and the weighted
+# sum are products, so each is that of a G off by (2u + u²) S at most, where S
+# = Σ_t ‖x_t‖ ‖dz_t‖ does not cancel. Clipped by N + (4u + 2u²) S, with N as
+# computed, a sample keeps no more than the bound in the sum. Where products
+# are of whole gradients (or of one position), S is the norm itself.
+
+
+#: What is lost, as a part of S; with room for its own rounding.
+LOST = 4 * settings.UNIT + 16 * settings.UNIT**2
+
+
+def squares_of_products(products, *sides):
+    """Return squared norms, (n,), that rounding has not made too small.
+
+    ‖Σ_t g_t‖² is the sum of the inner products of all g_t. Where these
+    cancel, what is left is as small as the rounding of the largest of them,
+    Σ_t ‖g_t‖² of some units in the last place. So much is added: of a sample
+    whose positions do not cancel it is about a millionth, and a norm is never
+    below the true one, which clipping relies on.
+
+    Args:
+        products: ⟨g_s, g_t⟩, of the shape (n, T, T) or (n, groups, T, T).
+        sides: the tensors whose last axes were added up for them.
+    """
+    count = products.shape[-1] or tf.shape(products)[-1]
+    groups = products.shape[1] if products.shape.rank > 3 else 1
+    flat = tf.reshape(products, integers(-1, groups, count * count))
+    axes = integers(1, 2)
+    single = tf.reduce_sum(flat[:, :, :: count + 1], axes)
+    return rounded_up(tf.reduce_sum(flat, axes), single, *sides)
+
+
+def rounded_up(total, single, *sides):
+    """Return sums that cancel in part, with what rounding may have taken.
+
+    Args:
+        total: the sums, (n,).
+        single: the sums of the sizes of their terms, (n,).
+        sides: the tensors whose last axes were added up for the terms.
+    """
+    unit = 2.0**-52 if total.dtype == tf.float64 else 2.0**-23
+    # Measured: 8 units at most. XLA adds one product after the other.
+    length = max(side.shape[-1] or 0 for side in sides)
+    units = 8 + math.sqrt(length) if in_xla() else 8
+    lost = single * (unit * units)
+    return tf.maximum(total + lost, zero(total.dtype))
+
+
+def for_weighted_products(squares, x, dz, overlap=None):
+    """Return squared norms, (n,), of samples that are weighted in a product.
+
+    Args:
+        squares: the squared norms of Σ_t x_t ⊗ dz_t, (n,).
+        x, dz: both sides, (n, ..., i) and (n, ..., o).
+        overlap: in how many of the x_t an entry of `x` may be, where the axes
+            between are others: both sides are measured as a whole then.
+    """
+    if not settings.rounds_up(squares.dtype):
+        return squares
+    if overlap is not None:
+        sizes = squares_by_sample(x) * squares_by_sample(dz)
+        sizes = tf.sqrt(sizes * overlap)
+    else:
+        sizes = lengths(x) * lengths(dz)
+        sizes = tf.reduce_sum(sizes, list(range(1, sizes.shape.rank)))
+    return tf.square(tf.sqrt(squares) + LOST * sizes)
+
+
+def for_weighted_gradients(norms):
+    """Return norms, of any shape, of what is weighted as whole gradients."""
+    if not settings.rounds_up(norms.dtype):
+        return norms
+    return norms * (1 + LOST)
+
+
+def lengths(tensor):
+    """Return the norm of each vector on the last axis."""
+    return tf.sqrt(tf.reduce_sum(tf.square(tensor), -1))
+
+
+# Per-sample gradients that are materialised, not factored.
+
+
+class Full(SampleGradients):
+    """Materialised contributions.
+
+    Args:
+        gradients: (n, *shape of the variable).
+
+    Example:
+
+    >>> import tensorflow as tf
+    >>> from keras_pergrad import factors
+    >>> factors.Full(tf.ones((2, 3, 3))).squared_norms().numpy()
+    array([9., 9.], dtype=float32)
+    """
+
+    rows = ("gradients",)
+
+    def __init__(self, gradients):
+        self.gradients = gradients
+
+    def squared_norms(self):
+        return squares_by_sample(self.gradients)
+
+    def weighted_sum(self, weights):
+        if weights is None:
+            return tf.reduce_sum(self.gradients, 0)
+        return weighted(self.gradients, weights)
+
+    def materialize(self):
+        return self.gradients
+
+    def norm_bytes(self, n):
+        return held_bytes(self.gradients, n)
+
+
+def held_bytes(tensor, n):
+    """Return the bytes of `tensor` for n samples; None for unknown shapes."""
+    size = tensor.shape[1:].num_elements()
+    return None if size is None else n * size * tensor.dtype.size
+
+
+# Factors that are asked something, and then are as they were.
+
+
+@contextlib.contextmanager
+def unchanged_factors(factors):
+    """Let factors hold no more than they did when this ends."""
+    held = [
+        (part, dict(vars(part)))
+        for factor in factors
+        if factor is not None
+        for part in factor.holders()
+    ]
+    try:
+        yield
+    finally:
+        for part, attributes in held:
+            vars(part).clear()
+            vars(part).update(attributes)

@@ -1,0 +1,1 @@
+"""Functions of a model and a batch: gradients, norms, products."""

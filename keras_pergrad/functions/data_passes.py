@@ -1,0 +1,264 @@
+"""Passes over data for what is asked of its samples, one batch at a time."""
+
+import weakref
+from typing import Any, Literal
+
+import keras
+import tensorflow as tf
+
+from keras_pergrad.factors import wide
+from keras_pergrad.keras_internals.data.batches import batches_of, ranks
+from keras_pergrad.keras_internals.losses.compiled import SetApart
+from keras_pergrad.keras_internals.losses.losses import total_loss
+from keras_pergrad.keras_internals.losses.per_sample import is_mean_of_own
+from keras_pergrad.keras_internals.models.inspection import (
+    NOT_IN_TRAINING,
+    mixes_in_training_only,
+    require_any_batch_size,
+    require_compiled,
+    require_targets,
+)
+from keras_pergrad.keras_internals.models.parts import build_symbolically
+from keras_pergrad.keras_internals.state.model import (
+    random_state_kept,
+    run_and_restore,
+)
+from keras_pergrad.keras_internals.tensorflow.settings import traced_functions
+from keras_pergrad.modes.one_step import WholeBatch
+from keras_pergrad.modes.per_sample import Samples
+from keras_pergrad.modes.sums import plus
+from keras_pergrad.uses import TracedStep, function_cache
+
+#: Samples that go through a model at a time, where no size is given.
+PASS = 256
+METHODS = ("vectorized", "per_sample")
+Method = Literal["vectorized", "per_sample"]
+
+
+def run(what, model, data, method, training, *more):
+    """Yield the gradients, norms or statistics of each batch.
+
+    Or else what the object `what` makes of them with the tensors `more`.
+    """
+    if tf.inside_function():
+        raise ValueError(_INSIDE_FUNCTION)
+    require_compiled(model)
+    if method not in METHODS:
+        raise ValueError(
+            f"`method` must be one of {METHODS}. Received: method={method!r}"
+        )
+    *data, verbose = data
+    batches = batches_of(*data)
+    if what == "statistics" and batches.count != 1:
+        what = "sums"
+    for batch in shown(batches, verbose):
+        require_targets(model, batch)
+        yield of_batch(
+            model,
+            batch,
+            (what, method, training, ranks(batch)),
+            lambda what=what: _trace(
+                what, method, training, weakref.ref(model)
+            ),
+            training,
+            more,
+        )
+
+
+def size_of_passes(model, x, y, sample_weight):
+    """Return a batch size that changes no result, or None: all at once."""
+    parts = keras.tree.flatten(x)
+    if not parts or not all(len(getattr(p, "shape", ())) for p in parts):
+        return None  # It comes in batches.
+    if parts[0].shape[0] is None or parts[0].shape[0] <= PASS:
+        return None
+    require_compiled(model)
+    batch = next(iter(batches_of(x, y, sample_weight, PASS)))
+    require_targets(model, batch)
+    prepare(model, batch)
+    return PASS if is_mean_of_own(model, batch) else None
+
+
+def shown(batches, verbose):
+    """Yield batches, with a progress bar for several."""
+    count = batches.count
+    verbose = 0 if count == 1 else verbose
+    bar = keras.utils.Progbar(count, verbose=verbose, unit_name="batch")
+    number = 0
+    for number, batch in enumerate(batches, 1):
+        yield batch
+        bar.update(number, finalize=number == count)
+    if count is None:
+        bar.update(number, finalize=True)
+
+
+def of_batch(model, batch, key, trace, training, more, build=None):
+    """Return what a function, traced once for a key, gives for a batch."""
+    with random_state_kept():
+        prepare(model, batch, build or build_symbolically)
+        # For as long as the model lives.
+        function = function_cache.kept(model, key, trace)
+        try:
+            with traced_functions():
+                return run_and_restore(function, *batch, *more)
+        except ValueError as error:
+            if training and mixes_in_training_only(model, error):
+                raise ValueError(f"{error}{NOT_IN_TRAINING}") from error
+            raise
+
+
+def prepare(model, batch, build=build_symbolically):
+    """Build a model and its loss; refuse it if it has nothing to train."""
+    if not model.built or not model.trainable_variables:
+        try:
+            build(model, batch)
+        except RuntimeError:  # its call needs numbers
+            model(batch[0])
+    if not model.trainable_variables:
+        raise ValueError(
+            f"Model {model.name!r} has no trainable variables, so there "
+            "is no gradient to compute."
+        )
+    build(model, batch)
+
+
+def _trace(what, method, training, model_reference):
+    compute = _vectorized if method == "vectorized" else _per_sample
+
+    @tf.function(autograph=False, reduce_retracing=True)
+    def function(x, y, sample_weight, *more):
+        model = model_reference()
+        with SetApart(model) as apart:
+            parts = compute(what, model, x, y, sample_weight, training, *more)
+        return apart.merged(parts)
+
+    return function
+
+
+def _vectorized(what, model, x, y, sample_weight, training, *more):
+    traced = TracedStep(model, (x, y, sample_weight), training)
+    with traced:
+        y_pred = traced.forward(x)
+        loss = total_loss(model, x, y, y_pred, sample_weight, training)
+    factors = traced.sample_gradients(loss)
+    n = tf.shape(tf.nest.flatten(x)[0])[0]
+    if what == "norms":
+        return [
+            f and tf.sqrt(s := f.squared_norms()) * tf.cast(n, s.dtype)
+            for f in factors
+        ]
+    if what in ("statistics", "sums"):
+        return [f and _squares(f, n, what == "sums") for f in factors]
+    if more:
+        return what.of_factors(factors, n, *more)
+    return [f and (g := f.materialize()) * tf.cast(n, g.dtype) for f in factors]
+
+
+def _squares(factor, n, with_mean):
+    """‖g_i‖², (n,), ‖ḡ‖² and, where it is wanted, ḡ of one variable."""
+    squares = factor.squared_norms()
+    squares *= tf.square(tf.cast(n, squares.dtype))
+    total = factor.weighted_sum(None) if with_mean else None
+    mean = None if total is None else tf.convert_to_tensor(total)
+    return squares, factor.squared_norm_of_sum(), mean
+
+
+def _per_sample(what, model, x, y, sample_weight, training, *more):
+    require_any_batch_size(model)
+    samples = Samples(model, WholeBatch(model, (x, y, sample_weight)), training)
+    used = [False] * len(samples.variables)
+
+    def one(i):
+        contributions = samples.contributions(i)
+        used[:] = [gradient is not None for gradient in contributions]
+        parts = [
+            tf.zeros(v.shape, v.value.dtype) if g is None else g
+            for v, g in zip(samples.variables, contributions)
+        ]
+        if what == "norms":
+            parts = [tf.norm(tf.reshape(wide(g), [-1])) for g in parts]
+        if more:
+            parts = what.of_one(parts, *more)
+        return [p * tf.cast(samples.n, p.dtype) for p in parts]
+
+    values = [v.value for v in samples.variables]
+    if what in ("statistics", "sums"):
+        parts = _summed(one, samples.n, values)
+        return [p if keep else None for p, keep in zip(parts, used)]
+    if what == "norms" or more:
+        specs = [tf.TensorSpec([], wide(v).dtype) for v in values]
+    else:
+        specs = [tf.TensorSpec(v.shape, v.dtype) for v in values]
+    result = tf.map_fn(one, tf.range(samples.n), fn_output_signature=specs)
+    return [r if keep else None for r, keep in zip(result, used)]
+
+
+def _summed(one, n, values):
+    """‖g_i‖², (n,), ‖ḡ‖² and ḡ by variable, of one gradient at a time."""
+    dtypes = [wide(v).dtype for v in values]
+    squares = tuple(tf.TensorArray(dtype, n) for dtype in dtypes)
+    sums = tuple(tf.zeros(v.shape, dtype) for v, dtype in zip(values, dtypes))
+
+    def add(i, squares, sums):
+        gradients = [wide(g) for g in one(i)]
+        squares = tuple(
+            array.write(i, tf.reduce_sum(tf.square(g)))
+            for array, g in zip(squares, gradients)
+        )
+        return i + 1, squares, tuple(s + g for s, g in zip(sums, gradients))
+
+    _, squares, sums = tf.while_loop(
+        lambda i, *_: i < n, add, (0, squares, sums), parallel_iterations=1
+    )
+    means = [total / tf.cast(n, total.dtype) for total in sums]
+    return [
+        (array.stack(), tf.reduce_sum(tf.square(mean)), mean)
+        for array, mean in zip(squares, means)
+    ]
+
+
+def over_batches(batches):
+    """Return (‖g_i‖², ‖ḡ‖²) by variable, over the samples of all batches."""
+    squares, totals, first = [], [], None
+    for parts in batches:
+        first = first or parts
+        squares.append([part and part[0] for part in parts])
+        sums = [
+            None
+            if part is None or part[2] is None
+            else wide(part[2]) * tf.cast(tf.size(part[0]), wide(part[2]).dtype)
+            for part in parts
+        ]
+        # Of the gradients only their sum so far is held.
+        totals = plus(totals, sums) if totals else sums
+    pairs = []
+    for norms, total, part in zip(zip(*squares), totals, first or ()):
+        if part is None:
+            pairs.append(None)
+            continue
+        joined, squared_mean = tf.concat(norms, 0), part[1]
+        if len(squares) > 1:
+            mean = total / tf.cast(tf.size(joined), total.dtype)
+            squared_mean = tf.reduce_sum(tf.square(mean))
+        pairs.append((joined, squared_mean))
+    return pairs
+
+
+def joined(several) -> Any:
+    """Return what is known of the samples of all batches, by variable."""
+    if len(several) == 1:
+        return several[0]
+    return [
+        None if parts[0] is None else tf.concat(parts, 0)
+        for parts in zip(*several)
+    ]
+
+
+_INSIDE_FUNCTION = (
+    "A function of per-sample gradients is called while a tf.function is "
+    "traced. Expected a call outside of it, with arrays: it traces functions "
+    "of its own. Inside your own step take the gradients by "
+    "PerGradModel.compute_gradients(loss_fn, x, y), compiled with "
+    "gradient_mode=keras_pergrad.Vectorized(aggregation=...); or leave out "
+    "@tf.function."
+)

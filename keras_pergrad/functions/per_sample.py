@@ -1,0 +1,382 @@
+"""Functions of a model and a batch: gradients, norms, inner products."""
+
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_pergrad.aggregations.aggregation import GradientStatistics
+from keras_pergrad.common.numbers import as_norms
+from keras_pergrad.factors import wide
+from keras_pergrad.functions.data_passes import (
+    Method,
+    joined,
+    over_batches,
+    run,
+    size_of_passes,
+)
+from keras_pergrad.keras_internals.losses.compiled import is_overwritten
+from keras_pergrad.keras_internals.models.inspection import (
+    require_compiled,
+    require_finite,
+)
+from keras_pergrad.keras_internals.replicas.hooks import not_converted
+
+
+@not_converted
+def per_sample_gradients(
+    model: keras.Model,
+    x: Any,
+    y: Any = None,
+    sample_weight: Any = None,
+    *,
+    method: Method = "vectorized",
+    training: bool = True,
+    batch_size: int | None = None,
+    verbose: int | bool = 1,
+) -> list[tf.Tensor | None]:
+    """Return the gradient of every sample.
+
+    Their mean over a batch is the ordinary gradient of the compiled loss,
+    without weight regularisers, which belong to no sample. The model is left
+    as it is: weights, seeds, moving statistics and counters.
+
+    Args:
+        model: a compiled `keras.Model`, a PerGradModel or not.
+        x: inputs: an array of shape (n, ...), memory-mapped or not, or the
+            list or dict of arrays that the model takes, or a `tf.data.Dataset`
+            of batches of (x, y) or (x, y, sample_weight). Do not shuffle it if
+            you want to know which sample is which.
+        y: the targets; None with a dataset, or for a loss without targets.
+        sample_weight: the weights, (n,), or None.
+        method: "vectorized" (one pass, fast) or "per_sample" (a loop).
+        training: whether layers such as Dropout act as in training. Use False,
+            as in `evaluate`, to find unusual samples or wrong labels: dropout
+            then has no effect, and BatchNormalization, which mixes the samples
+            in training, is supported.
+        batch_size: how many samples go through the model at a time; batches
+            are independent, as in `fit`. None: all of x, or the dataset's own
+            batches.
+        verbose: whether to show a progress bar for several batches.
+
+    Returns:
+        A list of tensors of shape (n, *variable.shape), in the order of
+        `model.trainable_variables`; None for a variable that the loss does not
+        depend on.
+
+    Raises:
+        ValueError: the model is not compiled, the method is unknown, y is
+            missing, a layer couples the samples, or samples have NaN or
+            infinite gradients (the message names them).
+
+    Example:
+
+    >>> import keras, numpy as np
+    >>> import keras_pergrad as kpg
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+    >>> model.compile("sgd", "mse")
+    >>> x, y = np.ones((5, 4)), np.ones((5, 3))
+    >>> [g.shape for g in kpg.per_sample_gradients(model, x, y)]
+    [TensorShape([5, 4, 3]), TensorShape([5, 3])]
+    """
+    data = x, y, sample_weight, batch_size, verbose
+    gradients = joined(list(run("gradients", model, data, method, training)))
+    sizes = [
+        np.abs(tf.reshape(wide(g), [g.shape[0], -1])).sum(1)
+        for g in gradients
+        if g is not None
+    ]
+    if sizes:
+        require_finite(sum(sizes))
+    return gradients
+
+
+@not_converted
+def per_sample_norms(
+    model: keras.Model,
+    x: Any,
+    y: Any = None,
+    sample_weight: Any = None,
+    *,
+    method: Method = "vectorized",
+    training: bool = True,
+    batch_size: int | None = None,
+    verbose: int | bool = 1,
+    per_variable: bool = False,
+) -> Any:
+    """Return the Euclidean norm of every sample's gradient.
+
+    The vectorized method need not hold the per-sample gradients in memory.
+
+    Args:
+        model, x, y, sample_weight, method, training, verbose: as for
+            `per_sample_gradients`.
+        batch_size: how many samples go through the model at a time. None: 256
+            of arrays, the dataset's own batches; all of x where a batch's loss
+            depends on more than its samples' own (masks or weights that are
+            counted, `add_loss`, a sum).
+        per_variable: whether to return the norms variable by variable.
+
+    Returns:
+        A tensor of shape (n,), over all trainable variables; with
+        `per_variable` a list of such tensors in the order of
+        `model.trainable_variables` (None: the loss does not depend on it).
+
+    Raises:
+        ValueError: as for `per_sample_gradients`.
+
+    Example:
+
+    >>> import keras, numpy as np
+    >>> import keras_pergrad as kpg
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+    >>> model.compile("sgd", "mse")
+    >>> kpg.per_sample_norms(model, np.ones((5, 4)), np.ones((5, 3))).shape
+    TensorShape([5])
+    """
+    if batch_size is None:
+        batch_size = size_of_passes(model, x, y, sample_weight)
+    data = x, y, sample_weight, batch_size, verbose
+    norms = joined(list(run("norms", model, data, method, training)))
+    total = tf.sqrt(tf.add_n([tf.square(part) for part in as_norms(norms)]))
+    require_finite(total.numpy())
+    return norms if per_variable else total
+
+
+@not_converted
+def gradient_statistics(
+    model: keras.Model,
+    x: Any,
+    y: Any = None,
+    sample_weight: Any = None,
+    *,
+    method: Method = "vectorized",
+    training: bool = True,
+    batch_size: int | None = None,
+    verbose: int | bool = 1,
+    per_variable: bool = False,
+) -> Any:
+    """Measure how the samples' gradients spread around their mean.
+
+    It uses norms alone and need not hold an array of all per-sample gradients.
+    Regularisers, which belong to no sample, are left out.
+
+    Args:
+        model, x, y, sample_weight, method, training, batch_size, verbose: as
+            for `per_sample_norms`. The mean is over all samples.
+        per_variable: whether to measure each variable separately.
+
+    Returns:
+        A `GradientStatistics` over all trainable variables; with
+        `per_variable` a list of them in the order of
+        `model.trainable_variables` (None: the loss does not depend on it).
+
+    Raises:
+        ValueError: as for `per_sample_gradients`.
+
+    Example:
+
+    >>> import keras, numpy as np
+    >>> import keras_pergrad as kpg
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+    >>> model.compile("sgd", "mse")
+    >>> x, y = np.eye(4), np.ones((4, 3))
+    >>> kpg.gradient_statistics(model, x, y).variance > 0
+    True
+    """
+    if batch_size is None:
+        batch_size = size_of_passes(model, x, y, sample_weight)
+    data = x, y, sample_weight, batch_size, verbose
+    pairs = over_batches(run("statistics", model, data, method, training))
+    squares, means = (
+        tf.add_n(as_norms([pair and pair[k] for pair in pairs])) for k in (0, 1)
+    )
+    require_finite(squares.numpy())
+    if per_variable:
+        return [pair and GradientStatistics.of(*pair) for pair in pairs]
+    return GradientStatistics.of(squares, means)
+
+
+# Inner products of the samples' gradients with a given gradient.
+
+
+def per_sample_dots(
+    model: keras.Model,
+    x: Any,
+    y: Any = None,
+    sample_weight: Any = None,
+    *,
+    direction: Any,
+    method: Method = "vectorized",
+    training: bool = True,
+    batch_size: int | None = None,
+    verbose: int | bool = 1,
+    per_variable: bool = False,
+) -> Any:
+    """Return the inner product of every sample's gradient with a direction.
+
+    A step along −direction lowers the loss of a sample by about its inner
+    product times the learning rate: with the gradient of a validation batch it
+    is the sample's value for that batch (Wang et al., arXiv 2406.11011). The
+    gradients are those of `per_sample_gradients`: their mean is the ordinary
+    gradient, so the mean of the inner products with the batch's own gradient ḡ
+    is ‖ḡ‖². The vectorized method need not hold them in memory.
+
+    Args:
+        model: a compiled and built `keras.Model`, a PerGradModel or not.
+        x, y, sample_weight, method, training, batch_size, verbose: as for
+            `per_sample_gradients`.
+        direction: an array of the variable's shape (or `tf.IndexedSlices`) for
+            each of `model.trainable_variables`, in this order; None for a
+            variable that is not to count.
+        per_variable: whether to return the products variable by variable.
+
+    Returns:
+        A tensor of shape (n,), over all variables that count; with
+        `per_variable` a list of such tensors in the order of
+        `model.trainable_variables` (None: the loss does not depend on it, or
+        it does not count). Half precision is widened first.
+
+    Raises:
+        ValueError: as for `per_sample_gradients`; the model is not built; an
+            entry of `direction` is missing, has another shape than its
+            variable, or is not finite (the message names the variable).
+
+    Example:
+
+    >>> import keras, numpy as np, tensorflow as tf
+    >>> import keras_pergrad as kpg
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+    >>> model.compile("sgd", "mse")
+    >>> x, y = np.ones((5, 4)), np.ones((5, 3))
+    >>> gradients = kpg.per_sample_gradients(model, x, y)
+    >>> mean = [tf.reduce_mean(g, 0) for g in gradients]
+    >>> kpg.per_sample_dots(model, x, y, direction=mean).shape
+    TensorShape([5])
+    """
+    require_compiled(model)
+    tensors = _checked(model, direction)
+    data = x, y, sample_weight, batch_size, verbose
+    dots = joined(list(run(DOTS, model, data, method, training, tensors)))
+    dots = [None if d is None else part for part, d in zip(dots, direction)]
+    known = [part for part in dots if part is not None]
+    if not known:
+        raise ValueError(
+            "Expected in `direction` a gradient of a variable on which the "
+            f"loss of model {model.name!r} depends. Received: only others. "
+            "per_sample_gradients gives None for these."
+        )
+    total = tf.add_n(as_norms(known))
+    require_finite(total.numpy())
+    return dots if per_variable else total
+
+
+class _Dots:
+    """What is made of the samples' contributions, and of those of one."""
+
+    def of_factors(self, factors, n, direction):
+        """Return the products of all samples, (n,), by variable."""
+        return [
+            None
+            if factor is None or part is None
+            else (dots := factor.dot(part)) * tf.cast(n, dots.dtype)
+            for factor, part in zip(factors, direction, strict=True)
+        ]
+
+    def of_one(self, gradients, direction):
+        """Return the products of one sample, scalars; 0 for what is None."""
+        return [
+            tf.zeros([], wide(gradient).dtype)
+            if part is None
+            else tf.reduce_sum(wide(gradient) * tf.convert_to_tensor(part))
+            for gradient, part in zip(gradients, direction, strict=True)
+        ]
+
+
+DOTS = _Dots()
+
+
+def _checked(model, direction):
+    """Return the direction as tensors, after a look at each of them."""
+    if not model.built:
+        raise ValueError(
+            f"Expected a built model, since `direction` has a gradient for "
+            f"each of its variables. Received: {model.name!r}, which has none "
+            "yet: call it on a batch, or model.build(...)."
+        )
+    variables = model.trainable_variables
+    if not isinstance(direction, (list, tuple)) or len(direction) != len(
+        variables
+    ):
+        count = (
+            f"{len(direction)} of them"
+            if isinstance(direction, (list, tuple))
+            else type(direction).__name__
+        )
+        raise ValueError(
+            f"`direction` expected a list of {len(variables)} gradients, one "
+            "for each of model.trainable_variables (None: it does not count). "
+            f"Received: {count}"
+        )
+    tensors = [
+        None if part is None else _of_variable(variable, part)
+        for variable, part in zip(variables, direction)
+        if not is_overwritten(variable)
+    ]
+    if all(part is None for part in tensors):
+        raise ValueError(
+            "`direction` expected at least one gradient. Received: only None, "
+            "so no variable counts."
+        )
+    return tensors
+
+
+def _of_variable(variable, part):
+    """Return the gradient of a variable in the type of its norms."""
+    place = f"`direction` of {variable.path!r}"
+    dtype = wide(variable.value).dtype
+    slices = isinstance(part, tf.IndexedSlices)
+    if slices and part.dense_shape is None:
+        shape = (*variable.shape[:1], *part.values.shape[1:])
+    else:
+        shape = part.shape if slices else np.shape(part)
+    if tuple(shape) != tuple(variable.shape):
+        raise ValueError(
+            f"{place} expected the variable's shape, {tuple(variable.shape)}. "
+            f"Received: shape {tuple(shape)}"
+        )
+    if isinstance(part, (list, tuple)):
+        part = np.asarray(part)  # TensorFlow would round it to float32
+    values = tf.convert_to_tensor(part.values if slices else part)
+    if not (values.dtype.is_floating or values.dtype.is_integer):
+        raise ValueError(
+            f"{place} expected real numbers. Received: {values.dtype.name}"
+        )
+    values = tf.cast(values, dtype)
+    if not np.isfinite(values).all():
+        raise ValueError(
+            f"{place} expected finite numbers. Received: NaN or infinity, as "
+            f"{dtype.name}"
+        )
+    if slices:
+        return _slices(place, variable, values, part.indices)
+    return values
+
+
+def _slices(place, variable, values, indices):
+    """Return rows of a variable, after a look at them."""
+    ids = np.asarray(indices)
+    rows, *others = variable.shape
+    fits = list(values.shape) == [ids.size, *others] and ids.ndim == 1
+    if not fits or not np.all((ids >= 0) & (ids < rows)):
+        raise ValueError(
+            f"{place} expected tf.IndexedSlices with one of the {rows} rows "
+            f"for each of its values, of shape {tuple(others)}. Received: "
+            f"values of shape {tuple(values.shape)} and indices {ids}"
+        )
+    if not ids.size:
+        return tf.zeros(variable.shape, values.dtype)
+    return tf.IndexedSlices(
+        values, tf.convert_to_tensor(ids), tf.constant(variable.shape)
+    )

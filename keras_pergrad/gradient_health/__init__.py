@@ -1,0 +1,1 @@
+"""The spread and the health of gradients during training."""

@@ -1,0 +1,221 @@
+"""The gradient of one batch, and its names in the logs."""
+
+import dataclasses
+import math
+
+import numpy as np
+
+from keras_pergrad.common.numbers import squared_norm
+from keras_pergrad.keras_internals.models.parts import compiled_metrics
+
+
+@dataclasses.dataclass
+class BatchGradient:
+    """The gradient of one batch at one point of training.
+
+    Norms and variances are of gradients without weight regularisers.
+
+    Attributes:
+        samples: how many the batch has, n.
+        loss: the compiled loss, regularisers included.
+        values: the mean gradient ḡ, one array a trainable variable; zeros
+            where the loss does not depend on it.
+        squared_norms: ‖ḡ‖² of each variable, (V,).
+        variances: the trace of the per-sample covariance of each variable,
+            (V,); None where it is not defined.
+        repeat_deviation: the largest ‖ḡ' − ḡ‖ / ‖ḡ‖ of a repetition ḡ', over
+            all variables; None without repetitions.
+        repeat_deviations: the same for each variable, (V,), or None.
+        bitwise_equal_variables: how many had the same bits every time.
+        observed: what instruments are made of, by name: of the samples'
+            gradients, if they are defined. Empty after the measurement.
+    """
+
+    samples: int
+    loss: float
+    values: list
+    squared_norms: np.ndarray
+    variances: np.ndarray | None
+    repeat_deviation: float | None = None
+    repeat_deviations: np.ndarray | None = None
+    bitwise_equal_variables: int | None = None
+    observed: dict = dataclasses.field(default_factory=dict)
+
+    @property
+    def norms(self):
+        """‖ḡ‖ of each variable, (V,)."""
+        return np.sqrt(self.squared_norms)
+
+    @property
+    def norm(self):
+        """‖ḡ‖ over all variables."""
+        return math.sqrt(self.squared_norms.sum())
+
+    @property
+    def variance(self):
+        """tr Σ over all variables, or None."""
+        return None if self.variances is None else float(self.variances.sum())
+
+    @property
+    def squared_true_norm(self):
+        """‖G‖², unbiased: ‖ḡ‖² − tr Σ / n; may be negative. Or None."""
+        trace = self.variance
+        if trace is None:
+            return None
+        return float(self.squared_norms.sum()) - trace / self.samples
+
+    @property
+    def noise_scale(self):
+        """tr Σ / ‖G‖², or None where ‖G‖² is not estimated as positive."""
+        trace, true = self.variance, self.squared_true_norm
+        if trace is None or true is None or true <= 0:
+            return None
+        return trace / true
+
+    @property
+    def snr(self):
+        """‖G‖² over the variance of the mean of n samples, tr Σ / n.
+
+        0 or less if no signal stands out; None if undefined.
+        """
+        trace, true = self.variance, self.squared_true_norm
+        if not trace or true is None:
+            return None
+        return true / (trace / self.samples)
+
+    @property
+    def noise_scales(self):
+        """tr Σ / ‖G‖² of each variable by itself, (V,).
+
+        NaN where it is undefined: where `noise_scale` of that variable would
+        be None.
+        """
+        traces, true = self._of_each_variable()
+        return _quotients(traces, np.where(true > 0, true, np.nan))
+
+    @property
+    def snrs(self):
+        """‖G‖² / (tr Σ / n) of each variable by itself, (V,).
+
+        NaN where it is undefined: without variances, or where one is 0.
+        """
+        traces, true = self._of_each_variable()
+        return _quotients(
+            true, np.where(traces > 0, traces, np.nan) / self.samples
+        )
+
+    def _of_each_variable(self):
+        """tr Σ and the unbiased ‖G‖², both (V,)."""
+        if self.variances is None:
+            unknown = np.full(len(self.squared_norms), np.nan)
+            return unknown, unknown
+        traces = np.asarray(self.variances, np.float64)
+        return traces, self.squared_norms - traces / self.samples
+
+    def compare(self, repetitions):
+        """Note how far repetitions, taken one by one, are from `values`."""
+        same = np.ones(len(self.values), bool)
+        rows = []
+        for again in repetitions:
+            rows.append(np.zeros(len(self.values)))
+            for k, (one, other) in enumerate(zip(again, self.values)):
+                one = np.asarray(one)
+                if one.tobytes() != other.tobytes():
+                    same[k] = False
+                    rows[-1][k] = squared_norm(one, other)
+        apart = np.array(rows)
+        whole = _ratio(apart.sum(1), self.squared_norms.sum())
+        self.repeat_deviation = float(whole.max())
+        self.repeat_deviations = _ratio(apart, self.squared_norms).max(0)
+        self.bitwise_equal_variables = int(same.sum())
+
+
+def variances_of(squared_norms, squared_means):
+    """Return tr Σ of each variable, (V,), from ‖g_i‖², (V, n), and ‖ḡ‖²."""
+    n = squared_norms.shape[1]
+    spread = squared_norms.sum(1, dtype=np.float64) - n * squared_means
+    # Rounding can leave a tiny negative number.
+    return np.maximum(spread, 0) / (n - 1)
+
+
+def _quotients(one, other):
+    with np.errstate(invalid="ignore", over="ignore"):
+        return one / other
+
+
+def _ratio(squares, against):
+    """√(squares / against): 0 for 0/0, infinite for anything else over 0."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.sqrt(squares / against)
+    return np.where(np.equal(squares, 0), 0.0, ratio)
+
+
+# The names that a per-sample mode logs for the training batches.
+_OF_BATCHES = ("gradient_norm", "gradient_variance", "gradient_noise_scale")
+
+#: The probe's figures in the logs, without instruments.
+SCALARS: tuple[str, ...] = (
+    *_OF_BATCHES,
+    "gradient_snr",
+    "gradient_repeat_deviation",
+    "bitwise_equal_variables",
+)
+
+#: What the progress bar shows of the probe, if not asked for more.
+SHOWN = ("gradient_norm", "gradient_noise_scale")
+
+
+def logged(gradient):
+    """Return the values of a `BatchGradient` for the logs."""
+    values = scalars(gradient)
+    undefined = float("nan") if gradient.variances is not None else None
+    for name in ("variance", "noise_scale", "snr"):
+        if values[f"gradient_{name}"] is None:
+            values[f"gradient_{name}"] = undefined
+    return {name: v for name, v in values.items() if v is not None}
+
+
+def scalars(gradient):
+    """Return the figures of a `BatchGradient`, None where one is undefined."""
+    values = (
+        gradient.norm,
+        gradient.variance,
+        gradient.noise_scale,
+        gradient.snr,
+        gradient.repeat_deviation,
+        gradient.bitwise_equal_variables,
+    )
+    return dict(zip(SCALARS, values, strict=True))
+
+
+def hidden(name, figures, shown):
+    """Whether one of the probe's figures is left out of the progress bar."""
+    if name.startswith("train_gradient_"):
+        return True
+    return name in figures and name not in SHOWN and name not in shown
+
+
+def set_apart(logs):
+    """Set the training batches' statistics apart from the probe's."""
+    for name in _OF_BATCHES:
+        if logs and name in logs:
+            logs[f"train_{name}"] = logs.pop(name)
+
+
+def require_own_names(model, figures):
+    """Refuse a metric of a built model that the logs name as a figure."""
+    names = {*figures, *SCALARS, *(f"train_{name}" for name in _OF_BATCHES)}
+    outputs = getattr(model, "output_names", None) or ()
+    known = {metric.name for metric in model.metrics}
+    for metric in getattr(compiled_metrics(model), "metrics", ()):
+        if len(outputs) > 1:
+            known |= {f"{output}_{metric.name}" for output in outputs}
+        else:
+            known.add(metric.name)
+    both = sorted(known & names)
+    if both:
+        raise ValueError(
+            "GradientVariance expected metrics of other names than its own "
+            f"figures in the logs. Received: a metric named {both[0]!r}. Give "
+            f"it another name, such as name='my_{both[0]}'."
+        )

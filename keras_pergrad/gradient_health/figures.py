@@ -1,0 +1,418 @@
+"""The figures of gradient health, of one measurement."""
+
+import dataclasses
+import math
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_pergrad.common.numbers import squared_norm
+
+
+@dataclasses.dataclass(frozen=True)
+class Observation:
+    """One measurement; what no chosen instrument needs is None.
+
+    n samples, V variables.
+
+    Attributes:
+        n: the number of samples.
+        names: the paths of the variables.
+        squared_means: ‖ḡ‖² of each variable, (V,).
+        traces: tr Σ of each variable, (V,); None: not defined.
+        squared_norms: ‖g_i‖² over all variables, (n,).
+        dots: ⟨g_i, ḡ⟩ over all variables, (n,).
+        ratios: Σ ḡ_k² / σ_k² of each variable and of how many weights, (V, 2).
+        dead: how many units of each of `units` no sample moves.
+        units: the layers with units.
+        loss: that of the data, without weight regularisers.
+        learning_rate: the optimizer's, now.
+        squared_weights: ‖w‖² of each variable, (V,).
+        update: ‖Δw‖² of the last update and ‖w‖² before it, (V, 2).
+        distance: ‖w − w₀‖² and ‖w₀‖², with those when training began, (V, 2).
+        ends: what was seen before and after the last update, along it: a
+            pair of dicts of "loss" and, for each sample, "losses", "slopes".
+    """
+
+    n: int
+    names: tuple[str, ...]
+    squared_means: np.ndarray
+    traces: Any
+    squared_norms: np.ndarray | None = None
+    dots: np.ndarray | None = None
+    ratios: np.ndarray | None = None
+    dead: np.ndarray | None = None
+    units: tuple = ()
+    loss: float = float("nan")
+    learning_rate: float = float("nan")
+    squared_weights: Any = None
+    update: np.ndarray | None = None
+    distance: np.ndarray | None = None
+    ends: tuple | None = None
+
+    @property
+    def squared_mean(self):
+        """‖ḡ‖² over all variables."""
+        return float(self.squared_means.sum())
+
+    @property
+    def trace(self):
+        """tr Σ over all variables."""
+        return float(np.sum(self.traces))
+
+
+@dataclasses.dataclass
+class Answer:
+    """What an instrument reads: see `HealthReading`."""
+
+    figures: dict
+    by_variable: dict = dataclasses.field(default_factory=dict)
+    layers: dict = dataclasses.field(default_factory=dict)
+
+
+# The norm, inner-product and orthogonality test of a batch's size.
+#
+# Bollapragada, Byrd, Nocedal, "Adaptive sampling strategies for stochastic
+# optimization", arXiv 1710.11258. Each is given as the smallest bound by which
+# the batch passes. With n samples' gradients g_i and their mean ḡ:
+#
+#     norm:          √(Σ ‖g_i − ḡ‖² / (n (n − 1))) / ‖ḡ‖
+#     inner product: √(Σ (⟨g_i, ḡ⟩ − ‖ḡ‖²)² / (n (n − 1))) / ‖ḡ‖²
+#     orthogonality: √(Σ ‖g_i − ⟨g_i, ḡ⟩ ḡ / ‖ḡ‖²‖² / (n (n − 1))) / ‖ḡ‖
+#
+# The squares of the last two add up to that of the first. All are NaN where ḡ
+# is zero.
+
+
+def norm_test(seen):
+    """Return the bound of the norm test, also of each variable."""
+    each = zip(seen.traces / seen.n, seen.squared_means)
+    return Answer(
+        {"gradient_norm_test": _bound(seen.trace / seen.n, seen.squared_mean)},
+        {"norm_test": [_bound(*pair) for pair in each]},
+    )
+
+
+def inner_product_test(seen):
+    """Return the bound of the inner-product test."""
+    square = seen.squared_mean
+    spread = np.square(seen.dots - square).sum() / (seen.n * (seen.n - 1))
+    return Answer({"gradient_inner_product_test": _bound(spread, square**2)})
+
+
+def orthogonality_test(seen):
+    """Return the bound of the orthogonality test."""
+    square = seen.squared_mean
+    with np.errstate(divide="ignore", invalid="ignore"):
+        across = seen.squared_norms - np.square(seen.dots) / square
+    # Rounding can leave a tiny negative number.
+    across = np.maximum(across, 0).sum() / (seen.n * (seen.n - 1))
+    return Answer({"gradient_orthogonality_test": _bound(across, square)})
+
+
+def _bound(square, against):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        bound = np.sqrt(np.float64(square) / np.float64(against))
+    return float(bound) if against else float("nan")
+
+
+# CABS: the batch size that goes with a learning rate.
+#
+# Balles, Romero, Hennig, "Coupling adaptive batch sizes with learning rates",
+# arXiv 1612.05086: rate · tr Σ / loss, for plain SGD and a loss whose least
+# value is about 0. Σ is the biased covariance, with 1 / n.
+
+
+def cabs(seen):
+    """Return the number of samples that CABS advises."""
+    biased = seen.trace * (seen.n - 1) / seen.n
+    with np.errstate(divide="ignore", invalid="ignore"):
+        size = seen.learning_rate * biased / np.float64(seen.loss)
+    return Answer({"gradient_cabs": float(size)})
+
+
+# The signal to noise ratio of single weights, and the evidence in it.
+#
+# Of weight k, with the mean ḡ_k and the variance σ_k² (with 1 / n) of its n
+# samples' gradients:
+#
+#     r_k = ḡ_k² / σ_k²
+#
+# Its mean over the weights is the signal to noise ratio of Liu et al.,
+# "Understanding why neural networks generalize well through GSNR of
+# parameters", arXiv 2001.07384. Mahsereci et al., "Early stopping without a
+# validation set", arXiv 1703.09580, stop once
+#
+#     1 − (1 / D) Σ_k n ḡ_k² / σ̂_k²  =  1 − (n − 1) · mean(r_k)
+#
+# exceeds 0, σ̂_k² with 1 / (n − 1). Weights without any gradient, such as
+# embeddings of words that the samples do not have, are left out of both; so are
+# those whose gradient is rounding, as that of an attention's key bias.
+
+#: A variance below this part of the mean square is rounding.
+ROUNDING = 1e-6
+#: So are gradients below this many units of it, of the largest.
+UNITS = 16
+
+
+def ratios(means, squares, n):
+    """Return Σ r_k of each variable, and of how many weights, (V, 2).
+
+    `squares` are Σ_i g_ik², in the variables' shapes.
+    """
+    largest = tf.reduce_max(tf.stack([tf.reduce_max(s) for s in squares]))
+    epsilon = 2**-52 if largest.dtype == tf.float64 else 2**-23
+    least = largest * (UNITS * epsilon) ** 2
+    return tf.stack(
+        [_of_variable(*pair, n, least) for pair in zip(means, squares)]
+    )
+
+
+def _of_variable(mean, squares, n, least):
+    second = squares / tf.cast(n, squares.dtype)
+    signal = tf.square(tf.cast(mean, squares.dtype))
+    noise = tf.maximum(second - signal, ROUNDING * second)
+    moved = tf.logical_not(squares <= least)  # NaN counts
+    ratio = tf.where(moved, signal / tf.where(moved, noise, 1), 0)
+    count = tf.reduce_sum(tf.cast(moved, squares.dtype))
+    return tf.stack([tf.reduce_sum(ratio), count])
+
+
+def signal_to_noise(seen):
+    """Return the mean of r_k over all weights, and over each variable's."""
+    return Answer(
+        {"gradient_snr_by_weight": float(_mean(seen.ratios.sum(0)))},
+        {"snr_by_weight": _mean(seen.ratios)},
+    )
+
+
+def stopping_evidence(seen):
+    """Return the criterion of Mahsereci et al., also of each variable."""
+    n = seen.n
+    return Answer(
+        {
+            "gradient_early_stopping": float(
+                1 - (n - 1) * _mean(seen.ratios.sum(0))
+            )
+        },
+        {"early_stopping": 1 - (n - 1) * _mean(seen.ratios)},
+    )
+
+
+def _mean(sums):
+    """Return the mean from `ratios`, (..., 2); NaN: of no weight."""
+    total, count = np.moveaxis(sums, -1, 0)
+    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
+
+
+def squared_distances(weights, others):
+    """Return ‖w − w'‖² and ‖w'‖² of each variable, (V, 2)."""
+    return np.array(
+        [
+            [squared_norm(w, other), squared_norm(other)]
+            for w, other in zip(weights, others)
+        ]
+    ).reshape(-1, 2)
+
+
+def update_ratio(seen):
+    """Return ‖Δw‖ / ‖w‖ of the last update; NaN where ‖w‖ was 0."""
+    whole, each = _whole_and_each(seen.update)
+    figures = {"gradient_update_ratio": float(_ratio(*whole))}
+    return Answer(figures, {"update_ratio": _ratio(*each)})
+
+
+def distance(seen):
+    """Return ‖w − w₀‖, the distance from where training began."""
+    (whole, _), (each, _) = _whole_and_each(seen.distance)
+    figures = {"gradient_distance": float(np.sqrt(whole))}
+    return Answer(figures, {"distance": np.sqrt(each)})
+
+
+def _whole_and_each(squares):
+    return squares.sum(0), squares.T
+
+
+def _ratio(square, against):
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(against > 0, np.sqrt(square / against), np.nan)
+
+
+# Alpha: where an update went on the local quadratic of the loss.
+#
+# Schneider et al., "Cockpit", arXiv 2102.06604: along the update d, between the
+# weights before and after it, the parabola is fitted to loss and slope at both
+# ends, each weighed by the inverse of its variance between samples. Then
+#
+#     alpha = 2 · (length of the update) / (twice the way to the minimum) − 1
+#
+# -1: the weights stand still, or the parabola bends down; 0: the update went to
+# the minimum; 1: it went to the other side, as high as it began. Below -1: it
+# went up from the start.
+
+#: The variance that counts where there is none, in units of the largest.
+NOTHING = 1e-10
+
+
+def alpha(seen):
+    """Return alpha of the last update."""
+    length = float(np.sqrt(seen.update[:, 0].sum()))
+    if length == 0:
+        return Answer({"gradient_alpha": -1.0})
+    slopes = [end["slopes"] / length for end in seen.ends]
+    value = position(
+        length,
+        [end["loss"] for end in seen.ends],
+        [s.mean() for s in slopes],
+        [end["losses"].var(ddof=1) for end in seen.ends],
+        [s.var(ddof=1) for s in slopes],
+    )
+    return Answer({"gradient_alpha": value})
+
+
+def position(length, losses, slopes, loss_variances, slope_variances):
+    """Return alpha, of pairs (before, after).
+
+    `length` is ‖d‖; slopes are along d / ‖d‖; variances those of one sample.
+    """
+    # In units of the update: f(u) = a u² + b u + c, f(0), f(1), f'(0), f'(1).
+    seen = np.array([[0, 0, 1], [1, 1, 1], [0, 1, 0], [2, 1, 0]], np.float64)
+    values = np.array([*losses, *(length * s for s in slopes)], np.float64)
+    noise = np.array([*loss_variances, *slope_variances], np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):
+        noise[2:] *= length**2
+    if not np.isfinite([*values, *noise]).all():
+        return float("nan")
+    noise = np.where(noise > 0, noise, NOTHING * noise.max() or 1.0)
+    weight = 1 / np.sqrt(noise / noise.max())
+    fit = np.linalg.lstsq(seen * weight[:, None], values * weight, rcond=None)
+    bend, slope, _ = fit[0]
+    if bend < 0:
+        return -1.0
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return float(-2 * bend / slope - 1)
+
+
+_KINDS = (
+    keras.layers.Dense,
+    keras.layers.Conv1D,
+    keras.layers.Conv2D,
+    keras.layers.Conv3D,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Units:
+    """The units of a Dense or Conv layer: the last axis of its variables.
+
+    Attributes:
+        path: the layer's path.
+        variables: the places of its kernel and bias in
+            `model.trainable_variables`.
+        count: how many it has.
+    """
+
+    path: str
+    variables: tuple[int, ...]
+    count: int
+
+
+def units_of(layers, trainable):
+    """Return the `Units` of all layers that have some and train them."""
+    places = {id(v): k for k, v in enumerate(trainable)}
+    units = []
+    for layer in layers:
+        if not isinstance(layer, _KINDS) or not layer.built:
+            continue
+        own = [v for v in layer.trainable_variables if id(v) in places]
+        size = getattr(layer, "units", None) or getattr(layer, "filters", None)
+        own = [v for v in own if v.shape[-1:] == (size,)]
+        if size and own:
+            path = own[0].path.rpartition("/")[0]
+            units.append(
+                Units(path, tuple(places[id(v)] for v in own), int(size))
+            )
+    return units
+
+
+def count_dead(units, squares):
+    """Return how many units of a layer no sample's gradient moves.
+
+    `squares`: by variable Σ_i g_i², in its shape.
+    """
+    totals = [
+        tf.reduce_sum(squares[k], list(range(squares[k].shape.rank - 1)))
+        for k in units.variables
+    ]
+    return tf.reduce_sum(tf.cast(tf.equal(tf.add_n(totals), 0), tf.int32))
+
+
+def dead_units(seen):
+    """Return the fraction of dead units, of all and of each layer's.
+
+    A layer is named where all its units are dead.
+    """
+    of_variables = np.full(len(seen.names), np.nan)
+    dead = ()
+    for units, count in zip(seen.units, seen.dead):
+        of_variables[list(units.variables)] = count / units.count
+        if count == units.count:
+            dead = (*dead, units.path)
+    total = sum(units.count for units in seen.units)
+    whole = float(np.sum(seen.dead)) / total if total else float("nan")
+    return Answer(
+        {"gradient_dead_units": whole},
+        {"dead_units": of_variables},
+        {"dead": dead},
+    )
+
+
+# Layers whose gradient vanishes or explodes.
+#
+# A layer's gradient is measured by its weights: q = ‖ḡ‖ / ‖w‖ over all its
+# variables. It vanishes where q is less than 1e-4 of the median of the layers,
+# and explodes where q exceeds 1e3, so that a rate of 1e-3 would replace the
+# weights, or is not finite.
+
+VANISHING = 1e-4
+EXPLODING = 1e3
+
+
+def layers(seen):
+    """Return how many layers vanish and explode, and which."""
+    ratios = relative_gradients(seen)
+    known = [q for q in ratios.values() if math.isfinite(q)]
+    limit = VANISHING * float(np.median(known)) if known else 0.0
+    vanishing = tuple(name for name, q in ratios.items() if q < limit)
+    exploding = tuple(name for name, q in ratios.items() if q > EXPLODING)
+    return Answer(
+        {
+            "gradient_vanishing_layers": float(len(vanishing)),
+            "gradient_exploding_layers": float(len(exploding)),
+        },
+        {"relative_gradient": [ratios[layer_of(p)] for p in seen.names]},
+        {"vanishing": vanishing, "exploding": exploding},
+    )
+
+
+def relative_gradients(seen):
+    """Return layer → q; infinite for a gradient that is not finite."""
+    sums = {}
+    for path, g, w in zip(seen.names, seen.squared_means, seen.squared_weights):
+        both = sums.setdefault(layer_of(path), [0.0, 0.0])
+        both[0] += float(g)
+        both[1] += float(w)
+    return {name: _relative(*both) for name, both in sums.items()}
+
+
+def layer_of(path):
+    """Return the path of the layer that a variable of this path is of."""
+    return path.rpartition("/")[0] or path
+
+
+def _relative(gradient, weight):
+    if not math.isfinite(gradient):
+        return math.inf
+    return math.sqrt(gradient / weight) if weight > 0 else math.nan

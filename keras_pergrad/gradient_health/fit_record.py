@@ -1,0 +1,219 @@
+"""The record of a `fit` that advice is given on, beside the readings."""
+
+import dataclasses
+import math
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_pergrad.keras_internals.losses.per_sample import measured_loss
+from keras_pergrad.keras_internals.models.parts import call_model, layers_of
+from keras_pergrad.keras_internals.state.model import unchanged
+
+
+@dataclasses.dataclass(frozen=True)
+class Fit:
+    """What is known of a `fit`; None or empty: not known.
+
+    Attributes:
+        batch_size: samples of an update.
+        optimizer: the name of its class, such as "SGD".
+        learning_rates: the rate at each reading.
+        losses: the probe's loss at each reading.
+        first_loss: the probe's loss before the first update.
+        half_losses: the same of its first and of its second half.
+        input_scale: the largest root mean square of a float input.
+        shapes: the shape of each trainable variable, in their order.
+        weight_norms: ‖w‖ of each before the first update.
+        frozen_norm: that of all weights that are not trained.
+        trained_before: the layers that had been trained before this `fit`.
+        untrained: those whose weights were still as they were made, and that
+            are trained.
+        untrained_frozen: those still as they were made, and frozen.
+        label_losses: at the end, the probe's loss with its own labels, then
+            with those of other samples, drawn anew each time; not asked for
+            where the loss has come down.
+    """
+
+    batch_size: int | None = None
+    optimizer: str = ""
+    learning_rates: tuple[float, ...] = ()
+    losses: tuple[float, ...] = ()
+    first_loss: float | None = None
+    half_losses: tuple[float, ...] = ()
+    input_scale: float | None = None
+    shapes: tuple[tuple[int, ...], ...] = ()
+    weight_norms: tuple[float, ...] = ()
+    frozen_norm: float = 0.0
+    trained_before: tuple[str, ...] = ()
+    untrained: tuple[str, ...] = ()
+    untrained_frozen: tuple[str, ...] = ()
+    label_losses: tuple[float, ...] = ()
+
+    @property
+    def learned(self):
+        """Whether the probe's loss has come down by half at least."""
+        known = [v for v in self.losses[-3:] if math.isfinite(v)]
+        if not known or self.first_loss is None:
+            return False
+        return min(known) < 0.5 * self.first_loss
+
+    @property
+    def rate(self):
+        """The last learning rate, or None."""
+        return self.learning_rates[-1] if self.learning_rates else None
+
+
+# Layers whose weights are still as they were made, and others.
+#
+# Told by variables that are made of zeros or ones, as biases and scales are:
+# training moves them. A layer without any is not judged.
+
+_CONSTANT = (keras.initializers.Zeros, keras.initializers.Ones)
+
+
+def origins(layers):
+    """Return the paths of layers: trained before, untrained, and frozen so."""
+    trained, untrained, frozen = [], [], []
+    for layer in layers:
+        # The variables of inner layers are judged there.
+        own = [v for v in layer.variables if getattr(layer, v.name, 0) is v]
+        known = [v for v in own if _made_constant(layer, v)]
+        if not known:
+            continue
+        path = known[0].path.rpartition("/")[0]
+        # An LSTM's bias is made of zeros and ones.
+        if not all(np.isin(np.asarray(v), (0, 1)).all() for v in known):
+            trained.append(path)
+        elif layer.trainable:
+            untrained.append(path)
+        elif len(own) > len(known):
+            frozen.append(path)
+    return tuple(trained), tuple(untrained), tuple(frozen)
+
+
+def _made_constant(layer, variable):
+    initializer = getattr(layer, f"{variable.name}_initializer", None)
+    return isinstance(initializer, _CONSTANT)
+
+
+# Losses of the probe that tell what a gradient does not.
+#
+# Layers act as in prediction, so that samples are apart and nothing is drawn.
+# The model is left as it was.
+
+DRAWS = 99
+
+
+def of_halves(model, batch):
+    """Return the loss of the whole probe and of its two halves."""
+    n = len(tf.nest.flatten(batch[0])[0])
+    parts = [slice(0, n), slice(0, n // 2), slice(n // 2, n)]
+    with unchanged(model):
+        return tuple(_loss(model, *_rows(batch, part)) for part in parts)
+
+
+def of_other_labels(model, batch, draws=DRAWS):
+    """Return the probe's loss, then with labels of other samples, (1 + D,).
+
+    Empty if there are no labels.
+    """
+    x, y, sample_weight = batch
+    if y is None:
+        return ()
+    n = len(tf.nest.flatten(y)[0])
+    generator = np.random.default_rng(0)
+    with unchanged(model):
+        y_pred = call_model(model, x, training=False)
+        orders = [np.arange(n)]
+        orders += [generator.permutation(n) for _ in range(draws)]
+        return tuple(
+            float(
+                measured_loss(
+                    model, x, _rows(y, order), y_pred, sample_weight, False
+                )
+            )
+            for order in orders
+        )
+
+
+def _loss(model, x, y, sample_weight):
+    y_pred = call_model(model, x, training=False)
+    return float(measured_loss(model, x, y, y_pred, sample_weight, False))
+
+
+def _rows(batch, rows):
+    """Return some rows of all tensors of a batch."""
+    if isinstance(rows, slice):
+        return tf.nest.map_structure(
+            lambda t: None if t is None else t[rows], batch
+        )
+    return tf.nest.map_structure(
+        lambda t: None if t is None else tf.gather(t, rows), batch
+    )
+
+
+class FitRecorder:
+    """Notes what advice needs beside the readings.
+
+    Made before the first update; `batch` is the probe, (x, y, sample_weight).
+    """
+
+    def __init__(self, model, batch, batch_size=None):
+        self._model, self._batch = model, batch
+        whole, *halves = of_halves(model, batch)
+        trained, untrained, frozen = origins(layers_of(model))
+        variables = model.trainable_variables
+        self._fit = Fit(
+            batch_size=batch_size,
+            optimizer=type(model.optimizer).__name__,
+            first_loss=whole,
+            half_losses=tuple(halves),
+            input_scale=_largest_scale(batch[0]),
+            shapes=tuple(tuple(v.shape) for v in variables),
+            weight_norms=tuple(map(_norm, variables)),
+            frozen_norm=math.hypot(*map(_norm, model.non_trainable_variables)),
+            trained_before=trained,
+            untrained=untrained,
+            untrained_frozen=frozen,
+        )
+
+    def reading(self, loss):
+        """Note the probe's loss, and the rate, at a reading."""
+        optimizer = self._model.optimizer
+        rate = float(tf.convert_to_tensor(optimizer.learning_rate))
+        self._fit = dataclasses.replace(
+            self._fit,
+            losses=(*self._fit.losses, float(loss)),
+            learning_rates=(*self._fit.learning_rates, rate),
+        )
+
+    def record(self):
+        """Return the `Fit` up to now."""
+        # What is frozen may be set from outside, as target networks are.
+        _, _, frozen = origins(layers_of(self._model))
+        still = [p for p in self._fit.untrained_frozen if p in frozen]
+        labels = ()
+        if not self._fit.learned:
+            labels = of_other_labels(self._model, self._batch)
+        return dataclasses.replace(
+            self._fit, untrained_frozen=tuple(still), label_losses=labels
+        )
+
+
+def _norm(variable):
+    """Return the norm of a float variable; 0 of others, such as seeds."""
+    if not tf.as_dtype(variable.dtype).is_floating:
+        return 0.0
+    return float(np.linalg.norm(np.asarray(variable).astype("float64")))
+
+
+def _largest_scale(x):
+    """Return the largest root mean square of a float input, or None."""
+    scales = [
+        float(np.sqrt(np.mean(np.square(np.asarray(t, "float64")))))
+        for t in tf.nest.flatten(x)
+        if t.dtype.is_floating
+    ]
+    return max(scales, default=None)

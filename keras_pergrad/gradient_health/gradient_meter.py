@@ -1,0 +1,396 @@
+"""The measurement of a batch's gradient, the model unchanged."""
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_pergrad.common.numbers import norm_type, squared_norm
+from keras_pergrad.common.text import reason
+from keras_pergrad.factors.base import unchanged_factors
+from keras_pergrad.gradient_health.batch_gradient import (
+    BatchGradient,
+    variances_of,
+)
+from keras_pergrad.keras_internals.data.batches import first_tensor
+from keras_pergrad.keras_internals.losses.compiled import (
+    SetApart,
+    is_overwritten,
+)
+from keras_pergrad.keras_internals.losses.fractions import sample_losses
+from keras_pergrad.keras_internals.losses.per_sample import (
+    MissingLoss,
+    measured_loss,
+)
+from keras_pergrad.keras_internals.losses.terms import (
+    Penalties,
+    regularization_loss,
+)
+from keras_pergrad.keras_internals.models.parts import (
+    build_symbolically,
+    call_model,
+    loss_scale,
+)
+from keras_pergrad.keras_internals.state.model import (
+    kept,
+    random_state_kept,
+    run_and_restore,
+    unchanged,
+)
+from keras_pergrad.modes.step_readers import StepReader
+from keras_pergrad.uses import TracedStep
+
+
+def only_if(wanted, factors, compute):
+    """Return what `compute()` gives where `wanted`, else zeros of its shape.
+
+    The shapes must be known. Tensors that factors hold for later use do not
+    leave the branch.
+    """
+    results = []
+
+    def computed():
+        with unchanged_factors(factors):
+            results.append(tf.nest.map_structure(tf.identity, compute()))
+        return results[0]
+
+    def zeros():  # traced after the other branch
+        return tf.nest.map_structure(
+            lambda t: tf.zeros(t.shape, t.dtype), results[0]
+        )
+
+    return tf.cond(wanted, computed, zeros)
+
+
+# What a run of the gradient's program is wanted to measure of the samples:
+# nothing, all, or only what lies along a direction.
+_NOTHING, _ALL, _ALONG = range(3)
+
+
+class GradientMeter:
+    """Measures the gradient of one batch at a model's present weights.
+
+    Layers act as in training. What that changes (seeds, moving statistics,
+    metrics) is put back: repetitions draw the same random numbers.
+
+    Args:
+        model: a compiled model.
+        batch: (x, y, sample_weight), tensors.
+        quantities: a function of the model, once it is built; returns what
+            else is measured of the samples, such as `SampleQuantities`.
+
+    Attributes:
+        knows_losses: whether each sample's loss is known, if it is needed.
+        undefined: a clause that says why nothing is known of the samples' own
+            gradients, else None, as far as `prepare` and `measure` show.
+    """
+
+    def __init__(self, model, batch, quantities=None):
+        self.model = model
+        self.batch = batch
+        self.samples = int(first_tensor(batch[0]).shape[0])
+        self.undefined = None
+        # A model that is built by its first call has no variables before that.
+        with random_state_kept():
+            build_symbolically(model, batch)
+        self._variables = list(model.trainable_variables)
+        if not self._variables:
+            raise ValueError(
+                f"Model {model.name!r} has no trainable variables, so there "
+                "is no gradient to measure."
+            )
+        # What else is measured of the samples, in the same pass.
+        self._quantities = quantities and quantities(model)
+        self._along = self._quantities is not None and self._quantities.along
+        self._values = [v.value for v in self._variables]
+        self._dtype = norm_type(self._values)
+        self._joint = True
+        self._refusal = None
+        self.knows_losses = False
+        self._gradient: Callable[..., Any] | None = None
+        self._samples: Callable[..., Any] | None = None
+
+    def measure(self, repeats=1, direction=None):
+        """Return the `BatchGradient` of the present weights.
+
+        `direction`: what slopes are taken along, one array a variable.
+        """
+        run = self._gradient or self.prepare()
+        # A model that has diverged is also measured.
+        quiet = np.errstate(invalid="ignore", over="ignore")
+        with quiet, random_state_kept():
+            try:
+                return self._measure(run, repeats, direction)
+            except Exception as error:
+                if self.undefined is not None:
+                    raise
+                # Only now may it show that a layer mixes samples.
+                return self._measure(self._without_samples(error), repeats)
+
+    def _measure(self, run, repeats, direction=None):
+        loss, values, observed = run(_ALL, direction)
+        values = [np.asarray(g) for g in values]
+        squares = np.array([squared_norm(g) for g in values])
+        if self._samples is not None:
+            observed = self._samples(_ALL, direction)
+        variances = None
+        if self.undefined is None:
+            observed = tf.nest.map_structure(np.asarray, observed)
+            variances = variances_of(observed["squared_norms"], squares)
+        known = self.samples, float(loss), values, squares, variances
+        gradient = BatchGradient(*known, observed=observed)
+        if repeats > 1:
+            again = (run(_NOTHING)[1] for _ in range(repeats - 1))
+            gradient.compare(again)
+        return gradient
+
+    def measure_along(self, direction, weights):
+        """Return losses and slopes of the samples at other weights."""
+        run: Any = self._samples or self._gradient
+        with random_state_kept(), kept(self._values):
+            for value, other in zip(self._values, weights):
+                value.assign(other)
+            results = run(_ALONG, direction)
+        observed = results if run is self._samples else results[-1]
+        return tf.nest.map_structure(np.asarray, observed)
+
+    def prepare(self):
+        """Trace, find out about samples, and return the gradient's program."""
+        with random_state_kept():
+            return self._prepare()
+
+    def _prepare(self):
+        if self.samples < 2:
+            self.undefined = "one sample alone has no variance."
+            return self._without_samples()
+        try:
+            eager = self.model.run_eagerly
+            if not eager:
+                self._gradient = self._compiled(self._with_samples)
+            if eager or not self._joint:
+                # Only a graph shows how weights are used.
+                self._samples = self._compiled(self._only_samples, eager=False)
+                self._gradient = self._compiled(self._plainly)
+        except MissingLoss:
+            raise
+        except Exception as error:  # an error of the batch comes again
+            return self._without_samples(error)
+        return self._gradient
+
+    def _without_samples(self, error=None):
+        """Return the program for the gradient alone: the samples' failed."""
+        self._samples = None
+        self._gradient = self._compiled(self._plainly)
+        if error is not None:
+            self.undefined = self._why(error)
+        return self._gradient
+
+    def _why(self, error):
+        how, why = "are not defined", self._refusal
+        if why is None:
+            how, why = "cannot be obtained here", reason(error)
+        return f"the samples' own gradients {how}: {why}".rstrip(".") + "."
+
+    def _plainly(self, x, y, sample_weight, wanted, direction):
+        del wanted, direction
+        penalties = Penalties(self.model)
+        with tf.GradientTape() as tape:
+            y_pred = call_model(self.model, x)
+            with penalties.noted():
+                loss = measured_loss(self.model, x, y, y_pred, sample_weight)
+            target = self._scaled(loss)
+        gradients = tape.gradient(target, self._values)
+        return loss, self._of_data(gradients, penalties.gradients(loss)), {}
+
+    def _with_samples(self, x, y, sample_weight, wanted, direction):
+        """Return the gradient, and what is wanted of the samples."""
+        # One program computes both, so TensorFlow runs the backward pass once.
+        of_batch = tf.GradientTape()
+        loss, target, factors, losses = self._of_samples(
+            x, y, sample_weight, of_batch
+        )
+        # The samples' tape keeps the gradients of regularisers apart.
+        gradients = self._of_data(of_batch.gradient(target, self._values))
+        observed = self._observed(
+            loss, factors, gradients, losses, wanted, direction
+        )
+        return loss, gradients, observed
+
+    def _only_samples(self, x, y, sample_weight, wanted, direction):
+        around = contextlib.nullcontext()
+        loss, _, factors, losses = self._of_samples(x, y, sample_weight, around)
+        with unchanged_factors(factors):
+            sums = self._dense([f and f.weighted_sum(None) for f in factors])
+        return self._observed(loss, factors, sums, losses, wanted, direction)
+
+    def _of_samples(self, x, y, sample_weight, around):
+        """Return the loss, also scaled, the factors and samples' losses."""
+
+        def refuse(layer, error):
+            self._refusal = error
+            raise error
+
+        batch = x, y, sample_weight
+        with SetApart(self.model) as apart:
+            tape = TracedStep(
+                self.model, batch, loss=measured_loss, refuse=refuse
+            )
+            with around, tape:
+                y_pred = tape.forward(x)
+                loss = measured_loss(self.model, x, y, y_pred, sample_weight)
+                target = self._scaled(loss)
+            scale = loss_scale(self.model.optimizer)
+            factors = apart.merged(tape.sample_gradients(target, scale))
+        losses = None
+        if self._along:
+            losses = sample_losses(self.model, y, y_pred, sample_weight)
+            self.knows_losses = losses is not None
+        # If it calls a layer in its own way, or vectorises it, the norms are
+        # measured apart: repetitions must use the layer's ordinary call.
+        self._joint = all(call.rule.forward is None for call in tape.calls)
+        return loss, target, factors, losses
+
+    def _scaled(self, loss):
+        scale = loss_scale(self.model.optimizer)
+        return loss if scale is None else loss * tf.cast(scale, loss.dtype)
+
+    def _of_data(self, gradients, penalties=None):
+        """Return dense gradients without loss scale and regularisers."""
+        scale = loss_scale(self.model.optimizer)
+        penalties = penalties or [None] * len(self._variables)
+        dense = []
+        for gradient, penalty in zip(self._dense(gradients), penalties):
+            if scale is not None:
+                gradient /= tf.cast(scale, gradient.dtype)
+            dense.append(gradient if penalty is None else gradient - penalty)
+        return dense
+
+    def _dense(self, gradients):
+        return [
+            tf.zeros_like(variable.value)
+            if gradient is None or is_overwritten(variable)
+            else tf.convert_to_tensor(gradient)
+            for variable, gradient in zip(self._variables, gradients)
+        ]
+
+    def _observed(self, loss, factors, gradients, losses, wanted, direction):
+        """Return by name what is wanted of the samples."""
+        n, dtype = self.samples, self._dtype
+
+        def of_present():
+            squares = [self._squares(factor) for factor in factors]
+            more = {}
+            if self._quantities is not None:
+                more = self._quantities(n, factors, gradients, dtype)
+            return {"squared_norms": tf.stack(squares), **more}
+
+        def of_slopes():
+            return {
+                "slopes": self._quantities.dots(n, factors, direction, dtype),
+                "losses": tf.reshape(n * tf.cast(losses, dtype), [n]),
+            }
+
+        observed = only_if(tf.equal(wanted, _ALL), factors, of_present)
+        if losses is not None:
+            is_wanted = tf.not_equal(wanted, _NOTHING)
+            observed |= only_if(is_wanted, factors, of_slopes)
+        return {**observed, "loss": self._loss_of_data(loss)}
+
+    def _squares(self, factor):
+        """Return ‖g_i‖² of the samples, (n,); a contribution is g_i / n."""
+        if factor is None:
+            return tf.zeros([self.samples], self._dtype)
+        squares = tf.cast(factor.squared_norms(), self._dtype)
+        squares *= tf.cast(self.samples**2, self._dtype)
+        return tf.reshape(squares, [self.samples])
+
+    def _loss_of_data(self, loss):
+        """Return the loss without the regularisers that Keras adds."""
+        if type(self.model).compute_loss is not keras.Model.compute_loss:
+            return loss
+        penalty = regularization_loss(self._variables)
+        return loss - tf.cast(penalty, loss.dtype)
+
+    def _compiled(self, compute, eager=True):
+        """Return a program of `compute` that runs the way the model trains."""
+        if eager and self.model.run_eagerly:
+
+            def run_eagerly(wanted, direction=None):
+                with unchanged(self.model):
+                    return compute(*self.batch, wanted, direction)
+
+            run_eagerly(_NOTHING)  # raises any error now
+            return run_eagerly
+
+        # Leave out None: a call whose structure differs from the signature
+        # first prints its arguments, which takes longer than the call.
+        def packed(parts, wanted, direction):
+            parts = iter(parts)
+            batch = tf.nest.map_structure(
+                lambda t: None if t is None else next(parts), self.batch
+            )
+            return compute(*batch, wanted, direction)
+
+        def arguments(wanted, direction=None):
+            if self._along and direction is None:
+                direction = self._values
+            direction = [tf.convert_to_tensor(d) for d in direction or ()]
+            return self._parts(), tf.constant(wanted), direction
+
+        function = tf.function(
+            packed, autograph=False, jit_compile=bool(self.model.jit_compile)
+        ).get_concrete_function(*arguments(_NOTHING))
+
+        def run(*wanted):
+            return run_and_restore(function, *arguments(*wanted))
+
+        return run
+
+    def _parts(self):
+        return [t for t in tf.nest.flatten(self.batch) if t is not None]
+
+
+class TrainingReader(StepReader):
+    """Reads the gradient of the batch, and what instruments are made of.
+
+    Args:
+        quantities: a function of the model, once it is built; returns the
+            `SampleQuantities`.
+
+    Attributes:
+        is_wanted: whether the next step is read.
+        measured: the `BatchGradient` of the last one, or None.
+    """
+
+    def __init__(self, quantities):
+        self._quantities = quantities
+        self.is_wanted, self.measured = False, None
+
+    def is_due(self):
+        return self.is_wanted
+
+    def read(self, samples):
+        dtype, known = samples.dtype, {}
+        known["squared_norms"] = samples.squared_norms()
+        known["mean"] = samples.mean()
+        given = samples.n, samples.factors, known["mean"], dtype
+        known |= self._quantities(samples.model)(*given)
+        loss = known["loss_with_penalties"] = samples.loss
+        if type(samples.model).compute_loss is keras.Model.compute_loss:
+            penalty = regularization_loss(samples.variables)
+            loss -= tf.cast(penalty, loss.dtype)
+        return {**known, "loss": loss}
+
+    def receive(self, values):
+        known = tf.nest.map_structure(np.asarray, values)
+        gradient, loss = known.pop("mean"), known.pop("loss_with_penalties")
+        norms = known["squared_norms"]
+        n = norms.shape[1]
+        with np.errstate(invalid="ignore", over="ignore"):
+            squares = np.array([squared_norm(g) for g in gradient])
+            variances = variances_of(norms, squares) if n > 1 else None
+        given = n, float(loss), list(gradient), squares, variances
+        self.measured = BatchGradient(*given, observed=known)

@@ -1,0 +1,396 @@
+"""The variance of gradients between samples, repetitions and runs."""
+
+import contextlib
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import keras
+import tensorflow as tf
+
+from keras_pergrad.common.numbers import positive_integer
+from keras_pergrad.gradient_health import gradient_records
+from keras_pergrad.gradient_health import probe_batch as probes
+from keras_pergrad.gradient_health.batch_gradient import (
+    hidden,
+    logged,
+    require_own_names,
+    set_apart,
+)
+from keras_pergrad.gradient_health.gradient_meter import TrainingReader
+from keras_pergrad.gradient_health.gradient_records import (
+    NAMED,
+    GradientAdvice,
+    Tasks,
+    checked_every,
+    steps_between,
+)
+from keras_pergrad.gradient_health.instruments import (
+    Instruments,
+    chosen,
+    figures_of,
+)
+from keras_pergrad.gradient_health.run_log import require_tags, require_unnamed
+from keras_pergrad.gradient_health.tasks import conflict_table
+from keras_pergrad.keras_internals.fit import callback_list
+from keras_pergrad.keras_internals.fit import progress_bar as bar
+from keras_pergrad.keras_internals.fit.callback_list import (
+    at_end_of_fit,
+    running_fit,
+)
+from keras_pergrad.keras_internals.fit.train_function import Wrapped
+from keras_pergrad.keras_internals.models.parts import build_symbolically
+from keras_pergrad.keras_internals.replicas.replicas import out_of_scope
+from keras_pergrad.runs import GradientSketch
+from keras_pergrad.trackers.tracker import checked
+
+
+class GradientVariance(keras.callbacks.Callback):
+    """Measures how the gradient varies, on one fixed batch: the probe.
+
+    For any compiled model. The measurement changes nothing: a run with this
+    callback ends with the same weights, to the bit, as one without.
+
+    | in the logs | is |
+    |---|---|
+    | `gradient_norm` | ‖ḡ‖, of the probe's mean gradient ḡ |
+    | `gradient_variance` | tr Σ, the trace of its samples' covariance |
+    | `gradient_noise_scale` | tr Σ / ‖G‖², with ‖G‖² = ‖ḡ‖² − tr Σ / n |
+    | `gradient_snr` | ‖G‖² / (tr Σ / n): signal over noise of the batch |
+    | `gradient_repeat_deviation` | largest ‖ḡ' − ḡ‖ / ‖ḡ‖ of a repetition |
+    | `bitwise_equal_variables` | how many repeat with the same bits |
+
+    All are of gradients without weight regularisers. An undefined value is
+    NaN. If the samples have no gradients of their own, as with
+    BatchNormalization in training, or these cannot be obtained, the
+    within-batch values are absent, and one message says why. Layers act as in
+    training; a random layer draws the same numbers in every repetition.
+
+    A `PerGradModel` in a per-sample mode also gives statistics of the training
+    batches, without an extra pass. They are in the logs as
+    `train_gradient_norm` and so on, even if the mode logs them by itself:
+    names without this prefix mean the probe.
+
+    The progress bar shows the norm and the noise scale; the logs have all. The
+    order of the callbacks does not matter: this one moves before the first
+    that reads the logs, such as `CSVLogger` or `TensorBoard`.
+
+    With `log_dir` every measurement is recorded for `kpg.compare_runs`. Runs
+    can be compared if they have the same probe, so pass one.
+
+    Args:
+        probe: (x, y) or (x, y, sample_weight), arrays; by default the first
+            batch of each `fit`.
+        every: "auto", "epoch", or after how many updates to measure. "auto"
+            measures at each epoch's end. In a `fit` of fewer than 10 epochs it
+            also measures at evenly spread steps between, to give 10
+            measurements; with instruments, after the first update, too. An
+            epoch's logs show its last measurement.
+        repeats: how many times each gradient is computed; by default 3, with
+            instruments 1, which leaves `gradient_repeat_deviation` out.
+        log_dir: where to write the run; None: logs only.
+        run_name: the run's directory in `log_dir`; by default a new name from
+            the time and the seed. An existing name is refused, unless `fit`
+            resumes that run with `initial_epoch` above 0
+            (`keras.callbacks.BackupAndRestore` sets it after a crash).
+        tags: a dict of names to strings or numbers, for groups of runs.
+        sketch_size: numbers kept of each gradient's direction.
+        instruments: "all", or names of instruments of gradient health:
+            "norm_test", "inner_product_test", "orthogonality_test", "cabs",
+            "noise_scale", "snr_by_weight", "early_stopping", "update_ratio",
+            "distance", "alpha", "dead_units", "layers". The page "Gradient
+            health" says what each is; the logs have them as
+            `gradient_alpha` and so on. None: no more than above.
+        source: where to measure: on the "probe", or on the "training" batch
+            itself, in the step that trains on it, before its update. It needs
+            `Vectorized` on one replica and measures in the first step, then
+            every so many; with "auto" and "epoch" in the first step of each
+            epoch. No `alpha`, advice or `log_dir` then; update ratios are of
+            the update that the batch makes.
+        histograms: whether readings have histograms, of the mean gradient by
+            variable and of the norms of the samples' gradients.
+        progress_bar: names of instruments that the progress bar shows.
+        by_task: whether to measure how the gradients of the model's losses
+            agree on the probe, for a model with several. The logs then have
+            `gradient_task_conflicts`, the share of pairs of losses whose
+            gradients have a negative cosine over the weights that both use, and
+            `gradient_task_cosine_a_b` of each pair. `ByTask` trains by them.
+        trackers: `kpg.trackers` that each reading is written to.
+
+    Attributes:
+        readings: one `results.HealthReading` per measurement of the last
+            `fit`.
+        advice: with instruments, what the last `fit` advises: a list of
+            `results.HealthAdvice`, faults first.
+        measurements: one `BatchGradient` per measurement of the last `fit`,
+            without the gradient itself. Its `norms`, `variances`,
+            `noise_scales`, `snrs` and `repeat_deviations` have one value per
+            variable, in the order of `model.trainable_variables`.
+        steps: the number of updates before each of them.
+        conflicts: with `by_task`, one `results.TaskConflicts` per measurement
+            of the last `fit`; `conflict_table()` says where tasks conflict.
+        messages: what was printed.
+        run_directory: where the last run was written, or None.
+
+    Raises:
+        ValueError: an argument is out of range, or (in `fit`) the probe is not
+            a batch of this model, the model has no compiled loss, a metric
+            has the name of a figure in the logs, or the run to resume does
+            not match.
+        FileExistsError: (in `fit`) the run exists already.
+        OSError: (in `fit`) `log_dir` cannot be written.
+
+    Example:
+
+    >>> import keras, numpy as np
+    >>> import keras_pergrad as kpg
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+    >>> model.compile("sgd", "mse")
+    >>> x, y = np.eye(4), np.ones((4, 3))
+    >>> watch = kpg.callbacks.GradientVariance(probe=(x, y))
+    >>> history = model.fit(x, y, epochs=2, verbose=0, callbacks=[watch])
+    >>> len(history.history["gradient_noise_scale"])
+    2
+    """
+
+    def __init__(
+        self,
+        probe: Any = None,
+        every: int | Literal["auto", "epoch"] = "auto",
+        *,
+        repeats: int | None = None,
+        log_dir: str | os.PathLike | None = None,
+        run_name: str | None = None,
+        tags: Mapping[str, Any] | None = None,
+        sketch_size: int = 1024,
+        instruments: str | Sequence[str] | None = None,
+        source: Literal["probe", "training"] = "probe",
+        histograms: bool = False,
+        progress_bar: str | Sequence[str] | None = None,
+        trackers: Any = (),
+        by_task: bool = False,
+    ):
+        super().__init__()
+        every = checked_every(every)
+        self.is_in_training = gradient_records.asked_for(source)
+        if repeats is None:
+            repeats = 1 if instruments or self.is_in_training else 3
+        repeats = positive_integer("repeats", repeats)
+        self.trackers = checked(trackers) if trackers != () else ()
+        if (run_name, tags) != (None, None):
+            if log_dir is None and not self.trackers:
+                require_unnamed(run_name, tags)
+            require_tags(tags)
+        self.sketch = GradientSketch(sketch_size)
+        self.instruments = chosen(instruments)
+        if self.is_in_training:
+            given = self.instruments, instruments, probe, repeats, log_dir
+            self.instruments = gradient_records.instruments_of(*given, by_task)
+        self.progress_bar = chosen(
+            progress_bar, "progress_bar", self.instruments
+        )
+        self.histograms = bool(histograms)
+        self.readings, self.advice, self.conflicts = [], [], []
+        self.by_task = bool(by_task)
+        self._probe = None if probe is None else probes.as_batch(probe)
+        self.every, self.repeats = every, repeats
+        self.log_dir, self.run_name, self.tags = log_dir, run_name, tags
+        self.measurements, self.steps, self.messages = [], [], []
+        self.run_directory = None
+        self._meter = self._instruments = self._reader = None
+        self._parts = []
+        self._fit = contextlib.ExitStack()
+
+    # Hooks, in the order in which Keras calls them.
+
+    def on_train_begin(self, logs=None):
+        self._fit.close()
+        self._fit = contextlib.ExitStack()
+        siblings = running_fit(self.model).callback_list
+        at_end_of_fit(self.model, siblings, self._fit.close)
+        callback_list.go_before_readers(self, siblings)
+        bar.leave_out(self, siblings, self._is_hidden)
+        self.measurements, self.steps, self.messages = [], [], []
+        self.readings, self.advice, self.conflicts = [], [], []
+        self.run_directory = self._meter = self._instruments = None
+        self._batches_seen, self._explained = 0, False
+        self._ended = False
+        self._interval = steps_between(self.every, self.params)
+        watch = getattr(self.model, "watch_gradients", None)
+        if self.is_in_training:
+            self._reader = TrainingReader(self._make_instruments)
+            read = gradient_records.read_by(self.model, self._reader)
+            self._fit.enter_context(read)
+        elif self._probe is None:
+            probes.require_one_replica(self.model)
+        if watch is not None and not self.is_in_training:
+            self._fit.enter_context(watch())
+        self._steps = Wrapped(self.model, self._take_step, self._fit.close)
+        self._fit.callback(self._steps.restore)
+        self._fit.callback(self._end_run)
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self._epoch = epoch
+        if self._meter is None and self._probe is not None:
+            self._begin(self._probe, epoch)
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self._batch = batch
+        self._steps.batch_begins()
+
+    def on_train_batch_end(self, batch, logs=None):
+        self._batches_seen += 1
+        if self._meter is not None and not self.is_in_training:
+            step = self._step()
+            if self._is_due(step):
+                self._measure(step)
+        set_apart(logs)
+
+    def on_epoch_end(self, epoch, logs=None):
+        measures = self._meter is not None and not self.is_in_training
+        if measures and self.every in NAMED:
+            step = self._step()
+            if not self.steps or self.steps[-1] != step:
+                self._measure(step)
+        if logs is None:
+            return
+        set_apart(logs)
+        if self.readings:
+            logs.update(self.readings[-1].figures)
+
+    def on_train_end(self, logs=None):
+        for part in self._parts:
+            part.ended()
+        self._ended = True
+        self._fit.close()
+
+    # The run.
+
+    def _take_step(self, function, iterator):
+        """Measure on the first batch before the first step, if need be."""
+        if self._meter is None:
+            batch, iterator = probes.first_batch(self.model, iterator)
+            if batch is not None:
+                self._begin(batch, self._epoch)
+        if self.is_in_training:
+            return self._take_read_step(function, iterator)
+        if self._instruments is None or not self._may_measure_next():
+            return function(iterator)
+        with self._instruments.weights.held():
+            return function(iterator)
+
+    def _take_read_step(self, function, iterator):
+        """Take a step, and measure on its batch if that is due."""
+        step = self._step()
+        self._reader.is_wanted = self._is_due_in_training(step)
+        if self._instruments is None or not self._reader.is_wanted:
+            return function(iterator)
+        self._reader.measured = None
+        result, around = self._instruments.around(lambda: function(iterator))
+        seen = step, self._reader.measured
+        self._note(*seen, self._instruments.read_step(*seen, around, logged))
+        return result
+
+    def _is_due_in_training(self, step):
+        """Whether to measure in the update after this many."""
+        begins = not self.steps or (self._batch == 0 and self.every in NAMED)
+        return begins or self._has_passed(step)
+
+    def _may_measure_next(self):
+        """Whether a measurement may follow the next call of the function."""
+        updates = int(self.model.steps_per_execution)
+        if self._is_due(self._step() + updates):
+            return True
+        steps = self.params.get("steps")
+        ends = not steps or self._batch + updates >= steps
+        return ends and self.every in NAMED
+
+    def _is_due(self, step):
+        """Whether to measure after this many updates, within an epoch."""
+        # What a rate that is far too high does shows in the first update.
+        first = self.every == "auto" and self.instruments and not self.steps
+        return bool(first) or self._has_passed(step)
+
+    def _has_passed(self, step):
+        interval = self._interval
+        return interval is not None and step - self._last_step >= interval
+
+    def _make_instruments(self, model):
+        given = self.instruments, model, self.histograms
+        self._instruments = self._instruments or Instruments(*given)
+        return self._instruments.quantities
+
+    def _is_hidden(self, name, value):
+        del value
+        figures = self.readings[-1].figures if self.readings else {}
+        return hidden(name, figures, figures_of(self.progress_bar))
+
+    def _begin(self, batch, epoch):
+        """Do everything that may fail, before the first training step."""
+        if self.is_in_training:
+            build_symbolically(self.model, batch)
+            self._make_instruments(self.model)
+            self._meter = self._reader
+        else:
+            given = self.model, batch, self._make_instruments
+            with out_of_scope():
+                self._meter = probes.meter(*given)
+                if self.by_task:
+                    self._parts.append(Tasks(self, batch))
+            self._explain()
+        require_own_names(self.model, figures_of(self.instruments))
+        self._last_step = step = self._step()
+        if self.instruments and self._reader is None:
+            self._parts.append(GradientAdvice(self, batch, self._say))
+        to = self.log_dir is not None or self.trackers
+        if to and gradient_records.writes(self.model):
+            own = self._probe is not None or self.is_in_training
+            given = self, batch, epoch, step, self._say, own
+            records = gradient_records.begun(*given)
+            self._parts.append(records)
+            self.run_directory = records.directory
+
+    def _step(self):
+        optimizer = self.model.optimizer
+        if optimizer is None:
+            return self._batches_seen
+        return int(tf.convert_to_tensor(optimizer.iterations))
+
+    def _explain(self):
+        """Say once what of the samples is not measured, and why."""
+        message = probes.unmeasured(self._meter, self.instruments)
+        if message is not None and not self._explained:
+            self._explained = True
+            self._say(message)
+
+    def _measure(self, step):
+        given = step, self._meter, self.repeats, logged
+        with out_of_scope():
+            measured, reading = self._instruments.measure(*given)
+        self._explain()
+        self._note(step, measured, reading)
+
+    def _note(self, step, measured, reading):
+        gradient, measured.values, measured.observed = measured.values, [], {}
+        for part in self._parts:
+            given = self._epoch, measured, gradient, reading
+            reading = part.measured(*given)
+        self.readings.append(reading)
+        self._last_step = step
+        self.steps.append(step)
+        self.measurements.append(measured)
+
+    def _end_run(self):
+        parts, self._parts = self._parts, []
+        for part in parts:
+            part.close(interrupted=not self._ended)
+        self._meter = self._instruments = self._reader = None
+
+    def conflict_table(self):
+        """Return how often tasks had a negative cosine, by layer, as text."""
+        return conflict_table(self.conflicts)
+
+    def _say(self, message):
+        message = f"GradientVariance: {message}"
+        self.messages.append(message)
+        print(f"\n{message}", flush=True)

@@ -1,0 +1,354 @@
+"""The description and the records of a run."""
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import importlib.metadata
+import inspect
+import json
+import os
+import platform
+import sys
+import time
+import uuid
+import warnings
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_pergrad.common import machine
+from keras_pergrad.gradient_health.batch_gradient import scalars
+from keras_pergrad.keras_internals.models import parts
+from keras_pergrad.keras_internals.models.parts import (
+    call_arguments_of,
+    calls_of,
+    entries_of,
+    inner_layers,
+    model_inside,
+)
+from keras_pergrad.keras_internals.state.saved import (
+    global_seed,
+    is_deterministic,
+)
+from keras_pergrad.runs import RunInfo, RunWriter, list_runs, read_run
+
+# The description of a model: its architecture, settings and loss.
+#
+# Runs of different Keras versions can be compared, so the architecture and the
+# loss hold nothing that depends on the version. The settings may: only those
+# that both versions know are compared.
+
+# Entries that only tell layers of equal function apart, say how they were
+# initialised, or are described elsewhere.
+_NOT_SETTINGS = {
+    "name",
+    "dtype",
+    "trainable",
+    "seed",
+    "build_config",
+    "registered_name",
+    "module",
+    "shared_object_id",
+    "class_name",
+    "batch_shape",
+    "code",  # of a lambda: depends on the version of Python
+}
+
+
+def architecture(model):
+    """Return a fingerprint of a built model's layer classes and variables."""
+    classes = [type(layer).__name__ for layer in _layers(model)]
+    shapes = [[v.dtype, list(v.shape)] for v in model.trainable_variables]
+    text = json.dumps([classes, shapes])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def settings(model):
+    """Return the layers' settings by name, such as "2 Dense activation"."""
+    layers = list(_layers(model))
+    numbers = {id(layer): number for number, layer in enumerate(layers)}
+    by_name = {}
+    for number, layer in enumerate(layers):
+        name = f"{number} {type(layer).__name__}"
+        # Operations are left out: which make masks depends on the version.
+        inputs = [
+            [
+                _place(parent.operation, numbers)
+                for parent in _behind_casts(node.parent_nodes)
+                if isinstance(parent.operation, keras.Layer)
+            ]
+            for node in calls_of(layer)
+        ]
+        if inputs:
+            by_name[f"{name} inputs"] = str(inputs)
+        by_name |= _flat(name, _config(layer))
+    return plain(by_name)
+
+
+def _behind_casts(nodes):
+    """Yield these nodes; for a cast (Keras 3.8 has them) what it casts."""
+    for node in nodes:
+        if type(node.operation).__name__ == "Cast":
+            yield from _behind_casts(node.parent_nodes)
+        else:
+            yield node
+
+
+def compiled_loss(model):
+    """Return the losses of a model that has been trained or traced."""
+    compiled = parts.compiled_loss(model)
+    entries = [e for e in entries_of(compiled) if e.loss is not None]
+    losses = [_loss(entry) for entry in entries]
+    own = type(model).compute_loss
+    if own is not keras.Model.compute_loss:
+        losses.append({"loss": own.__qualname__})
+    return plain(losses)
+
+
+def plain(config):
+    """Return a config with plain values only, as JSON holds them."""
+    return json.loads(json.dumps(config, default=_plain_value))
+
+
+def _plain_value(value):
+    if isinstance(value, (np.generic, np.ndarray, tf.Tensor)):
+        return np.asarray(value).tolist()
+    if hasattr(value, "get_config") and not isinstance(value, type):
+        return {"class": type(value).__name__, **value.get_config()}
+    if isinstance(value, functools.partial):
+        bound = [_plain_value(value.func), value.args, value.keywords]
+        return {"partial": plain(bound)}
+    return getattr(value, "__qualname__", type(value).__name__)
+
+
+def _layers(model):
+    """Yield the layers of a model and of the user's own layers, each once."""
+    # The layers inside Keras's own layers depend on its version.
+    graph = model_inside(model)
+    for layer in inner_layers(model, recursive=False):
+        if layer is graph or isinstance(layer, keras.layers.InputLayer):
+            continue
+        if not isinstance(layer, keras.Model):
+            yield layer
+        if isinstance(layer, keras.Model) or not _is_keras(type(layer)):
+            yield from _layers(layer)
+
+
+def _place(layer, numbers):
+    """Return the number of a layer, or its kind if it has none."""
+    if isinstance(layer, keras.Model):
+        return "model"
+    return numbers.get(id(layer), type(layer).__name__)
+
+
+def _is_keras(cls):
+    return cls.__module__.partition(".")[0] == "keras"
+
+
+def _config(thing):
+    try:
+        with warnings.catch_warnings():
+            # Keras warns that a lambda is unsafe to save.
+            warnings.simplefilter("ignore", UserWarning)
+            return thing.get_config()
+    except Exception:  # a user's class may raise anything here
+        return {}
+
+
+def _flat(name, config):
+    """Return settings by name, including those of layers inside layers."""
+    if not isinstance(config, dict):
+        return {name: config}
+    flat = {}
+    for key, value in config.items():
+        if key not in _NOT_SETTINGS and "initializer" not in key:
+            inner = key in ("config", "value")
+            flat |= _flat(name if inner else f"{name} {key}", value)
+    return flat
+
+
+def _loss(entry):
+    loss = entry.loss
+    given = call_arguments_of(loss)
+    if isinstance(given, dict):
+        described, function = {"loss": _plain_value(loss.fn)}, loss.fn
+    else:
+        described = {"loss": type(loss).__qualname__}
+        given, function = _config(loss), type(loss).__init__
+    try:
+        parameters = inspect.signature(function).parameters
+        defaults = {name: p.default for name, p in parameters.items()}
+    except (TypeError, ValueError):  # no Python function
+        defaults = {}
+    described |= {
+        name: value
+        for name, value in given.items()
+        if name not in ("name", "dtype", "reduction")
+        and plain(value) != plain(defaults.get(name))
+    }
+    reduction = getattr(loss, "reduction", "sum_over_batch_size")
+    if reduction != "sum_over_batch_size":
+        described["reduction"] = reduction
+    if entry.path:
+        described["output"] = list(entry.path)
+    if entry.loss_weights not in (None, 1):
+        described["weight"] = entry.loss_weights
+    return described
+
+
+def describe(model, batch, fit, tags, run, sketch_size):
+    """Return the `RunInfo` of training `model`, measured on `batch`."""
+    accelerators = machine.accelerators()
+    kind = "CPU"
+    if accelerators:
+        kind = "METAL" if accelerators[0].is_metal else accelerators[0].type
+    return RunInfo(
+        run=run,
+        architecture=architecture(model),
+        settings=settings(model),
+        loss=compiled_loss(model),
+        probe=fingerprint(batch),
+        probe_samples=int(tf.nest.flatten(batch[0])[0].shape[0]),
+        variables=[
+            {"path": v.path, "shape": [int(size) for size in v.shape]}
+            for v in model.trainable_variables
+        ],
+        sketch_size=sketch_size,
+        versions=_versions(),
+        platform={
+            "system": platform.system(),
+            "release": platform.release(),
+            "processor": platform.machine(),
+        },
+        machine=_machine(),
+        devices=["CPU", *(f"{d.name} ({d.platform})" for d in accelerators)],
+        device=kind,
+        seed=global_seed(),
+        optimizer=_config_or_none(model.optimizer),
+        gradient_mode=_config_or_none(getattr(model, "gradient_mode", None)),
+        precision=_precision(model),
+        jit_compile=bool(model.jit_compile),
+        run_eagerly=bool(model.run_eagerly),
+        op_determinism=is_deterministic(),
+        **fit,
+        tags=dict(tags or {}),
+    )
+
+
+def fingerprint(batch):
+    """Return a fingerprint of the content of a batch."""
+    content = hashlib.sha256()
+    for tensor in tf.nest.flatten(batch):
+        if tensor is None:
+            content.update(b"none")
+            continue
+        array = np.asarray(tensor)
+        content.update(f"{array.dtype.name}{array.shape}".encode())
+        strings = array.dtype == object
+        shown = repr(array.tolist()).encode() if strings else array.tobytes()
+        content.update(shown)
+    return content.hexdigest()[:16]
+
+
+def _precision(model):
+    """Return the name of the layers' dtype policy, or a list of them."""
+    names = [
+        layer.dtype_policy.name
+        for layer in inner_layers(model)
+        if not isinstance(layer, (keras.Model, keras.layers.InputLayer))
+    ]
+    return names[0] if len(set(names)) == 1 else names
+
+
+def _config_or_none(thing):
+    """Return the config of an optimizer or a mode with its class, or None."""
+    if thing is None:
+        return None
+    return plain({"class": type(thing).__name__, **thing.get_config()})
+
+
+def _versions():
+    packages = tf, keras, np, sys.modules["keras_pergrad"]
+    versions = {package.__name__: package.__version__ for package in packages}
+    metal = "tensorflow-metal"
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        versions[metal] = importlib.metadata.version(metal)
+    return {"python": platform.python_version(), **versions}
+
+
+def _machine():
+    """Return a hash that tells machines apart without naming them."""
+    text = f"{uuid.getnode()} {platform.machine()} {platform.system()}"
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+class RunLog:
+    """The run of one `fit`."""
+
+    def __init__(self, log_dir, info, resumes, sketch):
+        make = RunWriter.resume if info.run and resumes else RunWriter.create
+        info = dataclasses.replace(info, run=info.run or _new_name(info.seed))
+        self.info, self._sketch = info, sketch
+        self._log_dir = os.fspath(log_dir)
+        self._writer = make(self._log_dir, info)
+        self.directory = self._writer.directory
+
+    def last_of_another_probe(self):
+        """Return the name of the last other run if its probe is another."""
+        for path in reversed(list_runs(self._log_dir)):
+            if os.path.basename(path) != self.info.run:
+                try:
+                    other = read_run(path, scalars=()).info
+                except (OSError, ValueError):  # damaged, or being written
+                    continue
+                same = other["probe"] == self.info.probe
+                return None if same else other["run"]
+        return None
+
+    def earlier(self):
+        """Return the readings before, of a run that is resumed."""
+        return read_run(self.directory).readings
+
+    def add(self, epoch, measured, gradient, reading):
+        """Record a `BatchGradient`, its mean gradient and its reading."""
+        whole, each = self._sketch(gradient)
+        record = {"step": reading.step, "epoch": epoch, "time": time.time()}
+        record |= {"loss": measured.loss, **scalars(measured)}
+        vectors = measured.norms, measured.variances, each, whole
+        self._writer.append(record, *vectors, reading)
+
+    def close(self):
+        """Release the run."""
+        self._writer.close()
+
+
+def require_unnamed(run_name, tags):
+    """Refuse a name and tags where nothing records the run."""
+    if run_name is not None or tags:
+        raise ValueError(
+            "`run_name` and `tags` belong to a run in `log_dir`, or to "
+            f"`trackers`. Received: run_name={run_name!r}, tags={tags!r}, "
+            "log_dir=None, trackers=()"
+        )
+
+
+def require_tags(tags):
+    """Refuse tags that are no dict of names to strings or numbers."""
+    if tags is None:
+        return
+    if not isinstance(tags, dict) or not all(
+        isinstance(name, str) and isinstance(value, (str, int, float))
+        for name, value in tags.items()
+    ):
+        raise ValueError(
+            "`tags` expected a dict of names to strings or numbers, such as "
+            f"{{'device': 'cpu'}}. Received: tags={tags!r}"
+        )
+
+
+def _new_name(seed):
+    """Return a new name that sorts by time and tells the seed."""
+    known = "" if seed is None else f"seed{seed}-"
+    return time.strftime("%Y%m%d-%H%M%S-") + known + os.urandom(3).hex()

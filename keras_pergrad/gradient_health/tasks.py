@@ -1,0 +1,185 @@
+"""The gradients of a model's tasks on one batch, and their conflicts."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import tensorflow as tf
+
+from keras_pergrad.common.text import as_text
+from keras_pergrad.keras_internals.losses import terms as loss_terms
+from keras_pergrad.keras_internals.losses.losses import total_loss
+from keras_pergrad.keras_internals.models.parts import (
+    build_symbolically,
+    call_model,
+)
+from keras_pergrad.keras_internals.state.model import (
+    random_state_kept,
+    run_and_restore,
+)
+from keras_pergrad.modes import by_task
+from keras_pergrad.modes.by_task import gramians, shared_by_tasks
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskConflicts:
+    """The inner products of the tasks' gradients in one measurement.
+
+    Attributes:
+        step: the number of updates before it.
+        tasks: the names of the T tasks.
+        variable_names: the paths of the V variables that at least two of the
+            tasks use, in the order of `model.trainable_variables`.
+        products: (V, T, T), the inner products of the tasks' gradients of each
+            variable; loss weights are in them, the loss scale is not. Unit: the
+            square of the gradient's.
+    """
+
+    step: int
+    tasks: tuple[str, ...]
+    variable_names: tuple[str, ...]
+    products: np.ndarray
+
+    def cosines(self):
+        """Return the cosine of each pair of tasks over all weights, by pair.
+
+        NaN where a gradient is zero.
+        """
+        return self._cosines(self.products.sum(0))
+
+    def by_layer(self):
+        """Return the cosines of each pair by the path of each layer."""
+        layers = {}
+        for path, product in zip(self.variable_names, self.products):
+            layer = path.rpartition("/")[0] or path
+            layers[layer] = layers.get(layer, 0.0) + product
+        return {name: self._cosines(total) for name, total in layers.items()}
+
+    def figures(self):
+        """Return what the logs show, by name."""
+        cosines = self.cosines()
+        known = [c for c in cosines.values() if not np.isnan(c)]
+        against = [c < 0 for c in known]
+        share = float(np.mean(against)) if known else float("nan")
+        named = {
+            f"gradient_task_cosine_{a}_{b}": c for (a, b), c in cosines.items()
+        }
+        return {"gradient_task_conflicts": share, **named}
+
+    def _cosines(self, gramian):
+        norms = np.sqrt(np.diag(gramian))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            cosines = gramian / np.outer(norms, norms)
+        pairs = itertools.combinations(range(len(self.tasks)), 2)
+        return {
+            (self.tasks[i], self.tasks[j]): float(cosines[i, j])
+            for i, j in pairs
+        }
+
+
+def conflict_table(measured):
+    """Return how often, and where, tasks conflict: a table as text.
+
+    Args:
+        measured: a list of `TaskConflicts` of one training.
+
+    Returns:
+        A row for each layer and pair of tasks: the share of the measurements
+        whose cosine is negative, and the mean cosine; first those that conflict
+        most often.
+    """
+    cosines = {}
+    for one in measured:
+        whole = {"all shared weights": one.cosines()}
+        for layer, pairs in {**whole, **one.by_layer()}.items():
+            for pair, cosine in pairs.items():
+                if not np.isnan(cosine):
+                    cosines.setdefault((layer, pair), []).append(cosine)
+    rows = [
+        (layer, " and ".join(pair), np.mean(np.less(c, 0)), np.mean(c))
+        for (layer, pair), c in cosines.items()
+    ]
+    rows = rows[:1] + sorted(rows[1:], key=lambda row: -row[2])
+    shown = [(a, b, f"{share:.0%}", f"{c:+.2f}") for a, b, share, c in rows]
+    columns = ("layer", "tasks", "in conflict", "mean cosine")
+    return "\n".join(as_text(columns, shown, columns[:2]))
+
+
+def with_tasks(reading, conflicts):
+    """Return a reading with the figures of the tasks, too."""
+    figures = {**reading.figures, **conflicts.figures()}
+    return dataclasses.replace(reading, figures=figures)
+
+
+class TaskMeter:
+    """Measures the inner products of the gradients of all compiled losses.
+
+    Layers act as in training; what that changes is put back. Weight
+    regularisers and what layers add to the loss are no tasks.
+
+    Args:
+        model: a compiled model of at least two compiled losses.
+        batch: (x, y, sample_weight), tensors.
+
+    Attributes:
+        tasks: the names of the tasks, in Keras's order.
+    """
+
+    def __init__(self, model, batch):
+        self._model = model
+        with random_state_kept():
+            build_symbolically(model, batch)
+        self.tasks = tuple(loss_terms.names(model))
+        if len(self.tasks) < 2:
+            raise ValueError(by_task.none_to_measure(self.tasks))
+        self._parts = [t for t in tf.nest.flatten(batch) if t is not None]
+        self._variables = list(model.trainable_variables)
+        self._used = []
+
+        def compute(*parts):
+            parts = iter(parts)
+            return self._compute(
+                *tf.nest.map_structure(
+                    lambda t: None if t is None else next(parts), batch
+                )
+            )
+
+        with random_state_kept():
+            self._function = tf.function(
+                compute, autograph=False
+            ).get_concrete_function(*self._parts)
+
+    def measure(self, step):
+        """Return the `TaskConflicts` of the present weights."""
+        quiet = np.errstate(invalid="ignore", over="ignore")
+        with quiet, random_state_kept():
+            products = run_and_restore(self._function, *self._parts)
+        paths = [v.path for v in self._variables]
+        known = [p for p, used in zip(paths, self._used) if used]
+        return TaskConflicts(
+            step, self.tasks, tuple(known), np.asarray(products, np.float64)
+        )
+
+    def _compute(self, x, y, sample_weight):
+        noted = {}
+        with tf.GradientTape(persistent=True) as tape:
+            y_pred = call_model(self._model, x)
+            with loss_terms.noting_values(self._model, noted):
+                total_loss(self._model, x, y, y_pred, sample_weight)
+            terms = loss_terms.terms_of(self._model, y, y_pred, noted)
+        lacking = [name for name in self.tasks if name not in terms]
+        if lacking:
+            raise ValueError(by_task.none_to_measure(self.tasks))
+        parts = [
+            list(map(_dense, tape.gradient(terms[name], self._variables)))
+            for name in self.tasks
+        ]
+        self._used = shared_by_tasks(parts)
+        if not any(self._used):
+            raise ValueError(by_task.nothing_shared(list(self.tasks)))
+        shared = [c for c, used in zip(zip(*parts), self._used) if used]
+        return tf.stack(gramians(shared))
+
+
+def _dense(gradient):
+    return None if gradient is None else tf.convert_to_tensor(gradient)

@@ -1,0 +1,207 @@
+"""The passes over training data at checkpoints, in one order."""
+
+import contextlib
+import zlib
+
+import numpy as np
+import tensorflow as tf
+
+from keras_pergrad.common.numbers import weights_checksum
+from keras_pergrad.factors import wide
+from keras_pergrad.functions.data_passes import run, shown
+from keras_pergrad.keras_internals.losses.compiled import is_overwritten
+from keras_pergrad.keras_internals.models.inspection import require_finite
+from keras_pergrad.keras_internals.state.model import ModelState, kept
+
+
+class Checkpoints:
+    """Weights of a model, at each of which it can be put for a while.
+
+    Args:
+        model: a built model.
+        paths: weights files of `save_weights`, or None for its weights now,
+            which then must stay as they are.
+    """
+
+    def __init__(self, model, paths):
+        self._model = model
+        self._saved = [None]
+        self._checksum = weights_checksum(model)
+        if paths is not None:
+            self._saved = [self._read(path) for path in paths]
+
+    def __len__(self):
+        return len(self._saved)
+
+    @contextlib.contextmanager
+    def at(self, number):
+        """Give the model the weights of one checkpoint, and its own after."""
+        weights = self._saved[number]
+        if weights is None:
+            if weights_checksum(self._model) != self._checksum:
+                raise ValueError(
+                    f"The weights of model {self._model.name!r} have changed "
+                    "since this Influence was made for them. Expected the same "
+                    "weights. Make a new one, or pass checkpoints=[...] of "
+                    "files from model.save_weights."
+                )
+            yield
+            return
+        with kept([v.value for v in self._model.weights]):
+            for variable, value in zip(self._model.weights, weights):
+                variable.assign(value)
+            yield
+
+    def checksum(self, number):
+        """Return a text that changes with the weights of a checkpoint."""
+        with self.at(number):
+            return weights_checksum(self._model)
+
+    def _read(self, path):
+        with ModelState(self._model):
+            self._model.load_weights(path)
+            return [v.numpy() for v in self._model.weights]
+
+
+# Batches of a data set, which must be the same in each pass over it.
+
+
+class SameOrder:
+    """The batches of a data set; another order in a later pass is refused.
+
+    Samples are numbered by their places, which another order would mix up.
+
+    Args:
+        batches: from `batches_of`.
+        name: of the argument that they come from.
+    """
+
+    def __init__(self, batches, name):
+        self._batches, self._name = batches, name
+        self.count = batches.count
+        self._known = {}
+        next(iter(self))  # Else the order of a single pass would be unknown.
+
+    def __iter__(self):
+        return self.beginning(0)
+
+    def beginning(self, number):
+        """Yield the batches from one of this number on."""
+        for place, batch in enumerate(self._batches.beginning(number), number):
+            checksum = _checksum(batch)
+            if self._known.setdefault(place, checksum) != checksum:
+                raise ValueError(
+                    f"The data set of `{self._name}` must give the same "
+                    "batches in the same order each time. Received: another "
+                    f"batch number {place} than before, as after "
+                    "shuffle() or random changes in map(). Give arrays, "
+                    "shuffle(..., reshuffle_each_iteration=False), or cache() "
+                    "behind what is random."
+                )
+            yield batch
+
+
+def _checksum(batch):
+    checksum = 0
+    for part in tf.nest.flatten(batch, expand_composites=True):
+        if part is not None:
+            array = np.asarray(part)
+            is_text = array.dtype == object
+            data = b"\0".join(array.reshape(-1)) if is_text else array.tobytes()
+            checksum = zlib.crc32(data, checksum)
+    return checksum
+
+
+# Gradients of samples, and their products with other samples' directions.
+#
+# Gradients of m samples are a list with an array (m, *shape) for each
+# trainable variable, or None where the loss does not depend on it.
+
+
+#: A sample's gradient of a variable with more entries is not held.
+HELD = 2**17
+
+
+def gradients_of(model, batch, first=0):
+    """Return the gradients of a batch's samples, widened; `first`: its row."""
+    (found,) = run("gradients", model, (*batch, None, 0), "vectorized", False)
+    return [
+        None if g is None else finite(wide(g).numpy(), first) for g in found
+    ]
+
+
+def dots(model, batches, directions, verbose=0):
+    """Return the products of all samples with m directions, (m, n)."""
+    more = [
+        None if d is None else tf.convert_to_tensor(d)
+        for v, d in zip(model.trainable_variables, directions)
+        if not is_overwritten(v)
+    ]
+    found, first = [], 0
+    for batch in shown(batches, verbose):
+        data = (*batch, None, 0)
+        (parts,) = run(_DIRECTIONS, model, data, "vectorized", False, more)
+        known = [p.numpy() for p in parts if p is not None]
+        total = np.sum([p.astype("float64") for p in known], 0)
+        found.append(np.transpose(finite(total, first)))
+        first += len(total)
+    return np.concatenate(found, 1)
+
+
+def flat(gradients):
+    """Return gradients of m samples as float64, (m, all entries in use)."""
+    rows = [np.reshape(g, [len(g), -1]) for g in gradients if g is not None]
+    return np.concatenate(rows, 1).astype("float64")
+
+
+def as_before(rows, like):
+    """Return what `flat` gave, or is in its place, in the form before it."""
+    parts, begin = [], 0
+    for one in like:
+        if one is None:
+            parts.append(None)
+            continue
+        size = int(np.prod(one.shape[1:], dtype=int))
+        part = rows[:, begin : begin + size].astype(one.dtype)
+        parts.append(np.reshape(part, [len(rows), *one.shape[1:]]))
+        begin += size
+    return parts
+
+
+class _Directions:
+    """What a pass makes of factors: products with m directions each."""
+
+    def of_factors(self, factors, n, directions):
+        """Return the products of each variable, (n, m)."""
+        return [
+            None if f is None or d is None else _products(f, d, n)
+            for f, d in zip(factors, directions, strict=True)
+        ]
+
+
+_DIRECTIONS = _Directions()
+
+
+def _products(factor, directions, n):
+    scale = tf.cast(n, directions.dtype)
+    size = directions.shape[1:].num_elements()
+    if size is not None and size <= HELD:
+        rows = tf.reshape(wide(factor.materialize()), [n, size])
+        others = tf.reshape(directions, [-1, size])
+        products = tf.matmul(rows, tf.cast(others, rows.dtype), False, True)
+        return products * tf.cast(n, products.dtype)
+    spec = tf.TensorSpec([None], directions.dtype)
+
+    def one(direction):
+        return tf.cast(factor.dot(direction), directions.dtype)
+
+    products = tf.map_fn(one, directions, fn_output_signature=spec)
+    return tf.transpose(products) * scale
+
+
+def finite(rows, first):
+    """Return samples' numbers; refuse those that are not finite by row."""
+    sizes = np.abs(rows.reshape(len(rows), -1)).sum(1)
+    if not np.isfinite(sizes).all():
+        require_finite(np.concatenate([np.zeros(first), sizes]))
+    return rows

@@ -1,0 +1,278 @@
+"""Arrays of any size: those that are read, and those that are written."""
+
+import concurrent.futures
+import mmap
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_pergrad.keras_internals.data.batches import batches_of, by_position
+
+#: Bytes of a file to go through before its pages are given back.
+_EVERY = 2**26
+
+
+class Chunks:
+    """Chunks (x, y, sample_weight) of tensors; the next one is read ahead.
+
+    Attributes:
+        samples: how many there are; None, of a dataset, is not known yet.
+        count: how many chunks there are, or None.
+    """
+
+    def __init__(self, x, y, sample_weight, batch_size):
+        parts, self._pages = (x, y, sample_weight), []
+        if not isinstance(x, tf.data.Dataset):
+            for array in tf.nest.flatten(x):
+                _require_array(by_position(array))
+            parts = x, _joined(y), _joined(sample_weight)
+            parts = tf.nest.map_structure(_array, parts)
+            self._pages = [
+                (array, _Pages(array))
+                for array in tf.nest.flatten(parts)
+                if isinstance(array, np.memmap)
+            ]
+        self._batches = batches_of(*parts, batch_size=batch_size)
+        self.samples = getattr(self._batches, "samples", None)
+        self.count = self._batches.count
+
+    def __iter__(self):
+        batches = iter(self._batches)
+        with concurrent.futures.ThreadPoolExecutor(1) as reader:
+            chunk = self._read(batches)
+            while chunk is not None:
+                following = reader.submit(self._read, batches)
+                yield chunk
+                chunk = following.result()
+
+    def _read(self, batches):
+        """Return the next chunk in Keras's float type, None at the end."""
+        batch = next(batches, None)
+        if batch is None:
+            return None
+        for array, pages in self._pages:
+            rows = len(tf.nest.flatten(batch)[0])
+            pages.use(rows * (array.nbytes // len(array)))
+        return tf.nest.map_structure(_in_floatx, batch)
+
+
+class GatheredRows:
+    """One row a sample, written to the caller's arrays (`out`) or to its own.
+
+    Attributes:
+        rows: how many have been written.
+    """
+
+    def __init__(self, out, samples):
+        self.rows = 0
+        self._out = out
+        self._samples = samples
+        self._structure = None
+        self._arrays = None
+        self._pages = []
+        self._parts = []
+
+    def write(self, gradients, count):
+        parts = [g.numpy() for g in tf.nest.flatten(gradients)]
+        if self._structure is None:
+            self._structure = gradients
+            self._arrays = self._open(gradients, parts)
+            self._pages = [_Pages(array) for array in self._arrays or ()]
+        stop = self.rows + count
+        if self._arrays is None:
+            self._parts.append(parts)
+        elif stop > len(self._arrays[0]):
+            raise ValueError(
+                f"`out` has {len(self._arrays[0])} rows, but x has more "
+                f"samples. The first {self.rows} are written."
+            )
+        for array, pages, part in zip(self._arrays or (), self._pages, parts):
+            array[self.rows : stop] = part
+            pages.use(part.nbytes)
+        self.rows = stop
+
+    def _open(self, gradients, parts):
+        n = self._samples
+        if self._out is not None:
+            return _checked(self._out, gradients, parts, n)
+        if n is None:
+            return None
+        return [np.empty((n, *p.shape[1:]), p.dtype) for p in parts]
+
+    def result(self):
+        if self._structure is None:
+            raise ValueError("x must hold at least one sample. Received: none")
+        arrays = self._arrays
+        if arrays is None:
+            arrays = [np.concatenate(parts) for parts in zip(*self._parts)]
+        elif self.rows < len(arrays[0]):
+            raise ValueError(
+                f"`out` has {len(arrays[0])} rows, but x has only {self.rows} "
+                "samples. They are written."
+            )
+        if self._out is not None:
+            return self._out
+        return tf.nest.pack_sequence_as(self._structure, arrays)
+
+
+class Total:
+    """The sum or the mean over all samples.
+
+    Attributes:
+        rows: how many samples went into it.
+    """
+
+    def __init__(self, mean):
+        self.rows = 0
+        self._mean = mean
+        self._total = None
+
+    def write(self, sums, count):
+        sums = tf.nest.map_structure(lambda t: t.numpy(), sums)
+        if self._total is None:
+            self._total = sums
+        else:
+            self._total = tf.nest.map_structure(np.add, self._total, sums)
+        self.rows += count
+
+    def result(self):
+        if self._total is None:
+            raise ValueError("x must hold at least one sample. Received: none")
+        count = self.rows if self._mean else 1
+        return tf.nest.map_structure(lambda t: t / count, self._total)
+
+
+def _checked(out, gradients, parts, samples):
+    """Return the arrays of `out` after checking that they fit."""
+    try:
+        tf.nest.assert_same_structure(out, gradients)
+    except (TypeError, ValueError):
+        raise ValueError(
+            "`out` must have the structure of x: one array for each input "
+            "(for several outputs a list or dict of such structures). "
+            f"Received: out={type(out).__name__}"
+        ) from None
+    arrays = tf.nest.flatten(out)
+    for array, part in zip(arrays, parts):
+        if not isinstance(array, np.ndarray):
+            raise TypeError(
+                "`out` must be a NumPy array or a memory-mapped one "
+                "(numpy.lib.format.open_memmap). Received: "
+                f"{type(array).__name__}"
+            )
+        n = samples or (len(array) if array.ndim else 0)
+        shape = (n, *part.shape[1:])
+        if array.shape != shape or array.dtype != part.dtype:
+            raise ValueError(
+                f"`out` must have shape {shape} and dtype {part.dtype}. "
+                f"Received: shape {array.shape}, dtype {array.dtype}"
+            )
+        if not array.flags.writeable:
+            raise ValueError(
+                "`out` is read-only. Open a memory-mapped file with "
+                'mode="r+" (or "w+" to make it).'
+            )
+    return arrays
+
+
+class _Pages:
+    """The pages of one array, if it is mapped from a file."""
+
+    # They stay in the process until the system needs them, so its memory seems
+    # to grow with the file. Nothing is lost when they are given back: the
+    # pages of a shared mapping are the file's.
+
+    def __init__(self, array):
+        mapped = array
+        while isinstance(mapped, np.memmap):  # also a view of another one
+            mapped = mapped.base
+        self._writes = getattr(array, "mode", "c") != "r"
+        # Mode "c" keeps its changes only in those pages.
+        shared = getattr(array, "mode", "c") != "c"
+        self._file = mapped if shared and hasattr(mapped, "madvise") else None
+        self._used = 0
+
+    def use(self, amount):
+        """Count bytes that were used; give pages back from time to time."""
+        self._used += amount
+        if self._file is None or self._used < _EVERY:
+            return
+        if self._writes:
+            self._file.flush()
+        self._file.madvise(mmap.MADV_DONTNEED)
+        self._used = 0
+
+
+def require_batch(model, x):
+    """Refuse single samples where batches are expected."""
+    for tensor, expected in _with_inputs(model, x):
+        # Keras adds a last axis of length 1 itself.
+        if tensor.shape.rank == len(expected) - 1 and expected[-1] != 1:
+            raise ValueError(
+                "x must hold batches of samples. Expected, for model "
+                f"{model.name!r}: arrays of shape {tuple(expected)}. Received: "
+                f"shape {tuple(tensor.shape)}, as of single samples. Batch a "
+                "dataset, x.batch(256), or give an array an axis, x[None]."
+            )
+
+
+def _with_inputs(model, x):
+    """Return pairs of a tensor and the shape the model expects, if known."""
+    inputs = getattr(model, "inputs", None)
+    if inputs is None:
+        shape = (model.get_build_config() or {}).get("input_shape")
+        if not isinstance(shape, (tuple, list)) or not tf.is_tensor(x):
+            return []
+        known = all(d is None or type(d) is int for d in shape)
+        return [(x, shape)] if known else []
+    if isinstance(x, dict):
+        named = {t.name: t.shape for t in inputs}
+        return [(x[k], named[k]) for k in x if k in named]
+    flat = tf.nest.flatten(x)
+    shapes = [t.shape for t in inputs]
+    return list(zip(flat, shapes)) if len(flat) == len(shapes) else []
+
+
+def _require_array(value):
+    advice = ""
+    if isinstance(value, (list, tuple, int, float, str, bytes)):
+        shown = f"a {type(value).__name__} in it"
+        advice = ". Use numpy.asarray(...) first."
+    elif not _is_array(value):
+        shown = f"{value!r} of type {type(value).__name__}"
+    elif len(value.shape):
+        return
+    else:
+        raise ValueError(
+            "the first axis of x must be the sample. Received: a number "
+            "without axes"
+        )
+    raise TypeError(
+        "x must be an array, a memory-mapped array, a structure of them or a "
+        f"tf.data.Dataset. Received: {shown}{advice}"
+    )
+
+
+def _is_array(value):
+    return hasattr(value, "shape") and hasattr(value, "__getitem__")
+
+
+def _joined(y):
+    """Return nested lists of numbers as one array; others are structures."""
+    numbers = any(isinstance(v, (int, float)) for v in tf.nest.flatten(y))
+    return np.asarray(y) if numbers else y
+
+
+def _array(value):
+    """Return an array as it is read, so a mapped one not as a whole."""
+    value = by_position(value)
+    as_it_is = value is None or (_is_array(value) and not tf.is_tensor(value))
+    return value if as_it_is else np.asarray(value)
+
+
+def _in_floatx(tensor):
+    """Convert as `fit` and `predict` do."""
+    if tensor is None or not tensor.dtype.is_floating:
+        return tensor
+    return tf.cast(tensor, keras.config.floatx())

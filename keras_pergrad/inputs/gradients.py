@@ -1,0 +1,329 @@
+"""`input_gradients`: from arrays of any size to arrays of any size."""
+
+import math
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_pergrad.common.machine import as_text, free_bytes
+from keras_pergrad.common.numbers import positive_integer
+from keras_pergrad.inputs.arrays import (
+    Chunks,
+    GatheredRows,
+    Total,
+    require_batch,
+)
+from keras_pergrad.inputs.chunk import (
+    OVER_SAMPLES,
+    REDUCTIONS,
+    call,
+    loss_of_chunk,
+    loss_of_one,
+    traced,
+)
+from keras_pergrad.inputs.targets import Selection, shown
+from keras_pergrad.keras_internals.data.batches import batches_of
+from keras_pergrad.keras_internals.models.inspection import (
+    require_any_batch_size,
+    require_compiled,
+    require_model,
+    require_targets,
+)
+from keras_pergrad.keras_internals.models.parts import (
+    build_symbolically,
+    layers_of,
+)
+from keras_pergrad.keras_internals.state.model import (
+    losses_kept,
+    random_state_kept,
+    run_and_restore,
+    unchanged,
+)
+
+#: A chunk's gradients are held as computed, stacked, transposed and copied.
+_COPIES = 4
+#: The parts of the free memory for the result and for a chunk.
+_OF_RESULT, _OF_CHUNK = 0.7, 0.2
+
+
+def input_gradients(
+    model,
+    x,
+    outputs=None,
+    batch_size=256,
+    reduce=None,
+    out=None,
+    verbose=1,
+    y=None,
+    sample_weight=None,
+    order=1,
+):
+    """Compute gradients of outputs, or of the loss, with respect to inputs.
+
+    For saliency maps, Jacobians, adversarial examples, second derivatives.
+    They are those of `tf.GradientTape.batch_jacobian`, but inputs and results
+    need not fit in memory. One function, traced once per call, computes them
+    chunk by chunk, while the next chunk is read. The model is called as in
+    `predict` (`training=False`), and each sample is treated separately.
+
+    Args:
+        model: a `keras.Model`, compiled or not (for the loss: compiled).
+            Outputs of several axes are numbered consecutively, the last axis
+            fastest.
+        x: inputs as for `predict`: an array (n, ...), memory-mapped or not, a
+            structure of arrays, or a `tf.data.Dataset` of batches
+            (of x, (x, y) or (x, y, sample_weight)). In place of an integer
+            input, such as token ids, the output of the one Embedding that
+            reads it is used. If a floating input holds ids and is also read
+            otherwise, the ids count as constants.
+        outputs: which outputs: None for all (the full Jacobian), an index, a
+            list of k indices, or an integer array (n,) with one index per
+            sample, such as its class. Of a model with several outputs: None
+            for all of them, or a dict from output (its key or name, else its
+            position) to one of these. `"loss"`: the compiled loss of each
+            sample, as for a batch of it alone, with its sample weight.
+        batch_size: how many samples a chunk has at most; it has fewer if its
+            gradients would take too much of the free memory, and one if a
+            sample's own loss cannot be told from that of several (masks,
+            weights in the mean, `add_loss`, an own `compute_loss`).
+        reduce: what to keep: None for everything; `"norm"`, the Euclidean norm
+            over the axes of each input; or `"sum"`, `"mean"`, `"mean_abs"` or
+            `"mean_square"` over the samples.
+        out: arrays to write to, in the structure of the result, memory-mapped
+            or not, of its shape and dtype; not with a reduction over the
+            samples.
+        verbose: whether to show a progress bar.
+        y: the targets, as for `fit`; then `outputs` is `"loss"`. A dataset
+            holds its own.
+        sample_weight: weights of the samples, (n,), with y only.
+        order: 1; or 2 for the second derivative of each output by each entry
+            of x, the diagonal of the Hessian. Its sum over the axes of an
+            input is the Laplacian. It takes one backward pass for each entry.
+
+    Returns:
+        In the structure of x, for each input of shape (n, *input) an array:
+
+        | outputs | shape |
+        |---|---|
+        | None | (n, *output, *input) |
+        | k indices | (n, k, *input) |
+        | an index, one a sample, or the loss | (n, *input) |
+
+        of Keras's `floatx`. `"norm"` removes the axes `*input`; a reduction
+        over the samples removes n and gives float64. Of a model with several
+        outputs: such a result for each, in the structure of the outputs or in
+        a dict with the keys of `outputs`. The result is `out`, if given. An
+        input that has no influence on an output has gradient 0.
+
+    Raises:
+        TypeError, ValueError: an argument is of the wrong kind or out of
+            range; an integer input is not read by exactly one Embedding; a
+            floating one is read as ids; x, y and `out` differ in length; the
+            loss is asked for without targets or `compile`; the model or its
+            loss mixes samples; or the result would not fit in the free
+            memory. An error in the middle says how many rows of `out` are
+            written; they stay.
+
+    Example:
+
+    >>> import keras, numpy as np
+    >>> import keras_pergrad as kpg
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+    >>> x, labels = np.ones((5, 4)), np.array([0, 2, 1, 1, 0])
+    >>> kpg.input_gradients(model, x, verbose=0).shape
+    (5, 3, 4)
+    >>> kpg.input_gradients(model, x, outputs=1, verbose=0).shape
+    (5, 4)
+
+    Adversarial examples, one step of the fast gradient sign method:
+
+    >>> loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    >>> model.compile("sgd", loss)
+    >>> gradients = kpg.input_gradients(model, x, y=labels, verbose=0)
+    >>> adversarial = x + 0.1 * np.sign(gradients)
+    """
+    _check(model, reduce, out, order)
+    outputs = _outputs(outputs, y, sample_weight)
+    size = positive_integer("batch_size", batch_size)
+    chunks = Chunks(x, y, sample_weight, size)
+    over_samples = reduce in OVER_SAMPLES
+    result = (
+        Total(reduce != "sum")
+        if over_samples
+        else GatheredRows(out, chunks.samples)
+    )
+    bar = keras.utils.Progbar(chunks.count, verbose=verbose, unit_name="chunk")
+    compute = None
+    try:
+        for number, chunk in enumerate(chunks):
+            if compute is None:
+                compute = _Computation(
+                    model, chunk, outputs, reduce, order, chunks.samples, out
+                )
+            compute(chunk, result)
+            bar.update(number + 1, finalize=number + 1 == chunks.count)
+        if compute is not None:
+            for target in compute.selection.targets:
+                target.check_end(result.rows)
+    except BaseException as error:
+        if out is not None:
+            error.add_note(
+                f"input_gradients: the first {result.rows} rows of `out` are "
+                "written."
+            )
+        raise
+    finally:
+        for array in tf.nest.flatten(out):
+            if isinstance(array, np.memmap):
+                array.flush()
+    return result.result()
+
+
+class _Computation:
+    """What is known once the first chunk is read, and the traced function."""
+
+    def __init__(self, model, chunk, outputs, reduce, order, samples, out):
+        self._model = model
+        self._of_loss = _is_loss(outputs)
+        loss, first = None, _first(chunk)
+        require_any_batch_size(model, "input_gradients()")
+        require_batch(model, chunk[0])
+        if self._of_loss:
+            require_compiled(model)
+            require_targets(model, chunk)
+            build_symbolically(model, chunk)
+            # One number a sample, as of a model with such an output.
+            outputs, predicted = None, tf.zeros([1])
+            with unchanged(model):
+                loss = loss_of_chunk(model, first)
+        else:
+            with unchanged(model):
+                predicted = call(model, first[0])
+        self.selection = Selection(model, outputs, predicted, samples)
+        targets = self.selection.targets
+        self._sizes = _Sizes(model, chunk[0], targets, reduce, out is None)
+        self._sizes.check_result(samples or 0)
+        alone = loss is loss_of_one
+        self._rows = 1 if alone else self._sizes.rows()
+        self._function = traced(model, self.selection, reduce, order, loss)
+
+    def __call__(self, chunk, result):
+        """Add the gradients of a chunk to the result."""
+        if not self._of_loss:
+            chunk = chunk[0], None, None
+        for piece in batches_of(*chunk, batch_size=self._rows):
+            count = len(tf.nest.flatten(piece[0])[0])
+            self._sizes.check_result(result.rows + count)
+            own = [
+                tf.constant(target.of_chunk(result.rows, count))
+                for target in self.selection.targets
+            ]
+            with random_state_kept(), losses_kept(self._model):
+                gradients = run_and_restore(self._function, piece, own)
+            result.write(gradients, count)
+
+
+class _Sizes:
+    """The sizes of a result, `held` in memory or not, and of its chunks."""
+
+    def __init__(self, model, x, targets, reduce, held):
+        inner = [_inner_shape(model, t) for t in tf.nest.flatten(x)]
+        item = np.dtype(keras.config.floatx()).itemsize
+        self._shapes = [(*t.shape, *size) for t in targets for size in inner]
+        self._of_sample = sum(map(math.prod, self._shapes)) * item
+        self._result_of_sample = self._of_sample
+        if reduce == "norm":
+            outputs = sum(math.prod(t.shape) for t in targets)
+            self._result_of_sample = outputs * len(inner) * item
+        if reduce in OVER_SAMPLES or not held:
+            self._result_of_sample = 0
+        self._free = free_bytes()
+
+    def rows(self):
+        """Return how many samples a chunk may have; refuse if none fits."""
+        if self._free is None:
+            return None
+        needed = _COPIES * self._of_sample
+        if needed > self._free:
+            raise ValueError(
+                f"the gradients of one sample, of shape {self._shown()}, take "
+                f"{as_text(needed)} while they are computed. Expected at most "
+                f"{as_text(self._free)}, which is free. Choose fewer outputs "
+                "at a time: `outputs=` takes a list of indices."
+            )
+        return max(1, int(_OF_CHUNK * self._free) // max(needed, 1))
+
+    def check_result(self, samples):
+        """Refuse a result that would not fit in memory."""
+        needed = self._result_of_sample * samples
+        if self._free is None or needed <= _OF_RESULT * self._free:
+            return
+        shape = self._shown(samples)
+        raise ValueError(
+            f"the gradients of {samples} samples would take {as_text(needed)} "
+            f"of memory. Expected at most {as_text(_OF_RESULT * self._free)}, "
+            f"of what is free. Received: a result of shape {shape}. There are "
+            "three ways: `outputs=`, one or some of the outputs, or an array "
+            "with one for each sample; `reduce=`, 'norm' or a mean over the "
+            "samples; or `out=`, a file: numpy.lib.format.open_memmap(path, "
+            f"'w+', '{keras.config.floatx()}', shape)."
+        )
+
+    def _shown(self, *samples):
+        shapes = [(*samples, *shape) for shape in self._shapes]
+        return " and ".join(map(str, shapes))
+
+
+def _inner_shape(model, tensor):
+    """Return a sample's shape; of ids, that of the largest embedding."""
+    shape = tuple(tensor.shape[1:])
+    if tensor.dtype.is_floating:
+        return shape
+    kind, layers = keras.layers.Embedding, layers_of(model)
+    widths = [one.output_dim for one in layers if isinstance(one, kind)]
+    return (*shape, max(widths, default=1))
+
+
+def _first(chunk):
+    """Return the first sample of a chunk, as a batch."""
+    return tf.nest.map_structure(lambda t: None if t is None else t[:1], chunk)
+
+
+def _outputs(outputs, y, sample_weight):
+    """Return `outputs`, "loss" if targets are given."""
+    if y is None and sample_weight is None:
+        return outputs
+    if outputs is not None and not _is_loss(outputs):
+        raise ValueError(
+            "`y` and `sample_weight` are for the gradient of the loss. "
+            "Expected outputs=None or 'loss' with them. Received: "
+            f"outputs={shown(outputs)}. (For the output of each sample's "
+            "class, pass the classes as `outputs` and leave out `y`.)"
+        )
+    return "loss"
+
+
+def _is_loss(outputs):
+    return isinstance(outputs, str) and outputs == "loss"
+
+
+def _check(model, reduce, out, order):
+    require_model(model)
+    if reduce is not None and reduce not in REDUCTIONS:
+        raise ValueError(
+            f"`reduce` must be None or one of {REDUCTIONS}. Received: "
+            f"reduce={reduce!r}"
+        )
+    if out is not None and reduce in OVER_SAMPLES:
+        raise ValueError(
+            f"`out` is for results with a row for each sample; "
+            f"reduce={reduce!r} leaves none. Leave out `out`: the result is "
+            "returned."
+        )
+    if isinstance(order, bool) or order not in (1, 2):
+        raise ValueError(
+            "`order` must be 1 or 2. For mixed and higher derivatives nest "
+            "tf.GradientTape, as the guide on physics-informed nets shows. "
+            f"Received: order={order!r}"
+        )

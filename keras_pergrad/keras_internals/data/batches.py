@@ -1,0 +1,383 @@
+"""The batches of arrays, frames, data sets and generators."""
+
+import math
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_pergrad.common.numbers import positive_integer
+from keras_pergrad.keras_internals.models.inspection import require_weights
+from keras_pergrad.keras_internals.models.parts import mask_of, set_mask
+
+
+def by_position(value):
+    """Return a Series or a DataFrame as an array, anything else as it is."""
+    # Their own `[...]` takes rows by label, or columns.
+    if not hasattr(value, "iloc"):
+        return value
+    array = np.asarray(value)
+    if array.dtype == object and not _is_text(array):
+        kinds = getattr(value, "dtypes", None)
+        kinds = [str(kind) for kind in np.atleast_1d(np.asarray(kinds, object))]
+        raise ValueError(
+            "Expected a DataFrame or Series of numbers, or of text, without "
+            f"missing values. Received: a {type(value).__name__} of dtypes "
+            f"{kinds}. Convert it, such as by .astype('float32'), or give a "
+            "dict of its columns, each an input of its own."
+        )
+    return array
+
+
+def _is_text(array):
+    return all(isinstance(entry, (str, bytes)) for entry in array.flat)
+
+
+# Batches as steps need them: tensors of one length, at least one sample.
+
+
+def as_tensors(batch):
+    """Return a batch with tensors in place of the arrays of eager steps."""
+    return tf.nest.map_structure(
+        lambda t: tf.convert_to_tensor(t) if isinstance(t, np.ndarray) else t,
+        batch,
+    )
+
+
+def first_tensor(x):
+    """Return the tensor whose first axis counts the samples."""
+    return next(t for t in tf.nest.flatten(x) if t is not None)
+
+
+def sample_count(x):
+    """Return the number of samples, as a tensor."""
+    return _length(first_tensor(x))
+
+
+def _length(tensor):
+    sizes = tf.shape(tensor)
+    if not tf.is_tensor(sizes) or not sizes.shape.num_elements():
+        return sizes[0]
+    # The same in two ops instead of five.
+    return tf.unstack(sizes)[0]
+
+
+def map_tensors(function, batch):
+    """Return a structure of what a function makes of tensors; None stays."""
+    return tf.nest.map_structure(
+        lambda t: t if t is None else function(t), batch
+    )
+
+
+def refilled(batch, tensors):
+    """Return a structure with other tensors in the places of its own."""
+    tensors = iter(tensors)
+    return map_tensors(lambda _: next(tensors), batch)
+
+
+def of_one_length(x, y, sample_weight):
+    """Return a batch of parts of one length; raise ValueError otherwise."""
+    # What is unknown while tracing is checked in each step, before it is used.
+    batch, names = (x, y, sample_weight), ("x", "y", "sample_weight")
+    known, unknown = [], []
+    for name, part in zip(names, batch):
+        for tensor in tf.nest.flatten(part):
+            if tensor is None or tensor.shape.rank == 0:
+                continue
+            if tensor.shape.rank is None:
+                raise ValueError(_NO_RANK.format(name=name))
+            if tensor.shape[0] is not None:
+                known.append((name, tensor.shape[0]))
+            elif not is_composite(tensor):
+                unknown.append((name, tensor))
+    require_one_length(known)
+    if not unknown or len(known) + len(unknown) < 2:
+        return batch
+    return _checked_in_graph(batch, known, unknown)
+
+
+def require_one_length(lengths):
+    """Refuse arrays of different lengths, given as pairs (name, length)."""
+    if len({length for _, length in lengths}) > 1:
+        raise ValueError(
+            f"{_ONE_LENGTH} Received: "
+            + ", ".join(f"{name} with {length}" for name, length in lengths)
+        )
+
+
+def _checked_in_graph(batch, known, unknown):
+    """Return the batch; to use it fails if its lengths differ."""
+    shown = [[f"{name} with", _length(t)] for name, t in unknown]
+    shown += [[f"{name} with", length] for name, length in known[:1]]
+    lengths = [length for _, length in shown]
+    check = tf.debugging.Assert(
+        tf.reduce_all(tf.equal(lengths, lengths[0])),
+        [
+            f"{_ONE_LENGTH} Received:",
+            *(part for pair in shown for part in pair),
+        ],
+    )
+    with tf.control_dependencies([] if check is None else [check]):
+        # XLA drops assertions, but cannot stack rows of different lengths.
+        # The error shows the name of the op.
+        zero = tf.constant(0.0)
+        rows = tf.stack(
+            [tf.fill([length], zero) for length in lengths],
+            name="x_y_and_sample_weight_must_have_the_same_length",
+        )
+    begin, steps = tf.constant([0]), tf.constant([1])
+    end = tf.shape(rows)[1:]
+    others = unknown if known else unknown[1:]
+
+    def cut(tensor):
+        if not any(tensor is other for _, other in others):
+            return tensor
+        rows = tf.strided_slice(tensor, begin, end, steps)
+        rows.set_shape(tensor.shape)
+        return rows
+
+    return tf.nest.map_structure(cut, batch)
+
+
+_ONE_LENGTH = (
+    "x, y and sample_weight must have the same number of entries on their "
+    "first axis, one for each sample."
+)
+_NO_RANK = (
+    "`{name}` must have the same number of axes in every call of fit and "
+    "train_on_batch, since the train function is traced for all. Received: "
+    "an unknown number of axes, as for targets of shape (n,) in one call and "
+    "(n, 1) in another. Give both the same shape, such as y[:, None], or call "
+    "compile() again between."
+)
+
+
+def ranks(batch):
+    """Return how many axes each part has; each has a function of its own."""
+    return tuple(
+        None if t is None else t.shape.rank for t in tf.nest.flatten(batch)
+    )
+
+
+class PaddedBatch:
+    """A batch with samples of zeros behind its own, so that it has one.
+
+    TensorFlow's convolutions fail without a sample, or give garbage. With
+    `sizes`, in ascending order, the batch gets the first of them that is large
+    enough: XLA compiles each size anew.
+
+    Attributes:
+        batch: the batch with at least one sample.
+        n: how many samples the batch had.
+        present: for each sample whether it is one of these, (rows,).
+    """
+
+    def __init__(self, batch, sizes=()):
+        self.n = sample_count(batch)
+        tensors = [t for t in tf.nest.flatten(batch) if t is not None]
+        if sizes:
+            fits = tf.boolean_mask(sizes, tf.constant(sizes) >= self.n)
+            missing = tf.concat([fits, [self.n]], 0)[0] - self.n
+            padded = [
+                tf.concat([t, tf.zeros([missing, *t.shape[1:]], t.dtype)], 0)
+                for t in tensors
+            ]
+        else:
+            padded = tf.cond(
+                self.n > 0,
+                lambda: [tf.identity(t) for t in tensors],
+                lambda: [tf.zeros([1, *t.shape[1:]], t.dtype) for t in tensors],
+            )
+        for tensor, before in zip(padded, tensors):
+            tensor.set_shape([None, *before.shape[1:]])
+        self.present = tf.range(sample_count(padded)) < self.n
+        self.batch = refilled(batch, padded)
+
+    def weights(self, weights, first=None):
+        """Return the weights of samples, (rows, ...); zeros of added ones.
+
+        `first`: the number of the only sample that the weights are for.
+        """
+        present = self.present
+        if first is not None:
+            present = present[first : first + 1]
+        present = tf.reshape(present, [-1] + [1] * (weights.shape.rank - 1))
+        return tf.where(present, weights, tf.zeros_like(weights))
+
+    def outputs(self, y_pred):
+        """Return the model's outputs without the output for added zeros."""
+
+        def cut(tensor):
+            rows = tensor[: self.n]
+            mask = mask_of(tensor)
+            if mask is not None:
+                set_mask(rows, mask[: self.n])
+            return rows
+
+        return tf.nest.map_structure(cut, y_pred)
+
+
+def has_composite(parts):
+    """Whether one of several parts of a batch is sparse, ragged or the like."""
+    return any(map(is_composite, parts))
+
+
+def is_composite(tensor):
+    """Whether a tensor is sparse or ragged."""
+    return isinstance(tensor, (tf.SparseTensor, tf.RaggedTensor))
+
+
+# The batches of arrays or a dataset, with targets and weights.
+
+
+def batches_of(x, y=None, sample_weight=None, batch_size=None):
+    """Return an iterable, with a `count`, of batches (x, y, sample_weight)."""
+    # The count is None where it is not known. ValueError: x is empty, has no
+    # end or no batches, the lengths differ, the weights are no numbers.
+    if batch_size is not None:
+        batch_size = positive_integer("batch_size", batch_size)
+    if isinstance(x, tf.data.Dataset):
+        if y is not None or sample_weight is not None:
+            raise ValueError(
+                "`y` and `sample_weight` come with the dataset: expected a "
+                "dataset of (x, y) or (x, y, sample_weight) and nothing else. "
+                "Received: a dataset as x, and "
+                + ("y" if y is not None else "sample_weight")
+            )
+        return _OfDataset(x, batch_size)
+    if isinstance(x, keras.utils.PyDataset):
+        if not (y is None and sample_weight is None and batch_size is None):
+            raise ValueError(
+                "A PyDataset gives its batches, with targets and weights, "
+                "itself. Expected it and nothing else. Received: a PyDataset "
+                "as x, and y, sample_weight or batch_size"
+            )
+        return _OfPyDataset(x)
+    require_weights(sample_weight)
+    return _OfArrays((x, y, sample_weight), batch_size)
+
+
+class _OfArrays:
+    def __init__(self, parts, batch_size):
+        parts = tf.nest.map_structure(by_position, parts)
+        # As a single batch, nested lists of numbers are accepted too.
+        if batch_size is None:
+            parts = tf.nest.map_structure(_tensor, parts)
+        self.parts = parts
+        self.samples = _one_length(parts)
+        self.size = batch_size or self.samples
+        self.count = math.ceil(self.samples / self.size)
+
+    def __iter__(self):
+        if self.count == 1:
+            yield tf.nest.map_structure(_tensor, self.parts)
+            return
+        yield from self.beginning(0)
+
+    def beginning(self, number):
+        """Yield the batches from one of this number on."""
+        for start in range(number * self.size, self.samples, self.size):
+            stop = min(start + self.size, self.samples)
+            yield tf.nest.map_structure(
+                lambda part, a=start, b=stop: _tensor(_rows(part, a, b)),
+                self.parts,
+            )
+
+
+class _OfDataset:
+    def __init__(self, dataset, batch_size):
+        if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
+            raise ValueError(
+                "x is a dataset without an end. Give it one: x.take(batches)"
+            )
+        spec = dataset.element_spec
+        if isinstance(spec, tuple) and not 1 <= len(spec) <= 3:
+            raise ValueError(
+                "x must be a dataset of x, (x, y) or (x, y, sample_weight). "
+                f"Received: elements of {len(spec)} parts"
+            )
+        shapes = [part.shape for part in tf.nest.flatten(spec)]
+        sizes = {shape[0] for shape in shapes if shape.rank} - {None}
+        if any(shape.rank == 0 for shape in shapes) or len(sizes) > 1:
+            raise ValueError(
+                "x must be a dataset of batches, whose first axis is the "
+                f"sample. Received: elements of {spec}. Batch it: x.batch(256)"
+            )
+        if batch_size is not None:
+            dataset = dataset.rebatch(batch_size)
+        self.dataset = dataset.prefetch(1)
+        count = int(self.dataset.cardinality())
+        self.count = count if count >= 0 else None
+
+    def __iter__(self):
+        return self.beginning(0)
+
+    def beginning(self, number):
+        """Yield the batches from one of this number on."""
+        for batch in self.dataset.skip(number) if number else self.dataset:
+            yield _whole(batch)
+
+
+class _OfPyDataset:
+    def __init__(self, dataset):
+        self.dataset, self.count = dataset, len(dataset)
+        if not self.count:
+            raise ValueError("x must hold at least one batch. Received: none")
+
+    def __iter__(self):
+        return self.beginning(0)
+
+    def beginning(self, number):
+        """Yield the batches from one of this number on."""
+        for place in range(number, self.count):
+            batch = self.dataset[place]
+            yield tf.nest.map_structure(_tensor, _whole(batch))
+
+
+def _whole(batch):
+    """Return a batch of one to three parts as (x, y, sample_weight)."""
+    batch = batch if isinstance(batch, tuple) else (batch,)
+    batch = (*batch, None, None)[:3]
+    _one_length(batch)
+    return batch
+
+
+def _tensor(value):
+    """Convert to a tensor; keep None and sparse or ragged tensors."""
+    if value is None or is_composite(value):
+        return value
+    return tf.convert_to_tensor(value)
+
+
+def _rows(part, start, stop):
+    if part is None:
+        return None
+    if isinstance(part, tf.SparseTensor):
+        inner = part.dense_shape[1:]
+        begin = tf.concat([[tf.cast(start, tf.int64)], 0 * inner], 0)
+        size = tf.concat([[tf.cast(stop - start, tf.int64)], inner], 0)
+        return tf.sparse.slice(part, begin, size)
+    return part[start:stop]
+
+
+def _one_length(batch):
+    """Return the number of samples, which is the same in all parts."""
+    names = ("x", "y", "sample_weight")
+    lengths = [
+        (name, array.shape[0] if len(array.shape) else None)
+        for name, part in zip(names, batch)
+        for array in tf.nest.flatten(part)
+        if array is not None
+    ]
+    for name, length in lengths:
+        if length is None:
+            raise ValueError(
+                f"`{name}` expected arrays or tensors with the samples on "
+                "their first axis, or a list or dict of such arrays for "
+                "several inputs. Received: single numbers; a list of numbers "
+                f"becomes an array by numpy.asarray({name})."
+            )
+    require_one_length(lengths)
+    if not lengths or not lengths[0][1]:
+        raise ValueError("x must hold at least one sample. Received: none")
+    return lengths[0][1]

@@ -1,0 +1,1 @@
+"""The running `fit`: its callbacks, its train function, its end."""

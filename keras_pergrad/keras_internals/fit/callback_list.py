@@ -1,0 +1,240 @@
+"""The callbacks of a running `fit`, its data, and its end.
+
+Keras calls callbacks in the order of their list, and each writes its figures
+into the same logs. Nothing else in this package reads or changes the list:
+Keras's `CallbackList`, which the user may have made and given to `fit`.
+"""
+
+import contextlib
+import inspect
+import weakref
+
+import keras
+
+_BATCH_BEGINS = "on_batch_begin", "on_train_batch_begin", "on_test_batch_begin"
+#: They read what others have written into the logs.
+_READERS = (
+    keras.callbacks.CSVLogger,
+    keras.callbacks.EarlyStopping,
+    keras.callbacks.ModelCheckpoint,
+    keras.callbacks.ReduceLROnPlateau,
+    keras.callbacks.RemoteMonitor,
+    keras.callbacks.TensorBoard,
+)
+
+
+class Guest(keras.callbacks.Callback):
+    """A callback of this package that the user has not put into the list."""
+
+
+class PreparesFit(keras.callbacks.Callback):
+    """A callback that the `fit` of a `PerGradModel` asks before it begins."""
+
+    def prepare_fit(self, model, arguments):
+        """Check the arguments of `fit`, a dict by name, and change them."""
+
+
+def prepare_fit(model, arguments):
+    """Have the callbacks that are given to a `fit` prepare it."""
+    for callback in listed(arguments.get("callbacks")):
+        if isinstance(callback, PreparesFit):
+            callback.prepare_fit(model, arguments)
+
+
+def listed(callbacks):
+    """List what `fit` was given: None, a callback, several, or Keras's list."""
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        return list(callbacks.callbacks)
+    return keras.tree.flatten(callbacks or [])
+
+
+def with_first(first, callbacks):
+    """Return what to give to `fit`, so that a callback comes first."""
+    in_order = [first, *(c for c in listed(callbacks) if c is not first)]
+    if not isinstance(callbacks, keras.callbacks.CallbackList):
+        return in_order
+    callbacks.callbacks[:] = in_order
+    return callbacks
+
+
+@contextlib.contextmanager
+def restored(callbacks):
+    """Put the callbacks of a list of the user's back in order at the end."""
+    before = listed(callbacks)
+    place = {id(callback): k for k, callback in enumerate(before)}
+    try:
+        yield
+    finally:
+        if isinstance(callbacks, keras.callbacks.CallbackList):
+            now = callbacks.callbacks
+            now.sort(key=lambda callback: place.get(id(callback), len(place)))
+            # What the user has added stays.
+            now[:] = [c for c in now if c in before or not isinstance(c, Guest)]
+
+
+def go_before_readers(callback, callback_list):
+    """Move a callback before the first that would miss what it logs.
+
+    Called when training begins, while Keras goes through the list. What a
+    `fit` that failed has left in the list is removed.
+    """
+    callbacks = [] if callback_list is None else callback_list.callbacks
+    callbacks[:] = [c for c in callbacks if type(c) is not CalledLast]
+    if callback not in callbacks:
+        return
+    here = callbacks.index(callback)
+    for place, other in enumerate(callbacks[:here]):
+        if isinstance(other, _READERS):
+            callbacks.insert(place, callbacks.pop(here))
+            return
+
+
+def is_last(callback, callback_list):
+    """Whether no other callback acts after this one as a batch begins."""
+    callbacks = listed(callback_list)
+    if callback not in callbacks:
+        return False
+    behind = callbacks[callbacks.index(callback) + 1 :]
+    return not any(_acts(c, hook) for c in behind for hook in _BATCH_BEGINS)
+
+
+def _acts(callback, hook):
+    # A hook that is set on the object is not a method.
+    function = getattr(getattr(callback, hook), "__func__", None)
+    return function is not getattr(keras.callbacks.Callback, hook)
+
+
+class CalledLast(Guest):
+    """Calls a function when all others have been told that a batch begins.
+
+    It stands in the list only that long.
+    """
+
+    def __init__(self, callback_list, function):
+        super().__init__()
+        self._callbacks, self._function = callback_list.callbacks, function
+
+    def join(self):
+        """Stand last; called by a callback that is told of the batch."""
+        if type(self._callbacks[-1]) is not CalledLast:
+            self._callbacks.append(self)
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self._callbacks.remove(self)
+        self._function()
+
+    on_test_batch_begin = on_train_batch_begin
+
+
+# The end of a `fit`, however it ends, and what is undone then.
+#
+# Keras calls no hook of a callback when a `fit` fails or is interrupted. The
+# `fit` of a `PerGradModel` undoes it all before it returns or raises. In that
+# of another model it is undone when a callback raises, or else as soon as
+# Keras's list of callbacks is freed; a traceback may hold that (an
+# interactive session keeps the last one), so what is undone must not harm a
+# later `fit`.
+
+
+_OPEN = weakref.WeakKeyDictionary()
+# Keras's list of callbacks → what is undone when a hook of it raises.
+_UNDONE = weakref.WeakKeyDictionary()
+_HOOKS = [
+    f"on_{what}_{when}"
+    for what in ("epoch", "train", "train_batch", "test", "test_batch")
+    for when in ("begin", "end")
+]
+
+
+@contextlib.contextmanager
+def undone_at_the_end(model):
+    """Undo inside of a `fit` of the model what `at_end_of_fit` was given."""
+    around = _OPEN.get(model)
+    try:
+        with contextlib.ExitStack() as stack:
+            _OPEN[model] = stack
+            yield
+    finally:
+        if around is None:
+            _OPEN.pop(model, None)
+        else:
+            _OPEN[model] = around
+
+
+def at_end_of_fit(model, callback_list, undo):
+    """Have `undo()` called, perhaps again, when the running `fit` ends."""
+    if model in _OPEN:
+        _OPEN[model].callback(undo)
+    elif callback_list is not None:
+        weakref.finalize(callback_list, undo)
+        if callback_list not in _UNDONE:
+            _UNDONE[callback_list] = []
+            for name in _HOOKS:
+                setattr(callback_list, name, _watched(callback_list, name))
+        _UNDONE[callback_list].append(undo)
+
+
+def _watched(callback_list, name):
+    """Return a hook of a list that undoes all before an error leaves it."""
+    # A strong reference would keep the list from being freed in time.
+    reference = weakref.ref(callback_list)
+
+    def hook(*args, **kwargs):
+        owner = reference()
+        try:
+            return getattr(type(owner), name)(owner, *args, **kwargs)
+        except BaseException:
+            for undo in reversed(_UNDONE.pop(owner, ())):
+                undo()
+            raise
+
+    return hook
+
+
+# The running `fit` and its data, which Keras does not give to callbacks.
+#
+# Keras gives callbacks neither the data nor the list that holds them, and
+# nothing that it gives them (`model`, `params`) leads there: only the `fit`
+# of a model of this package could note them, but a callback serves any model.
+# So both are looked up in the frames of the running `fit` or `evaluate`, by
+# names of Keras's public interface: the arguments `x` and `batch_size`, and
+# the class `CallbackList`.
+
+
+# Keras's default batch size for arrays.
+_BATCH_SIZE = 32
+
+
+class RunningFit:
+    """Attributes: `data`, `callback_list`, `batch_size`; None if unknown."""
+
+    data = callback_list = batch_size = None
+
+
+def running_fit(model):
+    """Find the call of `fit` or `evaluate` around this code."""
+    running = RunningFit()
+    frame = inspect.currentframe()
+    try:
+        while frame is not None:
+            owner = frame.f_locals.get("self")
+            if running.callback_list is None and isinstance(
+                owner, keras.callbacks.CallbackList
+            ):
+                running.callback_list = owner
+            name = frame.f_code.co_name
+            if owner is model and name in ("fit", "evaluate"):
+                running.data = frame.f_locals.get("x")
+                running.batch_size = frame.f_locals.get("batch_size")
+                if running.batch_size is None and _is_of_arrays(running.data):
+                    running.batch_size = _BATCH_SIZE
+                break
+            frame = frame.f_back
+        return running
+    finally:
+        del frame
+
+
+def _is_of_arrays(data):
+    parts = keras.tree.flatten(data)
+    return bool(parts) and all(hasattr(part, "__array__") for part in parts)

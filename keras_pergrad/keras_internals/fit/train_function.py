@@ -1,0 +1,246 @@
+"""The functions with which a model trains and tests, and who stands in them.
+
+Keras calls `model.train_function(iterator)` for each step of a `fit`, or for
+`steps_per_execution` at once, and keeps it until `compile`. Nothing else in
+this package reads, wraps, exchanges or restores it. What a user's callback has
+put around it stays.
+
+Private name in use: `Model._jit_compile`.
+"""
+
+import contextlib
+import weakref
+
+import keras
+import tensorflow as tf
+
+from keras_pergrad.common.batch_marks import set_aside
+from keras_pergrad.common.patching import attribute
+
+SLOTS = TRAIN, TEST = "train_function", "test_function"
+_END_OF_DATA = StopIteration, tf.errors.OutOfRangeError
+
+
+def fetches_of_a_call(model):
+    """Return how often a call of the train function fetches, at most."""
+    # Once for each step, rounded up to the unrolled loop, and once more.
+    steps = int(getattr(model, "steps_per_execution", 1))
+    return steps + int(getattr(model, "unrolled_steps_per_execution", 1)) + 1
+
+
+def look_ahead(model, iterator):
+    """Return the batches of the next call, and an iterator that has them yet.
+
+    None instead of the batches, where they are split over replicas.
+    """
+    if not isinstance(iterator, tf.data.Iterator):
+        return None, iterator
+    return set_aside(iterator, model.steps_per_execution)
+
+
+class Wrapped:
+    """A model's train function in a wrapper, for the length of one `fit`.
+
+    `step(function, iterator)` is called in its place. If a step raises, no
+    callback is told, so `left()` is called; also, if a `fit` that failed in
+    another callback has left this behind: `batch_begins` was not called.
+    """
+
+    def __init__(self, model, step, left=None):
+        self._model, self._step = model, step
+        self._left = left or self.restore
+        self._begins = False
+        self.function = self.__wrapped__ = model.train_function
+        _put(model, TRAIN, self)
+
+    def batch_begins(self):
+        """Take note that the next step belongs to this `fit`."""
+        self._begins = True
+
+    def __call__(self, iterator):
+        begins, self._begins = self._begins, False
+        if self._step is not None and not begins:
+            self._left()
+        if self._step is None:  # another wrapper held this, or still does
+            self.restore()
+            return self.function(iterator)
+        try:
+            return self._step(self.function, iterator)
+        except _END_OF_DATA:
+            raise
+        except BaseException:
+            self._left()
+            raise
+
+    def restore(self):
+        """Put the train function back, or only pass calls on from now on."""
+        self._step = None
+        if self._model.train_function is self:
+            _put(self._model, TRAIN, self.function)
+
+
+class OneCall:
+    """Stands in for a model's function for exactly one call, each time anew.
+
+    The function is put back as the call begins. So between two calls, whatever
+    happens there (an exception in another callback, Ctrl-C), the model is as
+    it was. `call(slot, function, iterator, model)` is what is called.
+    """
+
+    # Only while it is armed: a lasting reference would keep the model alive.
+    function = None
+
+    def __init__(self, model, slot, call):
+        self._model, self._slot = weakref.ref(model), slot
+        self._call = call
+
+    def arm(self, model):
+        """Take the next call of a function that is not armed already."""
+        function = getattr(model, self._slot)
+        if type(function) is not OneCall:
+            self.function = function
+            _put(model, self._slot, self)
+
+    def restore(self):
+        """Put the function back if armed; return it with its model."""
+        function, self.function = self.function, None
+        model = self._model()
+        if model is not None and getattr(model, self._slot) is self:
+            _put(model, self._slot, function)
+        return function, model
+
+    def __call__(self, iterator):
+        function, model = self.restore()
+        return self._call(self._slot, function, iterator, model)
+
+
+class Innermost:
+    """Stands in the place of Keras's own train function, below all wrappers.
+
+    `step(function, iterator)` is called in its place until `restore`.
+    """
+
+    def __init__(self, model, step):
+        self._model, self._step = model, step
+        model.make_train_function()
+        above, self.function = _innermost(model)
+        if not _is_keras_own(self.function):
+            raise ValueError(
+                "Something has put a function of its own in the place of "
+                "model.train_function before this `fit` began, so that no "
+                "other can be made for single steps. Expected Keras's own. "
+                f"Received: {self.function!r}. Put a callback that wraps it "
+                "after this one."
+            )
+        _put_below(model, above, self)
+
+    def __call__(self, iterator):
+        if self._step is None:
+            return self.function(iterator)
+        return self._step(self.function, iterator)
+
+    def restore(self):
+        """Put the function back, or only pass calls on from now on."""
+        self._step = None
+        above, function = None, self._model.train_function
+        while isinstance(function, _HOLDERS) and function is not self:
+            above, function = function, function.function
+        if function is self:
+            _put_below(self._model, above, self.function)
+
+
+_HOLDERS = Wrapped, Innermost
+
+
+class Variant:
+    """A second train function, made once, for another state of the model.
+
+    It takes the place of Keras's own. One that a callback has wrapped stays,
+    and is traced in that state if it is new.
+    """
+
+    _own = _second = None
+
+    def use(self, model):
+        """Have the model, which is in that state, train by it."""
+        model.make_train_function()
+        above, own = _innermost(model)
+        self._own = own if _is_keras_own(own) else None
+        if self._own is None:
+            return
+        if self._second is None:
+            with made(model, anew=True) as self._second:
+                pass
+        _put_below(model, above, self._second)
+
+    def put_back(self, model):
+        """Put back Keras's own; where either was wrapped, Keras makes anew."""
+        above, function = _innermost(model)
+        if function is self._second:
+            _put_below(model, above, self._own)
+        else:
+            _put(model, TRAIN, None)
+        self._own = None
+
+
+class IteratorTaker(keras.Model):
+    """A model whose `evaluate` gives its iterator to a function, once."""
+
+    def __init__(self, take):
+        super().__init__()
+        self._take = take
+        self.compile()
+
+    def make_test_function(self, force=False):
+        def test_function(iterator):
+            self._take(iterator)
+            self.stop_evaluating = True
+            return {}
+
+        self.test_function = test_function
+
+
+def make_for_mode(model, keras_model, force):
+    """Have the base class make a train function, compiled as the mode wants."""
+    # Where XLA is to compile the parts of a step, Keras must not have it
+    # compile the whole.
+    with contextlib.ExitStack() as stack:
+        if model.compiled and model.gradient_mode.compiles_parts(model):
+            stack.enter_context(attribute(model, "_jit_compile", False))
+        keras_model.make_train_function(force)
+
+
+@contextlib.contextmanager
+def made(model, anew):
+    """Yield a model's train function, or a new one; put the old one back."""
+    before = model.train_function
+    try:
+        model.make_train_function(force=anew)
+        yield model.train_function
+    finally:
+        _put(model, TRAIN, before)
+
+
+def _innermost(model):
+    """Return the train function below our wrappers, and the lowest of these."""
+    above, function = None, model.train_function
+    while isinstance(function, _HOLDERS):
+        above, function = function, function.function
+    return above, function
+
+
+def _is_keras_own(function):
+    return getattr(function, "__module__", "").startswith("keras.")
+
+
+def _put_below(model, above, function):
+    """Put a train function below a wrapper; None: below none."""
+    if above is None:
+        _put(model, TRAIN, function)
+    else:
+        above.function = function
+
+
+def _put(model, slot, function):
+    # Not through Keras's tracking `__setattr__`, which costs more.
+    object.__setattr__(model, slot, function)

@@ -1,0 +1,269 @@
+"""Gradients, copies and marks of ops in a graph that is still being built.
+
+Private names in use: `tensorflow.python.ops.gradients_util._GradientsHelper`,
+which differentiates ops of the graph around a loop; the op attributes
+`_gradient_op_type`, `_gradient_function` (the gradient of this op, in the
+place of its type's) and `skip_input_indices` (set by a tape; what it names
+gets no gradient); `FuncGraph._add_function_recursive`, the attribute
+`_noinline` of functions; `Operation._set_attr`, the op attribute
+`_grappler_do_not_remove`, and this package's own, `_keras_pergrad_mark`.
+"""
+
+import contextlib
+import re
+
+import tensorflow as tf
+from tensorflow.python.ops import gradients_util
+
+from keras_pergrad.keras_internals.graphs.nodes import (
+    Definitions,
+    called_function,
+    only_computes,
+)
+
+#: Gradients end here: what comes out counts as a constant.
+ENDS = {"PreventGradient", "StopGradient"}
+#: Ops whose gradients heed `skip_input_indices`.
+_HEED = {"Add", "AddV2", "MatMul", "Mul", "Pow", "SquaredDifference", "Sub"}
+
+
+def _of_data(op, gradient):
+    """Return the gradients of a product of data with a matrix: data's alone."""
+    x, y = op.get_attr("adj_x"), op.get_attr("adj_y")
+    matrix = op.inputs[1]
+    if x:
+        return tf.matmul(matrix, gradient, adjoint_a=y, adjoint_b=True), None
+    return tf.matmul(gradient, matrix, adjoint_b=not y), None
+
+
+#: Type of op → its gradient where the weight needs none.
+_FIRST_ALONE = {
+    "BatchMatMulV2": _of_data,
+    "BiasAdd": lambda op, gradient: (gradient, None),
+}
+
+
+def _of_lookup(op, gradient):
+    """Return the gradient of a look-up of each sample's own entries.
+
+    TensorFlow's takes an index beyond a sample's entries for one of the next
+    sample's, or of the one before. Here it is of no entry. Look-ups on CPUs
+    refuse such indices; XLA takes the nearest entry, and a GPU zeros.
+    """
+    table, ids, axis = op.inputs
+    axis = int(tf.get_static_value(axis)) % table.shape.rank
+    if ids.dtype == tf.int16:
+        ids = tf.cast(ids, tf.int32)
+    length = tf.shape(table, ids.dtype)[axis]
+    inside = tf.maximum(tf.minimum(ids, length - 1), 0)
+    own, batch = tf.identity(table), _batch_dims(op)
+    again = tf.gather(own, inside, axis=axis, batch_dims=batch)
+    # The axes of indices come where that of the entries was.
+    before = (*[slice(None)] * batch, *[None] * (axis - batch))
+    behind = [None] * (table.shape.rank - axis - 1)
+    is_inside = tf.equal(ids, inside)[(*before, ..., *behind)]
+    gradient = tf.where(is_inside, gradient, tf.zeros([], gradient.dtype))
+    return *tf.gradients(again, own, gradient), None, None
+
+
+def _batch_dims(op):
+    """Return how many axes a look-up and its indices share; 0: not known."""
+    table, ids, axis = op.inputs
+    unknown = None in (table.shape.rank, ids.shape.rank)
+    if unknown or tf.get_static_value(axis) is None:
+        return 0
+    batch = op.get_attr("batch_dims")
+    return batch + ids.shape.rank if batch < 0 else batch
+
+
+#: The axes that the weight has there.
+_WEIGHT = {"BatchMatMulV2": "io", "BiasAdd": "o"}
+
+
+def op_gradients(outputs, inputs, deltas, graph, ends=()):
+    """Return inputs' gradients; `graph` may be around that being built.
+
+    No gradient goes on from the tensors `ends` to what they were made of.
+    """
+    return gradients_util._GradientsHelper(
+        outputs, inputs, deltas, stop_gradients=list(ends), src_graph=graph
+    )
+
+
+def gradients_at(targets, sources, operations, given=None):
+    """Return `tf.gradients` of the sources, without ops that none needs.
+
+    `tf.gradients` differentiates an op for all of its inputs. For a bias that
+    is a sum over the batch, which nothing takes if the bias is no source.
+    `operations` are those between sources and targets, and maybe others.
+    """
+    with contextlib.ExitStack() as stack:
+        for op, skipped in _unneeded(operations, sources):
+            if op.type in _HEED:
+                op.skip_input_indices = skipped
+                stack.callback(delattr, op, "skip_input_indices")
+            elif _is_first_alone(op, skipped):
+                op._gradient_function = _FIRST_ALONE[op.type]
+                stack.callback(setattr, op, "_gradient_function", None)
+        for op in operations:
+            if op.type == "GatherV2" and _batch_dims(op):
+                op._gradient_function = _of_lookup
+                stack.callback(setattr, op, "_gradient_function", None)
+        try:
+            return tf.gradients(targets, sources, given)
+        except LookupError as error:
+            raise ValueError(_without_gradient(error)) from error
+
+
+def _without_gradient(error):
+    found = re.search(r"operation ?'(.*?)' \(op type: (\w+)\)", str(error))
+    name, kind = found.groups() if found else ("not named", "unknown")
+    return (
+        f"The loss depends on weights through the op {kind} ({name}). Expected "
+        "an op whose gradient TensorFlow knows. Put tf.stop_gradient around "
+        "it if no gradient is meant to go through; or take another op. If "
+        "only XLA has it, compile with jit_compile=False."
+    )
+
+
+def _unneeded(operations, sources):
+    """Yield (op, its inputs that depend on no source)."""
+    wanted = {id(t) for t in sources}
+    for op in operations:
+        behind = [id(t) in wanted for t in op.inputs]
+        if not any(behind):
+            continue
+        if op.type not in ENDS:
+            wanted.update(id(t) for t in op.outputs if _may_pass(t.dtype))
+        if not all(behind):
+            yield op, tuple(k for k, b in enumerate(behind) if not b)
+
+
+def _is_first_alone(op, skipped):
+    """Whether the gradient of its data is one of `_FIRST_ALONE`."""
+    if op.type not in _FIRST_ALONE or skipped != (1,):
+        return False
+    own = has_own_gradient(op.node_def.attr) or op._gradient_function
+    # Of a matrix: it is broadcast, never the data.
+    return not own and op.inputs[1].shape.rank == len(_WEIGHT[op.type])
+
+
+def _may_pass(dtype):
+    """Whether gradients may pass through tensors of this type."""
+    lists = dtype in (tf.resource, tf.variant)
+    return lists or dtype.is_floating or dtype.is_complex
+
+
+def has_own_gradient(attributes):
+    """Whether a node with these attributes is of a `tf.custom_gradient`."""
+    return "_gradient_op_type" in attributes
+
+
+# Ops that only compute, put once more into a graph inside their own.
+
+
+#: Stateful ops that only read. Calls do what their functions do.
+_PURE = {"ReadVariableOp", "ResourceGather", "ResourceGatherNd"}
+
+
+def copy_of(op, inputs):
+    """Put an op into the current graph, with other inputs.
+
+    Returns:
+        Its outputs; None: it draws or assigns, which must not happen twice.
+    """
+    if not _is_pure(op.node_def, Definitions(op.graph), set()):
+        return None
+    graph = tf.compat.v1.get_default_graph()
+    for name in _functions(op.node_def):
+        function = called_function(op.graph, name)
+        if function is not None:
+            graph._add_function_recursive(function)
+    made = graph.create_op(
+        op.type,
+        [graph.capture(t) for t in inputs],
+        [t.dtype for t in op.outputs],
+        attrs=dict(op.node_def.attr.items()),
+    )
+    for tensor, output in zip(made.outputs, op.outputs):
+        tensor.set_shape(output.shape)
+    return list(made.outputs)
+
+
+def kept_apart(function, *specs):
+    """Trace a function that TensorFlow optimizes once, not at each call."""
+    traced = tf.function(
+        function,
+        autograph=False,
+        experimental_attributes={"_noinline": True},
+    )
+    return traced.get_concrete_function(*specs)
+
+
+def _functions(node):
+    """Return the names of the functions that a node calls."""
+    functions = [
+        function
+        for value in node.attr.values()
+        for function in (value.func, *value.list.func)
+    ]
+    return [function.name for function in functions if function.name]
+
+
+def _is_pure(node, definitions, seen):
+    """Whether a node, with what it calls, may run twice."""
+    called = _functions(node)
+    if not called and node.op not in _PURE:
+        return only_computes(node.op)
+    for name in set(called) - seen:
+        seen.add(name)
+        function = definitions.definition(name)
+        if function is None or not all(
+            _is_pure(inner, definitions, seen) for inner in function.node_def
+        ):
+            return False
+    return True
+
+
+# Marks on ops that TensorFlow's optimisation, or the types of a step, heed.
+
+
+#: What the mark of an op of this package is called. No name of a layer or
+#: scope can be mistaken for it.
+_MARK = "_keras_pergrad_mark"
+SAME_FOR_ALL = b"same for all"
+WHOLE_LOSS = b"whole loss"
+
+
+def keep_op(op):
+    """Keep an op that only a time stamp waits for from being dropped."""
+    op._set_attr("_grappler_do_not_remove", tf.compat.v1.AttrValue(b=True))
+
+
+def same_for_all(tensor):
+    """Return a tensor that is taken not to depend on the samples."""
+    # For what a mode finds out about the model by calling it on samples, such
+    # as whether a loss is a sum or a mean.
+    return _marked(tensor, SAME_FOR_ALL)
+
+
+def whole_loss(tensor):
+    """Return the value of one loss, beside which others may be added."""
+    return _marked(tensor, WHOLE_LOSS)
+
+
+def mark_of(op):
+    """Return the mark of an op, or None."""
+    if op.type != "Identity":
+        return None
+    try:
+        return op.get_attr(_MARK)
+    except ValueError:
+        return None
+
+
+def _marked(tensor, mark):
+    copy = tf.identity(tensor)
+    if not tf.executing_eagerly():
+        copy.op._set_attr(_MARK, tf.compat.v1.AttrValue(s=mark))
+    return copy

@@ -1,0 +1,1 @@
+"""The losses of a batch, as Keras reduces them."""

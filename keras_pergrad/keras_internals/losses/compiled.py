@@ -1,0 +1,165 @@
+"""The compiled losses of a model, and variables that a loss overwrites.
+
+Private names in use: `Model._compile_loss`, `_compile_metrics`,
+`_loss_tracker`, `CompileLoss._flat_losses`, `_metrics`, `Loss._dtype`,
+`keras.src.trainers.compile_utils.CompileLoss`; `Variable._trainable`.
+"""
+
+import contextlib
+
+import keras
+import tensorflow as tf
+from keras.src.trainers.compile_utils import CompileLoss
+
+from keras_pergrad.common.patching import attribute
+from keras_pergrad.keras_internals.models.parts import entries_of, loss_tracker
+
+#: What `compile` sets and a model's loss and metrics read.
+_COMPILED = ("_compile_loss", "_compile_metrics", "_loss_tracker", "compiled")
+
+
+def compile_loss_of_samples(model, loss, owner):
+    """Compile a model inside a step, with one loss of outputs of shape (n,)."""
+    # `compile` would create variables of metrics while the step is traced. The
+    # model may return a tuple that begins with these outputs.
+    compiled = _OfFirst(loss, None)
+    one = tf.zeros([1], keras.config.floatx())
+    compiled.build(one, one)
+    model._compile_loss = compiled
+    model._compile_metrics = None
+    model._loss_tracker = loss_tracker(owner)
+    model.compiled = True
+
+
+class _OfFirst(CompileLoss):
+    """A compiled loss of the first output, which does not look at others."""
+
+    def call(self, y_true, y_pred, sample_weight=None):
+        if isinstance(y_pred, tuple):
+            y_pred = y_pred[0]
+        return super().call(y_true, y_pred, sample_weight)
+
+
+@contextlib.contextmanager
+def compiled_as(model, other):
+    """Let a model be compiled as another is."""
+    with contextlib.ExitStack() as stack:
+        for name in _COMPILED:
+            value = getattr(other, name)
+            stack.enter_context(attribute(model, name, value))
+        yield
+
+
+def metrics_beside(model):
+    """List a model's metrics but for those of its own `compile`."""
+    compiled = [vars(model).get(name) for name in _COMPILED]
+    known = {id(metric) for metric in compiled}
+    return [metric for metric in model._metrics if id(metric) not in known]
+
+
+@contextlib.contextmanager
+def losses_replaced(compiled, losses):
+    """Let a built compiled loss call others, and update no running means."""
+    entries = [
+        entry._replace(loss=loss)
+        for entry, loss in zip(compiled._flat_losses, losses)
+    ]
+    with (
+        attribute(compiled, "_flat_losses", entries),
+        attribute(compiled, "_metrics", [None] * len(entries)),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def no_running_means(compiled):
+    """Let a compiled loss, or None, update no running means of its parts."""
+    entries = entries_of(compiled)
+    if not entries:
+        yield
+        return
+    with attribute(compiled, "_metrics", [None] * len(entries)):
+        yield
+
+
+@contextlib.contextmanager
+def losses_computing_in(compiled, dtype):
+    """Let a compiled loss, or None, compute in a dtype."""
+    losses = [] if compiled is None else [compiled]
+    losses += [entry.loss for entry in entries_of(compiled)]
+    with contextlib.ExitStack() as stack:
+        for loss in losses:
+            if hasattr(loss, "_dtype"):
+                stack.enter_context(attribute(loss, "_dtype", dtype))
+        yield
+
+
+# Variables whose "gradient" is their next value, as in float8 layers.
+#
+# Keras's optimizers assign it as it is (`overwrite_with_gradient`). It
+# belongs to the whole batch, not to a sample: it has no norm, is not clipped,
+# and is passed on as one backward pass of the batch gives it.
+
+
+def is_overwritten(variable):
+    """Whether the optimizer overwrites a variable with its gradient."""
+    return getattr(variable, "overwrite_with_gradient", False)
+
+
+class SetApart:
+    """Leaves these variables out of a model's trainable ones while open."""
+
+    def __init__(self, model):
+        self._all = list(model.trainable_variables)
+        self.variables = [v for v in self._all if is_overwritten(v)]
+        self._stack = contextlib.ExitStack()
+        self._tape = None
+
+    def __enter__(self):
+        with contextlib.ExitStack() as stack:
+            for variable in self.variables:
+                stack.enter_context(attribute(variable, "_trainable", False))
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *error):
+        self._stack.close()
+
+    @contextlib.contextmanager
+    def watched(self):
+        """Watch the variables in a forward pass."""
+        if not self.variables:
+            yield
+            return
+        with tf.GradientTape(watch_accessed_variables=False) as self._tape:
+            self._tape.watch([v.value for v in self.variables])
+            yield
+
+    def in_order(self, values=None):
+        """Return a list of all variables', None for these; of None: all."""
+        return self._all if values is None else self.merged(values)
+
+    def merged(self, gradients, target=None):
+        """Return all gradients in order; without `target` None for these."""
+        if not self.variables:
+            return gradients
+        own = [None] * len(self.variables)
+        if target is not None and self._tape is not None:
+            values = [v.value for v in self.variables]
+            own = self._tape.gradient(target, values)
+        own, others = iter(own), iter(gradients)
+        return [next(own if is_overwritten(v) else others) for v in self._all]
+
+
+def require_none(model, what):
+    """Refuse these variables where `what` takes the batch apart."""
+    paths = [v.path for v in model.trainable_variables if is_overwritten(v)]
+    if paths:
+        raise ValueError(
+            f"{paths[0]!r} and {len(paths) - 1} other variables are "
+            "overwritten with their gradient (overwrite_with_gradient=True, "
+            "as in float8 layers). Expected the whole batch, of which their "
+            f"new value is made. Received: {what}. Use gradient_mode='batch', "
+            "'vectorized' or 'per_sample' on one replica, or "
+            "Accumulated(steps=1) without microbatch_size."
+        )

@@ -1,0 +1,301 @@
+"""The loss of a batch as Keras reduces it, and what it depends on.
+
+Private names in use: `keras.src.losses.loss.unscale_loss_for_distribution`,
+`Model._aggregate_additional_loss`, and of `keras.src.losses.losses` the
+function `convert_binary_labels_to_hinge`.
+"""
+
+import contextlib
+import threading
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras import ops
+from keras.src.losses import losses as keras_losses
+from keras.src.losses.loss import unscale_loss_for_distribution
+
+from keras_pergrad.common.patching import attribute
+from keras_pergrad.common.refusal_messages import not_one_number
+from keras_pergrad.keras_internals.graphs.gradients import (
+    same_for_all,
+    whole_loss,
+)
+from keras_pergrad.keras_internals.losses import terms as loss_terms
+from keras_pergrad.keras_internals.models.parts import (
+    compute_loss,
+    layers_of,
+    logits_behind,
+    loss_tracker,
+    own_losses,
+)
+from keras_pergrad.keras_internals.replicas import replicas
+from keras_pergrad.keras_internals.tensorflow.settings import traced_functions
+
+
+def total_loss(model, x, y, y_pred, sample_weight, training=True) -> Any:
+    """Return the one number that Keras minimises, all penalties included.
+
+    Each sample has a part of its own in it.
+    """
+    given = x, y, y_pred, sample_weight, training
+    with labels_told_alike(), _losses_apart(model):
+        return loss_of_batch(model, *given)
+
+
+def loss_of_batch(model, x, y, y_pred, sample_weight, training=True) -> Any:
+    """Return the number that Keras minimises, to the bit as Keras does."""
+    loss: Any = compute_loss(model, x, y, y_pred, sample_weight, training)
+    if loss is not None and loss.shape == (0,):
+        # Keras reduces no loss of a batch without samples.
+        loss = ops.sum(loss)
+    if loss is None or loss.shape.rank not in (0, None):
+        shape = None if loss is None else tuple(loss.shape)
+        raise ValueError(not_one_number(f"a loss of shape {shape}"))
+    return loss
+
+
+@contextlib.contextmanager
+def _losses_apart(model):
+    """Mark each compiled loss, and each of `add_loss`, as one for itself."""
+    aggregate = model._aggregate_additional_loss
+    name = "_aggregate_additional_loss"
+
+    def marked(loss):
+        return whole_loss(aggregate(loss))
+
+    with loss_terms.noting_values(model, {}), attribute(model, name, marked):
+        yield
+
+
+@contextlib.contextmanager
+def labels_told_alike():
+    """Let Keras's hinge losses take each target of 0 for -1.
+
+    They do so if all targets of a batch are 0 or 1. Others beside a target of
+    0, as of -1, are refused where they are in one batch.
+    """
+
+    def converted(y_true):
+        zero = ops.equal(y_true, 0)
+        others = ops.logical_not(ops.logical_or(zero, ops.equal(y_true, 1)))
+        both = ops.logical_and(ops.any(zero), ops.any(others))
+        fit = same_for_all(ops.logical_not(both))
+        check = tf.debugging.Assert(fit, [_LABELS])
+        with tf.control_dependencies([check] if check is not None else []):
+            # XLA drops assertions, but not NaN.
+            minus = tf.where(fit, -1.0, float("nan"))
+            return ops.where(zero, ops.cast(minus, y_true.dtype), y_true)
+
+    name = "convert_binary_labels_to_hinge"
+    with attribute(keras_losses, name, converted):
+        yield
+
+
+def components(variable):
+    """Get the `tf.Variable`s behind a Keras variable, one a local replica."""
+    strategy = tf.distribute.get_strategy()
+    return strategy.experimental_local_results(variable.value)
+
+
+def track_loss(model, loss, samples, whole=False):
+    """Update Keras's mean `loss`; `whole`: it is that of all replicas."""
+    if not whole:
+        loss = unscale_loss_for_distribution(loss)
+    # A mean over no sample is NaN, and would stay in the running mean.
+    mean: Any = loss
+    loss = tf.where(samples > 0, mean, tf.zeros_like(mean))
+    tracker = loss_tracker(model)
+    replicas.update(
+        tracker.variables,
+        lambda: tracker.update_state(loss, sample_weight=samples),
+    )
+
+
+def additional_losses(model):
+    """Return what layers last gave to `add_loss`, no weight regularisers."""
+    return [loss for layer in layers_of(model) for loss in own_losses(layer)]
+
+
+def additional_loss_weights(replay, n, scale=None):
+    """Return a sample's factor of each `add_loss` term: 1 or 1/n of a mean."""
+    weights = []
+    for single, kind in additional_sums(replay, n):
+        inverse = 1 / tf.cast(n, single.dtype)
+        weight = by_kind(kind, tf.ones_like(inverse), inverse)
+        weights.append(weight if scale is None else weight * scale)
+    return weights
+
+
+def additional_sums(replay, n):
+    """Return each `add_loss` term of n samples, and its kind for `by_kind`."""
+    # A batch that contains every sample twice shows whether the term is a sum
+    # or a mean. (One sample is not enough: its term may be 0.) If a term is 0
+    # for both, the op that reduced it tells.
+    if not replay.recorded.losses:
+        return []
+    terms = []
+    once = tf.range(n)
+    twice = tf.concat([once, once], 0)
+    singles, doubles = replay.forward(once)[1], replay.forward(twice)[1]
+    guesses = _guesses(replay, twice, doubles)
+    for single, double, guess in zip(singles, doubles, guesses):
+        single, double = tf.reduce_sum(single), tf.reduce_sum(double)
+        to_sum = tf.abs(double - 2 * single)
+        to_mean = tf.abs(double - single)
+        error = tf.minimum(to_sum, to_mean)
+        tolerance = replay.tolerance or 1e-3
+        right = error <= tolerance * (tf.abs(single) + 1e-3)
+        # A replica may have no sample, and a mean over none is NaN.
+        right = tf.logical_or(right, tf.equal(n, 0))
+        check = tf.debugging.Assert(right, [_LOSS_MESSAGE, single, double])
+        with tf.control_dependencies([check] if check is not None else []):
+            zero = tf.logical_and(tf.equal(single, 0), tf.equal(double, 0))
+            is_sum = tf.where(zero, guess, to_sum < to_mean)
+            # XLA drops assertions, but not NaN.
+            kind = tf.where(right, tf.cast(is_sum, tf.float32), float("nan"))
+            terms.append((single, kind))
+    return terms
+
+
+def by_kind(kind, of_sum, of_mean):
+    """Return `of_sum` for kind 1, `of_mean` for 0, NaN for NaN."""
+    chosen = tf.where(kind > 0.5, of_sum, of_mean)
+    nan = tf.constant(float("nan"), chosen.dtype)
+    return tf.where(tf.math.is_nan(kind), nan, chosen)
+
+
+def _guesses(replay, rows, terms):
+    """Guess for each term whether it is a sum, if its value does not tell."""
+    if not tf.executing_eagerly():
+        return [_looks_like_sum(term) for term in terms]
+    if all(tf.reduce_any(term != 0) for term in terms):
+        return [False] * len(terms)
+    guesses = []
+    with traced_functions():
+        # Only a graph shows ops. This graph is never run.
+        tf.function(
+            lambda: guesses.extend(
+                map(_looks_like_sum, replay.forward(rows)[1])
+            ),
+            autograph=False,
+        ).get_concrete_function()
+    return guesses
+
+
+def _looks_like_sum(term):
+    """Whether the last reduction before a scalar of a graph is a sum."""
+    waiting = [term]
+    while waiting:
+        tensor = waiting.pop()
+        if tensor.op.type in ("Sum", "Mean"):
+            return tensor.op.type == "Sum"
+        divides = tensor.op.type in ("RealDiv", "DivNoNan")
+        if divides and tf.get_static_value(tensor.op.inputs[1]) is None:
+            return False  # by a number of samples, most likely
+        if tensor.shape.rank == 0:
+            waiting += tensor.op.inputs
+    return False
+
+
+@contextlib.contextmanager
+def noting_losses(model, noted, owners=None):
+    """Append the losses given to `add_loss` inside to `noted`, in order.
+
+    `owners`: a list to which the layer of each is appended.
+    """
+    # Each replica is a thread. They take turns where a layer waits for the
+    # others, so one may enter before another leaves. The last one to leave
+    # restores the method.
+    thread = threading.get_ident()
+    methods = [_noting(layer) for layer in layers_of(model)]
+    for method in methods:
+        if not method.lists:
+            method.replaced.__enter__()
+        method.lists.setdefault(thread, []).append((noted, owners))
+    try:
+        yield
+    finally:
+        for method in methods:
+            method.lists[thread].pop()
+            if not any(method.lists.values()):
+                method.replaced.__exit__(None, None, None)
+
+
+def _noting(layer):
+    """Return the `_Noting` that a layer has, or may get."""
+    method = vars(layer).get("add_loss")
+    return method if isinstance(method, _Noting) else _Noting(layer)
+
+
+class _Noting:
+    """The `add_loss` of a layer while losses are noted."""
+
+    def __init__(self, layer):
+        self._layer, self._original = layer, layer.add_loss
+        self.replaced = attribute(layer, "add_loss", self)
+        #: By thread: where its losses are noted, and their owners.
+        self.lists = {}
+
+    def __call__(self, loss):
+        losses = tf.nest.flatten(loss)
+        for noted, owners in self.lists.get(threading.get_ident(), ()):
+            noted.extend(losses)
+            if owners is not None:
+                owners.extend([self._layer] * len(losses))
+        return self._original(loss)
+
+
+_LABELS = (
+    "The targets of a hinge loss are 0 and 1, or -1 and 1. A batch has a "
+    "target of 0 and one that is neither 0 nor 1, so that what 0 means depends "
+    "on the batch. Give all targets in one form, and leave samples out by a "
+    "sample weight of 0."
+)
+_LOSS_MESSAGE = (
+    "A loss given to `add_loss`, or one that reads weights by itself, is "
+    "neither a sum nor a mean over the samples of the batch, so that no "
+    "sample's part in it is defined. Reduce it with ops.sum or ops.mean over "
+    "all axes, or use gradient_mode='batch'."
+)
+
+# The tensors through which a loss may depend on a layer's output.
+#
+# If Keras's crossentropies find the logits behind a softmax or sigmoid
+# output, they take these, so the loss may not depend on the output itself.
+
+
+def loss_tensors(outputs):
+    """Return all tensors of the outputs, flat, then the logits behind them."""
+    flat = [t for t in tf.nest.flatten(outputs) if tf.is_tensor(t)]
+    logits = [_logits(t) for t in flat]
+    return flat + [t for t in logits if t is not None]
+
+
+def read_by_crossentropy(tensor, activation):
+    """Return what Keras's crossentropy reads, and whether these are logits.
+
+    It takes the logits that any activation left at an output, or those in
+    front of an op of its own `activation` ("Softmax", "Sigmoid"), whatever
+    its `from_logits` says. In another type than the loss's it finds none.
+    """
+    if tensor.dtype != keras.config.floatx():
+        return tensor, False
+    logits = logits_behind(tensor)
+    if logits is None and _is_made_by(tensor, activation):
+        logits = tensor.op.inputs[0]
+    # Without the mark of an activation in front of that one.
+    return (tensor, False) if logits is None else (tf.identity(logits), True)
+
+
+def _is_made_by(tensor, *activations):
+    graph = not tf.executing_eagerly() and isinstance(tensor, tf.Tensor)
+    return graph and tensor.op.type in activations
+
+
+def _logits(tensor):
+    logits = logits_behind(tensor)
+    if logits is not None:
+        return logits
+    behind = _is_made_by(tensor, "Softmax", "Sigmoid")
+    return tensor.op.inputs[0] if behind else None

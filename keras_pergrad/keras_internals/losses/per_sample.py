@@ -1,0 +1,130 @@
+"""The losses of a batch's samples, and the loss of a measured batch."""
+
+import contextlib
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_pergrad.keras_internals.losses import fractions
+from keras_pergrad.keras_internals.losses.compiled import no_running_means
+from keras_pergrad.keras_internals.losses.losses import (
+    additional_losses,
+    labels_told_alike,
+    noting_losses,
+    total_loss,
+)
+from keras_pergrad.keras_internals.losses.terms import regularization_loss
+from keras_pergrad.keras_internals.models.inspection import (
+    require_any_batch_size,
+)
+from keras_pergrad.keras_internals.models.parts import call_model, compiled_loss
+from keras_pergrad.keras_internals.state.model import unchanged
+
+MEAN, SUM, NEITHER = "mean", "sum", "neither"
+#: So many samples are looked at.
+_ROWS = 8
+#: Where a batch of another size cannot be tried; `NotAdditive` among them.
+_UNTRIED = ValueError, tf.errors.InvalidArgumentError
+
+
+def is_mean_of_own(model, batch):
+    """Whether the loss is a mean over samples that are counted alike.
+
+    It is not where masks or weights are counted, where layers add losses, or
+    where it is not known. The model must be built.
+    """
+    try:
+        fractions.require_parts(model)
+        x, y, sample_weight = _rows(batch, 1)
+        added: list[Any] = []
+        with unchanged(model), noting_losses(model, added), labels_told_alike():
+            y_pred = call_model(model, x, training=False)
+            terms = fractions.evaluate(
+                compiled_loss(model), y, y_pred, sample_weight
+            )
+    except _UNTRIED:
+        return False
+    rows = all(term.kind == fractions.ROWS for term in terms)
+    return bool(terms) and rows and not added
+
+
+def over_the_batch(model, batch):
+    """Return MEAN, SUM or NEITHER: how a loss depends on the batch's size.
+
+    A batch with every sample twice tells: a mean is the same, a sum is twice
+    as much. MEAN where it cannot be tried: sparse tensors, a model for one
+    batch size, or whose outputs are drawn at random.
+    """
+    few = _rows(batch, _ROWS)
+    if any(isinstance(t, tf.SparseTensor) for t in tf.nest.flatten(few)):
+        return MEAN
+    with contextlib.suppress(*_UNTRIED):
+        require_any_batch_size(model)
+        twice = tf.nest.map_structure(
+            lambda t: None if t is None else tf.concat([t, t], 0), few
+        )
+        once, again, double = (_terms(model, one) for one in (few, few, twice))
+        if not _close(once, again, 1) or len(once) != len(double):
+            return MEAN
+        if _close(once, double, 1):
+            return MEAN
+        return SUM if _close(once, double, 2) else NEITHER
+    return MEAN
+
+
+def _terms(model, batch):
+    """Return the loss without regularisers, and what layers add to it."""
+    x, y, sample_weight = batch
+    added: list[Any] = []
+    with unchanged(model), no_running_means(compiled_loss(model)):
+        with noting_losses(model, added):
+            y_pred = call_model(model, x, training=False)
+        total = total_loss(model, x, y, y_pred, sample_weight, False)
+        penalty = regularization_loss(model.trainable_variables)
+        total -= tf.cast(penalty, total.dtype)
+        return [np.sum(t, dtype="float64") for t in (total, *added)]
+
+
+def _close(some, others, factor):
+    some, others = np.array(some) * factor, np.array(others)
+    return np.allclose(some, others, 1e-4, 1e-12, equal_nan=True)
+
+
+def _rows(batch, count):
+    """Return the first samples of a batch, as tensors."""
+
+    def first(part):
+        if part is None or isinstance(part, tf.SparseTensor):
+            return part
+        part = part[:count]
+        is_ragged = isinstance(part, tf.RaggedTensor)
+        return part if is_ragged else tf.convert_to_tensor(part)
+
+    return tf.nest.map_structure(first, batch)
+
+
+# The loss whose gradients are measured.
+
+
+class MissingLoss(ValueError):
+    """There is no loss to take a gradient of."""
+
+
+def measured_loss(model, x, y, y_pred, sample_weight, training=True):
+    """Return the scalar loss of a batch, after the forward pass."""
+    del training
+    if (
+        compiled_loss(model) is None
+        and not additional_losses(model)
+        and type(model).compute_loss is keras.Model.compute_loss
+    ):
+        raise MissingLoss(
+            f"Model {model.name!r} was compiled without a loss, and that of a "
+            "`train_step` of its own is not seen from outside. Expected "
+            "compile(loss=...) with the loss that it is trained by, or a "
+            "`compute_loss` or `add_loss` of the model's own. Received: no "
+            "loss"
+        )
+    return total_loss(model, x, y, y_pred, sample_weight)

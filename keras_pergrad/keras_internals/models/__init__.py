@@ -1,0 +1,1 @@
+"""Models and layers, as Keras keeps them."""

@@ -1,0 +1,171 @@
+"""The variables of a model before its first step, and its users' vouching.
+
+A variable that is made while a step is traced has no value if the step is
+refused.
+
+Private names in use: `tensorflow.python.pywrap_tfe.TFE_Py_TapeSetIsStopped`,
+`tensorflow.python.pywrap_tfe.TFE_Py_TapeSetRestartOnThread`,
+`tensorflow.python.pywrap_tfe.TFE_Py_TapeSetStopOnThread`.
+"""
+
+import contextlib
+
+import keras
+import tensorflow as tf
+from tensorflow.python import pywrap_tfe
+
+from keras_pergrad.keras_internals.models.parts import (
+    Functional,
+    build_symbolically,
+    compiled_loss,
+    compiled_metrics,
+    compute_loss,
+    inner_layers,
+    layers_of,
+    symbolic_outputs,
+    trace_symbolically,
+)
+from keras_pergrad.keras_internals.replicas import replicas
+
+
+def build_all(model, batch):
+    """Build a compiled model, its metrics, its loss and its optimizer."""
+    # Under a strategy all that replicas share was built before they began.
+    aside = contextlib.nullcontext if replicas.several() else _outside
+    specs = tf.nest.map_structure(_spec, batch)
+    with aside():
+        if _has_loss_of_its_own(model):
+            # Layers may be called, and so built, there for the first time,
+            # and the optimizer must know their variables.
+            trace_symbolically(
+                lambda x, y, weight: compute_loss(
+                    model, x, y, model(x), weight, training=True
+                ),
+                *specs,
+            )
+        if not _build_losses(model, *specs):
+            build_symbolically(model, specs)
+        optimizer = model.optimizer
+        if optimizer is not None and not optimizer.built:
+            optimizer.build(model.trainable_variables)
+
+
+@contextlib.contextmanager
+def _outside():
+    """Leave the step that is traced; tapes of layers record as inside it."""
+    with tf.init_scope():
+        if not pywrap_tfe.TFE_Py_TapeSetIsStopped():
+            yield
+            return
+        pywrap_tfe.TFE_Py_TapeSetRestartOnThread()
+        try:
+            yield
+        finally:
+            pywrap_tfe.TFE_Py_TapeSetStopOnThread()
+
+
+def _build_losses(model, x, y, sample_weight):
+    """Build metrics and loss, not by a call; return whether that worked."""
+    if not all(layer.built for layer in layers_of(model)):
+        return False
+    if type(model).call is not Functional.call:
+        return False
+    outputs = symbolic_outputs(model)
+    if isinstance(outputs, (list, tuple)) and len(outputs) == 1:
+        outputs = outputs[0]  # a call returns it without its list
+    flat = tf.nest.flatten(outputs)
+    if any(axis is None for t in flat for axis in t.shape[1:]):
+        return False
+    batch = [_any_number(part) for part in (x, y)]
+    y_pred = _any_number(outputs)
+    weight = _any_number(sample_weight)
+    if not getattr(compiled_metrics(model), "built", True):
+        trace_symbolically(
+            model.compute_metrics, *batch, y_pred, sample_weight=weight
+        )
+    if not getattr(compiled_loss(model), "built", True):
+        trace_symbolically(
+            lambda x, y, outputs, weight: compute_loss(
+                model, x, y, outputs, weight, training=False
+            ),
+            *batch,
+            y_pred,
+            weight,
+        )
+    return True
+
+
+def _any_number(structure):
+    """Return symbolic tensors like these, for any number of samples."""
+
+    def one(tensor):
+        if not hasattr(tensor, "shape") or not len(tensor.shape or ()):
+            return tensor
+        shape = (None, *tensor.shape[1:])
+        return keras.KerasTensor(
+            shape, keras.backend.standardize_dtype(tensor.dtype)
+        )
+
+    return tf.nest.map_structure(one, structure)
+
+
+def _has_loss_of_its_own(model):
+    """Whether `compute_loss` is overridden, and a layer not yet built."""
+    own = type(model).compute_loss is not keras.Model.compute_loss
+    return own and not all(layer.built for layer in inner_layers(model))
+
+
+def _spec(tensor):
+    if not isinstance(tensor, tf.Tensor):
+        return tensor
+    return keras.KerasTensor(tensor.shape, tensor.dtype.name)
+
+
+# The names by which a user vouches for layers and ops.
+
+
+def vouched_names(model, names):
+    """Return `compile(vouched=...)` as a tuple; refuse what names nothing."""
+    if isinstance(names, str):
+        names = [names]
+    names = tuple(names)
+    layers = {layer.name for layer in layers_of(model)}
+    for name in names:
+        known = isinstance(name, str) and (
+            name in layers or hasattr(tf.raw_ops, name) or not model.built
+        )
+        if not known:
+            raise ValueError(
+                "`vouched` expected names of layers of the model or types of "
+                "ops of TensorFlow, such as 'EagerPyFunc'. Received: "
+                f"{name!r}. The layers are: {', '.join(sorted(layers))}"
+            )
+    return names
+
+
+# Layers that hand a state from each batch to the next.
+
+
+def states_of(model):
+    """Return the variables of the states, which are none of the model's."""
+    return [
+        state
+        for layer in _stateful(model)
+        for state in tf.nest.flatten(getattr(layer, "states", None))
+        if isinstance(state, keras.Variable)
+    ]
+
+
+def stateful_layers(model, user, how):
+    """Say for each stateful layer that `user` takes other batches, and how."""
+    return [
+        f"layer {layer.name!r} ({type(layer).__name__}) is stateful: it hands "
+        "a state from each batch to the next, with one row for each sample. "
+        f"{user} {how}, for which that state is not defined. Use "
+        "stateful=False, or gradient_mode='batch'."
+        for layer in _stateful(model)
+    ]
+
+
+def _stateful(model):
+    return [x for x in layers_of(model) if getattr(x, "stateful", False)]

@@ -1,0 +1,163 @@
+"""Checks of a model and a batch for the inspection of their gradients."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_pergrad.common import refusal_messages
+from keras_pergrad.keras_internals.models.parts import (
+    compiled_loss,
+    layers_of,
+    symbolic_inputs,
+    trace_symbolically,
+)
+
+
+def require_model(model):
+    """Refuse what is not a model."""
+    if not isinstance(model, keras.Model):
+        raise TypeError(
+            "`model` must be a keras.Model. Received: an object of type "
+            f"{type(model).__name__}"
+        )
+
+
+def require_compiled(model):
+    """Refuse what is not a compiled model."""
+    require_model(model)
+    if not model.compiled:
+        raise ValueError(
+            f"Model {model.name!r} is not compiled, so it has no loss. Call "
+            "model.compile(loss=...) first."
+        )
+
+
+def require_targets(model, batch, expected="`y`, or a dataset of (x, y)"):
+    """Refuse a batch without the targets that the loss needs."""
+    if (
+        batch[1] is None
+        and compiled_loss(model) is not None
+        and type(model).compute_loss is keras.Model.compute_loss
+    ):
+        raise ValueError(
+            f"Model {model.name!r} is compiled with a loss that compares its "
+            f"outputs with targets. Expected {expected}. Received: y=None"
+        )
+
+
+def require_one_batch(model, x, y):
+    """Refuse what is not one batch of arrays with its targets."""
+    if isinstance(x, (tf.data.Dataset, keras.utils.PyDataset)):
+        name = "Dataset" if isinstance(x, tf.data.Dataset) else "PyDataset"
+        first = "next(iter(dataset))" if name == "Dataset" else "dataset[0]"
+        raise ValueError(
+            "Expected `x` and `y`, the arrays of one batch, such as "
+            f"x, y = {first}. Received: a {name}"
+        )
+    if y is None:
+        require_targets(model, (x, y), "`y`")
+
+
+def require_weights(sample_weight):
+    """Refuse sample weights that are not arrays of real numbers."""
+    for part in tf.nest.flatten(sample_weight):
+        array = np.asarray(0.0 if part is None else part)
+        # "V": bfloat16 and the like.
+        if array.dtype.kind not in "biufV" or (
+            array.ndim == 0 and part is not None
+        ):
+            raise ValueError(
+                "`sample_weight` expected an array of real numbers, one for "
+                "each sample, or a structure of them for several outputs. "
+                f"Received: {sample_weight!r}"
+            )
+
+
+def mixes_in_training_only(model, error):
+    """Whether an error is about a model that mixes only in training."""
+    return "gradient_mode" in str(error) and any(
+        isinstance(layer, keras.layers.BatchNormalization)
+        for layer in layers_of(model)
+    )
+
+
+def require_finite(norms):
+    """Refuse gradients with NaN or infinity, and name their samples."""
+    bad = np.flatnonzero(~np.isfinite(norms))
+    if bad.size:
+        shown = ", ".join(map(str, bad[:20])) + (
+            f" and {bad.size - 20} more" if bad.size > 20 else ""
+        )
+        raise ValueError(
+            f"The gradients of samples {shown} are not finite. Look for NaN "
+            "or infinity in x[i] and y[i] of these samples, or for a loss "
+            "that overflows on them."
+        )
+
+
+NOT_IN_TRAINING = (
+    " Here you may also pass training=False: the layers then act as in "
+    "evaluate(), BatchNormalization by its moving statistics, and every "
+    "sample has a gradient of its own, as for finding wrong labels."
+)
+
+
+def check_trainable(model):
+    """Refuse a model that is not ready for a training step."""
+    if not getattr(model, "compiled", False):
+        raise ValueError(
+            f"Expected a compiled model. Received: {model.name!r}, which is "
+            f"not compiled: call model.compile(...) first."
+        )
+    if not model.built:
+        raise ValueError(
+            f"Expected a built model. Received: {model.name!r}, which has "
+            f"no weights yet: call it on a batch, or model.build(...)."
+        )
+
+
+def require_any_batch_size(
+    model,
+    user="gradient_mode='per_sample'",
+    how="calls it with one sample at a time",
+):
+    """Refuse a model that is made for batches of one size.
+
+    `user`, `how`: what needs another size, and what for.
+    """
+    size, reason = fixed_batch_size(model), f"{user} {how}"
+    for layer in layers_of(model):
+        if getattr(layer, "stateful", False) and size != 1:
+            shown = "one size" if size is None else size
+            text = refusal_messages.one_batch_size(layer, shown, reason)
+            raise ValueError(text)
+    # Keras takes any size where inputs name one: a Sequential that a call
+    # has built names that call's. So try.
+    if size not in (None, 1):
+        try:
+            trace_symbolically(model, _one_sample(model))
+        except Exception as error:  # whatever code of a layer raises
+            text = refusal_messages.fixed_batch_size(model, size, reason)
+            raise ValueError(text) from error
+
+
+def fixed_batch_size(model):
+    """Return the number of samples that a model's inputs name, or None."""
+    sizes = {
+        t.shape[0]
+        for t in tf.nest.flatten(getattr(model, "inputs", None) or [])
+        if len(t.shape)
+    }
+    sizes -= {None}
+    return max(sizes, default=None)
+
+
+def _one_sample(model):
+    """Return symbolic inputs of one sample."""
+    inputs = symbolic_inputs(model)
+    if inputs is None:  # a Sequential
+        (inputs,) = model.inputs
+    return tf.nest.map_structure(
+        lambda t: keras.KerasTensor((1, *t.shape[1:]), t.dtype, t.sparse),
+        inputs,
+    )

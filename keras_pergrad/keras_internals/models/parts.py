@@ -1,0 +1,419 @@
+"""The parts of models, layers, optimizers and variables.
+
+Private names in use: `keras.src.models.functional.Functional`,
+`keras.src.models.functional.functional_like_constructor`,
+`keras.src.models.model.functional_init_arguments`,
+`KerasTensor._keras_history`, `Sequential._functional`;
+`Layer._flatten_layers`, `_get_own_losses`, `_call_has_training_arg`,
+`Operation._inbound_nodes`, `Model._symbolic_build`, `_compute_loss`,
+`_compile_loss`, `_compile_config`, `_loss_tracker`, `_compile_metrics`,
+`_resolve_auto_jit_compile`, `Functional._inputs_struct`, `_outputs_struct`,
+`CompileLoss._flat_losses`, `Loss._fn_kwargs`, the tensor attributes
+`_keras_mask` and `_keras_logits`, `keras.src.backend.compute_output_spec`;
+`Layer._layers`, `_path`, `_trainable`, `_trainable_variables`,
+`_open_name_scope`, `_dtype_policy`, `Operation._inbound_nodes`,
+`_outbound_nodes`, `Variable._path`, `_trainable`, `Functional._inputs`,
+`KerasTensor._dtype`, `TextVectorization._lookup_layer`,
+`IndexLookup._has_input_vocabulary`,
+`keras.src.layers.rnn.conv_lstm.ConvLSTMCell`;
+`keras.src.backend.common.global_state.get_global_attribute`.
+"""
+
+import contextlib
+import warnings
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src import backend
+from keras.src.backend.common import global_state
+from keras.src.layers.rnn.conv_lstm import ConvLSTMCell as ConvLSTMCell
+from keras.src.models import functional as keras_functional
+from keras.src.models.functional import Functional as Functional
+from keras.src.models.model import functional_init_arguments
+
+from keras_pergrad.common.patching import attribute
+
+# Models made of inputs and outputs, and the classes that become such.
+
+
+def has_inputs_and_outputs(args, kwargs):
+    """Whether a model's arguments are symbolic inputs and outputs."""
+    return functional_init_arguments(args, kwargs)
+
+
+def make_functional(cls, base, functional):
+    """Put a functional class in the place of `base` below `cls` alone."""
+    if issubclass(cls, Functional):
+        return
+    cls.__bases__ = tuple(
+        functional if other is base else other for other in cls.__bases__
+    )
+    if not issubclass(cls, Functional):
+        for other in cls.__bases__:
+            if issubclass(other, base):
+                make_functional(other, base, functional)
+
+
+def is_only_layers(layer):
+    """Whether it consists of layers, without code of its own."""
+    return type(layer) is keras.Sequential or (
+        isinstance(layer, Functional)
+        and keras_functional.functional_like_constructor(type(layer))
+    )
+
+
+def model_inside(model):
+    """Return the model that a Sequential one is built of, or None."""
+    return model._functional if isinstance(model, keras.Sequential) else None
+
+
+def made_by(tensor):
+    """Return the layer or operation that a symbolic tensor comes from."""
+    return tensor._keras_history.operation
+
+
+# Private attributes that only some objects have, and what goes with them.
+
+
+_MISSING = object()
+_SEEN = set()
+
+
+def optional(thing, name, example, lost, otherwise=None) -> Any:
+    """Return an attribute; warn where not even `example()` has it."""
+    value = getattr(thing, name, _MISSING)
+    if value is not _MISSING:
+        return value
+    if name not in _SEEN:
+        one = example()
+        if hasattr(one, name):
+            _SEEN.add(name)
+        else:
+            library = type(one).__module__.partition(".")[0]
+            warnings.warn(
+                f"This version of {library} has no "
+                f"{type(one).__name__}.{name}, so that {lost}.",
+                stacklevel=2,
+            )
+    return otherwise
+
+
+# The parts of models, layers, losses and tensors that Keras keeps to itself.
+
+
+def layers_of(model):
+    """List a model and all layers within, a layer of two places once."""
+    return list(model._flatten_layers())
+
+
+def inner_layers(model, recursive=True):
+    """List the layers within, without the model itself."""
+    return list(model._flatten_layers(include_self=False, recursive=recursive))
+
+
+def takes_training(layer):
+    """Whether its `call` has an argument `training`."""
+    return layer._call_has_training_arg
+
+
+def call_model(model, x, training=True):
+    """Return `model(x)`, called as in Keras's own steps."""
+    if takes_training(model):
+        return model(x, training=training)
+    return model(x)
+
+
+def training_inside(model, training):
+    """Return the value of `training` for the layers in `call_model`."""
+    return training if takes_training(model) else None
+
+
+def calls_of(layer):
+    """List the nodes of the calls that symbolic tensors came from."""
+    return layer._inbound_nodes
+
+
+def own_losses(layer):
+    """List what `add_loss` was given inside a layer's own call."""
+    return layer._get_own_losses()
+
+
+def build_symbolically(model, batch):
+    """Build a compiled model, its loss and its metrics without running it."""
+    model._symbolic_build(data_batch=batch)
+
+
+def trace_symbolically(function, *args, **kwargs):
+    """Return symbolic results of a function; what it calls is built."""
+    return backend.compute_output_spec(function, *args, **kwargs)
+
+
+def compute_loss(model, x, y, y_pred, sample_weight, training) -> Any:
+    """Return the loss as a compiled model's own step computes it."""
+    return model._compute_loss(
+        x=x,
+        y=y,
+        y_pred=y_pred,
+        sample_weight=sample_weight,
+        training=training,
+    )
+
+
+def compiled_loss(model):
+    """Return what `compile` made of the loss, or None."""
+    return getattr(model, "_compile_loss", None)
+
+
+def compiled_metrics(model):
+    """Return what `compile` made of the metrics, or None."""
+    return getattr(model, "_compile_metrics", None)
+
+
+def compile_arguments(model):
+    """Return the arguments of `compile` as they were given, by name."""
+    given = model._compile_config
+    return {} if given is None else given.config
+
+
+def require_variables(model):
+    """Refuse a model that has nothing to train."""
+    if not model.trainable_variables:
+        raise ValueError(
+            f"Model {model.name!r} has no trainable variables. Set "
+            "`trainable = True` on layers before compile()."
+        )
+
+
+def require_gradients(model, gradients):
+    """Refuse a loss that depends on no weight."""
+    if all(gradient is None for gradient in gradients):
+        raise ValueError(
+            f"The loss of model {model.name!r} does not depend on any of its "
+            "trainable variables. Expected a loss of the model's outputs. Look "
+            "for a loss of y_true alone, for ops without a gradient (argmax, "
+            "round, casts to integers) and for tf.stop_gradient."
+        )
+
+
+def require_free_names(model, names, owner):
+    """Refuse metrics of the user's that have the names of logged figures.
+
+    `owner`: what logs the figures, a text or a gradient mode. Keras would show
+    one of the two alone.
+    """
+    # Without Keras's private name nothing is known, and nothing refused.
+    kept = getattr(model, "_compile_config", None)
+    given = {} if kept is None else kept.config
+    metrics = [given.get(name) for name in ("metrics", "weighted_metrics")]
+    taken = sorted(
+        {
+            getattr(m, "name", None) or getattr(m, "__name__", str(m))
+            for m in keras.tree.flatten(metrics)
+        }.intersection(names)
+    )
+    # Keras puts an output's name before that of its metric.
+    if taken and len(getattr(model, "outputs", None) or [None]) == 1:
+        owner = owner if isinstance(owner, str) else f"gradient_mode={owner!r}"
+        raise ValueError(
+            f"The metric {taken[0]!r} has the name of a figure that {owner} "
+            "logs. Expected another name, as in "
+            f"keras.metrics.MeanAbsoluteError(name='my_{taken[0]}')."
+        )
+
+
+def compiles_by_xla(model):
+    """Whether `jit_compile="auto"` means that XLA compiles the step."""
+    return model._resolve_auto_jit_compile()
+
+
+def loss_tracker(model):
+    """Return the metric that is logged as `loss`."""
+    return model._loss_tracker
+
+
+def entries_of(compiled):
+    """List a compiled loss's entries, one a loss, once it is built."""
+    return getattr(compiled, "_flat_losses", None) or ()
+
+
+def call_arguments_of(loss):
+    """Return the keyword arguments a loss function was wrapped with."""
+    lost = (
+        "records of runs describe a loss by its class and its config: it "
+        "seems to differ from that of runs of other versions"
+    )
+    return optional(loss, "_fn_kwargs", keras.losses.MeanSquaredError, lost)
+
+
+def symbolic_inputs(model):
+    """Return a functional model's inputs in their structure, or None."""
+    return model._inputs_struct if isinstance(model, Functional) else None
+
+
+def symbolic_outputs(model):
+    """Return a functional model's outputs in their structure, or None."""
+    return model._outputs_struct if isinstance(model, Functional) else None
+
+
+def mask_of(tensor):
+    """Return the mask a layer left at its output, or None."""
+    return getattr(tensor, "_keras_mask", None)
+
+
+def set_mask(tensor, mask):
+    """Leave a mask at a tensor, as a layer does at its output."""
+    tensor._keras_mask = mask
+
+
+def logits_behind(tensor):
+    """Return the logits that an activation left at its output, or None."""
+    return getattr(tensor, "_keras_logits", None)
+
+
+def set_logits(tensor, logits):
+    """Leave logits at a tensor, as an activation does at its output."""
+    tensor._keras_logits = logits
+
+
+# The parts of layers and variables that Keras keeps to itself.
+
+
+def layers_inside(layer):
+    """List the layers that are attributes of a layer, as they were made."""
+    return layer._layers
+
+
+def own_weights(layer):
+    """List the trainable variables of a layer, and those of its parts."""
+    return layer._trainable_variables
+
+
+def rename_like(layer, other):
+    """Give a layer the name, path and flag `trainable` of another."""
+    layer.name, layer._path = other.name, other.path
+    # The property would pass the flag on to the layers inside.
+    layer._trainable = other._trainable
+
+
+def set_path(variable, path):
+    """Give a variable the path of another."""
+    variable._path = path
+
+
+def turn_into(layer, new):
+    """Turn a layer into another one; all references to the object see it."""
+    calls = {k: vars(layer)[k] for k in ("_inbound_nodes", "_outbound_nodes")}
+    # This bypasses Keras's tracking of attributes.
+    object.__setattr__(layer, "__class__", type(new))
+    object.__setattr__(layer, "__dict__", vars(new))
+    vars(layer).update(calls)
+
+
+@contextlib.contextmanager
+def noting_scopes(layers, scopes):
+    """Note in a dict in which name scope each layer is called inside.
+
+    Only what is called in the present graph counts.
+    """
+    graph = tf.compat.v1.get_default_graph()
+
+    def noting(layer):
+        opened = layer._open_name_scope
+
+        @contextlib.contextmanager
+        def open_name_scope():
+            with opened():
+                if tf.compat.v1.get_default_graph() is graph:
+                    scopes[graph.get_name_scope()] = layer
+                yield
+
+        return open_name_scope
+
+    openers = [(layer, noting(layer)) for layer in layers]
+    with contextlib.ExitStack() as stack:
+        for layer, opener in openers:
+            stack.enter_context(attribute(layer, "_open_name_scope", opener))
+        yield
+
+
+@contextlib.contextmanager
+def layer_computing_in(layer, policy):
+    """Let a layer compute by another dtype policy inside."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(attribute(layer, "_dtype_policy", policy))
+        # A functional model casts to the formats of its symbolic inputs.
+        for tensor in getattr(layer, "_inputs", None) or ():
+            if tensor.dtype.startswith(("float", "bfloat")):
+                dtype = policy.compute_dtype
+                stack.enter_context(attribute(tensor, "_dtype", dtype))
+        yield
+
+
+def lookup_of(layer):
+    """Return the lookup layer inside of a `TextVectorization`."""
+    return layer._lookup_layer
+
+
+def has_given_words(lookup):
+    """Whether a lookup layer was made with its vocabulary."""
+    return lookup._has_input_vocabulary
+
+
+# The seed of layers without a seed of their own.
+
+
+def shared_seed_state():
+    """Return the seed's variable, or None if no layer has asked for it yet."""
+    # Keras's own getter would make it.
+    seeds = global_state.get_global_attribute("global_seed_generator")
+    return None if seeds is None else seeds.state
+
+
+# The optimizers inside of an optimizer.
+#
+# A `LossScaleOptimizer` has one, a `MultiOptimizer` (Keras 3.13 and later)
+# one for each part of the variables; these apply the gradients.
+
+
+def all_of(optimizer):
+    """List an optimizer and all inside of it, from the outside in."""
+    # A `MultiOptimizer` whose parts a function chooses knows them once built.
+    optimizers: list = []
+    waiting = [optimizer]
+    while waiting:
+        this = waiting.pop(0)
+        if this is None or any(this is other for other in optimizers):
+            continue
+        optimizers.append(this)
+        waiting.append(getattr(this, "inner_optimizer", None))
+        waiting += getattr(this, "optimizers", None) or []
+    return optimizers
+
+
+def loss_scale(optimizer):
+    """Return the factor by which the optimizer scales the loss, or None."""
+    if optimizer is None:
+        return None
+    wide = keras.config.floatx() == "float64"
+    one = tf.ones([], "float64" if wide else "float32")
+    scaled = optimizer.scale_loss(one)
+    return None if scaled is one else scaled
+
+
+def learning_rate(optimizer):
+    """Return the learning rate of the next update, of the one that updates."""
+    rates = [
+        part.learning_rate
+        for part in all_of(optimizer)
+        if getattr(part, "inner_optimizer", None) is None
+    ]
+    return rates[0]
+
+
+def accumulating(optimizer):
+    """Return the first optimizer inside that accumulates, or None."""
+    for part in all_of(optimizer):
+        if getattr(part, "gradient_accumulation_steps", None):
+            return part
+    return None

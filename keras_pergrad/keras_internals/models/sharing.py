@@ -1,0 +1,108 @@
+"""Models of another class that share the layers and attributes of a model.
+
+Private names in use: `Sequential._layers`, `Layer._tracker`, `_auto_config`,
+`_build_shapes_dict`, `_dtype_policy`, `_input_spec`, `_path`,
+`_supports_masking`, `_trainable`, `Model._compile_config`,
+`_compiled_trainable_state`; the beginning `_self_` of names.
+"""
+
+import contextlib
+import functools
+from typing import Any
+
+import keras
+
+from keras_pergrad.common.registry import PACKAGE
+from keras_pergrad.keras_internals.models.parts import (
+    Functional,
+    symbolic_inputs,
+    symbolic_outputs,
+)
+
+#: What Keras's `__init__` sets and a model may have changed since.
+_STATE = (
+    "_auto_config",
+    "_build_shapes_dict",
+    "_dtype_policy",
+    "_input_spec",
+    "_path",
+    "_supports_masking",
+    "_trainable",
+    "activity_regularizer",
+    "autocast",
+    "built",
+    "supports_jit",
+)
+#: What `compile` sets; a model is compiled for itself.
+_COMPILED = (
+    "_compile_config",
+    "_compiled_trainable_state",
+    "jit_compile",
+    "optimizer",
+    "stop_training",
+)
+
+
+def shared(model, cls, base):
+    """Return a `cls`, not compiled, with the attributes of a built model."""
+    # `base.__init__` is called, that of the model's class is not. Attributes
+    # are those of this moment; what they refer to is shared.
+    twin = cls.__new__(cls)
+    # Before all else, so that the weights come in the same order.
+    for _, tracked in model._tracker.config.values():
+        for value in tracked:
+            twin._tracker.track(value)
+    _initialize(twin, model, base)
+    known = {*vars(twin), *_COMPILED}
+    for name, value in vars(model).items():
+        if name in _STATE:
+            object.__setattr__(twin, name, value)
+        elif name not in known and not name.startswith("_self_"):
+            setattr(twin, name, value)
+    return twin
+
+
+def _initialize(twin, model, base):
+    if isinstance(model, Functional):
+        tensors = symbolic_inputs(model), symbolic_outputs(model)
+        Functional.__init__(twin, *tensors, name=model.name)
+    elif isinstance(model, keras.Sequential):
+        keras.Sequential.__init__(twin, list(model._layers), name=model.name)
+    else:
+        base.__init__(twin, name=model.name)
+
+
+def derived_class(cls, front, back=None):
+    """Return a class of `front`, `cls`, its `original_class`, and `back`."""
+    if issubclass(cls, front):
+        cls = cls.original_class
+    return _derived_class(cls, front, back)
+
+
+@functools.cache
+def _derived_class(original, front, back):
+    bases = (front, original) if back is None else (front, original, back)
+    inside = {"original_class": original, "__doc__": original.__doc__}
+    inside["__module__"] = front.__module__
+    name = original.__name__
+    if back is not None:
+        name = f"PerGrad{name}"
+    return type(name, bases, inside)
+
+
+def saved_as(cls, loader):
+    """Have Keras save objects of a class under a name that `loader` loads."""
+    for each in (cls, loader):
+        name = loader.__name__.lstrip("_")
+        keras.saving.register_keras_serializable(PACKAGE, name)(each)
+
+
+@contextlib.contextmanager
+def as_original(model: Any):
+    """Let a model be one of its `original_class` inside, as for saving it."""
+    own = type(model)
+    object.__setattr__(model, "__class__", own.original_class)
+    try:
+        yield
+    finally:
+        object.__setattr__(model, "__class__", own)

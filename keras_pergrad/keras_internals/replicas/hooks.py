@@ -1,0 +1,150 @@
+"""The places where Keras's `fit` lets a model take part, and errors there.
+
+Private names in use: `Model._maybe_symbolic_build`,
+`_get_metrics_result_or_logs`, `_distribute_strategy`,
+`_assert_compile_called`.
+"""
+
+import contextlib
+from typing import Any
+
+import tensorflow as tf
+
+from keras_pergrad.keras_internals.fit.train_function import make_for_mode
+from keras_pergrad.keras_internals.models.parts import build_symbolically
+from keras_pergrad.keras_internals.replicas import replicas
+from keras_pergrad.keras_internals.tensorflow.kernels import LoopsWhereMasked
+from keras_pergrad.keras_internals.tensorflow.settings import (
+    adding_noise,
+    switched_off,
+)
+
+# Advice on what TensorFlow refuses where XLA compiles or there is a GPU.
+#
+# TensorFlow names the op or the variable, before a weight has changed; what
+# to do it does not say. Keras compiles by XLA on a GPU by default.
+
+
+_ERRORS = (
+    tf.errors.InvalidArgumentError,
+    tf.errors.NotFoundError,
+    tf.errors.UnimplementedError,
+)
+_OFF = (
+    "Keras compiles a step by XLA on a GPU unless it is told not to: "
+    "compile(..., jit_compile=False) runs the step without it."
+)
+#: What is in TensorFlow's error, and what to do.
+_ADVICE = (
+    (
+        "unsupported operations when trying to compile",
+        "XLA has no kernel for the ops named above (Python functions, strings "
+        f"and look-ups of them are none of its). {_OFF} Or do it to the data "
+        "before fit(), in tf.data.",
+    ),
+    (
+        "Trying to access resource",
+        "TensorFlow keeps variables of whole numbers of 32 bits, bool and "
+        "string on the host, where XLA on a GPU cannot reach the one named "
+        f"above. Make it int64 or float32, or do without XLA. {_OFF}",
+    ),
+    (
+        "must be a compile-time constant",
+        "XLA must know every size while it compiles; the op named above has "
+        f"one that follows from the data. {_OFF}",
+    ),
+    (
+        "eterminis",
+        "tf.config.experimental.enable_op_determinism() is on, and the op "
+        "named above has no deterministic kernel on this device. Replace it, "
+        "train on the CPU, or leave determinism off.",
+    ),
+)
+
+
+@contextlib.contextmanager
+def advising():
+    """Add advice to an error of TensorFlow that asks for it."""
+    try:
+        yield
+    except _ERRORS as error:
+        for sign, advice in _ADVICE:
+            if sign in str(error):
+                error.add_note(advice)
+                break
+        raise
+
+
+# The places where Keras's `fit` lets a model take part.
+
+
+def require_compiled(model, name):
+    """Refuse what only a compiled model has, with Keras's own error."""
+    model._assert_compile_called(name)
+
+
+@contextlib.contextmanager
+def bounded_samples(model):
+    """Keep a sample's part in a sum bounded while noise hides it.
+
+    Products have all digits of float32, and what cannot leave out a sample
+    that is not finite is refused.
+    """
+    mode = getattr(model, "gradient_mode", None)
+    aggregation = mode and mode.aggregation
+    noise = aggregation is not None and aggregation.adds_noise
+    with switched_off(noise), adding_noise(noise):
+        yield
+
+
+class FitHooks(LoopsWhereMasked):
+    """A base of models that build for all replicas, and choose their logs."""
+
+    # A model defines `_logs_of_epoch(logs, otherwise)`: an epoch's logs from
+    # those of its last step, or what `otherwise(logs)` gives.
+
+    def _maybe_symbolic_build(self, iterator=None, data_batch=None):
+        """Build all that is shared by replicas before they take their turns."""
+        # Keras takes the mean of the batches of all replicas, which fails on
+        # several workers; what one of them gets has the same shapes.
+        with replicas.scope_of(self):
+            model: Any = self
+            strategy = model._distribute_strategy
+            if strategy is None:
+                return
+            if iterator is not None:
+                data_batch = replicas.first_part(strategy, iterator)
+            build_symbolically(self, data_batch)
+        replicas.require_inside(self)
+
+    def train_on_batch(self, *args, **kwargs):
+        with bounded_samples(self), advising():
+            following: Any = super()
+            return following.train_on_batch(*args, **kwargs)
+
+    def make_train_function(self, force=False):
+        """Make Keras's train function; see the base class."""
+        make_for_mode(self, super(), force)
+
+    def _get_metrics_result_or_logs(self, logs):
+        model: Any = self
+        following: Any = super()
+        return model._logs_of_epoch(logs, following._get_metrics_result_or_logs)
+
+
+# AutoGraph in a user's `tf.function`: kept out of the package's own code.
+#
+# It would convert every function that is called while the step is traced,
+# which takes many times as long as the trace.
+
+
+not_converted = tf.autograph.experimental.do_not_convert
+
+
+def converted(function):
+    """Return a user's function as AutoGraph calls it where it is on."""
+    autograph = tf.__internal__.autograph
+    context = autograph.control_status_ctx()
+    if context.status.name != "ENABLED" or not callable(function):
+        return function
+    return autograph.tf_convert(function, context)

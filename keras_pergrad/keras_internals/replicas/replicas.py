@@ -1,0 +1,365 @@
+"""The replicas of a `tf.distribute` strategy, each with a part of the batch.
+
+Private names in use: `Model._distribute_strategy`,
+`TFOptimizer._distribution_strategy`, `StrategyExtended._in_multi_worker_mode`,
+`PerReplicaSpec._value_specs`, `TFEpochIterator._distributed_dataset`,
+`tensorflow.python.distribute.distribute_lib._DefaultReplicaThreadMode`,
+`tensorflow.python.distribute.distribute_lib._push_per_thread_mode`,
+`tensorflow.python.distribute.distribute_lib._pop_per_thread_mode`;
+`TFOptimizer._all_reduce_sum_gradients`.
+"""
+
+import contextlib
+
+import keras
+import tensorflow as tf
+
+from keras_pergrad.keras_internals.data.batches import map_tensors, refilled
+from keras_pergrad.keras_internals.models.parts import all_of, layers_of
+
+SERVED = (
+    tf.distribute.MirroredStrategy,
+    tf.distribute.MultiWorkerMirroredStrategy,
+    tf.distribute.OneDeviceStrategy,
+)
+
+
+def scope_of(model):
+    """Return the scope of the model's strategy, if any; refuse unknown ones."""
+    strategy = model._distribute_strategy
+    if (
+        tf.distribute.has_strategy()
+        and tf.distribute.in_cross_replica_context()
+    ):
+        current = tf.distribute.get_strategy()
+        if strategy is not current:
+            raise ValueError(_OUTSIDE.format(what=f"model {model.name!r}"))
+    if strategy is None:
+        return contextlib.nullcontext()
+    require_served(strategy)
+    if tf.distribute.get_strategy() is strategy:
+        return contextlib.nullcontext()
+    return strategy.scope()
+
+
+@contextlib.contextmanager
+def out_of_scope():
+    """Leave the scope of a strategy for a while: on the first replica alone."""
+    if not tf.distribute.in_cross_replica_context():
+        yield
+        return
+    from tensorflow.python.distribute import distribute_lib
+
+    mode = distribute_lib._DefaultReplicaThreadMode()
+    distribute_lib._push_per_thread_mode(mode)
+    try:
+        yield
+    finally:
+        distribute_lib._pop_per_thread_mode()
+
+
+def require_served(strategy):
+    """Refuse a strategy that the gradient modes are not known to support."""
+    if isinstance(strategy, SERVED):
+        return
+    raise ValueError(
+        "PerGradModel can be trained under MirroredStrategy, "
+        "MultiWorkerMirroredStrategy or OneDeviceStrategy, or without a "
+        "strategy. Received: a model created in the scope of "
+        f"{type(strategy).__name__}, which has not been tested. Create the "
+        "model in the scope of one of these, or use keras.Model."
+    )
+
+
+def require_inside(model):
+    """Refuse what was created outside of the scope of the strategy."""
+    strategy = model._distribute_strategy
+    if strategy is None or strategy.num_replicas_in_sync == 1:
+        return
+    for part in all_of(model.optimizer):
+        owner = getattr(part, "_distribution_strategy", strategy)
+        if owner is not strategy:
+            what = f"the optimizer {part.name!r}"
+            raise ValueError(_OUTSIDE.format(what=what))
+    kinds = {
+        "weight": model.trainable_variables,
+        "metric's variable": model.metrics_variables,
+    }
+    for kind, variables in kinds.items():
+        for variable in variables:
+            value = variable.value
+            if not strategy.extended.variable_created_in_scope(value):
+                what = f"the {kind} {variable.path!r}"
+                raise ValueError(_OUTSIDE.format(what=what))
+
+
+@contextlib.contextmanager
+def explaining(strategy):
+    """Add advice to an error that is raised on one of several workers."""
+    try:
+        yield
+    except _LOST as error:
+        if on_several_workers(strategy):
+            error.add_note(_WORKER_LOST)
+        raise
+
+
+def on_several_workers(strategy):
+    """Whether the replicas are on several machines or processes."""
+    return (
+        isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+        and strategy.extended._in_multi_worker_mode()
+    )
+
+
+def first_part(strategy, iterator):
+    """Return the first local replica's part of a batch, or the specs of it."""
+    # Nothing is taken from an iterator whose dataset knows the shapes: a
+    # generator gives a batch only once.
+    specs = tf.nest.map_structure(
+        lambda spec: getattr(spec, "_value_specs", [spec])[0],
+        iterator._distributed_dataset.element_spec,
+    )
+    if all(_has_rank(spec) for spec in tf.nest.flatten(specs)):
+        return specs
+    *_, batches = next(iter(iterator))
+    return tf.nest.map_structure(
+        lambda t: strategy.experimental_local_results(t)[0], next(batches)
+    )
+
+
+def _has_rank(spec):
+    return isinstance(spec, tf.TensorSpec) and spec.shape.rank is not None
+
+
+def as_logs(logs):
+    """Return what a step returns, as Keras reduces it over the replicas."""
+    # On several workers Keras also takes the mean over the first axis, which a
+    # scalar does not have.
+    if not on_several_workers(tf.distribute.get_strategy()):
+        return logs
+    return tf.nest.map_structure(lambda t: tf.reshape(t, [1]), logs)
+
+
+_LOST = (
+    tf.errors.UnavailableError,
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.DeadlineExceededError,
+    tf.errors.InternalError,
+)
+_WORKER_LOST = (
+    "Another worker has most likely stopped; the error above or its own log "
+    "says which and why. No worker can go on without it: start all of them "
+    "again. keras.callbacks.BackupAndRestore goes on from the last epoch."
+)
+_OUTSIDE = (
+    "Under a tf.distribute strategy everything that is trained must belong to "
+    "it, but {what} was created outside of its scope. Create the model, its "
+    "optimizer and its metrics inside `with strategy.scope():`, and compile "
+    "there, too."
+)
+
+# The replicas of a `tf.distribute` strategy, each with a part of the batch.
+#
+# Every replica finds the sums of its own samples. Here they are added up
+# once, before the optimizer sees them. Each replica then holds the result of
+# a single device for the whole batch. Except on one of several replicas,
+# these functions do nothing.
+
+
+def several():
+    """Whether this code is traced or run for one of several replicas."""
+    context = tf.distribute.get_replica_context()
+    return context is not None and context.num_replicas_in_sync > 1
+
+
+def total(values):
+    """Return the sum over all replicas of each tensor, on every replica."""
+    tensors = [t for t in tf.nest.flatten(values) if t is not None]
+    if not several() or not tensors:
+        return values
+    context = tf.distribute.get_replica_context()
+    summed = context.all_reduce(tf.distribute.ReduceOp.SUM, tensors)
+    return refilled(values, summed)
+
+
+def any_of(flag):
+    """Whether a boolean scalar is true on some replica."""
+    if not several():
+        return flag
+    return total(tf.cast(flag, tf.float32)) > 0
+
+
+def gathered(values):
+    """Return on each replica the rows, (n, ...), of all, concatenated."""
+    if not several():
+        return values
+    context = tf.distribute.get_replica_context()
+    # With an extra row on each: TensorFlow crashes if none has a row.
+    padding = [[0, 1]] + [[0, 0]] * (values.shape.rank - 1)
+    rows = context.all_gather(tf.pad(values, padding), axis=0)
+    is_row = tf.pad(tf.ones(tf.shape(values)[:1], values.dtype), [[0, 1]])
+    return tf.boolean_mask(rows, context.all_gather(is_row, axis=0) > 0)
+
+
+def from_first_replica(values):
+    """Return the list that the first replica has, on every replica."""
+    if not several():
+        return values
+    context = tf.distribute.get_replica_context()
+    is_first = tf.equal(context.replica_id_in_sync_group, 0)
+    return total(
+        map_tensors(lambda t: tf.where(is_first, t, tf.zeros_like(t)), values)
+    )
+
+
+def present(samples, values):
+    """Return the values, or zeros on a replica without a sample."""
+    if not several():
+        return values
+    return map_tensors(
+        lambda t: tf.where(
+            samples > 0, t, tf.zeros_like(tf.convert_to_tensor(t))
+        ),
+        values,
+    )
+
+
+class Postponed(keras.StatelessScope):
+    """A scope that holds back assignments and `add_loss` terms of layers."""
+
+    # Replicas take turns where a layer assigns a shared variable. Without the
+    # scope, the `losses` of one replica would go to another.
+
+    def __init__(self):
+        super().__init__(collect_losses=True)
+        self._updated = {}
+
+    def add_update(self, update):
+        self._updated[id(update[0])] = update[0]
+        super().add_update(update)
+
+    def assign(self, samples):
+        """Assign what was held back; statistics of no sample are NaN."""
+        for variable in self._updated.values():
+            value = self.get_current_value(variable)
+            if value.dtype.is_floating:
+                old = tf.convert_to_tensor(variable.value)
+                value = tf.where(samples > 0, value, tf.cast(old, value.dtype))
+            variable.assign(value)
+
+
+def waiting(model):
+    """Return layers in which replicas wait for each other: not in a loop."""
+    if not several():
+        return []
+    return [
+        layer
+        for layer in layers_of(model)
+        if getattr(layer, "synchronized", False) and layer.trainable
+    ]
+
+
+def when(condition, function):
+    """Call `function()` on each replica if a condition, equal on all, holds."""
+    # It must not use tensors of the replica that calls this; returns nothing.
+    if not several():
+        tf.cond(condition, function, lambda: None)
+        return
+
+    # An all-reduce inside is only allowed in a condition of all replicas
+    # together.
+    def decide(strategy, condition):
+        here = strategy.experimental_local_results(condition)[0]
+
+        def on_all():
+            strategy.run(function)
+
+        tf.cond(here, on_all, lambda: None)
+
+    context = tf.distribute.get_replica_context()
+    context.merge_call(decide, args=(condition,))
+
+
+def apply(optimizer, gradients, variables):
+    """Call the optimizer with gradients that hold on all replicas."""
+    if not several():
+        optimizer.apply(gradients, variables)
+        return
+    with contextlib.ExitStack() as stack:
+        # Whichever of them applies a gradient would add it up again.
+        for part in all_of(optimizer):
+            stack.enter_context(_summed_before(part))
+        optimizer.apply(gradients, variables)
+
+
+@contextlib.contextmanager
+def _summed_before(optimizer):
+    """Keep the optimizer from adding up the gradients a second time."""
+    # The replicas take turns, so one may enter before another leaves. The last
+    # one to leave restores the method.
+    name = "_all_reduce_sum_gradients"
+    method = vars(optimizer).get(name)
+    if not isinstance(method, _AsGiven):
+        method = _AsGiven()
+        object.__setattr__(optimizer, name, method)
+    method.users += 1
+    try:
+        yield
+    finally:
+        method.users -= 1
+        if not method.users:
+            object.__delattr__(optimizer, name)
+
+
+class _AsGiven:
+    """A substitute for a method that returns pairs; it returns its input."""
+
+    def __init__(self):
+        self.users = 0
+
+    def __call__(self, gradients_and_variables):
+        return list(gradients_and_variables)
+
+
+# The counts of metrics, added up over the replicas of a strategy.
+#
+# The variables of a metric live in one of two ways. In recent versions of
+# Keras each replica has its own value, and reading outside of the replicas
+# adds them up. In older versions all replicas share one value, and their
+# assignments are added up. Keras lets each replica assign the old value plus
+# its part, so the old value is counted once per replica. Here it is counted
+# once.
+
+
+def additions(variables, update):
+    """Return what `update()` would add to each variable, which is a sum."""
+    zeros = [(v, tf.zeros(v.shape, v.dtype)) for v in variables]
+    with keras.StatelessScope(zeros) as scope:
+        update()
+    values: list = [scope.get_current_value(v) for v in variables]
+    return [tf.convert_to_tensor(value) for value in values]
+
+
+def add(variables, values, whole=False):
+    """Add a replica's values to metrics; `whole`: of all replicas' samples."""
+    context = tf.distribute.get_replica_context()
+    is_first = tf.equal(context.replica_id_in_sync_group, 0)
+    for variable, value in zip(variables, values):
+        old = tf.convert_to_tensor(variable.value)
+        value = tf.cast(value, old.dtype)
+        if getattr(variable, "synchronization", None) != "on_read":
+            nothing = tf.zeros_like(old)
+            old = tf.where(is_first, old, nothing)
+            if whole:
+                value = tf.where(is_first, value, nothing)
+        variable.assign(old + value)
+
+
+def update(variables, function, whole=False):
+    """Call `function()`, which updates metrics with these variables."""
+    if several():
+        add(variables, additions(variables, function), whole)
+    else:
+        function()

@@ -1,0 +1,351 @@
+"""A model's state during an inspection: saved, and restored.
+
+An inspection leaves a model as it was. The graph of a traced function shows
+all variables that it assigns: `run_and_restore` restores Keras variables,
+seeds and plain `tf.Variable`s alike. Code that runs op by op may assign
+anything: run it inside `unchanged`.
+
+Private names in use: `EagerTensor._handle_data`, `Layer._losses`, `_loss_ids`,
+`tensorflow.python.eager.context.context`, `Context._rng`.
+"""
+
+import contextlib
+import random
+import types
+import weakref
+
+import keras
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.eager import context
+
+from keras_pergrad.common.patching import attribute
+from keras_pergrad.keras_internals.graphs.nodes import called_function
+from keras_pergrad.keras_internals.models.parts import (
+    compiled_loss,
+    layers_of,
+    shared_seed_state,
+)
+from keras_pergrad.keras_internals.replicas.replicas import out_of_scope
+
+# Ops that take a variable and do not change it. All others are assumed to
+# assign: restoring too much costs a copy, restoring too little is wrong.
+UNCHANGING = frozenset(
+    {
+        "ReadVariableOp",
+        "ResourceGather",
+        "ResourceGatherNd",
+        "VariableShape",
+        "VarIsInitializedOp",
+    }
+)
+_assigned = weakref.WeakKeyDictionary()
+# Objects in a layer that own no plain variables, or are searched separately.
+_CLOSED = (
+    type,
+    types.ModuleType,
+    types.FunctionType,
+    types.MethodType,
+    keras.layers.Layer,
+    keras.optimizers.Optimizer,
+    tf.types.experimental.PolymorphicFunction,
+)
+
+
+def run_and_restore(function, *args):
+    """Call a traced function and restore every variable that it assigns."""
+    # In a strategy's scope Keras divides losses by the number of replicas.
+    with out_of_scope():
+        concrete = function
+        if isinstance(function, tf.types.experimental.PolymorphicFunction):
+            concrete = function.get_concrete_function(*args)
+        with kept(assigned_variables(concrete)):
+            return function(*args)
+
+
+def assigned_variables(function):
+    """List as `Handle`s what a function assigns, also in loops and calls."""
+    handles = _assigned.get(function)
+    if handles is None:
+        inside = {id(t) for t in assigned_inputs(function.graph)}
+        outside = function.captured_inputs
+        captures = function.graph.inputs[-len(outside) :] if outside else []
+        handles = tuple(
+            Handle(handle)
+            for handle, tensor in zip(outside, captures)
+            if id(tensor) in inside and Handle.is_variable(handle)
+        )
+        _assigned[function] = handles
+    return handles
+
+
+class Handle:
+    """A variable behind a resource handle, even if its object is deleted."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+        (data,) = tensor._handle_data.shape_and_type
+        self.dtype = tf.as_dtype(data.dtype)
+
+    @staticmethod
+    def is_variable(tensor):
+        """Whether a captured tensor is a variable's handle."""
+        data = getattr(tensor, "_handle_data", None)
+        return (
+            tensor.dtype == tf.resource
+            and data is not None
+            and data.is_set
+            and len(data.shape_and_type) == 1
+        )
+
+    def is_of(self, variable):
+        """Whether it is the handle of a `tf.Variable`."""
+        return getattr(variable, "handle", None) is self.tensor
+
+    def read(self):
+        """Return the variable's value."""
+        return tf.raw_ops.ReadVariableOp(resource=self.tensor, dtype=self.dtype)
+
+    def assign(self, value):
+        """Give the variable a value."""
+        tf.raw_ops.AssignVariableOp(resource=self.tensor, value=value)
+
+
+@contextlib.contextmanager
+def kept(variables):
+    """Give variables, or `Handle`s, their present values back at the end."""
+    saved = [
+        (v, v.read() if isinstance(v, Handle) else tf.identity(v))
+        for v in variables
+    ]
+    try:
+        yield
+    finally:
+        for variable, value in saved:
+            variable.assign(value)
+
+
+@contextlib.contextmanager
+def random_state_kept():
+    """Keep the random states of TensorFlow, Python and NumPy unchanged."""
+    # Keras draws its seeds from those of Python and NumPy.
+    eager = context.context()
+    seeds = getattr(eager, "_rng", None)
+    python, numpy = random.getstate(), np.random.get_state()
+    if seeds is not None:
+        # Resetting is not enough: a kernel continues if its seed is used
+        # again. So the code inside gets other seeds.
+        eager._rng = random.Random("seeds of an inspection")
+    try:
+        yield
+    finally:
+        if seeds is not None:
+            eager._rng = seeds
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+
+@contextlib.contextmanager
+def losses_kept(model):
+    """Let a forward pass inside leave no losses in a model's layers."""
+    with contextlib.ExitStack() as stack:
+        for layer in layers_of(model):
+            for name, value in {"_losses": [], "_loss_ids": set()}.items():
+                stack.enter_context(attribute(layer, name, value))
+        yield
+
+
+@contextlib.contextmanager
+def unchanged(model):
+    """Leave a model and the random states as they are, by copies of all."""
+    with (
+        random_state_kept(),
+        losses_kept(model),
+        kept(variables_of(model)),
+    ):
+        yield
+
+
+def variables_of(model):
+    """List each `tf.Variable` that a forward pass may assign, also seeds."""
+    compile_loss = compiled_loss(model)
+    metrics = [*model.metrics, *getattr(compile_loss, "metrics", ())]
+    variables = [
+        *model.variables,
+        *(v for metric in metrics for v in metric.variables),
+    ]
+    seed = shared_seed_state()
+    if seed is not None:
+        variables.append(seed)
+    values = [v.value for v in variables] + plain_variables(layers_of(model))
+    return list({id(v): v for v in values}.values())
+
+
+class ModelState:
+    """Every number of a compiled model; as a context it restores them."""
+
+    def __init__(self, model):
+        variables = variables_of(model)
+        if model.optimizer is not None:
+            variables += [v.value for v in model.optimizer.variables]
+        self._held = [(v, v.numpy()) for v in variables]
+        self._model = model
+
+    def restore(self):
+        """Give every variable its number back."""
+        for variable, number in self._held:
+            variable.assign(number)
+
+    def __enter__(self):
+        self._stack = contextlib.ExitStack()
+        self._stack.callback(self.restore)
+        self._stack.enter_context(random_state_kept())
+        self._stack.enter_context(losses_kept(self._model))
+        return self
+
+    def __exit__(self, *_):
+        self._stack.close()
+
+
+def plain_variables(layers):
+    """Return the `tf.Variable`s that layers hold without Keras's knowledge."""
+    values = [value for layer in layers for value in vars(layer).values()]
+    return variables_in(
+        values, lambda each: isinstance(each, tf.Module), (keras.Variable,)
+    )
+
+
+def variables_in(values, is_open, closed=()):
+    """Return the `tf.Variable`s in values, at any depth of what is open."""
+    variables, seen, waiting = [], {}, list(values)
+    while waiting:
+        this = waiting.pop()
+        if isinstance(this, (*_CLOSED, *closed)) or id(this) in seen:
+            continue
+        seen[id(this)] = this
+        if isinstance(this, tf.Variable):
+            variables.append(this)
+        elif isinstance(this, keras.Variable):
+            variables.append(this.value)
+        elif isinstance(this, tf.random.Generator):
+            variables.append(this.state)
+        elif isinstance(this, dict):
+            waiting += this.values()
+        elif isinstance(this, (list, tuple, set, frozenset)):
+            waiting += this
+        elif is_open(this):
+            waiting += getattr(this, "__dict__", {}).values()
+    return variables
+
+
+def assigned_inputs(graph):
+    """List the inputs of a function's graph that some op inside assigns."""
+    # Each handle is followed from op to op: alias → input.
+    origin = {id(tensor): tensor for tensor in graph.inputs}
+    assigned = []
+    for op in graph.get_operations():
+        taken = [
+            (place, origin.get(id(tensor)))
+            for place, tensor in enumerate(op.inputs)
+            if tensor.dtype == tf.resource
+        ]
+        if not taken or op.type in UNCHANGING:
+            continue
+        if op.type == "Identity":
+            origin[id(op.outputs[0])] = taken[0][1]
+            continue
+        places = _assigned_places(op)
+        assigned += [
+            tensor
+            for place, tensor in taken
+            if tensor is not None and (places is None or place in places)
+        ]
+        if op.type in ("While", "StatelessWhile"):  # passes its inputs on
+            for place, tensor in taken:
+                origin[id(op.outputs[place])] = tensor
+    return assigned
+
+
+def _assigned_places(op):
+    """Return which inputs of an op its functions assign; None: no function."""
+    inside = bodies(op)
+    if not inside:
+        return None
+    places = set()
+    for body in inside:
+        # Conditions and cases take the choice before the inputs they pass on.
+        first = len(op.inputs) - len(body.inputs)
+        numbers = {id(t): first + k for k, t in enumerate(body.inputs)}
+        places |= {numbers[id(t)] for t in assigned_inputs(body)}
+    return places
+
+
+def bodies(op):
+    """Return the graphs of functions that an op calls; None: one has none."""
+    graphs = []
+    for name, attr in op.node_def.attr.items():
+        if name.startswith("_"):
+            continue
+        functions = [attr.func] if attr.HasField("func") else attr.list.func
+        for function in functions:
+            known = called_function(op.graph, function.name)
+            if known is not None:
+                graphs.append(getattr(known, "graph", None))
+    return [] if None in graphs else graphs
+
+
+# Means and variances with right second derivatives.
+#
+# `tf.nn.moments` stops the gradient of the mean within the variance, Σ (x −
+# stop(mean))²: right for the first derivative, wrong for the second. Keras's
+# normalisation layers call it.
+
+
+_SCOPE = "moments"
+
+
+@contextlib.contextmanager
+def twice_differentiable():
+    """Trace moments that can be differentiated twice; refuse all others.
+
+    Raises:
+        ValueError: what was traced inside calls a function that was traced
+            before, with moments in it.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    before = len(graph.get_operations())
+    with attribute(tf.nn, "moments", _moments):
+        yield
+    _require_none_stopped(graph.get_operations()[before:], set())
+
+
+def _moments(x, axes, shift=None, keepdims=False, name=None):
+    del shift  # TensorFlow does not use it.
+    with tf.name_scope(name or _SCOPE):
+        x = tf.convert_to_tensor(x)
+        half = x.dtype == tf.float16
+        wide = tf.cast(x, tf.float32) if half else x
+        mean = tf.reduce_mean(wide, axes, keepdims=True)
+        squares = tf.math.squared_difference(wide, mean)
+        both = mean, tf.reduce_mean(squares, axes, keepdims=True)
+        if not keepdims:
+            both = [tf.reduce_sum(t, axes) for t in both]  # of one each
+        return tuple(tf.cast(t, x.dtype) for t in both)
+
+
+def _require_none_stopped(operations, seen):
+    for op in operations:
+        if op.type == "StopGradient" and _SCOPE in op.name.split("/")[:-1]:
+            raise ValueError(
+                "The second derivative of a mean and variance is needed, which "
+                "TensorFlow gives wrong in a function that was traced before. "
+                "Expected a model that calls tf.nn.moments, or Keras's "
+                "normalisation, outside of functions of its own. Received: the "
+                f"op {op.name!r}. Leave out @tf.function or the saved model "
+                "around it, or ask for first derivatives alone: order=1, "
+                "curvature='ekfac'."
+            )
+        for graph in bodies(op):
+            if id(graph) not in seen:
+                seen.add(id(graph))
+                _require_none_stopped(graph.get_operations(), seen)

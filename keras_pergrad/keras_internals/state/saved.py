@@ -1,0 +1,197 @@
+"""The state that is saved with a model: of aggregations, of sample values.
+
+Private names in use: `keras.src.saving.keras_saveable.KerasSaveable`,
+`KerasSaveable._obj_type`; `keras.src.utils.rng_utils.get_random_seed`,
+`tensorflow.python.framework.config.is_op_determinism_enabled`.
+"""
+
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras.src.saving.keras_saveable import KerasSaveable
+
+
+class SavedState(KerasSaveable):
+    """An attribute of a model that is saved and loaded with its weights."""
+
+    # Subclasses define `save_own_variables(store)` and `load_own_variables`. In
+    # the file they stand under the name of the attribute.
+
+    def _obj_type(self):
+        # Keras asks for one of its own kinds. A loss is the plainest of them.
+        return "Loss"
+
+
+# The noise of an aggregation, whose state is saved with the model.
+
+
+STATE = "noise_state"
+
+
+class AggregationState(SavedState):
+    """What an aggregation keeps from step to step: its draws and numbers."""
+
+    # Under a `tf.distribute` strategy create it in the strategy's scope: each
+    # replica would advance a generator from outside. Each number in `kept`
+    # becomes an attribute of that name, a `keras.Variable`.
+
+    #: Whether it holds a count of updates that must not be lost.
+    begun = False
+
+    def __init__(self, seed, **kept):
+        self.seed = seed
+        self.generator = keras.random.SeedGenerator(seed)
+        self.kept = tuple(kept)
+        for name, value in kept.items():
+            dtype = "int64" if isinstance(value, int) else "float32"
+            variable = keras.Variable(
+                np.asarray(value, dtype),
+                dtype=dtype,
+                trainable=False,
+                name=name,
+            )
+            setattr(self, name, variable)
+
+    def go_on_from(self, before):
+        """Continue the noise of a former compile(): do not repeat it."""
+        self._set(np.asarray(before.generator.state))
+        for name in self.kept:
+            if name in before.kept:
+                getattr(self, name).assign(np.asarray(getattr(before, name)))
+
+    def begin_fit(self, model):
+        """Note that a `fit` of a model begins."""
+
+    def end_fit(self, model):
+        """Note that it has ended, or was interrupted."""
+
+    def advance(self, name, value: Any = 1):
+        """Add to a kept number; the result is the same on all replicas."""
+        variable = getattr(self, name)
+        variable.assign(variable + value)
+
+    def normal(self, like, deviation):
+        """Return noise of the shape and type of a tensor."""
+        if tf.is_tensor(deviation):
+            deviation = tf.cast(deviation, like.dtype)
+        return keras.random.normal(
+            tf.shape(like),
+            stddev=deviation,
+            dtype=like.dtype.name,
+            seed=self.generator,
+        )
+
+    def save_own_variables(self, store):
+        store[STATE] = np.asarray(self.generator.state)
+        for name in self.kept:
+            store[name] = np.asarray(getattr(self, name))
+
+    def load_own_variables(self, store):
+        names = list(store.keys())
+        if STATE not in names:
+            return  # From a model without noise, or saved by an older version.
+        self._set(np.asarray(store[STATE]))
+        for name in self.kept:
+            if name in names:
+                getattr(self, name).assign(np.asarray(store[name]))
+
+    def _set(self, number):
+        # A user who gives another seed wants other noise.
+        if self.seed in (None, int(number[0])):
+            self.generator.state.assign(number)
+
+
+# The values of samples that a model has trained on, saved with its weights.
+#
+# So a backup of the weights, and of what they owe to each sample, is one
+# file: no update is lost or counted twice, wherever training was stopped.
+
+
+_NAMES = _SUMS, _COUNTS = "sample_values", "sample_steps"
+
+
+class ValueState(SavedState):
+    """For each sample the sum of its values, and how many steps had one."""
+
+    def __init__(self):
+        self.sums = self.counts = self._known = None
+
+    def begin(self, samples, dtype, goes_on):
+        """Begin a `fit`: with zeros, or with what is known so far."""
+        known = self.arrays() if goes_on else None
+        if known is None:
+            known = np.zeros(samples, dtype), np.zeros(samples, "int64")
+        _require_length(known, samples)
+        sums, counts = known
+        self.sums = tf.Variable(tf.constant(sums, dtype), trainable=False)
+        self.counts = tf.Variable(tf.constant(counts), trainable=False)
+
+    def end(self):
+        """Free what the steps wrote to, and keep the numbers."""
+        self._known = self.arrays()
+        self.sums = self.counts = None
+
+    def add(self, rows, values, counted):
+        """Add the values of a step, in its graph."""
+        self.sums.scatter_add(tf.IndexedSlices(values, rows))
+        self.counts.scatter_add(tf.IndexedSlices(counted, rows))
+
+    def arrays(self):
+        """Return copies of (sums, counts), or None: nothing was valued."""
+        if self.sums is None:
+            return self._known
+        return np.array(self.sums), np.array(self.counts)
+
+    def save_own_variables(self, store):
+        for name, array in zip(_NAMES, self.arrays() or ()):
+            store[name] = array
+
+    def load_own_variables(self, store):
+        if not set(_NAMES) <= set(store.keys()):
+            return  # Of a training without values.
+        known = tuple(np.array(store[name]) for name in _NAMES)
+        if self.sums is None:
+            self._known = known
+            return
+        _require_length(known, self.sums.shape[0])
+        self.sums.assign(known[0].astype(self.sums.dtype.as_numpy_dtype))
+        self.counts.assign(known[1])
+
+
+def _require_length(known, samples):
+    if len(known[0]) != samples:
+        raise ValueError(
+            f"The weights were saved with the values of {len(known[0])} "
+            f"samples. Expected to go on with as many. Received: {samples}. "
+            "Give the same data and `ids` as before, or begin anew with "
+            "weights that were saved without values."
+        )
+
+
+# The settings by which a run repeats: the global seed, deterministic ops.
+#
+# Only the record of a run asks for them, so they are imported then.
+
+
+# What TensorFlow answers where no global seed was set.
+_UNSET = 87654321
+
+
+def is_deterministic():
+    """Whether ops are to give equal results in every run."""
+    from tensorflow.python.framework import config
+
+    return bool(config.is_op_determinism_enabled())
+
+
+def global_seed():
+    """Return the seed of `keras.utils.set_random_seed`, if it was called."""
+    from keras.src.utils import rng_utils
+
+    if hasattr(rng_utils, "get_random_seed"):
+        return rng_utils.get_random_seed()
+    # Keras before 3.11 forgets it, TensorFlow does not.
+    seed = tf.compat.v1.get_seed(1)[0]
+    return None if seed == _UNSET else seed

@@ -1,0 +1,1 @@
+"""TensorFlow's settings, devices and compilers."""

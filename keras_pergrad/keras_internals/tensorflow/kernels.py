@@ -1,0 +1,149 @@
+"""The kernels that oneDNN and cuDNN give to layers.
+
+On the CPU some builds of TensorFlow compute a product of shapes [b, 1, t, k]
+and [k, n] wrong or corrupt the heap (tensorflow#117700), which crashes this
+process. So the traced step is searched for this shape, and such a product is
+tried in a separate process.
+
+Private names in use: `FuncGraph._functions`;
+`keras.src.backend.tensorflow.rnn.cudnn_ok`.
+"""
+
+import contextlib
+import functools
+import os
+import subprocess
+import sys
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.backend.tensorflow.rnn import cudnn_ok
+
+from keras_pergrad.common.patching import attribute
+from keras_pergrad.keras_internals.models.parts import layers_of
+
+_PRODUCTS = ("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
+
+
+def defect(graph):
+    """Return the error that a traced step would cause on the CPU, or None."""
+    for op in _operations(graph):
+        shape = _shape(op)
+        if shape is not None:
+            harm = _harm(*shape)
+            if harm:
+                b, t, k, n = shape
+                return (
+                    f"a product of shapes [{b}, 1, {t}, {k}] and [{k}, {n}] "
+                    f"({op.name}) {harm}: a defect of oneDNN in TensorFlow. "
+                    "It was tried apart and is not run here. Set "
+                    "TF_ENABLE_ONEDNN_OPTS=0 before TensorFlow is imported, "
+                    "or leave out the axis of size 1"
+                )
+    return None
+
+
+def _operations(graph):
+    yield from graph.get_operations()
+    for function in graph._functions.values():
+        inner = getattr(function, "graph", None)
+        if inner is not None:
+            yield from _operations(inner)
+
+
+def _shape(op):
+    """Return (b, t, k, n) of such a product, or None for other ops."""
+    if op.type not in _PRODUCTS or op.inputs[0].dtype.size > 4:
+        return None
+    left, right = (tensor.shape for tensor in op.inputs)
+    if (left.rank, right.rank) != (4, 2) or left[1] != 1:
+        return None
+    t, k = (left[3], left[2]) if op.get_attr("adj_x") else (left[2], left[3])
+    n = right[0] if op.get_attr("adj_y") else right[1]
+    # An axis of unknown size holds samples, or the like.
+    return tuple(8 if d is None else int(d) for d in (left[0], t, k, n))
+
+
+@functools.cache
+def _harm(*shape):
+    """Return what such a product does wrong here, "" if it is right."""
+    done = subprocess.run(
+        [sys.executable, "-m", "keras_pergrad.doctor.probe", "matmul"]
+        + [str(size) for size in shape],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        check=False,
+    )
+    if done.returncode == 0 and done.stdout.strip().endswith("right"):
+        return ""
+    if "wrong" in done.stdout:
+        return "gives wrong numbers"
+    return "crashes the process"
+
+
+# Recurrent layers that Keras hands to cuDNN where there is a GPU.
+#
+# With a mask, cuDNN and Keras's own loop differ. At masked steps the loop
+# repeats the last output, or gives zeros where the layer has
+# `zero_output_for_mask`; by cuDNN Keras gives zeros in sequences and the last
+# state at their ends, whatever the layer asks for. And cuDNN takes
+# right-padded sequences alone, which only an assertion checks: op by op,
+# Keras catches it and runs the loop for the whole batch, so that a sample's
+# outputs depend on the masks of the others. So masked layers run their loop,
+# here and on every device.
+
+
+@contextlib.contextmanager
+def loops_instead(layers):
+    """Let layers run their loops where Keras would call cuDNN.
+
+    cuDNN's op takes the samples of all steps at once and says nothing of how
+    it keeps them apart.
+    """
+    with contextlib.ExitStack() as stack:
+        for layer in filter(_takes_cudnn, layers):
+            stack.enter_context(attribute(layer, "use_cudnn", False))
+        yield
+
+
+class LoopsWhereMasked:
+    """A base of models whose layers run their loop where there is a mask."""
+
+    def __call__(self, *args, **kwargs):
+        model: Any = self
+        following: Any = super()
+        with contextlib.ExitStack() as stack:
+            for layer in filter(_takes_cudnn, layers_of(model)):
+                loop = attribute(layer, "inner_loop", _by_mask(layer))
+                stack.enter_context(loop)
+            return following.__call__(*args, **kwargs)
+
+
+def _by_mask(layer):
+    """Return a layer's `inner_loop` that leaves cuDNN out with a mask."""
+    original = layer.inner_loop
+
+    def inner_loop(sequences, initial_state, mask, training=False):
+        masked = any(m is not None for m in tf.nest.flatten(mask))
+        with loops_instead([layer]) if masked else contextlib.nullcontext():
+            return original(sequences, initial_state, mask, training=training)
+
+    return inner_loop
+
+
+def _takes_cudnn(layer):
+    if not isinstance(layer, (keras.layers.LSTM, keras.layers.GRU)):
+        return False
+    if layer.use_cudnn not in ("auto", True) or layer.recurrent_dropout:
+        return False
+    arguments = {
+        "activation": layer.activation,
+        "recurrent_activation": layer.recurrent_activation,
+        "unroll": layer.unroll,
+        "use_bias": layer.use_bias,
+    }
+    if isinstance(layer, keras.layers.GRU):
+        arguments["reset_after"] = layer.reset_after
+    return cudnn_ok(**arguments)

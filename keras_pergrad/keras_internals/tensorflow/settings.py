@@ -1,0 +1,240 @@
+"""TensorFlow's settings: tracing, the eager context, XLA, TensorFloat-32.
+
+Private names in use: `tensorflow.python.eager.context.context`, with
+`Context.device_name`, `export_run_metadata`, `function_call_options`,
+`ensure_initialized`, `enable_graph_collection`, `disable_graph_collection`;
+`tensorflow.python.eager.context.eager_mode`,
+`tensorflow.python.eager.context.FunctionCallOptions`;
+`tensorflow.python.ops.control_flow_util.GraphOrParentsInXlaContext`,
+`tensorflow.compiler.tf2xla.python.xla.dynamic_update_slice`.
+"""
+
+import contextlib
+import contextvars
+import time
+
+import tensorflow as tf
+from tensorflow.python.eager import context as eager_context
+
+_NOISE = contextvars.ContextVar("noise is added to the step", default=False)
+_INSPECTED = contextvars.ContextVar("a step is only looked at", default=False)
+
+
+@contextlib.contextmanager
+def adding_noise(noise):
+    """Note whether the steps that are traced inside add noise."""
+    token = _NOISE.set(noise)
+    try:
+        yield
+    finally:
+        _NOISE.reset(token)
+
+
+def is_adding_noise():
+    """Whether the step that is traced adds noise, which hides one sample."""
+    return _NOISE.get()
+
+
+@contextlib.contextmanager
+def inspecting():
+    """Let training steps be traced inside that are never applied."""
+    token = _INSPECTED.set(True)
+    try:
+        yield
+    finally:
+        _INSPECTED.reset(token)
+
+
+def is_inspecting():
+    """Whether `inspecting` is open."""
+    return _INSPECTED.get()
+
+
+def traced_functions():
+    """Let `tf.function`s inside be traced, even if they are to run eagerly."""
+    return _functions_run_eagerly(False)
+
+
+def functions_in_line():
+    """Put the ops of `tf.function`s called inside into the caller's graph."""
+    return _functions_run_eagerly(True)
+
+
+@contextlib.contextmanager
+def _functions_run_eagerly(wanted):
+    before = tf.config.functions_run_eagerly()
+    if before == wanted:
+        yield
+        return
+    tf.config.run_functions_eagerly(wanted)
+    try:
+        yield
+    finally:
+        tf.config.run_functions_eagerly(before)
+
+
+def traced_once(function, *arguments):
+    """Return `function(*arguments)`, whose arguments are a graph's inputs."""
+    with traced_functions():
+        traced = tf.function(function, autograph=False)
+        return traced.get_concrete_function(*arguments)(*arguments)
+
+
+# TensorFlow's eager context: its device, and the graphs that it places.
+
+
+_SECONDS_MS = 300_000
+
+
+def device_here():
+    """Return the name of the device of `tf.device` around, "" without one."""
+    return eager_context.context().device_name or ""
+
+
+def eagerly():
+    """Return a context manager inside of which ops run at once."""
+    return eager_context.eager_mode()
+
+
+@contextlib.contextmanager
+def placed_graphs(again):
+    """Yield a list that gets the `RunMetadata` when the block ends."""
+    # Collection is one flag for the whole process, exporting drains what was
+    # collected: do not nest. `again`: a placement is cached under its
+    # configuration; an equal one with another timeout misses the cache, so that
+    # functions are placed again. Nothing is traced again.
+    context = eager_context.context()
+    context.ensure_initialized()
+    options = context.function_call_options
+    collected = []
+    if again:
+        config = tf.compat.v1.ConfigProto.FromString(
+            options.config_proto_serialized
+        )
+        rewrite = config.graph_options.rewrite_options
+        rewrite.meta_optimizer_timeout_ms = (
+            _SECONDS_MS + time.monotonic_ns() % 1_000_003
+        )
+        context.function_call_options = eager_context.FunctionCallOptions(
+            executor_type=options.executor_type, config_proto=config
+        )
+    context.enable_graph_collection()
+    context.export_run_metadata()  # what others left there
+    try:
+        yield collected
+    finally:
+        collected.append(context.export_run_metadata())
+        context.disable_graph_collection()
+        context.function_call_options = options
+
+
+# A check whether XLA compiles the traced graph, and a gradient that it lacks.
+#
+# XLA's best methods differ. Without the private names the methods for plain
+# graphs are used. They are also correct under XLA, but slow. A slice updated
+# by XLA's own op is the gradient of a slice there; Keras has it on all
+# devices.
+
+
+try:
+    from tensorflow.python.ops import control_flow_util
+except ImportError:
+    control_flow_util = None
+try:
+    from tensorflow.compiler.tf2xla.python.xla import dynamic_update_slice
+except ImportError:
+    dynamic_update_slice = None
+
+
+def in_xla():
+    """Tell whether a function with `jit_compile=True` is traced."""
+    if tf.executing_eagerly() or control_flow_util is None:
+        return False
+    graph = tf.compat.v1.get_default_graph()
+    return control_flow_util.GraphOrParentsInXlaContext(graph)
+
+
+def _of_updated_slice(op, gradient):
+    """Return the gradients of `XlaDynamicUpdateSlice`, which has none."""
+    into, part, begins = op.inputs
+    # XLA moves a part that would reach beyond the end back into the tensor.
+    room = tf.cast(tf.shape(into) - tf.shape(part), begins.dtype)
+    begins = tf.maximum(tf.minimum(begins, room), 0)
+    assert dynamic_update_slice is not None
+    around = dynamic_update_slice(gradient, tf.zeros_like(part), begins)
+    inside = tf.slice(gradient, begins, tf.shape(part, begins.dtype))
+    return around, inside, None
+
+
+if dynamic_update_slice is not None:
+    with contextlib.suppress(KeyError):  # TensorFlow has one.
+        tf.RegisterGradient("XlaDynamicUpdateSlice")(_of_updated_slice)
+
+# TensorFloat-32, in which a GPU multiplies float32 by default.
+#
+# Each operand of a matrix product or convolution keeps ten bits behind the
+# first; sums are float32. Half precision is not concerned: its numbers have
+# no more bits, and what is squared or weighted is widened before.
+
+
+#: The largest relative change of an operand, which is rounded or cut off.
+UNIT = 2.0**-10
+#: The first NVIDIA cards that have it.
+_FIRST = (8, 0)
+
+_allowed = contextvars.ContextVar("norms may be rounded up", default=True)
+_rounding_up = contextvars.ContextVar("norms rounded up", default=False)
+
+
+def may_act():
+    """Whether products of float32 may lose digits on a GPU that is visible."""
+    if not tf.config.experimental.tensor_float_32_execution_enabled():
+        return False
+    return any(map(_has_it, tf.config.get_visible_devices("GPU")))
+
+
+def _has_it(physical):
+    details = tf.config.experimental.get_device_details(physical)
+    known = details.get("compute_capability")
+    if known is None:
+        return tf.test.is_built_with_rocm()
+    return tuple(known) >= _FIRST
+
+
+@contextlib.contextmanager
+def switched_off(condition=True):
+    """Let float32 products have all digits while it is open."""
+    if not (condition and may_act()):
+        yield
+        return
+    switch = tf.config.experimental.enable_tensor_float_32_execution
+    switch(False)
+    try:
+        yield
+    finally:
+        switch(True)
+
+
+@contextlib.contextmanager
+def norms_rounded_up(condition=True):
+    """Have factors round their norms up while it is open, where it may act."""
+    token = _rounding_up.set(bool(condition) and may_act())
+    try:
+        yield
+    finally:
+        _rounding_up.reset(token)
+
+
+@contextlib.contextmanager
+def norms_as_computed():
+    """Have no norms rounded up while it is open, for comparisons."""
+    token = _allowed.set(False)
+    try:
+        yield
+    finally:
+        _allowed.reset(token)
+
+
+def rounds_up(dtype):
+    """Whether norms of this type are rounded up now."""
+    return _allowed.get() and _rounding_up.get() and dtype == tf.float32

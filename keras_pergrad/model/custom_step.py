@@ -1,0 +1,317 @@
+"""Gradients by the compiled mode inside the user's own `train_step`.
+
+The user's function of a batch becomes the call of a model. The output of this
+model is one loss per sample, and its compiled loss is their mean. So every
+gradient mode serves it like any other model.
+"""
+
+import contextlib
+import inspect
+from types import FunctionType
+
+import keras
+import tensorflow as tf
+
+from keras_pergrad.aggregations.logs import named
+from keras_pergrad.keras_internals.data.batches import map_tensors, refilled
+from keras_pergrad.keras_internals.losses.compiled import (
+    compile_loss_of_samples,
+    is_overwritten,
+)
+from keras_pergrad.keras_internals.losses.losses import track_loss
+from keras_pergrad.keras_internals.models.parts import (
+    inner_layers,
+    trace_symbolically,
+)
+from keras_pergrad.keras_internals.replicas import replicas
+from keras_pergrad.keras_internals.replicas.hooks import not_converted
+from keras_pergrad.modes.accumulated import Accumulated
+from keras_pergrad.modes.batch import Batch
+from keras_pergrad.modes.microbatches import for_optimizer
+
+
+class LossModel(keras.Model):
+    """A model of a batch whose outputs are the samples' losses, (n,)."""
+
+    def __init__(
+        self, owner, loss_fn, batch, variables, optimizer, with_outputs
+    ):
+        # A batch is passed on unchanged, not cast to the owner's format.
+        super().__init__(name=owner.name, dtype="float32", autocast=False)
+        self.owner = owner
+        # Keras must not track the variables as this model's own.
+        object.__setattr__(self, "_chosen", list(variables))
+        object.__setattr__(self, "_loss_fn", loss_fn)
+        object.__setattr__(self, "_batch", batch)
+        object.__setattr__(self, "_with_outputs", with_outputs)
+        object.__setattr__(self, "_errors", [])
+        loss = _MeanOfOutputs(dtype=keras.config.floatx())
+        compile_loss_of_samples(self, loss, owner)
+        self.run_eagerly = owner.run_eagerly
+        self.optimizer = optimizer
+        self.aggregation_state = owner.aggregation_state
+        self.gradient_state = None
+        self.built = True
+
+    @property
+    def trainable_variables(self):
+        return [v for v in self._chosen if v.trainable or not is_overwritten(v)]
+
+    def call(self, inputs):
+        batch = refilled(self._batch, inputs)
+        try:
+            if not self._with_outputs:
+                return losses_of(self._loss_fn(*batch))
+            losses, outputs = _both(self._loss_fn(*batch))
+            losses = losses_of(losses)
+            return losses, outputs_of(outputs, losses)
+        except Exception as error:
+            self._errors.append(error)
+            raise
+
+    @contextlib.contextmanager
+    def errors_as_they_are(self):
+        """Raise what `loss_fn` raised, where Keras raised it in other words."""
+        try:
+            yield
+        except Exception as error:
+            behind: BaseException | None = error
+            while behind is not None:
+                if any(behind is raised for raised in self._errors):
+                    raise behind from behind.__cause__
+                behind = behind.__context__
+            raise
+
+
+def losses_of(losses):
+    """Return what `loss_fn` gave for a batch, if it is of shape (n,)."""
+    if isinstance(losses, (list, tuple, dict)) or losses is None:
+        raise ValueError(
+            "`loss_fn` expected to return one tensor, the losses of the "
+            f"samples. Received: a {type(losses).__name__}"
+        )
+    losses = tf.convert_to_tensor(losses)
+    if losses.shape.rank == 0:
+        raise ValueError(
+            "`loss_fn` expected to return one loss for each sample, of shape "
+            "(n,), whose mean is minimised. Received: one number for the "
+            "batch. Leave out the mean over the samples: use "
+            "keras.losses.mean_squared_error(y, y_pred) and the like, or a "
+            "keras.losses.Loss with reduction=None, and ops.mean over all "
+            "axes but the first."
+        )
+    if losses.shape.rank not in (1, None):
+        raise ValueError(
+            "`loss_fn` expected to return one loss for each sample, of shape "
+            f"(n,). Received: losses of shape {tuple(losses.shape)}. Take "
+            "their mean or sum over all axes but the first."
+        )
+    return losses
+
+
+def outputs_of(outputs, losses):
+    """Return a structure of tensors, if each has a row for each loss."""
+    outputs = tf.nest.map_structure(tf.convert_to_tensor, outputs)
+    shapes = [tuple(t.shape) for t in tf.nest.flatten(outputs)]
+    n = losses.shape[0]
+    if any(not s or (None not in (s[0], n) and s[0] != n) for s in shapes):
+        raise ValueError(
+            "with return_outputs=True `loss_fn` expected to return (losses, "
+            "outputs), where each output has one row for each sample, of "
+            f"shape (n, ...). Received: outputs of shapes {shapes}, and losses "
+            f"of shape {tuple(losses.shape)}. Log numbers of the whole batch "
+            "by a metric."
+        )
+    return outputs
+
+
+def _both(result):
+    if isinstance(result, (list, tuple)) and len(result) == 2:
+        return result
+    raise ValueError(
+        "with return_outputs=True `loss_fn` expected to return a pair "
+        "(losses, outputs), such as (losses, y_pred). Received: "
+        f"a {type(result).__name__}"
+        + (f" of {len(result)}" if isinstance(result, (list, tuple)) else "")
+    )
+
+
+@not_converted
+def gradients_of(
+    owner, loss_fn, batch, variables, optimizer, name=None, return_outputs=False
+):
+    """Return a function's gradients by the compiled mode, logs and outputs."""
+    if not callable(loss_fn):
+        raise TypeError(
+            "compute_gradients() expected as first argument a function "
+            "`loss_fn(x, y, sample_weight)` that returns the loss of each "
+            "sample, and then the data: compute_gradients(loss_fn, x, y). "
+            f"Received: loss_fn={loss_fn!r}"
+        )
+    mode = owner.gradient_mode
+    if return_outputs and isinstance(mode, Accumulated):
+        raise ValueError(_NO_OUTPUTS.format(mode=mode))
+    if replicas.several():
+        raise ValueError(
+            "compute_gradients() gives the gradients of one device, and this "
+            "step runs on several replicas of a tf.distribute strategy. Train "
+            "without the strategy, or without a train_step of its own."
+        )
+    if mode.updates_by_itself:
+        instead = "PerSample(updates='batch')"
+        if isinstance(mode, Accumulated):
+            instead = "Accumulated(steps=1, microbatch_size=...)"
+        raise ValueError(
+            "compute_gradients() leaves the update to its caller, but "
+            f"gradient_mode={mode!r} calls the optimizer itself. Use {instead}."
+        )
+    batch = map_tensors(tf.convert_to_tensor, batch)
+    _build(owner, loss_fn, batch, return_outputs)
+    if variables is None:
+        variables = owner.trainable_variables
+    parts = keras.tree.flatten(variables)
+    variables = [
+        variable
+        for part in parts
+        for variable in getattr(part, "trainable_variables", [part])
+    ]
+    if not variables:
+        raise ValueError(
+            "`variables` expected at least one trainable variable. Received: "
+            "none. Weights of a layer that no call has built yet are not in "
+            "its list: pass the layer or model instead, as in "
+            "variables=self.generator."
+        )
+    optimizer = owner.optimizer if optimizer is None else optimizer
+    model = LossModel(
+        owner, loss_fn, batch, variables, optimizer, return_outputs
+    )
+    inputs = tuple(t for t in tf.nest.flatten(batch) if t is not None)
+    n = tf.shape(inputs[0])[0]
+    targets = tf.zeros(tf.reshape(n, [1]), keras.config.floatx())
+    targets.set_shape([inputs[0].shape[0]])
+    with _explaining_closures(loss_fn), model.errors_as_they_are():
+        step = mode.step(model, inputs, targets, None)
+    if return_outputs and step.y_pred is None:
+        raise ValueError(_NO_OUTPUTS.format(mode=mode))
+    if not name:
+        # Keras overwrites the results of a step with those of its metrics.
+        track_loss(owner, step.loss, n)
+    logs = named(name, {"loss": step.loss, **step.statistics})
+    logs = owner._gradient_logs.of_loss(name).update(logs)
+    outputs = [step.y_pred[1]] if return_outputs else []
+    prepared = tf.tuple if type(mode) is Batch else for_optimizer
+    return prepared(step.gradients), logs, *outputs
+
+
+def require_mode_used(cls, base, mode):
+    """Refuse a mode that the `train_step` of a class would ignore."""
+    if type(mode) is not Batch and not uses_mode(cls, base):
+        raise ValueError(_OWN_STEP.format(name=cls.__name__, mode=mode))
+
+
+def uses_mode(cls, base):
+    """Whether a `train_step` calls `compute_gradients` or that of `base`."""
+    for owner in cls.__mro__:
+        if owner is base:
+            return True
+        step = vars(owner).get("train_step")
+        if step is None:
+            continue
+        step = getattr(step, "python_function", step)
+        step = getattr(step, "__wrapped__", step)
+        names = step.__code__.co_names if isinstance(step, FunctionType) else ()
+        if "compute_gradients" in names or owner.step_uses_gradient_mode:
+            return True
+        if "train_step" not in names:
+            return False
+    return True
+
+
+class _MeanOfOutputs(keras.losses.Loss):
+    """The mean of the outputs, which are losses already."""
+
+    def __init__(self, dtype=None):
+        super().__init__(
+            name="loss_fn", reduction="sum_over_batch_size", dtype=dtype
+        )
+
+    def call(self, y_true, y_pred):
+        return y_pred
+
+
+@contextlib.contextmanager
+def _explaining_closures(loss_fn):
+    """Say what to do if `loss_fn` uses tensors that are no arguments of it."""
+    try:
+        yield
+    except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
+        names, text = _tensors_around(loss_fn), str(error)
+        traced = isinstance(error, ValueError)
+        of_sizes = names and ("input shapes" if traced else "shape") in text
+        if "out of scope" not in text and not of_sizes:
+            raise
+        tensors = ", ".join(map(repr, names)) or "such a tensor"
+        raise ValueError(
+            "`loss_fn` uses tensors of the step that are not its arguments, "
+            "and it is called with only some of the samples. Expected all "
+            "data of the samples as arguments, also noise that is drawn "
+            f"before. Received: {tensors} from outside. Pass it, as in "
+            "compute_gradients(loss_fn, (x, noise), y). Compute numbers such "
+            "as an annealed weight inside `loss_fn`, from variables."
+        ) from error
+
+
+def _tensors_around(function):
+    """Return the names of tensors that a function uses from outside."""
+    function = inspect.unwrap(getattr(function, "func", function))
+    try:
+        closure = inspect.getclosurevars(function)
+    except TypeError:  # an object that can be called
+        return []
+    return [
+        name
+        for name, value in {**closure.globals, **closure.nonlocals}.items()
+        if any(isinstance(t, tf.Tensor) for t in _flat(value))
+    ]
+
+
+def _flat(value):
+    return tf.nest.flatten(value) if type(value) in _NESTED else [value]
+
+
+def _build(owner, loss_fn, batch, return_outputs):
+    """Create the weights of layers that no call has built yet."""
+    if all(layer.built for layer in inner_layers(owner)):
+        return
+    specs = map_tensors(
+        lambda t: keras.KerasTensor(t.shape, t.dtype.name), batch
+    )
+    trace_symbolically(loss_fn, *specs)
+
+
+_NO_OUTPUTS = (
+    "compute_gradients(return_outputs=True) expected a mode that has the whole "
+    "batch at once. Received: gradient_mode={mode!r}, which calls `loss_fn` "
+    "for one microbatch after the other and keeps no outputs. Leave out "
+    "return_outputs and call the model for the metrics, as in "
+    "self.compute_metrics(x, y, self(x, training=True)); or use "
+    "gradient_mode='vectorized', 'per_sample' or 'batch'."
+)
+
+_NESTED = (list, tuple, dict)
+
+_OWN_STEP = (
+    "{name} has a train_step of its own, which would ignore "
+    "gradient_mode={mode!r}. Inside it, get the gradients by the mode:\n\n"
+    "    def train_step(self, data):\n"
+    "        x, y = data\n"
+    "        def loss_fn(x, y, sample_weight):  # one loss for each sample\n"
+    "            y_pred = self(x, training=True)\n"
+    "            return keras.losses.mean_squared_error(y, y_pred)\n"
+    "        gradients, logs = self.compute_gradients(loss_fn, x, y)\n"
+    "        self.optimizer.apply(gradients, self.trainable_variables)\n"
+    "        return logs\n\n"
+    "(Where a helper of train_step calls it, say so by the class attribute "
+    "step_uses_gradient_mode = True.) Or leave gradient_mode='batch'."
+)

@@ -1,0 +1,487 @@
+"""`keras.Model` with the gradient under the user's control."""
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_pergrad import modes
+from keras_pergrad.aggregations.logs import Logs, watched
+from keras_pergrad.common.batch_marks import parted, unnumbered
+from keras_pergrad.common.registry import PACKAGE, serialize
+from keras_pergrad.keras_internals.data import batches
+from keras_pergrad.keras_internals.fit.callback_list import (
+    prepare_fit,
+    restored,
+)
+from keras_pergrad.keras_internals.fit.progress_bar import end_of_epochs
+from keras_pergrad.keras_internals.losses.losses import track_loss
+from keras_pergrad.keras_internals.models import trained_parts
+from keras_pergrad.keras_internals.models.building import (
+    build_all,
+    vouched_names,
+)
+from keras_pergrad.keras_internals.models.parts import (
+    Functional,
+    has_inputs_and_outputs,
+    make_functional,
+    require_free_names,
+    require_gradients,
+    require_variables,
+)
+from keras_pergrad.keras_internals.replicas import replicas
+from keras_pergrad.keras_internals.replicas import replicas as replica_metrics
+from keras_pergrad.keras_internals.replicas import replicas as strategies
+from keras_pergrad.keras_internals.replicas.hooks import (
+    FitHooks,
+    advising,
+    bounded_samples,
+    converted,
+    not_converted,
+    require_compiled,
+)
+from keras_pergrad.keras_internals.state.saved import (
+    AggregationState,
+    ValueState,
+)
+from keras_pergrad.model import custom_step
+from keras_pergrad.modes.batch import evaluate
+from keras_pergrad.modes.microbatches import for_optimizer
+from keras_pergrad.modes.step_readers import (
+    StepReadings,
+    checks_of,
+    readings_of,
+)
+
+# The aggregation of a model when it is compiled and when a `fit` begins.
+
+
+def state_of(aggregation, before):
+    """Return the `aggregation_state` of a model that is compiled."""
+    state = aggregation and aggregation.make_state(before)
+    kept = isinstance(before, AggregationState) and before.begun
+    if not kept or (aggregation is not None and aggregation.counts):
+        return state
+    if state is not None:
+        raise ValueError(_FORGOTTEN.format(aggregation))
+    return before
+
+
+@contextlib.contextmanager
+def during_fit(model, arguments):
+    """Have the arguments of a `fit` checked and changed; note its ends."""
+    if not model.compiled:
+        yield  # Keras says so.
+        return
+    aggregation = model.gradient_mode.aggregation
+    if aggregation is None or not aggregation.counts:
+        _refuse_private_batches(arguments)
+    if aggregation is not None:
+        aggregation.prepare_fit(model, arguments)
+    model.gradient_mode.begin_fit(model)
+    state = model.aggregation_state
+    with bounded_samples(model), advising():
+        if not isinstance(state, AggregationState):
+            yield
+            return
+        state.begin_fit(model)
+        try:
+            yield
+        finally:
+            state.end_fit(model)
+
+
+@not_converted
+def require_fit(model, *asked, **how):
+    """Refuse training outside of `fit` if the model's mode counts updates."""
+    if model.compiled and model.gradient_mode.aggregation is not None:
+        model.gradient_mode.aggregation.require_fit(model, *asked, **how)
+
+
+def _refuse_private_batches(arguments):
+    """Refuse private batches in a `fit` that adds no noise."""
+    for name in ("x", "validation_data"):
+        if getattr(arguments.get(name), "for_private_fit", False):
+            raise ValueError(
+                f"Private batches were given to fit() as {name}, but the model "
+                "is not trained privately. Expected compile(gradient_mode="
+                "private.gradient_mode) before, and private batches as x; or "
+                f"arrays or a data set. Received: {arguments[name]!r}"
+            )
+
+
+_FORGOTTEN = (
+    "The model was trained privately, and what was spent would be forgotten. "
+    "Expected the gradient_mode of a PrivateTraining, or one without a state. "
+    "Received: {}. To give up the statement of what was spent, set "
+    "model.aggregation_state = None before."
+)
+
+# `keras.Model` with the gradient under the user's control.
+
+
+@keras.saving.register_keras_serializable(PACKAGE)
+class PerGradModel(FitHooks, keras.Model):
+    """A `keras.Model` whose train step can look at every sample's gradient.
+
+    Use it like `keras.Model`: with inputs and outputs, or subclassed. It adds
+    `compile(gradient_mode=...)`:
+
+    | `gradient_mode` | what a train step does |
+    |---|---|
+    | `"batch"` (default) | exactly what `keras.Model` does |
+    | `"per_sample"`, `PerSample(...)` | one pass per sample, in a loop |
+    | `"vectorized"`, `Vectorized(...)` | one pass, by ops and their rules |
+    | `"accumulated"`, `Accumulated(...)` | the batch in microbatches |
+    | `"by_task"`, `ByTask(...)` | one gradient for each loss, aggregated |
+
+    The mean of the per-sample gradients is the ordinary gradient of the Keras
+    loss, with sample weights, class weights, loss weights, masks, several
+    outputs and `add_loss`. Weight regularisers are added after aggregation.
+
+    Args:
+        inputs, outputs: as for `keras.Model`; omit them for a subclass that
+            defines `call`.
+
+    Example:
+
+    >>> import keras
+    >>> import keras_pergrad as kpg
+    >>> inputs = keras.Input((4,))
+    >>> outputs = keras.layers.Dense(3)(inputs)
+    >>> model = kpg.PerGradModel(inputs, outputs)
+    >>> model.compile("adam", "mse", gradient_mode="vectorized")
+    """
+
+    #: True where a helper of one's own `train_step` calls compute_gradients.
+    step_uses_gradient_mode = False
+    #: What `compile(vouched=...)` was given.
+    vouched = ()
+    #: The `StepReadings`, once a reader was opened.
+    _step_readings = None
+    #: What `from_model` calls; `wrapped_model`, whose classes derive from this
+    #: one, sets it.
+    _wrapping: Any = None
+
+    def __new__(cls, *args, **kwargs):
+        # Keras turns a class that is used with inputs and outputs into a
+        # functional one for good; a class of its own keeps this one clean.
+        if cls is PerGradModel and has_inputs_and_outputs(args, kwargs):
+            return super().__new__(FunctionalPerGradModel)
+        return super().__new__(cls)
+
+    def __init__(self, *args, **kwargs):
+        if has_inputs_and_outputs(args, kwargs):
+            make_functional(type(self), PerGradModel, FunctionalPerGradModel)
+            Functional.__init__(self, *args, **kwargs)
+        else:
+            super().__init__(*args, **kwargs)
+        setattr(self, trained_parts.ATTRIBUTE, trained_parts.LoRA(self))
+
+    @classmethod
+    def from_model(cls, model):
+        """Return a PerGradModel that shares the layers and weights of `model`.
+
+        What the model overrides is used: `compute_loss`, `compute_metrics`
+        and, if it is built, what is around the steps: `fit`, `compile` etc. So
+        a task of keras-hub keeps its preprocessor, defaults, `generate`.
+
+        Args:
+            model: any `keras.Model`: Sequential, functional or subclassed.
+
+        Returns:
+            A `PerGradModel`, not compiled. Training one trains the other.
+
+        Raises:
+            TypeError, ValueError: `model` is no `keras.Model`; it overrides
+                `train_step`; or it is not built and overrides more.
+
+        Example:
+
+        >>> import keras
+        >>> import keras_pergrad as kpg
+        >>> net = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+        >>> model = kpg.PerGradModel.from_model(net)
+        """
+        return PerGradModel._wrapping(cls, model)
+
+    def compile(
+        self,
+        *args: Any,
+        gradient_mode: str | modes.GradientMode | dict[str, Any] = "batch",
+        vouched: Sequence[str] = (),
+        **kwargs: Any,
+    ) -> None:
+        """Configure training: `keras.Model.compile` and the gradient mode.
+
+        Args:
+            gradient_mode: a name, a `GradientMode` object or its config dict.
+            vouched: names of layers, or types of ops (`"EagerPyFunc"`), that
+                treat each sample by itself and leave the samples on their
+                axis. Nothing checks it; the privacy statement says so.
+            *args: as for `keras.Model.compile`.
+            **kwargs: as for `keras.Model.compile`.
+
+        Raises:
+            ValueError: the mode is unknown; a per-sample mode is given to a
+                model without trainable variables; the model overrides
+                `train_step` and does not use the mode there (see
+                `compute_gradients`); or `vouched` names no layer and no op.
+        """
+        mode = modes.get(gradient_mode)
+        vouched = vouched_names(self, vouched)
+        if type(self).train_step is not PerGradModel.train_step:
+            custom_step.require_mode_used(type(self), PerGradModel, mode)
+        if mode.per_sample and self.built:
+            require_variables(self)
+        with strategies.scope_of(self):
+            super().compile(*args, **kwargs)
+            self._gradient_mode = mode
+            self.vouched = vouched
+            # Not a list of metrics: Keras would report them in evaluate(), too.
+            self._gradient_logs = Logs(mode.log_metrics)
+            self.gradient_state = mode.make_state()
+            old = getattr(self, "aggregation_state", None)
+            self.aggregation_state = state_of(mode.aggregation, old)
+        self._watched = None
+        if self._step_readings is not None:
+            self._step_readings.compiled()
+
+    @property
+    def gradient_mode(self):
+        """The mode given to `compile`, as an object."""
+        if not self.compiled:
+            require_compiled(self, "gradient_mode")
+        return self._gradient_mode
+
+    @property
+    def gradient_logs(self):
+        """The `Logs` of the mode's statistics, for modes that add to them."""
+        require_compiled(self, "gradient_logs")
+        return self._gradient_logs
+
+    @functools.cached_property
+    def value_state(self):
+        """What `callbacks.SampleValues` keeps, saved with the weights."""
+        return ValueState()
+
+    def watch_gradients(self):
+        """Make a per-sample mode log its statistics while this is open.
+
+        As with `statistics=True`, but the gradients stay the same, to the bit.
+        Modes without statistics are left as they are. Callbacks open it when
+        training begins.
+        """
+        require_compiled(self, "watch_gradients")
+        return watched(self)
+
+    def read_steps(self, reader):
+        """Have a `modes.StepReader` read the steps that train while open.
+
+        Args:
+            reader: a `keras_pergrad.modes.StepReader`; several may be open.
+
+        Raises:
+            ValueError: its steps cannot be read; the error says why. `compile`
+                raises it, too, while a reader is open.
+        """
+        require_compiled(self, "read_steps")
+        if self._step_readings is None:
+            self._step_readings = StepReadings(self, PerGradModel)
+        return self._step_readings.opened(reader)
+
+    def get_compile_config(self):
+        config = super().get_compile_config()
+        if config:
+            config["gradient_mode"] = serialize(self._gradient_mode)
+            config["trained_parts"] = trained_parts.config_of(self)
+            if self.vouched:
+                config["vouched"] = list(self.vouched)
+        return config
+
+    def compile_from_config(self, config):
+        config = keras.saving.deserialize_keras_object(config)
+        trained_parts.restore(self, config.pop("trained_parts", None))
+        self.compile(**config)
+        if self.optimizer is not None and self.built:
+            self.optimizer.build(self.trainable_variables)
+
+    def fit(self, *args, **kwargs):
+        bound = inspect.signature(super().fit).bind(*args, **kwargs)
+        given = bound.arguments
+        with (
+            restored(given.get("callbacks")),
+            during_fit(self, given),
+            strategies.explaining(self.distribute_strategy),
+            end_of_epochs(self, given.get("callbacks")) as callbacks,
+        ):
+            given["callbacks"] = callbacks
+            prepare_fit(self, given)
+            return super().fit(*bound.args, **bound.kwargs)
+
+    fit.__doc__ = keras.Model.fit.__doc__
+
+    def train_on_batch(self, *args, **kwargs):
+        require_fit(self, "train_on_batch()")
+        return super().train_on_batch(*args, **kwargs)
+
+    train_on_batch.__doc__ = keras.Model.train_on_batch.__doc__
+
+    def input_gradients(self, x, *args, **kwargs):
+        """Call `keras_pergrad.input_gradients` with this model; see there."""
+        import keras_pergrad
+
+        return keras_pergrad.input_gradients(self, x, *args, **kwargs)
+
+    def reset_metrics(self):
+        super().reset_metrics()
+        if getattr(self, "_gradient_logs", None):
+            self._gradient_logs.reset()
+
+    @not_converted
+    def train_step(self, data):
+        """Train on one batch, by the gradient mode."""
+        mode = self._gradient_mode
+        if type(mode) is modes.Batch and not replicas.several():
+            return super().train_step(unnumbered(data))
+        require_fit(self, "train_step() in a custom loop", is_step=True)
+        data = keras.utils.unpack_x_y_sample_weight(batches.as_tensors(data))
+        x, y, sample_weight = batches.of_one_length(*data)
+        x, numbers = parted(x) if isinstance(x, dict) else (x, None)
+        checks = checks_of(mode, numbers) if mode.readers else ()
+        # Loops and the optimizer need all variables.
+        build_all(self, (x, y, sample_weight))
+        mode.build(self)
+        require_variables(self)
+        step = mode.step(self, x, y, sample_weight)
+        require_free_names(self, step.statistics, mode)
+        if step.loss is not None:
+            track_loss(self, step.loss, batches.sample_count(x), step.whole)
+        if step.gradients is not None:
+            require_gradients(self, step.gradients)
+            gradients = for_optimizer(step.gradients, checks)
+            if step.whole:
+                replicas.apply(
+                    self.optimizer, gradients, self.trainable_variables
+                )
+            else:
+                self.optimizer.apply(gradients, self.trainable_variables)
+        logs = self._metric_logs(x, y, step.y_pred, sample_weight)
+        logs = {**logs, **self._gradient_logs.update(step.statistics)}
+        logs = strategies.as_logs(logs)
+        if mode.readers:
+            logs = {**logs, **readings_of(step, mode, numbers)}
+        return logs
+
+    def compute_gradients(
+        self,
+        loss_fn,
+        x,
+        y=None,
+        sample_weight=None,
+        variables=None,
+        optimizer=None,
+        name=None,
+        return_outputs=False,
+    ):
+        """Compute gradients by the compiled mode, in your own `train_step`.
+
+        For GANs, VAEs, distillation: `gradient_mode` says how each sample's
+        gradient is clipped, measured or accumulated; all else in the step is
+        up to you. Call it once for each loss of the step.
+
+        Args:
+            loss_fn: `loss_fn(x, y, sample_weight)` may call any models and
+                returns the loss of each sample, (n,). Their mean is minimised,
+                with weight regularisers and what layers of this model give to
+                `add_loss` inside, as in Keras. All data of the samples must be
+                arguments: it is also called with only some of the samples.
+                What it raises reaches you as it is.
+            x, y, sample_weight: tensors of shape (n, ...), or structures of
+                them, such as (real, noise); y and sample_weight may be None.
+            variables: what to differentiate with respect to: variables, a
+                layer or model (built or not), or a list of them; by default
+                `self.trainable_variables`.
+            optimizer: the one that will apply the gradients, by default
+                `self.optimizer`; it matters only if it scales the loss.
+            name: a prefix for the logs of one of several losses: "d" gives
+                "d_loss", "d_clipped_fraction".
+            return_outputs: whether `loss_fn` returns (losses, outputs):
+                tensors (n, ...), such as predictions for metrics.
+
+        Returns:
+            (gradients, logs) or (gradients, logs, outputs): one gradient per
+            variable (None: the loss does not depend on it) for
+            `optimizer.apply(gradients, variables)`, weight regularisers and
+            noise included; a dict by name of the epoch's mean loss and what
+            the mode logs; the outputs of the batch, in its order.
+
+        Raises:
+            TypeError: `loss_fn` is not a function.
+            ValueError: losses or outputs of another shape, a layer couples the
+                samples, the mode calls the optimizer itself or (for outputs)
+                takes microbatches, or there are several replicas.
+
+        Example:
+
+        >>> import keras
+        >>> import keras_pergrad as kpg
+        >>> class Own(kpg.PerGradModel):
+        ...     def train_step(self, data):
+        ...         def loss_fn(x, y, sample_weight):
+        ...             y_pred = self(x, training=True)
+        ...             return (y - y_pred)[:, 0] ** 2, y_pred  # (n,), (n, 1)
+        ...         gradients, logs, y_pred = self.compute_gradients(
+        ...             loss_fn, *data, return_outputs=True)
+        ...         self.optimizer.apply(gradients, self.trainable_variables)
+        ...         return {**logs, **self.compute_metrics(*data, y_pred)}
+        >>> inputs = keras.Input((4,))
+        >>> model = Own(inputs, keras.layers.Dense(1)(inputs))
+        >>> model.compile("sgd", metrics=["mae"], gradient_mode="vectorized")
+        >>> x, y = keras.ops.ones((8, 4)), keras.ops.ones((8, 1))
+        >>> sorted(model.fit(x, y, verbose=0).history)
+        ['loss', 'mae']
+        """
+        require_fit(self, "compute_gradients()")
+        batch = x, y, sample_weight
+        given = converted(loss_fn), batch, variables, optimizer, name
+        return custom_step.gradients_of(self, *given, return_outputs)
+
+    def test_step(self, data):
+        """Run one step of `evaluate` on one batch."""
+        data = unnumbered(data)  # as in a validation split
+        if not replicas.several():
+            return super().test_step(data)
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        loss, y_pred, whole = evaluate(self, x, y, sample_weight)
+        track_loss(self, loss, tf.shape(batches.first_tensor(x))[0], whole)
+        logs = self._metric_logs(x, y, y_pred, sample_weight)
+        return strategies.as_logs(logs)
+
+    def _metric_logs(self, x, y, y_pred, sample_weight):
+        """Update the metrics, if there are outputs; return the results."""
+        batch = x, y, y_pred, sample_weight
+        if y_pred is None:
+            return self.get_metrics_result()
+        if not replicas.several():
+            return self.compute_metrics(*batch)
+        variables = self.metrics_variables
+        replica_metrics.update(variables, lambda: self.compute_metrics(*batch))
+        return self.get_metrics_result()
+
+    def _logs_of_epoch(self, logs, otherwise):
+        """Return an epoch's metrics of all replicas, and the other logs."""
+        own = type(self).train_step is not PerGradModel.train_step
+        if own or not isinstance(logs, dict):
+            return otherwise(logs)
+        metrics = self.get_metrics_result()
+        return {**logs, **metrics} if set(metrics) <= set(logs) else logs
+
+
+@keras.saving.register_keras_serializable(PACKAGE)
+class FunctionalPerGradModel(Functional, PerGradModel):
+    """What `PerGradModel(inputs, outputs)` gives."""

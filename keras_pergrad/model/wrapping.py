@@ -1,0 +1,313 @@
+"""The models that `PerGradModel.from_model` makes of subclassed models.
+
+A built model that has inputs and outputs, or methods of its own around its
+steps (`fit`, say), becomes a class derived from its own and `PerGradModel`.
+Others are called from a `WrappedModel`.
+"""
+
+import inspect
+from typing import Any
+
+import keras
+
+from keras_pergrad.common.patching import attribute
+from keras_pergrad.common.registry import PACKAGE
+from keras_pergrad.keras_internals.losses.compiled import (
+    compiled_as,
+    metrics_beside,
+)
+from keras_pergrad.keras_internals.models.parts import (
+    Functional,
+    compute_loss,
+    symbolic_inputs,
+    symbolic_outputs,
+    takes_training,
+)
+from keras_pergrad.keras_internals.models.sharing import (
+    as_original,
+    derived_class,
+    saved_as,
+    shared,
+)
+from keras_pergrad.model.model import FunctionalPerGradModel, PerGradModel
+
+_TRAINING = ("train_step", "make_train_function")
+_STEPS = (
+    *_TRAINING,
+    "test_step",
+    "predict_step",
+    "make_test_function",
+    "make_predict_function",
+)
+#: What a `WrappedModel` would not call.
+_AROUND = (
+    "compile",
+    "fit",
+    "evaluate",
+    "predict",
+    "train_on_batch",
+    "test_on_batch",
+    "predict_on_batch",
+    "get_metrics_result",
+    "reset_metrics",
+    "get_compile_config",
+    "compile_from_config",
+)
+
+
+def overrides(model, name):
+    """Whether a model's class has a method of its own by a Keras name."""
+    ours = (getattr(keras.Model, name), getattr(PerGradModel, name))
+    return getattr(type(model), name) not in ours
+
+
+def from_model(cls, model):
+    """Return a `cls` that shares the layers and weights of `model`."""
+    if not isinstance(model, keras.Model):
+        raise TypeError(
+            "`model` must be a keras.Model. Received: "
+            f"{model!r} of type {type(model).__name__}"
+        )
+    if type(model) is keras.Sequential and model.built:
+        return cls(model.inputs[0], model.outputs[0], name=model.name)
+    if type(model) in (Functional, FunctionalPerGradModel):
+        tensors = symbolic_inputs(model), symbolic_outputs(model)
+        return cls(*tensors, name=model.name)
+    is_graph = isinstance(model, (Functional, keras.Sequential))
+    around = [name for name in _AROUND if overrides(model, name)]
+    if model.built and (is_graph or around):
+        return derived(model)
+    if around:
+        raise ValueError(
+            f"Model {model.name!r} has a {around[0]}() of its own "
+            f"({type(model).__name__}), which from_model() keeps once the "
+            "model is built. Call it on a batch before from_model(), or derive "
+            f"{type(model).__name__} from keras_pergrad.PerGradModel instead "
+            "of keras.Model."
+        )
+    return wrap(model)
+
+
+def _refuse_steps(model, names):
+    for name in names:
+        if overrides(model, name):
+            raise ValueError(
+                f"Model {model.name!r} has a {name}() of its own "
+                f"({type(model).__name__}), which from_model() would drop: "
+                "its result is trained by the steps of PerGradModel. Derive "
+                f"{type(model).__name__} from keras_pergrad.PerGradModel "
+                "instead of keras.Model; inside a train_step of its own, "
+                "self.compute_gradients() gives the gradients by "
+                "gradient_mode."
+            )
+
+
+def derived(model):
+    """Return a model of a derived class; refuse a train step of its own."""
+    _refuse_steps(model, _TRAINING)
+    is_task = all(hasattr(model, name) for name in _OF_TASKS)
+    front = _TaskFront if is_task else _Front
+    cls = derived_class(type(model), front, _Back)
+    saved_as(cls, _Derived)
+    return shared(model, cls, PerGradModel)
+
+
+def wrap(model):
+    """Return a `PerGradModel` that calls `model`; refuse steps of its own."""
+    _refuse_steps(model, _STEPS)
+    loss = overrides(model, "compute_loss")
+    metrics = overrides(model, "compute_metrics")
+    if loss and metrics:
+        return _WithBoth(model)
+    if loss:
+        return _WithLoss(model)
+    return _WithMetrics(model) if metrics else WrappedModel(model)
+
+
+_OF_TASKS = ("preprocess_samples", "save_to_preset")
+#: Parameters that take any number of arguments.
+_SEVERAL = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+
+
+class _Front:
+    """What comes before a model's own methods in a derived class."""
+
+    _mode_given = "batch"
+    _beyond_keras = None
+
+    def compile(self, *args, gradient_mode="batch", **kwargs):
+        # A compile() of one's own need not know the argument.
+        with attribute(self, "_mode_given", gradient_mode):
+            super().compile(*args, **kwargs)
+        known = inspect.signature(keras.Model.compile).parameters
+        named = inspect.signature(super().compile)
+        given = named.bind(*args, **kwargs).arguments
+        beyond = {
+            name: value
+            for name, value in given.items()
+            if name not in known and named.parameters[name].kind not in _SEVERAL
+        }
+        object.__setattr__(self, "_beyond_keras", beyond)
+
+    def get_compile_config(self):
+        config = super().get_compile_config()
+        if config and self._beyond_keras:
+            config |= keras.saving.serialize_keras_object(self._beyond_keras)
+        return config
+
+    def compile_from_config(self, config):
+        parameters = inspect.signature(super().compile).parameters
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+            known = (*parameters, "gradient_mode", "trained_parts")
+            config = {k: v for k, v in config.items() if k in known}
+        super().compile_from_config(config)
+
+    def fit(self, x=None, *args, **kwargs):
+        aggregation = self.compiled and self.gradient_mode.aggregation
+        own = type(self).original_class.fit is not keras.Model.fit
+        if aggregation and aggregation.counts and own:
+            if getattr(self, "preprocessor", self) is not None:
+                raise ValueError(
+                    _PRIVATE.format(type(self).original_class.__name__)
+                )
+            model: Any = self
+            return PerGradModel.fit(model, x, *args, **kwargs)
+        following: Any = super()
+        return following.fit(x, *args, **kwargs)
+
+    def get_config(self):
+        with as_original(self):
+            config: Any = keras.saving.serialize_keras_object(self)
+        config.pop("compile_config", None)
+        return {"model": config}
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        return _Derived.from_config(config, custom_objects)
+
+
+class _TaskFront(_Front):
+    """For the tasks of keras-hub, which have a preprocessor and presets."""
+
+    def preprocess_samples(self, x, y=None, sample_weight=None):
+        # A tokenizer would fail for what is tokenized already.
+        if isinstance(x, dict) and "token_ids" in x:
+            return keras.utils.pack_x_y_sample_weight(x, y, sample_weight)
+        return super().preprocess_samples(x, y, sample_weight)
+
+    def save_to_preset(self, *args, **kwargs):
+        # A preset holds the name of the class, which keras-hub must know. It
+        # is published: whoever has the state of private training, with its
+        # seeds, can remove the noise.
+        model: Any = self
+        with (
+            attribute(model, "aggregation_state", None),
+            attribute(model, "gradient_state", None),
+            as_original(model),
+        ):
+            return model.save_to_preset(*args, **kwargs)
+
+
+class _Back(PerGradModel):
+    """What comes after them."""
+
+    def compile(self, *args, **kwargs):
+        kwargs["gradient_mode"] = self._mode_given
+        super().compile(*args, **kwargs)
+
+
+class _Derived(PerGradModel):
+    """The name that models of derived classes are saved under."""
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        model = keras.saving.deserialize_keras_object(
+            config["model"], custom_objects=custom_objects
+        )
+        return PerGradModel.from_model(model)
+
+
+saved_as(_Derived, _Derived)
+
+_PRIVATE = (
+    "{0} has a fit() of its own, which may change the examples after they are "
+    "drawn, so that nothing can be said of privacy. Preprocess the examples "
+    "before, as in x, y, sample_weight = model.preprocessor(texts), give "
+    "these to private.batches(), and set model.preprocessor = None."
+)
+
+
+@keras.saving.register_keras_serializable(PACKAGE)
+class WrappedModel(PerGradModel):
+    """What `PerGradModel.from_model` gives for models that only have `call`."""
+
+    def __init__(self, model, name=None, **kwargs):
+        super().__init__(name=name or model.name, **kwargs)
+        self.wrapped = model
+        self.output_names = getattr(model, "output_names", None)
+        if model.built:
+            self.built = True
+
+    def call(self, inputs, training=None):
+        if takes_training(self.wrapped):
+            return self.wrapped(inputs, training=training)
+        return self.wrapped(inputs)
+
+    @property
+    def metrics(self):
+        # Keras leaves those out that the wrapped model made for itself.
+        metrics = super().metrics
+        wrapped = getattr(self, "wrapped", None)
+        if wrapped is None:  # not yet
+            return metrics
+        known = {id(metric) for metric in metrics}
+        own = metrics_beside(wrapped)
+        return metrics + [metric for metric in own if id(metric) not in known]
+
+    def get_config(self):
+        config = {"name": self.name}
+        config["model"] = keras.saving.serialize_keras_object(self.wrapped)
+        return config
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        config = dict(config)
+        config["model"] = keras.saving.deserialize_keras_object(
+            config["model"], custom_objects=custom_objects
+        )
+        return cls(**config)
+
+
+@keras.saving.register_keras_serializable(PACKAGE)
+class _WithLoss(WrappedModel):
+    """For models with a `compute_loss` of their own."""
+
+    def compute_loss(
+        self,
+        x=None,
+        y=None,
+        y_pred=None,
+        sample_weight=None,
+        training=True,
+    ):
+        with compiled_as(self.wrapped, self):
+            return compute_loss(
+                self.wrapped, x, y, y_pred, sample_weight, training
+            )
+
+
+@keras.saving.register_keras_serializable(PACKAGE)
+class _WithMetrics(WrappedModel):
+    """For models with a `compute_metrics` of their own."""
+
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        with compiled_as(self.wrapped, self):
+            return self.wrapped.compute_metrics(x, y, y_pred, sample_weight)
+
+
+@keras.saving.register_keras_serializable(PACKAGE)
+class _WithBoth(_WithLoss, _WithMetrics):
+    """For models with both."""
+
+
+PerGradModel._wrapping = staticmethod(from_model)

@@ -1,0 +1,346 @@
+"""Readers of the samples' gradients in the step that trains on them."""
+
+import contextlib
+import copy
+import dataclasses
+import weakref
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_pergrad.common.batch_marks import parted
+from keras_pergrad.common.numbers import norm_type
+from keras_pergrad.factors import SampleGradients
+from keras_pergrad.factors.base import unchanged_factors
+from keras_pergrad.keras_internals.fit.train_function import (
+    Innermost,
+    look_ahead,
+    made,
+)
+from keras_pergrad.keras_internals.replicas import replicas
+
+
+@dataclasses.dataclass
+class StepSamples:
+    """The samples of a batch that is trained on, before its update.
+
+    n samples. They exist in the graph of the step only.
+
+    Example: that of `StepReader`, whose `read` is given one.
+
+    Attributes:
+        model: the `PerGradModel`.
+        x, y, sample_weight: the batch, as the step gets it.
+        y_pred: the model's outputs.
+        loss: the loss of the batch, regularisers included, unscaled.
+        n: how many samples, a number or a scalar tensor.
+        variables: the trainable variables.
+        factors: for each variable the `SampleGradients` of the samples'
+            contributions, unscaled, not clipped, without regularisers; None:
+            the loss does not depend on it. `n` times a contribution is the
+            gradient of a sample. A sample that is not finite is not blank.
+        sums: those of the contributions, where they are known; see `mean`.
+    """
+
+    model: Any
+    x: Any
+    y: Any
+    sample_weight: Any
+    y_pred: Any
+    loss: Any
+    n: Any
+    variables: list
+    factors: list[SampleGradients | None]
+    sums: list | None = None
+
+    @property
+    def dtype(self):
+        """float64 if a variable is, else float32."""
+        return norm_type(self.variables)
+
+    def mean(self):
+        """Return the mean gradient, one dense tensor a variable."""
+        if self.sums is None:
+            self.sums = [f and f.weighted_sum(None) for f in self.factors]
+        return [
+            tf.zeros(v.shape, v.dtype) if g is None else tf.convert_to_tensor(g)
+            for v, g in zip(self.variables, self.sums)
+        ]
+
+    def squared_norms(self):
+        """Return ‖g_i‖² for each variable, (V, n).
+
+        Call it first: `mean` and `dots` reuse what it holds.
+        """
+        zeros, squares = tf.zeros([self.n], self.dtype), []
+        for factor in self.factors:
+            if factor is None:
+                squares.append(zeros)
+                continue
+            norms: Any = factor.squared_norms()
+            norms = tf.cast(norms, self.dtype)
+            squares.append(tf.reshape(norms, [self.n]))
+        return tf.cast(self.n, self.dtype) ** 2 * tf.stack(squares)
+
+    def dots(self, directions):
+        """Return ⟨g_i, d⟩ over all variables, (n,).
+
+        `directions` has a tensor of the shape of each variable, or None.
+        """
+        total = tf.zeros([self.n], self.dtype)
+        for factor, direction in zip(self.factors, directions, strict=True):
+            if factor is not None and direction is not None:
+                total += tf.cast(factor.dot(direction), self.dtype)
+        return tf.cast(self.n, self.dtype) * total
+
+
+class StepReader:
+    """Reads the samples' gradients of the steps that train, in their graph.
+
+    Subclass it, and open it with `model.read_steps(reader)` while a model
+    trains. Before each call of the train function `is_due` says whether to
+    read in it; a call that is not read is the one that runs without a
+    reader. In one that is, `read` makes tensors of the `StepSamples`,
+    before the update, and `receive` gets their values after it. With
+    `steps_per_execution` above 1 a call has several steps: all are read,
+    `receive` gets the last one's. What is to be kept of each goes into
+    variables of the reader's own, by `assign`, `scatter_nd_add` and so on
+    in `read`.
+
+    The gradients and the update are the same as without it. A class that
+    does not define `read` raises NotImplementedError in the first step.
+
+    Example, the inner product of each sample's gradient with their mean:
+
+    >>> import keras, numpy as np
+    >>> import keras_pergrad as kpg
+    >>> class Agreement(kpg.modes.StepReader):
+    ...     def read(self, samples):
+    ...         return {"dots": samples.dots(samples.mean())}
+    ...     def receive(self, values):
+    ...         print(values["dots"].shape)
+    >>> inputs = keras.Input((4,))
+    >>> model = kpg.PerGradModel(inputs, keras.layers.Dense(3)(inputs))
+    >>> model.compile("sgd", "mse", gradient_mode="vectorized")
+    >>> with model.read_steps(Agreement()):
+    ...     history = model.fit(np.ones((5, 4)), np.ones((5, 3)), verbose=0)
+    (5,)
+    """
+
+    #: Whether each sample must have a number.
+    needs_numbers = False
+    #: Whether `checks` looks at the numbers.
+    checks_numbers = False
+
+    def is_due(self) -> bool:
+        """Whether to read in the next call of the train function."""
+        return True
+
+    def checks(self, numbers) -> list:
+        """Return ops that fail where a batch cannot be read.
+
+        No weight changes before them. XLA drops assertions. `numbers` are
+        those of the samples, (n,), where the data have them, else None.
+        """
+        return []
+
+    def read(self, samples: StepSamples) -> dict[str, Any]:
+        """Return tensors, or lists of them, by name; traced into the step."""
+        raise NotImplementedError(f"{type(self).__name__} must define read().")
+
+    def collect(self, read, numbers) -> dict[str, Any]:
+        """Return what `receive` gets of what `read` returned, in each step.
+
+        It runs after the update. `numbers` are those of the samples, (n,),
+        where the data have them, else None.
+        """
+        return read
+
+    def receive(self, values: dict[str, Any]) -> None:
+        """Take what `read` returned, after the update."""
+
+
+def readings(readers, model, part, y_pred, factors, sums=None):
+    """Return what readers make of a whole batch's factors, for each a dict.
+
+    The factors hold no more afterwards than they did before.
+    """
+    factors, variables = part.of_all(factors), part.of_all(None)
+    sums = None if sums is None else part.of_all(sums)
+    batch = part.x, part.y, part.sample_weight
+    read = []
+    with unchanged_factors(factors):
+        for reader in readers:
+            given = model, *batch, y_pred, part.loss, part.n, variables
+            values = reader.read(StepSamples(*given, factors, sums))
+            read.append({k: _tuple(v) for k, v in values.items()})
+    return tuple(read)
+
+
+def _tuple(value):
+    # Keras returns the logs as an Optional, which can have no list.
+    return tuple(value) if isinstance(value, list) else value
+
+
+# The readers of a model's steps: which are due, and what they get.
+
+
+#: Where the logs of a step have its readings, until they are taken out.
+KEY = "keras_pergrad_readings"
+
+
+class StepReadings:
+    """The readers that are open on one model.
+
+    For each set of readers that is due together there is a train function, in
+    which they read. It is traced by its first call. `base` is the class whose
+    `train_step` gives them what was read.
+    """
+
+    def __init__(self, model, base):
+        self._model, self._base = weakref.ref(model), base
+        self._readers, self._functions = [], []
+        self._place = None
+
+    @contextlib.contextmanager
+    def opened(self, reader):
+        """Have a reader read while this is open."""
+        model = self._model()
+        require_own_step(model, self._base)
+        require_readable(model)
+        if self._place is None:
+            self._place = Innermost(model, self._step)
+        self._readers.append(reader)
+        try:
+            yield
+        finally:
+            self._readers = [r for r in self._readers if r is not reader]
+            self._functions = []
+            if not self._readers:
+                place, self._place = self._place, None
+                place.restore()
+
+    def compiled(self):
+        """Go on reading in a model that was compiled while readers are open."""
+        self._functions = []
+        if self._readers:
+            require_readable(self._model())
+            self._place = Innermost(self._model(), self._step)
+
+    def _step(self, function, iterator):
+        due = [r for r in self._readers if r.is_due()]
+        if not due:
+            return function(iterator)
+        model = self._model()
+        iterator = _checked_ahead(model, due, iterator)
+        before = model.gradient_mode
+        mode, function = self._function(model, before, due)
+        model._gradient_mode = mode
+        try:
+            if function is None:
+                with made(model, anew=True) as function:
+                    self._functions.append((before, mode, function))
+            logs = dict(function(iterator))
+        finally:
+            if model._gradient_mode is mode:
+                model._gradient_mode = before
+        for reader, values in zip(due, logs.pop(KEY), strict=True):
+            reader.receive(values)
+        return logs
+
+    def _function(self, model, before, due):
+        """Return the mode with these readers, and its function or None."""
+        for known, mode, function in self._functions:
+            same = len(mode.readers) == len(due) and all(
+                a is b for a, b in zip(mode.readers, due)
+            )
+            if known is before and same:
+                return mode, function
+        # A copy: several models may have been given this mode.
+        mode = copy.copy(before)
+        mode.readers, mode.traced = tuple(due), {}
+        return mode, None
+
+
+def _checked_ahead(model, readers, iterator):
+    """Return an iterator whose next batches readers have checked.
+
+    In the step XLA would drop the checks.
+    """
+    readers = [r for r in readers if r.checks_numbers]
+    if not readers or not model.jit_compile:
+        return iterator
+    batches, iterator = look_ahead(model, iterator)
+    for batch in batches or ():
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
+        numbers = parted(x)[1]
+        for reader in readers if numbers is not None else ():
+            reader.checks(numbers)
+    return iterator
+
+
+def require_readable(model):
+    """Refuse a model whose steps have no samples' gradients to read."""
+    mode = model.gradient_mode
+    if not mode.can_be_read:
+        raise ValueError(
+            "The samples' gradients of the training batch can be read in a "
+            "step that has all of them at once. Expected a model compiled "
+            "with gradient_mode='vectorized' or Vectorized(...). Received: "
+            f"{mode!r}. GradientVariance measures it on a probe."
+        )
+    if mode.aggregation is not None and mode.aggregation.counts:
+        raise ValueError(
+            "What is read of the samples' gradients in private training is "
+            "not covered by its privacy statement. Expected a mode of "
+            f"training that is not private. Received: {mode!r}"
+        )
+    strategy = model.distribute_strategy
+    if strategy.num_replicas_in_sync > 1 or replicas.several():
+        raise ValueError(
+            "The samples' gradients of the training batch are spread over "
+            f"{strategy.num_replicas_in_sync} replicas of "
+            f"{type(strategy).__name__}. Expected one replica. Or measure on "
+            "a probe."
+        )
+
+
+def require_own_step(model, base):
+    """Refuse a model whose `train_step` is not that of `base`."""
+    if type(model).train_step is not base.train_step:
+        raise ValueError(
+            "The samples' gradients of a training batch can be read in "
+            f"{base.__name__}'s own train_step, which has one loss. Received: "
+            f"a model of class {type(model).__name__} with a train_step of "
+            "its own. GradientVariance measures it on a probe."
+        )
+
+
+def checks_of(mode, numbers):
+    """Return what must have passed before weights change, a list of ops.
+
+    Data without numbers are refused at once, where a reader needs them.
+    """
+    if numbers is None and any(r.needs_numbers for r in mode.readers):
+        raise ValueError(
+            "Each sample is expected to have its number. Received: data "
+            "without numbers. Arrays given to `fit` get them by themselves; "
+            "in a data set or a PyDataset put them beside the inputs: "
+            "SampleValues.with_numbers(x, numbers) in place of x."
+        )
+    return [op for reader in mode.readers for op in reader.checks(numbers)]
+
+
+def readings_of(step, mode, numbers=None):
+    """Return what the logs of a step have of its readings."""
+    if step.readings is None:
+        raise ValueError(
+            f"{mode!r} has not let the samples' gradients be read: its step() "
+            "expected to return what super().step() returned, with the "
+            "`readings` in it, and its partial_sums() those of "
+            "super().partial_sums(). Or set can_be_read = False in its class, "
+            "and measure on a probe."
+        )
+    read = zip(mode.readers, step.readings, strict=True)
+    return {KEY: tuple(r.collect(values, numbers) for r, values in read)}

@@ -1,0 +1,517 @@
+"""The sums of microbatches, for the gradient and the loss of their batch.
+
+Every term of the loss is N / D (see `loss_fractions`). Terms with the same D
+share a backward pass and a sum; each sum is divided by its D once, at the end:
+
+    "batch"   D is known beforehand: if each batch makes its own update, all
+              terms that are sums or in proportion to the number of samples
+    "sum"     D = 1
+    "rows"    D = the number of samples
+    "loss3"   D is that of the fourth loss alone, known from the data
+
+What is summed for each task begins with its number, as "task0_rows".
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_pergrad.common import refusal_messages
+from keras_pergrad.keras_internals.data.batches import (
+    PaddedBatch,
+    first_tensor,
+    map_tensors,
+    sample_count,
+)
+from keras_pergrad.keras_internals.losses import fractions
+from keras_pergrad.keras_internals.losses.losses import by_kind, noting_losses
+from keras_pergrad.keras_internals.losses.terms import regularization_loss
+from keras_pergrad.keras_internals.models.parts import (
+    call_model,
+    compiled_loss,
+    mask_of,
+    set_mask,
+)
+from keras_pergrad.keras_internals.replicas import replicas
+from keras_pergrad.keras_internals.replicas import replicas as replica_metrics
+from keras_pergrad.keras_internals.tensorflow.settings import traced_once
+
+
+class MicrobatchSums:
+    """A function of a microbatch whose results add up over the batch."""
+
+    # `x` are the inputs of the batch, or of a replica's share in it; `alone`:
+    # no other batch adds samples to the update.
+
+    def __init__(self, model, x, scale, kinds, alone=True):
+        self.model, self.scale = model, scale
+        self.variables = list(model.trainable_variables)
+        self.kinds, self.alone = kinds, alone
+        self.static_rows = first_tensor(x).shape[0]
+        self.dtype = keras.config.floatx()
+        self.count = sample_count(x)
+        self.several = replicas.several()
+        self.own_rows = tf.cast(self.count, self.dtype)
+        self.rows = replicas.total(self.own_rows)
+        #: Of the first microbatch: their kinds hold for all.
+        self.terms = []
+
+    def __call__(self, x, y, sample_weight):
+        """Run both passes of a microbatch; return what adds up, by name."""
+        rows = tf.cast(sample_count(x), self.dtype)
+        with tf.GradientTape(persistent=True) as tape:
+            y_pred, added = self.call(x)
+            terms = self.evaluate(x, y, y_pred, sample_weight)
+            targets = self.targets(terms, added, rows)
+            scaled = {k: times(t, self.scale) for k, t in targets.items()}
+        gradients = {}
+        target: Any
+        for key, target in scaled.items():
+            slopes = unscaled(tape.gradient(target, self.variables), self.scale)
+            unit = rows if divisor_of(key) in self.mask_epsilons else None
+            gradients[key] = [times(g, unit) for g in slopes]
+        del tape
+        return {
+            "gradients": gradients,
+            "metrics": self.update_metrics(x, y, y_pred, sample_weight),
+            **self.parts_of_loss(terms, added, rows),
+        }
+
+    def call(self, x):
+        """Return the model's outputs, and the terms given to `add_loss`."""
+        added = []
+        with noting_losses(self.model, added):
+            return call_model(self.model, x), added
+
+    def update_metrics(self, x, y, y_pred, sample_weight):
+        """Update the metrics; on several replicas, return what to add."""
+        # A loop of one replica cannot update what all replicas share.
+
+        def update():
+            self.model.compute_metrics(x, y, y_pred, sample_weight)
+
+        if self.several:
+            return replica_metrics.additions(
+                self.model.metrics_variables, update
+            )
+        update()
+        return None
+
+    def evaluate(self, x, y, y_pred, sample_weight):
+        """Return the compiled losses of a microbatch, as fractions."""
+        terms = fractions.evaluate(
+            compiled_loss(self.model), y, y_pred, sample_weight
+        )
+        if not self.alone:
+            terms = [self._for_any_batch(t) for t in terms]
+        self.terms = self.terms or terms
+        return terms
+
+    def _for_any_batch(self, term):
+        """Allow later batches to have longer samples, or weights."""
+        sure = term.rank == 1 or _fixed_shapes(self.model)
+        if term.kind != fractions.ROWS or (sure and not term.by_weight):
+            return term
+        return dataclasses.replace(term, kind=fractions.DATA)
+
+    @property
+    def mask_epsilons(self):
+        """What is added to the denominators that the data give, by group."""
+        return {
+            f"loss{k}": t.mask_epsilon
+            for k, t in enumerate(self.terms)
+            if t.kind == fractions.DATA
+        }
+
+    def fixed(self, value, k):
+        """Return the value of loss k, divided if its denominator is known."""
+        value, term = tf.cast(value, self.dtype), self.terms[k]
+        if term.kind != fractions.ROWS or term.per_row is None:
+            return value
+        return value / (term.per_row * self.rows)
+
+    def targets(self, terms, added, rows):
+        """Return by group what of a microbatch's loss is differentiated."""
+        parts = {}
+        for k, term in enumerate(terms):
+            key, value = self.target(term, k, rows)
+            key = self.prefix_of_loss(k) + key
+            parts.setdefault(key, []).append(times(value, term.loss_weight))
+        for k, (loss, kind) in enumerate(zip(added, self.kinds, strict=True)):
+            loss = tf.cast(tf.reduce_sum(loss), self.dtype)
+            for key, factor in self.added_by(kind, rows / self.rows).items():
+                key = self.prefix_of_added(k) + key
+                parts.setdefault(key, []).append(loss * factor)
+        if not parts:
+            raise ValueError(
+                "No loss to compute. Provide a `loss` argument in `compile()`."
+            )
+        return {key: tf.add_n(values) for key, values in parts.items()}
+
+    def prefix_of_loss(self, k):
+        """Return what the groups of loss k begin with."""
+        del k
+        return ""
+
+    def prefix_of_added(self, k):
+        """Return what the groups of the `add_loss` term k begin with."""
+        del k
+        return ""
+
+    def target(self, term, k, rows):
+        """Return the group of loss k, and its part in the group's target."""
+        value = self.fixed(term.numerator, k)
+        if term.kind == fractions.DATA:
+            # Divided by something of the right size, so that half precision
+            # does not overflow, and multiplied afterwards.
+            return f"loss{k}", value / rows
+        return "batch" if self.alone else term.kind, value
+
+    def added_by(self, kind, share):
+        """Return a factor by group for an `add_loss` term of its kind."""
+        one, zero = tf.ones_like(share), tf.zeros_like(share)
+        if self.alone:
+            return {"batch": by_kind(kind, one, share)}
+        return {
+            fractions.SUM: by_kind(kind, one, zero),
+            fractions.ROWS: by_kind(kind, zero, share),
+        }
+
+    def parts_of_loss(self, terms, added, rows):
+        """Return the values of one microbatch that `loss` needs."""
+        extra = tf.zeros([], self.dtype)
+        for loss, kind in zip(added, self.kinds, strict=True):
+            loss = tf.cast(tf.reduce_sum(loss), self.dtype)
+            extra += by_kind(kind, loss, loss * rows / self.rows)
+        return {
+            "numerators": [t.numerator for t in terms],
+            "denominators": [t.denominator for t in terms],
+            "added": extra,
+        }
+
+    def totals(self, sums):
+        """Return the sums over all replicas of those of this replica."""
+        if not self.several:
+            return sums
+        sums = replicas.present(self.count, sums)
+        metrics, norms = sums.pop("metrics", None), sums.pop("norms", None)
+        replica_metrics.add(self.model.metrics_variables, metrics or ())
+        if norms is not None:
+            norms = replicas.gathered(norms)
+        return {**replicas.total(sums), "norms": norms}
+
+    def groups(self, totals):
+        """Return the sums of the batch, by group: (gradients, denominator)."""
+        groups = {}
+        for key, gradients in totals["gradients"].items():
+            below, divisor = None, divisor_of(key)
+            if divisor == fractions.ROWS:
+                below = self.rows
+                gradients = [times(g, below) for g in gradients]
+            elif divisor in self.mask_epsilons:
+                k = int(divisor.removeprefix("loss"))
+                below = tf.cast(totals["denominators"][k], self.dtype)
+            groups[key] = gradients, below
+        return groups
+
+    def loss(self, totals):
+        """Return the loss of the batch, and track those of several outputs."""
+        values = []
+        for k, term in enumerate(self.terms):
+            value = totals["numerators"][k]
+            if term.kind == fractions.DATA:
+                denominator = totals["denominators"][k] + term.mask_epsilon
+                value = tf.math.divide_no_nan(value, denominator)
+            values.append(self.fixed(value, k))
+        losses = compiled_loss(self.model)
+
+        def track():
+            # The mean over no sample is NaN.
+            with fractions.tracking_if(losses, self.rows > 0):
+                fractions.track(losses, values, self.static_rows)
+
+        replica_metrics.update(self.model.metrics_variables, track)
+        loss = regularization_loss(self.variables) + totals["added"]
+        for value, term in zip(values, self.terms):
+            loss += times(value, term.loss_weight)
+        return loss
+
+
+def divided(groups, mask_epsilons):
+    """Return the sum of `groups`, each over its denominator and epsilon."""
+    result = None
+    for key, (gradients, denominator) in groups.items():
+        if denominator is not None:
+            below = denominator + mask_epsilons.get(divisor_of(key), 0.0)
+            gradients = map_tensors(
+                lambda g, below=below: tf.math.divide_no_nan(
+                    g, tf.cast(below, g.dtype)
+                ),
+                gradients,
+            )
+        result = gradients if result is None else plus(result, gradients)
+    return result
+
+
+def divisor_of(key):
+    """Return the part of a group's key that says what D is."""
+    return key.rpartition("_")[2]
+
+
+def times(value, factor):
+    """Return the product; None stands for no value, or for a factor of one."""
+    if value is None or factor is None:
+        return value
+    # A cast would take a Python number through single precision.
+    factor = tf.cast(factor, value.dtype) if tf.is_tensor(factor) else factor
+    return value * factor
+
+
+def _fixed_shapes(model):
+    """Whether every batch of a functional model has the same shapes."""
+    inputs = getattr(model, "inputs", None)
+    return bool(inputs) and all(
+        None not in t.shape[1:] for t in tf.nest.flatten(inputs)
+    )
+
+
+def unscaled(gradients, scale):
+    """Return gradients as tensors, divided by the loss scale, if any."""
+    dense = map_tensors(tf.convert_to_tensor, gradients)
+    if scale is None:
+        return dense
+    return map_tensors(lambda g: g / tf.cast(scale, g.dtype), dense)
+
+
+def plus(first, second):
+    """Return the sums of two lists of gradients, some of them None."""
+    return [
+        b if a is None else a if b is None else tf.convert_to_tensor(a) + b
+        for a, b in zip(first, second, strict=True)
+    ]
+
+
+# Microbatches whose samples are weighted one by one, as by clipping.
+#
+# A sample's gradient is scaled as in the whole batch, so all denominators
+# must be known before the first norm. They come from the size of the batch,
+# or from a first pass over its masks and weights.
+
+
+@dataclasses.dataclass
+class PartOfBatch:
+    """What a mode must know of a batch when it sees only a part.
+
+    Attributes:
+        model: the compiled model.
+        x, y, sample_weight: the part's inputs, targets and weights.
+        n: the number of samples in the whole batch.
+        scale: the loss scale, or None.
+        aggregation: as it is at this step, or None.
+        loss: a function of the model's outputs and the list of `add_loss`
+            terms: the part's share in the whole batch's loss, without
+            regularisers.
+        weights: for each `add_loss` term, the factor of one sample's in the
+            batch's.
+        padded: the `PaddedBatch` whose batch the part is, or None.
+
+    Example: that of `PartialSums`, whose `partial_sums` takes one.
+    """
+
+    model: Any
+    x: Any
+    y: Any
+    sample_weight: Any
+    n: Any
+    scale: Any
+    aggregation: Any
+    loss: Callable
+    weights: list
+    padded: Any = None
+
+    #: Whether it is all of its batch, and `target` Keras's own loss.
+    is_whole = False
+    is_single = False
+
+    def watched(self):
+        """Open a context for the forward pass and the loss."""
+        return contextlib.nullcontext()
+
+    def call(self):
+        """Return the model's outputs, and the terms given to `add_loss`."""
+        return call_postponed(self.model, self.x)
+
+    def target(self, y_pred, added, training=True):
+        """Return what to differentiate: the loss times the loss scale.
+
+        Args:
+            y_pred: the model's outputs for the part.
+            added: the terms given to `add_loss` meanwhile.
+            training: whether layers were called for training.
+        """
+        del training
+        return times(self.loss(y_pred, added), self.scale)
+
+    def added_weights(self, replay):
+        """Return the factor of a sample's `add_loss` terms in the target."""
+        del replay
+        return [times(w, self.scale) for w in self.weights]
+
+
+def call_postponed(model, x):
+    """Return a model's outputs and `add_loss` terms; it assigns at the end."""
+    with replicas.Postponed() as scope:
+        y_pred = call_model(model, x)
+    scope.assign(sample_count(x))
+    return y_pred, scope.losses
+
+
+class WeightedSums(MicrobatchSums):
+    """Sums with the weights of an aggregation, as a mode supplies them."""
+
+    #: The sizes to which XLA's parts are padded; None: XLA compiles no parts.
+    sizes = None
+
+    def __init__(self, mode, aggregation, *args):
+        super().__init__(*args)
+        if not self.alone:
+            self.kinds = [_require_mean(kind) for kind in self.kinds]
+        self.mode, self.aggregation = mode, aggregation
+        self._denominators: Any = []
+        self._group = "batch" if self.alone else fractions.ROWS
+
+    def denominators(self, x, y, sample_weight):
+        """Return those of a microbatch, which add up; nothing is assigned."""
+        # In a graph, ops that do not affect the denominators are pruned.
+        with keras.StatelessScope():
+            y_pred = call_model(self.model, x)
+        terms = self.evaluate(x, y, y_pred, sample_weight)
+        self._require_known(terms)
+        return [t.denominator for t in terms]
+
+    def know_denominators(self, sums):
+        """Take the sums of `denominators` of this replica's microbatches."""
+        sums = replicas.total(replicas.present(self.count, sums or []))
+        self._denominators = list(sums)
+
+    def _for_any_batch(self, term):
+        """Keep the length of this batch; `_require_known` demands it of all."""
+        if term.kind == fractions.ROWS and not term.by_weight:
+            return term
+        return super()._for_any_batch(term)
+
+    def _require_known(self, terms):
+        if self.alone:
+            return
+        for term in terms:
+            if term.kind == fractions.DATA and term.per_row is None:
+                raise ValueError(refusal_messages.no_length(term.name))
+            if term.kind != fractions.ROWS:
+                raise ValueError(refusal_messages.unknown_divisor(term.name))
+        now = [t.per_row for t in terms]
+        before = self.model.gradient_state.values_of_a_sample(now)
+        for term, old, new in zip(terms, before, now):
+            if old != new:
+                raise ValueError(
+                    refusal_messages.other_length(term.name, old, new)
+                )
+
+    def __call__(self, x, y, sample_weight, index):
+        """Return the weighted sums and the norms of one microbatch."""
+        part = x, y, sample_weight, index
+        if self.mode.needs_graph and tf.executing_eagerly():
+            return traced_once(self._of_part, *part)
+        return self._of_part(*part)
+
+    def _of_part(self, x, y, sample_weight, index):
+        batch = x, y, sample_weight
+        if self.sizes is None:
+            y_pred, sums = self._sums(*batch)
+        else:
+            y_pred, sums = self._compiled(batch)
+        norms = sums["norms"]
+        if norms is not None:
+            shape = tf.concat([[self.count], tf.shape(norms)[1:]], 0)
+            groups = norms.shape[1:]
+            norms = tf.scatter_nd(tf.expand_dims(index, 1), norms, shape)
+            norms.set_shape([None, *groups])
+        metrics = self.update_metrics(x, y, y_pred, sample_weight)
+        return {**sums, "norms": norms, "metrics": metrics}
+
+    def _compiled(self, batch):
+        """Return `_sums` of a padded part, compiled by XLA on its own."""
+        # Metrics are not compiled: they see the part as it was.
+        padded = PaddedBatch(batch, self.sizes)
+
+        def sums(*batch):
+            y_pred, found = self._sums(*batch, padded=padded)
+            # Outside `tf.IndexedSlices` would not know their shape.
+            found = map_tensors(tf.convert_to_tensor, found)
+            return y_pred, map_tensors(mask_of, y_pred), found
+
+        function = tf.function(sums, autograph=False, jit_compile=True)
+        y_pred, masks, found = function(*padded.batch)
+        flat = tf.nest.flatten(y_pred)
+        for tensor, mask in zip(flat, tf.nest.flatten(masks), strict=True):
+            if mask is not None:
+                set_mask(tensor, mask)
+        if found["norms"] is not None:
+            found["norms"] = found["norms"][: padded.n]
+        return padded.outputs(y_pred), found
+
+    def _sums(self, x, y, sample_weight, padded=None):
+        """Return the outputs, and what adds up but for the metrics."""
+        rows = tf.cast(sample_count(x), self.dtype)
+        noted = []
+
+        def loss(y_pred, added):
+            terms = self.evaluate(x, y, y_pred, sample_weight)
+            noted.append((terms, added))
+            return self.targets(terms, added, rows)[self._group]
+
+        weights = [
+            self.added_by(kind, 1 / self.rows)[self._group]
+            for kind in self.kinds
+        ]
+        known = self.rows, self.scale, self.aggregation, loss, weights
+        part = PartOfBatch(self.model, x, y, sample_weight, *known, padded)
+        sums = self.mode.partial_sums(self.model, part)
+        terms, added = noted[0]
+        if padded is not None:
+            terms = [_of_present(term, padded) for term in terms]
+        return sums.y_pred, {
+            "gradients": {self._group: sums.gradients},
+            "norms": sums.norms,
+            "plain": sums.plain,
+            **self.parts_of_loss(terms, added, rows),
+        }
+
+    def target(self, term, k, rows):
+        value = self.fixed(term.numerator, k)
+        if term.kind == fractions.DATA:
+            below = tf.cast(self._denominators[k], self.dtype)
+            value = tf.math.divide_no_nan(value, below + term.mask_epsilon)
+        return self._group, value
+
+    def added_by(self, kind, share):
+        # The part of a sum in a mean over later samples is not known. XLA
+        # drops the assertion that there is no sum, but XLA does not drop NaN.
+        whole = tf.ones_like(share) * (1.0 if self.alone else float("nan"))
+        return {self._group: by_kind(kind, whole, share)}
+
+
+def _of_present(term, padded):
+    """Return a term of the loss without what added samples add to it."""
+    values = padded.weights(term.by_sample)
+    return dataclasses.replace(term, numerator=tf.reduce_sum(values))
+
+
+def _require_mean(kind):
+    """Raise where a term of `add_loss` is a sum; return the kind otherwise."""
+    check = tf.debugging.Assert(kind < 0.5, [refusal_messages.SUM_OVER_STEPS])
+    with tf.control_dependencies([check] if check is not None else []):
+        return tf.identity(kind)

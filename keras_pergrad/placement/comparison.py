@@ -1,0 +1,261 @@
+"""Devices against each other: the same gradients, and how fast they are."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_pergrad.checking import numerics
+from keras_pergrad.checking.check import check_gradients
+from keras_pergrad.checking.check_table import CheckRow
+from keras_pergrad.checking.execution import TracedMode
+from keras_pergrad.common.machine import accelerators, chosen
+from keras_pergrad.keras_internals.graphs.runs import GraphCopy, as_in_fit
+from keras_pergrad.keras_internals.state.model import ModelState
+from keras_pergrad.modes.base import gradient_modes
+from keras_pergrad.placement import graph
+
+_CPU = "CPU:0"
+_MOST = 40  # ops judged one by one
+_SUMS = ("Sum", "Mean", "MatMul", "Conv", "BiasAddGrad", "AddN", "Einsum")
+_SUMS += ("BatchMatMul", "UnsortedSegment", "AvgPool", "Softmax")
+_PRODUCTS = ("MatMul", "Conv", "Batch", "Einsum")
+
+
+@dataclasses.dataclass(frozen=True)
+class Suspect:
+    """The suspected cause of a difference.
+
+    Attributes:
+        op: the type of the op that is wrong when it is given the CPU's own
+            inputs, `""` if there is none.
+        name: its name in the graph, `""` if there is none.
+        layer: its layer, else the one where the numbers first differ, or `""`.
+        error: the largest difference of its output, or `None`.
+    """
+
+    op: str
+    name: str
+    layer: str
+    error: float | None = None
+
+    def __str__(self):
+        where = f" in layer {self.layer}" if self.layer else ""
+        if self.op:
+            return (
+                f"{self.op}{where} is wrong: given the CPU's inputs, its "
+                f"output differs by {self.error:.3g} ({self.name})"
+            )
+        return (
+            f"first difference{where}; no op is wrong by itself, so it is one "
+            "in a loop, or one that is fused with its neighbours"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceComparison(CheckRow):
+    """The row of `check_gradients` for one device.
+
+    Attributes:
+        suspect: a `Suspect` if a gradient is wrong there, else `None`.
+    """
+
+    suspect: Suspect | None = None
+
+    @property
+    def ok(self):
+        """Whether it was compared, and rounding explains every difference."""
+        return self.verdict in (numerics.EXACT, numerics.ROUNDING)
+
+    @property
+    def agreement(self):
+        """The largest relative difference, `None` if refused."""
+        return self.relative
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """What `compare_devices` found. `print` it.
+
+    Attributes:
+        cpu_ms: median time of a step's gradients on the CPU.
+        devices: a list of `DeviceComparison`.
+        notes: sentences about how it was compared.
+    """
+
+    cpu_ms: float | None
+    devices: list
+    notes: list
+
+    @property
+    def ok(self):
+        """Whether every device gives the right gradients."""
+        return all(device.ok for device in self.devices)
+
+    def __str__(self):
+        lines = []
+        if self.cpu_ms is not None:
+            lines.append(f"CPU: {self.cpu_ms:.2f} ms for the gradients")
+        for device in self.devices:
+            lines += _lines(device, self.cpu_ms)
+        if not self.devices:
+            lines.append("no accelerator to compare it with")
+        return "\n".join([*lines, *(f"note: {n}" for n in self.notes)])
+
+
+def _lines(device, cpu_ms):
+    pace = ""
+    if device.step_ms and cpu_ms:
+        ratio = cpu_ms / device.step_ms
+        fast = f"{ratio:.2g}× faster"
+        pace = fast if ratio >= 1 else f"{1 / ratio:.2g}× slower"
+        pace = f"{pace} ({device.step_ms:.2f} ms)"
+    yield f"{device.device}: {pace or device.verdict}"
+    if device.reason:
+        yield f"  {device.reason}"
+    elif not device.wrong:
+        yield f"  gradients: {device.verdict} ({device.relative:.1g})"
+    for name in device.wrong[:5]:
+        yield f"  {device.verdicts[name].sentence(name)}"
+    if len(device.wrong) > 5:
+        yield f"  and {len(device.wrong) - 5} more"
+    if device.suspect is not None:
+        yield f"  {device.suspect}"
+
+
+def compare_devices(
+    model: keras.Model,
+    x: Any,
+    y: Any = None,
+    *,
+    devices: Sequence[str] | None = None,
+    repeats: int = 3,
+) -> Comparison:
+    """Compare a model's gradients and speed on each device with the CPU's.
+
+    The rows of `check_gradients(modes=["batch"], settings=["graph"])`, by
+    device: the gradients of a batch are judged by those of single samples in
+    float64. If a difference is more than rounding, the function searches for
+    the op that causes it: each op gets the CPU's numbers and is judged alone.
+    The model is left as it is.
+
+    Args:
+        model: a compiled and built `keras.Model` or `PerGradModel`.
+        x: one batch of inputs.
+        y: its targets.
+        devices: names such as `"GPU:0"`; by default every accelerator.
+        repeats: how often each device is timed; the median counts.
+
+    Returns:
+        A `Comparison`.
+
+    Raises:
+        ValueError: a device that does not exist, `repeats` below 1, or a model
+            that `check_gradients` refuses.
+
+    Example:
+
+    >>> import keras, numpy
+    >>> import keras_pergrad as kpg
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    >>> model.compile("sgd", "mse")
+    >>> x, y = numpy.ones((8, 4)), numpy.ones((8, 1))
+    >>> kpg.compare_devices(model, x, y, devices=["CPU:0"]).ok
+    True
+    """
+    names = chosen(devices)
+    check = check_gradients(
+        model,
+        x,
+        y,
+        modes=["batch"],
+        devices=list(dict.fromkeys([_CPU, *names])),
+        repeats=repeats,
+        settings=["graph"],
+    )
+    rows = {row.device: row for row in check.rows}
+    compared = []
+    for name in names:
+        row, suspect = rows[name], None
+        if row.wrong and name != _CPU:
+            suspect = _suspect(model, x, y, name)
+        compared.append(DeviceComparison(**vars(row), suspect=suspect))
+    notes = [*check.notes, *_notes(names, rows[_CPU])]
+    return Comparison(rows[_CPU].step_ms, compared, notes)
+
+
+def _notes(names, cpu):
+    if cpu.verdict == numerics.WRONG:
+        yield "the CPU's own gradients are wrong: see kpg.check_gradients"
+    if _CPU in names:
+        others = ", ".join(device.name for device in accelerators())
+        yield (
+            f"{_CPU} says nothing of another device. Accelerators to name "
+            f"here: {others or 'none'}."
+        )
+
+
+def _suspect(model, x, y, device):
+    """Return the first op that is wrong when given the CPU's numbers."""
+    data = as_in_fit(keras.utils.pack_x_y_sample_weight(x, y))
+    data = data if isinstance(data, tuple) else (data,)
+    with ModelState(model):
+        step = TracedMode(model, gradient_modes.get("batch"), data)
+    concrete, values = step.traced
+    names = [op.name for op in concrete.graph.get_operations()]
+    layer_of = graph.Layers(model, names)
+    with GraphCopy(concrete, device=f"/device:{_CPU}") as cpu:
+        right = {t.name: value for t, value in _run(cpu, values).items()}
+    first, tried = None, 0
+    with GraphCopy(concrete, device=f"/device:{device}") as copied:
+        there = _run(copied, values)
+        for op in copied.graph.get_operations():
+            outputs = [t for t in op.outputs if t in there]
+            outputs = [t for t in outputs if t.dtype.is_floating]
+            if all(_verdict(op, right, t, there[t]).ok for t in outputs):
+                continue
+            first = first or op.name
+            feeds = {t: right[t.name] for t in op.inputs if t.name in right}
+            if len(feeds) < sum(t.dtype != tf.resource for t in op.inputs):
+                continue  # an input cannot be fed
+            tried += 1
+            if tried > _MOST:
+                break
+            alone = copied.run(values, fetches=outputs, feeds=feeds)
+            for tensor, value in zip(outputs, alone):
+                verdict = _verdict(op, right, tensor, value)
+                if not verdict.ok:
+                    where = layer_of(op.name)
+                    return Suspect(op.type, op.name, where, verdict.error)
+    return Suspect("", "", layer_of(first) if first else "")
+
+
+def _run(copied, values):
+    """Return all tensors of the graph that can be fetched and fed."""
+    idle = graph.RUNTIME - {"Const"}
+    made = [
+        tensor
+        for op in copied.graph.get_operations()
+        if op.type not in idle
+        for tensor in op.outputs
+    ]
+    handles = (tf.resource, tf.variant, tf.string)
+    tensors = [t for t in [*copied.inputs, *made] if t.dtype not in handles]
+    return dict(zip(tensors, copied.run(values, fetches=tensors)))
+
+
+def _verdict(op, right, tensor, value):
+    """Judge one output; its inputs determine how much is rounding."""
+    inputs = [right[t.name] for t in op.inputs if t.name in right]
+    terms, scale, dtype = 1, 0.0, tensor.dtype.name
+    if op.type.startswith(_SUMS) and inputs:
+        terms = max(1, *(np.size(a) for a in inputs))
+        real = [a for a in inputs if np.asarray(a).dtype.kind == "f"]
+        sizes = [float(np.max(np.abs(a), initial=0.0)) for a in real]
+        product = op.type.startswith(_PRODUCTS)
+        scale = float(np.prod(sizes)) if product else max(sizes, default=0.0)
+        dtype = numerics.on_device(dtype, "GPU") if product else dtype
+    return numerics.judge(right[tensor.name], value, dtype, terms, scale)

@@ -1,0 +1,219 @@
+"""A report of where a training step really runs."""
+
+import collections
+import warnings
+
+import keras
+import tensorflow as tf
+
+from keras_pergrad.common import machine
+from keras_pergrad.common.batch_marks import unnumbered
+from keras_pergrad.keras_internals.fit import progress_bar, train_function
+from keras_pergrad.keras_internals.fit.callback_list import (
+    at_end_of_fit,
+    go_before_readers,
+    running_fit,
+)
+from keras_pergrad.keras_internals.tensorflow.settings import placed_graphs
+from keras_pergrad.placement import graph, operations
+from keras_pergrad.placement.prediction import (
+    hazards_of_fusion,
+    hazards_of_operations,
+    hazards_of_settings,
+)
+from keras_pergrad.placement.profile import replay
+from keras_pergrad.placement.report import PlacementReport
+
+_COUNTS = ("ops_on_accelerator", "ops_on_cpu", "device_copies")
+
+
+class PlacementWarning(UserWarning):
+    """Something on this device is known to fail or to be wrong."""
+
+
+class DevicePlacement(keras.callbacks.Callback):
+    """Shows which ops run on the accelerator and which on the CPU.
+
+    The figures come from the graphs that TensorFlow hands to each device
+    after placing and optimising the step, not from what was requested.
+    After the first training step the report is printed and kept. An op in a
+    loop or branch is counted once, and how often a step runs it is not told;
+    `deep=True` counts the runs of all.
+
+    The logs of each epoch get `ops_on_accelerator`, `ops_on_cpu` and
+    `device_copies` (tensors copied between host and accelerator memory in
+    one step). They reach the history and every callback that reads the logs,
+    such as `CSVLogger`: this one moves before the first of these. The progress
+    bar leaves them out, as they stay the same in every epoch. A figure that
+    cannot be obtained (under XLA, say) is absent.
+
+    Cost: a new train function is watched while it is placed; one that an
+    earlier `fit` has built is placed once more. Later steps cost nothing.
+
+    Args:
+        deep: also measure, on a copy of the step, bytes copied, time in ops on
+            the CPU, and the step's time as placed and on the CPU alone. This
+            takes a second trace, and the time and memory of some steps.
+        warn: also issue a `PlacementWarning` for what is known to fail or
+            to compute wrong numbers. The report lists it in any case.
+
+    Attributes:
+        report: a `PlacementReport`, `None` before the first step.
+
+    Raises:
+        ValueError: in `fit`, for a model that runs eagerly: it has no graph
+            that could be placed.
+
+    Example:
+
+    >>> import keras, numpy
+    >>> import keras_pergrad as kpg
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    >>> model.compile("sgd", "mse", jit_compile=False)
+    >>> x, y = numpy.ones((8, 4)), numpy.ones((8, 1))
+    >>> placement = kpg.callbacks.DevicePlacement()
+    >>> history = model.fit(x, y, verbose=0, callbacks=[placement])
+    ... # doctest: +ELLIPSIS
+    <BLANKLINE>
+    Placement...
+    >>> sorted(history.history)
+    ['device_copies', 'loss', 'ops_on_accelerator', 'ops_on_cpu']
+    """
+
+    def __init__(self, deep: bool = False, warn: bool = True):
+        super().__init__()
+        self.deep = deep
+        self.warn = warn
+        self.report = None
+        self._wrapped = None
+
+    def on_train_begin(self, logs=None):
+        if self.model.run_eagerly:
+            raise ValueError(
+                "DevicePlacement reads the graphs of a step. Expected a model "
+                "that is compiled with run_eagerly=False; op by op, an op runs "
+                "where tf.debugging.set_log_device_placement(True) says. "
+                "Received: run_eagerly=True"
+            )
+        self.report = None
+        self._restore()
+        siblings = running_fit(self.model).callback_list
+        go_before_readers(self, siblings)
+        progress_bar.leave_out(self, siblings, lambda name, _: name in _COUNTS)
+        self._batches, self._spec = [], None
+        self._device = next(iter(machine.accelerators()), None)
+        self._announce(self._setting_hazards())
+        wrapped = train_function.Wrapped(self.model, self._first_step)
+        if wrapped.function is None:
+            wrapped.restore()
+            raise ValueError(
+                "Expected a model in fit(). Received one without a train "
+                "function: pass this callback to fit(callbacks=[...])."
+            )
+        self._wrapped = wrapped
+        at_end_of_fit(self.model, siblings, wrapped.restore)
+        self._chances = [graph.was_traced(wrapped.function), True]
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self._wrapped.batch_begins()
+
+    def on_epoch_end(self, epoch, logs=None):
+        if logs is None or self.report is None:
+            return
+        for name in _COUNTS:
+            value = getattr(self.report, name)
+            if value is not None:
+                logs[name] = value
+
+    def on_train_end(self, logs=None):
+        self._restore()
+
+    def _restore(self):
+        if self._wrapped is not None:
+            self._wrapped.restore()
+
+    def _setting_hazards(self):
+        metal = self._device is not None and self._device.is_metal
+        return hazards_of_settings(self.model.jit_compile) if metal else []
+
+    def _first_step(self, function, iterator):
+        """Run the first step, and the second if the first shows nothing."""
+        result = self._watched(function, iterator, self._chances.pop(0))
+        if self.report is not None or not self._chances:
+            self._restore()
+        return result
+
+    def _watched(self, function, iterator, again):
+        if self.deep:
+            batches, iterator = train_function.look_ahead(self.model, iterator)
+            self._batches = [unnumbered(batch) for batch in batches or ()]
+            spec = unnumbered(iterator.element_spec)
+            self._spec = spec if batches else None
+        with placed_graphs(again) as collected:
+            result = function(iterator)
+        partitions = graph.step_partitions(collected[0])
+        if not partitions and not again:
+            return result  # placed before: ask once more
+        placed = operations.read(partitions, self.model, self._device)
+        report = self._report_of(placed)
+        if self.deep:
+            self._measure(report)
+        settings = self._setting_hazards()
+        self._announce([h for h in report.hazards if h not in settings])
+        self.report = report
+        print(f"\n{report}")
+        return result
+
+    def _report_of(self, placed):
+        device, model = self._device, self.model
+        name, platform = None, "CPU"
+        if device is not None:
+            name, platform = device.name, device.platform
+        state = [*model.variables, *getattr(model.optimizer, "variables", ())]
+        homes = [machine.short_name(v.value.device) for v in state]
+        report = PlacementReport(name, platform)
+        report.variables = dict(collections.Counter(homes))
+        report.operations, report.opaque = placed.operations, placed.opaque
+        report.copies, report.hazards = placed.copies, self._setting_hazards()
+        if device is not None and device.is_metal:
+            report.hazards += hazards_of_operations(placed.operations)
+            report.hazards += hazards_of_fusion(placed.nodes, placed.layer_of)
+        if not placed.nodes:
+            report.notes.append(
+                "TensorFlow handed over no graph for this step: the train "
+                "function seems to be no tf.function."
+            )
+        elif model.steps_per_execution > 1:
+            report.notes.append(
+                f"steps_per_execution={model.steps_per_execution}: figures "
+                f"are for one of the steps in the loop."
+            )
+        return report
+
+    def _measure(self, report):
+        why = self._not_measurable(report)
+        if why:
+            report.notes.append(f"deep=True: not measured, {why}.")
+            return
+        data = tf.nest.map_structure(lambda t: t.numpy(), self._batches[0])
+        try:
+            report.deep = replay(self.model, data, self._spec)
+        except ValueError as error:
+            report.notes.append(f"deep=True: not measured. {error}")
+        self._batches = []
+
+    def _not_measurable(self, report):
+        if self.model.jit_compile:
+            return "XLA runs the step as one piece"
+        if report.opaque:
+            return "what opaque parts copy cannot be seen"
+        if not self._batches:
+            return "the batch comes from a distributed iterator"
+        return ""
+
+    def _announce(self, known):
+        for hazard in known if self.warn else ():
+            if hazard.severity in ("wrong", "error"):
+                where = ", ".join(hazard.layers)
+                text = hazard.message + (f" ({where})" if where else "")
+                warnings.warn(text, PlacementWarning, stacklevel=2)

@@ -1,0 +1,322 @@
+"""Partition graphs as one graph: nodes, edges, layers, loops and branches.
+
+Partition graphs are what TensorFlow hands to each device's executor. They show
+the true placement: they exist after the placer, grappler and the partitioner.
+A node keeps TensorFlow's `NodeDef`; what is added is the device's short name,
+who feeds it, which send belongs to which receive, and whether it stands for a
+function that TensorFlow did not inline: to count that as one op would be wrong.
+"""
+
+import dataclasses
+import inspect
+import re
+
+import tensorflow as tf
+
+from keras_pergrad.common.machine import short_name
+from keras_pergrad.keras_internals.models.parts import inner_layers
+
+XLA, CALL = "XLA", "call"
+_CALLS = {"PartitionedCall", "StatefulPartitionedCall"}
+_XLA = ("XlaLaunch", "_XlaCompile", "_XlaRun")
+# The functions of a data pipeline are run by the pipeline, not by the node.
+_PIPELINES = ("Dataset", "DatasetV2", "DatasetV3", "DatasetV4")
+# How the loop over steps differs from a loop inside a step: it takes batches,
+# and it asks whether there is one more.
+_BATCH_OPS = {"IteratorGetNext", "OptionalGetValue"}
+_STEP_TESTS = {"Less", "LogicalAnd", "OptionalHasValue"}
+
+
+def op_types(names):
+    """Return the op types that stand in a text."""
+    return frozenset(names.split())
+
+
+SENDS = ("_Send", "_HostSend")
+RECEIVES = ("_Recv", "_HostRecv")
+# The runtime's own nodes: they carry tensors and compute nothing.
+RUNTIME = op_types(
+    "_Send _HostSend _Recv _HostRecv _Arg _Retval _DeviceArg _DeviceRetval "
+    "_SysArg Const NoOp Placeholder VarHandleOp"
+)
+CONTROL = op_types(
+    "ControlTrigger Enter Exit Identity IdentityN LoopCond Merge "
+    "NextIteration PreventGradient StopGradient Switch _SwitchN"
+)
+PLUMBING = RUNTIME | CONTROL
+
+
+@dataclasses.dataclass(eq=False)
+class Node:
+    """One node of a partition graph."""
+
+    definition: object
+    part: int
+    device: str
+    inputs: list = dataclasses.field(default_factory=list)  # (Node, slot)
+    controls: list = dataclasses.field(default_factory=list)
+    partner: "Node | None" = None  # the other end of a send or receive
+    hides: str = ""  # "XLA" or "call" if it stands for a whole function
+
+    @property
+    def name(self):
+        return self.definition.name
+
+    @property
+    def op(self):
+        # On x86, oneDNN puts a prefix before the op it takes over.
+        name = self.definition.op
+        if not name.startswith("_Mkl"):
+            return name
+        name = name.removeprefix("_Mkl").removeprefix("Native")
+        return f"_{name}" if name.startswith("Fused") else name
+
+    @property
+    def attr(self):
+        return self.definition.attr
+
+    @property
+    def dtypes(self):
+        """The names of the types among its attributes, `T` first."""
+        return type_names(self.definition)
+
+
+def hidden_in(definition, functions=()):
+    """Return what hides behind a `NodeDef`: `"XLA"`, `"call"` or `""`."""
+    op, attr = definition.op, definition.attr
+    if op.endswith(_PIPELINES):
+        return ""
+    compiled = "_XlaMustCompile" in attr and attr["_XlaMustCompile"].b
+    if op in _XLA or compiled:
+        return XLA
+    # "func" for one function, as in While; a list of them for Case.
+    holds = any(
+        value.WhichOneof("value") == "func" or value.list.func
+        for value in attr.values()
+    )
+    return CALL if holds or op in _CALLS or op in functions else ""
+
+
+def type_names(definition):
+    """Get the names of the types among a `NodeDef`'s attributes, `T` first."""
+    types = []
+    for key in sorted(definition.attr, key=lambda k: (k != "T", k)):
+        value = definition.attr[key]
+        kind = value.WhichOneof("value")
+        if kind == "type":
+            types.append(value.type)
+        elif kind == "list":
+            types += value.list.type
+    return tuple(dict.fromkeys(tf.dtypes.as_dtype(t).name for t in types if t))
+
+
+def read(partitions):
+    """Join a list of `GraphDef`, one a device, into linked nodes."""
+    nodes, by_name, ends = [], {}, {}
+    for part, graph in enumerate(partitions):
+        functions = {f.signature.name for f in graph.library.function}
+        for definition in graph.node:
+            node = Node(definition, part, short_name(definition.device))
+            node.hides = hidden_in(definition, functions)
+            nodes.append(node)
+            by_name[part, definition.name] = node
+    for node in nodes:
+        for source in node.definition.input:
+            name, _, slot = source.removeprefix("^").partition(":")
+            feeder = by_name.get((node.part, name))
+            if feeder is not None and source.startswith("^"):
+                node.controls.append(feeder)
+            elif feeder is not None:
+                node.inputs.append((feeder, int(slot or 0)))
+        if node.op in SENDS + RECEIVES:
+            key = node.attr["tensor_name"].s, node.attr["send_device"].s
+            ends.setdefault(key, []).append(node)
+    for pair in ends.values():
+        sends = [node for node in pair if node.op in SENDS]
+        receives = [node for node in pair if node.op in RECEIVES]
+        for send, receive in zip(sends, receives):
+            send.partner, receive.partner = receive, send
+    return nodes
+
+
+def through_plumbing(node, slot=0):
+    """Return the node that made a tensor, past identities and receives."""
+    while True:
+        if node.op in RECEIVES and node.partner is not None:
+            node, slot = node.partner.inputs[0]
+        elif node.op in ("Identity", "StopGradient") and node.inputs:
+            node, slot = node.inputs[0]
+        else:
+            return node, slot
+
+
+class Course:
+    """Whether a step runs a node once: not so in a loop or a branch.
+
+    The loop that `steps_per_execution` makes does not count, so that figures
+    are for one step.
+    """
+
+    # Loops arrive as rings of Enter, Merge, Switch, NextIteration and Exit
+    # nodes, branches as Switch nodes whose outputs a Merge joins.
+
+    def __init__(self, nodes):
+        self._loops = {}  # node → names of the loops around it, outermost first
+        self._branches = {}  # node → {(test, outcome)} that it depends on
+        order = _feeders_first(nodes)
+        for node in order:
+            feeders = [feeder for feeder, _ in node.inputs] + node.controls
+            around = max(map(self._behind, feeders), key=len, default=())
+            if node.op == "Enter":
+                around = (*around, node.attr["frame_name"].s)
+            self._loops[node] = around
+        self._steps = {
+            name
+            for node in nodes
+            if node.op in _BATCH_OPS
+            for name in self._loops[node]
+        }
+        for node in order:
+            self._branches[node] = self._depends_on(node)
+
+    def once(self, node):
+        """Whether one step runs the node exactly once."""
+        return not self._branches[node] and self._steps.issuperset(
+            self._loops[node]
+        )
+
+    @property
+    def over_steps(self):
+        """Whether the graph is a loop over several steps."""
+        return bool(self._steps)
+
+    def _behind(self, feeder):
+        """Return the loops around what is fed by a node."""
+        around = self._loops.get(feeder, ())
+        return around[:-1] if feeder.op == "Exit" else around
+
+    def _depends_on(self, node):
+        sources = [*node.inputs, *((f, None) for f in node.controls)]
+        if node.op in RECEIVES and node.partner is not None:
+            # If the sender does not run, what follows here does not either.
+            sources.append((node.partner, None))
+        if node.op == "Merge":  # after an "if", or at the head of a loop
+            sources = [s for s in node.inputs if s[0] in self._branches]
+        tests = [self._along(*source) for source in sources]
+        if node.op == "Merge" and tests:
+            return frozenset.intersection(*tests)
+        return frozenset().union(*tests)
+
+    def _along(self, feeder, slot):
+        """Return what a consumer of this output depends on."""
+        branches = self._branches.get(feeder, frozenset())
+        if feeder.op != "Switch" or slot is None:
+            return branches
+        test, _ = through_plumbing(*feeder.inputs[1])
+        of_steps = self._steps.intersection(self._loops[feeder][-1:])
+        if test.op == "LoopCond" or (of_steps and test.op in _STEP_TESTS):
+            return branches
+        return branches | {(test, slot)}
+
+
+def _feeders_first(nodes):
+    """Put feeders first; a NextIteration closes a ring and may be late."""
+    done, order = set(), []
+    for root in nodes:
+        stack = [(root, False)]
+        while stack:
+            node, expanded = stack.pop()
+            if expanded:
+                order.append(node)
+            if expanded or node in done:
+                continue
+            done.add(node)
+            stack.append((node, True))
+            feeders = [feeder for feeder, _ in node.inputs] + node.controls
+            if node.op == "Merge":
+                feeders = [f for f in feeders if f.op != "NextIteration"]
+            if node.op in RECEIVES and node.partner is not None:
+                feeders.append(node.partner)
+            stack += [(f, False) for f in feeders if f not in done]
+    return order
+
+
+def was_traced(function):
+    """Whether a Keras train function, a closure in closures, has run before."""
+    seen, pending = set(), [(function, 0)]
+    while pending:
+        item, depth = pending.pop()
+        if id(item) in seen or depth > 4:
+            continue
+        seen.add(id(item))
+        count = getattr(item, "experimental_get_tracing_count", None)
+        if count is not None:
+            if count():
+                return True
+            continue
+        item = getattr(item, "__wrapped__", item)
+        item = getattr(item, "__func__", item)
+        if inspect.isfunction(item):
+            values = inspect.getclosurevars(item).nonlocals.values()
+            pending += [(v, depth + 1) for v in values if callable(v)]
+    return False
+
+
+def step_partitions(metadata):
+    """Return the partition graphs of the training step, one a device."""
+
+    # Other functions (of the data pipeline, of metrics) may have been placed
+    # meanwhile: the step is the one that fetches a batch, else the largest.
+    def rank(parts):
+        ops = [node.op for part in parts for node in part.node]
+        return any(op.startswith("IteratorGetNext") for op in ops), len(ops)
+
+    graphs = [
+        [part for part in graph.partition_graphs if part.node]
+        for graph in metadata.function_graphs
+    ]
+    return max(graphs, key=rank, default=[])
+
+
+class Layers:
+    """The layer that a node comes from, read from the node's name."""
+
+    # Keras opens a name scope for each layer it calls, and TensorFlow puts the
+    # gradient's nodes under the same names. Scopes get a "_1" appended where
+    # the name was used before, so "dense_1" may be layer dense or dense_1: the
+    # names of one graph are read one way or the other, whichever explains more.
+
+    def __init__(self, model, names):
+        layers = inner_layers(model)
+        self._names = {layer.name for layer in layers}
+        self._model = model.name
+        name = getattr(getattr(model, "optimizer", None), "name", None)
+        self._optimizer = {name, _stripped(name)} if name else set()
+        parts = {part for name in names for part in name.split("/")}
+        known = {*self._names, model.name}
+        plain = sum(name in parts for name in known)
+        marked = sum(f"{name}_1" in parts for name in known)
+        self._marked = marked > plain
+
+    def __call__(self, name):
+        """Return a layer's path, "optimizer", "loss", the model's name, ""."""
+        parts = name.split("/")
+        layers = [self._layer(part) for part in parts]
+        if any(layers):
+            return "/".join(dict.fromkeys(filter(None, layers)))
+        both = {*parts, *map(_stripped, parts)}
+        if both & self._optimizer:
+            return "optimizer"
+        if "compile_loss" in both:
+            return "loss"
+        # Ops of the model's own, such as keras.ops in a functional model.
+        return self._model if self._model in both else ""
+
+    def _layer(self, part):
+        choices = [part, _stripped(part)]
+        known = [choice for choice in choices if choice in self._names]
+        return known[-1 if self._marked else 0] if known else None
+
+
+def _stripped(part):
+    return re.sub(r"_\d+$", "", part)

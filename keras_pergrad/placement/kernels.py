@@ -1,0 +1,232 @@
+"""The kernel that serves a node on a device, or the reason why none does.
+
+Kernels of this process are in TensorFlow's registry, those of a Mac in tables
+that ship with the package. `tensorflow_metal_1_2_0_kernels.json` was extracted
+from the plugin's binary: op → types (`"from->to"` for Cast, `"any"` where
+nothing is constrained). `tensorflow_generic_kernels.json` holds what TensorFlow
+registers by itself for any pluggable device, in a wheel without CUDA: op → a
+list of type constraints. Its kernels are host code.
+"""
+
+import dataclasses
+import functools
+import importlib.resources
+import json
+
+import tensorflow as tf
+
+from keras_pergrad.keras_internals.tensorflow.kernel_registry import (
+    registered_kernels,
+)
+from keras_pergrad.placement.graph import op_types, type_names
+
+# A kernel of the accelerator; TensorFlow's host code, run in its name; none.
+DEVICE, GENERIC, NONE = "device", "generic", "none"
+
+# Kernels that TensorFlow registers for "GPU" itself, even in wheels without
+# CUDA. They pass tensors on, or hand whole graphs to XLA: none of them is the
+# plugin's. Those for the data pipeline and XLA are matched by prefix.
+_OWN_GPU = op_types(
+    "BatchFunction CheckPinned DebugGradientIdentity DeserializeSparse "
+    "DummyIterationCounter Enter Exit Fact GetOptions Identity "
+    "IsTensorFloat32Enabled MakeIterator Merge NextIteration "
+    "PlaceholderWithDefault PreventGradient RaggedTensorFromVariant Reshape "
+    "StopGradient Switch UnwrapDatasetVariant WrapDatasetVariant _SwitchN"
+)
+_OWN_GPU_PREFIXES = tuple(
+    op_types(
+        "AnonymousIterator Collective DeleteIterator Iterator Optional Ref "
+        "TensorArray Xla _EagerConst _ScopedAllocator _Xla"
+    )
+)
+# Ops that live on the host whatever the accelerator: they talk to Python,
+# to files or to the data pipeline.
+_HOST_PREFIXES = tuple(
+    op_types(
+        "AnonymousIterator Assert DeleteIterator EagerPyFunc Iterator Optional "
+        "Print PyFunc String Timestamp WriteSummary"
+    )
+)
+_HOST_SUFFIXES = ("Dataset", "DatasetV2", "DatasetV3", "DatasetV4", "Summary")
+_HOST_TYPES = {"string"}
+METAL_VERSION = "tensorflow-metal 1.2.0"
+OWN = "a table of your own"
+#: What to use on a Mac → in place of which ops.
+_HINTS = {
+    "Dense layers and matmul run on Metal, einsum does not": "Einsum",
+    "keras.activations.gelu(approximate=True) avoids it": "Erfc",
+    "relu and leaky_relu have kernels": (
+        "Elu EluGrad Selu SeluGrad Softplus SoftplusGrad"
+    ),
+    "tanh has a kernel": "Softsign SoftsignGrad",
+    "no replacement: 3-D convolutions train on the CPU": (
+        "Conv3D Conv3DBackpropFilterV2 Conv3DBackpropInputV2"
+    ),
+    "bilinear resizing has a forward kernel": "ResizeNearestNeighbor",
+    "do it in the data pipeline": "FloorMod Unique",
+    "a mask and a multiplication run on Metal": "Where",
+}
+
+
+@functools.cache
+def registered(op):
+    """Return the kernels registered for an op, in this process."""
+    return registered_kernels(op)
+
+
+def _allows(kernel, attr):
+    """Whether a kernel's type constraints admit a node's attributes."""
+    for constraint in kernel.constraint:
+        allowed = constraint.allowed_values.list.type
+        if not allowed or constraint.name not in attr:
+            continue
+        value = attr[constraint.name]
+        wanted = value.list.type or [value.type]
+        if any(w not in allowed for w in wanted):
+            return False
+    return True
+
+
+def owned_by_tensorflow(op):
+    """Whether TensorFlow has a "GPU" kernel for the op without any GPU."""
+    return op in _OWN_GPU or op.startswith(_OWN_GPU_PREFIXES)
+
+
+def serving(definition, device_type):
+    """Return what would run a `NodeDef` on this type of device, or "none"."""
+    types = {
+        kernel.device_type
+        for kernel in registered(definition.op)
+        if _allows(kernel, definition.attr)
+    }
+    if device_type in types:
+        return GENERIC if owned_by_tensorflow(definition.op) else DEVICE
+    return GENERIC if "DEFAULT" in types else NONE
+
+
+def is_host_op(op, dtypes=()):
+    """Whether an op belongs on the host in any case."""
+    return (
+        op.startswith(_HOST_PREFIXES)
+        or op.endswith(_HOST_SUFFIXES)
+        or bool(_HOST_TYPES.intersection(dtypes))
+    )
+
+
+def reason(definition, dtypes, device_type, platform):
+    """Return why a node is on the CPU although there is an accelerator."""
+    if is_host_op(definition.op, dtypes):
+        return "host-only op"
+    if serving(definition, device_type) != NONE:
+        return (
+            f"{platform} has a kernel: TensorFlow kept it beside a tensor "
+            f"on the CPU, or the program asked for the CPU"
+        )
+    types = (device_type, "DEFAULT")
+    every = registered(definition.op)
+    kernels = [kernel for kernel in every if kernel.device_type in types]
+    if not kernels:
+        return f"no {platform} kernel"
+    refused = _refused(definition, kernels)
+    if not refused:
+        return f"no {platform} kernel for {'/'.join(dtypes)} together"
+    return f"no {platform} kernel for " + ", ".join(
+        f"{wanted} (only {', '.join(sorted(types))})"
+        for wanted, types in refused.items()
+    )
+
+
+def _refused(definition, kernels):
+    """Return the types that no kernel takes → the types taken instead."""
+    # A kernel may be chosen by several types (data, indices); most are fine.
+    refused = {}
+    for attr, value in definition.attr.items():
+        allowed = [
+            constraint.allowed_values.list.type
+            for kernel in kernels
+            for constraint in kernel.constraint
+            if constraint.name == attr
+        ]
+        free = len(allowed) < len(kernels)
+        taken = {t for types in allowed for t in types}
+        if not free and value.type and value.type not in taken:
+            names = {tf.dtypes.as_dtype(t).name for t in taken}
+            refused[tf.dtypes.as_dtype(value.type).name] = names
+    return refused
+
+
+def hint(op):
+    """Return what to use in place of an op without a kernel, or `""`."""
+    return next((h for h, ops in _HINTS.items() if op in ops.split()), "")
+
+
+@functools.cache
+def _load(name):
+    folder = importlib.resources.files("keras_pergrad.placement")
+    return json.loads((folder / name).read_text())
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """The kernels of a plugin, and TensorFlow's own for it.
+
+    Attributes:
+        version: what the table describes.
+        kernels: op → names of types.
+        generic: op → list of constraints, each attribute → names of types.
+    """
+
+    version: str
+    kernels: dict
+    generic: dict
+
+    def serving(self, definition, op=None):
+        """Return what would run a node: `"device"`, `"generic"` or `"none"`."""
+        op = op or definition.op
+        types, wanted = self.kernels.get(op), data_type(definition)
+        if types and (wanted is None or "any" in types or wanted in types):
+            return DEVICE
+        generic = self.generic.get(op, ())
+        return GENERIC if any(_meets(definition, c) for c in generic) else NONE
+
+    def known_types(self, op):
+        """Return the types for which the table has the op."""
+        types = set(self.kernels.get(op, ()))
+        for constraints in self.generic.get(op, ()):
+            types.update(*constraints.values())
+        return sorted(types)
+
+
+def metal(kernels=None):
+    """Return the table of tensorflow-metal 1.2.0, or of the user's kernels."""
+    generic = _load("tensorflow_generic_kernels.json")
+    if kernels is not None:
+        return Table(OWN, kernels, generic)
+    kernels = _load("tensorflow_metal_1_2_0_kernels.json")
+    # Which data the plugin's Tile takes cannot be read from its binary.
+    return Table(METAL_VERSION, {**kernels, "Tile": ["any"]}, generic)
+
+
+def _type(definition, key):
+    if key not in definition.attr:
+        return None
+    return tf.dtypes.as_dtype(definition.attr[key].type).name
+
+
+def data_type(definition):
+    """Return the type an op computes in, as the table lists it."""
+    if "SrcT" in definition.attr:
+        source, target = _type(definition, "SrcT"), _type(definition, "DstT")
+        return f"{source}->{target}"
+    # A random op's T is the type of its shape.
+    random = definition.op.startswith(("Random", "Stateless", "Truncated"))
+    keys = ("dtype", "T") if random else ("T", "dtype")
+    names = [_type(definition, key) for key in (*keys, "Tparams", "Tidx")]
+    return next(filter(None, [*names, *type_names(definition)]), None)
+
+
+def _meets(definition, constraints):
+    return all(
+        _type(definition, attr) in (None, *types)
+        for attr, types in constraints.items()
+    )

@@ -1,0 +1,319 @@
+"""A prediction of where a step runs on a Mac, and the hazards known there.
+
+Each hazard rests on reports of users or on the plugin's binary; none of it is
+measured. `compare_devices` measures.
+"""
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import keras
+import tensorflow as tf
+
+from keras_pergrad.keras_internals.graphs.runs import (
+    GraphCopy,
+    as_in_fit,
+    trace_step,
+)
+from keras_pergrad.keras_internals.models.inspection import (
+    check_trainable,
+    require_one_batch,
+)
+from keras_pergrad.keras_internals.models.parts import (
+    compile_arguments,
+    inner_layers,
+)
+from keras_pergrad.placement import graph, kernels
+from keras_pergrad.placement.operations import Operation
+from keras_pergrad.placement.report import PlacementReport
+
+_PLATFORMS = ("metal",)
+# tensorflow-metal switches TensorFlow's own remapping and layout passes off,
+# so the graph to judge is the one without them. (2 is RewriterConfig.OFF.)
+_REWRITES = {"remapping": 2, "layout_optimizer": 2}
+# On x86, oneDNN rewrites a CPU graph last and merges pairs of ops that stay
+# apart on an accelerator.
+_MERGED = {
+    "Conv2DWithBias": ("Conv2D", "BiasAdd"),
+    "Conv2DBackpropFilterWithBias": ("Conv2DBackpropFilter", "BiasAddGrad"),
+    "PadWithConv2D": ("Pad", "Conv2D"),
+}
+# They take the handle of a variable, as those whose names begin "Resource".
+_PINNED = {"RngReadAndSkip", "RngSkip", "StatefulUniform"}
+_ACTIVATIONS = {"Relu", "Relu6", "Elu", "LeakyRelu", "Tanh", "Sigmoid"}
+_CONTRACTIONS = {"MatMul", "Conv2D", "DepthwiseConv2dNative"}
+_WITH_BIAS = {"Conv2DWithBias"}
+_COUNTING = {"Add", "AddV2", "Sub", "AssignAddVariableOp"}
+_DRAWS = re.compile(
+    "(Random|Stateless|TruncatedNormal|Multinomial|Rng)(?!.*(KeyCounter|GetAlg))"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Hazard:
+    """One warning.
+
+    Attributes:
+        code: a short name that stays the same between releases.
+        severity: `"wrong"`, `"error"` or `"slow"`.
+        message: what is known and what to do.
+        layers: where it was found.
+    """
+
+    code: str
+    severity: str
+    message: str
+    layers: tuple[str, ...] = ()
+
+
+_XLA = Hazard(
+    "xla",
+    "error",
+    "jit_compile=True: tensorflow-metal brings no XLA compiler, and "
+    "TensorFlow stops with 'could not find registered compiler'. "
+    "Pass jit_compile=False to compile().",
+)
+_FUSED = Hazard(
+    "fused_activation",
+    "wrong",
+    "matmul or convolution + bias + activation is fused into one op on Metal, "
+    "and users report wrong numbers from it. Run "
+    "keras_pergrad.compare_devices; if it finds a difference, set "
+    "TURN_OFF_REMAPPER=1 in the environment, or use another activation.",
+)
+# Hazards of one op: which, how bad, what is known, and where it applies.
+_OF_OPS = (
+    (
+        "float64",
+        "slow",
+        "float64: Metal computes none of it, so these ops run on the CPU. "
+        "Cast to float32.",
+        lambda o: o.kind == "cpu" and "float64" in o.dtypes,
+    ),
+    (
+        "int64_counter",
+        "slow",
+        "int64 counter: Metal has no int64 arithmetic, so the optimizer's "
+        "step number travels to the CPU and back in every step. Keras makes "
+        "it so; there is nothing to change in the model.",
+        lambda o: o.kind == "cpu" and "int64" in o.dtypes and o.op in _COUNTING,
+    ),
+    (
+        "random",
+        "wrong",
+        "random generator: old tensorflow-metal releases repeat the same "
+        "numbers or fail for whole numbers. Check that two calls differ.",
+        lambda o: o.kind != "cpu" and _DRAWS.match(o.op),
+    ),
+    (
+        "cudnn_rnn",
+        "slow",
+        "this RNN picked the cuDNN op because a GPU is listed: on Metal it "
+        "is reported slow or failing. Pass use_cudnn=False to the layer.",
+        lambda o: o.op.startswith("CudnnRNN"),
+    ),
+)
+
+
+def predict_placement(
+    model: keras.Model,
+    x: Any,
+    y: Any = None,
+    *,
+    platform: Literal["metal"] = "metal",
+    kernels_table: Mapping[str, list[str]] | None = None,
+) -> PlacementReport:
+    """Predict where a training step would run on a Mac with Metal.
+
+    The step is traced and optimised as in TensorFlow. Each op is then looked
+    up in the table of kernels that tensorflow-metal 1.2.0 registers. This
+    works on any machine; no result comes from a run on a Mac.
+
+    Args:
+        model: a compiled and built `keras.Model` or `PerGradModel`; it is
+            left as it is.
+        x: one batch of inputs.
+        y: its targets.
+        platform: `"metal"`, the only one with a table.
+        kernels_table: op → list of type names, for another release of the
+            plugin; by default the table of 1.2.0.
+
+    Returns:
+        A `PlacementReport` whose `prediction` names the plugin's version,
+        or says that the table was your own.
+        `errors` holds the ops at which the step would stop, each with the
+        way out; `fallbacks()` the ops on the CPU. Copies are not
+        predicted: `copies` is `None`.
+
+    Raises:
+        ValueError: another platform, or a model that is not compiled or
+            not built.
+
+    Example:
+
+    >>> import keras, numpy
+    >>> import keras_pergrad as kpg
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    >>> model.compile("sgd", "mse")
+    >>> x, y = numpy.ones((8, 4)), numpy.ones((8, 1))
+    >>> report = kpg.predict_placement(model, x, y)
+    >>> [op for op, reason, number, layers in report.fallbacks()]
+    ['AddV2']
+    """
+    if platform not in _PLATFORMS:
+        raise ValueError(
+            f"`platform` expected one of {', '.join(map(repr, _PLATFORMS))}. "
+            f"Received: platform={platform!r}"
+        )
+    check_trainable(model)
+    require_one_batch(model, x, y)
+    table = kernels.metal(kernels_table)
+    nodes = optimised_nodes(model, as_in_fit((x, y)))
+    layer_of = graph.Layers(model, [node.name for node in nodes])
+    course = graph.Course(nodes)
+    report = PlacementReport(None, "Metal", prediction=table.version)
+    report.copies = None
+    report.opaque = [(n.name, "", n.hides) for n in nodes if n.hides]
+    on_device = set()
+    for node, op, kind in _places(nodes, table):
+        layer, where, why = layer_of(node.name), "GPU:0", ""
+        if kind == "error":
+            report.errors.append(_error(node, op, layer))
+        if kind in ("error", "cpu"):
+            kind, where, why = "cpu", "CPU:0", _reason(node, op, table)
+        else:
+            on_device.add(node)
+        at = node.name, where, kind, node.dtypes, layer
+        runs = 1 if course.once(node) else None
+        report.operations.append(Operation(op, *at, runs, why))
+    # Keras turns "auto" off on a Mac with a GPU, and on elsewhere: only a True
+    # that the user wrote counts, and compile() keeps that.
+    xla = compile_arguments(model).get("jit_compile") is True
+    report.hazards += hazards_of_settings(xla)
+    report.hazards += hazards_of_operations(report.operations)
+    report.hazards += hazards_of_fusion(nodes, layer_of, on_device)
+    report.notes += _notes(model, report, table)
+    return report
+
+
+def optimised_nodes(model, data):
+    """Return the nodes of the training step, optimised and on one CPU."""
+    if not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
+    concrete, values = trace_step(model.train_step, data)
+    metadata = tf.compat.v1.RunMetadata()
+    with GraphCopy(concrete, device="/CPU:0", rewrites=_REWRITES) as copied:
+        copied.run(values, trace=metadata)
+    return graph.read(metadata.partition_graphs)
+
+
+def _places(nodes, table):
+    """Yield a node, its op, and "device", "generic", "cpu" or "error"."""
+    for node in nodes:
+        if node.op in graph.PLUMBING or node.hides:
+            continue
+        for op in _MERGED.get(node.op, (node.op,)):
+            kind = table.serving(node.definition, op)
+            if kernels.is_host_op(op, node.dtypes):
+                kind = "cpu"
+            elif kind == kernels.NONE:
+                # A variable's ops are not moved away from the accelerator.
+                pinned = op.startswith("Resource") or op in _PINNED
+                kind = "error" if pinned else "cpu"
+            yield node, op, kind
+
+
+def _reason(node, op, table):
+    types, why = table.known_types(op), "no Metal kernel"
+    if kernels.is_host_op(op, node.dtypes):
+        why = "host-only op"
+    elif types:
+        wanted = kernels.data_type(node.definition)
+        listed = ", ".join(types[:6]) + (", ..." if len(types) > 6 else "")
+        why = f"{why} for {wanted} (only {listed})"
+    hint = kernels.hint(op)
+    return f"{why}; {hint}" if hint else why
+
+
+def _error(node, op, layer):
+    where = f" in {layer}" if layer else ""
+    return (
+        f"{op}{where}: 'Cannot assign a device for operation'. It works "
+        f"on a variable, which lives on the GPU, and has no Metal kernel for "
+        f"{kernels.data_type(node.definition)}. Put the layer's "
+        f"variables on the CPU (build it under tf.device('/CPU:0')), or train "
+        f"on the CPU (tf.config.set_visible_devices([], 'GPU') at the start)."
+    )
+
+
+def _notes(model, report, table):
+    notes = []
+    tiles = any(o.op == "Tile" and o.kind != "cpu" for o in report.operations)
+    if tiles and table.version == kernels.METAL_VERSION:
+        notes.append(
+            "Tile: the plugin registers it, but for which types cannot be "
+            "read from its binary; it is counted as a Metal kernel."
+        )
+    rnn = [
+        layer.name
+        for layer in inner_layers(model)
+        if getattr(layer, "use_cudnn", False) in (True, "auto")
+    ]
+    if rnn:
+        has = "has" if "CudnnRNNV3" in table.kernels else "lacks"
+        notes.append(
+            f"{', '.join(rnn)}: where a GPU is listed, Keras calls one "
+            f"CudnnRNNV3 op (which {table.version} {has}; reported slow or "
+            f"failing) instead of the loop that was judged here. "
+            f"use_cudnn=False keeps the loop."
+        )
+    return notes
+
+
+def hazards_of_settings(jit_compile):
+    """Return hazards of how the model was compiled."""
+    return [_XLA] if jit_compile else []
+
+
+def hazards_of_operations(operations):
+    """Return hazards of the ops of a step."""
+    return [
+        Hazard(code, severity, message, _names(layers))
+        for code, severity, message, applies in _OF_OPS
+        if (layers := [o.layer for o in operations if applies(o)])
+    ]
+
+
+def hazards_of_fusion(nodes, layer_of, on_metal=None):
+    """Return hazards of contraction + bias + activation, off the CPU."""
+    if on_metal is None:
+        on_metal = {n for n in nodes if not n.device.startswith("CPU")}
+    users = {}
+    for node in nodes:
+        for feeder, _ in node.inputs:
+            users.setdefault(feeder, []).append(node)
+    fused = [n for n in nodes if n in on_metal and _is_fused(n, users)]
+    layers = _names(layer_of(node.name) for node in fused)
+    return [dataclasses.replace(_FUSED, layers=layers)] if fused else []
+
+
+def _is_fused(node, users):
+    # TensorFlow's own fusions carry the parts in `fused_ops`; tensorflow-metal
+    # fuses after the graphs are handed over, so the unfused chain counts too.
+    if node.op.startswith("_Fused"):
+        parts = {p.decode() for p in node.attr["fused_ops"].list.s}
+        return "BiasAdd" in parts and bool(parts & _ACTIVATIONS)
+    after = users.get(node, [])
+    if node.op in _CONTRACTIONS:
+        if [user.op for user in after] != ["BiasAdd"]:
+            return False
+        after = users.get(after[0], [])
+    elif node.op not in _WITH_BIAS:
+        return False
+    return any(user.op in _ACTIVATIONS for user in after)
+
+
+def _names(layers):
+    return tuple(dict.fromkeys(name for name in layers if name))

@@ -1,0 +1,234 @@
+"""The report of a placement: what was found, and its text."""
+
+import collections
+import dataclasses
+import sys
+import textwrap
+
+from keras_pergrad.common.text import first_few
+from keras_pergrad.placement import operations
+from keras_pergrad.placement.graph import CALL, XLA
+
+_WIDTH = 80
+#: What hides ops → what is said of it, and what shows them.
+_OPAQUE = {
+    XLA: ("is compiled by XLA as one piece", "jit_compile=False"),
+    CALL: (
+        "is a call of a function, not inlined",
+        "a function that TensorFlow may inline (no _noinline)",
+    ),
+}
+
+
+@dataclasses.dataclass
+class PlacementReport:
+    """Where a training step ran.
+
+    A quantity that could not be obtained is `None`, never 0.
+
+    Attributes:
+        device: the accelerator's name (`"GPU:0"`), or `None`.
+        platform: `"Metal"`, `"CUDA"`, ..., `"CPU"` without an accelerator.
+        variables: device → how many of the model's and optimizer's
+            variables live there.
+        operations: a list of `Operation`, without those in opaque parts.
+        copies: a list of `Copy`, or `None` where none can be seen.
+        opaque: parts that TensorFlow does not show, `(name, device, why)`:
+            with any of them there are no counts.
+        hazards: a list of `Hazard`.
+        notes: sentences about how the figures were obtained.
+        deep: a `DeepReport`, with `deep=True`.
+        prediction: the plugin's version if this is a prediction, or
+            `"a table of your own"`.
+        errors: with a prediction, ops at which the step would stop.
+    """
+
+    device: str | None
+    platform: str
+    variables: dict = dataclasses.field(default_factory=dict)
+    operations: list = dataclasses.field(default_factory=list)
+    copies: list = dataclasses.field(default_factory=list)
+    opaque: list = dataclasses.field(default_factory=list)
+    hazards: list = dataclasses.field(default_factory=list)
+    notes: list = dataclasses.field(default_factory=list)
+    deep: object = None
+    prediction: str | None = None
+    errors: list = dataclasses.field(default_factory=list)
+
+    @property
+    def known(self):
+        """Whether all ops of the step could be seen."""
+        return bool(self.operations) and not self.opaque
+
+    def _count(self, cpu):
+        if not self.known:
+            return None
+        return sum((o.kind == "cpu") == cpu for o in self.operations)
+
+    @property
+    def ops_on_accelerator(self):
+        """Ops placed on the accelerator, each counted once."""
+        return self._count(cpu=False)
+
+    @property
+    def ops_on_cpu(self):
+        """Ops placed on the CPU, each counted once."""
+        return self._count(cpu=True)
+
+    @property
+    def device_copies(self):
+        """Copies between host and accelerator memory in one step."""
+        if not self.known or self.copies is None:
+            return None
+        return operations.total_copies(self.copies)
+
+    def executions(self, kind):
+        """How often a step runs each op type.
+
+        Args:
+            kind: `"device"`, `"generic"` or `"cpu"`.
+
+        Returns:
+            A dict from op type to a number, or to `None` if one of these ops
+            is in a loop or branch, or may also be in an opaque part.
+        """
+        runs = {}
+        for operation in self.operations:
+            if operation.kind == kind:
+                runs.setdefault(operation.op, []).append(operation.runs)
+        return {
+            op: sum(each) if self.known and None not in each else None
+            for op, each in runs.items()
+        }
+
+    def fallbacks(self):
+        """Ops on the CPU that could be seen, by type and reason.
+
+        Returns:
+            A list of `(op, reason, number, layers)`, most frequent first.
+        """
+        groups = {}
+        for operation in self.operations:
+            if operation.kind == "cpu" and operation.reason:
+                key = operation.op, operation.reason
+                groups.setdefault(key, []).append(operation.layer)
+        rows = [
+            (op, why, len(same), tuple(dict.fromkeys(filter(None, same))))
+            for (op, why), same in groups.items()
+        ]
+        return sorted(rows, key=lambda row: (-row[2], row[0]))
+
+    def __str__(self):
+        return "\n".join([_title(self), *map(_wrap, _lines(self))])
+
+
+def _wrap(line):
+    text = line.lstrip()
+    indent = " " * (2 + len(line) - len(text))
+    return textwrap.fill(
+        text,
+        _WIDTH,
+        initial_indent=indent,
+        subsequent_indent=indent + " " * 4,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
+
+
+def _names(layers):
+    return f" [{first_few(layers)}]" if layers else ""
+
+
+def _title(report):
+    if report.prediction:
+        return (
+            f"Placement predicted for {report.platform}, "
+            f"{report.prediction}. Nothing was run there."
+        )
+    if report.device is None:
+        title = "Placement: the CPU only. TensorFlow lists no accelerator."
+        if sys.platform == "darwin":
+            title += "\n  why: run python -m keras_pergrad doctor"
+        return title
+    return f"Placement on {report.device} ({report.platform}) and the CPU"
+
+
+def _lines(report):
+    if report.variables:
+        where = ", ".join(f"{n} on {d}" for d, n in report.variables.items())
+        yield f"variables: {where}"
+    if report.opaque:
+        yield from _opaque(report.opaque)
+    if report.known:
+        yield from _operations(report)
+    for error in report.errors:
+        yield f"STOPS: {error}"
+    for hazard in report.hazards:
+        yield f"{hazard.severity}: {hazard.message}{_names(hazard.layers)}"
+    for note in report.notes:
+        yield f"note: {note}"
+    if report.deep is not None:
+        yield from report.deep.lines(report.device)
+
+
+def _opaque(parts, most=3):
+    for name, device, why in parts[:most]:
+        where = f" on {device}" if device else ""
+        yield f"opaque: {name}{where} {_OPAQUE[why][0]}"
+    if len(parts) > most:
+        yield f"opaque: {len(parts) - most} more parts"
+    kinds = {why for _, _, why in parts}
+    ways = [way for kind, (_, way) in _OPAQUE.items() if kind in kinds]
+    yield (
+        f"TensorFlow does not show what is inside, so ops and copies are "
+        f"not counted. What shows them: {' and '.join(ways)}."
+    )
+
+
+def _operations(report):
+    kinds = collections.Counter(o.kind for o in report.operations)
+    device, generic, cpu = (kinds[k] for k in ("device", "generic", "cpu"))
+    if report.device is None and not report.prediction:
+        yield f"ops of one step: {cpu}, all on the CPU"
+        yield from _in_loops(report.operations)
+        return
+    name = report.device or report.platform
+    yield (
+        f"ops of one step: {device + generic} on {name} "
+        f"({device} {report.platform} kernels, {generic} of "
+        f"TensorFlow's host kernels), {cpu} on the CPU"
+    )
+    for op, why, number, layers in report.fallbacks():
+        times = f" ×{number}" if number > 1 else ""
+        yield f"  on the CPU: {op}{times}: {why}{_names(layers)}"
+    yield from _in_loops(report.operations)
+    if not report.prediction:
+        yield f"copies a step: {_copies(report.copies, report.device_copies)}"
+
+
+def _in_loops(operations):
+    inside = [o.layer for o in operations if o.runs is None]
+    if inside:
+        layers = list(dict.fromkeys(filter(None, inside)))
+        yield (
+            f"  in a loop or branch: {len(inside)} of them, which a step may "
+            f"run any number of times{_names(layers)}"
+        )
+
+
+def _copies(copies, total):
+    if copies is None:
+        return "not known"
+    if total is None:
+        at_least = sum(copy.runs or 0 for copy in copies)
+        unread = [copy.layer for copy in copies if copy.runs is None]
+        return (
+            f"at least {at_least}, and {len(unread)} in a loop or branch"
+            f"{_names(list(dict.fromkeys(filter(None, unread))))} "
+            f"(deep=True counts them)"
+        )
+    ways = operations.copies_by_direction(copies)
+    return (
+        f"{total} ({ways[operations.TO_DEVICE]} to the device, "
+        f"{ways[operations.TO_HOST]} back)"
+    )

@@ -1,0 +1,24 @@
+"""A type for every tensor of a step: where its samples are, and none mixed.
+
+A type says how each entry of a tensor depends on the samples of the batch:
+`Free`, `At`, `Total` or `Divisor`. They are public for type rules of one's
+own: see `keras_pergrad.register_type_rule`.
+"""
+
+from keras_pergrad.proof import (  # noqa: F401
+    elementwise_rules,
+    list_rules,
+    lookup_rules,
+    product_rules,
+    shape_rules,
+)
+from keras_pergrad.proof.tensor_types import (
+    At,
+    Divisor,
+    Free,
+    Mixes,
+    Total,
+    Untyped,
+)
+
+__all__ = ["At", "Divisor", "Free", "Mixes", "Total", "Untyped"]

@@ -1,0 +1,346 @@
+"""Refusals of models whose samples have no per-sample gradients."""
+
+import keras
+
+from keras_pergrad.uses.layer_rules.registry import pads_to_longest
+
+COMPOSITE = (
+    "The batch has a sparse or ragged tensor, whose samples cannot be told "
+    "apart. Densify it in the data set, or use gradient_mode='batch'."
+)
+#: Keras layers that mix images for some random draws, or some values.
+MIX_BY_CHANCE = tuple(
+    getattr(keras.layers, name)
+    for name in ("AugMix", "CutMix", "Equalization", "MixUp", "RandAugment")
+    if hasattr(keras.layers, name)
+)
+#: Layers that treat each microbatch as a batch, as their users expect.
+OF_MICROBATCHES = (keras.layers.BatchNormalization, *MIX_BY_CHANCE)
+#: Why what depends on the number of samples is refused.
+_UNLIKE = {
+    "sample": "and the pass is repeated for each sample alone here, which "
+    "would change it",
+    "microbatch": "and is computed for each microbatch here, with another "
+    "number of samples",
+    "example": "so that each example's gradient depends on how many others "
+    "there are",
+}
+#: Layers whose ops have no rules, and that treat each sample by itself.
+EACH_ALONE = tuple(
+    getattr(keras.layers, name)
+    for name in (
+        "CategoryEncoding",
+        "HashedCrossing",
+        "TextVectorization",
+    )
+    if hasattr(keras.layers, name)
+)
+#: Why samples are refused whose parts have different sums as factors.
+UNEQUAL = (
+    "weighs samples unequally, by sums over the masks or targets of all of them"
+)
+_WAY_OUT = (
+    "Make it act on each sample alone, or compile with gradient_mode='batch'."
+)
+
+
+def _named(layer):
+    return f"layer {layer.name!r} ({type(layer).__name__})"
+
+
+def mixes(model, layer, bad):
+    """Say that samples meet in an op; bad: a `Mixed`."""
+    where = f"model {model.name!r}" if layer is None else _named(layer)
+    if isinstance(layer, MIX_BY_CHANCE):
+        return mixes_by_chance(layer)
+    if isinstance(layer, keras.layers.BatchNormalization):
+        return (
+            f"{where} makes every sample's output depend on the whole batch "
+            "while training, so that per-sample gradients are not defined. "
+            "Replace it: keras_pergrad.replace_batch_norm(model) gives an "
+            "equal model with GroupNormalization; or set `trainable = False` "
+            f"on {layer.name!r} before compile() so that it uses its moving "
+            "statistics, or compile with gradient_mode='batch'."
+        )
+    return (
+        f"{where} mixes the samples of a batch in the op {bad.op_type} "
+        f"({bad.op_name}), which {bad.why}: a sample's output depends on "
+        f"other samples, so that per-sample gradients are not defined. "
+        f"{_WAY_OUT}"
+    )
+
+
+def untyped(model, layer, bad):
+    """Say that it is not known what an op does with samples."""
+    if isinstance(layer, (*MIX_BY_CHANCE, keras.layers.BatchNormalization)):
+        return mixes(model, layer, bad)
+    where = f"model {model.name!r}" if layer is None else _named(layer)
+    name = bad.op_type if layer is None else layer.name
+    if pads_to_longest(layer):
+        return (
+            f"{where} pads each text to the longest one of the batch, so that "
+            "the samples depend on each other. Give it a length: "
+            "TextVectorization(output_sequence_length=...); or apply it to "
+            "the data set, with a length, before the model; or compile with "
+            "gradient_mode='batch'."
+        )
+    return (
+        f"{where} has the op {bad.op_type} ({bad.op_name}), of which it is "
+        f"not known whether it keeps the samples apart: {bad.why}. Tell it by "
+        f"a rule: keras_pergrad.register_type_rule({bad.op_type!r}); or, if "
+        "you know that it treats each sample by itself and leaves the "
+        "samples on their axis, vouch for it: compile(vouched="
+        f"[{name!r}]); or compile with gradient_mode='batch'."
+    )
+
+
+def behind_vouched(layer, op_type, op_name):
+    """Hint at a vouched layer as a reason why samples are not apart."""
+    return (
+        f"Or the reason is {_named(layer)}, which is vouched for: behind its "
+        f"op {op_type} ({op_name}) samples are known to be apart only on an "
+        "axis as long as the batch. Write it with tensors of the shape "
+        "(batch, ...) and a mask."
+    )
+
+
+def shapes_unknown(model, error):
+    """Say that no sizes were found for axes whose size is not known."""
+    return (
+        f"The sizes of some axes of the batch of model {model.name!r} are not "
+        "known while tracing, and none that were tried fit all its ops: "
+        f"{_first_line(error)}. Give the axes a size (keras.Input(shape), or "
+        "a data set with known shapes), or use gradient_mode='batch'."
+    )
+
+
+def output_elsewhere(model, number, output):
+    """Say that an output's samples are not on its first axis."""
+    return (
+        f"Output {number} of model {model.name!r} does not have its samples "
+        "on the first axis, one entry each, by which one sample is taken from "
+        "a batch. Expected shape (samples, ...). Received: "
+        f"{tuple(output.shape)}. Stack tensors with keras.ops.stack(tensors, "
+        "axis=1), and take them apart in the loss likewise; or use "
+        "gradient_mode='vectorized' (in functions method='vectorized'), which "
+        "needs no such axis."
+    )
+
+
+def draws(model, layer, op):
+    """Say that a layer's draws cannot be repeated for each sample."""
+    where = f"model {model.name!r}" if layer is None else _named(layer)
+    return (
+        f"{where} draws numbers by the op {op.type} ({op.name}), which gives "
+        "others each time, so that a sample cannot be given its own again. "
+        "Draw with keras.random and a SeedGenerator, or use "
+        "gradient_mode='vectorized', which calls the model once."
+    )
+
+
+def follows_size(model, repeated):
+    """Say that outputs follow the number of samples, or their places."""
+    return (
+        f"The outputs of model {model.name!r} depend on the number of samples "
+        "in its batch, on a sample's place in it, or on a sum over all masks "
+        f"in it, {_UNLIKE[repeated]}. Leave these out of the computation, or "
+        "use gradient_mode='vectorized' or 'batch'."
+    )
+
+
+def divided_outputs(model):
+    """Say that outputs are multiplied by sums over all masks."""
+    return (
+        f"Model {model.name!r} mixes the samples of a batch: its outputs are "
+        "multiplied or divided by a sum over the masks or sample weights of "
+        "all of them, so that per-sample gradients are not defined. Divide by "
+        "it in the loss instead (compile(loss=...) or add_loss), where it is "
+        "the same for all samples, or compile with gradient_mode='batch'."
+    )
+
+
+def loss_follows_size(model, repeated):
+    """Say that losses follow the number of samples, or their masks."""
+    return (
+        f"A loss of model {model.name!r} divides by the number of samples in "
+        "the batch, or by a sum of all their masks, in its own code, "
+        f"{_UNLIKE[repeated]}. "
+        "Return one value for each sample and let the loss's "
+        "`reduction` divide ('sum_over_batch_size' or "
+        "'mean_with_sample_weight'), or use gradient_mode='vectorized' or "
+        "'batch'."
+    )
+
+
+def mixes_by_chance(layer):
+    """Say that a Keras layer mixes images for some random draws."""
+    return (
+        f"{_named(layer)} mixes the images of a batch, or takes one histogram "
+        "for all of them, so that per-sample gradients are not defined. Apply "
+        "it to the data set, with its labels, before the model: "
+        "data.map(...); or compile with gradient_mode='batch'."
+    )
+
+
+def labels_told(model):
+    """Say that a hinge loss looks at all targets."""
+    return (
+        f"A loss of model {model.name!r} looks at the targets of all samples "
+        "to tell whether they are 0 and 1, as Keras's hinge losses do, so that "
+        "one example can change the gradients of the others. Use a loss that "
+        "takes targets of -1 and 1 as they are, such as "
+        "ops.mean(ops.relu(1 - y_true * y_pred), -1)."
+    )
+
+
+def loss_couples(model, bad):
+    """Say that a sample's part of the loss depends on other samples."""
+    kind = getattr(bad, "op_type", None) or bad.type
+    name = getattr(bad, "op_name", None) or bad.name
+    if kind == "Where":
+        return (
+            f"The loss of model {model.name!r} picks entries of all samples by "
+            f"their values (op Where, {name}), as tf.boolean_mask and "
+            "tensor[mask] do, and what is picked no longer tells which sample "
+            "it is of. Keep all entries and let the others be zero: "
+            "tf.where(mask, values, 0.0) on the losses (and, where labels may "
+            "be NaN, on the labels before), or give weights of zero as "
+            "`sample_weight`; or compile with gradient_mode='batch'."
+        )
+    why = getattr(bad, "why", None)
+    if why == UNEQUAL:
+        return (
+            f"The loss of model {model.name!r} mixes the samples of a batch in "
+            f"the op {kind} ({name}), which {why}. A loss may be "
+            "divided by a sum over all masks or weights if it is one and the "
+            "same for all its terms. Divide all terms by the same "
+            "sum, or each sample's part by its own; or give each term as a "
+            "loss of its own to compile(loss=...) or add_loss; or compile with "
+            "gradient_mode='batch'."
+        )
+    return (
+        f"The loss of model {model.name!r} compares the samples of a batch "
+        f"with each other (op {kind}, {name}): what one sample's "
+        "output contributes depends on the outputs of others, so that "
+        "per-sample gradients are not defined. Use a sum or a mean of losses "
+        "of each sample by itself, or compile with gradient_mode='batch'."
+    )
+
+
+def own_gradient(layer, op):
+    """Say that an own gradient of weights is not linear."""
+    where = "A function" if layer is None else f"layer {layer.name!r}"
+    return (
+        f"{where} has a gradient of its own for weights (tf.custom_gradient, "
+        f"op {op.name}) that is not linear in the gradient it is given, or "
+        "does not follow it: the part of each sample in it is not defined. "
+        "Use such a gradient on the samples, before they meet the weights, or "
+        "compile with gradient_mode='batch'."
+    )
+
+
+def no_samples(one, uses, variables):
+    """Say that an op with weights and data has no axis for the samples."""
+    paths = ", ".join(
+        sorted(
+            {
+                repr(variables[k].path)
+                for input_index in one.weights
+                for k in uses.variables_in(one.op.inputs[input_index])
+            }
+        )
+    )
+    return (
+        f"The loss depends on {paths} in the op {one.op.type} ({one.op.name}), "
+        "where the samples are no longer apart: no sample's part in the "
+        "gradient is known. Use the weight on each sample's own values, put "
+        "a penalty on weights into a `kernel_regularizer` (or "
+        "`add_weight(regularizer=...)`), or compile with "
+        "gradient_mode='batch'."
+    )
+
+
+def _first_line(error):
+    text = getattr(error, "message", None) or str(error)
+    lines = [one.strip() for one in text.splitlines() if one.strip()]
+    if lines and lines[0].startswith("Graph execution error"):
+        # The reason comes before the names of the nodes.
+        nodes = [k for k, one in enumerate(lines) if one.startswith("[[")]
+        lines = lines[nodes[0] - 1 :] if nodes else lines[1:]
+    return lines[0][:300] if lines else type(error).__name__
+
+
+def incomplete_rule(layer, paths):
+    """Say that a rule leaves out variables that its layer reads."""
+    return (
+        f"{_named(layer)} reads {paths}, for which its rule gives no "
+        "gradient. Let the rule yield these variables, too, or remove the "
+        "rule: the ops of the layer's own `call` are then looked at."
+    )
+
+
+def entangled(op):
+    """Say that the outputs of an op without a rule depend on each other."""
+    return (
+        f"The op {op.type} ({op.name}) has no rule, and what is taken out of "
+        "it depends on other outputs of it in more than one way, so that it "
+        "cannot be differentiated for one sample after the other. Take the "
+        "weight out of the loop, or use gradient_mode='per_sample'."
+    )
+
+
+def not_finite(op):
+    """Say that a sample is not finite in a loop that runs only once."""
+    return (
+        f"The gradient of a sample is not finite in the op {op.type} "
+        f"({op.name}), which uses weights and draws random numbers or assigns "
+        "variables: that sample cannot be told apart from the others there. "
+        "Draw and assign before the loop, or keep such samples out of the "
+        "batches."
+    )
+
+
+def not_finite_without_check(op):
+    """Say that noise cannot hide a sample that is not finite in a loop."""
+    return (
+        f"The op {op.type} ({op.name}) uses weights and draws random numbers "
+        "or assigns variables. A sample that is not finite there takes all "
+        "others with it, which noise does not hide, and XLA drops the check "
+        "for such samples. Draw and assign before the loop, or use "
+        "compile(..., jit_compile=False)."
+    )
+
+
+def assigns_weights(paths, repeated):
+    """Say that the forward pass assigns weights."""
+    names = ", ".join(map(repr, paths))
+    return (
+        f"The forward pass assigns the trainable variables {names}, so that "
+        f"it cannot be repeated for one {repeated} after the other. Use "
+        "gradient_mode='vectorized', where it runs once"
+        + {
+            "sample": ".",
+            "microbatch": ", or microbatches as large as a batch whose size "
+            "is known, as of `dataset.batch(size, drop_remainder=True)`.",
+        }[repeated]
+    )
+
+
+def counts(model, repeated):
+    """Say that each repetition would change the state of a layer."""
+    return (
+        f"A layer of model {model.name!r} assigns a tf.Variable that Keras "
+        f"does not know, and the forward pass is repeated for each {repeated} "
+        "here, which would change it as often. Make it a Keras variable "
+        "(add_weight(trainable=False)) where each sample may repeat what the "
+        "batch read, or use gradient_mode='vectorized'."
+    )
+
+
+def misplaced(layer):
+    """Say that a layer with a rule must have samples on its first axis."""
+    return (
+        f"{_named(layer)} has a rule, which needs the samples on the first "
+        "axis, and is called where they are elsewhere. Keep (batch, ...) as "
+        "the layout, or use gradient_mode='batch'."
+    )

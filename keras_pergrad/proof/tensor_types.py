@@ -1,0 +1,447 @@
+"""The types of tensors, and the rules that give them.
+
+| type | the tensor |
+|---|---|
+| `Free` | does not depend on the batch's values: weights, constants, draws |
+| `At` | has the samples on an axis; what is at sample i depends on i alone |
+| `Total` | is a sum over the samples, linear in what each one adds |
+| `Divisor` | is a number made of sums of masks and sample weights |
+| `Mixed` | is none of these: samples are mixed, or an op has no rule |
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_pergrad.proof.messages import UNEQUAL
+from keras_pergrad.proof.op_facts import op_types
+
+#: What entries depend on besides their own sample, and how.
+TRAINED = 1  # on trainable weights
+VALUES = 2  # on values of the batch, not only on masks and sample weights
+DIVIDED = 4  # on sums of the masks or weights of all samples, as factors
+BY_SIZE = 8  # on the number of samples, or on the sample's place
+#: The axis of a list with one tensor for each sample.
+OF_LIST = -1
+
+
+@dataclasses.dataclass(frozen=True)
+class Free:
+    """A tensor that does not depend on the batch's values.
+
+    Attributes:
+        flags: `TRAINED` and `BY_SIZE`, where they hold.
+
+    Example:
+
+    >>> from keras_pergrad import types
+    >>> types.Free()  # a constant of the program
+    Free(flags=0)
+    """
+
+    flags: int = 0
+
+    def flagged(self, flags):
+        """Return the type with these flags, too."""
+        return Free(self.flags | flags)
+
+
+@dataclasses.dataclass(frozen=True)
+class At:
+    """A tensor with the samples on an axis, each entry of one sample.
+
+    The axis may be merged with positions: it has `lead` blocks, each with all
+    samples in order, each sample as `rows` entries one after the other.
+
+    Attributes:
+        axis: the axis.
+        rows: how many entries a sample has in a row.
+        lead: how many times all samples come, one after the other.
+        flags: what else the entries depend on.
+        factor: the sums by which the forward pass has multiplied all entries,
+            see `divisors`; None: that of a loss, which is settled.
+
+    Example:
+
+    >>> from keras_pergrad import types
+    >>> types.At(0)  # (n, ...): the samples on the first axis
+    At(axis=0, rows=1, lead=1, flags=2)
+    >>> types.At(0, rows=5).rows  # (n · 5, ...): five entries of each sample
+    5
+    """
+
+    axis: int
+    rows: int = 1
+    lead: int = 1
+    flags: int = VALUES
+    factor: tuple | None = dataclasses.field(default=(), repr=False)
+
+    @classmethod
+    def placed(cls, place, flags):
+        """Return the type of a `place`."""
+        axis, rows, lead = place
+        return cls(axis, rows, lead, flags)
+
+    def on(self, axis):
+        """Return the type with the samples on another axis."""
+        return dataclasses.replace(self, axis=axis)
+
+    def flagged(self, flags):
+        """Return the type with these flags, too."""
+        return dataclasses.replace(self, flags=self.flags | flags)
+
+    @property
+    def place(self):
+        """Where the samples are, as a tuple to compare."""
+        return self.axis, self.rows, self.lead
+
+
+@dataclasses.dataclass(frozen=True)
+class Total:
+    """A sum over the samples, linear in each one's part.
+
+    The loss is one.
+
+    Attributes:
+        flags: what else its entries depend on.
+        factor: as of `At`.
+
+    Example:
+
+    >>> from keras_pergrad import types
+    >>> isinstance(types.Total(), types.Free)
+    False
+    """
+
+    flags: int = VALUES
+    factor: tuple | None = dataclasses.field(default=(), repr=False)
+
+    def flagged(self, flags):
+        """Return the type with these flags, too."""
+        return dataclasses.replace(self, flags=self.flags | flags)
+
+
+@dataclasses.dataclass(frozen=True)
+class Divisor:
+    """A number that follows sums of masks and sample weights.
+
+    A loss may be divided by it.
+
+    Attributes:
+        flags: what else it depends on.
+
+    Example:
+
+    >>> from keras_pergrad import types
+    >>> isinstance(types.Divisor(), types.At)
+    False
+    """
+
+    flags: int = DIVIDED
+
+    def flagged(self, flags):
+        """Return the type with these flags, too."""
+        return Divisor(self.flags | flags)
+
+
+@dataclasses.dataclass(frozen=True)
+class Mixed:
+    """A tensor in which samples are mixed, and the op where that began.
+
+    Attributes:
+        op_type, op_name: of that op.
+        why: the reason, to follow "the op …".
+        untyped: whether the op has no rule, so that nothing is known.
+    """
+
+    op_type: str
+    op_name: str
+    why: str
+    untyped: bool = False
+
+    flags = VALUES
+
+    def flagged(self, flags):
+        """Return itself: nothing else matters."""
+        del flags
+        return self
+
+
+class Mixes(Exception):
+    """Raised by a type rule: the op mixes the samples.
+
+    Its text follows "the op ... which".
+
+    Example:
+
+    >>> from keras_pergrad import types
+    >>> def rule(op, kinds):
+    ...     raise types.Mixes("sorts the samples")
+    """
+
+
+class Untyped(Exception):
+    """Raised by a type rule: it does not know what the op does here.
+
+    Example:
+
+    >>> from keras_pergrad import types
+    >>> def rule(op, kinds):
+    ...     if not isinstance(kinds[0], types.At):
+    ...         raise types.Untyped("is not given the samples")
+    ...     return kinds[0]
+    """
+
+
+FREE = Free()
+
+
+def flags_of(types):
+    """Return the flags of several types together."""
+    flags = 0
+    for one in types:
+        flags |= one.flags
+    return flags
+
+
+def settled(kind):
+    """Return the type of a whole loss: others may have other factors."""
+    if not isinstance(kind, (At, Total)):
+        return kind
+    return dataclasses.replace(kind, factor=None)
+
+
+def joined(a, b):
+    """Return the type of what is one or the other: of branches, of turns.
+
+    Raises:
+        Mixes: the samples are on different axes, or multiplied by different
+            sums over all of them.
+    """
+    if a == b:
+        return a
+    if isinstance(a, Mixed) or isinstance(b, Mixed):
+        return a if isinstance(a, Mixed) else b
+    flags = a.flags | b.flags
+    if isinstance(a, Free) and isinstance(b, Free):
+        return Free(flags)
+    if isinstance(a, Free):
+        return b.flagged(flags)
+    if isinstance(b, Free):
+        return a.flagged(flags)
+    if type(a) is type(b):
+        if getattr(a, "factor", ()) != getattr(b, "factor", ()):
+            raise Mixes(UNEQUAL)
+        if not isinstance(a, At) or a.place == b.place:
+            return a.flagged(flags)
+    raise Mixes("gives samples on one axis or on another")
+
+
+def joined_or_mixed(op, a, b):
+    """Return the joined type, or a `Mixed` that says why there is none."""
+    try:
+        return joined(a, b)
+    except Mixes as error:
+        return Mixed(op.type, op.name, str(error))
+
+
+# The rules that give an op's outputs their types.
+#
+# A rule is `rule(op, types)`: it takes a `TypedOp` and the types of its
+# inputs, of which at least one is not `Free`, and returns one type for all
+# outputs or a list of them. It raises `Mixes` with a reason, or `Untyped`.
+
+
+RULES = {}
+#: Rules of the user, by type of op; they go before those of the package.
+OWN = {}
+
+
+def type_rule(*names):
+    """Decorate a function as the rule of ops, named as for `op_types`."""
+
+    def register(function):
+        for one in sorted(op_types(*names)):
+            if one in RULES:
+                raise ValueError(
+                    f"op {one} has a type rule already: "
+                    f"{RULES[one].__name__} in {RULES[one].__module__}. "
+                    f"Received: {function.__name__}"
+                )
+            RULES[one] = function
+        return function
+
+    return register
+
+
+def rule_of(op_type):
+    """Return the rule of a type of op, or None."""
+    return OWN.get(op_type, RULES.get(op_type))
+
+
+# An op as its type rule sees it: shapes, attributes, static numbers.
+
+
+UNKNOWN_RANK = "the rank of a tensor is not known"
+
+
+@dataclasses.dataclass
+class TypedOp:
+    """One op of the typed graph.
+
+    Attributes:
+        op: the op.
+        type: its type, a string.
+        inputs, outputs: the tensors that it takes and gives.
+        type_of: the type of a tensor.
+        n: the number of samples, with which it is typed.
+        any_number: whether the step takes any number of samples.
+        lengths: the `OpenLengths` of the batch.
+        numbers: the `StaticNumbers` of the typed graph.
+        lists: its `ListShapes`.
+    """
+
+    op: Any
+    type: str
+    inputs: Any
+    outputs: Any
+    type_of: Any
+    n: int
+    any_number: bool
+    lengths: Any
+    numbers: Any
+    lists: Any
+
+    def attribute(self, name):
+        """Return an attribute of the op."""
+        return self.op.get_attr(name)
+
+    def rank(self, k=0):
+        """Return the rank of an input, or raise `Untyped`."""
+        return known_rank(self.op.inputs[k])
+
+    def rank_out(self, k=0):
+        """Return the rank of an output, as `rank`."""
+        return known_rank(self.op.outputs[k])
+
+    def shape(self, k=0):
+        """Return the sizes of an input, None where one is not known."""
+        self.rank(k)
+        return self.op.inputs[k].shape.as_list()
+
+    def shape_out(self, k=0):
+        """Return the sizes of an output, None where one is not known."""
+        self.rank_out(k)
+        return self.op.outputs[k].shape.as_list()
+
+    def number(self, k):
+        """Return the array that shapes alone make of an input, or `Untyped`."""
+        value = self.numbers.of(self.op.inputs[k])
+        if value is None:
+            raise Untyped(f"input {k} is not known while tracing")
+        return np.asarray(value)
+
+    def number_or_none(self, k):
+        """Return the same, or None."""
+        return self.numbers.of(self.op.inputs[k])
+
+    def length(self, k):
+        """Return how many tensors are in a list, or None."""
+        return self.lists.of(self.op.inputs[k])[0]
+
+    def of_tensor(self, tensor):
+        """Return the value of a tensor that shapes alone determine, or None."""
+        return self.numbers.of(tensor)
+
+    def partial_number(self, k):
+        """Return a vector of which some entries may be None."""
+        value = self.numbers.of(self.op.inputs[k])
+        if value is None:
+            value = tf.get_static_value(self.op.inputs[k], partial=True)
+        if value is None:
+            return None
+        return [None if v is None else int(v) for v in np.ravel(value)]
+
+    def axes(self, k, rank):
+        """Return an input of axes as a sorted list of places."""
+        return sorted(int(v) % rank for v in np.ravel(self.number(k)))
+
+
+def only_first(types):
+    """Return the first type, if the others do not follow the samples."""
+    if any(not isinstance(t, Free) for t in types[1:]):
+        raise Mixes("takes sizes or places from the values of the samples")
+    return types[0]
+
+
+def known_rank(tensor):
+    """Return a tensor's rank, or raise `Untyped`."""
+    if tensor.shape.rank is None:
+        raise Untyped(UNKNOWN_RANK)
+    return tensor.shape.rank
+
+
+def product(sizes):
+    """Return the product of sizes, or raise `Untyped`."""
+    if any(s is None for s in sizes):
+        raise Untyped("a size is not known while tracing")
+    return math.prod(sizes)
+
+
+# Type rules of the user, for ops that the package does not know.
+
+
+def register_type_rule(*op_types, replace=False):
+    """Register a function as the type rule of ops; a decorator.
+
+    A type says where a tensor has its samples, and that none are mixed: see
+    `keras_pergrad.types`. An op without a rule is refused by the per-sample
+    modes. The rule is a promise that nothing checks: wrong, it makes
+    gradients wrong.
+
+    Args:
+        *op_types: types of ops, as in `tensor.op.type`.
+        replace: whether an existing rule may be replaced.
+
+    The function is `rule(op, types)`. `types` has a type for each input, at
+    least one of which is not `Free`; `op` has `inputs`, `outputs`, `type`,
+    `attribute(name)`, `rank(k)` and `shape(k)` of input k, `n`, the number of
+    samples, and `number(k)`, an input's value where shapes alone determine
+    it. It returns one type for all outputs or a list of them, or raises
+    `types.Mixes(reason)`.
+
+    Raises:
+        TypeError: a type of op is no string.
+        ValueError: it has a rule already and `replace` is false.
+
+    Example:
+
+    >>> import keras_pergrad as kpg
+    >>> @kpg.register_type_rule("MyNormalize", replace=True)
+    ... def my_normalize(op, types):
+    ...     samples = types[0]
+    ...     last = op.rank(0) - 1
+    ...     if isinstance(samples, kpg.types.At) and samples.axis == last:
+    ...         raise kpg.types.Mixes("normalises over the samples")
+    ...     return samples
+    """
+    for one in op_types:
+        if not isinstance(one, str):
+            raise TypeError(
+                "`op_types` expected the types of ops, strings such as "
+                f"'MatMul'. Received: {one!r}"
+            )
+        if one in {**RULES, **OWN} and not replace:
+            raise ValueError(
+                f"op {one} has a type rule already. Pass replace=True to "
+                "replace it."
+            )
+
+    def register(function):
+        OWN.update(dict.fromkeys(op_types, function))
+        return function
+
+    return register

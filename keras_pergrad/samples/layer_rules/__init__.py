@@ -1,6 +1,0 @@
-"""Layer rules: for weights in a loop, and rules of users."""
-
-from keras_pergrad.samples.layer_rules import recurrent  # noqa: F401
-from keras_pergrad.samples.layer_rules.rule_registry import register_rule
-
-__all__ = ["register_rule"]

@@ -1,0 +1,1 @@
+"""The time that training waits for its data."""

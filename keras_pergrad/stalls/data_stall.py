@@ -1,0 +1,366 @@
+"""The wait of training for its data, and the reasons."""
+
+import functools
+import numbers
+import time
+import weakref
+
+import keras
+
+from keras_pergrad.keras_internals.fit import callback_list, progress_bar
+from keras_pergrad.keras_internals.fit.callback_list import (
+    at_end_of_fit,
+    running_fit,
+)
+from keras_pergrad.keras_internals.fit.train_function import TEST, TRAIN
+from keras_pergrad.keras_internals.models.parts import require_free_names
+from keras_pergrad.stalls.accounting import EpochTimer, StallReport
+from keras_pergrad.stalls.advice import Advice
+from keras_pergrad.stalls.diagnosis import diagnose, verdict
+from keras_pergrad.stalls.facts import facts_of
+from keras_pergrad.stalls.running import PipelineSamples
+from keras_pergrad.stalls.stages import (
+    StageRow,
+    load_and_transform,
+    stage_rows,
+    text_of,
+)
+from keras_pergrad.stalls.stopwatch import Stopwatch
+
+SHOWN = ("data_stall_fraction", "step_ms")
+HIDDEN = (
+    "data_stall_s",
+    "stall_load_fraction",
+    "stall_transform_fraction",
+    "copy_fraction",
+    "step_fraction",
+)
+
+
+class DataStall(keras.callbacks.Callback):
+    """Measures how long each step waits for its batch.
+
+    Works with `fit` and `evaluate` of any compiled model and any kind of
+    data. Every epoch's `logs` get `data_stall_fraction` and `step_ms`, which
+    the progress bar shows. `History`, `CSVLogger` and `TensorBoard` also get
+    `data_stall_s` and the shares of the time, which sum to 1: `step_fraction`,
+    `copy_fraction` (to an accelerator, where there is one),
+    `stall_load_fraction` (reading and generating) and
+    `stall_transform_fraction` (all other stages). The last two exist only
+    where TensorFlow measures the pipeline. The order of the callbacks does not
+    matter: this one moves before the first that reads the logs. The first
+    batch, tracing and validation are counted separately: see `reports`.
+
+    It measures the wait of the host. If an accelerator runs behind the host,
+    the device's idle time can be shorter.
+
+    Args:
+        warn_above: Share of the time, 0 to 1. After the first epoch that waits
+            longer, one message is printed, after the progress bar. Waits below
+            0.2 ms a batch and a single long one cause none, unless this is 0.
+        per_batch: Also report percentiles of the wait and keep a timeline
+            for `plot`. Memory stays constant.
+        advise: Name the cause in the message, and what to change.
+        verbose: 0: print nothing; 1: message and verdict; 2: also, after every
+            epoch, a table of the pipeline's stages with what TensorFlow's
+            AUTOTUNE has chosen for each.
+
+    Attributes:
+        reports: One `StallReport` per epoch of the last `fit`, or one for the
+            last `evaluate`.
+        verdict: One line on the last epoch: whether the data was the
+            bottleneck. It ends the message. A `fit` or `evaluate` that prints
+            a progress bar ends with it in any case.
+        message: The message that was printed, or None.
+        advice: List of `Advice` in the message, the most useful first: each
+            has a `name`, a `cause`, the `code` to write and `gain_ms`, the
+            most that it saves where that was measured.
+        stages: List of `StageRow` of the last epoch, the source first; empty
+            where TensorFlow does not measure them.
+
+    Raises:
+        ValueError: If `warn_above` is not a number from 0 to 1, or `verbose`
+            not 0, 1 or 2.
+
+    Example:
+
+    ```python
+    stall = kpg.callbacks.DataStall()
+    history = model.fit(dataset, epochs=3, callbacks=[stall])
+    history.history["data_stall_fraction"]
+    ```
+    """
+
+    def __init__(
+        self,
+        warn_above: float = 0.05,
+        *,
+        per_batch: bool = False,
+        advise: bool = True,
+        verbose: int = 1,
+    ):
+        super().__init__()
+        number = isinstance(warn_above, numbers.Real)
+        if (
+            not number
+            or isinstance(warn_above, bool)
+            or not (0 <= warn_above <= 1)
+        ):
+            raise ValueError(
+                "`warn_above` is a share of the time; expected a number from "
+                f"0 to 1. Received: warn_above={warn_above!r}"
+            )
+        if verbose not in (0, 1, 2):
+            raise ValueError(
+                f"`verbose` expected 0, 1 or 2. Received: verbose={verbose!r}"
+            )
+        self.warn_above = float(warn_above)
+        self.verbose = int(verbose)
+        self.per_batch = per_batch
+        self.advise = advise
+        self.reports: list[StallReport] = []
+        self.message: str | None = None
+        self.verdict: str | None = None
+        self._spoken = False
+        self.advice: list[Advice] = []
+        self.stages: list[StageRow] = []
+        self._samples, self._calls = PipelineSamples(), 0
+        self._stopwatch = None
+        self._timers: dict[str, EpochTimer] = {}
+        self._data = None
+        self._callbacks = self._fit_callbacks = _nothing
+        self._timer_hook = None
+        self._passes = None
+        self._validation = None
+        self._timeline = None
+        self._entered = None
+
+    # Hooks, in the order in which Keras calls them.
+
+    def on_train_begin(self, logs=None):
+        require_free_names(self.model, (*SHOWN, *HIDDEN), "DataStall")
+        self._enter()
+        self._fit_callbacks = self._callbacks
+
+    def on_epoch_begin(self, epoch, logs=None):
+        epochs = (self.params or {}).get("epochs")
+        self._passes = None if epochs is None else epochs - epoch
+        self._validation = None
+        self._open(TRAIN)
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self._arm(TRAIN)
+
+    def on_test_begin(self, logs=None):
+        if not self._is_validation():
+            self._enter()
+            self._passes = 1
+        self._open(TEST)
+
+    def on_test_batch_begin(self, batch, logs=None):
+        self._arm(TEST)
+
+    def on_test_end(self, logs=None):
+        self._stopwatch.drain()
+        timer = self._timers.pop(TEST)
+        report = timer.report()
+        if self._is_validation():
+            seconds = time.time() - timer.began
+            waits = [report.first_batch_s, report.data_stall_s]
+            self._validation = seconds, sum(w for w in waits if w is not None)
+            return
+        self._publish(report, timer, TEST, logs)
+        self._leave()
+
+    def on_epoch_end(self, epoch, logs=None):
+        self._stopwatch.drain()
+        timer = self._timers.pop(TRAIN)
+        report = timer.report()
+        if self._validation is not None:
+            report.validation_s, report.validation_stall_s = self._validation
+        self._publish(report, timer, TRAIN, logs)
+
+    def on_train_end(self, logs=None):
+        if self._prints_verdict():
+            print(self._last_line(), flush=True)
+        self._leave()
+        self._fit_callbacks = _nothing
+
+    # Called by the stopwatch.
+
+    def calls_done(self, calls, rows):
+        """Take in the train function's calls and the waits in them."""
+        for slot, timer in self._timers.items():
+            mine = [pair for pair in zip(calls, rows) if pair[0].slot == slot]
+            if mine:
+                timer.add_calls(*zip(*mine))
+
+    def rows_lost(self, count):
+        """Take in how many waits were not recorded."""
+        for timer in self._timers.values():
+            timer.lost += count
+
+    def call_failed(self):
+        """Report what was measured before the train function raised."""
+        for slot in [s for s in (TRAIN, TEST) if s in self._timers]:
+            timer = self._timers.pop(slot)
+            if timer.steps or timer.lost:
+                self._publish(timer.report(), timer, slot, None)
+        self._leave()
+
+    def plot(self, ax=None, by=None):
+        """Draw where the time of the run went.
+
+        Args:
+            ax: Matplotlib axes to draw on; by default new ones.
+            by: "epoch": for each epoch the shares of the step, of the copy
+                to an accelerator, of loading and of transforming.
+                "batch": wait and compute of the batches of the last epoch,
+                which needs `per_batch=True`. By default batches if they were
+                recorded, else epochs.
+
+        Returns:
+            The axes.
+
+        Raises:
+            ValueError: If `by` is something else, or nothing was recorded.
+            ImportError: If matplotlib is not installed.
+        """
+        from keras_pergrad.stalls import stall_plot
+
+        by = by or ("batch" if self.per_batch else "epoch")
+        if by not in ("epoch", "batch"):
+            raise ValueError(
+                f'`by` expected "epoch" or "batch". Received: by={by!r}'
+            )
+        if by == "epoch" and self.reports:
+            return stall_plot.plot_epochs(self.reports, ax)
+        if by == "epoch" or self._timeline is None:
+            raise ValueError(
+                "`plot` expected a callback that a `fit` or `evaluate` has "
+                "used, for single batches with `per_batch=True`. "
+                f"Received: by={by!r}, per_batch={self.per_batch}, "
+                f"epochs measured={len(self.reports)}"
+            )
+        return stall_plot.plot_timeline(self._timeline, ax)
+
+    # Inner workings.
+
+    def _enter(self):
+        self.reports, self.message, self.verdict = [], None, None
+        self.advice, self.stages = [], []
+        self._timers, self._timeline = {}, None
+        self._stopwatch = Stopwatch.of(self.model)
+        self._stopwatch.disarm()
+        self._stopwatch.drain()
+        self._stopwatch.listeners.add(self)
+        running = running_fit(self.model)
+        self._data = running.data
+        self._callbacks, siblings = _nothing, running.callback_list
+        if siblings is not None:
+            self._callbacks = weakref.ref(siblings)
+        at_end_of_fit(self.model, siblings, self._end())
+        callback_list.go_before_readers(self, siblings)
+        progress_bar.leave_out(self, siblings, lambda name, _: name in HIDDEN)
+
+    def _arm(self, slot):
+        # Between two steps nothing that this needs is in the caches: Python
+        # takes ten times as long as in a loop.
+        self._calls += 1
+        if self._calls == self._samples.due:
+            self._samples.take(self._stopwatch.iterators[slot]())
+        if self._timer_hook is None:
+            self._stopwatch.arm(self.model, slot)
+        else:
+            self._timer_hook.join()
+
+    def _open(self, slot):
+        self._timers[slot] = EpochTimer(time.time())
+        self._samples, self._calls = PipelineSamples(), 0
+        self._timer_hook, siblings = None, self._callbacks()
+        if siblings is not None and not callback_list.is_last(self, siblings):
+            arm = functools.partial(self._stopwatch.arm, self.model, slot)
+            self._timer_hook = callback_list.CalledLast(siblings, arm)
+
+    def _is_validation(self):
+        fit_callbacks = self._fit_callbacks()
+        if fit_callbacks is None:
+            return False
+        return running_fit(self.model).callback_list is fit_callbacks
+
+    def _publish(self, report, timer, slot, logs):
+        self._timeline = timer.timeline if self.per_batch else None
+        running = self._samples.summary(self._stopwatch.iterators[slot]())
+        facts = facts_of(report, self._data, running, self._passes)
+        self._note_stages(report, facts)
+        figures = _figures(report)
+        if logs is not None:
+            logs.update(figures)
+        self.verdict, self._spoken = verdict(report, facts), False
+        texts = []
+        if self.message is None:
+            self.message, self.advice = diagnose(
+                report, facts, self.warn_above, self.advise
+            )
+            self._spoken = self.message is not None
+            texts += [self.message] if self.message else []
+        if self.verbose == 2 and self.stages:
+            texts.insert(
+                0, text_of(self.stages, running.cpu_budget, running.ram_budget)
+            )
+        if slot == TEST and logs is not None and self._prints_verdict():
+            texts.append(self._last_line())
+        text = "\n".join(texts) if self.verbose else None
+        if logs is None:  # an error is being raised: no bar follows
+            if text:
+                print(f"\n{text}", flush=True)
+        else:
+            progress_bar.print_below(self, self._callbacks(), text)
+        if not self.per_batch:
+            report.hide_batches()
+        self.reports.append(report)
+
+    def _prints_verdict(self):
+        """Whether the verdict stands out where all prints, in no message."""
+        loud = self.verbose and (self.params or {}).get("verbose", 0)
+        return bool(loud and self.verdict and not self._spoken)
+
+    def _last_line(self):
+        return f"DataStall: {self.verdict}."
+
+    def _note_stages(self, report, facts):
+        self.stages = stage_rows(
+            facts.data, facts.kind, facts.stages, facts.running, report.stalls()
+        )
+        shares = load_and_transform(self.stages)
+        if shares is not None and report.data_stall_fraction is not None:
+            load, transform = shares
+            lost = report.data_stall_fraction
+            report.stall_load_fraction = lost * load
+            report.stall_transform_fraction = lost * transform
+
+    def _end(self):
+        """Return a function that leaves this `fit`, and no later one."""
+        self._entered = entered = object()
+
+        def leave():
+            if self._entered is entered:
+                self._leave()
+                self._fit_callbacks = _nothing
+
+        return leave
+
+    def _leave(self):
+        self._stopwatch.disarm()
+        self._stopwatch.listeners.discard(self)
+        self._timers, self._data, self._timer_hook = {}, None, None
+
+
+def _figures(report):
+    """Return the values of a `StallReport` for the logs, without None."""
+    values = {name: getattr(report, name) for name in (*SHOWN, *HIDDEN)}
+    return {k: v for k, v in values.items() if v is not None}
+
+
+def _nothing():
+    return None

@@ -1,0 +1,266 @@
+"""Measured runs of a pipeline: alone, with a model's step, with more workers.
+
+A do-nothing model's `evaluate` turns any kind of data into the iterator that
+`fit` would use; its test function is ours and takes the batches itself.
+"""
+
+import collections.abc
+import contextlib
+import copy
+import dataclasses
+import math
+import multiprocessing
+import os
+import pathlib
+import time
+
+import keras
+import tensorflow as tf
+
+from keras_pergrad.common.patching import attribute
+from keras_pergrad.keras_internals.fit import train_function
+from keras_pergrad.keras_internals.state.model import (
+    ModelState,
+    kept,
+    variables_in,
+)
+from keras_pergrad.stalls.accounting import EpochTimer, StallReport
+from keras_pergrad.stalls.running import PipelineSamples, RunningPipeline
+from keras_pergrad.stalls.stopwatch import Stopwatch
+
+# Keras annotates `verbose` as a string only.
+QUIET: dict = {"verbose": 0}
+STATE, STEPS = "gradient_state", "steps_per_execution"
+_HOLDERS = "gradient_mode", "aggregation_state"
+THREADS, PROCESSES = "threads", "processes"
+
+
+@dataclasses.dataclass
+class IteratorCall:
+    """The function that takes batches from the iterator, again and again.
+
+    Attributes:
+        function: called with the iterator.
+        model: the model whose function it is, or None.
+        batches: how many batches a call takes, unless the data ends.
+    """
+
+    function: collections.abc.Callable
+    model: keras.Model | None = None
+    batches: int = 1
+
+
+FETCH = IteratorCall(lambda iterator: iterator.get_next())
+
+
+@dataclasses.dataclass
+class Measured:
+    """A measured run; `memory` in bytes, worker processes included."""
+
+    report: StallReport
+    running: RunningPipeline | None
+    memory: int | None = None
+
+    @property
+    def batches_per_s(self):
+        """At the mean wait and the mean step; None if either is unknown."""
+        wait, step = self.report.wait_ms, self.report.step_ms
+        if wait is None or step is None or not wait + step > 0:
+            return None
+        return 1e3 / (wait + step)
+
+
+class _Listener:
+    def __init__(self):
+        self.timer = EpochTimer(time.time())
+
+    def calls_done(self, calls, rows):
+        self.timer.add_calls(calls, rows)
+
+    def rows_lost(self, count):
+        self.timer.lost += count
+
+    def call_failed(self):
+        pass
+
+
+def measure(data, batches, step=FETCH, stopwatch=None):
+    """Time whole calls of a step, for at least `batches` after the first one.
+
+    Measurements with one `stopwatch` share their traces.
+    """
+    stopwatch = stopwatch or Stopwatch()
+    measured = _run(data, batches, step, stopwatch)
+    if step.batches > 1 and measured.report.tracing_s is not None:
+        # The call that traced has used up many batches, perhaps all.
+        measured = _run(data, batches, step, stopwatch)
+    return measured
+
+
+def _run(data, batches, step, stopwatch):
+    measured = [Measured(StallReport(), None)]
+
+    def consume(iterator):
+        listener, samples = _Listener(), PipelineSamples()
+        stopwatch.listeners.add(listener)
+        with contextlib.suppress(StopIteration, tf.errors.OutOfRangeError):
+            for call in range(math.ceil((batches + 1) / step.batches)):
+                stopwatch.call(
+                    train_function.TRAIN, step.function, iterator, step.model
+                )
+                if call + 1 == samples.due:
+                    samples.take(iterator)
+        memory = _resident_bytes()
+        stopwatch.drain()
+        stopwatch.listeners.discard(listener)
+        report = listener.timer.report()
+        measured.append(Measured(report, samples.summary(iterator), memory))
+
+    _evaluate(data, consume, step.model)
+    return measured[-1]
+
+
+def first_batch(data):
+    """Return the first batch of `data` as `fit` would get it."""
+    taken = []
+    _evaluate(data, lambda iterator: taken.append(next(iterator)))
+    return taken[0]
+
+
+def _evaluate(data, consume, model=None):
+    strategy = getattr(model, "distribute_strategy", None)
+    strategy = strategy or tf.distribute.get_strategy()
+    with strategy.scope():
+        taker = train_function.IteratorTaker(consume)
+    x, y, weights = data if isinstance(data, tuple) else (data, None, None)
+    taker.evaluate(x, y, sample_weight=weights, **QUIET)
+
+
+def _resident_bytes():
+    """Return the bytes of this process and its children (on Linux)."""
+    pids = [os.getpid(), *(c.pid for c in multiprocessing.active_children())]
+    sizes = [_proportional_bytes(pid) for pid in pids]
+    return None if sizes[0] is None else sum(size or 0 for size in sizes)
+
+
+def _proportional_bytes(pid):
+    try:
+        text = pathlib.Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except OSError:
+        return None
+    for line in text.splitlines():
+        if line.startswith("Pss:"):  # counts pages that forks share once
+            return 1024 * int(line.split()[1])
+    return None
+
+
+@contextlib.contextmanager
+def untrained(model, batches):
+    """Yield a model's `IteratorCall` of at most `batches`; restore the model.
+
+    This restores its weights and seeds, the optimizer, the sums and noise
+    state of its gradient mode, and Keras's own seed. Metrics start afresh.
+    """
+    if not model.built:
+        raise ValueError(
+            "Profiling puts the weights back, so they must exist; expected a "
+            "built model. Call `model.build(input_shape)` or the model on a "
+            f"batch first. Received: {model!r}"
+        )
+    if not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
+    with contextlib.ExitStack() as undo:
+        undo.callback(model.reset_metrics)
+        undo.enter_context(ModelState(model))
+        held = [getattr(model, name, None) for name in _HOLDERS]
+        undo.enter_context(kept(variables_in(held, _is_no_tensorflow)))
+        fresh = _fresh_state(model)
+        before = model.steps_per_execution
+        steps = min(before, batches + 1)
+        if fresh is not None:
+            undo.enter_context(attribute(model, STATE, fresh))
+        undo.enter_context(attribute(model, STEPS, steps))
+        # A function that was traced before holds the model's own state.
+        as_before = fresh is None and steps == before
+        made = train_function.made(model, anew=not as_before)
+        yield IteratorCall(undo.enter_context(made), model, steps)
+
+
+def _fresh_state(model):
+    """Return a mode's first state: a step can add sums to a later one."""
+    if getattr(model, STATE, None) is None:
+        return None
+    with model.distribute_strategy.scope():
+        return model.gradient_mode.make_state()
+
+
+def _is_no_tensorflow(value):
+    return not type(value).__module__.startswith("tensorflow")
+
+
+@dataclasses.dataclass
+class WorkerTrial:
+    """One number of workers, tried.
+
+    Attributes:
+        workers: How many.
+        by: "threads" or "processes".
+        batches_per_s: None if it failed.
+        memory_mib: Memory of the process and its workers, in MiB, or None.
+        error: What was raised, or None.
+    """
+
+    workers: int
+    by: str
+    batches_per_s: float | None
+    memory_mib: float | None = None
+    error: str | None = None
+
+
+def has_workers(kind):
+    """Whether numbers of workers can be tried for data of this kind."""
+    return kind in _CHANGED
+
+
+def trials(data, kind, counts, measured):
+    """Return a `WorkerTrial` for each number; `measured`: of a changed copy."""
+    return [
+        _trial(
+            _CHANGED[kind](data, count, by == PROCESSES), count, by, measured
+        )
+        for by in (THREADS, PROCESSES)
+        for count in counts
+        # No worker is one way, and a torch DataLoader has no threads.
+        if (by == THREADS and (kind == "pydataset" or not count))
+        or (by == PROCESSES and count)
+    ]
+
+
+def _trial(changed, count, by, measured):
+    try:
+        found = measured(changed)
+    except Exception as error:  # whatever a loader raises belongs in its row
+        return WorkerTrial(count, by, None, error=type(error).__name__)
+    memory = None if found.memory is None else found.memory / 2**20
+    return WorkerTrial(count, by, found.batches_per_s, memory)
+
+
+def _py_dataset(data, count, processes):
+    changed = copy.copy(data)
+    changed.workers = count
+    changed.use_multiprocessing = processes
+    return changed
+
+
+def _torch_loader(data, count, processes):
+    return type(data)(
+        data.dataset,
+        batch_size=data.batch_size,
+        sampler=data.sampler,
+        collate_fn=data.collate_fn,
+        drop_last=data.drop_last,
+        num_workers=count,
+    )
+
+
+_CHANGED = {"pydataset": _py_dataset, "dataloader": _torch_loader}

@@ -1,0 +1,375 @@
+"""Rates of a pipeline and a model, measured without training."""
+
+import contextlib
+import copy
+import dataclasses
+import numbers
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_pergrad.common.numbers import positive_integer
+from keras_pergrad.common.text import as_text, bullets
+from keras_pergrad.keras_internals.models.inspection import (
+    require_compiled,
+    require_targets,
+)
+from keras_pergrad.stalls.accounting import SMALL_SHARE, SMALL_WAIT_MS, TOO_MANY
+from keras_pergrad.stalls.diagnosis import digits
+from keras_pergrad.stalls.facts import kind_of
+from keras_pergrad.stalls.measuring import (
+    FETCH,
+    WorkerTrial,
+    first_batch,
+    has_workers,
+    measure,
+    trials,
+    untrained,
+)
+from keras_pergrad.stalls.stages import (
+    StageRow,
+    slowest,
+    stage_rows,
+    stages,
+    text_of,
+)
+from keras_pergrad.stalls.stopwatch import Stopwatch, accelerator, prefetching
+
+WARM_UP = 10  # batches
+NEAR_THE_BEST = 0.9
+# Two measurements of the same rate differ by less, even on a busy machine.
+NOISE = 0.1
+
+
+@dataclasses.dataclass
+class PipelineProfile:
+    """Result of `profile_pipeline`; `print` it to read it.
+
+    Attributes:
+        pipeline_batches_per_s: The rate of the pipeline alone.
+        model_batches_per_s: The rate of the model on a cached batch, or None.
+        wait_ms: Wait per batch when both run together (alone without a model).
+        stall_fraction: This wait as a share of the time.
+        copy_ms: Time to copy a batch to an accelerator, part of the step; None
+            without an accelerator, or if it was not timed.
+        slowest_stage: Name and share of the work, or None if unknown.
+        what_if: Each change with its measured (batches a second, wait in ms).
+        stages: List of `StageRow`, the source first: what each stage costs,
+            and what AUTOTUNE chose; empty if unknown.
+        workers: List of `WorkerTrial`, if `workers` was given.
+        cpu_budget, ram_budget: Cores, and bytes for buffers, that AUTOTUNE
+            may use; None if unknown.
+    """
+
+    pipeline_batches_per_s: float
+    model_batches_per_s: float | None
+    together_batches_per_s: float
+    wait_ms: float | None
+    stall_fraction: float | None
+    slowest_stage: tuple[str, float] | None
+    what_if: dict[str, tuple[float, float]]
+    stages: list[StageRow] = dataclasses.field(default_factory=list)
+    workers: list[WorkerTrial] = dataclasses.field(default_factory=list)
+    cpu_budget: int | None = None
+    ram_budget: int | None = None
+    copy_ms: float | None = None
+
+    @property
+    def knee(self):
+        """The fewest workers that come within a tenth of the best rate.
+
+        A `WorkerTrial`; None without a sweep.
+        """
+        rates = [
+            (trial.batches_per_s, trial)
+            for trial in self.workers
+            if trial.batches_per_s is not None
+        ]
+        best = max((rate for rate, _ in rates), default=0.0)
+        near = [each for each in rates if each[0] >= NEAR_THE_BEST * best]
+        fewest = min(near, key=lambda p: (p[1].workers, -p[0]), default=None)
+        return fewest and fewest[1]
+
+    @property
+    def verdict(self):
+        """One line: whether the pipeline is the bottleneck, and by how much."""
+        return _verdict(self)
+
+    @property
+    def warnings(self):
+        """List of sentences: where the measurements contradict each other."""
+        return _contradictions(self)
+
+    def __str__(self):
+        lines = [
+            f"pipeline alone  {self.pipeline_batches_per_s:8.1f} batches/s"
+        ]
+        if self.model_batches_per_s is not None:
+            lines.append(
+                f"model alone     {self.model_batches_per_s:8.1f} batches/s"
+            )
+        if self.copy_ms is not None:
+            lines.append(f"copy to device  {self.copy_ms:8.3g} ms a batch")
+        if self.slowest_stage is not None:
+            name, share = self.slowest_stage
+            lines.append(f"slowest stage   {name} ({share:.0%} of the work)")
+        now = (self.together_batches_per_s, self.wait_ms or 0.0)
+        cells = [
+            (name, f"{rate:.1f}", f"{wait:.2f}")
+            for name, (rate, wait) in {"as it is": now, **self.what_if}.items()
+        ]
+        lines += ["", *as_text(("", "batches/s", "wait ms"), cells, left=[""])]
+        if self.stages:
+            table = text_of(self.stages, self.cpu_budget, self.ram_budget)
+            lines += ["", table]
+        if self.workers:
+            columns = "workers", "batches/s", "memory MiB"
+            cells = [_cells(trial, self.knee) for trial in self.workers]
+            lines += ["", *as_text(columns, cells, left=columns[:1])]
+        lines += ["", *bullets(self.warnings, "Warning:")]
+        return "\n".join([*lines, f"Verdict: {self.verdict}."])
+
+
+def profile_pipeline(
+    data: Any,
+    model: keras.Model | None = None,
+    *,
+    batches: int = 100,
+    workers: Sequence[int] | None = None,
+) -> PipelineProfile:
+    """Measure a pipeline, a model, both together, and what would help.
+
+    Nothing is trained: the model's weights and seeds, its optimizer and the
+    sums of its gradient mode are restored; its metrics are reset. The data is
+    iterated several times.
+
+    Args:
+        data: A `tf.data.Dataset`, `PyDataset`, torch DataLoader, Grain
+            DataLoader, MapDataset or IterDataset, or a tuple
+            `(x, y, sample_weight)` of arrays.
+        model: A compiled and built `keras.Model`, or None.
+        batches: Batches per measurement, rounded up to whole executions
+            where the model was compiled with `steps_per_execution`.
+        workers: Numbers of workers to try, such as `(0, 1, 2, 4)`, for a
+            PyDataset (with threads and with processes) or a torch DataLoader.
+            0 loads in the training thread.
+
+    Returns:
+        A `PipelineProfile`.
+
+    Raises:
+        TypeError: If `data` is a model, or `model` is none.
+        ValueError: If `batches` is not positive, `data` is a generator or
+            gives fewer than two batches, `model` is not built, not compiled
+            or needs targets that `data` lacks, or `workers` are not whole
+            numbers or the data has none.
+
+    Example:
+
+    ```python
+    print(kpg.profile_pipeline(dataset, model))
+    ```
+    """
+    batches = positive_integer("batches", batches)
+    if isinstance(data, keras.Model):
+        raise TypeError(
+            "`data` expected a dataset: profile_pipeline(data, model). "
+            f"Received: the model {data.name!r}"
+        )
+    if model is not None:
+        require_compiled(model)
+    kind = kind_of(data)
+    counts = _worker_counts(workers)
+    if counts and not has_workers(kind):
+        raise ValueError(
+            "`workers` expected a PyDataset or a torch DataLoader, whose "
+            f"number of workers can be changed. Received: {data!r}"
+        )
+    if kind == "generator":
+        raise ValueError(
+            "A Python generator can be read only once, and profiling reads "
+            "the data several times. Pass a `tf.data.Dataset` or a "
+            f"`keras.utils.PyDataset` that makes it. Received: {data!r}"
+        )
+    if isinstance(data, tuple):
+        data = (*data, None, None)[:3]
+    alone = _measure(data, batches)
+    with contextlib.ExitStack() as undo:
+        model_rate = cached = None
+        step, stopwatch = FETCH, Stopwatch()
+        together = alone
+        if model is not None:
+            first = first_batch(data)
+            _require_trainable(model, first)
+            step = undo.enter_context(untrained(model, batches))
+            cached = tf.data.Dataset.from_tensors(first).repeat()
+            cached = cached.prefetch(2)
+            # A model's first steps take longer than all later ones.
+            _measure(cached, min(batches, WARM_UP), step, stopwatch)
+            rate = _measure(cached, batches, step, stopwatch)
+            model_rate = rate.batches_per_s or 0.0
+            together = _measure(data, batches, step, stopwatch)
+        what_if = {}
+        for name, changed in _changes(data, batches, model):
+            if changed is not None:
+                if name == "cache":
+                    _measure(changed, batches + 1)  # fills it, to its end
+                tried = _measure(changed, batches, step, stopwatch)
+                what_if[name] = (tried.batches_per_s, tried.report.wait_ms)
+        swept = trials(
+            data,
+            kind,
+            counts,
+            lambda changed: _measure(changed, batches, step, stopwatch),
+        )
+        if cached is not None:  # again: the machine may be quieter now
+            rate = _measure(cached, batches, step, stopwatch)
+            model_rate = max(model_rate or 0.0, rate.batches_per_s or 0.0)
+    written = stages(data) if kind == "dataset" else []
+    running = alone.running
+    waits = model is not None and together.report.stalls()
+    rows = stage_rows(data, kind, written, running, waits)
+    return PipelineProfile(
+        pipeline_batches_per_s=alone.batches_per_s or 0.0,
+        model_batches_per_s=model_rate,
+        together_batches_per_s=together.batches_per_s or 0.0,
+        wait_ms=together.report.wait_ms,
+        stall_fraction=together.report.data_stall_fraction,
+        slowest_stage=slowest(rows),
+        what_if=what_if,
+        stages=rows,
+        workers=swept,
+        cpu_budget=getattr(running, "cpu_budget", None),
+        ram_budget=getattr(running, "ram_budget", None),
+        copy_ms=together.report.copy_ms,
+    )
+
+
+def _require_trainable(model, batch):
+    """Refuse what a train step would fail for without saying why."""
+    step = type(model).train_step
+    if step.__module__.split(".")[0] in ("keras", "keras_pergrad"):
+        try:
+            require_targets(model, keras.utils.unpack_x_y_sample_weight(batch))
+        except ValueError as error:
+            raise ValueError(
+                f"{error}. Pass profile_pipeline((x, y), model), or only the "
+                "data to profile it alone."
+            ) from None
+
+
+def _measure(data, batches, step=FETCH, stopwatch=None):
+    measured = measure(data, batches, step, stopwatch)
+    if measured.report.not_recorded:
+        raise RuntimeError(
+            f"{measured.report.not_recorded} fetches of batches were not "
+            f"recorded, so nothing can be told of this model: {TOO_MANY}"
+        )
+    if measured.batches_per_s is None:
+        raise ValueError(
+            "Profiling needs a first batch and at least one more. Received "
+            f"data with {measured.report.steps} batch(es): {data!r}"
+        )
+    return measured
+
+
+def _changes(data, batches, model):
+    if isinstance(data, tf.data.Dataset):
+        if model is not None:  # it overlaps with a step; alone it is nothing
+            yield "prefetch", data.prefetch(tf.data.AUTOTUNE)
+            yield "prefetch to device", prefetching(data, accelerator())
+        yield "cache", data.take(batches + 1).cache()
+    elif isinstance(data, keras.utils.PyDataset) and data.workers <= 1:
+        several = copy.copy(data)
+        several.workers = 4
+        yield "4 workers", several
+
+
+def _worker_counts(workers):
+    """Check and return the numbers of workers as a sorted tuple."""
+    if workers is None:
+        return ()
+    counts = tuple(workers) if hasattr(workers, "__iter__") else (workers,)
+    for count in counts:
+        whole = isinstance(count, numbers.Integral)
+        if not whole or isinstance(count, bool) or count < 0:
+            raise ValueError(
+                "`workers` expected integers of at least 0, such as "
+                f"(0, 1, 2, 4). Received: workers={workers!r}"
+            )
+    return tuple(sorted({int(count) for count in counts}))
+
+
+def _cells(trial, knee):
+    """Return the three strings of a trial's row."""
+    name = f"{trial.workers} {trial.by}" if trial.workers else "0"
+    if trial.batches_per_s is None:
+        return (f"{name} ({trial.error})", "failed", "")
+    memory = trial.memory_mib
+    return (
+        name + (" <- enough" if trial is knee else ""),
+        f"{trial.batches_per_s:.1f}",
+        "" if memory is None else f"{memory:.0f}",
+    )
+
+
+def _verdict(profile):
+    """Say in one line whether the pipeline of a profile is the bottleneck."""
+    pipeline = profile.pipeline_batches_per_s
+    model = profile.model_batches_per_s
+    if model is None:
+        return (
+            f"none without a model: the pipeline gives {digits(pipeline)} "
+            f"batches/s{_best_change(profile)}"
+        )
+    ratio = pipeline / model
+    lost, wait = profile.stall_fraction or 0.0, profile.wait_ms or 0.0
+    if lost <= SMALL_SHARE or wait < SMALL_WAIT_MS:
+        return (
+            f"not the bottleneck: the pipeline gives {_times(ratio)} what the "
+            "model takes"
+        )
+    more = f", the pipeline gives {_times(ratio)} what it takes"
+    return (
+        f"the bottleneck: the model waits {lost:.0%} of the time"
+        f"{_best_change(profile) or more}"
+    )
+
+
+def _times(ratio):
+    """Say how large a ratio is: "34 times", but "4.7% of"."""
+    value, unit = (ratio, " times") if ratio >= 1 else (100 * ratio, "% of")
+    return (f"{value:.0f}" if value >= 10 else f"{value:.2g}") + unit
+
+
+def _best_change(profile):
+    """Return the change that was measured to help most, as words."""
+    now = profile.together_batches_per_s
+    rates = {name: each for name, (each, _) in profile.what_if.items()}
+    best = max(rates, key=lambda name: rates[name], default=None)
+    if best is None or rates[best] < (1 + NOISE) * now:
+        return ""
+    return f"; best of the changes: {best}, {_times(rates[best] / now)}"
+
+
+def _contradictions(profile):
+    """Return a sentence for each limit that a measured rate exceeds."""
+    rates = {name: each for name, (each, _) in profile.what_if.items()}
+    together = {"together": profile.together_batches_per_s}
+    limits = {
+        "the model alone": (profile.model_batches_per_s, together | rates),
+        "the pipeline alone": (profile.pipeline_batches_per_s, together),
+    }
+    sentences = []
+    for part, (limit, faster) in limits.items():
+        name = max(faster, key=lambda name: faster[name])
+        if limit and faster[name] > (1 + NOISE) * limit:
+            sentences.append(
+                f"`{name}` gives {digits(faster[name])} batches/s, more than "
+                f"{part} ({digits(limit)}), which cannot be. Differences of "
+                f"{faster[name] / limit - 1:.0%} mean nothing here: measure "
+                "again on a quiet machine, with more `batches`."
+            )
+    return sentences

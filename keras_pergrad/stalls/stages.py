@@ -1,0 +1,296 @@
+"""The stages of a `tf.data` pipeline: as written, as they run, as a table.
+
+The written ones are read without running them. Nothing is iterated: that would
+use up a generator or move a shuffle's random state, and training would differ.
+"""
+
+import dataclasses
+import operator
+import re
+
+import tensorflow as tf
+
+from keras_pergrad.common.text import as_text
+from keras_pergrad.keras_internals.data import sources
+from keras_pergrad.stalls.running import NESTING
+
+READERS = ("TextLine", "TFRecord", "FixedLengthRecord")
+_WRITTEN = {
+    "TensorSlice": "from_tensor_slices",
+    "Tensor": "from_tensors",
+    "FromTensor": "from_tensors",
+}
+PYTHON_OPS = ("PyFunc", "EagerPyFunc", "PyFuncStateless")
+#: Stages that TensorFlow fuses into one, from the last to the first.
+FUSED = {
+    "MapAndBatch": ("Batch", "Map"),
+    "ParallelMapAndBatch": ("Batch", "Map"),
+    "ShuffleAndRepeat": ("Repeat", "Shuffle"),
+    "MapAndFilter": ("Filter", "Map"),
+}
+#: Kinds of data that reach TensorFlow as a generator.
+LOADERS = ("pydataset", "generator", "dataloader", "grain")
+_GENERATOR = ("FlatMap", "Generator")
+#: Stages that bring data in; the others transform it.
+_LOADING = (*NESTING, "Generator")
+_SHARE = operator.attrgetter("share")
+
+
+@dataclasses.dataclass
+class Stage:
+    """One transformation: `kind` is a name such as Map or ParallelMap."""
+
+    kind: str
+    label: str
+    dataset: tf.data.Dataset
+    ops: frozenset
+    function: str | None = None
+
+    @property
+    def is_reader(self):
+        return self.kind in READERS
+
+    @property
+    def runs_python(self):
+        return any(op in PYTHON_OPS for op in self.ops)
+
+    @property
+    def is_random(self):
+        return any("Random" in op for op in self.ops)
+
+    @property
+    def is_generator(self):
+        return "GeneratorDataset" in self.ops
+
+
+def stages(dataset):
+    """Return the stages, last first, along the first input of each."""
+    chain = []
+    while dataset is not None:
+        kind = type(dataset).__name__.strip("_").replace("Dataset", "")
+        kind = kind.removesuffix("V2").removesuffix("V1Adapter")
+        inputs, graphs, function = sources.parts_of(dataset)
+        if kind != "Options":
+            chain.append(_stage(kind, dataset, graphs, function))
+            if chain[-1].is_generator:
+                break
+        dataset = inputs[0] if inputs else None
+    return chain
+
+
+def _stage(kind, dataset, graphs, function):
+    ops = set()
+    for graph in graphs:
+        nodes = [op.type for op in graph.get_operations()]
+        library = graph.as_graph_def().library.function
+        nodes += [n.op for f in library for n in f.node_def]
+        ops.update(nodes)
+    name = getattr(function, "__name__", None)
+    name = name and name.removesuffix("V2")  # a dataset class of TensorFlow
+    label = f"{_plain(kind)}({name})" if name else _plain(kind)
+    if "GeneratorDataset" in ops:
+        label = "from_generator"
+    return Stage(kind, label, dataset, frozenset(ops), name)
+
+
+def _plain(kind):
+    return written_name(kind.removeprefix("Parallel"))
+
+
+def written_name(kind):
+    """Turn TensorFlow's name into the user's: FlatMap, flat_map."""
+    if kind in _WRITTEN:
+        return _WRITTEN[kind]
+    if kind in READERS:
+        return f"{kind}Dataset"
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind).lower()
+
+
+def files_in_turn(stage):
+    """Whether a file reader has several files and reads one at a time."""
+    implementation, files = sources.reader_inside(stage.dataset)
+    if not stage.is_reader or files is None:
+        return False
+    several = int(files.cardinality()) not in (0, 1)
+    return several and "Parallel" not in type(implementation).__name__
+
+
+@dataclasses.dataclass
+class StageRow:
+    """What one stage of a running pipeline costs.
+
+    Attributes:
+        name: As the user wrote it, `map(decode)`; the name of a stage that
+            TensorFlow added says so.
+        share: Share of the pipeline's work, 0 to 1.
+        element_ms: Time for one element that it gives; None if unknown.
+        parallelism: Parallel calls; None if there is always only one.
+        buffer_size: Elements that its buffer may hold, or None.
+        buffered: Elements in its buffer when it was looked at.
+        autotuned: Whether TensorFlow chose these numbers.
+        is_bottleneck: Whether it does most of the work of a pipeline that
+            keeps the model waiting.
+        loads: Whether it brings data in (a source, a reader, a generator),
+            and does not only transform it.
+    """
+
+    name: str
+    share: float
+    element_ms: float | None = None
+    parallelism: int | None = None
+    buffer_size: int | None = None
+    buffered: int | None = None
+    autotuned: bool = False
+    is_bottleneck: bool = False
+    loads: bool = False
+
+
+def stage_rows(data, kind, written, running, stalls=False):
+    """Return a `StageRow` for each stage that runs, the source first.
+
+    Kinds are those of `Facts`; `written` and `running` are last first, empty
+    or None where unknown; `stalls`: whether the pipeline is a bottleneck.
+    """
+    if not running:
+        return []
+    names, reading = _names(data, kind, written, running)
+    total = sum(stage.seconds for stage in running) or 1.0
+    rows = []
+    last = len(running) - 1
+    for at, (name, stage) in enumerate(zip(names, running)):
+        per_element = None
+        if stage.elements:
+            per_element = 1e3 * stage.seconds / stage.elements
+        holds = stage.buffered or stage.buffer_size is not None
+        rows.append(
+            StageRow(
+                name=name,
+                share=stage.seconds / total,
+                element_ms=per_element,
+                parallelism=stage.parallelism,
+                buffer_size=stage.buffer_size,
+                buffered=stage.buffered if holds else None,
+                autotuned=stage.autotuned,
+                loads=at == last or at in reading or stage.name in _LOADING,
+            )
+        )
+    if stalls and slowest(rows) is not None:
+        max(rows, key=_SHARE).is_bottleneck = True
+    return rows[::-1]
+
+
+def slowest(rows):
+    """Return (name, share of the work) of the slowest stage, or None."""
+    top = max(rows, key=_SHARE, default=None)
+    # A prefetch does no work: where it seems to, it stands for a stage that
+    # TensorFlow does not account for (a file reader).
+    if top is None or top.name.startswith("prefetch") or top.share <= 0:
+        return None
+    return top.name, top.share
+
+
+def load_and_transform(rows):
+    """Return shares of the work: (loading, all else); None if unknown."""
+    if not rows or not any(row.share for row in rows):
+        return None
+    load = sum(row.share for row in rows if row.loads)
+    return load, 1.0 - load
+
+
+def _names(data, kind, written, running):
+    """Return running stages' names, and places of maps that read files."""
+    if kind in LOADERS:
+        return [_loader_name(data, stage) for stage in running], set()
+    labels = _numbered(written)
+    names, reading = [], set()
+    for place, (stage, parts) in enumerate(
+        zip(running, matched(written, running))
+    ):
+        names.append(
+            " + ".join(labels[part] for part in reversed(parts))
+            or _added(stage.name)
+        )
+        if any("ReadFile" in written[part].ops for part in parts):
+            reading.add(place)
+    return names, reading
+
+
+def matched(written, running):
+    """Return the places of the written stages in each running one."""
+    places, at = [], 0
+    for stage in running:
+        parts = []
+        for part in FUSED.get(stage.name, (stage.name,)):
+            place = _find(part, written, at)
+            if place is not None:
+                parts.append(place)
+                at = place + 1
+        places.append(parts)
+    return places
+
+
+def _numbered(written):
+    """Return labels of the stages; equal ones are counted from the source."""
+    labels = [stage.label for stage in written]
+    counts = {label: labels.count(label) for label in labels}
+    numbered = list(labels)
+    seen = {}
+    for at in reversed(range(len(labels))):
+        label = labels[at]
+        if counts[label] > 1:
+            seen[label] = seen.get(label, 0) + 1
+            numbered[at] = f"{label} no. {seen[label]}"
+    return numbered
+
+
+def _find(name, written, start):
+    kind = name.removeprefix("Parallel")
+    for at in range(start, len(written)):
+        stage = written[at]
+        if stage.kind.removeprefix("Parallel") == kind:
+            return at
+        if stage.is_generator and name in _GENERATOR:
+            return at
+        if stage.is_reader and name in (*_GENERATOR, "TensorSlice"):
+            return at
+    return None
+
+
+def _added(name):
+    plain = name.removeprefix("Parallel").removesuffix("Dataset")
+    added = " (added)" if plain == "Prefetch" else ""
+    return written_name(plain) + added
+
+
+def _loader_name(data, stage):
+    if stage.name in _GENERATOR:
+        return f"the {type(data).__name__}"
+    return f"{written_name(stage.name)} (Keras)"
+
+
+def text_of(rows, cpu_budget=None, ram_budget=None):
+    """Return the rows as a table of text."""
+    columns = "stage", "of the work", "ms/element", "parallel", "buffer"
+    lines = as_text(columns, map(_cells, rows), left=columns[:1])
+    if cpu_budget or ram_budget:
+        budget = []
+        if cpu_budget:
+            budget.append(f"{cpu_budget} cores")
+        if ram_budget:
+            budget.append(f"{ram_budget / 2**30:.3g} GiB for buffers")
+        lines.append(f"AUTOTUNE may use {' and '.join(budget)}.")
+    return "\n".join(lines)
+
+
+def _cells(row):
+    tuned = " auto" if row.autotuned else ""
+    held = "" if row.buffered is None else str(row.buffered)
+    if row.buffer_size is not None:
+        held = f"{held or 0} of {row.buffer_size}"
+    return (
+        row.name + (" <- bottleneck" if row.is_bottleneck else ""),
+        f"{row.share:.0%}",
+        "" if row.element_ms is None else f"{row.element_ms:.3g}",
+        "" if row.parallelism is None else f"{row.parallelism}{tuned}",
+        held + (tuned if held and row.parallelism is None else ""),
+    )

@@ -1,0 +1,315 @@
+"""A stopwatch for a model's train and test functions: calls and fetches.
+
+Keras fetches the batch inside the compiled train function, so only ops in
+that function can see the wait. A `TimedIterator` is passed in the place of the
+real iterator: when the train function is traced, each of its fetches gets a
+time stamp before and after. Nothing is patched; the trace is kept beside the
+ordinary one and serves every later `fit` that is timed into the same log.
+
+With `steps_per_execution` above one, Keras's loop runs the fetch of the next
+batch *beside* the current step. Only what goes beyond the end of that step
+is a wait; so the end of the step is noted as well.
+"""
+
+import contextlib
+import time
+import typing
+import weakref
+
+import numpy as np
+import tensorflow as tf
+
+from keras_pergrad.common.machine import accelerators
+from keras_pergrad.keras_internals.data.sources import StandIn, StandInSpec
+from keras_pergrad.keras_internals.fit import train_function
+from keras_pergrad.keras_internals.graphs.gradients import keep_op
+from keras_pergrad.keras_internals.graphs.nodes import graph_around, is_function
+from keras_pergrad.keras_internals.tensorflow.settings import device_here
+from keras_pergrad.stalls.wait_log import WaitLog, log_of_key
+
+ITERATORS = (tf.data.Iterator, tf.distribute.DistributedIterator)
+# Reading the processor time of many threads takes 30 us and more (measured):
+# it is read for each of the first calls on an iterator, then at intervals.
+CPU_AT_FIRST, CPU_EVERY = 24, 64
+
+STEPS = ("If", "StatelessIf", "PartitionedCall", "StatefulPartitionedCall")
+
+_stopwatches = weakref.WeakKeyDictionary()
+
+
+class Call(typing.NamedTuple):
+    """One call of a train function: begin, end, and what it did."""
+
+    slot: str
+    began: float
+    ended: float
+    traced: bool
+    fresh: bool  # the first on this iterator
+    finished: bool  # False: no batch was left
+    cpu: float | None = None  # seconds of all threads of this process
+
+
+class Stopwatch:
+    """The stopwatch of one model, shared by all callbacks that watch it.
+
+    Listeners have three methods: `calls_done(calls, rows)` gets `Call`s and
+    the rows of the `WaitLog` for each; `rows_lost(count)` is called instead if
+    some rows were overwritten unread; and `call_failed()`. `iterators` has for
+    each of `SLOTS` a function that returns the iterator used last, if any.
+    """
+
+    def __init__(self):
+        self.listeners = weakref.WeakSet()
+        self._log = WaitLog()
+        self._calls = []
+        self._undrained = 0
+        self.iterators = dict.fromkeys(train_function.SLOTS, _gone)
+        self._count = 0
+        self._fetches = {}  # of a call, for each slot
+        self._specs = {}
+        self._timed = {}  # for each slot
+
+    @staticmethod
+    def of(model):
+        """Return the one stopwatch of `model`, which is not stored on it."""
+        if model not in _stopwatches:
+            _stopwatches[model] = Stopwatch()
+        return _stopwatches[model]
+
+    def arm(self, model, slot):
+        """Make the next call of `model`'s function a timed one."""
+        timed = self._timed.get(slot)
+        if timed is None:
+            timed = self._timed[slot] = train_function.OneCall(
+                model, slot, self.call
+            )
+        timed.arm(model)
+
+    def disarm(self):
+        """Put back an armed function that was never called."""
+        for timed in self._timed.values():
+            timed.restore()
+
+    def call(self, slot, function, iterator, model):
+        """Call a train or test function of a model with an iterator; time it.
+
+        The model may be None where a call takes one batch.
+        """
+        fresh = self.iterators[slot]() is not iterator
+        if fresh:
+            if not isinstance(iterator, ITERATORS):
+                return function(iterator)
+            # A weak reference: timing must not keep a pipeline alive.
+            self.iterators[slot] = weakref.ref(iterator)
+            self._fetches[slot] = train_function.fetches_of_a_call(model)
+            self._count = 0
+        fetches = self._fetches[slot]
+        if self._undrained + fetches > self._log.capacity:
+            self._make_room(fetches)
+        self._undrained += fetches
+        self._count += 1
+        asks = self._count <= CPU_AT_FIRST or self._count % CPU_EVERY == 0
+        if fresh or self._specs[slot].log_key != self._log.key:
+            self._specs[slot] = timed_spec(iterator, self._log)
+        timed = TimedIterator(iterator, self._specs[slot])
+        traces = TraceCounter.count
+        finished = failed = False
+        computed = time.process_time() if asks else None
+        began = time.time()
+        try:
+            result = function(timed)
+            finished = True
+            return result
+        except (StopIteration, tf.errors.OutOfRangeError):
+            raise
+        except BaseException:
+            failed = True
+            raise
+        finally:
+            traced = TraceCounter.count > traces
+            ended = time.time()
+            if computed is not None:
+                computed = time.process_time() - computed
+            # `drain` makes a `Call` of it later.
+            self._calls.append(
+                (slot, began, ended, traced, fresh, finished, computed)
+            )
+            if failed:
+                # Reporting must not hide the error that is being raised.
+                with contextlib.suppress(Exception):
+                    self._tell_of_failure()
+
+    def _make_room(self, fetches):
+        self.drain()
+        if fetches > self._log.capacity:
+            self._log = WaitLog(fetches)
+
+    def _tell_of_failure(self):
+        self.drain()
+        for listener in list(self.listeners):
+            listener.call_failed()
+
+    def drain(self):
+        """Pass the measurements to the listeners."""
+        calls, self._calls = [Call(*call) for call in self._calls], []
+        self._undrained = 0
+        rows, lost = self._log.drain()
+        if lost:
+            for listener in list(self.listeners):
+                listener.rows_lost(lost)
+            return
+        if not calls:
+            return
+        edges = np.searchsorted(rows[:, 0], [c.began for c in calls])
+        rows = np.split(rows, edges)[1:]
+        for listener in list(self.listeners):
+            listener.calls_done(calls, rows)
+
+
+def _gone():
+    return None
+
+
+class TraceCounter:
+    """Counts the fetches traced so far, to tell a tracing call."""
+
+    count = 0
+
+
+class TimedIterator(StandIn):
+    """Stands in for an iterator and logs its fetches; `spec`: `timed_spec`."""
+
+    def get_next(self):
+        return self._fetch(self.iterator.get_next, lambda batch: True)
+
+    def get_next_as_optional(self):
+        return self._fetch(
+            self.iterator.get_next_as_optional,
+            lambda optional: optional.has_value(),
+        )
+
+    def _fetch(self, fetch, had_batch):
+        log = log_of_key(self.spec.log_key)
+        if tf.executing_eagerly():
+            asked = time.time()
+            batch = fetch()
+            arrived = time.time()
+            log.add(asked, arrived, bool(had_batch(batch)))
+            return batch
+        TraceCounter.count += 1
+        row = _row_with_step_end(log)
+        with tf.device("CPU:0"):
+            asked = tf.timestamp()
+        with tf.control_dependencies([asked]):
+            batch = fetch()
+        parts = tf.nest.flatten(batch, expand_composites=True)
+        with tf.control_dependencies(parts), tf.device("CPU:0"):
+            arrived = tf.timestamp()
+        log.write_fetch(row, asked, arrived, had_batch(batch))
+        # The step must not overtake the time stamp on a busy machine.
+        with tf.control_dependencies([arrived]):
+            batch = tf.nest.map_structure(
+                _pass_on, batch, expand_composites=True
+            )
+        copied = time_on_device(batch, self.spec.copied_to)
+        if copied is not None:
+            log.write_copied(row, copied)
+        return batch
+
+
+def _pass_on(part):
+    """Return the same tensor on the same device, later."""
+    with part.graph.colocate_with(part.op):
+        return tf.identity(part)
+
+
+def _row_with_step_end(log):
+    """Take a row; note the end of a step that runs beside the fetch."""
+    # In Keras's loop the fetch is a branch of a condition in the loop's body,
+    # and the step is an earlier op of that body.
+    graph = tf.compat.v1.get_default_graph()
+    while True:
+        body = graph_around(graph)
+        if not is_function(body):
+            return log.next_row()
+        steps = [op for op in body.get_operations() if op.type in STEPS]
+        if steps:
+            break
+        graph = body
+    with body.as_default():
+        row = log.next_row()
+        with tf.control_dependencies(steps), tf.device("CPU:0"):
+            ended = tf.timestamp()
+        log.write_step_end(row, ended)
+    return row
+
+
+def timed_spec(iterator, log):
+    """Return the type of `iterator` when it is timed into `log`."""
+    return TimedIteratorSpec(
+        tf.type_spec_from_value(iterator), log.key, copied_to(iterator)
+    )
+
+
+class TimedIteratorSpec(StandInSpec):
+    """Type of a `TimedIterator`: the iterator's own type, and the log's key.
+
+    It also holds the accelerator to which batches are copied, or None. The log
+    is part of the type and captured by the trace: as an argument it would cost
+    60 us a call (measured), most of it in comparing types.
+    """
+
+    stand_in = TimedIterator
+
+    def __init__(self, iterator_spec, log_key, copied_to):
+        super().__init__(iterator_spec, log_key, copied_to)
+        self.log_key = log_key
+        self.copied_to = copied_to
+
+
+def accelerator():
+    """Return the device that steps run on, such as "GPU:0"; None: the CPU."""
+    devices = accelerators()
+    return devices[0].name if devices else None
+
+
+def has_iterators(device):
+    """Return whether TensorFlow has iterators for an accelerator."""
+    return device is not None and device.startswith("GPU:")
+
+
+def prefetching(dataset, device):
+    """Return the dataset with batches copied to `device` ahead, or None."""
+    if not has_iterators(device):
+        return None
+    return dataset.apply(tf.data.experimental.prefetch_to_device(device))
+
+
+def copied_to(iterator):
+    """Return the one accelerator that batches must be copied to, or None."""
+    if "CPU" in device_here().upper():
+        return None
+    held = tf.nest.flatten(iterator, expand_composites=True)
+    is_one = isinstance(iterator, tf.data.Iterator)
+    if is_one and all(part.device.endswith("CPU:0") for part in held):
+        return accelerator()
+    return None
+
+
+def time_on_device(batch, device):
+    """Return, in a graph, when a batch is on the accelerator; or None."""
+    parts = [
+        part
+        for part in tf.nest.flatten(batch, expand_composites=True)
+        if part.dtype not in (tf.string, tf.variant, tf.resource)
+    ]
+    if device is None or not parts:
+        return None
+    # The step takes the same copy: TensorFlow sends a tensor there once.
+    with tf.device(device):
+        copies = [tf.identity(part) for part in parts]
+    for copied in copies:
+        # TensorFlow would drop an op that only a time stamp waits for.
+        keep_op(copied.op)
+    with tf.control_dependencies(copies), tf.device("CPU:0"):
+        return tf.timestamp()

@@ -1,0 +1,24 @@
+"""Per-sample gradients from the ops in which weights meet the data."""
+
+from keras_pergrad.proof.traced_aside import (
+    counters,
+    divides,
+    refusals,
+    vouched_ops,
+)
+from keras_pergrad.uses import (  # noqa: F401
+    contraction_rules,
+    convolution_rules,
+    op_rules,
+    weight_products,
+)
+from keras_pergrad.uses.traced_step import TracedStep, sum_of_outputs
+
+__all__ = [
+    "TracedStep",
+    "counters",
+    "divides",
+    "refusals",
+    "sum_of_outputs",
+    "vouched_ops",
+]

@@ -1,0 +1,374 @@
+"""The cells of recurrent layers, written so that each step has its factors.
+
+Z = x·kernel + bias is computed for all steps at once. A step adds the part of
+the state h and applies the activations. Only h·recurrent kernel is not
+elementwise, so `forward` saves the local derivatives and `backward` is short:
+only `backward` must run step after step.
+"""
+
+import keras
+import tensorflow as tf
+
+from keras_pergrad.factors import Columns, Full, Outer, Patches, Sum, Windows
+from keras_pergrad.uses.op_rules import sizes_of
+
+_ELEMENTWISE = """
+relu relu6 leaky_relu elu selu celu softplus softsign silu gelu tanh sigmoid
+exponential hard_sigmoid hard_silu hard_tanh linear mish log_sigmoid squareplus
+soft_shrink hard_shrink tanh_shrink threshold sparse_plus sparse_sigmoid
+"""
+
+
+def is_elementwise(activation):
+    """Whether each output is known to depend on its own input alone."""
+    names = _ELEMENTWISE.split()
+    known = [getattr(keras.activations, name, None) for name in names]
+    return any(activation is function for function in known if function)
+
+
+def _activate(activation, z):
+    """Return y, and a function, to be called once: factor → factor · dy/dz."""
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        tape.watch(z)
+        y = activation(z)
+
+    def times_slope(factor):
+        zero = tf.UnconnectedGradients.ZERO
+        return tape.gradient(y, z, factor, unconnected_gradients=zero)
+
+    return y, times_slope
+
+
+class Cell:
+    """One recurrent cell of Keras."""
+
+    def __init__(self, cell):
+        self.cell = cell
+        self.kernel = self._value(cell.recurrent_kernel)
+        self.transposed = tf.transpose(self.kernel)
+
+    def _value(self, variable):
+        value = tf.convert_to_tensor(variable)
+        return tf.cast(value, self.cell.compute_dtype)
+
+    def activations(self):
+        return [self.cell.activation]
+
+    def inward(self, tensor):
+        """Return a tensor with samples with its channels on the last axis."""
+        return tensor
+
+    def outward(self, tensor):
+        """Return it as the layer has it."""
+        return tensor
+
+    def of_state(self, h):
+        """Return what the state adds to a step."""
+        return tf.matmul(h, self.kernel)
+
+    def to_state(self, dz):
+        """Return the gradient of the state for that of `of_state`."""
+        return tf.matmul(dz, self.transposed)
+
+    def met(self, inputs, hidden):
+        """Return what meets the kernel, and the recurrent kernel."""
+        return inputs, hidden
+
+    def project(self, inputs):
+        """Return Z, (n, t, gates): what the inputs add to each step."""
+        kernel = self._value(self.cell.kernel)
+        flat = tf.reshape(inputs, [-1, inputs.shape[-1]])
+        z = tf.matmul(flat, kernel)
+        bias = self.input_bias()
+        if bias is not None:
+            z += self._value(bias)
+        static = inputs.shape[1]
+        steps = tf.shape(inputs)[1] if static is None else static
+        z = tf.reshape(z, [-1, steps, kernel.shape[-1]])
+        return tf.ensure_shape(z, [*inputs.shape[:2], kernel.shape[-1]])
+
+    def input_bias(self):
+        return self.cell.bias if self.cell.use_bias else None
+
+    def forward(self, z, states):
+        """Return the new states, values to save, extras for `gradients`."""
+        raise NotImplementedError
+
+    def backward(self, saved, d_states):
+        """Return dz and the gradients of the states before the step."""
+        raise NotImplementedError
+
+    def gradients(self, inputs, hidden, extras, dz):
+        """Yield (variable, factor); `hidden` is h before each step, (n,t,u)."""
+        yield self.cell.kernel, Outer(inputs, dz)
+        yield self.cell.recurrent_kernel, Outer(hidden, dz)
+        if self.cell.use_bias:
+            yield self.cell.bias, Sum(dz)
+
+
+class Simple(Cell):
+    """h' = activation(z + h·U)."""
+
+    def forward(self, z, states):
+        y, slope = _activate(self.cell.activation, z + self.of_state(states[0]))
+        return [y], [slope(tf.ones_like(y))], []
+
+    def backward(self, saved, d_states):
+        dz = d_states[0] * saved[0]
+        return dz, [self.to_state(dz)]
+
+
+class Lstm(Cell):
+    """i, f, g, o from z + h·U; c' = f·c + i·g; h' = o·activation(c')."""
+
+    def activations(self):
+        return [self.cell.activation, self.cell.recurrent_activation]
+
+    def forward(self, z, states):
+        h, c = states
+        main, gate = self.activations()
+        i, f, g, o = tf.split(z + self.of_state(h), 4, -1)
+        (i, di), (f, df), (o, do) = (_activate(gate, v) for v in (i, f, o))
+        g, dg = _activate(main, g)
+        carry = f * c + i * g
+        y, dy = _activate(main, carry)
+        saved = [di(g), df(c), dg(i), do(y), dy(o), f]
+        return [o * y, carry], saved, []
+
+    def backward(self, saved, d_states):
+        to_i, to_f, to_g, to_o, to_c, f = saved
+        dh, dc = d_states
+        dc += dh * to_c
+        dz = tf.concat([dc * to_i, dc * to_f, dc * to_g, dh * to_o], -1)
+        return dz, [self.to_state(dz), dc * f]
+
+
+class Gru(Cell):
+    """z, r, h̃; h' = z·h + (1 - z)·h̃; r applied after h·U."""
+
+    def activations(self):
+        return [self.cell.activation, self.cell.recurrent_activation]
+
+    def __init__(self, cell):
+        super().__init__(cell)
+        self.bias = None
+        if cell.use_bias:
+            self.bias = self._value(cell.bias)[1]
+
+    def input_bias(self):
+        return self.cell.bias[0] if self.cell.use_bias else None
+
+    def forward(self, z, states):
+        (h,) = states
+        main, gate = self.activations()
+        x_z, x_r, x_h = tf.split(z, 3, 1)
+        inner = self.of_state(h)
+        if self.bias is not None:
+            inner += self.bias
+        h_z, h_r, h_h = tf.split(inner, 3, 1)
+        update, d_update = _activate(gate, x_z + h_z)
+        reset, d_reset = _activate(gate, x_r + h_r)
+        new, d_new = _activate(main, x_h + reset * h_h)
+        saved = [
+            d_update(h - new),
+            d_reset(h_h),
+            d_new(1 - update),
+            update,
+            reset,
+        ]
+        return [update * h + (1 - update) * new], saved, [reset]
+
+    def backward(self, saved, d_states):
+        to_z, to_r, to_h, update, reset = saved
+        (dh,) = d_states
+        d_new = dh * to_h
+        d_gates = [dh * to_z, d_new * to_r]
+        inner = tf.concat([*d_gates, d_new * reset], 1)
+        back = dh * update + self.to_state(inner)
+        return tf.concat([*d_gates, d_new], 1), [back]
+
+    def gradients(self, inputs, hidden, extras, dz):
+        units = hidden.shape[-1]
+        inner = tf.concat(
+            [dz[..., : 2 * units], dz[..., 2 * units :] * extras[0]], -1
+        )
+        yield self.cell.kernel, Outer(inputs, dz)
+        yield self.cell.recurrent_kernel, Outer(hidden, inner)
+        if self.cell.use_bias:
+            sums = [tf.reduce_sum(d, 1) for d in (dz, inner)]
+            yield self.cell.bias, Full(tf.stack(sums, 1))
+
+
+class GruResetBefore(Cell):
+    """As `Gru`, but r is applied to h before h·U."""
+
+    def activations(self):
+        return [self.cell.activation, self.cell.recurrent_activation]
+
+    def __init__(self, cell):
+        super().__init__(cell)
+        units = cell.units
+        self.gates = self.kernel[:, : 2 * units]
+        self.new = self.kernel[:, 2 * units :]
+
+    def forward(self, z, states):
+        (h,) = states
+        main, gate = self.activations()
+        x_z, x_r, x_h = tf.split(z, 3, 1)
+        h_z, h_r = tf.split(tf.matmul(h, self.gates), 2, 1)
+        update, d_update = _activate(gate, x_z + h_z)
+        reset, d_reset = _activate(gate, x_r + h_r)
+        reset_h = reset * h
+        new, d_new = _activate(main, x_h + tf.matmul(reset_h, self.new))
+        saved = [
+            d_update(h - new),
+            d_reset(h),
+            d_new(1 - update),
+            update,
+            reset,
+        ]
+        return [update * h + (1 - update) * new], saved, [reset_h]
+
+    def backward(self, saved, d_states):
+        to_z, to_r, to_h, update, reset = saved
+        (dh,) = d_states
+        d_new = dh * to_h
+        d_reset_h = tf.matmul(d_new, self.new, transpose_b=True)
+        d_gates = tf.concat([dh * to_z, d_reset_h * to_r], 1)
+        back = dh * update + d_reset_h * reset
+        back += tf.matmul(d_gates, self.gates, transpose_b=True)
+        return tf.concat([d_gates, d_new], 1), [back]
+
+    def gradients(self, inputs, hidden, extras, dz):
+        units = hidden.shape[-1]
+        parts = [
+            Outer(hidden, dz[..., : 2 * units]),
+            Outer(extras[0], dz[..., 2 * units :]),
+        ]
+        yield self.cell.kernel, Outer(inputs, dz)
+        yield self.cell.recurrent_kernel, Columns(parts)
+        if self.cell.use_bias:
+            yield self.cell.bias, Sum(dz)
+
+
+# The cell of ConvLSTM: an LSTM whose products are convolutions.
+#
+# Inside, channels are last. With dropout each gate has an input of its own,
+# so each has convolutions of its own; else one serves the four of them.
+
+
+class ConvLstm(Lstm):
+    """i, f, g, o from z + h∗U; n sample, t step, p pixel, u filter."""
+
+    def __init__(self, cell, training=False):
+        super().__init__(cell)
+        self.input_masks = self.state_masks = None
+        # Keras has drawn them before the loop.
+        if training and 0 < cell.dropout < 1:
+            self.input_masks = self._masks(cell.get_dropout_mask(None))
+        if training and 0 < cell.recurrent_dropout < 1:
+            masks = cell.get_recurrent_dropout_mask(None)
+            self.state_masks = self._masks(masks)
+
+    def _masks(self, masks):
+        return [self.inward(mask) for mask in masks]
+
+    def inward(self, tensor):
+        if self.cell.data_format == "channels_last":
+            return tensor
+        channels = tensor.shape.rank - self.cell.rank - 1
+        order = list(range(tensor.shape.rank))
+        order.append(order.pop(channels))
+        return tf.transpose(tensor, order)
+
+    def outward(self, tensor):
+        if self.cell.data_format == "channels_last":
+            return tensor
+        order = list(range(tensor.shape.rank))
+        order.insert(tensor.shape.rank - self.cell.rank - 1, order.pop())
+        return tf.transpose(tensor, order)
+
+    def project(self, inputs):
+        frames = [_dropped(inputs, mask) for mask in self.input_masks or [None]]
+        z = self._convolved(
+            [tf.reshape(t, [-1, *t.shape[2:]]) for t in frames],
+            self._value(self.cell.kernel),
+            strides=self.cell.strides,
+            padding=self.cell.padding.upper(),
+            dilations=self.cell.dilation_rate,
+        )
+        bias = self.input_bias()
+        if bias is not None:
+            z += self._value(bias)
+        steps = sizes_of(inputs, [1])[0]
+        z = tf.reshape(z, [-1, steps, *z.shape[1:]])
+        return tf.ensure_shape(z, [*inputs.shape[:2], *z.shape[2:]])
+
+    def of_state(self, h):
+        met = [_dropped(h, mask) for mask in self.state_masks or [None]]
+        return self._convolved(met, self.kernel, padding="SAME")
+
+    def to_state(self, dz):
+        masks = self.state_masks or [None]
+        parts = zip(*(tf.split(t, len(masks), -1) for t in (dz, self.kernel)))
+        shape = tf.stack([*sizes_of(dz)[:-1], self.cell.filters])
+        gradients = [
+            _dropped(
+                tf.nn.conv_transpose(d, kernel, shape, 1, padding="SAME"), mask
+            )
+            for (d, kernel), mask in zip(parts, masks)
+        ]
+        return tf.add_n(gradients)
+
+    def _convolved(self, tensors, kernel, **kwargs):
+        kernels = tf.split(kernel, len(tensors), -1)
+        outputs = [
+            tf.nn.convolution(t, k, **kwargs) for t, k in zip(tensors, kernels)
+        ]
+        return tf.concat(outputs, -1)
+
+    def met(self, inputs, hidden):
+        """Return them for all gates, or for each by itself."""
+        return tuple(
+            [_dropped(t, mask) for mask in masks or [None]]
+            for t, masks in (
+                (inputs, self.input_masks),
+                (hidden, self.state_masks),
+            )
+        )
+
+    def gradients(self, inputs, hidden, extras, dz):
+        cell = self.cell
+        own = cell.strides, cell.dilation_rate, cell.padding
+        ones = (1,) * cell.rank
+        yield cell.kernel, _factor(inputs, dz, cell.kernel, *own)
+        yield (
+            cell.recurrent_kernel,
+            _factor(hidden, dz, cell.recurrent_kernel, ones, ones, "same"),
+        )
+        if cell.use_bias:
+            yield cell.bias, Sum(dz)
+
+
+def _dropped(tensor, mask):
+    """Return a tensor times a mask (n, p, u), the same for all steps."""
+    if mask is None:
+        return tensor
+    if tensor.shape.rank > mask.shape.rank:
+        mask = mask[:, None]
+    return tensor * tf.cast(mask, tensor.dtype)
+
+
+def _factor(inputs, dz, kernel, strides, dilation, padding):
+    """Return the factor of a kernel; steps are one more dimension."""
+    count = len(inputs)
+    shape = [*kernel.shape[:-1], kernel.shape[-1] // count]
+    sizes = sizes_of(inputs[0])[1:-1]
+    windows = Windows.of(
+        sizes, (1, *shape[:-2]), (1, *strides), (1, *dilation), padding
+    )
+    parts = [
+        Patches(x, d, windows, shape)
+        for x, d in zip(inputs, tf.split(dz, count, -1))
+    ]
+    return parts[0] if count == 1 else Columns(parts)

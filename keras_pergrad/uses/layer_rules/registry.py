@@ -1,0 +1,239 @@
+"""The rules of layers, found by the methods with which a layer computes."""
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+
+import keras
+
+from keras_pergrad.keras_internals.models.parts import lookup_of
+
+# Methods by which a layer computes: those of a known class, or its own.
+#
+# What is known of a class of Keras holds for what its methods do. A subclass,
+# or an instance, with a method of its own may compute anything.
+
+
+#: Methods that do not compute outputs.
+_HARMLESS = {
+    "__init__",
+    "build",
+    "get_config",
+    "from_config",
+    "get_build_config",
+    "build_from_config",
+    "compute_output_shape",
+    "compute_output_spec",
+    "compute_mask",
+    "count_params",
+    "save_own_variables",
+    "load_own_variables",
+    "save_assets",
+    "load_assets",
+    "add_loss",
+    "quantize",
+}
+_Text = keras.layers.TextVectorization
+
+
+def own_method(layer, base):
+    """Return the name of a method that `layer` does not have from `base`.
+
+    None: there is none, but for those that do not compute outputs.
+    """
+    own = type(layer)
+    for name in _overridden(own, base):
+        return name
+    classes = base.__mro__[: base.__mro__.index(keras.layers.Layer)]
+    for name in vars(layer):
+        shared = next((vars(c)[name] for c in classes if name in vars(c)), None)
+        if inspect.isroutine(shared) and name not in (*_HARMLESS, "call"):
+            return name
+    return None
+
+
+def _overridden(own, base):
+    """Yield names of methods and properties that classes before `base` have."""
+    for one in own.__mro__[: own.__mro__.index(base)]:
+        for name, value in vars(one).items():
+            if name in _HARMLESS or not hasattr(value, "__get__"):
+                continue
+            # A property may stand before an attribute of the instance.
+            known = not inspect.isroutine(value) or hasattr(base, name)
+            if known and name not in ("__dict__", "__weakref__"):
+                yield name
+
+
+def is_exactly(layer, base):
+    """Whether a layer computes by the methods of `base`, a class of Keras."""
+    return (
+        isinstance(layer, base)
+        and own_method(layer, base) is None
+        and "call" not in vars(layer)
+    )
+
+
+def treats_each_alone(layer, classes):
+    """Whether a layer of one of these classes treats each sample by itself."""
+    if not any(is_exactly(layer, base) for base in classes):
+        return False
+    return not isinstance(layer, _Text) or _texts_apart(layer)
+
+
+def pads_to_longest(layer):
+    """Whether the longest text of a batch says how long all are."""
+    if not isinstance(layer, _Text):
+        return False
+    config = _Text.get_config(layer)
+    of_words = config["output_mode"] == "int" and config["split"] is not None
+    return of_words and config["output_sequence_length"] is None
+
+
+def _texts_apart(layer):
+    config = _Text.get_config(layer)
+    lookup = lookup_of(layer)
+    return (
+        not pads_to_longest(layer)
+        and not callable(config["standardize"])
+        and not callable(config["split"])
+        and type(lookup) is keras.layers.StringLookup
+        and is_exactly(lookup, keras.layers.StringLookup)
+    )
+
+
+# The registry of rules for layer classes.
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """The way to find the per-sample gradients of one layer class.
+
+    Attributes:
+        layer_class: the class it was registered for.
+        gradients: `gradients(layer, inputs, dz)`, a generator of
+            (variable, SampleGradients) pairs.
+        forward: `forward(layer, call, watch, *args, **kwargs)`, returning
+            (outputs, inputs): an equal forward pass that calls `watch` on
+            each tensor whose gradient `gradients` needs. None: the layer's
+            own `call` without its activation.
+        unsupported: `unsupported(layer, *args, **kwargs)`, the reason why
+            this call needs the generic fallback, or None.
+        by_position: whether `gradients` treats each entry of the second axis
+            by itself, so that more of them may be given.
+    """
+
+    layer_class: type
+    gradients: Callable
+    forward: Callable | None = None
+    unsupported: Callable | None = None
+    by_position: bool = False
+
+    def reason_against(self, layer, *args, **kwargs):
+        """Return why the generic fallback must serve this call, or None."""
+        reason = _changed(layer, self.layer_class)
+        if reason is None and self.unsupported is not None:
+            reason = self.unsupported(layer, *args, **kwargs)
+        return reason
+
+
+def _changed(layer, base):
+    """Return why the rule of `base` does not fit a layer with its `call`."""
+    name = own_method(layer, base)
+    if name is None:
+        return None
+    return f"{type(layer).__name__} has a `{name}` of its own"
+
+
+_RULES: dict[type, Rule] = {}
+
+
+def register_rule(
+    layer_class,
+    *,
+    forward=None,
+    unsupported=None,
+    replace=False,
+    by_position=False,
+):
+    """Register a function as the per-sample gradient rule of a layer class.
+
+    The function takes `(layer, inputs, dz)`: the layer, its first input for
+    the whole batch, and the gradient of the batch's loss with respect to the
+    layer's output before its `activation`, both with the sample as the first
+    axis. It yields (variable, `SampleGradients`) pairs. The rule serves the
+    class, and subclasses that inherit all methods and properties by which it
+    computes: one that redefines `kernel`, say, is left to the fallback.
+
+    Args:
+        layer_class: a subclass of `keras.layers.Layer`.
+        forward: optional `forward(layer, call, watch, *args, **kwargs)` that
+            computes the same outputs, calls `watch(tensor)` on each tensor
+            whose gradient the rule needs, outside of any `tf.while_loop`, and
+            returns `(outputs, inputs)`.
+            The rule's `dz` is then that gradient (a list of them where
+            `watch` was called several times).
+        unsupported: optional `unsupported(layer, *args, **kwargs)` that
+            returns why the rule does not cover a call (the generic fallback
+            then serves it), or None.
+        replace: whether an existing rule of the class may be replaced.
+        by_position: whether the rule treats each entry of the second axis
+            (a time step) by itself. It may then be called on samples that are
+            merged with positions, and gets these on that axis.
+
+    Raises:
+        TypeError: `layer_class` is no layer class.
+        ValueError: the class has a rule already and `replace` is false.
+
+    Example:
+
+    >>> import keras
+    >>> import keras_pergrad as kpg
+    >>> class Scale(keras.layers.Layer):
+    ...     def build(self, shape):
+    ...         self.scale = self.add_weight(shape=(shape[-1],))
+    ...     def call(self, inputs):
+    ...         return inputs * self.scale
+    >>> @kpg.register_rule(Scale)
+    ... def scale(layer, inputs, dz):
+    ...     yield layer.scale, kpg.factors.Product(inputs, dz)
+    """
+    if not (
+        isinstance(layer_class, type)
+        and issubclass(layer_class, keras.layers.Layer)
+    ):
+        raise TypeError(
+            "`layer_class` must be a subclass of keras.layers.Layer. "
+            f"Received: layer_class={layer_class!r}"
+        )
+
+    def register(function):
+        known = _RULES.get(layer_class)
+        if known is not None and not replace:
+            raise ValueError(
+                f"{layer_class.__name__} has a rule already "
+                f"({known.gradients.__module__}.{known.gradients.__name__}). "
+                "Pass replace=True to replace it."
+            )
+        _RULES[layer_class] = Rule(
+            layer_class, function, forward, unsupported, by_position
+        )
+        return function
+
+    return register
+
+
+def find_rule(layer):
+    """Return the rule that serves `layer`, or None.
+
+    The rule of a base class does not serve a subclass with its own `call`,
+    which may compute anything. It does not serve a layer with a `call` in the
+    instance either, unless the tape has set this `call`, which names the rule.
+    """
+    if "call" in vars(layer):
+        return getattr(layer.call, "rule", None)
+    own = type(layer)
+    for base in own.__mro__:
+        rule = _RULES.get(base)
+        if rule is not None:
+            return rule if own is base or own.call is base.call else None
+    return None

@@ -1,0 +1,442 @@
+"""The rules of ops: a factor from an op's other input and output gradient.
+
+A rule takes a `Use` and the index of the weight among the op's inputs. It
+returns `SampleGradients` of that input, or a string with the reason why it
+does not serve the op.
+"""
+
+import dataclasses
+from typing import Any
+
+import tensorflow as tf
+
+from keras_pergrad.factors import Full, Rows, Sum
+from keras_pergrad.factors.base import integers
+from keras_pergrad.proof import messages
+from keras_pergrad.uses.one_by_one import one_by_one
+
+_RULES = {}
+
+
+@dataclasses.dataclass(eq=False)
+class Use:
+    """An op that takes tensors of weights and puts out samples.
+
+    Attributes:
+        op, type: the op, and its type.
+        candidate: its `Candidate`.
+        seen: its `UseTypes`.
+        deltas: the gradients of the loss for the candidate's outputs, or None.
+        n: the number of samples.
+        scale: the factor by which the loss was multiplied, or None.
+        uses: the `CandidateUses` of the step.
+        variables: the trainable variables.
+        reason: why the op is differentiated for one sample after the other;
+            None if it is not.
+        loop: what does so, or None.
+    """
+
+    op: tf.Operation
+    type: str
+    candidate: Any
+    seen: Any
+    deltas: list
+    n: Any
+    scale: Any
+    uses: Any
+    variables: list
+    reason: str | None = None
+    loop: Any = None
+
+    def variables_in(self, input_index):
+        """Return the indices of the variables in an input of weights."""
+        return self.candidate.variables[input_index]
+
+    def dtype(self, input_index):
+        """Return the type in which the gradients of an input are found."""
+        dtype = self.op.inputs[input_index].dtype
+        if dtype.is_complex:
+            return dtype
+        k = self.variables_in(input_index)[0]
+        return self.variables[k].value.dtype
+
+    @property
+    def layout(self):
+        """The place of the samples in the first output."""
+        return self.layout_of(0)
+
+    def layout_of(self, k):
+        """Return where the samples are in output k."""
+        layout = self.seen.layouts[k]
+        if layout is None:
+            raise ValueError(
+                messages.no_samples(self.candidate, self.uses, self.variables)
+            )
+        return layout
+
+    def delta(self, dtype, k=0):
+        """Get the gradient of output k, samples first, without loss scale."""
+        delta = self.layout_of(k).first(self.deltas[k], self.n)
+        return unscaled(delta, dtype, self.scale)
+
+    def unmoved_delta(self, dtype, k=0):
+        """Return the same without moving the samples."""
+        return unscaled(self.deltas[k], dtype, self.scale)
+
+    def input_layout(self, input_index):
+        """Return where the samples are in an input; None: nowhere."""
+        return self.seen.input_layouts.get(input_index)
+
+    def is_complex(self, input_index):
+        """Whether the input or an output is complex."""
+        tensors = self.op.inputs[input_index], *self.candidate.outputs
+        return any(t.dtype.is_complex for t in tensors)
+
+    def is_variable(self, input_index):
+        """Whether an input is a variable as it is, with no op in between."""
+        tensor = self.op.inputs[input_index]
+        if tensor.dtype == tf.resource:
+            return self.uses.is_handle(tensor)
+        return tensor.op.type == "ReadVariableOp"
+
+    def attribute(self, name):
+        """Return an attribute of the op."""
+        return self.op.get_attr(name)
+
+
+def unscaled(gradient, dtype, scale):
+    """Return a gradient in this type and without the loss scale, if any."""
+    gradient = tf.cast(gradient, dtype)
+    return gradient if scale is None else gradient / tf.cast(scale, dtype)
+
+
+def op_rule(*names):
+    """Decorate a function as the rule of ops; a name may hold several."""
+    return registered(_RULES, names)
+
+
+def registered(rules, names):
+    """Return a decorator that makes a function the rule of these ops."""
+    types = " ".join(names).split()
+
+    def register(function):
+        for one in types:
+            if one in rules:
+                raise ValueError(
+                    f"op {one} has a rule already: {rules[one].__name__} in "
+                    f"{rules[one].__module__}. Extend that one. "
+                    f"Received: {function.__name__}"
+                )
+        rules.update(dict.fromkeys(types, function))
+        return function
+
+    return register
+
+
+def factor_of(use, input_index):
+    """Return the per-sample gradients of a weight input of an op.
+
+    An op without a rule is differentiated for one sample after the other.
+    """
+    reason = f"op {use.type} has no rule"
+    if use.is_complex(input_index):
+        # There the gradient of a product has the conjugate factor.
+        reason = f"op {use.type} on complex numbers has no rule"
+    elif use.type in _RULES:
+        factor_or_reason = _RULES[use.type](use, input_index)
+        if not isinstance(factor_or_reason, str):
+            return factor_or_reason
+        reason = f"op {use.type}: {factor_or_reason}"
+    use.reason = reason
+    return one_by_one(use, input_index)
+
+
+# The layout of a batch's samples in a tensor.
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """The axis on which a tensor has its samples.
+
+    Attributes:
+        axis: the axis. It may be merged with positions: it has `lead` blocks,
+            each with all samples in order, each sample as `rows` entries.
+        rows, lead: these numbers; None for the one that differs from batch
+            to batch (the other is one then).
+    """
+
+    axis: int
+    rows: int | None = 1
+    lead: int | None = 1
+
+    def first(self, tensor, n):
+        """Return (n, *the other axes in their order).
+
+        Positions that were merged with the samples get their own axes, in
+        the place of the former axis of the samples.
+        """
+        axis = self.axis
+        if not self.added:
+            return moved(tensor, axis, 0)
+        static = tensor.shape.as_list()
+        others = [k for k in range(len(static)) if k != axis]
+        shape = sizes_of(tensor, others)
+        lead, _, rows = self._sizes(tensor, n)
+        if all(isinstance(s, int) and s for s in (lead, rows, *shape)):
+            # A constant shape: fewer ops.
+            n = -1
+        parts = [] if self.lead == 1 else [lead]
+        parts += [n] if self.rows == 1 else [n, rows]
+        known = [s if isinstance(s, int) and s >= 0 else None for s in parts]
+        sizes = integers(*shape[:axis], *parts, *shape[axis:])
+        split = tf.reshape(tensor, sizes)
+        split.set_shape([*static[:axis], *known, *static[axis + 1 :]])
+        return moved(split, axis + (self.lead != 1), 0)
+
+    def _sizes(self, tensor, n):
+        """Return the sizes of (blocks, samples, entries of each)."""
+        rows, lead = self.rows, self.lead
+        if rows is None or lead is None:
+            (size,) = sizes_of(tensor, [self.axis])
+            count = tf.math.floordiv(size, tf.maximum(n, 1))
+            rows, lead = (count, lead) if rows is None else (rows, count)
+        return lead, n, rows
+
+    @property
+    def added(self):
+        """The number of axes that `first` adds."""
+        return (self.rows != 1) + (self.lead != 1)
+
+    @property
+    def leads(self):
+        """Whether the samples are on the first axis, not merged."""
+        return self.axis == 0 and not self.added
+
+    def spread(self, numbers, tensor, n):
+        """Return numbers (n,) for the samples, shaped to multiply a tensor."""
+        lead, _, rows = self._sizes(tensor, n)
+        times: Any = [lead]
+        if self.rows != 1:
+            numbers = tf.repeat(numbers, rows)
+        if self.lead != 1:
+            numbers = tf.tile(numbers, times)
+        shape = [1] * tensor.shape.rank
+        shape[self.axis] = -1
+        return tf.cast(tf.reshape(numbers, shape), tensor.dtype)
+
+    def taken(self, tensor, places, n):
+        """Return the tensor with the samples `places`, (n,), in its rows."""
+        lead, _, rows = self._sizes(tensor, n)
+        if self.lead != 1:
+            places = tf.range(lead)[:, None] * n + places
+        if self.rows != 1:
+            places = places[..., None] * rows + tf.range(rows)
+        places = tf.reshape(places, [-1])
+        return tf.gather(tensor, places, axis=self.axis)
+
+
+def sizes_of(tensor, axes=None):
+    """Get the sizes of a tensor's axes: numbers where known, else scalars."""
+    known = tensor.shape.as_list()
+    axes = range(len(known)) if axes is None else axes
+    dynamic = any(known[k] is None for k in axes)
+    # One op gives them all.
+    sizes = tf.unstack(tf.shape(tensor)) if dynamic else known
+    return [sizes[k] if known[k] is None else known[k] for k in axes]
+
+
+def moved(tensor, source, target):
+    """Return the tensor with one axis moved to another place."""
+    if source == target:
+        return tensor
+    axes = list(range(tensor.shape.rank))
+    axes.insert(target, axes.pop(source))
+    return tf.transpose(tensor, axes)
+
+
+# The rule of look-ups in a table.
+
+
+@op_rule("GatherV2", "ResourceGather")
+def gather(use, input_index):
+    """Return the factor of the table: row ids[t] receives dz[t]."""
+    inputs = use.op.inputs
+    if input_index != 0:
+        return "its indices are of weights"
+    if use.attribute("batch_dims"):
+        return "it has batch_dims"
+    if use.type == "GatherV2" and tf.get_static_value(inputs[2]) != 0:
+        return "its axis is not the first"
+    shape = _table_shape(use)
+    if shape is None or None in shape:
+        return "the shape of the table is not known"
+    layout = use.layout
+    if layout.axis >= inputs[1].shape.rank:
+        return "the table has an axis for the samples"
+    ids = layout.first(inputs[1], use.n)
+    dz = use.delta(use.dtype(input_index))
+    columns = 1
+    for s in shape[1:]:
+        columns *= s
+    known = positions = ids.shape[1:].num_elements()
+    if positions is None:
+        positions = tf.reduce_prod(tf.shape(ids)[1:])
+    ids = tf.reshape(ids, [use.n, positions])
+    dz = tf.reshape(dz, [use.n, positions, columns])
+    dz.set_shape([None, known, columns])
+    ids.set_shape([None, known])
+    return Rows(ids, dz, [shape[0], columns], whole=shape)
+
+
+def _table_shape(use):
+    if use.type == "ResourceGather":
+        k = use.variables_in(0)[0]
+        return list(use.variables[k].shape)
+    return use.op.inputs[0].shape.as_list()
+
+
+# The rules of elementwise ops, and of ops that repeat their input.
+
+
+@op_rule("BiasAdd")
+def bias(use, input_index):
+    """Return the factor of a bias: Σ_T dz."""
+    dz = use.delta(use.dtype(input_index))
+    if use.attribute("data_format") == b"NCHW":
+        at = 1 + use.layout.added if use.layout.axis == 0 else 0
+        order = [k for k in range(dz.shape.rank) if k != at]
+        dz = tf.transpose(dz, [*order, at])
+    return Sum(dz, use.op.inputs[input_index].shape.as_list())
+
+
+_ADDS = {"AddV2": (1, 1), "Add": (1, 1), "Sub": (1, -1)}
+
+
+@op_rule(
+    "AddV2 Add Sub Mul RealDiv Div DivNoNan MulNoNan Xdivy Xlogy Xlog1py "
+    "Maximum Minimum Pow SquaredDifference Atan2 FloorMod SelectV2 ClipByValue"
+)
+def broadcast(use, input_index):
+    """Return the factor: dz times derivative, summed over broadcast axes."""
+    w, out = use.op.inputs[input_index], use.op.outputs[0]
+    dtype = use.dtype(input_index)
+    if use.type in _ADDS:
+        local = use.unmoved_delta(dtype)
+        if _ADDS[use.type][input_index] < 0:
+            local = -local
+    elif use.type == "Mul":
+        other = tf.cast(use.op.inputs[1 - input_index], dtype)
+        local = use.unmoved_delta(dtype) * other
+    else:
+        spread = tf.broadcast_to(w, tf.shape(out))
+        spread.set_shape(out.shape)
+        inputs = list(use.op.inputs)
+        inputs[input_index] = spread
+        copy = _copied(use.op, inputs)
+        delta = tf.cast(use.unmoved_delta(dtype), out.dtype)
+        (local,) = tf.gradients(copy, [spread], [delta])
+        local = tf.cast(local, dtype)
+    return spread_over(use, local, sizes_of(w))
+
+
+def _copied(op, inputs):
+    """Return the output of the same op on other inputs."""
+    graph = tf.compat.v1.get_default_graph()
+    attributes = {name: value for name, value in op.node_def.attr.items()}
+    new = graph.create_op(
+        op.type, inputs, [t.dtype for t in op.outputs], attrs=attributes
+    )
+    return new.outputs[0]
+
+
+def spread_over(use, local, shape):
+    """Return the factor of a weight that was broadcast to `local`'s shape."""
+    if local.shape.rank is None:
+        return "the rank of its output is not known"
+    layout = use.layout
+    own = shape
+    shape = [1] * (local.shape.rank - len(shape)) + list(shape)
+    if _is_not_one(shape[layout.axis]):
+        return "the weight has an axis for the samples"
+    sizes = local.shape.as_list()
+    spread = [
+        k
+        for k, s in enumerate(shape)
+        if not _is_not_one(s) and sizes[k] != 1 and k != layout.axis
+    ]
+    rest = [s for k, s in enumerate(shape) if k != layout.axis]
+    places = [k - (k > layout.axis) + 1 for k in spread]
+    local = layout.first(local, use.n)
+    for at in range(layout.axis + 1, layout.axis + 1 + layout.added):
+        # An axis that was merged with the samples comes in their place.
+        places = [k if k < at else k + 1 for k in places] + [at]
+        rest.insert(layout.axis, 1)
+    leading = 0
+    for s in rest:
+        if _is_not_one(s):
+            break
+        leading += 1
+    if all(k <= leading for k in places):
+        flat = rest[leading:]
+        local = _without(local, [k + 1 for k in range(leading)], places)
+        return _as_shape(Sum(local, flat), own)
+    local = tf.reduce_sum(local, places)
+    return Full(tf.reshape(local, [use.n, *own]))
+
+
+def _is_not_one(size):
+    """Whether an axis is not of size one; an unknown size counts as such."""
+    return tf.is_tensor(size) or size != 1
+
+
+def _without(local, axes, spread):
+    """Remove those of the axes that have size one and are no positions."""
+    gone = [k for k in axes if k not in spread and local.shape[k] == 1]
+    return tf.squeeze(local, gone) if gone else local
+
+
+def _as_shape(factor, shape):
+    if len(factor.shape) == len(shape):
+        return factor
+    if all(type(size) is int for size in shape):
+        return Sum(factor.dz, shape, len(factor.shape))
+    return Full(tf.reshape(factor.gradients, [-1, *shape]))
+
+
+@op_rule("BroadcastTo")
+def broadcast_to(use, input_index):
+    """Return the factor: dz, summed over the broadcast axes."""
+    if input_index != 0:
+        return "its shape is of weights"
+    local = use.unmoved_delta(use.dtype(input_index))
+    return spread_over(use, local, sizes_of(use.op.inputs[0]))
+
+
+@op_rule("Tile")
+def tile(use, input_index):
+    """Return the factor: dz, summed over the repetitions of the weight."""
+    shape = use.op.inputs[0].shape.as_list()
+    if input_index != 0 or None in shape:
+        return "the shape of the weight is not known"
+    layout = use.layout
+    dz = use.delta(use.dtype(input_index))
+    sizes = tf.shape(dz)
+    if layout.axis >= len(shape):
+        return "the samples are on an axis of their own"
+    target, axes = [use.n], []
+    inner = layout.added
+    for k, s in enumerate(shape):
+        if k == layout.axis:
+            if not inner:
+                if s != 1:
+                    return "the weight has an axis for the samples"
+                continue
+            if layout.lead != 1:
+                return "the repetitions are inside the samples"
+            at = k + 1
+        else:
+            at = k + 1 if inner or k < layout.axis else k
+        target += [sizes[at] // s, s]
+        axes.append(len(target) - 2)
+    dz = tf.reduce_sum(tf.reshape(dz, target), axes)
+    return Full(tf.reshape(dz, [use.n, *shape]))

@@ -1,0 +1,425 @@
+"""Per-sample gradients of one forward and one backward pass.
+
+The forward pass is Keras's own, traced once. Its graph shows in which ops
+weights meet the data (`use_search`). One backward pass gives the gradients of
+the outputs of these ops. The ops' rules make factors of these gradients.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import inspect
+import math
+
+import keras
+import tensorflow as tf
+
+from keras_pergrad.common.patching import attribute
+from keras_pergrad.factors import join, widened
+from keras_pergrad.keras_internals.data.batches import (
+    first_tensor,
+    sample_count,
+)
+from keras_pergrad.keras_internals.losses.losses import total_loss
+from keras_pergrad.keras_internals.losses.terms import without_gradients
+from keras_pergrad.keras_internals.models.parts import (
+    layers_of,
+    noting_scopes,
+    takes_training,
+)
+from keras_pergrad.keras_internals.tensorflow.kernels import loops_instead
+from keras_pergrad.keras_internals.tensorflow.settings import (
+    functions_in_line,
+    in_xla,
+)
+from keras_pergrad.proof import messages
+from keras_pergrad.proof.step_proof import StepProof
+from keras_pergrad.uses import weight_paths
+from keras_pergrad.uses.layer_rules.registry import find_rule
+from keras_pergrad.uses.op_rules import Use, factor_of, sizes_of, unscaled
+from keras_pergrad.uses.search import CandidateUses
+from keras_pergrad.uses.weight_paths import merged
+
+# Calls of layers that have a rule of their own, as recurrent layers do.
+
+
+@dataclasses.dataclass
+class RuleCall:
+    """One call of a layer that its rule serves.
+
+    Attributes:
+        layer: the layer.
+        rule: its `Rule`.
+        ops: the ops that were created in the call, a tuple.
+        inputs: what the rule needs besides the gradients.
+        watched: the tensors whose gradients it needs.
+    """
+
+    layer: keras.layers.Layer
+    rule: object
+    ops: tuple
+    inputs: object
+    watched: list
+
+
+def factors_of(call, traced, deltas, layouts, n, scale, uses):
+    """Yield (index of the variable, factor) by the rule of a call's layer."""
+    if all(d is None for d in deltas):
+        return
+    dtype = call.layer.variable_dtype
+    deltas = [
+        unscaled(tf.zeros_like(t) if d is None else d, dtype, scale)
+        for t, d in zip(call.watched, deltas)
+    ]
+    inputs = tf.nest.map_structure(lambda t: _cast(t, dtype), call.inputs)
+    # A tensor without a layout has no samples, nor has its gradient.
+    layout, *others = set(layouts) - {None} or {None}
+    if others or layout is None or not layout.leads:
+        merged = layout is not None and not layout.axis
+        if others or not merged or not call.rule.by_position:
+            error = ValueError(messages.misplaced(call.layer))
+            traced.refuse(call.layer, error)
+            return
+        inputs, deltas = tf.nest.map_structure(
+            lambda t: _beside(t, layout, n), (inputs, deltas)
+        )
+    known = {id(v): k for k, v in enumerate(traced.variables)}
+    served = set()
+    for variable, factor in call.rule.gradients(
+        call.layer, inputs, deltas[0] if len(deltas) == 1 else deltas
+    ):
+        k = known.get(id(variable))
+        if k is not None:
+            served.add(k)
+            yield k, factor
+    left = uses.claimed.get(call.ops, set()) - served
+    if left:
+        paths = sorted(repr(traced.variables[k].path) for k in left)
+        text = messages.incomplete_rule(call.layer, ", ".join(paths))
+        raise ValueError(text)
+
+
+def _cast(tensor, dtype):
+    if tf.is_tensor(tensor) and tensor.dtype.is_floating:
+        return tf.cast(tensor, dtype)
+    return tensor
+
+
+def _beside(tensor, layout, n):
+    """Return (n · positions, T, …) as (n, positions · T, …)."""
+    if not tf.is_tensor(tensor):
+        return tensor
+    first = layout.first(tensor, n)
+    added, rest = layout.added, sizes_of(first)[2 + layout.added :]
+    positions = sizes_of(first)[1 : 2 + added]
+    if all(isinstance(size, int) for size in positions):
+        count = math.prod(positions)
+    else:
+        count = tf.reduce_prod(tf.stack(positions))
+    merged = tf.reshape(first, [n, count, *rest])
+    known = count if isinstance(count, int) else None
+    merged.set_shape([None, known, *tensor.shape[2:]])
+    return merged
+
+
+# The forward pass of a model in a graph, with what its layer rules watch.
+#
+# It is Keras's own. Only layers that have a rule (recurrent layers, and
+# layers of the user) are called through this rule, and recurrent layers that
+# have none run their loop on GPUs, too. They are always restored afterwards.
+
+
+class Forward:
+    """`model(x)`, in the graph that is being built.
+
+    Attributes:
+        graph: the graph.
+        start, stop: how many ops it had before and after.
+        outputs: what the model returned.
+        calls: a list of `RuleCall`.
+    """
+
+    def __init__(self, model, training=True):
+        self.model = model
+        self.training = training
+        self.graph, self.start, self.stop = None, 0, 0
+        self.outputs = None
+        self.calls = []
+        self._muted = False
+
+    def __call__(self, x):
+        self.graph = tf.compat.v1.get_default_graph()
+        self.start = len(self.graph.get_operations())
+        with contextlib.ExitStack() as stack:
+            if in_xla():
+                # XLA has no gradient for the call of a function.
+                stack.enter_context(functions_in_line())
+            layers = layers_of(self.model)
+            stack.enter_context(loops_instead(layers))
+            for layer in layers:
+                rule = find_rule(layer) if layer.trainable_variables else None
+                if rule is not None:
+                    call = self._wrapped(layer, rule)
+                    stack.enter_context(attribute(layer, "call", call))
+            if takes_training(self.model):
+                self.outputs = self.model(x, training=self.training)
+            else:
+                self.outputs = self.model(x)
+        self.stop = len(self.graph.get_operations())
+        return self.outputs
+
+    def _wrapped(self, layer, rule):
+        original = layer.call
+
+        @functools.wraps(original)
+        def call(*args, **kwargs):
+            inside = tf.compat.v1.get_default_graph() is not self.graph
+            if self._muted or inside:
+                return original(*args, **kwargs)
+            args, kwargs = _first_by_place(original, args, kwargs)
+            if rule.reason_against(layer, *args, **kwargs) is not None:
+                return original(*args, **kwargs)
+            return self._follow(layer, rule, original, args, kwargs)
+
+        call.rule = rule
+        return call
+
+    def _follow(self, layer, rule, original, args, kwargs):
+        first = len(self.graph.get_operations())
+        watched = []
+
+        def watch(tensor):
+            # A copy, so that other reads of the tensor are not counted.
+            watched.append(tf.identity(tensor))
+            return watched[-1]
+
+        self._muted = True
+        try:
+            if rule.forward is None:
+                outputs, inputs = _linear(layer, original, args, kwargs, watch)
+            else:
+                outputs, inputs = rule.forward(
+                    layer, original, watch, *args, **kwargs
+                )
+        finally:
+            self._muted = False
+        ops = tuple(self.graph.get_operations()[first:])
+        self.calls.append(RuleCall(layer, rule, ops, inputs, watched))
+        if rule.forward is None:
+            # Not among `ops`: the activation may be a layer with weights.
+            activation = getattr(layer, "activation", None)
+            return outputs if activation is None else activation(outputs)
+        return outputs
+
+
+def _linear(layer, original, args, kwargs, watch):
+    """Call the layer itself, without its activation."""
+    with contextlib.ExitStack() as stack:
+        if getattr(layer, "activation", None) is not None:
+            linear = keras.activations.linear
+            stack.enter_context(attribute(layer, "activation", linear))
+        outputs = watch(original(*args, **kwargs))
+    return outputs, args[0] if args else next(iter(kwargs.values()))
+
+
+def _first_by_place(call, args, kwargs):
+    """Return the arguments, the first one positional, as rules expect it."""
+    name = next(iter(inspect.signature(call).parameters), None)
+    if args or name not in kwargs:
+        return args, kwargs
+    return (kwargs[name],), {k: v for k, v in kwargs.items() if k != name}
+
+
+# Per-sample gradients of one forward and one backward pass.
+#
+# The forward pass is Keras's own, traced once. Its graph shows in which ops
+# weights meet the data (`use_search`). One backward pass gives the gradients
+# of the outputs of these ops. The ops' rules make factors of these gradients.
+
+
+class TracedStep:
+    """One forward and one backward pass, with the part of every sample.
+
+    It works in the graph of a `tf.function` that is being traced.
+
+    Args:
+        model: a built `keras.Model`.
+        batch: (x, y, sample_weight) of `loss`.
+        training: whether its layers are called for training.
+        loss: `loss(model, x, y, y_pred, sample_weight, training)`, the loss
+            of a trace aside; default: the compiled one.
+        refuse: `refuse(layer or None, error)` is told of each layer without
+            per-sample gradients; default: the error is raised.
+
+    Example:
+
+    ```python
+    traced = TracedStep(model, (x, y, sample_weight))
+    with traced:
+        y_pred = traced.forward(x)
+        loss = ...
+    factors = traced.sample_gradients(loss)
+    ```
+    """
+
+    def __init__(
+        self, model, batch, training=True, loss=total_loss, refuse=None
+    ):
+        self.model = model
+        self.batch = batch
+        self.training = training
+        self.loss = loss
+        self.refuse = refuse or _raise
+        self.variables = list(model.trainable_variables)
+        self._stack = contextlib.ExitStack()
+        self._forward = Forward(model, training)
+        self.operations = []
+        #: Name scopes of the calls of layers → layer.
+        self.scopes = {}
+        #: The `StepProof`, once `parts` was asked for.
+        self.proof = None
+
+    def __enter__(self):
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(without_gradients(self.variables))
+            stack.enter_context(
+                noting_scopes(layers_of(self.model), self.scopes)
+            )
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *error):
+        self._stack.close()
+        operations = self.graph.get_operations()
+        self.operations = operations[self._forward.start :]
+
+    def forward(self, x):
+        """Return `model(x)`, and watch it."""
+        return self._forward(x)
+
+    def another(self, batch):
+        """Return a step like this for another batch."""
+        return type(self)(self.model, batch, self.training, self.loss)
+
+    @property
+    def number(self):
+        """The number of samples; None if it is not known while tracing."""
+        return first_tensor(self.batch[0]).shape[0]
+
+    @property
+    def graph(self):
+        """The graph in which it works."""
+        return self._forward.graph
+
+    def uses(self):
+        """Return what the graph shows so far."""
+        forward = self._forward
+        return CandidateUses(
+            self.operations,
+            forward.graph,
+            [t for t in tf.nest.flatten(self.batch) if tf.is_tensor(t)],
+            self.variables,
+            [call.ops for call in forward.calls],
+        )
+
+    @property
+    def start(self):
+        """How many ops its graph had before the forward pass."""
+        return self._forward.start
+
+    @property
+    def stop(self):
+        """How many ops its graph had after the forward pass."""
+        return self._forward.stop
+
+    @property
+    def outputs(self):
+        """What the model returned."""
+        return self._forward.outputs
+
+    @property
+    def loss_ops(self):
+        """The ops after the forward pass, so far: those of the loss."""
+        return self.graph.get_operations()[self._forward.stop :]
+
+    @property
+    def calls(self):
+        """The calls that rules of their layers serve."""
+        return self._forward.calls
+
+    def sample_gradients(self, loss, scale=None):
+        """Return the `SampleGradients` of each variable, or None: no gradient.
+
+        `scale` is the factor by which the loss was multiplied (loss scaling).
+        """
+        by_variable = [[] for _ in self.variables]
+        for k, factor, _ in self.parts(loss, scale):
+            by_variable[k].append(factor)
+        factors = [_joined(parts) if parts else None for parts in by_variable]
+        return [
+            None if f is None else widened(f, v.value.dtype)
+            for v, f in zip(self.variables, factors)
+        ]
+
+    def parts(self, loss, scale=None):
+        """Yield (index of the variable, factor, `Use` or `RuleCall`)."""
+        uses = self.uses()
+        watched = [t for call in self.calls for t in call.watched]
+        gradients = at_ops, at_rules = uses.gradients(loss, watched)
+        self.proof = proof = StepProof(self, uses, gradients, loss)
+        for layer, error in proof.refusals:
+            self.refuse(layer, error)
+        at_ops = {id(c): d for c, d in zip(uses.candidates, at_ops)}
+        at_rules = iter(at_rules)
+        n = self.number
+        if n is None:
+            n = sample_count(self.batch[0])
+        for call in self.calls:
+            deltas = [next(at_rules) for _ in call.watched]
+            layouts = proof.watched_layouts(call)
+            given = self, deltas, layouts, n, scale, uses
+            for k, factor in factors_of(call, *given):
+                yield k, factor, call
+        for candidate, seen in proof.choose_uses():
+            deltas = at_ops[id(candidate)]
+            if all(d is None for d in deltas):
+                continue
+            op = candidate.op
+            given = deltas, n, scale, uses, self.variables
+            use = Use(op, op.type, candidate, seen, *given)
+            try:
+                yield from self._by_op(use)
+            except ValueError as error:
+                self.refuse(None, error)
+
+    def _by_op(self, use):
+        for input_index in use.candidate.weights:
+            factor, group = factor_of(use, input_index), []
+            direct = use.is_variable(input_index)
+            for k in use.candidate.variables[input_index]:
+                given = factor, use, input_index, k, group
+                pulled = factor if direct else weight_paths.to_variable(*given)
+                if pulled is not None:
+                    yield k, pulled, use
+
+
+def sum_of_outputs(model, x, y, y_pred, sample_weight, training):
+    """Return a loss for models without one: the sum of all outputs."""
+    del model, x, y, sample_weight, training
+    return tf.add_n(
+        [
+            tf.reduce_sum(tf.cast(t, tf.float32))
+            for t in tf.nest.flatten(y_pred)
+            if tf.is_tensor(t) and t.dtype.is_floating
+        ]
+    )
+
+
+def _joined(parts):
+    """Return the factor of a variable's only use, or of all its uses."""
+    return parts[0] if len(parts) == 1 else join(merged(parts))
+
+
+def _raise(layer, error):
+    del layer
+    raise error

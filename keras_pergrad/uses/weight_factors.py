@@ -1,0 +1,187 @@
+"""Factors of tensors that are made of weights, back at their variables."""
+
+import tensorflow as tf
+
+from keras_pergrad.factors import SampleGradients
+from keras_pergrad.factors.base import in_type, squares_by_sample, weighted
+from keras_pergrad.keras_internals.graphs.gradients import op_gradients
+from keras_pergrad.uses.op_rules import sizes_of
+
+
+class Pulled(SampleGradients):
+    """A factor of a tensor, pulled back to the sources of the tensor.
+
+    Args:
+        factor: `SampleGradients` of the tensor.
+        tensor: the tensor.
+        sources: tensors that it depends on; their gradients are added.
+        keeps_norms: whether the norms are those of `factor`.
+        group: a list of others with this factor and tensor, to which it is
+            added: what one of them needs is computed for all.
+    """
+
+    rows = ("_gradients",)
+
+    def __init__(self, factor, tensor, sources, keeps_norms=False, group=None):
+        self.factor, self.tensor, self.sources = factor, tensor, sources
+        self.keeps_norms = keeps_norms
+        self.shape = list(sources[0].shape)
+        self._gradients, self._sums = None, {}
+        self._group = [] if group is None else group
+        self._group.append(self)
+
+    def holders(self):
+        if self._gradients is not None:
+            return [self]
+        return [self, *self.factor.holders()]
+
+    def chosen_method(self):
+        return self.factor.chosen_method() if self.keeps_norms else "full"
+
+    def sum_method(self):
+        return self.factor.sum_method()
+
+    def norm_bytes(self, n):
+        return self.factor.norm_bytes(n) if self.keeps_norms else None
+
+    def squared_norms(self):
+        if self.keeps_norms and self._gradients is None:
+            return self.factor.squared_norms()
+        return squares_by_sample(self.materialize())
+
+    def weighted_sum(self, weights):
+        if self._gradients is not None:
+            return weighted(self._gradients, weights)
+        if weights is not self._sums.get("weights", self):
+            summed = tf.convert_to_tensor(self.factor.weighted_sum(weights))
+            summed = tf.reshape(summed, sizes_of(self.tensor))
+            for one, total in zip(self._group, self._pulled(summed)):
+                one._sums = {"weights": weights, "total": total}
+        return self._sums["total"]
+
+    def materialize(self):
+        if self._gradients is None:
+            materialized = self.factor.materialize()
+            each = tf.map_fn(
+                self._pulled,
+                tf.reshape(
+                    materialized,
+                    [tf.shape(materialized)[0], *sizes_of(self.tensor)],
+                ),
+                fn_output_signature=[
+                    tf.TensorSpec(one.shape, one._dtype_for(materialized))
+                    for one in self._group
+                ],
+            )
+            for one, gradients in zip(self._group, each):
+                one._gradients = gradients
+        return self._gradients
+
+    def dot(self, direction):
+        if not self._moves_entries():
+            return super().dot(direction)
+        # The other way: from the sources to the tensor.
+        start = tf.zeros(sizes_of(self.tensor), self.tensor.dtype)
+        (pulled,) = self._pulled(start)
+        direction = in_type(direction, pulled.dtype)
+        (direction,) = tf.gradients(pulled, start, direction)
+        return self.factor.dot(direction)
+
+    def sum_of_squares(self):
+        if not self._moves_entries():
+            return super().sum_of_squares()
+        total = tf.convert_to_tensor(self.factor.sum_of_squares())
+        (total,) = self._pulled(tf.reshape(total, sizes_of(self.tensor)))
+        return total
+
+    def gram(self, other=None):
+        if other is None and self._moves_entries():
+            return self.factor.gram()
+        return super().gram(other)
+
+    def _moves_entries(self):
+        """Whether each entry is one of `factor`'s, which holds the tensors."""
+        precise = self.tensor.dtype in (tf.float32, tf.float64)
+        return self.keeps_norms and precise and self._gradients is None
+
+    def _pulled(self, gradient):
+        """Return the gradients at the sources of all in the group."""
+        tensor, group = self.tensor, self._group
+        gradients = iter(
+            op_gradients(
+                [tensor],
+                [source for one in group for source in one.sources],
+                [tf.cast(gradient, tensor.dtype)],
+                tensor.graph,
+            )
+        )
+        return [
+            one._total([next(gradients) for _ in one.sources], gradient)
+            for one in group
+        ]
+
+    def _total(self, parts, gradient):
+        dtype = self._dtype_for(gradient)
+        parts = [
+            tf.cast(tf.convert_to_tensor(g), dtype)
+            for g in parts
+            if g is not None
+        ]
+        if not parts:
+            return tf.zeros(self.sources[0].shape, dtype)
+        return tf.add_n(parts)
+
+    def _dtype_for(self, gradient):
+        """Return the type of the pulled-back gradient."""
+        if self.sources[0].dtype.is_complex:
+            return gradient.dtype
+        return gradient.dtype.real_dtype
+
+
+class Reshaped(Pulled):
+    """A factor of a tensor that has the entries of its source in order."""
+
+    # They are those of `Pulled`, unless both have the same last axis.
+    def project(self, projection):
+        if self._gradients is not None or not self._is_same_matrix():
+            return super().project(projection)
+        shape = self.tensor.shape.as_list()
+        return self.factor.project(projection.in_shape(shape))
+
+    def dot_is_less(self, projection):
+        if self._gradients is not None or not self._is_same_matrix():
+            return True
+        shape = self.tensor.shape.as_list()
+        return self.factor.dot_is_less(projection.in_shape(shape))
+
+    def axes(self):
+        sizes, axes = self.tensor.shape.as_list(), self.factor.axes()
+        rows = [k for k, size in enumerate(sizes[:-1]) if size != 1]
+        left = [k for k in axes if sizes[k] != 1]
+        if not self._is_same_matrix() or left != rows or not axes:
+            return ()
+        return tuple(range(len(self.shape) - 1))
+
+    def kronecker(self):
+        axes = self.axes()
+        if not axes:
+            return super().kronecker()
+        return self._blanked().kronecker()._replace(axes=axes)
+
+    def rotated(self, inputs=None, outputs=None):
+        if not self.axes():
+            return super().rotated(inputs, outputs)
+        return self._blanked().rotated(inputs, outputs)
+
+    def _blanked(self):
+        """Return `factor` without the samples that `select` has blanked."""
+        kept = self._kept
+        return self.factor if kept is None else self.factor.select(kept)
+
+    def _is_same_matrix(self):
+        """Whether both are one matrix, of all axes but the last by this."""
+        own, others = self.tensor.shape.as_list(), self.shape
+        precise = self.tensor.dtype in (tf.float32, tf.float64)
+        if not precise or not all(type(k) is int for k in (*own, *others)):
+            return False
+        return len(own) > 1 < len(others) and own[-1] == others[-1]

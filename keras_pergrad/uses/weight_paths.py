@@ -1,0 +1,354 @@
+"""The path from the gradient at the use of a weight to its variable.
+
+Between the two are ops on weights alone: a reshape, a cast, a slice, `1 + w`,
+g·v/‖v‖. A factor of the output of such an op is pulled back to its input. If
+the op only arranges numbers, the factor keeps its kind.
+"""
+
+import tensorflow as tf
+
+from keras_pergrad.factors import Adapted, Full, Outer, Rows, Sum, join
+from keras_pergrad.uses.op_rules import registered, sizes_of
+from keras_pergrad.uses.weight_factors import Pulled, Reshaped
+
+_RULES = {}
+
+
+def to_variable(factor, use, input_index, k, group=None):
+    """Return the factor of variable k from the factor of an op's input.
+
+    `group` is a list, the same for all variables behind this input: their
+    factors share backward passes where there are several paths. None: no
+    gradient flows.
+    """
+    tensor = use.op.inputs[input_index]
+    ops = _line(tensor, use.uses, k)
+    if ops is None or any(op.outputs[j].dtype.is_complex for op, _, j in ops):
+        # All ops between tensor and variable, for each sample.
+        return Pulled(factor, tensor, use.uses.reads[k], group=group)
+    numbers = []
+    for op, source, target in ops:
+        rule = _RULES.get(op.type, by_gradient)
+        factor = rule(factor, op, source, target)
+        if factor is None:
+            return None
+        if isinstance(factor, Scaled):
+            # All rules are linear.
+            numbers.append(factor.number)
+            factor = factor.factor
+    for number in numbers:
+        factor = Scaled(factor, number)
+    return factor
+
+
+def _line(tensor, uses, k):
+    """Return the ops from a tensor back to the read of a variable, or None.
+
+    Each is (op, index of the input, index of the output). None: there are
+    several paths to the variable.
+    """
+    path = []
+    while tensor.op.type != "ReadVariableOp":
+        op = tensor.op
+        input_indices = [
+            j for j, t in enumerate(op.inputs) if k in uses.variables_in(t)
+        ]
+        if len(input_indices) != 1 or (
+            len(op.outputs) > 1 and op.type not in _RULES
+        ):
+            return None
+        path.append((op, input_indices[0], tensor.value_index))
+        tensor = op.inputs[input_indices[0]]
+    return path
+
+
+def by_gradient(factor, op, source, target):
+    """Return the factor of an input, found by the op's own gradient."""
+    return Pulled(factor, op.outputs[target], [op.inputs[source]])
+
+
+class Scaled(Adapted):
+    """A factor times a number that is the same for all samples."""
+
+    entrywise = True
+
+    def __init__(self, factor, number):
+        super().__init__(factor)
+        self.number = number
+        self.shape = getattr(factor, "shape", None)
+
+    def change(self, tensor):
+        return tensor * tf.cast(self.number, tensor.dtype)
+
+    def squared_norms(self):
+        norms = self.factor.squared_norms()
+        return norms * tf.square(tf.cast(self.number, norms.dtype))
+
+    def gram(self, other=None):
+        if other is not None:
+            return super().gram(other)
+        products = self.factor.gram()
+        return products * tf.square(tf.cast(self.number, products.dtype))
+
+    def project(self, projection):
+        return self.change(self.factor.project(projection))
+
+    def dot_is_less(self, projection):
+        return self.factor.dot_is_less(projection)
+
+    def axes(self):
+        return self.factor.axes()
+
+    def kronecker(self):
+        found = self.factor.kronecker()
+        outputs = self.change(self.change(found.outputs))
+        return found._replace(outputs=outputs)
+
+    def rotated(self, inputs=None, outputs=None):
+        return Scaled(self.factor.rotated(inputs, outputs), self.number)
+
+
+def path_rule(*names):
+    """Decorate a function as the rule of ops on weights, as `op_rule`.
+
+    A rule takes a factor of an output, the op, the index of the input to
+    which it is pulled back, and the index of the output. It returns the factor
+    of the input, or None for an input that has no gradient (a shape, say).
+    """
+    return registered(_RULES, names)
+
+
+@path_rule("Identity", "Cast", "CheckNumerics", "EnsureShape")
+def _same(factor, op, source, target):
+    return factor
+
+
+@path_rule("Reshape", "ExpandDims", "Squeeze")
+def _reshaped(factor, op, source, target):
+    if source:
+        return None
+    return _with_shape(factor, op, sizes_of(op.inputs[0]))
+
+
+def _with_shape(factor, op, shape):
+    """Return the factor of a tensor that only has another shape."""
+    if type(factor) is Outer:
+        return Outer(
+            factor.x,
+            factor.dz,
+            shape,
+            factor.perm,
+            factor.unpermuted,
+            factor.method,
+        )
+    if type(factor) is Sum and all(type(s) is int and s for s in shape):
+        rank = len(factor.shape) if factor.rank is None else factor.rank
+        return Sum(factor.dz, shape, rank)
+    if isinstance(factor, Full):
+        gradients = factor.gradients
+        n = -1 if gradients.shape[1:].num_elements() else tf.shape(gradients)[0]
+        return Full(tf.reshape(gradients, [n, *shape]))
+    if type(factor) is Rows and shape[:1] == factor.shape[:1]:
+        return Rows(factor.ids, factor.dz, factor.shape, factor.method, shape)
+    return Reshaped(factor, op.outputs[0], [op.inputs[0]], True)
+
+
+@path_rule("Transpose")
+def _transposed(factor, op, source, target):
+    perm = tf.get_static_value(op.inputs[1])
+    if perm is None or source:
+        return by_gradient(factor, op, source, target)
+    perm = [int(p) for p in perm]
+    back = [perm.index(k) for k in range(len(perm))]
+    if type(factor) is Outer and factor.perm is None:
+        shape = op.inputs[0].shape.as_list()
+        if perm == [1, 0] and factor.shape == [
+            factor.x.shape[-1],
+            factor.dz.shape[-1],
+        ]:
+            return Outer(factor.dz, factor.x, method=factor.method)
+        out = op.outputs[0].shape.as_list()
+        return Outer(factor.x, factor.dz, shape, back, out, factor.method)
+    if isinstance(factor, Full):
+        gradients = factor.gradients
+        return Full(tf.transpose(gradients, [0, *(k + 1 for k in back)]))
+    return Pulled(factor, op.outputs[0], [op.inputs[0]], True)
+
+
+@path_rule("Neg")
+def _negative(factor, op, source, target):
+    return Scaled(factor, -1)
+
+
+@path_rule("AddV2", "Add", "Sub", "AddN")
+def _added(factor, op, source, target):
+    if op.inputs[source].shape != op.outputs[0].shape:
+        return by_gradient(factor, op, source, target)
+    if op.type == "Sub" and source == 1:
+        return Scaled(factor, -1)
+    return factor
+
+
+@path_rule("Mul", "RealDiv", "Div")
+def _multiplied(factor, op, source, target):
+    same = op.inputs[source].shape == op.outputs[0].shape
+    if not same or (op.type != "Mul" and source == 1):
+        return by_gradient(factor, op, source, target)
+    other = op.inputs[1 - source]
+    number = other if op.type == "Mul" else tf.math.reciprocal(other)
+    if number.shape.num_elements() == 1:
+        return Scaled(factor, tf.reshape(number, []))
+    if isinstance(factor, Full):
+        gradients = factor.gradients
+        return Full(gradients * tf.cast(number, gradients.dtype)[None])
+    return by_gradient(factor, op, source, target)
+
+
+@path_rule("ConcatV2")
+def _side_by_side(factor, op, source, target):
+    """Return the columns or rows that belong to one concatenated tensor."""
+    axis = tf.get_static_value(op.inputs[-1])
+    shapes = [t.shape.as_list() for t in list(op.inputs)[:-1]]
+    known = all(None not in shape for shape in shapes)
+    if axis is None or source >= len(shapes) or not known:
+        return by_gradient(factor, op, source, target)
+    axis = int(axis) % len(shapes[0])
+    start = sum(s[axis] for s in shapes[:source])
+    part = slice(start, start + shapes[source][axis])
+    if isinstance(factor, Full):
+        index = (slice(None),) * (axis + 1)
+        return Full(factor.gradients[(*index, part)])
+    matrix = type(factor) is Outer and factor.perm is None
+    if matrix and len(shapes[0]) == 2:
+        if axis == 1:
+            return Outer(
+                factor.x, _columns(factor.dz, part), method=factor.method
+            )
+        return Outer(_columns(factor.x, part), factor.dz, method=factor.method)
+    return by_gradient(factor, op, source, target)
+
+
+def _columns(tensor, part):
+    return tensor[(slice(None),) * (tensor.shape.rank - 1) + (part,)]
+
+
+@path_rule("GatherV2")
+def _looked_up(factor, op, source, target):
+    """Return a factor for rows of a table, the same rows for all samples."""
+    axis = tf.get_static_value(op.inputs[2])
+    shape = op.inputs[0].shape.as_list()
+    known = source == 0 and axis == 0 and not op.get_attr("batch_dims")
+    if not known or not isinstance(factor, Full) or None in shape:
+        return by_gradient(factor, op, source, target)
+    ids, columns = op.inputs[1], 1
+    for s in shape[1:]:
+        columns *= s
+    dz = factor.gradients
+    n = tf.shape(dz)[0]
+    known = ids.shape.num_elements()
+    positions = tf.size(ids) if known is None else known
+    ids = tf.reshape(ids, [1, positions])
+    dz = tf.reshape(dz, [n, positions, columns])
+    ids = tf.tile(ids, tf.stack([n, 1]))
+    ids.set_shape([None, known])
+    dz.set_shape([None, known, columns])
+    return Rows(ids, dz, [shape[0], columns], whole=shape)
+
+
+# Parts of weights: slices of them, one gate's kernel or bias.
+#
+# The gradient of a part has zeros around it. A loop that is written out in
+# Python takes the same part in each of its steps. Such uses are joined before
+# the zeros are added.
+
+
+@path_rule("Slice", "StridedSlice", "Split", "SplitV", "Unpack")
+def part(factor, op, source, target):
+    """Return the factor of a tensor from that of a part of it."""
+    if source != (1 if op.type == "Split" else 0):
+        return None
+    return Part(factor, op, source, target)
+
+
+class Part(Pulled):
+    """A factor of a part of a tensor, pulled back to the whole of it.
+
+    Attributes:
+        key: the same for ops that take the same part; None if it is not known
+            which one an op takes.
+    """
+
+    def __init__(self, factor, op, source, target):
+        whole, own = op.inputs[source], op.outputs[target]
+        super().__init__(factor, own, [whole], True)
+        others = [
+            tf.get_static_value(t)
+            for k, t in enumerate(op.inputs)
+            if k != source
+        ]
+        self.key = self._place = None
+        known = whole.shape.is_fully_defined() and own.shape.is_fully_defined()
+        if not known or any(value is None for value in others):
+            return
+        attributes = sorted(
+            (name, value.SerializeToString(deterministic=True))
+            for name, value in op.node_def.attr.items()
+        )
+        values = tuple(value.tobytes() for value in others)
+        shape = tuple(whole.shape)
+        self.key = op.type, target, shape, values, tuple(attributes)
+        self._place = _place(op, target, others, own.shape.as_list())
+
+    # They are those of `Pulled`, although it materialises with fewer ops.
+    dot, sum_of_squares = Pulled.dot, Pulled.sum_of_squares
+    gram, project, kronecker = Pulled.gram, Pulled.project, Pulled.kronecker
+    axes, rotated = Pulled.axes, Pulled.rotated
+
+    def materialize(self):
+        if self._gradients is None and self._place is not None:
+            starts, sizes = self._place
+            gradients = self.factor.materialize()
+            gradients = tf.reshape(gradients, [tf.shape(gradients)[0], *sizes])
+            zeros = [
+                (start, whole - start - size)
+                for start, size, whole in zip(starts, sizes, self.shape)
+            ]
+            self._gradients = tf.pad(gradients, [(0, 0), *zeros])
+        return super().materialize()
+
+
+def _place(op, target, others, sizes):
+    """Return where a part begins in the whole, and its sizes, or None."""
+    if op.type == "Slice":
+        return [int(k) for k in others[0]], sizes
+    starts = [0] * len(sizes)
+    if op.type == "Split":
+        starts[int(others[0])] = target * sizes[int(others[0])]
+    elif op.type == "SplitV":
+        if -1 in others[0]:  # what is left over
+            return None
+        starts[int(others[1])] = int(sum(others[0][:target]))
+    elif op.type == "Unpack":
+        axis = op.get_attr("axis") % (len(sizes) + 1)
+        starts.insert(axis, target)
+        sizes = [*sizes[:axis], 1, *sizes[axis:]]
+    else:
+        return None
+    return starts, sizes
+
+
+def merged(factors):
+    """Return a variable's factors, those of the same part of it as one."""
+    groups, fewer = {}, []
+    for factor in factors:
+        key = factor.key if type(factor) is Part else None
+        if key is None:
+            fewer.append(factor)
+        else:
+            groups.setdefault(key, []).append(factor)
+    for group in groups.values():
+        first = group[0]
+        if len(group) > 1:
+            first.factor = join(merged([one.factor for one in group]))
+        fewer.append(first)
+    return fewer

@@ -1,0 +1,244 @@
+"""Statistics from norms, against gradients that are written out."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_pergrad as kpg
+from keras_pergrad.aggregations import aggregation as statistics
+from keras_pergrad.aggregations.logs import DefinedMean, RatioOfMeans
+from keras_pergrad.factors import Outer, Rows, squared_norm
+from tests.marks import few
+
+layers = keras.layers
+MODES = [kpg.PerSample, kpg.Vectorized]
+NAMES = ("gradient_norm", "gradient_variance", "gradient_noise_scale")
+
+
+def _model(mode="batch", **arguments):
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((6,), dtype="int32")
+    table = layers.Embedding(5, 4)
+    x = layers.Conv1D(3, 2, activation="tanh")(table(inputs))
+    x = layers.Dense(6, "tanh")(x)
+    x = layers.Dense(6, kernel_regularizer="l2")(x)  # gram: few positions
+    x = layers.GlobalAveragePooling1D()(x)
+    model = kpg.PerGradModel(inputs, layers.Dense(3)(x))
+    model.compile(
+        keras.optimizers.SGD(0.0), "mse", gradient_mode=mode, **arguments
+    )
+    return model
+
+
+def _data(n=7):
+    rng = np.random.default_rng(2)
+    x = rng.integers(0, 5, (n, 6))
+    return x, rng.normal(size=(n, 3)).astype(keras.config.floatx())
+
+
+def _written_out(gradients):
+    """Norm, variance and ‖G‖² from the covariance itself."""
+    rows = np.concatenate([np.reshape(g, (len(g), -1)) for g in gradients], 1)
+    trace = np.var(rows, 0, ddof=1).sum()
+    norm = np.linalg.norm(rows.mean(0))
+    return norm, trace, norm**2 - trace / len(rows)
+
+
+def test_against_the_covariance_of_drawn_vectors():
+    rows = np.random.default_rng(0).normal(1.0, 2.0, size=(9, 40))
+    squares, mean = np.square(rows).sum(1), np.square(rows.mean(0)).sum()
+    found = statistics.variance(squares, tf.constant(mean), 9)
+    trace = np.var(rows, 0, ddof=1).sum()
+    np.testing.assert_allclose(found, trace, rtol=1e-12)
+    one = kpg.GradientStatistics.of(tf.constant(squares), tf.constant(mean))
+    assert one.samples == 9
+    assert one.noise_scale == pytest.approx(
+        trace / (mean - trace / 9), rel=1e-12
+    )
+
+
+def test_estimates_are_unbiased():
+    """Over many draws tr Σ and ‖G‖² come out as they were put in."""
+    rng = np.random.default_rng(1)
+    true = np.full(10, 0.3)
+    rows = true + rng.normal(0, 2.0, size=(20_000, 4, 10))
+    squares = np.square(rows).sum((1, 2))
+    means = np.square(rows.mean(1)).sum(1)
+    traces = np.array((squares - 4 * means) / 3)
+    assert traces.mean() == pytest.approx(40, rel=0.02)
+    found = statistics.squared_true_norm(means, traces, 4)
+    assert np.mean(found) == pytest.approx(0.9, abs=0.1)
+
+
+def test_one_sample_has_no_variance():
+    squares = tf.constant([4.0])
+    assert np.isnan(statistics.variance(squares, tf.constant(4.0), 1))
+    one = kpg.GradientStatistics.of(squares, tf.constant(4.0))
+    assert (one.norm, one.variance, one.noise_scale) == (2.0, None, None)
+
+
+def test_equal_samples_have_variance_zero_and_noise_may_hide_the_mean():
+    rows = tf.constant([0.1, 0.1, 0.1])
+    same = kpg.GradientStatistics.of(rows, tf.constant(0.1 + 1e-9))
+    assert same.variance == 0
+    noisy = kpg.GradientStatistics.of(rows, tf.constant(1e-6))
+    assert noisy.squared_true_norm < 0
+    assert noisy.noise_scale is None
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("method", ["vectorized", "per_sample"])
+def test_of_a_model_and_of_each_variable(method):
+    model = _model()
+    x, y = _data()
+    weights = np.linspace(0.1, 2, 7)
+    gradients = kpg.per_sample_gradients(model, x, y, weights)
+    norm, trace, true = _written_out(gradients)
+    how = {"method": method}
+    found = kpg.gradient_statistics(model, x, y, weights, **how)
+    np.testing.assert_allclose(
+        [found.norm, found.variance, found.squared_true_norm],
+        [norm, trace, true],
+        rtol=1e-10,
+    )
+    each = kpg.gradient_statistics(
+        model, x, y, weights, per_variable=True, **how
+    )
+    for one, gradient in zip(each, gradients, strict=True):
+        norm, trace, _ = _written_out([gradient])
+        np.testing.assert_allclose(
+            [one.norm, one.variance], [norm, trace], rtol=1e-10
+        )
+    assert sum(e.variance for e in each) == pytest.approx(found.variance)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("run", few(["graph", "eager", "xla"], ["graph"]))
+@pytest.mark.parametrize("clip", [None, 0.05])
+def test_modes_log_them(mode, run, clip):
+    x, y = _data()
+    gradients = kpg.per_sample_gradients(_model(), x, y)
+    norm, trace, true = _written_out(gradients)
+    aggregation = kpg.ClippedMean(clip) if clip else "mean"
+    model = _model(
+        mode(aggregation, statistics=True),
+        run_eagerly=run == "eager",
+        jit_compile=run == "xla",
+    )
+    logs = model.train_on_batch(x, y, return_dict=True)
+    found = [logs[name] for name in NAMES]
+    expected = [norm, trace, trace / true if true > 0 else np.nan]
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+    assert ("clipped_fraction" in logs) == bool(clip)
+
+
+@pytest.mark.parametrize("clip", [None, 0.05])
+def test_an_epoch_is_the_ratio_of_means(clip):
+    x, y = _data(12)
+    y[:] = y[:1]  # a mean gradient that the noise does not hide
+    parts = [
+        _written_out(
+            kpg.per_sample_gradients(_model(), x[i : i + 5], y[i : i + 5])
+        )
+        for i in (0, 5, 10)
+    ]
+    norms, traces, trues = np.array(parts).T
+    assert np.mean(trues) > 0
+    aggregation = kpg.ClippedMean(clip) if clip else "mean"
+    model = _model(kpg.Vectorized(aggregation, statistics=True))
+    logs = model.fit(x, y, batch_size=5, shuffle=False, verbose=0).history
+    found = [logs[name][0] for name in NAMES]
+    np.testing.assert_allclose(
+        found,
+        [norms.mean(), traces.mean(), traces.mean() / trues.mean()],
+        rtol=1e-4,
+    )
+    again = model.fit(x, y, batch_size=5, shuffle=False, verbose=0).history
+    np.testing.assert_allclose(
+        [again[name][0] for name in NAMES], found, rtol=1e-4
+    )
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_batches_of_one_have_no_variance(mode):
+    x, y = _data(3)
+    model = _model(mode(statistics=True))
+    logs = model.fit(x, y, batch_size=1, verbose=0).history
+    assert np.isfinite(logs["gradient_norm"][0])
+    assert np.isnan(logs["gradient_variance"][0])
+    assert np.isnan(logs["gradient_noise_scale"][0])
+    # The last batch, of one, changes nothing.
+    pair = model.fit(x[:2], y[:2], batch_size=2, verbose=0).history
+    both = model.fit(x, y, batch_size=2, shuffle=False, verbose=0).history
+    np.testing.assert_allclose(
+        both["gradient_variance"], pair["gradient_variance"], rtol=1e-4
+    )
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_broken_sample_is_left_out(mode):
+    x, y = _data()
+    y[2] = np.nan
+    model = _model(mode(kpg.ClippedMean(0.1), statistics=True))
+    logs = model.train_on_batch(x, y, return_dict=True)
+    keep = np.array([0, 1, 3, 4, 5, 6])
+    alone = _model(mode(kpg.ClippedMean(0.1), statistics=True))
+    expected = alone.train_on_batch(x[keep], y[keep], return_dict=True)
+    # The loss is a mean over 7 samples in one case and over 6 in the other.
+    for name in NAMES:
+        np.testing.assert_allclose(logs[name], expected[name], rtol=1e-4)
+    model = _model(mode(statistics=True))
+    logs = model.train_on_batch(x, y, return_dict=True)
+    assert all(np.isnan(logs[name]) for name in NAMES)
+
+
+def test_settings_are_kept_and_checked():
+    for mode in MODES:
+        again = mode.from_config(mode(statistics=True).get_config())
+        assert set(again.log_metrics) == set(NAMES)
+    assert not kpg.Vectorized().log_metrics
+    with pytest.raises(ValueError, match="its variance is not defined"):
+        kpg.PerSample(updates="sample", statistics=True)
+    with pytest.raises(ValueError, match="`inner` cannot log statistics"):
+        kpg.Accumulated(inner=kpg.Vectorized(statistics=True))
+
+
+def test_metrics_tell_nothing_from_zero():
+    mean, ratio = DefinedMean(), RatioOfMeans()
+    assert np.isnan(mean.result())
+    assert np.isnan(ratio.result())
+    for value in (2.0, float("nan"), 4.0, float("inf")):
+        mean.update_state(value)
+    assert mean.result() == 3
+    for pair in ([6.0, 1.0], [float("nan"), 5.0], [2.0, 3.0]):
+        ratio.update_state(tf.constant(pair))
+    assert ratio.result() == 2
+    ratio.update_state(tf.constant([1.0, -9.0]))
+    assert np.isnan(ratio.result())
+    mean.reset_state()
+    assert np.isnan(mean.result())
+
+
+@pytest.mark.parametrize("positions", [1, 2, 9])
+@pytest.mark.parametrize("sizes", [(3, 4), (40, 50)])
+def test_norm_of_a_sum_of_outer_products(positions, sizes):
+    rng = np.random.default_rng(0)
+    x, dz = (tf.constant(rng.normal(size=(3, positions, s))) for s in sizes)
+    factor = Outer(x, dz)
+    expected = np.square(factor.weighted_sum(None)).sum()
+    np.testing.assert_allclose(factor.squared_norm_of_sum(), expected)
+    factor.squared_norms()
+    factor.materialize()
+    np.testing.assert_allclose(factor.squared_norm_of_sum(), expected)
+
+
+def test_norm_of_a_table_needs_no_table():
+    rng = np.random.default_rng(0)
+    ids = tf.constant(rng.integers(0, 4, (3, 5)))
+    dz = tf.constant(rng.normal(size=(3, 5, 2)))
+    small = Rows(ids, dz, [4, 2])
+    expected = np.square(tf.convert_to_tensor(small.weighted_sum(None))).sum()
+    huge = Rows(ids, dz, [10**12, 2])
+    np.testing.assert_allclose(huge.squared_norm_of_sum(), expected)
+    np.testing.assert_allclose(squared_norm(huge.weighted_sum(None)), expected)

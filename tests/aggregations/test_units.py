@@ -1,0 +1,115 @@
+"""Gradients in other units, and of very different lengths."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_pergrad as kpg
+from tests.aggregations import oracle
+
+AGGREGATIONS = [
+    kpg.IMTLG(),
+    kpg.AlignedMTL(),
+    kpg.AlignedMTL(scale_mode="median"),
+    kpg.CAGrad(),
+    kpg.CAGrad(1.5),
+    kpg.UPGrad(),
+    kpg.MGDA(),
+    kpg.MGDA(exact=True),
+    kpg.PCGrad(),
+    kpg.Krum(1, 2),
+    kpg.GeometricMedian(),
+]
+LENGTHS = {
+    "short": [1e-4] * 4,
+    "long": [1e4] * 4,
+    "one long": [1.0, 1e4, 1.0, 1.0],
+    "all": [1.0, 1e4, 2.0, 1e-4],
+    "far": [1.0, 1e6, 2.0, 1.0],
+    "one zero": [1.0, 0.0, 1e4, 1.0],
+}
+
+
+def _rows(lengths):
+    rows = np.random.default_rng(0).normal(size=(len(lengths), 50))
+    rows /= np.linalg.norm(rows, axis=1)[:, None]
+    return rows * np.array(lengths)[:, None]
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS, ids=repr)
+def test_float32_gives_the_weights_of_float64(aggregation):
+    spec = tf.TensorSpec([None, None], tf.float32)
+    signature = [spec], [tf.TensorSpec([None, None], tf.float64)]
+    narrow, wide = (
+        tf.function(
+            lambda gramian: aggregation.gramian_weights(gramian),
+            input_signature=one,
+            autograph=False,
+        )
+        for one in signature
+    )
+    for name, lengths in LENGTHS.items():
+        if type(aggregation) is kpg.Krum and name not in ("short", "long"):
+            continue  # Two at one distance: rounding chooses.
+        rows = _rows(lengths)
+        expected = wide(rows @ rows.T).numpy()
+        found = narrow((rows @ rows.T).astype("float32")).numpy()
+        assert np.any(expected), name
+        # The parts of the aggregated gradient, of whatever length.
+        least = 1e-6 * np.abs(expected).min()
+        np.testing.assert_allclose(found, expected, 2e-3, least, err_msg=name)
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS, ids=repr)
+def test_one_unit_for_all_changes_nothing(aggregation):
+    rows = _rows([1.0, 2.0, 0.5, 1.0])
+    gramian = tf.constant(rows @ rows.T, tf.float32)
+    expected = aggregation.gramian_weights(gramian)
+    for scale in (1e-8, 1e8):
+        found = aggregation.gramian_weights(gramian * scale)
+        np.testing.assert_allclose(found, expected, 1e-5, 1e-6)
+
+
+def test_closed_forms_at_lengths_that_differ():
+    a, b, cosine = 0.1, 1000.0, -0.12
+    gramian = np.array([[a * a, cosine * a * b], [cosine * a * b, b * b]])
+    given = tf.constant(gramian, tf.float32)
+    # Equal projections of two gradients: the other one's length counts.
+    expected = np.array([b, a]) / (a + b)
+    found = kpg.IMTLG().gramian_weights(given)
+    np.testing.assert_allclose(found, expected, 1e-5)
+    values, vectors = np.linalg.eigh(gramian)
+    root = vectors / np.sqrt(values) @ vectors.T
+    found = kpg.AlignedMTL().gramian_weights(given)
+    expected = np.sqrt(values[0]) * root.sum(1) / 2
+    np.testing.assert_allclose(found, expected, 1e-5)
+    rows = np.linalg.cholesky(gramian)
+    found = kpg.CAGrad().gramian_weights(given).numpy()
+    np.testing.assert_allclose(found @ rows, oracle.cagrad(rows), 1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_opposite_gradients_have_weights(dtype):
+    gramian = tf.constant([[4.0, -4.0], [-4.0, 4.0]], dtype)
+    for aggregation in (kpg.IMTLG(), kpg.AlignedMTL(), kpg.CAGrad()):
+        weights = aggregation.gramian_weights(gramian)
+        np.testing.assert_allclose(weights, [0.5, 0.5], 1e-6)
+
+
+def test_weights_that_cancel_are_refused():
+    # Equal parts ask for v = (3, -1.5, -1.5) / ..., whose sum is zero.
+    lengths = np.array([1.0, 1.0, 1.0])
+    cosines = np.array([[1, 0.9, 0.9], [0.9, 1, 0.7], [0.9, 0.7, 1]])
+    v = np.linalg.solve(cosines, np.ones(3))
+    assert v[0] < 0 < v[1]
+    lengths[0] = -v[0] / (v[1] + v[2])
+    gramian = tf.constant(cosines * lengths * lengths[:, None])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="or its weights"):
+        kpg.IMTLG().gramian_weights(gramian)
+
+
+def test_a_long_gradient_does_not_move_the_median_far():
+    rows = _rows([1.0, 1.0, 1.0, 1e8])
+    gramian = tf.constant(rows @ rows.T)
+    weights = kpg.GeometricMedian().gramian_weights(gramian).numpy()
+    assert np.linalg.norm(weights @ rows) < 2

@@ -1,0 +1,548 @@
+"""Models with another normalisation in the place of batch normalisation."""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_pergrad as kpg
+from keras_pergrad.batch_norm.exchange import groups_for
+from tests import oracle
+from tests.real_models import loss, unfrozen
+
+L = keras.layers
+BatchNorm = L.BatchNormalization
+WAYS = pytest.mark.parametrize("by", ["group", "layer", "frozen"])
+CLASSES = {
+    "group": L.GroupNormalization,
+    "layer": L.LayerNormalization,
+    "frozen": BatchNorm,
+}
+
+
+class Block(L.Layer):
+    """Normalisation as an attribute, in a list, in a Sequential, in build."""
+
+    def __init__(self, width, **kwargs):
+        super().__init__(**kwargs)
+        self.width = width
+        self.dense = L.Dense(width)
+        self.norms = [BatchNorm(), BatchNorm()]
+        self.inner = keras.Sequential([L.Dense(width), BatchNorm()])
+
+    def build(self, shape):
+        self.late = BatchNorm(name="late")
+        wide = (*shape[:-1], self.width)
+        self.dense.build(shape)
+        for layer in (*self.norms, self.inner, self.late):
+            layer.build(wide)
+
+    def call(self, inputs, training=None):
+        x = self.dense(inputs)
+        for norm in self.norms:
+            x = norm(x, training=training)
+        return self.late(self.inner(x, training=training), training=training)
+
+
+class Net(keras.Model):
+    """Its `__init__` takes none of Keras's own arguments."""
+
+    def __init__(self):
+        super().__init__()
+        self.block = Block(4)
+        self.out = L.Dense(2)
+
+    def call(self, inputs, training=None):
+        return self.out(self.block(inputs, training=training))
+
+
+def functional():
+    """A layer used thrice, a nested model, a mask, an op, a frozen layer."""
+    words = keras.Input((6,), dtype="int32")
+    norm = BatchNorm(axis=2, epsilon=1e-2, name="twice")
+    masked = norm(L.Embedding(9, 8, mask_zero=True, name="table")(words))
+    x = norm(L.Embedding(9, 8)(words), training=False) + 0.5
+    inner = keras.Input((6, 8))
+    y = BatchNorm(scale=False, name="inside")(L.Dense(4)(inner))
+    x = keras.Model(inner, norm(L.Dense(8)(y)), name="nested")(x)
+    x = BatchNorm(trainable=False, name="frozen")(x)
+    pooled = [L.GlobalAveragePooling1D()(t) for t in (masked, x)]
+    return keras.Model(words, L.Dense(3)(L.Concatenate()(pooled)))
+
+
+def words(n=3):
+    return np.random.default_rng(0).integers(0, 9, (n, 6), "int32")
+
+
+def perturb(model):
+    """Weights that are no zeros and ones; variances above zero."""
+    rng = np.random.default_rng(1)
+    for weight in model.weights:
+        if weight.name != "seed_generator_state":
+            weight.assign(rng.uniform(0.2, 1.0, weight.shape))
+    return model
+
+
+def norms(model):
+    return {
+        layer.path: layer
+        for layer in model._flatten_layers()
+        if "Normalization" in type(layer).__name__
+    }
+
+
+def check(model, by, kept=()):
+    """Replaces, and asserts what holds for every model."""
+    before = model.get_weights()
+    new = kpg.replace_batch_norm(model, by)
+    assert isinstance(new, type(model))
+    assert new is not model
+    assert [(n.name, n.path) for n in new._flatten_layers()] == [
+        (n.name, n.path) for n in model._flatten_layers()
+    ]
+    for path, layer in norms(model).items():
+        assert type(layer) is BatchNorm
+        twin = norms(new)[path]
+        assert type(twin) is (BatchNorm if path in kept else CLASSES[by])
+        assert twin.trainable == (by != "frozen" and path not in kept)
+        assert twin.epsilon == layer.epsilon
+        assert twin.dtype_policy == layer.dtype_policy
+    values = {w.path: w for w in new.weights}
+    gone = set()
+    for weight in model.weights:
+        if weight.path not in values:
+            gone.add(weight.path.rsplit("/", 1)[1])
+            continue
+        assert values[weight.path] is not weight
+        np.testing.assert_array_equal(values[weight.path], weight)
+    assert gone == (
+        set() if by == "frozen" else {"moving_mean", "moving_variance"}
+    )
+    assert len(values) == len(new.weights)
+    for old, same in zip(before, model.get_weights()):
+        np.testing.assert_array_equal(old, same)
+    return new
+
+
+def clipped(net):
+    model = kpg.PerGradModel.from_model(net)
+    mode = kpg.Vectorized(kpg.ClippedMean(1.0))
+    model.compile("sgd", loss(), gradient_mode=mode)
+    return model
+
+
+@WAYS
+def test_functional(by):
+    model = perturb(functional())
+    new = check(model, by, kept=("frozen",))
+    twice = new.get_layer("twice")
+    assert twice in new.get_layer("nested").layers
+    assert twice.gamma.shape == (8,)
+    assert new.get_layer("nested").get_layer("inside").gamma is None
+    x = words()
+    assert (by == "frozen") == np.allclose(new(x), model(x))
+    if by == "group":
+        trained, y = clipped(new), np.array([0, 1, 2])
+        found = kpg.per_sample_gradients(trained, x, y)
+        oracle.check(found, trained, x, y, training=True)
+
+
+def images():
+    return keras.Sequential(
+        [
+            keras.Input((5, 5, 2)),
+            L.Conv2D(6, 2),
+            BatchNorm(name="norm"),
+            L.ReLU(),
+            L.Dropout(0.5),
+            L.Flatten(),
+            L.Dense(8),
+            BatchNorm(center=False, gamma_regularizer="l2"),
+            L.Dense(3),
+        ]
+    )
+
+
+@WAYS
+def test_sequential_of_images(by):
+    net = images()
+    net.compile("adam", loss())
+    new = check(perturb(net), by)
+    assert not new.compiled
+    x = np.random.default_rng(2).normal(size=(3, 5, 5, 2)).astype("float32")
+    if by == "group":
+        assert [n.groups for n in norms(new).values()] == [3, 1]
+    if by == "layer":
+        assert new.get_layer("norm").axis in (-1, [-1])
+    alone = [np.asarray(new(x[i : i + 1])) for i in range(3)]
+    np.testing.assert_allclose(new(x), np.concatenate(alone), atol=1e-5)
+
+
+@WAYS
+def test_subclassed(by):
+    model = Net()
+    x = np.random.default_rng(3).normal(size=(3, 3)).astype("float32")
+    model(x)
+    perturb(model)
+    new = check(model, by)
+    assert all(n in new._flatten_layers() for n in new.block.norms)
+    assert isinstance(new.block.inner.layers[1], CLASSES[by])
+    before = {w.path: np.array(w) for w in new.weights}
+    clipped(new).fit(x, np.array([0, 1, 1]), verbose=0)
+    changed = {
+        w.path for w in new.weights if (before[w.path] != w.numpy()).any()
+    }
+    assert new.out.kernel.path in changed
+    late = {w.path for w in new.block.late.weights}
+    assert late & changed == (set() if by == "frozen" else late)
+
+
+def test_what_has_been_replaced_can_be_saved(tmp_path):
+    new = perturb(kpg.replace_batch_norm(images()))
+    new.save(tmp_path / "new.keras")
+    again = keras.saving.load_model(tmp_path / "new.keras")
+    x = np.ones((2, 5, 5, 2))
+    np.testing.assert_allclose(again(x), new(x), rtol=1e-6)
+    assert type(again.get_layer("norm")) is L.GroupNormalization
+
+
+def reloaded(model, path):
+    model.save(path / "model.keras")
+    scope = {cls.__name__: cls for cls in (Kept, Block, Graph)}
+    return keras.saving.load_model(path / "model.keras", scope)
+
+
+class Graph(keras.Model):
+    """A functional model whose own code makes its layers."""
+
+    def __init__(self, name="graph"):
+        inputs = keras.Input((4, 4, 3))
+        x = BatchNorm(name="first")(L.Conv2D(8, 2, name="conv")(inputs))
+        x = BatchNorm(name="second")(x)
+        outputs = L.Dense(2, name="out")(L.GlobalAveragePooling2D()(x))
+        super().__init__(inputs, outputs, name=name)
+
+    def get_config(self):
+        return {"name": self.name}
+
+
+class Kept(Net):
+    """A `Net` that Keras can make again."""
+
+    def __init__(self, **kwargs):
+        super().__init__()
+
+    def build(self, shape):
+        self.block.build(shape)
+        self.out.build((None, 4))
+
+
+def net():
+    model = Kept()
+    model(np.ones((2, 3), "float32"))
+    return model
+
+
+def with_a_block():
+    inputs = keras.Input((3,))
+    return keras.Model(inputs, L.Dense(2)(Block(4, name="block")(inputs)))
+
+
+def with_a_model_inside():
+    inputs = keras.Input((4, 4, 3))
+    return keras.Model(inputs, L.Dense(2)(Graph()(inputs)))
+
+
+@WAYS
+@pytest.mark.parametrize(
+    "make", [net, with_a_block, Graph, with_a_model_inside]
+)
+def test_layers_made_by_own_code_stay_exchanged_when_loaded(make, by, tmp_path):
+    new = perturb(kpg.replace_batch_norm(make(), by))
+    again = reloaded(new, tmp_path)
+    kinds = [type(layer) for layer in norms(new).values()]
+    assert [type(layer) for layer in norms(again).values()] == kinds
+    assert set(kinds) == {CLASSES[by]}
+    for layer, its in zip(norms(new).values(), norms(again).values()):
+        names = {"name": None}
+        assert layer.get_config() | names == its.get_config() | names
+    x = np.random.default_rng(0).normal(size=(2, 4, 4, 3))
+    x = x if len(new.weights[0].shape) == 4 else x[:, 0, 0]
+    np.testing.assert_allclose(again(x), new(x), rtol=1e-6)
+    # Once more, as an example of what else is made from a config.
+    more = reloaded(again, tmp_path)
+    np.testing.assert_allclose(more(x), new(x), rtol=1e-6)
+
+
+def test_only_those_exchanged_are_exchanged_when_loaded(tmp_path):
+    graph = Graph()
+    graph.get_layer("first").trainable = False
+    again = reloaded(kpg.replace_batch_norm(graph), tmp_path)
+    assert type(again.get_layer("first")) is BatchNorm
+    assert type(again.get_layer("second")) is L.GroupNormalization
+
+
+def test_made_per_sample_and_saved(tmp_path):
+    model = clipped(kpg.replace_batch_norm(Graph()))
+    model.fit(np.ones((2, 4, 4, 3)), np.array([0, 1]), verbose=0)
+    again = reloaded(model, tmp_path)
+    assert type(again) is type(model)
+    assert int(again.optimizer.iterations) == 1
+    assert type(again.get_layer("first")) is L.GroupNormalization
+
+
+class NoConfig(keras.regularizers.Regularizer):
+    """A regulariser that Keras cannot make again."""
+
+    def __call__(self, x):
+        return keras.ops.sum(x**2)
+
+
+def uncopied(*more):
+    return sequential(
+        L.Dense(4, kernel_regularizer=NoConfig()),
+        BatchNorm(name="norm"),
+        Opaque(keras.ops.relu),
+        *more,
+    )
+
+
+@WAYS
+def test_in_place_where_no_copy_is_possible(by):
+    with pytest.raises(
+        ValueError, match=r"(?s)cannot be copied.*in_place=True"
+    ):
+        kpg.replace_batch_norm(uncopied(), by)
+    model = perturb(uncopied(L.Dense(3)))
+    model.compile("sgd", "mse")
+    kernel, gamma = model.layers[0].kernel, np.array(model.layers[1].gamma)
+    assert kpg.replace_batch_norm(model, by, in_place=True) is model
+    norm = model.get_layer("norm")
+    assert type(norm) is CLASSES[by]
+    assert model.layers[0].kernel is kernel
+    np.testing.assert_array_equal(norm.gamma, gamma)
+    assert not model.compiled
+    clipped(model).fit(np.ones((2, 4)), np.array([0, 1]), verbose=0)
+
+
+def test_in_place_takes_all_back_if_one_does_not_run():
+    model = sequential(BatchNorm(name="norm"), Masked(), shape=(3, 4))
+    before = [(type(n), n.get_weights()) for n in norms(model).values()]
+    expected = model(np.ones((2, 3, 4)))
+    with pytest.raises(ValueError, match="does not run once"):
+        kpg.replace_batch_norm(model, in_place=True)
+    assert [type(n) for n in norms(model).values()] == [k for k, _ in before]
+    np.testing.assert_array_equal(model(np.ones((2, 3, 4))), expected)
+
+
+def test_models_of_keras_hub_are_saved_but_not_as_presets(tmp_path):
+    hub = pytest.importorskip("keras_hub").models
+    backbone = hub.ResNetBackbone(
+        input_conv_filters=[64],
+        input_conv_kernel_sizes=[3],
+        stackwise_num_filters=[64],
+        stackwise_num_blocks=[1],
+        stackwise_num_strides=[1],
+        block_type="basic_block",
+        use_pre_activation=True,
+        image_shape=(16, 16, 3),
+    )
+    new = kpg.replace_batch_norm(hub.ResNetImageClassifier(backbone, 2))
+    again = reloaded(perturb(new), tmp_path)
+    x = np.random.default_rng(0).normal(size=(2, 16, 16, 3))
+    np.testing.assert_allclose(again(x), new(x), rtol=1e-5)
+    with pytest.raises(ValueError, match="from a preset it would be made with"):
+        new.save_to_preset(tmp_path / "preset")
+
+
+def test_lora_policies_and_classes_stay():
+    inputs = keras.Input((6,))
+    dense = L.Dense(4, name="dense")
+    x = L.BatchNormalization(dtype="mixed_float16")(dense(inputs))
+    model = kpg.PerGradModel(inputs, L.Dense(2, name="out")(x), name="mine")
+    dense.enable_lora(2)
+    model.layers[-1].bias.trainable = False
+    new = check(perturb(model), "group")
+    assert new.get_layer("dense").lora_enabled
+    assert [v.path for v in new.trainable_variables] == [
+        v.path for v in model.trainable_variables
+    ]
+
+
+@pytest.mark.parametrize("name", ["resnet50", "mobilenetv3", "densenet121"])
+@pytest.mark.slow
+def test_small_nets_of_keras_applications_train(name):
+    model, x, y = unfrozen(name)
+    for by in ("group", "frozen"):
+        new = check(model, by)
+        net = kpg.PerGradModel.from_model(new)
+        net.compile("sgd", loss(), gradient_mode="vectorized")
+        history = net.fit(x, y, verbose=0).history
+        assert np.isfinite(history["loss"]).all()
+
+
+@pytest.mark.parametrize(
+    "name", ["ResNet50", "MobileNetV3Large", "DenseNet121"]
+)
+@pytest.mark.slow
+def test_keras_applications(name):
+    model = getattr(keras.applications, name)(
+        weights=None, input_shape=(32, 32, 3), classes=2
+    )
+    new = check(model, "group")
+    for path, layer in norms(new).items():
+        channels = norms(model)[path].gamma.shape[0]
+        assert channels % layer.groups == 0
+        assert 2 <= channels // layer.groups < channels
+    x = np.random.default_rng(4).uniform(size=(2, 32, 32, 3))
+    assert np.isfinite(new(x)).all()
+
+
+@pytest.mark.parametrize("most", [None, 1, 3, 8, 32, 100])
+def test_groups_divide_channels_and_hold_more_than_one_value(most):
+    for channels in range(1, 70):
+        for positions in (None, 1, 2, 49):
+            groups = groups_for(channels, positions, most)
+            assert channels % groups == 0
+            assert 1 <= groups <= (most or 32)
+            if channels > 1:
+                assert channels // groups * (positions or 1) > 1
+
+
+@pytest.mark.parametrize(
+    ("channels", "positions", "most", "groups"),
+    [
+        (64, 49, None, 32),
+        (64, 1, None, 4),
+        (64, None, None, 4),
+        (72, 49, None, 24),
+        (7, 49, None, 1),
+        (6, 49, None, 3),
+        (8, 1, None, 1),
+        (64, 49, 64, 64),
+        (64, 1, 64, 32),
+        (12, 9, 5, 4),
+    ],
+)
+def test_number_of_groups(channels, positions, most, groups):
+    assert groups_for(channels, positions, most) == groups
+
+
+class Lazy(keras.Model):
+    """Makes its normalisation in `call`."""
+
+    def call(self, inputs, training=None):
+        return BatchNorm(name="made")(inputs, training=training)
+
+
+class Own(BatchNorm):
+    """Another computation."""
+
+    def call(self, inputs, training=None, mask=None):
+        return 2 * super().call(inputs, training=training, mask=mask)
+
+
+class Masked(L.Layer):
+    """Calls the normalisation with more than a tensor."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.norm = BatchNorm()
+
+    def build(self, shape):
+        self.norm.build(shape)
+
+    def call(self, inputs):
+        return self.norm(inputs, mask=inputs[..., 0] > 0)
+
+
+class Opaque(L.Layer):
+    """Keras cannot make another one."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def call(self, inputs):
+        return self.function(inputs)
+
+
+def sequential(*layers, shape=(4,)):
+    return keras.Sequential([keras.Input(shape), *layers])
+
+
+def lazy():
+    model = Lazy()
+    model(np.ones((2, 4), "float32"))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "arguments", "message"),
+    [
+        (lazy, {}, "BatchNormalization 'lazy/made', which is no attribute"),
+        (lambda: sequential(Own()), {}, r"'own' \(Own\) overrides"),
+        (
+            lambda: keras.Sequential(
+                [keras.Input(batch_shape=(3, 4)), BatchNorm(axis=0)]
+            ),
+            {},
+            "'batch_normalization'.* axis 0",
+        ),
+        (
+            lambda: sequential(L.Dense(1), BatchNorm(name="one")),
+            {},
+            r"'one' \(BatchNormalization\) would normalise single values",
+        ),
+        (
+            lambda: sequential(BatchNorm(name="thin"), shape=(7, 7, 1)),
+            {"by": "layer"},
+            "'thin'.* single values.* Use by='group'",
+        ),
+        (
+            lambda: sequential(Masked(), shape=(3, 4)),
+            {},
+            "does not run once .* must call the normalisation with one tensor",
+        ),
+        (
+            lambda: sequential(Opaque(keras.ops.relu), BatchNorm()),
+            {},
+            "cannot be copied.*\nGive layers .* of your own a `get_config`",
+        ),
+        (
+            lambda: keras.Sequential([BatchNorm()], name="early"),
+            {},
+            "'early' is not built",
+        ),
+        (lambda: sequential(BatchNorm()), {"by": "batch"}, "by='batch'"),
+        (lambda: sequential(BatchNorm()), {"groups": 0}, "groups=0"),
+        (
+            lambda: sequential(BatchNorm()),
+            {"by": "layer", "groups": 2},
+            "goes with by='group' only",
+        ),
+    ],
+)
+def test_refusals_name_the_layer(make, arguments, message):
+    model = make()
+    with pytest.raises(ValueError, match=f"(?s){message}"):
+        kpg.replace_batch_norm(model, **arguments)
+    assert BatchNorm.call.__qualname__ == "BatchNormalization.call"
+
+
+def test_only_models_are_taken():
+    with pytest.raises(TypeError, match=r"must be a keras\.Model"):
+        kpg.replace_batch_norm(BatchNorm())
+
+
+def test_the_smallest_map_of_a_shared_layer_counts():
+    norm = BatchNorm()
+    maps = keras.Input((7, 7, 8))
+    small = L.GlobalAveragePooling2D(keepdims=True)(maps)
+    model = keras.Model(maps, [norm(maps), norm(small)])
+    new = kpg.replace_batch_norm(model, groups=8)
+    assert new.get_layer(norm.name).groups == 4
+
+
+def test_a_thin_map_has_one_group():
+    model = sequential(BatchNorm(), shape=(7, 7, 1))
+    assert kpg.replace_batch_norm(model).layers[0].groups == 1

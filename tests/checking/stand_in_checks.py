@@ -1,0 +1,40 @@
+"""Checks of check_gradients that need the stand-in."""
+
+import keras
+
+from keras_pergrad.checking.check import check_gradients
+from tests.metal_stub import models
+
+# model, op that is made wrong, in nodes named so, by how much
+DAMAGE = (
+    ("dense", "", "", 0.0),
+    ("dense", "BiasAdd", "dense_1", 0.4),
+    ("cnn", "Conv2DBackpropFilter", "conv2d", 0.01),
+)
+
+
+def check(plugin):
+    """model, right or with a wrong op → what check_gradients says."""
+    found = {}
+    for name, op, nodes, by in DAMAGE:
+        keras.backend.clear_session()  # names count from the start
+        model, x, y = models.make(name)
+        plugin.damage(op, nodes, by)
+        result = check_gradients(
+            model,
+            x,
+            y,
+            modes=["batch", "vectorized"],
+            settings=["graph", "xla"],
+            repeats=1,
+        )
+        found[f"{name} {op}".strip()] = {
+            "rows": [
+                [row.mode, row.device, row.setting, row.verdict]
+                for row in result.rows
+            ],
+            "wrong": sorted({p for row in result.wrong for p in row.wrong}),
+            "answer": result.answer,
+            "text": str(result),
+        }
+    return found

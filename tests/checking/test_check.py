@@ -1,0 +1,427 @@
+"""check_gradients: what is right is not accused, what is wrong is found."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_pergrad as kpg
+from keras_pergrad.checking import execution, numerics
+from keras_pergrad.keras_internals.tensorflow import settings
+from tests import zoo
+from tests.tensor_float import short_products
+
+layers = keras.layers
+QUICK = {"settings": ["graph"], "repeats": 1}
+
+
+class Scale(layers.Layer):
+    def build(self, shape):
+        self.scale = self.add_weight(shape=(shape[-1],))
+
+    def call(self, inputs):
+        return inputs * self.scale
+
+
+@tf.custom_gradient
+def wrong_on_eight(x):
+    """The identity, with a gradient that is off for batches of eight."""
+
+    def gradient(dy):
+        return dy * (1.01 if x.shape[0] == 8 else 1.0)
+
+    return tf.identity(x), gradient
+
+
+class Narrow(layers.Layer):
+    """An op with a constant of its own format."""
+
+    def call(self, inputs):
+        return inputs * tf.constant(2.0, tf.float32)
+
+
+def made(*stack, shape=(4,), n=8, outputs=3, **options):
+    model = keras.Sequential(
+        [keras.Input(shape), *stack, layers.Dense(outputs)]
+    )
+    options = {"optimizer": "sgd", "loss": "mse", **options}
+    model.compile(**options)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(n, *shape)).astype("float32")
+    return model, x, rng.normal(size=(n, outputs)).astype("float32")
+
+
+def verdicts(found):
+    return {(row.mode, row.setting): row.verdict for row in found.rows}
+
+
+def numbers(model):
+    held = [*model.variables, *model.metrics_variables]
+    return [v.numpy() for v in (*held, *model.optimizer.variables)]
+
+
+def test_every_way_agrees_and_nothing_is_touched():
+    model = zoo.functional(kpg.PerGradModel)
+    clipped = kpg.Vectorized(aggregation=kpg.ClippedMean(0.1))
+    model.compile(
+        "adam",
+        "sparse_categorical_crossentropy",
+        metrics=["accuracy"],
+        gradient_mode=clipped,
+    )
+    x, y, weights = zoo.data(8)
+    model.train_on_batch(x, y, sample_weight=weights)
+    before = numbers(model)
+    found = kpg.check_gradients(model, x, y, weights, repeats=2)
+    assert found.ok, found
+    modes = ("batch", "vectorized", "per_sample", "vectorized, ClippedMean")
+    for mode in modes:
+        for setting in ("eager", "graph"):
+            assert verdicts(found)[mode, setting] == "rounding"
+    assert verdicts(found)["accumulated by 3", "graph"] == "refused"
+    assert "draw afresh for each microbatch" in str(found)
+    for a, b in zip(before, numbers(model)):
+        np.testing.assert_array_equal(a, b)
+    assert {layer.compute_dtype for layer in model.layers} == {"float32"}
+    assert keras.config.floatx() == "float32"
+    assert all(row.between_repeats == 0 for row in found.rows if row.verdicts)
+
+
+def test_a_wrong_rule_is_found_and_named():
+    @kpg.register_rule(Scale, replace=True)
+    def scale(layer, inputs, dz):
+        yield layer.scale, kpg.factors.Product(inputs, 1.001 * dz)
+
+    model, x, y = made(Scale(name="scale"))
+    found = kpg.check_gradients(model, x, y, settings=["eager", "graph"])
+    assert not found.ok
+    assert {row.mode for row in found.wrong} == {"vectorized"}
+    assert {tuple(row.wrong) for row in found.wrong} == {
+        (model.trainable_variables[0].path,)
+    }
+    assert "What computes it in mode vectorized is wrong" in found.answer
+    assert "scale: not rounding" not in str(found)
+    assert "not rounding" in str(found)
+
+
+def test_a_gradient_that_is_wrong_on_one_batch_size_is_found():
+    model, x, y = made(Scale(), layers.Lambda(wrong_on_eight))
+    found = kpg.check_gradients(model, x, y, **QUICK)
+    wrong = {row.mode for row in found.wrong}
+    assert "batch" in wrong
+    assert "per_sample" not in wrong
+    assert kpg.check_gradients(model, x[:7], y[:7], **QUICK).ok
+
+
+def test_batch_normalization_is_judged_by_the_batch():
+    model, x, y = made(layers.Dense(4), layers.BatchNormalization())
+    before = numbers(model)
+    found = kpg.check_gradients(model, x, y, **QUICK)
+    rows = verdicts(found)
+    assert rows["batch", "graph"] == "rounding"
+    assert rows["vectorized", "graph"] == rows["per_sample", "graph"]
+    assert rows["per_sample", "graph"] == "refused"
+    assert rows["accumulated by 3", "graph"] == "refused"
+    assert "each microbatch goes through the model alone" in str(found)
+    assert found.ok
+    whole = kpg.Accumulated(microbatch_size=8)
+    assert kpg.check_gradients(model, x, y, modes=[whole], **QUICK).ok
+    assert "(BatchNormalization) makes every" in str(found)
+    assert "no sample has a gradient of its own" in str(found)
+    for a, b in zip(before, numbers(model)):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_layer_that_mixes_samples_is_no_wrong_kernel():
+    mean = layers.Lambda(lambda t: t - tf.reduce_mean(t, 0, keepdims=True))
+    model, x, y = made(layers.Dense(4, activation="tanh"), mean)
+    found = kpg.check_gradients(model, x, y, modes=["batch"], **QUICK)
+    assert found.ok
+    text = " ".join(str(found).split())
+    assert "(layer 'lambda' (Lambda) mixes the samples of a batch in" in text
+    assert "the op Sub (" in text
+    found = kpg.check_gradients(
+        model, x, y, modes=["per_sample"], settings=["eager", "graph"]
+    )
+    for row in found.refused:
+        assert row.reason.startswith("layer 'lambda")
+    assert len(found.refused) == 2
+
+
+def test_a_zero_by_cancellation_is_rounding():
+    # The key's bias has no influence; LayerNormalization hides the other.
+    inputs = keras.Input((5, 8))
+    attended = layers.MultiHeadAttention(2, 4)(inputs, inputs)
+    x = layers.LayerNormalization()(layers.Dense(8)(attended))
+    model = keras.Model(inputs, layers.Dense(2)(x))
+    model.compile("sgd", "mse")
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(6, 5, 8)).astype("float32")
+    y = rng.normal(size=(6, 5, 2)).astype("float32")
+    found = kpg.check_gradients(model, x, y, **QUICK)
+    assert found.ok, found
+
+
+def test_an_op_without_float64_is_judged_in_float32():
+    model, x, y = made(layers.Dense(4), Narrow())
+    found = kpg.check_gradients(model, x, y, **QUICK)
+    assert found.ok
+    assert found.reference.endswith("in float32")
+    assert "does not run in float64" in str(found)
+
+
+def test_losses_of_every_kind():
+    class Adds(layers.Layer):
+        supports_masking = True
+
+        def call(self, inputs):
+            self.add_loss(0.1 * keras.ops.sum(inputs**2))
+            self.add_loss(0.3 * keras.ops.mean(inputs**4))
+            return inputs
+
+    ids = keras.Input((5,), dtype="int32")
+    x = layers.Embedding(9, 4, mask_zero=True)(ids)
+    x = layers.LSTM(4, return_sequences=True)(x)
+    named = {"a": layers.Dense(2, activation="softmax", name="a")(x)}
+    named["b"] = layers.Dense(1, name="b", kernel_regularizer="l2")(Adds()(x))
+    model = keras.Model(ids, named)
+    model.compile(
+        "sgd",
+        {"a": "sparse_categorical_crossentropy", "b": "mae"},
+        loss_weights={"a": 0.3, "b": 2.0},
+    )
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 9, (6, 5))
+    y = {"a": rng.integers(0, 2, (6, 5)), "b": rng.normal(size=(6, 5, 1))}
+    found = kpg.check_gradients(model, x, y, **QUICK)
+    assert found.ok, found
+    assert not found.refused, found
+    assert found.reference == "single samples one by one in float64"
+
+
+def test_half_precision_has_a_tolerance_of_its_own():
+    keras.config.set_dtype_policy("mixed_float16")
+    model, x, y = made(layers.Dense(16, activation="relu"))
+    found = kpg.check_gradients(model, x, y, modes=["batch"], **QUICK)
+    assert found.ok
+    assert found.rows[0].relative > 1e-6
+    assert found.rows[0].worst[1].tolerance > 1e-2
+    assert found.reference.endswith("float64")
+
+
+def test_double_precision_is_judged_as_such(float64):
+    model, x, y = made(layers.Dense(16, activation="relu"))
+    found = kpg.check_gradients(model, x, y, modes=["batch"], **QUICK)
+    assert found.ok
+    assert found.rows[0].worst[1].tolerance < 1e-13
+
+
+def test_without_a_gradient_of_the_batch_a_mode_is_refused():
+    model, x, y = made()
+    noisy = kpg.ClippedMean(1.0, noise_multiplier=1.0)
+    modes = [
+        kpg.PerSample(updates="sample"),
+        kpg.Vectorized(aggregation=noisy),
+        kpg.Accumulated(steps=2),
+    ]
+    found = kpg.check_gradients(model, x, y, modes=modes, **QUICK)
+    assert [row.verdict for row in found.rows] == ["refused"] * 3
+    assert "calls the optimizer itself" in str(found)
+    assert "adds noise" in str(found)
+    assert not found.ok
+    assert found.answer.startswith("No answer")
+
+
+def test_a_mode_of_ones_own_says_that_it_changes_gradients():
+    class Half(kpg.Vectorized):
+        def step(self, model, x, y, sample_weight):
+            step = super().step(model, x, y, sample_weight)
+            step.gradients = [g / 2 for g in step.gradients]
+            return step
+
+    class Declared(Half):
+        changes_gradients = True
+
+    model, x, y = made()
+    modes = ["batch", Half(), Declared()]
+    found = kpg.check_gradients(model, x, y, modes=modes, **QUICK)
+    assert [row.verdict for row in found.rows][1:] == ["wrong", "refused"]
+    assert found.rows[0].verdict in ("exact", "rounding")
+    assert [note.partition(" is meant")[0] for note in found.notes] == [
+        "if Half"
+    ]
+    assert "meant to give other" in found.rows[2].reason
+
+
+def test_draws_that_nothing_can_repeat_are_refused():
+    noise = layers.Lambda(lambda t: t + tf.random.normal(tf.shape(t)))
+    model, x, y = made(noise)
+    with pytest.raises(ValueError, match=r"without keras\.random"):
+        kpg.check_gradients(model, x, y, **QUICK)
+
+
+def test_a_forward_pass_that_writes_to_weights_is_refused():
+    model, x, y = made(layers.SpectralNormalization(layers.Dense(3)))
+    with pytest.raises(ValueError, match="writes to the trainable variable"):
+        kpg.check_gradients(model, x, y, **QUICK)
+
+
+def test_a_table_that_cannot_be_copied_is_used_where_it_is():
+    words = keras.Input((1,), dtype="string")
+    ids = layers.StringLookup(vocabulary=["a", "b"])(words)
+    flat = layers.Flatten()(layers.Embedding(4, 3)(ids))
+    model = keras.Model(words, layers.Dense(1)(flat))
+    model.compile("sgd", "mse")
+    x, y = np.array([["a"], ["b"], ["z"]]), np.ones((3, 1), "float32")
+    found = kpg.check_gradients(model, x, y, **QUICK)
+    assert found.ok, found
+
+
+def test_a_gradient_that_is_not_finite_names_the_sample():
+    model, x, y = made()
+    y[5] = np.nan
+    with pytest.raises(ValueError, match="gradient of sample 5 is not finite"):
+        kpg.check_gradients(model, x, y, **QUICK)
+
+
+def test_an_error_inside_leaves_the_model_as_it_was(monkeypatch):
+    model, x, y = made(layers.Dropout(0.5), layers.BatchNormalization())
+    before = numbers(model)
+
+    def fail(*_):
+        raise RuntimeError("inside")
+
+    monkeypatch.setattr("keras_pergrad.checking.numerics.judge_all", fail)
+    with pytest.raises(RuntimeError, match="inside"):
+        kpg.check_gradients(model, x, y, **QUICK)
+    for a, b in zip(before, numbers(model)):
+        np.testing.assert_array_equal(a, b)
+    assert model.losses == []
+    assert keras.config.floatx() == "float32"
+
+
+def test_it_shows_as_text_html_and_data():
+    model, x, y = made()
+    found = kpg.check_gradients(model, x, y, modes="batch", **QUICK)
+    [row] = found.rows
+    path, verdict = row.worst
+    assert (row.device, row.setting) == ("CPU:0", "graph")
+    assert row.relative == verdict.relative < verdict.tolerance
+    assert path in {v.path for v in model.trainable_variables}
+    assert row.step_ms > 0
+    assert "Yes: 1 of 1 ways" in str(found)
+    assert "<td>batch</td>" in found._repr_html_()
+    assert max(map(len, str(found).splitlines())) < 90
+
+
+def test_modes_that_differ_in_their_settings_have_rows_of_their_own():
+    model, x, y = made()
+    modes = [
+        kpg.Vectorized(aggregation=kpg.ClippedMean(norm))
+        for norm in (0.1, 1.0, 0.1)
+    ]
+    found = kpg.check_gradients(model, x, y, modes=modes, **QUICK)
+    assert [row.mode for row in found.rows] == [
+        "vectorized, ClippedMean",
+        "vectorized, ClippedMean #2",
+    ]
+    assert found.ok, found
+
+
+def test_refusals_name_what_came():
+    model, x, y = made()
+    for wrong, match in (
+        ({"repeats": 0}, "repeats=0"),
+        ({"settings": "graph"}, "settings='graph'"),
+        ({"settings": ["jax"]}, r"eager.*\['jax'\]"),
+        ({"modes": ["fast"]}, "fast"),
+        ({"devices": ["GPU:7"]}, "GPU:7"),
+        ({"sample_weight": np.ones(len(x) - 1)}, "sample_weight with"),
+        ({"sample_weight": np.array(["1"])}, "real numbers.*'1'"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            kpg.check_gradients(model, x, y, **wrong)
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(4)
+    for check in (
+        kpg.check_gradients,
+        kpg.compare_devices,
+        kpg.predict_placement,
+    ):
+        with pytest.raises(ValueError, match=r"next\(iter\(dataset\)\)"):
+            check(model, data)
+        with pytest.raises(ValueError, match=r"Expected `y`\. Received"):
+            check(model, x)
+    with pytest.raises(ValueError, match="not compiled"):
+        kpg.check_gradients(keras.Sequential([layers.Dense(1)]), x, y)
+
+
+def test_half_precision_cannot_tell():
+    keras.utils.set_random_seed(1)
+    policy = keras.DTypePolicy("mixed_bfloat16")
+    model = keras.Sequential(
+        [keras.Input((100,)), keras.layers.Dense(3, dtype=policy)]
+    )
+    model.compile("sgd", "mse")
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(4, 100)), rng.normal(size=(4, 3))
+    found = kpg.check_gradients(
+        model, x, y, modes=["batch"], repeats=1, settings=["graph"]
+    )
+    (row,) = found.rows
+    assert row.verdict == "cannot tell"
+    assert not found.ok
+    assert found.answer.startswith("Cannot tell: rounding alone may be ")
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_the_ten_bits_of_products_on_a_gpu_are_rounding(known, monkeypatch):
+    original = execution.TracedMode._compute
+
+    def shortened(self, data):
+        with short_products(nearest=False):
+            return original(self, data)
+
+    monkeypatch.setattr(execution.TracedMode, "_compute", shortened)
+    if known:  # of the CPU, which is the GPU here
+        monkeypatch.setattr(
+            numerics, "on_device", lambda dtype, device: numerics.TENSOR_FLOAT
+        )
+    model = keras.Sequential(
+        [
+            keras.Input((6, 6, 2)),
+            keras.layers.Conv2D(4, 3, activation="tanh"),
+            keras.layers.Flatten(),
+            keras.layers.Dense(3),
+        ]
+    )
+    model.compile("sgd", "mse")
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(8, 6, 6, 2)), rng.normal(size=(8, 3))
+    how = {"modes": ["batch"], "settings": ["graph"], "repeats": 1}
+    check = kpg.check_gradients(model, x, y, devices="CPU:0", **how)
+    assert check.ok is known
+    if known:
+        assert "to the ten bits of TensorFloat-32 (tf.config" in check.answer
+        assert check.rows[0].relative > 1e-5
+
+
+@pytest.mark.usefixtures("ten_bits")
+def test_products_have_ten_bits_on_a_card_that_has_them(monkeypatch):
+    cards = [object()]
+    details = {"compute_capability": (8, 0)}
+    experimental = tf.config.experimental
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: cards)
+    monkeypatch.setattr(
+        experimental, "get_device_details", lambda device: details
+    )
+    short = numerics.TENSOR_FLOAT
+    assert numerics.on_device("float32", "GPU:0") == short
+    assert numerics.on_device("float32", "CPU:0") == "float32"
+    assert numerics.on_device("bfloat16", "GPU:0") == "bfloat16"
+    with settings.switched_off():
+        assert numerics.on_device("float32", "GPU:0") == "float32"
+    assert numerics.on_device("float32", "GPU:0") == short
+    details["compute_capability"] = (7, 5)
+    assert numerics.on_device("float32", "GPU:0") == "float32"
+    del details["compute_capability"]  # of a plugin
+    assert numerics.on_device("float32", "GPU:0") == "float32"

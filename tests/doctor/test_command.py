@@ -1,0 +1,164 @@
+"""The doctor in environments that are right, wrong and empty."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import textwrap
+import tomllib
+import venv
+
+import pytest
+
+import keras_pergrad
+from tests.metal_stub import build, session
+
+ROOT = pathlib.Path(__file__).parents[2]
+METAL_ERROR = (
+    "dlopen(/Users/ann/lib/python3.12/site-packages/tensorflow-plugins/"
+    "libmetal_plugin.dylib, 0x0006): Library not loaded: "
+    "@rpath/_pywrap_tensorflow_internal.so"
+)
+
+
+def doctor(python=sys.executable, as_json=True, **environment):
+    """Runs the doctor; returns its exit code and what it says."""
+    done = subprocess.run(
+        [python, "-m", "keras_pergrad", "doctor", *["--json"] * as_json],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+    )
+    assert not done.stderr, done.stderr
+    said = json.loads(done.stdout) if as_json else done.stdout
+    return done.returncode, said
+
+
+def errors(said):
+    return {f["subject"]: f for f in said["findings"] if f["level"] == "error"}
+
+
+@pytest.fixture(scope="module")
+def empty(tmp_path_factory):
+    """A virtual environment with nothing in it: `(python, packages)`."""
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder, with_pip=False, symlinks=True)
+    [packages] = folder.glob("lib/python*/site-packages")
+    return str(folder / "bin" / "python"), packages
+
+
+def install(packages, name, version, code=None):
+    """Imitates an installed package."""
+    info = packages / f"{name}-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    )
+    if code is not None:
+        (packages / name).mkdir()
+        (packages / name / "__init__.py").write_text(textwrap.dedent(code))
+
+
+def test_an_environment_in_which_all_is_right():
+    code, said = doctor()
+    assert code == said["errors"] == 0, said
+    assert said["facts"]["keras"]["backend"] == "tensorflow"
+    [training] = said["facts"]["training"]
+    assert training["losses"][0] > training["losses"][-1]
+    subjects = {f["subject"] for f in said["findings"]}
+    assert subjects >= {"Python", "TensorFlow", "NumPy", "devices", "XLA"}
+    assert subjects >= {"matmul", "training"}
+    text = json.dumps(said)
+    assert str(ROOT) not in text
+    assert str(pathlib.Path.home()) + "/" not in text
+
+
+def test_no_tensorflow_then_a_bad_pair(empty):
+    python, packages = empty
+    code, said = doctor(python)
+    assert code == 1
+    assert 'pip install "tensorflow>=2.18"' in errors(said)["TensorFlow"]["fix"]
+
+    install(packages, "numpy", "2.1.3")
+    install(packages, "keras", "3.12.0")
+    install(packages, "tensorflow_metal", "1.2.0")
+    failing = f"raise ImportError({METAL_ERROR!r})\n"
+    install(packages, "tensorflow", "2.20.0", failing)
+    code, said = doctor(python)
+    assert code == 1
+    found = errors(said)
+    assert "2.20.0 does not load" in found["Metal"]["message"]
+    assert "<2.20" in found["Metal"]["fix"]
+    assert "have renamed" in found["import tensorflow"]["message"]
+    assert "ann" not in json.dumps(said)
+
+    code, screen = doctor(python, as_json=False)
+    assert code == 1
+    assert "ERROR  Metal" in screen
+    assert "→ pip install" in screen
+    assert "2 errors" in screen
+    assert len(screen.splitlines()) < 25
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("broken", ["", "MatMul"])
+def test_every_device_trains_with_the_same_loss(broken):
+    if build.compiler() is None:
+        pytest.skip("no g++: the stand-in plugin cannot be built")
+    code, said = doctor(
+        TF_PLUGGABLE_DEVICE_LIBRARY_PATH=str(build.build() / build.PLUGIN),
+        METALSTUB_TYPE=session.device_type(),
+        METALSTUB_BREAK_OPS=broken,
+    )
+    name = f"{session.device_type()}:0"
+    [device] = said["facts"]["devices"]["accelerators"]
+    assert device == {"name": name, "platform": "Metal"}
+    assert [t["device"] for t in said["facts"]["training"]] == ["CPU:0", name]
+    assert code == bool(broken)
+    if broken:
+        assert "not rounding" in errors(said)["training"]["message"]
+
+
+@pytest.mark.slow
+def test_a_plugin_loaded_twice_is_explained():
+    if build.compiler() is None:
+        pytest.skip("no g++: the stand-in plugin cannot be built")
+    first = build.build() / build.PLUGIN
+    both = f"{first.parent}"
+    again = first.with_name("libmetal_stub_again.so")
+    if not again.exists():
+        again.symlink_to(first.name)
+    code, said = doctor(
+        TF_PLUGGABLE_DEVICE_LIBRARY_PATH=both,
+        METALSTUB_TYPE=session.device_type(),
+    )
+    again.unlink()
+    assert code == 1
+    assert "loaded twice" in errors(said)["import tensorflow"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("option", "printed"),
+    [
+        ("--help", "usage: keras-pergrad [-h] [--version] {doctor,compare}"),
+        ("--version", f"keras-pergrad {keras_pergrad.__version__}\n"),
+    ],
+)
+def test_the_command_does_not_load_tensorflow_for(option, printed):
+    code = (
+        f"import sys; sys.argv = ['/bin/keras-pergrad', {option!r}]\n"
+        "from keras_pergrad.__main__ import main\n"
+        "try:\n    main()\n"
+        "finally:\n    print('tensorflow' in sys.modules)"
+    )
+    run = [sys.executable, "-c", code]
+    said = subprocess.run(run, capture_output=True, text=True).stdout
+    assert said.startswith(printed)
+    assert said.endswith("False\n")
+
+
+def test_the_command_is_declared():
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    scripts = declared["project"]["scripts"]
+    assert scripts == {"keras-pergrad": "keras_pergrad.__main__:main"}

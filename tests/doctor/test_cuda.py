@@ -1,0 +1,84 @@
+"""What the doctor says of NVIDIA cards, from facts as machines give them."""
+
+import pytest
+
+from keras_pergrad.doctor import cuda
+
+# As TensorFlow 2.21's wheel says of itself.
+BUILT = ["sm_60", "sm_70", "sm_80", "sm_89", "compute_90"]
+
+
+def judged(*capability, **facts):
+    """Return the findings for a card, or for none."""
+    cards = [{"name": "a card", "capability": list(capability)}]
+    facts = {
+        "driver": True,
+        "cards": cards if capability else [],
+        "built": True,
+        "cuda": "12.5.1",
+        "kernels": BUILT,
+        "missing": [],
+        "cudnn": "9.10.2",
+        **facts,
+    }
+    return list(cuda.judge(facts))
+
+
+def said(*capability, **facts):
+    """Return {subject: finding} likewise."""
+    return {f.subject: f for f in judged(*capability, **facts)}
+
+
+@pytest.mark.parametrize(
+    ("capability", "level", "text"),
+    [
+        ((7, 5), "ok", "has kernels"),  # T4: sm_70 runs on it
+        ((8, 9), "ok", "has kernels"),  # L4
+        ((9, 0), "ok", "PTX"),  # H100
+        ((10, 0), "warning", "CUDA_ERROR_INVALID_PTX"),  # B200
+        ((12, 0), "warning", "CUDA_ERROR_INVALID_PTX"),  # RTX 5090
+        ((5, 2), "error", "sm_60"),  # GTX 980
+    ],
+)
+def test_kernels_for_cards(capability, level, text):
+    finding = said(*capability)["GPU"]
+    assert finding.level == level
+    assert text in finding.message
+    assert ".".join(map(str, capability)) in finding.message
+    assert bool(finding.fix) == (level != "ok")
+
+
+def test_the_versions_of_cuda_and_cudnn():
+    assert said(8, 0)["CUDA"].message == "12.5.1, cuDNN 9.10.2"
+
+
+def test_missing_libraries_are_named():
+    missing = ["libcudnn.so.9", "libcufft.so.11"]
+    first, *_ = judged(missing=missing)
+    assert first.level == "error"
+    assert "libcudnn.so.9, libcufft.so.11" in first.message
+    assert "tensorflow[and-cuda]" in first.fix
+
+
+def test_a_card_that_tensorflow_does_not_list():
+    [finding] = judged()
+    assert finding.level == "warning"
+    assert "lists no GPU" in finding.message
+    assert "nvidia-smi" in finding.fix
+
+
+def test_a_wheel_without_cuda():
+    finding = said(built=False)["CUDA"]
+    assert finding.level == "warning"
+    assert "tensorflow[and-cuda]" in finding.fix
+
+
+def test_a_machine_without_an_nvidia_driver_hears_nothing():
+    assert said(driver=False) == {}
+    assert list(cuda.judge({"error": "ImportError"})) == []
+
+
+def test_facts_of_this_machine():
+    facts = cuda.facts()
+    assert facts["built"] == bool(facts["kernels"])
+    assert not any(f.level == "error" for f in cuda.judge(facts))

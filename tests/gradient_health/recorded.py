@@ -1,0 +1,105 @@
+"""Readings of the small trainings, recorded.
+
+    python -m tests.gradient_health.recorded [mlp cnn transformer]
+
+writes them anew: all faults and sound twins of `trainings`, of one seed. The
+figures by variable are kept of the first and the last reading.
+"""
+
+import dataclasses
+import functools
+import json
+import pathlib
+import sys
+
+from keras_pergrad.gradient_health.fit_record import Fit
+from keras_pergrad.runs.store import HealthReading
+from tests.gradient_health import trainings
+
+FILE = pathlib.Path(__file__).with_name("recorded_trainings.json")
+SEED = 0
+FIGURES = (
+    "gradient_update_ratio",
+    "gradient_alpha",
+    "gradient_distance",
+    "gradient_snr",
+    "gradient_early_stopping",
+)
+BY_VARIABLE = ("norm", "variance", "distance")
+
+
+@functools.cache
+def _recordings():
+    return json.loads(FILE.read_text(encoding="utf-8"))
+
+
+def recorded(task, fault):
+    """Return the readings of a training, and its `Fit`."""
+    kept = _recordings()[f"{task} {fault}"]
+    readings = [
+        HealthReading(
+            step,
+            kept["samples"],
+            dict(zip(FIGURES, figures)),
+            {},
+            tuple(kept["variables"]),
+        )
+        for step, *figures in kept["readings"]
+    ]
+    for place, figures in kept["by_variable"].items():
+        readings[int(place)].by_variable.update(figures)
+    fit = {name: _tuples(value) for name, value in kept["fit"].items()}
+    return readings, Fit(**fit)
+
+
+def as_json(readings, fit):
+    """Return what is kept of a training."""
+    last = readings[-1]
+    figures = [[r.step, *(r.figures[f] for f in FIGURES)] for r in readings]
+    return {
+        "samples": last.samples,
+        "variables": last.variable_names,
+        "readings": figures,
+        "by_variable": {
+            str(k): {
+                name: readings[k].by_variable[name] for name in BY_VARIABLE
+            }
+            for k in (0, -1)
+        },
+        "fit": dataclasses.asdict(fit),
+    }
+
+
+def _tuples(value):
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
+def _rounded(value):
+    if isinstance(value, float):
+        return float(f"{value:.4g}")
+    if isinstance(value, dict):
+        return {name: _rounded(v) for name, v in value.items()}
+    return (
+        [_rounded(v) for v in value]
+        if isinstance(value, tuple | list)
+        else value
+    )
+
+
+def main(tasks):
+    """Train, and write the file."""
+    kept = dict(_recordings()) if FILE.exists() else {}
+    for task in tasks or trainings.TASKS:
+        for fault in (*trainings.SOUND, *trainings.FAULTS):
+            advice, *given = trainings.watched(task, fault, SEED)
+            print(task, fault, [one.name for one in advice], flush=True)
+            kept[f"{task} {fault}"] = _rounded(as_json(*given))
+        lines = ",\n".join(
+            f"{json.dumps(name)}: {json.dumps(value)}"
+            for name, value in sorted(kept.items())
+        )
+        FILE.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

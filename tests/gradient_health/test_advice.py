@@ -1,0 +1,315 @@
+"""Advice names each planted fault, and accuses no sound training."""
+
+import dataclasses
+import math
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_pergrad as kpg
+from keras_pergrad.gradient_health import evidence
+from keras_pergrad.gradient_health.fit_record import Fit, FitRecorder
+from keras_pergrad.gradient_health.judgements import advise
+from keras_pergrad.runs.store import HealthReading
+from tests.gradient_health import trainings
+from tests.gradient_health.recorded import recorded
+from tests.marks import few
+
+layers = keras.layers
+
+
+def names(advice):
+    return [one.name for one in advice]
+
+
+def accused(advice):
+    return {one.name for one in advice if one.is_fault}
+
+
+# Recorded trainings.
+
+
+@pytest.mark.parametrize("fault", trainings.FAULTS)
+@pytest.mark.parametrize("task", trainings.TASKS)
+def test_a_recorded_fault_is_named_alone(task, fault):
+    assert accused(advise(*recorded(task, fault))) == {fault}
+
+
+@pytest.mark.parametrize("twin", trainings.SOUND)
+@pytest.mark.parametrize("task", trainings.TASKS)
+def test_a_recorded_sound_training_is_not_accused(task, twin):
+    assert not accused(advise(*recorded(task, twin)))
+
+
+@pytest.mark.parametrize("fault", trainings.FAULTS)
+def test_advice_shows_its_figures(fault):
+    for one in advise(*recorded("mlp", fault)):
+        assert not one.figures or any(c.isdigit() for c in one.text)
+        assert all(isinstance(v, (int, float)) for v in one.figures.values())
+
+
+@pytest.mark.parametrize(
+    ("fault", "layer"),
+    [
+        ("layer_dead", "inner"),
+        ("untrained_layer_frozen", "inner"),
+        ("inputs_not_normalised", "outer"),
+    ],
+)
+@pytest.mark.parametrize("task", trainings.TASKS)
+def test_the_layer_is_named(task, fault, layer):
+    (one,) = advise(*recorded(task, fault))
+    assert one.layer == layer
+    assert repr(layer) in one.text
+
+
+def test_what_is_not_known_is_not_judged():
+    readings, fit = recorded("mlp", "rate_too_high")
+    bare = [
+        dataclasses.replace(r, figures={}, by_variable={}) for r in readings
+    ]
+    unknown = Fit(losses=fit.losses, first_loss=fit.first_loss)
+    assert advise(bare, unknown) == []
+    assert advise([], fit) == []
+    assert advise(readings, Fit()) == []
+
+
+def test_a_loss_that_is_not_finite_is_named():
+    readings, fit = recorded("mlp", "sound")
+    losses = (*fit.losses[:-1], math.nan)
+    (one,) = advise(readings, dataclasses.replace(fit, losses=losses))
+    assert one.name == "rate_too_high"
+    assert f"nan after {readings[-1].step} updates" in one.text
+
+
+# The batch size and when to stop, from made-up readings.
+
+
+def made(snr, evidence=-1.0, n=64, count=4):
+    figures = {"gradient_snr": snr, "gradient_early_stopping": evidence}
+    norms = {"norm": (1.0,)}
+    return [
+        HealthReading(k, n, figures, norms, ("dense/kernel",))
+        for k in range(count)
+    ]
+
+
+def sound(**more):
+    losses = more.pop("losses", (1.0, 0.5, 0.3, 0.2))
+    return Fit(losses=losses, first_loss=2.0, **more)
+
+
+def test_the_noise_scale_is_averaged_by_the_way_that_updates_go():
+    """The harmonic mean: noise scales of 32 and 96 with 64 samples."""
+    readings = [*made(2.0, count=2), *made(2 / 3, count=2)]
+    assert evidence.noise_scale(readings) == pytest.approx(48)
+    assert evidence.noise_scale(made(-0.1)) is None
+
+
+@pytest.mark.parametrize(
+    ("snr", "advised"), [(1.0, 16), (0.5, 32), (0.51, 16), (16.0, 1)]
+)
+def test_the_advised_batch_is_the_largest_within_a_quarter(snr, advised):
+    assert evidence.advised_batch(made(snr)) == advised
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [
+        (129, ["batch_too_large"]),
+        (128, []),
+        (8, []),
+        (7, ["batch_too_small"]),
+        (None, []),
+    ],
+)
+def test_a_batch_far_from_the_noise_scale_is_told(size, expected):
+    advice = advise(made(1.0), sound(batch_size=size, optimizer="SGD"))
+    assert names(advice) == expected
+    assert not accused(advice)
+    if advice:
+        assert advice[0].figures["noise_scale"] == 64
+        assert "Batches of 16 take 1.25" in advice[0].text
+        assert f"rate by {16 / size:.2g}" in advice[0].text
+
+
+def test_the_rate_of_adam_goes_with_the_root():
+    (one,) = advise(made(1.0), sound(batch_size=256, optimizer="Adam"))
+    assert "rate by 0.25." in one.text
+
+
+@pytest.mark.parametrize(
+    ("evidence", "losses", "told"),
+    [
+        (0.2, (1.0, 0.5, 0.3, 0.2), "does not stand out of the noise"),
+        (-0.2, (0.3, 0.4, 0.5, 0.6), "after 0 updates"),
+        (-0.2, (0.3, 0.4, 0.5, 0.45), None),
+        (-0.2, (0.3, 0.301, 0.302, 0.303), None),
+    ],
+)
+def test_when_to_stop_is_told(evidence, losses, told):
+    advice = advise(made(1.0, evidence), sound(losses=losses))
+    assert names(advice) == (["stop"] if told else [])
+    assert not told or told in advice[0].text
+
+
+# What is noted of a fit.
+
+
+def record(model, x, y, sample_weight=None):
+    batch = [
+        None if p is None else tf.constant(p) for p in (x, y, sample_weight)
+    ]
+    recorder = FitRecorder(model, batch, 8)
+    recorder.reading(1.0)
+    return recorder.record()
+
+
+def classifier(**loss):
+    model = keras.Sequential(
+        [
+            keras.Input((4,)),
+            layers.Dense(5, name="one"),
+            layers.Dropout(0.5),
+            layers.LayerNormalization(name="norm"),
+            layers.Dense(3, name="two", kernel_regularizer="l2"),
+        ]
+    )
+    model.compile(
+        "adam", keras.losses.SparseCategoricalCrossentropy(True, **loss)
+    )
+    return model
+
+
+def batch(n=12):
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(n, 4)).astype("float32")
+    return x, generator.integers(0, 3, n)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("reduction", ["sum", "sum_over_batch_size", "mean"])
+def test_only_a_sum_is_taken_for_one(reduction, weighted):
+    x, y = batch()
+    weights = np.arange(12.0, dtype="float32") if weighted else None
+    fit = record(classifier(reduction=reduction), x, y, weights)
+    advice = advise(made(1.0), fit)
+    assert ("loss_is_a_sum" in names(advice)) == (reduction == "sum")
+
+
+def test_a_record_leaves_the_model_as_it_was():
+    model, (x, y) = classifier(), batch()
+    before = [np.array(v) for v in model.variables]
+    fit = record(model, x, y)
+    for old, now in zip(before, model.variables):
+        np.testing.assert_array_equal(old, now)
+    assert fit.optimizer == "Adam"
+    assert fit.learning_rates == pytest.approx((1e-3,))
+    assert fit.shapes[0] == (4, 5)
+    assert fit.input_scale == pytest.approx(np.sqrt(np.mean(x**2)))
+    assert len(fit.label_losses) == 100
+
+
+def test_layers_are_told_by_whether_training_has_moved_them():
+    model, (x, y) = classifier(), batch()
+
+    def told(kind):
+        paths = getattr(record(model, x, y), kind)
+        return [path.rpartition("/")[2] for path in paths]
+
+    assert told("untrained") == ["one", "norm", "two"]
+    model.fit(x, y, verbose=0)
+    assert told("trained_before") == ["one", "norm", "two"]
+    model.get_layer("two").trainable = False
+    assert not told("untrained_frozen")
+    model.get_layer("two").bias.assign([0, 0, 0])
+    assert told("untrained_frozen") == ["two"]
+
+
+def test_what_is_set_from_outside_is_not_taken_for_frozen():
+    model, (x, y) = classifier(), batch()
+    model.get_layer("two").trainable = False
+    recorder = FitRecorder(model, (tf.constant(x), tf.constant(y), None))
+    model.get_layer("two").bias.assign([1, 2, 3])
+    assert not recorder.record().untrained_frozen
+
+
+def test_the_bias_of_an_lstm_is_made_of_zeros_and_ones():
+    model = keras.Sequential([keras.Input((3, 4)), layers.LSTM(2)])
+    model.compile("sgd", "mse")
+    fit = record(model, np.ones((4, 3, 4), "f4"), np.ones((4, 2), "f4"))
+    assert not fit.trained_before
+    assert len(fit.untrained) == 1
+
+
+class Own(keras.Model):
+    """A model of ids with a loss of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = layers.Embedding(5, 2)
+
+    def call(self, x):
+        return self.embedding(x)
+
+    def compute_loss(self, x=None, y=None, y_pred=None, *rest, **more):
+        return keras.ops.mean(y_pred**2)
+
+
+def test_whole_numbers_and_losses_without_labels_are_served():
+    model = Own()
+    x = np.ones((4, 3), "int32")
+    model.compile("sgd")
+    model(x)
+    fit = record(model, x, None)
+    assert fit.input_scale is None
+    assert fit.label_losses == ()
+    assert fit.trained_before == fit.untrained == ()
+
+
+def test_scaled_inputs_behind_a_normalisation_are_sound():
+    x, y = batch()
+    model = keras.Sequential(
+        [keras.Input((4,)), layers.Rescaling(1e-3), layers.Dense(3)]
+    )
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(True))
+    watch = kpg.callbacks.GradientVariance((1000 * x, y), instruments="all")
+    model.fit(1000 * x, y, verbose=0, callbacks=[watch])
+    assert not watch.advice
+
+
+# Whole trainings.
+
+
+@pytest.mark.parametrize(
+    ("fault", "epochs"),
+    [
+        ("rate_too_high", 1),
+        ("rate_too_low", 1),
+        ("layer_dead", 1),
+        ("inputs_not_normalised", 1),
+        ("loss_is_a_sum", 1),
+        ("labels_unrelated", 5),
+    ],
+)
+def test_a_fault_is_named(fault, epochs):
+    advice, *_ = trainings.watched("mlp", fault, 1, epochs)
+    assert accused(advice) == {fault}
+
+
+@pytest.mark.parametrize("seed", few(range(10, 30), (), range(10, 16)))
+def test_a_sound_training_is_not_accused(seed):
+    """Twenty seeds, which the thresholds have not seen, on three tasks."""
+    task = list(trainings.TASKS)[seed % 3]
+    advice, *_ = trainings.watched(task, "sound", seed)
+    assert not accused(advice)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("fault", trainings.FAULTS)
+def test_a_fault_is_named_with_another_seed(fault):
+    task = list(trainings.TASKS)[trainings.FAULTS.index(fault) % 3]
+    advice, *_ = trainings.watched(task, fault, 10)
+    assert accused(advice) == {fault}

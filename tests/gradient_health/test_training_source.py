@@ -1,0 +1,338 @@
+"""Instruments of the training batch, read in the step that trains on it."""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_pergrad as kpg
+from keras_pergrad.callbacks import GradientVariance
+from tests.gradient_health import health_models, health_oracle
+
+layers = keras.layers
+X = np.random.default_rng(0).normal(size=(22, 4))
+Y = X[:, :2] * 2 + 1
+CLIPPED = kpg.Vectorized(kpg.ClippedMean(0.3))
+
+
+def make(mode=CLIPPED, optimizer=None, **options):
+    keras.utils.set_random_seed(3)
+    inputs = keras.Input((4,))
+    x = layers.Dense(5, activation="tanh")(inputs)
+    model = kpg.PerGradModel(inputs, layers.Dense(2)(x))
+    optimizer = optimizer or keras.optimizers.SGD(0.1)
+    options = {"jit_compile": False, **options}
+    model.compile(optimizer, "mse", gradient_mode=mode, **options)
+    return model
+
+
+def watch_of(**options):
+    options = {"instruments": "all", **options}
+    return GradientVariance(source="training", **options)
+
+
+def fit(model, *callbacks, **options):
+    options = {"batch_size": 8, "verbose": 0, "shuffle": False, **options}
+    return model.fit(X, Y, callbacks=list(callbacks), **options).history
+
+
+class Weights(keras.callbacks.Callback):
+    """Notes the weights after each update, the first ones in front."""
+
+    def __init__(self):
+        super().__init__()
+        self.noted = []
+
+    def on_train_begin(self, logs=None):
+        self.noted.append(self.model.get_weights())
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.noted.append(self.model.get_weights())
+
+
+def check(model, reading, before, after, batch, begin=None, rel=1e-10):
+    """Compare a reading with single samples at the weights before."""
+    model.set_weights(before)
+    expected = health_oracle.figures(model, after, batch, 0.1)
+    moved = [np.square(a - b).sum() for a, b in zip(after, before)]
+    size = [np.square(b).sum() for b in before]
+    gone = [np.square(b - c).sum() for b, c in zip(before, begin or before)]
+    expected["gradient_update_ratio"] = np.sqrt(sum(moved) / sum(size))
+    expected["gradient_distance"] = np.sqrt(sum(gone))
+    del expected["gradient_alpha"]
+    for name, value in expected.items():
+        got = reading.figures[name]
+        assert got == pytest.approx(value, rel=rel, abs=1e-12), name
+
+
+@pytest.mark.parametrize("name", ["weighted", "lstm", "shared", "several"])
+def test_equal_single_samples_of_that_batch(float64, name):
+    base, *data = health_models.CASES[name]()
+    x, y, weights = batch = (*data, None)[:3]
+    model = kpg.PerGradModel.from_model(base)
+    options = {"loss_weights": [2.0, 0.5]} if name == "several" else {}
+    model.compile(
+        keras.optimizers.SGD(0.1),
+        base.loss,
+        jit_compile=False,
+        gradient_mode=CLIPPED,
+        **options,
+    )
+    before, watch = model.get_weights(), watch_of(histograms=True)
+    model.fit(x, y, 5, 1, 0, [watch], sample_weight=weights, shuffle=False)
+    after = model.get_weights()
+    trained = model.trainable_variables
+    if len(trained) == len(before):
+        check(model, watch.readings[0], before, after, batch)
+    else:  # the frozen weights are in no ratio
+        model.set_weights(before)
+        expected = health_oracle.figures(model, after, batch, 0.1)
+        for key in ("norm_test", "cabs", "snr_by_weight", "dead_units"):
+            got = watch.readings[0].figures[f"gradient_{key}"]
+            assert got == pytest.approx(expected[f"gradient_{key}"], rel=1e-10)
+    assert "sample_norms" in watch.readings[0].histograms
+    assert watch.advice == watch.messages == []
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"run_eagerly": True}, {"jit_compile": True}],
+    ids=["graph", "eager", "xla"],
+)
+def test_each_step_of_a_fit_with_a_ragged_end(float64, options):
+    rel = 1e-9 if "jit_compile" in options else 1e-10
+    model, note, watch = make(**options), Weights(), watch_of(every=2)
+    history = fit(model, note, watch, epochs=2)
+    assert watch.steps == [0, 2, 4]
+    assert [r.samples for r in watch.readings] == [8, 6, 8]
+    known = dict(watch.readings[-1].figures)
+    assert "gradient_alpha" not in known
+    assert history["gradient_norm_test"][-1] == known["gradient_norm_test"]
+    for step, reading in zip(watch.steps, watch.readings):
+        rows = slice(8 * (step % 3), 8 * (step % 3) + 8)
+        given = X[rows], Y[rows], None
+        around = note.noted[step], note.noted[step + 1]
+        check(model, reading, *around, given, note.noted[0], rel)
+
+
+def test_training_is_the_same_to_the_bit_and_nothing_is_left():
+    mode, states = kpg.Vectorized(), []
+    for is_watched in (False, True):
+        model = make(mode, "adam")
+        fit(model)
+        own, watch = model.train_function, watch_of(every=2)
+        fit(model, *[watch] * is_watched, epochs=3)
+        assert model.gradient_mode is mode
+        assert model.train_function is own
+        states.append([np.array(v) for v in model.optimizer.variables])
+        states[-1] += model.get_weights()
+    for one, other in zip(*states, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert mode.readers == ()
+
+
+def test_only_measured_steps_run_another_function():
+    traced = []
+
+    class Reader(kpg.modes.StepReader):
+        calls = 0
+
+        def is_due(self):
+            self.calls += 1
+            return self.calls in (2, 3)
+
+        def read(self, samples):
+            traced.append(samples.n)
+            return {"mean": samples.mean(), "dots": samples.dots([None] * 4)}
+
+        def receive(self, values):
+            assert np.asarray(values["dots"]).tolist() == [0] * len(X[8:16])
+            got.append([np.array(g) for g in values["mean"]])
+
+    got, model, reader = [], make(), Reader()
+    with model.read_steps(reader):
+        model.fit(X[:16], Y[:16], 8, 2, 0)
+    # The read steps of one shape share a trace.
+    assert len(traced) <= 2
+    assert len(got) == 2
+    assert [g.shape for g in got[0]] == [(4, 5), (5,), (5, 2), (2,)]
+    fit(model)
+    assert reader.calls == 4
+
+
+def test_several_fits_initial_epoch_and_two_models():
+    one, other, watch = make(), make(), watch_of()
+    fit(one, watch, epochs=2)
+    assert watch.steps[0] == 0
+    fit(one, watch, epochs=4, initial_epoch=2)
+    assert watch.steps[0] == 6
+    assert watch.readings[0].figures["gradient_distance"] == 0
+    fit(other, watch)
+    assert watch.steps == [0, 1, 2]
+    both = [watch_of(), GradientVariance((X, Y), instruments="all")]
+    fit(one, *both)
+    assert both[0].steps == [12, 13, 14]
+    assert "gradient_alpha" in both[1].readings[-1].figures
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_an_interrupted_fit_leaves_nothing(error):
+    class Stops(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            raise error
+
+    model, watch = make(), watch_of()
+    mode, weights = model.gradient_mode, model.get_weights()
+    with pytest.raises(error):
+        fit(model, watch, Stops())
+    assert model.gradient_mode is mode
+    assert len(watch.readings) == 1
+    model.set_weights(weights)
+    fit(model)
+    assert len(watch.readings) == 1
+    fit(model, watch)
+    assert len(watch.readings) == 3
+
+
+def test_an_overflow_is_undefined_and_makes_no_update():
+    inner = keras.optimizers.SGD(0.1)
+    scaled = keras.optimizers.LossScaleOptimizer(inner, initial_scale=2.0**127)
+    model, watch = make(optimizer=scaled), watch_of()
+    model.fit(X[:8], 1e3 * Y[:8], verbose=0, callbacks=[watch])
+    first = watch.readings[0].figures
+    assert not np.isfinite(first["gradient_norm_test"])
+    assert first["gradient_update_ratio"] == 0
+    plain, same = make(), watch_of()
+    scaled = keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.SGD(0.1), initial_scale=8.0
+    )
+    model, watch = make(optimizer=scaled), watch_of()
+    fit(plain, same)
+    fit(model, watch)
+    for one, other in zip(watch.readings, same.readings):
+        assert dict(one.figures) == pytest.approx(
+            dict(other.figures), rel=1e-4, abs=1e-6, nan_ok=True
+        )
+
+
+def test_a_single_sample_and_one_that_is_not_finite():
+    model, watch = make(), watch_of()
+    model.fit(X[:1], Y[:1], verbose=0, callbacks=[watch])
+    known = watch.readings[0].figures
+    assert {"gradient_norm", "gradient_update_ratio"} <= set(known)
+    assert not {"gradient_norm_test", "gradient_dead_units"} & set(known)
+    x = X.copy()
+    x[2] = np.nan
+    model.fit(x[:8], Y[:8], verbose=0, callbacks=[watch])
+    assert np.isnan(watch.readings[0].figures["gradient_norm_test"])
+
+
+class Own(kpg.PerGradModel):
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mode": "batch"}, "gradient_mode='vectorized'.*Received: Batch"),
+        ({"mode": "per_sample"}, "Received: PerSample.*probe"),
+        ({"mode": kpg.Accumulated(2, 4)}, "Received: Accumulated"),
+        ({"steps_per_execution": 2}, "Received: steps_per_execution=2"),
+    ],
+)
+def test_models_are_refused_before_training(options, message):
+    model = make(**options)
+    before = model.get_weights()
+    with pytest.raises(ValueError, match=message):
+        fit(model, watch_of())
+    for one, other in zip(before, model.get_weights()):
+        np.testing.assert_array_equal(one, other)
+    fit(model)  # as before
+
+
+def test_other_models_and_wrappers_are_refused():
+    plain = keras.Sequential([keras.Input((4,)), layers.Dense(2)])
+    plain.compile("sgd", "mse")
+    with pytest.raises(ValueError, match=r"from_model.*a Sequential"):
+        fit(plain, watch_of())
+    own = Own(plain.inputs, plain.outputs)
+    own.compile("sgd", "mse", gradient_mode="vectorized")
+    with pytest.raises(ValueError, match="class Own with a train_step"):
+        fit(own, watch_of())
+    model = make()
+    model.make_train_function()
+    function = model.train_function
+    model.train_function = lambda iterator: function(iterator)
+    with pytest.raises(ValueError, match="Expected Keras's own"):
+        fit(model, watch_of())
+
+
+def test_a_mode_that_drops_the_readings_is_refused():
+    class Forgets(kpg.Vectorized):
+        changes_gradients = True
+
+        def step(self, model, x, y, sample_weight):
+            step = super().step(model, x, y, sample_weight)
+            given = step.loss, step.y_pred, step.gradients
+            return kpg.modes.Step(*given)
+
+    model = make(Forgets())
+    before = model.get_weights()
+    with pytest.raises(ValueError, match=r"has not let.*can_be_read = False"):
+        fit(model, watch_of())
+    np.testing.assert_array_equal(before[0], model.get_weights()[0])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"probe": (X, Y)}, "a probe, which would not be measured"),
+        ({"repeats": 3}, "repeats=3, but a step runs once"),
+        ({"log_dir": "runs"}, "log_dir='runs'.*trackers.Page"),
+        ({"instruments": "alpha"}, "'alpha', which needs.*source='probe'"),
+    ],
+)
+def test_what_a_training_batch_cannot_give(options, message):
+    with pytest.raises(ValueError, match=message):
+        watch_of(**options)
+
+
+def test_trackers_have_the_readings(tmp_path):
+    page = tmp_path / "page.html"
+    watch = watch_of(trackers=kpg.trackers.Page(page), histograms=True)
+    fit(make(), watch)
+    assert "gradient_norm_test" in page.read_text()
+
+
+class Counts(kpg.modes.StepReader):
+    """Notes how many samples each read step has."""
+
+    def __init__(self):
+        self.samples = []
+
+    def read(self, samples):
+        return {"norms": samples.squared_norms()}
+
+    def receive(self, values):
+        self.samples.append(values["norms"].shape[1])
+
+
+def test_reading_goes_on_in_a_model_that_is_compiled_again():
+    model, reader = make(), Counts()
+    with model.read_steps(reader):
+        fit(model)
+        model.compile("sgd", "mae", gradient_mode="vectorized")
+        fit(model)
+        assert reader.samples == [8, 8, 6] * 2
+        mode = model.gradient_mode
+        with pytest.raises(ValueError, match=r"can be read.*Received: Batch"):
+            model.compile("sgd", "mse")
+    fit(model)
+    assert len(reader.samples) == 6
+    model.compile("sgd", "mse", gradient_mode=mode)
+    with model.read_steps(reader):
+        fit(model)
+    assert len(reader.samples) == 9
+    own = model.train_function
+    fit(model)
+    assert model.train_function is own

@@ -1,0 +1,248 @@
+"""The gradient of each sample's own loss, against single samples."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_pergrad as kpg
+from keras_pergrad.inputs import gradients
+from tests.uses.rules.exact import normal, stack
+
+layers, losses = keras.layers, keras.losses
+LABELS = np.array([0, 2, 1, 1, 0, 2, 1])
+
+
+def _alone(model, x, y, weight=None):
+    """The gradient of the loss of each sample as a batch of its own."""
+    rows = []
+    for i in range(len(tf.nest.flatten(x)[0])):
+        one = [
+            tf.nest.map_structure(
+                lambda a, i=i: (
+                    None if a is None else tf.convert_to_tensor(a[i : i + 1])
+                ),
+                part,
+            )
+            for part in (x, y, weight)
+        ]
+        with tf.GradientTape() as tape:
+            tape.watch(one[0])
+            loss = model.compute_loss(
+                one[0], one[1], model(one[0], training=False), one[2], False
+            )
+        rows.append(tape.gradient(loss, one[0]))
+    return tf.nest.map_structure(lambda *r: np.concatenate(r), *rows)
+
+
+def _dense(loss, **how):
+    model = stack(
+        (4,),
+        layers.Dense(5, activation="tanh"),
+        layers.Dropout(0.5),
+        layers.Dense(3, kernel_regularizer="l2"),
+    )
+    model.compile("sgd", loss, **how)
+    return model
+
+
+def _crossentropy(**how):
+    return losses.SparseCategoricalCrossentropy(from_logits=True, **how)
+
+
+def _batch_mean(y, predicted):
+    return tf.reduce_mean(tf.square(predicted - y))
+
+
+class _Own(keras.Model):
+    """Its `compute_loss` is its own."""
+
+    def compute_loss(self, x, y, y_pred, sample_weight=None, training=True):
+        return tf.reduce_mean(tf.square(y_pred - y) ** 2 + tf.sin(x[:, :3]))
+
+
+def _own():
+    inputs = keras.Input((4,))
+    model = _Own(inputs, layers.Dense(3, "tanh")(inputs))
+    model.compile("sgd")
+    return model
+
+
+def _masked():
+    model = stack(
+        (3, 2), layers.Masking(), layers.LSTM(2, return_sequences=True)
+    )
+    model.compile("sgd", "mse")
+    return model
+
+
+def _adding():
+    model = stack(
+        (4,),
+        layers.Dense(3, "tanh", activity_regularizer="l2"),
+        layers.Dense(3),
+    )
+    model.compile("sgd", "mse")
+    return model
+
+
+#: Model → whether its samples go through it one by one.
+MODELS = {
+    "labels": (lambda: _dense(_crossentropy()), False),
+    "sum": (lambda: _dense(_crossentropy(reduction="sum")), False),
+    "numbers": (lambda: _dense("mse"), False),
+    "batch_mean": (lambda: _dense(_batch_mean), True),
+    "compute_loss": (_own, True),
+    "activities": (_adding, True),
+    "masked": (_masked, True),
+}
+
+
+def _data(name):
+    if name == "masked":
+        x = normal(7, 3, 2)
+        x[::2, 1:] = 0
+        return x, normal(7, 3, 2)
+    return normal(7, 4), LABELS if name in ("labels", "sum") else normal(7, 3)
+
+
+def _gradients(model, x, **how):
+    return kpg.input_gradients(model, x, verbose=0, **how)
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("name", MODELS)
+def test_it_is_that_of_each_sample_alone(name, monkeypatch):
+    make, one_by_one = MODELS[name]
+    model, (x, y), sizes = make(), _data(name), []
+    before = [np.array(v) for v in model.variables]
+    original = gradients.run_and_restore
+
+    def noted(function, batch, own):
+        sizes.append(len(batch[0]))
+        return original(function, batch, own)
+
+    monkeypatch.setattr(gradients, "run_and_restore", noted)
+    expected = _alone(model, x, y)
+    assert np.abs(expected).min(0).max() > 0
+    for batch_size in (3, 100):
+        ours = _gradients(model, x, y=y, batch_size=batch_size)
+        np.testing.assert_allclose(ours, expected, rtol=1e-10, atol=1e-10)
+    assert sizes == ([1] * 14 if one_by_one else [3, 3, 1, 7])
+    for old, variable in zip(before, model.variables):
+        np.testing.assert_array_equal(old, variable)
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize(
+    "reduction", ["sum_over_batch_size", "mean_with_sample_weight"]
+)
+def test_sample_weights(reduction):
+    model = _dense(_crossentropy(reduction=reduction))
+    x, weight = normal(7, 4), np.arange(7.0) + 1
+    expected = _alone(model, x, LABELS, weight)
+    ours = _gradients(model, x, y=LABELS, sample_weight=weight, batch_size=3)
+    np.testing.assert_allclose(ours, expected, rtol=1e-10, atol=1e-10)
+    dataset = tf.data.Dataset.from_tensor_slices((x, LABELS, weight)).batch(2)
+    ours = _gradients(model, dataset, outputs="loss", batch_size=3)
+    np.testing.assert_allclose(ours, expected, rtol=1e-10, atol=1e-10)
+    means = _gradients(model, dataset, outputs="loss", reduce="mean_abs")
+    np.testing.assert_allclose(means, np.abs(expected).mean(0), rtol=1e-10)
+
+
+@pytest.mark.usefixtures("float64")
+def test_several_outputs_and_inputs():
+    a, b = keras.Input((3,), name="a"), keras.Input((2,), name="b")
+    joined = layers.Concatenate()([layers.Dense(2, "tanh")(a), b])
+    outputs = {
+        "kind": layers.Dense(3)(joined),
+        "size": layers.Dense(1, "tanh")(joined),
+    }
+    model = keras.Model({"a": a, "b": b}, outputs)
+    model.compile(
+        "sgd",
+        {"kind": _crossentropy(), "size": losses.MeanSquaredError("sum")},
+        loss_weights={"kind": 0.5, "size": 3.0},
+    )
+    x = {"a": normal(7, 3), "b": normal(7, 2)}
+    y = {"kind": LABELS, "size": normal(7, 1)}
+    expected = _alone(model, x, y)
+    ours = _gradients(model, x, y=y, batch_size=3)
+    for name, right in expected.items():
+        np.testing.assert_allclose(ours[name], right, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.usefixtures("float64")
+def test_of_token_ids_it_is_that_of_their_embeddings():
+    inputs = keras.Input((4,), dtype="int32")
+    table = layers.Embedding(6, 3)
+    head = keras.Sequential([layers.Flatten(), layers.Dense(3, "tanh")])
+    model = keras.Model(inputs, head(table(inputs)))
+    for one in (model, head):
+        one.compile("sgd", _crossentropy())
+    ids = np.random.default_rng(0).integers(0, 6, (7, 4))
+    ours = _gradients(model, ids, y=LABELS, batch_size=2)
+    expected = _alone(head, table(ids).numpy(), LABELS)
+    np.testing.assert_allclose(ours, expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.usefixtures("float64")
+def test_the_diagonal_of_the_hessian_of_the_loss():
+    model, x = _dense(_crossentropy()), normal(3, 4)
+    ours = _gradients(model, x, y=LABELS[:3], order=2)
+    for i in range(3):
+        row = tf.constant(x[i : i + 1])
+        with tf.GradientTape() as outer:
+            outer.watch(row)
+            with tf.GradientTape() as inner:
+                inner.watch(row)
+                loss = model.compute_loss(row, LABELS[i : i + 1], model(row))
+            slope = inner.gradient(loss, row)
+        full = outer.jacobian(slope, row).numpy()[0, :, 0]
+        np.testing.assert_allclose(ours[i], np.diag(full), atol=1e-10)
+
+
+def test_one_step_against_the_network_makes_it_worse():
+    model = _dense(_crossentropy())
+    x = normal(7, 4).astype("float32")
+    labels = list(map(int, LABELS))
+    adversarial = x + 0.1 * np.sign(_gradients(model, x, y=labels))
+    before, after = (
+        model.evaluate(data, LABELS, verbose=0) for data in (x, adversarial)
+    )
+    assert after > before + 0.01
+    method = kpg.PerGradModel.from_model(model)
+    method.compile("sgd", _crossentropy(), gradient_mode="vectorized")
+    np.testing.assert_array_equal(
+        method.input_gradients(x, y=LABELS, verbose=0),
+        _gradients(model, x, y=LABELS),
+    )
+
+
+def test_what_has_no_such_gradient_is_refused():
+    model, x = _dense(_crossentropy()), normal(7, 4)
+    for how, said in (
+        ({"outputs": 1, "y": LABELS}, "pass the classes as `outputs`"),
+        ({"outputs": LABELS, "y": LABELS}, "outputs=None or 'loss'"),
+        ({"outputs": 0, "sample_weight": LABELS}, "for the gradient of the l"),
+        ({"outputs": "loss"}, r"Expected `y`, or a dataset of \(x, y\)"),
+        ({"y": LABELS[:5]}, "x with 7, y with 5"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            _gradients(model, x, **how)
+    with pytest.raises(ValueError, match=r"is not compiled"):
+        _gradients(stack((4,), layers.Dense(3)), x, y=LABELS)
+    dataset = tf.data.Dataset.from_tensor_slices((x, LABELS)).batch(2)
+    with pytest.raises(ValueError, match="come with the dataset"):
+        _gradients(model, dataset, y=LABELS)
+
+
+def test_a_loss_that_mixes_samples_is_refused():
+    class Centred(losses.Loss):
+        def call(self, y, predicted):
+            missed = tf.reduce_mean(tf.square(predicted - y), -1)
+            return missed - tf.reduce_mean(missed) ** 2
+
+    model = _dense(Centred())
+    with pytest.raises(ValueError, match="compares the samples of a batch"):
+        _gradients(model, normal(7, 4), y=normal(7, 3))

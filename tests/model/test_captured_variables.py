@@ -1,0 +1,173 @@
+"""The types of the variables that a train step reads and assigns.
+
+TensorFlow keeps variables of int32, bool and string on the host of a GPU. A
+step that XLA compiles for the GPU, as Keras does by default, cannot use them.
+"""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_pergrad as kpg
+from tests.marks import few
+
+ON_THE_HOST = tf.int32, tf.bool, tf.string
+X = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
+Y = {"first": X[:, :1], "second": X[:, 1:]}
+SETTINGS = {"optimizer": "sgd", "loss": "mse", "jit_compile": False}
+
+clip = kpg.ClippedMean(1.0)
+adaptive = kpg.AdaptiveClippedMean(0.1, expected_batch_size=4)
+MODES = {
+    "batch": "batch",
+    "per_sample": kpg.PerSample(statistics=True),
+    "by sample": kpg.PerSample(updates="sample"),
+    "vectorized": kpg.Vectorized(statistics=True),
+    "noise": kpg.Vectorized(kpg.ClippedMean(1.0, noise_multiplier=0.1)),
+    "microbatches": kpg.Accumulated(microbatch_size=2),
+    "steps": kpg.Accumulated(steps=2),
+    "kept steps": kpg.Accumulated(steps=2, tail="keep"),
+    "steps and microbatches": kpg.Accumulated(steps=2, microbatch_size=2),
+    "virtual batches": kpg.Accumulated(steps=2, inner=kpg.Vectorized(clip)),
+    "adaptive steps": kpg.Accumulated(steps=2, inner=kpg.Vectorized(adaptive)),
+    "steps by task": kpg.Accumulated(steps=2, inner="by_task"),
+    "by_task": kpg.ByTask("pcgrad"),
+    **{
+        name: kpg.Vectorized(
+            kpg.aggregations.aggregation.aggregations.get(given)
+        )
+        for name, given in {
+            "aligned_mtl": "aligned_mtl",
+            "cagrad": "cagrad",
+            "imtlg": "imtlg",
+            "krum": "krum",
+            "geometric_median": "geometric_median",
+            "mgda": "mgda",
+            "pcgrad": "pcgrad",
+            "upgrad": "upgrad",
+            "automatic": kpg.AutomaticClippedMean(),
+            "adaptive": adaptive,
+            "scheduled": kpg.ClippedMean(
+                keras.optimizers.schedules.CosineDecay(1.0, 10)
+            ),
+        }.items()
+    },
+}
+
+#: One for each kind of variable that a mode or an aggregation keeps.
+QUICK = "per_sample", "noise", "kept steps", "adaptive steps", "steps by task"
+
+
+@pytest.fixture
+def captured(monkeypatch):
+    """The types of the variables that functions capture, by their handles."""
+    graph = tf.function(tf.zeros).get_concrete_function([1]).graph
+    original, found = type(graph).capture, {}
+
+    def capture(self, tensor, *args, **kwargs):
+        data = None
+        if tensor.dtype == tf.resource:
+            data = getattr(tensor, "_handle_data", None)
+        for part in data.shape_and_type if data is not None else ():
+            found[id(tensor)] = tf.as_dtype(part.dtype)
+        return original(self, tensor, *args, **kwargs)
+
+    monkeypatch.setattr(type(graph), "capture", capture)
+    return found
+
+
+def network(*outputs):
+    inputs = keras.Input((3,))
+    h = keras.layers.Dropout(0.1)(keras.layers.Dense(2)(inputs))
+    outputs = {
+        name: keras.layers.Dense(Y[name].shape[1], name=name)(h)
+        for name in outputs or Y
+    }
+    return kpg.PerGradModel(inputs, outputs)
+
+
+def spec(array):
+    return tf.TensorSpec([None, array.shape[1]])
+
+
+def assert_none_on_the_host(captured):
+    types = set(captured.values())
+    assert tf.float32 in types
+    assert not types.intersection(ON_THE_HOST)
+
+
+@pytest.mark.parametrize("mode", few(MODES, QUICK))
+def test_modes_and_aggregations(mode, captured):
+    model = network()
+    optimizer = keras.optimizers.Adam(use_ema=True)
+    settings = {**SETTINGS, "optimizer": optimizer}
+    model.compile(**settings, gradient_mode=MODES[mode])
+    optimizer.build(model.trainable_variables)
+    # What `fit` makes of it is traced, not run.
+    step = tf.function(lambda x, y: model.train_step((x, y)), autograph=False)
+    step.get_concrete_function(*tf.nest.map_structure(spec, (X, Y)))
+    assert_none_on_the_host(captured)
+
+
+def test_all_aggregations_are_here():
+    classes = {type(m.aggregation) for m in map(kpg.modes.get, MODES.values())}
+    registered = dict(kpg.aggregations.aggregation.aggregations.items())
+    del registered["private_mean"]
+    # Other tests register aggregations of their own.
+    own = {c for c in registered.values() if c.__module__.startswith("keras_")}
+    assert own <= classes
+
+
+@pytest.mark.parametrize(
+    "callback",
+    [
+        lambda: kpg.callbacks.GradientVariance(every=1),
+        lambda: kpg.callbacks.GradientVariance((X, Y["first"]), every=1),
+        lambda: kpg.callbacks.SampleValues((X, Y["first"]), every=2),
+        lambda: kpg.callbacks.SampleValues((X, Y["first"]), order=2),
+        lambda: kpg.callbacks.DataStall(verbose=0),
+        lambda: kpg.callbacks.DevicePlacement(warn=False),
+    ],
+    ids=["logged", "probe", "values", "second order", "stall", "placement"],
+)
+def test_callbacks(callback, captured):
+    model, y = network("first"), {"first": Y["first"]}
+    model.compile(**SETTINGS, gradient_mode="vectorized")
+    model.fit(X, y, batch_size=4, verbose=0, callbacks=[callback()])
+    assert_none_on_the_host(captured)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"microbatch_size": 2}, {"clipping": kpg.AdaptiveClippedMean(0.1)}],
+    ids=["microbatches", "adaptive"],
+)
+def test_private_training(settings, captured):
+    private = kpg.PrivateTraining(
+        noise_multiplier=1.0,
+        delta=1e-3,
+        samples=len(X),
+        batch_size=4,
+        epochs=1,
+        user_ids="unique",
+        **settings,
+    )
+    model = network("first")
+    model.compile(**SETTINGS, gradient_mode=private.gradient_mode)
+    batches = private.batches(X, {"first": Y["first"]})
+    model.fit(batches, verbose=0, callbacks=[private.callback])
+    assert_none_on_the_host(captured)
+
+
+def test_a_counter_of_an_older_file(tmp_path):
+    model, path = network("first"), str(tmp_path / "waiting.keras")
+    mode = kpg.Accumulated(steps=4, tail="keep")
+    model.compile(**SETTINGS, gradient_mode=mode)
+    model.fit(X, {"first": Y["first"]}, batch_size=4, verbose=0)
+    state = model.gradient_state
+    state.count = keras.Variable(2, dtype="int32", name="pending_batches")
+    model.save(path)
+    loaded = keras.models.load_model(path)
+    assert loaded.gradient_state.count.dtype == "int64"
+    assert int(loaded.gradient_state.count) == 2

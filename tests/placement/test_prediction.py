@@ -1,0 +1,236 @@
+import collections
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.core.framework import node_def_pb2, types_pb2
+
+from keras_pergrad.placement import kernels
+from keras_pergrad.placement.prediction import predict_placement
+from tests.metal_stub import models, session
+
+# What TensorFlow folds away differs a little between fit and the copy, and
+# only for host code that describes shapes or keeps lists.
+_DESCRIBING = {
+    "EmptyTensorList",
+    "ReadVariableOp",
+    "ShapeN",
+    "TensorListReserve",
+}
+
+
+@pytest.fixture(scope="module")
+def lookups():
+    """model → the prediction, and the kernels that it counted on."""
+    serving = kernels.Table.serving
+    counted_on = set()
+
+    def noted(table, definition, op=None):
+        kind = serving(table, definition, op)
+        if kind == kernels.DEVICE:
+            name = op or definition.op
+            dtype = kernels.data_type(definition)
+            counted_on.add(f"{name}:{dtype}" if dtype else name)
+        return kind
+
+    found = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels.Table, "serving", noted)
+        for name in models.BENCHMARKS:
+            counted_on.clear()
+            model, x, y = models.make(name)
+            report = predict_placement(model, x, y)
+            found[name] = report, sorted(counted_on)
+    return found
+
+
+@pytest.fixture(scope="module")
+def predictions(lookups):
+    return {name: report for name, (report, _) in lookups.items()}
+
+
+@pytest.mark.slow
+def test_agrees_with_a_stand_in_that_has_just_those_kernels(lookups):
+    found = session.run_each(
+        "tests.placement.prediction_checks:agreement",
+        {
+            # TensorFlow ties a Cast to the embedding's variable when it
+            # places the step, before that Cast is optimised away.
+            name: {"ONLY_OPS": ",".join([*served, "Cast"]), "ASSIGN": 1}
+            for name, (_, served) in lookups.items()
+        },
+    )
+    for name, (predicted, reported, here) in found.items():
+        others = {k for k in here if not k.startswith("Cast:")}
+        assert others.issubset(lookups[name][1])
+        if name == "transformer":
+            predicted, reported = map(_alike, (predicted, reported))
+        assert predicted["device"] == reported["device"], name
+        assert predicted["cpu"] == reported["cpu"], name
+        generic = [
+            {
+                op: number
+                for op, number in side["generic"].items()
+                if op.split()[0] not in _DESCRIBING
+            }
+            for side in (predicted, reported)
+        ]
+        assert generic[0] == generic[1], name
+
+
+def _alike(side):
+    """In fit, TensorFlow writes one addition of each LayerNormalization as
+    AddN, in the copy as AddV2, kernel for kernel, and reshapes less there."""
+    device = collections.Counter(side["device"])
+    device["AddV2 float32"] += device.pop("AddN float32")
+    generic = dict(side["generic"])
+    del generic["Reshape float32 int32"]
+    return {**side, "device": dict(device), "generic": generic}
+
+
+def test_a_report_says_that_it_is_a_prediction(predictions):
+    text = str(predictions["mnist"])
+    assert "predicted for Metal, tensorflow-metal 1.2.0" in text
+    assert "Nothing was run there" in text
+    assert max(map(len, text.splitlines())) <= 80
+    assert predictions["mnist"].device_copies is None
+
+
+def test_dense_stacks_fall_back_for_the_step_number_only(predictions):
+    for name in ("logreg", "ffnn", "mnist", "cifar10"):
+        assert {row[0] for row in predictions[name].fallbacks()} == {"AddV2"}
+        assert predictions[name].errors == []
+
+
+def test_the_model_is_left_as_it_is():
+    model, x, y = models.make("ffnn")
+    model.optimizer.build(model.trainable_variables)
+    before = [v.numpy() for v in model.variables + model.optimizer.variables]
+    predict_placement(model, x, y)
+    after = [v.numpy() for v in model.variables + model.optimizer.variables]
+    for old, new in zip(before, after):
+        np.testing.assert_array_equal(old, new)
+
+
+def test_fallbacks_say_what_to_change():
+    model, x, y = models.make("attention")
+    rows = {row[0]: row for row in predict_placement(model, x, y).fallbacks()}
+    assert "Dense layers and matmul run on Metal" in rows["Einsum"][1]
+
+
+def test_an_op_without_kernel_on_a_variable_is_an_error():
+    model, x, y = models.make("embedding", optimizer="sgd")
+    table = {"MatMul": ["float32"]}
+    report = predict_placement(model, x, y, kernels_table=table)
+    assert any(e.startswith("ResourceScatter") for e in report.errors)
+    assert "tf.device('/CPU:0')" in report.errors[0]
+    kinds = collections.Counter(
+        o.op for o in report.operations if o.kind == "device"
+    )
+    assert set(kinds) == {"MatMul"}
+    assert report.prediction == "a table of your own"
+    assert "1.2.0" not in str(report)
+
+
+def test_a_table_of_ones_own_decides_for_tile_too():
+    definition = node_def_pb2.NodeDef(op="Tile")
+    definition.attr["T"].type = types_pb2.DT_FLOAT
+    assert kernels.metal().serving(definition) == "device"
+    own = kernels.metal({"Tile": ["float16"]})
+    assert own.serving(definition) == "none"
+
+
+def test_hazards_of_the_step():
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential(
+        [
+            keras.Input((4,)),
+            keras.layers.Dense(8, activation="relu", name="hidden"),
+            keras.layers.Dropout(0.5),
+            keras.layers.Dense(1),
+        ]
+    )
+    model.compile("sgd", "mse", jit_compile=False)
+    x, y = np.ones((8, 4), "float32"), np.ones((8, 1), "float32")
+    found = {h.code: h for h in predict_placement(model, x, y).hazards}
+    assert set(found) == {"int64_counter", "random", "fused_activation"}
+    assert found["fused_activation"].layers == ("hidden",)
+
+
+def test_a_forced_compiler_is_a_hazard():
+    model, x, y = models.make("dense", jit_compile=True)
+    report = predict_placement(model, x, y)
+    assert "xla" in {hazard.code for hazard in report.hazards}
+
+
+def test_double_precision_from_numpy_is_what_fit_makes_of_it():
+    model, x, y = models.make("dense")
+    plain = predict_placement(model, x, y)
+    wide = predict_placement(model, x.astype("float64"), y)
+    assert wide.executions("cpu") == plain.executions("cpu")
+
+
+def test_an_rnn_that_may_pick_cudnn_is_noted():
+    model = keras.Sequential(
+        [keras.Input((5, 3)), keras.layers.LSTM(4), keras.layers.Dense(1)]
+    )
+    model.compile("sgd", "mse", jit_compile=False)
+    x, y = np.ones((8, 5, 3), "float32"), np.ones((8, 1), "float32")
+    report = predict_placement(model, x, y)
+    assert any("CudnnRNNV3" in note for note in report.notes)
+
+
+class Turns(keras.layers.Layer):
+    """Sines in a loop, a cosine in a branch, a logarithm after both."""
+
+    def call(self, x):
+        _, y = tf.while_loop(
+            lambda i, _: i < 4, lambda i, x: (i + 1, tf.sin(x)), (0, x)
+        )
+        y = tf.cond(tf.reduce_sum(x) > 0, lambda: tf.cos(y), lambda: y)
+        return tf.math.log1p(tf.exp(y))
+
+
+def test_runs_in_loops_and_branches_are_not_told():
+    model = keras.Sequential(
+        [keras.Input((4,)), keras.layers.Dense(3), Turns(name="turns")]
+    )
+    model.compile("sgd", "mse", jit_compile=False)
+    x, y = np.ones((8, 4), "float32"), np.ones((8, 3), "float32")
+    report = predict_placement(model, x, y)
+    runs = {o.op: o.runs for o in report.operations if "turns" in o.layer}
+    assert runs["Sin"] is runs["Cos"] is None
+    assert runs["Log1p"] == runs["Exp"] == 1
+    text = " ".join(str(report).split())
+    assert "in a loop or branch" in text
+    assert "[turns]" in text.partition("in a loop or branch")[2]
+
+
+def test_ops_are_given_to_their_layers():
+    attention = keras.layers.MultiHeadAttention(2, 4, name="attention")
+    inputs = keras.Input((5, 8))
+    hidden = keras.layers.Dense(8, name="dense")(attention(inputs, inputs))
+    hidden = keras.ops.erf(keras.layers.Dense(8, name="dense_1")(hidden))
+    model = keras.Model(inputs, hidden, name="net")
+    model.compile("adam", "mse", jit_compile=False)
+    x = np.ones((4, 5, 8), "float32")
+    ops = predict_placement(model, x, x).operations
+    assert {"dense", "dense_1"} <= {o.layer for o in ops if o.op == "BiasAdd"}
+    assert "attention/query" in {o.layer for o in ops}
+    assert {o.layer for o in ops if o.op == "Erf"} == {"net"}
+    assert {o.layer for o in ops if o.op == "Sqrt"} == {"optimizer"}
+    assert "loss" in {o.layer for o in ops}
+
+
+def test_refusals():
+    model, x, y = models.make("dense")
+    with pytest.raises(ValueError, match=r"'metal'.*platform='cuda'"):
+        predict_placement(model, x, y, platform="cuda")
+    plain = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    with pytest.raises(ValueError, match="not compiled"):
+        predict_placement(plain, x, y)
+    unbuilt = keras.Sequential([keras.layers.Dense(1)])
+    unbuilt.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="has no weights yet"):
+        predict_placement(unbuilt, x, y)

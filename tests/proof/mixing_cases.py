@@ -1,0 +1,852 @@
+"""Models that mix the samples of a batch, each beside a sound twin.
+
+A case is a pair of functions without arguments, of which each returns a
+compiled model, x and y: the first model mixes samples, the second does not.
+"""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tests.proof.loop_cases import LOOPS
+
+layers, ops = keras.layers, keras.ops
+#: How many samples.
+N = 4
+_rng = np.random.default_rng(3)
+X = _rng.normal(size=(N, 5))
+SEQUENCES = _rng.normal(size=(N, 6, 5))
+Y = _rng.normal(size=(N, 3))
+LABELS = np.array([[0], [1], [2], [3]])
+WORDS = ["cat", "dog", "cow", "pig"]
+_START = keras.initializers.RandomNormal(stddev=0.5, seed=1)
+
+
+class Apply(layers.Layer):
+    """A function as a layer; its output has the shape of its input."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def call(self, x):
+        return self.function(x)
+
+    def compute_output_shape(self, shape):
+        return shape
+
+
+class RowLoss(keras.losses.Loss):
+    """A function of targets and outputs as a loss."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def call(self, y_true, y_pred):
+        return self.function(y_true, y_pred)
+
+
+def dense(size, activation=None, **kwargs):
+    arguments = {"kernel_initializer": _START, **kwargs}
+    return layers.Dense(size, activation, **arguments)
+
+
+def stacked(layer, shape=(5,), loss="mse", x=None, head=None, dtype=None):
+    """A model with a layer between dense ones, compiled, and its data."""
+    inputs = keras.Input(shape, dtype=dtype)
+    hidden = inputs if dtype else dense(4, "tanh")(inputs)
+    hidden = layer(hidden)
+    if len(hidden.shape) > 2:
+        hidden = layers.Flatten()(hidden)
+    model = keras.Model(inputs, (head or dense(3))(hidden))
+    model.compile("sgd", loss)
+    if x is None:
+        x = X if len(shape) == 1 else SEQUENCES
+    return model, x, Y
+
+
+CASES = {}
+
+
+def pair(name, mixing, sound):
+    assert name not in CASES, name
+    CASES[name] = mixing, sound
+
+
+def layer_pair(name, mixing, sound, **kwargs):
+    """Add a case of two functions that stand in a layer."""
+    pair(
+        name,
+        lambda: stacked(Apply(mixing), **kwargs),
+        lambda: stacked(Apply(sound), **kwargs),
+    )
+
+
+def made_pair(name, mixing, sound, **kwargs):
+    """Add a case of two makers of layers."""
+    pair(
+        name,
+        lambda: stacked(mixing(), **kwargs),
+        lambda: stacked(sound(), **kwargs),
+    )
+
+
+def loss_pair(name, mixing, sound, y=Y, **kwargs):
+    """Add a case of two functions of targets and outputs."""
+
+    def make(function):
+        model, x, _ = stacked(layers.Identity(), **kwargs)
+        model.compile("sgd", RowLoss(function))
+        return model, x, y
+
+    pair(name, lambda: make(mixing), lambda: make(sound))
+
+
+def transposed(function):
+    """Return a function of columns, to be used on rows."""
+    return lambda x: tf.transpose(function(tf.transpose(x)))
+
+
+def both_ways(name, function):
+    """Add a case of what acts along columns, and along rows."""
+    layer_pair(name, function, transposed(function))
+
+
+# Along the samples' axis, and along the features'.
+both_ways("mean", lambda h: h - tf.reduce_mean(h, 0))
+both_ways("largest", lambda h: h / (1 + tf.reduce_max(abs(h), 0)))
+both_ways("product", lambda h: h + tf.reduce_prod(h, 0))
+both_ways("log_sum_exp", lambda h: h - tf.reduce_logsumexp(h, 0))
+both_ways("l2_normalize", lambda h: tf.nn.l2_normalize(h, 0))
+both_ways("softmax", lambda h: ops.softmax(h, 0))
+both_ways("variance", lambda h: h / (1 + tf.math.reduce_variance(h, 0)))
+both_ways("roll", lambda h: h + tf.roll(h, 1, 0))
+both_ways("reverse", lambda h: h + tf.reverse(h, [0]))
+both_ways("backward_slice", lambda h: h + h[::-1])
+both_ways("cumulative_sum", lambda h: tf.cumsum(h, 0))
+both_ways("cumulative_product", lambda h: tf.math.cumprod(h, 0))
+both_ways("sort", lambda h: tf.sort(h, 0))
+both_ways("fixed_order", lambda h: h + tf.gather(h, [1, 0, 3, 2]))
+both_ways("first_row", lambda h: h + h[:1])
+both_ways("next_row", lambda h: tf.concat([h[1:], h[:1]], 0))
+both_ways("difference", lambda h: h - tf.pad(h[:-1], [[1, 0], [0, 0]]))
+both_ways(
+    "largest_place",
+    lambda h: h * tf.one_hot(tf.argmax(h), 4, 1.0, 0.0, 0, "float64"),
+)
+both_ways("any", lambda h: h * tf.cast(tf.reduce_any(h > 0.1, 0), h.dtype))
+both_ways("range", lambda h: (h - tf.reduce_min(h, 0)) / 3)
+both_ways(
+    "fourier",
+    lambda h: tf.transpose(
+        tf.math.real(tf.signal.fft(tf.cast(tf.transpose(h), "complex128")))
+    ),
+)
+both_ways("scan", lambda h: tf.scan(lambda a, e: 0.5 * a + e, h))
+both_ways(
+    "split_in_wrong_order", lambda h: tf.concat(tf.split(h, 2, 0)[::-1], 0)
+)
+both_ways("norm", lambda h: h / tf.norm(h, axis=0))
+both_ways(
+    "largest_k", lambda h: tf.transpose(tf.math.top_k(tf.transpose(h), 4)[0])
+)
+both_ways(
+    "segments", lambda h: h + tf.math.unsorted_segment_sum(h, [0, 0, 1, 1], 4)
+)
+both_ways(
+    "band_matrix",
+    lambda h: ops.matmul(
+        tf.linalg.band_part(tf.ones((4, 4), h.dtype), -1, 0), h
+    ),
+)
+both_ways(
+    "softmax_of_stopped", lambda h: h * tf.stop_gradient(ops.softmax(h, 0))
+)
+
+# Reshapes, products, algebra.
+layer_pair(
+    "order",
+    lambda h: tf.gather(h, tf.argsort(h[:, 0])),
+    lambda h: tf.gather(h, tf.argsort(h, 1), axis=1, batch_dims=1),
+)
+layer_pair(
+    "pairs",
+    lambda h: ops.matmul(ops.matmul(h, tf.transpose(h)), h),
+    lambda h: ops.matmul(h[:, :, None] * h[:, None], h[:, :, None])[:, :, 0],
+)
+layer_pair(
+    "convolution",
+    lambda h: tf.nn.conv1d(h[None], tf.ones((3, 4, 4), h.dtype), 1, "SAME")[0],
+    lambda h: tf.nn.conv1d(
+        h[:, :, None], tf.ones((3, 1, 1), h.dtype), 1, "SAME"
+    )[:, :, 0],
+)
+for _pool in (ops.average_pool, ops.max_pool):
+    layer_pair(
+        _pool.__name__,
+        lambda h, pool=_pool: pool(h[None], 3, 1, "same")[0],
+        lambda h, pool=_pool: pool(h[:, :, None], 3, 1, "same")[:, :, 0],
+    )
+layer_pair(
+    "shuffle",
+    lambda h: h + tf.random.shuffle(h, seed=1),
+    lambda h: (
+        h
+        + tf.gather(
+            h,
+            tf.random.experimental.stateless_shuffle(tf.range(4), [1, 2]),
+            axis=1,
+        )
+    ),
+)
+layer_pair(
+    "scatter",
+    lambda h: tf.scatter_nd([[1], [0], [3], [2]], h, [4, 4]),
+    lambda h: tf.transpose(
+        tf.scatter_nd(
+            [[1], [0], [3], [2]], tf.transpose(h), [4, tf.shape(h)[0]]
+        )
+    ),
+)
+layer_pair(
+    "reshape_takes_apart",
+    lambda h: tf.reshape(tf.transpose(tf.reshape(h, (4, -1))), (-1, 4)),
+    lambda h: tf.reshape(
+        tf.transpose(tf.reshape(h, (-1, 2, 2)), (0, 2, 1)), (-1, 4)
+    ),
+)
+layer_pair(
+    "transposed_reshape",
+    lambda h: tf.reshape(tf.transpose(h), (-1, 4)),
+    lambda h: tf.transpose(tf.reshape(tf.transpose(h), (4, -1))),
+)
+layer_pair(
+    "halves_added",
+    lambda h: h + tf.tile(ops.sum(ops.reshape(h, (2, -1, 4)), 0), (2, 1)),
+    lambda h: h + tf.tile(tf.reduce_sum(tf.reshape(h, (-1, 2, 2)), 1), (1, 2)),
+)
+layer_pair(
+    "tile_in_wrong_order",
+    lambda h: tf.reshape(
+        tf.reduce_sum(tf.reshape(tf.tile(h, (2, 1)), (-1, 2, 4)), 1), (-1, 4)
+    ),
+    lambda h: tf.reduce_sum(tf.reshape(tf.repeat(h, 2, 0), (-1, 2, 4)), 1),
+)
+layer_pair(
+    "second_moments",
+    lambda h: ops.matmul(h, ops.matmul(tf.transpose(h), h)),
+    lambda h: tf.einsum("ni,nj,nj->ni", h, h, h),
+)
+layer_pair(
+    "einsum_of_pairs",
+    lambda h: tf.einsum("ni,mi,mj->nj", h, h, h),
+    lambda h: tf.einsum("ni,nj->nj", h, h),
+)
+layer_pair(
+    "inverse",
+    lambda h: ops.matmul(
+        h,
+        tf.linalg.inv(
+            ops.matmul(tf.transpose(h), h) + tf.eye(4, dtype=h.dtype)
+        ),
+    ),
+    lambda h: tf.reshape(
+        tf.linalg.inv(
+            tf.reshape(h, (-1, 2, 2)) * 0.1 + tf.eye(2, dtype=h.dtype)
+        ),
+        (-1, 4),
+    ),
+)
+layer_pair(
+    "cholesky",
+    lambda h: ops.matmul(
+        h,
+        tf.linalg.cholesky(
+            ops.matmul(tf.transpose(h), h) + tf.eye(4, dtype=h.dtype)
+        ),
+    ),
+    lambda h: h * tf.linalg.cholesky(h[:, :1, None] ** 2 + 1)[:, 0],
+)
+layer_pair(
+    "global_norm",
+    lambda h: tf.clip_by_global_norm([h], 0.1)[0],
+    lambda h: tf.clip_by_norm(h, 0.1, axes=[1]),
+)
+layer_pair(
+    "norm_of_all",
+    lambda h: h / tf.norm(h),
+    lambda h: h / tf.norm(h, axis=1, keepdims=True),
+)
+layer_pair(
+    "pieces_of_the_batch",
+    lambda h: tf.batch_to_space(
+        tf.space_to_batch(h[:, None, :, None], [1, 2], [[0, 0], [0, 0]])[::-1],
+        [1, 2],
+        [[0, 0], [0, 0]],
+    )[:, 0, :, 0],
+    lambda h: tf.batch_to_space(
+        tf.space_to_batch(h[:, None, :, None], [1, 2], [[0, 0], [0, 0]]),
+        [1, 2],
+        [[0, 0], [0, 0]],
+    )[:, 0, :, 0],
+)
+
+# Ids, masks and places that come from the batch.
+layer_pair(
+    "segments_by_ids_of_others",
+    lambda h: tf.gather(
+        tf.math.unsorted_segment_sum(h, tf.cast(h[:, 0] > 0, "int32"), 2),
+        tf.cast(h[:, 0] > 0, "int32"),
+    ),
+    lambda h: h * tf.cast(h[:, :1] > 0, h.dtype),
+)
+layer_pair(
+    "rows_of_others_by_ids",
+    lambda h: tf.gather(h, tf.cast(h[:, 0] > 0, "int32")),
+    lambda h: (
+        tf.gather(h, tf.cast(h[:, :1] > 0, "int32"), axis=1, batch_dims=1) + h
+    ),
+)
+layer_pair(
+    "packed_rows",
+    lambda h: tf.concat(
+        [tf.boolean_mask(h, h[:, 0] > 0), tf.boolean_mask(h, h[:, 0] <= 0)], 0
+    ),
+    lambda h: tf.where(h[:, :1] > 0, h, 2 * h),
+)
+layer_pair(
+    "mask_of_others",
+    lambda h: tf.where(tf.roll(h, 1, 0) > 0, h, 0.5 * h),
+    lambda h: tf.where(tf.roll(h, 1, 1) > 0, h, 0.5 * h),
+)
+layer_pair(
+    "places_of_the_maximum",
+    lambda h: h + tf.gather(h, tf.argmax(h[:, 0])),
+    lambda h: h + tf.gather(h, tf.argmax(h, 1)[:, None], batch_dims=1),
+)
+layer_pair(
+    "attention_over_samples",
+    lambda h: ops.dot_product_attention(*[h[None, :, None]] * 3)[0, :, 0],
+    lambda h: ops.reshape(
+        ops.dot_product_attention(*[ops.reshape(h, (-1, 2, 1, 2))] * 3), (-1, 4)
+    ),
+)
+
+# Branches and loops.
+layer_pair(
+    "branch_on_values",
+    lambda h: tf.cond(tf.reduce_sum(h) > 0, lambda: h, lambda: 2 * h),
+    lambda h: tf.where(tf.reduce_sum(h, 1, True) > 0, h, 2 * h),
+)
+layer_pair(
+    "branch_that_mixes",
+    lambda h: tf.cond(
+        tf.random.uniform(()) < 0.0, lambda: h - tf.reduce_mean(h, 0), lambda: h
+    ),
+    lambda h: tf.cond(tf.random.uniform(()) < 2.0, lambda: h - 1, lambda: h),
+)
+layer_pair(
+    "case_by_values",
+    lambda h: tf.switch_case(
+        tf.cast(tf.reduce_max(h) > 5, "int32"), [lambda: h, lambda: 2 * h]
+    ),
+    lambda h: tf.switch_case(
+        tf.cast(tf.random.uniform(()) < 2, "int32"), [lambda: h, lambda: 2 * h]
+    ),
+)
+layer_pair(
+    "loop_as_long_as_values_say",
+    lambda h: tf.while_loop(
+        lambda k, v: tf.reduce_max(abs(v)) > 0.01,
+        lambda k, v: (k + 1, v * 0.5),
+        (0, h),
+    )[1],
+    lambda h: tf.while_loop(
+        lambda k, v: k < 3, lambda k, v: (k + 1, tf.sin(v)), (0, h)
+    )[1],
+)
+layer_pair(
+    "loop_whose_body_mixes",
+    lambda h: tf.while_loop(
+        lambda k, v: k < 3, lambda k, v: (k + 1, v + tf.roll(v, 1, 0)), (0, h)
+    )[1],
+    lambda h: tf.while_loop(
+        lambda k, v: k < 3, lambda k, v: (k + 1, v + tf.roll(v, 1, 1)), (0, h)
+    )[1],
+)
+layer_pair(
+    "loop_that_carries_a_mean",
+    lambda h: tf.while_loop(
+        lambda k, m, v: k < 3,
+        lambda k, m, v: (k + 1, tf.reduce_mean(v), v * 0.5 + m),
+        (0, tf.zeros((), h.dtype), h),
+    )[2],
+    lambda h: tf.while_loop(
+        lambda k, m, v: k < 3,
+        lambda k, m, v: (k + 1, tf.reduce_mean(v, 1), v * 0.5 + m[:, None]),
+        (0, h[:, 0], h),
+    )[2],
+)
+for _name, _pair in LOOPS.items():
+    layer_pair(_name, *_pair)
+layer_pair(
+    "list_in_another_order",
+    lambda h: tf.map_fn(
+        lambda k: h[tf.shape(h)[0] - 1 - k],
+        tf.range(tf.shape(h)[0]),
+        fn_output_signature="float64",
+    ),
+    lambda h: tf.transpose(tf.map_fn(tf.sin, tf.transpose(h))),
+)
+layer_pair(
+    "function_that_mixes",
+    tf.function(lambda h: h - tf.reduce_mean(h, 0)),
+    tf.function(lambda h: h - tf.reduce_mean(h, 1, True)),
+)
+
+
+# The way back alone.
+def _own_gradient(change):
+    @tf.custom_gradient
+    def function(h):
+        return tf.identity(h), change
+
+    return function
+
+
+def own_gradient_pair(name, mixing, sound):
+    layer_pair(name, _own_gradient(mixing), _own_gradient(sound))
+
+
+own_gradient_pair(
+    "gradient_mean",
+    lambda d: d - tf.reduce_mean(d, 0),
+    lambda d: d - tf.reduce_mean(d, 1, True),
+)
+own_gradient_pair(
+    "gradient_norm",
+    lambda d: d / tf.norm(d),
+    lambda d: d / tf.norm(d, axis=1, keepdims=True),
+)
+own_gradient_pair(
+    "gradient_roll", lambda d: tf.roll(d, 1, 0), lambda d: tf.roll(d, 1, 1)
+)
+own_gradient_pair(
+    "gradient_sign_of_sum", lambda d: d * tf.sign(tf.reduce_sum(d)), tf.negative
+)
+own_gradient_pair(
+    "gradient_clipped_by_largest",
+    lambda d: d / tf.reduce_max(abs(d)),
+    lambda d: tf.clip_by_value(d, -0.01, 0.01),
+)
+own_gradient_pair(
+    "gradient_softmax",
+    lambda d: d * ops.softmax(d, 0),
+    lambda d: d * ops.softmax(d, 1),
+)
+
+
+def _inner_gradient(h, axis):
+    with tf.GradientTape() as tape:
+        tape.watch(h)
+        value = tf.reduce_sum(tf.math.reduce_variance(h, axis) ** 2)
+    return h + tape.gradient(value, h)
+
+
+layer_pair(
+    "inner_tape",
+    lambda h: _inner_gradient(h, 0),
+    lambda h: _inner_gradient(h, 1),
+)
+
+
+# State.
+class Kept(layers.Layer):
+    """A layer whose state is given `new(x, state)`; `use(x, state)` is its
+    output, before or after."""
+
+    def __init__(self, new, use, after=True, shape=(4,)):
+        super().__init__()
+        self.new, self.use, self.after, self.size = new, use, after, shape
+
+    def build(self, shape):
+        self.state = self.add_weight(self.size, "zeros", trainable=False)
+
+    def call(self, x):
+        if self.after:
+            self.state.assign(self.new(x, self.state))
+        result = self.use(x, ops.convert_to_tensor(self.state))
+        if not self.after:
+            self.state.assign(self.new(x, self.state))
+        return result
+
+    def compute_output_shape(self, shape):
+        return shape
+
+
+made_pair(
+    "state_read_again",
+    lambda: Kept(lambda x, s: ops.mean(x, 0), lambda x, s: x - s),
+    lambda: Kept(lambda x, s: ops.mean(x, 0), lambda x, s: x - s, False),
+)
+made_pair(
+    "annealed_by_a_counter",
+    lambda: Kept(
+        lambda x, s: s + 0.1, lambda x, s: x - s * ops.mean(x, 0), False, ()
+    ),
+    lambda: Kept(
+        lambda x, s: s + 0.1,
+        lambda x, s: x - s * ops.mean(x, 1, keepdims=True),
+        False,
+        (),
+    ),
+)
+made_pair(
+    "moving_mean_read_again",
+    lambda: Kept(
+        lambda x, s: 0.9 * s + 0.1 * ops.mean(x, 0), lambda x, s: x * s
+    ),
+    lambda: Kept(lambda x, s: 0.9 * s + 0.1, lambda x, s: x * s),
+)
+made_pair(
+    "state_in_a_condition",
+    lambda: Kept(
+        lambda x, s: ops.mean(x),
+        lambda x, s: ops.cond(s > 9, lambda: x, lambda: 2 * x),
+        True,
+        (),
+    ),
+    lambda: Kept(
+        lambda x, s: s + 1,
+        lambda x, s: ops.cond(s > 9, lambda: x, lambda: 2 * x),
+        True,
+        (),
+    ),
+)
+
+
+class ByChance(layers.Layer):
+    """Mixes for some draws only."""
+
+    def __init__(self, axis):
+        super().__init__()
+        self.axis, self.seeds = axis, keras.random.SeedGenerator(1)
+
+    def call(self, x):
+        on = keras.random.uniform((), seed=self.seeds) < 1e-6
+        return ops.where(on, ops.roll(x, 1, axis=self.axis), x)
+
+
+made_pair("by_chance", lambda: ByChance(0), lambda: ByChance(1))
+
+
+class Gated(layers.Layer):
+    """A weight that begins at zero times what is mixed."""
+
+    def __init__(self, axis):
+        super().__init__()
+        self.axis = axis
+
+    def build(self, shape):
+        self.gate = self.add_weight((shape[-1],), "zeros")
+
+    def call(self, x):
+        return x + self.gate * ops.mean(x, self.axis, keepdims=True)
+
+
+made_pair("behind_a_gate_of_zeros", lambda: Gated(0), lambda: Gated(1))
+
+# Layers of Keras.
+made_pair(
+    "batch_normalization",
+    lambda: layers.BatchNormalization(center=False, scale=False),
+    lambda: layers.LayerNormalization(),
+)
+made_pair(
+    "batch_normalization_of_zeros",
+    lambda: layers.BatchNormalization(),
+    lambda: layers.LayerNormalization(),
+    x=np.zeros((N, 5)),
+)
+
+
+class AddLoss(layers.Layer):
+    """Adds a loss of its input."""
+
+    def __init__(self, term):
+        super().__init__()
+        self.term = term
+
+    def call(self, x):
+        self.add_loss(self.term(x))
+        return x
+
+
+made_pair(
+    "added_loss",
+    lambda: AddLoss(lambda x: ops.sum(ops.std(x, 0))),
+    lambda: AddLoss(lambda x: ops.mean(ops.square(x))),
+)
+made_pair(
+    "added_loss_of_pairs",
+    lambda: AddLoss(lambda x: ops.sum(ops.matmul(x, ops.transpose(x)))),
+    lambda: AddLoss(lambda x: ops.mean(ops.sum(x, 1) ** 2)),
+)
+
+
+# Ids and strings behind lookups, at values at which nothing shows.
+def _words(last):
+    inputs = keras.Input((2,), dtype="string")
+    hidden = layers.StringLookup(vocabulary=WORDS)(inputs)
+    hidden = layers.Embedding(6, 4, embeddings_initializer=_START)(hidden)
+    hidden = last(layers.Flatten()(hidden))
+    model = keras.Model(inputs, dense(3)(hidden))
+    model.compile("sgd", "mse")
+    x = tf.constant([["cat", "dog"], ["dog", "cow"], ["x", "x"], ["x", "x"]])
+    return model, x, Y
+
+
+pair(
+    "behind_words",
+    lambda: _words(layers.BatchNormalization(center=False, scale=False)),
+    lambda: _words(layers.LayerNormalization()),
+)
+
+
+def _ids(last, x, first=None):
+    inputs = keras.Input((2,))
+    hidden = inputs if first is None else first(inputs)
+    hidden = layers.Embedding(6, 4, embeddings_initializer=_START)(hidden)
+    hidden = last(layers.Flatten()(hidden))
+    model = keras.Model(inputs, dense(3)(hidden))
+    model.compile("sgd", "mse")
+    return model, x, Y
+
+
+def _centred(axis):
+    return Apply(lambda h: h - ops.mean(h, axis, keepdims=True))
+
+
+def _bins():
+    return layers.Discretization([0.3, 0.6])
+
+
+EQUAL_IDS = np.full((N, 2), 3.0)
+pair(
+    "equal_ids",
+    lambda: _ids(_centred(0), EQUAL_IDS),
+    lambda: _ids(_centred(1), EQUAL_IDS),
+)
+pair(
+    "values_of_one_bin",
+    lambda: _ids(_centred(0), np.full((N, 2), 0.1), _bins()),
+    lambda: _ids(_centred(1), np.full((N, 2), 0.1), _bins()),
+)
+
+
+class OthersIds(layers.Layer):
+    """Looks up the embeddings of the ids of others, or of its own."""
+
+    def __init__(self, axis):
+        super().__init__()
+        self.axis = axis
+        self.table = layers.Embedding(6, 4, embeddings_initializer=_START)
+
+    def call(self, x):
+        ids = ops.cast(ops.abs(x) * 2, "int32") % 6
+        return self.table(ops.roll(ids, 1, axis=self.axis))
+
+
+made_pair(
+    "ids_of_others", lambda: OthersIds(0), lambda: OthersIds(1), dtype="float64"
+)
+
+
+# Losses.
+def _errors(y, p):
+    return ops.mean(ops.square(y - p), -1)
+
+
+loss_pair(
+    "loss_towards_the_centre",
+    lambda y, p: _errors(y, p - ops.mean(p, 0)),
+    lambda y, p: _errors(y, p - ops.mean(p, 1, keepdims=True)),
+)
+loss_pair(
+    "loss_towards_the_centre_from_zeros",
+    lambda y, p: _errors(y, p) + _errors(p, ops.mean(p, 0)),
+    lambda y, p: _errors(y, p) + _errors(p, ops.mean(p, 1, keepdims=True)),
+    head=lambda x: layers.Dense(3, kernel_initializer="zeros", name="head")(x),
+)
+loss_pair(
+    "loss_over_variance_of_targets",
+    lambda y, p: _errors(y, p) / ops.var(y),
+    lambda y, p: _errors(y, p) / ops.var(y, 1),
+)
+loss_pair(
+    "targets_of_others",
+    lambda y, p: _errors(ops.roll(y, 1, axis=0), p),
+    lambda y, p: _errors(ops.roll(y, 1, axis=1), p),
+)
+loss_pair(
+    "sorted_targets",
+    lambda y, p: _errors(ops.sort(y, 0), p),
+    lambda y, p: _errors(ops.sort(y, 1), p),
+)
+loss_pair(
+    "ranking",
+    lambda y, p: ops.mean(ops.relu(1 - (p[:, 0] - p[:, 0][:, None])), 1),
+    lambda y, p: ops.mean(ops.relu(1 - (p[:, :, None] - p[:, None])), (1, 2)),
+)
+loss_pair(
+    "worst_samples",
+    lambda y, p: ops.top_k(_errors(y, p), 2)[0],
+    lambda y, p: ops.mean(ops.top_k(ops.square(y - p), 2)[0], -1),
+)
+loss_pair(
+    "errors_weighted_by_softmax",
+    lambda y, p: _errors(y, p) * ops.softmax(_errors(y, p)),
+    lambda y, p: ops.sum(ops.square(y - p) * ops.softmax(p), -1),
+)
+loss_pair(
+    "root_of_the_mean",
+    lambda y, p: ops.sqrt(ops.mean(ops.square(y - p))),
+    lambda y, p: ops.sqrt(_errors(y, p)),
+)
+loss_pair(
+    "gate_by_the_mean_error",
+    lambda y, p: (
+        _errors(y, p) * ops.cast(ops.mean(_errors(y, p)) > 99, "float64")
+    ),
+    lambda y, p: _errors(y, p) * ops.cast(_errors(y, p) > 0.1, "float64"),
+)
+loss_pair(
+    "branch_on_targets",
+    lambda y, p: ops.cond(
+        ops.sum(y) > 99, lambda: 2 * _errors(y, p), lambda: _errors(y, p)
+    ),
+    lambda y, p: ops.where(ops.sum(y, 1) > 0, 2 * _errors(y, p), _errors(y, p)),
+)
+loss_pair(
+    "overlap_of_the_batch",
+    lambda y, p: 1 - ops.sum(y * p) / (ops.sum(y * y) + ops.sum(p * p) + 1),
+    lambda y, p: (
+        1 - ops.sum(y * p, 1) / (ops.sum(y * y, 1) + ops.sum(p * p, 1) + 1)
+    ),
+)
+loss_pair(
+    "correlation",
+    lambda y, p: (
+        -ops.mean((p - ops.mean(p)) * (y - ops.mean(y)), -1) / ops.std(p)
+    ),
+    lambda y, p: -ops.mean((p - 1) * (y - 1), -1),
+)
+
+
+def _with_positive(y, p, share):
+    """Errors, and those of positive targets, in a scope as of gradients."""
+    with tf.name_scope("policy_gradients"):
+        positive = tf.cast(y[:, 0] > 0, p.dtype)
+        errors = _errors(y, p)
+        count = tf.reduce_sum(positive) if share else 2
+        return tf.sqrt(errors + positive * errors / count)
+
+
+loss_pair(
+    "weighed_unequally_in_a_scope",
+    lambda y, p: _with_positive(y, p, share=True),
+    lambda y, p: _with_positive(y, p, share=False),
+)
+
+
+def _count(p, axis=None):
+    found = ops.sum(ops.cast(p > 0, "float64"), axis)
+    return found if axis is None else found[:, None]
+
+
+loss_pair(
+    "count_of_outputs_divides",
+    lambda y, p: _errors(y, p) / (1 + _count(p)),
+    lambda y, p: _errors(y, p) / (1 + _count(p, 1)[:, 0]),
+)
+loss_pair(
+    "count_of_outputs_decides",
+    lambda y, p: _errors(y, p) * ops.cast(_count(p) > 1, "float64"),
+    lambda y, p: _errors(y, p) * ops.cast(_count(p, 1)[:, 0] > 1, "float64"),
+)
+loss_pair(
+    "count_of_outputs_is_added",
+    lambda y, p: _errors(y, p + 0.1 * _count(p)),
+    lambda y, p: _errors(y, p + 0.1 * _count(p, 1)),
+)
+
+
+def _classes(y):
+    return ops.cast(y[:, 0], "int32") % 3
+
+
+def _contrastive(y, p):
+    near = ops.matmul(p, ops.transpose(p))
+    same = ops.cast(ops.equal(y, ops.transpose(y)), "float64")
+    same *= 1 - ops.eye(ops.shape(p)[0], dtype="float64")
+    scores = near - ops.logsumexp(near, 1, keepdims=True)
+    return -ops.sum(scores * same, 1) / ops.maximum(ops.sum(same, 1), 1)
+
+
+loss_pair(
+    "contrastive_of_distinct_labels",
+    _contrastive,
+    lambda y, p: ops.sum(ops.one_hot(_classes(y), 3, dtype="float64") * p, 1),
+    y=LABELS,
+)
+loss_pair(
+    "negatives_of_the_batch",
+    lambda y, p: keras.losses.sparse_categorical_crossentropy(
+        ops.arange(ops.shape(p)[0]), ops.matmul(p, ops.transpose(p)), True
+    ),
+    lambda y, p: keras.losses.sparse_categorical_crossentropy(
+        _classes(y), p, True
+    ),
+    y=LABELS,
+)
+loss_pair(
+    "weights_of_classes_by_counts",
+    lambda y, p: (
+        keras.losses.sparse_categorical_crossentropy(_classes(y), p, True)
+        / ops.take(
+            ops.sum(ops.one_hot(_classes(y), 3, dtype="float64"), 0),
+            _classes(y),
+        )
+    ),
+    lambda y, p: (
+        keras.losses.sparse_categorical_crossentropy(_classes(y), p, True)
+        / ops.take(
+            ops.convert_to_tensor([1.0, 2.0, 3.0], "float64"), _classes(y)
+        )
+    ),
+    y=LABELS,
+)
+
+
+def _metric_loss(used):
+    kept = keras.metrics.Mean(dtype="float64")
+
+    def loss(y, p):
+        kept.update_state(_errors(y, p))
+        return _errors(y, p) / (1 + kept.result()) if used else _errors(y, p)
+
+    return loss
+
+
+pair(
+    "metric_in_the_loss",
+    lambda: _compiled(_metric_loss(True)),
+    lambda: _compiled(_metric_loss(False)),
+)
+
+
+def _compiled(function):
+    model, x, y = stacked(layers.Identity())
+    model.compile("sgd", RowLoss(function))
+    return model, x, y

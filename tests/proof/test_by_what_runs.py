@@ -1,0 +1,326 @@
+"""What is known of a layer holds for the methods that run, not for its name.
+
+Scopes may be called as they like, and a subclass may compute anything.
+"""
+
+import re
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_pergrad as kpg
+from keras_pergrad.uses.layer_rules.registry import (
+    find_rule,
+    is_exactly,
+    own_method,
+)
+
+layers = keras.layers
+_rng = np.random.default_rng(1)
+X, Y = _rng.normal(size=(6, 4)).astype("float32"), np.ones((6, 1), "float32")
+IDS = _rng.integers(0, 5, (6, 1)).astype("int32")
+TEXTS = np.array([["a b"], ["c"], ["d e f"], ["a"], ["b"], ["g a"]])
+
+
+def _error(layer, x=X, mode="vectorized", beside=None, **given):
+    """The refusal of a model with a layer, or nothing."""
+    keras.utils.set_random_seed(3)
+    kind = "string" if x is TEXTS else x.dtype.name
+    inputs = keras.Input(x.shape[1:], dtype=kind)
+    hidden = inputs if x is not X else layers.Dense(4)(inputs)
+    hidden = layer(hidden)
+    if len(hidden.shape) != 2 or hidden.dtype.startswith("int"):
+        hidden = layers.Embedding(9, 3)(hidden)[:, -1]
+    outputs = [layers.Dense(1)(hidden)]
+    if beside is not None:
+        outputs += [layers.Dense(1)(beside(inputs))]
+    model = kpg.PerGradModel(inputs, layers.add(outputs) if beside else outputs)
+    model.compile("sgd", "mse", gradient_mode=mode, **given)
+    try:
+        data = tf.data.Dataset.from_tensor_slices((x, Y)).batch(6)
+        model.fit(data, shuffle=False, verbose=0)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+class InScope(layers.Layer):
+    """Subtracts the mean of the batch, in a scope of any name."""
+
+    def __init__(self, scope, sound=False, **given):
+        super().__init__(**given)
+        self.scope, self.sound = scope, sound
+
+    def call(self, x):
+        with tf.name_scope(self.scope):
+            if self.sound:
+                return x - tf.reduce_mean(x, -1, keepdims=True)
+            return x - tf.reduce_mean(x, 0)
+
+
+@pytest.mark.parametrize(
+    "scope",
+    [
+        "gradients",
+        "gradients/MatMul_grad",
+        "category_encoding",
+        "keras_pergrad_same_for_all",
+    ],
+)
+def test_no_scope_makes_a_mean_over_the_batch_right(scope):
+    def beside(x):
+        name = "category_encoding"
+        one = layers.CategoryEncoding(5, output_mode="one_hot", name=name)
+        return one(keras.ops.cast(x[:, :1] * 0, "int32"))
+
+    assert "mixes the samples" in _error(InScope(scope), beside=beside)
+    assert not _error(InScope(scope, sound=True), beside=beside)
+
+
+def test_weighing_in_a_scope_called_gradients():
+    class Weighing(layers.Layer):
+        def call(self, x):
+            count = tf.reduce_sum(tf.cast(x > 0, x.dtype))
+            with tf.name_scope("gradients"):
+                return x / count + x
+
+    assert "mixes the samples" in _error(Weighing(name="gradients"))
+
+
+@pytest.mark.parametrize("scope", ["batch_normalization", "vouched_for"])
+def test_the_scope_of_another_layer_is_not_vouched_for(scope):
+    def beside(x):
+        bn = layers.BatchNormalization(name="batch_normalization")
+        return layers.Dense(2, name="vouched_for")(bn(x))
+
+    microbatches = kpg.Accumulated(microbatch_size=6)
+    given = {"mode": microbatches, "vouched": ["vouched_for"]}
+    text = _error(InScope(scope, name="other"), beside=beside, **given)
+    assert "'other'" in text
+    # The layer itself may be.
+    given["vouched"] = ["other"]
+    assert not _error(InScope(scope, name="other"), beside=beside, **given)
+
+
+class Centred(layers.CategoryEncoding):
+    """Subtracts the batch's mean."""
+
+    def call(self, x):
+        found = super().call(x)
+        return found - tf.reduce_mean(found, 0)
+
+
+class CentredWithin(layers.CategoryEncoding):
+    """The same in a method that Keras's `call` uses."""
+
+    def _encode(self, inputs, count_weights=None):
+        found = super()._encode(inputs, count_weights)
+        return found - tf.reduce_mean(found, 0)
+
+
+class Renamed(layers.CategoryEncoding):
+    """Computes as its class does."""
+
+    def __init__(self, **given):
+        super().__init__(num_tokens=5, output_mode="one_hot", **given)
+
+    def get_config(self):
+        return {}
+
+
+class Crossed(layers.HashedCrossing):
+    """Crosses with the next sample."""
+
+    def call(self, x):
+        first, second = x
+        return super().call((first, tf.roll(second, 1, 0)))
+
+
+def _patched():
+    layer = layers.CategoryEncoding(5, output_mode="one_hot")
+    encode = layer._encode
+
+    def encode_centred(*args):
+        found = encode(*args)
+        return found - tf.reduce_mean(found, 0)
+
+    layer._encode = encode_centred
+    return layer
+
+
+def _of_others(texts):
+    return tf.gather(texts, tf.range(tf.shape(texts)[0])[::-1])
+
+
+@pytest.mark.parametrize(
+    ("layer", "x"),
+    [
+        (lambda: Centred(num_tokens=5, output_mode="one_hot"), IDS),
+        (lambda: CentredWithin(num_tokens=5, output_mode="one_hot"), IDS),
+        (_patched, IDS),
+        (lambda: lambda x: Crossed(5)((x, x)), IDS),
+        (
+            lambda: layers.TextVectorization(
+                vocabulary=["a", "b"],
+                output_sequence_length=2,
+                standardize=_of_others,
+            ),
+            TEXTS,
+        ),
+        (
+            lambda: layers.TextVectorization(
+                vocabulary=["a", "b"],
+                output_sequence_length=2,
+                split=lambda texts: tf.strings.split(_of_others(texts)),
+            ),
+            TEXTS,
+        ),
+    ],
+)
+def test_a_changed_layer_of_keras_is_refused(layer, x):
+    refused = "mixes the samples|whether it keeps the samples apart"
+    assert re.search(refused, _error(layer(), x))
+
+
+@pytest.mark.parametrize(
+    ("layer", "x"),
+    [
+        (Renamed, IDS),
+        (lambda: lambda x: layers.HashedCrossing(5)((x, x)), IDS),
+        (lambda: layers.CategoryEncoding(5, output_mode="one_hot"), IDS),
+        (
+            lambda: layers.TextVectorization(
+                vocabulary=["a", "b"], output_sequence_length=2
+            ),
+            TEXTS,
+        ),
+        (
+            lambda: layers.TextVectorization(
+                vocabulary=["a", "b"], output_mode="multi_hot"
+            ),
+            TEXTS,
+        ),
+    ],
+)
+def test_what_computes_as_keras_does_is_served(layer, x):
+    assert not _error(layer(), x)
+
+
+@pytest.mark.parametrize("mode", ["vectorized", "per_sample"])
+def test_texts_as_long_as_the_longest_of_the_batch(mode):
+    text = _error(layers.TextVectorization(vocabulary=["a", "b"]), TEXTS, mode)
+    assert "pads each text to the longest one of the batch" in text
+    assert "output_sequence_length" in text
+
+
+class NoisyBatchNormalization(layers.BatchNormalization):
+    """Rolls the samples, too."""
+
+    def call(self, inputs, training=None, mask=None):
+        return tf.roll(super().call(inputs, training, mask), 1, 0)
+
+
+def test_batch_normalisation_of_ones_own_is_not_taken_for_that_of_keras():
+    microbatches = kpg.Accumulated(microbatch_size=6)
+    assert _error(NoisyBatchNormalization(), mode=microbatches)
+    assert not _error(layers.BatchNormalization(), mode=microbatches)
+
+
+class OtherLoop(layers.LSTM):
+    """Gives its states from the end."""
+
+    def inner_loop(self, *args, **kwargs):
+        return super().inner_loop(*args, **kwargs)
+
+
+class OtherStart(layers.LSTM):
+    def get_initial_state(self, batch_size):
+        return [1.0 + s for s in super().get_initial_state(batch_size)]
+
+
+class OtherUnits(layers.LSTM):
+    @property
+    def activation(self):
+        return tf.sin
+
+
+class OtherConfig(layers.LSTM):
+    def get_config(self):
+        return super().get_config()
+
+
+def test_rules_serve_what_computes_by_their_methods():
+    for other in (OtherLoop, OtherStart, OtherUnits):
+        layer = object.__new__(other)
+        assert own_method(layer, layers.LSTM) in vars(other)
+    same = OtherConfig(3)
+    assert own_method(same, layers.LSTM) is None
+    assert find_rule(same).reason_against.__self__.layer_class is layers.LSTM
+    assert is_exactly(same, layers.LSTM)
+    same.inner_loop = same.inner_loop
+    assert own_method(same, layers.LSTM) == "inner_loop"
+
+
+HINGES = ["hinge", "squared_hinge", keras.losses.Hinge()]
+
+
+def _hinge(loss, y, mode="vectorized"):
+    keras.utils.set_random_seed(3)
+    inputs = keras.Input((4,))
+    model = kpg.PerGradModel(inputs, layers.Dense(1)(inputs))
+    model.compile("sgd", loss, gradient_mode=mode, jit_compile=False)
+    y = np.array(y, "float32")[:, None]
+    return model, kpg.per_sample_gradients(model, X, y, verbose=0)
+
+
+@pytest.mark.parametrize("loss", HINGES)
+def test_targets_of_one_form_mean_the_same_in_every_batch(loss):
+    _, found = _hinge(loss, [0, 1, 1, 0, 1, 1])
+    model, same = _hinge(loss, [-1, 1, 1, -1, 1, 1])
+    y = tf.constant([[0.0], [1.0], [1.0], [0.0], [1.0], [1.0]])
+    with tf.GradientTape() as tape:
+        value = model.compute_loss(X, y, model(X))
+    expected = tape.gradient(value, model.trainable_variables)
+    for a, b, c in zip(found, same, expected, strict=True):
+        np.testing.assert_array_equal(a, b)
+        np.testing.assert_allclose(np.mean(a, 0), c, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("loss", HINGES)
+def test_targets_of_two_forms_in_one_batch_are_refused(loss):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="hinge loss"):
+        _hinge(loss, [0, 1, -1, 0, 1, 1])
+
+
+def test_a_hinge_within_another_loss_is_not_private():
+    inputs = keras.Input((4,))
+    model = kpg.PerGradModel(inputs, layers.Dense(1)(inputs))
+    private = kpg.PrivateTraining(
+        noise_multiplier=1.0,
+        delta=1e-4,
+        samples=6,
+        batch_size=6,
+        steps=1,
+        user_ids="unique",
+    )
+
+    def loss(y, y_pred):
+        return 2 * keras.losses.hinge(y, y_pred)
+
+    model.compile("sgd", loss, gradient_mode=private.gradient_mode)
+    with pytest.raises(ValueError, match="looks at the targets of all samples"):
+        model.fit(private.batches(X, Y), callbacks=[private.callback])
+
+
+def test_missing_labels_by_boolean_mask_are_told_another_way():
+    def loss(y, y_pred):
+        there = tf.math.is_finite(y)
+        return tf.reduce_mean((y[there] - y_pred[there]) ** 2)
+
+    inputs = keras.Input((4,))
+    model = keras.Model(inputs, layers.Dense(1)(inputs))
+    model.compile("sgd", loss)
+    with pytest.raises(ValueError, match=r"tf\.where\(mask.*sample_weight"):
+        kpg.per_sample_gradients(model, X, Y, verbose=0)

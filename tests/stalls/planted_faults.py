@@ -1,0 +1,233 @@
+"""Pipelines with one fault each, and what following an advice needs."""
+
+import dataclasses
+import time
+
+import numpy as np
+import tensorflow as tf
+
+from tests.stalls import slow_data
+from tests.stalls.slow_data import as_batch, generated_plainly
+from tests.stalls.stall_truth import BATCH, Loader
+
+BATCHES = 24
+
+
+def compute(i):
+    """Computes in Python for some milliseconds, whatever `i` is."""
+    total = 0
+    for number in range(300_000):
+        total += number & 7
+    return i + 0 * np.int64(total)
+
+
+def sleeping(seconds):
+    def slow(i):
+        time.sleep(seconds)
+        return i
+
+    return slow
+
+
+def in_python(function):
+    def decode(i):
+        return tf.ensure_shape(tf.numpy_function(function, [i], tf.int64), ())
+
+    return decode
+
+
+@dataclasses.dataclass
+class Fault:
+    """A pipeline, and how it is made again with an advice followed.
+
+    Attributes:
+        data: What `fit` gets.
+        advice: The name of the advice that must come first.
+        names: The names that the printed code uses; it makes `dataset`.
+        finish: If not None, applied to `dataset` after the printed code.
+        step: Seconds of a step.
+        epochs: Epochs of a `fit`; the last one is looked at.
+    """
+
+    data: object
+    advice: str
+    names: dict
+    finish: object = None
+    step: float = 0.003
+    epochs: int = 1
+
+
+def _batched(data):
+    return data.batch(4).map(as_batch).prefetch(2)
+
+
+def slow_read():
+    source = tf.data.Dataset.range(4 * BATCHES)
+    decode = in_python(sleeping(0.004))
+    return Fault(
+        _batched(source.map(decode)),
+        "parallel map",
+        {"dataset": source, "decode": decode},
+        _batched,
+    )
+
+
+def slow_decode_in_python():
+    source = tf.data.Dataset.range(4 * BATCHES)
+    names = {"dataset": source, "python_function": compute}
+    # As the comment in the code says: the function in the map is exchanged.
+    names["decode"] = lambda i: in_python(names["in_process"])(i)
+    return Fault(
+        _batched(source.map(in_python(compute))),
+        "python map",
+        names,
+        _batched,
+    )
+
+
+def too_large_a_shuffle_buffer():
+    source = tf.data.Dataset.range(4 * BATCHES)
+    decode = in_python(sleeping(0.002))
+    buffer = 4 * BATCHES
+    return Fault(
+        _batched(source.map(decode).shuffle(buffer)),
+        "shuffle buffer",
+        {"dataset": source, "decode": decode},
+        _batched,
+        step=0.02,
+    )
+
+
+def no_prefetch():
+    plain = generated_plainly()
+    return Fault(plain, "prefetch", {"dataset": plain}, step=0.025)
+
+
+def interleave_missing():
+    def read(shard):
+        inside = tf.data.Dataset.range(24)
+        return inside.map(in_python(sleeping(0.003)))
+
+    shards = tf.data.Dataset.range(4)
+    return Fault(
+        _batched(shards.flat_map(read)),
+        "interleave",
+        {"files": shards, "read": read},
+        _batched,
+    )
+
+
+def cache_after_random_augmentation():
+    def augment(i):
+        noise = tf.random.uniform((), 0, 2, tf.int64)
+        return i + noise
+
+    source = tf.data.Dataset.range(4 * BATCHES)
+    return Fault(
+        _batched(source.map(augment).cache()),
+        "cache after random augmentation",
+        {"dataset": source, "augment": augment},
+        _batched,
+    )
+
+
+def batch_after_a_cheap_map():
+    def twice(i):
+        return 2 * i
+
+    source = tf.data.Dataset.range(2048 * BATCHES)
+    data = source.map(twice).batch(2048).map(as_batch)
+    return Fault(
+        data,
+        "batch first",
+        {"dataset": source, "twice": twice},
+        lambda data: data.map(as_batch),
+        step=0,
+    )
+
+
+def _loading(function):
+    def load(i):
+        function(i)
+        return BATCH
+
+    return load
+
+
+def one_worker():
+    data = Loader(_loading(sleeping(0.015)), BATCHES)
+    return Fault(data, "few workers", {"dataset": data})
+
+
+#: What the issue of every stalled training begins with.
+FAULTS = (
+    slow_read,
+    slow_decode_in_python,
+    too_large_a_shuffle_buffer,
+    no_prefetch,
+    interleave_missing,
+    cache_after_random_augmentation,
+    batch_after_a_cheap_map,
+    one_worker,
+)
+
+
+def a_generator_with_integer_labels():
+    def load(i):
+        time.sleep(0.015)
+        return np.full((4, 3), i, np.float64), [[int(i)]] * 4
+
+    spec = (tf.TensorSpec((None, 3)), tf.TensorSpec((None, 1), tf.int32))
+    generated = tf.data.Dataset.from_generator(
+        lambda: map(load, range(BATCHES)), output_signature=spec
+    )
+    names = {"dataset": generated, "load": load, "count": BATCHES}
+    return Fault(generated, "from_generator", names)
+
+
+def parallel_calls_that_sleep():
+    source = tf.data.Dataset.range(16 * BATCHES)
+    decode = in_python(sleeping(0.004))
+    calls = tf.data.AUTOTUNE
+
+    def finish(data):
+        return data.batch(16).map(lambda x: as_batch(x[:4])).prefetch(2)
+
+    return Fault(
+        finish(source.map(decode, num_parallel_calls=calls)),
+        "parallel map",
+        {"dataset": source, "decode": decode},
+        finish,
+    )
+
+
+def the_same_work_every_epoch():
+    data = slow_data.computed()
+    return Fault(data, "cache", {"dataset": data}, step=0, epochs=2)
+
+
+def a_shuffle_of_batches():
+    source = slow_data.python_map(slow_data.slow, slow_data.numbers())
+    return Fault(
+        slow_data.shuffled_batches(),
+        "shuffle buffer",
+        {"dataset": source},
+        lambda data: data.map(as_batch),
+        step=0,
+    )
+
+
+def a_few_threads_that_compute():
+    data = Loader(_loading(compute), 60, workers=3)
+    names = {"dataset": data}
+    return Fault(data, "threads that compute", names, step=0)
+
+
+#: More faults; other advice may come before theirs.
+OTHERS = (
+    a_generator_with_integer_labels,
+    parallel_calls_that_sleep,
+    the_same_work_every_epoch,
+    a_shuffle_of_batches,
+    a_few_threads_that_compute,
+)

@@ -1,0 +1,202 @@
+"""Calls that rules do not cover, and models called in unusual ways."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_pergrad as kpg
+from tests import oracle
+from tests.uses.rules.exact import assert_exact, normal, randomized, stack
+
+layers = keras.layers
+
+
+class Dropping(layers.Layer):
+    """No rule, no `training` argument; Dropout inside."""
+
+    def __init__(self):
+        super().__init__()
+        self.dropout = layers.Dropout(0.5, seed=1)
+
+    def build(self, shape):
+        self.scale = self.add_weight((shape[-1],), "ones")
+
+    def call(self, x):
+        return self.dropout(x * self.scale)
+
+
+class Block(layers.Layer):
+    """Takes `training`, which the layer inside can only get from here."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = Dropping()
+
+    def build(self, shape):
+        self.inner.build(shape)
+
+    def call(self, x, training=None):
+        return self.inner(x)
+
+
+class Silent(keras.Model):
+    """Has no `training` argument, so Keras never trains its Dropout."""
+
+    def __init__(self):
+        super().__init__()
+        self.block = Block()
+        self.dense = layers.Dense(2)
+
+    def call(self, x):
+        return self.dense(self.block(x))
+
+
+class Fixed(Silent):
+    """Calls a layer for inference while it trains."""
+
+    def call(self, x, training=None):
+        return self.dense(self.block(x, training=False))
+
+
+class Active(Silent):
+    """Trains what is inside."""
+
+    def call(self, x, training=None):
+        return self.dense(self.block(x))
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("make", [Silent, Fixed, Active])
+@pytest.mark.parametrize("method", ["vectorized", "per_sample"])
+def test_layers_inside_see_the_training_flag_of_the_batch(make, method):
+    model = make()
+    model.compile("sgd", "mse")
+    x, y = normal(4, 3), normal(4, 2)
+    model(x)
+    state = [(v, v.numpy()) for v in model.variables]
+    found = kpg.per_sample_gradients(model, x, y, method=method)
+    for variable, value in state:
+        variable.assign(value)
+    with tf.GradientTape() as tape:
+        # As `fit` calls it.
+        kwargs = {"training": True} if model._call_has_training_arg else {}
+        loss = model._compile_loss(y, model(x, **kwargs))
+    plain = tape.gradient(loss, model.trainable_variables)
+    oracle.assert_agree([np.mean(g, 0) for g in found], plain)
+    if make is not Active:
+        oracle.check(found, model, x, y)
+
+
+def test_other_draws_for_one_sample_than_for_the_batch():
+    class Odd(Dropping):
+        def call(self, x):
+            again = self.dropout(x, training=True) if x.shape[0] == 1 else x
+            return self.dropout(again * self.scale, training=True)
+
+    model = kpg.PerGradModel.from_model(stack((3,), Odd()))
+    model.compile("sgd", "mse", gradient_mode="per_sample")
+    x = normal(4, 3)
+    with pytest.raises(ValueError, match="hand `training` on to the layers"):
+        model.fit(x, x, verbose=0)
+
+
+class Pair(layers.Layer):
+    """Returns None beside its tensor, as layers with optional parts do."""
+
+    def build(self, shape):
+        self.scale = self.add_weight((shape[-1],), "ones")
+
+    def call(self, x):
+        return {"x": x * self.scale, "state": None, "name": "pair"}
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("run", ["known size", "graph"])
+def test_outputs_that_are_no_tensors(run):
+    class Net(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.pair = Pair()
+            self.dense = layers.Dense(2)
+
+        def call(self, x):
+            return self.dense(self.pair(x)["x"])
+
+    model = Net()
+    x = normal(3, 4)
+    model(x)
+    assert_exact(randomized(model), x, run=run)
+    found = kpg.per_sample_gradients(model, x, normal(3, 2))
+    looped = kpg.per_sample_gradients(
+        model, x, normal(3, 2), method="per_sample"
+    )
+    oracle.assert_agree(found, looped)
+
+
+class TwiceDense(layers.Dense):
+    @property
+    def kernel(self):
+        return 2 * self._kernel
+
+
+class TwiceEinsum(layers.EinsumDense):
+    @property
+    def kernel(self):
+        return 2 * self._kernel
+
+
+class TwiceEmbedding(layers.Embedding):
+    @property
+    def embeddings(self):
+        return 2 * self._embeddings
+
+
+OWN = {
+    "dense": (lambda: TwiceDense(3), (4,)),
+    "einsum": (lambda: TwiceEinsum("ab,bc->ac", (3,)), (4,)),
+    "embedding": (lambda: TwiceEmbedding(5, 2), None),
+}
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("name", OWN)
+def test_a_subclass_with_weights_of_its_own(name):
+    make, shape = OWN[name]
+    layer = make()
+    if shape is None:
+        model = stack((3,), layer, dtype="int32")
+        x = np.array([[1, 1, 4], [0, 2, 3]], "int32")
+    else:
+        model, x = stack(shape, layer), normal(2, *shape)
+    assert_exact(model, x)
+
+
+@pytest.mark.usefixtures("float64")
+def test_an_activation_with_weights_after_a_separable_convolution():
+    layer = layers.SeparableConv1D(3, 2, activation=layers.PReLU())
+    model = stack((4, 2), layer)
+    assert_exact(model, normal(3, 4, 2))
+
+
+@pytest.mark.usefixtures("float64")
+def test_arguments_by_name_in_any_order():
+    class Net(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = layers.Dense(3)
+            self.table = layers.Embedding(4, 3)
+            self.norm = getattr(
+                layers, "RMSNormalization", layers.LayerNormalization
+            )()
+
+        def call(self, x, training=None):
+            shift = self.table(inputs=keras.ops.cast(x[:, 0] > 0, "int32"))
+            x = self.dense(training=training, inputs=x) + shift
+            named = "x" if hasattr(layers, "RMSNormalization") else "inputs"
+            return self.norm(**{named: x})
+
+    model = Net()
+    x = normal(3, 4)
+    model(x)
+    assert_exact(randomized(model), x)

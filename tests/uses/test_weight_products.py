@@ -1,0 +1,135 @@
+"""Weights that are products of weights, and never written out."""
+
+import keras
+import pytest
+import tensorflow as tf
+from keras import layers, ops
+
+import keras_pergrad as kpg
+from tests.uses.own_layer import Own, between
+from tests.uses.rules.exact import assert_exact, normal, randomized
+
+pytestmark = pytest.mark.usefixtures("float64")
+
+
+def kernel(make, *weights):
+    """A kernel that is a product of weights, with more behind it."""
+    return 3 - make(*weights) / 2
+
+
+def around(make, equation, *shapes):
+    """A model with an einsum of a layer's input and a product of weights."""
+
+    def call(x, *weights):
+        return ops.tanh(ops.einsum(equation, x, kernel(make, *weights)))
+
+    return between(call, *shapes)
+
+
+def einsum(equation):
+    return lambda a, b: ops.einsum(equation, a, b)
+
+
+CASES = {
+    "matrix": (ops.matmul, "ntd,de->nte", (5, 2), (2, 4)),
+    "turned": (
+        lambda a, b: ops.transpose(tf.matmul(a, b, transpose_b=True)),
+        "ntd,de->nte",
+        (4, 2),
+        (5, 2),
+    ),
+    "heads of the output": (
+        ops.matmul,
+        "ntd,dhe->nthe",
+        (5, 3, 2),
+        (2, 4),
+    ),
+    "heads of the input": (
+        lambda a, b: ops.reshape(a @ b, (5, 2, 3)),
+        "ntd,dhe->nthe",
+        (5, 2),
+        (2, 6),
+    ),
+    "heads first": (
+        lambda a, b: ops.reshape(
+            ops.reshape(a, (15, 2)) @ b,
+            (3, 5, 4),
+        ),
+        "ntd,hde->nthe",
+        (3, 5, 2),
+        (2, 4),
+    ),
+    "a block of the output": (
+        einsum("dhr,hre->dhe"),
+        "ntd,dhe->nthe",
+        (5, 3, 2),
+        (3, 2, 4),
+    ),
+    "a block of the input": (
+        einsum("dr,dre->de"),
+        "ntd,de->nte",
+        (5, 2),
+        (5, 2, 4),
+    ),
+    "Kronecker": (
+        lambda a, b: ops.reshape(ops.einsum("ab,cd->acbd", a, b), (5, 8)),
+        "ntd,de->nte",
+        (1, 4),
+        (5, 2),
+    ),
+    "three": (
+        lambda a, b, c: a @ b @ c,
+        "ntd,de->nte",
+        (5, 2),
+        (2, 3),
+        (3, 4),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_is_exact(name):
+    assert_exact(around(*CASES[name]), normal(4, 6, 5))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_is_exact_for_few_samples_of_known_number(name):
+    model = around(*CASES[name])
+    assert_exact(model, normal(1, 6, 5), run="known size")
+
+
+def held(model):
+    """What the norms of the weights of a product hold, None if unknown."""
+    model = kpg.PerGradModel.from_model(model)
+    model.compile("sgd", "mse", gradient_mode=kpg.Vectorized())
+    rows = kpg.explain(model, batch_size=4).rows
+    return [
+        variable.held_bytes
+        for row in rows
+        for variable in row.variables
+        if row.type == "Own"
+    ]
+
+
+@pytest.mark.parametrize("name", ["matrix", "heads first", "three"])
+def test_no_gradient_of_the_product_is_written_out(name):
+    found = held(around(*CASES[name]))
+    assert len(found) >= 2
+    assert None not in found
+
+
+@pytest.mark.parametrize("shapes", [((7, 2), (2, 4)), ((2, 7), (4, 2))])
+def test_tables_of_low_rank(shapes):
+    turned = shapes[0][0] == 2
+
+    def make(a, b):
+        return ops.transpose(b @ a) if turned else a @ b
+
+    def call(x, *weights):
+        return ops.tanh(ops.take(kernel(make, *weights), x, 0))
+
+    inputs = keras.Input((5,), dtype="int32")
+    x = layers.Flatten()(Own(call, *shapes)(inputs))
+    model = randomized(keras.Model(inputs, layers.Dense(3)(x)))
+    ids = tf.constant([[1, 1, 2, 0, 6], [3, 3, 3, 3, 3], [0, 5, 0, 5, 1]])
+    assert_exact(model, ids)
