@@ -274,9 +274,10 @@ class GradientVariance(keras.callbacks.Callback):
                 self._begin(batch, self._epoch)
         if self.is_in_training:
             return self._take_read_step(function, iterator)
-        if self._instruments is None or not self._may_measure_next():
+        held = self._instruments is not None and self._instruments.weights
+        if not held or not held.is_needed or not self._may_measure_next():
             return function(iterator)
-        with self._instruments.weights.held():
+        with held.held():
             return function(iterator)
 
     def _take_read_step(self, function, iterator):
@@ -358,8 +359,10 @@ class GradientVariance(keras.callbacks.Callback):
 
     def _explain(self):
         """Say once what of the samples is not measured, and why."""
+        if self._explained:
+            return
         message = probes.unmeasured(self._meter, self.instruments)
-        if message is not None and not self._explained:
+        if message is not None:
             self._explained = True
             self._say(message)
 

@@ -107,11 +107,12 @@ class HeldWeights:
 
     Attributes:
         begin, before: one array a variable, or None: not held.
+        is_needed: whether `held` holds any.
     """
 
     def __init__(self, variables, needs):
         self._variables = list(variables)
-        self._needs = needs
+        self.is_needed = "before" in needs
         self.before = None
         self.begin = self.now() if "begin" in needs else None
 
@@ -122,7 +123,7 @@ class HeldWeights:
         If it raises, as at the end of the data, there was no update.
         """
         before = self.before
-        if "before" in self._needs:
+        if self.is_needed:
             self.before = self.now()
         try:
             yield

@@ -11,6 +11,7 @@ from keras_pergrad.proof import (  # noqa: F401
     lookup_rules,
     product_rules,
     shape_rules,
+    slice_rules,
 )
 from keras_pergrad.proof.tensor_types import (
     At,
