@@ -6,6 +6,8 @@ them as whole addresses, since it is also shown elsewhere), and a public name
 without a docstring or a place in the reference fails the build.
 """
 
+import ast
+import pathlib
 import posixpath
 import re
 
@@ -90,16 +92,29 @@ def on_config(config):
 
 def public_names(package):
     """Return the dotted names that the reference must have."""
-    at_root = set(package.exports) - {n.split(".")[1] for n in MODULES}
+    at_root = exports(package) - {n.split(".")[1] for n in MODULES}
     for path in PUBLIC:
         module = package
         for part in path.split(".")[1:]:
             module = module[part]
-        for name in module.exports:
+        for name in sorted(exports(module)):
             # What stands at the root, too, has its place by that name.
             again = name in at_root and module is not package
             if not again and f"{path}.{name}" not in MODULES:
                 yield f"{path}.{name}"
+
+
+def exports(module):
+    """Return a package's public names: those of its stub, if it has one."""
+    stub = pathlib.Path(module.filepath).with_suffix(".pyi")
+    if not stub.exists():
+        return set(module.exports)
+    return {
+        alias.asname or alias.name
+        for node in ast.parse(stub.read_text()).body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
 
 
 def on_files(files, config):
