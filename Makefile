@@ -7,7 +7,8 @@ READY := $(VENV)/.ready
 DEMO_READY := $(VENV)/.demo-ready
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 WORKERS ?= 2
-TESTS ?= tests
+# make test ROOM=stalls: a feature's tests, and those of what imports it.
+TESTS ?= $(if $(ROOM),$(shell $(PYTHON) tests/rooms.py $(ROOM)),tests)
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
 .PHONY: setup demo test test-rest test-all prices test-exhaustive test-timing test-gpu test-oldest test-cpu-wheel \

@@ -31,19 +31,16 @@ def few(values, quick, slow=None):
 #: What needs no GPU, or is about a machine without one. `*` is any path.
 CPU_ONLY = (
     # The placement of a step on a machine without one, and the stand-in.
-    "placement/test_device_placement.py",
-    "analysis/placement/*",
+    "placement/*",
     "*test_on_stand_in.py",
     "common/test_devices.py",
-    "analysis/doctor/*",
+    "doctor/*",
     # Clocks of the host, and stages of a pipeline that has no copy.
-    "analysis/pipelines/*",
-    "stalls/test_data_stall.py",
-    "callbacks/test_stall_*",
+    "stalls/*",
     # Kernels of the CPU.
     "keras_internals/test_onednn.py",
     "modes/test_matmul_defect.py",
-    "explain/test_memory.py",
+    "explanation/test_memory.py",
     # Processes and devices made of the CPU.
     "keras_internals/distribution/*",
     "keras_internals/test_strategies.py",
