@@ -259,7 +259,8 @@ def _lead_to(op, ids, owners, run, samples):
     `owners` has the sample of each index, of which `run` are in a row, and
     `samples` that of each entry.
     """
-    ids = _source(op, _unclipped(op, _source(op, ids)))
+    for same in (_unclipped, _unwrapped):
+        ids = _source(op, same(op, _source(op, ids)))
     if not ids.shape.is_fully_defined():
         return False
     if ids.op.type == "ConcatV2" and _is_first_axis(ids.op.inputs[-1]):
@@ -340,6 +341,24 @@ def _unclipped(op, ids):
     number = op.of_tensor(least)
     zeros = least.op.type == "ZerosLike" if number is None else not number.any()
     return below if zeros else ids
+
+
+def _unwrapped(op, ids):
+    """Return the places of which `keras.ops.take` counts negative ones back.
+
+    Places that are proved are not negative: they stay as they are.
+    """
+    if ids.op.type not in ("Select", "SelectV2"):
+        return ids
+    is_negative, _, places = ids.op.inputs
+    if is_negative.op.type != "Less":
+        return ids
+    compared, zero = is_negative.op.inputs
+    number = op.of_tensor(zero)
+    if number is None or np.asarray(number).any():
+        return ids
+    same = compared.op is places.op and compared.name == places.name
+    return places if same and places.shape == ids.shape else ids
 
 
 def _are_below(op, parts, size):

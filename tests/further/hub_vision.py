@@ -205,6 +205,59 @@ def _retinanet():
     )
 
 
+def _d_fine():
+    net = _built(
+        "HGNetV2Backbone",
+        stem_channels=[3, 4, 4],
+        stackwise_stage_filters=[
+            [4, 4, 8, 1, 3, 3],
+            [8, 4, 16, 1, 3, 3],
+            [16, 8, 32, 1, 3, 5],
+            [32, 16, 64, 1, 3, 5],
+        ],
+        apply_downsample=[False, True, True, True],
+        use_lightweight_conv_block=[False, False, True, True],
+        depths=[1, 1, 1, 1],
+        hidden_sizes=[8, 16, 32, 64],
+        embedding_size=4,
+        use_learnable_affine_block=True,
+        hidden_act="relu",
+        image_shape=(64, 64, 3),
+        out_features=["stage3", "stage4"],
+    )
+    return _built(
+        "DFineBackbone",
+        backbone=net,
+        decoder_in_channels=[16, 16],
+        encoder_hidden_dim=16,
+        num_denoising=0,
+        num_labels=5,
+        hidden_dim=16,
+        learn_initial_query=False,
+        num_queries=6,
+        anchor_image_size=(64, 64),
+        feat_strides=[16, 32],
+        num_feature_levels=2,
+        encoder_in_channels=[32, 64],
+        encode_proj_layers=[1],
+        num_attention_heads=2,
+        encoder_ffn_dim=32,
+        num_encoder_layers=1,
+        hidden_expansion=0.34,
+        depth_multiplier=0.5,
+        eval_idx=-1,
+        num_decoder_layers=2,
+        decoder_attention_heads=2,
+        decoder_ffn_dim=32,
+        decoder_n_points=[2, 2],
+        lqe_hidden_dim=8,
+        num_lqe_layers=2,
+        out_features=["stage3", "stage4"],
+        image_shape=(64, 64, 3),
+        seed=0,
+    )
+
+
 def _videoprism():
     return _built(
         "VideoPrismBackbone",
@@ -257,6 +310,7 @@ BACKBONES = {
     "deeplab": (_deeplab, "segmentation by dilated convolutions"),
     "segformer": (_segformer, "segmentation by a transformer"),
     "retinanet": (_retinanet, "feature pyramid for detection"),
+    "d_fine": (_d_fine, "detection by deformable attention"),
     "videoprism": (_videoprism, "video transformer"),
     "depth_anything": (_depth_anything, "depth from one image"),
 }
@@ -281,7 +335,7 @@ def _builder(make_backbone):
 
 
 #: Those with parts in float32, and with dropout that nothing switches off.
-SINGLE = ("videoprism", "depth_anything", "segformer", "deeplab")
+SINGLE = ("d_fine", "videoprism", "depth_anything", "segformer", "deeplab")
 DRAWN = ("mit", "segformer")
 
 for _name, (_make, _about) in BACKBONES.items():

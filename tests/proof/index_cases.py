@@ -1,5 +1,6 @@
 """Segments, and indices that count the samples: mixing beside sound."""
 
+import keras
 import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import function
@@ -121,6 +122,24 @@ def _crops(h, step):
 
 
 layer_pair("crops", lambda h: _crops(h, 1), lambda h: _crops(h, 0))
+
+
+def _sampled(h, step=0, before=0):
+    """Entries at places that follow the values, clipped to each sample's own.
+
+    As in deformable attention: the images of a batch are one table, and
+    `take` counts negative places from its end.
+    """
+    n, columns = tf.shape(h)[0], 4
+    places = tf.cast(tf.floor(columns * tf.sin(tf.stop_gradient(h))), "int32")
+    places = keras.ops.clip(places, 0, columns - 1) - before
+    begins = (tf.range(n) + step) % n * columns
+    table = tf.reshape(h, [-1])
+    return h + keras.ops.take(table, places + begins[:, None], axis=0)
+
+
+layer_pair("taken_of_the_next", lambda h: _sampled(h, step=1), _sampled)
+layer_pair("taken_before_its_own", lambda h: _sampled(h, before=1), _sampled)
 
 
 def _places_among(h):

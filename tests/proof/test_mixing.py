@@ -8,6 +8,7 @@ import tensorflow as tf
 import keras_pergrad as kpg
 from tests import oracle
 from tests.marks import few
+from tests.proof import chosen_cases, index_cases  # noqa: F401
 from tests.proof.mixing_cases import CASES, X, Y, stacked
 
 pytestmark = pytest.mark.usefixtures("float64")
