@@ -134,7 +134,7 @@ def test_the_table_of_types_is_that_of_the_rules():
 
 
 def test_rules_that_are_shown_are_those_of_the_package():
-    rules = (ROOT / "keras_pergrad" / "samples").rglob("*_rules.py")
+    rules = (ROOT / "keras_pergrad").rglob("*_rules.py")
     package = "".join(path.read_text(encoding="utf-8") for path in rules)
     shown = [
         b.code for b in _blocks("CONTRIBUTING.md") if b.language == "python"

@@ -75,6 +75,11 @@ def test_an_unknown_name_is_an_attribute_error():
             module.PerSampel  # noqa: B018
 
 
+def test_a_name_of_a_namespace_says_where_it_is():
+    with pytest.raises(AttributeError, match=r"keras_pergrad\.callbacks\.Data"):
+        kpg.DataStall  # noqa: B018
+
+
 def _functional(*layers):
     inputs = outputs = keras.Input((3,))
     for layer in (*layers, keras.layers.Dense(1)):

@@ -7,6 +7,7 @@ the ending `.pyi`, which editors and type checkers read as well.
 
 import ast
 import importlib
+import inspect
 import pathlib
 import sys
 
@@ -22,8 +23,10 @@ def lazy(package, file):
 
     def get(name):
         if name not in places:
+            where = None if name.startswith("_") else _where(name)
+            hint = f"; it is {where}" if where else ""
             raise AttributeError(
-                f"module {package!r} has no attribute {name!r}"
+                f"module {package!r} has no attribute {name!r}{hint}"
             )
         module, attribute = places[name]
         try:  # A module of a package, or a name in a module.
@@ -34,6 +37,14 @@ def lazy(package, file):
             value = getattr(importlib.import_module(module), attribute)
         setattr(sys.modules[package], name, value)
         return value
+
+    def _where(name):
+        """Return the whole name of what stands in one of the namespaces."""
+        for known in names:
+            value = get(known) if known.islower() else None
+            if inspect.ismodule(value) and name in value.__all__:
+                return f"{package}.{known}.{name}"
+        return None
 
     names = sorted(places)
     more = (
