@@ -633,7 +633,7 @@ def test_under_a_distribution_strategy(tmp_path):
 # op has run in it before.
 KILLED = """
 import os, random, signal, sys, time
-from tests.callbacks.test_gradient_variance import *
+from tests.gradient_health.test_gradient_variance import *
 
 def train(folder, name, ready):
     class Say(keras.callbacks.Callback):
