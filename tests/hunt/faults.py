@@ -144,7 +144,7 @@ ENGINE_FAULTS = [
     Fault(
         "every add_loss taken for a mean when accumulating",
         microbatches,
-        "kinds",
+        "add_loss_kinds",
         _all_means,
     ),
     Fault(
