@@ -64,7 +64,7 @@ def evaluate(model, x, y, sample_weight):
     """Return (loss, outputs, whether it is that of all replicas) of a batch."""
     try:
         require_parts(model)
-        kinds = microbatches.kinds(model, x, training=False)
+        kinds = microbatches.add_loss_kinds(model, x, training=False)
         parts = MicrobatchSums(model, x, None, kinds)
         with replicas.Postponed() as scope:
             y_pred = call_model(model, x, training=False)
