@@ -51,7 +51,7 @@ test-all:
 
 # What each test costs, on a machine with nothing else to do.
 prices: $(READY)
-	mkdir -p build/prices
+	rm -rf build/prices && mkdir -p build/prices
 	$(PYTEST) --prices build/prices/ -m "$(MARKS)" tests
 	$(BIN)/python -m tests.tiers build/prices/*
 

@@ -118,19 +118,17 @@ class Meter:
     def __init__(self, path):
         worker = os.environ.get("PYTEST_XDIST_WORKER", "")
         self.path = pathlib.Path(f"{path}{worker}")
-        self.seconds = {}
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item):
         before = _processor_seconds()
         result = yield
         used = _processor_seconds() - before
-        file = self.seconds.setdefault(_file(item), {})
-        file.setdefault(_function(item), []).append(used)
+        # A run that is broken off keeps what it has measured.
+        with self.path.open("a") as lines:
+            row = [_file(item), _function(item), used]
+            lines.write(json.dumps(row) + "\n")
         return result
-
-    def pytest_sessionfinish(self):
-        self.path.write_text(json.dumps(self.seconds))
 
 
 def _processor_seconds():
@@ -142,11 +140,10 @@ def collect(paths):
     """Write `prices.json` from the files of `--prices`, a file a worker."""
     together = {}
     for path in paths:
-        for file, functions in json.loads(
-            pathlib.Path(path).read_text()
-        ).items():
-            for name, used in functions.items():
-                together.setdefault(file, {}).setdefault(name, []).extend(used)
+        for line in pathlib.Path(path).read_text().splitlines():
+            file, name, used = json.loads(line)
+            known = together.setdefault(file, {}).setdefault(name, [])
+            known.append(used)
     means = {
         file: {
             name: round(sum(used) / len(used), 2)
