@@ -11,7 +11,7 @@ WORKERS ?= 2
 TESTS ?= $(if $(ROOM),$(shell $(PYTHON) tests/rooms.py $(ROOM)),tests)
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: setup demo test test-rest test-all prices test-exhaustive test-timing test-gpu test-oldest test-cpu-wheel \
+.PHONY: setup demo test test-rest test-slow test-all prices test-exhaustive test-timing test-gpu test-oldest test-cpu-wheel \
 	test-nightly hunt hunt-proof lint format docs notebooks outputs bench bench-venvs clean
 
 setup: $(READY)
@@ -37,17 +37,22 @@ demo: $(DEMO_READY)
 # tests/tiers.py); all tests of some files with TESTS. A file's tests stay
 # together: many share what a fixture has started.
 TIER ?= $(if $(filter tests,$(TESTS)),quick,all)
-MARKS ?= not exhaustive and not timing
+MARKS ?= not slow and not exhaustive and not timing
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 test: $(READY)
 	$(PYTEST) --tier $(TIER) -m "$(MARKS)" $(TESTS)
 
-# The others. CI runs both.
+# The others, but for the slow ones. CI runs both.
 test-rest:
 	$(MAKE) test TIER=rest
 
+# The slow ones: each week, before a release, and after a change of the engine,
+# of the types or of real models' parts.
+test-slow:
+	$(MAKE) test TIER=all MARKS="slow and not exhaustive and not timing"
+
 test-all:
-	$(MAKE) test TIER=all
+	$(MAKE) test TIER=all MARKS="not exhaustive and not timing"
 
 # What each test costs, on a machine with nothing else to do.
 prices: $(READY)
@@ -86,7 +91,7 @@ OLDEST_TESTS ?= tests/modes/test_witness.py tests/modes/test_corners.py \
 	tests/model/test_custom_step.py tests/privacy/test_training.py
 test-oldest:
 	$(MAKE) test VENV=.venv-oldest CONSTRAINTS=constraints/oldest.txt \
-		TESTS="$(OLDEST_TESTS)" MARKS="not slow and $(MARKS)"
+		TESTS="$(OLDEST_TESTS)"
 
 # The nightly Keras and TensorFlow, in an environment of its own. Both take the
 # places of the released ones, which other packages ask for by their names.

@@ -60,7 +60,7 @@ class Tier:
             count, seconds = self.left
             terminalreporter.write_line(
                 f"{count} tests of about {seconds / 60:.0f} processor minutes "
-                "are left to `make test-all`."
+                "are left to `make test-rest`."
             )
 
 
