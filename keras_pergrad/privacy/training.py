@@ -186,7 +186,7 @@ class PrivateTraining:
             warnings.warn(
                 f"delta={delta} is more than 1 / samples: it would permit "
                 "publishing a sample. Take a delta well below that.",
-                stacklevel=3,  # past the decorator
+                stacklevel=2,
             )
         mechanism = Mechanism(
             sampling=known_sampling(sampling),

@@ -65,7 +65,8 @@ def align(log_dir, max_steps):
     """Read the runs of one directory or several, and check them."""
     folders = directories(log_dir)
     paths = [path for d in folders for path in store.list_runs(d)]
-    read = [run for run in map(_read, paths) if run is not None]
+    found = list(map(_read, paths))  # No frame between, for the warning.
+    read = [run for run in found if run is not None]
     runs = [run for run in read if len(run)]
     empty = [str(run.info["run"]) for run in read if not len(run)]
     notes = [f"Without any record: {', '.join(empty)}."] if empty else []
