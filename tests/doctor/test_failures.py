@@ -57,7 +57,7 @@ def test_signals_are_explained():
 def test_paths_are_cut_and_their_ends_kept():
     text = "in '/Users/ann/site-packages/tf/lib.so' and C:\\Users\\ann\\x.dll"
     assert without_paths(text) == "in '.../lib.so' and ...\\x.dll"
-    assert without_paths("~/private/model/model.py:3") == ".../model/model.py:3"
+    assert without_paths("~/private/model.py:3") == ".../model.py:3"
     assert without_paths("2.3/4 of @rpath/lib.so") == "2.3/4 of @rpath/lib.so"
 
 
