@@ -1,4 +1,7 @@
-"""Numbers: checks of arguments, floating types, squared norms, checksums."""
+"""Numbers: checks of arguments, amounts of memory, squared norms, checksums.
+
+It needs no TensorFlow: comparisons of runs and `doctor` do without.
+"""
 
 import hashlib
 import math
@@ -6,7 +9,6 @@ import operator
 import re
 
 import numpy as np
-import tensorflow as tf
 
 
 def is_number(value):
@@ -96,26 +98,6 @@ def bytes_in(name, value):
             f"Received: {name}={value!r}"
         )
     return size
-
-
-# The floating type in which figures of several tensors meet.
-
-
-def norm_type(tensors):
-    """Return float64 where one of the tensors is, else float32.
-
-    Args:
-        tensors: tensors or the values of variables; None among them is left
-            out. Squares of half precision would leave its range.
-    """
-    dtypes = {tf.as_dtype(t.dtype) for t in tensors if t is not None}
-    return tf.float64 if tf.float64 in dtypes else tf.float32
-
-
-def as_norms(tensors):
-    """Return the tensors but for None, all of their `norm_type`."""
-    dtype = norm_type(tensors)
-    return [tf.cast(t, dtype) for t in tensors if t is not None]
 
 
 # Squared norms in double precision, of arrays of any type.

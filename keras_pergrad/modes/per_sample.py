@@ -13,7 +13,8 @@ from keras_pergrad.aggregations.aggregation import (
     weight_of,
 )
 from keras_pergrad.common import refusal_messages
-from keras_pergrad.common.numbers import norm_type, positive_integer
+from keras_pergrad.common.float_types import norm_type
+from keras_pergrad.common.numbers import positive_integer
 from keras_pergrad.common.registry import serialize
 from keras_pergrad.keras_internals.data.batches import sample_count
 from keras_pergrad.keras_internals.graphs import draws

@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from keras_pergrad.common.batch_marks import parted
-from keras_pergrad.common.numbers import norm_type
+from keras_pergrad.common.float_types import norm_type
 from keras_pergrad.factors import SampleGradients
 from keras_pergrad.factors.base import unchanged_factors
 from keras_pergrad.keras_internals.fit.train_function import (

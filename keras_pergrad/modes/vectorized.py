@@ -14,7 +14,7 @@ from keras_pergrad.aggregations.aggregation import (
     weight_of,
 )
 from keras_pergrad.common import refusal_messages
-from keras_pergrad.common.numbers import as_norms, norm_type
+from keras_pergrad.common.float_types import as_norms, norm_type
 from keras_pergrad.common.registry import serialize
 from keras_pergrad.factors import SampleGradients, together
 from keras_pergrad.factors.base import for_weighted_gradients, select
