@@ -23,7 +23,8 @@ def lazy(package, file):
 
     def get(name):
         if name not in places:
-            where = None if name.startswith("_") else _where(name)
+            # Of classes alone: an import asks for the names of submodules.
+            where = _where(name) if name[:1].isupper() else None
             hint = f"; it is {where}" if where else ""
             raise AttributeError(
                 f"module {package!r} has no attribute {name!r}{hint}"
