@@ -13,22 +13,28 @@ PACKAGE = HERE.parent / "keras_pergrad"
 FACES = {"callbacks", "__init__", "__main__", "results"}
 
 
+def imported(path):
+    """Yield the names below the package that a file imports, in parts."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        else:
+            continue
+        for name in names:
+            if name.startswith("keras_pergrad."):
+                yield name.split(".")[1:]
+
+
 def imports():
     """Return for each folder of the package those that it imports."""
     found = {}
     for path in PACKAGE.rglob("*.py"):
         room = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
-        if room in FACES:
-            continue
-        nodes = ast.walk(ast.parse(path.read_text()))
-        found.setdefault(room, set()).update(
-            name.split(".")[1]
-            for node in nodes
-            if isinstance(node, ast.ImportFrom) and node.module
-            for alias in node.names
-            for name in [f"{node.module}.{alias.name}"]
-            if name.startswith("keras_pergrad.")
-        )
+        if room not in FACES:
+            others = {first for first, *_ in imported(path)} - {room}
+            found.setdefault(room, set()).update(others)
     return found
 
 

@@ -5,6 +5,7 @@ import collections
 import pathlib
 
 import keras_pergrad
+from tests import rooms
 
 ROOT = pathlib.Path(keras_pergrad.__file__).parent
 
@@ -32,24 +33,8 @@ EXTRAS = {
     "influence": {"gradient_health", "runs"},
     "privacy": set(),
 }
-#: What only gives names.
-FACES = {"__init__", "__main__", "callbacks", "results"}
 #: All that factors know of Keras and TensorFlow: how products are computed.
 FACTORS_IMPORT = {"keras_internals.tensorflow"}
-
-
-def _imports(path):
-    """Yield the dotted names below the package that a file imports."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-        elif isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        else:
-            continue
-        for name in names:
-            if name.startswith("keras_pergrad."):
-                yield name.split(".")[1:]
 
 
 def _allowed():
@@ -63,11 +48,8 @@ def _allowed():
 
 def test_imports_go_one_way():
     allowed = _allowed()
-    for path in ROOT.rglob("*.py"):
-        folder = path.relative_to(ROOT).parts[0].removesuffix(".py")
-        if folder not in FACES:
-            others = {first for first, *_ in _imports(path)} - {folder}
-            assert others <= allowed[folder], path
+    for folder, others in rooms.imports().items():
+        assert others <= allowed[folder], folder
 
 
 def test_extras_stand_in_the_order_of_their_imports():
@@ -87,7 +69,7 @@ def test_no_two_files_import_each_other():
     }
     waiting = collections.defaultdict(set)
     for name, path in files.items():
-        for parts in _imports(path):
+        for parts in rooms.imported(path):
             whole, module = ".".join(parts), ".".join(parts[:-1])
             target = whole if whole in files else module
             if target in files and target != name:
@@ -102,7 +84,7 @@ def test_factors_know_nothing_else():
     for path in (ROOT / "factors").rglob("*.py"):
         others = {
             ".".join(name[:2])
-            for name in _imports(path)
+            for name in rooms.imported(path)
             if name[0] != "factors"
         }
         assert others <= FACTORS_IMPORT, path

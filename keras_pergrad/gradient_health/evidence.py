@@ -140,4 +140,8 @@ def advised_batch(readings):
 
 
 def largest_within(scale):
+    """Return the largest power of two within `SAMPLES` of the fewest samples.
+
+    `scale`: the noise scale, in samples.
+    """
     return 1 << max(int((SAMPLES - 1) * scale), 1).bit_length() - 1

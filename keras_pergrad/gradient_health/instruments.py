@@ -107,7 +107,7 @@ class HeldWeights:
 
     Attributes:
         begin, before: one array a variable, or None: not held.
-        is_needed: whether `held` holds any.
+        is_needed: whether an instrument reads what `held` holds.
     """
 
     def __init__(self, variables, needs):
@@ -118,13 +118,12 @@ class HeldWeights:
 
     @contextlib.contextmanager
     def held(self):
-        """Hold the weights before an update, if they are needed.
+        """Hold the weights before an update.
 
         If it raises, as at the end of the data, there was no update.
         """
         before = self.before
-        if self.is_needed:
-            self.before = self.now()
+        self.before = self.now()
         try:
             yield
         except BaseException:

@@ -259,8 +259,9 @@ def _lead_to(op, ids, owners, run, samples):
     `owners` has the sample of each index, of which `run` are in a row, and
     `samples` that of each entry.
     """
-    for same in (_unclipped, _unwrapped):
-        ids = _source(op, same(op, _source(op, ids)))
+    ids = _source(op, ids)
+    for inner in (_unclipped, _unwrapped):
+        ids = _source(op, inner(op, ids))
     if not ids.shape.is_fully_defined():
         return False
     if ids.op.type == "ConcatV2" and _is_first_axis(ids.op.inputs[-1]):
@@ -357,8 +358,8 @@ def _unwrapped(op, ids):
     number = op.of_tensor(zero)
     if number is None or np.asarray(number).any():
         return ids
-    same = compared.op is places.op and compared.name == places.name
-    return places if same and places.shape == ids.shape else ids
+    same = compared.name == places.name and places.shape == ids.shape
+    return places if same else ids
 
 
 def _are_below(op, parts, size):

@@ -2,7 +2,7 @@
 
 import keras_pergrad as kpg
 from tests.metal_stub import models
-from tests.placement.report_checks import watch
+from tests.placement.report_checks import replayed, watch
 
 
 def modes(plugin):
@@ -23,4 +23,5 @@ def modes(plugin):
     for name, mode in chosen.items():
         made = models.make("dense", wrap=kpg.PerGradModel, gradient_mode=mode)
         found[name] = watch(plugin, *made)
+        found[name]["replayed"] = replayed(plugin, *made)
     return found

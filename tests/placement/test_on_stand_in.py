@@ -161,6 +161,23 @@ def test_what_stands_in_a_loop_or_branch_is_left_open(modes, mode, least):
     assert known == {op: truth[op] for op in known}
 
 
+@pytest.mark.parametrize(
+    "mode",
+    [
+        "clipped",
+        "per_sample",
+        "accumulated",
+        "accumulated, clipped",
+        "accumulated over steps",
+    ],
+)
+def test_a_run_counts_what_stands_in_loops_and_branches(modes, mode):
+    """What `deep=True` reads from a traced run of the step."""
+    measured, truth, extra_runs = modes[mode]["replayed"]
+    assert measured == truth
+    assert min(extra_runs.values()) == 0
+
+
 def test_reasons_name_the_type_that_has_no_kernel(modes):
     rows = {row[0]: row[1] for row in modes["accumulated"]["fallbacks"]}
     assert rows["GatherV2"] == "no Metal kernel for int32 (only float32)"

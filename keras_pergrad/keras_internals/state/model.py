@@ -55,8 +55,7 @@ _CLOSED = (
 def run_and_restore(function, *args):
     """Call a traced function and restore every variable that it assigns."""
     # In a strategy's scope Keras divides losses by the number of replicas.
-    in_scope = tf.distribute.in_cross_replica_context()
-    with out_of_scope() if in_scope else contextlib.nullcontext():
+    with out_of_scope():
         concrete = function
         if isinstance(function, tf.types.experimental.PolymorphicFunction):
             concrete = function.get_concrete_function(*args)
