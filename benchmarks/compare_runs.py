@@ -16,7 +16,7 @@ import time
 
 import numpy as np
 
-from keras_pergrad.runs import RunInfo, RunWriter
+from keras_pergrad.runs.recording import RunInfo, RunWriter
 
 VARIABLES, SKETCH = 10, 1024
 

@@ -17,10 +17,10 @@ import keras_pergrad as kpg
 WAYS = {
     "plain": ("batch", None),
     "plain, loss weight 0.005": ("batch", {"price": 0.005, "label": 1.0}),
-    "ByTask(UPGrad())": (kpg.ByTask(kpg.UPGrad()), None),
-    "ByTask(AlignedMTL())": (kpg.ByTask(kpg.AlignedMTL()), None),
-    "ByTask(MGDA())": (kpg.ByTask(kpg.MGDA()), None),
-    "ByTask(IMTLG())": (kpg.ByTask(kpg.IMTLG()), None),
+    "ByTask(UPGrad())": (kpg.ByTask(kpg.aggregations.UPGrad()), None),
+    "ByTask(AlignedMTL())": (kpg.ByTask(kpg.aggregations.AlignedMTL()), None),
+    "ByTask(MGDA())": (kpg.ByTask(kpg.aggregations.MGDA()), None),
+    "ByTask(IMTLG())": (kpg.ByTask(kpg.aggregations.IMTLG()), None),
 }
 
 

@@ -61,7 +61,7 @@ def loo(left=100, l2=1e-3):
     for curvature in _KINDS:
         damping = {"exact": 1e-6, "projected": 1e-3}.get(curvature)
         begun = time.perf_counter()
-        influence = kpg.Influence(
+        influence = kpg.influence.Influence(
             model, x, y, curvature=curvature, damping=damping, verbose=0
         )
         found = influence.scores(x_test, y_test)[:, chosen]
@@ -147,7 +147,7 @@ def lds(python, halves=50, steps=300):
                 continue
             for _turn in range(2):
                 begun = time.perf_counter()
-                influence = kpg.Influence(
+                influence = kpg.influence.Influence(
                     model,
                     x,
                     y,
@@ -257,7 +257,7 @@ def labels():
         model, x, y, flipped = make()
         for curvature in _KINDS:
             damping = {"exact": 1e-2}.get(curvature)
-            influence = kpg.Influence(
+            influence = kpg.influence.Influence(
                 model, x, y, curvature=curvature, damping=damping, verbose=0
             )
             try:

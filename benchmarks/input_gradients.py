@@ -45,7 +45,7 @@ def speed(samples=512, looped=64, rounds=5):
         return tape.gradient(score, row)
 
     traced = tf.function(one)
-    found = kpg.input_gradients(model, x, y, verbose=0)
+    found = kpg.input_gradients(model, x, outputs=y, verbose=0)
 
     def loop(function):
         for i in range(looped):
@@ -57,7 +57,7 @@ def speed(samples=512, looped=64, rounds=5):
         "tape.gradient in a loop": (lambda: loop(one), looped),
         "the same in a tf.function": (lambda: loop(traced), looped),
         "input_gradients": (
-            lambda: kpg.input_gradients(model, x, y, verbose=0),
+            lambda: kpg.input_gradients(model, x, outputs=y, verbose=0),
             samples,
         ),
     }
@@ -99,11 +99,11 @@ def go_through(rows, folder):
     x = np.load(folder / "x.npy", mmap_mode="r")
     out = np.lib.format.open_memmap(folder / "out.npy", "w+", "float32", shape)
     warm = np.zeros((1000, FEATURES), "float32")
-    kpg.input_gradients(model, warm, 0, verbose=0)
+    kpg.input_gradients(model, warm, outputs=0, verbose=0)
     pathlib.Path("/proc/self/clear_refs").write_text("5")
     before = _status("VmRSS")
     start = time.perf_counter()
-    kpg.input_gradients(model, x, 0, out=out, verbose=0)
+    kpg.input_gradients(model, x, outputs=0, out=out, verbose=0)
     seconds = time.perf_counter() - start
     found = {"before": before, "peak": _status("VmHWM"), "seconds": seconds}
     print(json.dumps(found))

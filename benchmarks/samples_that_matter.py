@@ -19,7 +19,7 @@ from benchmarks.turns import in_turns, milliseconds, show
 from benchmarks.workers.keras_models import build_model, make_loss, targets
 from keras_pergrad.factors import projections
 from keras_pergrad.factors.base import select
-from keras_pergrad.influence.fisher import Question
+from keras_pergrad.influence.fisher_information import Question
 from keras_pergrad.influence.likelihoods import Likelihood
 from keras_pergrad.uses import TracedStep
 

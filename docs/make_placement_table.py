@@ -35,7 +35,7 @@ def modes():
 def row(name, label, mode):
     keras.backend.clear_session()
     model, x, y = models.make(name, wrap=kpg.PerGradModel, gradient_mode=mode)
-    report = kpg.predict_placement(model, x, y)
+    report = kpg.diagnose.predict_placement(model, x, y)
     kinds = [operation.kind for operation in report.operations]
     counts = [kinds.count(kind) for kind in ("device", "generic", "cpu")]
     others = ", ".join(fallbacks(report, len(model.trainable_variables) + 1))

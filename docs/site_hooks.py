@@ -29,29 +29,20 @@ ELSEWHERE = {
     "benchmarks/results_growth.png": "pictures/results_growth.png",
     "benchmarks/accumulation_memory.png": "pictures/accumulation_memory.png",
 }
+#: Names of the package that are modules.
+NAMESPACES = (
+    "aggregations",
+    "callbacks",
+    "diagnose",
+    "extending",
+    "influence",
+    "modes",
+    "privacy",
+    "runs",
+    "trackers",
+)
 #: Modules whose `__all__` is public.
-PUBLIC = [
-    "keras_pergrad",
-    "keras_pergrad.callbacks",
-    "keras_pergrad.runs",
-    "keras_pergrad.trackers",
-    "keras_pergrad.modes",
-    "keras_pergrad.factors",
-    "keras_pergrad.proof",
-]
-#: Names in them that are modules.
-MODULES = {
-    f"keras_pergrad.{name}"
-    for name in (
-        "callbacks",
-        "factors",
-        "modes",
-        "rules",
-        "runs",
-        "trackers",
-        "types",
-    )
-}
+PUBLIC = ["keras_pergrad", *(f"keras_pergrad.{n}" for n in NAMESPACES)]
 
 LINK = re.compile(
     r"(?P<before>\]\()(?P<target>[^)\s#:]+)(?P<anchor>#[^)\s]*)?\)"
@@ -92,7 +83,7 @@ def on_config(config):
 
 def public_names(package):
     """Return the dotted names that the reference must have."""
-    at_root = exports(package) - {n.split(".")[1] for n in MODULES}
+    at_root = exports(package) - set(NAMESPACES)
     for path in PUBLIC:
         module = package
         for part in path.split(".")[1:]:
@@ -100,7 +91,7 @@ def public_names(package):
         for name in sorted(exports(module)):
             # What stands at the root, too, has its place by that name.
             again = name in at_root and module is not package
-            if not again and f"{path}.{name}" not in MODULES:
+            if not again and name not in NAMESPACES:
                 yield f"{path}.{name}"
 
 

@@ -60,7 +60,7 @@ def main():
     for run, seed in enumerate(SEEDS, 1):
         train(x[128:], y[128:], probe, seed, f"run {run} seed {seed}", log_dir)
         print(f"run {run} of {len(SEEDS)}, with seed {seed}, is recorded")
-    comparison = kpg.compare_runs(log_dir)
+    comparison = kpg.diagnose.compare_runs(log_dir)
     print(comparison)
     page = comparison.to_html(OUTPUT / "compare_runs.html")
     print(f"Charts: {page}")

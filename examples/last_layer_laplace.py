@@ -32,7 +32,7 @@ def main():
     model.compile(keras.optimizers.Adam(0.01), loss)
     model.fit(x[:1200], y[:1200], epochs=15, verbose=0)
 
-    found = kpg.fisher(model, x[:1200], kind="kfac", verbose=0)
+    found = kpg.influence.fisher(model, x[:1200], kind="kfac", verbose=0)
     kernel = found[model.layers[-1].kernel.path]
     left, u = np.linalg.eigh(kernel.inputs)
     right, v = np.linalg.eigh(kernel.outputs)

@@ -55,9 +55,9 @@ def look_at(name, make):
     print(f"\n=== {name}")
     placement = kpg.callbacks.DevicePlacement(deep=True, warn=False)
     model.fit(x, y, epochs=2, batch_size=16, verbose=0, callbacks=[placement])
-    comparison = kpg.compare_devices(model, x, y)
+    comparison = kpg.diagnose.compare_devices(model, x, y)
     print(f"\n{comparison}")
-    prediction = kpg.predict_placement(model, x[:16], y[:16])
+    prediction = kpg.diagnose.predict_placement(model, x[:16], y[:16])
     print(f"\n{prediction}")
     return {
         "report": str(placement.report),

@@ -29,9 +29,11 @@ def main():
     model.fit(x, y, batch_size=8, verbose=0)
     assert kpg.per_sample_norms(model, x, y).shape == (32,)
     assert kpg.input_gradients(model, x, verbose=0).shape == (32, 1, 4)
-    found = kpg.check_gradients(model, x, y, modes=["batch"])
+    found = kpg.check_gradients(model, x, y, gradient_modes=["batch"])
     assert found.ok
-    assert kpg.predict_placement(model, x, y)  # its tables are in the wheel
+    assert kpg.diagnose.predict_placement(
+        model, x, y
+    )  # its tables are in the wheel
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "model.keras"
         model.save(path)

@@ -7,26 +7,16 @@ import pytest
 
 import keras_pergrad as kpg
 
-PUBLIC = {
-    name: getattr(kpg, name)
-    for name in kpg.__all__
-    if not inspect.ismodule(getattr(kpg, name))
-} | {
-    f"{module.__name__}.{name}": getattr(module, name)
-    for module in (
-        kpg.callbacks,
-        kpg.factors,
-        kpg.modes,
-        kpg.runs,
-        kpg.trackers,
-        kpg.types,
-    )
-    for name in module.__all__
-    if getattr(module, name) not in vars(kpg).values()
+MODULES = {name for name in kpg.__all__ if inspect.ismodule(getattr(kpg, name))}
+PUBLIC = {name: getattr(kpg, name) for name in set(kpg.__all__) - MODULES} | {
+    f"{module}.{name}": getattr(getattr(kpg, module), name)
+    for module in MODULES
+    for name in getattr(kpg, module).__all__
+    if name not in kpg.__all__
 }
 
 
-@pytest.mark.parametrize("name", PUBLIC)
+@pytest.mark.parametrize("name", sorted(PUBLIC))
 def test_examples_run(name):
     thing = PUBLIC[name]
     assert inspect.getdoc(thing)
@@ -43,7 +33,7 @@ def test_examples_run(name):
 
 
 @pytest.mark.parametrize(
-    "name", [name for name, thing in PUBLIC.items() if inspect.isclass(thing)]
+    "name", [name for name in sorted(PUBLIC) if inspect.isclass(PUBLIC[name])]
 )
 def test_public_methods_have_docstrings(name):
     """Their own, or that of what they override; Keras tells of its own."""

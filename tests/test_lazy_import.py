@@ -41,7 +41,9 @@ def test_reports_callbacks_and_private_training_come_when_asked_for():
         "callbacks",
         "functions",
         "privacy.training",
-        "results",
+        "diagnose",
+        "extending",
+        "influence",
         "runs",
         "trackers",
     )
@@ -54,7 +56,16 @@ def test_reports_callbacks_and_private_training_come_when_asked_for():
 
 
 @pytest.mark.parametrize(
-    "name", ["keras_pergrad", "callbacks", "privacy", "results", "trackers"]
+    "name",
+    [
+        "keras_pergrad",
+        "callbacks",
+        "diagnose",
+        "extending",
+        "influence",
+        "privacy",
+        "trackers",
+    ],
 )
 def test_editors_see_the_names(name):
     """What type checkers read in a stub is what is public, and is there."""
@@ -75,9 +86,13 @@ def test_an_unknown_name_is_an_attribute_error():
             module.PerSampel  # noqa: B018
 
 
-def test_a_name_of_a_namespace_says_where_it_is():
-    with pytest.raises(AttributeError, match=r"keras_pergrad\.callbacks\.Data"):
-        kpg.DataStall  # noqa: B018
+@pytest.mark.parametrize(
+    "place",
+    ["callbacks.DataStall", "aggregations.Krum", "influence.fisher"],
+)
+def test_a_name_of_a_namespace_says_where_it_is(place):
+    with pytest.raises(AttributeError, match=rf"it is keras_pergrad\.{place}"):
+        getattr(kpg, place.partition(".")[2])
 
 
 def _functional(*layers):
@@ -113,7 +128,7 @@ def _private():
 MODES = {
     "batch": lambda: "batch",
     "clipped": lambda: kpg.Vectorized(kpg.ClippedMean(1.0)),
-    "automatic": lambda: kpg.PerSample(kpg.AutomaticClippedMean()),
+    "automatic": lambda: kpg.PerSample(kpg.privacy.AutomaticClippedMean()),
     "accumulated": lambda: kpg.Accumulated(steps=2),
     "private": _private,
 }

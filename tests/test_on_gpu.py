@@ -53,7 +53,9 @@ def test_the_ten_bits_of_products_are_no_fault():
     model = _image_net()
     modes = ["vectorized", "per_sample", kpg.Vectorized(kpg.ClippedMean(1.0))]
     model.compile("sgd", "mse")
-    check = kpg.check_gradients(model, *_images(), modes=modes, repeats=1)
+    check = kpg.check_gradients(
+        model, *_images(), gradient_modes=modes, repeats=1
+    )
     assert check.ok, check
 
 

@@ -82,9 +82,9 @@ def test_modes_work_where_modules_of_reports_are_missing():
         kpg.per_sample_norms(model(), x, y)
         kpg.callbacks.GradientVariance, kpg.explain, kpg.PrivateTraining
         says("kernels", lambda: kpg.callbacks.DevicePlacement)
-        says("kernels", lambda: kpg.predict_placement)
+        says("kernels", lambda: kpg.diagnose.predict_placement)
         says("model_pb2", lambda: kpg.callbacks.DataStall)
-        says("model_pb2", lambda: kpg.profile_pipeline)
+        says("model_pb2", lambda: kpg.diagnose.profile_pipeline)
         variance = kpg.callbacks.GradientVariance(log_dir="unused")
         says("rng_utils", lambda: model().fit(
             x, y, verbose=0, callbacks=[variance]
@@ -155,7 +155,7 @@ def _batched_by(name):
 CASES = {
     "Trainer._compile_config": (
         Trainer,
-        lambda: kpg.predict_placement(_model(), X, Y),
+        lambda: kpg.diagnose.predict_placement(_model(), X, Y),
     ),
     "Trainer._resolve_auto_jit_compile": (
         Trainer,
@@ -191,7 +191,7 @@ def _norm():
 
 def _profile():
     data = tf.data.Dataset.from_tensor_slices((X, Y)).map(lambda x, y: (x, y))
-    kpg.profile_pipeline(data.batch(2), batches=2)
+    kpg.diagnose.profile_pipeline(data.batch(2), batches=2)
 
 
 def _placement(**settings):

@@ -78,13 +78,13 @@ def test_questions_about_samples_are_answered(name):
         for g in expected
     ]
     largest = max(s.max() for s in squares if s is not None)
-    found = kpg.fisher(model, x, y, labels="data", verbose=0)
+    found = kpg.influence.fisher(model, x, y, labels="data", verbose=0)
     for part, square in zip(found.parts, squares, strict=True):
         assert (part is None) == (square is None)
         if square is None:
             continue
         np.testing.assert_allclose(part, square, 1e-4, 1e-6 * largest)
-    kfac = kpg.fisher(model, x, kind="kfac", verbose=0)
+    kfac = kpg.influence.fisher(model, x, kind="kfac", verbose=0)
     assert [p is None for p in kfac.parts] == [p is None for p in found.parts]
 
     for projected, gradients in _projected(model, x, y):

@@ -469,7 +469,9 @@ def test_input_gradients_do_not_depend_on_the_batch_size():
     )
     try:
         whole, pairs = (
-            kpg.input_gradients(model, normal(6, 5), 0, verbose=0, batch_size=k)
+            kpg.input_gradients(
+                model, normal(6, 5), outputs=0, verbose=0, batch_size=k
+            )
             for k in (6, 2)
         )
     except REFUSALS:

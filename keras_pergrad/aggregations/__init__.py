@@ -1,5 +1,15 @@
-"""Aggregations whose weights follow from the Gramian of all gradients."""
+"""Aggregations: what makes one gradient of the samples'.
 
+Given to a mode: `Vectorized(aggregation=ClippedMean(1.0))`.
+"""
+
+from keras_pergrad.aggregations.aggregation import (
+    Aggregation,
+    GradientStatistics,
+    Mean,
+    register_aggregation,
+)
+from keras_pergrad.aggregations.clipping import ClippedMean
 from keras_pergrad.aggregations.gramian import GramianAggregation
 from keras_pergrad.aggregations.of_conflicts import IMTLG, PCGrad, UPGrad
 from keras_pergrad.aggregations.of_weights import MGDA, AlignedMTL, CAGrad
@@ -8,11 +18,16 @@ from keras_pergrad.aggregations.robust import GeometricMedian, Krum
 __all__ = [
     "IMTLG",
     "MGDA",
+    "Aggregation",
     "AlignedMTL",
     "CAGrad",
+    "ClippedMean",
     "GeometricMedian",
+    "GradientStatistics",
     "GramianAggregation",
     "Krum",
+    "Mean",
     "PCGrad",
     "UPGrad",
+    "register_aggregation",
 ]

@@ -26,7 +26,7 @@ class Aggregation(Configured):
     Example:
 
     >>> import keras_pergrad as kpg
-    >>> class Unit(kpg.Aggregation):
+    >>> class Unit(kpg.aggregations.Aggregation):
     ...     def weights(self, norms):  # the same length for every sample
     ...         return 1 / (norms + 1e-6)
     >>> kpg.Vectorized(aggregation=Unit())
@@ -158,7 +158,7 @@ class Mean(Aggregation):
     Example:
 
     >>> import keras_pergrad as kpg
-    >>> kpg.Vectorized(aggregation=kpg.Mean())
+    >>> kpg.Vectorized(aggregation=kpg.aggregations.Mean())
     Vectorized(aggregation=Mean())
     """
 
@@ -211,8 +211,8 @@ def register_aggregation(name):
 
     >>> import keras_pergrad as kpg
     >>> import tensorflow as tf
-    >>> @kpg.register_aggregation("normalized_mean")
-    ... class NormalizedMean(kpg.Aggregation):
+    >>> @kpg.aggregations.register_aggregation("normalized_mean")
+    ... class NormalizedMean(kpg.aggregations.Aggregation):
     ...     def weights(self, norms):
     ...         return tf.math.divide_no_nan(1.0, norms)
     """
@@ -289,8 +289,8 @@ class GradientStatistics:
 
     Example:
 
-    >>> import keras_pergrad as kpg
-    >>> statistics = kpg.GradientStatistics(64, 1.0, 3.0, 2.0, 0.97, 2.06)
+    >>> from keras_pergrad.aggregations import GradientStatistics
+    >>> statistics = GradientStatistics(64, 1.0, 3.0, 2.0, 0.97, 2.06)
     >>> f"{statistics.noise_scale:.1f} samples"
     '2.1 samples'
     """

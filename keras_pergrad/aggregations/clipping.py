@@ -14,7 +14,11 @@ from keras_pergrad.aggregations.aggregation import (
     of_samples,
 )
 from keras_pergrad.aggregations.logs import DefinedMean
-from keras_pergrad.common.numbers import is_number, seed_or_none
+from keras_pergrad.common.numbers import (
+    number_at_least_zero,
+    positive_number,
+    seed_or_none,
+)
 from keras_pergrad.common.registry import serialize
 from keras_pergrad.keras_internals.state.saved import AggregationState
 
@@ -83,10 +87,14 @@ class ClippedMean(Aggregation):
         per: Literal["model", "layer", "variable"] = "model",
         expected_batch_size: float | None = None,
     ):
-        self.clip_norm = _number_or_schedule(clip_norm)
-        self.noise_multiplier = _number_or_schedule(noise_multiplier)
-        _check_clip(self.clip_norm, clip_norm)
-        _check_noise(self.noise_multiplier, noise_multiplier)
+        self.clip_norm = _schedule(clip_norm) or positive_number(
+            "clip_norm", clip_norm, " or a schedule", infinite=True
+        )
+        self.noise_multiplier = _schedule(
+            noise_multiplier
+        ) or number_at_least_zero(
+            "noise_multiplier", noise_multiplier, " or a schedule"
+        )
         if self.noise_multiplier and self.clip_norm == math.inf:
             raise ValueError(
                 "Noise is measured in units of `clip_norm`, which must be "
@@ -99,7 +107,11 @@ class ClippedMean(Aggregation):
                 f"`per` must be one of {PER}. Received: per={per!r}"
             )
         self.per = per
-        self.expected_batch_size = _batch_size(expected_batch_size)
+        if expected_batch_size is not None:
+            positive_number(
+                "expected_batch_size", expected_batch_size, " or None"
+            )
+        self.expected_batch_size = expected_batch_size
         #: Whether noise is added at some step.
         self.adds_noise = bool(self.noise_multiplier)
         #: Whether the numbers of a step depend on the steps before.
@@ -228,13 +240,11 @@ def is_schedule(value):
     return isinstance(value, keras.optimizers.schedules.LearningRateSchedule)
 
 
-def _number_or_schedule(value) -> Any:
-    """Return a number as float, a schedule or its config dict as schedule."""
+def _schedule(value) -> Any:
+    """Return a schedule, or the schedule of a config dict; else None."""
     if isinstance(value, dict):
         value = keras.saving.deserialize_keras_object(value)
-    if is_schedule(value):
-        return value
-    return float(value) if is_number(value) else value
+    return value if is_schedule(value) else None
 
 
 def _of_dtype(value, dtype):
@@ -252,33 +262,6 @@ def _at_step(value, steps):
     if not is_schedule(value):
         return value
     return tf.convert_to_tensor(value(tf.convert_to_tensor(steps)))
-
-
-def _check_clip(value, received):
-    if not is_schedule(value) and not (is_number(value) and value > 0):
-        raise ValueError(
-            "`clip_norm` must be a positive number or a schedule. "
-            f"Received: clip_norm={received!r}"
-        )
-
-
-def _check_noise(value, received):
-    if is_schedule(value):
-        return
-    if not (is_number(value) and 0 <= value < math.inf):
-        raise ValueError(
-            "`noise_multiplier` must be a finite number of at least 0, or a "
-            f"schedule. Received: noise_multiplier={received!r}"
-        )
-
-
-def _batch_size(value):
-    if value is None or (is_number(value) and 0 < value < math.inf):
-        return value
-    raise ValueError(
-        "`expected_batch_size` must be a positive number or None. "
-        f"Received: expected_batch_size={value!r}"
-    )
 
 
 aggregations.register("clipped_mean", ClippedMean)

@@ -40,7 +40,7 @@ class GramianAggregation(Aggregation):
 
     >>> import tensorflow as tf
     >>> import keras_pergrad as kpg
-    >>> class Agreeing(kpg.GramianAggregation):
+    >>> class Agreeing(kpg.aggregations.GramianAggregation):
     ...     def gramian_weights(self, gramian, present=None):
     ...         agrees = tf.reduce_sum(gramian, 1) >= 0
     ...         if present is not None:

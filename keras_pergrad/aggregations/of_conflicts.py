@@ -68,9 +68,9 @@ class UPGrad(GramianAggregation):
     >>> import tensorflow as tf
     >>> import keras_pergrad as kpg
     >>> gramian = tf.constant([[1.0, -0.5], [-0.5, 1.0]], tf.float64)
-    >>> kpg.UPGrad().gramian_weights(gramian).numpy().round(3)
+    >>> kpg.aggregations.UPGrad().gramian_weights(gramian).numpy().round(3)
     array([0.75, 0.75])
-    >>> mode = kpg.Vectorized(aggregation=kpg.UPGrad())
+    >>> mode = kpg.Vectorized(aggregation=kpg.aggregations.UPGrad())
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class PCGrad(GramianAggregation):
     >>> import tensorflow as tf
     >>> import keras_pergrad as kpg
     >>> gramian = tf.constant([[1.0, -0.5], [-0.5, 1.0]], tf.float64)
-    >>> kpg.PCGrad().gramian_weights(gramian).numpy()
+    >>> kpg.aggregations.PCGrad().gramian_weights(gramian).numpy()
     array([1.5, 1.5])
     """
 
@@ -278,7 +278,7 @@ class IMTLG(GramianAggregation):
     >>> import tensorflow as tf
     >>> import keras_pergrad as kpg
     >>> gramian = tf.constant([[1.0, 0.0], [0.0, 4.0]], tf.float64)
-    >>> kpg.IMTLG().gramian_weights(gramian).numpy().round(3)
+    >>> kpg.aggregations.IMTLG().gramian_weights(gramian).numpy().round(3)
     array([0.667, 0.333])
     """
 

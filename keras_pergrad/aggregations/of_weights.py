@@ -62,7 +62,7 @@ class MGDA(GramianAggregation):
     >>> import tensorflow as tf
     >>> import keras_pergrad as kpg
     >>> gramian = tf.constant([[1.0, 0.0], [0.0, 4.0]], tf.float64)
-    >>> kpg.MGDA().gramian_weights(gramian).numpy()
+    >>> kpg.aggregations.MGDA().gramian_weights(gramian).numpy()
     array([0.8, 0.2])
     """
 
@@ -174,7 +174,7 @@ class CAGrad(GramianAggregation):
     >>> import tensorflow as tf
     >>> import keras_pergrad as kpg
     >>> gramian = tf.constant([[1.0, -1.0], [-1.0, 4.0]], tf.float64)
-    >>> kpg.CAGrad(c=1.0).gramian_weights(gramian).numpy().round(3)
+    >>> kpg.aggregations.CAGrad(c=1.0).gramian_weights(gramian).numpy().round(3)
     array([1.429, 0.571])
     """
 
@@ -304,7 +304,7 @@ class AlignedMTL(GramianAggregation):
     >>> import tensorflow as tf
     >>> import keras_pergrad as kpg
     >>> gramian = tf.constant([[1.0, 0.0], [0.0, 4.0]], tf.float64)
-    >>> kpg.AlignedMTL().gramian_weights(gramian).numpy()
+    >>> kpg.aggregations.AlignedMTL().gramian_weights(gramian).numpy()
     array([0.5 , 0.25])
     """
 

@@ -52,7 +52,8 @@ class Krum(GramianAggregation):
     >>> import keras_pergrad as kpg
     >>> rows = tf.constant([[1.0], [1.1], [0.9], [9.0]], tf.float64)
     >>> gramian = tf.matmul(rows, rows, transpose_b=True)
-    >>> kpg.Krum(n_byzantine=1, n_selected=3).gramian_weights(gramian).numpy()
+    >>> krum = kpg.aggregations.Krum(n_byzantine=1, n_selected=3)
+    >>> krum.gramian_weights(gramian).numpy()
     array([0.33333333, 0.33333333, 0.33333333, 0.        ])
     """
 
@@ -146,7 +147,8 @@ class GeometricMedian(GramianAggregation):
     >>> import keras_pergrad as kpg
     >>> rows = tf.constant([[1.0], [2.0], [900.0]], tf.float64)
     >>> gramian = tf.matmul(rows, rows, transpose_b=True)
-    >>> weights = kpg.GeometricMedian(1e-9).gramian_weights(gramian)
+    >>> median = kpg.aggregations.GeometricMedian(1e-9)
+    >>> weights = median.gramian_weights(gramian)
     >>> tf.linalg.matvec(rows, weights, transpose_a=True).numpy().round(3)
     array([2.])
     """

@@ -70,10 +70,11 @@ def check_gradients(
     y: Any = None,
     sample_weight: Any = None,
     *,
-    modes: Sequence[Any] | None = None,
+    gradient_modes: Sequence[Any] | None = None,
     devices: Sequence[str] | None = None,
     repeats: int = 3,
     settings: Sequence[str] = execution.SETTINGS,
+    verbose: int = 1,
 ) -> GradientCheck:
     """Compare the gradients of one batch, computed in every possible way.
 
@@ -101,7 +102,7 @@ def check_gradients(
         x: one batch of inputs.
         y: its targets.
         sample_weight: its weights, or `None`.
-        modes: names and `GradientMode` objects; by default "batch",
+        gradient_modes: names and `GradientMode` objects; by default "batch",
             "vectorized", "per_sample", "accumulated" (in three
             microbatches), and the mode that the model is compiled with.
         repeats: how often each is computed, after one warm-up. The time is the
@@ -110,6 +111,8 @@ def check_gradients(
             accelerator.
         settings: any of `"eager"`, `"graph"` and `"xla"`. XLA is left out
             on Metal, and runs only where the variables are.
+        verbose: whether to show a progress bar, with a step for the
+            reference and for each row.
 
     Returns:
         A `GradientCheck` with `.rows`, `.ok` and `.answer`.
@@ -127,7 +130,9 @@ def check_gradients(
     >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
     >>> model.compile("sgd", "mse")
     >>> x, y = numpy.eye(4), numpy.ones((4, 3))
-    >>> check = kpg.check_gradients(model, x, y, modes=["batch"], repeats=1)
+    >>> check = kpg.check_gradients(
+    ...     model, x, y, gradient_modes=["batch"], repeats=1, verbose=0
+    ... )
     >>> check.ok
     True
     """
@@ -141,21 +146,28 @@ def check_gradients(
     data = as_in_fit(data if isinstance(data, tuple) else (data,))
     batch = keras.utils.unpack_x_y_sample_weight(data)
     samples = len(tf.nest.flatten(batch[0])[0])
-    chosen = _modes(modes, model, samples)
-    places = _places(devices)
+    chosen = _modes(gradient_modes, model, samples)
     tensors = as_tensors(batch)
     of_one_length(*tensors)
     build_symbolically(model, tensors)
+    ways = [
+        (label, device, setting)
+        for label in chosen
+        for device in _places(devices)
+        for setting in settings
+        if _exists(device, setting, model)
+    ]
     with ModelState(model) as state, SetApart(model) as apart:
         check = _Check(model, data, batch, samples, repeats, state)
+        bar = keras.utils.Progbar(
+            1 + len(ways), verbose=verbose, unit_name="way"
+        )
         check.find_reference(chosen)
-        rows = [
-            check.row(label, mode, device, setting)
-            for label, mode in chosen.items()
-            for device in places
-            for setting in settings
-            if _exists(device, setting, model)
-        ]
+        bar.update(1)
+        rows = []
+        for label, device, setting in ways:
+            rows.append(check.row(label, chosen[label], device, setting))
+            bar.update(1 + len(rows))
     right = check.reference
     notes = right.notes + _own_modes(chosen, rows) + _left_out(apart)
     how = "single samples one by one" if right.how == "loop" else "the batch"

@@ -228,7 +228,7 @@ def _blame(rows):
     paths = [path for row in wrong for path in row.wrong]
     variables = f" ({first_few(list(dict.fromkeys(paths)))})" if paths else ""
     for part, means in (
-        ("device", "Look for the op on {} with kpg.compare_devices"),
+        ("device", "Look for the op on {} with kpg.diagnose.compare_devices"),
         ("setting", "A kernel or fusion under {} is wrong"),
         ("mode", "What computes it in mode {} is wrong"),
     ):

@@ -7,24 +7,17 @@ the ending `.pyi`, which editors and type checkers read as well.
 
 import ast
 import importlib
-import inspect
 import pathlib
 import sys
 
 
 def lazy(package, file):
     """Return a package's `__getattr__`, `__dir__` and `__all__`."""
-    places = {
-        alias.asname or alias.name: (str(node.module), alias.name)
-        for node in _stub(file).body
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
+    places = _places(pathlib.Path(file).with_suffix(".pyi"))
 
     def get(name):
         if name not in places:
-            # Of classes alone: an import asks for the names of submodules.
-            where = _where(name) if name[:1].isupper() else None
+            where = _where(name)
             hint = f"; it is {where}" if where else ""
             raise AttributeError(
                 f"module {package!r} has no attribute {name!r}{hint}"
@@ -41,10 +34,11 @@ def lazy(package, file):
 
     def _where(name):
         """Return the whole name of what stands in one of the namespaces."""
-        for known in names:
-            value = get(known) if known.islower() else None
-            if inspect.ismodule(value) and name in value.__all__:
-                return f"{package}.{known}.{name}"
+        here = pathlib.Path(file).parent
+        for known in names if name[0] != "_" else ():
+            for face in sorted(here.glob(f"{known}/__init__.py*"))[-1:]:
+                if name in _places(face):
+                    return f"{package}.{known}.{name}"
         return None
 
     names = sorted(places)
@@ -54,5 +48,11 @@ def lazy(package, file):
     return get, lambda: names + more, names
 
 
-def _stub(file):
-    return ast.parse(pathlib.Path(file).with_suffix(".pyi").read_text("utf-8"))
+def _places(face):
+    """Return the module and the name there of each name that is imported."""
+    return {
+        alias.asname or alias.name: (str(node.module), alias.name)
+        for node in ast.parse(face.read_text("utf-8")).body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }

@@ -46,21 +46,26 @@ def positive_integer(name, value):
     return number
 
 
-def positive_number(name, value):
-    """Return a finite argument above 0 as a `float`."""
-    if is_number(value) and 0 < value < math.inf:
+def positive_number(name, value, others="", *, infinite=False):
+    """Return an argument above 0 as a `float`; finite, unless `infinite`.
+
+    `others`: what may stand in its place, such as " or None".
+    """
+    if is_number(value) and value > 0 and (infinite or value < math.inf):
         return float(value)
     raise ValueError(
-        f"`{name}` must be a positive number. Received: {name}={value!r}"
+        f"`{name}` must be a positive number{others}. "
+        f"Received: {name}={value!r}"
     )
 
 
-def number_at_least_zero(name, value):
+def number_at_least_zero(name, value, others=""):
     """Return a finite argument of at least 0 as a `float`."""
     if is_number(value) and 0 <= value < math.inf:
         return float(value)
     raise ValueError(
-        f"`{name}` must be a number of at least 0. Received: {name}={value!r}"
+        f"`{name}` must be a finite number of at least 0{others}. "
+        f"Received: {name}={value!r}"
     )
 
 

@@ -251,7 +251,10 @@ def _training(facts):
             verdict = numerics.judge(reference, losses, "float32", terms=32)
             said = f"the same loss on {device} (to {verdict.relative:.0e})"
             if not verdict.ok:
-                level, fix = ERROR, "keras_pergrad.compare_devices names the op"
+                level, fix = (
+                    ERROR,
+                    "keras_pergrad.diagnose.compare_devices names the op",
+                )
                 said = (
                     f"the loss on {device} differs from the CPU's by "
                     f"{verdict.error:.3g}: not rounding"

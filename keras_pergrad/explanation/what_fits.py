@@ -76,11 +76,11 @@ class MemoryFit:
 
 def what_fits(
     model: keras.Model,
-    memory: str | int,
-    mode: Any = None,
-    *,
     x: Any = None,
     y: Any = None,
+    *,
+    memory: str | int,
+    gradient_mode: Any = None,
     batch_size: int = 1024,
     at_most: int = 65_536,
 ) -> MemoryFit:
@@ -95,16 +95,16 @@ def what_fits(
     Args:
         model: a `keras.Model` that can be saved and loaded. If it is not
             compiled, it is trained by SGD on the mean squared error.
-        memory: what the process may take, or on a GPU all that it holds
-            there: "8GB", "8GiB", "500MB" or bytes. More than is free on this
-            machine is not tried, and `limit` says so.
-        mode: a gradient mode, by name or as an object; "accumulated" asks for
-            the largest microbatch. Default: what the model was compiled with,
-            or `Vectorized(ClippedMean(1.0))` instead of "batch".
         x: a batch, or one sample, whose rows are repeated; needed where the
             model does not know its inputs. Default: zeros.
         y: the targets of these rows; needed where they cannot be told from
             the loss and the outputs. Default: zeros.
+        memory: what the process may take, or on a GPU all that it holds
+            there: "8GB", "8GiB", "500MB" or bytes. More than is free on this
+            machine is not tried, and `limit` says so.
+        gradient_mode: by name or as an object; "accumulated" asks for the
+            largest microbatch. Default: what the model was compiled with, or
+            `Vectorized(ClippedMean(1.0))` instead of "batch".
         batch_size: the number of samples that microbatches are taken from.
         at_most: the size beyond which none is tried.
 
@@ -124,7 +124,9 @@ def what_fits(
     >>> import keras
     >>> import keras_pergrad as kpg
     >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
-    >>> found = kpg.what_fits(model, memory="100GB", mode="batch", at_most=1)
+    >>> found = kpg.diagnose.what_fits(
+    ...     model, memory="100GB", gradient_mode="batch", at_most=1
+    ... )
     >>> found.size, found.step.batch_size
     (1, 1)
     """
@@ -133,7 +135,9 @@ def what_fits(
     memory = bytes_in("memory", memory)
     at_most = positive_integer("at_most", at_most)
     batch_size = positive_integer("batch_size", batch_size)
-    mode = gradient_modes.get(mode_of(model) if mode is None else mode)
+    mode = gradient_modes.get(
+        mode_of(model) if gradient_mode is None else gradient_mode
+    )
     microbatch = isinstance(mode, Accumulated)
     if microbatch:
         at_most = min(at_most, batch_size)

@@ -19,6 +19,7 @@ from keras_pergrad.keras_internals.models.inspection import (
     require_targets,
 )
 from keras_pergrad.keras_internals.models.parts import build_symbolically
+from keras_pergrad.keras_internals.replicas.replicas import out_of_scope
 from keras_pergrad.keras_internals.state.model import (
     random_state_kept,
     run_and_restore,
@@ -99,7 +100,7 @@ def of_batch(model, batch, key, trace, training, more, build=None):
         # For as long as the model lives.
         function = function_cache.kept(model, key, trace)
         try:
-            with traced_functions():
+            with out_of_scope(), traced_functions():
                 return run_and_restore(function, *batch, *more)
         except ValueError as error:
             if training and mixes_in_training_only(model, error):

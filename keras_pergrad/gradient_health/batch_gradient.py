@@ -104,6 +104,15 @@ class BatchGradient:
             true, np.where(traces > 0, traces, np.nan) / self.samples
         )
 
+    def by_variable(self):
+        """Return the figures of each variable by itself, as name → (V,)."""
+        figures = {"norm": self.norms}
+        if self.variances is not None:
+            figures["variance"] = self.variances
+            figures["noise_scale"] = self.noise_scales
+            figures["snr"] = self.snrs
+        return figures
+
     def _of_each_variable(self):
         """tr Σ and the unbiased ‖G‖², both (V,)."""
         if self.variances is None:
@@ -151,11 +160,11 @@ def _ratio(squares, against):
 
 
 # The names that a per-sample mode logs for the training batches.
-_OF_BATCHES = ("gradient_norm", "gradient_variance", "gradient_noise_scale")
+OF_BATCHES = ("gradient_norm", "gradient_variance", "gradient_noise_scale")
 
 #: The probe's figures in the logs, without instruments.
 SCALARS: tuple[str, ...] = (
-    *_OF_BATCHES,
+    *OF_BATCHES,
     "gradient_snr",
     "gradient_repeat_deviation",
     "bitwise_equal_variables",
@@ -195,16 +204,9 @@ def hidden(name, figures, shown):
     return name in figures and name not in SHOWN and name not in shown
 
 
-def set_apart(logs):
-    """Set the training batches' statistics apart from the probe's."""
-    for name in _OF_BATCHES:
-        if logs and name in logs:
-            logs[f"train_{name}"] = logs.pop(name)
-
-
 def require_own_names(model, figures):
     """Refuse a metric of a built model that the logs name as a figure."""
-    names = {*figures, *SCALARS, *(f"train_{name}" for name in _OF_BATCHES)}
+    names = {*figures, *SCALARS, *(f"train_{name}" for name in OF_BATCHES)}
     outputs = getattr(model, "output_names", None) or ()
     known = {metric.name for metric in model.metrics}
     for metric in getattr(compiled_metrics(model), "metrics", ()):

@@ -36,6 +36,7 @@ from keras_pergrad.keras_internals.models.parts import (
     loss_scale,
 )
 from keras_pergrad.keras_internals.state.model import (
+    assigned_variables,
     kept,
     random_state_kept,
     run_and_restore,
@@ -344,6 +345,9 @@ class GradientMeter:
         function = tf.function(
             packed, autograph=False, jit_compile=bool(self.model.jit_compile)
         ).get_concrete_function(*arguments(_NOTHING))
+
+        if not assigned_variables(function):
+            return lambda *wanted: function(*arguments(*wanted))
 
         def run(*wanted):
             return run_and_restore(function, *arguments(*wanted))

@@ -12,10 +12,9 @@ from keras_pergrad.common.numbers import positive_integer
 from keras_pergrad.gradient_health import gradient_records
 from keras_pergrad.gradient_health import probe_batch as probes
 from keras_pergrad.gradient_health.batch_gradient import (
+    OF_BATCHES,
     hidden,
-    logged,
     require_own_names,
-    set_apart,
 )
 from keras_pergrad.gradient_health.gradient_meter import TrainingReader
 from keras_pergrad.gradient_health.gradient_records import (
@@ -41,7 +40,7 @@ from keras_pergrad.keras_internals.fit.callback_list import (
 from keras_pergrad.keras_internals.fit.train_function import Wrapped
 from keras_pergrad.keras_internals.models.parts import build_symbolically
 from keras_pergrad.keras_internals.replicas.replicas import out_of_scope
-from keras_pergrad.runs import GradientSketch
+from keras_pergrad.runs.sketch import GradientSketch
 from keras_pergrad.trackers.tracker import checked
 
 
@@ -75,8 +74,9 @@ class GradientVariance(keras.callbacks.Callback):
     order of the callbacks does not matter: this one moves before the first
     that reads the logs, such as `CSVLogger` or `TensorBoard`.
 
-    With `log_dir` every measurement is recorded for `kpg.compare_runs`. Runs
-    can be compared if they have the same probe, so pass one.
+    With `log_dir` every measurement is recorded for
+    `kpg.diagnose.compare_runs`. Runs can be compared if they have the same
+    probe, so pass one.
 
     Args:
         probe: (x, y) or (x, y, sample_weight), arrays; by default the first
@@ -213,7 +213,7 @@ class GradientVariance(keras.callbacks.Callback):
         self.measurements, self.steps, self.messages = [], [], []
         self.readings, self.advice, self.conflicts = [], [], []
         self.run_directory = self._meter = self._instruments = None
-        self._batches_seen, self._explained = 0, False
+        self._batches_seen, self._unmeasured = 0, ()
         self._ended = False
         self._interval = steps_between(self.every, self.params)
         watch = getattr(self.model, "watch_gradients", None)
@@ -244,7 +244,7 @@ class GradientVariance(keras.callbacks.Callback):
             step = self._step()
             if self._is_due(step):
                 self._measure(step)
-        set_apart(logs)
+        _rename_training_figures(logs)
 
     def on_epoch_end(self, epoch, logs=None):
         measures = self._meter is not None and not self.is_in_training
@@ -254,7 +254,7 @@ class GradientVariance(keras.callbacks.Callback):
                 self._measure(step)
         if logs is None:
             return
-        set_apart(logs)
+        _rename_training_figures(logs)
         if self.readings:
             logs.update(self.readings[-1].figures)
 
@@ -289,7 +289,7 @@ class GradientVariance(keras.callbacks.Callback):
         self._reader.measured = None
         result, around = self._instruments.around(lambda: function(iterator))
         seen = step, self._reader.measured
-        self._note(*seen, self._instruments.read_step(*seen, around, logged))
+        self._note(*seen, self._instruments.read_step(*seen, around))
         return result
 
     def _is_due_in_training(self, step):
@@ -358,16 +358,16 @@ class GradientVariance(keras.callbacks.Callback):
         return int(tf.convert_to_tensor(optimizer.iterations))
 
     def _explain(self):
-        """Say once what of the samples is not measured, and why."""
-        if self._explained:
+        """Say what of the samples is not measured, and why, once for each."""
+        if self._meter.undefined == self._unmeasured:
             return
+        self._unmeasured = self._meter.undefined
         message = probes.unmeasured(self._meter, self.instruments)
         if message is not None:
-            self._explained = True
             self._say(message)
 
     def _measure(self, step):
-        given = step, self._meter, self.repeats, logged
+        given = step, self._meter, self.repeats
         with out_of_scope():
             measured, reading = self._instruments.measure(*given)
         self._explain()
@@ -397,3 +397,10 @@ class GradientVariance(keras.callbacks.Callback):
         message = f"GradientVariance: {message}"
         self.messages.append(message)
         print(f"\n{message}", flush=True)
+
+
+def _rename_training_figures(logs):
+    """Set the training batches' figures in the logs apart from the probe's."""
+    for name in OF_BATCHES:
+        if logs and name in logs:
+            logs[f"train_{name}"] = logs.pop(name)

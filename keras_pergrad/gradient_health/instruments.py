@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from keras_pergrad.common.numbers import squared_norm
 from keras_pergrad.gradient_health import figures
+from keras_pergrad.gradient_health.batch_gradient import logged
 from keras_pergrad.gradient_health.figures import (
     Answer,
     Observation,
@@ -242,11 +243,8 @@ class Instruments:
         self.quantities = SampleQuantities(needs, model)
         self.weights = HeldWeights(variables, needs)
 
-    def measure(self, step, meter, repeats, logged):
-        """Return a `BatchGradient`, and what the instruments read of it.
-
-        `logged` returns the figures that are there without instruments.
-        """
+    def measure(self, step, meter, repeats):
+        """Return a `BatchGradient`, and what the instruments read of it."""
         before, now, direction = self.weights.before, [], None
         if self._needs & {"before", "begin", "now"}:
             now = self.weights.now()
@@ -263,7 +261,7 @@ class Instruments:
             start,
         )
         self.weights.before = None
-        return measured, self._read(step, measured, logged(measured), seen)
+        return measured, self._read(step, measured, seen)
 
     def around(self, take_step):
         """Take a step; return its result, and what was there around it."""
@@ -275,22 +273,18 @@ class Instruments:
             update = _distances(self.weights.now(), before)
         return result, (before, update, rate)
 
-    def read_step(self, step, measured, around, logged):
+    def read_step(self, step, measured, around):
         """Return what is read of the `BatchGradient` of a step that trained.
 
         `around`: what `self.around` returned; its weights are those that the
         gradient was measured at.
         """
         seen = self._observation(measured, *around)
-        return self._read(step, measured, logged(measured), seen)
+        return self._read(step, measured, seen)
 
-    def _read(self, step, measured, figures, seen):
-        figures, layers = dict(figures), {}
-        by_variable = {"norm": measured.norms}
-        if measured.variances is not None:
-            by_variable["variance"] = measured.variances
-            by_variable["noise_scale"] = measured.noise_scales
-            by_variable["snr"] = measured.snrs
+    def _read(self, step, measured, seen):
+        figures, by_variable = logged(measured), measured.by_variable()
+        layers = {}
         for name in self._names:
             instrument = INSTRUMENTS[name]
             if not instrument.can_read(seen):

@@ -32,7 +32,8 @@ from keras_pergrad.keras_internals.state.saved import (
     global_seed,
     is_deterministic,
 )
-from keras_pergrad.runs import RunInfo, RunWriter, list_runs, read_run
+from keras_pergrad.runs import list_runs, read_run
+from keras_pergrad.runs.recording import RunInfo, RunWriter
 
 # The description of a model: its architecture, settings and loss.
 #

@@ -1,5 +1,5 @@
 """Influence: the training samples that helped or hurt a prediction."""
 
-from keras_pergrad.influence.attribution import Influence
+from keras_pergrad.common.lazy_names import lazy as _lazy
 
-__all__ = ["Influence"]
+__getattr__, __dir__, __all__ = _lazy(__name__, __file__)

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.common.numbers import is_number, positive_integer
+from keras_pergrad.common.numbers import number_at_least_zero, positive_integer
 from keras_pergrad.functions.data_passes import prepare
 from keras_pergrad.influence.data import Checkpoints, SameOrder
 from keras_pergrad.influence.kronecker import (
@@ -65,13 +65,8 @@ def check_arguments(curvature, damping, checkpoints):
             f"`curvature` must be one of {CURVATURES}. Received: "
             f"curvature={curvature!r}"
         )
-    if damping is not None and not (
-        is_number(damping) and 0 <= damping < float("inf")
-    ):
-        raise ValueError(
-            "`damping` must be None or a number of at least 0. Received: "
-            f"damping={damping!r}"
-        )
+    if damping is not None:
+        number_at_least_zero("damping", damping, " or None")
     if curvature == "none" and damping is not None:
         raise ValueError(
             "`damping` is added to a curvature, and curvature='none' has "
@@ -246,7 +241,7 @@ class Influence:
     >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     >>> model.compile("sgd", "mse")
     >>> x, y = np.eye(4), np.ones((4, 1))
-    >>> influence = kpg.Influence(
+    >>> influence = kpg.influence.Influence(
     ...     model, x, y, curvature="exact", damping=0.1, verbose=0
     ... )
     >>> influence.scores(x[:2], y[:2]).shape
@@ -477,13 +472,13 @@ class Influence:
         >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
         >>> model.compile("sgd", "mse")
         >>> x, y = np.eye(4), np.ones((4, 1))
-        >>> influence = kpg.Influence(
+        >>> influence = kpg.influence.Influence(
         ...     model, x, y, curvature="projected", verbose=0
         ... )
         >>> path = tempfile.mkdtemp()
         >>> influence.save(path)
         True
-        >>> kpg.Influence.load(path, model).scores(x[:2], y[:2]).shape
+        >>> kpg.influence.Influence.load(path, model).scores(x[:2], y[:2]).shape
         (2, 4)
         """
         check_arguments("projected", damping, checkpoints)

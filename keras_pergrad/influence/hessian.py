@@ -14,6 +14,7 @@ from keras_pergrad.influence.data import as_before, flat
 from keras_pergrad.keras_internals.data.batches import ranks, sample_count
 from keras_pergrad.keras_internals.losses.losses import total_loss
 from keras_pergrad.keras_internals.models.parts import call_model
+from keras_pergrad.keras_internals.replicas.replicas import out_of_scope
 from keras_pergrad.keras_internals.state.model import (
     bodies,
     random_state_kept,
@@ -174,7 +175,7 @@ def _of_batch(model, batch, directions):
     )
     tensors = [d if d is None else tf.convert_to_tensor(d) for d in directions]
     try:
-        with random_state_kept(), traced_functions():
+        with out_of_scope(), random_state_kept(), traced_functions():
             found = run_and_restore(function, *batch, tensors)
     except LookupError as error:
         raise ValueError(

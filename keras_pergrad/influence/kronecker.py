@@ -23,7 +23,11 @@ from keras_pergrad.common.float_types import norm_type
 from keras_pergrad.factors.with_bias import WithBias, biases_of
 from keras_pergrad.functions.data_passes import shown
 from keras_pergrad.influence import data
-from keras_pergrad.influence.fisher import Question, asked, require_finite
+from keras_pergrad.influence.fisher_information import (
+    Question,
+    asked,
+    require_finite,
+)
 from keras_pergrad.influence.hessian import Hessian
 from keras_pergrad.influence.likelihoods import (
     KNOWN,

@@ -34,6 +34,7 @@ from keras_pergrad.keras_internals.models.parts import (
     build_symbolically,
     layers_of,
 )
+from keras_pergrad.keras_internals.replicas.replicas import out_of_scope
 from keras_pergrad.keras_internals.state.model import (
     losses_kept,
     random_state_kept,
@@ -50,14 +51,15 @@ _OF_RESULT, _OF_CHUNK = 0.7, 0.2
 def input_gradients(
     model,
     x,
-    outputs=None,
-    batch_size=256,
-    reduce=None,
-    out=None,
-    verbose=1,
     y=None,
     sample_weight=None,
+    *,
+    outputs=None,
     order=1,
+    reduce=None,
+    out=None,
+    batch_size=256,
+    verbose=1,
 ):
     """Compute gradients of outputs, or of the loss, with respect to inputs.
 
@@ -77,29 +79,29 @@ def input_gradients(
             input, such as token ids, the output of the one Embedding that
             reads it is used. If a floating input holds ids and is also read
             otherwise, the ids count as constants.
+        y: the targets, as for `fit`; then `outputs` is `"loss"`. A dataset
+            holds its own.
+        sample_weight: weights of the samples, (n,), with y only.
         outputs: which outputs: None for all (the full Jacobian), an index, a
             list of k indices, or an integer array (n,) with one index per
             sample, such as its class. Of a model with several outputs: None
             for all of them, or a dict from output (its key or name, else its
             position) to one of these. `"loss"`: the compiled loss of each
             sample, as for a batch of it alone, with its sample weight.
-        batch_size: how many samples a chunk has at most; it has fewer if its
-            gradients would take too much of the free memory, and one if a
-            sample's own loss cannot be told from that of several (masks,
-            weights in the mean, `add_loss`, an own `compute_loss`).
+        order: 1; or 2 for the second derivative of each output by each entry
+            of x, the diagonal of the Hessian. Its sum over the axes of an
+            input is the Laplacian. It takes one backward pass for each entry.
         reduce: what to keep: None for everything; `"norm"`, the Euclidean norm
             over the axes of each input; or `"sum"`, `"mean"`, `"mean_abs"` or
             `"mean_square"` over the samples.
         out: arrays to write to, in the structure of the result, memory-mapped
             or not, of its shape and dtype; not with a reduction over the
             samples.
+        batch_size: how many samples a chunk has at most; it has fewer if its
+            gradients would take too much of the free memory, and one if a
+            sample's own loss cannot be told from that of several (masks,
+            weights in the mean, `add_loss`, an own `compute_loss`).
         verbose: whether to show a progress bar.
-        y: the targets, as for `fit`; then `outputs` is `"loss"`. A dataset
-            holds its own.
-        sample_weight: weights of the samples, (n,), with y only.
-        order: 1; or 2 for the second derivative of each output by each entry
-            of x, the diagonal of the Hessian. Its sum over the axes of an
-            input is the Laplacian. It takes one backward pass for each entry.
 
     Returns:
         In the structure of x, for each input of shape (n, *input) an array:
@@ -219,7 +221,11 @@ class _Computation:
                 tf.constant(target.of_chunk(result.rows, count))
                 for target in self.selection.targets
             ]
-            with random_state_kept(), losses_kept(self._model):
+            with (
+                out_of_scope(),
+                random_state_kept(),
+                losses_kept(self._model),
+            ):
                 gradients = run_and_restore(self._function, piece, own)
             result.write(gradients, count)
 

@@ -42,7 +42,7 @@ class PartialSums:
 
     >>> import tensorflow as tf
     >>> import keras_pergrad as kpg
-    >>> class Plain(kpg.GradientMode):
+    >>> class Plain(kpg.modes.GradientMode):
     ...     def partial_sums(self, model, part):
     ...         with part.watched(), tf.GradientTape() as tape:
     ...             y_pred, added = part.call()
@@ -84,7 +84,7 @@ class GradientMode(Configured):
     ...         gradients = step.gradients
     ...         step.gradients = [g if g is None else -g for g in gradients]
     ...         return step
-    >>> isinstance(Ascent(), kpg.GradientMode)
+    >>> isinstance(Ascent(), kpg.modes.GradientMode)
     True
     """
 
@@ -265,7 +265,7 @@ def register_gradient_mode(name):
 
     >>> import tensorflow as tf
     >>> import keras_pergrad as kpg
-    >>> @kpg.register_gradient_mode("centralized")
+    >>> @kpg.modes.register_gradient_mode("centralized")
     ... class Centralized(kpg.Vectorized):
     ...     changes_gradients = True
     ...

@@ -33,9 +33,9 @@ def by_norms(aggregation):
     """Say that tasks are not weighed by norms of samples."""
     return (
         "ByTask() expected `aggregation` to be a GramianAggregation, such as "
-        "kpg.UPGrad(), or 'mean': tasks are weighed by the inner products of "
-        f"their gradients. Received: {aggregation!r}, which weighs samples by "
-        "their norms; give it to Vectorized(aggregation=...)."
+        "kpg.aggregations.UPGrad(), or 'mean': tasks are weighed by the inner "
+        f"products of their gradients. Received: {aggregation!r}, which weighs "
+        "samples by their norms; give it to Vectorized(aggregation=...)."
     )
 
 

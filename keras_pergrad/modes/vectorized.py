@@ -171,8 +171,8 @@ def sample_gradients(
 
     >>> import tensorflow as tf
     >>> import keras_pergrad as kpg
-    >>> @kpg.register_gradient_mode("sign_of_samples")
-    ... class SignOfSamples(kpg.GradientMode):
+    >>> @kpg.modes.register_gradient_mode("sign_of_samples")
+    ... class SignOfSamples(kpg.modes.GradientMode):
     ...     needs_graph = per_sample = changes_gradients = True
     ...
     ...     def partial_sums(self, model, part):

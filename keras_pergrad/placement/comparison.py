@@ -133,12 +133,13 @@ def compare_devices(
     *,
     devices: Sequence[str] | None = None,
     repeats: int = 3,
+    verbose: int = 1,
 ) -> Comparison:
     """Compare a model's gradients and speed on each device with the CPU's.
 
-    The rows of `check_gradients(modes=["batch"], settings=["graph"])`, by
-    device: the gradients of a batch are judged by those of single samples in
-    float64. If a difference is more than rounding, the function searches for
+    The rows of `check_gradients` for the batch gradient as a graph, by device:
+    the gradients of a batch are judged by those of single samples in float64.
+    If a difference is more than rounding, the function searches for
     the op that causes it: each op gets the CPU's numbers and is judged alone.
     The model is left as it is.
 
@@ -148,6 +149,7 @@ def compare_devices(
         y: its targets.
         devices: names such as `"GPU:0"`; by default every accelerator.
         repeats: how often each device is timed; the median counts.
+        verbose: whether to show a progress bar.
 
     Returns:
         A `Comparison`.
@@ -163,7 +165,10 @@ def compare_devices(
     >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     >>> model.compile("sgd", "mse")
     >>> x, y = numpy.ones((8, 4)), numpy.ones((8, 1))
-    >>> kpg.compare_devices(model, x, y, devices=["CPU:0"]).ok
+    >>> compared = kpg.diagnose.compare_devices(
+    ...     model, x, y, devices=["CPU:0"], verbose=0
+    ... )
+    >>> compared.ok
     True
     """
     names = chosen(devices)
@@ -171,10 +176,11 @@ def compare_devices(
         model,
         x,
         y,
-        modes=["batch"],
+        gradient_modes=["batch"],
         devices=list(dict.fromkeys([_CPU, *names])),
         repeats=repeats,
         settings=["graph"],
+        verbose=verbose,
     )
     rows = {row.device: row for row in check.rows}
     compared = []

@@ -80,7 +80,7 @@ _FUSED = Hazard(
     "wrong",
     "matmul or convolution + bias + activation is fused into one op on Metal, "
     "and users report wrong numbers from it. Run "
-    "keras_pergrad.compare_devices; if it finds a difference, set "
+    "keras_pergrad.diagnose.compare_devices; if it finds a difference, set "
     "TURN_OFF_REMAPPER=1 in the environment, or use another activation.",
 )
 # Hazards of one op: which, how bad, what is known, and where it applies.
@@ -158,7 +158,7 @@ def predict_placement(
     >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     >>> model.compile("sgd", "mse")
     >>> x, y = numpy.ones((8, 4)), numpy.ones((8, 1))
-    >>> report = kpg.predict_placement(model, x, y)
+    >>> report = kpg.diagnose.predict_placement(model, x, y)
     >>> [op for op, reason, number, layers in report.fallbacks()]
     ['AddV2']
     """

@@ -1,3 +1,10 @@
 from keras_pergrad.privacy.audit import AuditResult as AuditResult
 from keras_pergrad.privacy.audit import audit_privacy as audit_privacy
+from keras_pergrad.privacy.clipping_variants import (
+    AdaptiveClippedMean as AdaptiveClippedMean,
+)
+from keras_pergrad.privacy.clipping_variants import (
+    AutomaticClippedMean as AutomaticClippedMean,
+)
+from keras_pergrad.privacy.statement import Statement as Statement
 from keras_pergrad.privacy.training import PrivateTraining as PrivateTraining

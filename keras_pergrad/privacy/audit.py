@@ -11,6 +11,7 @@ import tensorflow as tf
 from keras_pergrad.functions.per_sample import per_sample_gradients
 from keras_pergrad.keras_internals.data.batches import map_tensors
 from keras_pergrad.keras_internals.models.parts import build_symbolically
+from keras_pergrad.keras_internals.replicas.replicas import out_of_scope
 from keras_pergrad.keras_internals.state.model import run_and_restore
 from keras_pergrad.privacy.ledger import Ledger
 from keras_pergrad.privacy.training import PrivateTraining
@@ -72,6 +73,7 @@ class AuditResult:
         lower_bound: epsilon is above it, with the given confidence, if the
             canaries were drawn as they should be; 0 if nothing was found.
         claimed: the epsilon that the ledger of the model says was spent.
+        delta: that of the model's privacy.
         confidence: the probability with which the lower bound is right.
         canaries: how many there were.
         by_score: for each score its lower bound, how many guesses led to it,
@@ -171,7 +173,7 @@ def audit_privacy(
     ...     model = kpg.PerGradModel(inputs, keras.layers.Dense(1)(inputs))
     ...     model.compile("sgd", "mse", gradient_mode=private.gradient_mode)
     ...     return model
-    >>> result = kpg.audit_privacy(
+    >>> result = kpg.privacy.audit_privacy(
     ...     make_model, private, x, y, canaries=range(40), epochs=2
     ... )
     >>> result.ok
@@ -271,7 +273,8 @@ def _losses(model, batch):
         count = tf.shape(tf.nest.flatten(batch)[0])[0]
         return tf.map_fn(one, tf.range(count), fn_output_signature=tf.float32)
 
-    return np.asarray(run_and_restore(look, *batch))
+    with out_of_scope():
+        return np.asarray(run_and_restore(look, *batch))
 
 
 def _along(model, batch, start):

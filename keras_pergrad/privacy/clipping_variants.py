@@ -13,6 +13,7 @@ from keras_pergrad.aggregations.clipping import (
     Schedule,
     is_schedule,
 )
+from keras_pergrad.common.numbers import number_at_least_zero, positive_number
 from keras_pergrad.keras_internals.replicas import replicas
 
 
@@ -41,7 +42,7 @@ class AutomaticClippedMean(ClippedMean):
     Example:
 
     >>> import keras_pergrad as kpg
-    >>> mode = kpg.Vectorized(kpg.AutomaticClippedMean(1.0))
+    >>> mode = kpg.Vectorized(kpg.privacy.AutomaticClippedMean(1.0))
     """
 
     def __init__(
@@ -66,11 +67,7 @@ class AutomaticClippedMean(ClippedMean):
                 "`clip_norm` must be finite: gradients are scaled to it. "
                 f"Received: clip_norm={clip_norm!r}"
             )
-        if not isinstance(gamma, (int, float)) or not 0 < gamma < math.inf:
-            raise ValueError(
-                f"`gamma` must be a positive number. Received: gamma={gamma!r}"
-            )
-        self.gamma = float(gamma)
+        self.gamma = positive_number("gamma", gamma)
 
     def _scales(self, norms, limit):
         return limit / (norms + self.gamma)
@@ -115,7 +112,7 @@ class AdaptiveClippedMean(ClippedMean):
     Example:
 
     >>> import keras_pergrad as kpg
-    >>> mode = kpg.Vectorized(kpg.AdaptiveClippedMean(quantile=0.5))
+    >>> mode = kpg.Vectorized(kpg.privacy.AdaptiveClippedMean(quantile=0.5))
     """
 
     def __init__(
@@ -148,12 +145,8 @@ class AdaptiveClippedMean(ClippedMean):
                 "`quantile` must be a number between 0 and 1. "
                 f"Received: quantile={quantile!r}"
             )
-        if not isinstance(clip_rate, (int, float)) or not clip_rate >= 0:
-            raise ValueError(
-                "`clip_rate` must be a number of at least 0. "
-                f"Received: clip_rate={clip_rate!r}"
-            )
-        self.quantile, self.clip_rate = float(quantile), float(clip_rate)
+        self.quantile = float(quantile)
+        self.clip_rate = number_at_least_zero("clip_rate", clip_rate)
         self.count_noise = count_noise
         if self.adds_noise and not 2 * self._deviation > self.noise_multiplier:
             raise ValueError(

@@ -5,7 +5,7 @@ import operator
 import warnings
 
 from keras_pergrad.aggregations.clipping import ClippedMean
-from keras_pergrad.common.numbers import is_number, positive_integer
+from keras_pergrad.common.numbers import positive_integer, positive_number
 from keras_pergrad.privacy.ledger import Ledger
 from keras_pergrad.privacy.mechanism import SAMPLINGS
 
@@ -23,22 +23,15 @@ def budget(value):
     """Return a budget for epsilon as float, or None."""
     if value is None:
         return None
-    if is_number(value) and 0 < value < math.inf:
-        return float(value)
-    raise ValueError(
-        "`target_epsilon` must be a positive number or None. "
-        f"Received: target_epsilon={value!r}"
-    )
+    return positive_number("target_epsilon", value, " or None")
 
 
 def multiplier(value):
     """Return a noise multiplier as float."""
-    if is_number(value) and 0 < value < math.inf:
-        return float(value)
-    raise ValueError(
-        "`noise_multiplier` must be a positive number or a schedule: without "
-        "noise nothing is private. Received: "
-        f"noise_multiplier={value!r}"
+    return positive_number(
+        "noise_multiplier",
+        value,
+        " or a schedule: without noise nothing is private",
     )
 
 

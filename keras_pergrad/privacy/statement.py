@@ -119,6 +119,23 @@ class Statement(dict):
     As a dict it has the entries of `of`, for machines: the `clipping` of each
     of its `phases` is JSON. Printed, it is text, and so is
     `Statement(json.loads(text))` of one that was saved.
+
+    Example:
+
+    >>> import json
+    >>> import keras_pergrad as kpg
+    >>> private = kpg.PrivateTraining(
+    ...     target_epsilon=3.0,
+    ...     delta=1e-5,
+    ...     samples=1000,
+    ...     batch_size=100,
+    ...     epochs=2,
+    ... )
+    >>> statement = private.statement()
+    >>> text = json.dumps(statement)
+    >>> again = kpg.privacy.Statement(json.loads(text))
+    >>> str(again) == str(statement)
+    True
     """
 
     @classmethod

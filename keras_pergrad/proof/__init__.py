@@ -1,8 +1,8 @@
 """A type for every tensor of a step: where its samples are, and none mixed.
 
 A type says how each entry of a tensor depends on the samples of the batch:
-`Free`, `At`, `Total` or `Divisor`. They are public for type rules of one's
-own: see `keras_pergrad.register_type_rule`.
+`Free`, `At`, `Total` or `Divisor`. `kpg.extending` has them for type rules of
+one's own.
 """
 
 from keras_pergrad.proof import (  # noqa: F401

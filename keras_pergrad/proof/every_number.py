@@ -98,7 +98,7 @@ class EveryNumber:
             if tensor.dtype.is_integer or tensor.dtype.is_bool:
                 self.finds = True
                 self._values[id(tensor)] = tensor
-                self._numbers.forget(tensor)
+                self._numbers.forget([tensor])
 
     @staticmethod
     def _among(tensors, known):

@@ -87,8 +87,9 @@ def untyped(model, layer, bad):
     return (
         f"{where} has the op {bad.op_type} ({bad.op_name}), of which it is "
         f"not known whether it keeps the samples apart: {bad.why}. Tell it by "
-        f"a rule: keras_pergrad.register_type_rule({bad.op_type!r}); or, if "
-        "you know that it treats each sample by itself and leaves the "
+        "a rule: "
+        f"keras_pergrad.extending.register_type_rule({bad.op_type!r}); "
+        "or, if you know that it treats each sample by itself and leaves the "
         "samples on their axis, vouch for it: compile(vouched="
         f"[{name!r}]); or compile with gradient_mode='batch'."
     )

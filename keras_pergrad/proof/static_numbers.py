@@ -39,9 +39,10 @@ class StaticNumbers:
             np.asarray(value, tensor.dtype.as_numpy_dtype),
         )
 
-    def forget(self, tensor):
-        """Let the value of a tensor not be known."""
-        self._known[id(tensor)] = tensor, None
+    def forget(self, tensors):
+        """Let the values of tensors not be known."""
+        for tensor in tensors:
+            self._known[id(tensor)] = tensor, None
 
     def of(self, tensor):
         """Return a tensor's value, an array, or None."""

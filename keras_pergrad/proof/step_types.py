@@ -167,8 +167,10 @@ class StepTypes:
                     if name in self._given and shape.rank is not None:
                         shape = [n, *lengths.sizes(shape[1:])]
                     known[name] = placeholder(tensor.dtype, shape, tensor)
-        for name, (_, flags) in self._given.items():
-            typing.give_input(known[name], At(0, flags=flags))
+        typing.give_inputs(
+            [known[name] for name in self._given],
+            [At(0, flags=flags) for _, flags in self._given.values()],
+        )
         handles, state, first = {}, typing.state, {}
         trained = {
             id(part.handle) for v in self._variables for part in components(v)

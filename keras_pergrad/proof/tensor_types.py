@@ -37,8 +37,8 @@ class Free:
 
     Example:
 
-    >>> from keras_pergrad import types
-    >>> types.Free()  # a constant of the program
+    >>> import keras_pergrad as kpg
+    >>> kpg.extending.Free()  # a constant of the program
     Free(flags=0)
     """
 
@@ -66,10 +66,11 @@ class At:
 
     Example:
 
-    >>> from keras_pergrad import types
-    >>> types.At(0)  # (n, ...): the samples on the first axis
+    >>> import keras_pergrad as kpg
+    >>> kpg.extending.At(0)  # (n, ...): the samples on the first axis
     At(axis=0, rows=1, lead=1, flags=2)
-    >>> types.At(0, rows=5).rows  # (n · 5, ...): five entries of each sample
+    >>> five = kpg.extending.At(0, rows=5)  # (n · 5, ...): five a sample
+    >>> five.rows
     5
     """
 
@@ -111,8 +112,8 @@ class Total:
 
     Example:
 
-    >>> from keras_pergrad import types
-    >>> isinstance(types.Total(), types.Free)
+    >>> import keras_pergrad as kpg
+    >>> isinstance(kpg.extending.Total(), kpg.extending.Free)
     False
     """
 
@@ -135,8 +136,8 @@ class Divisor:
 
     Example:
 
-    >>> from keras_pergrad import types
-    >>> isinstance(types.Divisor(), types.At)
+    >>> import keras_pergrad as kpg
+    >>> isinstance(kpg.extending.Divisor(), kpg.extending.At)
     False
     """
 
@@ -177,9 +178,9 @@ class Mixes(Exception):
 
     Example:
 
-    >>> from keras_pergrad import types
+    >>> import keras_pergrad as kpg
     >>> def rule(op, kinds):
-    ...     raise types.Mixes("sorts the samples")
+    ...     raise kpg.extending.Mixes("sorts the samples")
     """
 
 
@@ -188,10 +189,10 @@ class Untyped(Exception):
 
     Example:
 
-    >>> from keras_pergrad import types
+    >>> import keras_pergrad as kpg
     >>> def rule(op, kinds):
-    ...     if not isinstance(kinds[0], types.At):
-    ...         raise types.Untyped("is not given the samples")
+    ...     if not isinstance(kinds[0], kpg.extending.At):
+    ...         raise kpg.extending.Untyped("is not given the samples")
     ...     return kinds[0]
     """
 
@@ -398,9 +399,9 @@ def register_type_rule(*op_types, replace=False):
     """Register a function as the type rule of ops; a decorator.
 
     A type says where a tensor has its samples, and that none are mixed: see
-    `keras_pergrad.types`. An op without a rule is refused by the per-sample
-    modes. The rule is a promise that nothing checks: wrong, it makes
-    gradients wrong.
+    `kpg.extending.At` and its siblings. An op without a rule is refused by
+    the per-sample modes. The rule is a promise that nothing checks: wrong, it
+    makes gradients wrong.
 
     Args:
         *op_types: types of ops, as in `tensor.op.type`.
@@ -411,7 +412,7 @@ def register_type_rule(*op_types, replace=False):
     `attribute(name)`, `rank(k)` and `shape(k)` of input k, `n`, the number of
     samples, and `number(k)`, an input's value where shapes alone determine
     it. It returns one type for all outputs or a list of them, or raises
-    `types.Mixes(reason)`.
+    `kpg.extending.Mixes(reason)`.
 
     Raises:
         TypeError: a type of op is no string.
@@ -420,12 +421,12 @@ def register_type_rule(*op_types, replace=False):
     Example:
 
     >>> import keras_pergrad as kpg
-    >>> @kpg.register_type_rule("MyNormalize", replace=True)
+    >>> @kpg.extending.register_type_rule("MyNormalize", replace=True)
     ... def my_normalize(op, types):
     ...     samples = types[0]
     ...     last = op.rank(0) - 1
-    ...     if isinstance(samples, kpg.types.At) and samples.axis == last:
-    ...         raise kpg.types.Mixes("normalises over the samples")
+    ...     if isinstance(samples, kpg.extending.At) and samples.axis == last:
+    ...         raise kpg.extending.Mixes("normalises over the samples")
     ...     return samples
     """
     for one in op_types:

@@ -119,10 +119,11 @@ class Typing:
         """Return a tensor's value where shapes alone determine it, or None."""
         return self._numbers.of(tensor)
 
-    def give_input(self, tensor, kind):
-        """Set the type of a tensor of the batch, of which no value is known."""
-        self.give(tensor, kind)
-        self._numbers.forget(tensor)
+    def give_inputs(self, tensors, types):
+        """Set the types of tensors of the batch, of which no value is known."""
+        for tensor, kind in zip(tensors, types):
+            self.give(tensor, kind)
+        self._numbers.forget(tensors)
 
     def give(self, tensor, kind):
         """Set the type of a tensor."""

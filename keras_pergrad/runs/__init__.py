@@ -1,15 +1,23 @@
-"""Run records on disk, and their comparison."""
+"""Run records on disk: what `GradientVariance(log_dir=...)` writes.
 
-from keras_pergrad.runs.recording import RunInfo, RunWriter, export
-from keras_pergrad.runs.sketch import GradientSketch
-from keras_pergrad.runs.store import Run, RunRecordWarning, list_runs, read_run
+`kpg.diagnose.compare_runs` compares them.
+"""
+
+from keras_pergrad.runs.recording import export
+from keras_pergrad.runs.store import (
+    HealthReading,
+    Histogram,
+    Run,
+    RunRecordWarning,
+    list_runs,
+    read_run,
+)
 
 __all__ = [
-    "GradientSketch",
+    "HealthReading",
+    "Histogram",
     "Run",
-    "RunInfo",
     "RunRecordWarning",
-    "RunWriter",
     "export",
     "list_runs",
     "read_run",

@@ -175,7 +175,7 @@ def compare_runs(
     ...     model.compile("sgd", "mse")
     ...     record = kpg.callbacks.GradientVariance((x, y), log_dir=log_dir)
     ...     history = model.fit(x, y, epochs=2, verbose=0, callbacks=[record])
-    >>> comparison = kpg.compare_runs(log_dir)
+    >>> comparison = kpg.diagnose.compare_runs(log_dir)
     >>> print(comparison)
     3 runs of 2 seeds, 2 steps
     = The runs differ by what seeds and nondeterminism normally make: ...

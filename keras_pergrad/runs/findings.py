@@ -90,6 +90,7 @@ class Finding:
 
     @property
     def kind(self):
+        """What the finding is of: the first of `kinds`."""
         return self.kinds[0]
 
     def __str__(self):

@@ -98,7 +98,8 @@ class RunWriter:
     Example:
 
     >>> import tempfile, numpy
-    >>> from keras_pergrad.runs import RunInfo, RunWriter, read_run
+    >>> from keras_pergrad.runs.recording import RunInfo, RunWriter
+    >>> from keras_pergrad.runs import read_run
     >>> variables = [{"path": "dense/kernel", "shape": [4, 1]}]
     >>> info = RunInfo("first", "ab12", "cd34", 8, variables, 64)
     >>> log_dir = tempfile.mkdtemp()

@@ -40,7 +40,7 @@ class GradientSketch:
     Example:
 
     >>> import numpy
-    >>> from keras_pergrad.runs import GradientSketch
+    >>> from keras_pergrad.runs.sketch import GradientSketch
     >>> gradients = [numpy.ones((300, 100)), numpy.zeros(100)]
     >>> whole, parts = GradientSketch(1024)(gradients)
     >>> whole.shape, parts.shape

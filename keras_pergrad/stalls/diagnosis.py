@@ -12,7 +12,7 @@ from keras_pergrad.stalls.stages import slowest, stage_rows
 LATE_SHARE, LATE_S = 0.2, 0.1
 NO_ADVICE = (
     "  No change is known to help. On a busy machine waits may be noise:\n"
-    "     measure again with keras_pergrad.profile_pipeline(data, model)."
+    "     measure again: keras_pergrad.diagnose.profile_pipeline(data, model)."
 )
 
 

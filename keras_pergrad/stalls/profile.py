@@ -50,6 +50,7 @@ class PipelineProfile:
     Attributes:
         pipeline_batches_per_s: The rate of the pipeline alone.
         model_batches_per_s: The rate of the model on a cached batch, or None.
+        together_batches_per_s: The rate of `fit` with this pipeline.
         wait_ms: Wait per batch when both run together (alone without a model).
         stall_fraction: This wait as a share of the time.
         copy_ms: Time to copy a batch to an accelerator, part of the step; None
@@ -169,7 +170,7 @@ def profile_pipeline(
     Example:
 
     ```python
-    print(kpg.profile_pipeline(dataset, model))
+    print(kpg.diagnose.profile_pipeline(dataset, model))
     ```
     """
     batches = positive_integer("batches", batches)

@@ -123,7 +123,7 @@ class Axes:
             tensor.set_shape(
                 [sizes[c] if k else None for c, k in zip(labels, known)]
             )
-        data, output = _first(data, layout), _first(output, place)
+        data, output = layout.labels(data), place.labels(output)
         return cls(
             data,
             "".join(weight),
@@ -181,12 +181,6 @@ def in_order(labels, wanted, sizes):
     if perm == sorted(perm):
         return None, None
     return perm, [sizes[c] for c in labels]
-
-
-def _first(term, layout):
-    """Return the labels after `layout.first`; a merged axis gives others."""
-    sample = term[layout.axis]
-    return sample + term.replace(sample, "01"[: layout.added])
 
 
 def _sizes(labels, tensor):

@@ -193,6 +193,14 @@ class Layout:
         split.set_shape([*static[:axis], *known, *static[axis + 1 :]])
         return moved(split, axis + (self.lead != 1), 0)
 
+    def labels(self, term):
+        """Return the labels of `first`, of those of a tensor's axes.
+
+        A merged axis gives others.
+        """
+        sample = term[self.axis]
+        return sample + term.replace(sample, "01"[: self.added])
+
     def _sizes(self, tensor, n):
         """Return the sizes of (blocks, samples, entries of each)."""
         rows, lead = self.rows, self.lead

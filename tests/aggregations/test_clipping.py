@@ -142,7 +142,7 @@ def test_the_bound_holds_where_positions_cancel(make, offset):
 @pytest.mark.parametrize("per", ["model", "variable"])
 @pytest.mark.parametrize(
     "make",
-    [kpg.ClippedMean, kpg.AutomaticClippedMean],
+    [kpg.ClippedMean, kpg.privacy.AutomaticClippedMean],
     ids=lambda m: m.__name__,
 )
 def test_numbers_keep_the_digits_of_float64(make, per):
@@ -184,7 +184,7 @@ def test_a_broken_variable_blanks_the_whole_sample():
 def test_automatic(per):
     groups = GROUPS[per]
     factors = 0.3 / np.sqrt(len(groups)) / (norms(groups) + 0.05)
-    clipping = kpg.AutomaticClippedMean(0.3, per=per, gamma=0.05)
+    clipping = kpg.privacy.AutomaticClippedMean(0.3, per=per, gamma=0.05)
     found, _ = step(model(kpg.Vectorized(clipping)))
     for g, group in enumerate(groups):
         for k in group:
@@ -235,7 +235,9 @@ def test_an_empty_batch_is_noise_alone():
 def test_the_clip_follows_a_quantile(mode):
     """In every mode alike, and in the end as many are below as it says."""
     keep = np.sort(norms(GROUPS["model"])[:, 0])
-    clipping = kpg.AdaptiveClippedMean(0.05, quantile=0.7, clip_rate=0.5)
+    clipping = kpg.privacy.AdaptiveClippedMean(
+        0.05, quantile=0.7, clip_rate=0.5
+    )
     net = model(MODES[mode](clipping))
     net.optimizer.learning_rate.assign(0.0)
     for _ in range(60):
@@ -246,7 +248,7 @@ def test_the_clip_follows_a_quantile(mode):
 
 
 def test_the_count_of_a_quantile_is_noisy():
-    clipping = kpg.AdaptiveClippedMean(
+    clipping = kpg.privacy.AdaptiveClippedMean(
         0.1,
         noise_multiplier=1.0,
         seed=1,
@@ -269,7 +271,7 @@ def test_the_count_of_a_quantile_is_noisy():
 
 
 def test_the_clip_is_saved_and_goes_on(tmp_path):
-    net = model(kpg.Vectorized(kpg.AdaptiveClippedMean(0.1)))
+    net = model(kpg.Vectorized(kpg.privacy.AdaptiveClippedMean(0.1)))
     net.train_on_batch(X, Y)
     clip = float(net.aggregation_state.clip.numpy())
     assert clip != pytest.approx(0.1)
@@ -310,24 +312,33 @@ def test_schedules(mode, tmp_path):
             lambda: kpg.ClippedMean(1.0, expected_batch_size=0),
             "`expected_batch_size` must be a positive",
         ),
-        (lambda: kpg.AutomaticClippedMean(gamma=0), "`gamma` must be"),
-        (lambda: kpg.AutomaticClippedMean(float("inf")), "must be finite"),
-        (lambda: kpg.AdaptiveClippedMean(quantile=1), "`quantile` must be"),
-        (lambda: kpg.AdaptiveClippedMean(clip_rate=-1), "`clip_rate` must"),
+        (lambda: kpg.privacy.AutomaticClippedMean(gamma=0), "`gamma` must be"),
         (
-            lambda: kpg.AdaptiveClippedMean(
+            lambda: kpg.privacy.AutomaticClippedMean(float("inf")),
+            "must be finite",
+        ),
+        (
+            lambda: kpg.privacy.AdaptiveClippedMean(quantile=1),
+            "`quantile` must be",
+        ),
+        (
+            lambda: kpg.privacy.AdaptiveClippedMean(clip_rate=-1),
+            "`clip_rate` must",
+        ),
+        (
+            lambda: kpg.privacy.AdaptiveClippedMean(
                 0.1, noise_multiplier=2.0, count_noise=1.0
             ),
             "`count_noise` must be more than noise_multiplier / 2",
         ),
         (
-            lambda: kpg.AdaptiveClippedMean(
+            lambda: kpg.privacy.AdaptiveClippedMean(
                 0.1, noise_multiplier=schedules.ExponentialDecay(1.0, 1, 0.5)
             ),
             "must be a finite number: the clip is not",
         ),
         (
-            lambda: kpg.AdaptiveClippedMean(0.1, count_noise=1.0),
+            lambda: kpg.privacy.AdaptiveClippedMean(0.1, count_noise=1.0),
             "goes with a `noise_multiplier` only",
         ),
     ],
@@ -340,6 +351,6 @@ def test_refusals(make, match):
 def test_check_gradients_knows_groups():
     net = model(kpg.Vectorized(kpg.ClippedMean(0.05, per="variable")))
     found = kpg.check_gradients(
-        net, X[:4], Y[:4], modes=net.gradient_mode, devices=["CPU:0"]
+        net, X[:4], Y[:4], gradient_modes=net.gradient_mode, devices=["CPU:0"]
     )
     assert "Yes" in str(found)

@@ -37,7 +37,7 @@ def test_a_name_is_an_object_and_is_saved(tmp_path):
             mode.aggregation.get_config()
         )
         assert repr(again) == repr(mode.aggregation)
-    given = kpg.UPGrad(preference=[1.0] * 8, reg_eps=0.01)
+    given = kpg.aggregations.UPGrad(preference=[1.0] * 8, reg_eps=0.01)
     model = _model(kpg.Vectorized(given))
     model.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
@@ -49,7 +49,7 @@ def test_a_name_is_an_object_and_is_saved(tmp_path):
     "make",
     [
         lambda: kpg.PerSample("upgrad"),
-        lambda: kpg.PerSample(kpg.Krum(), updates="sample"),
+        lambda: kpg.PerSample(kpg.aggregations.Krum(), updates="sample"),
         lambda: kpg.Accumulated(steps=2, inner=kpg.Vectorized("upgrad")),
         lambda: kpg.Accumulated(
             microbatch_size=2, inner=kpg.Vectorized("mgda")
@@ -67,7 +67,7 @@ def test_private_training_is_refused():
             samples=100,
             batch_size=10,
             epochs=1,
-            clipping=kpg.UPGrad(),
+            clipping=kpg.aggregations.UPGrad(),
             noise_multiplier=1.0,
             delta=1e-5,
         )
@@ -89,8 +89,8 @@ def test_replicas_are_refused_before_a_weight_changes():
     [{"run_eagerly": True}, {"jit_compile": False}],
 )
 def test_too_few_samples_for_krum(arguments):
-    model = _model(kpg.Vectorized(kpg.Krum(6)))
-    mode = kpg.Vectorized(kpg.Krum(6))
+    model = _model(kpg.Vectorized(kpg.aggregations.Krum(6)))
+    mode = kpg.Vectorized(kpg.aggregations.Krum(6))
     model.compile("sgd", "mse", gradient_mode=mode, **arguments)
     before = model.get_weights()
     with pytest.raises(Exception, match="at least 9 gradients"):
@@ -101,7 +101,7 @@ def test_too_few_samples_for_krum(arguments):
 
 def test_too_few_samples_for_krum_under_xla_change_nothing():
     model = _model("batch")
-    mode = kpg.Vectorized(kpg.Krum(6))
+    mode = kpg.Vectorized(kpg.aggregations.Krum(6))
     model.compile("sgd", "mse", gradient_mode=mode, jit_compile=True)
     before = model.get_weights()
     model.fit(X, Y, verbose=0)
@@ -111,20 +111,20 @@ def test_too_few_samples_for_krum_under_xla_change_nothing():
 
 def test_numbers_that_mean_nothing_are_refused():
     for make in (
-        lambda: kpg.UPGrad(reg_eps=0),
-        lambda: kpg.UPGrad(norm_eps=-1),
-        lambda: kpg.UPGrad(preference=[0.0, 0.0]),
-        lambda: kpg.UPGrad(preference=[-1.0, 2.0]),
-        lambda: kpg.UPGrad(preference=1.0),
-        lambda: kpg.CAGrad(-1),
-        lambda: kpg.MGDA(epsilon=0),
-        lambda: kpg.MGDA(max_iterations=0),
-        lambda: kpg.AlignedMTL(scale_mode="max"),
-        lambda: kpg.Krum(-1),
-        lambda: kpg.Krum(1, 0),
-        lambda: kpg.GeometricMedian(0.0),
-        lambda: kpg.PCGrad(seed=None),
-        lambda: kpg.PCGrad(seed=1.5),
+        lambda: kpg.aggregations.UPGrad(reg_eps=0),
+        lambda: kpg.aggregations.UPGrad(norm_eps=-1),
+        lambda: kpg.aggregations.UPGrad(preference=[0.0, 0.0]),
+        lambda: kpg.aggregations.UPGrad(preference=[-1.0, 2.0]),
+        lambda: kpg.aggregations.UPGrad(preference=1.0),
+        lambda: kpg.aggregations.CAGrad(-1),
+        lambda: kpg.aggregations.MGDA(epsilon=0),
+        lambda: kpg.aggregations.MGDA(max_iterations=0),
+        lambda: kpg.aggregations.AlignedMTL(scale_mode="max"),
+        lambda: kpg.aggregations.Krum(-1),
+        lambda: kpg.aggregations.Krum(1, 0),
+        lambda: kpg.aggregations.GeometricMedian(0.0),
+        lambda: kpg.aggregations.PCGrad(seed=None),
+        lambda: kpg.aggregations.PCGrad(seed=1.5),
     ):
         with pytest.raises(ValueError, match="Received"):
             make()
@@ -132,18 +132,20 @@ def test_numbers_that_mean_nothing_are_refused():
 
 def test_preferences_for_another_number_of_rows():
     with pytest.raises(ValueError, match="has 2 numbers, and there are 3"):
-        kpg.UPGrad(preference=[1, 1]).gramian_weights(tf.eye(3))
+        kpg.aggregations.UPGrad(preference=[1, 1]).gramian_weights(tf.eye(3))
 
 
 def test_norms_are_not_enough():
     with pytest.raises(ValueError, match="inner products of all of them"):
-        kpg.UPGrad().weights(tf.ones(3))
+        kpg.aggregations.UPGrad().weights(tf.ones(3))
 
 
 @pytest.mark.parametrize("name", ["upgrad", "mgda", "pcgrad"])
 def test_check_gradients_knows_the_weights(name):
     model = _model(kpg.Vectorized(name))
-    report = kpg.check_gradients(model, X, Y, modes=kpg.Vectorized(name))
+    report = kpg.check_gradients(
+        model, X, Y, gradient_modes=kpg.Vectorized(name)
+    )
     assert report.ok, str(report)
 
 

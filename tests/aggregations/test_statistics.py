@@ -51,7 +51,9 @@ def test_against_the_covariance_of_drawn_vectors():
     found = statistics.variance(squares, tf.constant(mean), 9)
     trace = np.var(rows, 0, ddof=1).sum()
     np.testing.assert_allclose(found, trace, rtol=1e-12)
-    one = kpg.GradientStatistics.of(tf.constant(squares), tf.constant(mean))
+    one = kpg.aggregations.GradientStatistics.of(
+        tf.constant(squares), tf.constant(mean)
+    )
     assert one.samples == 9
     assert one.noise_scale == pytest.approx(
         trace / (mean - trace / 9), rel=1e-12
@@ -74,15 +76,15 @@ def test_estimates_are_unbiased():
 def test_one_sample_has_no_variance():
     squares = tf.constant([4.0])
     assert np.isnan(statistics.variance(squares, tf.constant(4.0), 1))
-    one = kpg.GradientStatistics.of(squares, tf.constant(4.0))
+    one = kpg.aggregations.GradientStatistics.of(squares, tf.constant(4.0))
     assert (one.norm, one.variance, one.noise_scale) == (2.0, None, None)
 
 
 def test_equal_samples_have_variance_zero_and_noise_may_hide_the_mean():
     rows = tf.constant([0.1, 0.1, 0.1])
-    same = kpg.GradientStatistics.of(rows, tf.constant(0.1 + 1e-9))
+    same = kpg.aggregations.GradientStatistics.of(rows, tf.constant(0.1 + 1e-9))
     assert same.variance == 0
-    noisy = kpg.GradientStatistics.of(rows, tf.constant(1e-6))
+    noisy = kpg.aggregations.GradientStatistics.of(rows, tf.constant(1e-6))
     assert noisy.squared_true_norm < 0
     assert noisy.noise_scale is None
 

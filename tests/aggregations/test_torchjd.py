@@ -15,7 +15,7 @@ RECORDED = json.loads(
 )
 
 
-class InOrder(kpg.PCGrad):
+class InOrder(kpg.aggregations.PCGrad):
     """In orders that were recorded."""
 
     def __init__(self, orders):
@@ -27,19 +27,21 @@ class InOrder(kpg.PCGrad):
 
 
 AGGREGATIONS = {
-    "UPGrad": kpg.UPGrad(),
-    "UPGrad, preference": kpg.UPGrad(preference=PREFERENCE),
-    "MGDA": kpg.MGDA(),
-    "MGDA, long": kpg.MGDA(epsilon=1e-6, max_iterations=1000),
-    "CAGrad": kpg.CAGrad(0.5),
-    "CAGrad, wide": kpg.CAGrad(1.5),
-    "IMTLG": kpg.IMTLG(),
-    "AlignedMTL": kpg.AlignedMTL(),
-    "AlignedMTL, median": kpg.AlignedMTL(scale_mode="median"),
-    "AlignedMTL, rmse": kpg.AlignedMTL(scale_mode="rmse"),
-    "AlignedMTL, preference": kpg.AlignedMTL(preference=PREFERENCE),
-    "Krum": kpg.Krum(1),
-    "Krum, 3": kpg.Krum(1, 3),
+    "UPGrad": kpg.aggregations.UPGrad(),
+    "UPGrad, preference": kpg.aggregations.UPGrad(preference=PREFERENCE),
+    "MGDA": kpg.aggregations.MGDA(),
+    "MGDA, long": kpg.aggregations.MGDA(epsilon=1e-6, max_iterations=1000),
+    "CAGrad": kpg.aggregations.CAGrad(0.5),
+    "CAGrad, wide": kpg.aggregations.CAGrad(1.5),
+    "IMTLG": kpg.aggregations.IMTLG(),
+    "AlignedMTL": kpg.aggregations.AlignedMTL(),
+    "AlignedMTL, median": kpg.aggregations.AlignedMTL(scale_mode="median"),
+    "AlignedMTL, rmse": kpg.aggregations.AlignedMTL(scale_mode="rmse"),
+    "AlignedMTL, preference": kpg.aggregations.AlignedMTL(
+        preference=PREFERENCE
+    ),
+    "Krum": kpg.aggregations.Krum(1),
+    "Krum, 3": kpg.aggregations.Krum(1, 3),
 }
 
 

@@ -8,17 +8,17 @@ import keras_pergrad as kpg
 from tests.aggregations import oracle
 
 AGGREGATIONS = [
-    kpg.IMTLG(),
-    kpg.AlignedMTL(),
-    kpg.AlignedMTL(scale_mode="median"),
-    kpg.CAGrad(),
-    kpg.CAGrad(1.5),
-    kpg.UPGrad(),
-    kpg.MGDA(),
-    kpg.MGDA(exact=True),
-    kpg.PCGrad(),
-    kpg.Krum(1, 2),
-    kpg.GeometricMedian(),
+    kpg.aggregations.IMTLG(),
+    kpg.aggregations.AlignedMTL(),
+    kpg.aggregations.AlignedMTL(scale_mode="median"),
+    kpg.aggregations.CAGrad(),
+    kpg.aggregations.CAGrad(1.5),
+    kpg.aggregations.UPGrad(),
+    kpg.aggregations.MGDA(),
+    kpg.aggregations.MGDA(exact=True),
+    kpg.aggregations.PCGrad(),
+    kpg.aggregations.Krum(1, 2),
+    kpg.aggregations.GeometricMedian(),
 ]
 LENGTHS = {
     "short": [1e-4] * 4,
@@ -49,7 +49,10 @@ def test_float32_gives_the_weights_of_float64(aggregation):
         for one in signature
     )
     for name, lengths in LENGTHS.items():
-        if type(aggregation) is kpg.Krum and name not in ("short", "long"):
+        if type(aggregation) is kpg.aggregations.Krum and name not in (
+            "short",
+            "long",
+        ):
             continue  # Two at one distance: rounding chooses.
         rows = _rows(lengths)
         expected = wide(rows @ rows.T).numpy()
@@ -76,22 +79,26 @@ def test_closed_forms_at_lengths_that_differ():
     given = tf.constant(gramian, tf.float32)
     # Equal projections of two gradients: the other one's length counts.
     expected = np.array([b, a]) / (a + b)
-    found = kpg.IMTLG().gramian_weights(given)
+    found = kpg.aggregations.IMTLG().gramian_weights(given)
     np.testing.assert_allclose(found, expected, 1e-5)
     values, vectors = np.linalg.eigh(gramian)
     root = vectors / np.sqrt(values) @ vectors.T
-    found = kpg.AlignedMTL().gramian_weights(given)
+    found = kpg.aggregations.AlignedMTL().gramian_weights(given)
     expected = np.sqrt(values[0]) * root.sum(1) / 2
     np.testing.assert_allclose(found, expected, 1e-5)
     rows = np.linalg.cholesky(gramian)
-    found = kpg.CAGrad().gramian_weights(given).numpy()
+    found = kpg.aggregations.CAGrad().gramian_weights(given).numpy()
     np.testing.assert_allclose(found @ rows, oracle.cagrad(rows), 1e-5)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_opposite_gradients_have_weights(dtype):
     gramian = tf.constant([[4.0, -4.0], [-4.0, 4.0]], dtype)
-    for aggregation in (kpg.IMTLG(), kpg.AlignedMTL(), kpg.CAGrad()):
+    for aggregation in (
+        kpg.aggregations.IMTLG(),
+        kpg.aggregations.AlignedMTL(),
+        kpg.aggregations.CAGrad(),
+    ):
         weights = aggregation.gramian_weights(gramian)
         np.testing.assert_allclose(weights, [0.5, 0.5], 1e-6)
 
@@ -105,11 +112,13 @@ def test_weights_that_cancel_are_refused():
     lengths[0] = -v[0] / (v[1] + v[2])
     gramian = tf.constant(cosines * lengths * lengths[:, None])
     with pytest.raises(tf.errors.InvalidArgumentError, match="or its weights"):
-        kpg.IMTLG().gramian_weights(gramian)
+        kpg.aggregations.IMTLG().gramian_weights(gramian)
 
 
 def test_a_long_gradient_does_not_move_the_median_far():
     rows = _rows([1.0, 1.0, 1.0, 1e8])
     gramian = tf.constant(rows @ rows.T)
-    weights = kpg.GeometricMedian().gramian_weights(gramian).numpy()
+    weights = (
+        kpg.aggregations.GeometricMedian().gramian_weights(gramian).numpy()
+    )
     assert np.linalg.norm(weights @ rows) < 2

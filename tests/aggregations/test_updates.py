@@ -16,14 +16,16 @@ AGGREGATIONS = {
     "imtlg": oracle.imtlg,
     "aligned_mtl": oracle.aligned,
     "geometric_median": oracle.median,
-    "pcgrad": lambda rows: oracle.pcgrad(rows, kpg.PCGrad().order(len(rows))),
+    "pcgrad": lambda rows: oracle.pcgrad(
+        rows, kpg.aggregations.PCGrad().order(len(rows))
+    ),
     "exact": oracle.shortest,
     "krum": oracle.krum,
 }
 OBJECTS = {
-    "exact": kpg.MGDA(exact=True),
-    "krum": kpg.Krum(1, 2),
-    "geometric_median": kpg.GeometricMedian(max_iterations=5000),
+    "exact": kpg.aggregations.MGDA(exact=True),
+    "krum": kpg.aggregations.Krum(1, 2),
+    "geometric_median": kpg.aggregations.GeometricMedian(max_iterations=5000),
 }
 
 
@@ -120,7 +122,7 @@ def test_samples_that_are_not_finite_are_left_out(float64, name):
     rows = _rows(model, x[keep], y[keep])
     if name == "pcgrad":
         # Without the row in the orders of seven.
-        order = kpg.PCGrad().order(7).numpy()[keep]
+        order = kpg.aggregations.PCGrad().order(7).numpy()[keep]
         order = [
             [np.flatnonzero(keep == j)[0] for j in o if j != 3] for o in order
         ]
@@ -185,7 +187,7 @@ def test_orders_are_drawn_anew_and_repeat(float64):
     updates = []
     for _ in range(2):
         keras.utils.set_random_seed(0)
-        model, (x, y) = _model("dense", kpg.PCGrad(seed=4))
+        model, (x, y) = _model("dense", kpg.aggregations.PCGrad(seed=4))
         start = model.get_weights()
         for _ in range(2):
             model.set_weights(start)

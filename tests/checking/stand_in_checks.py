@@ -24,7 +24,7 @@ def check(plugin):
             model,
             x,
             y,
-            modes=["batch", "vectorized"],
+            gradient_modes=["batch", "vectorized"],
             settings=["graph", "xla"],
             repeats=1,
         )

@@ -88,9 +88,9 @@ def test_every_way_agrees_and_nothing_is_touched():
 
 
 def test_a_wrong_rule_is_found_and_named():
-    @kpg.register_rule(Scale, replace=True)
+    @kpg.extending.register_rule(Scale, replace=True)
     def scale(layer, inputs, dz):
-        yield layer.scale, kpg.factors.Product(inputs, 1.001 * dz)
+        yield layer.scale, kpg.extending.Product(inputs, 1.001 * dz)
 
     model, x, y = made(Scale(name="scale"))
     found = kpg.check_gradients(model, x, y, settings=["eager", "graph"])
@@ -125,7 +125,7 @@ def test_batch_normalization_is_judged_by_the_batch():
     assert "each microbatch goes through the model alone" in str(found)
     assert found.ok
     whole = kpg.Accumulated(microbatch_size=8)
-    assert kpg.check_gradients(model, x, y, modes=[whole], **QUICK).ok
+    assert kpg.check_gradients(model, x, y, gradient_modes=[whole], **QUICK).ok
     assert "(BatchNormalization) makes every" in str(found)
     assert "no sample has a gradient of its own" in str(found)
     for a, b in zip(before, numbers(model)):
@@ -135,13 +135,13 @@ def test_batch_normalization_is_judged_by_the_batch():
 def test_a_layer_that_mixes_samples_is_no_wrong_kernel():
     mean = layers.Lambda(lambda t: t - tf.reduce_mean(t, 0, keepdims=True))
     model, x, y = made(layers.Dense(4, activation="tanh"), mean)
-    found = kpg.check_gradients(model, x, y, modes=["batch"], **QUICK)
+    found = kpg.check_gradients(model, x, y, gradient_modes=["batch"], **QUICK)
     assert found.ok
     text = " ".join(str(found).split())
     assert "(layer 'lambda' (Lambda) mixes the samples of a batch in" in text
     assert "the op Sub (" in text
     found = kpg.check_gradients(
-        model, x, y, modes=["per_sample"], settings=["eager", "graph"]
+        model, x, y, gradient_modes=["per_sample"], settings=["eager", "graph"]
     )
     for row in found.refused:
         assert row.reason.startswith("layer 'lambda")
@@ -202,7 +202,7 @@ def test_losses_of_every_kind():
 def test_half_precision_has_a_tolerance_of_its_own():
     keras.config.set_dtype_policy("mixed_float16")
     model, x, y = made(layers.Dense(16, activation="relu"))
-    found = kpg.check_gradients(model, x, y, modes=["batch"], **QUICK)
+    found = kpg.check_gradients(model, x, y, gradient_modes=["batch"], **QUICK)
     assert found.ok
     assert found.rows[0].relative > 1e-6
     assert found.rows[0].worst[1].tolerance > 1e-2
@@ -211,7 +211,7 @@ def test_half_precision_has_a_tolerance_of_its_own():
 
 def test_double_precision_is_judged_as_such(float64):
     model, x, y = made(layers.Dense(16, activation="relu"))
-    found = kpg.check_gradients(model, x, y, modes=["batch"], **QUICK)
+    found = kpg.check_gradients(model, x, y, gradient_modes=["batch"], **QUICK)
     assert found.ok
     assert found.rows[0].worst[1].tolerance < 1e-13
 
@@ -224,7 +224,7 @@ def test_without_a_gradient_of_the_batch_a_mode_is_refused():
         kpg.Vectorized(aggregation=noisy),
         kpg.Accumulated(steps=2),
     ]
-    found = kpg.check_gradients(model, x, y, modes=modes, **QUICK)
+    found = kpg.check_gradients(model, x, y, gradient_modes=modes, **QUICK)
     assert [row.verdict for row in found.rows] == ["refused"] * 3
     assert "calls the optimizer itself" in str(found)
     assert "adds noise" in str(found)
@@ -244,7 +244,7 @@ def test_a_mode_of_ones_own_says_that_it_changes_gradients():
 
     model, x, y = made()
     modes = ["batch", Half(), Declared()]
-    found = kpg.check_gradients(model, x, y, modes=modes, **QUICK)
+    found = kpg.check_gradients(model, x, y, gradient_modes=modes, **QUICK)
     assert [row.verdict for row in found.rows][1:] == ["wrong", "refused"]
     assert found.rows[0].verdict in ("exact", "rounding")
     assert [note.partition(" is meant")[0] for note in found.notes] == [
@@ -302,7 +302,7 @@ def test_an_error_inside_leaves_the_model_as_it_was(monkeypatch):
 
 def test_it_shows_as_text_html_and_data():
     model, x, y = made()
-    found = kpg.check_gradients(model, x, y, modes="batch", **QUICK)
+    found = kpg.check_gradients(model, x, y, gradient_modes="batch", **QUICK)
     [row] = found.rows
     path, verdict = row.worst
     assert (row.device, row.setting) == ("CPU:0", "graph")
@@ -320,7 +320,7 @@ def test_modes_that_differ_in_their_settings_have_rows_of_their_own():
         kpg.Vectorized(aggregation=kpg.ClippedMean(norm))
         for norm in (0.1, 1.0, 0.1)
     ]
-    found = kpg.check_gradients(model, x, y, modes=modes, **QUICK)
+    found = kpg.check_gradients(model, x, y, gradient_modes=modes, **QUICK)
     assert [row.mode for row in found.rows] == [
         "vectorized, ClippedMean",
         "vectorized, ClippedMean #2",
@@ -344,8 +344,8 @@ def test_refusals_name_what_came():
     data = tf.data.Dataset.from_tensor_slices((x, y)).batch(4)
     for check in (
         kpg.check_gradients,
-        kpg.compare_devices,
-        kpg.predict_placement,
+        kpg.diagnose.compare_devices,
+        kpg.diagnose.predict_placement,
     ):
         with pytest.raises(ValueError, match=r"next\(iter\(dataset\)\)"):
             check(model, data)
@@ -365,7 +365,7 @@ def test_half_precision_cannot_tell():
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(4, 100)), rng.normal(size=(4, 3))
     found = kpg.check_gradients(
-        model, x, y, modes=["batch"], repeats=1, settings=["graph"]
+        model, x, y, gradient_modes=["batch"], repeats=1, settings=["graph"]
     )
     (row,) = found.rows
     assert row.verdict == "cannot tell"

@@ -121,12 +121,12 @@ def test_rows_of_the_user_are_repeated_and_own_layers_loaded(monkeypatch):
     assert kpg.explain(net, 5, x=ids).memory.batch_size == 5
     monkeypatch.setenv("KERAS_PERGRAD_TEST_EXIT", "1")
     with pytest.raises(ValueError, match=r"'functional'.*ended with code 7"):
-        kpg.what_fits(net, "1GB", x=ids)
+        kpg.diagnose.what_fits(net, memory="1GB", x=ids)
 
 
 def test_a_copy_that_cannot_be_made_is_refused():
     with pytest.raises(ValueError, match=r"cannot be saved.* registered"):
-        kpg.what_fits(_net(Unsaved()), "1GB")
+        kpg.diagnose.what_fits(_net(Unsaved()), memory="1GB")
     with pytest.raises(ValueError, match=r"'Unregistered'(.|\n)* registered"):
         kpg.explain(_net(Unregistered()), 4).memory  # noqa: B018
 
@@ -141,14 +141,14 @@ def test_steps_beyond_the_free_memory_are_stopped(monkeypatch):
 def test_what_fits_finds_the_largest_batch():
     net = _wide(False)
     memory = kpg.explain(net, 2000).memory
-    found = kpg.what_fits(net, memory.peak, at_most=10_000)
+    found = kpg.diagnose.what_fits(net, memory=memory.peak, at_most=10_000)
     assert found.size == pytest.approx(2000, rel=0.25)
     assert str(found).startswith(f"A batch of {found.size} fits into")
     assert f"Accumulated(microbatch_size={found.size})" in str(found)
 
 
 def test_nothing_fits():
-    found = kpg.what_fits(_net(), "1MB")
+    found = kpg.diagnose.what_fits(_net(), memory="1MB")
     assert found.size is None
     assert found.step.batch_size == 1
     assert "Nothing fits into 1.0 MB: a batch of one sample" in str(found)
@@ -205,22 +205,28 @@ def test_a_train_step_of_its_own_is_measured(counter):
 
 
 def test_a_size_that_fits_is_found(counter):
-    found = kpg.what_fits(_net(), "55MB", mode="batch", at_most=90)
+    found = kpg.diagnose.what_fits(
+        _net(), memory="55MB", gradient_mode="batch", at_most=90
+    )
     assert 46 <= found.size <= 50
     assert found.step.rise == found.size * MB
     assert found.limit == "the memory of the step"
     # A GPU that is smaller.
-    found = kpg.what_fits(_net(), "8GB", mode="batch")
+    found = kpg.diagnose.what_fits(_net(), memory="8GB", gradient_mode="batch")
     assert 88 <= found.size <= 95
     assert max(counter) > 95
-    found = kpg.what_fits(_net(), "8GB", mode="batch", at_most=9)
+    found = kpg.diagnose.what_fits(
+        _net(), memory="8GB", gradient_mode="batch", at_most=9
+    )
     assert (found.size, found.step.batch_size) == (9, 9)
     assert "at_most=9" in str(found)
 
 
 def test_a_size_of_microbatches_is_found(counter):
     mode = kpg.Accumulated(inner=kpg.Vectorized(kpg.ClippedMean(1.0)))
-    found = kpg.what_fits(_net(), "1GB", mode, batch_size=16)
+    found = kpg.diagnose.what_fits(
+        _net(), memory="1GB", gradient_mode=mode, batch_size=16
+    )
     assert (found.size, found.step.batch_size) == (16, 16)
     assert found.microbatch
     assert str(found).startswith("A microbatch of 16 fits")
@@ -243,7 +249,9 @@ def test_batches_have_the_structure_of_the_rows(counter, kind):
     outputs = {"one": keras.layers.Dense(2, name="one")(h)}
     model = keras.Model(inputs, outputs)
     model.compile("sgd", {"one": "mse"})
-    found = kpg.what_fits(model, "1GB", "batch", x=x, at_most=4)
+    found = kpg.diagnose.what_fits(
+        model, memory="1GB", gradient_mode="batch", x=x, at_most=4
+    )
     assert found.size == 4
 
 
@@ -257,9 +265,16 @@ def test_unknown_lengths_are_refused():
 def test_a_model_that_the_mode_refuses(counter):
     mixing = _net(keras.layers.BatchNormalization())
     with pytest.raises(ValueError, match="batch_normalization"):
-        kpg.what_fits(mixing, "1TB", "vectorized", at_most=4)
+        kpg.diagnose.what_fits(
+            mixing, memory="1TB", gradient_mode="vectorized", at_most=4
+        )
     # In the same process, afterwards.
-    assert kpg.what_fits(mixing, "1TB", "batch", at_most=4).size == 4
+    assert (
+        kpg.diagnose.what_fits(
+            mixing, memory="1TB", gradient_mode="batch", at_most=4
+        ).size
+        == 4
+    )
 
 
 def test_bad_input_is_refused_by_name():
@@ -267,15 +282,15 @@ def test_bad_input_is_refused_by_name():
     wrong = "8", "GB", "8 apples", "-8GB", 0, -1, True, None, 8.5, "0MB"
     for memory in wrong:
         with pytest.raises(ValueError, match=r"`memory` expected a positive"):
-            kpg.what_fits(net, memory)
+            kpg.diagnose.what_fits(net, memory=memory)
     with pytest.raises(ValueError, match=r"`at_most` must be a positive"):
-        kpg.what_fits(net, "1GB", at_most=0)
+        kpg.diagnose.what_fits(net, memory="1GB", at_most=0)
     with pytest.raises(ValueError, match=r"`batch_size` must be a positive"):
-        kpg.what_fits(net, "1GB", batch_size=0)
+        kpg.diagnose.what_fits(net, memory="1GB", batch_size=0)
     with pytest.raises(ValueError, match="gradient mode"):
-        kpg.what_fits(net, "1GB", "no such mode")
+        kpg.diagnose.what_fits(net, memory="1GB", gradient_mode="no such mode")
     with pytest.raises(TypeError, match=r"must be a keras\.Model"):
-        kpg.what_fits(keras.layers.Dense(1), "1GB")
+        kpg.diagnose.what_fits(keras.layers.Dense(1), memory="1GB")
 
 
 def test_amounts_of_memory():

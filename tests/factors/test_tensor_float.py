@@ -46,14 +46,14 @@ def _outer(method):
     def make(draw):
         x, dz = draw(400, 6, 5)
         x, dz = _single(x, 400, 6), _single(dz, 400, 5)
-        return kpg.factors.Outer(x, dz, method=method)
+        return kpg.extending.Outer(x, dz, method=method)
 
     return make
 
 
 def _one_position(draw):
     x, dz = draw(2, 5, 6)
-    return kpg.factors.Outer(_single(x[:1], 5), _single(dz[:1], 6))
+    return kpg.extending.Outer(_single(x[:1], 5), _single(dz[:1], 6))
 
 
 def _blocks(draw):
@@ -90,11 +90,11 @@ def _tied(draw):
     ids = tf.constant([[k % 5 for k in range(400)]])
     x, dz = draw(400, 5, 6)
     _, at_ids = draw(400, 5, 6)
-    table = kpg.factors.Rows(ids, _single(-at_ids, 400, 6), (5, 6))
+    table = kpg.extending.Rows(ids, _single(-at_ids, 400, 6), (5, 6))
     return join(
         [
             table,
-            kpg.factors.Outer(
+            kpg.extending.Outer(
                 _single(x, 400, 5), _single(dz, 400, 6), method="gram"
             ),
         ]

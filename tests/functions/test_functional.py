@@ -262,11 +262,11 @@ def test_a_new_rule_is_seen():
     before = kpg.per_sample_gradients(model, x, np.ones((3, 2), "float32"))
     used = []
 
-    @kpg.register_rule(Affine)
+    @kpg.extending.register_rule(Affine)
     def affine(layer, inputs, dz):
         used.append(layer)
-        yield layer.scale, kpg.factors.Product(inputs, dz)
-        yield layer.shift, kpg.factors.Sum(dz)
+        yield layer.scale, kpg.extending.Product(inputs, dz)
+        yield layer.shift, kpg.extending.Sum(dz)
 
     after = kpg.per_sample_gradients(model, x, np.ones((3, 2), "float32"))
     assert used
@@ -360,7 +360,7 @@ def test_many_models_do_not_warn_of_retracing(caplog):
         model = keras.Sequential([keras.Input((5,)), layers.Dense(3)])
         model.compile("sgd", "mse")
         kpg.per_sample_norms(model, x, y)
-        kpg.input_gradients(model, x, 0, verbose=0)
+        kpg.input_gradients(model, x, outputs=0, verbose=0)
     assert not [r for r in caplog.records if "retracing" in r.getMessage()]
 
 
@@ -404,7 +404,7 @@ def test_a_model_whose_ops_hold_one_batch_size_is_refused_by_name():
     assert kpg.explain(model).verdict == "proved"
     for call in (
         lambda: kpg.explain(model, 32),
-        lambda: kpg.what_fits(model, "1GB"),
+        lambda: kpg.diagnose.what_fits(model, memory="1GB"),
         lambda: kpg.input_gradients(model, x, verbose=0),
         lambda: kpg.check_gradients(model, x, y),
     ):

@@ -97,7 +97,7 @@ def test_of_outputs_by_inputs(float64, name):
 def test_the_hessian_is_that_of_a_written_normalisation(float64):
     x, y = _data()
     found = [
-        kpg.Influence(
+        kpg.influence.Influence(
             _model(layer), x, y, curvature="exact", damping=30.0, verbose=0
         ).scores(x, y)
         for layer in (layers.LayerNormalization(epsilon=1e-3), _Written())

@@ -121,7 +121,7 @@ def test_it_is_the_hessian_of_the_compiled_loss(case):
     model, x, y, weight = case()
     tests = x[:8], y[:8] if isinstance(y, np.ndarray) else [t[:8] for t in y]
     found = [
-        kpg.Influence(
+        kpg.influence.Influence(
             model,
             x,
             y,

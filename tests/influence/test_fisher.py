@@ -71,7 +71,7 @@ def test_gaussian_of_unit_variance_by_a_loop(make):
     model = make()
     model.compile("sgd", "mse")
     x, y = _batch(model)
-    found = kpg.fisher(model, x, y, labels="data")
+    found = kpg.influence.fisher(model, x, y, labels="data")
     assert found.likelihood == "gaussian"
     for part, right in zip(found.parts, _loop(model, x, y, _gaussian)):
         np.testing.assert_allclose(part, right, **LIMITS)
@@ -141,7 +141,7 @@ def test_labels_of_every_kind_by_a_loop(case):
     model, x = _two_layers(loss, activation)
     drawn = _drawn(model, x, *likelihood, seed=4)
     right = _loop(model, x, drawn, negative_log)
-    found = kpg.fisher(model, x, seed=4)
+    found = kpg.influence.fisher(model, x, seed=4)
     assert found.likelihood == likelihood[0]
     assert found.labels == "sampled"
     assert found.samples == 5
@@ -150,7 +150,7 @@ def test_labels_of_every_kind_by_a_loop(case):
     labels = drawn
     if case.startswith("one-hot"):
         labels = tf.one_hot(drawn, 3)
-    of_data = kpg.fisher(model, x, labels, labels="data")
+    of_data = kpg.influence.fisher(model, x, labels, labels="data")
     for part, expected in zip(of_data.parts, right):
         np.testing.assert_allclose(part, expected, **LIMITS)
 
@@ -195,7 +195,7 @@ def _expected(model, x):
 
 def test_the_mean_of_many_draws_is_that_over_all_labels():
     model, x = _two_layers(CASES["sparse logits"][0], None)
-    found = kpg.fisher(model, np.tile(x, (400, 1)))
+    found = kpg.influence.fisher(model, np.tile(x, (400, 1)))
     got = np.concatenate([part.ravel() for part in found.parts])
     right = _expected(model, x)
     assert np.linalg.norm(got - right) < 0.05 * np.linalg.norm(right)
@@ -205,10 +205,12 @@ def test_the_mean_of_many_draws_is_that_over_all_labels():
 
 def test_seeds_and_draws():
     model, x = _two_layers(CASES["sparse logits"][0], None)
-    one, again, other = (kpg.fisher(model, x, seed=s) for s in (1, 1, 2))
+    one, again, other = (
+        kpg.influence.fisher(model, x, seed=s) for s in (1, 1, 2)
+    )
     np.testing.assert_array_equal(one.parts[0], again.parts[0])
     assert not np.array_equal(one.parts[0], other.parts[0])
-    several = kpg.fisher(model, x, draws=3)
+    several = kpg.influence.fisher(model, x, draws=3)
     assert several.samples == 5
     assert not np.array_equal(one.parts[0], several.parts[0])
     functions = function_cache._TRACED[model].values()
@@ -223,18 +225,21 @@ def test_batches_and_weights_count_samples(kind):
     model, x = _two_layers("mse", None)
     y = np.random.default_rng(1).normal(size=(5, 3))
     how = {"kind": kind, "labels": "data", "verbose": 0}
-    whole = kpg.fisher(model, x, y, **how)
+    whole = kpg.influence.fisher(model, x, y, **how)
     data = tf.data.Dataset.from_tensor_slices((x, y)).batch(2)
     for found in (
-        kpg.fisher(model, x, y, batch_size=2, **how),
-        kpg.fisher(model, data, **how),
+        kpg.influence.fisher(model, x, y, batch_size=2, **how),
+        kpg.influence.fisher(model, data, **how),
     ):
         _same(found, whole)
     times = np.array([2, 0, 1, 1, 3])
-    weighted = kpg.fisher(model, x, y, times, batch_size=3, **how)
+    weighted = kpg.influence.fisher(model, x, y, times, batch_size=3, **how)
     if kind == "diagonal":
         repeated = np.repeat(np.arange(5), times)
-        _same(weighted, kpg.fisher(model, x[repeated], y[repeated], **how))
+        _same(
+            weighted,
+            kpg.influence.fisher(model, x[repeated], y[repeated], **how),
+        )
 
 
 def _same(found, right):
@@ -247,8 +252,8 @@ def _same(found, right):
 def test_kronecker_products():
     model, x = _two_layers("mse", None)
     y = np.random.default_rng(1).normal(size=(5, 3))
-    found = kpg.fisher(model, x, y, kind="kfac", labels="data")
-    diagonal = kpg.fisher(model, x, y, labels="data")
+    found = kpg.influence.fisher(model, x, y, kind="kfac", labels="data")
+    diagonal = kpg.influence.fisher(model, x, y, labels="data")
     assert [p.axes for p in found.parts] == [(0,), (0, 1), (), (0,), ()]
     # A bias has its exact block, of which this is the diagonal.
     for k in (2, 4):
@@ -276,7 +281,7 @@ def test_quadratic_forms():
     anchors = [v.numpy() for v in model.trainable_variables]
     moved = [a + rng.normal(size=a.shape) for a in anchors]
     for kind in ("diagonal", "kfac"):
-        found = kpg.fisher(model, x, y, kind=kind, labels="data")
+        found = kpg.influence.fisher(model, x, y, kind=kind, labels="data")
         right = 0
         for part, w, a in zip(found.parts, moved, anchors):
             d = (w - a).ravel()
@@ -299,7 +304,7 @@ def test_quadratic_forms():
 
 def test_parts_are_found_by_path():
     model, x = _two_layers("mse", None)
-    found = kpg.fisher(model, x)
+    found = kpg.influence.fisher(model, x)
     for k, variable in enumerate(model.trainable_variables):
         assert found[variable.path] is found.parts[k] is found[k]
     assert len(found) == 5
@@ -327,7 +332,7 @@ def test_masked_positions_add_nothing():
             value = _softmax(labels[i][: kept.shape[0]], kept)
         for k, g in enumerate(tape.gradient(value, model.trainable_variables)):
             totals[k] += np.square(tf.convert_to_tensor(g)) / 3
-    for part, right in zip(kpg.fisher(model, x).parts, totals):
+    for part, right in zip(kpg.influence.fisher(model, x).parts, totals):
         np.testing.assert_allclose(part, right, **LIMITS)
 
 
@@ -383,11 +388,11 @@ def test_several_outputs(given):
         watched = model.trainable_variables[:4]
         for k, g in enumerate(tape.gradient(value, watched)):
             totals[k] = totals[k] + np.square(g) / 4
-    sampled = kpg.fisher(model, x)
+    sampled = kpg.influence.fisher(model, x)
     assert sampled.likelihood == "categorical and gaussian"
     assert [p is None for p in sampled.parts] == [False] * 4 + [True] * 2
     if given == "dict":
-        found = kpg.fisher(model, x, y, labels="data")
+        found = kpg.influence.fisher(model, x, y, labels="data")
         for part, right in zip(found.parts, totals):
             np.testing.assert_allclose(part, right, **LIMITS)
 
@@ -438,15 +443,15 @@ def test_a_loss_without_a_known_distribution(name):
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(4, 3)), rng.normal(size=(4, 2))
     with pytest.raises(ValueError, match='Use labels="data"') as error:
-        kpg.fisher(model, x)
+        kpg.influence.fisher(model, x)
     assert UNKNOWN[name] in str(error.value)
-    found = kpg.fisher(model, x, y, labels="data")
+    found = kpg.influence.fisher(model, x, y, labels="data")
     assert found.likelihood == "loss"
     gradients = kpg.per_sample_gradients(model, x, y)
     for part, g in zip(found.parts, gradients):
         np.testing.assert_allclose(part, np.square(g).mean(0), **LIMITS)
     with pytest.raises(ValueError, match="Leave the weights out"):
-        kpg.fisher(model, x, y, np.ones(4), labels="data")
+        kpg.influence.fisher(model, x, y, np.ones(4), labels="data")
 
 
 def test_what_is_refused():
@@ -462,12 +467,14 @@ def test_what_is_refused():
         ({"sample_weight": -np.ones(5)}, "not negative"),
     ):
         with pytest.raises(ValueError, match=said):
-            kpg.fisher(model, x, **arguments)
+            kpg.influence.fisher(model, x, **arguments)
     y[3] = np.inf
     with pytest.raises(ValueError, match="batch of samples 2 to 3"):
-        kpg.fisher(model, x, y, labels="data", batch_size=2, verbose=0)
+        kpg.influence.fisher(
+            model, x, y, labels="data", batch_size=2, verbose=0
+        )
     with pytest.raises(ValueError, match="is not compiled"):
-        kpg.fisher(keras.Sequential([layers.Dense(1)]), x)
+        kpg.influence.fisher(keras.Sequential([layers.Dense(1)]), x)
 
 
 def test_the_model_stays_as_it_is():
@@ -482,28 +489,28 @@ def test_the_model_stays_as_it_is():
     )
     model.compile("sgd", "mse")
     x = np.random.default_rng(0).normal(size=(6, 3)).astype("float32")
-    first = kpg.fisher(model, x)  # not built before
+    first = kpg.influence.fisher(model, x)  # not built before
     weights = [np.array(w) for w in model.get_weights()]
-    again = kpg.fisher(model, x)
+    again = kpg.influence.fisher(model, x)
     np.testing.assert_array_equal(first.parts[0], again.parts[0])
     for one, other in zip(weights, model.get_weights()):
         np.testing.assert_array_equal(one, other)
     with pytest.raises(ValueError, match="training=False"):
-        kpg.fisher(model, x, training=True)
+        kpg.influence.fisher(model, x, training=True)
 
 
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
 def test_half_precision_is_widened(policy):
     loss, y = CASES["sparse logits"][0], np.array([0, 1, 2, 0, 1])
     model, x = _two_layers(loss, None)
-    right = kpg.fisher(model, x, y, labels="data")
+    right = kpg.influence.fisher(model, x, y, labels="data")
     keras.config.set_dtype_policy(policy)
     try:
         half, _ = _two_layers(loss, None)
     finally:
         keras.config.set_dtype_policy("float32")
     half.set_weights(model.get_weights())
-    found = kpg.fisher(half, x, y, labels="data")
+    found = kpg.influence.fisher(half, x, y, labels="data")
     for part, expected in zip(found.parts, right.parts):
         assert part.dtype == np.float32
         limit = 0.1 * np.abs(expected).max()
@@ -531,7 +538,7 @@ def test_a_penalty_keeps_what_was_learned():
             keras.optimizers.SGD(0.3), loss, gradient_mode="vectorized"
         )
         _ewc_task(model, x, first, 30)
-        found = kpg.fisher(model, x)
+        found = kpg.influence.fisher(model, x)
         anchors = [v.numpy() for v in model.trainable_variables]
         for v, one in zip(
             model.trainable_variables, found.regularizers(anchors, strength)
@@ -553,7 +560,7 @@ def test_agrees_with_the_peers(case):
     model = PEER_MODELS[case]()
     model.set_weights([np.array(w, "float32") for w in one["weights"]])
     x, y = np.array(one["x"], "float32"), np.array(one["y"])
-    found = kpg.fisher(model, x, y, labels="data")
+    found = kpg.influence.fisher(model, x, y, labels="data")
     for name in recorded["peers"]:
         for part, right in zip(found.parts, one[name]):
             right = np.array(right)
@@ -621,7 +628,7 @@ def test_the_likelihood_is_that_of_the_compiled_loss(
     curved = np.array(outer.batch_jacobian(slopes, held))
     rows = np.concatenate([x, np.ones((10, 1))], 1)
     total = np.mean(np.square(rows).sum(1) * np.trace(curved, 0, 1, 2))
-    found = kpg.fisher(model, np.tile(x, (300, 1)), verbose=0)
+    found = kpg.influence.fisher(model, np.tile(x, (300, 1)), verbose=0)
     trace = sum(part.sum() for part in found.parts)
     np.testing.assert_allclose(trace, total, 0.1)
 
@@ -632,4 +639,4 @@ def test_an_axis_of_classes_that_is_not_the_last_is_refused():
     loss = losses.SparseCategoricalCrossentropy(from_logits=True, axis=1)
     model.compile("sgd", loss)
     with pytest.raises(ValueError, match="axis=1"):
-        kpg.fisher(model, np.ones((4, 3, 2)), verbose=0)
+        kpg.influence.fisher(model, np.ones((4, 3, 2)), verbose=0)

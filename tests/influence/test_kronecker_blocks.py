@@ -11,7 +11,7 @@ N = 20
 
 
 def _scores(model, x, y, curvature, damping=0.1):
-    influence = kpg.Influence(
+    influence = kpg.influence.Influence(
         model, x, y, curvature=curvature, damping=damping, verbose=0
     )
     found = influence.scores(x, y)

@@ -60,7 +60,7 @@ def test_sums_over_the_batch_are_refused(float64, name):
     model = make()
     model.compile("sgd", loss)
     with pytest.raises(ValueError, match="adds up over the batch"):
-        kpg.Influence(model, *_data(), verbose=0)
+        kpg.influence.Influence(model, *_data(), verbose=0)
 
 
 @pytest.mark.parametrize("name", MEANS)
@@ -70,7 +70,7 @@ def test_means_have_one_answer(float64, name):
     model.compile("sgd", loss)
     x, y = _data()
     whole, parts = (
-        kpg.Influence(
+        kpg.influence.Influence(
             model, x, y, curvature="none", batch_size=size, verbose=0
         ).scores(x[:3], y[:3])
         for size in (N, 3)
@@ -87,7 +87,9 @@ def test_a_masked_test_sample_is_alone(float64, as_data_set, curvature):
     inputs = keras.Input((4, 2))
     model = keras.Model(inputs, layers.Dense(3)(layers.Masking()(inputs)))
     model.compile("sgd", "mse")
-    influence = kpg.Influence(model, x, y, curvature=curvature, verbose=0)
+    influence = kpg.influence.Influence(
+        model, x, y, curvature=curvature, verbose=0
+    )
     alone = [influence.scores(x[k : k + 1], y[k : k + 1]) for k in range(4)]
     given = x[:4], y[:4]
     if as_data_set:
@@ -111,7 +113,7 @@ def test_the_empirical_fisher_of_any_batches(float64, reduction):
         rows.append(np.concatenate([np.ravel(g) for g in gradients]))
     expected = np.square(rows).mean(0)
     for size in (N, 3):
-        found = kpg.fisher(
+        found = kpg.influence.fisher(
             model, x, y, labels="data", batch_size=size, verbose=0
         )
         parts = np.concatenate([p.ravel() for p in found.parts])

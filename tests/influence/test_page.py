@@ -13,7 +13,7 @@ def _influence(x, y, inputs, layer):
     model = keras.Sequential([inputs, layer, keras.layers.Dense(2)])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile("sgd", loss)
-    return kpg.Influence(model, x, y, curvature="none", verbose=0)
+    return kpg.influence.Influence(model, x, y, curvature="none", verbose=0)
 
 
 def test_images_are_shown_with_the_rows_of_top(tmp_path):

@@ -19,11 +19,15 @@ def test_scores_of_a_real_model(name):
     expected = rows.astype("float64") @ rows.T / 3
     data = tf.nest.map_structure(np.asarray, x), y
     how = {"verbose": 0, "batch_size": 3}
-    found = kpg.Influence(model, *data, curvature="none", **how).scores(*data)
+    found = kpg.influence.Influence(
+        model, *data, curvature="none", **how
+    ).scores(*data)
     scale = np.abs(expected).max()
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4 * scale)
     for curvature in ("ekfac", "projected"):
-        influence = kpg.Influence(model, *data, curvature=curvature, **how)
+        influence = kpg.influence.Influence(
+            model, *data, curvature=curvature, **how
+        )
         own = influence.self_influence()
         assert np.isfinite(own).all()
         assert (own >= 0).all()

@@ -18,7 +18,7 @@ def _model(loss="mse", *more, **compiled):
 
 def _message(model, ask=lambda i: i.scores(X, Y), **how):
     with pytest.raises(ValueError) as error:
-        ask(kpg.Influence(model, X, Y, verbose=0, **how))
+        ask(kpg.influence.Influence(model, X, Y, verbose=0, **how))
     return str(error.value)
 
 
@@ -63,7 +63,9 @@ def test_layers_that_mix_samples():
 
 def test_weights_that_have_changed():
     model = _model()
-    influence = kpg.Influence(model, X, Y, curvature="none", verbose=0)
+    influence = kpg.influence.Influence(
+        model, X, Y, curvature="none", verbose=0
+    )
     influence.scores(X, Y)
     model.fit(X, Y, verbose=0)
     with pytest.raises(ValueError, match="have changed"):
@@ -77,7 +79,9 @@ def test_a_hessian_that_is_not_positive(dense, monkeypatch):
     model = _model("mse", layers.Dense(2, activation="tanh"))
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(6, 3)), 10 * rng.normal(size=(6, 1))
-    influence = kpg.Influence(model, x, y, curvature="exact", verbose=0)
+    influence = kpg.influence.Influence(
+        model, x, y, curvature="exact", verbose=0
+    )
     with pytest.raises(ValueError, match=r"positive definite.*`damping`"):
         influence.scores(x, y)
 
@@ -85,7 +89,7 @@ def test_a_hessian_that_is_not_positive(dense, monkeypatch):
 def test_samples_that_are_not_finite_are_named():
     x = X.copy()
     x[4] = np.nan
-    influence = kpg.Influence(
+    influence = kpg.influence.Influence(
         _model(), x, Y, curvature="none", batch_size=2, verbose=0
     )
     with pytest.raises(ValueError, match=r"samples 4, 5 are|samples 4 are"):

@@ -23,7 +23,7 @@ def model():
 
 
 def _influence(model, *data):
-    return kpg.Influence(model, *data, curvature="none", verbose=0)
+    return kpg.influence.Influence(model, *data, curvature="none", verbose=0)
 
 
 @pytest.mark.parametrize(

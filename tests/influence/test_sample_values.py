@@ -611,7 +611,7 @@ def test_other_modes_are_refused(mode, match):
 
 
 def test_a_gramian_aggregation_is_refused():
-    model = _model(mode=kpg.Vectorized(kpg.UPGrad()))
+    model = _model(mode=kpg.Vectorized(kpg.aggregations.UPGrad()))
     x, y, _ = _data(model)
     with pytest.raises(ValueError, match="'mean' or a ClippedMean"):
         model.fit(x, y, verbose=0, callbacks=[SampleValues((x, y))])
@@ -626,8 +626,8 @@ def test_a_layer_with_a_state_in_inference_is_refused():
         model.fit(x, y, batch_size=8, callbacks=[SampleValues((x, y))])
 
 
-@kpg.register_aggregation("halved_for_values")
-class Halved(kpg.Aggregation):
+@kpg.aggregations.register_aggregation("halved_for_values")
+class Halved(kpg.aggregations.Aggregation):
     def weights(self, norms):
         return 0.5 * tf.ones_like(norms)
 

@@ -59,7 +59,7 @@ def test_exact_is_the_solution_of_the_hessian(dense, monkeypatch):
     hessian = _hessian(model, x, tf.constant(y)) + damping * np.eye(31)
     train, test = _rows(model, x, y), _rows(model, xt, yt)
     expected = test @ np.linalg.solve(hessian, train.T) / len(x)
-    influence = kpg.Influence(
+    influence = kpg.influence.Influence(
         model,
         x,
         y,
@@ -82,7 +82,7 @@ def test_none_is_the_gram_matrix_and_weights_count():
     weight = np.linspace(0, 2, len(x))
     train = _rows(model, x, y, tf.constant(weight))
     expected = _rows(model, xt, yt) @ train.T / len(x)
-    influence = kpg.Influence(
+    influence = kpg.influence.Influence(
         model, x, y, weight, curvature="none", batch_size=5, verbose=0
     )
     np.testing.assert_allclose(influence.scores(xt, yt), expected, 1e-10)
@@ -95,7 +95,7 @@ def test_projections_of_all_numbers_are_the_mean_outer_product():
     train, test = _rows(model, x, y), _rows(model, xt, yt)
     matrix = train.T @ train / len(x) + 0.01 * np.eye(31)
     expected = test @ np.linalg.solve(matrix, train.T) / len(x)
-    influence = kpg.Influence(
+    influence = kpg.influence.Influence(
         model,
         x,
         y,
@@ -127,7 +127,7 @@ def test_kronecker_is_exact_where_it_has_one_input(l2):
     rows = np.eye(3)[[0, 1, 2]] - chances
     expected = rows @ np.linalg.solve(matrix, rows.T) / len(x)
     for curvature in ("kfac", "ekfac"):
-        influence = kpg.Influence(
+        influence = kpg.influence.Influence(
             model, x, y, curvature=curvature, damping=0.1, verbose=0
         )
         found = influence.scores(x[:3], np.arange(3))
@@ -152,11 +152,13 @@ def test_every_kind_of_data_gives_the_same(curvature):
     damping = None if curvature == "none" else 0.5
     how = {"curvature": curvature, "damping": damping, "verbose": 0}
     dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(4)
-    right = kpg.Influence(model, x, y, batch_size=4, **how).scores(x, y)
+    right = kpg.influence.Influence(model, x, y, batch_size=4, **how).scores(
+        x, y
+    )
     assert right.shape == (12, 12)
     assert np.isfinite(right).all()
     for data in (dataset, Data()):
-        found = kpg.Influence(model, data, **how).scores(data)
+        found = kpg.influence.Influence(model, data, **how).scores(data)
         np.testing.assert_allclose(found, right, 1e-4, 1e-7)
 
 
@@ -172,10 +174,12 @@ def test_the_model_is_left_as_it_is_and_checkpoints_add_up(curvature, tmp_path):
     for k in range(2):
         paths.append(tmp_path / f"{k}.weights.h5")
         model.save_weights(paths[-1])
-        parts.append(kpg.Influence(model, x, y, **how).scores(x[:3], y[:3]))
+        parts.append(
+            kpg.influence.Influence(model, x, y, **how).scores(x[:3], y[:3])
+        )
         model.fit(x, y, verbose=0)
     before = [w.copy() for w in model.get_weights()]
-    both = kpg.Influence(model, x, y, checkpoints=paths, **how)
+    both = kpg.influence.Influence(model, x, y, checkpoints=paths, **how)
     found = both.scores(x[:3], y[:3])
     np.testing.assert_allclose(found, sum(parts), 1e-4, 1e-7)
     for a, b in zip(before, model.get_weights()):
@@ -184,7 +188,9 @@ def test_the_model_is_left_as_it_is_and_checkpoints_add_up(curvature, tmp_path):
 
 def test_top_is_sorted_both_ways():
     model, (x, y) = _model(), _data()
-    influence = kpg.Influence(model, x, y, curvature="none", verbose=0)
+    influence = kpg.influence.Influence(
+        model, x, y, curvature="none", verbose=0
+    )
     scores = influence.scores(x[:2], y[:2])
     best = influence.top(x[:2], y[:2], k=3)
     np.testing.assert_array_equal(best.scores, -np.sort(-scores)[:, :3])

@@ -25,7 +25,7 @@ import keras, numpy as np
 import keras_pergrad as kpg
 from tests.influence.test_store import made
 model, x, y = made()
-influence = kpg.Influence(
+influence = kpg.influence.Influence(
     model, x, y, curvature="projected", projection_size=24, batch_size=8,
     verbose=0,
 )
@@ -53,7 +53,7 @@ def made(n=60):
 
 def _influence(model, x, y, **how):
     how = {"batch_size": 8, "projection_size": 24, "verbose": 0, **how}
-    return kpg.Influence(model, x, y, curvature="projected", **how)
+    return kpg.influence.Influence(model, x, y, curvature="projected", **how)
 
 
 def _process(path, number, of):
@@ -97,7 +97,7 @@ def test_a_loaded_store_answers_as_the_data_do(tmp_path):
     influence = _influence(model, x, y)
     right, own = influence.scores(x[:5], y[:5]), influence.self_influence()
     assert influence.save(tmp_path)
-    loaded = kpg.Influence.load(tmp_path, model)
+    loaded = kpg.influence.Influence.load(tmp_path, model)
     scale = np.abs(right).max()
     for each in (loaded, influence):
         found = each.scores(x[:5], y[:5])
@@ -132,7 +132,7 @@ def test_an_interrupted_build_is_resumed_after_its_last_chunk(
     with pytest.raises(KeyboardInterrupt):
         _influence(model, x, y).save(path)
     with pytest.raises(ValueError, match="5 of 8 chunks are missing"):
-        kpg.Influence.load(path, model)
+        kpg.influence.Influence.load(path, model)
     assert _influence(model, x, y).save(path)
     assert written == [0, 1, 2, None, 3, 4, 5, 6, 7]
     assert _files(path) == _files(tmp_path / "whole")
@@ -236,14 +236,18 @@ def test_what_does_not_fit_a_store_is_refused(tmp_path):
             lambda o=other, s=shard: o.save(tmp_path, s)
         )
     assert "has no data" in message(
-        lambda: kpg.Influence.load(tmp_path, model).save(tmp_path / "other")
+        lambda: kpg.influence.Influence.load(tmp_path, model).save(
+            tmp_path / "other"
+        )
     )
     assert "a path without one" in message(
-        lambda: kpg.Influence.load(tmp_path / "none", model)
+        lambda: kpg.influence.Influence.load(tmp_path / "none", model)
     )
     batches = tf.data.Dataset.from_tensor_slices((x, y)).batch(8)
     uneven = batches.take(1).concatenate(batches.unbatch().batch(6))
     odd = _influence(model, uneven, None, batch_size=None)
     assert "batches of one size" in message(lambda: odd.save(tmp_path / "odd"))
     model.fit(x, y, verbose=0)
-    assert "weights is" in message(lambda: kpg.Influence.load(tmp_path, model))
+    assert "weights is" in message(
+        lambda: kpg.influence.Influence.load(tmp_path, model)
+    )

@@ -49,8 +49,8 @@ MODELS = {
 }
 
 
-def _gradients(model, x, *args, **kwargs):
-    return kpg.input_gradients(model, x, *args, verbose=0, **kwargs)
+def _gradients(model, x, outputs=None, **how):
+    return kpg.input_gradients(model, x, outputs=outputs, verbose=0, **how)
 
 
 @pytest.mark.usefixtures("float64")
@@ -221,7 +221,7 @@ def test_as_a_method_and_without_a_trace_of_itself():
     model = kpg.PerGradModel.from_model(_dense())
     x = normal(3, 4)
     np.testing.assert_array_equal(
-        model.input_gradients(x, 1, verbose=0), _gradients(model, x, 1)
+        model.input_gradients(x, outputs=1, verbose=0), _gradients(model, x, 1)
     )
     assert not any("call" in vars(layer) for layer in model._flatten_layers())
 

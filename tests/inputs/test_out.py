@@ -16,8 +16,8 @@ def _model():
     return stack((4,), layers.Dense(3))
 
 
-def _gradients(model, x, *args, **kwargs):
-    return kpg.input_gradients(model, x, *args, verbose=0, **kwargs)
+def _gradients(model, x, outputs=None, **how):
+    return kpg.input_gradients(model, x, outputs=outputs, verbose=0, **how)
 
 
 def test_from_a_mapped_file_to_a_mapped_file(tmp_path, monkeypatch):

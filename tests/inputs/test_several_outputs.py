@@ -11,8 +11,8 @@ from tests.uses.rules.exact import normal, stack
 layers = keras.layers
 
 
-def _gradients(model, x, *args, **kwargs):
-    return kpg.input_gradients(model, x, *args, verbose=0, **kwargs)
+def _gradients(model, x, outputs=None, **how):
+    return kpg.input_gradients(model, x, outputs=outputs, verbose=0, **how)
 
 
 def _jacobians(model, x):

@@ -65,7 +65,7 @@ LOOKS = {
     "gradients": lambda net: kpg.per_sample_gradients(net, X, Y),
     "norms": lambda net: kpg.per_sample_norms(net, X, Y),
     "statistics": lambda net: kpg.gradient_statistics(net, X, Y),
-    "inputs": lambda net: kpg.input_gradients(net, X, 0, verbose=0),
+    "inputs": lambda net: kpg.input_gradients(net, X, outputs=0, verbose=0),
     "own losses": lambda net: kpg.input_gradients(net, X, y=Y, verbose=0),
     "explain": lambda net: kpg.explain(net, 6),
     "meter": lambda net: GradientMeter(net, (X, Y, None)).measure(2),

@@ -27,7 +27,7 @@ model.compile("sgd", "mse")
 x = np.random.default_rng(0).normal(size=(8, 16, 32)).astype("float32")
 settings = ["eager", "graph", "xla"]
 found = kpg.check_gradients(
-    model, x, x, modes=["batch"], settings=settings, repeats=1
+    model, x, x, gradient_modes=["batch"], settings=settings, repeats=1
 )
 print(found)
 print([row.verdict for row in found.rows], found.ok)

@@ -18,7 +18,7 @@ Y = {"first": X[:, :1], "second": X[:, 1:]}
 SETTINGS = {"optimizer": "sgd", "loss": "mse", "jit_compile": False}
 
 clip = kpg.ClippedMean(1.0)
-adaptive = kpg.AdaptiveClippedMean(0.1, expected_batch_size=4)
+adaptive = kpg.privacy.AdaptiveClippedMean(0.1, expected_batch_size=4)
 MODES = {
     "batch": "batch",
     "per_sample": kpg.PerSample(statistics=True),
@@ -46,7 +46,7 @@ MODES = {
             "mgda": "mgda",
             "pcgrad": "pcgrad",
             "upgrad": "upgrad",
-            "automatic": kpg.AutomaticClippedMean(),
+            "automatic": kpg.privacy.AutomaticClippedMean(),
             "adaptive": adaptive,
             "scheduled": kpg.ClippedMean(
                 keras.optimizers.schedules.CosineDecay(1.0, 10)
@@ -140,7 +140,10 @@ def test_callbacks(callback, captured):
 
 @pytest.mark.parametrize(
     "settings",
-    [{"microbatch_size": 2}, {"clipping": kpg.AdaptiveClippedMean(0.1)}],
+    [
+        {"microbatch_size": 2},
+        {"clipping": kpg.privacy.AdaptiveClippedMean(0.1)},
+    ],
     ids=["microbatches", "adaptive"],
 )
 def test_private_training(settings, captured):

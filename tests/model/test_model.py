@@ -118,7 +118,7 @@ def test_mode_identifiers(mode):
     model = _functional()
     model.compile("sgd", "mse", gradient_mode=mode)
     assert type(model.gradient_mode) is kpg.Vectorized
-    assert type(model.gradient_mode.aggregation) is kpg.Mean
+    assert type(model.gradient_mode.aggregation) is kpg.aggregations.Mean
 
 
 def test_unknown_mode_lists_the_known_ones():
@@ -137,19 +137,19 @@ def test_unknown_mode_lists_the_known_ones():
 
 
 def test_users_register_modes_and_aggregations():
-    @kpg.register_aggregation("test_normalized")
-    class Normalized(kpg.Aggregation):
+    @kpg.aggregations.register_aggregation("test_normalized")
+    class Normalized(kpg.aggregations.Aggregation):
         def weights(self, norms):
             return 1 / norms
 
-    @kpg.register_gradient_mode("test_sign")
+    @kpg.modes.register_gradient_mode("test_sign")
     class Sign(kpg.Vectorized):
         def step(self, model, x, y, sample_weight):
             step = super().step(model, x, y, sample_weight)
             step.gradients = [tf.sign(g) for g in step.gradients]
             return step
 
-    @kpg.register_gradient_mode("test_doubled")
+    @kpg.modes.register_gradient_mode("test_doubled")
     class Doubled(kpg.Vectorized):
         def step(self, model, x, y, sample_weight):
             step = super().step(model, x, y, sample_weight)
@@ -192,13 +192,13 @@ def test_users_register_modes_and_aggregations():
     steps = np.abs(model.get_weights()[1] - before)
     np.testing.assert_allclose(steps, 0.5, rtol=1e-6)
     with pytest.raises(ValueError, match="'test_sign' is taken by Sign"):
-        kpg.register_gradient_mode("test_sign")(kpg.PerSample)
+        kpg.modes.register_gradient_mode("test_sign")(kpg.PerSample)
     with pytest.raises(ValueError, match="taken by ClippedMean"):
-        kpg.register_aggregation("clipped_mean")(
-            type("ClippedMean", (kpg.Aggregation,), {})
+        kpg.aggregations.register_aggregation("clipped_mean")(
+            type("ClippedMean", (kpg.aggregations.Aggregation,), {})
         )
     with pytest.raises(TypeError, match="must be a subclass of"):
-        kpg.register_aggregation("x")(keras.layers.Dense)
+        kpg.aggregations.register_aggregation("x")(keras.layers.Dense)
 
 
 def test_per_sample_arguments():
@@ -522,7 +522,7 @@ def test_modes_and_aggregations_show_their_arguments():
         "Accumulated(steps=2, microbatch_size=None, "
         "inner=PerSample(aggregation=ClippedMean(clip_norm=2.0)))"
     )
-    assert repr(kpg.Mean()) == "Mean()"
+    assert repr(kpg.aggregations.Mean()) == "Mean()"
 
 
 def test_the_package_shows_public_names_only():

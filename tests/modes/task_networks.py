@@ -18,7 +18,7 @@ ENGINES = {
 
 
 def upgrad():
-    return kpg.UPGrad(norm_eps=0.0, reg_eps=1e-13)
+    return kpg.aggregations.UPGrad(norm_eps=0.0, reg_eps=1e-13)
 
 
 @dataclasses.dataclass
@@ -102,7 +102,7 @@ CASES = {
         big_batch.X,
         _SCORE,
         losses={"both": ["picture", "same"], "small": "add_loss/added"},
-        aggregation=kpg.IMTLG,
+        aggregation=kpg.aggregations.IMTLG,
     ),
     "masked": Case(
         masked,

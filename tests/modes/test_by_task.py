@@ -181,7 +181,7 @@ def test_update_is_that_of_a_tape_for_each_loss(case, engine):
     make, loss, weights = CASES[case]
     if case == "recurrent" and not hasattr(layers, "ReversibleEmbedding"):
         pytest.skip("this Keras has no ReversibleEmbedding")
-    mode = kpg.ByTask(kpg.UPGrad(norm_eps=0.0, reg_eps=1e-13))
+    mode = kpg.ByTask(kpg.aggregations.UPGrad(norm_eps=0.0, reg_eps=1e-13))
     model = _compiled(make, loss, weights, mode, **ENGINES[engine])
     x, y = data(model)
     keys = list(loss) if isinstance(loss, dict) else range(len(loss))
@@ -279,7 +279,7 @@ def test_names_of_several_losses_of_an_output():
 def test_chosen_losses_are_tasks_and_the_others_are_added():
     """A group of losses is one task, add_loss another; one is in none."""
     mode = kpg.ByTask(
-        kpg.UPGrad(norm_eps=0.0, reg_eps=1e-13),
+        kpg.aggregations.UPGrad(norm_eps=0.0, reg_eps=1e-13),
         losses={"both": ["a", "b"], "small": "add_loss/small"},
     )
 
@@ -340,13 +340,15 @@ def test_loss_scale(overflows):
 
 
 def test_it_is_saved_with_the_model(tmp_path):
-    mode = kpg.ByTask(kpg.MGDA(), losses={"one": ["a"], "two": ["b"]})
+    mode = kpg.ByTask(
+        kpg.aggregations.MGDA(), losses={"one": ["a"], "two": ["b"]}
+    )
     model = _compiled(mlp, ["mse", "mae"], None, mode)
     _step(model, *data(model))
     model.save(tmp_path / "m.keras")
     loaded = keras.saving.load_model(tmp_path / "m.keras")
     assert repr(loaded.gradient_mode) == repr(mode)
-    assert isinstance(loaded.gradient_mode.aggregation, kpg.MGDA)
+    assert isinstance(loaded.gradient_mode.aggregation, kpg.aggregations.MGDA)
     assert "task_weight_one" in _step(loaded, *data(model))[1]
 
 

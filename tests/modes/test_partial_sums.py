@@ -8,7 +8,7 @@ import tensorflow as tf
 import keras_pergrad as kpg
 
 
-class Plain(kpg.GradientMode):
+class Plain(kpg.modes.GradientMode):
     """The ordinary gradient, from one tape."""
 
     def partial_sums(self, model, part):
@@ -93,13 +93,13 @@ def test_a_mode_without_sums_says_so():
     with pytest.raises(NotImplementedError, match=r"must define partial_sums"):
         moved(
             kpg.PerGradModel,
-            gradient_mode=type("Empty", (kpg.GradientMode,), {})(),
+            gradient_mode=type("Empty", (kpg.modes.GradientMode,), {})(),
         )
     with pytest.raises(ValueError, match=r"or a mode with a method partial_su"):
-        kpg.Accumulated(inner=type("Empty", (kpg.GradientMode,), {})())
+        kpg.Accumulated(inner=type("Empty", (kpg.modes.GradientMode,), {})())
 
 
-class Summed(kpg.GradientMode):
+class Summed(kpg.modes.GradientMode):
     """The sum of the samples' gradients, from their factors."""
 
     needs_graph = True

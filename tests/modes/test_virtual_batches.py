@@ -245,7 +245,7 @@ def test_inner_as_name_object_or_config():
     assert type(kpg.Accumulated(inner="vectorized").inner) is kpg.Vectorized
 
 
-class Own(kpg.GradientMode):
+class Own(kpg.modes.GradientMode):
     """A mode that can do whole batches only."""
 
 

@@ -257,8 +257,8 @@ def test_ops_without_shape_are_read_like_any_other():
     train(model, x, y, placement)
     assert placement.report.executions("cpu")["PyFunc"] == 1
     assert placement.report.deep.executions["CPU:0"]["PyFunc"] == 1
-    assert kpg.compare_devices(model, x, y, devices=["CPU:0"]).ok
-    predicted = kpg.predict_placement(model, x, y)
+    assert kpg.diagnose.compare_devices(model, x, y, devices=["CPU:0"]).ok
+    predicted = kpg.diagnose.predict_placement(model, x, y)
     assert ("PyFunc", "host-only op") in {r[:2] for r in predicted.fallbacks()}
 
 

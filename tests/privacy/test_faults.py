@@ -121,14 +121,16 @@ def test_broken_mechanisms_are_caught(fault, monkeypatch):
     [
         kpg.ClippedMean(CLIP, per="variable"),
         kpg.ClippedMean(CLIP, per="layer"),
-        kpg.AutomaticClippedMean(CLIP),
-        kpg.AdaptiveClippedMean(CLIP),
+        kpg.privacy.AutomaticClippedMean(CLIP),
+        kpg.privacy.AdaptiveClippedMean(CLIP),
     ],
     ids=["variable", "layer", "automatic", "adaptive"],
 )
 def test_sensitivity_of_other_ways_to_clip(clipping):
     # What adaptive clipping counts needs some noise, too.
-    noise = 0.05 if isinstance(clipping, kpg.AdaptiveClippedMean) else 1e-3
+    noise = (
+        0.05 if isinstance(clipping, kpg.privacy.AdaptiveClippedMean) else 1e-3
+    )
     check_sensitivity(clipping=clipping, noise=noise)
 
 
@@ -195,7 +197,7 @@ def audited(canaries, noise=1.0):
         samples=100,
         batch_size=50,
         noise_multiplier=noise,
-        clipping=kpg.AutomaticClippedMean(1.0),
+        clipping=kpg.privacy.AutomaticClippedMean(1.0),
         delta=1e-3,
     )
 
@@ -211,7 +213,7 @@ def audited(canaries, noise=1.0):
         )
         return net
 
-    return kpg.audit_privacy(
+    return kpg.privacy.audit_privacy(
         make_model, training, x, y, canaries=np.arange(100), epochs=4, seed=1
     )
 

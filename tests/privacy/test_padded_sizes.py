@@ -86,7 +86,10 @@ CASES = {
     "whole": {"batch_size": 2},
     "microbatches": {"microbatch_size": 2, "batch_size": 5},
     "per_sample": {"method": "per_sample", "batch_size": 2},
-    "adaptive": {"clipping": kpg.AdaptiveClippedMean(0.1), "batch_size": 5},
+    "adaptive": {
+        "clipping": kpg.privacy.AdaptiveClippedMean(0.1),
+        "batch_size": 5,
+    },
 }
 
 

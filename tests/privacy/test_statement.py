@@ -72,8 +72,10 @@ def test_one_that_was_saved_is_read():
 CLIPPINGS = {
     "gradients clipped to norm 1": kpg.ClippedMean(1.0),
     "each layer to its equal part": kpg.ClippedMean(0.5, per="layer"),
-    "scaled to norm 2 (automatic": kpg.AutomaticClippedMean(2.0),
-    "0.1 at first, which then follows the 0.5": kpg.AdaptiveClippedMean(0.1),
+    "scaled to norm 2 (automatic": kpg.privacy.AutomaticClippedMean(2.0),
+    "0.1 at first, which then follows the 0.5": kpg.privacy.AdaptiveClippedMean(
+        0.1
+    ),
     "of a schedule (ExponentialDecay)": kpg.ClippedMean(
         keras.optimizers.schedules.ExponentialDecay(1.0, 10, 0.5)
     ),
@@ -83,7 +85,9 @@ CLIPPINGS = {
 @pytest.mark.parametrize("words", CLIPPINGS)
 def test_clipping_is_said_in_words_and_kept_as_json(words):
     clipping = CLIPPINGS[words]
-    noise = 30.0 if isinstance(clipping, kpg.AdaptiveClippedMean) else 2.0
+    noise = (
+        30.0 if isinstance(clipping, kpg.privacy.AdaptiveClippedMean) else 2.0
+    )
     training = private(steps=4, clipping=clipping, noise_multiplier=noise)
     statement = training.statement()
     for text in (str(statement), str(training)):

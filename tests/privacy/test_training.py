@@ -177,7 +177,7 @@ def test_the_same_seed_trains_alike():
     "seed", [None, pytest.param(3, marks=pytest.mark.slow)]
 )
 def test_a_restart_goes_on_as_if_nothing_had_happened(seed, tmp_path):
-    training = private(seed=seed, clipping=kpg.AdaptiveClippedMean(0.1))
+    training = private(seed=seed, clipping=kpg.privacy.AdaptiveClippedMean(0.1))
     keys = None
 
     def run(*extra):

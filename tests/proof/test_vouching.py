@@ -114,7 +114,7 @@ def test_a_rule_of_ones_own_serves_the_op():
     model = _model()
     model.compile("sgd", "mse", gradient_mode="vectorized")
 
-    @kpg.register_type_rule("PyFunc", "EagerPyFunc")
+    @kpg.extending.register_type_rule("PyFunc", "EagerPyFunc")
     def same(op, types):
         assert op.n == op.shape(0)[0]
         return types[0]
@@ -126,9 +126,9 @@ def test_a_rule_of_ones_own_refuses():
     model = _model()
     model.compile("sgd", "mse", gradient_mode="vectorized")
 
-    @kpg.register_type_rule("PyFunc", "EagerPyFunc")
+    @kpg.extending.register_type_rule("PyFunc", "EagerPyFunc")
     def never(op, types):
-        raise kpg.types.Mixes("asks the other samples")
+        raise kpg.extending.Mixes("asks the other samples")
 
     with pytest.raises(ValueError, match="asks the other samples"):
         kpg.per_sample_norms(model, X, Y)
@@ -138,19 +138,19 @@ def test_a_rule_is_registered_once():
     def rule(op, types):
         return types[0]
 
-    assert kpg.register_type_rule("OwnOp")(rule) is rule
+    assert kpg.extending.register_type_rule("OwnOp")(rule) is rule
     with pytest.raises(ValueError, match="OwnOp has a type rule already"):
-        kpg.register_type_rule("OwnOp")
-    kpg.register_type_rule("OwnOp", replace=True)(rule)
+        kpg.extending.register_type_rule("OwnOp")
+    kpg.extending.register_type_rule("OwnOp", replace=True)(rule)
     with pytest.raises(ValueError, match="MatMul has a type rule already"):
-        kpg.register_type_rule("MatMul")
+        kpg.extending.register_type_rule("MatMul")
     assert "OwnOp" not in RULES
 
 
 @pytest.mark.parametrize("wrong", [3, None, tf.matmul, ["MatMul"]])
 def test_types_of_ops_are_strings(wrong):
     with pytest.raises(TypeError, match="expected the types of ops"):
-        kpg.register_type_rule(wrong)
+        kpg.extending.register_type_rule(wrong)
 
 
 def test_vouching_for_a_second_layer_leaves_out_the_first():

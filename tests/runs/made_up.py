@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from keras_pergrad.runs import GradientSketch, RunInfo, RunWriter
+from keras_pergrad.runs.recording import RunInfo, RunWriter
+from keras_pergrad.runs.sketch import GradientSketch
 
 SHAPES = {"first/kernel": (20, 10), "first/bias": (10,), "last/kernel": (10, 9)}
 SIZE = 300

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from keras_pergrad.runs import RunInfo
+from keras_pergrad.runs.recording import RunInfo
 
 SKETCH = 32
 VARIABLES = [

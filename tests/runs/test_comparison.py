@@ -20,7 +20,7 @@ def log_dir(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def comparison(log_dir):
-    return kpg.compare_runs(log_dir)
+    return kpg.diagnose.compare_runs(log_dir)
 
 
 def test_seeds_and_nondeterminism_are_separated(comparison):
@@ -38,7 +38,7 @@ def test_seeds_and_nondeterminism_are_separated(comparison):
 
 def test_deterministic_repeats_explain_nothing(tmp_path):
     made_up.seeds_and_repeats(tmp_path)
-    comparison = kpg.compare_runs(tmp_path)
+    comparison = kpg.diagnose.compare_runs(tmp_path)
     assert (comparison.data["repeat_variance"] == 0).all()
     kinds = [finding.kind for finding in comparison.findings]
     assert kinds == ["seeds", "repeats_equal", "sampling", "equal"]
@@ -50,7 +50,7 @@ def test_a_seed_that_was_not_set_again_is_suspected(tmp_path):
     for k in range(4):
         gradients = made_up.around(1, 8, 4, k)
         made_up.write(tmp_path, f"{k}", gradients, seed=k // 2)
-    _, second, *_ = kpg.compare_runs(tmp_path).findings
+    _, second, *_ = kpg.diagnose.compare_runs(tmp_path).findings
     assert second.kind == "repeats_not_repeated"
 
 
@@ -69,7 +69,7 @@ def test_sampling_share(comparison):
 def test_what_was_not_measured_is_absent(tmp_path):
     for seed in range(2):
         made_up.write(tmp_path, f"{seed}", made_up.around(1, 5, 3, seed))
-    comparison = kpg.compare_runs(tmp_path)
+    comparison = kpg.diagnose.compare_runs(tmp_path)
     assert np.isnan(comparison.data["sampling_share"]).all()
     assert np.isnan(comparison.data["repeat_variance"]).all()
     kinds = [finding.kind for finding in comparison.findings]
@@ -84,7 +84,7 @@ def test_repeats_alone(tmp_path, nondeterminism):
     for k in range(3):
         noise = made_up.around(0, nondeterminism, 4, k + 1)
         made_up.write(tmp_path, f"{k}", path + noise, seed=3, variance=9.0)
-    comparison = kpg.compare_runs(tmp_path)
+    comparison = kpg.diagnose.compare_runs(tmp_path)
     last = {0.0: "equal", 1e-6: "within", 0.5: "apart_from_start"}
     kinds = [finding.kind for finding in comparison.findings]
     if nondeterminism == 0:
@@ -116,7 +116,9 @@ def _with_a_fault(log_dir):
 
 def test_groups_and_a_fault_are_found(tmp_path):
     _with_a_fault(tmp_path)
-    comparison = kpg.compare_runs(tmp_path, by="device", tolerance=5e-3)
+    comparison = kpg.diagnose.compare_runs(
+        tmp_path, by="device", tolerance=5e-3
+    )
     (effect,) = comparison.groups
     assert effect.real
     first, *_ = comparison.findings
@@ -133,7 +135,7 @@ def test_groups_and_a_fault_are_found(tmp_path):
 
 
 def test_one_group_is_none(log_dir):
-    comparison = kpg.compare_runs(log_dir, by="device")
+    comparison = kpg.diagnose.compare_runs(log_dir, by="device")
     assert comparison.groups == []
     assert "All runs have device 'CPU': no groups to compare." in str(
         comparison
@@ -144,7 +146,7 @@ def test_directories_are_joined(log_dir, tmp_path):
     for seed in (8, 9):
         gradients = made_up.around(1, 8, 6, seed)
         made_up.write(tmp_path, f"{seed}", gradients, seed=seed)
-    joined = kpg.compare_runs([log_dir, tmp_path])
+    joined = kpg.diagnose.compare_runs([log_dir, tmp_path])
     assert (len(joined.runs), joined.seeds) == (9, 7)
 
 
@@ -152,16 +154,18 @@ def test_the_table_says_that_rows_are_left_out(tmp_path):
     for seed in range(2):
         gradients = made_up.around(1, 8, 60, seed)
         made_up.write(tmp_path, f"{seed}", gradients, seed=seed)
-    comparison = kpg.compare_runs(tmp_path)
+    comparison = kpg.diagnose.compare_runs(tmp_path)
     assert "12 of 60 steps" in str(comparison)
     assert "40 of 60 steps" in comparison._repr_html_()
-    assert "of 60 steps" not in str(kpg.compare_runs(tmp_path, max_steps=12))
+    assert "of 60 steps" not in str(
+        kpg.diagnose.compare_runs(tmp_path, max_steps=12)
+    )
 
 
 def test_zero_gradients_have_no_direction(tmp_path):
     for seed in range(2):
         made_up.write(tmp_path, f"{seed}", np.zeros((3, 300)), seed=seed)
-    comparison = kpg.compare_runs(tmp_path)
+    comparison = kpg.diagnose.compare_runs(tmp_path)
     assert [f.kind for f in comparison.findings] == [
         "not_compared",
         "equal",
@@ -172,14 +176,14 @@ def test_zero_gradients_have_no_direction(tmp_path):
 
 def test_arguments_are_checked(log_dir):
     with pytest.raises(ValueError, match=r"`tolerance` .*tolerance=-1"):
-        kpg.compare_runs(log_dir, tolerance=-1)
+        kpg.diagnose.compare_runs(log_dir, tolerance=-1)
     with pytest.raises(ValueError, match=r"`max_steps` .*max_steps=0"):
-        kpg.compare_runs(log_dir, max_steps=0)
+        kpg.diagnose.compare_runs(log_dir, max_steps=0)
     with pytest.raises(ValueError, match=r"\(repeat\) or one of device"):
-        kpg.compare_runs(log_dir, by="divice")
+        kpg.diagnose.compare_runs(log_dir, by="divice")
     both = re.escape(f"compare_runs([{str(log_dir)!r}, {str(log_dir)!r}])")
     with pytest.raises(ValueError, match=f"a directory.*{both}"):
-        kpg.compare_runs(log_dir, by=log_dir)
+        kpg.diagnose.compare_runs(log_dir, by=log_dir)
 
 
 def test_plot(comparison):
@@ -208,7 +212,7 @@ def test_only_plot_needs_matplotlib(comparison, monkeypatch, tmp_path):
 def test_a_comparison_says_what_it_needs(log_dir, monkeypatch):
     monkeypatch.setitem(sys.modules, "scipy.special", None)
     with pytest.raises(ImportError, match="Comparing runs needs scipy"):
-        kpg.compare_runs(log_dir)
+        kpg.diagnose.compare_runs(log_dir)
 
 
 def test_command(log_dir, tmp_path, capsys):

@@ -25,7 +25,7 @@ def _compare(log_dir, runs, by=None, steps=None, tags=None, **arguments):
             tags=(tags or {}).get(name, {}),
             variance=50.0,
         )
-    comparison = kpg.compare_runs(log_dir, by=by, **arguments)
+    comparison = kpg.diagnose.compare_runs(log_dir, by=by, **arguments)
     text = " ".join(str(comparison).split())
     page = comparison._repr_html_()
     for sentence in (comparison.answer, *comparison.verdict):
@@ -205,7 +205,7 @@ def test_repeats_do_not_dilute_the_norm(tmp_path):
         norms.append(np.linalg.norm(gradient))
         for k in range(8 if seed == 0 else 1):
             made_up.write(tmp_path, f"{seed} {k}", gradient, seed=seed)
-    data = kpg.compare_runs(tmp_path).data
+    data = kpg.diagnose.compare_runs(tmp_path).data
     assert data["norm"][0] == pytest.approx(np.mean(norms))
     assert data["norm_sd"][0] == pytest.approx(np.std(norms, ddof=1))
 
@@ -220,7 +220,7 @@ def test_what_is_left_out_is_counted(tmp_path):
     for name in ("run 8", "run 9"):
         seed, gradients = runs[name]
         made_up.write(tmp_path, name, gradients, seed=seed, tags=tags[name])
-    comparison = kpg.compare_runs(tmp_path, by="t")
+    comparison = kpg.diagnose.compare_runs(tmp_path, by="t")
     assert comparison.verdict[6] == "4 more groups: see `comparison.groups`."
 
 

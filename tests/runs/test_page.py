@@ -27,7 +27,7 @@ def html_page(tmp_path_factory):
             ],
         )
     path = str(log_dir / "page.html")
-    assert kpg.compare_runs(log_dir, by=NASTY).to_html(path) == path
+    assert kpg.diagnose.compare_runs(log_dir, by=NASTY).to_html(path) == path
     with open(path, encoding="utf-8") as file:
         return file.read()
 
@@ -74,7 +74,7 @@ def test_an_interval_that_says_nothing_is_not_drawn(tmp_path, count, drawn):
     for seed in range(count):
         gradients = made_up.around(1, 8, 2, seed)
         made_up.write(tmp_path, f"{seed:02}", gradients, seed=seed)
-    html = kpg.compare_runs(tmp_path)._repr_html_()
+    html = kpg.diagnose.compare_runs(tmp_path)._repr_html_()
     after = html.partition("<figcaption>Variance between runs")[2]
     assert after.partition("</svg>")[0].count("band") == drawn
 
@@ -84,7 +84,7 @@ def test_the_map_names_its_rows_and_marks_a_run_and_itself(tmp_path):
     for k in range(3):
         gradients = made_up.around(1, 8, 4, k // 2)
         made_up.write(tmp_path, f"{name} {k}", gradients, seed=k // 2)
-    html = kpg.compare_runs(tmp_path)._repr_html_()
+    html = kpg.diagnose.compare_runs(tmp_path)._repr_html_()
     rows = re.findall(r'<th scope="row">([^<]*)</th>', html)
     assert rows == ["seed 0", "seed 0 (2)", "seed 1"]
     assert html.count('<td class="self">') == 3
@@ -106,7 +106,7 @@ def test_many_runs_have_no_map(tmp_path):
     for seed in range(41):
         gradients = made_up.around(1, 8, 1, seed)
         made_up.write(tmp_path, f"{seed:02}", gradients, seed=seed)
-    html = kpg.compare_runs(tmp_path)._repr_html_()
+    html = kpg.diagnose.compare_runs(tmp_path)._repr_html_()
     assert "Run against run" not in html
     assert "<td>40</td>" in html
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from keras_pergrad.runs import RunWriter, export, read_run
+from keras_pergrad.runs import export, read_run
+from keras_pergrad.runs.recording import RunWriter
 from tests.runs.records import info, record
 from tests.trackers.fits import Kept
 from tests.trackers.readings import reading

@@ -105,7 +105,7 @@ def log_dir(tmp_path_factory):
 
 
 def test_deterministic_repeats_are_exactly_equal(log_dir):
-    comparison = kpg.compare_runs(log_dir, tolerance=0)
+    comparison = kpg.diagnose.compare_runs(log_dir, tolerance=0)
     data = comparison.data
     assert (data["repeat_variance"] == 0).all()
     assert (data["variance_low"] > 0).all()
@@ -128,7 +128,7 @@ def test_distances_are_those_of_the_gradients(log_dir):
 def test_nondeterminism_is_told_from_seeds(log_dir, tmp_path):
     for k in range(2):
         _train(tmp_path, 1, f"shaken {k}", shake=True)
-    comparison = kpg.compare_runs([log_dir, tmp_path], by="seed")
+    comparison = kpg.diagnose.compare_runs([log_dir, tmp_path], by="seed")
     data = comparison.data
     share = np.median(data["repeat_variance"] / data["variance"])
     assert 0 < share < 1e-4
@@ -144,7 +144,7 @@ def test_a_faulty_op_is_found(log_dir, tmp_path, lasting):
     the weights that it leaves, which change the gradients of all variables.
     """
     _train(tmp_path, 0, "faulty", break_it=(1.5, lasting))
-    comparison = kpg.compare_runs([log_dir, tmp_path])
+    comparison = kpg.diagnose.compare_runs([log_dir, tmp_path])
     (found,) = [d for d in comparison.divergences if d.common == "seed 0"]
     assert len(found.runs) == 4
     assert (found.differ_step, found.step) == (FAULTY_STEP, FAULTY_STEP)
@@ -170,4 +170,4 @@ def test_another_architecture_or_probe_is_refused_by_name(log_dir, tmp_path):
         )
         model.fit(x[:16], y[:16], verbose=0, callbacks=[record])
         with pytest.raises(ValueError, match=f"the same `{field}`"):
-            kpg.compare_runs([log_dir, tmp_path / field])
+            kpg.diagnose.compare_runs([log_dir, tmp_path / field])

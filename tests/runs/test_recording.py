@@ -9,7 +9,8 @@ import time
 import numpy as np
 import pytest
 
-from keras_pergrad.runs import RunWriter, read_run
+from keras_pergrad.runs import read_run
+from keras_pergrad.runs.recording import RunWriter
 from tests.runs.records import VARIABLES, info, record
 
 # Without the package's own __init__, which imports TensorFlow.
@@ -18,7 +19,7 @@ import sys, types
 package = types.ModuleType("keras_pergrad")
 package.__path__ = ["keras_pergrad"]
 sys.modules["keras_pergrad"] = package
-from keras_pergrad.runs import RunWriter
+from keras_pergrad.runs.recording import RunWriter
 from tests.runs.records import info, record
 """
 WRITE_FOREVER = (

@@ -5,7 +5,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from keras_pergrad.runs import GradientSketch
+from keras_pergrad.runs.sketch import GradientSketch
 
 SHAPES = [(3, 3, 8, 16), (16,), (1000, 30), (30,), (1,)]
 

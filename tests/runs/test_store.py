@@ -7,7 +7,8 @@ import sqlite3
 import numpy as np
 import pytest
 
-from keras_pergrad.runs import RunWriter, list_runs, read_run
+from keras_pergrad.runs import list_runs, read_run
+from keras_pergrad.runs.recording import RunWriter
 from tests.runs.records import SKETCH, info, record
 
 

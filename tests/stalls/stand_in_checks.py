@@ -27,7 +27,9 @@ def copies(plugin):
     # Times of a device that does nothing else, for what is said of them.
     told = _told(dataset, copy_ms=15.0, copy_fraction=0.4)
     found["advice"] = [advice.name for advice in told.advice]
-    profile = kpg.profile_pipeline(dataset, before.model, batches=BATCHES)
+    profile = kpg.diagnose.profile_pipeline(
+        dataset, before.model, batches=BATCHES
+    )
     found["profile"] = [profile.copy_ms, profile.what_if, str(profile)]
     for advice in told.advice:
         if advice.name == "prefetch to device":

@@ -266,11 +266,11 @@ def test_threads_and_processes_of_a_pydataset_are_tried(monkeypatch):
 
 def test_the_knee_is_the_fewest_workers_near_the_best():
     found = [
-        kpg.results.WorkerTrial(0, "threads", 10.0),
-        kpg.results.WorkerTrial(2, "threads", 91.0),
-        kpg.results.WorkerTrial(2, "processes", 95.0),
-        kpg.results.WorkerTrial(4, "threads", 100.0),
-        kpg.results.WorkerTrial(8, "processes", None, error="OSError"),
+        kpg.diagnose.WorkerTrial(0, "threads", 10.0),
+        kpg.diagnose.WorkerTrial(2, "threads", 91.0),
+        kpg.diagnose.WorkerTrial(2, "processes", 95.0),
+        kpg.diagnose.WorkerTrial(4, "threads", 100.0),
+        kpg.diagnose.WorkerTrial(8, "processes", None, error="OSError"),
     ]
     profile = profile_of(found)
     assert profile.knee is found[2]
@@ -280,7 +280,7 @@ def test_the_knee_is_the_fewest_workers_near_the_best():
 
 
 def profile_of(workers):
-    return kpg.results.PipelineProfile(
+    return kpg.diagnose.PipelineProfile(
         10.0, None, 10.0, 0.0, 0.0, None, {}, workers=workers
     )
 

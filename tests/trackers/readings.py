@@ -2,7 +2,7 @@
 
 import math
 
-from keras_pergrad.runs import RunInfo
+from keras_pergrad.runs.recording import RunInfo
 from keras_pergrad.runs.store import HealthReading, Histogram
 
 PATHS = ("sequential/dense/kernel", "sequential/dense/bias")

@@ -17,10 +17,10 @@ kpg.ClippedMean(1.0, noise_multipler=1.1)  # expect: reportCallIssue
 kpg.ClippedMean(1.0, 1.1)  # expect: reportCallIssue
 kpg.ClippedMean(1.0, per="weight")  # expect: reportArgumentType
 kpg.ClippedMean("1.0")  # expect: reportArgumentType
-kpg.AutomaticClippedMean(gamma=0.1)
-kpg.AutomaticClippedMean(gama=0.1)  # expect: reportCallIssue
-kpg.AdaptiveClippedMean(quantile=0.5)
-kpg.AdaptiveClippedMean(quantile="half")  # expect: reportArgumentType
+kpg.privacy.AutomaticClippedMean(gamma=0.1)
+kpg.privacy.AutomaticClippedMean(gama=0.1)  # expect: reportCallIssue
+kpg.privacy.AdaptiveClippedMean(quantile=0.5)
+kpg.privacy.AdaptiveClippedMean(quantile="half")  # expect: reportArgumentType
 
 kpg.Vectorized(kpg.ClippedMean(1.0), statistics=True)
 kpg.Vectorized(agregation="mean")  # expect: reportCallIssue
@@ -45,14 +45,15 @@ print(kpg.explain(net, batch_size=8).rows)
 kpg.explain(net, batchsize=8)  # expect: reportCallIssue
 print(kpg.check_gradients(net, x, y, repeats=2).ok)
 kpg.check_gradients(net, x, y, repeat=2)  # expect: reportCallIssue
-print(kpg.compare_devices(net, x, y, devices=["CPU:0"]).ok)
-kpg.compare_devices(net, x, y, device="CPU:0")  # expect: reportCallIssue
-print(kpg.profile_pipeline(x, net, batches=5).what_if)
-kpg.profile_pipeline(x, net, batch=5)  # expect: reportCallIssue
+compare_devices = kpg.diagnose.compare_devices
+print(compare_devices(net, x, y, devices=["CPU:0"]).ok)
+compare_devices(net, x, y, device="CPU:0")  # expect: reportCallIssue
+print(kpg.diagnose.profile_pipeline(x, net, batches=5).what_if)
+kpg.diagnose.profile_pipeline(x, net, batch=5)  # expect: reportCallIssue
 kpg.replace_batch_norm(net, "frozen")
 kpg.replace_batch_norm(net, "freeze")  # expect: reportArgumentType
-kpg.compare_runs("logs", by="seed", max_steps=10)
-kpg.compare_runs("logs", max_step=10)  # expect: reportCallIssue
+kpg.diagnose.compare_runs("logs", by="seed", max_steps=10)
+kpg.diagnose.compare_runs("logs", max_step=10)  # expect: reportCallIssue
 kpg.callbacks.DataStall(warn_above=0.1)
 kpg.callbacks.DataStall(warn_abov=0.1)  # expect: reportCallIssue
 kpg.callbacks.GradientVariance(every="epoch")

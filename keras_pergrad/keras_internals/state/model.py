@@ -26,7 +26,6 @@ from keras_pergrad.keras_internals.models.parts import (
     layers_of,
     shared_seed_state,
 )
-from keras_pergrad.keras_internals.replicas.replicas import out_of_scope
 
 # Ops that take a variable and do not change it. All others are assumed to
 # assign: restoring too much costs a copy, restoring too little is wrong.
@@ -53,14 +52,16 @@ _CLOSED = (
 
 
 def run_and_restore(function, *args):
-    """Call a traced function and restore every variable that it assigns."""
-    # In a strategy's scope Keras divides losses by the number of replicas.
-    with out_of_scope():
-        concrete = function
-        if isinstance(function, tf.types.experimental.PolymorphicFunction):
-            concrete = function.get_concrete_function(*args)
-        with kept(assigned_variables(concrete)):
-            return function(*args)
+    """Call a traced function and restore every variable that it assigns.
+
+    It must be called `out_of_scope`: in a strategy's scope Keras divides losses
+    by the number of replicas.
+    """
+    concrete = function
+    if isinstance(function, tf.types.experimental.PolymorphicFunction):
+        concrete = function.get_concrete_function(*args)
+    with kept(assigned_variables(concrete)):
+        return function(*args)
 
 
 def assigned_variables(function):

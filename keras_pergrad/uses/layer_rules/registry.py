@@ -193,9 +193,9 @@ def register_rule(
     ...         self.scale = self.add_weight(shape=(shape[-1],))
     ...     def call(self, inputs):
     ...         return inputs * self.scale
-    >>> @kpg.register_rule(Scale)
+    >>> @kpg.extending.register_rule(Scale)
     ... def scale(layer, inputs, dz):
-    ...     yield layer.scale, kpg.factors.Product(inputs, dz)
+    ...     yield layer.scale, kpg.extending.Product(inputs, dz)
     """
     if not (
         isinstance(layer_class, type)

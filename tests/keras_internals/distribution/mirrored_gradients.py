@@ -156,7 +156,7 @@ class Sign(kpg.Vectorized):
         return step
 
 
-class Own(kpg.GradientMode):
+class Own(kpg.modes.GradientMode):
     """Leaves the sum over the replicas to Keras, as train steps do."""
 
     def step(self, model, x, y, sample_weight):

@@ -274,7 +274,7 @@ class Fisher:
         Example:
 
         >>> import numpy as np
-        >>> from keras_pergrad.results import DiagonalFisher
+        >>> from keras_pergrad.influence import DiagonalFisher
         >>> parts = [np.array([1.0, 3.0], "float32")]
         >>> found = DiagonalFisher(parts, ["w"], "data", "gaussian", 10)
         >>> float(found.penalty([np.ones(2, "float32")], [np.zeros(2)]))
@@ -332,7 +332,7 @@ class DiagonalFisher(Fisher):
     >>> import keras_pergrad as kpg
     >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
     >>> model.compile("sgd", "mse")
-    >>> found = kpg.fisher(model, np.ones((5, 4)), np.ones((5, 3)))
+    >>> found = kpg.influence.fisher(model, np.ones((5, 4)), np.ones((5, 3)))
     >>> found.parts[0].shape, found.samples
     ((4, 3), 5)
     """
@@ -357,7 +357,8 @@ class KroneckerFisher(Fisher):
     >>> import keras_pergrad as kpg
     >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
     >>> model.compile("sgd", "mse")
-    >>> found = kpg.fisher(model, np.ones((5, 4)), kind="kfac", verbose=0)
+    >>> x = np.ones((5, 4))
+    >>> found = kpg.influence.fisher(model, x, kind="kfac", verbose=0)
     >>> kernel = found.parts[0]
     >>> kernel.inputs.shape, kernel.outputs.shape
     ((4, 4), (3, 3))
@@ -449,7 +450,7 @@ def fisher(
     >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
     >>> loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     >>> model.compile("sgd", loss)
-    >>> found = kpg.fisher(model, np.eye(4))
+    >>> found = kpg.influence.fisher(model, np.eye(4))
     >>> [part.shape for part in found.parts]
     [(4, 3), (3,)]
     """

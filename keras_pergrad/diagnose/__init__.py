@@ -1,9 +1,12 @@
-"""The types of what reports and callbacks return, for annotations.
+"""Reports on a model, a pipeline or runs, with the types of what they return.
+
+Those of `kpg.explain` and `kpg.check_gradients` are here, too, for
+annotations.
 
 Example:
 
 >>> import keras_pergrad as kpg
->>> def slowest(profile: kpg.results.PipelineProfile) -> str:
+>>> def slowest(profile: kpg.diagnose.PipelineProfile) -> str:
 ...     return max(profile.stages, key=lambda row: row.share).name
 """
 
