@@ -42,14 +42,14 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 test: $(READY)
 	$(PYTEST) --tier $(TIER) -m "$(MARKS)" $(TESTS)
 
-# The others, but for the slow ones. CI runs both.
+# The next ones by price. CI runs both.
 test-rest:
 	$(MAKE) test TIER=rest
 
-# The slow ones: each week, before a release, and after a change of the engine,
-# of the types or of real models' parts.
+# What both leave out: each week, before a release, and after a change of the
+# engine, of the types or of real models' parts.
 test-slow:
-	$(MAKE) test TIER=all MARKS="slow and not exhaustive and not timing"
+	$(MAKE) test TIER=weekly MARKS="not exhaustive and not timing"
 
 test-all:
 	$(MAKE) test TIER=all MARKS="not exhaustive and not timing"

@@ -17,9 +17,9 @@ _HERE = pathlib.Path(__file__).parent
 def pytest_addoption(parser):
     parser.addoption(
         "--tier",
-        choices=["all", "quick", "rest"],
+        choices=["all", *tiers.BUDGETS, "weekly"],
         default="all",
-        help="all tests, the quick tier, or what it leaves out",
+        help="all tests, or those of a tier: see tests/tiers.py",
     )
     parser.addoption("--prices", help="a file for the price of each test")
 

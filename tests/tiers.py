@@ -1,8 +1,9 @@
-"""Tests chosen by their measured price: `--tier quick`, `--tier rest`.
+"""Tests chosen by their measured price: `--tier quick`, `rest` or `weekly`.
 
-The quick tier takes what fits into `BUDGET` processor seconds: first the
-cheapest test of every file and of every public name, then the others by
-price. It is the same on every machine. `--tier rest` runs what it leaves out.
+The quick tier takes what fits into its processor seconds: first the cheapest
+test of every file and of every public name, then the others by price. The rest
+takes the cheapest of what that leaves out, and weekly is all that both leave
+out, with the tests marked slow. They are the same on every machine.
 
 The prices stand in `prices.json`, in processor seconds for each function,
 the mean over its parameters; `make prices` measures them. A function with no
@@ -20,7 +21,8 @@ import time
 
 import pytest
 
-BUDGET = 480.0
+#: Processor seconds of a tier.
+BUDGETS = {"quick": 480.0, "rest": 1500.0}
 PRICES = pathlib.Path(__file__).with_name("prices.json")
 #: The price of a test in a file of which nothing is known.
 UNKNOWN = 1.0
@@ -38,12 +40,9 @@ class Tier:
     @pytest.hookimpl(trylast=True)  # What `-m` leaves.
     def pytest_collection_modifyitems(self, config, items):
         prices = json.loads(PRICES.read_text())
-        chosen = quick(items, prices)
-        kept, left = [], []
-        for item in items:
-            inside = (item in chosen) == (self.name == "quick")
-            (kept if inside else left).append(item)
-        items[:] = kept
+        tiers = tier_of(items, prices)
+        left = [item for item in items if tiers[item] != self.name]
+        items[:] = [item for item in items if tiers[item] == self.name]
         config.hook.pytest_deselected(items=left)
         self.left = len(left), sum(price(item, prices) for item in left)
 
@@ -60,25 +59,29 @@ class Tier:
             count, seconds = self.left
             terminalreporter.write_line(
                 f"{count} tests of about {seconds / 60:.0f} processor minutes "
-                "are left to `make test-rest`."
+                "are left to `make test-rest` and `make test-slow`."
             )
 
 
-def quick(items, prices, budget=BUDGET):
-    """Return the set of the tests of the quick tier."""
+def tier_of(items, prices):
+    """Return test → "quick", "rest" or "weekly"."""
     costs = {item: price(item, prices) for item in items}
-    by_cost = sorted(items, key=lambda item: (costs[item], item.nodeid))
-    covered, chosen = set(), set()
+    fast = [item for item in items if item.get_closest_marker("slow") is None]
+    by_cost = sorted(fast, key=lambda item: (costs[item], item.nodeid))
+    tiers, covered = dict.fromkeys(items, "weekly"), set()
     for item in by_cost:
         if tags(item) - covered:
             covered |= tags(item)
-            chosen.add(item)
-    left = budget - sum(costs[item] for item in chosen)
+            tiers[item] = "quick"
+    left = dict(BUDGETS)
+    left["quick"] -= sum(costs[i] for i in fast if tiers[i] == "quick")
     for item in by_cost:
-        if item not in chosen and costs[item] <= left:
-            left -= costs[item]
-            chosen.add(item)
-    return chosen
+        for name in BUDGETS if tiers[item] == "weekly" else ():
+            if costs[item] <= left[name]:
+                left[name] -= costs[item]
+                tiers[item] = name
+                break
+    return tiers
 
 
 def price(item, prices):

@@ -1,0 +1,43 @@
+"""Tiers of tests: every file in the quick one, the others by price."""
+
+import pathlib
+
+from tests import tiers
+
+HERE = pathlib.Path(__file__).parent
+PRICES = {
+    "a.py": {"test_cheap": 1.0, "test_dear": 400.0},
+    "b.py": {"test_only": 90.0},
+    "c.py": {"test_x": 0.5, "test_y": 200.0, "test_z": 1300.0},
+}
+
+
+class Item:
+    """As much of a test as the tiers look at."""
+
+    def __init__(self, file, name, slow=False):
+        self.nodeid, self.name, self.path = f"{file}::{name}", name, HERE / file
+        self._slow = slow
+
+    def get_closest_marker(self, mark):
+        return mark if mark == "slow" and self._slow else None
+
+
+def test_each_file_is_in_the_quick_tier_and_the_budget_is_kept():
+    items = [Item(f, name) for f, known in PRICES.items() for name in known]
+    items.append(Item("b.py", "test_marked", slow=True))
+    found = tiers.tier_of(items, PRICES)
+    by_tier = {}
+    for item in items:
+        by_tier.setdefault(found[item], set()).add(item.name)
+    assert by_tier == {
+        # b.py's only test, though it is dear; then by price, up to 480 s.
+        "quick": {"test_cheap", "test_x", "test_only", "test_y"},
+        "rest": {"test_dear"},
+        "weekly": {"test_z", "test_marked"},
+    }
+
+
+def test_a_test_without_a_price_costs_its_files_mean():
+    assert tiers.price(Item("a.py", "test_new"), PRICES) == 200.5
+    assert tiers.price(Item("d.py", "test_new"), PRICES) == tiers.UNKNOWN
