@@ -62,9 +62,11 @@ class OpenLengths:
         """
         if not self.primes:
             return True
+        if not self.times:
+            return False
         (known, left), (divisor, others) = map(self._apart, (given, taken))
         apart = self.distinct or (same and len(set(self.primes)) > 1)
-        if not self.times or (others != 1 and not apart):
+        if others != 1 and not apart:
             return False
         return known % divisor == 0 and left % others == 0
 
