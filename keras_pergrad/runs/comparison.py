@@ -192,16 +192,16 @@ def compare_runs(
     page.load("scipy.special", "Comparing runs")  # before the work
     aligned = alignment.align(log_dir, max_steps)
     grouping = Grouping(aligned.infos, by)
-    data, apart = step_statistics.figures(aligned, grouping)
-    parted = divergence.divergences(aligned, grouping, tolerance)
+    data, distances = step_statistics.compute_figures(aligned, grouping)
+    divergences = divergence.divergences(aligned, grouping, tolerance)
     # Repeats that share no finite step say nothing about nondeterminism.
-    repeats = grouping.repeats & np.isfinite(apart)
+    repeats = grouping.repeats & np.isfinite(distances)
     return RunComparison(
-        runs=_runs(aligned, grouping),
+        runs=_run_summaries(aligned, grouping),
         data=data,
-        apart=apart,
-        divergences=parted,
-        groups=effects.effects(apart, grouping, by) if by else [],
+        apart=distances,
+        divergences=divergences,
+        groups=effects.effects(distances, grouping, by) if by else [],
         by=by,
         seeds=len(np.unique(grouping.seeds)),
         repeated=int(repeats.any(1).sum()),
@@ -224,15 +224,17 @@ def _require_no_directory(log_dir, by):
         )
 
 
-def _runs(aligned, grouping):
+def _run_summaries(aligned, grouping):
     """Return one dict a run."""
     labels = short_names(aligned.infos)
-    described = []
+    summaries = []
     for r, (name, run) in enumerate(zip(aligned.names, aligned.runs)):
         steps = run.scalars["step"].tolist()
         finite = np.isfinite(run.scalars["gradient_norm"])
-        broken = (s for s, fine in zip(steps, finite) if not fine)
-        described.append(
+        nonfinite_steps = (
+            s for s, is_finite in zip(steps, finite) if not is_finite
+        )
+        summaries.append(
             {
                 "name": name,
                 "label": labels[r],
@@ -243,10 +245,10 @@ def _runs(aligned, grouping):
                 "tags": dict(run.info.get("tags") or {}),
                 "records": len(run),
                 "last_step": steps[-1],
-                "first_not_finite": next(broken, None),
+                "first_not_finite": next(nonfinite_steps, None),
             }
         )
-    return described
+    return summaries
 
 
 def _notes(grouping, by, repeats):
@@ -254,7 +256,7 @@ def _notes(grouping, by, repeats):
     if grouping.groups and len(set(grouping.groups)) == 1:
         group = grouping.groups[0]
         yield f"All runs have {by} {group!r}: no groups to compare."
-    unknown = int((~grouping.known).sum())
+    unknown = int((~grouping.has_seed).sum())
     if unknown:
         yield (
             f"{unknown} runs have no known seed and count as runs of "

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from keras_pergrad.runs.effects import _by_f, effects
+from keras_pergrad.runs.effects import _f_test, effects
 from keras_pergrad.runs.grouping import Grouping
 
 DIRECTIONS = 40
@@ -140,7 +140,7 @@ def test_a_distance_that_is_unknown_gives_no_probability():
     (found,) = effects(apart, Grouping(infos, "device"), "device")
     assert np.isnan(found.ratio)
     assert not found.real
-    assert _by_f(np.zeros((4, 4)), side, np.zeros(4)) is None
+    assert _f_test(np.zeros((4, 4)), side, np.zeros(4)) is None
 
 
 def _all_but(count, lost):
