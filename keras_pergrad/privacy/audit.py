@@ -28,7 +28,7 @@ _MAX_EPSILON = 1e3
 _TOLERANCE = 1e-6
 
 
-def p_value(canaries, guesses, correct, epsilon, delta):
+def p_value(num_canaries, guesses, correct, epsilon, delta):
     """Bound how likely so many correct guesses are under an epsilon."""
     from scipy import stats
 
@@ -39,14 +39,14 @@ def p_value(canaries, guesses, correct, epsilon, delta):
     counts = np.arange(1, correct + 1)
     tail_masses = np.cumsum(stats.binom.pmf(correct - counts, guesses, rate))
     max_ratio = np.max(tail_masses / counts, initial=0.0)
-    return float(min(at_least + 2 * canaries * delta * max_ratio, 1))
+    return float(min(at_least + 2 * num_canaries * delta * max_ratio, 1))
 
 
-def epsilon_lower_bound(canaries, guesses, correct, delta, confidence):
+def epsilon_lower_bound(num_canaries, guesses, correct, delta, confidence):
     """Return the largest epsilon that the guesses rule out; 0 for none."""
 
     def is_ruled_out(epsilon):
-        p = p_value(canaries, guesses, correct, epsilon, delta)
+        p = p_value(num_canaries, guesses, correct, epsilon, delta)
         return p <= 1 - confidence
 
     # The p-value grows with epsilon: double until it is large, then bisect.
@@ -237,7 +237,7 @@ def _canary_rows(canaries, private):
             f"Received: private={private!r}"
         )
     mechanism = private.mechanism
-    if not mechanism.selection.has_canaries:
+    if not mechanism.selection.supports_canaries:
         raise ValueError(
             "Canaries are in the data or missing, while sampling="
             f"{mechanism.sampling!r} protects the exchange of one example for "

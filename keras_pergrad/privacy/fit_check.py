@@ -149,13 +149,15 @@ def prepare(aggregation, model, arguments):
         *_argument_problems(arguments),
         *_callback_problems(callbacks),
         *_execution_problems(model, len(batches)),
-        *model_check.problems(model, batches, aggregation.public_layers),
+        *model_check.find_problems(model, batches, aggregation.public_layers),
     ]
     if problems:
         lines = "\n".join(f"- {text}" for text in problems)
         raise ValueError(f"This training would not be private:\n{lines}")
     state = model.aggregation_state
-    state.proof = state.proof.merged_with(model_check.proof_of(model, batches))
+    state.proof = state.proof.merged_with(
+        model_check.proof_record(model, batches)
+    )
     _warn_of_shared_data(batches, arguments.get("validation_data"))
     arguments["callbacks"] = _put_budget_first(aggregation, callbacks)
     strategy = model.distribute_strategy

@@ -88,7 +88,7 @@ class BatchSelection:
 
     in_words = ""
     supports_users = False  # who may have several examples
-    has_canaries = True  # which are in the data or missing
+    supports_canaries = True  # which are in the data or missing
 
     def relation(self, mechanism):
         """Return how neighbouring data differ, one of `RELATIONS`."""
@@ -163,7 +163,7 @@ class Fixed(BatchSelection):
         "each batch is {batch_size} of {examples} examples, drawn without "
         "replacement, independently of other batches"
     )
-    has_canaries = False
+    supports_canaries = False
 
     def relation(self, mechanism):
         return ADD_OR_REMOVE if mechanism.is_full_batch else REPLACE
@@ -218,9 +218,9 @@ class Shuffled(BatchSelection):
     def count_noises(self, mechanism, steps):
         # In an epoch every example is in one batch: only the noise of that
         # batch hides it. Whole epochs count, by the least noise in each.
-        length = mechanism.steps_per_epoch
-        noise = mechanism.noise(0, -(-steps // length) * length)
-        return collections.Counter(noise.reshape(-1, length).min(axis=1))
+        epoch_steps = mechanism.steps_per_epoch
+        noise = mechanism.noise(0, -(-steps // epoch_steps) * epoch_steps)
+        return collections.Counter(noise.reshape(-1, epoch_steps).min(axis=1))
 
     def batch_event(self, mechanism, noise):
         user_noise = noise / mechanism.examples_per_user

@@ -205,14 +205,14 @@ class ProofRecord:
                 "trained the model"
             )
         if not self.ops:
-            but = (
+            exclusion = (
                 f" but what you vouch for: {_format_names(names)}"
                 if names
                 else ""
             )
             return (
                 f"{CLAIM[0].upper()}{CLAIM[1:]}: this will be proved for all "
-                f"ops of the step before training begins{but}"
+                f"ops of the step before training begins{exclusion}"
             )
         number = " or ".join(map(str, self.ops))
         text = f"{CLAIM[0].upper()}{CLAIM[1:]}: proved for all {number} ops"
@@ -240,7 +240,7 @@ _EXAMPLE_OPTIONS = {
 PROBED_EXAMPLES = 8  # examples to run where the graph alone does not tell
 
 
-def problems(model, batches, public_layers=()):
+def find_problems(model, batches, public_layers=()):
     """Return what breaks privacy, a list of sentences."""
     sentences = [*_step_problems(model), *_optimizer_problems(model)]
     if sentences:
@@ -257,7 +257,7 @@ def problems(model, batches, public_layers=()):
     return sentences
 
 
-def proof_of(model, batches):
+def proof_record(model, batches):
     """Return how far it is proved that examples are apart."""
     vouched, ops = vouched_ops(_traced_step(model, batches), **_EXAMPLE_OPTIONS)
     names = model.vouched if vouched else ()

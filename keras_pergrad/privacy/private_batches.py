@@ -203,8 +203,10 @@ def select_user_rows(total, user_ids, max_per_user, sampling, seed):
 def sample_user_rows(user_ids, max_per_user, seed=None):
     """Return the rows that are used, sorted; of each user `max_per_user`."""
     # A counter that no batch is drawn with.
-    bits = np.random.Philox(key=make_key(seed), counter=[0, 0, 0, 2**63])
-    generator = np.random.Generator(bits)
+    bit_generator = np.random.Philox(
+        key=make_key(seed), counter=[0, 0, 0, 2**63]
+    )
+    generator = np.random.Generator(bit_generator)
     order = generator.permutation(len(user_ids))
     _, users = np.unique(np.asarray(user_ids)[order], return_inverse=True)
     by_user = np.argsort(users, kind="stable")

@@ -177,11 +177,15 @@ class PrivateTraining:
         self.method = method
         self.public_layers = tuple(public_layers)
         self.seed = seed_or_none(seed)
-        self.total = positive_integer("samples", samples)
-        self._rows = select_user_rows(
-            self.total, user_ids, samples_per_user, sampling, self.seed
+        self.num_samples = positive_integer("samples", samples)
+        self._user_rows = select_user_rows(
+            self.num_samples, user_ids, samples_per_user, sampling, self.seed
         )
-        num_used = self.total if self._rows is None else len(self._rows)
+        num_used = (
+            self.num_samples
+            if self._user_rows is None
+            else len(self._user_rows)
+        )
         if self.delta > 1 / num_used:
             warnings.warn(
                 f"delta={delta} is more than 1 / samples: it would permit "
@@ -288,9 +292,11 @@ class PrivateTraining:
 
     def _batches_excluding(self, x, y, sample_weight, excluded_rows):
         source = make_source(x, y, sample_weight)
-        require_examples(source, self.total)
+        require_examples(source, self.num_samples)
         warn_of_weights(sample_weight)
-        return PrivateBatches(source, self.mechanism, self._rows, excluded_rows)
+        return PrivateBatches(
+            source, self.mechanism, self._user_rows, excluded_rows
+        )
 
     def epsilon(self, steps=None):
         """Return the epsilon of some steps, those of `continue_from` included.

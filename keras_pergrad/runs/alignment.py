@@ -97,13 +97,13 @@ def align(log_dir, max_steps):
     run_steps = [run.scalars["step"] for run in runs]
     shared = _shared_steps(run_steps)
     if not len(shared):
-        samples = [
+        listing = [
             f"{r.info['run']!r} at {_format_steps(s)}"
             for r, s in zip(runs, run_steps)
         ]
         raise ValueError(
             "Expected runs that were measured at the same steps. Received: "
-            f"{'; '.join(samples[:3])}. Give GradientVariance the same number "
+            f"{'; '.join(listing[:3])}. Give GradientVariance the same number "
             "`every` in all runs."
         )
     steps = shared[even_indices(len(shared), max_steps)]

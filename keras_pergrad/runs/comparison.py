@@ -17,7 +17,7 @@ from keras_pergrad.runs import (
     step_statistics,
     store,
 )
-from keras_pergrad.runs.grouping import FIELDS, Grouping, mode_of, short_names
+from keras_pergrad.runs.grouping import FIELDS, Grouping, mode_name, short_names
 
 
 @dataclasses.dataclass(repr=False)
@@ -64,12 +64,12 @@ class RunComparison:
     @property
     def findings(self):
         """What was found: a list of `Finding`, the most important first."""
-        return findings.findings(self)
+        return findings.collect_findings(self)
 
     @property
     def answer(self):
         """Whether seeds and nondeterminism normally make such differences."""
-        return findings.answer(self)
+        return findings.make_answer(self)
 
     @property
     def verdict(self):
@@ -189,11 +189,11 @@ def compare_runs(
         )
     max_steps = positive_integer("max_steps", max_steps)
     _require_no_directory(log_dir, by)
-    page.load("scipy.special", "Comparing runs")  # before the work
+    page.import_extra("scipy.special", "Comparing runs")  # before the work
     aligned = alignment.align(log_dir, max_steps)
     grouping = Grouping(aligned.infos, by)
     data, distances = step_statistics.compute_figures(aligned, grouping)
-    divergences = divergence.divergences(aligned, grouping, tolerance)
+    divergences = divergence.find_divergences(aligned, grouping, tolerance)
     # Repeats that share no finite step say nothing about nondeterminism.
     repeats = grouping.repeats & np.isfinite(distances)
     return RunComparison(
@@ -201,7 +201,7 @@ def compare_runs(
         data=data,
         apart=distances,
         divergences=divergences,
-        groups=effects.effects(distances, grouping, by) if by else [],
+        groups=effects.compute_effects(distances, grouping, by) if by else [],
         by=by,
         seeds=len(np.unique(grouping.seeds)),
         repeated=int(repeats.any(1).sum()),
@@ -240,7 +240,7 @@ def _run_summaries(aligned, grouping):
                 "label": labels[r],
                 "seed": run.info.get("seed"),
                 "device": run.info.get("device"),
-                "mode": mode_of(run.info),
+                "mode": mode_name(run.info),
                 "group": grouping.groups[r] if grouping.groups else None,
                 "tags": dict(run.info.get("tags") or {}),
                 "records": len(run),

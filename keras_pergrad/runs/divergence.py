@@ -85,7 +85,7 @@ def find_divergence(aligned, indices, tolerance, common=None, repeats=False):
     )  # fmt: skip
 
 
-def divergences(aligned, grouping, tolerance):
+def find_divergences(aligned, grouping, tolerance):
     """Compare repeats, then all runs of a seed, then all runs."""
     run_sets = {}
     for r, seed in enumerate(grouping.seeds):
@@ -110,9 +110,9 @@ def divergences(aligned, grouping, tolerance):
         if len(indices) > 1
     ]
     # Next to repeats, any other seed looks odd.
-    mixed = grouping.independent.any() and grouping.repeats.any()
+    has_both = grouping.independent.any() and grouping.repeats.any()
     return [
-        dataclasses.replace(d, odd=None) if mixed and not d.common else d
+        dataclasses.replace(d, odd=None) if has_both and not d.common else d
         for d in compared
     ]
 

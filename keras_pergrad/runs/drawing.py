@@ -128,7 +128,7 @@ def bars(title, histogram, small=False):
 def plot(charts, axes=None):
     """Draw charts, (title, steps, lines) each, on axes; return the figure."""
     if axes is None:
-        figure = page.load("matplotlib.pyplot", "Drawing").figure(
+        figure = page.import_extra("matplotlib.pyplot", "Drawing").figure(
             figsize=(10, 6.5), layout="constrained"
         )
         axes = figure.subplots(2, 2).flat

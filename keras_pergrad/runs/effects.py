@@ -72,7 +72,7 @@ class Effect:
         return self.probability < _SIGNIFICANCE
 
 
-def effects(distances, grouping, by):
+def compute_effects(distances, grouping, by):
     """Return an `Effect` for each pair of groups, the largest ratio first."""
     names = sorted(set(grouping.groups))
     groups = np.array([names.index(g) for g in grouping.groups])
@@ -230,7 +230,7 @@ def _f_test(distances, side, strata):
         return None
     value = (between / groups) / (within / freedom)
     return float(
-        page.load("scipy.special", "Comparing runs").fdtrc(
+        page.import_extra("scipy.special", "Comparing runs").fdtrc(
             groups, freedom, value
         )
     )

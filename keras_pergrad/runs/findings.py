@@ -140,7 +140,7 @@ def join_words(words, most=_MAX_NAMED):
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def findings(comparison):
+def collect_findings(comparison):
     """Return what a `RunComparison` found, the most important first."""
     c = comparison
     group_findings = [_group_finding(effect) for effect in c.groups]
@@ -343,7 +343,7 @@ def _median(values):
     return float(np.median(values)) if len(values) else np.nan
 
 
-def answer(comparison):
+def make_answer(comparison):
     """Return one sentence: more than normal, not known, or normal, and why."""
     kinds = {finding.kind for finding in comparison.findings}
     if "all_equal" in kinds:

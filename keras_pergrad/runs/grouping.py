@@ -60,9 +60,9 @@ class Grouping:
         self._run_settings = [_repeat_settings(info) for info in infos]
         setting_codes = equality_codes(map(_to_json, self._run_settings))
         self.groups = None if by is None else group_labels(infos, by)
-        different = ~np.eye(len(infos), dtype=bool)
-        same_seed = equality_matrix(self.seeds) & different
-        self.independent = different & ~same_seed
+        off_diagonal = ~np.eye(len(infos), dtype=bool)
+        same_seed = equality_matrix(self.seeds) & off_diagonal
+        self.independent = off_diagonal & ~same_seed
         self.repeats = same_seed & equality_matrix(setting_codes)
         if self.groups is not None:
             self.repeats &= equality_matrix(equality_codes(self.groups))
@@ -124,7 +124,7 @@ def _short_label(info, field, is_tag):
 def _field_value(info, field, is_tag):
     if is_tag:
         return (info.get("tags") or {}).get(field)
-    return mode_of(info) if field == "mode" else info.get(field)
+    return mode_name(info) if field == "mode" else info.get(field)
 
 
 def _tag_names(infos):
@@ -139,7 +139,7 @@ def _format_value(by, value):
     return f"{by} {value}" if is_number else str(value)
 
 
-def mode_of(info):
+def mode_name(info):
     """Return the gradient mode's name; plain Keras has none."""
     mode = info.get("gradient_mode")
     if not isinstance(mode, dict):

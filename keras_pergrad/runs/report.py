@@ -13,7 +13,7 @@ from keras_pergrad.common import text as tables
 from keras_pergrad.runs import drawing
 from keras_pergrad.runs.alignment import even_indices
 from keras_pergrad.runs.findings import format_share
-from keras_pergrad.runs.page import figure, listed, main, whole
+from keras_pergrad.runs.page import bullet_list, figure, main, whole
 from keras_pergrad.runs.step_statistics import MEANINGS
 
 _MAX_ROWS, _MAX_PAGE_ROWS, _MAX_SQUARES = 12, 40, 40
@@ -254,12 +254,8 @@ def omission_note(comparison, most):
 def chart_curves(chart, data):
     """Return the title, the steps and the lines of a chart."""
 
-    def finite(figure_name):
-        values = (
-            data[figure_name]
-            if isinstance(figure_name, str)
-            else figure_name(data)
-        )
+    def finite(source):
+        values = data[source] if isinstance(source, str) else source(data)
         return np.where(np.isfinite(values), values, np.nan)
 
     lines = []
@@ -299,7 +295,7 @@ def content(comparison):
         f'<p class="muted">{" · ".join(describe_size(c))}, {steps[0]} to '
         f"{steps[-1]} · probe batch of {c.samples} samples</p>",
         f'<p class="first">{escape(c.answer)}</p>',
-        listed(c.verdict),
+        bullet_list(c.verdict),
         '<div class="charts">',
         *[
             figure(
@@ -317,10 +313,10 @@ def content(comparison):
         _table(SETS, c.divergences),
         "<h2>Step by step</h2>",
         _table(COLUMNS, step_rows(c, _MAX_PAGE_ROWS)),
-        listed(omission_note(c, _MAX_PAGE_ROWS)),
+        bullet_list(omission_note(c, _MAX_PAGE_ROWS)),
         "<h2>Runs</h2>",
         _table(RUNS, c.runs),
-        f"<h2>Notes</h2>{listed(c.notes)}" if c.notes else "",
+        f"<h2>Notes</h2>{bullet_list(c.notes)}" if c.notes else "",
         "<h2>What the headings mean</h2><dl>",
         *[f"<dt>{k}</dt><dd>{escape(v)}</dd>" for k, v in words.items()],
         "</dl>",

@@ -49,8 +49,8 @@ MEANINGS = {
 
 def compute_figures(aligned, grouping):
     """Compute every figure, (T,), and each two runs' mean d² over the norm²."""
-    figure, distances = _sketch_figures(aligned, grouping)
-    scale = figure.pop("scale")
+    figures, distances = _sketch_figures(aligned, grouping)
+    scale = figures.pop("scale")
     units = grouping.units
     loss, norm, variance = (
         _nonfinite_to_nan(aligned.scalars(name))
@@ -58,16 +58,16 @@ def compute_figures(aligned, grouping):
     )
     sampling = unit_average(variance, units) / aligned.infos[0]["probe_samples"]
     with np.errstate(invalid="ignore", divide="ignore"):
-        ratio = sampling / figure["variance"]
-        ratio = np.where(figure["variance"] > 0, ratio, np.nan)
+        ratio = sampling / figures["variance"]
+        ratio = np.where(figures["variance"] > 0, ratio, np.nan)
         # Two draws of variance v are √(2v) apart.
         for name, variance in (
-            ("distance", figure["variance"]),
-            ("repeat_distance", figure["repeat_variance"]),
+            ("distance", figures["variance"]),
+            ("repeat_distance", figures["repeat_variance"]),
             ("sampling_distance", sampling),
         ):
-            figure[name] = np.sqrt(2 * np.maximum(variance, 0) / scale)
-    figure |= {
+            figures[name] = np.sqrt(2 * np.maximum(variance, 0) / scale)
+    figures |= {
         "step": aligned.steps,
         "runs": (aligned.rows >= 0).sum(1),
         "loss": unit_average(loss, units),
@@ -77,7 +77,7 @@ def compute_figures(aligned, grouping):
         "sampling_ratio": ratio,
         "sampling_share": np.minimum(ratio, 1.0),
     }
-    return {name: figure[name] for name in MEANINGS}, distances
+    return {name: figures[name] for name in MEANINGS}, distances
 
 
 def _nonfinite_to_nan(values):
@@ -87,7 +87,7 @@ def _nonfinite_to_nan(values):
 def _sketch_figures(aligned, grouping):
     """Go through the sketches, a few steps at a time."""
     steps, count = aligned.rows.shape
-    figure = {name: np.full(steps, np.nan) for name in (*MEANINGS, "scale")}
+    figures = {name: np.full(steps, np.nan) for name in (*MEANINGS, "scale")}
     total, pair_counts = np.zeros((count, count)), np.zeros((count, count))
     for step_indices, present, sketches in _blocks(aligned):
         pair_indices = np.ix_(present, present)
@@ -97,7 +97,7 @@ def _sketch_figures(aligned, grouping):
             sketches, distances, members, grouping.repeats[pair_indices]
         )
         for name, values in block.items():
-            figure[name][step_indices] = values
+            figures[name][step_indices] = values
         scale = block["scale"]
         defined = scale > 0
         total[pair_indices] += (
@@ -105,30 +105,30 @@ def _sketch_figures(aligned, grouping):
         ).sum(0)
         pair_counts[pair_indices] += defined.sum()
     with np.errstate(invalid="ignore"):
-        return figure, np.where(pair_counts > 0, total / pair_counts, np.nan)
+        return figures, np.where(pair_counts > 0, total / pair_counts, np.nan)
 
 
 def _block_figures(sketches, distances, members, repeats):
     """Compute the figures of steps from sketches (T, R, S) and d² (T, R, R)."""
-    square = np.einsum("trs,trs->tr", sketches, sketches)
-    figure = {"scale": square @ members.mean(0)}
+    squared_norms = np.einsum("trs,trs->tr", sketches, sketches)
+    figures = {"scale": squared_norms @ members.mean(0)}
     if repeats.any():
-        figure["repeat_variance"] = 0.5 * distances[:, repeats].mean(1)
+        figures["repeat_variance"] = 0.5 * distances[:, repeats].mean(1)
     if len(members) > 1:
         weights = pair_weights(members)
         variance = 0.5 * np.einsum("tij,ij->t", distances, weights)
         low, high = _variance_interval(
             variance, distances, members, sketches.shape[2]
         )
-        mean, least = _cosines(square, distances, weights)
-        figure |= {
+        mean, least = _cosines(squared_norms, distances, weights)
+        figures |= {
             "variance": variance,
             "variance_low": low,
             "variance_high": high,
             "cosine": mean,
             "cosine_min": least,
         }
-    return figure
+    return figures
 
 
 def _blocks(aligned):
@@ -169,10 +169,10 @@ def _distances(sketches):
     return distances
 
 
-def _cosines(square, distances, weights):
+def _cosines(squared_norms, distances, weights):
     """Return the weighted mean and least cosine of the pairs, each (T,)."""
     first, second = np.nonzero(np.triu(weights, 1))
-    a, b = square[:, first], square[:, second]
+    a, b = squared_norms[:, first], squared_norms[:, second]
     with np.errstate(invalid="ignore", divide="ignore"):
         cosine = (a + b - distances[:, first, second]) / (2 * np.sqrt(a * b))
         # A gradient of zero has no direction: NaN.
@@ -186,7 +186,7 @@ def _variance_interval(variance, distances, members, size):
     # differ. How many matter, (Σλ)²/Σλ², is estimated from the sample and at
     # most the number of runs less one: the interval is too wide rather than
     # too narrow. The sketch adds its own 2/(S·directions).
-    special = page.load("scipy.special", "Comparing runs")
+    special = page.import_extra("scipy.special", "Comparing runs")
     count = len(members)
     max_directions = count - 1
     if count < members.shape[1]:
@@ -232,9 +232,11 @@ def unit_deviation(values, units):
     means = _unit_means(centred, units)
     squares = _unit_means(centred**2, units)
     count = (~np.isnan(means)).sum(1)
-    crossed = np.nansum(means, 1) ** 2 - np.nansum(means**2, 1)
+    cross_products = np.nansum(means, 1) ** 2 - np.nansum(means**2, 1)
     with np.errstate(invalid="ignore", divide="ignore"):
-        variance = (np.nansum(squares, 1) - crossed / (count - 1)) / count
+        variance = (
+            np.nansum(squares, 1) - cross_products / (count - 1)
+        ) / count
     return np.where(count > 1, np.sqrt(np.maximum(variance, 0)), np.nan)
 
 

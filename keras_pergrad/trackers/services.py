@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_pergrad.runs.page import load
+from keras_pergrad.runs.page import import_extra
 from keras_pergrad.trackers.tracker import Tracker
 
 # What an MLflow server takes in one request.
@@ -129,7 +129,7 @@ class MLflow(Tracker):
                 "`run` belongs to an experiment already, so `experiment` was "
                 f"expected to be absent. Received: experiment={experiment!r}"
             )
-        self._mlflow = load("mlflow", "trackers.MLflow", "mlflow")
+        self._mlflow = import_extra("mlflow", "trackers.MLflow", "mlflow")
         self._client = self._mlflow.MlflowClient(tracking_uri)
         self._experiment = "Default" if experiment is None else experiment
         self._user_run = getattr(getattr(run, "info", None), "run_id", run)
@@ -222,7 +222,7 @@ class WandB(Tracker):
                 f"new one were expected to be absent. Received: run={run!r}, "
                 f"project={project!r}, {settings}"
             )
-        self._wandb = load("wandb", "trackers.WandB", "wandb")
+        self._wandb = import_extra("wandb", "trackers.WandB", "wandb")
         # A run of its own, even where another one is going on.
         self._settings = {"reinit": "create_new", "project": project} | settings
         self._user_run, self._run, self._defined_metrics = run, run, set()
