@@ -95,7 +95,7 @@ class BatchSelection:
         return ADD_OR_REMOVE
 
     def rows(self, mechanism, make_generator, step, total, parts):
-        """Choose from `total` examples; random(number) makes a generator."""
+        """Choose from `total` examples, with what `make_generator(n)` draws."""
         raise NotImplementedError
 
     def sizes(self, mechanism):

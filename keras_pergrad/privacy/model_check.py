@@ -59,7 +59,7 @@ def _adapted_state(layer):
         layer = lookup_of(layer)
     if isinstance(layer, (layers.StringLookup, layers.IntegerLookup)):
         return "vocabulary" if _has_vocabulary(layer) else None
-    # Of one's own: whether it was called is not known.
+    # A layer of the user's: whether adapt() was called is not known.
     return "state" if callable(getattr(layer, "adapt", None)) else None
 
 
@@ -167,7 +167,7 @@ class ProofRecord:
 
     @classmethod
     def from_record(cls, record, begun):
-        """Return it from what `to_dict` gave; None: an earlier version."""
+        """Read what `to_dict` wrote; None is of an earlier version."""
         if record is None:
             return cls(known=not begun)
         return cls(
@@ -179,11 +179,11 @@ class ProofRecord:
         )
 
     def to_dict(self):
-        """Return it for JSON."""
+        """Return the fields as a dict, for JSON."""
         return dataclasses.asdict(self)
 
     def merged_with(self, other):
-        """Return both together."""
+        """Return the record of both together."""
 
         def union(field):
             both = {*getattr(self, field), *getattr(other, field)}
@@ -198,7 +198,7 @@ class ProofRecord:
         )
 
     def in_words(self, names=()):
-        """Return a sentence without its end; `names` are vouched for next."""
+        """Say it without a full stop; `names` are those to be vouched for."""
         if not self.known:
             return (
                 f"Whether {CLAIM} was not recorded by the version that "

@@ -119,6 +119,7 @@ class PrivateBatches:
             return examples.map(lambda *tensors: _unflatten(self.spec, tensors))
 
         def chunks():
+            # Rows of many batches in one array, and where each batch ends.
             row_sets = rows()
             while chunk := list(itertools.islice(row_sets, _CHUNK_SIZE)):
                 ends = np.cumsum([0, *map(len, chunk)])

@@ -192,7 +192,8 @@ def _find_outlier(runs, rows, names):
 
 
 def outlier_index(distances):
-    """Return which is far from the others, which are near each other."""
+    """Return the index that is far from all others, or None."""
+    # An outlier is far even from its nearest neighbour.
     nearest = np.where(
         np.eye(len(distances), dtype=bool), np.inf, distances
     ).min(1)

@@ -109,7 +109,7 @@ def _has_distance(distances):
 
 
 def _pair_statistics(distances, side, seeds, repeats, known_seeds, by_seed):
-    """Return what an `Effect` says besides its groups."""
+    """Return the fields of an `Effect` other than its groups."""
     has_distance = _has_distance(distances)
     same_seed, cross, within = equality_matrix(seeds), *_pair_masks(side)
     if not (cross & has_distance).any():

@@ -238,7 +238,7 @@ def _repeat_findings(c, seed_rms):
 
 
 def _exception_findings(c, sets):
-    """Return findings against calling these sets equal at every step."""
+    """Return why these sets cannot be called equal at every step."""
     names = {name for d in sets for name in d.runs}
     nonfinite_steps = {
         k: step for k, step in _nonfinite_steps(c).items() if k in names

@@ -100,6 +100,7 @@ def short_names(infos):
     """Name each run by what tells it apart: seed, tags, and what else must."""
     names: list[tuple[str, ...]] = [()] * len(infos)
     tags = _tag_names(infos)
+    # A field is added where it tells more runs from each other.
     for field in ("seed", *tags, *_LABEL_FIELDS):
         parts = [_short_label(info, field, field in tags) for info in infos]
         longer: list[tuple[str, ...]] = [
